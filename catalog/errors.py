@@ -1,0 +1,70 @@
+"""One exception tree: every error says what is wrong, where, and what to do next."""
+
+from __future__ import annotations
+
+
+class CatalogError(Exception):
+    """Base of every error that the catalog raises on purpose.
+
+    ``exit_code`` is what the command line exits with: 1 for a failed job, 2 for bad usage.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return self.message if self.hint is None else f"{self.message}\n{self.hint}"
+
+
+class UsageError(CatalogError):
+    """The request itself is wrong: an unknown arch, receipt, option value."""
+
+    exit_code = 2
+
+
+class SpecError(CatalogError):
+    """An arch spec in data/arch_specs is malformed: names the file and the path inside it."""
+
+
+class MissingReferenceError(UsageError):
+    """No parity reference exists for what was asked."""
+
+
+class RegistryError(CatalogError):
+    """The SQLite file cannot be opened, is not a catalog, is newer than this code, or is locked."""
+
+
+class QueryError(UsageError):
+    """A query expression is refused or wrong: says what SQLite said, where, and near column names."""
+
+
+class ProblemError(UsageError):
+    """A problem is malformed: names the field and what is allowed."""
+
+
+class TensorError(UsageError):
+    """A tensor is missing, superfluous, or of the wrong shape or dtype."""
+
+
+class SelectionError(CatalogError):
+    """No kernel of the catalog answers the problem."""
+
+
+class ToolchainError(CatalogError):
+    """No usable compiler for the target: names what is missing and the package that has it."""
+
+
+class BuildError(CatalogError):
+    """A kernel did not compile; ``log`` is the compiler's output."""
+
+    def __init__(self, message: str, *, hint: str | None = None, log: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.log = log
+
+
+class DeviceError(CatalogError):
+    """The device a kernel is for is absent, or a launch failed."""

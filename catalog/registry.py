@@ -1,0 +1,186 @@
+"""The catalog: one SQLite file. Its schema, its migrations, and the connections to it.
+
+Tables derive from :data:`catalog.schema.fields.TRAITS`: a trait is a column. All tables are STRICT. Writers hold one
+transaction a job; readers never see half of one (WAL).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from catalog.errors import RegistryError
+from catalog.schema.fields import TRAITS
+from catalog.schema.kernel import IDENTITY
+
+BUSY_TIMEOUT_S = 30.0
+APPLICATION_ID = 0x6B636174  # "kcat": tells a catalog from any other SQLite file
+
+KERNEL_COLUMNS = ("id", "name", *IDENTITY, *TRAITS, "hw_valid", "dispatch_order")
+"""The columns of table ``kernel``. After the traits: whether the hardware can run the row, and its place in upstream's
+dispatch order among the rows of the same enumeration."""
+
+
+def _kernel_ddl() -> str:
+    columns = ["id TEXT NOT NULL PRIMARY KEY", "name TEXT NOT NULL"]
+    columns += [f"{name} TEXT NOT NULL" for name in IDENTITY]
+    columns += [f"{trait.name} {trait.sql_type} NOT NULL" for trait in TRAITS.values()]
+    columns += ["hw_valid INTEGER NOT NULL", "dispatch_order INTEGER NOT NULL"]
+    return f"CREATE TABLE kernel ({', '.join(columns)}, UNIQUE (arch, revision, mask_impl, space, name)) STRICT"
+
+
+def _initial_schema() -> tuple[str, ...]:
+    return (
+        _kernel_ddl(),
+        "CREATE INDEX kernel_signature ON kernel (arch, family, dtype, mode, mask, hdim_q, hdim_v)",
+        """CREATE TABLE kernel_receipt (
+            kernel_id TEXT NOT NULL REFERENCES kernel (id) ON DELETE CASCADE,
+            receipt INTEGER NOT NULL,
+            PRIMARY KEY (kernel_id, receipt)) STRICT, WITHOUT ROWID""",
+        """CREATE TABLE population (
+            arch TEXT NOT NULL, revision TEXT NOT NULL, space TEXT NOT NULL, mask_impl TEXT NOT NULL,
+            receipts TEXT NOT NULL,  -- the receipts it is restricted to, space-separated; empty: all
+            digest TEXT NOT NULL,    -- of the spec and of the SQL made from it
+            kernels INTEGER NOT NULL, seconds REAL NOT NULL, created TEXT NOT NULL,
+            PRIMARY KEY (arch, revision, space, mask_impl)) STRICT""",
+        """CREATE TABLE rule (
+            arch TEXT NOT NULL, revision TEXT NOT NULL,
+            kind TEXT NOT NULL,      -- variant, constraint, receipt, hardware, applicability or order
+            scope TEXT NOT NULL,     -- the enumeration or family that it is about
+            id TEXT NOT NULL, position INTEGER NOT NULL,
+            expr TEXT NOT NULL, reason TEXT NOT NULL, source TEXT NOT NULL, quirk TEXT,
+            PRIMARY KEY (arch, revision, kind, scope, id)) STRICT""",
+        """CREATE TABLE artifact (
+            key TEXT NOT NULL PRIMARY KEY,
+            kernel_id TEXT NOT NULL REFERENCES kernel (id) ON DELETE CASCADE,
+            arch TEXT NOT NULL, toolchain TEXT NOT NULL, flags TEXT NOT NULL,
+            status TEXT NOT NULL CHECK (status IN ('built', 'failed')), log TEXT NOT NULL,
+            so_sha256 TEXT, so_bytes INTEGER, compile_seconds REAL NOT NULL, created TEXT NOT NULL,
+            registers INTEGER, acc_registers INTEGER, scalar_registers INTEGER, spills INTEGER, scratch_bytes INTEGER,
+            shared_bytes INTEGER, occupancy INTEGER, code_bytes INTEGER) STRICT""",
+        "CREATE INDEX artifact_kernel ON artifact (kernel_id, status)",
+        """CREATE TABLE device (
+            id INTEGER PRIMARY KEY, arch TEXT NOT NULL, name TEXT NOT NULL, facts TEXT NOT NULL, UNIQUE (arch, name, facts)) STRICT""",
+        "CREATE TABLE problem (id INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE) STRICT",
+        """CREATE TABLE timing (
+            problem_id INTEGER NOT NULL REFERENCES problem (id) ON DELETE CASCADE,
+            kernel_id TEXT NOT NULL REFERENCES kernel (id) ON DELETE CASCADE,
+            device_id INTEGER NOT NULL REFERENCES device (id) ON DELETE CASCADE,
+            artifact_key TEXT NOT NULL REFERENCES artifact (key) ON DELETE CASCADE,
+            n INTEGER NOT NULL, min_ms REAL NOT NULL, median_ms REAL NOT NULL, p10_ms REAL NOT NULL, p90_ms REAL NOT NULL,
+            tflops REAL NOT NULL, gbps REAL NOT NULL, created TEXT NOT NULL,
+            PRIMARY KEY (problem_id, kernel_id, device_id, artifact_key)) STRICT""",
+        "CREATE INDEX timing_kernel ON timing (kernel_id)",
+        """CREATE TABLE miss (
+            problem_id INTEGER NOT NULL REFERENCES problem (id) ON DELETE CASCADE,
+            arch TEXT NOT NULL, n INTEGER NOT NULL, last TEXT NOT NULL,
+            PRIMARY KEY (problem_id, arch)) STRICT""",
+        """CREATE VIEW kernels AS SELECT kernel.*,
+            coalesce((SELECT group_concat(receipt, ' ') FROM kernel_receipt WHERE kernel_id = kernel.id), '') AS receipts,
+            EXISTS (SELECT 1 FROM artifact WHERE kernel_id = kernel.id AND status = 'built') AS built,
+            (SELECT min(median_ms) FROM timing WHERE kernel_id = kernel.id) AS best_ms
+            FROM kernel""",
+    )
+
+
+_MIGRATIONS: tuple[Callable[[], tuple[str, ...]], ...] = (_initial_schema,)
+"""Step i takes a file from user_version i to i + 1."""
+
+
+def sha256_hex(text: str) -> str:
+    """SHA-256 of UTF-8 text, in hex; the ``sha256`` of the SQL that makes kernel ids."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """A read-write connection to the catalog at ``path``, made and migrated when needed.
+
+    The connection is in autocommit mode: use :func:`transaction` to write.
+
+    Raises:
+        RegistryError: the file cannot be opened or made, is no catalog, or comes from a newer version.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        connection = _open(path)
+    except (OSError, sqlite3.Error) as error:
+        raise _cannot_open(path, error) from None
+    try:
+        _migrate(connection, path)
+    except sqlite3.Error as error:
+        connection.close()
+        raise _cannot_open(path, error) from None
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
+    connection.row_factory = sqlite3.Row
+    connection.execute("PRAGMA foreign_keys = ON")
+    connection.create_function("sha256", 1, sha256_hex, deterministic=True)
+    return connection
+
+
+def _cannot_open(path: Path, error: Exception) -> RegistryError:
+    hint = "Choose another file with --db or CATALOG_DB, or mend its permissions."
+    if "not a database" in str(error) or "malformed" in str(error):
+        hint = "It is no SQLite file, or a damaged one: move it away and populate again."
+    elif "locked" in str(error):
+        hint = "Another process is writing to it; try again when it is done."
+    return RegistryError(f"The catalog {path} cannot be opened: {error}.", hint=hint)
+
+
+def _migrate(connection: sqlite3.Connection, path: Path) -> None:
+    version, application_id = _versions(connection)
+    if version == len(_MIGRATIONS) and application_id == APPLICATION_ID:
+        return
+    if version > len(_MIGRATIONS):
+        raise RegistryError(
+            f"The catalog {path} has schema version {version}; this program knows up to {len(_MIGRATIONS)}.",
+            hint="Upgrade kernel-catalog, or choose another file with --db or CATALOG_DB.",
+        )
+    if application_id != APPLICATION_ID and connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
+        raise RegistryError(f"{path} is a SQLite file, but no catalog.", hint="Choose another file with --db or CATALOG_DB.")
+    connection.execute("PRAGMA journal_mode = WAL")
+    with transaction(connection):
+        version, _ = _versions(connection)  # another process may have migrated while this one waited for the lock
+        for step in _MIGRATIONS[version:]:
+            for statement in step():
+                connection.execute(statement)
+        connection.execute(f"PRAGMA user_version = {len(_MIGRATIONS)}")
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+
+
+def _versions(connection: sqlite3.Connection) -> tuple[int, int]:
+    return (
+        connection.execute("PRAGMA user_version").fetchone()[0],
+        connection.execute("PRAGMA application_id").fetchone()[0],
+    )
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """One write transaction: everything inside happens, or nothing.
+
+    Raises:
+        RegistryError: the file is locked for longer than the busy timeout, read-only, or the disk is full.
+    """
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+        connection.execute("COMMIT")
+    except sqlite3.OperationalError as error:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise RegistryError(f"The catalog cannot be written: {error}.", hint="Nothing was changed.") from None

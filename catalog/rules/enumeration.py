@@ -1,0 +1,169 @@
+"""Enumeration as a join: tiles x variants x feature domains, filtered by constraints, inside SQLite.
+
+For one enumeration of a spec this module fills three small tables (``tile``, ``variant``, ``domain``), then runs one
+statement that joins them into the table ``combination``, then projects that onto the families it yields. No loop over
+features runs in Python, and every filter is an expression of the spec.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from catalog.schema.arch_spec import MASK_OF_IMPL, ArchSpec, Domain, Enumeration, TraitValue, Yield
+from catalog.schema.fields import TRAITS
+from catalog.schema.kernel import IDENTITY, canonical_json_sql
+from catalog.schema.names import GRAMMARS, sql_literal
+
+Identity = Mapping[str, str]
+"""arch, revision, space and mask_impl of the rows that are made."""
+
+
+def _all_of(expressions: Iterable[str]) -> str:
+    return " AND ".join(f"({expression})" for expression in expressions) or "1"
+
+
+def _any_of(expressions: Iterable[str]) -> str:
+    return " OR ".join(f"({expression})" for expression in expressions) or "1"
+
+
+def _as_list(domain: Domain) -> list[TraitValue]:
+    return domain if isinstance(domain, list) else [domain]
+
+
+@dataclass(frozen=True)
+class Join:
+    """The SQL of one enumeration for one mask implementation."""
+
+    spec: ArchSpec
+    enumeration: Enumeration
+    identity: Identity
+
+    @cached_property
+    def tiles(self) -> list[dict[str, TraitValue]]:
+        """Every tile as traits, in upstream's order."""
+        return [row for group in self.enumeration.tiles for row in group.rows()]
+
+    @cached_property
+    def domains(self) -> list[dict[str, list[TraitValue]]]:
+        """The domain of every trait that each variant names."""
+        masks: list[TraitValue] = list(self.spec.mask_impls[self.identity["mask_impl"]])
+        domains = []
+        for variant in self.enumeration.variants:
+            named = self.enumeration.domains.get(variant.domain or "", {}) | variant.traits
+            domains.append({t: masks if d == MASK_OF_IMPL and t == "mask" else _as_list(d) for t, d in named.items()})
+        return domains
+
+    @cached_property
+    def varying(self) -> list[str]:
+        """Traits for which some variant has several values: one join each."""
+        return [t for t in TRAITS if any(len(domain.get(t, ())) > 1 for domain in self.domains)]
+
+    @cached_property
+    def fixed(self) -> list[str]:
+        """Traits that variants name with one value each: columns of the variant table."""
+        return [t for t in TRAITS if t not in self.varying and any(t in domain for domain in self.domains)]
+
+    def fill(self, connection: sqlite3.Connection) -> None:
+        """Fill the temporary tables ``tile``, ``variant`` and ``domain``."""
+        variants = self.enumeration.variants
+        _make_table(
+            connection, "tile", ["seq", *self._tile_traits],
+            ([seq, *(tile.get(t, TRAITS[t].default) for t in self._tile_traits)] for seq, tile in enumerate(self.tiles)),
+        )  # fmt: skip
+        _make_table(
+            connection, "variant", ["seq", "dtype", *self.fixed],
+            (
+                [seq, dtype.value, *(domain.get(t, [TRAITS[t].default])[0] for t in self.fixed)]
+                for seq, (variant, domain) in enumerate(zip(variants, self.domains, strict=True))
+                for dtype in variant.dtype
+            ),
+        )  # fmt: skip
+        _make_table(
+            connection, "domain", ["variant", "trait", "value"],
+            (
+                [seq, trait, value]
+                for seq, domain in enumerate(self.domains)
+                for trait in self.varying
+                for value in domain.get(trait, [TRAITS[trait].default])
+            ),
+        )  # fmt: skip
+        connection.execute("CREATE INDEX temp.domain_of ON domain (variant, trait)")
+
+    @cached_property
+    def _tile_traits(self) -> list[str]:
+        return [t for t in TRAITS if any(t in tile for tile in self.tiles)]
+
+    def combine_sql(self, receipts: Sequence[int]) -> str:
+        """The statement that makes table ``combination``: the join, the constraints, and at least one receipt."""
+        enumeration = self.enumeration
+        whens = " ".join(f"WHEN {i} THEN ({v.when})" for i, v in enumerate(enumeration.variants) if v.when is not None)
+        kept = [f"CASE variant_seq {whens} ELSE 1 END"] if whens else []
+        kept += [rule.expr for rule in enumeration.constraints]
+        if self.spec.receipts:
+            kept.append(_any_of(enumeration.receipts[receipt] for receipt in receipts))
+        columns = ", ".join(
+            f"({enumeration.derived[t]}) AS {t}" if t in enumeration.derived else t for t in (*IDENTITY, *TRAITS)
+        )
+        order = ", ".join((*enumeration.order, "tile_seq", "variant_seq"))
+        return (
+            "CREATE TEMP TABLE combination AS SELECT *, row_number() OVER "
+            f"(ORDER BY {order}) AS position FROM (SELECT {columns}, tile_seq, variant_seq FROM ({self._product_sql()})) "
+            f"WHERE {_all_of(kept)}"
+        )
+
+    def _product_sql(self) -> str:
+        sources = {"family": "''", "dtype": "variant.dtype"}
+        sources |= {t: f"tile.{t}" for t in self._tile_traits if t != "dtype"}
+        sources |= {t: f"variant.{t}" for t in self.fixed}
+        sources |= {t: f"domain_{t}.value" for t in self.varying}
+        columns = [f"{sql_literal(value)} AS {name}" for name, value in self._identity.items()]
+        columns += [f"{sources.get(t) or sql_literal(TRAITS[t].default or 0)} AS {t}" for t in TRAITS if t not in _TEXT_DEFAULTS]
+        columns += [f"{sources.get(t) or sql_literal(default)} AS {t}" for t, default in _TEXT_DEFAULTS.items()]
+        # CROSS JOIN pins the order: variants, their tiles, then one feature after the other.
+        joins = ["variant CROSS JOIN tile ON tile.dtype = variant.dtype"]
+        joins += [
+            f"domain AS domain_{t} ON domain_{t}.variant = variant.seq AND domain_{t}.trait = {sql_literal(t)}"
+            for t in self.varying
+        ]
+        return (
+            f"SELECT {', '.join(columns)}, tile.seq AS tile_seq, variant.seq AS variant_seq FROM {' CROSS JOIN '.join(joins)}"
+        )
+
+    @property
+    def _identity(self) -> dict[str, str]:
+        return {**self.identity, "target": self.enumeration.target}
+
+    def project_sql(self, made: Yield) -> str:
+        """The statement that makes table ``made``: combination, kernel id, name and traits of one family."""
+        kept = set(TRAITS if made.keep is None else made.keep) - set(made.drop)
+
+        def source(trait: str) -> str:
+            if trait == "family":
+                return sql_literal(made.family.value)
+            if trait in made.set:
+                return f"({made.set[trait]})"
+            default = TRAITS[trait].default
+            return trait if trait in kept else sql_literal(0 if default is None else default)
+
+        traits = ", ".join(f"{source(trait)} AS {trait}" for trait in TRAITS)
+        return (
+            f"CREATE TEMP TABLE made AS SELECT *, sha256({canonical_json_sql()}) AS id, {GRAMMARS[made.family].sql()} AS name "
+            f"FROM (SELECT rowid AS combination, {', '.join(IDENTITY)}, {traits}, position FROM combination "
+            f"WHERE {made.where or '1'})"
+        )
+
+
+_TEXT_DEFAULTS: dict[str, str] = {
+    trait.name: str(trait.default) for trait in TRAITS.values() if trait.kind == "text" and trait.default is not None
+}
+
+
+def _make_table(connection: sqlite3.Connection, name: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    connection.execute(f"DROP TABLE IF EXISTS temp.{name}")
+    connection.execute(f"CREATE TEMP TABLE {name} ({', '.join(columns)})")
+    holes = ", ".join("?" * len(columns))
+    connection.executemany(f"INSERT INTO temp.{name} VALUES ({holes})", rows)  # noqa: S608 - names from our own traits

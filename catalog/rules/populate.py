@@ -1,0 +1,218 @@
+"""Materialise the rows of a spec: one transaction, and nothing when nothing changed."""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import Any
+
+from catalog.errors import UsageError
+from catalog.registry import KERNEL_COLUMNS, transaction
+from catalog.rules.enumeration import Join
+from catalog.schema.arch_spec import ArchSpec
+from catalog.schema.names import sql_literal
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to materialise: a spec, a mask implementation, and the receipts to restrict it to (empty: all)."""
+
+    spec: ArchSpec
+    mask_impl: str = "generic"
+    receipts: tuple[int, ...] = ()
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """The columns that tell this population's rows from others'."""
+        spec = self.spec
+        return {"arch": str(spec.arch), "revision": str(spec.revision), "space": str(spec.space), "mask_impl": self.mask_impl}
+
+
+@dataclass(frozen=True)
+class Population:
+    """What a populate did: kernels by family, and whether the rows were there already."""
+
+    request: Request
+    families: dict[str, int]
+    seconds: float
+    unchanged: bool = field(default=False)
+
+    @property
+    def kernels(self) -> int:
+        """Number of rows."""
+        return sum(self.families.values())
+
+
+def populate(connection: sqlite3.Connection, request: Request, *, force: bool = False) -> Population:
+    """Materialise ``request``; a no-op when the catalog holds it already, made from the same spec, unless ``force``.
+
+    Rows whose id stays keep their timings and artifacts; rows that the spec no longer gives are deleted.
+
+    Raises:
+        UsageError: the spec has no such mask implementation or receipt.
+        SpecError: an expression of the spec is wrong.
+        RegistryError: the file cannot be written; nothing is changed then.
+    """
+    _check(request)
+    joins = [Join(request.spec, enumeration, request.identity) for enumeration in request.spec.enumerations.values()]
+    receipts = request.receipts or request.spec.receipt_numbers
+    digest = _digest(request, joins, receipts)
+    started = time.perf_counter()
+    if not force and _population_digest(connection, request) == digest:
+        return Population(request, count_by_family(connection, request), time.perf_counter() - started, unchanged=True)
+    with transaction(connection):
+        _write(connection, request, joins, receipts)
+        families = count_by_family(connection, request)
+        seconds = time.perf_counter() - started
+        _record(connection, request, digest, sum(families.values()), seconds)
+    return Population(request, families, seconds)
+
+
+def count_by_family(connection: sqlite3.Connection, request: Request) -> dict[str, int]:
+    """Rows of the population by family, in the schema's order of families."""
+    where, values = _where(request)
+    counts: dict[str, int] = dict(
+        connection.execute(f"SELECT family, count(*) FROM kernel WHERE {where} GROUP BY family", values).fetchall()  # noqa: S608
+    )
+    from catalog.schema.fields import Family
+
+    return {family.value: counts[family.value] for family in Family if family.value in counts}
+
+
+def _check(request: Request) -> None:
+    spec = request.spec
+    if request.mask_impl not in spec.mask_impls:
+        raise UsageError(
+            f"{spec.arch} has no mask implementation {request.mask_impl!r}.", hint=f"There are: {', '.join(spec.mask_impls)}."
+        )
+    unknown = sorted(set(request.receipts) - set(spec.receipt_numbers))
+    if unknown:
+        there = ", ".join(map(str, spec.receipt_numbers)) or "none: its kernels are our own"
+        raise UsageError(f"{spec.arch} has no receipt {unknown[0]}.", hint=f"Its receipts: {there}.")
+
+
+def _where(request: Request) -> tuple[str, list[str]]:
+    identity = request.identity
+    return " AND ".join(f"{column} = ?" for column in identity), list(identity.values())
+
+
+def _population_digest(connection: sqlite3.Connection, request: Request) -> str | None:
+    where, values = _where(request)
+    row = connection.execute(f"SELECT digest FROM population WHERE {where}", values).fetchone()  # noqa: S608
+    return None if row is None else str(row[0])
+
+
+def _digest(request: Request, joins: Sequence[Join], receipts: Sequence[int]) -> str:
+    """Of everything that the rows depend on: the facts, and the SQL that this version of the program makes from them."""
+    parts = [request.spec.model_dump_json(), request.mask_impl, " ".join(map(str, receipts)), _insert_sql(request.spec)]
+    for join in joins:
+        parts += [join.combine_sql(receipts), *(join.project_sql(made) for made in join.enumeration.yields)]
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(f"{len(part)}:{part}".encode())
+    return digest.hexdigest()
+
+
+def _write(connection: sqlite3.Connection, request: Request, joins: Sequence[Join], receipts: Sequence[int]) -> None:
+    connection.execute("DROP TABLE IF EXISTS temp.fresh")
+    connection.execute("CREATE TEMP TABLE fresh (id TEXT, receipt INTEGER)")
+    connection.execute("DROP TABLE IF EXISTS temp.fresh_kernel")
+    connection.execute("CREATE TEMP TABLE fresh_kernel (id TEXT PRIMARY KEY) WITHOUT ROWID")
+    for join in joins:
+        _write_enumeration(connection, join, receipts)
+    where, values = _where(request)
+    connection.execute(f"DELETE FROM kernel WHERE {where} AND id NOT IN (SELECT id FROM temp.fresh_kernel)", values)  # noqa: S608
+    connection.execute(
+        f"DELETE FROM kernel_receipt WHERE kernel_id IN (SELECT id FROM kernel WHERE {where})",  # noqa: S608
+        values,
+    )
+    connection.execute("INSERT INTO kernel_receipt SELECT DISTINCT id, receipt FROM temp.fresh ORDER BY id, receipt")
+    for table in ("tile", "variant", "domain", "combination", "listed", "made", "fresh", "fresh_kernel"):
+        connection.execute(f"DROP TABLE IF EXISTS temp.{table}")
+
+
+def _write_enumeration(connection: sqlite3.Connection, join: Join, receipts: Sequence[int]) -> None:
+    join.fill(connection)
+    connection.execute("DROP TABLE IF EXISTS temp.combination")
+    connection.execute(join.combine_sql(receipts))
+    connection.execute("DROP TABLE IF EXISTS temp.listed")
+    connection.execute("CREATE TEMP TABLE listed (combination INTEGER, receipt INTEGER)")
+    for receipt, expr in join.enumeration.receipts.items():
+        connection.execute(f"INSERT INTO listed SELECT rowid, {receipt} FROM combination WHERE {expr}")  # noqa: S608
+    connection.execute("CREATE INDEX temp.listed_of ON listed (combination)")
+    for made in join.enumeration.yields:
+        connection.execute("DROP TABLE IF EXISTS temp.made")
+        connection.execute(join.project_sql(made))
+        connection.execute(_insert_sql(join.spec))
+        connection.execute("INSERT OR IGNORE INTO fresh_kernel SELECT id FROM made")
+        connection.execute("INSERT INTO fresh SELECT DISTINCT id, receipt FROM made JOIN listed USING (combination)")
+
+
+def _insert_sql(spec: ArchSpec) -> str:
+    hardware = " AND ".join(f"({rule.expr})" for rule in spec.hw_rules) or "1"
+    columns = {column: column for column in KERNEL_COLUMNS} | {"hw_valid": hardware, "dispatch_order": "min(position)"}
+    return (
+        f"INSERT INTO kernel ({', '.join(columns)}) SELECT {', '.join(columns.values())} FROM temp.made "  # noqa: S608
+        "WHERE 1 GROUP BY id ORDER BY id "
+        "ON CONFLICT (id) DO UPDATE SET hw_valid = excluded.hw_valid, dispatch_order = excluded.dispatch_order"
+    )
+
+
+def _record(connection: sqlite3.Connection, request: Request, digest: str, kernels: int, seconds: float) -> None:
+    from sqlite_utils import Database
+
+    database = Database(connection)
+    identity = request.identity
+    database["population"].upsert(
+        identity
+        | {
+            "receipts": " ".join(map(str, request.receipts)),
+            "digest": digest,
+            "kernels": kernels,
+            "seconds": seconds,
+            "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        },
+        pk=tuple(identity),
+    )
+    where = "arch = ? AND revision = ?"
+    database["rule"].delete_where(where, [identity["arch"], identity["revision"]])
+    database["rule"].insert_all(_rules(request.spec))
+
+
+def _rules(spec: ArchSpec) -> Iterator[dict[str, Any]]:
+    """Every expression of the spec as a row of table ``rule``."""
+    base = {"arch": spec.arch, "revision": spec.revision}
+
+    def row(kind: str, scope: str, position: int, rule: dict[str, Any]) -> dict[str, Any]:
+        return base | {"kind": kind, "scope": scope, "position": position, "quirk": None} | rule
+
+    for scope, enumeration in spec.enumerations.items():
+        source = enumeration.source or ""
+        for i, variant in enumerate(enumeration.variants):
+            dtypes = ", ".join(sql_literal(dtype.value) for dtype in variant.dtype)
+            yield row("variant", scope, i, {
+                "id": variant.id, "expr": f"dtype IN ({dtypes})" + (f" AND ({variant.when})" if variant.when else ""),
+                "reason": "the combinations that this pipeline variant is generated for", "source": source,
+                "quirk": variant.quirk,
+            })  # fmt: skip
+        for i, rule in enumerate(enumeration.constraints):
+            yield row("constraint", scope, i, rule.model_dump())
+        about = {receipt.receipt: receipt for receipt in spec.receipts}
+        for i, (receipt, expr) in enumerate(enumeration.receipts.items()):
+            yield row("receipt", scope, i, {
+                "id": str(receipt), "expr": expr, "reason": about[receipt].about, "source": source,
+                "quirk": enumeration.receipt_quirks.get(receipt),
+            })  # fmt: skip
+    for i, rule in enumerate(spec.hw_rules):
+        yield row("hardware", "", i, rule.model_dump())
+    for family, select in spec.select.items():
+        for i, rule in enumerate(select.rules):
+            yield row("applicability", family.value, i, rule.model_dump())
+        for i, expr in enumerate(select.order):
+            yield row("order", family.value, i, {
+                "id": f"order_{i}", "expr": expr, "reason": "static order of the applicable kernels", "source": "",
+            })  # fmt: skip

@@ -1,0 +1,93 @@
+"""A kernel: arch + signature + algorithm, with a stable id and upstream's canonical name."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from catalog.schema.fields import TRAITS, Algorithm, Family, Signature
+from catalog.schema.names import GRAMMARS
+
+IDENTITY = ("arch", "revision", "space", "mask_impl", "target")
+"""Columns that, with the traits, identify a kernel."""
+
+
+class Kernel(BaseModel):
+    """One row of the catalog.
+
+    ``revision`` is the upstream codegen that the row reproduces (``native``: our own kernels), ``space`` the enumeration
+    it comes from, ``mask_impl`` upstream's choice of mask classes, ``target`` the codegen target whose name upstream
+    appends to the kernel's (empty where it appends none).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ignored_types=(cached_property,))
+
+    arch: str
+    revision: str
+    space: str
+    mask_impl: str
+    target: str
+    signature: Signature
+    algorithm: Algorithm
+
+    @cached_property
+    def name(self) -> str:
+        """The canonical name, the one that parity compares."""
+        return GRAMMARS[self.signature.family].name(self.to_row())
+
+    @cached_property
+    def id(self) -> str:
+        """SHA-256, in hex, of the canonical JSON."""
+        return hashlib.sha256(self.canonical_json.encode()).hexdigest()
+
+    @property
+    def canonical_json(self) -> str:
+        """Every field, keys sorted, no spaces: equal kernels have equal bytes."""
+        return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+
+    @property
+    def family(self) -> Family:
+        """The family, the trait asked for most."""
+        return self.signature.family
+
+    def to_row(self) -> dict[str, Any]:
+        """Identity and traits as one flat mapping of plain values, booleans as ``bool``."""
+        fields = self.model_dump(mode="json")
+        return {name: fields[name] for name in IDENTITY} | fields["signature"] | fields["algorithm"]
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> Kernel:
+        """The kernel of a row of the ``kernel`` table, or of :meth:`to_row`; further columns are ignored.
+
+        Raises:
+            pydantic.ValidationError: a column is missing or outside of its domain.
+        """
+        groups: dict[str, dict[str, Any]] = {"signature": {}, "algorithm": {}}
+        for trait in TRAITS.values():
+            value = row[trait.name]
+            groups[trait.group][trait.name] = bool(value) if trait.kind == "bool" else value
+        return cls(**{name: row[name] for name in IDENTITY}, **groups)  # type: ignore[arg-type]
+
+
+def canonical_json_sql() -> str:
+    """SQL expression, over the kernel columns, of :attr:`Kernel.canonical_json`."""
+
+    def member(column: str, kind: str) -> str:
+        shown = {
+            "bool": f"iif({column}, 'true', 'false')",
+            "int": column,
+            "text": f"json_quote({column})",
+        }[kind]
+        return f"""'"{column}":' || {shown}"""
+
+    def group(name: str) -> str:
+        traits = sorted((trait.name, trait.kind) for trait in TRAITS.values() if trait.group == name)
+        return f"""'"{name}":{{' || """ + " || ',' || ".join(member(*trait) for trait in traits) + " || '}'"
+
+    members = {name: member(name, "text") for name in IDENTITY} | {n: group(n) for n in ("signature", "algorithm")}
+    return "'{' || " + " || ',' || ".join(members[name] for name in sorted(members)) + " || '}'"

@@ -1,0 +1,63 @@
+"""Every environment variable of the project, typed, in one place."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+import platformdirs
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+APP = "kernel-catalog"
+
+
+def _default_db() -> Path:
+    return platformdirs.user_data_path(APP) / "catalog.db"
+
+
+def _default_cache_dir() -> Path:
+    return platformdirs.user_cache_path(APP)
+
+
+class Settings(BaseSettings):
+    """Settings read from ``CATALOG_*`` variables; an empty variable counts as unset."""
+
+    model_config = SettingsConfigDict(env_prefix="CATALOG_", env_ignore_empty=True, frozen=True, extra="ignore")
+
+    db: Path = Field(default_factory=_default_db, description="the catalog: one SQLite file")
+    cache_dir: Path = Field(default_factory=_default_cache_dir, description="folder of the compiled kernels")
+    data_dir: Path | None = Field(None, description="arch specs and parity lists instead of the built-in ones")
+    cxx: str | None = Field(None, description="C++ compiler for host kernels (default: g++, then clang++, then c++)")
+    compiler_launcher: str | None = Field(None, description="put before every compiler call: ccache, sccache, distcc")
+    num_threads: int = Field(0, ge=0, description="threads of a host kernel; 0: every core the process may use")
+    query_timeout: float = Field(10.0, gt=0, description="seconds that a query expression may run")
+
+
+@lru_cache(maxsize=1)
+def settings() -> Settings:
+    """The settings of this process, read once.
+
+    Raises:
+        UsageError: a variable has a value that its type does not allow; the message names the variable.
+    """
+    from pydantic import ValidationError
+
+    from catalog.errors import UsageError
+
+    try:
+        return Settings()
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = f"CATALOG_{str(first['loc'][0]).upper()}"
+        raise UsageError(f"{name}={first.get('input')!r}: {first['msg']}") from None
+
+
+def data_dir() -> Path:
+    """Folder of arch_specs/, parity/: package data when installed, the source tree's data/ in a checkout."""
+    chosen = settings().data_dir
+    if chosen is not None:
+        return chosen
+    package = Path(__file__).parent
+    installed = package / "_data"
+    return installed if installed.is_dir() else package.parent / "data"

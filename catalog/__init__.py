@@ -1,0 +1,30 @@
+"""The kernel catalog: every attention kernel that can exist, whether it is built, and how fast it is.
+
+``Catalog.select(Problem(...)).run()`` is the short way from a problem to its result.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from catalog.errors import CatalogError
+    from catalog.runtime.catalog import Catalog
+    from catalog.schema.problem import Problem
+
+__all__ = ["Catalog", "CatalogError", "Problem"]
+
+_HOMES = {
+    "Catalog": "catalog.runtime.catalog",
+    "CatalogError": "catalog.errors",
+    "Problem": "catalog.schema.problem",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import the public names when first used: the command line must not pay for what it does not need."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'catalog' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)

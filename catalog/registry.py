@@ -13,8 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from catalog.errors import RegistryError
-from catalog.schema.fields import TRAITS
-from catalog.schema.kernel import IDENTITY
+from catalog.schema.fields import IDENTITY, TRAITS
 
 BUSY_TIMEOUT_S = 30.0
 APPLICATION_ID = 0x6B636174  # "kcat": tells a catalog from any other SQLite file
@@ -44,6 +43,7 @@ def _initial_schema() -> tuple[str, ...]:
             arch TEXT NOT NULL, revision TEXT NOT NULL, space TEXT NOT NULL, mask_impl TEXT NOT NULL,
             receipts TEXT NOT NULL,  -- the receipts it is restricted to, space-separated; empty: all
             digest TEXT NOT NULL,    -- of the spec and of the SQL made from it
+            compute_units INTEGER,   -- of the arch: selection rules ask for it
             kernels INTEGER NOT NULL, seconds REAL NOT NULL, created TEXT NOT NULL,
             PRIMARY KEY (arch, revision, space, mask_impl)) STRICT""",
         """CREATE TABLE rule (

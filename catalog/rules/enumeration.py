@@ -14,8 +14,8 @@ from functools import cached_property
 from typing import Any
 
 from catalog.schema.arch_spec import MASK_OF_IMPL, ArchSpec, Domain, Enumeration, TraitValue, Yield
-from catalog.schema.fields import TRAITS
-from catalog.schema.kernel import IDENTITY, canonical_json_sql
+from catalog.schema.fields import IDENTITY, TRAITS
+from catalog.schema.kernel import canonical_json_sql
 from catalog.schema.names import GRAMMARS, sql_literal
 
 Identity = Mapping[str, str]
@@ -24,10 +24,6 @@ Identity = Mapping[str, str]
 
 def _all_of(expressions: Iterable[str]) -> str:
     return " AND ".join(f"({expression})" for expression in expressions) or "1"
-
-
-def _any_of(expressions: Iterable[str]) -> str:
-    return " OR ".join(f"({expression})" for expression in expressions) or "1"
 
 
 def _as_list(domain: Domain) -> list[TraitValue]:
@@ -70,11 +66,11 @@ class Join:
     def fill(self, connection: sqlite3.Connection) -> None:
         """Fill the temporary tables ``tile``, ``variant`` and ``domain``."""
         variants = self.enumeration.variants
-        _make_table(
+        make_table(
             connection, "tile", ["seq", *self._tile_traits],
             ([seq, *(tile.get(t, TRAITS[t].default) for t in self._tile_traits)] for seq, tile in enumerate(self.tiles)),
         )  # fmt: skip
-        _make_table(
+        make_table(
             connection, "variant", ["seq", "dtype", *self.fixed],
             (
                 [seq, dtype.value, *(domain.get(t, [TRAITS[t].default])[0] for t in self.fixed)]
@@ -82,7 +78,7 @@ class Join:
                 for dtype in variant.dtype
             ),
         )  # fmt: skip
-        _make_table(
+        make_table(
             connection, "domain", ["variant", "trait", "value"],
             (
                 [seq, trait, value]
@@ -98,20 +94,25 @@ class Join:
         return [t for t in TRAITS if any(t in tile for tile in self.tiles)]
 
     def combine_sql(self, receipts: Sequence[int]) -> str:
-        """The statement that makes table ``combination``: the join, the constraints, and at least one receipt."""
+        """The statement that makes table ``combination``: the join, the constraints, and at least one of ``receipts``.
+
+        Column ``listed`` has a bit for every receipt of the spec that lists the combination, in ascending order.
+        """
         enumeration = self.enumeration
         whens = " ".join(f"WHEN {i} THEN ({v.when})" for i, v in enumerate(enumeration.variants) if v.when is not None)
         kept = [f"CASE variant_seq {whens} ELSE 1 END"] if whens else []
         kept += [rule.expr for rule in enumeration.constraints]
-        if self.spec.receipts:
-            kept.append(_any_of(enumeration.receipts[receipt] for receipt in receipts))
+        bits = {receipt: 1 << i for i, receipt in enumerate(self.spec.receipt_numbers)}
+        if bits:
+            kept.append(f"listed & {sum(bits[receipt] for receipt in receipts)}")
+        listed = " + ".join(f"({enumeration.receipts[r]}) * {bit}" for r, bit in bits.items()) or "0"
         columns = ", ".join(
             f"({enumeration.derived[t]}) AS {t}" if t in enumeration.derived else t for t in (*IDENTITY, *TRAITS)
         )
         order = ", ".join((*enumeration.order, "tile_seq", "variant_seq"))
         return (
-            "CREATE TEMP TABLE combination AS SELECT *, row_number() OVER "
-            f"(ORDER BY {order}) AS position FROM (SELECT {columns}, tile_seq, variant_seq FROM ({self._product_sql()})) "
+            f"CREATE TEMP TABLE combination AS SELECT *, row_number() OVER (ORDER BY {order}) AS position "
+            f"FROM (SELECT *, {listed} AS listed FROM (SELECT {columns}, tile_seq, variant_seq FROM ({self._product_sql()}))) "
             f"WHERE {_all_of(kept)}"
         )
 
@@ -138,7 +139,10 @@ class Join:
         return {**self.identity, "target": self.enumeration.target}
 
     def project_sql(self, made: Yield) -> str:
-        """The statement that makes table ``made``: combination, kernel id, name and traits of one family."""
+        """The statement that makes table ``made``: id, name and traits of one family, once a kernel.
+
+        Combinations that differ only in traits which the family has not are one kernel, listed where any of them is.
+        """
         kept = set(TRAITS if made.keep is None else made.keep) - set(made.drop)
 
         def source(trait: str) -> str:
@@ -149,12 +153,26 @@ class Join:
             default = TRAITS[trait].default
             return trait if trait in kept else sql_literal(0 if default is None else default)
 
-        traits = ", ".join(f"{source(trait)} AS {trait}" for trait in TRAITS)
+        sources = {trait: source(trait) for trait in TRAITS}
+        columns = ", ".join((*IDENTITY, *(f"{sql} AS {trait}" for trait, sql in sources.items())))
+        if kept == set(TRAITS):
+            rows = f"SELECT {columns}, position, listed FROM combination WHERE {made.where or '1'}"
+        else:
+            named = [t for t in TRAITS if (t in kept and t in self._named) or t in made.set]
+            listed = " + ".join(f"max(listed & {1 << i})" for i in range(len(self.spec.receipts))) or "0"
+            rows = (
+                f"SELECT {columns}, min(position) AS position, {listed} AS listed FROM combination "
+                f"WHERE {made.where or '1'} GROUP BY {', '.join(sources[t] for t in named)}"
+            )
         return (
             f"CREATE TEMP TABLE made AS SELECT *, sha256({canonical_json_sql()}) AS id, {GRAMMARS[made.family].sql()} AS name "
-            f"FROM (SELECT rowid AS combination, {', '.join(IDENTITY)}, {traits}, position FROM combination "
-            f"WHERE {made.where or '1'})"
+            f"FROM ({rows})"
         )
+
+    @property
+    def _named(self) -> set[str]:
+        """Traits that are not constant over the enumeration."""
+        return {*self._tile_traits, *self.fixed, *self.varying, *self.enumeration.derived}
 
 
 _TEXT_DEFAULTS: dict[str, str] = {
@@ -162,7 +180,8 @@ _TEXT_DEFAULTS: dict[str, str] = {
 }
 
 
-def _make_table(connection: sqlite3.Connection, name: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+def make_table(connection: sqlite3.Connection, name: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """A temporary table of these columns, untyped, filled with ``rows``; one of the same name is replaced."""
     connection.execute(f"DROP TABLE IF EXISTS temp.{name}")
     connection.execute(f"CREATE TEMP TABLE {name} ({', '.join(columns)})")
     holes = ", ".join("?" * len(columns))

@@ -12,7 +12,7 @@ from typing import Any
 
 from catalog.errors import UsageError
 from catalog.registry import KERNEL_COLUMNS, transaction
-from catalog.rules.enumeration import Join
+from catalog.rules.enumeration import Join, make_table
 from catalog.schema.arch_spec import ArchSpec
 from catalog.schema.names import sql_literal
 
@@ -118,46 +118,38 @@ def _digest(request: Request, joins: Sequence[Join], receipts: Sequence[int]) ->
 
 
 def _write(connection: sqlite3.Connection, request: Request, joins: Sequence[Join], receipts: Sequence[int]) -> None:
-    connection.execute("DROP TABLE IF EXISTS temp.fresh")
-    connection.execute("CREATE TEMP TABLE fresh (id TEXT, receipt INTEGER)")
-    connection.execute("DROP TABLE IF EXISTS temp.fresh_kernel")
-    connection.execute("CREATE TEMP TABLE fresh_kernel (id TEXT PRIMARY KEY) WITHOUT ROWID")
+    make_table(connection, "fresh", ["id", "listed"], ())
+    make_table(connection, "bit", ["receipt", "bit"], ((r, 1 << i) for i, r in enumerate(request.spec.receipt_numbers)))
     for join in joins:
-        _write_enumeration(connection, join, receipts)
-    where, values = _where(request)
-    connection.execute(f"DELETE FROM kernel WHERE {where} AND id NOT IN (SELECT id FROM temp.fresh_kernel)", values)  # noqa: S608
+        join.fill(connection)
+        connection.execute("DROP TABLE IF EXISTS temp.combination")
+        connection.execute(join.combine_sql(receipts))
+        for made in join.enumeration.yields:
+            connection.execute("DROP TABLE IF EXISTS temp.made")
+            connection.execute(join.project_sql(made))
+            connection.execute(_insert_sql(join.spec))
+            connection.execute("INSERT INTO fresh SELECT id, listed FROM made")
+    if _population_digest(connection, request) is not None:
+        _delete_stale(connection, request)
     connection.execute(
-        f"DELETE FROM kernel_receipt WHERE kernel_id IN (SELECT id FROM kernel WHERE {where})",  # noqa: S608
-        values,
+        "INSERT INTO kernel_receipt SELECT id, receipt FROM fresh JOIN bit ON listed & bit ORDER BY id, receipt"
     )
-    connection.execute("INSERT INTO kernel_receipt SELECT DISTINCT id, receipt FROM temp.fresh ORDER BY id, receipt")
-    for table in ("tile", "variant", "domain", "combination", "listed", "made", "fresh", "fresh_kernel"):
+    for table in ("tile", "variant", "domain", "combination", "made", "fresh", "bit"):
         connection.execute(f"DROP TABLE IF EXISTS temp.{table}")
 
 
-def _write_enumeration(connection: sqlite3.Connection, join: Join, receipts: Sequence[int]) -> None:
-    join.fill(connection)
-    connection.execute("DROP TABLE IF EXISTS temp.combination")
-    connection.execute(join.combine_sql(receipts))
-    connection.execute("DROP TABLE IF EXISTS temp.listed")
-    connection.execute("CREATE TEMP TABLE listed (combination INTEGER, receipt INTEGER)")
-    for receipt, expr in join.enumeration.receipts.items():
-        connection.execute(f"INSERT INTO listed SELECT rowid, {receipt} FROM combination WHERE {expr}")  # noqa: S608
-    connection.execute("CREATE INDEX temp.listed_of ON listed (combination)")
-    for made in join.enumeration.yields:
-        connection.execute("DROP TABLE IF EXISTS temp.made")
-        connection.execute(join.project_sql(made))
-        connection.execute(_insert_sql(join.spec))
-        connection.execute("INSERT OR IGNORE INTO fresh_kernel SELECT id FROM made")
-        connection.execute("INSERT INTO fresh SELECT DISTINCT id, receipt FROM made JOIN listed USING (combination)")
+def _delete_stale(connection: sqlite3.Connection, request: Request) -> None:
+    where, values = _where(request)
+    connection.execute(f"DELETE FROM kernel WHERE {where} AND id NOT IN (SELECT id FROM fresh)", values)  # noqa: S608
+    connection.execute(f"DELETE FROM kernel_receipt WHERE kernel_id IN (SELECT id FROM kernel WHERE {where})", values)  # noqa: S608
 
 
 def _insert_sql(spec: ArchSpec) -> str:
     hardware = " AND ".join(f"({rule.expr})" for rule in spec.hw_rules) or "1"
-    columns = {column: column for column in KERNEL_COLUMNS} | {"hw_valid": hardware, "dispatch_order": "min(position)"}
+    columns = {column: column for column in KERNEL_COLUMNS} | {"hw_valid": hardware, "dispatch_order": "position"}
     return (
         f"INSERT INTO kernel ({', '.join(columns)}) SELECT {', '.join(columns.values())} FROM temp.made "  # noqa: S608
-        "WHERE 1 GROUP BY id ORDER BY id "
+        "WHERE 1 ORDER BY id "
         "ON CONFLICT (id) DO UPDATE SET hw_valid = excluded.hw_valid, dispatch_order = excluded.dispatch_order"
     )
 
@@ -172,6 +164,7 @@ def _record(connection: sqlite3.Connection, request: Request, digest: str, kerne
         | {
             "receipts": " ".join(map(str, request.receipts)),
             "digest": digest,
+            "compute_units": request.spec.hardware.compute_units if request.spec.hardware else None,
             "kernels": kernels,
             "seconds": seconds,
             "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),

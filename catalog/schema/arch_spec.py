@@ -17,6 +17,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from catalog.errors import SpecError, UsageError
+from catalog.schema.expressions import SELECT_PARAMETERS, what_is_wrong
 from catalog.schema.fields import TRAITS, Dtype, Family
 from catalog.schema.names import parse_tile
 
@@ -196,6 +197,7 @@ class ArchSpec(_Spec):
     arch: str | None = None
     revision: str | None = None
     space: str | None = None
+    reference: str | None = Field(None, description="the target that data/parity calls it by (default: arch)")
     hardware: Hardware | None = None
     mask_impls: dict[str, list[str]] = {}
     receipts: list[Receipt] = []
@@ -234,13 +236,52 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 def _validate(raw: dict[str, Any], path: Path) -> ArchSpec:
     try:
-        return ArchSpec.model_validate(raw)
+        spec = ArchSpec.model_validate(raw)
     except ValidationError as error:
         lines = []
         for item in error.errors():
             where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in item["loc"]).lstrip(".")
             lines.append(f"{path}: {where or 'top level'}: {_explain(item)}")
         raise SpecError("\n".join(lines)) from None
+    wrong = [f"{path}: {where}: {reason}" for where, reason in _wrong_expressions(spec)]
+    if wrong:
+        raise SpecError("\n".join(wrong))
+    return spec
+
+
+def _wrong_expressions(spec: ArchSpec) -> Iterator[tuple[str, str]]:
+    for where, expression, parameters in _expressions(spec):
+        reason = what_is_wrong(expression, parameters)
+        if reason is not None:
+            yield where, reason
+
+
+def _expressions(spec: ArchSpec) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    """Every SQL expression of a spec: the path to it, its text, the parameters that it may use."""
+    for i, rule in enumerate(spec.hw_rules):
+        yield f"hw_rules[{i}].expr", rule.expr, ()
+    for name, enumeration in spec.enumerations.items():
+        at = f"enumerations.{name}"
+        for i, variant in enumerate(enumeration.variants):
+            if variant.when is not None:
+                yield f"{at}.variants[{i}].when", variant.when, ()
+        for i, rule in enumerate(enumeration.constraints):
+            yield f"{at}.constraints[{i}].expr", rule.expr, ()
+        for receipt, expr in enumeration.receipts.items():
+            yield f"{at}.receipts.{receipt}", expr, ()
+        for trait, expr in enumeration.derived.items():
+            yield f"{at}.derived.{trait}", expr, ()
+        for i, expr in enumerate(enumeration.order):
+            yield f"{at}.order[{i}]", expr, ()
+        for i, made in enumerate(enumeration.yields):
+            yield from ((f"{at}.yields[{i}].set.{trait}", expr, ()) for trait, expr in made.set.items())
+            if made.where is not None:
+                yield f"{at}.yields[{i}].where", made.where, ()
+    for family, select in spec.select.items():
+        for i, rule in enumerate(select.rules):
+            yield f"select.{family}.rules[{i}].expr", rule.expr, SELECT_PARAMETERS
+        for i, expr in enumerate(select.order):
+            yield f"select.{family}.order[{i}]", expr, SELECT_PARAMETERS
 
 
 def _explain(item: Any) -> str:

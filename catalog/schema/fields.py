@@ -294,3 +294,6 @@ TRAITS: Mapping[str, Trait] = MappingProxyType(
     | {name: _as_trait(name, "algorithm", info) for name, info in Algorithm.model_fields.items()}
 )
 """Every trait by name, in column order."""
+
+IDENTITY = ("arch", "revision", "space", "mask_impl", "target")
+"""Columns that, with the traits, identify a kernel."""

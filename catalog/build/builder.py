@@ -1,0 +1,325 @@
+"""The builder: a kernel in, a library in the cache out."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+from catalog.build import processes
+from catalog.build.cache import ArtifactRecord, Cache
+from catalog.build.host import emit as host
+from catalog.build.keys import ContentKey, KeyMaker, ScanError, TranslationUnit, abi_number
+from catalog.build.toolchains import LIBRARY, SOURCE, Toolchain, host_facts, host_toolchain
+from catalog.errors import BuildError, CatalogError
+from catalog.schema.kernel import Kernel
+from catalog.settings import settings
+
+_log = logging.getLogger(__name__)
+
+COMPILE_TIMEOUT_SECONDS = 900.0
+"""Longest that one compiler call may take: the largest kernels take minutes, a compiler that hangs takes for ever."""
+
+LOG_CHARACTERS = 20_000
+"""How much of a compiler's output a record carries; the log file has all of it."""
+
+_BUILD_DIR = Path(__file__).parent
+_ERROR_LINE = re.compile(r"\berror\b|undefined reference", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Target:
+    """How rows of some arches become libraries: where a new kind of device is added."""
+
+    include_dirs: Mapping[str, Path]
+    abi_header: Path
+    emit: Callable[[Kernel], str]
+    toolchain: Callable[[str], Toolchain]
+
+    def unit(self, kernel: Kernel) -> TranslationUnit:
+        """The translation unit of ``kernel``.
+
+        Raises:
+            BuildError: the target implements no such kernel.
+        """
+        return TranslationUnit(self.emit(kernel), self.include_dirs, abi_number(self.abi_header))
+
+
+HOST = Target({"build": _BUILD_DIR}, _BUILD_DIR / "abi" / "catalog_abi.h", host.emit, host_toolchain)
+
+
+def target_of(arch: str) -> Target:
+    """The target that builds for ``arch``.
+
+    Raises:
+        BuildError: none does.
+    """
+    if arch in host_facts().arches:
+        return HOST
+    raise BuildError(f"kernels for {arch} cannot be built yet", hint="catalog doctor lists the arches that can")
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A library that is ready to be loaded; ``cached`` when this call did not compile it."""
+
+    key: str
+    path: Path
+    kernel_id: str
+    compile_seconds: float
+    cached: bool
+
+
+@dataclass(frozen=True)
+class BuildFailure:
+    """A kernel that did not become a library, and why: a BuildError or a ToolchainError."""
+
+    kernel: Kernel
+    error: CatalogError
+
+
+@dataclass(frozen=True)
+class BuildReport:
+    """What became of many kernels, each in the order in which they were asked for."""
+
+    artifacts: tuple[Artifact, ...]
+    failures: tuple[BuildFailure, ...]
+
+
+class CompileError(BuildError):
+    """The compiler refused a kernel; ``record`` is what the registry should know of it."""
+
+    def __init__(self, message: str, *, hint: str | None, log: str, record: ArtifactRecord) -> None:
+        super().__init__(message, hint=hint, log=log)
+        self.record = record
+
+
+class _CommandFailed(Exception):
+    """A compiler command failed: ``failure`` says how it ended, ``output`` is all that the build printed."""
+
+    def __init__(self, failure: str, output: str) -> None:
+        super().__init__(failure)
+        self.failure = failure
+        self.output = output
+
+    @property
+    def reason(self) -> str:
+        """The first line that says what is wrong; how the compiler ended when no line does."""
+        return next((line.strip() for line in self.output.splitlines() if _ERROR_LINE.search(line)), self.failure)
+
+
+@dataclass(frozen=True)
+class _Built:
+    artifact: Artifact
+    record: ArtifactRecord
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A kernel, with all that its build needs."""
+
+    kernel: Kernel
+    unit: TranslationUnit
+    toolchain: Toolchain
+    key: ContentKey
+
+    def record(self, output: str, seconds: float, library: bytes | None) -> ArtifactRecord:
+        """The record of this build; it failed when there is no library."""
+        return ArtifactRecord(
+            key=self.key.hex,
+            kernel_id=self.kernel.id,
+            arch=self.kernel.arch,
+            toolchain=self.toolchain.label,
+            flags=self.toolchain.flags,
+            status="failed" if library is None else "built",
+            log=output[:LOG_CHARACTERS],
+            so_sha256=None if library is None else hashlib.sha256(library).hexdigest(),
+            so_bytes=None if library is None else len(library),
+            compile_seconds=seconds,
+            created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        )
+
+    def error(self, failure: _CommandFailed, log: Path, seconds: float) -> CompileError:
+        """What is told of a kernel that the compiler refused."""
+        compiler = f"{self.toolchain.compiler.path} ({self.toolchain.label})"
+        return CompileError(
+            f"kernel {self.kernel.name} does not compile with {compiler}: {failure.reason}",
+            hint=f"the compiler's output is in {log}",
+            log=failure.output,
+            record=self.record(failure.output, seconds, None),
+        )
+
+
+def _available_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _run_compiler(unit: TranslationUnit, toolchain: Toolchain, folder: Path, stop: threading.Event) -> str:
+    """Make the library in ``folder``, and return what the compiler printed."""
+    (folder / SOURCE).write_text(unit.source)
+    output = ""
+    for command in (toolchain.compile_command(tuple(unit.include_dirs.values())), toolchain.link_command()):
+        try:
+            done = processes.run(command, folder, COMPILE_TIMEOUT_SECONDS, stop)
+        except OSError as error:
+            raise _CommandFailed(f"{command[0]} cannot be started: {error.strerror}", output) from None
+        output += done.output
+        if done.failure is not None:
+            raise _CommandFailed(done.failure, output)
+    return output
+
+
+class Builder:
+    """Builds kernels into the cache, at most once per content key, whatever the number of threads and processes.
+
+    ``record`` is called with every artifact that this builder compiles, fails to compile, or finds in the cache for the
+    first time (so that a new registry learns of it), always in the thread that called the builder.
+    """
+
+    def __init__(
+        self,
+        cache_dir: Path | None = None,
+        record: Callable[[ArtifactRecord], None] | None = None,
+        targets: Callable[[str], Target] = target_of,
+    ) -> None:
+        self._cache = Cache(cache_dir or settings().cache_dir)
+        self._keys = KeyMaker(self._cache.scans)
+        self._record = record
+        self._targets = targets
+        self._recorded: set[str] = set()
+
+    def build(self, kernel: Kernel) -> Artifact:
+        """The library of ``kernel``, from the cache if it is there and sound.
+
+        Raises:
+            BuildError: it does not compile, or its target implements no such kernel; ``log`` is the compiler's output.
+            ToolchainError: no usable compiler for its arch.
+        """
+        return self._settle(lambda: self._make(kernel, threading.Event()))
+
+    def build_many(
+        self,
+        kernels: Iterable[Kernel],
+        jobs: int | None = None,
+        on_done: Callable[[Artifact | BuildFailure], None] | None = None,
+    ) -> BuildReport:
+        """Build ``kernels``, ``jobs`` at a time (None: one per core); ``on_done`` hears of each as it ends.
+
+        A kernel that fails does not stop the others. An exception, Ctrl-C for one, ends the running compilers first.
+        """
+        asked = list(kernels)
+        results: dict[int, Artifact | BuildFailure] = {}
+        stop = threading.Event()
+        pool = ThreadPoolExecutor(jobs or _available_cores(), thread_name_prefix="build")
+        try:
+            futures = {pool.submit(self._make, kernel, stop): place for place, kernel in enumerate(asked)}
+            for future in as_completed(futures):
+                place = futures[future]
+                done: Artifact | BuildFailure
+                try:
+                    done = self._settle(future.result)
+                except CatalogError as error:
+                    done = BuildFailure(asked[place], error)
+                results[place] = done
+                if on_done is not None:
+                    on_done(done)
+        finally:
+            stop.set()
+            pool.shutdown(cancel_futures=True)
+        ordered = [results[place] for place in range(len(asked))]
+        return BuildReport(
+            tuple(done for done in ordered if isinstance(done, Artifact)),
+            tuple(done for done in ordered if isinstance(done, BuildFailure)),
+        )
+
+    def _settle(self, finish: Callable[[], _Built]) -> Artifact:
+        """The artifact that ``finish`` returns, after the registry has heard of it, or of its failure."""
+        try:
+            built = finish()
+        except CompileError as error:
+            self._tell(error.record)
+            raise
+        if not (built.artifact.cached and built.artifact.key in self._recorded):
+            self._tell(built.record)
+            self._recorded.add(built.artifact.key)
+        return built.artifact
+
+    def _tell(self, record: ArtifactRecord) -> None:
+        if self._record is not None:
+            self._record(record)
+
+    def _make(self, kernel: Kernel, stop: threading.Event) -> _Built:
+        """Find or compile one kernel; runs in any thread."""
+        target = self._targets(kernel.arch)
+        toolchain = target.toolchain(kernel.arch)
+        unit = target.unit(kernel)
+        try:
+            self._cache.create()
+            job = _Job(kernel, unit, toolchain, self._key(kernel, unit, toolchain, stop))
+            return self._find(job) or self._make_once(job, stop)
+        except OSError as error:
+            raise BuildError(
+                f"kernel {kernel.name}: {error.filename or self._cache.folder}: {error.strerror}",
+                hint="CATALOG_CACHE_DIR chooses another cache folder",
+            ) from None
+
+    def _key(self, kernel: Kernel, unit: TranslationUnit, toolchain: Toolchain, stop: threading.Event) -> ContentKey:
+        try:
+            return self._keys.key(unit, toolchain)
+        except ScanError as error:
+            # Without a key the failure is filed under what would have led to one.
+            job = _Job(kernel, unit, toolchain, ContentKey(error.question, {}))
+            with self._cache.lock(error.question, stop):
+                raise self._refusal(job, _CommandFailed(error.failure, error.log), 0.0) from None
+        except BuildError as error:
+            raise BuildError(f"kernel {kernel.name}: {error.message}", hint=error.hint) from None
+
+    def _refusal(self, job: _Job, failure: _CommandFailed, seconds: float) -> CompileError:
+        """File a failed compile; raises ToolchainError when it is the compiler's fault."""
+        job.toolchain.verify()
+        log = self._cache.keep_log(job.key.hex, f"{failure.output}\n{failure.failure}\n")
+        return job.error(failure, log, seconds)
+
+    def _find(self, job: _Job) -> _Built | None:
+        record = self._cache.load(job.key.hex)
+        return None if record is None else self._built(record, cached=True)
+
+    def _make_once(self, job: _Job, stop: threading.Event) -> _Built:
+        """Compile, unless another builder did while this one waited for the lock."""
+        with self._cache.lock(job.key.hex, stop):
+            found = self._find(job)
+            if found is not None:
+                return found
+            library = self._cache.library(job.key.hex)
+            if library.exists():
+                _log.warning("%s is not what its record says: building %s again", library, job.kernel.name)
+            with self._cache.workspace(job.key.hex) as folder:
+                return self._compile(job, folder, stop)
+
+    def _compile(self, job: _Job, folder: Path, stop: threading.Event) -> _Built:
+        started = time.perf_counter()
+        try:
+            output = _run_compiler(job.unit, job.toolchain, folder, stop)
+        except _CommandFailed as failure:
+            raise self._refusal(job, failure, time.perf_counter() - started) from None
+        seconds = time.perf_counter() - started
+        changed = job.key.changed_headers()
+        if changed:
+            raise BuildError(f"kernel {job.kernel.name}: {changed[0]} changed while it compiled", hint="build it again")
+        record = job.record(output, seconds, (folder / LIBRARY).read_bytes())
+        self._cache.publish(folder / LIBRARY, record, job.kernel.name)
+        return self._built(record, cached=False)
+
+    def _built(self, record: ArtifactRecord, cached: bool) -> _Built:
+        path = self._cache.library(record.key)
+        return _Built(Artifact(record.key, path, record.kernel_id, record.compile_seconds, cached), record)

@@ -1,0 +1,101 @@
+// The widest float vector of the target, as a compiler vector type: one source for AVX-512, AVX2 and NEON.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+namespace catalog::host {
+
+#if defined(__AVX512F__)
+inline constexpr int vector_bytes = 64;
+#elif defined(__AVX__)
+inline constexpr int vector_bytes = 32;
+#else
+inline constexpr int vector_bytes = 16;
+#endif
+
+inline constexpr int lanes = vector_bytes / static_cast<int>(sizeof(float));
+
+typedef float Float __attribute__((vector_size(vector_bytes)));
+typedef std::uint32_t Bits __attribute__((vector_size(vector_bytes)));
+typedef std::uint16_t HalfBits __attribute__((vector_size(vector_bytes / 2)));
+
+constexpr int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+// memcpy, because tensors are aligned to their element only.
+template <class Vector, class Element>
+inline Vector load_bits(const Element* from) {
+    static_assert(sizeof(Vector) == lanes * sizeof(Element));
+    Vector vector;
+    std::memcpy(&vector, from, sizeof vector);
+    return vector;
+}
+
+template <class Vector, class Element>
+inline void store_bits(Element* to, Vector vector) {
+    static_assert(sizeof(Vector) == lanes * sizeof(Element));
+    std::memcpy(to, &vector, sizeof vector);
+}
+
+inline Float splat(float value) { return value - Float{}; }  // minus, so that -0.0f stays what it is
+
+inline Float max(Float a, Float b) { return a > b ? a : b; }
+
+// Lane i of the result is lane Pattern::at(i) of a followed by b.
+template <class Pattern, int... lane>
+inline Float permute(Float a, Float b, std::integer_sequence<int, lane...>) {
+#if __has_builtin(__builtin_shufflevector)
+    return __builtin_shufflevector(a, b, Pattern::at(lane)...);
+#else  // g++ 11
+    return __builtin_shuffle(a, b, Bits{Pattern::at(lane)...});
+#endif
+}
+
+template <class Pattern>
+inline Float permute(Float a, Float b) {
+    return permute<Pattern>(a, b, std::make_integer_sequence<int, lanes>{});
+}
+
+struct InterleaveLow {
+    static constexpr unsigned at(int lane) { return lane / 2 + lane % 2 * lanes; }
+};
+
+struct InterleaveHigh {
+    static constexpr unsigned at(int lane) { return lanes / 2 + InterleaveLow::at(lane); }
+};
+
+template <int by>
+struct Rotate {
+    static constexpr unsigned at(int lane) { return (lane + by) % lanes; }
+};
+
+template <int span = lanes / 2>
+inline float reduce_max(Float x) {
+    x = max(x, permute<Rotate<span>>(x, x));
+    if constexpr (span > 1) return reduce_max<span / 2>(x);
+    return x[0];
+}
+
+template <int span = lanes / 2>
+inline float reduce_sum(Float x) {
+    x += permute<Rotate<span>>(x, x);
+    if constexpr (span > 1) return reduce_sum<span / 2>(x);
+    return x[0];
+}
+
+// Interleaving the two halves rotates the (row, lane) address by one bit; log2(lanes) times exchanges row and lane.
+template <int round = 1>
+inline void transpose(Float (&rows)[lanes]) {
+    Float next[lanes];
+#pragma GCC unroll 16
+    for (int i = 0; i < lanes / 2; ++i) {
+        next[2 * i] = permute<InterleaveLow>(rows[i], rows[i + lanes / 2]);
+        next[2 * i + 1] = permute<InterleaveHigh>(rows[i], rows[i + lanes / 2]);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < lanes; ++i) rows[i] = next[i];
+    if constexpr (2 * round < lanes) transpose<2 * round>(rows);
+}
+
+}  // namespace catalog::host

@@ -1,0 +1,253 @@
+"""Content keys: the name of a library is the hash of everything that shapes it.
+
+A key covers the emitted source, the headers it reaches, the compiler, the flags, the ISA and the ABI number. Which
+headers a source reaches only the compiler can say, so it is asked (``-M``). Every header counts by content, the
+system's too: libstdc++ and libc are upgraded without their compiler, and clang++ uses those of another package.
+Project headers are named relative to their include folder, so that neither the checkout nor the user shows in a key;
+system headers keep their path, as the compiler does.
+
+Asking costs a preprocessor run, so the answer is remembered on disk, as names only, and holds while all those headers
+have the contents that it was given for. Contents decide, never times. Project headers are read again for every key; a
+system header once per process, and once more after a build (:meth:`ContentKey.changed_headers`).
+
+Not seen: a new header that an include path would find earlier than the one remembered, and what a flag brings in
+besides headers, which is why such flags are refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import re
+import tempfile
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from catalog.build import processes
+from catalog.build.toolchains import PROBE_TIMEOUT_SECONDS, SOURCE, Toolchain, digest_of, parse_make_rule
+from catalog.errors import BuildError
+
+KEY_SCHEMA = 1
+"""Raise it when the parts of a key, or what a build does with them, change."""
+
+# Flags whose effect depends on the machine, or that read files which no dependency scan lists.
+_UNOBSERVABLE_FLAG = re.compile(
+    r"-m(arch|cpu|tune)=native|@|-B|-wrapper|--?specs=|--?config|-fplugin|-fpass-plugin|-fprofile-use|-fauto-profile"
+)
+_UNOBSERVABLE_TEXT = re.compile(rb"\.incbin\b")
+_ABI_NUMBER = re.compile(r"^#define\s+CATALOG_ABI_VERSION\s+(\d+)\s*$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class TranslationUnit:
+    """What is compiled: a source, and by name the folders of the project that it includes from.
+
+    The first folder is searched first. Their names take part in the key, their places do not.
+    """
+
+    source: str
+    include_dirs: Mapping[str, Path]
+    abi: int
+
+
+@dataclass(frozen=True)
+class ContentKey:
+    """A key in hex, and by path the header contents that it stands for."""
+
+    hex: str
+    headers: Mapping[str, str]
+
+    def changed_headers(self) -> list[str]:
+        """Headers whose content is no longer what the key was made from, all of them read again."""
+        _settled_digest.cache_clear()
+        return [path for path, digest in self.headers.items() if not os.path.isfile(path) or digest_of(path) != digest]
+
+
+class ScanError(BuildError):
+    """The compiler cannot list the headers of a source, so it has no key.
+
+    ``failure`` says how the compiler ended; ``question`` is a hash of all that a key covers but headers.
+    """
+
+    def __init__(self, question: str, failure: str, log: str) -> None:
+        super().__init__(f"no content key: the compiler cannot list the headers ({failure})", log=log)
+        self.question = question
+        self.failure = failure
+
+
+def _frame(data: bytes) -> bytes:
+    return len(data).to_bytes(8, "big") + data
+
+
+def hash_parts(parts: Mapping[str, Sequence[str]]) -> str:
+    """SHA-256, in hex, over labelled parts; every length is hashed before its bytes, so no two inputs run together.
+
+    The order of the labels does not count, the order of the values under a label does.
+    """
+    digest = hashlib.sha256()
+    for label in sorted(parts):
+        values = parts[label]
+        digest.update(_frame(label.encode()) + len(values).to_bytes(8, "big"))
+        digest.update(b"".join(_frame(value.encode()) for value in values))
+    return digest.hexdigest()
+
+
+def abi_number(header: Path) -> int:
+    """The number of the C ABI that ``header`` declares.
+
+    Raises:
+        BuildError: the header cannot be read or declares none.
+    """
+    try:
+        declared = _ABI_NUMBER.search(header.read_text())
+    except OSError as error:
+        raise BuildError(f"{header}: {error.strerror}") from None
+    if declared is None:
+        raise BuildError(f"{header} does not define CATALOG_ABI_VERSION")
+    return int(declared[1])
+
+
+@functools.cache
+def _settled_digest(path: str) -> str:
+    """Digest of a file that does not change while a process runs: a system header."""
+    return digest_of(path)
+
+
+def _refuse_flags(flags: Iterable[str]) -> None:
+    for flag in flags:
+        if _UNOBSERVABLE_FLAG.match(flag):
+            raise BuildError(
+                f"no content key: what flag {flag} does cannot be observed",
+                hint="name the ISA instead of native, and list flags instead of files of flags",
+            )
+
+
+def _refuse_text(name: str, text: bytes) -> None:
+    if _UNOBSERVABLE_TEXT.search(text):
+        raise BuildError(f"no content key: {name} embeds a file with .incbin, which the compiler does not list")
+
+
+class _Headers:
+    """The headers of one translation unit: names that hold anywhere, found in this machine's folders."""
+
+    def __init__(self, include_dirs: Mapping[str, Path]) -> None:
+        self._roots = {name: os.path.realpath(folder) + os.sep for name, folder in include_dirs.items()}
+
+    def name(self, path: str) -> str:
+        """``folder/inner/path`` in a project folder, the path itself elsewhere."""
+        for name, root in self._roots.items():
+            if path.startswith(root):
+                return f"{name}/{path[len(root) :]}"
+        return path
+
+    def digests(self, names: Iterable[str]) -> dict[str, str]:
+        """Digests by path, in the order of ``names``; OSError when a header is gone."""
+        digests = {}
+        for name in names:
+            if name.startswith("/"):
+                digests[name] = _settled_digest(name)
+            else:
+                root, _, inner = name.partition("/")
+                path = self._roots[root] + inner
+                digests[path] = digest_of(path)
+        return digests
+
+
+@dataclass(frozen=True)
+class _Reach:
+    """The headers that a source reaches: their names and contents as one hash, and their digests by path."""
+
+    contents: str
+    digests: Mapping[str, str]
+
+
+def _reach(names: Sequence[str], headers: _Headers) -> _Reach:
+    digests = headers.digests(names)
+    return _Reach(hash_parts({"names": names, "digests": tuple(digests.values())}), digests)
+
+
+def _scan(unit: TranslationUnit, toolchain: Toolchain, question: str) -> list[str]:
+    """Ask the compiler which headers the source reaches."""
+    with tempfile.TemporaryDirectory(prefix="catalog-") as folder:
+        work_dir = Path(os.path.realpath(folder))
+        (work_dir / SOURCE).write_text(unit.source)
+        command = toolchain.scan_command(tuple(unit.include_dirs.values()))
+        try:
+            done = processes.run(command, work_dir, PROBE_TIMEOUT_SECONDS, threading.Event())
+        except OSError as error:
+            raise ScanError(question, f"{command[0]} cannot be started: {error.strerror}", "") from None
+        if done.failure is not None:
+            raise ScanError(question, done.failure, done.output)
+        read = {os.path.realpath(work_dir / word) for word in parse_make_rule(done.output)}
+        return sorted(read - {str(work_dir / SOURCE)})
+
+
+class KeyMaker:
+    """Makes content keys, and remembers in ``folder`` which headers a source reaches."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def key(self, unit: TranslationUnit, toolchain: Toolchain) -> ContentKey:
+        """The key of the library that ``toolchain`` makes of ``unit``.
+
+        Raises:
+            ScanError: the compiler cannot list the headers; ``log`` is its output.
+            BuildError: something else that shapes the library cannot be observed (a header that cannot be read, a flag
+                that depends on the machine); the message names it.
+        """
+        _refuse_flags((*toolchain.compile_flags, *toolchain.link_flags))
+        compiler = toolchain.compiler
+        parts: dict[str, Sequence[str]] = {
+            "schema": [str(KEY_SCHEMA)],
+            "source": [unit.source],
+            "include_dirs": list(unit.include_dirs),
+            "abi": [str(unit.abi)],
+            "isa": [toolchain.isa],
+            "compiler": [str(compiler.path), compiler.version, compiler.digest],
+            "compile_flags": toolchain.compile_flags,
+            "link_flags": toolchain.link_flags,
+        }
+        question = hash_parts(parts)
+        memo = self._folder / f"{question}.json"
+        headers = _Headers(unit.include_dirs)
+        reach = _recall(memo, headers) or _ask(memo, headers, unit, _scan(unit, toolchain, question))
+        return ContentKey(hash_parts({"question": [question], "headers": [reach.contents]}), reach.digests)
+
+
+def _recall(memo: Path, headers: _Headers) -> _Reach | None:
+    """The remembered answer, if the headers that it names are what they were."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        remembered = json.loads(memo.read_bytes())
+        reach = _reach(remembered["names"], headers)
+        if reach.contents == remembered["contents"]:
+            return reach
+    return None
+
+
+def _ask(memo: Path, headers: _Headers, unit: TranslationUnit, scanned: Sequence[str]) -> _Reach:
+    """A fresh answer, checked and remembered."""
+    names = sorted(map(headers.name, scanned))
+    _refuse_text("the emitted source", unit.source.encode())
+    try:
+        reach = _reach(names, headers)
+        for path, name in zip(reach.digests, names, strict=True):
+            if not name.startswith("/"):
+                _refuse_text(path, Path(path).read_bytes())
+    except OSError as error:
+        raise BuildError(f"no content key: header {error.filename}: {error.strerror}") from None
+    _remember(memo, {"names": names, "contents": reach.contents})
+    return reach
+
+
+def _remember(memo: Path, answer: Mapping[str, object]) -> None:
+    """Write the answer, or don't: it only saves time."""
+    with contextlib.suppress(OSError):
+        with tempfile.NamedTemporaryFile("w", dir=memo.parent, delete=False) as file:
+            json.dump(answer, file)
+        os.replace(file.name, memo)

@@ -1,0 +1,314 @@
+"""Compilers of this machine, and the commands that turn a translation unit into a library.
+
+Flags are data: ``data/toolchains/host.json``. What identifies a compiler (path, version, digest) is read once per
+process. Whether it really compiles is asked only when something has failed, and by :func:`doctor`: a kernel that is in
+the cache never pays for that answer.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import platform
+import re
+import shlex
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from catalog.build import processes
+from catalog.errors import SpecError, ToolchainError
+from catalog.settings import data_dir, settings
+
+CANDIDATES = ("g++", "clang++", "c++")
+SOURCE, OBJECT, LIBRARY = "kernel.cpp", "kernel.o", "kernel.so"
+"""Files of a build, relative to its folder: a relative name puts no path of this machine into the output."""
+
+PROBE_TIMEOUT_SECONDS = 60.0
+
+# What a driver runs; cc1plus, not g++, is the compiler proper.
+_PROGRAMS = ("cc1plus", "as", "ld")
+
+_OPENMP_PROBE = "#include <omp.h>\nint catalog_probe() { return omp_get_max_threads(); }\n"
+
+
+class _Facts(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class FamilyFlags(_Facts):
+    """Flags of a compiler family, whatever the arch."""
+
+    compile: tuple[str, ...]
+    link: tuple[str, ...]
+
+
+class ArchFlags(_Facts):
+    """What an arch is to a compiler: the ISA by name, and the flags that choose it."""
+
+    isa: str
+    compile: tuple[str, ...]
+
+
+class HostFacts(_Facts):
+    """The content of ``data/toolchains/host.json``."""
+
+    source: str
+    families: dict[str, FamilyFlags]
+    arches: dict[str, ArchFlags]
+    install: dict[str, dict[str, str]]
+
+    def remedy(self, part: str) -> str:
+        """How to install ``part`` per distribution, as one line."""
+        return "; ".join(f"{system}: {command}" for system, command in self.install[part].items())
+
+
+@functools.cache
+def _read_facts(path: Path) -> HostFacts:
+    try:
+        return HostFacts.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise SpecError(f"{path}: {error.strerror}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "the file"
+        raise SpecError(f"{path}: {place}: {first['msg']}") from None
+
+
+def host_facts() -> HostFacts:
+    """Arches, flags and packages of the host toolchains.
+
+    Raises:
+        SpecError: the file is missing or malformed; the message names it and the field.
+    """
+    return _read_facts(data_dir() / "toolchains" / "host.json")
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """A compiler, identified: ``digest`` covers the driver and the programs it runs."""
+
+    path: Path
+    family: str
+    version: str
+    digest: str
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """A compiler with the flags for one ISA.
+
+    The flags are all that may shape the output; include folders come on top as places, and the launcher is assumed to
+    change speed only.
+    """
+
+    compiler: Compiler
+    isa: str
+    compile_flags: tuple[str, ...]
+    link_flags: tuple[str, ...]
+    launcher: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """The compiler's version line, as the registry shows it."""
+        return self.compiler.version
+
+    @property
+    def flags(self) -> str:
+        """Compile flags, then link flags, as a shell would read them."""
+        return shlex.join((*self.compile_flags, *self.link_flags))
+
+    def scan_command(self, include_dirs: Sequence[Path]) -> list[str]:
+        """Print, as a make rule, every file that the translation unit reads."""
+        return [str(self.compiler.path), *self.compile_flags, *_search(include_dirs), "-M", SOURCE]
+
+    def compile_command(self, include_dirs: Sequence[Path]) -> list[str]:
+        """Compile without linking: the only step that launchers know how to cache or distribute."""
+        unmapped = [f"-ffile-prefix-map={folder}=." for folder in include_dirs]
+        compiler = [*self.launcher, str(self.compiler.path)]
+        return [*compiler, *self.compile_flags, *unmapped, *_search(include_dirs), "-c", SOURCE, "-o", OBJECT]
+
+    def link_command(self) -> list[str]:
+        """Make the library of the object file."""
+        return [str(self.compiler.path), *self.link_flags, OBJECT, "-o", LIBRARY]
+
+    def verify(self) -> None:
+        """Compile something trivial, to tell a broken toolchain from a broken kernel.
+
+        Raises:
+            ToolchainError: the ISA's flags, OpenMP or linking does not work, or the launcher is missing.
+        """
+        _verify(self)
+
+
+def _search(include_dirs: Sequence[Path]) -> list[str]:
+    return [f"-I{folder}" for folder in include_dirs]
+
+
+def digest_of(path: str) -> str:
+    """SHA-256 of a file's bytes, in hex.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with open(path, "rb") as file:
+        return hashlib.sha256(file.read()).hexdigest()
+
+
+def _ask(compiler: Path, option: str) -> str:
+    done = processes.run([str(compiler), option], Path(tempfile.gettempdir()), PROBE_TIMEOUT_SECONDS, threading.Event())
+    if done.failure is not None:
+        raise ToolchainError(f"{compiler} {option}: {done.failure}", hint=done.output.strip() or None)
+    return done.output.strip()
+
+
+def _programs(compiler: Path) -> Iterator[str]:
+    yield str(compiler)
+    for program in _PROGRAMS:
+        found = shutil.which(_ask(compiler, f"-print-prog-name={program}"))
+        if found is not None:
+            yield found
+
+
+@functools.cache
+def identify(path: Path) -> Compiler:
+    """Identify the compiler at ``path``, once per process.
+
+    A compiler that is replaced in place under a running process is not noticed by it.
+
+    Raises:
+        ToolchainError: it does not run, or does not state its version.
+    """
+    try:
+        version = next(iter(_ask(path, "--version").splitlines()), "")
+        digest = hashlib.sha256("".join(map(digest_of, _programs(path))).encode()).hexdigest()
+    except OSError as error:
+        raise ToolchainError(f"{path} cannot be run: {error.strerror}") from None
+    if not version:
+        raise ToolchainError(f"{path} --version prints nothing: it is no compiler that the catalog knows")
+    return Compiler(path, "clang" if "clang" in version else "gnu", version, digest)
+
+
+def _find_compiler(chosen: str | None, search_path: str) -> Path:
+    for name in CANDIDATES if chosen is None else (chosen,):
+        found = shutil.which(name, path=search_path)
+        if found is not None:
+            return Path(found).absolute()
+    missing = "no C++ compiler: none of " + ", ".join(CANDIDATES) + " is on PATH"
+    if chosen is not None:
+        missing = f"no C++ compiler: CATALOG_CXX={chosen} is not a program"
+    raise ToolchainError(missing, hint=f"install one ({host_facts().remedy('compiler')}), or set CATALOG_CXX")
+
+
+@functools.cache
+def find_host_toolchain(arch: str, chosen: str | None, launcher: str | None, search_path: str) -> Toolchain:
+    """The toolchain for a host arch: ``chosen``, or the first of :data:`CANDIDATES` on ``search_path``.
+
+    Raises:
+        ToolchainError: there is no compiler, it does not run, or the arch is none of the host's.
+        SpecError: ``data/toolchains/host.json`` is missing or malformed.
+    """
+    facts = host_facts()
+    target = facts.arches.get(arch)
+    if target is None:
+        raise ToolchainError(f"no host toolchain for {arch}: data/toolchains/host.json has {', '.join(facts.arches)}")
+    compiler = identify(_find_compiler(chosen, search_path))
+    flags = facts.families[compiler.family]
+    return Toolchain(
+        compiler=compiler,
+        isa=target.isa,
+        compile_flags=(*flags.compile, *target.compile),
+        link_flags=flags.link,
+        launcher=tuple(shlex.split(launcher or "")),
+    )
+
+
+def host_toolchain(arch: str) -> Toolchain:
+    """The toolchain that the settings choose for a host arch.
+
+    Raises:
+        ToolchainError: there is no compiler, it does not run, or the arch is none of the host's.
+        SpecError: ``data/toolchains/host.json`` is missing or malformed.
+    """
+    chosen = settings()
+    return find_host_toolchain(arch, chosen.cxx, chosen.compiler_launcher, os.environ.get("PATH", os.defpath))
+
+
+def _probe(command: Sequence[str], work_dir: Path) -> str | None:
+    done = processes.run(command, work_dir, PROBE_TIMEOUT_SECONDS, threading.Event())
+    if done.failure is None:
+        return None
+    return next((line for line in done.output.splitlines() if "error" in line), done.failure)
+
+
+@functools.cache
+def _verify(toolchain: Toolchain) -> None:
+    if toolchain.launcher and shutil.which(toolchain.launcher[0]) is None:
+        raise ToolchainError(
+            f"CATALOG_COMPILER_LAUNCHER: {toolchain.launcher[0]} is not a program",
+            hint="install it, or unset the variable",
+        )
+    path = toolchain.compiler.path
+    without_openmp = [flag for flag in toolchain.compile_flags if "openmp" not in flag]
+    with tempfile.TemporaryDirectory(prefix="catalog-") as folder:
+        work_dir = Path(folder)
+        source = work_dir / SOURCE
+        source.write_text("")
+        error = _probe([str(path), *without_openmp, "-c", SOURCE, "-o", OBJECT], work_dir)
+        if error is not None:
+            raise ToolchainError(
+                f"{path} does not compile for {toolchain.isa} on this {platform.machine()}: {error}",
+                hint="set CATALOG_CXX to a compiler that does",
+            )
+        source.write_text(_OPENMP_PROBE)
+        error = _probe(toolchain.compile_command(()), work_dir) or _probe(toolchain.link_command(), work_dir)
+        if error is not None:
+            raise ToolchainError(
+                f"{path} does not build with OpenMP: {error}",
+                hint=f"install it ({host_facts().remedy('openmp')}), or set CATALOG_CXX to another compiler",
+            )
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Whether an arch can be built for here: ``missing`` is None when it can."""
+
+    arch: str
+    compiler: Compiler | None
+    missing: str | None
+
+
+def _diagnose(arch: str) -> Diagnosis:
+    compiler = None
+    try:
+        toolchain = host_toolchain(arch)
+        compiler = toolchain.compiler
+        toolchain.verify()
+    except ToolchainError as error:
+        return Diagnosis(arch, compiler, str(error))
+    return Diagnosis(arch, compiler, None)
+
+
+def doctor() -> list[Diagnosis]:
+    """One row per host arch: its compiler, and what is missing to build for it.
+
+    Raises:
+        SpecError: ``data/toolchains/host.json`` is missing or malformed.
+    """
+    return [_diagnose(arch) for arch in host_facts().arches]
+
+
+_MAKE_WORD = re.compile(r"(?:\\.|\$\$|[^\s\\])+")
+_MAKE_ESCAPE = re.compile(r"\\(.)|\$(\$)")
+
+
+def parse_make_rule(rule: str) -> list[str]:
+    """The prerequisites of the make rule that ``-M`` prints, unescaped."""
+    words = _MAKE_WORD.findall(rule.replace("\\\n", " "))
+    return [_MAKE_ESCAPE.sub(lambda m: m[1] or m[2], word) for word in words[1:]]

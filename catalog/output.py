@@ -1,0 +1,160 @@
+"""Rows on their way out: a table for people, JSON, JSON Lines and CSV for programs."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from enum import Enum
+from itertools import chain, islice
+from typing import Any, Literal, TextIO
+
+from catalog.schema.fields import TRAITS
+
+BOOLEAN_COLUMNS = frozenset({"hw_valid", "built"} | {trait.name for trait in TRAITS.values() if trait.kind == "bool"})
+"""Columns that JSON shows as true and false; everywhere else they are 0 and 1, as in an expression."""
+
+PAGE_ROWS = 500
+"""Rows under one header on a terminal."""
+
+_GAP = "  "
+_NARROWEST_COLUMN = 6
+
+
+class Format(str, Enum):
+    """How rows are printed."""
+
+    TABLE = "table"
+    JSON = "json"
+    JSONL = "jsonl"
+    CSV = "csv"
+
+
+def write_rows(columns: Sequence[str], rows: Iterable[Sequence[Any]], form: Format, stream: TextIO) -> int:
+    """Print ``rows`` and return how many there were. JSON Lines, CSV and JSON are printed as the rows come.
+
+    A reader that goes away (``| head``) ends the printing quietly. On a terminal a table fits its width and repeats the
+    header, or shows a line a value where the columns are too many; elsewhere no value is cut or wrapped.
+
+    Raises:
+        QueryError, RegistryError: as the iteration of ``rows`` does.
+    """
+    counted = _Counter(rows)
+    try:
+        for text in _TEXTS[form](columns, counted, stream):
+            stream.write(text)
+        stream.flush()
+    except BrokenPipeError:
+        _forget(stream)
+    return counted.count
+
+
+class _Counter:
+    def __init__(self, rows: Iterable[Sequence[Any]]) -> None:
+        self._rows = rows
+        self.count = 0
+
+    def __iter__(self) -> Iterator[Sequence[Any]]:
+        for row in self._rows:
+            self.count += 1
+            yield row
+
+
+def _forget(stream: TextIO) -> None:
+    """Point the stream at nothing: what is left in its buffer would fail again when the interpreter ends."""
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, stream.fileno())
+    os.close(nothing)
+
+
+def _json_objects(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[str]:
+    booleans = [index for index, name in enumerate(columns) if name in BOOLEAN_COLUMNS]
+    for row in rows:
+        values = list(row)
+        for index in booleans:
+            if values[index] is not None:
+                values[index] = bool(values[index])
+        try:
+            yield json.dumps(dict(zip(columns, values, strict=True)), allow_nan=False)
+        except ValueError:  # JSON has no infinity
+            finite = [None if isinstance(value, float) and not math.isfinite(value) else value for value in values]
+            yield json.dumps(dict(zip(columns, finite, strict=True)))
+
+
+def _jsonl(columns: Sequence[str], rows: Iterable[Sequence[Any]], _: TextIO) -> Iterator[str]:
+    for text in _json_objects(columns, rows):
+        yield text + "\n"
+
+
+def _json(columns: Sequence[str], rows: Iterable[Sequence[Any]], _: TextIO) -> Iterator[str]:
+    separator = "[\n  "
+    for text in _json_objects(columns, rows):
+        yield separator + text
+        separator = ",\n  "
+    yield "[]\n" if separator == "[\n  " else "\n]\n"
+
+
+class _Echo:
+    """A file that gives back what is written: csv's writer returns what its file's ``write`` does."""
+
+    def write(self, text: str) -> str:
+        return text
+
+
+def _csv(columns: Sequence[str], rows: Iterable[Sequence[Any]], _: TextIO) -> Iterator[str]:
+    writer = csv.writer(_Echo())
+    for row in chain([columns], rows):
+        yield str(writer.writerow(row))
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[Any]], stream: TextIO) -> Iterator[str]:
+    return _terminal_table(columns, rows, stream) if stream.isatty() else _plain_table(columns, rows)
+
+
+def _plain_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[str]:
+    lines = [tuple(columns), *(tuple(map(_cell, row)) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    lines.insert(1, tuple("-" * width for width in widths))
+    for line in lines:
+        yield _GAP.join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() + "\n"
+
+
+def _terminal_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], stream: TextIO) -> Iterator[str]:
+    from rich import box, console, table, text  # noqa: PLC0415  (slow to import)
+
+    terminal = console.Console(file=stream)
+    if len(columns) * _NARROWEST_COLUMN > terminal.width:
+        yield from _records(columns, rows)
+        return
+    remaining = iter(rows)
+    page = list(islice(remaining, PAGE_ROWS))
+    while True:
+        grid = table.Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        for index, name in enumerate(columns):
+            numeric = bool(page) and all(row[index] is None or isinstance(row[index], (int, float)) for row in page)
+            justify: Literal["left", "right"] = "right" if numeric else "left"
+            grid.add_column(text.Text(name), overflow="fold", justify=justify, no_wrap=numeric)
+        for row in page:
+            grid.add_row(*(text.Text(_cell(value)) for value in row))
+        with terminal.capture() as captured:
+            terminal.print(grid)
+        yield captured.get()
+        page = list(islice(remaining, PAGE_ROWS))
+        if not page:
+            return
+
+
+def _records(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[str]:
+    """A line a value, for more columns than fit side by side."""
+    width = max(map(len, columns))
+    for row in rows:
+        yield "".join(f"{name:<{width}}{_GAP}{_cell(value)}\n" for name, value in zip(columns, row, strict=True)) + "\n"
+
+
+def _cell(value: Any) -> str:
+    return "" if value is None else str(value)
+
+
+_TEXTS = {Format.TABLE: _table, Format.JSON: _json, Format.JSONL: _jsonl, Format.CSV: _csv}

@@ -1,0 +1,127 @@
+"""Parity: the names in the catalog against the names that upstream's own generator lists."""
+
+from __future__ import annotations
+
+import csv
+import lzma
+import sqlite3
+from collections import Counter
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from catalog.errors import CatalogError, MissingReferenceError, SpecError, UsageError
+from catalog.rules.populate import Request
+from catalog.schema.fields import Family
+from catalog.schema.names import parse_name
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two sets of kernel names: what the catalog has, and what the reference lists."""
+
+    arch: str
+    revision: str
+    mask_impl: str
+    receipt: int
+    catalog: frozenset[str]
+    reference: frozenset[str]
+
+    @property
+    def passed(self) -> bool:
+        """Whether the sets are equal."""
+        return self.catalog == self.reference
+
+    @property
+    def missing(self) -> dict[str, list[str]]:
+        """Names that only the reference has, by family."""
+        return _by_family(self.reference - self.catalog)
+
+    @property
+    def extra(self) -> dict[str, list[str]]:
+        """Names that only the catalog has, by family."""
+        return _by_family(self.catalog - self.reference)
+
+    @property
+    def families(self) -> Counter[str]:
+        """Kernels of the reference by family."""
+        return Counter({family: len(names) for family, names in _by_family(self.reference).items()})
+
+
+def compare(connection: sqlite3.Connection, request: Request, receipt: int, references: Path) -> Comparison:
+    """Compare the rows of ``receipt`` in a populated catalog with the list in folder ``references``.
+
+    Raises:
+        MissingReferenceError: there is no list for this arch, revision, mask implementation and receipt.
+        UsageError: the catalog was populated for other receipts only, or not at all.
+    """
+    spec = request.spec
+    reference = reference_names(references, request).get(receipt)
+    if reference is None:
+        raise MissingReferenceError(
+            f"There is no reference list for receipt {receipt} of {spec.arch} ({spec.revision}, {request.mask_impl}).",
+            hint=f"The lists in {references} have, for it: {_receipts_with_reference(references, request)}.",
+        )
+    _check_populated(connection, request, receipt)
+    identity = request.identity
+    names = connection.execute(
+        "SELECT name FROM kernel JOIN kernel_receipt ON kernel_id = id WHERE receipt = ? "
+        "AND arch = ? AND revision = ? AND space = ? AND mask_impl = ?",
+        (receipt, *identity.values()),
+    )
+    return Comparison(
+        identity["arch"], identity["revision"], request.mask_impl, receipt, frozenset(name for (name,) in names), reference
+    )
+
+
+def reference_names(references: Path, request: Request) -> dict[int, frozenset[str]]:
+    """The reference list of a population: kernel names by receipt; empty when there is no list."""
+    spec = request.spec
+    path = references / f"{spec.revision}.{spec.reference or spec.arch}.{request.mask_impl}.csv.xz"
+    return _read(path) if path.is_file() else {}
+
+
+@lru_cache(maxsize=4)
+def _read(path: Path) -> dict[int, frozenset[str]]:
+    names: dict[int, set[str]] = {}
+    try:
+        with lzma.open(path, "rt", encoding="utf-8", newline="") as file:
+            for row in csv.DictReader(file):
+                for receipt in row["receipts"].split():
+                    names.setdefault(int(receipt), set()).add(row["name"])
+    except (lzma.LZMAError, EOFError, KeyError, ValueError, AttributeError, OSError) as error:
+        raise SpecError(
+            f"{path}: not a reference list: {error}.", hint="It must be xz-compressed CSV with the columns name and receipts."
+        ) from None
+    return {receipt: frozenset(listed) for receipt, listed in names.items()}
+
+
+def _receipts_with_reference(references: Path, request: Request) -> str:
+    return ", ".join(f"receipt {receipt}" for receipt in sorted(reference_names(references, request))) or "nothing"
+
+
+def _check_populated(connection: sqlite3.Connection, request: Request, receipt: int) -> None:
+    identity = request.identity
+    row = connection.execute(
+        "SELECT receipts FROM population WHERE arch = ? AND revision = ? AND space = ? AND mask_impl = ?",
+        tuple(identity.values()),
+    ).fetchone()
+    again = f"Run: catalog populate --arch {identity['arch']} --mask-impl {request.mask_impl}"
+    if row is None:
+        raise UsageError(f"The catalog holds no kernels of {identity['arch']} ({request.mask_impl}).", hint=again)
+    if row[0] and str(receipt) not in row[0].split():
+        raise UsageError(f"The catalog was populated for receipts {row[0]} of {identity['arch']} only.", hint=again)
+
+
+def _by_family(names: frozenset[str]) -> dict[str, list[str]]:
+    families: dict[str, list[str]] = {family.value: [] for family in Family}
+    for name in sorted(names):
+        families.setdefault(_family(name), []).append(name)
+    return {family: listed for family, listed in families.items() if listed}
+
+
+def _family(name: str) -> str:
+    try:
+        return str(parse_name(name)["family"])
+    except CatalogError:
+        return "names of no family"

@@ -1,0 +1,231 @@
+"""The catalog as a Python object: populate, select."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import threading
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import cached_property, lru_cache
+from pathlib import Path
+from types import MethodType
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
+
+from catalog import settings
+from catalog.errors import RegistryError
+from catalog.registry import connect, transaction
+from catalog.runtime.plan import Plan, Services
+from catalog.runtime.select import Candidate, Population, Selector
+from catalog.schema.arch_spec import DEFAULT_REVISION, ArchSpec, load_spec
+from catalog.schema.fields import Family
+from catalog.schema.kernel import Kernel
+from catalog.schema.problem import Problem
+
+if TYPE_CHECKING:
+    from catalog.build.builder import Artifact, Builder
+    from catalog.build.cache import ArtifactRecord
+    from catalog.rules.populate import Population as Populated
+    from catalog.runtime.devices.host import HostDevice
+
+_log = logging.getLogger(__name__)
+
+MEMO_SIZE = 65_536
+"""Selections that a catalog remembers; beyond that it forgets all and starts anew."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class _OnDefault(Generic[P, R]):
+    """A method that works on the default catalog when it is called on the class."""
+
+    def __init__(self, function: Callable[Concatenate[Catalog, P], R]) -> None:
+        self._function = function
+        self.__doc__ = function.__doc__
+
+    def __get__(self, instance: Catalog | None, owner: type[Catalog]) -> Callable[P, R]:
+        return MethodType(self._function, owner.default() if instance is None else instance)
+
+
+class Catalog:
+    """The kernels of one SQLite file.
+
+    ``Catalog.select(problem)`` works on the default catalog, ``Catalog(path).select(problem)`` on the file at ``path``;
+    it is made when it is not there, and an arch is populated when it is first selected from.
+    """
+
+    def __init__(self, path: Path | str | None = None) -> None:
+        self.path = Path(path) if path is not None else settings.settings().db
+        self._memo: dict[tuple[str, str, str | None, str], Plan] = {}
+        self._lock = threading.RLock()
+        self._selectors: dict[tuple[str, str | None, str], Selector] = {}
+
+    @classmethod
+    @lru_cache(maxsize=1)
+    def default(cls) -> Catalog:
+        """The catalog of the settings: one object a process."""
+        return cls()
+
+    @cached_property
+    def connection(self) -> sqlite3.Connection:
+        """The connection of this object, opened when first used.
+
+        Raises:
+            RegistryError: the file cannot be opened or is no catalog.
+        """
+        return connect(self.path)
+
+    def spec(self, arch: str, revision: str | None = None) -> ArchSpec:
+        """The spec of ``arch``; ``host`` is this machine's CPU.
+
+        Raises:
+            UsageError: no such arch or revision.
+            SpecError: a spec file is wrong.
+            DeviceError: ``host``, and no host arch runs on this CPU.
+        """
+        return load_spec(settings.data_dir() / "arch_specs", resolve_arch(arch), revision)
+
+    def populate(
+        self,
+        arch: str,
+        *,
+        revision: str | None = None,
+        mask_impl: str = "generic",
+        receipts: tuple[int, ...] = (),
+        force: bool = False,
+    ) -> Populated:
+        """Materialise the kernels of ``arch``; a no-op when they are there, made from the same spec, unless ``force``.
+
+        Raises:
+            UsageError, SpecError, DeviceError: as :meth:`spec`, or there is no such mask implementation or receipt.
+            RegistryError: the file cannot be written; nothing is changed then.
+        """
+        from catalog.rules.populate import Request, populate
+
+        with self._lock:
+            populated = populate(self.connection, Request(self.spec(arch, revision), mask_impl, receipts), force=force)
+            if not populated.unchanged:
+                self._selectors.clear()
+                self._memo.clear()
+        return populated
+
+    @_OnDefault
+    def select(self, problem: Problem, *, arch: str = "host", revision: str | None = None, mask_impl: str = "generic") -> Plan:
+        """The plan that answers ``problem`` on ``arch``.
+
+        The choice is remembered: asking again for an equal problem runs no SQL. :meth:`populate` makes it forget.
+
+        Raises:
+            SelectionError: no kernel answers the problem; says which trait or rule leaves none.
+            UsageError, SpecError, RegistryError, DeviceError: as :meth:`populate`.
+        """
+        key = (problem.key, arch, revision, mask_impl)
+        plan = self._memo.get(key)
+        if plan is None:
+            with self._lock:
+                plan = self._plan(problem, arch, revision, mask_impl)
+                if len(self._memo) >= MEMO_SIZE:
+                    self._memo.clear()
+                self._memo[key] = plan
+        return plan
+
+    def candidates(
+        self, problem: Problem, *, arch: str = "host", revision: str | None = None, mask_impl: str = "generic", limit: int = 10
+    ) -> list[Candidate]:
+        """The best ``limit`` kernels for ``problem``, best first; the first is the one that :meth:`select` takes.
+
+        Raises:
+            SelectionError, UsageError, SpecError, RegistryError, DeviceError: as :meth:`select`.
+        """
+        with self._lock:
+            return self._selector(arch, revision, mask_impl).candidates(problem, Family(problem.op), limit)
+
+    def _plan(self, problem: Problem, arch: str, revision: str | None, mask_impl: str) -> Plan:
+        def kernels() -> tuple[Kernel, ...]:
+            return (self.candidates(problem, arch=arch, revision=revision, mask_impl=mask_impl, limit=1)[0].kernel,)
+
+        services = Services(self.build, kernels, self.host)
+        return Plan(problem, resolve_arch(arch), kernels(), services)
+
+    def _selector(self, arch: str, revision: str | None, mask_impl: str) -> Selector:
+        key = (arch, revision, mask_impl)
+        if key not in self._selectors:
+            population = self._population(arch, revision, mask_impl)
+            if population is None:
+                self.populate(arch, revision=revision, mask_impl=mask_impl)
+                population = self._population(arch, revision, mask_impl)
+                assert population is not None, "a populate leaves its population"  # noqa: S101
+            self._selectors[key] = Selector(self.connection, population)
+        return self._selectors[key]
+
+    def _population(self, arch: str, revision: str | None, mask_impl: str) -> Population | None:
+        """What the file holds of ``arch``: of several revisions the default one, of several spaces upstream's codegen."""
+        row = self.connection.execute(
+            "SELECT arch, revision, space, mask_impl, compute_units FROM population "
+            "WHERE arch = :arch AND mask_impl = :mask_impl AND revision = coalesce(:revision, revision) "
+            "ORDER BY revision <> :default, space <> 'ck', revision, space LIMIT 1",
+            {"arch": resolve_arch(arch), "mask_impl": mask_impl, "revision": revision, "default": DEFAULT_REVISION},
+        ).fetchone()
+        return None if row is None else Population(**dict(row))
+
+    @cached_property
+    def builder(self) -> Builder:
+        """Builds this catalog's kernels and records what came of it in table ``artifact``."""
+        from catalog.build.builder import Builder
+
+        return Builder(settings.settings().cache_dir, self._record)
+
+    def build(self, kernel: Kernel) -> Artifact:
+        """The library of ``kernel``, compiled unless the cache has it.
+
+        Raises:
+            BuildError: it does not compile; ``log`` is the compiler's output.
+            ToolchainError: there is no usable compiler.
+        """
+        return self.builder.build(kernel)
+
+    @cached_property
+    def _host(self) -> HostDevice:
+        from catalog.runtime.devices.host import HostDevice
+
+        return HostDevice(settings.settings().num_threads)
+
+    def host(self) -> HostDevice:
+        """The host CPU as a device."""
+        return self._host
+
+    def _record(self, record: ArtifactRecord) -> None:
+        fields: dict[str, Any] = asdict(record)
+        columns, holes = ", ".join(fields), ", ".join(f":{name}" for name in fields)
+        updates = ", ".join(f"{name} = excluded.{name}" for name in fields if name != "key")
+        try:
+            with self._lock, transaction(self.connection):
+                self.connection.execute(
+                    f"INSERT INTO artifact ({columns}) VALUES ({holes}) ON CONFLICT (key) DO UPDATE SET {updates}",  # noqa: S608
+                    fields,
+                )
+        except (RegistryError, sqlite3.IntegrityError) as error:
+            # The library is in the cache all the same: a catalog that cannot be written must not stop a run.
+            _log.warning("%s: the build of %s is not recorded: %s", self.path, record.kernel_id, error)
+
+    def close(self) -> None:
+        """Close the file; the object opens it again when it is used again."""
+        if "connection" in self.__dict__:
+            self.connection.close()
+            del self.__dict__["connection"]
+        self._selectors.clear()
+        self._memo.clear()
+
+
+def resolve_arch(arch: str) -> str:
+    """``arch`` with ``host`` resolved to this machine's CPU.
+
+    Raises:
+        DeviceError: ``host``, and no host arch runs on this CPU.
+    """
+    if arch != "host":
+        return arch
+    from catalog.runtime.devices.host import resolve_host_arch
+
+    return resolve_host_arch()

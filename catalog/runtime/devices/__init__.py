@@ -1,0 +1,18 @@
+"""One module a kind of device: memory, streams, clocks. What they have in common is here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """What a timing is tied to: the same kernel is measured anew where any of these differs.
+
+    ``arch`` is the catalog's name of the compile target, ``name`` the product's, ``cores`` what a kernel may use of it:
+    CPU threads, compute units, multiprocessors.
+    """
+
+    arch: str
+    name: str
+    cores: int

@@ -1,0 +1,124 @@
+"""A plan: the stages that answer a problem, built when first run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from catalog.errors import BuildError, DeviceError
+from catalog.schema.kernel import Kernel
+from catalog.schema.problem import Problem
+
+if TYPE_CHECKING:
+    from catalog.build.builder import Artifact
+    from catalog.runtime.devices.host import HostDevice, HostKernel
+    from catalog.runtime.tensors import Array
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a run gave.
+
+    ``outputs`` are arrays by name: ``o`` and, where asked for, ``lse``. ``time_ms`` is the wall time of the launches,
+    the median where there were several; ``tflops`` counts :attr:`Problem.flops`. ``kernels`` are the names of the
+    kernels that ran, ``compile_seconds`` what compiling them took, 0 for what the cache had.
+    """
+
+    outputs: Mapping[str, Array] = field(repr=False)
+    time_ms: float
+    tflops: float
+    kernels: tuple[str, ...]
+    compile_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What a plan needs of its catalog: build a kernel, find another when one does not compile, the host's device."""
+
+    build: Callable[[Kernel], Artifact]
+    reselect: Callable[[], tuple[Kernel, ...]]
+    host: Callable[[], HostDevice]
+
+
+class Plan:
+    """The kernels that answer one problem on one arch, in the order in which they run.
+
+    A plan is made by :meth:`catalog.Catalog.select`; it compiles its kernels when it first runs, keeps them loaded, and
+    may run any number of times.
+    """
+
+    def __init__(self, problem: Problem, arch: str, kernels: tuple[Kernel, ...], services: Services) -> None:
+        self.problem = problem
+        self.arch = arch
+        self.kernels = kernels
+        self._services = services
+        self._loaded: tuple[HostKernel, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"Plan({self.arch}: {' -> '.join(kernel.name for kernel in self.kernels)})"
+
+    def build(self) -> tuple[Artifact, ...]:
+        """Compile the kernels that the cache has not; a kernel that does not compile gives way to the next applicable.
+
+        Raises:
+            BuildError: no applicable kernel compiles; the last one's error.
+            ToolchainError: there is no usable compiler.
+        """
+        while True:
+            try:
+                return tuple(self._services.build(kernel) for kernel in self.kernels)
+            except BuildError:
+                others = self._services.reselect()
+                if others == self.kernels:
+                    raise
+                self.kernels = others
+
+    def run(self, *, seed: int = 0, repeats: int = 1, **tensors: Any) -> Result:
+        """Run the plan on ``tensors``, or on seeded random ones when none are given.
+
+        Args:
+            seed: of the random inputs.
+            repeats: launches; the outputs are the last one's, the time is the median.
+            tensors: the inputs by name, NumPy arrays of :attr:`Problem.shapes`.
+
+        Raises:
+            TensorError: a tensor is missing, superfluous, or of the wrong shape, dtype or strides.
+            DeviceError: this machine has no device for the arch, or a launch failed.
+            BuildError, ToolchainError: as :meth:`build`.
+        """
+        from catalog.runtime.tensors import check_inputs, make_inputs, make_outputs
+
+        self._check_device()
+        problem = self.problem
+        inputs = check_inputs(problem, tensors) if tensors else make_inputs(problem, seed)
+        outputs = make_outputs(problem)
+        device = self._services.host()
+        compile_seconds = self._load(device)
+        [kernel] = self._loaded
+        durations = device.time(kernel, device.call(problem, inputs | outputs), max(1, repeats))
+        time_ms = median(durations) / 1e6
+        return Result(
+            outputs, time_ms, problem.flops / time_ms / 1e9, tuple(k.name for k in self.kernels), compile_seconds
+        )
+
+    def _load(self, device: HostDevice) -> float:
+        """Load the kernels, unless they are; the seconds that compiling took."""
+        if self._loaded:
+            return 0.0
+        artifacts = self.build()
+        self._loaded = tuple(device.load(artifact.path, artifact.sha256, artifact.kernel_id) for artifact in artifacts)
+        return sum(artifact.compile_seconds for artifact in artifacts if not artifact.cached)
+
+    def _check_device(self) -> None:
+        if self._loaded:
+            return
+        from catalog.runtime.devices import why_unavailable
+
+        reason = why_unavailable(self.arch)
+        if reason is not None:
+            raise DeviceError(
+                f"{self.arch} kernels cannot run on this machine: {reason}.",
+                hint="Select with arch='host' to run on this machine's CPU.",
+            )

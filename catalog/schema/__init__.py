@@ -1,0 +1,1 @@
+"""What the catalog is made of: traits, kernels, names, arch specs, problems."""

@@ -1,0 +1,177 @@
+"""The host device, with libraries compiled here that answer as kernels do."""
+
+import ctypes
+import os
+import re
+import shutil
+import subprocess
+import timeit
+from pathlib import Path
+
+import archspec.cpu
+import pytest
+
+import catalog
+from catalog.errors import DeviceError
+from catalog.runtime.devices.host import (
+    ABI_VERSION,
+    HOST_ARCHES,
+    CatalogArgs,
+    CatalogTensor,
+    HostDevice,
+    resolve_host_arch,
+    why_unavailable,
+)
+from catalog.runtime.tensors import make_inputs, make_outputs
+from catalog.schema.problem import Problem
+
+INCLUDE = Path(catalog.__file__).parent / "build" / "abi"
+PROBLEM = Problem(seqlens_q=[3, 0, 5], nhead_q=4, nhead_k=2, hdim_q=16, dtype="fp32", mask="window", window=(7, 0))
+
+KERNEL = r"""
+#include "catalog_abi.h"
+const char* catalog_describe(void) { return "{\"id\": \"ROW\"}"; }
+int32_t catalog_launch(const catalog_args* args, void* stream) {
+    if (args->abi_version != VERSION) return CATALOG_ABI_MISMATCH;
+    if (stream || args->batch < 0) return CATALOG_BAD_ARGUMENT;
+    float* o = args->o.data;
+    o[0] = args->num_threads + args->seqstart_q[args->batch] + 100 * args->window_left;
+    o[1] = args->scale;
+    o[2] = ((float*)args->v.data)[args->v.stride_seqlen];
+    return STATUS;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def compiler():
+    found = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if found is None and os.environ.get("CI") != "true":
+        pytest.skip("no C compiler")
+    assert found
+    return found
+
+
+@pytest.fixture
+def build(compiler, tmp_path):
+    def build(source=KERNEL, row="ROW", version="CATALOG_ABI_VERSION", status="CATALOG_OK"):
+        """Compile to a new file, renamed over the old one, as the kernel cache does."""
+        for word, value in (("ROW", row), ("VERSION) return", f"{version}) return"), ("STATUS;", f"{status};")):
+            source = source.replace(word, value)
+        (tmp_path / "kernel.c").write_text(source)
+        library = tmp_path / "kernel.so"
+        command = [compiler, "-shared", "-fPIC", f"-I{INCLUDE}", "kernel.c", "-o", "new.so"]
+        subprocess.run(command, cwd=tmp_path, check=True)
+        (tmp_path / "new.so").replace(library)
+        return library
+
+    return build
+
+
+def test_the_argument_struct_is_the_headers(compiler, tmp_path):
+    structs = {"catalog_tensor": CatalogTensor, "catalog_args": CatalogArgs}
+    members = [(name, struct, member) for name, struct in structs.items() for member, *_ in struct._fields_]
+    lines = [f"{name}, {member})" for name, _, member in members]
+    (tmp_path / "layout.c").write_text(
+        '#include <stddef.h>\n#include <stdio.h>\n#include "catalog_abi.h"\n'
+        "#define SHOW(type, member) "
+        'printf(#member " %zu %zu\\n", offsetof(type, member), sizeof(((type*)0)->member));\n'
+        "int main(void) {\n" + "\n".join(f"SHOW({line}" for line in lines) + "\n"
+        'printf("%zu %d\\n", sizeof(catalog_args), CATALOG_ABI_VERSION);\n}\n'
+    )
+    subprocess.run([compiler, f"-I{INCLUDE}", "layout.c", "-o", "layout"], cwd=tmp_path, check=True)
+    printed = subprocess.run([tmp_path / "layout"], capture_output=True, text=True, check=True).stdout
+    ours = [(member, getattr(struct, member)) for _, struct, member in members]
+    assert printed.splitlines() == [
+        *(f"{member} {place.offset} {place.size}" for member, place in ours),
+        f"{ctypes.sizeof(CatalogArgs)} {ABI_VERSION}",
+    ]
+
+
+def test_a_kernel_gets_the_problem_and_writes_the_outputs(build):
+    device = HostDevice(num_threads=5)
+    kernel = device.load(build(), "digest", "ROW")
+    inputs, outputs = make_inputs(PROBLEM), make_outputs(PROBLEM)
+    call = device.call(PROBLEM, inputs | outputs)
+    device.launch(kernel, call)
+    first = outputs["o"].ravel()[:3]
+    assert first.tolist() == [5 + 8 + 700, PROBLEM.softmax_scale, inputs["v"][1, 0, 0]]
+    assert all(duration > 0 for duration in device.time(kernel, call, launches=3))
+
+
+def test_a_library_is_loaded_once_until_its_content_changes(build):
+    device = HostDevice()
+    path = build()
+    kernel = device.load(path, "digest", "ROW")
+    assert device.load(path, "digest", "ROW") is kernel
+    with pytest.raises(DeviceError, match="built from row ROW, not from other"):
+        device.load(path, "digest", "other")
+    assert device.load(build(row="rebuilt"), "new digest", "rebuilt").id == "rebuilt"
+
+
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [
+        ("CATALOG_BAD_ARGUMENT", "kernel ROW: the call is outside of what it was built for"),
+        ("CATALOG_NO_MEMORY", "kernel ROW: it could not allocate its scratch memory"),
+        ("77", "kernel ROW: unknown status 77"),
+    ],
+)
+def test_a_failed_launch_is_explained(build, status, message):
+    device = HostDevice()
+    kernel = device.load(build(status=status), "digest", "ROW")
+    with pytest.raises(DeviceError, match=message):
+        device.launch(kernel, device.call(PROBLEM, make_inputs(PROBLEM) | make_outputs(PROBLEM)))
+
+
+def test_libraries_that_are_no_kernels(build, tmp_path):
+    device = HostDevice()
+    broken = tmp_path / "broken.so"
+    broken.write_text("no library")
+    with pytest.raises(DeviceError, match=r"cannot load .*broken\.so"):
+        device.load(broken, "1", "ROW")
+    with pytest.raises(DeviceError, match=r"is not a kernel: .*catalog_describe"):
+        device.load(build("int other(void) { return 0; }"), "2", "ROW")
+    with pytest.raises(DeviceError, match="another version of the argument struct"):
+        device.load(build(version="99"), "3", "ROW")
+    with pytest.raises(DeviceError, match="does not say which row"):
+        device.load(build(KERNEL.replace('\\"id\\": ', "")), "4", "ROW")
+
+
+def test_calls_cost_microseconds(build):
+    device = HostDevice()
+    kernel = device.load(build(), "digest", "ROW")
+    tensors = make_inputs(PROBLEM) | make_outputs(PROBLEM)
+    seconds = timeit.repeat(lambda: device.launch(kernel, device.call(PROBLEM, tensors)), number=1000, repeat=5)
+    assert min(seconds) / 1000 < 40e-6  # 8 us on an idle machine
+
+
+@pytest.mark.parametrize(
+    ("found", "resolved", "reasons"),
+    [
+        (
+            "zen4",
+            "x86_64_v4",
+            {"x86_64_v3": None, "aarch64": "aarch64 needs a CPU of family aarch64: this one is zen4"},
+        ),
+        ("zen3", "x86_64_v3", {"x86_64_v4": "x86_64_v4 needs avx512bw, .*: this CPU, zen3, lacks them"}),
+        ("neoverse_v1", "aarch64", {"x86_64_v3": "x86_64_v3 needs a CPU of family x86_64"}),
+        ("power9le", None, {"gfx942": "gfx942 is not a CPU: host archs are x86_64_v4, x86_64_v3, aarch64"}),
+    ],
+)
+def test_the_host_arch_is_what_the_cpu_runs(monkeypatch, found, resolved, reasons):
+    monkeypatch.setattr(archspec.cpu, "host", lambda: archspec.cpu.TARGETS[found])
+    if resolved:
+        assert resolve_host_arch() == resolved
+    else:
+        with pytest.raises(DeviceError, match=f"no host arch runs on this CPU, {found}"):
+            resolve_host_arch()
+    for arch, reason in reasons.items():
+        assert re.match(reason or "None", str(why_unavailable(arch)))
+
+
+def test_this_machine_is_described():
+    device = HostDevice(num_threads=3).device
+    assert device.arch in HOST_ARCHES
+    assert device.cores == 3
+    assert device.name

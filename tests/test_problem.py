@@ -1,0 +1,158 @@
+"""Problems: validation messages, the normal form, and the counts that figures are made of."""
+
+import json
+import pickle
+import timeit
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from catalog.errors import ProblemError
+from catalog.schema.fields import Mask, Mode
+from catalog.schema.problem import ELEMENT_BYTES, Problem
+
+DENSE = {"batch": 2, "nhead_q": 8, "seqlen_q": 64, "hdim_q": 32}
+PACKED = {"seqlens_q": [3, 0, 5], "nhead_q": 8, "hdim_q": 32}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (DENSE | {"nheadk": 4}, r"no field 'nheadk'; did you mean 'nhead_k'\?"),
+        (DENSE | {"batch": None}, r"needs batch, or seqlens_q"),
+        (DENSE | {"seqlen_q": None}, r"needs seqlen_q, or seqlens_q"),
+        (DENSE | {"hdim_q": None}, r"needs hdim_q: head dim"),
+        (DENSE | {"batch": -1}, r"batch=-1: .* from 0 to 2147483647"),
+        (DENSE | {"batch": True}, r"batch=True: .* an integer"),
+        (DENSE | {"hdim_q": 0}, r"hdim_q=0: .* from 1"),
+        (DENSE | {"hdim_v": 2**31}, r"hdim_v=2147483648: .* to 2147483647"),
+        (DENSE | {"nhead_k": 3}, r"nhead_k=3: must divide nhead_q=8"),
+        (DENSE | {"dtype": "bf61"}, r"dtype='bf61': allowed: fp32, fp16, .*; did you mean 'bf16'\?"),
+        (DENSE | {"mask": "casual"}, r"mask='casual': allowed: no, causal, .*; did you mean 'causal'\?"),
+        (DENSE | {"op": "bwd"}, r"op='bwd': allowed: fwd"),
+        (DENSE | {"layout": "bhsd "}, r"layout='bhsd ': allowed: bhsd, bshd"),
+        (DENSE | {"lse": 1}, r"lse=1: .* True or False"),
+        (DENSE | {"scale": -1.0}, r"scale=-1.0: .* positive"),
+        (DENSE | {"mask": "window"}, r"mask='window' needs window=\(left, right\)"),
+        (DENSE | {"mask": "window", "window": [1, -2]}, r"window\[1\]=-2: .* or -1 for all"),
+        (DENSE | {"mask": "window", "window": [1]}, r"window=\[1\]: \(left, right\)"),
+        (DENSE | {"window": [1, 1]}, r"window=\(1, 1\) does not go with mask='no'"),
+        (DENSE | {"mask": "causal", "window": [1, 1]}, r"window=\(1, 1\) does not go with mask='causal'"),
+        (DENSE | {"seqlens_k": [1, 2]}, r"seqlens_k is given without seqlens_q"),
+        (PACKED | {"batch": 2}, r"batch=2 contradicts seqlens_q, which makes it 3"),
+        (PACKED | {"seqlen_k": 4}, r"seqlen_k=4 contradicts seqlens_k, which makes it 5"),
+        (PACKED | {"seqlens_k": [1]}, r"seqlens_k has 1 sequences: must have as many as seqlens_q, 3"),
+        (PACKED | {"seqlens_q": [1, -2]}, r"seqlens_q\[1\]=-2: .* from 0"),
+        (PACKED | {"seqlens_q": [2**31 - 1, 1]}, r"seqlens_q adds up to 2147483648 tokens"),
+        (PACKED | {"layout": "bshd"}, r"layout='bshd' does not apply to packed sequences"),
+        (DENSE | {"batch": 2**31 - 1, "seqlen_q": 2**31 - 1}, r"multiply to .* do not fit in 63 bits"),
+    ],
+)
+def test_a_malformed_problem_says_what_is_allowed(fields, message):
+    with pytest.raises(ProblemError, match=message):
+        Problem(**fields)
+
+
+def test_omitted_fields_follow_the_given_ones():
+    problem = Problem(**DENSE)
+    assert (problem.nhead_k, problem.seqlen_k, problem.hdim_v) == (8, 64, 32)
+    assert problem.softmax_scale == pytest.approx(32**-0.5)
+    packed = Problem(**PACKED)
+    assert packed.mode is Mode.GROUP
+    assert (packed.batch, packed.seqlen_q, packed.seqlen_k, packed.seqlens_k) == (3, 5, 5, (3, 0, 5))
+
+
+@pytest.mark.parametrize(
+    ("given", "kernel_mask", "left", "right", "corner"),
+    [
+        ({}, Mask.NO, -1, -1, 0),
+        ({"mask": "window", "window": [-1, -1]}, Mask.NO, -1, -1, 0),
+        ({"mask": "causal"}, Mask.CAUSAL, -1, 0, 0),
+        ({"mask": "top_left", "window": [-1, 0]}, Mask.CAUSAL, -1, 0, 0),
+        ({"mask": "bottom_right"}, Mask.CAUSAL, -1, 0, 1),
+        ({"mask": "generic", "window": [-1, 0]}, Mask.CAUSAL, -1, 0, 1),
+        ({"mask": "window", "window": [7, 0]}, Mask.GENERIC, 7, 0, 1),
+        ({"mask": "top_left", "window": [7, 3]}, Mask.GENERIC, 7, 3, 0),
+    ],
+)
+def test_masks_have_one_spelling(given, kernel_mask, left, right, corner):
+    problem = Problem(**DENSE, **given)
+    assert problem.kernel_mask is kernel_mask
+    assert (problem.window_left, problem.window_right, problem.mask_corner) == (left, right, corner)
+
+
+def test_equal_meanings_are_equal_problems():
+    assert Problem(**DENSE, mask="causal") == Problem(**DENSE, mask="top_left", window=(-1, 0))
+    assert Problem(**DENSE, scale=32**-0.5, dtype="fp16", nhead_k=8) == Problem(**DENSE)
+    assert Problem(**DENSE) != Problem(**DENSE, lse=True)
+    assert len({Problem(**DENSE), Problem(**DENSE, seqlen_k=64)}) == 1
+
+
+lengths = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), max_size=4)
+sides = st.integers(-1, 60)
+masks = st.one_of(
+    st.sampled_from(["no", "causal", "top_left", "bottom_right"]).map(lambda mask: {"mask": mask}),
+    st.builds(
+        lambda mask, left, right: {"mask": mask, "window": (left, right)},
+        st.sampled_from(["window", "generic", "top_left", "bottom_right"]),
+        sides,
+        sides,
+    ),
+)
+sizes = st.one_of(
+    st.fixed_dictionaries(
+        {"batch": st.integers(0, 3), "seqlen_q": st.integers(0, 50), "seqlen_k": st.integers(0, 50)},
+        optional={"layout": st.sampled_from(["bhsd", "bshd"])},
+    ),
+    lengths.map(lambda pairs: {"seqlens_q": [q for q, _ in pairs], "seqlens_k": [k for _, k in pairs]}),
+)
+problems = st.builds(
+    lambda heads, ratio, sizes, mask, traits: Problem(nhead_q=heads * ratio, nhead_k=heads, **sizes, **mask, **traits),
+    st.integers(1, 3),
+    st.integers(1, 3),
+    sizes,
+    masks,
+    st.fixed_dictionaries(
+        {"hdim_q": st.integers(1, 256)},
+        optional={
+            "hdim_v": st.integers(1, 256),
+            "dtype": st.sampled_from(list(ELEMENT_BYTES)),
+            "lse": st.booleans(),
+            "scale": st.floats(0.01, 10),
+        },
+    ),
+)
+
+
+@given(problems)
+def test_problems_survive_json_pickle_and_copying(problem):
+    assert Problem(**json.loads(problem.key)) == problem
+    assert Problem.model_validate_json(problem.model_dump_json()).key == problem.key
+    assert pickle.loads(pickle.dumps(problem)) == problem  # noqa: S301
+    assert problem.model_copy() == problem
+
+
+@given(problems.filter(lambda problem: problem.kernel_mask is Mask.GENERIC))
+def test_flops_of_a_window_count_the_visible_pairs(problem):
+    pairs = 0
+    for seqlen_q, seqlen_k in problem.sequences:
+        diagonal = seqlen_k - seqlen_q if problem.mask_corner else 0
+        for query in range(seqlen_q):
+            first = 0 if problem.window_left < 0 else query + diagonal - problem.window_left
+            last = seqlen_k if problem.window_right < 0 else query + diagonal + problem.window_right
+            pairs += sum(first <= key <= last for key in range(seqlen_k))
+    assert problem.flops == 2 * (problem.hdim_q + problem.hdim_v) * problem.nhead_q * pairs
+
+
+def test_flops_and_bytes():
+    full = Problem(**DENSE, nhead_k=2, hdim_v=16, lse=True)
+    assert full.flops == 2 * 8 * 2 * 64 * 64 * (32 + 16)
+    assert full.bytes == 2 * (2 * 64) * (8 * 32 + 2 * 32 + 2 * 16 + 8 * 16) + 4 * (2 * 8 * 64)
+    assert full.model_copy(update={"mask": "causal"}).flops * 2 == full.flops
+    assert Problem(**PACKED, dtype="fp32").flops == 2 * 8 * (3 * 3 + 5 * 5) * (32 + 32)
+
+
+def test_reading_the_key_is_fast():
+    problem = Problem(**DENSE)
+    assert min(timeit.repeat(lambda: problem.key, number=10_000, repeat=5)) / 10_000 < 1e-6

@@ -1,0 +1,391 @@
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import json
+import os
+import re
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from catalog.errors import QueryError, RegistryError
+from catalog.output import Format, write_rows
+from catalog.query import Query, Result, count, hints, run
+
+TIMEOUT = 5.0
+
+SCHEMA = """
+CREATE TABLE kernel (id TEXT PRIMARY KEY, name TEXT, arch TEXT, dtype TEXT, mode TEXT, hdim_q INTEGER, hdim_v INTEGER,
+                     pipeline TEXT, lse INTEGER);
+CREATE TABLE kernel_receipt (kernel_id TEXT, receipt INTEGER);
+CREATE TABLE population (arch TEXT);
+CREATE TABLE timing (kernel_id TEXT, median_ms REAL);
+CREATE TABLE secret (word TEXT);
+CREATE VIEW kernels AS SELECT kernel.*,
+    coalesce((SELECT group_concat(receipt, ' ') FROM kernel_receipt WHERE kernel_id = kernel.id), '') AS receipts,
+    (SELECT min(median_ms) FROM timing WHERE kernel_id = kernel.id) AS best_ms FROM kernel;
+INSERT INTO population VALUES ('gfx942'), ('gfx950');
+INSERT INTO secret VALUES ('sesame');
+INSERT INTO kernel_receipt VALUES ('k000', 0), ('k000', 2);
+INSERT INTO timing VALUES ('k000', 0.5), ('k000', 0.25);
+"""
+
+ROWS = 300
+
+
+def kernel_row(index: int) -> tuple[object, ...]:
+    arch = "gfx942" if index % 3 else "gfx950"
+    mode = "group" if index % 2 else "batch"
+    pipeline = "qr_async" if index % 5 == 0 else "qr"
+    return f"k{index:03}", f"fmha_{index}", arch, "bf16", mode, 64 << index % 3, 64, pipeline, index % 2
+
+
+@pytest.fixture(scope="module")
+def db(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("a folder") / "100%?mode=rwc#catalog.db"
+    with sqlite3.connect(path) as connection:
+        connection.executescript(SCHEMA)
+        connection.executemany("INSERT INTO kernel VALUES (?,?,?,?,?,?,?,?,?)", map(kernel_row, range(ROWS)))
+    connection.close()
+    return path
+
+
+def ids(db: Path, **query: object) -> list[str]:
+    return [row[0] for row in run(db, Query(columns=("id",), **query), TIMEOUT)]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        ("", 300),
+        (" \n", 300),
+        ("hdim_q=128", 100),
+        ("hdim_q=128 AND pipeline='qr_async'", 20),
+        ('"hdim_q" = 128 OR [hdim_q] = 64', 200),
+        ("lse = TRUE AND mode IN ('group')", 150),
+        ("id IN (SELECT kernel_id FROM kernel_receipt WHERE receipt = 2)", 1),
+        ("receipts = '0 2' AND best_ms < 0.3", 1),
+        ("name LIKE 'FMHA_1%' AND name GLOB '*0'", 11),
+        ("name = 'it''s; -- not a comment /* ? (' OR id = 'k001'", 1),
+        ("hdim_q = 128\n  AND lse", 50),
+    ],
+)
+def test_an_expression_selects_rows(db: Path, where: str, expected: int) -> None:
+    assert count(db, Query(where), TIMEOUT) == expected == len(ids(db, where=where))
+
+
+def test_arch_columns_order_and_limit(db: Path) -> None:
+    query = Query("lse", arch="gfx942", columns=("NAME", "hdim_q", "name"), order_by="hdim_q desc, id", limit=2)
+    result = run(db, query, TIMEOUT)
+    assert result.columns == ("name", "hdim_q")
+    assert list(result) == [("fmha_5", 256), ("fmha_11", 256)]
+    assert count(db, query, TIMEOUT) == 2
+
+
+def test_without_columns_every_column_comes(db: Path) -> None:
+    result = run(db, Query("id = 'k000'"), TIMEOUT)
+    assert (result.columns[0], result.columns[-2:]) == ("id", ("receipts", "best_ms"))
+    assert list(result) == [(*kernel_row(0), "0 2", 0.25)]
+
+
+@pytest.mark.parametrize(
+    ("order_by", "first"),
+    [
+        ("", "k000"),
+        ("id DESC", "k299"),
+        ("best_ms IS NULL DESC, max(lse, 0) ASC, id DESC", "k298"),
+        ("best_ms DESC NULLS LAST", "k000"),
+        ("best_ms NULLS FIRST, id", "k001"),
+        ("name COLLATE NOCASE, id", "k000"),
+    ],
+)
+def test_orderings(db: Path, order_by: str, first: str) -> None:
+    assert ids(db, order_by=order_by, limit=1) == [first]
+
+
+@pytest.mark.parametrize(
+    ("marked", "said", "hint"),
+    [
+        ("lse AND «hdimq»=128", "no such column: hdimq", "Near: hdim_q, hdim_v."),
+        ("lse AND pipeline=«qr_async»", "no such column: qr_async", "Text takes single quotes: 'qr_async'"),
+        ('pipeline=«"qr_async"»', "no such column: qr_async", "text takes single quotes: 'qr_async'"),
+        ("mode='group' AND mode=«group»", "syntax error", "Text takes single quotes: 'group'"),
+        ("lse AND hdim_q=1 AND «AND» lse", "syntax error", ""),
+        ("lse «ORDER» BY name", "syntax error", "--order-by"),
+        ("lse &«&» lse", "syntax error", "AND"),
+        ("«SELECT» * FROM kernels", "not part of a condition", "WHERE"),
+        ("«lowr»(name)='a'", "no such function: lowr", "lower"),
+        ("name «REGEXP» 'a'", "no such function: REGEXP", "GLOB"),
+        ("1=1 AND «count»(*)>1", "misuse of aggregate", ""),
+        ("hdim_q=1«,»2", "only one expression", ""),
+        ("1«)» OR (1", "never opened", ""),
+        ("lse AND «(»hdim_q = 1", "never closed", ""),
+        ("name = «'»x", "never closed", ""),
+        ("1=1 «--» lse", "comments", ""),
+        ("1=1 «/*» lse", "comments", ""),
+        ("1«;» SELECT 1", "without ';'", ""),
+        ("hdim_q = «?»", "parameters", ""),
+        ("hdim_q = 12 AND «12ab»", "unrecognized token", ""),
+        ("lse = 0 OR« »", "incomplete", ""),
+    ],
+)
+def test_an_error_points_at_the_token(db: Path, marked: str, said: str, hint: str) -> None:
+    before, under, after = re.split("[«»]", marked)
+    with pytest.raises(QueryError) as caught:
+        run(db, Query(before + under + after), TIMEOUT)
+    first, _, carets = caught.value.message.split("\n")
+    assert said in first
+    assert carets == " " * (4 + len(before)) + "^" * len(under)
+    assert hint in str(caught.value)
+
+
+def test_a_caret_in_a_long_expression_of_many_lines_shows_its_surroundings(db: Path) -> None:
+    where = "lse\nAND " + "hdim_q = 128 OR " * 50 + "hdim_w = 1" + " OR lse" * 50
+    with pytest.raises(QueryError) as caught:
+        run(db, Query(where), TIMEOUT)
+    _, line, carets = caught.value.message.split("\n")
+    assert len(line) < 120
+    assert line[carets.index("^") : carets.rindex("^") + 1] == "hdim_w"
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        (Query(columns=("name", "hdimq")), "Near: hdim_q"),
+        (Query(columns=("1 FROM secret --",)), "no such column"),
+        (Query(order_by="name,,id"), "a term is empty"),
+        (Query(order_by="name DESC,"), "a term is empty"),
+        (Query(order_by="2"), "a number orders nothing"),
+        (Query(order_by="hdimq DESC"), "order-by: no such column: hdimq"),
+        (Query(order_by="id LIMIT 1"), "syntax error"),
+        (Query(order_by="count(*)"), "misuse of aggregate"),
+        (Query(limit=-1), "negative"),
+        (Query(arch="gfx90a"), "it has gfx942, gfx950.\nAdd them: catalog populate --arch 'gfx90a'"),
+        (Query(arch="\udcff"), "not valid UTF-8"),
+        (Query("lse = '\udcff'"), "not valid UTF-8"),
+        (Query("1\0"), "NUL"),
+        (Query("1 OR " * 100_000 + "1"), "at most"),
+        (Query("(" * 9_000 + "1" + ")" * 9_000), "stack overflow"),
+        (Query("abs(-9223372036854775807 - hdim_q / hdim_q)"), "integer overflow"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+@pytest.mark.parametrize("ask", [run, count])
+def test_a_wrong_question_is_a_query_error(db: Path, ask: object, query: Query, said: str) -> None:
+    with pytest.raises(QueryError) as caught:
+        list(run(db, query, TIMEOUT)) if ask is run else count(db, query, TIMEOUT)
+    assert said in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+ATTACKS = [
+    "1); DELETE FROM kernel; --",
+    "1) UNION SELECT word FROM secret --",
+    "id IN (SELECT word FROM secret)",
+    "id IN secret",
+    "EXISTS (SELECT 1 FROM secret)",
+    "id IN (SELECT name FROM sqlite_master)",
+    "id IN (SELECT name FROM sqlite_schema)",
+    "id IN (SELECT name FROM main.pragma_table_info('secret'))",
+    "EXISTS (SELECT 1 FROM pragma_database_list)",
+    "EXISTS (SELECT 1 FROM (SELECT * FROM secret) kernels)",
+    "id IN (WITH kernels AS (SELECT word FROM secret) SELECT word FROM kernels)",
+    "id IN (WITH RECURSIVE t(a) AS (SELECT 1 UNION ALL SELECT a + 1 FROM t) SELECT a FROM t)",
+    "id IN (DELETE FROM kernel RETURNING id)",
+    "id IN (SELECT value FROM json_each('[1]'))",
+    "ATTACH 'x.db' AS x",
+    "PRAGMA writable_schema = 1",
+    "load_extension('evil')",
+    "fts3_tokenizer('simple', x'00')",
+    "readfile('/etc/passwd') IS NULL",
+    "writefile('x', 'y')",
+    "edit(name)",
+    "randomblob(1000000000) IS NULL",
+    "length(zeroblob(1000000000)) > 1",
+    "length(printf('%1000000000d', 1)) > 1",
+    "1 /*",
+    "1 --",
+    "RAISE(ABORT, 'x')",
+]
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_an_attack_is_refused_and_changes_nothing(db: Path, attack: str) -> None:
+    before = db.read_bytes()
+    for query in (Query(attack), Query(order_by=attack)):
+        with pytest.raises(QueryError):
+            list(run(db, query, TIMEOUT))
+        with pytest.raises(QueryError):
+            count(db, query, TIMEOUT)
+    assert db.read_bytes() == before
+    assert os.listdir(db.parent) == [db.name]
+
+
+SQL_PIECES = r"""
+    ( ) ' " ` [ ] , ; -- /* */ . = < || -> ? :a @b $c # \ 0x1F 1e9 .5 x'00' 'a' lse hdim_q kernel secret abs( é
+    SELECT FROM WHERE AND OR NOT IN IS NULL CASE WHEN END CAST AS WITH ORDER BY DESC NULLS LAST LIMIT COLLATE
+"""
+SQL = st.lists(st.sampled_from([*SQL_PIECES.split(), "\0", "\n", "\udc80"]), max_size=12).map(" ".join)
+
+
+@hypothesis_settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=st.text(st.characters(), max_size=30) | SQL)
+def test_any_text_gives_rows_or_a_query_error(db: Path, text: str) -> None:
+    before = db.stat().st_mtime_ns
+    for query in (Query(text), Query(order_by=text), Query(columns=(text,)), Query(arch=text)):
+        with contextlib.suppress(QueryError):
+            hints(query)
+            assert len(list(run(db, query, TIMEOUT))) <= ROWS
+    assert db.stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        "(SELECT count(*) FROM kernel a, kernel b, kernel c, kernel d) = 0",
+        "(SELECT count(*) FROM (SELECT DISTINCT a.id, b.id, c.id FROM kernel a, kernel b, kernel c)) = 0",
+    ],
+)
+def test_a_bomb_ends_in_time(db: Path, bomb: str) -> None:
+    start = time.monotonic()
+    with pytest.raises(QueryError, match=r"longer than 0\.2 s"):
+        count(db, Query(bomb), 0.2)
+    assert time.monotonic() - start < 2
+
+
+def test_the_time_of_the_reader_does_not_count(db: Path) -> None:
+    rows = iter(run(db, Query(), 0.2))
+    next(rows)
+    time.sleep(0.3)
+    assert len(list(rows)) == ROWS - 1
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python sets SQLite's limits since 3.11")
+def test_a_value_cannot_grow_without_bound(db: Path) -> None:
+    doubled = "name"
+    for _ in range(4):
+        doubled = f"replace(hex, 'x', {doubled} || {doubled})".replace("hex", "'" + "x" * 2000 + "'")
+    with pytest.raises(QueryError, match="too big"):
+        count(db, Query(f"length({doubled}) > 1"), TIMEOUT)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(None, "There is no catalog"), (b"", "no catalog"), (b"hello " * 1000, "is no SQLite file")],
+)
+def test_a_file_that_is_no_catalog(tmp_path: Path, content: bytes | None, said: str) -> None:
+    path = tmp_path / "catalog.db"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(RegistryError, match=said):
+        count(path, Query(), TIMEOUT)
+    assert os.listdir(tmp_path) == ([] if content is None else ["catalog.db"])
+
+
+def test_a_query_reads_beside_a_writer(tmp_path: Path) -> None:
+    path = tmp_path / "catalog.db"
+    writer = sqlite3.connect(path)
+    writer.execute("PRAGMA journal_mode = WAL")
+    writer.executescript(SCHEMA)
+    writer.execute("INSERT INTO kernel (id) VALUES ('unfinished')")
+    assert count(path, Query(), TIMEOUT) == 0
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        ("pipeline='qr_asink'", ["pipeline has no value 'qr_asink'; near: qr_async"]),
+        ("lse AND 'FP16' = dtype", ["dtype has no value 'FP16'; near: fp16, bf16, fp8fp16"]),
+        ("k.mode NOT IN ('batch', 'grup')", ["mode has no value 'grup'; near: group"]),
+        ("lse = 't' AND pad_d IS 4", ["lse has no value 't'; it has: 0, 1", "pad_d has no value 4; it has: 0, 1, 8"]),
+        ("hdim_q = 7 AND name = 'x' AND pad_d + 4 = 8 AND 8 * pad_d = 64", []),
+        ("space = 'ck2'", ["space has no value 'ck2'; near: ck"]),
+        ("", []),
+    ],
+)
+def test_hints_name_values_that_cannot_be(where: str, expected: list[str]) -> None:
+    assert hints(Query(where), {"space": ("ck", "rules", "exhaustive")}) == expected
+
+
+COLUMNS = ("name", "lse", "hdim_q", "best_ms")
+VALUES = [('a "quoted", name', 1, 64, 0.5), ("[bold]b", 0, 128, None)]
+
+
+def printed(form: Format, rows: list[tuple[object, ...]]) -> str:
+    stream = io.StringIO(newline="")
+    assert write_rows(COLUMNS, rows, form, stream) == len(rows)
+    return stream.getvalue()
+
+
+def test_json_and_json_lines_have_real_booleans() -> None:
+    expected = [
+        {"name": 'a "quoted", name', "lse": True, "hdim_q": 64, "best_ms": 0.5},
+        {"name": "[bold]b", "lse": False, "hdim_q": 128, "best_ms": None},
+    ]
+    assert json.loads(printed(Format.JSON, VALUES)) == expected
+    assert [json.loads(line) for line in printed(Format.JSONL, VALUES).splitlines()] == expected
+    assert printed(Format.JSON, []) == "[]\n"
+    assert json.loads(printed(Format.JSONL, [("x", 1, 1, float("inf"))]))["best_ms"] is None
+
+
+def test_csv_is_what_a_csv_reader_expects() -> None:
+    read = list(csv.reader(io.StringIO(printed(Format.CSV, VALUES), newline="")))
+    assert read == [list(COLUMNS), ['a "quoted", name', "1", "64", "0.5"], ["[bold]b", "0", "128", ""]]
+
+
+def test_a_table_outside_a_terminal_cuts_nothing() -> None:
+    long = "fmha_" * 100
+    lines = printed(Format.TABLE, [(long, 1, 64, 0.5), *VALUES]).splitlines()
+    assert len(lines) == 5
+    assert lines[2].split() == [long, "1", "64", "0.5"]
+    assert lines[4].startswith("[bold]b ")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_table_on_a_terminal_fits_its_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "50")
+    monkeypatch.setenv("TERM", "xterm")
+    fitting, many = Terminal(), Terminal()
+    write_rows(COLUMNS, [("fmha_" * 20, 1, 64, 0.5), *VALUES], Format.TABLE, fitting)
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", fitting.getvalue()).splitlines()
+    assert max(map(len, lines)) <= 50
+    assert "".join(line.split()[0] for line in lines if "fmha_" in line) == "fmha_" * 20
+    write_rows([f"c{i}" for i in range(40)], [tuple(range(40))], Format.TABLE, many)
+    assert "c39  39" in many.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("form", list(Format))
+def test_a_reader_that_goes_away_ends_it_quietly(form: Format) -> None:
+    script = (
+        "import sys; from catalog.output import *\n"
+        f"write_rows(['name'], ((str(i) * 9,) for i in range(99999)), Format({form.value!r}), sys.stdout)"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 0
+
+
+def test_a_result_lets_go_of_the_file(db: Path) -> None:
+    with run(db, Query(), TIMEOUT) as result:
+        assert isinstance(result, Result)
+        next(iter(result))
+    with pytest.raises(QueryError):
+        list(result)

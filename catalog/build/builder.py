@@ -19,7 +19,7 @@ from catalog.build.cache import ArtifactRecord, Cache
 from catalog.build.host import emit as host
 from catalog.build.keys import ContentKey, KeyMaker, ScanError, TranslationUnit, abi_number
 from catalog.build.toolchains import LIBRARY, SOURCE, Toolchain, host_facts, host_toolchain
-from catalog.errors import BuildError, CatalogError
+from catalog.errors import BuildError, ToolchainError
 from catalog.schema.kernel import Kernel
 from catalog.settings import settings
 
@@ -80,10 +80,10 @@ class Artifact:
 
 @dataclass(frozen=True)
 class BuildFailure:
-    """A kernel that did not become a library, and why: a BuildError or a ToolchainError."""
+    """A kernel that did not become a library, and why."""
 
     kernel: Kernel
-    error: CatalogError
+    error: BuildError | ToolchainError
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,8 @@ class Builder:
     ) -> BuildReport:
         """Build ``kernels``, ``jobs`` at a time (None: one per core); ``on_done`` hears of each as it ends.
 
-        A kernel that fails does not stop the others. An exception, Ctrl-C for one, ends the running compilers first.
+        A kernel that fails does not stop the others: nothing is raised for it. Whatever else is raised (by ``record`` or
+        ``on_done``, by Ctrl-C) ends the running compilers first.
         """
         asked = list(kernels)
         results: dict[int, Artifact | BuildFailure] = {}
@@ -228,7 +229,7 @@ class Builder:
                 done: Artifact | BuildFailure
                 try:
                     done = self._settle(future.result)
-                except CatalogError as error:
+                except (BuildError, ToolchainError) as error:
                     done = BuildFailure(asked[place], error)
                 results[place] = done
                 if on_done is not None:

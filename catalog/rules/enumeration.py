@@ -109,9 +109,9 @@ class Join:
         columns = ", ".join(
             f"({enumeration.derived[t]}) AS {t}" if t in enumeration.derived else t for t in (*IDENTITY, *TRAITS)
         )
-        order = ", ".join((*enumeration.order, "tile_seq", "variant_seq"))
+        position = f"(({enumeration.order}) * {len(self.tiles)} + tile_seq) * {len(enumeration.variants)} + variant_seq"
         return (
-            f"CREATE TEMP TABLE combination AS SELECT *, row_number() OVER (ORDER BY {order}) AS position "
+            f"CREATE TEMP TABLE combination AS SELECT *, {position} AS position "
             f"FROM (SELECT *, {listed} AS listed FROM (SELECT {columns}, tile_seq, variant_seq FROM ({self._product_sql()}))) "
             f"WHERE {_all_of(kept)}"
         )

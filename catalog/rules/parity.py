@@ -42,6 +42,22 @@ class Comparison:
         """Names that only the catalog has, by family."""
         return _by_family(self.catalog - self.reference)
 
+    def report(self) -> str:
+        """One line when the sets are equal, else every missing and extra name, by family."""
+        what = f"({self.arch}, receipt {self.receipt}, {self.mask_impl})"
+        if self.passed:
+            return f"PASS: {len(self.reference):,} kernels across {len(self.families)} families {what}"
+        missing, extra = self.missing, self.extra
+        lines = [
+            f"FAIL: {sum(map(len, missing.values())):,} missing, {sum(map(len, extra.values())):,} extra "
+            f"of {len(self.reference):,} kernels {what}"
+        ]
+        for word, names in (("missing", missing), ("extra", extra)):
+            for family, listed in names.items():
+                lines.append(f"{family}: {len(listed):,} {word}")
+                lines += [f"  {'-' if word == 'missing' else '+'} {name}" for name in listed]
+        return "\n".join(lines)
+
     @property
     def families(self) -> Counter[str]:
         """Kernels of the reference by family."""

@@ -6,14 +6,16 @@ import hashlib
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
-from catalog.errors import UsageError
+from catalog.errors import SpecError, UsageError
 from catalog.registry import KERNEL_COLUMNS, transaction
 from catalog.rules.enumeration import Join, make_table
 from catalog.schema.arch_spec import ArchSpec
+from catalog.schema.fields import Family
 from catalog.schema.names import sql_literal
 
 
@@ -64,7 +66,7 @@ def populate(connection: sqlite3.Connection, request: Request, *, force: bool = 
     started = time.perf_counter()
     if not force and _population_digest(connection, request) == digest:
         return Population(request, count_by_family(connection, request), time.perf_counter() - started, unchanged=True)
-    with transaction(connection):
+    with transaction(connection), _explained_duplicates(request):
         _write(connection, request, joins, receipts)
         families = count_by_family(connection, request)
         seconds = time.perf_counter() - started
@@ -72,14 +74,12 @@ def populate(connection: sqlite3.Connection, request: Request, *, force: bool = 
     return Population(request, families, seconds)
 
 
-def count_by_family(connection: sqlite3.Connection, request: Request) -> dict[str, int]:
-    """Rows of the population by family, in the schema's order of families."""
+def count_by_family(connection: sqlite3.Connection, request: Request, receipt: int | None = None) -> dict[str, int]:
+    """Rows of the population by family, in the schema's order of families; of one receipt when it is given."""
     where, values = _where(request)
-    counts: dict[str, int] = dict(
-        connection.execute(f"SELECT family, count(*) FROM kernel WHERE {where} GROUP BY family", values).fetchall()  # noqa: S608
-    )
-    from catalog.schema.fields import Family
-
+    listed = "" if receipt is None else f" AND id IN (SELECT kernel_id FROM kernel_receipt WHERE receipt = {receipt:d})"
+    rows = connection.execute(f"SELECT family, count(*) FROM kernel WHERE {where}{listed} GROUP BY family", values)  # noqa: S608
+    counts: dict[str, int] = dict(rows.fetchall())
     return {family.value: counts[family.value] for family in Family if family.value in counts}
 
 
@@ -136,6 +136,17 @@ def _write(connection: sqlite3.Connection, request: Request, joins: Sequence[Joi
     )
     for table in ("tile", "variant", "domain", "combination", "made", "fresh", "bit"):
         connection.execute(f"DROP TABLE IF EXISTS temp.{table}")
+
+
+@contextmanager
+def _explained_duplicates(request: Request) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.IntegrityError as error:
+        raise SpecError(
+            f"The spec of {request.spec.arch} gives some kernel twice: {error}.",
+            hint="Two of its tiles or variants are alike, or a yield keeps too few traits to tell kernels apart.",
+        ) from None
 
 
 def _delete_stale(connection: sqlite3.Connection, request: Request) -> None:

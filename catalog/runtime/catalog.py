@@ -18,13 +18,14 @@ from catalog.registry import connect, transaction
 from catalog.runtime.plan import Plan, Services
 from catalog.runtime.select import Candidate, Population, Selector
 from catalog.schema.arch_spec import DEFAULT_REVISION, ArchSpec, load_spec
-from catalog.schema.fields import Family
+from catalog.schema.fields import IDENTITY, TRAITS, Family
 from catalog.schema.kernel import Kernel
 from catalog.schema.problem import Problem
 
 if TYPE_CHECKING:
     from catalog.build.builder import Artifact, Builder
     from catalog.build.cache import ArtifactRecord
+    from catalog.rules.parity import Comparison
     from catalog.rules.populate import Population as Populated
     from catalog.runtime.devices.host import HostDevice
 
@@ -109,6 +110,38 @@ class Catalog:
                 self._selectors.clear()
                 self._memo.clear()
         return populated
+
+    def parity(
+        self, arch: str, receipt: int, *, revision: str | None = None, mask_impl: str = "generic"
+    ) -> Comparison:
+        """The names of ``receipt`` held against upstream's list; ``arch`` is populated when it is not there.
+
+        Raises:
+            MissingReferenceError: there is no list for this arch, revision, mask implementation and receipt.
+            UsageError: the catalog was populated for other receipts only; or as :meth:`spec`.
+            SpecError, RegistryError, DeviceError: as :meth:`populate`.
+        """
+        from catalog.rules.parity import compare
+        from catalog.rules.populate import Request
+
+        spec = self.spec(arch, revision)
+        with self._lock:
+            if self._population(arch, spec.revision, mask_impl) is None:
+                self.populate(arch, revision=revision, mask_impl=mask_impl)
+            return compare(self.connection, Request(spec, mask_impl), receipt, settings.data_dir() / "parity")
+
+    def kernels(self, where: str, *, arch: str | None = None, limit: int | None = None) -> list[Kernel]:
+        """The kernels that a SQL expression over the columns selects, in order of id.
+
+        Raises:
+            QueryError: the expression is wrong or refused, or the catalog has no such arch.
+            RegistryError: there is no catalog yet, or it cannot be read.
+        """
+        from catalog.query import Query, run
+
+        asked = Query(where, arch, (*IDENTITY, *TRAITS), "id", limit)
+        with run(self.path, asked, settings.settings().query_timeout) as result:
+            return [Kernel.from_row(dict(zip(result.columns, row, strict=True))) for row in result]
 
     @_OnDefault
     def select(self, problem: Problem, *, arch: str = "host", revision: str | None = None, mask_impl: str = "generic") -> Plan:

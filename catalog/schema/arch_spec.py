@@ -156,7 +156,7 @@ class Enumeration(_Spec):
     receipts: dict[int, str] = {}
     receipt_quirks: dict[int, str] = {}
     yields: list[Yield] = []
-    order: list[str] = Field([], description="SQL: upstream's dispatch order, before tile and variant order")
+    order: str = Field("0", description="SQL integer: upstream's dispatch order, before tile and variant order")
 
     @field_validator("domains")
     @classmethod
@@ -271,8 +271,7 @@ def _expressions(spec: ArchSpec) -> Iterator[tuple[str, str, tuple[str, ...]]]:
             yield f"{at}.receipts.{receipt}", expr, ()
         for trait, expr in enumeration.derived.items():
             yield f"{at}.derived.{trait}", expr, ()
-        for i, expr in enumerate(enumeration.order):
-            yield f"{at}.order[{i}]", expr, ()
+        yield f"{at}.order", enumeration.order, ()
         for i, made in enumerate(enumeration.yields):
             yield from ((f"{at}.yields[{i}].set.{trait}", expr, ()) for trait, expr in made.set.items())
             if made.where is not None:

@@ -7,7 +7,7 @@ import json
 import math
 import operator
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, get_args
@@ -77,22 +77,31 @@ Lengths = Annotated[tuple[Size, ...], BeforeValidator(_listed)]
 Window = Annotated[tuple[Side, Side], BeforeValidator(_listed)]
 
 
+# Defaults that follow from the fields before them, of which those that failed validation are absent.
+
+
+def _same_as(name: str) -> Callable[[dict[str, Any]], Any]:
+    return lambda fields: fields.get(name)
+
+
+def _lengths_instead_of(name: str, fields: dict[str, Any]) -> tuple[int, ...]:
+    lengths: tuple[int, ...] | None = fields.get("seqlens_q", ())
+    if lengths is None:
+        raise ProblemError(f"a problem needs {name}, or seqlens_q for packed sequences of different lengths")
+    return lengths
+
+
 def _sequence_count(fields: dict[str, Any]) -> int:
-    if fields["seqlens_q"] is None:
-        raise ProblemError("a problem needs batch, or seqlens_q for packed sequences of different lengths")
-    return len(fields["seqlens_q"])
+    return len(_lengths_instead_of("batch", fields))
 
 
 def _longest_q(fields: dict[str, Any]) -> int:
-    if fields["seqlens_q"] is None:
-        raise ProblemError("a problem needs seqlen_q, or seqlens_q for packed sequences of different lengths")
-    return max(fields["seqlens_q"], default=0)
+    return max(_lengths_instead_of("seqlen_q", fields), default=0)
 
 
-def _longest_k(fields: dict[str, Any]) -> int:
-    if fields["seqlens_k"] is None:
-        return int(fields["seqlen_q"])
-    return max(fields["seqlens_k"], default=0)
+def _longest_k(fields: dict[str, Any]) -> Any:
+    lengths = fields.get("seqlens_k")
+    return fields.get("seqlen_q") if lengths is None else max(lengths, default=0)
 
 
 class Problem(BaseModel):
@@ -122,7 +131,7 @@ class Problem(BaseModel):
         None, description=f"queries of each packed sequence, a list of integers from 0 to {MAX_SIZE}"
     )
     seqlens_k: Lengths | None = Field(
-        default_factory=lambda fields: fields["seqlens_q"],
+        default_factory=_same_as("seqlens_q"),
         description=f"keys of each packed sequence, a list of integers from 0 to {MAX_SIZE}",
     )
     batch: Size = Field(
@@ -130,7 +139,7 @@ class Problem(BaseModel):
     )
     nhead_q: Extent = Field(description=f"query heads, an integer from 1 to {MAX_SIZE}")
     nhead_k: Extent = Field(
-        default_factory=lambda fields: fields["nhead_q"],
+        default_factory=_same_as("nhead_q"),
         description=f"key heads, an integer from 1 to {MAX_SIZE} that divides nhead_q",
     )
     seqlen_q: Size = Field(
@@ -141,7 +150,7 @@ class Problem(BaseModel):
     )
     hdim_q: Extent = Field(description=f"head dim of Q and K, an integer from 1 to {MAX_SIZE}")
     hdim_v: Extent = Field(
-        default_factory=lambda fields: fields["hdim_q"],
+        default_factory=_same_as("hdim_q"),
         description=f"head dim of V and O, an integer from 1 to {MAX_SIZE}",
     )
     mask: MaskWord = Field("no", description="mask")

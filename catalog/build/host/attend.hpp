@@ -5,17 +5,12 @@
 
 #include "call.hpp"
 #include "tile.hpp"
+#include "work.hpp"
 
 namespace catalog::host {
 
 inline constexpr float log2_e = 0x1.715476p+0f;
 inline constexpr float ln_2 = 0x1.62e43p-1f;
-
-// Query rows count the heads of a group fastest: row r is query r / heads of the group's head r % heads. So the rows of
-// a tile see nearly the same keys, and the heads of one decode step fill one tile.
-struct WorkItem {
-    std::int64_t batch, head_k, first_row, rows;
-};
 
 template <class Row>
 class Attention {
@@ -27,9 +22,9 @@ class Attention {
         : args(args),
           item(item),
           scratch(scratch),
-          seq(sequence<Row::group>(args, item.batch)),
-          mask(window<Row::mask>(args, seq)),
-          heads(args.nhead_q / args.nhead_k),
+          seq(sequence_of<Row::group>(args, item.batch)),
+          window(window_of<Row::mask>(args, seq)),
+          heads(heads_per_kv_head(args)),
           hdim_q(Row::pad_d ? static_cast<int>(args.hdim_q) : Row::hdim_q),
           hdim_v(Row::pad_dv ? static_cast<int>(args.hdim_v) : Row::hdim_v) {}
 
@@ -45,7 +40,7 @@ class Attention {
    private:
     std::int64_t head_of(std::int64_t row) const { return item.head_k * heads + (item.first_row + row) % heads; }
     std::int64_t query_of(std::int64_t row) const { return (item.first_row + row) / heads; }
-    KeyRange visible(std::int64_t row) const { return mask.visible(query_of(row)); }
+    KeyRange visible(std::int64_t row) const { return window.visible(query_of(row)); }
 
     template <class Element>
     Element* row_of(const catalog_tensor& tensor, std::int64_t row) const {
@@ -62,9 +57,11 @@ class Attention {
 
     template <class Tile>
     void attend() {
+        const KeyRange seen = seen_by_some(visible(0), visible(item.rows - 1));
+        if (seen.empty()) return;  // K and V may be NULL
+
         const auto keys = rows_of<const T>(args.k, seq.batch, item.head_k, seq.first_k);
         const auto values = rows_of<const T>(args.v, seq.batch, item.head_k, seq.first_k);
-        const KeyRange seen = seen_by_some(visible(0), visible(item.rows - 1));
         for (std::int64_t key = seen.begin; key < seen.end; key += Row::tile_n0) {
             const KeyRange range{key, std::min(key + Row::tile_n0, seen.end)};
             const int count = static_cast<int>(range.end - range.begin);
@@ -116,7 +113,7 @@ class Attention {
     const WorkItem& item;
     Memory& scratch;
     const Sequence seq;
-    const Window mask;
+    const Window window;
     const std::int64_t heads;
     const int hdim_q, hdim_v;
 };

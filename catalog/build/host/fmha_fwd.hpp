@@ -20,6 +20,7 @@
 #endif
 
 #include "attend.hpp"
+#include "work.hpp"
 
 namespace catalog::host {
 
@@ -29,40 +30,6 @@ inline int threads_for([[maybe_unused]] const catalog_args& args) {
 #else
     return 1;
 #endif
-}
-
-// Work items of a launch: chunks of query rows, for every K/V head of every sequence.
-struct WorkList {
-    std::int64_t heads_k, columns, rows, chunk;
-
-    std::int64_t chunks() const { return (rows + chunk - 1) / chunk; }
-    std::int64_t size() const { return columns * chunks(); }
-
-    // The last chunks come first: under a causal mask they see the most keys, and the longest item must not start last.
-    WorkItem operator[](std::int64_t index) const {
-        const std::int64_t column = index % columns;
-        const std::int64_t first_row = (chunks() - 1 - index / columns) * chunk;
-        return {column / heads_k, column % heads_k, first_row, std::min(chunk, rows - first_row)};
-    }
-};
-
-// Large chunks share packed K/V tiles among more rows, small ones keep all threads busy.
-template <class Row>
-inline WorkList work_list(const catalog_args& args, int threads) {
-    constexpr int items_per_thread = 4;
-    const std::int64_t heads = args.nhead_k > 0 ? args.nhead_q / args.nhead_k : 0;
-    WorkList list{args.nhead_k, args.batch * args.nhead_k, args.seqlen_q * heads, Scratch<Row>::item_rows};
-    while (list.chunk > Row::tile_m0 && list.size() < items_per_thread * threads) list.chunk -= Row::tile_m0;
-    return list;
-}
-
-// A sequence shorter than the longest has fewer rows than the work list assumes.
-template <class Row>
-inline WorkItem clip(WorkItem item, const catalog_args& args) {
-    const std::int64_t heads = args.nhead_q / args.nhead_k;
-    const std::int64_t rows = sequence<Row::group>(args, item.batch).seqlen_q * heads;
-    item.rows = std::min(item.rows, rows - item.first_row);
-    return item;
 }
 
 template <class Row>
@@ -86,10 +53,10 @@ inline std::int32_t launch_fwd(const catalog_args* args) noexcept {
 
 }  // namespace catalog::host
 
-#define CATALOG_EXPORT_FWD(Row, description)                                                               \
-    extern "C" __attribute__((visibility("default"))) const char* catalog_describe(void) {                 \
-        return description;                                                                                \
-    }                                                                                                      \
-    extern "C" __attribute__((visibility("default"))) int32_t catalog_launch(const catalog_args* args, void*) { \
-        return catalog::host::launch_fwd<Row>(args);                                                       \
+#define CATALOG_EXPORT_FWD(Row, description)                                                            \
+    extern "C" {                                                                                        \
+    __attribute__((visibility("default"))) const char* catalog_describe(void) { return description; }   \
+    __attribute__((visibility("default"))) int32_t catalog_launch(const catalog_args* args, void*) {    \
+        return catalog::host::launch_fwd<Row>(args);                                                    \
+    }                                                                                                   \
     }

@@ -1,6 +1,7 @@
 // Working memory of one thread, laid out at compile time from the row's tiles and reused by every call.
 #pragma once
 
+#include <algorithm>
 #include <cstdlib>
 #include <memory>
 #include <new>
@@ -19,7 +20,7 @@ struct Scratch {
     static constexpr int depth = round_up(Row::hdim_q, lanes);
     static constexpr int columns = round_up(Row::hdim_v, Row::warp_n1);
 
-    // Every packed K/V tile serves all query rows of a work item: as many as Q and O leave room for in a 512 KiB L2.
+    // A packed K/V tile serves all query rows of a work item: as many as keep Q and O within half of a 512 KiB L2.
     static constexpr int row_bytes = (depth + columns) * static_cast<int>(sizeof(float));
     static constexpr int item_tiles = std::max(1, (256 << 10) / (row_bytes * Row::tile_m0));
     static constexpr int item_rows = item_tiles * Row::tile_m0;

@@ -12,7 +12,9 @@ _TOPOLOGY = Path("/sys/class/kfd/kfd/topology/nodes")
 def why_unavailable(arch: str) -> str:
     """What a kernel of the AMD arch ``arch`` lacks here: driver, GPU, HIP runtime, or the runtime's own support."""
     if not _DRIVER.exists():
-        return f"it needs an AMD GPU of arch {arch}, and there is none ({_DRIVER}, the amdgpu driver's device, is missing)"
+        return (
+            f"it needs an AMD GPU of arch {arch}, and there is none ({_DRIVER}, the amdgpu driver's device, is missing)"
+        )
     archs = sorted(_present_archs())
     if arch not in archs:
         return f"it needs an AMD GPU of arch {arch}; the GPUs here are {', '.join(archs) or 'of no known arch'}"

@@ -1,0 +1,34 @@
+# Set-up is part of every target: a virtual environment in .venv, made anew only when pyproject.toml changes.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+# PyTorch is the second opinion on numerics. CI has it always; elsewhere: make test EXTRAS=dev,torch
+EXTRAS ?= $(if $(filter true,$(CI)),dev$(comma)torch,dev)
+comma  := ,
+
+.PHONY: demo test lint clean
+.DELETE_ON_ERROR:
+
+demo: $(VENV)/.installed
+	@$(BIN)/python examples/demo.py
+
+test: $(VENV)/.installed-$(EXTRAS)
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.installed-$(EXTRAS)
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+$(VENV)/.python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo "Python >= 3.10 is needed; choose one: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { echo "The venv module is missing; on Debian and Ubuntu: apt install python3-venv"; exit 1; }
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.python pyproject.toml
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable . && touch $@
+
+$(VENV)/.installed-%: $(VENV)/.python pyproject.toml
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]' && touch $@
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

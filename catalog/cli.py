@@ -1,0 +1,277 @@
+"""The command line: parse, call, print. What a command does lies in the library.
+
+Heavy modules are imported inside the commands: ``catalog --help`` pays for typer alone.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from catalog.cli_problem import with_problem
+
+if TYPE_CHECKING:
+    from catalog.output import Format
+    from catalog.runtime.catalog import Catalog
+
+app = typer.Typer(
+    name="catalog",
+    help="One queryable catalog of every attention kernel that can exist: whether it is built, and how fast it is.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+FORMATS = "table, json, jsonl or csv."
+
+ArchOption = Annotated[str, typer.Option("--arch", help="Arch: gfx950, x86_64_v3, ...; host is this machine's CPU.")]
+RevisionOption = Annotated[str | None, typer.Option("--revision", help="Upstream revision. Default: the arch's own.")]
+MaskImplOption = Annotated[str, typer.Option("--mask-impl", help="Mask implementation: generic or simplified.")]
+FormatOption = Annotated[str, typer.Option("--format", help=f"Output: {FORMATS}")]
+
+
+@app.callback()
+def _options(
+    db: Annotated[Path | None, typer.Option("--db", help="The catalog's SQLite file. Default: CATALOG_DB.")] = None,
+) -> None:
+    if db is not None:
+        _State.db = db
+
+
+class _State:
+    """The options before the command."""
+
+    db: Path | None = None
+
+
+def _db() -> Path:
+    from catalog.settings import settings
+
+    return _State.db or settings().db
+
+
+def _catalog() -> Catalog:
+    from catalog.runtime.catalog import Catalog
+
+    return Catalog(_db())
+
+
+def _format(name: str) -> Format:
+    from catalog.errors import UsageError
+    from catalog.output import Format
+
+    if name not in [form.value for form in Format]:
+        raise UsageError(f"--format {name}: it is one of {FORMATS}")
+    return Format(name)
+
+
+def _print(columns: list[str], rows: list[list[Any]], form: str) -> None:
+    from catalog.output import write_rows
+
+    write_rows(columns, rows, _format(form), sys.stdout)
+
+
+def _note(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+@app.command()
+def populate(
+    arch: ArchOption,
+    revision: RevisionOption = None,
+    mask_impl: MaskImplOption = "generic",
+    receipt: Annotated[list[str] | None, typer.Option(help="Only the kernels of this receipt; may be repeated.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Do it again although nothing changed.")] = False,
+) -> None:
+    """Materialise every valid kernel of an arch.
+
+    Example: catalog populate --arch gfx950
+    """
+    from catalog.rules.populate import count_by_family
+    from catalog.rules.receipts import resolve_receipts
+
+    catalog = _catalog()
+    spec = catalog.spec(arch, revision)
+    receipts = tuple(dict.fromkeys(number for text in receipt or () for number in resolve_receipts(spec, text)))
+    done = catalog.populate(arch, revision=revision, mask_impl=mask_impl, receipts=receipts, force=force)
+    what = f"{spec.arch} (revision {spec.revision}, space {spec.space}, masks {mask_impl})"
+    if done.unchanged:
+        print(f"Unchanged: {what} has its {done.kernels:,} kernels already; --force makes them again.")
+        return
+    columns, families = ["family", "kernels"], done.families
+    rows: list[list[Any]] = [[family, f"{n:,}"] for family, n in families.items()]
+    if 0 in spec.receipt_numbers:
+        columns.append("receipt 0")
+        default = count_by_family(catalog.connection, done.request, receipt=0)
+        rows = [[*row, f"{default.get(str(row[0]), 0):,}"] for row in rows]
+        rows.append(["total", f"{done.kernels:,}", f"{sum(default.values()):,}"])
+    else:
+        rows.append(["total", f"{done.kernels:,}"])
+    _print(columns, rows, "table")
+    print(f"{done.kernels:,} kernels of {what} in {done.seconds:.2f} s -> {catalog.path}")
+
+
+@app.command()
+def query(
+    where: Annotated[str, typer.Argument(metavar="EXPR", help="SQL expression over the columns; empty: every row.")] = "",
+    arch: Annotated[str | None, typer.Option("--arch", help="Only this arch; host is this machine's CPU.")] = None,
+    columns: Annotated[str | None, typer.Option(help="Columns, separated by commas; all: every column.")] = None,
+    order_by: Annotated[str | None, typer.Option(help="SQL expressions to sort by, as: hdim_q, tile_m0 DESC.")] = None,
+    limit: Annotated[int | None, typer.Option(help="At most so many rows.")] = None,
+    count: Annotated[bool, typer.Option("--count", help="Print how many rows there are.")] = False,
+    form: FormatOption = "table",
+) -> None:
+    """Ask for kernels by a SQL expression over their columns.
+
+    Example: catalog query "hdim_q=128 AND pipeline='qr_async'" --limit 5
+    """
+    from catalog import query as engine
+    from catalog.output import write_rows
+    from catalog.runtime.catalog import resolve_arch
+    from catalog.settings import settings
+
+    shown = _format(form)
+    chosen = columns.split(",") if columns else ["arch", "family", "dtype", "hdim_q", "hdim_v", "mask", "built", "name"]
+    asked = engine.Query(
+        where=where,
+        arch=resolve_arch(arch) if arch is not None else None,
+        columns=() if columns == "all" else tuple(chosen),
+        order_by=order_by,
+        limit=limit,
+    )
+    path, timeout = _db(), settings().query_timeout
+    if count:
+        found = engine.count(path, asked, timeout)
+        print(found)
+    else:
+        with engine.run(path, asked, timeout) as result:
+            found = write_rows(result.columns, result, shown, sys.stdout)
+    if not found:
+        for hint in engine.hints(asked):
+            _note(f"Hint: {hint}")
+
+
+@app.command("columns")
+def list_columns(form: FormatOption = "table") -> None:
+    """List every column that a query may use: type, domain, default, meaning.
+
+    Example: catalog columns
+    """
+    from catalog.schema.columns import COLUMNS
+
+    _print(["column", "type", "domain", "default", "meaning"], [list(column) for column in COLUMNS], form)
+
+
+@app.command()
+def parity(
+    receipt: Annotated[str, typer.Option(help="Receipt by number or name: 0, flash, pytorch, ...")] = "0",
+    arch: Annotated[list[str] | None, typer.Option("--arch", help="Arch; may be repeated. Default: gfx950.")] = None,
+    mask_impl: MaskImplOption = "generic",
+    revision: RevisionOption = None,
+) -> None:
+    """Compare the catalog's kernel names with those that upstream's generator lists.
+
+    Exits with 1 when they differ, with 2 when there is no reference list.
+
+    Example: catalog parity --receipt 0 --arch gfx950
+    """
+    from catalog.errors import MissingReferenceError
+    from catalog.rules.receipts import resolve_receipts
+
+    catalog = _catalog()
+    worst = 0
+    for name in arch or ["gfx950"]:
+        for number in resolve_receipts(catalog.spec(name, revision), receipt):
+            try:
+                comparison = catalog.parity(name, number, revision=revision, mask_impl=mask_impl)
+            except MissingReferenceError as error:
+                _note(f"Error: {error}")
+                worst = worst or error.exit_code
+                continue
+            print(comparison.report())
+            worst = worst if comparison.passed else 1
+    if worst:
+        raise typer.Exit(worst)
+
+
+@app.command()
+def build(
+    where: Annotated[str, typer.Argument(metavar="EXPR", help="SQL expression: which kernels.")],
+    arch: ArchOption = "host",
+    jobs: Annotated[int | None, typer.Option("--jobs", "-j", min=1, help="Compilers at a time. Default: one a core.")] = None,
+    limit: Annotated[int | None, typer.Option(help="At most so many kernels.")] = None,
+) -> None:
+    """Compile kernels into the cache, in parallel.
+
+    Example: catalog build "hdim_q=64 AND dtype='fp32' AND mask='causal'" --jobs 2
+    """
+    from catalog.cli_build import build_with_progress
+
+    if build_with_progress(_catalog(), where, arch, jobs, limit):
+        raise typer.Exit(1)
+
+
+@app.command()
+@with_problem
+def select(
+    *,
+    arch: ArchOption = "host",
+    revision: RevisionOption = None,
+    mask_impl: MaskImplOption = "generic",
+    limit: Annotated[int, typer.Option(min=1, help="How many candidates to show, best first.")] = 1,
+    form: FormatOption = "table",
+    fields: dict[str, Any],
+) -> None:
+    """Show the kernel that answers a problem, and the next best ones.
+
+    Example: catalog select --batch 1 --nhead-q 8 --seqlen-q 2048 --hdim-q 128 --mask causal --arch gfx950
+    """
+    from catalog.schema.problem import Problem
+
+    found = _catalog().candidates(Problem(**fields), arch=arch, revision=revision, mask_impl=mask_impl, limit=limit)
+    rows = [[place, c.kernel.name, c.median_ms, c.kernel.id] for place, c in enumerate(found, start=1)]
+    _print(["rank", "name", "median_ms", "id"], rows, form)
+
+
+@app.command()
+@with_problem
+def run(
+    *,
+    arch: ArchOption = "host",
+    seed: Annotated[int, typer.Option(min=0, help="Of the random inputs.")] = 0,
+    repeats: Annotated[int, typer.Option(min=1, help="Launches; the time is their median.")] = 5,
+    validate: Annotated[bool, typer.Option("--validate", help="Compare with the float64 reference.")] = False,
+    form: FormatOption = "table",
+    fields: dict[str, Any],
+) -> None:
+    """Select, build and run the kernel for a problem on random inputs.
+
+    Exits with 1 when --validate finds an error above the tolerance of the dtype.
+
+    Example: catalog run --batch 1 --nhead-q 8 --seqlen-q 512 --hdim-q 64 --dtype fp32 --validate
+    """
+    from catalog.runtime.validate import run_problem
+    from catalog.schema.problem import Problem
+
+    facts, passed = run_problem(_catalog(), Problem(**fields), arch=arch, seed=seed, repeats=repeats, validate=validate)
+    if form == "table":
+        _print(["", ""], [[name, value] for name, value in facts.items()], form)
+    else:
+        _print(list(facts), [list(facts.values())], form)
+    if not passed:
+        raise typer.Exit(1)
+
+
+@app.command()
+def doctor(form: FormatOption = "table") -> None:
+    """Show the settings, the catalog file, and which toolchain each arch would use or what it lacks.
+
+    Example: catalog doctor
+    """
+    from catalog.doctor import diagnose
+
+    _print(["what", "value", "about"], [list(finding) for finding in diagnose(_db())], form)

@@ -1,0 +1,36 @@
+"""``catalog build``: a progress bar and a summary around the builder."""
+
+from __future__ import annotations
+
+from catalog.build.builder import Artifact, BuildFailure
+from catalog.runtime.catalog import Catalog, resolve_arch
+
+
+def build_with_progress(catalog: Catalog, where: str, arch: str, jobs: int | None, limit: int | None) -> bool:
+    """Build what ``where`` selects, print a summary to stdout; whether any kernel failed.
+
+    Raises:
+        QueryError, RegistryError: as :meth:`Catalog.kernels`.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    kernels = catalog.kernels(where, arch=resolve_arch(arch), limit=limit)
+    columns = (TextColumn("building"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task("", total=len(kernels))
+
+        def advance(done: Artifact | BuildFailure) -> None:
+            failed = isinstance(done, BuildFailure)
+            progress.update(task, advance=1)
+            if failed:
+                progress.console.print(f"failed: {done.error}", markup=False, highlight=False)
+
+        report = catalog.builder.build_many(kernels, jobs, advance)
+    compiled = [artifact for artifact in report.artifacts if not artifact.cached]
+    seconds = sum(artifact.compile_seconds for artifact in compiled)
+    print(
+        f"{len(kernels)} kernels: {len(compiled)} compiled in {seconds:.1f} s of compiler time, "
+        f"{len(report.artifacts) - len(compiled)} in the cache already, {len(report.failures)} failed"
+    )
+    return bool(report.failures)

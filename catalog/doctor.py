@@ -1,0 +1,67 @@
+"""``catalog doctor``: what is set, what is there, what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from catalog.errors import CatalogError
+from catalog.settings import Settings, data_dir, settings
+
+
+class Finding(NamedTuple):
+    """One line: what it is about, its value, and a remark."""
+
+    what: str
+    value: str
+    about: str
+
+
+def diagnose(db: Path) -> Iterator[Finding]:
+    """Settings, the catalog file at ``db``, and the toolchain of every arch."""
+    yield from _settings()
+    yield from _file(db)
+    yield from _arches()
+
+
+def _settings() -> Iterator[Finding]:
+    current = settings()
+    for name, field in Settings.model_fields.items():
+        value = getattr(current, name)
+        yield Finding(f"CATALOG_{name.upper()}", "" if value is None else str(value), field.description or "")
+
+
+def _file(db: Path) -> Iterator[Finding]:
+    from catalog.registry import connect
+
+    if not db.is_file():
+        yield Finding("catalog", "not there yet", f"{db}: catalog populate --arch ARCH makes it")
+        return
+    try:
+        connection = connect(db)
+    except CatalogError as error:
+        yield Finding("catalog", "unusable", str(error))
+        return
+    rows = connection.execute("SELECT arch, revision, space, mask_impl, kernels FROM population ORDER BY 1, 2, 3, 4")
+    populations = [f"{row[0]} ({row[1]}, {row[2]}, {row[3]}): {row[4]:,}" for row in rows]
+    connection.close()
+    yield Finding("catalog", f"{db.stat().st_size / 1e6:.1f} MB", "; ".join(populations) or "empty")
+
+
+def _arches() -> Iterator[Finding]:
+    from catalog.build.toolchains import doctor
+    from catalog.runtime.devices import why_unavailable
+    from catalog.schema.arch_spec import known_archs
+
+    diagnoses = {diagnosis.arch: diagnosis for diagnosis in doctor()}
+    for arch in known_archs(data_dir() / "arch_specs"):
+        diagnosis = diagnoses.get(arch)
+        reason = why_unavailable(arch)
+        runs = "runs here" if reason is None else f"does not run here: {reason}"
+        if diagnosis is None:
+            yield Finding(arch, "no toolchain", f"this version does not compile for it; {runs}")
+        elif diagnosis.compiler is None or diagnosis.missing is not None:
+            yield Finding(arch, "no toolchain", f"{diagnosis.missing}; {runs}")
+        else:
+            yield Finding(arch, str(diagnosis.compiler.path), f"{diagnosis.compiler.version}; {runs}")

@@ -1,0 +1,49 @@
+"""The columns of the view ``kernels``: what a query may use, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from catalog.schema.fields import TRAITS
+
+
+class Column(NamedTuple):
+    """One column: SQL type, domain and default in words (empty: none), meaning."""
+
+    name: str
+    type: str
+    domain: str
+    default: str
+    meaning: str
+
+
+_IDENTITY = (
+    Column("id", "TEXT", "64 hex digits", "", "SHA-256 of the kernel's canonical JSON"),
+    Column("name", "TEXT", "text", "", "upstream's canonical name; unique per arch, revision, mask_impl and space"),
+    Column("arch", "TEXT", "see catalog doctor", "", "compile target"),
+    Column("revision", "TEXT", "2026-05, native", "", "upstream codegen that the row reproduces; native: our own kernels"),
+    Column("space", "TEXT", "ck, native", "", "enumeration that the row comes from; ck: upstream's codegen"),
+    Column("mask_impl", "TEXT", "generic, simplified", "", "upstream's mask classes: no/causal/generic, or no/mask"),
+    Column("target", "TEXT", "text", "", "codegen target that upstream appends to the name"),
+)
+
+_STATE = (
+    Column("hw_valid", "INTEGER", "0, 1", "", "the hardware can run it; selection skips the others"),
+    Column("dispatch_order", "INTEGER", "integer >= 0", "", "place in upstream's dispatch order within its enumeration"),
+    Column("receipts", "TEXT", "numbers separated by spaces", "", "receipts that list it; table kernel_receipt has a row each"),
+    Column("built", "INTEGER", "0, 1", "", "some build of it succeeded on this machine"),
+    Column("best_ms", "REAL", "number, or NULL", "", "best measured median over all problems, in ms"),
+)
+
+
+def _columns() -> Iterator[Column]:
+    yield from _IDENTITY
+    for trait in TRAITS.values():
+        default = "" if trait.default is None else str(int(trait.default) if trait.kind == "bool" else trait.default)
+        yield Column(trait.name, trait.sql_type, trait.domain, default, trait.meaning)
+    yield from _STATE
+
+
+COLUMNS: tuple[Column, ...] = tuple(_columns())
+"""Every column of the view ``kernels``, in order."""

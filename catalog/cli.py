@@ -84,7 +84,9 @@ def populate(
     arch: ArchOption,
     revision: RevisionOption = None,
     mask_impl: MaskImplOption = "generic",
-    receipt: Annotated[list[str] | None, typer.Option(help="Only the kernels of this receipt; may be repeated.")] = None,
+    receipt: Annotated[
+        list[str] | None, typer.Option(help="Only the kernels of this receipt; may be repeated.")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Do it again although nothing changed.")] = False,
 ) -> None:
     """Materialise every valid kernel of an arch.
@@ -117,7 +119,9 @@ def populate(
 
 @app.command()
 def query(
-    where: Annotated[str, typer.Argument(metavar="EXPR", help="SQL expression over the columns; empty: every row.")] = "",
+    where: Annotated[
+        str, typer.Argument(metavar="EXPR", help="SQL expression over the columns; empty: every row.")
+    ] = "",
     arch: Annotated[str | None, typer.Option("--arch", help="Only this arch; host is this machine's CPU.")] = None,
     columns: Annotated[str | None, typer.Option(help="Columns, separated by commas; all: every column.")] = None,
     order_by: Annotated[str | None, typer.Option(help="SQL expressions to sort by, as: hdim_q, tile_m0 DESC.")] = None,
@@ -202,7 +206,9 @@ def parity(
 def build(
     where: Annotated[str, typer.Argument(metavar="EXPR", help="SQL expression: which kernels.")],
     arch: ArchOption = "host",
-    jobs: Annotated[int | None, typer.Option("--jobs", "-j", min=1, help="Compilers at a time. Default: one a core.")] = None,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", "-j", min=1, help="Compilers at a time. Default: one a core.")
+    ] = None,
     limit: Annotated[int | None, typer.Option(help="At most so many kernels.")] = None,
 ) -> None:
     """Compile kernels into the cache, in parallel.

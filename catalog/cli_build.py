@@ -16,14 +16,19 @@ def build_with_progress(catalog: Catalog, where: str, arch: str, jobs: int | Non
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     kernels = catalog.kernels(where, arch=resolve_arch(arch), limit=limit)
-    columns = (TextColumn("building"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    columns = (
+        TextColumn("building"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+    )
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task("", total=len(kernels))
 
         def advance(done: Artifact | BuildFailure) -> None:
-            failed = isinstance(done, BuildFailure)
             progress.update(task, advance=1)
-            if failed:
+            if isinstance(done, BuildFailure):
                 progress.console.print(f"failed: {done.error}", markup=False, highlight=False)
 
         report = catalog.builder.build_many(kernels, jobs, advance)

@@ -34,7 +34,9 @@ _HELP = {
 
 
 def _parameters() -> list[inspect.Parameter]:
-    types: dict[str, Any] = dict.fromkeys(_NUMBERS, int) | dict.fromkeys((*_LISTS, *_WORDS), str) | {"lse": bool, "scale": float}
+    types: dict[str, Any] = (
+        dict.fromkeys(_NUMBERS, int) | dict.fromkeys((*_LISTS, *_WORDS), str) | {"lse": bool, "scale": float}
+    )
     return [
         inspect.Parameter(
             name,
@@ -71,4 +73,6 @@ def _listed(name: str, value: Any) -> Any:
     try:
         return [int(number) for number in str(value).split(",") if number.strip()]
     except ValueError:
-        raise typer.BadParameter(f"{value!r}: integers separated by commas", param_hint=f"--{name.replace('_', '-')}") from None
+        raise typer.BadParameter(
+            f"{value!r}: integers separated by commas", param_hint=f"--{name.replace('_', '-')}"
+        ) from None

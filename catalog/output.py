@@ -122,7 +122,7 @@ def _plain_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Itera
 
 
 def _terminal_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], stream: TextIO) -> Iterator[str]:
-    from rich import box, console, table, text  # noqa: PLC0415  (slow to import)
+    from rich import box, console, table, text
 
     terminal = console.Console(file=stream)
     if len(columns) * _NARROWEST_COLUMN > terminal.width:

@@ -66,14 +66,17 @@ def _initial_schema() -> tuple[str, ...]:
             shared_bytes INTEGER, occupancy INTEGER, code_bytes INTEGER) STRICT""",
         "CREATE INDEX artifact_kernel ON artifact (kernel_id, status)",
         """CREATE TABLE device (
-            id INTEGER PRIMARY KEY, arch TEXT NOT NULL, name TEXT NOT NULL, facts TEXT NOT NULL, UNIQUE (arch, name, facts)) STRICT""",
+            id INTEGER PRIMARY KEY,
+            arch TEXT NOT NULL, name TEXT NOT NULL, facts TEXT NOT NULL,
+            UNIQUE (arch, name, facts)) STRICT""",
         "CREATE TABLE problem (id INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE) STRICT",
         """CREATE TABLE timing (
             problem_id INTEGER NOT NULL REFERENCES problem (id) ON DELETE CASCADE,
             kernel_id TEXT NOT NULL REFERENCES kernel (id) ON DELETE CASCADE,
             device_id INTEGER NOT NULL REFERENCES device (id) ON DELETE CASCADE,
             artifact_key TEXT NOT NULL REFERENCES artifact (key) ON DELETE CASCADE,
-            n INTEGER NOT NULL, min_ms REAL NOT NULL, median_ms REAL NOT NULL, p10_ms REAL NOT NULL, p90_ms REAL NOT NULL,
+            n INTEGER NOT NULL,
+            min_ms REAL NOT NULL, median_ms REAL NOT NULL, p10_ms REAL NOT NULL, p90_ms REAL NOT NULL,
             tflops REAL NOT NULL, gbps REAL NOT NULL, created TEXT NOT NULL,
             PRIMARY KEY (problem_id, kernel_id, device_id, artifact_key)) STRICT""",
         "CREATE INDEX timing_kernel ON timing (kernel_id)",
@@ -82,7 +85,8 @@ def _initial_schema() -> tuple[str, ...]:
             arch TEXT NOT NULL, n INTEGER NOT NULL, last TEXT NOT NULL,
             PRIMARY KEY (problem_id, arch)) STRICT""",
         """CREATE VIEW kernels AS SELECT kernel.*,
-            coalesce((SELECT group_concat(receipt, ' ') FROM kernel_receipt WHERE kernel_id = kernel.id), '') AS receipts,
+            coalesce((SELECT group_concat(receipt, ' ') FROM kernel_receipt WHERE kernel_id = kernel.id), '')
+                AS receipts,
             EXISTS (SELECT 1 FROM artifact WHERE kernel_id = kernel.id AND status = 'built') AS built,
             (SELECT min(median_ms) FROM timing WHERE kernel_id = kernel.id) AS best_ms
             FROM kernel""",
@@ -153,7 +157,9 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
             hint="Upgrade kernel-catalog, or choose another file with --db or CATALOG_DB.",
         )
     if application_id != APPLICATION_ID and connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
-        raise RegistryError(f"{path} is a SQLite file, but no catalog.", hint="Choose another file with --db or CATALOG_DB.")
+        raise RegistryError(
+            f"{path} is a SQLite file, but no catalog.", hint="Choose another file with --db or CATALOG_DB."
+        )
     connection.execute("PRAGMA journal_mode = WAL")
     with transaction(connection):
         version, _ = _versions(connection)  # another process may have migrated while this one waited for the lock

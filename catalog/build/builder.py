@@ -215,8 +215,8 @@ class Builder:
     ) -> BuildReport:
         """Build ``kernels``, ``jobs`` at a time (None: one per core); ``on_done`` hears of each as it ends.
 
-        A kernel that fails does not stop the others: nothing is raised for it. Whatever else is raised (by ``record`` or
-        ``on_done``, by Ctrl-C) ends the running compilers first.
+        A kernel that fails does not stop the others: nothing is raised for it. Whatever else is raised (by ``record``
+        or ``on_done``, by Ctrl-C) ends the running compilers first.
         """
         asked = list(kernels)
         results: dict[int, Artifact | BuildFailure] = {}

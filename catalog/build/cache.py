@@ -116,7 +116,7 @@ class Cache:
             Interrupted: ``stop`` was set while waiting.
             OSError: the cache folder cannot be written.
         """
-        from filelock import FileLock, Timeout  # noqa: PLC0415 - a slow import that only a build needs
+        from filelock import FileLock, Timeout
 
         lock = FileLock(self._locks / f"{key}.lock")
         while True:

@@ -68,7 +68,10 @@ class Join:
         variants = self.enumeration.variants
         make_table(
             connection, "tile", ["seq", *self._tile_traits],
-            ([seq, *(tile.get(t, TRAITS[t].default) for t in self._tile_traits)] for seq, tile in enumerate(self.tiles)),
+            (
+                [seq, *(tile.get(t, TRAITS[t].default) for t in self._tile_traits)]
+                for seq, tile in enumerate(self.tiles)
+            ),
         )  # fmt: skip
         make_table(
             connection, "variant", ["seq", "dtype", *self.fixed],
@@ -112,7 +115,8 @@ class Join:
         position = f"(({enumeration.order}) * {len(self.tiles)} + tile_seq) * {len(enumeration.variants)} + variant_seq"
         return (
             f"CREATE TEMP TABLE combination AS SELECT *, {position} AS position "
-            f"FROM (SELECT *, {listed} AS listed FROM (SELECT {columns}, tile_seq, variant_seq FROM ({self._product_sql()}))) "
+            f"FROM (SELECT *, {listed} AS listed FROM "
+            f"(SELECT {columns}, tile_seq, variant_seq FROM ({self._product_sql()}))) "
             f"WHERE {_all_of(kept)}"
         )
 
@@ -122,7 +126,9 @@ class Join:
         sources |= {t: f"variant.{t}" for t in self.fixed}
         sources |= {t: f"domain_{t}.value" for t in self.varying}
         columns = [f"{sql_literal(value)} AS {name}" for name, value in self._identity.items()]
-        columns += [f"{sources.get(t) or sql_literal(TRAITS[t].default or 0)} AS {t}" for t in TRAITS if t not in _TEXT_DEFAULTS]
+        columns += [
+            f"{sources.get(t) or sql_literal(TRAITS[t].default or 0)} AS {t}" for t in TRAITS if t not in _TEXT_DEFAULTS
+        ]
         columns += [f"{sources.get(t) or sql_literal(default)} AS {t}" for t, default in _TEXT_DEFAULTS.items()]
         # CROSS JOIN pins the order: variants, their tiles, then one feature after the other.
         joins = ["variant CROSS JOIN tile ON tile.dtype = variant.dtype"]
@@ -130,9 +136,8 @@ class Join:
             f"domain AS domain_{t} ON domain_{t}.variant = variant.seq AND domain_{t}.trait = {sql_literal(t)}"
             for t in self.varying
         ]
-        return (
-            f"SELECT {', '.join(columns)}, tile.seq AS tile_seq, variant.seq AS variant_seq FROM {' CROSS JOIN '.join(joins)}"
-        )
+        columns += ["tile.seq AS tile_seq", "variant.seq AS variant_seq"]
+        return f"SELECT {', '.join(columns)} FROM {' CROSS JOIN '.join(joins)}"
 
     @property
     def _identity(self) -> dict[str, str]:
@@ -165,8 +170,8 @@ class Join:
                 f"WHERE {made.where or '1'} GROUP BY {', '.join(sources[t] for t in named)}"
             )
         return (
-            f"CREATE TEMP TABLE made AS SELECT *, sha256({canonical_json_sql()}) AS id, {GRAMMARS[made.family].sql()} AS name "
-            f"FROM ({rows})"
+            f"CREATE TEMP TABLE made AS SELECT *, sha256({canonical_json_sql()}) AS id, "
+            f"{GRAMMARS[made.family].sql()} AS name FROM ({rows})"
         )
 
     @property
@@ -180,9 +185,11 @@ _TEXT_DEFAULTS: dict[str, str] = {
 }
 
 
-def make_table(connection: sqlite3.Connection, name: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+def make_table(
+    connection: sqlite3.Connection, name: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]
+) -> None:
     """A temporary table of these columns, untyped, filled with ``rows``; one of the same name is replaced."""
     connection.execute(f"DROP TABLE IF EXISTS temp.{name}")
     connection.execute(f"CREATE TEMP TABLE {name} ({', '.join(columns)})")
     holes = ", ".join("?" * len(columns))
-    connection.executemany(f"INSERT INTO temp.{name} VALUES ({holes})", rows)  # noqa: S608 - names from our own traits
+    connection.executemany(f"INSERT INTO temp.{name} VALUES ({holes})", rows)

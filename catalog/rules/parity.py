@@ -86,7 +86,12 @@ def compare(connection: sqlite3.Connection, request: Request, receipt: int, refe
         (receipt, *identity.values()),
     )
     return Comparison(
-        identity["arch"], identity["revision"], request.mask_impl, receipt, frozenset(name for (name,) in names), reference
+        identity["arch"],
+        identity["revision"],
+        request.mask_impl,
+        receipt,
+        frozenset(name for (name,) in names),
+        reference,
     )
 
 
@@ -107,7 +112,8 @@ def _read(path: Path) -> dict[int, frozenset[str]]:
                     names.setdefault(int(receipt), set()).add(row["name"])
     except (lzma.LZMAError, EOFError, KeyError, ValueError, AttributeError, OSError) as error:
         raise SpecError(
-            f"{path}: not a reference list: {error}.", hint="It must be xz-compressed CSV with the columns name and receipts."
+            f"{path}: not a reference list: {error}.",
+            hint="It must be xz-compressed CSV with the columns name and receipts.",
         ) from None
     return {receipt: frozenset(listed) for receipt, listed in names.items()}
 

@@ -31,7 +31,12 @@ class Request:
     def identity(self) -> dict[str, str]:
         """The columns that tell this population's rows from others'."""
         spec = self.spec
-        return {"arch": str(spec.arch), "revision": str(spec.revision), "space": str(spec.space), "mask_impl": self.mask_impl}
+        return {
+            "arch": str(spec.arch),
+            "revision": str(spec.revision),
+            "space": str(spec.space),
+            "mask_impl": self.mask_impl,
+        }
 
 
 @dataclass(frozen=True)
@@ -78,7 +83,7 @@ def count_by_family(connection: sqlite3.Connection, request: Request, receipt: i
     """Rows of the population by family, in the schema's order of families; of one receipt when it is given."""
     where, values = _where(request)
     listed = "" if receipt is None else f" AND id IN (SELECT kernel_id FROM kernel_receipt WHERE receipt = {receipt:d})"
-    rows = connection.execute(f"SELECT family, count(*) FROM kernel WHERE {where}{listed} GROUP BY family", values)  # noqa: S608
+    rows = connection.execute(f"SELECT family, count(*) FROM kernel WHERE {where}{listed} GROUP BY family", values)
     counts: dict[str, int] = dict(rows.fetchall())
     return {family.value: counts[family.value] for family in Family if family.value in counts}
 
@@ -87,7 +92,8 @@ def _check(request: Request) -> None:
     spec = request.spec
     if request.mask_impl not in spec.mask_impls:
         raise UsageError(
-            f"{spec.arch} has no mask implementation {request.mask_impl!r}.", hint=f"There are: {', '.join(spec.mask_impls)}."
+            f"{spec.arch} has no mask implementation {request.mask_impl!r}.",
+            hint=f"There are: {', '.join(spec.mask_impls)}.",
         )
     unknown = sorted(set(request.receipts) - set(spec.receipt_numbers))
     if unknown:
@@ -102,12 +108,12 @@ def _where(request: Request) -> tuple[str, list[str]]:
 
 def _population_digest(connection: sqlite3.Connection, request: Request) -> str | None:
     where, values = _where(request)
-    row = connection.execute(f"SELECT digest FROM population WHERE {where}", values).fetchone()  # noqa: S608
+    row = connection.execute(f"SELECT digest FROM population WHERE {where}", values).fetchone()
     return None if row is None else str(row[0])
 
 
 def _digest(request: Request, joins: Sequence[Join], receipts: Sequence[int]) -> str:
-    """Of everything that the rows depend on: the facts, and the SQL that this version of the program makes from them."""
+    """Of all that the rows depend on: the facts, and the SQL that this version of the program makes from them."""
     parts = [request.spec.model_dump_json(), request.mask_impl, " ".join(map(str, receipts)), _insert_sql(request.spec)]
     for join in joins:
         parts += [join.combine_sql(receipts), *(join.project_sql(made) for made in join.enumeration.yields)]
@@ -151,15 +157,15 @@ def _explained_duplicates(request: Request) -> Iterator[None]:
 
 def _delete_stale(connection: sqlite3.Connection, request: Request) -> None:
     where, values = _where(request)
-    connection.execute(f"DELETE FROM kernel WHERE {where} AND id NOT IN (SELECT id FROM fresh)", values)  # noqa: S608
-    connection.execute(f"DELETE FROM kernel_receipt WHERE kernel_id IN (SELECT id FROM kernel WHERE {where})", values)  # noqa: S608
+    connection.execute(f"DELETE FROM kernel WHERE {where} AND id NOT IN (SELECT id FROM fresh)", values)
+    connection.execute(f"DELETE FROM kernel_receipt WHERE kernel_id IN (SELECT id FROM kernel WHERE {where})", values)
 
 
 def _insert_sql(spec: ArchSpec) -> str:
     hardware = " AND ".join(f"({rule.expr})" for rule in spec.hw_rules) or "1"
     columns = {column: column for column in KERNEL_COLUMNS} | {"hw_valid": hardware, "dispatch_order": "position"}
     return (
-        f"INSERT INTO kernel ({', '.join(columns)}) SELECT {', '.join(columns.values())} FROM temp.made "  # noqa: S608
+        f"INSERT INTO kernel ({', '.join(columns)}) SELECT {', '.join(columns.values())} FROM temp.made "
         "WHERE 1 ORDER BY id "
         "ON CONFLICT (id) DO UPDATE SET hw_valid = excluded.hw_valid, dispatch_order = excluded.dispatch_order"
     )
@@ -170,7 +176,7 @@ def _record(connection: sqlite3.Connection, request: Request, digest: str, kerne
 
     database = Database(connection)
     identity = request.identity
-    database["population"].upsert(
+    database.table("population").upsert(
         identity
         | {
             "receipts": " ".join(map(str, request.receipts)),
@@ -183,8 +189,8 @@ def _record(connection: sqlite3.Connection, request: Request, digest: str, kerne
         pk=tuple(identity),
     )
     where = "arch = ? AND revision = ?"
-    database["rule"].delete_where(where, [identity["arch"], identity["revision"]])
-    database["rule"].insert_all(_rules(request.spec))
+    database.table("rule").delete_where(where, [identity["arch"], identity["revision"]])
+    database.table("rule").insert_all(_rules(request.spec))
 
 
 def _rules(spec: ArchSpec) -> Iterator[dict[str, Any]]:

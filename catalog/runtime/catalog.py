@@ -111,9 +111,7 @@ class Catalog:
                 self._memo.clear()
         return populated
 
-    def parity(
-        self, arch: str, receipt: int, *, revision: str | None = None, mask_impl: str = "generic"
-    ) -> Comparison:
+    def parity(self, arch: str, receipt: int, *, revision: str | None = None, mask_impl: str = "generic") -> Comparison:
         """The names of ``receipt`` held against upstream's list; ``arch`` is populated when it is not there.
 
         Raises:
@@ -144,7 +142,9 @@ class Catalog:
             return [Kernel.from_row(dict(zip(result.columns, row, strict=True))) for row in result]
 
     @_OnDefault
-    def select(self, problem: Problem, *, arch: str = "host", revision: str | None = None, mask_impl: str = "generic") -> Plan:
+    def select(
+        self, problem: Problem, *, arch: str = "host", revision: str | None = None, mask_impl: str = "generic"
+    ) -> Plan:
         """The plan that answers ``problem`` on ``arch``.
 
         The choice is remembered: asking again for an equal problem runs no SQL. :meth:`populate` makes it forget.
@@ -164,7 +164,13 @@ class Catalog:
         return plan
 
     def candidates(
-        self, problem: Problem, *, arch: str = "host", revision: str | None = None, mask_impl: str = "generic", limit: int = 10
+        self,
+        problem: Problem,
+        *,
+        arch: str = "host",
+        revision: str | None = None,
+        mask_impl: str = "generic",
+        limit: int = 10,
     ) -> list[Candidate]:
         """The best ``limit`` kernels for ``problem``, best first; the first is the one that :meth:`select` takes.
 
@@ -193,7 +199,7 @@ class Catalog:
         return self._selectors[key]
 
     def _population(self, arch: str, revision: str | None, mask_impl: str) -> Population | None:
-        """What the file holds of ``arch``: of several revisions the default one, of several spaces upstream's codegen."""
+        """What the file holds of ``arch``: of several revisions the default one, of several spaces upstream's."""
         row = self.connection.execute(
             "SELECT arch, revision, space, mask_impl, compute_units FROM population "
             "WHERE arch = :arch AND mask_impl = :mask_impl AND revision = coalesce(:revision, revision) "
@@ -235,7 +241,7 @@ class Catalog:
         try:
             with self._lock, transaction(self.connection):
                 self.connection.execute(
-                    f"INSERT INTO artifact ({columns}) VALUES ({holes}) ON CONFLICT (key) DO UPDATE SET {updates}",  # noqa: S608
+                    f"INSERT INTO artifact ({columns}) VALUES ({holes}) ON CONFLICT (key) DO UPDATE SET {updates}",
                     fields,
                 )
         except (RegistryError, sqlite3.IntegrityError) as error:

@@ -75,13 +75,16 @@ class Plan:
                     raise
                 self.kernels = others
 
-    def run(self, *, seed: int = 0, repeats: int = 1, **tensors: Any) -> Result:
-        """Run the plan on ``tensors``, or on seeded random ones when none are given.
+    def run(
+        self, inputs: Mapping[str, Any] | None = None, /, *, seed: int = 0, repeats: int = 1, **tensors: Any
+    ) -> Result:
+        """Run the plan on tensors, ``run(q=q, k=k, v=v)`` or ``run(inputs)`` with a mapping; without any, on random ones.
 
         Args:
+            inputs: the inputs by name, NumPy arrays of :attr:`Problem.shapes`.
             seed: of the random inputs.
             repeats: launches; the outputs are the last one's, the time is the median.
-            tensors: the inputs by name, NumPy arrays of :attr:`Problem.shapes`.
+            tensors: the inputs as keywords.
 
         Raises:
             TensorError: a tensor is missing, superfluous, or of the wrong shape, dtype or strides.
@@ -92,12 +95,13 @@ class Plan:
 
         self._check_device()
         problem = self.problem
-        inputs = check_inputs(problem, tensors) if tensors else make_inputs(problem, seed)
+        given = {**(inputs or {}), **tensors}
+        checked = check_inputs(problem, given) if given else make_inputs(problem, seed)
         outputs = make_outputs(problem)
         device = self._services.host()
         compile_seconds = self._load(device)
         [kernel] = self._loaded
-        durations = device.time(kernel, device.call(problem, inputs | outputs), max(1, repeats))
+        durations = device.time(kernel, device.call(problem, checked | outputs), max(1, repeats))
         time_ms = median(durations) / 1e6
         return Result(
             outputs, time_ms, problem.flops / time_ms / 1e9, tuple(k.name for k in self.kernels), compile_seconds

@@ -100,13 +100,13 @@ class Selector:
             rules = [f"({rule['expr']})" for rule in self._rules_of(family, "applicability")]
             order = [rule["expr"] for rule in self._rules_of(family, "order")]
             self._queries[family] = (
-                "SELECT kernel.*, measured.median_ms FROM kernel LEFT JOIN ("  # noqa: S608 - expressions of checked specs
+                "SELECT kernel.*, measured.median_ms FROM kernel LEFT JOIN ("
                 "  SELECT kernel_id, min(median_ms) AS median_ms FROM timing"
                 "  JOIN problem ON problem.id = problem_id JOIN device ON device.id = device_id"
                 "  WHERE problem.key = :problem AND device.arch = :arch GROUP BY kernel_id"
                 ") AS measured ON measured.kernel_id = kernel.id "
-                f"WHERE {_POPULATION} AND {_signature()} AND hw_valid AND {_NO_FAILED_BUILD} AND {' AND '.join(rules) or 1} "
-                f"ORDER BY {', '.join(['measured.median_ms IS NULL', 'measured.median_ms', *order, 'kernel.id'])} LIMIT :limit"
+                f"WHERE {' AND '.join([_POPULATION, _signature(), 'hw_valid', _NO_FAILED_BUILD, *rules])} "
+                f"ORDER BY {', '.join(['median_ms IS NULL', 'median_ms', *order, 'kernel.id'])} LIMIT :limit"
             )
         return self._queries[family]
 
@@ -132,7 +132,7 @@ class Selector:
         for name in (name for name in required_traits_order() if f"want_{name}" in parameters):
             narrowed = f"{where} AND {name} = :want_{name}"
             if not self._count(narrowed, parameters):
-                values = self._connection.execute(f"SELECT DISTINCT {name} FROM kernel WHERE {where}", parameters)  # noqa: S608
+                values = self._connection.execute(f"SELECT DISTINCT {name} FROM kernel WHERE {where}", parameters)
                 there = ", ".join(sorted(str(value) for (value,) in values)) or "none"
                 return f"it needs {name}={parameters[f'want_{name}']}, and there is only: {there}"
             where = narrowed
@@ -156,7 +156,7 @@ class Selector:
         return f"of {total} kernels with its signature, " + "; ".join(lines)
 
     def _count(self, where: str, parameters: Mapping[str, Any]) -> int:
-        return int(self._connection.execute(f"SELECT count(*) FROM kernel WHERE {where}", parameters).fetchone()[0])  # noqa: S608
+        return int(self._connection.execute(f"SELECT count(*) FROM kernel WHERE {where}", parameters).fetchone()[0])
 
 
 _POPULATION = (

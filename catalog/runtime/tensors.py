@@ -59,7 +59,7 @@ def output_names(problem: Problem) -> tuple[str, ...]:
 @cache
 def _numpy_dtype(name: str) -> np.dtype[Any]:
     if name.startswith(("bfloat", "float8")):
-        import ml_dtypes  # noqa: PLC0415  takes 90 ms
+        import ml_dtypes
 
         element: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
         return element

@@ -47,7 +47,7 @@ def run_problem(
     """
     plan = catalog.select(problem, arch=arch)
     inputs = make_inputs(problem, seed)
-    result = plan.run(repeats=repeats, **inputs)
+    result = plan.run(inputs, repeats=repeats)
     facts: dict[str, Any] = {
         "kernel": " -> ".join(result.kernels),
         "arch": plan.arch,

@@ -1,8 +1,9 @@
 """Arch specs: the facts of data/arch_specs, validated and merged along ``extends``.
 
 A spec says, as data, which tiles an arch has, which pipeline variants with which feature domains, which constraints
-filter their product, which receipt lists what, and how a problem selects a row. Files of one revision lie in one folder;
-``extends`` names a sibling. Merging: objects merge by key, lists append (the parent's items first), scalars override.
+filter their product, which receipt lists what, and how a problem selects a row. Files of one revision lie in one
+folder; ``extends`` names a sibling. Merging: objects merge by key, lists append (the parent's items first), scalars
+override.
 """
 
 from __future__ import annotations
@@ -313,7 +314,9 @@ def _merge(parent: Any, child: Any) -> Any:
 
 def _load_raw(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     if path in seen:
-        raise SpecError(f"{seen[-1]}: extends: {path.stem!r} extends itself, by way of {' -> '.join(p.stem for p in seen)}")
+        raise SpecError(
+            f"{seen[-1]}: extends: {path.stem!r} extends itself, by way of {' -> '.join(p.stem for p in seen)}"
+        )
     if not path.is_file():
         there = ", ".join(sorted(p.stem for p in path.parent.glob("*.json")))
         raise SpecError(f"{seen[-1] if seen else path}: extends: no spec {path.stem!r} here; there are: {there}")
@@ -322,7 +325,8 @@ def _load_raw(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     parent = raw.get("extends")
     if parent is None:
         return raw
-    return _merge(_load_raw(path.with_name(f"{parent}.json"), (*seen, path)), raw)
+    merged: dict[str, Any] = _merge(_load_raw(path.with_name(f"{parent}.json"), (*seen, path)), raw)
+    return merged
 
 
 @lru_cache(maxsize=16)

@@ -22,7 +22,9 @@ _IDENTITY = (
     Column("id", "TEXT", "64 hex digits", "", "SHA-256 of the kernel's canonical JSON"),
     Column("name", "TEXT", "text", "", "upstream's canonical name; unique per arch, revision, mask_impl and space"),
     Column("arch", "TEXT", "see catalog doctor", "", "compile target"),
-    Column("revision", "TEXT", "2026-05, native", "", "upstream codegen that the row reproduces; native: our own kernels"),
+    Column(
+        "revision", "TEXT", "2026-05, native", "", "upstream codegen that the row reproduces; native: our own kernels"
+    ),
     Column("space", "TEXT", "ck, native", "", "enumeration that the row comes from; ck: upstream's codegen"),
     Column("mask_impl", "TEXT", "generic, simplified", "", "upstream's mask classes: no/causal/generic, or no/mask"),
     Column("target", "TEXT", "text", "", "codegen target that upstream appends to the name"),
@@ -30,8 +32,16 @@ _IDENTITY = (
 
 _STATE = (
     Column("hw_valid", "INTEGER", "0, 1", "", "the hardware can run it; selection skips the others"),
-    Column("dispatch_order", "INTEGER", "integer >= 0", "", "place in upstream's dispatch order within its enumeration"),
-    Column("receipts", "TEXT", "numbers separated by spaces", "", "receipts that list it; table kernel_receipt has a row each"),
+    Column(
+        "dispatch_order", "INTEGER", "integer >= 0", "", "place in upstream's dispatch order within its enumeration"
+    ),
+    Column(
+        "receipts",
+        "TEXT",
+        "numbers separated by spaces",
+        "",
+        "receipts that list it; table kernel_receipt has a row each",
+    ),
     Column("built", "INTEGER", "0, 1", "", "some build of it succeeded on this machine"),
     Column("best_ms", "REAL", "number, or NULL", "", "best measured median over all problems, in ms"),
 )

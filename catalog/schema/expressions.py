@@ -31,7 +31,7 @@ def what_is_wrong(expression: str, parameters: Iterable[str] = ()) -> str | None
     if unknown:
         return f"no parameter :{unknown[0]}; allowed: {', '.join(f':{name}' for name in allowed) or 'none'}"
     try:
-        _scratch().execute(f"EXPLAIN SELECT ({expression}) FROM kernel", dict.fromkeys(allowed))  # noqa: S608
+        _scratch().execute(f"EXPLAIN SELECT ({expression}) FROM kernel", dict.fromkeys(allowed))
     except sqlite3.Error as error:
         message = str(error)
         missing = re.fullmatch(r"no such column: (\w+)", message)

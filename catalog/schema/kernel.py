@@ -17,9 +17,9 @@ from catalog.schema.names import GRAMMARS
 class Kernel(BaseModel):
     """One row of the catalog.
 
-    ``revision`` is the upstream codegen that the row reproduces (``native``: our own kernels), ``space`` the enumeration
-    it comes from, ``mask_impl`` upstream's choice of mask classes, ``target`` the codegen target whose name upstream
-    appends to the kernel's (empty where it appends none).
+    ``revision`` is the upstream codegen that the row reproduces (``native``: our own kernels), ``space`` the
+    enumeration it comes from, ``mask_impl`` upstream's choice of mask classes, ``target`` the codegen target whose name
+    upstream appends to the kernel's (empty where it appends none).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", ignored_types=(cached_property,))
@@ -54,8 +54,8 @@ class Kernel(BaseModel):
 
     def to_row(self) -> dict[str, Any]:
         """Identity and traits as one flat mapping of plain values, booleans as ``bool``."""
-        fields = self.model_dump(mode="json")
-        return {name: fields[name] for name in IDENTITY} | fields["signature"] | fields["algorithm"]
+        fields: dict[str, dict[str, Any]] = self.model_dump(mode="json")
+        return {**{name: fields[name] for name in IDENTITY}, **fields["signature"], **fields["algorithm"]}
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Kernel:
@@ -68,7 +68,7 @@ class Kernel(BaseModel):
         for trait in TRAITS.values():
             value = row[trait.name]
             groups[trait.group][trait.name] = bool(value) if trait.kind == "bool" else value
-        return cls(**{name: row[name] for name in IDENTITY}, **groups)  # type: ignore[arg-type]
+        return cls(**{name: row[name] for name in IDENTITY}, **groups)
 
 
 def canonical_json_sql() -> str:

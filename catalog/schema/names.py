@@ -1,7 +1,7 @@
 """Upstream's canonical kernel names, as one grammar a family that writes, parses and compiles to SQL.
 
-A grammar is a sequence of parts. Every part knows three things: the text of its traits, the SQL expression of that text,
-and how to read the traits back. So the name in a row, the name of a model and the parser cannot drift apart.
+A grammar is a sequence of parts. Every part knows three things: the text of its traits, the SQL expression of that
+text, and how to read the traits back. So the name in a row, the name of a model and the parser cannot drift apart.
 
 Source of the forms: the ``name`` properties of the kernel, tile and pipeline classes in CK's
 ``example/ck_tile/01_fmha/codegen/ops/*.py``.
@@ -51,16 +51,16 @@ class Literal:
 
     literal: str
 
-    def text(self, row: Row) -> str:  # noqa: D102
+    def text(self, row: Row) -> str:
         return self.literal
 
-    def sql(self) -> str:  # noqa: D102
+    def sql(self) -> str:
         return sql_literal(self.literal)
 
-    def regex(self) -> str:  # noqa: D102
+    def regex(self) -> str:
         return re.escape(self.literal)
 
-    def read(self, text: str) -> dict[str, Any]:  # noqa: D102
+    def read(self, text: str) -> dict[str, Any]:
         return {}
 
 
@@ -72,20 +72,20 @@ class Extents:
     fields: tuple[str, ...]
     absent: int | None = None
 
-    def text(self, row: Row) -> str:  # noqa: D102
+    def text(self, row: Row) -> str:
         if row[self.fields[0]] == self.absent:
             return ""
         return self.prefix + "x".join(str(row[field]) for field in self.fields)
 
-    def sql(self) -> str:  # noqa: D102
+    def sql(self) -> str:
         shown = sql_literal(self.prefix) + " || " + " || 'x' || ".join(self.fields)
         return shown if self.absent is None else f"iif({self.fields[0]} = {self.absent}, '', {shown})"
 
-    def regex(self) -> str:  # noqa: D102
+    def regex(self) -> str:
         shown = re.escape(self.prefix) + "x".join([r"-?\d+"] * len(self.fields))
         return shown if self.absent is None else f"(?:{shown})?"
 
-    def read(self, text: str) -> dict[str, Any]:  # noqa: D102
+    def read(self, text: str) -> dict[str, Any]:
         if not text:
             return {self.fields[0]: self.absent}
         numbers = text[len(self.prefix) :].split("x")
@@ -99,16 +99,16 @@ class Word:
     prefix: str
     field: str
 
-    def text(self, row: Row) -> str:  # noqa: D102
+    def text(self, row: Row) -> str:
         return f"{self.prefix}{row[self.field]}"
 
-    def sql(self) -> str:  # noqa: D102
+    def sql(self) -> str:
         return f"{sql_literal(self.prefix)} || {self.field}"
 
-    def regex(self) -> str:  # noqa: D102
+    def regex(self) -> str:
         return re.escape(self.prefix) + _any_of(map(str, TRAITS[self.field].values))
 
-    def read(self, text: str) -> dict[str, Any]:  # noqa: D102
+    def read(self, text: str) -> dict[str, Any]:
         return {self.field: text[len(self.prefix) :]}
 
 
@@ -119,10 +119,10 @@ class Choice:
     fields: tuple[str, ...]
     texts: Mapping[tuple[Any, ...], str]
 
-    def text(self, row: Row) -> str:  # noqa: D102
+    def text(self, row: Row) -> str:
         return self.texts[tuple(row[field] for field in self.fields)]
 
-    def sql(self) -> str:  # noqa: D102
+    def sql(self) -> str:
         whens = (
             "WHEN "
             + " AND ".join(f"{f} = {sql_literal(v)}" for f, v in zip(self.fields, values, strict=True))
@@ -131,10 +131,10 @@ class Choice:
         )
         return f"CASE {' '.join(whens)} END"
 
-    def regex(self) -> str:  # noqa: D102
+    def regex(self) -> str:
         return _any_of(self.texts.values())
 
-    def read(self, text: str) -> dict[str, Any]:  # noqa: D102
+    def read(self, text: str) -> dict[str, Any]:
         values = next(values for values, shown in self.texts.items() if shown == text)
         return dict(zip(self.fields, values, strict=True))
 
@@ -150,23 +150,25 @@ class Pads:
     none: str = "_npad"
     shows_amount: bool = False
 
-    def text(self, row: Row) -> str:  # noqa: D102
+    def text(self, row: Row) -> str:
         padded = "".join(
-            letter + (str(row[field]) if self.shows_amount else "") for field, letter in self.letters.items() if row[field]
+            letter + (str(row[field]) if self.shows_amount else "")
+            for field, letter in self.letters.items()
+            if row[field]
         )
         return f"_p{padded}" if padded else self.none
 
-    def sql(self) -> str:  # noqa: D102
+    def sql(self) -> str:
         shown = " || ".join(
             f"iif({field}, {sql_literal(letter)}{f' || {field}' if self.shows_amount else ''}, '')"
             for field, letter in self.letters.items()
         )
         return f"iif({' OR '.join(self.letters)}, '_p' || {shown}, {sql_literal(self.none)})"
 
-    def regex(self) -> str:  # noqa: D102
+    def regex(self) -> str:
         return f"(?:_p{self._axes(capture=False)}|{re.escape(self.none)})"
 
-    def read(self, text: str) -> dict[str, Any]:  # noqa: D102
+    def read(self, text: str) -> dict[str, Any]:
         if text == self.none:
             return dict.fromkeys(self.letters, 0)
         found = re.fullmatch("_p" + self._axes(capture=True), text)
@@ -187,16 +189,16 @@ class Pads:
 class Target:
     """The codegen target that upstream appends: ``_gfx950``; nothing for an empty one."""
 
-    def text(self, row: Row) -> str:  # noqa: D102
+    def text(self, row: Row) -> str:
         return f"_{row['target']}" if row["target"] else ""
 
-    def sql(self) -> str:  # noqa: D102
+    def sql(self) -> str:
         return "iif(target = '', '', '_' || target)"
 
-    def regex(self) -> str:  # noqa: D102
+    def regex(self) -> str:
         return r"(?:_(?:gfx\w+|x86_64_v\d|aarch64|sm_\d+))?"
 
-    def read(self, text: str) -> dict[str, Any]:  # noqa: D102
+    def read(self, text: str) -> dict[str, Any]:
         return {"target": text[1:]}
 
 
@@ -341,8 +343,8 @@ GRAMMARS: Mapping[Family, Grammar] = MappingProxyType(
                 _flag("paged_kv", "pagedkv"), _SINK,
             ),
             _grammar(
-                Family.FWD_SPLITKV_COMBINE, _v_is_q, _MODE, Extents("_b", ("tile_n1",)), _OCCUPANCY, Word("_", "pipeline"),
-                Pads({"pad_s": "s", "pad_dv": "dv"}), _LSE, _SQUANT,
+                Family.FWD_SPLITKV_COMBINE, _v_is_q, _MODE, Extents("_b", ("tile_n1",)), _OCCUPANCY,
+                Word("_", "pipeline"), Pads({"pad_s": "s", "pad_dv": "dv"}), _LSE, _SQUANT,
             ),
             _grammar(
                 Family.FWD_PAGEDKV, _v_is_n1, _MODE, Literal("_"), _TILE, _LOOP, _LSE, _SKIP, _SQUANT,
@@ -354,17 +356,19 @@ GRAMMARS: Mapping[Family, Grammar] = MappingProxyType(
                 Choice(("paged_kv",), {(True,): "_pagedkv", (False,): ""}),
             ),
             _grammar(
-                Family.BATCH_PREFILL, _paged, _MODE, Extents("_ps", ("page_size",)), Word("_", "kv_load_mode"), Literal("_"),
-                _TILE, _LOOP, _LSE, _DROPOUT, _QSCALE, _SINK, Word("_", "kv_memory_layout"), Word("_", "kv_lookup_table"),
+                Family.BATCH_PREFILL, _paged, _MODE, Extents("_ps", ("page_size",)), Word("_", "kv_load_mode"),
+                Literal("_"), _TILE, _LOOP, _LSE, _DROPOUT, _QSCALE, _SINK, Word("_", "kv_memory_layout"),
+                Word("_", "kv_lookup_table"),
             ),
             _grammar(Family.BWD_DOT_DO_O, _v_is_q, _1D, Pads({"pad_s": "s", "pad_dv": "dv"})),
             _grammar(
                 Family.BWD_DQ_DK_DV, _bwd_third_gemm, _MODE, Literal("_"), _TILE_BWD,
-                Pads({"pad_d": "d", "pad_dv": "dv"}, shows_amount=True), _BIAS, _flag("dbias", "dbias"), _MASK, _DROPOUT_BWD,
-                _flag("deterministic", "deterministic"), _flag("trload", "trload"),
+                Pads({"pad_d": "d", "pad_dv": "dv"}, shows_amount=True), _BIAS, _flag("dbias", "dbias"), _MASK,
+                _DROPOUT_BWD, _flag("deterministic", "deterministic"), _flag("trload", "trload"),
             ),
             _grammar(
-                Family.BWD_CONVERT_DQ, _v_is_q, _1D, Pads({"pad_s": "s", "pad_d": "d"}), _flag("deterministic", "deterministic"),
+                Family.BWD_CONVERT_DQ, _v_is_q, _1D, Pads({"pad_s": "s", "pad_d": "d"}),
+                _flag("deterministic", "deterministic"),
             ),
         )
     }
@@ -390,7 +394,8 @@ def parse_tile(text: str) -> dict[str, int]:
                 traits |= part.read(piece)
             return traits
     raise UsageError(
-        f"{text!r} is not a tile", hint="Tiles are written as in kernel names: b64x64x32x64x32x64_r4x1x1_r4x1x1_w16x16x16_w16x16x16."
+        f"{text!r} is not a tile.",
+        hint="Tiles are written as in kernel names: b64x64x32x64x32x64_r4x1x1_r4x1x1_w16x16x16_w16x16x16.",
     )
 
 

@@ -16,3 +16,10 @@ class DeviceInfo:
     arch: str
     name: str
     cores: int
+
+
+def why_unavailable(arch: str) -> str | None:
+    """Why kernels of ``arch`` cannot run on this machine; None where they can."""
+    from catalog.runtime.devices import hip, host
+
+    return hip.why_unavailable(arch) if arch.startswith("gfx") else host.why_unavailable(arch)

@@ -278,7 +278,7 @@ def resolve_host_arch() -> str:
 
 def _archspec() -> Any:
     """archspec's CPU module, which takes its time to import; it remembers what it detected."""
-    from archspec import cpu  # noqa: PLC0415
+    from archspec import cpu
 
     return cpu
 

@@ -69,10 +69,11 @@ def target_of(arch: str) -> Target:
 
 @dataclass(frozen=True)
 class Artifact:
-    """A library that is ready to be loaded; ``cached`` when this call did not compile it."""
+    """A library that is ready to be loaded, and its digest; ``cached`` when this call did not compile it."""
 
     key: str
     path: Path
+    sha256: str
     kernel_id: str
     compile_seconds: float
     cached: bool
@@ -323,4 +324,5 @@ class Builder:
 
     def _built(self, record: ArtifactRecord, cached: bool) -> _Built:
         path = self._cache.library(record.key)
-        return _Built(Artifact(record.key, path, record.kernel_id, record.compile_seconds, cached), record)
+        sha256 = record.so_sha256 or ""
+        return _Built(Artifact(record.key, path, sha256, record.kernel_id, record.compile_seconds, cached), record)

@@ -78,7 +78,7 @@ class Plan:
     def run(
         self, inputs: Mapping[str, Any] | None = None, /, *, seed: int = 0, repeats: int = 1, **tensors: Any
     ) -> Result:
-        """Run the plan on tensors, ``run(q=q, k=k, v=v)`` or ``run(inputs)`` with a mapping; without any, on random ones.
+        """Run the plan on tensors, ``run(q=q, k=k, v=v)`` or ``run(inputs)``; without any, on seeded random ones.
 
         Args:
             inputs: the inputs by name, NumPy arrays of :attr:`Problem.shapes`.

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from difflib import get_close_matches
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -329,7 +328,6 @@ def _load_raw(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     return merged
 
 
-@lru_cache(maxsize=16)
 def load_spec_file(path: Path) -> ArchSpec:
     """The spec of ``path``, merged with what it extends.
 

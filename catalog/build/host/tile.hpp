@@ -7,8 +7,8 @@
 
 namespace catalog::host {
 
-// O = rescale * O + P V for `rows` rows of O from `first_row` on. `panel_stride` leads from one column of V to the next
-// in steps of whole panels.
+// O = rescale * O + P V for `rows` rows of O from `first_row` on. A panel of V is warp_n1 columns: the one of column c
+// starts at v + c * panel_stride, its keys are ldb apart.
 template <class Row, class T>
 inline void accumulate(Scratch<Row>& scratch, std::int64_t first_row, int rows, const T* v, std::int64_t panel_stride,
                        std::ptrdiff_t ldb, int keys, int hdim_v) {
@@ -62,8 +62,8 @@ struct DirectTile {
 
     static constexpr int column_step = lanes;
 
-    // Measured: a narrower vector reaches the cost of packing with fewer rows. Reads are whole vectors, hence the head
-    // dims.
+    // Few rows never earn back a copy; how few is measured, and fewer for narrow vectors. Tensors are read in whole
+    // vectors and blocks, so the head dims have to be multiples of them.
     static bool pays(std::int64_t rows, int hdim_q, int hdim_v) {
         return rows <= lanes / 4 && hdim_q % lanes == 0 && hdim_v % Row::warp_n1 == 0;
     }
@@ -72,7 +72,7 @@ struct DirectTile {
     const Rows<const T> keys, values;
     const int hdim_q, hdim_v;
 
-    DirectTile(Scratch<Row>& scratch, Rows<const T> keys, Rows<const T> values, int, int hdim_q, int hdim_v)
+    DirectTile(Scratch<Row>& scratch, Rows<const T> keys, Rows<const T> values, int /*count*/, int hdim_q, int hdim_v)
         : scratch(scratch), keys(keys), values(values), hdim_q(hdim_q), hdim_v(hdim_v) {}
 
     void multiply_q_k(std::int64_t first_row, int rows, int count) const {

@@ -1,0 +1,72 @@
+"""What the tests share: a private catalog and cache, and one populated gfx950."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from catalog.runtime.catalog import Catalog
+from catalog.settings import settings
+
+
+def missing(what: str) -> None:
+    """Skip for a missing tool on a user's machine; fail in CI, where every tool must be there."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(f"{what} is missing in CI")
+    pytest.skip(f"{what} is missing")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _private_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The user's own catalog, cache and settings stay out of the tests."""
+    folder = tmp_path_factory.mktemp("settings")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("CATALOG_")]:
+            patch.delenv(name)
+        patch.setenv("CATALOG_DB", str(folder / "catalog.db"))
+        patch.setenv("CATALOG_CACHE_DIR", str(folder / "cache"))
+        settings.cache_clear()
+        Catalog.default.cache_clear()
+        yield
+    settings.cache_clear()
+
+
+@pytest.fixture(scope="session")
+def gfx950(tmp_path_factory: pytest.TempPathFactory) -> Catalog:
+    """A catalog with every kernel of gfx950, generic masks. Read it only."""
+    catalog = Catalog(tmp_path_factory.mktemp("gfx950") / "catalog.db")
+    catalog.populate("gfx950")
+    return catalog
+
+
+@pytest.fixture
+def copied(gfx950: Catalog, tmp_path: Path) -> Catalog:
+    """A catalog of gfx950 to write to."""
+    with sqlite3.connect(tmp_path / "copy.db") as target:
+        gfx950.connection.backup(target)
+    target.close()
+    return Catalog(tmp_path / "copy.db")
+
+
+@pytest.fixture
+def specs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A data folder to change: arch_specs/ copied, the parity lists linked."""
+    source = Path(__file__).parent.parent / "data"
+    folder = tmp_path / "data"
+    shutil.copytree(source / "arch_specs", folder / "arch_specs")
+    (folder / "parity").symlink_to(source / "parity")
+    (folder / "toolchains").symlink_to(source / "toolchains")
+    monkeypatch.setenv("CATALOG_DATA_DIR", str(folder))
+    settings.cache_clear()
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _fresh_settings() -> Iterator[None]:
+    yield
+    settings.cache_clear()

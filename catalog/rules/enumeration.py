@@ -109,6 +109,13 @@ class Join:
         if bits:
             kept.append(f"listed & {sum(bits[receipt] for receipt in receipts)}")
         listed = " + ".join(f"({enumeration.receipts[r]}) * {bit}" for r, bit in bits.items()) or "0"
+        only = " ".join(
+            f"WHEN {i} THEN {sum(bits[receipt] for receipt in variant.receipts)}"
+            for i, variant in enumerate(enumeration.variants)
+            if variant.receipts is not None
+        )
+        if only:
+            listed = f"({listed}) & CASE variant_seq {only} ELSE -1 END"
         columns = ", ".join(
             f"({enumeration.derived[t]}) AS {t}" if t in enumeration.derived else t for t in (*IDENTITY, *TRAITS)
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import lzma
 import sqlite3
 from collections import Counter
@@ -99,7 +100,18 @@ def reference_names(references: Path, request: Request) -> dict[int, frozenset[s
     """The reference list of a population: kernel names by receipt; empty when there is no list."""
     spec = request.spec
     path = references / f"{spec.revision}.{spec.reference or spec.arch}.{request.mask_impl}.csv.xz"
-    return _read(path) if path.is_file() else {}
+    if not path.is_file():
+        return {}
+    return dict.fromkeys(_receipts_listed(references, str(spec.revision)), frozenset()) | _read(path)
+
+
+def _receipts_listed(references: Path, revision: str) -> list[int]:
+    """The receipts that the lists of ``revision`` were made for."""
+    path = references / "lists.json"
+    try:
+        return list(json.loads(path.read_text(encoding="utf-8"))["receipts"].get(revision, ()))
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise SpecError(f"{path}: not an index of reference lists: {error}.") from None
 
 
 @lru_cache(maxsize=4)

@@ -112,6 +112,7 @@ class Variant(_Spec):
     domain: str | None = Field(None, description="name of an entry of the enumeration's `domains`")
     traits: dict[str, Domain] = {}
     when: str | None = None
+    receipts: list[int] | None = Field(None, description="only these receipts list its combinations (default: any)")
     quirk: str | None = None
 
     @field_validator("traits")

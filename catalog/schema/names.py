@@ -277,14 +277,17 @@ def _paged(row: Row) -> dict[str, Any]:
     return {"hdim_v": row["tile_n1"], "paged_kv": True}
 
 
-def _bwd_third_gemm(row: Row) -> dict[str, Any]:
-    # CK derives the warp tile of dQ = dS K from the first one, no deeper than the unroll.
+def _third_gemm(row: Row) -> dict[str, int]:
+    """The warp tile of dQ = dS K: CK takes the first one's, no deeper than the unroll."""
     return {
-        "hdim_v": row["hdim_q"],
         "warp_m2": row["warp_m0"],
         "warp_n2": row["warp_n0"],
         "warp_k2": min(row["warp_k0"], row["tile_bwd6"]),
     }
+
+
+def _bwd(row: Row) -> dict[str, Any]:
+    return {"hdim_v": row["hdim_q"], **_third_gemm(row)}
 
 
 @cache
@@ -362,7 +365,7 @@ GRAMMARS: Mapping[Family, Grammar] = MappingProxyType(
             ),
             _grammar(Family.BWD_DOT_DO_O, _v_is_q, _1D, Pads({"pad_s": "s", "pad_dv": "dv"})),
             _grammar(
-                Family.BWD_DQ_DK_DV, _bwd_third_gemm, _MODE, Literal("_"), _TILE_BWD,
+                Family.BWD_DQ_DK_DV, _bwd, _MODE, Literal("_"), _TILE_BWD,
                 Pads({"pad_d": "d", "pad_dv": "dv"}, shows_amount=True), _BIAS, _flag("dbias", "dbias"), _MASK,
                 _DROPOUT_BWD, _flag("deterministic", "deterministic"), _flag("trload", "trload"),
             ),
@@ -392,7 +395,7 @@ def parse_tile(text: str) -> dict[str, int]:
             traits: dict[str, int] = {}
             for part, piece in zip(parts, found.groups(), strict=True):
                 traits |= part.read(piece)
-            return traits
+            return traits | (_third_gemm(traits) if parts is _TILE_BWD else {})
     raise UsageError(
         f"{text!r} is not a tile.",
         hint="Tiles are written as in kernel names: b64x64x32x64x32x64_r4x1x1_r4x1x1_w16x16x16_w16x16x16.",

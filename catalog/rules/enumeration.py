@@ -16,7 +16,7 @@ from typing import Any
 from catalog.schema.arch_spec import MASK_OF_IMPL, ArchSpec, Domain, Enumeration, TraitValue, Yield
 from catalog.schema.fields import IDENTITY, TRAITS
 from catalog.schema.kernel import canonical_json_sql
-from catalog.schema.names import GRAMMARS, sql_literal
+from catalog.schema.names import grammar_of, sql_literal
 
 Identity = Mapping[str, str]
 """arch, revision, space and mask_impl of the rows that are made."""
@@ -178,7 +178,7 @@ class Join:
             )
         return (
             f"CREATE TEMP TABLE made AS SELECT *, sha256({canonical_json_sql()}) AS id, "
-            f"{GRAMMARS[made.family].sql()} AS name FROM ({rows})"
+            f"{grammar_of(made.family, self.identity['revision']).sql()} AS name FROM ({rows})"
         )
 
     @property

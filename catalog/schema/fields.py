@@ -147,6 +147,8 @@ class Pipeline(_Word):
     QR_PAGEDKV = "qr_pagedkv"
     QS = "qs"
     UNUSED = "unused"
+    KR_KTR_VR = "kr_ktr_vr"
+    KR_KTR_VR_IGLP = "kr_ktr_vr_iglp"
     HOST_PANEL = "host_panel"
 
 

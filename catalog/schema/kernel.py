@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from catalog.schema.fields import IDENTITY, TRAITS, Algorithm, Family, Signature
-from catalog.schema.names import GRAMMARS
+from catalog.schema.names import grammar_of
 
 
 class Kernel(BaseModel):
@@ -35,7 +35,7 @@ class Kernel(BaseModel):
     @cached_property
     def name(self) -> str:
         """The canonical name, the one that parity compares."""
-        return GRAMMARS[self.signature.family].name(self.to_row())
+        return grammar_of(self.family, self.revision).name(self.to_row())
 
     @cached_property
     def id(self) -> str:

@@ -2,6 +2,7 @@
 
 A grammar is a sequence of parts. Every part knows three things: the text of its traits, the SQL expression of that
 text, and how to read the traits back. So the name in a row, the name of a model and the parser cannot drift apart.
+Upstream renames families now and then: :func:`grammar_of` gives the grammar of a revision.
 
 Source of the forms: the ``name`` properties of the kernel, tile and pipeline classes in CK's
 ``example/ck_tile/01_fmha/codegen/ops/*.py``.
@@ -277,6 +278,12 @@ def _paged(row: Row) -> dict[str, Any]:
     return {"hdim_v": row["tile_n1"], "paged_kv": True}
 
 
+def _paged_by_token(row: Row) -> dict[str, Any]:
+    """The one form of paging that batch_prefill had at first: pages of one token, in SGLang's table."""
+    layout = {"kv_memory_layout": "linear", "kv_lookup_table": "sglang"}
+    return _paged(row) | layout | {"page_size": 1, "kv_load_mode": "bload"}
+
+
 def _third_gemm(row: Row) -> dict[str, int]:
     """The warp tile of dQ = dS K: CK takes the first one's, no deeper than the unroll."""
     return {
@@ -288,6 +295,10 @@ def _third_gemm(row: Row) -> dict[str, int]:
 
 def _bwd(row: Row) -> dict[str, Any]:
     return {"hdim_v": row["hdim_q"], **_third_gemm(row)}
+
+
+def _rows_of_64(row: Row) -> dict[str, Any]:
+    return {"hdim_v": row["hdim_q"], "tile_m0": 64}
 
 
 @cache
@@ -376,7 +387,48 @@ GRAMMARS: Mapping[Family, Grammar] = MappingProxyType(
         )
     }
 )  # fmt: skip
-"""The name grammar of every family."""
+"""The name grammar of every family, as the newest revision and our own kernels have it."""
+
+_OLDER: Mapping[str, Mapping[Family, Grammar]] = MappingProxyType(
+    {
+        "2025-07": {
+            grammar.family: grammar
+            for grammar in (
+                _grammar(Family.FWD, _v_is_n1, _MODE, Literal("_"), _TILE, _LOOP, _LSE, _DROPOUT, _SKIP, _SQUANT),
+                _grammar(
+                    Family.FWD_SPLITKV, _v_is_q, _MODE, Literal("_"), _TILE, _LOOP, _LSE, _SQUANT,
+                    _flag("paged_kv", "pagedkv"),
+                ),
+                _grammar(
+                    Family.FWD_PAGEDKV, _v_is_n1, _MODE, Literal("_"), _TILE, _LOOP, _LSE, _SKIP, _SQUANT,
+                    _flag("paged_kv", "pagedkv"),
+                ),
+                _grammar(
+                    Family.BATCH_PREFILL, _paged_by_token, _MODE, Literal("_"), _TILE, _LOOP, _LSE, _DROPOUT, _SQUANT
+                ),
+                _grammar(
+                    Family.BWD_DOT_DO_O, _rows_of_64, _MODE, Extents("_o", ("block_per_cu",)),
+                    Pads({"pad_s": "s", "pad_dv": "dv"}),
+                ),
+                _grammar(
+                    Family.BWD_DQ_DK_DV, _bwd, _MODE, Literal("_"), _TILE_BWD[:-1], Word("_", "pipeline"), _PADS, _BIAS,
+                    _flag("dbias", "dbias"), _MASK, _DROPOUT_BWD, _flag("deterministic", "deterministic"),
+                ),
+                _grammar(
+                    Family.BWD_CONVERT_DQ, _v_is_q, Extents("_b", ("tile_m0", "tile_n0")), _MODE,
+                    Extents("_o", ("block_per_cu",)), Pads({"pad_s": "s", "pad_d": "d"}),
+                    _flag("deterministic", "deterministic"),
+                ),
+            )
+        }
+    }
+)  # fmt: skip
+"""The families that older revisions call differently."""
+
+
+def grammar_of(family: Family, revision: str) -> Grammar:
+    """How ``revision`` calls the kernels of ``family``."""
+    return _OLDER.get(revision, {}).get(family, GRAMMARS[family])
 
 
 _TILE_APPENDKV: tuple[Part, ...] = (Extents("b", ("tile_m0", "tile_n0", "tile_k0", "tile_n1")), _OCCUPANCY)
@@ -403,12 +455,13 @@ def parse_tile(text: str) -> dict[str, int]:
 
 
 def parse_name(name: str) -> dict[str, Any]:
-    """Every trait of the kernel that ``name`` denotes, plus ``target``.
+    """Every trait of the kernel that ``name`` denotes at whichever revision, plus ``target``.
 
     Raises:
         UsageError: no family has such a name.
     """
-    for grammar in GRAMMARS.values():
+    older = (grammar for grammars in _OLDER.values() for grammar in grammars.values())
+    for grammar in (*GRAMMARS.values(), *older):
         traits = grammar.parse(name)
         if traits is not None:
             return traits

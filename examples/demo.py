@@ -20,16 +20,24 @@ from catalog.runtime.validate import check_result
 
 def shell(*words: str) -> None:
     """Run a command of the catalog as a user would type it, and show both."""
-    print(f"\n$ catalog {shlex.join(words)}", flush=True)
+    typed = (word if word == shlex.quote(word) else f'"{word}"' for word in words)
+    print(f"\n$ catalog {' '.join(typed)}", flush=True)
     subprocess.run([sys.executable, "-m", "catalog", *words], check=True)  # noqa: S603
 
 
 def run_a_problem() -> bool:
     """Grouped-query causal attention in bf16 on this machine's CPU, checked against the float64 reference."""
-    problem = Problem(batch=1, nhead_q=8, nhead_k=2, seqlen_q=1024, hdim_q=128, dtype="bf16", mask="causal", lse=True)
-    print(
-        f"\n>>> problem = Problem({', '.join(f'{k}={v!r}' for k, v in problem.model_dump(exclude_unset=True).items())})"
-    )
+    stated = {
+        "batch": 1,
+        "nhead_q": 8,
+        "nhead_k": 2,
+        "seqlen_q": 1024,
+        "hdim_q": 128,
+        "dtype": "bf16",
+        "mask": "causal",
+    }
+    problem = Problem(**stated, lse=True)
+    print(f"\n>>> problem = Problem({', '.join(f'{name}={value!r}' for name, value in stated.items())}, lse=True)")
     print(">>> plan = Catalog.select(problem)")
     plan = Catalog.select(problem)
     print(">>> result = plan.run(q=q, k=k, v=v)")

@@ -265,7 +265,7 @@ def run(
 
     facts, passed = run_problem(_catalog(), Problem(**fields), arch=arch, seed=seed, repeats=repeats, validate=validate)
     if form == "table":
-        _print(["", ""], [[name, value] for name, value in facts.items()], form)
+        _print(["what", "value"], [[name, value] for name, value in facts.items()], form)
     else:
         _print(list(facts), [list(facts.values())], form)
     if not passed:

@@ -14,6 +14,7 @@ What stands between an expression and the machine, each enough for most of it:
 from __future__ import annotations
 
 import re
+import shlex
 import sqlite3
 import sys
 import time
@@ -295,7 +296,7 @@ class _Session:
         present = [row[0] for row in self.execute("SELECT DISTINCT arch FROM population ORDER BY arch")]
         raise QueryError(
             f"{self._path} has no kernels of arch {arch!r}" + (f"; it has {', '.join(present)}." if present else "."),
-            hint=f"Add them: catalog populate --arch {arch!r}",
+            hint=f"Add them: catalog populate --arch {shlex.quote(arch)}",
         )
 
     def _compile(self, sql: str) -> None:

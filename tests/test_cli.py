@@ -1,0 +1,152 @@
+"""The command line as a user types it: real processes, exit codes, one message and no traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from catalog.cli import app
+from catalog.runtime.catalog import Catalog
+from catalog.runtime.devices.host import resolve_host_arch
+
+
+@pytest.fixture(scope="session")
+def database(gfx950: Catalog) -> Path:
+    gfx950.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    return gfx950.path
+
+
+def catalog(*words: str, db: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "catalog", *(("--db", str(db)) if db else ()), *words]
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=300, env={**os.environ, **variables}
+    )
+
+
+def test_the_users_own_query_works_as_typed(database: Path) -> None:
+    done = catalog("query", "hdim_q=128 AND pipeline='qr_async'", "--format", "json", "--columns", "all", db=database)
+    rows = json.loads(done.stdout)
+    assert done.returncode == 0
+    assert len(rows) > 1000
+    assert {(row["hdim_q"], row["pipeline"]) for row in rows} == {(128, "qr_async")}
+    counted = catalog("query", "hdim_q=128 AND pipeline='qr_async'", "--count", "--arch", "gfx950", db=database)
+    assert int(counted.stdout) == len(rows)
+
+
+def test_query_options_choose_columns_order_and_number(database: Path) -> None:
+    options = ["--columns", "name,tile_m0", "--order-by", "tile_m0 DESC, name", "--limit", "3", "--format", "csv"]
+    done = catalog("query", "family='fwd' AND dtype='fp8bf16'", *options, db=database)
+    lines = done.stdout.splitlines()
+    assert lines[0] == "name,tile_m0"
+    assert len(lines) == 4
+    assert all(line.endswith(",256") for line in lines[1:])
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (["query", "hdim=128"], 2, "Near: hdim"),
+        (["query", "pipeline='qr_asinc'"], 0, "near: qr_async"),
+        (["query", "1); DROP TABLE kernel; --"], 2, "Error"),
+        (["query", "1", "--arch", "gfx942"], 2, "catalog populate --arch gfx942"),
+        (["query", "1", "--format", "xml"], 2, "table, json, jsonl or csv"),
+        (["populate", "--arch", "gfx95"], 2, "did you mean gfx950?"),
+        (["populate", "--arch", "gfx950", "--receipt", "flahs"], 2, "near: flash"),
+        (["populate", "--arch", "host", "--receipt", "0"], 2, "has none"),
+        (["populate", "--arch", "gfx950", "--mask-impl", "none"], 2, "generic, simplified"),
+        (["parity", "--receipt", "100"], 2, "no reference list for receipt 100"),
+        (["select", "--batch", "1", "--nhead-q", "8", "--seqlen-q", "9"], 2, "hdim_q"),
+        (
+            ["select", "--batch", "1", "--nhead-q", "8", "--seqlen-q", "9", "--hdim-q", "64", "--dtype", "fp61"],
+            2,
+            "fp16",
+        ),
+        (["select", "--batch", "1", "--nhead-q", "8", "--seqlen-q", "9", "--hdim-q", "999"], 1, "hdim_q_fits rejects"),
+        (["select", "--window", "a,b"], 2, "integers separated by commas"),
+        (
+            ["run", "--batch", "1", "--nhead-q", "8", "--seqlen-q", "9", "--hdim-q", "64", "--arch", "gfx950"],
+            1,
+            "needs an AMD GPU",
+        ),
+        (["nonsense"], 2, "nonsense"),
+    ],
+)
+def test_mistakes_get_one_message_and_an_exit_code(database: Path, words: list[str], code: int, told: str) -> None:
+    done = catalog(*words, db=database)
+    assert done.returncode == code, done
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr + done.stdout
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [{"CATALOG_NUM_THREADS": "many"}, {"CATALOG_DB": "/proc/none/catalog.db"}, {"CATALOG_DATA_DIR": "/none"}],
+)
+def test_wrong_settings_are_named(variables: dict[str, str]) -> None:
+    done = catalog("populate", "--arch", "gfx950", **variables)
+    assert done.returncode in {1, 2}
+    assert done.stderr.startswith("Error: ")
+    assert "Traceback" not in done.stderr
+
+
+def test_populate_parity_and_their_exit_codes(tmp_path: Path) -> None:
+    db = tmp_path / "new.db"
+    first = catalog("populate", "--arch", "gfx950", db=db)
+    assert first.returncode == 0
+    assert "34,889" in first.stdout
+    assert catalog("populate", "--arch", "gfx950", db=db).stdout.startswith("Unchanged: gfx950")
+    done = catalog("parity", "--receipt", "0", db=db)
+    assert done.stdout == "PASS: 34,889 kernels across 9 families (gfx950, receipt 0, generic)\n"
+    named = catalog("parity", "--receipt", "flash", "--mask-impl", "simplified", db=db)
+    assert named.stdout.splitlines() == [
+        "PASS: 6,270 kernels across 9 families (gfx950, receipt 2, simplified)",
+        "PASS: 8,265 kernels across 9 families (gfx950, receipt 3, simplified)",
+    ]
+    Catalog(db).connection.execute("DELETE FROM kernel WHERE family = 'fwd_appendkv' AND mask_impl = 'generic'")
+    failed = catalog("parity", db=db)
+    assert failed.returncode == 1
+    assert failed.stdout.startswith("FAIL: 99 missing, 0 extra of 34,889 kernels")
+    assert "fwd_appendkv: 99 missing" in failed.stdout
+
+
+def test_a_problem_is_selected_built_run_and_validated_from_the_shell(tmp_path: Path) -> None:
+    db = tmp_path / "host.db"
+    problem = ["--batch", "2", "--nhead-q", "4", "--nhead-k", "2", "--seqlen-q", "33", "--hdim-q", "64"]
+    problem += ["--dtype", "fp32", "--mask", "causal", "--lse"]
+    [selected] = json.loads(catalog("select", *problem, "--format", "json", db=db).stdout)
+    assert selected["name"].endswith(resolve_host_arch())
+    done = catalog("run", *problem, "--validate", "--format", "json", db=db)
+    [facts] = json.loads(done.stdout)
+    assert facts["kernel"] == selected["name"]
+    assert facts["validation"] == "passed"
+    assert facts["max_error_o"] < 1e-5
+    built = catalog("build", f"name='{selected['name']}'", db=db)
+    assert "1 kernels: 0 compiled" in built.stdout
+    assert catalog("query", "built", "--count", db=db).stdout == "1\n"
+
+
+def test_doctor_lists_every_setting_and_arch(database: Path) -> None:
+    told = catalog("doctor", db=database).stdout
+    for word in ("CATALOG_DB", "CATALOG_CACHE_DIR", "CATALOG_CXX", "gfx950", "x86_64_v3", "aarch64"):
+        assert word in told
+
+
+def test_every_command_has_help_with_an_example() -> None:
+    for command in app.registered_commands:
+        assert command.callback is not None
+        assert "Example: catalog " in (command.callback.__doc__ or "")
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = "import sys, runpy; sys.argv = ['catalog', '--help']\n"
+    code += "try: runpy.run_module('catalog', run_name='__main__')\nexcept SystemExit: pass\n"
+    code += (
+        "print(sorted({'numpy', 'pydantic', 'sqlite_utils', 'ml_dtypes', 'archspec', 'sqlite3'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"

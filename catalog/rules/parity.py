@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from catalog.errors import CatalogError, MissingReferenceError, SpecError, UsageError
-from catalog.rules.populate import Request
+from catalog.errors import CatalogError, MissingReferenceError, SpecError
+from catalog.rules.populate import Request, check_populated
 from catalog.schema.fields import Family
 from catalog.schema.names import parse_name
 
@@ -79,7 +79,7 @@ def compare(connection: sqlite3.Connection, request: Request, receipt: int, refe
             f"There is no reference list for receipt {receipt} of {spec.arch} ({spec.revision}, {request.mask_impl}).",
             hint=f"The lists in {references} have, for it: {_receipts_with_reference(references, request)}.",
         )
-    _check_populated(connection, request, receipt)
+    check_populated(connection, request, receipt)
     identity = request.identity
     names = connection.execute(
         "SELECT name FROM kernel JOIN kernel_receipt ON kernel_id = id WHERE receipt = ? "
@@ -132,19 +132,6 @@ def _read(path: Path) -> dict[int, frozenset[str]]:
 
 def _receipts_with_reference(references: Path, request: Request) -> str:
     return ", ".join(f"receipt {receipt}" for receipt in sorted(reference_names(references, request))) or "nothing"
-
-
-def _check_populated(connection: sqlite3.Connection, request: Request, receipt: int) -> None:
-    identity = request.identity
-    row = connection.execute(
-        "SELECT receipts FROM population WHERE arch = ? AND revision = ? AND space = ? AND mask_impl = ?",
-        tuple(identity.values()),
-    ).fetchone()
-    again = f"Run: catalog populate --arch {identity['arch']} --mask-impl {request.mask_impl}"
-    if row is None:
-        raise UsageError(f"The catalog holds no kernels of {identity['arch']} ({request.mask_impl}).", hint=again)
-    if row[0] and str(receipt) not in row[0].split():
-        raise UsageError(f"The catalog was populated for receipts {row[0]} of {identity['arch']} only.", hint=again)
 
 
 def _by_family(names: frozenset[str]) -> dict[str, list[str]]:

@@ -88,6 +88,23 @@ def count_by_family(connection: sqlite3.Connection, request: Request, receipt: i
     return {family.value: counts[family.value] for family in Family if family.value in counts}
 
 
+def check_populated(connection: sqlite3.Connection, request: Request, receipt: int | None) -> None:
+    """Make sure that the catalog holds ``request``: all of it, or at least ``receipt`` when one is given.
+
+    Raises:
+        UsageError: it does not.
+    """
+    spec = request.spec
+    where, values = _where(request)
+    row = connection.execute(f"SELECT receipts FROM population WHERE {where}", values).fetchone()
+    which = f"({spec.revision}, {request.mask_impl})"
+    again = f"Run: catalog populate --arch {spec.arch} --revision {spec.revision} --mask-impl {request.mask_impl}"
+    if row is None:
+        raise UsageError(f"The catalog holds no kernels of {spec.arch} {which}.", hint=again)
+    if row[0] and str(receipt) not in row[0].split():
+        raise UsageError(f"The catalog was populated for receipts {row[0]} of {spec.arch} only {which}.", hint=again)
+
+
 def _check(request: Request) -> None:
     spec = request.spec
     if request.mask_impl not in spec.mask_impls:

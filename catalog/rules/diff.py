@@ -1,0 +1,194 @@
+"""What one population has that another has not: by default two revisions of an arch.
+
+Kernels are matched by their traits. Names take no part: a revision may call the same kernel otherwise. Of those without
+a match, two of the same signature whose algorithms differ in a few traits are one kernel that changed.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from catalog.errors import UsageError
+from catalog.rules.populate import Request, check_populated
+from catalog.schema.fields import TRAITS, Family, Signature
+
+FEW = 4
+"""Algorithm traits in which two kernels may differ to be the same one, changed."""
+
+Traits = tuple[Any, ...]
+"""The value of every trait, in the order of TRAITS: the signature first."""
+
+_SIGNATURE = len(Signature.model_fields)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Change:
+    """A kernel whose algorithm changed: the traits that did, in words, and its names before and after."""
+
+    traits: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyDifference:
+    """The difference within one family; appeared and vanished kernels by name, in order."""
+
+    family: Family
+    same: int
+    changed: tuple[Change, ...]
+    appeared: tuple[str, ...]
+    vanished: tuple[str, ...]
+    new_values: Mapping[str, tuple[Any, ...]]
+    """By trait, the values that no kernel of the family had before."""
+    lost_values: Mapping[str, tuple[Any, ...]]
+    """By trait, the values that none has any more."""
+
+    def report(self) -> Iterator[str]:
+        """The counts, which trait values came and went, and how many kernels changed in which way."""
+        yield f"{self.family}: {_counts([self])}"
+        for word, values in (("new", self.new_values), ("lost", self.lost_values)):
+            if values:
+                shown = (f"{trait} {', '.join(map(str, those))}" for trait, those in values.items())
+                yield f"  {word}: {'; '.join(shown)}"
+        for traits, n in Counter(change.traits for change in self.changed).most_common():
+            yield f"  changed, {n:,} kernels: {traits}"
+
+    def listing(self) -> Iterator[str]:
+        """Every kernel that appeared (+), vanished (-) or changed (~)."""
+        for change in self.changed:
+            yield f"~ {change.before} -> {change.after}"
+        yield from (f"- {name}" for name in self.vanished)
+        yield from (f"+ {name}" for name in self.appeared)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Two populations held against each other, restricted to a receipt or not."""
+
+    before: Request
+    after: Request
+    receipt: int | None
+    families: tuple[FamilyDifference, ...]
+
+    @property
+    def empty(self) -> bool:
+        """Whether every kernel of either population is in the other."""
+        return not any(family.changed or family.appeared or family.vanished for family in self.families)
+
+    def report(self) -> str:
+        """The totals, then a few lines a family: no kernel by name."""
+        of = "" if self.receipt is None else f", receipt {self.receipt}"
+        head = f"{_population(self.before)} -> {_population(self.after)}{of}: {_counts(self.families)}"
+        return "\n".join([head, *(line for family in self.families for line in family.report())])
+
+    def listing(self) -> str:
+        """One line a kernel that is not the same in both."""
+        return "\n".join(line for family in self.families for line in family.listing())
+
+
+def difference(
+    connection: sqlite3.Connection, before: Request, after: Request, receipt: int | None = None
+) -> Difference:
+    """What ``after`` has, and ``before`` has not, and the other way round; of one receipt when it is given.
+
+    Raises:
+        UsageError: one of the two is not populated, or lacks the receipt.
+    """
+    for request in (before, after):
+        _check_receipt(request, receipt)
+        check_populated(connection, request, receipt)
+    old, new = (_kernels(connection, request, receipt) for request in (before, after))
+    families = tuple(_of_family(family, old[family], new[family]) for family in Family if old[family] or new[family])
+    return Difference(before, after, receipt, families)
+
+
+def _check_receipt(request: Request, receipt: int | None) -> None:
+    spec = request.spec
+    if receipt is not None and receipt not in spec.receipt_numbers:
+        there = ", ".join(map(str, spec.receipt_numbers)) or "none"
+        raise UsageError(
+            f"{spec.arch} has no receipt {receipt} at {spec.revision}.", hint=f"Its receipts there: {there}."
+        )
+
+
+def _kernels(
+    connection: sqlite3.Connection, request: Request, receipt: int | None
+) -> Mapping[str, Mapping[Traits, str]]:
+    """The names of a population's kernels by their traits, by family."""
+    listed = "" if receipt is None else "AND id IN (SELECT kernel_id FROM kernel_receipt WHERE receipt = :receipt)"
+    rows = connection.execute(
+        f"SELECT name, {', '.join(TRAITS)} FROM kernel WHERE arch = :arch AND revision = :revision "
+        f"AND space = :space AND mask_impl = :mask_impl {listed}",
+        request.identity | {"receipt": receipt},
+    )
+    families: dict[str, dict[Traits, str]] = defaultdict(dict)
+    for name, *traits in rows:
+        families[traits[_FAMILY]][tuple(traits)] = name
+    return families
+
+
+_FAMILY = list(TRAITS).index("family")
+
+
+def _of_family(family: Family, old: Mapping[Traits, str], new: Mapping[Traits, str]) -> FamilyDifference:
+    gone, come = old.keys() - new.keys(), new.keys() - old.keys()
+    pairs = _pairs({traits: old[traits] for traits in gone}, {traits: new[traits] for traits in come})
+    return FamilyDifference(
+        family,
+        same=len(old) - len(gone),
+        changed=tuple(sorted(Change(_change(a, b), old[a], new[b]) for a, b in pairs.items())),
+        appeared=tuple(sorted(new[traits] for traits in come - set(pairs.values()))),
+        vanished=tuple(sorted(old[traits] for traits in gone - pairs.keys())),
+        new_values=_values_only_in(new, old),
+        lost_values=_values_only_in(old, new),
+    )
+
+
+def _pairs(gone: Mapping[Traits, str], come: Mapping[Traits, str]) -> dict[Traits, Traits]:
+    """Each kernel that is gone with the one that replaces it, the most alike first, none twice."""
+    by_signature: dict[Traits, list[Traits]] = defaultdict(list)
+    for traits in come:
+        by_signature[traits[:_SIGNATURE]].append(traits)
+    candidates = (
+        (distance, gone[a], come[b], a, b)
+        for a in gone
+        for b in by_signature[a[:_SIGNATURE]]
+        if (distance := sum(x != y for x, y in zip(a, b, strict=True))) <= FEW
+    )
+    pairs: dict[Traits, Traits] = {}
+    taken = set()
+    for *_, a, b in sorted(candidates):
+        if a not in pairs and b not in taken:
+            pairs[a] = b
+            taken.add(b)
+    return pairs
+
+
+def _change(before: Traits, after: Traits) -> str:
+    return ", ".join(f"{trait} {x} -> {y}" for trait, x, y in zip(TRAITS, before, after, strict=True) if x != y)
+
+
+def _values_only_in(these: Mapping[Traits, str], those: Mapping[Traits, str]) -> dict[str, tuple[Any, ...]]:
+    """By trait the values that one side alone has; none when the other has no kernel at all."""
+    columns = zip(TRAITS, zip(*these, strict=True), zip(*those, strict=True), strict=True) if these and those else ()
+    only = {trait: tuple(sorted(set(here) - set(there))) for trait, here, there in columns}
+    return {trait: values for trait, values in only.items() if values}
+
+
+def _counts(families: Sequence[FamilyDifference]) -> str:
+    return (
+        f"{sum(len(family.appeared) for family in families):,} appeared, "
+        f"{sum(len(family.vanished) for family in families):,} vanished, "
+        f"{sum(len(family.changed) for family in families):,} changed, "
+        f"{sum(family.same for family in families):,} the same"
+    )
+
+
+def _population(request: Request) -> str:
+    identity = request.identity
+    return f"{identity['arch']} {identity['revision']} {identity['mask_impl']}"

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -70,12 +71,10 @@ def main() -> None:
         catalog = Catalog(db)
         first = seconds(lambda: catalog.select(asked[0], arch="gfx950"), 1)
         rows = catalog.connection.execute("SELECT count(*) FROM kernel").fetchone()[0]
-        cold = [seconds(lambda problem=problem: catalog.select(problem, arch="gfx950"), 1) for problem in asked[1:]]  # type: ignore[misc]
+        cold = [seconds(partial(catalog.select, problem, arch="gfx950"), 1) for problem in asked[1:]]
         warm = seconds(lambda: [catalog.select(problem, arch="gfx950") for problem in asked * 100], runs)
         print(f"{first * 1e3:10.3f} ms  select, the first of a process, {rows:,} rows present")
-        print(
-            f"{median(cold) * 1e3:10.3f} ms  select, cold, median of {len(cold)} problems; slowest {max(cold) * 1e3:.3f} ms"
-        )
+        print(f"{median(cold) * 1e3:10.3f} ms  select, cold, median of {len(cold)}; slowest {max(cold) * 1e3:.3f} ms")
         print(f"{warm / len(asked) / 100 * 1e6:10.3f} us  select, warm")
 
 

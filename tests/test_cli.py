@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -15,10 +16,13 @@ from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices.host import resolve_host_arch
 
 
-@pytest.fixture(scope="session")
-def database(gfx950: Catalog) -> Path:
-    gfx950.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    return gfx950.path
+@pytest.fixture(scope="module")
+def database(gfx950: Catalog, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("cli") / "catalog.db"
+    with sqlite3.connect(path) as target:
+        gfx950.connection.backup(target)
+    target.close()
+    return path
 
 
 def catalog(*words: str, db: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:

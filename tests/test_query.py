@@ -169,7 +169,7 @@ def test_a_caret_in_a_long_expression_of_many_lines_shows_its_surroundings(db: P
         (Query(order_by="id LIMIT 1"), "syntax error"),
         (Query(order_by="count(*)"), "misuse of aggregate"),
         (Query(limit=-1), "negative"),
-        (Query(arch="gfx90a"), "it has gfx942, gfx950.\nAdd them: catalog populate --arch 'gfx90a'"),
+        (Query(arch="gfx90a"), "it has gfx942, gfx950.\nAdd them: catalog populate --arch gfx90a"),
         (Query(arch="\udcff"), "not valid UTF-8"),
         (Query("lse = '\udcff'"), "not valid UTF-8"),
         (Query("1\0"), "NUL"),

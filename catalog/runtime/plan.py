@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from catalog.build.builder import Artifact
     from catalog.runtime.devices.host import HostDevice, HostKernel
     from catalog.runtime.tensors import Array
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +72,11 @@ class Plan:
         while True:
             try:
                 return tuple(self._services.build(kernel) for kernel in self.kernels)
-            except BuildError:
+            except BuildError as error:
                 others = self._services.reselect()
                 if others == self.kernels:
                     raise
+                _log.warning("%s; taking %s instead", error.message, others[0].name)
                 self.kernels = others
 
     def run(

@@ -149,7 +149,7 @@ class Selector:
         lines = [f"{rule} rejects {n} ({reason})" for n, rule, reason in sorted(rejected, reverse=True) if n]
         failed = total - self._count(f"{where} AND {_NO_FAILED_BUILD}", parameters)
         if failed:
-            lines.append(f'{failed} did not compile (catalog query "built=0"; their logs are in the cache)')
+            lines.append(f"{failed} did not compile (table artifact has their logs; catalog build tries them again)")
         invalid = total - self._count(f"{where} AND hw_valid", parameters)
         if invalid:
             lines.append(f"the hardware cannot run {invalid}")
@@ -162,7 +162,11 @@ class Selector:
 _POPULATION = (
     "kernel.arch = :arch AND kernel.revision = :revision AND kernel.space = :space AND kernel.mask_impl = :mask_impl"
 )
-_NO_FAILED_BUILD = "NOT EXISTS (SELECT 1 FROM artifact WHERE kernel_id = kernel.id AND status = 'failed')"
+_NO_FAILED_BUILD = (
+    "(NOT EXISTS (SELECT 1 FROM artifact WHERE kernel_id = kernel.id AND status = 'failed')"
+    " OR EXISTS (SELECT 1 FROM artifact WHERE kernel_id = kernel.id AND status = 'built'))"
+)
+"""A kernel that did not compile is passed over until some build of it succeeds."""
 
 
 def required_traits_order() -> tuple[str, ...]:

@@ -49,13 +49,13 @@ typedef struct catalog_args {
     int64_t batch;
     int64_t nhead_q;
     int64_t nhead_k;  /* divides nhead_q: query head h reads key head h / (nhead_q / nhead_k) */
-    int64_t seqlen_q; /* group mode: the longest sequence */
+    int64_t seqlen_q; /* group mode: no sequence has more queries */
     int64_t seqlen_k;
     int64_t hdim_q;
     int64_t hdim_v;
 
-    int64_t window_left;  /* keys visible to the left of the diagonal; -1: all */
-    int64_t window_right; /* keys visible to the right of the diagonal; -1: all */
+    int64_t window_left;  /* keys visible to the left of the diagonal; -1: all, which a causal kernel insists on */
+    int64_t window_right; /* keys visible to the right of the diagonal; -1: all; a causal kernel insists on 0 */
     int32_t mask_corner;  /* catalog_mask_corner: where the diagonal starts */
 
     float scale;         /* scores are scale * (q . k) before the softmax */

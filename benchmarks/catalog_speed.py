@@ -1,0 +1,82 @@
+"""How fast the catalog itself is: populate, query, parity, select. No kernel is compiled.
+
+python benchmarks/catalog_speed.py [--runs N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+from catalog import Catalog, Problem
+
+USER_QUERY = "hdim_q=128 AND pipeline='qr_async'"
+
+
+def seconds(work: Callable[[], object], runs: int) -> float:
+    """Median wall time of ``work``."""
+    durations = []
+    for _ in range(runs):
+        start = time.perf_counter()
+        work()
+        durations.append(time.perf_counter() - start)
+    return median(durations)
+
+
+def command(db: Path, *words: str) -> Callable[[], object]:
+    """A whole process of the command line."""
+    whole = [sys.executable, "-m", "catalog", "--db", str(db), *words]
+    return lambda: subprocess.run(whole, check=True, capture_output=True)  # noqa: S603
+
+
+def problems() -> list[Problem]:
+    """Forty problems that select different kernels."""
+    return [
+        Problem(batch=2, nhead_q=8, seqlen_q=seqlen, hdim_q=hdim, dtype=dtype, mask=mask)
+        for seqlen in (1, 100, 1024, 4000, 8192)
+        for hdim in (64, 128)
+        for dtype in ("fp16", "bf16")
+        for mask in ("no", "causal")
+    ]
+
+
+def main() -> None:
+    """Print one line a figure."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=5)
+    runs = parser.parse_args().runs
+    with tempfile.TemporaryDirectory() as folder:
+        db = Path(folder) / "catalog.db"
+        figures = {
+            "catalog populate --arch gfx950 --force": seconds(
+                command(db, "populate", "--arch", "gfx950", "--force"), runs
+            ),
+            "catalog populate, unchanged": seconds(command(db, "populate", "--arch", "gfx950"), runs),
+            "catalog parity --receipt 0": seconds(command(db, "parity"), runs),
+            f'catalog query "{USER_QUERY}"': seconds(command(db, "query", USER_QUERY), runs),
+            f'catalog query "{USER_QUERY}" --count': seconds(command(db, "query", USER_QUERY, "--count"), runs),
+            "catalog --help": seconds(command(db, "--help"), runs),
+        }
+        for what, value in figures.items():
+            print(f"{value * 1e3:10.1f} ms  {what}")
+
+        asked = problems()
+        catalog = Catalog(db)
+        first = seconds(lambda: catalog.select(asked[0], arch="gfx950"), 1)
+        rows = catalog.connection.execute("SELECT count(*) FROM kernel").fetchone()[0]
+        cold = [seconds(partial(catalog.select, problem, arch="gfx950"), 1) for problem in asked[1:]]
+        warm = seconds(lambda: [catalog.select(problem, arch="gfx950") for problem in asked * 100], runs)
+        print(f"{first * 1e3:10.3f} ms  select, the first of a process, {rows:,} rows present")
+        print(f"{median(cold) * 1e3:10.3f} ms  select, cold, median of {len(cold)}; slowest {max(cold) * 1e3:.3f} ms")
+        print(f"{warm / len(asked) / 100 * 1e6:10.3f} us  select, warm")
+
+
+if __name__ == "__main__":
+    main()

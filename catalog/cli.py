@@ -203,6 +203,30 @@ def parity(
 
 
 @app.command()
+def diff(
+    arch: ArchOption,
+    before: Annotated[str, typer.Option("--from", help="Upstream revision to start from, as 2025-07.")],
+    after: Annotated[str, typer.Option("--to", help="Upstream revision to compare with, as 2026-05.")],
+    mask_impl: MaskImplOption = "generic",
+    receipt: Annotated[str | None, typer.Option(help="Only the kernels of this receipt, by number or name.")] = None,
+    names: Annotated[
+        bool, typer.Option("--names", help="Print every kernel: + appeared, - vanished, ~ changed.")
+    ] = False,
+) -> None:
+    """Show which kernels appeared, vanished or changed between two upstream revisions, by family.
+
+    Example: catalog diff --from 2025-07 --to 2026-05 --arch gfx942 --receipt 0
+    """
+    from catalog.rules.receipts import resolve_receipts
+
+    catalog = _catalog()
+    receipts = resolve_receipts(catalog.spec(arch, after), receipt) if receipt is not None else (None,)
+    for number in receipts:
+        found = catalog.diff(arch, before, after, mask_impl=mask_impl, receipt=number)
+        print(found.listing() if names else found.report())
+
+
+@app.command()
 def build(
     where: Annotated[str, typer.Argument(metavar="EXPR", help="SQL expression: which kernels.")],
     arch: ArchOption = "host",

@@ -25,6 +25,7 @@ from catalog.schema.problem import Problem
 if TYPE_CHECKING:
     from catalog.build.builder import Artifact, Builder
     from catalog.build.cache import ArtifactRecord
+    from catalog.rules.diff import Difference
     from catalog.rules.parity import Comparison
     from catalog.rules.populate import Population as Populated
     from catalog.runtime.devices.host import HostDevice
@@ -127,6 +128,25 @@ class Catalog:
             if self._population(arch, spec.revision, mask_impl) is None:
                 self.populate(arch, revision=revision, mask_impl=mask_impl)
             return compare(self.connection, Request(spec, mask_impl), receipt, settings.data_dir() / "parity")
+
+    def diff(
+        self, arch: str, before: str, after: str, *, mask_impl: str = "generic", receipt: int | None = None
+    ) -> Difference:
+        """What revision ``after`` of ``arch`` has that ``before`` has not, and the other way round.
+
+        Raises:
+            UsageError: no such arch, revision or receipt; or one of the two is populated for other receipts only.
+            SpecError, RegistryError: as :meth:`populate`.
+        """
+        from catalog.rules.diff import difference
+        from catalog.rules.populate import Request
+
+        requests = [Request(self.spec(arch, revision), mask_impl) for revision in (before, after)]
+        with self._lock:
+            for request in requests:
+                if self._population(arch, request.spec.revision, mask_impl) is None:
+                    self.populate(arch, revision=request.spec.revision, mask_impl=mask_impl)
+            return difference(self.connection, *requests, receipt)
 
     def kernels(self, where: str, *, arch: str | None = None, limit: int | None = None) -> list[Kernel]:
         """The kernels that a SQL expression over the columns selects, in order of id.

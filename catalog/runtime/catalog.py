@@ -141,12 +141,12 @@ class Catalog:
         from catalog.rules.diff import difference
         from catalog.rules.populate import Request
 
-        requests = [Request(self.spec(arch, revision), mask_impl) for revision in (before, after)]
+        old, new = (Request(self.spec(arch, revision), mask_impl) for revision in (before, after))
         with self._lock:
-            for request in requests:
+            for request in (old, new):
                 if self._population(arch, request.spec.revision, mask_impl) is None:
                     self.populate(arch, revision=request.spec.revision, mask_impl=mask_impl)
-            return difference(self.connection, *requests, receipt)
+            return difference(self.connection, old, new, receipt)
 
     def kernels(self, where: str, *, arch: str | None = None, limit: int | None = None) -> list[Kernel]:
         """The kernels that a SQL expression over the columns selects, in order of id.

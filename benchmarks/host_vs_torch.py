@@ -1,0 +1,149 @@
+"""Time the catalog's host kernels against PyTorch's scaled_dot_product_attention: same process, same threads.
+
+A turn is one untimed and one timed run of each side: the untimed run wakes its own threads while those of the other
+OpenMP runtime, which spin for some milliseconds after their work, go to sleep. Figures are medians over the turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+
+from catalog import Catalog, Problem
+from catalog.runtime.devices.host import HostDevice, resolve_host_arch
+from catalog.runtime.reference import max_error
+from catalog.runtime.tensors import make_inputs, make_outputs
+
+TORCH_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+HEADS = 8
+SGEMM_SIZE = 1024
+
+
+@dataclass(frozen=True)
+class Row:
+    """One problem: medians in ms, rates in GFLOP/s, and how far the two answers are apart."""
+
+    dtype: str
+    mask: str
+    seqlen: int
+    hdim: int
+    ours_ms: float
+    torch_ms: float
+    ours_gflops: float
+    torch_gflops: float
+    sgemm_gflops: float
+    ratio: float
+    max_difference: float
+    kernel: str
+
+
+def seconds_of(function: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
+
+
+def interleaved(functions: Sequence[Callable[[], object]], runs: int) -> list[float]:
+    """The median seconds of each."""
+    seconds: list[list[float]] = [[] for _ in functions]
+    for turn in range(runs + 1):
+        for index, function in enumerate(functions):
+            function()
+            elapsed = seconds_of(function)
+            if turn:
+                seconds[index].append(elapsed)
+    return [median(each) for each in seconds]
+
+
+def compare(catalog: Catalog, problem: Problem, runs: int, threads: int) -> Row:
+    inputs, outputs = make_inputs(problem), make_outputs(problem)
+    [kernel] = catalog.select(problem).kernels
+    library = catalog.build(kernel)
+    device = HostDevice(threads)
+    loaded = device.load(library.path, library.sha256, library.kernel_id)
+    call = device.call(problem, inputs | outputs)
+
+    dtype = TORCH_DTYPES[problem.dtype]
+    q, k, v = (torch.from_numpy(tensor.astype(np.float32)).to(dtype) for tensor in inputs.values())
+    is_causal = problem.mask == "top_left"
+
+    def theirs() -> Any:
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+
+    a, b = torch.randn(2, SGEMM_SIZE, SGEMM_SIZE)
+    ours_s, torch_s, sgemm_s = interleaved([lambda: device.launch(loaded, call), theirs, lambda: a @ b], runs)
+    gflop = problem.flops / 1e9  # 4 b h sq sk d, half of it under a causal mask
+    return Row(
+        dtype=problem.dtype,
+        mask="causal" if is_causal else "no",
+        seqlen=problem.seqlen_q,
+        hdim=problem.hdim_q,
+        ours_ms=ours_s * 1e3,
+        torch_ms=torch_s * 1e3,
+        ours_gflops=gflop / ours_s,
+        torch_gflops=gflop / torch_s,
+        sgemm_gflops=2 * SGEMM_SIZE**3 / sgemm_s / 1e9,
+        ratio=torch_s / ours_s,
+        max_difference=max_error(outputs["o"], theirs().float().numpy()),
+        kernel=kernel.name,
+    )
+
+
+def print_table(rows: Iterator[Row]) -> list[Row]:
+    """Print each row when it is measured."""
+    print(
+        f"{'dtype':5} {'mask':6} {'seqlen':>6} {'hdim':>4} {'ours ms':>9} {'torch ms':>9} {'ours GF/s':>9} "
+        f"{'torch GF/s':>10} {'sgemm GF/s':>10} {'torch/ours':>10} {'ours/sgemm':>10} {'max diff':>9}"
+    )
+    done = []
+    for row in rows:
+        print(
+            f"{row.dtype:5} {row.mask:6} {row.seqlen:6} {row.hdim:4} {row.ours_ms:9.2f} {row.torch_ms:9.2f} "
+            f"{row.ours_gflops:9.1f} {row.torch_gflops:10.1f} {row.sgemm_gflops:10.1f} {row.ratio:10.2f} "
+            f"{row.ours_gflops / row.sgemm_gflops:10.2f} {row.max_difference:9.1e}",
+            flush=True,
+        )
+        done.append(row)
+    return done
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--seqlen", type=int, nargs="+", default=[1024, 2048, 4096])
+    parser.add_argument("--hdim", type=int, nargs="+", default=[64, 128])
+    parser.add_argument("--dtype", nargs="+", choices=TORCH_DTYPES, default=list(TORCH_DTYPES))
+    parser.add_argument("--runs", type=int, default=7, help="timed runs of each side (default 7)")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of each side (default: torch's)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
+    options = parser.parse_args()
+    if options.runs < 1 or options.threads < 1:
+        parser.error("--runs and --threads are at least 1")
+
+    torch.set_num_threads(options.threads)
+    catalog = Catalog()
+    device = HostDevice(options.threads).device
+    print(f"{device.name}, {resolve_host_arch()}, {options.threads} threads, median of {options.runs} runs")
+    print(f"PyTorch {torch.__version__}; sgemm: its fp32 matrix product of {SGEMM_SIZE}")
+    print(f"(batch, heads) = (1, {HEADS}); FLOP: 4 b h seqlen^2 hdim, half under a causal mask\n")
+    problems = (
+        Problem(batch=1, nhead_q=HEADS, seqlen_q=seqlen, hdim_q=hdim, dtype=dtype, mask=mask)
+        for dtype, mask, hdim, seqlen in product(options.dtype, ("no", "causal"), options.hdim, options.seqlen)
+    )
+    rows = print_table(compare(catalog, problem, options.runs, options.threads) for problem in problems)
+    if options.json is not None:
+        figures = {"device": asdict(device), "torch": torch.__version__, "runs": options.runs}
+        options.json.write_text(json.dumps(figures | {"rows": [asdict(row) for row in rows]}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

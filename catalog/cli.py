@@ -176,22 +176,35 @@ def parity(
     arch: Annotated[list[str] | None, typer.Option("--arch", help="Arch; may be repeated. Default: gfx950.")] = None,
     mask_impl: MaskImplOption = "generic",
     revision: RevisionOption = None,
+    ck_root: Annotated[
+        Path | None, typer.Option(help="Your CK checkout: ask its generator instead of the lists that come along.")
+    ] = None,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that its generator may take for one API.")] = 600.0,
 ) -> None:
     """Compare the catalog's kernel names with those that upstream's generator lists.
 
-    Exits with 1 when they differ, with 2 when there is no reference list.
+    With --ck-root the generator of that checkout runs now, and the revision is the one that it looks like, unless
+    --revision names another. Nothing is written into the checkout.
+
+    Exits with 1 when names differ, with 2 when there is nothing to compare with.
 
     Example: catalog parity --receipt 0 --arch gfx950
     """
     from catalog.errors import MissingReferenceError
     from catalog.rules.receipts import resolve_receipts
 
-    catalog = _catalog()
+    catalog, generator = _catalog(), None
+    if ck_root is not None:
+        from catalog.rules.live import find_generator
+
+        generator = find_generator(ck_root, timeout)
+        revision = revision or generator.revision
+        _note(generator.about)
     worst = 0
     for name in arch or ["gfx950"]:
         for number in resolve_receipts(catalog.spec(name, revision), receipt):
             try:
-                comparison = catalog.parity(name, number, revision=revision, mask_impl=mask_impl)
+                comparison = catalog.parity(name, number, revision=revision, mask_impl=mask_impl, reference=generator)
             except MissingReferenceError as error:
                 _note(f"Error: {error}")
                 worst = worst or error.exit_code

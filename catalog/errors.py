@@ -34,6 +34,12 @@ class MissingReferenceError(UsageError):
     """No parity reference exists for what was asked."""
 
 
+class GeneratorError(CatalogError):
+    """The generator of a CK checkout gave no list: it failed, took too long, or printed something else."""
+
+    exit_code = 2  # nothing was compared: 1 says that names differ
+
+
 class RegistryError(CatalogError):
     """The SQLite file cannot be opened, is not a catalog, is newer than this code, or is locked."""
 

@@ -498,7 +498,7 @@ def test_doctor_knows_this_machine() -> None:
 def test_timeout_ends_the_whole_family_and_keeps_its_output(tmp_path: Path) -> None:
     started = time.monotonic()
     done = processes.run(["/bin/sh", "-c", "echo said; sleep 30; :"], tmp_path, 0.3, threading.Event())
-    assert done == processes.Completed("said\n", "stopped after 0.3 s")
+    assert done == processes.Completed("said\n", "stopped after 0.3 s", timed_out=True)
     assert time.monotonic() - started < 10  # a surviving `sleep` would hold the pipe open
 
 

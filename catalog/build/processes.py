@@ -8,9 +8,10 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 _POLL_SECONDS = 0.1
 
@@ -42,6 +43,7 @@ class Completed:
 
     output: str
     failure: str | None
+    timed_out: bool = False
 
 
 def _environment() -> dict[str, str]:
@@ -72,22 +74,30 @@ def _communicate(process: subprocess.Popen[str], timeout: float, stop: threading
         except subprocess.TimeoutExpired:
             if time.monotonic() < deadline:
                 continue
-            return Completed(_kill(process), f"stopped after {timeout:g} s")
+            return Completed(_kill(process), f"stopped after {timeout:g} s", timed_out=True)
         return Completed(output, _failure(process.returncode))
     raise Interrupted
 
 
-def run(command: Sequence[str], work_dir: Path, timeout: float, stop: threading.Event) -> Completed:
+def run(
+    command: Sequence[str],
+    work_dir: Path,
+    timeout: float,
+    stop: threading.Event,
+    variables: Mapping[str, str] = MappingProxyType({}),
+) -> Completed:
     """Run ``command`` in ``work_dir`` until it ends, ``timeout`` seconds pass or ``stop`` is set.
+
+    ``variables`` are set in its environment.
 
     Raises:
         Interrupted: ``stop`` was set; the command and its children are dead.
         OSError: the program cannot be started.
     """
-    process = subprocess.Popen(  # noqa: S603 - the command is a compiler's, never a shell's
+    process = subprocess.Popen(  # noqa: S603 - the command is a compiler's or a generator's, never a shell's
         command,
         cwd=work_dir,
-        env=_environment(),
+        env=_environment() | dict(variables),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -10,11 +10,23 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Protocol
 
 from catalog.errors import CatalogError, MissingReferenceError, SpecError
 from catalog.rules.populate import Request, check_populated
 from catalog.schema.fields import Family
 from catalog.schema.names import parse_name
+
+
+class Reference(Protocol):
+    """Where the names come from that a catalog is held against."""
+
+    def names(self, request: Request, receipt: int) -> frozenset[str]:
+        """The kernels of ``receipt``.
+
+        Raises:
+            CatalogError: there is no list of them.
+        """
 
 
 @dataclass(frozen=True)
@@ -65,20 +77,37 @@ class Comparison:
         return Counter({family: len(names) for family, names in _by_family(self.reference).items()})
 
 
-def compare(connection: sqlite3.Connection, request: Request, receipt: int, references: Path) -> Comparison:
-    """Compare the rows of ``receipt`` in a populated catalog with the list in folder ``references``.
+@dataclass(frozen=True)
+class Lists:
+    """The lists in a folder: a :class:`Reference` that was printed once and kept."""
+
+    folder: Path
+
+    def names(self, request: Request, receipt: int) -> frozenset[str]:
+        """The kernels that the list has for ``receipt``.
+
+        Raises:
+            MissingReferenceError: there is no list for this arch, revision, mask implementation and receipt.
+            SpecError: the list is damaged.
+        """
+        spec = request.spec
+        names = reference_names(self.folder, request).get(receipt)
+        if names is None:
+            there = _receipts_with_reference(self.folder, request)
+            raise MissingReferenceError(
+                f"There is no reference list for receipt {receipt} of {spec.arch} "
+                f"({spec.revision}, {request.mask_impl}).",
+                hint=f"The lists in {self.folder} have, for it: {there}. A CK checkout has every receipt: --ck-root.",
+            )
+        return names
+
+
+def compare(connection: sqlite3.Connection, request: Request, receipt: int, reference: frozenset[str]) -> Comparison:
+    """Compare the rows of ``receipt`` in a populated catalog with the names of ``reference``.
 
     Raises:
-        MissingReferenceError: there is no list for this arch, revision, mask implementation and receipt.
         UsageError: the catalog was populated for other receipts only, or not at all.
     """
-    spec = request.spec
-    reference = reference_names(references, request).get(receipt)
-    if reference is None:
-        raise MissingReferenceError(
-            f"There is no reference list for receipt {receipt} of {spec.arch} ({spec.revision}, {request.mask_impl}).",
-            hint=f"The lists in {references} have, for it: {_receipts_with_reference(references, request)}.",
-        )
     check_populated(connection, request, receipt)
     identity = request.identity
     names = connection.execute(

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from catalog.build.builder import Artifact, Builder
     from catalog.build.cache import ArtifactRecord
     from catalog.rules.diff import Difference
-    from catalog.rules.parity import Comparison
+    from catalog.rules.parity import Comparison, Reference
     from catalog.rules.populate import Population as Populated
     from catalog.runtime.devices.host import HostDevice
 
@@ -112,22 +112,37 @@ class Catalog:
                 self._memo.clear()
         return populated
 
-    def parity(self, arch: str, receipt: int, *, revision: str | None = None, mask_impl: str = "generic") -> Comparison:
-        """The names of ``receipt`` held against upstream's list; ``arch`` is populated when it is not there.
+    def parity(
+        self,
+        arch: str,
+        receipt: int,
+        *,
+        revision: str | None = None,
+        mask_impl: str = "generic",
+        reference: Reference | None = None,
+    ) -> Comparison:
+        """The names of ``receipt`` held against upstream's; ``arch`` is populated when it is not there.
+
+        ``reference`` says where upstream's names come from: by default the lists of the data folder, otherwise a CK
+        checkout's :func:`~catalog.rules.live.find_generator`, whose own revision is the one to ask for.
 
         Raises:
             MissingReferenceError: there is no list for this arch, revision, mask implementation and receipt.
+            GeneratorError: the checkout's generator gives no list.
             UsageError: the catalog was populated for other receipts only; or as :meth:`spec`.
             SpecError, RegistryError, DeviceError: as :meth:`populate`.
         """
-        from catalog.rules.parity import compare
+        from catalog.rules.parity import Lists, compare
         from catalog.rules.populate import Request
 
         spec = self.spec(arch, revision)
         with self._lock:
             if self._population(arch, spec.revision, mask_impl) is None:
                 self.populate(arch, revision=revision, mask_impl=mask_impl)
-            return compare(self.connection, Request(spec, mask_impl), receipt, settings.data_dir() / "parity")
+        request = Request(spec, mask_impl)
+        names = (reference or Lists(settings.data_dir() / "parity")).names(request, receipt)
+        with self._lock:
+            return compare(self.connection, request, receipt, names)
 
     def diff(
         self, arch: str, before: str, after: str, *, mask_impl: str = "generic", receipt: int | None = None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from catalog.errors import BuildError, DeviceError
+from catalog.errors import BuildError, DeviceError, SelectionError
 from catalog.schema.kernel import Kernel
 from catalog.schema.problem import Problem
 
@@ -69,12 +69,17 @@ class Plan:
             BuildError: no applicable kernel compiles; the last one's error.
             ToolchainError: there is no usable compiler.
         """
+        tried: set[str] = set()
         while True:
             try:
                 return tuple(self._services.build(kernel) for kernel in self.kernels)
             except BuildError as error:
-                others = self._services.reselect()
-                if others == self.kernels:
+                tried.update(kernel.id for kernel in self.kernels)
+                try:
+                    others = self._services.reselect()
+                except SelectionError:
+                    raise error from None
+                if any(kernel.id in tried for kernel in others):
                     raise
                 _log.warning("%s; taking %s instead", error.message, others[0].name)
                 self.kernels = others

@@ -30,7 +30,8 @@ class Attention {
 
     void run() {
         start();
-        if (DirectTile<Row>::pays(item.rows, hdim_q, hdim_v))
+        // Decided by the sequence, not by the item: results must not depend on how threads divide the work.
+        if (DirectTile<Row>::pays(seq.seqlen_q * heads, hdim_q, hdim_v))
             attend<DirectTile<Row>>();
         else
             attend<PackedTile<Row>>();
@@ -62,7 +63,9 @@ class Attention {
 
         const auto keys = rows_of<const T>(args.k, seq.batch, item.head_k, seq.first_k);
         const auto values = rows_of<const T>(args.v, seq.batch, item.head_k, seq.first_k);
-        for (std::int64_t key = seen.begin; key < seen.end; key += Row::tile_n0) {
+        // Tiles start at multiples of tile_n0 whatever the item's first key: sums are the same for every division of rows.
+        const std::int64_t first_key = seen.begin / Row::tile_n0 * Row::tile_n0;
+        for (std::int64_t key = first_key; key < seen.end; key += Row::tile_n0) {
             const KeyRange range{key, std::min(key + Row::tile_n0, seen.end)};
             const int count = static_cast<int>(range.end - range.begin);
             const Tile tile(scratch, keys.from(key), values.from(key), count, hdim_q, hdim_v);

@@ -1,0 +1,173 @@
+"""What can go wrong around the host kernels: builds that fail, devices that are not there, memory errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from conftest import missing
+from test_host_kernels import ARCHES, HEAD_DIMS, SEED, Draw, expected, problems
+
+from catalog.build import builder
+from catalog.build.builder import Artifact, Builder
+from catalog.build.host import emit as host
+from catalog.build.toolchains import Toolchain, find_host_toolchain
+from catalog.errors import DeviceError, ToolchainError
+from catalog.runtime.catalog import Catalog
+from catalog.runtime.reference import tolerance
+from catalog.runtime.tensors import make_inputs
+from catalog.schema.fields import Mask, Mode
+from catalog.schema.kernel import Kernel
+from catalog.schema.problem import Problem
+
+
+@pytest.fixture(scope="module")
+def catalog(tmp_path_factory: pytest.TempPathFactory) -> Catalog:
+    return Catalog(tmp_path_factory.mktemp("host") / "catalog.db")
+
+
+# Builds that fail, devices that are not there
+
+
+def test_a_kernel_that_does_not_compile_gives_way_to_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = Problem(batch=1, nhead_q=2, seqlen_q=33, hdim_q=64, dtype="fp16", mask="causal")
+    catalog = Catalog(tmp_path / "catalog.db")
+    best, second = (candidate.kernel for candidate in catalog.candidates(problem, limit=2))
+
+    def emit(kernel: Kernel) -> str:
+        refusal = 'static_assert(Row::hdim_q < 0, "this tile is too large");' if kernel == best else ""
+        return f"{host.emit(kernel)}{refusal}"
+
+    with monkeypatch.context() as patch:
+        patch.setattr(builder, "HOST", replace(builder.HOST, emit=emit))
+        plan = catalog.select(problem)
+        assert plan.kernels == (best,)
+        inputs = make_inputs(problem, SEED)
+        result = plan.run(inputs)
+    assert result.kernels == (second.name,)
+    assert tolerance(problem.dtype, "o").allows(result.outputs["o"], expected(problem, inputs)["o"])
+    [(key, log)] = catalog.connection.execute("SELECT key, log FROM artifact WHERE status = 'failed'")
+    assert "this tile is too large" in log
+    assert Path(catalog.builder.build(second).path).with_name("logs").joinpath(f"{key}.log").read_text().startswith(log)
+    catalog.close()
+    assert Catalog(catalog.path).select(problem).kernels == (second,)
+
+
+def test_what_is_missing_to_run_a_gpu_kernel(gfx950: Catalog) -> None:
+    plan = gfx950.select(Problem(batch=1, nhead_q=2, seqlen_q=33, hdim_q=128, dtype="fp16"), arch="gfx950")
+    with pytest.raises(DeviceError, match=r"gfx950 kernels cannot run on this machine: .*(GPU|HIP|does not launch)"):
+        plan.run()
+
+
+# Sanitizers
+
+
+@dataclass(frozen=True)
+class Sanitizer:
+    """Builds kernels with AddressSanitizer and UndefinedBehaviorSanitizer, and runs them in a process of their own."""
+
+    builder: Builder
+    runtime: Path
+    folder: Path
+
+    def run(self, cases: list[tuple[Problem, Artifact]], flaw: str | None = None) -> subprocess.CompletedProcess[str]:
+        jobs = [
+            {
+                "problem": problem.key,
+                "seed": SEED,
+                "flaw": flaw,
+                "path": str(library.path),
+                "sha256": library.sha256,
+                "kernel_id": library.kernel_id,
+            }
+            for problem, library in cases
+        ]
+        file = self.folder / "cases.json"
+        file.write_text(json.dumps(jobs))
+        environment = {"LD_PRELOAD": str(self.runtime), "ASAN_OPTIONS": "detect_leaks=0"}
+        return subprocess.run(
+            [sys.executable, str(Path(__file__).with_name("sanitize_host.py")), str(file)],
+            env=os.environ | environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+        )
+
+
+@pytest.fixture(scope="module")
+def sanitizer(tmp_path_factory: pytest.TempPathFactory) -> Sanitizer:
+    folder = tmp_path_factory.mktemp("sanitizer")
+    checks = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+
+    def toolchain(arch: str) -> Toolchain:
+        plain = find_host_toolchain(arch, "g++", None, os.environ.get("PATH", os.defpath))
+        return replace(
+            plain,
+            compile_flags=(*plain.compile_flags, "-O1", "-fno-omit-frame-pointer", *checks),
+            link_flags=(*plain.link_flags, *checks),
+        )
+
+    try:
+        compiler = toolchain(ARCHES[0]).compiler.path
+    except ToolchainError:
+        missing("g++")
+    ask = [str(compiler), "-print-file-name=libasan.so"]
+    runtime = Path(subprocess.run(ask, capture_output=True, text=True, check=True).stdout.strip())
+    if not runtime.is_absolute():
+        missing("libasan")
+    target = replace(builder.HOST, toolchain=toolchain)
+    return Sanitizer(Builder(folder / "cache", targets=lambda arch: target), runtime.resolve(), folder)
+
+
+SANITIZED = tuple(
+    Draw(dtype, mode, mask, True, head_dims)
+    for dtype, mode, mask, head_dims in (
+        ("fp32", Mode.BATCH, Mask.NO, HEAD_DIMS[0]),
+        ("fp16", Mode.BATCH, Mask.GENERIC, HEAD_DIMS[2]),
+        ("bf16", Mode.GROUP, Mask.CAUSAL, HEAD_DIMS[4]),
+        ("fp32", Mode.GROUP, Mask.GENERIC, HEAD_DIMS[5]),
+        ("fp16", Mode.GROUP, Mask.NO, HEAD_DIMS[3]),
+        ("bf16", Mode.BATCH, Mask.CAUSAL, HEAD_DIMS[1]),
+    )
+)
+
+
+def test_sanitizers_find_nothing(catalog: Catalog, sanitizer: Sanitizer) -> None:
+    asked: list[Problem] = []
+    kernels: list[Kernel] = []
+    for index, draw in enumerate(SANITIZED):
+        for problem in problems((draw,), each=12):
+            asked.append(problem)
+            kernels += catalog.select(problem, arch=ARCHES[index % len(ARCHES)]).kernels
+    report = sanitizer.builder.build_many({kernel.id: kernel for kernel in kernels}.values())
+    assert not report.failures
+    libraries = {artifact.kernel_id: artifact for artifact in report.artifacts}
+    done = sanitizer.run([(problem, libraries[kernel.id]) for problem, kernel in zip(asked, kernels, strict=True)])
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) == len(asked)
+
+
+FINDINGS = {
+    "q": "AddressSanitizer.*READ of size",
+    "k": "AddressSanitizer.*READ of size",
+    "v": "AddressSanitizer.*READ of size",
+    "o": "AddressSanitizer.*WRITE of size",
+    "lse": "AddressSanitizer.*WRITE of size",
+    "misaligned": "runtime error: store to misaligned address",
+}
+
+
+@pytest.mark.parametrize("flaw", FINDINGS)
+def test_sanitizers_would_find(catalog: Catalog, sanitizer: Sanitizer, flaw: str) -> None:
+    problem = Problem(batch=1, nhead_q=1, seqlen_q=33, hdim_q=64, dtype="fp32", lse=True)
+    library = sanitizer.builder.build(catalog.select(problem).kernels[0])
+    done = sanitizer.run([(problem, library)], flaw)
+    assert done.returncode != 0
+    assert re.search(FINDINGS[flaw], done.stderr, re.DOTALL)

@@ -88,18 +88,41 @@ def populate(
         list[str] | None, typer.Option(help="Only the kernels of this receipt; may be repeated.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Do it again although nothing changed.")] = False,
+    space: Annotated[
+        str, typer.Option(help="ck: upstream's codegen; rules, exhaustive: the dispatcher's sweeps.")
+    ] = "ck",
+    config: Annotated[
+        list[Path] | None, typer.Option(help="Only what this sweep file asks for; may be repeated.")
+    ] = None,
+    where: Annotated[str, typer.Option(metavar="EXPR", help="Only kernels that meet this SQL expression.")] = "",
+    filter_file: Annotated[
+        Path | None, typer.Option(help="Only kernels that filter_config(c) of this Python file keeps.")
+    ] = None,
 ) -> None:
     """Materialise every valid kernel of an arch.
 
     Example: catalog populate --arch gfx950
     """
+    from catalog.cli_progress import parts_done
     from catalog.rules.populate import count_by_family
     from catalog.rules.receipts import resolve_receipts
+    from catalog.rules.restriction import restriction
 
     catalog = _catalog()
-    spec = catalog.spec(arch, revision)
+    spec = catalog.spec(arch, revision, space)
+    restricted = restriction(spec, tuple(config or ()), where, filter_file)
     receipts = tuple(dict.fromkeys(number for text in receipt or () for number in resolve_receipts(spec, text)))
-    done = catalog.populate(arch, revision=revision, mask_impl=mask_impl, receipts=receipts, force=force)
+    with parts_done(f"{spec.arch} {spec.space}") as on_progress:
+        done = catalog.populate(
+            arch,
+            revision=revision,
+            mask_impl=mask_impl,
+            receipts=receipts,
+            force=force,
+            space=space,
+            restriction=restricted,
+            on_progress=on_progress,
+        )
     what = f"{spec.arch} (revision {spec.revision}, space {spec.space}, masks {mask_impl})"
     if done.unchanged:
         print(f"Unchanged: {what} has its {done.kernels:,} kernels already; --force makes them again.")

@@ -13,17 +13,19 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from catalog.errors import RegistryError
-from catalog.schema.fields import IDENTITY, TRAITS
+from catalog.schema.dispatcher_names import dispatcher_name_sql
+from catalog.schema.fields import IDENTITY, TRAITS, Family
 
 BUSY_TIMEOUT_S = 30.0
-CACHE_KIB = 65_536
+CACHE_KIB = 524_288
 """Page cache: a population fits, so that its transaction writes every page once."""
 
 APPLICATION_ID = 0x6B636174  # "kcat": tells a catalog from any other SQLite file
 
 KERNEL_COLUMNS = ("id", "name", *IDENTITY, *TRAITS, "hw_valid", "dispatch_order")
 """The columns of table ``kernel``. After the traits: whether the hardware can run the row, and its place in upstream's
-dispatch order among the rows of the same enumeration."""
+dispatch order among the rows of the same enumeration.
+"""
 
 
 def _kernel_ddl() -> str:
@@ -31,7 +33,13 @@ def _kernel_ddl() -> str:
     columns += [f"{name} TEXT NOT NULL" for name in IDENTITY]
     columns += [f"{trait.name} {trait.sql_type} NOT NULL" for trait in TRAITS.values()]
     columns += ["hw_valid INTEGER NOT NULL", "dispatch_order INTEGER NOT NULL"]
-    return f"CREATE TABLE kernel ({', '.join(columns)}, UNIQUE (arch, revision, mask_impl, space, name)) STRICT"
+    return f"CREATE TABLE kernel ({', '.join(columns)}, UNIQUE (name, arch, revision, mask_impl, space)) STRICT"
+
+
+def _dispatcher_name() -> str:
+    """What CK's dispatcher calls a row: made when it is read, no row carries it."""
+    names = " ".join(f"WHEN '{family}' THEN {dispatcher_name_sql(family)}" for family in Family)
+    return f"iif(space IN ('ck', 'native'), '', CASE family {names} END)"
 
 
 def _initial_schema() -> tuple[str, ...]:
@@ -45,17 +53,20 @@ def _initial_schema() -> tuple[str, ...]:
         """CREATE TABLE population (
             arch TEXT NOT NULL, revision TEXT NOT NULL, space TEXT NOT NULL, mask_impl TEXT NOT NULL,
             receipts TEXT NOT NULL,  -- the receipts it is restricted to, space-separated; empty: all
+            restriction TEXT NOT NULL,  -- by sweep files, an expression or a filter, in words; empty: none
             digest TEXT NOT NULL,    -- of the spec and of the SQL made from it
             compute_units INTEGER,   -- of the arch: selection rules ask for it
-            kernels INTEGER NOT NULL, seconds REAL NOT NULL, created TEXT NOT NULL,
+            kernels INTEGER NOT NULL,
+            families TEXT NOT NULL,  -- kernels by family, a JSON object
+            seconds REAL NOT NULL, created TEXT NOT NULL,
             PRIMARY KEY (arch, revision, space, mask_impl)) STRICT""",
         """CREATE TABLE rule (
-            arch TEXT NOT NULL, revision TEXT NOT NULL,
+            arch TEXT NOT NULL, revision TEXT NOT NULL, space TEXT NOT NULL,
             kind TEXT NOT NULL,      -- variant, constraint, receipt, hardware, applicability or order
             scope TEXT NOT NULL,     -- the enumeration or family that it is about
             id TEXT NOT NULL, position INTEGER NOT NULL,
             expr TEXT NOT NULL, reason TEXT NOT NULL, source TEXT NOT NULL, quirk TEXT,
-            PRIMARY KEY (arch, revision, kind, scope, id)) STRICT""",
+            PRIMARY KEY (arch, revision, space, kind, scope, id)) STRICT""",
         """CREATE TABLE artifact (
             key TEXT NOT NULL PRIMARY KEY,
             kernel_id TEXT NOT NULL REFERENCES kernel (id) ON DELETE CASCADE,
@@ -84,7 +95,7 @@ def _initial_schema() -> tuple[str, ...]:
             problem_id INTEGER NOT NULL REFERENCES problem (id) ON DELETE CASCADE,
             arch TEXT NOT NULL, n INTEGER NOT NULL, last TEXT NOT NULL,
             PRIMARY KEY (problem_id, arch)) STRICT""",
-        """CREATE VIEW kernels AS SELECT kernel.*,
+        f"""CREATE VIEW kernels AS SELECT kernel.*, {_dispatcher_name()} AS dispatcher_name,
             coalesce((SELECT group_concat(receipt, ' ') FROM kernel_receipt WHERE kernel_id = kernel.id), '')
                 AS receipts,
             EXISTS (SELECT 1 FROM artifact WHERE kernel_id = kernel.id AND status = 'built') AS built,

@@ -9,14 +9,20 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from catalog.schema.arch_spec import MASK_OF_IMPL, ArchSpec, Domain, Enumeration, TraitValue, Yield
+from catalog.schema.arch_spec import MASK_OF_IMPL, ArchSpec, Domain, Enumeration, Sweep, TraitValue, Yield
 from catalog.schema.fields import IDENTITY, TRAITS
 from catalog.schema.kernel import canonical_json_sql
 from catalog.schema.names import grammar_of, sql_literal
+
+OF_CHUNK = "dtype = :dtype AND hdim_q = :hdim_q AND hdim_v = :hdim_v"
+"""A sweep is joined one dtype and head dim pair after the other: it may have millions of combinations."""
+
+MAX_TILES = 1_000_000
+"""More than any enumeration has: dispatch order is the order of tiles, then of variants."""
 
 Identity = Mapping[str, str]
 """arch, revision, space and mask_impl of the rows that are made."""
@@ -37,6 +43,10 @@ class Join:
     spec: ArchSpec
     enumeration: Enumeration
     identity: Identity
+    restrictions: tuple[str, ...] = ()
+    """Conditions on the combinations, besides the constraints."""
+    extra_domains: Mapping[str, list[TraitValue]] = field(default_factory=dict)
+    """Values of traits that the spec leaves at their default."""
 
     @cached_property
     def tiles(self) -> list[dict[str, TraitValue]]:
@@ -50,6 +60,7 @@ class Join:
         domains = []
         for variant in self.enumeration.variants:
             named = self.enumeration.domains.get(variant.domain or "", {}) | variant.traits
+            named = {**named, **self.extra_domains}
             domains.append({t: masks if d == MASK_OF_IMPL and t == "mask" else _as_list(d) for t, d in named.items()})
         return domains
 
@@ -66,13 +77,16 @@ class Join:
     def fill(self, connection: sqlite3.Connection) -> None:
         """Fill the temporary tables ``tile``, ``variant`` and ``domain``."""
         variants = self.enumeration.variants
-        make_table(
-            connection, "tile", ["seq", *self._tile_traits],
-            (
-                [seq, *(tile.get(t, TRAITS[t].default) for t in self._tile_traits)]
-                for seq, tile in enumerate(self.tiles)
-            ),
-        )  # fmt: skip
+        if self.enumeration.sweep is not None:
+            _sweep_tiles(connection, self.enumeration.sweep)
+        else:
+            make_table(
+                connection, "tile", ["seq", *self._tile_traits],
+                (
+                    [seq, *(tile.get(t, TRAITS[t].default) for t in self._tile_traits)]
+                    for seq, tile in enumerate(self.tiles)
+                ),
+            )  # fmt: skip
         make_table(
             connection, "variant", ["seq", "dtype", *self.fixed],
             (
@@ -92,8 +106,17 @@ class Join:
         )  # fmt: skip
         connection.execute("CREATE INDEX temp.domain_of ON domain (variant, trait)")
 
+    def chunks(self, connection: sqlite3.Connection) -> list[dict[str, Any]]:
+        """The parameters of :meth:`combine_sql`, once for every part that the filled tables are joined in."""
+        if self.enumeration.sweep is None:
+            return [{}]
+        dtypes = connection.execute("SELECT DISTINCT dtype, hdim_q, hdim_v FROM tile").fetchall()
+        return [{"dtype": dtype, "hdim_q": hdim_q, "hdim_v": hdim_v} for dtype, hdim_q, hdim_v in dtypes]
+
     @cached_property
     def _tile_traits(self) -> list[str]:
+        if self.enumeration.sweep is not None:
+            return list(_SWEPT)
         return [t for t in TRAITS if any(t in tile for tile in self.tiles)]
 
     def combine_sql(self, receipts: Sequence[int]) -> str:
@@ -104,7 +127,7 @@ class Join:
         enumeration = self.enumeration
         whens = " ".join(f"WHEN {i} THEN ({v.when})" for i, v in enumerate(enumeration.variants) if v.when is not None)
         kept = [f"CASE variant_seq {whens} ELSE 1 END"] if whens else []
-        kept += [rule.expr for rule in enumeration.constraints]
+        kept += [*(rule.expr for rule in enumeration.constraints), *self.restrictions]
         bits = {receipt: 1 << i for i, receipt in enumerate(self.spec.receipt_numbers)}
         if bits:
             kept.append(f"listed & {sum(bits[receipt] for receipt in receipts)}")
@@ -119,7 +142,9 @@ class Join:
         columns = ", ".join(
             f"({enumeration.derived[t]}) AS {t}" if t in enumeration.derived else t for t in (*IDENTITY, *TRAITS)
         )
-        position = f"(({enumeration.order}) * {len(self.tiles)} + tile_seq) * {len(enumeration.variants)} + variant_seq"
+        position = f"(({enumeration.order}) * {MAX_TILES} + tile_seq) * {len(enumeration.variants)} + variant_seq"
+        if enumeration.sweep is not None:
+            kept.append(OF_CHUNK)
         return (
             f"CREATE TEMP TABLE combination AS SELECT *, {position} AS position "
             f"FROM (SELECT *, {listed} AS listed FROM "
@@ -190,6 +215,33 @@ class Join:
 _TEXT_DEFAULTS: dict[str, str] = {
     trait.name: str(trait.default) for trait in TRAITS.values() if trait.kind == "text" and trait.default is not None
 }
+
+
+_SWEPT = (
+    "dtype", "hdim_q", "hdim_v", "tile_m0", "tile_n0", "tile_k0", "warp_m0", "warp_n0", "warp_k0",
+)  # fmt: skip
+"""The traits of a swept tile; the others derive from them."""
+
+
+def _sweep_tiles(connection: sqlite3.Connection, sweep: Sweep) -> None:
+    """Fill the temporary table ``tile`` with the product of the sweep's axes."""
+    make_table(connection, "hdim", ["dtype", "hdim_q", "hdim_v"], (row for axis in sweep.hdim for row in axis.rows()))
+    make_table(
+        connection,
+        "warp",
+        ["dtype", "warp_m0", "warp_n0", "warp_k0"],
+        (row for axis in sweep.warp for row in axis.rows()),
+    )
+    extents = ("tile_m0", "tile_n0", "tile_k0")
+    for extent in extents:
+        make_table(connection, extent, [extent], ([value] for value in getattr(sweep, extent)))
+    connection.execute("DROP TABLE IF EXISTS temp.tile")
+    connection.execute(
+        f"CREATE TEMP TABLE tile AS SELECT row_number() OVER () AS seq, {', '.join(_SWEPT)} "
+        f"FROM hdim CROSS JOIN {' CROSS JOIN '.join(extents)} CROSS JOIN warp USING (dtype)"
+    )
+    for table in ("hdim", "warp", *extents):
+        connection.execute(f"DROP TABLE temp.{table}")
 
 
 def make_table(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -14,8 +16,9 @@ from typing import Any
 from catalog.errors import SpecError, UsageError
 from catalog.registry import KERNEL_COLUMNS, transaction
 from catalog.rules.enumeration import Join, make_table
+from catalog.rules.restriction import NOTHING_LEFT_OUT, Restriction
 from catalog.schema.arch_spec import ArchSpec
-from catalog.schema.fields import Family
+from catalog.schema.fields import TRAITS, Family
 from catalog.schema.names import sql_literal
 
 
@@ -26,6 +29,7 @@ class Request:
     spec: ArchSpec
     mask_impl: str = "generic"
     receipts: tuple[int, ...] = ()
+    restriction: Restriction = NOTHING_LEFT_OUT
 
     @property
     def identity(self) -> dict[str, str]:
@@ -54,7 +58,22 @@ class Population:
         return sum(self.families.values())
 
 
-def populate(connection: sqlite3.Connection, request: Request, *, force: bool = False) -> Population:
+def _joins(request: Request) -> Iterator[Join]:
+    spec = request.spec
+    for name, enumeration in spec.enumerations.items():
+        conditions = request.restriction.conditions(spec, name)
+        if conditions is not None:
+            domains = request.restriction.domains(spec, name)
+            yield Join(spec, enumeration, request.identity, tuple(conditions), domains)
+
+
+Progress = Callable[[int, int], None]
+"""Told the parts that are done, and how many there are."""
+
+
+def populate(
+    connection: sqlite3.Connection, request: Request, *, force: bool = False, on_progress: Progress | None = None
+) -> Population:
     """Materialise ``request``; a no-op when the catalog holds it already, made from the same spec, unless ``force``.
 
     Rows whose id stays keep their timings and artifacts; rows that the spec no longer gives are deleted.
@@ -65,18 +84,18 @@ def populate(connection: sqlite3.Connection, request: Request, *, force: bool = 
         RegistryError: the file cannot be written; nothing is changed then.
     """
     _check(request)
-    joins = [Join(request.spec, enumeration, request.identity) for enumeration in request.spec.enumerations.values()]
+    joins = list(_joins(request))
     receipts = request.receipts or request.spec.receipt_numbers
     digest = _digest(request, joins, receipts)
     started = time.perf_counter()
-    if not force and _population_digest(connection, request) == digest:
-        return Population(request, count_by_family(connection, request), time.perf_counter() - started, unchanged=True)
-    with transaction(connection), _explained_duplicates(request):
-        _write(connection, request, joins, receipts)
-        families = count_by_family(connection, request)
-        seconds = time.perf_counter() - started
-        _record(connection, request, digest, sum(families.values()), seconds)
-    return Population(request, families, seconds)
+    there = _population(connection, request)
+    if not force and there is not None and there["digest"] == digest:
+        return Population(request, json.loads(there["families"]), time.perf_counter() - started, unchanged=True)
+    with transaction(connection), _explained(request):
+        families = _Writer(connection, request, receipts).write(joins, on_progress or (lambda done, total: None))
+        done = Population(request, families, time.perf_counter() - started)
+        _record(connection, done, digest)
+    return done
 
 
 def count_by_family(connection: sqlite3.Connection, request: Request, receipt: int | None = None) -> dict[str, int]:
@@ -123,10 +142,10 @@ def _where(request: Request) -> tuple[str, list[str]]:
     return " AND ".join(f"{column} = ?" for column in identity), list(identity.values())
 
 
-def _population_digest(connection: sqlite3.Connection, request: Request) -> str | None:
+def _population(connection: sqlite3.Connection, request: Request) -> sqlite3.Row | None:
     where, values = _where(request)
-    row = connection.execute(f"SELECT digest FROM population WHERE {where}", values).fetchone()
-    return None if row is None else str(row[0])
+    row: sqlite3.Row | None = connection.execute(f"SELECT * FROM population WHERE {where}", values).fetchone()
+    return row
 
 
 def _digest(request: Request, joins: Sequence[Join], receipts: Sequence[int]) -> str:
@@ -140,31 +159,58 @@ def _digest(request: Request, joins: Sequence[Join], receipts: Sequence[int]) ->
     return digest.hexdigest()
 
 
-def _write(connection: sqlite3.Connection, request: Request, joins: Sequence[Join], receipts: Sequence[int]) -> None:
-    make_table(connection, "fresh", ["id", "listed"], ())
-    make_table(connection, "bit", ["receipt", "bit"], ((r, 1 << i) for i, r in enumerate(request.spec.receipt_numbers)))
-    for join in joins:
-        join.fill(connection)
+class _Writer:
+    """Writes the rows of one request, inside of the caller's transaction."""
+
+    def __init__(self, connection: sqlite3.Connection, request: Request, receipts: Sequence[int]) -> None:
+        self._connection = connection
+        self._request = request
+        self._receipts = receipts
+        self._was_there = _population(connection, request) is not None
+        self._families: Counter[str] = Counter()
+
+    def write(self, joins: Sequence[Join], on_progress: Progress) -> dict[str, int]:
+        """Write every row, delete those that are no more; the number of kernels by family."""
+        connection, spec = self._connection, self._request.spec
+        make_table(connection, "fresh", ["id", "listed"], ())
+        make_table(connection, "bit", ["receipt", "bit"], ((r, 1 << i) for i, r in enumerate(spec.receipt_numbers)))
+        if self._request.restriction.filter is not None:
+            connection.create_function("filter_config", len(TRAITS), self._request.restriction.filter)
+        for place, join in enumerate(joins):
+            join.fill(connection)
+            chunks = join.chunks(connection)
+            for number, chunk in enumerate(chunks):
+                on_progress(place * len(chunks) + number, len(joins) * len(chunks))
+                self._write_chunk(join, chunk)
+        if self._was_there:
+            _delete_stale(connection, self._request)
+        connection.execute(
+            "INSERT INTO kernel_receipt SELECT id, receipt FROM fresh JOIN bit ON listed & bit ORDER BY id, receipt"
+        )
+        for table in ("tile", "variant", "domain", "combination", "made", "fresh", "bit"):
+            connection.execute(f"DROP TABLE IF EXISTS temp.{table}")
+        return {family.value: self._families[family.value] for family in Family if self._families[family.value]}
+
+    def _write_chunk(self, join: Join, chunk: Mapping[str, Any]) -> None:
+        connection = self._connection
         connection.execute("DROP TABLE IF EXISTS temp.combination")
-        connection.execute(join.combine_sql(receipts))
+        connection.execute(join.combine_sql(self._receipts), chunk)
         for made in join.enumeration.yields:
             connection.execute("DROP TABLE IF EXISTS temp.made")
             connection.execute(join.project_sql(made))
-            connection.execute(_insert_sql(join.spec))
-            connection.execute("INSERT INTO fresh SELECT id, listed FROM made")
-    if _population_digest(connection, request) is not None:
-        _delete_stale(connection, request)
-    connection.execute(
-        "INSERT INTO kernel_receipt SELECT id, receipt FROM fresh JOIN bit ON listed & bit ORDER BY id, receipt"
-    )
-    for table in ("tile", "variant", "domain", "combination", "made", "fresh", "bit"):
-        connection.execute(f"DROP TABLE IF EXISTS temp.{table}")
+            self._families[made.family.value] += connection.execute(_insert_sql(join.spec)).rowcount
+            if self._was_there or self._request.spec.receipts:
+                connection.execute("INSERT INTO fresh SELECT id, listed FROM made")
 
 
 @contextmanager
-def _explained_duplicates(request: Request) -> Iterator[None]:
+def _explained(request: Request) -> Iterator[None]:
     try:
         yield
+    except sqlite3.OperationalError:
+        if request.restriction.filter is not None and request.restriction.filter.failures:
+            raise UsageError(request.restriction.filter.failures[0], hint="Nothing was changed.") from None
+        raise
     except sqlite3.IntegrityError as error:
         raise SpecError(
             f"The spec of {request.spec.arch} gives some kernel twice: {error}.",
@@ -183,36 +229,39 @@ def _insert_sql(spec: ArchSpec) -> str:
     columns = {column: column for column in KERNEL_COLUMNS} | {"hw_valid": hardware, "dispatch_order": "position"}
     return (
         f"INSERT INTO kernel ({', '.join(columns)}) SELECT {', '.join(columns.values())} FROM temp.made "
-        "WHERE 1 ORDER BY id "
+        "WHERE 1 "  # without it, SQLite reads ON CONFLICT as a join's ON
         "ON CONFLICT (id) DO UPDATE SET hw_valid = excluded.hw_valid, dispatch_order = excluded.dispatch_order"
     )
 
 
-def _record(connection: sqlite3.Connection, request: Request, digest: str, kernels: int, seconds: float) -> None:
+def _record(connection: sqlite3.Connection, done: Population, digest: str) -> None:
     from sqlite_utils import Database
 
     database = Database(connection)
+    request = done.request
     identity = request.identity
     database.table("population").upsert(
         identity
         | {
             "receipts": " ".join(map(str, request.receipts)),
+            "restriction": request.restriction.text,
             "digest": digest,
             "compute_units": request.spec.hardware.compute_units if request.spec.hardware else None,
-            "kernels": kernels,
-            "seconds": seconds,
+            "kernels": done.kernels,
+            "families": json.dumps(done.families),
+            "seconds": done.seconds,
             "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         },
         pk=tuple(identity),
     )
-    where = "arch = ? AND revision = ?"
-    database.table("rule").delete_where(where, [identity["arch"], identity["revision"]])
+    where = "arch = ? AND revision = ? AND space = ?"
+    database.table("rule").delete_where(where, [identity["arch"], identity["revision"], identity["space"]])
     database.table("rule").insert_all(_rules(request.spec))
 
 
 def _rules(spec: ArchSpec) -> Iterator[dict[str, Any]]:
     """Every expression of the spec as a row of table ``rule``."""
-    base = {"arch": spec.arch, "revision": spec.revision}
+    base = {"arch": spec.arch, "revision": spec.revision, "space": spec.space}
 
     def row(kind: str, scope: str, position: int, rule: dict[str, Any]) -> dict[str, Any]:
         return base | {"kind": kind, "scope": scope, "position": position, "quirk": None} | rule
@@ -227,7 +276,7 @@ def _rules(spec: ArchSpec) -> Iterator[dict[str, Any]]:
                 "quirk": variant.quirk,
             })  # fmt: skip
         for i, rule in enumerate(enumeration.constraints):
-            yield row("constraint", scope, i, rule.model_dump())
+            yield row("constraint", scope, i, rule.model_dump(exclude={"spaces"}))
         about = {receipt.receipt: receipt for receipt in spec.receipts}
         for i, (receipt, expr) in enumerate(enumeration.receipts.items()):
             yield row("receipt", scope, i, {
@@ -235,10 +284,10 @@ def _rules(spec: ArchSpec) -> Iterator[dict[str, Any]]:
                 "quirk": enumeration.receipt_quirks.get(receipt),
             })  # fmt: skip
     for i, rule in enumerate(spec.hw_rules):
-        yield row("hardware", "", i, rule.model_dump())
+        yield row("hardware", "", i, rule.model_dump(exclude={"spaces"}))
     for family, select in spec.select.items():
         for i, rule in enumerate(select.rules):
-            yield row("applicability", family.value, i, rule.model_dump())
+            yield row("applicability", family.value, i, rule.model_dump(exclude={"spaces"}))
         for i, expr in enumerate(select.order):
             yield row("order", family.value, i, {
                 "id": f"order_{i}", "expr": expr, "reason": "static order of the applicable kernels", "source": "",

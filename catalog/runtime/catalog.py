@@ -17,7 +17,7 @@ from catalog.errors import RegistryError
 from catalog.registry import connect, transaction
 from catalog.runtime.plan import Plan, Services
 from catalog.runtime.select import Candidate, Population, Selector
-from catalog.schema.arch_spec import DEFAULT_REVISION, ArchSpec, load_spec
+from catalog.schema.arch_spec import DEFAULT_REVISION, OWN_SPACES, ArchSpec, load_spec
 from catalog.schema.fields import IDENTITY, TRAITS, Family
 from catalog.schema.kernel import Kernel
 from catalog.schema.problem import Problem
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from catalog.rules.diff import Difference
     from catalog.rules.parity import Comparison, Reference
     from catalog.rules.populate import Population as Populated
+    from catalog.rules.populate import Progress
+    from catalog.rules.restriction import Restriction
     from catalog.runtime.devices.host import HostDevice
 
 _log = logging.getLogger(__name__)
@@ -78,15 +80,15 @@ class Catalog:
         """
         return connect(self.path)
 
-    def spec(self, arch: str, revision: str | None = None) -> ArchSpec:
-        """The spec of ``arch``; ``host`` is this machine's CPU.
+    def spec(self, arch: str, revision: str | None = None, space: str | None = None) -> ArchSpec:
+        """The spec of ``arch``; ``host`` is this machine's CPU. ``space``: its own, or a sweep of the dispatcher.
 
         Raises:
             UsageError: no such arch or revision.
             SpecError: a spec file is wrong.
             DeviceError: ``host``, and no host arch runs on this CPU.
         """
-        return load_spec(settings.data_dir() / "arch_specs", resolve_arch(arch), revision)
+        return load_spec(settings.data_dir() / "arch_specs", resolve_arch(arch), revision, space)
 
     def populate(
         self,
@@ -96,17 +98,25 @@ class Catalog:
         mask_impl: str = "generic",
         receipts: tuple[int, ...] = (),
         force: bool = False,
+        space: str | None = None,
+        restriction: Restriction | None = None,
+        on_progress: Progress | None = None,
     ) -> Populated:
         """Materialise the kernels of ``arch``; a no-op when they are there, made from the same spec, unless ``force``.
+
+        ``restriction`` leaves out a part of them; what was there of the same space, and is left out now, is deleted.
 
         Raises:
             UsageError, SpecError, DeviceError: as :meth:`spec`, or there is no such mask implementation or receipt.
             RegistryError: the file cannot be written; nothing is changed then.
         """
         from catalog.rules.populate import Request, populate
+        from catalog.rules.restriction import NOTHING_LEFT_OUT
 
         with self._lock:
-            populated = populate(self.connection, Request(self.spec(arch, revision), mask_impl, receipts), force=force)
+            spec = self.spec(arch, revision, space)
+            request = Request(spec, mask_impl, receipts, restriction or NOTHING_LEFT_OUT)
+            populated = populate(self.connection, request, force=force, on_progress=on_progress)
             if not populated.unchanged:
                 self._selectors.clear()
                 self._memo.clear()
@@ -234,11 +244,11 @@ class Catalog:
         return self._selectors[key]
 
     def _population(self, arch: str, revision: str | None, mask_impl: str) -> Population | None:
-        """What the file holds of ``arch``: of several revisions the default one, of several spaces upstream's."""
+        """What the file holds of ``arch``: of several revisions the default one; sweeps do not count."""
         row = self.connection.execute(
             "SELECT arch, revision, space, mask_impl, compute_units FROM population "
             "WHERE arch = :arch AND mask_impl = :mask_impl AND revision = coalesce(:revision, revision) "
-            "ORDER BY revision <> :default, space <> 'ck', revision, space LIMIT 1",
+            f"AND space IN ({', '.join(map(repr, OWN_SPACES))}) ORDER BY revision <> :default, revision LIMIT 1",
             {"arch": resolve_arch(arch), "mask_impl": mask_impl, "revision": revision, "default": DEFAULT_REVISION},
         ).fetchone()
         return None if row is None else Population(**dict(row))

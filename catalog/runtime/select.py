@@ -113,8 +113,8 @@ class Selector:
     def _rules_of(self, family: Family, kind: str) -> list[sqlite3.Row]:
         if family not in self._rules:
             self._rules[family] = self._connection.execute(
-                "SELECT * FROM rule WHERE arch = ? AND revision = ? AND scope = ? ORDER BY position",
-                (self._population.arch, self._population.revision, family.value),
+                "SELECT * FROM rule WHERE arch = ? AND revision = ? AND space = ? AND scope = ? ORDER BY position",
+                (self._population.arch, self._population.revision, self._population.space, family.value),
             ).fetchall()
         return [rule for rule in self._rules[family] if rule["kind"] == kind]
 

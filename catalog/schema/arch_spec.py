@@ -9,6 +9,7 @@ override.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from difflib import get_close_matches
 from pathlib import Path
@@ -23,6 +24,9 @@ from catalog.schema.names import parse_tile
 
 DEFAULT_REVISION = "2026-05"
 """The upstream revision meant when an arch has several."""
+
+OWN_SPACES = ("ck", "native")
+"""The spaces of the specs in the folders of the revisions: upstream's codegen, and our own kernels."""
 
 MASK_OF_IMPL = "*"
 """Domain of the mask trait: every mask of the mask implementation that is populated."""
@@ -62,6 +66,7 @@ class Rule(_Spec):
     reason: str
     source: str
     quirk: str | None = None
+    spaces: list[str] | None = Field(None, description="of several spaces, those that it holds in (default: all)")
 
 
 class Receipt(_Spec):
@@ -112,6 +117,7 @@ class Variant(_Spec):
     domain: str | None = Field(None, description="name of an entry of the enumeration's `domains`")
     traits: dict[str, Domain] = {}
     when: str | None = None
+    spaces: list[str] | None = Field(None, description="of several spaces, those that have it (default: all)")
     receipts: list[int] | None = Field(None, description="only these receipts list its combinations (default: any)")
     quirk: str | None = None
 
@@ -143,6 +149,37 @@ class Yield(_Spec):
         return traits
 
 
+class Axis(_Spec):
+    """Values that a sweep takes for some dtypes, written as in names: 128x128, 32x32x16."""
+
+    dtype: list[Dtype]
+    values: list[str]
+
+    @field_validator("values")
+    @classmethod
+    def _values(cls, values: list[str]) -> list[str]:
+        for value in values:
+            if not re.fullmatch(r"\d+(x\d+)*", value):
+                raise ValueError(f"{value!r}: numbers joined by x")
+        return values
+
+    def rows(self) -> Iterator[tuple[str | int, ...]]:
+        """The dtype, then the numbers of every value."""
+        for dtype in self.dtype:
+            for value in self.values:
+                yield (dtype.value, *map(int, value.split("x")))
+
+
+class Sweep(_Spec):
+    """Tiles as a product instead of a table: head dims x warp tiles x block tiles; constraints leave the valid ones."""
+
+    hdim: list[Axis]
+    warp: list[Axis]
+    tile_m0: list[int]
+    tile_n0: list[int]
+    tile_k0: list[int]
+
+
 class Enumeration(_Spec):
     """Tiles x variants x feature domains, filtered by constraints, projected onto families."""
 
@@ -150,6 +187,8 @@ class Enumeration(_Spec):
     about: str | None = None
     target: str = ""
     tiles: list[TileGroup] = []
+    sweep: Sweep | None = None
+    swept: list[str] = Field([], description="traits that a sweep file may restrict here")
     domains: dict[str, dict[str, Domain]] = {}
     variants: list[Variant] = []
     derived: dict[str, str] = Field({}, description="traits computed by SQL from the others")
@@ -198,12 +237,14 @@ class ArchSpec(_Spec):
     arch: str | None = None
     revision: str | None = None
     space: str | None = None
+    spaces: list[str] = Field([], description="sweeps: the spaces that the file describes, one of which is asked for")
     reference: str | None = Field(None, description="the target that data/parity calls it by (default: arch)")
     hardware: Hardware | None = None
     mask_impls: dict[str, list[str]] = {}
     receipts: list[Receipt] = []
     hw_rules: list[Rule] = []
     enumerations: dict[str, Enumeration] = {}
+    sweeps: dict[str, list[str]] = Field({}, description="the enumerations of every variant of sweep files")
     select: dict[Family, Select] = {}
 
     @model_validator(mode="after")
@@ -295,7 +336,14 @@ def _explain(item: Any) -> str:
 def _fields_at(location: tuple[int | str, ...]) -> list[str]:
     """The fields of the model that lies at ``location`` of a spec."""
     model: Any = ArchSpec
-    steps = {"enumerations": Enumeration, "tiles": TileGroup, "variants": Variant, "constraints": Rule, "yields": Yield}
+    steps = {
+        "enumerations": Enumeration,
+        "tiles": TileGroup,
+        "variants": Variant,
+        "constraints": Rule,
+        "yields": Yield,
+        "sweep": Sweep,
+    }
     steps |= {"select": Select, "rules": Rule, "hw_rules": Rule, "hardware": Hardware}
     for part in location:
         if part == "receipts" and model is ArchSpec:
@@ -329,46 +377,74 @@ def _load_raw(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     return merged
 
 
-def load_spec_file(path: Path) -> ArchSpec:
-    """The spec of ``path``, merged with what it extends.
+def load_spec_file(path: Path, space: str | None = None) -> ArchSpec:
+    """The spec of ``path``, merged with what it extends; of a file that describes several spaces, one of them.
 
     Raises:
+        UsageError: the file describes no such space.
         SpecError: a file of the chain is missing or wrong; names file, path inside it, and what is allowed.
     """
     merged = {key: value for key, value in _load_raw(path).items() if key != "extends"}
     spec = _validate(merged, path)
+    if space is not None:
+        spec = _of_space(spec, space)
     for field in ("arch", "revision", "space"):
         if getattr(spec, field) is None:
             raise SpecError(f"{path}: {field}: missing; it must be said here or in what this file extends")
     return spec
 
 
-def known_archs(root: Path) -> dict[str, tuple[str, ...]]:
-    """The revisions of every arch that has a spec below ``root`` (a data/arch_specs folder)."""
+def _of_space(spec: ArchSpec, space: str) -> ArchSpec:
+    """The part of a spec that ``space`` has."""
+    if space not in spec.spaces:
+        raise UsageError(f"No space is called {space!r}.", hint=f"There are: {', '.join(['ck', *spec.spaces])}.")
+
+    def kept(items: list[Any]) -> list[Any]:
+        return [item for item in items if item.spaces is None or space in item.spaces]
+
+    enumerations = {
+        name: enumeration.model_copy(
+            update={"variants": kept(enumeration.variants), "constraints": kept(enumeration.constraints)}
+        )
+        for name, enumeration in spec.enumerations.items()
+    }
+    return spec.model_copy(update={"space": space, "enumerations": enumerations})
+
+
+def known_archs(root: Path, kind: str = "") -> dict[str, tuple[str, ...]]:
+    """The revisions of every arch that has a spec below ``root``, a data/arch_specs folder.
+
+    Folders are called by the revision; those of sweeps, of the ``kind`` "sweeps", have it as a suffix: 2026-05.sweeps.
+    """
     archs: dict[str, list[str]] = {}
     for path in sorted(root.glob("*/*.json")):
-        if "arch" in _read_object(path):
-            archs.setdefault(path.stem, []).append(path.parent.name)
+        revision, _, suffix = path.parent.name.partition(".")
+        if suffix == kind and "arch" in _read_object(path):
+            archs.setdefault(path.stem, []).append(revision)
     return {arch: tuple(revisions) for arch, revisions in archs.items()}
 
 
-def load_spec(root: Path, arch: str, revision: str | None = None) -> ArchSpec:
-    """The spec of ``arch`` at ``revision``; by default the default revision, or the only one.
+def load_spec(root: Path, arch: str, revision: str | None = None, space: str | None = None) -> ArchSpec:
+    """The spec of ``arch`` at ``revision``, by default the default revision, or the only one.
+
+    ``space`` is one of the sweeps' spaces; None, ck and native mean the arch's own.
 
     Raises:
-        UsageError: no such arch or revision.
+        UsageError: no such arch, revision or space.
         SpecError: a spec file is wrong.
     """
-    archs = known_archs(root)
+    kind = "" if space is None or space in OWN_SPACES else "sweeps"
+    archs = known_archs(root, kind)
     revisions = archs.get(arch)
     if revisions is None:
         near = get_close_matches(arch, archs, n=1)
         raise UsageError(
             f"No arch is called {arch!r}" + (f"; did you mean {near[0]}?" if near else "."),
-            hint=f"There are: {', '.join(sorted(archs))}, and host for this machine's CPU.",
+            hint=f"There are: {', '.join(sorted(archs))}" + (", and host for this machine's CPU." if not kind else "."),
         )
     if revision is None:
         revision = DEFAULT_REVISION if DEFAULT_REVISION in revisions else revisions[0]
     if revision not in revisions:
         raise UsageError(f"{arch} has no revision {revision!r}.", hint=f"There are: {', '.join(revisions)}.")
-    return load_spec_file(root / revision / f"{arch}.json")
+    folder = f"{revision}.{kind}".rstrip(".")
+    return load_spec_file(root / folder / f"{arch}.json", space if kind else None)

@@ -25,7 +25,13 @@ _IDENTITY = (
     Column(
         "revision", "TEXT", "2026-05, native", "", "upstream codegen that the row reproduces; native: our own kernels"
     ),
-    Column("space", "TEXT", "ck, native", "", "enumeration that the row comes from; ck: upstream's codegen"),
+    Column(
+        "space",
+        "TEXT",
+        "ck, native, rules, exhaustive",
+        "",
+        "enumeration that the row comes from; ck: upstream's codegen",
+    ),
     Column("mask_impl", "TEXT", "generic, simplified", "", "upstream's mask classes: no/causal/generic, or no/mask"),
     Column("target", "TEXT", "text", "", "codegen target that upstream appends to the name"),
 )
@@ -35,6 +41,7 @@ _STATE = (
     Column(
         "dispatch_order", "INTEGER", "integer >= 0", "", "place in upstream's dispatch order within its enumeration"
     ),
+    Column("dispatcher_name", "TEXT", "text", "", "what CK's dispatcher calls it; empty for the spaces ck and native"),
     Column(
         "receipts",
         "TEXT",

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -39,6 +39,9 @@ class Part(Protocol):
     def sql(self) -> str:
         """SQL expression of the same piece over the kernel columns."""
 
+    def printf(self) -> tuple[str, tuple[str, ...]]:
+        """The same piece as a printf format and its arguments."""
+
     def regex(self) -> str:
         """Pattern, without capturing groups, of every text the piece can have."""
 
@@ -57,6 +60,9 @@ class Literal:
 
     def sql(self) -> str:
         return sql_literal(self.literal)
+
+    def printf(self) -> tuple[str, tuple[str, ...]]:
+        return self.literal.replace("%", "%%"), ()
 
     def regex(self) -> str:
         return re.escape(self.literal)
@@ -82,6 +88,11 @@ class Extents:
         shown = sql_literal(self.prefix) + " || " + " || 'x' || ".join(self.fields)
         return shown if self.absent is None else f"iif({self.fields[0]} = {self.absent}, '', {shown})"
 
+    def printf(self) -> tuple[str, tuple[str, ...]]:
+        if self.absent is not None:
+            return "%s", (self.sql(),)
+        return self.prefix + "x".join(["%d"] * len(self.fields)), self.fields
+
     def regex(self) -> str:
         shown = re.escape(self.prefix) + "x".join([r"-?\d+"] * len(self.fields))
         return shown if self.absent is None else f"(?:{shown})?"
@@ -105,6 +116,9 @@ class Word:
 
     def sql(self) -> str:
         return f"{sql_literal(self.prefix)} || {self.field}"
+
+    def printf(self) -> tuple[str, tuple[str, ...]]:
+        return f"{self.prefix}%s", (self.field,)
 
     def regex(self) -> str:
         return re.escape(self.prefix) + _any_of(map(str, TRAITS[self.field].values))
@@ -132,6 +146,9 @@ class Choice:
         )
         return f"CASE {' '.join(whens)} END"
 
+    def printf(self) -> tuple[str, tuple[str, ...]]:
+        return "%s", (self.sql(),)
+
     def regex(self) -> str:
         return _any_of(self.texts.values())
 
@@ -144,46 +161,45 @@ class Choice:
 class Pads:
     """The padded axes: ``_psskddv``, or ``none`` when no axis is padded.
 
-    Forward kernels pad or do not (1 or 0); ``shows_amount`` adds the amount, as backward names do: ``_pd8dv8``.
+    ``amounts`` says how an amount of padding shows behind its axis; backward names show every one: ``_pd8dv1``.
     """
 
     letters: Mapping[str, str]
     none: str = "_npad"
-    shows_amount: bool = False
+    amounts: Mapping[int, str] = field(default_factory=lambda: {1: "", 8: "8"})
 
     def text(self, row: Row) -> str:
-        padded = "".join(
-            letter + (str(row[field]) if self.shows_amount else "")
-            for field, letter in self.letters.items()
-            if row[field]
-        )
+        padded = "".join(f"{letter}{self.amounts[row[axis]]}" for axis, letter in self.letters.items() if row[axis])
         return f"_p{padded}" if padded else self.none
 
     def sql(self) -> str:
         shown = " || ".join(
-            f"iif({field}, {sql_literal(letter)}{f' || {field}' if self.shows_amount else ''}, '')"
-            for field, letter in self.letters.items()
+            f"CASE {axis} {' '.join(f'WHEN {n} THEN {sql_literal(letter + t)}' for n, t in self.amounts.items())} "
+            "ELSE '' END"
+            for axis, letter in self.letters.items()
         )
         return f"iif({' OR '.join(self.letters)}, '_p' || {shown}, {sql_literal(self.none)})"
 
+    def printf(self) -> tuple[str, tuple[str, ...]]:
+        return "%s", (self.sql(),)
+
     def regex(self) -> str:
-        return f"(?:_p{self._axes(capture=False)}|{re.escape(self.none)})"
+        return f"(?:_p{self._axes('(?:')}|{re.escape(self.none)})"
 
     def read(self, text: str) -> dict[str, Any]:
         if text == self.none:
             return dict.fromkeys(self.letters, 0)
-        found = re.fullmatch("_p" + self._axes(capture=True), text)
+        found = re.fullmatch("_p" + self._axes("("), text)
         assert found is not None, f"{text!r} matched {self.regex()!r} before"  # noqa: S101
-        amounts = (group[len(letter) :] or "1" if group else "0" for group, letter in self._groups(found))
-        return {field: int(amount) for field, amount in zip(self.letters, amounts, strict=True)}
+        amounts = {shown: n for n, shown in self.amounts.items()}
+        return {
+            axis: 0 if group is None else amounts[group.removeprefix(letter)]
+            for (axis, letter), group in zip(self.letters.items(), found.groups(), strict=True)
+        }
 
-    def _groups(self, found: re.Match[str]) -> list[tuple[str | None, str]]:
-        return list(zip(found.groups(), self.letters.values(), strict=True))
-
-    def _axes(self, *, capture: bool) -> str:
-        amount = "[18]" if self.shows_amount else ""
-        opening = "(" if capture else "(?:"
-        return "".join(f"{opening}{letter}{amount})?" for letter in self.letters.values())
+    def _axes(self, opening: str) -> str:
+        amounts = "|".join(sorted(self.amounts.values(), reverse=True))
+        return "".join(f"{opening}{letter}(?:{amounts}))?" for letter in self.letters.values())
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,6 +211,9 @@ class Target:
 
     def sql(self) -> str:
         return "iif(target = '', '', '_' || target)"
+
+    def printf(self) -> tuple[str, tuple[str, ...]]:
+        return "%s", (self.sql(),)
 
     def regex(self) -> str:
         return r"(?:_(?:gfx\w+|x86_64_v\d|aarch64|sm_\d+))?"
@@ -301,6 +320,13 @@ def _rows_of_64(row: Row) -> dict[str, Any]:
     return {"hdim_v": row["hdim_q"], "tile_m0": 64}
 
 
+def joined_sql(parts: Sequence[Part]) -> str:
+    """SQL expression of some pieces together: one printf, several times faster than a chain of ``||``."""
+    pieces = [part.printf() for part in parts]
+    arguments = [argument for _, arguments in pieces for argument in arguments]
+    return f"printf({', '.join([sql_literal(''.join(text for text, _ in pieces)), *arguments])})"
+
+
 @cache
 def _pattern(parts: tuple[Part, ...]) -> re.Pattern[str]:
     return re.compile("".join(f"({part.regex()})" for part in parts))
@@ -320,7 +346,7 @@ class Grammar:
 
     def sql(self) -> str:
         """SQL expression of the name over the kernel columns."""
-        return " || ".join(f"({part.sql()})" for part in self.parts)
+        return joined_sql(self.parts)
 
     def parse(self, name: str) -> dict[str, Any] | None:
         """Every trait plus ``target``, or None when ``name`` is not of this family."""
@@ -377,7 +403,7 @@ GRAMMARS: Mapping[Family, Grammar] = MappingProxyType(
             _grammar(Family.BWD_DOT_DO_O, _v_is_q, _1D, Pads({"pad_s": "s", "pad_dv": "dv"})),
             _grammar(
                 Family.BWD_DQ_DK_DV, _bwd, _MODE, Literal("_"), _TILE_BWD,
-                Pads({"pad_d": "d", "pad_dv": "dv"}, shows_amount=True), _BIAS, _flag("dbias", "dbias"), _MASK,
+                Pads({"pad_d": "d", "pad_dv": "dv"}, amounts={1: "1", 8: "8"}), _BIAS, _flag("dbias", "dbias"), _MASK,
                 _DROPOUT_BWD, _flag("deterministic", "deterministic"), _flag("trload", "trload"),
             ),
             _grammar(

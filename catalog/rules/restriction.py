@@ -1,0 +1,202 @@
+"""Restrict a population: sweep files of the dispatcher's form, a SQL expression, a Python filter.
+
+A sweep file is ``{"variant": "fwd", "trait_config": {"data_type": {"values": ["fp16"]}, "lse": {"values": [false]}}}``:
+the variant names enumerations of the spec (its ``sweeps``), every trait the values that are kept.
+
+Source: CK, dispatcher/codegen/fmha/instance_gen.py: expand_sweep, apply_filter.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from types import MappingProxyType, SimpleNamespace
+from typing import Any
+
+from catalog.errors import UsageError
+from catalog.schema.arch_spec import ArchSpec
+from catalog.schema.expressions import what_is_wrong
+from catalog.schema.fields import TRAITS
+from catalog.schema.names import sql_literal
+
+_TRAITS: Mapping[str, str] = MappingProxyType(
+    {name: name for name in ("pipeline", "mask", "bias", "mode", "lse", "dropout", "logits", "sink", "paged_kv")}
+    | {"data_type": "dtype", "block_per_cu": "block_per_cu"}
+)
+"""The dispatcher's names of the traits that a sweep file may restrict."""
+
+_MASKS: Mapping[str, str] = MappingProxyType({"no": "no", "top_left": "causal", "generic": "generic"})
+"""The dispatcher's names of masks: a corner, where the kernel is compiled for causal masks of either."""
+
+Values = tuple[bool | int | str, ...]
+
+
+@dataclass(frozen=True)
+class SweepFile:
+    """A checked sweep file: a variant, and by trait of ours the values that are kept."""
+
+    path: Path
+    variant: str
+    traits: Mapping[str, Values]
+
+
+@dataclass(frozen=True)
+class Filter:
+    """A user's Python function that keeps a kernel or not."""
+
+    path: Path
+    digest: str
+    keep: Callable[[Any], Any] = field(compare=False)
+    failures: list[str] = field(default_factory=list, compare=False)
+
+    def __call__(self, *values: Any) -> int:
+        """Whether the kernel whose traits have these values, in the order of TRAITS, is kept; as SQLite calls it."""
+        kernel = SimpleNamespace(**dict(zip(TRAITS, values, strict=True)))
+        kernel.data_type = kernel.dtype
+        kernel.use_trload = kernel.trload
+        try:
+            return 1 if self.keep(kernel) else 0
+        except Exception as error:
+            # SQLite only says that some function raised; the user needs to know what.
+            self.failures.append(f"{self.path}: filter_config: {type(error).__name__}: {error}.")
+            raise
+
+
+@dataclass(frozen=True)
+class Restriction:
+    """What of a spec is materialised: all of it when nothing is said."""
+
+    sweeps: tuple[SweepFile, ...] = ()
+    where: str = ""
+    filter: Filter | None = None
+
+    @property
+    def text(self) -> str:
+        """One line that says what it is; empty when nothing is restricted."""
+        parts = [f"{sweep.variant} of {sweep.path.name}" for sweep in self.sweeps]
+        parts += [f"where {self.where}"] if self.where else []
+        parts += [f"{self.filter.path.name} {self.filter.digest[:12]}"] if self.filter else []
+        return "; ".join(parts)
+
+    def conditions(self, spec: ArchSpec, enumeration: str) -> list[str] | None:
+        """The SQL conditions on the combinations of an enumeration; None when it is left out altogether."""
+        kept = [f"({self.where})"] if self.where else []
+        if self.filter is not None:
+            kept.append(f"filter_config({', '.join(TRAITS)})")
+        if not self.sweeps:
+            return kept
+        sweeps = [sweep for sweep in self.sweeps if enumeration in spec.sweeps[sweep.variant]]
+        if not sweeps:
+            return None
+        return [*kept, " OR ".join(f"({_condition(spec, enumeration, sweep)})" for sweep in sweeps)]
+
+    def domains(self, spec: ArchSpec, enumeration: str) -> dict[str, list[bool | int | str]]:
+        """Values to sweep besides those of the spec: block_per_cu, where a sweep file lists it and it is swept."""
+        if "block_per_cu" not in spec.enumerations[enumeration].swept:
+            return {}
+        values = [
+            v for s in self.sweeps if enumeration in spec.sweeps[s.variant] for v in s.traits.get("block_per_cu", ())
+        ]
+        return {"block_per_cu": list(dict.fromkeys(values))} if values else {}
+
+
+NOTHING_LEFT_OUT = Restriction()
+
+
+def _condition(spec: ArchSpec, enumeration: str, sweep: SweepFile) -> str:
+    """What a sweep file asks of an enumeration; like upstream, without the traits that are not swept there."""
+    swept = spec.enumerations[enumeration].swept
+    asked = {trait: values for trait, values in sweep.traits.items() if trait in swept}
+    return " AND ".join(f"{trait} IN ({', '.join(map(sql_literal, values))})" for trait, values in asked.items()) or "1"
+
+
+def restriction(spec: ArchSpec, configs: tuple[Path, ...], where: str, filter_file: Path | None) -> Restriction:
+    """The restriction that sweep files, a SQL expression and a filter file make together.
+
+    Raises:
+        UsageError: one of them is wrong; names the file, the place in it, and what is allowed.
+    """
+    reason = what_is_wrong(where) if where else None
+    if reason is not None:
+        raise UsageError(
+            f"--where: {reason}", hint="It is a SQL expression over the columns that `catalog columns` lists."
+        )
+    sweeps = tuple(_read_sweep(spec, path) for path in configs)
+    return Restriction(sweeps, where, _read_filter(filter_file) if filter_file is not None else None)
+
+
+def _read_sweep(spec: ArchSpec, path: Path) -> SweepFile:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}.") from None
+    except ValueError as error:
+        raise UsageError(f"{path}: not JSON: {error}.") from None
+    if not isinstance(document, dict) or not isinstance(document.get("trait_config", {}), dict):
+        raise UsageError(f"{path}: a sweep file is an object with variant and trait_config.")
+    _check_known(path, "top level", "field", document, ("variant", "trait_config"))
+    variant = document.get("variant", "fwd")
+    if not spec.sweeps:
+        raise UsageError(f"The space {spec.space} of {spec.arch} has no sweeps.", hint="Add --space rules.")
+    _check_known(path, "variant", "variant", [variant], spec.sweeps)
+    traits = {}
+    for name, entry in document.get("trait_config", {}).items():
+        _check_known(path, "trait_config", "trait", [name], _TRAITS)
+        traits[_TRAITS[name]] = _values(path, name, entry)
+    return SweepFile(path, variant, MappingProxyType(traits))
+
+
+def _values(path: Path, name: str, entry: Any) -> Values:
+    at = f"trait_config.{name}"
+    if not isinstance(entry, dict) or set(entry) != {"values"}:
+        raise UsageError(f'{path}: {at}: must be {{"values": [...]}}.')
+    values = entry["values"] if isinstance(entry["values"], list) else [entry["values"]]
+    trait = TRAITS[_TRAITS[name]]
+    allowed: tuple[Any, ...] = (
+        (False, True) if trait.kind == "bool" else tuple(_MASKS) if name == "mask" else trait.values
+    )
+    for value in values:
+        if trait.kind == "int":
+            fits = isinstance(value, int) and not isinstance(value, bool) and (value == -1 or value > 0)
+        else:
+            fits = value in allowed and isinstance(value, bool) == (trait.kind == "bool")
+        if not fits:
+            shown = "integers above 0, or -1" if trait.kind == "int" else ", ".join(json.dumps(v) for v in allowed)
+            raise UsageError(f"{path}: {at}.values: {json.dumps(value)} is not allowed.", hint=f"Allowed: {shown}.")
+    return tuple(_MASKS[value] if name == "mask" else value for value in values)
+
+
+def _check_known(path: Path, at: str, kind: str, words: Any, known: Any) -> None:
+    for word in words:
+        if word not in known:
+            near = get_close_matches(str(word), list(known), n=1)
+            raise UsageError(
+                f"{path}: {at}: no {kind} is called {word!r}" + (f"; did you mean {near[0]}?" if near else "."),
+                hint=f"There are: {', '.join(known)}.",
+            )
+
+
+def _read_filter(path: Path) -> Filter:
+    """Run the user's file; it is their code, as in upstream's dispatcher."""
+    try:
+        content = path.read_bytes()
+        module_spec = importlib.util.spec_from_file_location("filter_file", path)
+        if module_spec is None or module_spec.loader is None:
+            raise UsageError(f"{path}: a filter file is Python, and ends in .py.")
+        module = importlib.util.module_from_spec(module_spec)
+        module_spec.loader.exec_module(module)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}.") from None
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError(f"{path}: {type(error).__name__}: {error}.", hint="The filter file itself failed.") from None
+    keep = getattr(module, "filter_config", None)
+    if not callable(keep):
+        raise UsageError(f"{path}: defines no function filter_config(c), which says whether to keep the kernel c.")
+    return Filter(path, hashlib.sha256(content).hexdigest(), keep)

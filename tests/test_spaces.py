@@ -1,0 +1,121 @@
+"""The dispatcher's sweeps: the same names as upstream's, and restricted as asked."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from catalog.errors import UsageError
+from catalog.rules.restriction import restriction
+from catalog.runtime.catalog import Catalog
+
+DATA = Path(__file__).parent.parent / "data"
+SWEEPS = {
+    (row["arch"], row["config"]): (int(row["kernels"]), row["sha256_of_sorted_names"])
+    for row in csv.DictReader((DATA / "parity" / "rules_space.csv").open())
+}
+
+
+def sweep(catalog: Catalog, arch: str, config: Path, *, space: str = "rules", where: str = "", **files: Any) -> int:
+    spec = catalog.spec(arch, space=space)
+    restricted = restriction(spec, (config,), where, files.get("filter_file"))
+    return catalog.populate(arch, space=space, restriction=restricted).kernels
+
+
+@pytest.mark.parametrize(
+    ("arch", "config"),
+    [(arch, config) for arch in ("gfx942", "gfx950") for config in ("appendkv", "bwd", "fwd_ci", "pagedkv")]
+    + [("gfx950", "fwd")],
+)
+def test_a_sweep_gives_the_dispatchers_names(tmp_path: Path, arch: str, config: str) -> None:
+    catalog = Catalog(tmp_path / "catalog.db")
+    kernels, digest = SWEEPS[arch, config]
+    assert sweep(catalog, arch, DATA / "sweeps" / f"{config}.json") == kernels
+    names = sorted(name for (name,) in catalog.connection.execute("SELECT dispatcher_name FROM kernels"))
+    assert hashlib.sha256("\n".join(names).encode()).hexdigest() == digest
+
+
+def test_sweeps_stand_beside_upstreams_codegen_and_are_not_selected_from(copied: Catalog) -> None:
+    before = copied.connection.execute("SELECT count(*) FROM kernel WHERE space = 'ck'").fetchone()[0]
+    assert sweep(copied, "gfx950", DATA / "sweeps" / "fwd_ci.json") == 1860
+    assert copied.connection.execute("SELECT count(*) FROM kernel WHERE space = 'ck'").fetchone()[0] == before
+    assert copied.parity("gfx950", 0).passed
+
+
+def test_another_restriction_replaces_the_rows_of_the_space(tmp_path: Path) -> None:
+    catalog = Catalog(tmp_path / "catalog.db")
+    config = DATA / "sweeps" / "fwd_ci.json"
+    keep = tmp_path / "keep.py"
+    keep.write_text(
+        "def filter_config(c):\n    return c.hdim_q == 128 and c.data_type == 'fp16' and c.tile_m0 == 128\n"
+    )
+    everything = sweep(catalog, "gfx950", config)
+    assert sweep(catalog, "gfx950", config, where="hdim_q = 128 AND tile_m0 = 128") == sweep(
+        catalog, "gfx950", config, filter_file=keep
+    )
+    rows = catalog.connection.execute("SELECT DISTINCT hdim_q, tile_m0 FROM kernel").fetchall()
+    assert [tuple(row) for row in rows] == [(128, 128)]
+    assert sweep(catalog, "gfx950", config) == everything
+
+
+def test_block_per_cu_is_swept_when_a_file_lists_it(tmp_path: Path) -> None:
+    config = tmp_path / "bpc.json"
+    document = json.loads((DATA / "sweeps" / "fwd_ci.json").read_text())
+    document["trait_config"]["block_per_cu"] = {"values": [-1, 1, 2]}
+    config.write_text(json.dumps(document))
+    assert sweep(Catalog(tmp_path / "catalog.db"), "gfx950", config) == 3 * 1860
+
+
+def test_the_exhaustive_space_leaves_the_constraints_out(tmp_path: Path) -> None:
+    catalog = Catalog(tmp_path / "catalog.db")
+    sweep(catalog, "gfx950", DATA / "sweeps" / "fwd_ci.json", space="exhaustive")
+    rejected = "hdim_q = 128 AND hdim_v = 128 AND tile_n0 <> 128"
+    assert catalog.connection.execute(f"SELECT count(*) FROM kernel WHERE {rejected}").fetchone()[0]
+    sweep(catalog, "gfx950", DATA / "sweeps" / "fwd_ci.json", space="rules")
+    where = f"space = 'rules' AND {rejected}"
+    assert not catalog.connection.execute(f"SELECT count(*) FROM kernel WHERE {where}").fetchone()[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("{", ["not JSON"]),
+        ("[]", ["object"]),
+        ('{"variant": "fwdd"}', ["variant", "'fwdd'", "did you mean fwd?", "splitkv"]),
+        ('{"variants": "fwd"}', ["'variants'", "did you mean variant?"]),
+        ('{"trait_config": {"datatype": {"values": []}}}', ["'datatype'", "did you mean data_type?"]),
+        ('{"trait_config": {"lse": [true]}}', ["trait_config.lse"]),
+        ('{"trait_config": {"lse": {"values": [1]}}}', ["trait_config.lse.values: 1", "false, true"]),
+        ('{"trait_config": {"mask": {"values": ["causal"]}}}', ['"causal" is not allowed', "top_left"]),
+        ('{"trait_config": {"block_per_cu": {"values": [0]}}}', ["integers above 0"]),
+    ],
+)
+def test_a_wrong_sweep_file_names_the_place_and_what_is_allowed(tmp_path: Path, text: str, told: list[str]) -> None:
+    config = tmp_path / "sweep.json"
+    config.write_text(text)
+    with pytest.raises(UsageError) as caught:
+        sweep(Catalog(tmp_path / "catalog.db"), "gfx950", config)
+    for words in ["sweep.json", *told]:
+        assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("x = 1", "defines no function filter_config"),
+        ("def filter_config(c): return c.hdimq", "hdimq"),
+        ("1 / 0", "ZeroDivisionError"),
+    ],
+)
+def test_a_filter_that_fails_says_why_and_changes_nothing(tmp_path: Path, code: str, told: str) -> None:
+    catalog = Catalog(tmp_path / "catalog.db")
+    keep = tmp_path / "keep.py"
+    keep.write_text(code)
+    with pytest.raises(UsageError, match=told):
+        sweep(catalog, "gfx950", DATA / "sweeps" / "fwd_ci.json", filter_file=keep)
+    assert not catalog.connection.execute("SELECT count(*) FROM kernel").fetchone()[0]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from catalog.errors import RegistryError
@@ -208,3 +208,23 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise RegistryError(f"The catalog cannot be written: {error}.", hint="Nothing was changed.") from None
+
+
+@contextmanager
+def written_once(connection: sqlite3.Connection) -> Iterator[None]:
+    """For a transaction about as large as the file: a rollback journal where nobody else has the file open.
+
+    In WAL every page is written twice, to the log and to the file; with a rollback journal new pages are written once.
+    """
+    connection.execute("PRAGMA busy_timeout = 0")
+    try:
+        with suppress(sqlite3.OperationalError):  # locked: somebody else has the file open, and WAL it stays
+            connection.execute("PRAGMA journal_mode = TRUNCATE")
+            connection.execute("PRAGMA synchronous = FULL")
+        connection.execute(f"PRAGMA busy_timeout = {int(BUSY_TIMEOUT_S * 1000)}")
+        yield
+    finally:
+        with suppress(sqlite3.OperationalError):
+            connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")
+        connection.execute(f"PRAGMA busy_timeout = {int(BUSY_TIMEOUT_S * 1000)}")

@@ -8,13 +8,13 @@ import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
 from catalog.errors import SpecError, UsageError
-from catalog.registry import KERNEL_COLUMNS, transaction
+from catalog.registry import KERNEL_COLUMNS, transaction, written_once
 from catalog.rules.enumeration import Join, make_table
 from catalog.rules.restriction import NOTHING_LEFT_OUT, Restriction
 from catalog.schema.arch_spec import ArchSpec
@@ -91,7 +91,8 @@ def populate(
     there = _population(connection, request)
     if not force and there is not None and there["digest"] == digest:
         return Population(request, json.loads(there["families"]), time.perf_counter() - started, unchanged=True)
-    with transaction(connection), _explained(request):
+    sweeps = any(join.enumeration.sweep is not None for join in joins)
+    with written_once(connection) if sweeps else nullcontext(), transaction(connection), _explained(request):
         families = _Writer(connection, request, receipts).write(joins, on_progress or (lambda done, total: None))
         done = Population(request, families, time.perf_counter() - started)
         _record(connection, done, digest)

@@ -305,6 +305,58 @@ def select(
 
 @app.command()
 @with_problem
+def explain(
+    *,
+    traits: Annotated[
+        list[str] | None, typer.Argument(metavar="TRAIT=VALUE", help="Traits of a kernel, its family among them.")
+    ] = None,
+    arch: ArchOption = "host",
+    revision: RevisionOption = None,
+    mask_impl: MaskImplOption = "generic",
+    limit: Annotated[int, typer.Option(min=1, help="How many kernels to show.")] = 5,
+    form: FormatOption = "table",
+    fields: dict[str, Any],
+) -> None:
+    """Show why a kernel exists or not, by rule; or, for a problem, why each candidate was kept or dropped.
+
+    Traits as words: each rule holds, is violated (rejected), or depends on traits that are not stated. A problem, by
+    its options: how many kernels each trait and each rule drops.
+
+    Example: catalog explain --arch gfx950 family=fwd hdim_q=128 hdim_v=128 mode=group pad_s=0
+
+    Example: catalog explain --arch gfx950 --batch 1 --nhead-q 8 --seqlen-q 2048 --hdim-q 128
+    """
+    from catalog import cli_explain
+
+    cli_explain.explain(
+        _catalog(), traits or [], fields, _format(form), limit=limit, arch=arch, revision=revision, mask_impl=mask_impl
+    )
+
+
+@app.command("rules")
+def list_rules(
+    arch: Annotated[str | None, typer.Option("--arch", help="Only this arch. Default: all that are populated.")] = None,
+    revision: RevisionOption = None,
+    family: Annotated[str | None, typer.Option("--family", help="Only what concerns it: fwd, ...")] = None,
+    kind: Annotated[str | None, typer.Option("--kind", help="Only this kind: constraint, invariant, ...")] = None,
+    form: FormatOption = "table",
+) -> None:
+    """List the rules that make, check and select kernels: expression, reason, upstream source.
+
+    Example: catalog rules --arch gfx950 --family fwd --kind constraint
+    """
+    from catalog.rules import table
+    from catalog.schema.words import read_family
+
+    shown = None if family is None else read_family(family)
+    rules = _catalog().rules(arch, revision=revision, family=shown, kind=kind and table.read_kind(kind))
+    _print(list(table.COLUMNS), rules, form)
+    if not rules:
+        _note("Hint: there is no such rule, or no arch is populated: name one, as in catalog rules --arch gfx950")
+
+
+@app.command()
+@with_problem
 def run(
     *,
     arch: ArchOption = "host",

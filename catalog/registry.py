@@ -62,8 +62,8 @@ def _initial_schema() -> tuple[str, ...]:
             PRIMARY KEY (arch, revision, space, mask_impl)) STRICT""",
         """CREATE TABLE rule (
             arch TEXT NOT NULL, revision TEXT NOT NULL, space TEXT NOT NULL,
-            kind TEXT NOT NULL,      -- variant, constraint, receipt, hardware, applicability or order
-            scope TEXT NOT NULL,     -- the enumeration or family that it is about
+            kind TEXT NOT NULL,      -- variant, constraint, receipt, hardware, invariant, applicability or order
+            scope TEXT NOT NULL,     -- the enumeration or family that it is about; empty: all
             id TEXT NOT NULL, position INTEGER NOT NULL,
             expr TEXT NOT NULL, reason TEXT NOT NULL, source TEXT NOT NULL, quirk TEXT,
             PRIMARY KEY (arch, revision, space, kind, scope, id)) STRICT""",

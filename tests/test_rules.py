@@ -208,7 +208,7 @@ def test_parity_without_a_list_says_so(gfx950: Catalog) -> None:
 
 def test_rules_are_rows_with_reasons_and_sources(gfx950: Catalog) -> None:
     rules = gfx950.connection.execute("SELECT * FROM rule WHERE kind <> 'order'").fetchall()
-    assert all(rule["reason"] and rule["source"].startswith(("ops/", "codegen/")) for rule in rules)
+    assert all(rule["reason"] and rule["source"].startswith(("ops/", "codegen/", "dispatcher/")) for rule in rules)
     quirk = gfx950.connection.execute("SELECT quirk FROM rule WHERE scope = 'fwd_splitkv' AND id = '4'").fetchone()[0]
     assert "fp16, bf16" in quirk
 

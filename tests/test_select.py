@@ -111,7 +111,7 @@ def test_selecting_populates_what_is_not_there(tmp_path: Any) -> None:
     [
         ({"dtype": "bf8"}, ["dtype=bf8", "there is only: bf16, fp16, fp32"]),
         ({"hdim_q": 257}, ["hdim_fits rejects", "head dims that hold the problem's"]),
-        ({"dtype": "fp8bf16", "lse": True}, ["lse=True"]),
+        ({"dtype": "fp8bf16", "lse": True}, ["lse=1, and there is only: 0"]),
     ],
 )
 def test_when_nothing_fits_the_error_says_which_trait_or_rule(

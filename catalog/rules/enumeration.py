@@ -81,9 +81,9 @@ class Join:
             _sweep_tiles(connection, self.enumeration.sweep)
         else:
             make_table(
-                connection, "tile", ["seq", *self._tile_traits],
+                connection, "tile", ["seq", *self.tile_traits],
                 (
-                    [seq, *(tile.get(t, TRAITS[t].default) for t in self._tile_traits)]
+                    [seq, *(tile.get(t, TRAITS[t].default) for t in self.tile_traits)]
                     for seq, tile in enumerate(self.tiles)
                 ),
             )  # fmt: skip
@@ -114,7 +114,8 @@ class Join:
         return [{"dtype": dtype, "hdim_q": hdim_q, "hdim_v": hdim_v} for dtype, hdim_q, hdim_v in dtypes]
 
     @cached_property
-    def _tile_traits(self) -> list[str]:
+    def tile_traits(self) -> list[str]:
+        """Traits that some tile states."""
         if self.enumeration.sweep is not None:
             return list(_SWEPT)
         return [t for t in TRAITS if any(t in tile for tile in self.tiles)]
@@ -154,7 +155,7 @@ class Join:
 
     def _product_sql(self) -> str:
         sources = {"family": "''", "dtype": "variant.dtype"}
-        sources |= {t: f"tile.{t}" for t in self._tile_traits if t != "dtype"}
+        sources |= {t: f"tile.{t}" for t in self.tile_traits if t != "dtype"}
         sources |= {t: f"variant.{t}" for t in self.fixed}
         sources |= {t: f"domain_{t}.value" for t in self.varying}
         columns = [f"{sql_literal(value)} AS {name}" for name, value in self._identity.items()]
@@ -209,7 +210,7 @@ class Join:
     @property
     def _named(self) -> set[str]:
         """Traits that are not constant over the enumeration."""
-        return {*self._tile_traits, *self.fixed, *self.varying, *self.enumeration.derived}
+        return {*self.tile_traits, *self.fixed, *self.varying, *self.enumeration.derived}
 
 
 _TEXT_DEFAULTS: dict[str, str] = {

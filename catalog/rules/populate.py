@@ -17,9 +17,9 @@ from catalog.errors import SpecError, UsageError
 from catalog.registry import KERNEL_COLUMNS, transaction, written_once
 from catalog.rules.enumeration import Join, make_table
 from catalog.rules.restriction import NOTHING_LEFT_OUT, Restriction
+from catalog.rules.table import rules_of
 from catalog.schema.arch_spec import ArchSpec
 from catalog.schema.fields import TRAITS, Family
-from catalog.schema.names import sql_literal
 
 
 @dataclass(frozen=True)
@@ -257,39 +257,4 @@ def _record(connection: sqlite3.Connection, done: Population, digest: str) -> No
     )
     where = "arch = ? AND revision = ? AND space = ?"
     database.table("rule").delete_where(where, [identity["arch"], identity["revision"], identity["space"]])
-    database.table("rule").insert_all(_rules(request.spec))
-
-
-def _rules(spec: ArchSpec) -> Iterator[dict[str, Any]]:
-    """Every expression of the spec as a row of table ``rule``."""
-    base = {"arch": spec.arch, "revision": spec.revision, "space": spec.space}
-
-    def row(kind: str, scope: str, position: int, rule: dict[str, Any]) -> dict[str, Any]:
-        return base | {"kind": kind, "scope": scope, "position": position, "quirk": None} | rule
-
-    for scope, enumeration in spec.enumerations.items():
-        source = enumeration.source or ""
-        for i, variant in enumerate(enumeration.variants):
-            dtypes = ", ".join(sql_literal(dtype.value) for dtype in variant.dtype)
-            yield row("variant", scope, i, {
-                "id": variant.id, "expr": f"dtype IN ({dtypes})" + (f" AND ({variant.when})" if variant.when else ""),
-                "reason": "the combinations that this pipeline variant is generated for", "source": source,
-                "quirk": variant.quirk,
-            })  # fmt: skip
-        for i, rule in enumerate(enumeration.constraints):
-            yield row("constraint", scope, i, rule.model_dump(exclude={"spaces"}))
-        about = {receipt.receipt: receipt for receipt in spec.receipts}
-        for i, (receipt, expr) in enumerate(enumeration.receipts.items()):
-            yield row("receipt", scope, i, {
-                "id": str(receipt), "expr": expr, "reason": about[receipt].about, "source": source,
-                "quirk": enumeration.receipt_quirks.get(receipt),
-            })  # fmt: skip
-    for i, rule in enumerate(spec.hw_rules):
-        yield row("hardware", "", i, rule.model_dump(exclude={"spaces"}))
-    for family, select in spec.select.items():
-        for i, rule in enumerate(select.rules):
-            yield row("applicability", family.value, i, rule.model_dump(exclude={"spaces"}))
-        for i, expr in enumerate(select.order):
-            yield row("order", family.value, i, {
-                "id": f"order_{i}", "expr": expr, "reason": "static order of the applicable kernels", "source": "",
-            })  # fmt: skip
+    database.table("rule").insert_all(rules_of(request.spec))

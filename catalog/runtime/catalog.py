@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sqlite3
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
 from catalog import settings
 from catalog.errors import RegistryError
 from catalog.registry import connect, transaction
+from catalog.runtime.narrow import Step
 from catalog.runtime.plan import Plan, Services
 from catalog.runtime.select import Candidate, Population, Selector
 from catalog.schema.arch_spec import DEFAULT_REVISION, OWN_SPACES, ArchSpec, load_spec
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from catalog.build.builder import Artifact, Builder
     from catalog.build.cache import ArtifactRecord
     from catalog.rules.diff import Difference
+    from catalog.rules.explain import Explanation
     from catalog.rules.parity import Comparison, Reference
     from catalog.rules.populate import Population as Populated
     from catalog.rules.populate import Progress
@@ -147,8 +149,7 @@ class Catalog:
 
         spec = self.spec(arch, revision)
         with self._lock:
-            if self._population(arch, spec.revision, mask_impl) is None:
-                self.populate(arch, revision=revision, mask_impl=mask_impl)
+            self._populated(arch, spec.revision, mask_impl)
         request = Request(spec, mask_impl)
         names = (reference or Lists(settings.data_dir() / "parity")).names(request, receipt)
         with self._lock:
@@ -169,8 +170,7 @@ class Catalog:
         old, new = (Request(self.spec(arch, revision), mask_impl) for revision in (before, after))
         with self._lock:
             for request in (old, new):
-                if self._population(arch, request.spec.revision, mask_impl) is None:
-                    self.populate(arch, revision=request.spec.revision, mask_impl=mask_impl)
+                self._populated(arch, request.spec.revision, mask_impl)
             return difference(self.connection, old, new, receipt)
 
     def kernels(self, where: str, *, arch: str | None = None, limit: int | None = None) -> list[Kernel]:
@@ -225,6 +225,74 @@ class Catalog:
         with self._lock:
             return self._selector(arch, revision, mask_impl).candidates(problem, Family(problem.op), limit)
 
+    def explain(
+        self,
+        traits: Mapping[str, Any],
+        *,
+        arch: str = "host",
+        revision: str | None = None,
+        mask_impl: str = "generic",
+        limit: int = 5,
+    ) -> Explanation:
+        """Why kernels with these traits exist or not: the verdict of every rule, and the ``limit`` nearest kernels.
+
+        Raises:
+            UsageError: no family is stated; or as :meth:`populate`.
+            SpecError, RegistryError, DeviceError: as :meth:`populate`.
+        """
+        from catalog.rules.explain import explain
+
+        with self._lock:
+            population = self._populated(arch, revision, mask_impl)
+            spec = self.spec(arch, population.revision)
+            return explain(self.connection, spec, population.identity, traits, limit)
+
+    def narrowing(
+        self,
+        problem: Problem,
+        *,
+        arch: str = "host",
+        revision: str | None = None,
+        mask_impl: str = "generic",
+        limit: int = 5,
+    ) -> tuple[tuple[Step, ...], list[Candidate]]:
+        """How an arch's kernels narrow down to those that answer ``problem``, and the best ``limit`` of these.
+
+        Raises:
+            UsageError, SpecError, RegistryError, DeviceError: as :meth:`populate`.
+        """
+        family = Family(problem.op)
+        with self._lock:
+            selector = self._selector(arch, revision, mask_impl)
+            return selector.steps(problem, family), selector.kept(problem, family, limit)
+
+    def rules(
+        self,
+        arch: str | None = None,
+        *,
+        revision: str | None = None,
+        family: Family | None = None,
+        kind: str | None = None,
+    ) -> list[list[Any]]:
+        """The rules of ``arch``, which is populated when it is not there, or of every arch in the file.
+
+        Raises:
+            UsageError, SpecError, RegistryError, DeviceError: as :meth:`populate`.
+        """
+        from catalog.rules.table import list_rules
+
+        with self._lock:
+            if arch is not None:
+                revision = self.spec(arch, revision).revision
+                self._populated(arch, revision, "generic")
+            there = self.connection.execute(
+                "SELECT DISTINCT arch, revision, space FROM population WHERE arch = coalesce(:arch, arch) "
+                "AND revision = coalesce(:revision, revision) ORDER BY arch, revision, space",
+                {"arch": None if arch is None else resolve_arch(arch), "revision": revision},
+            ).fetchall()
+            specs = [self.spec(*row) for row in there]
+            return [row for spec in specs for row in list_rules(self.connection, spec, family=family, kind=kind)]
+
     def _plan(self, problem: Problem, arch: str, revision: str | None, mask_impl: str) -> Plan:
         def kernels() -> tuple[Kernel, ...]:
             return (self.candidates(problem, arch=arch, revision=revision, mask_impl=mask_impl, limit=1)[0].kernel,)
@@ -235,13 +303,17 @@ class Catalog:
     def _selector(self, arch: str, revision: str | None, mask_impl: str) -> Selector:
         key = (arch, revision, mask_impl)
         if key not in self._selectors:
-            population = self._population(arch, revision, mask_impl)
-            if population is None:
-                self.populate(arch, revision=revision, mask_impl=mask_impl)
-                population = self._population(arch, revision, mask_impl)
-                assert population is not None, "a populate leaves its population"  # noqa: S101
-            self._selectors[key] = Selector(self.connection, population)
+            self._selectors[key] = Selector(self.connection, self._populated(arch, revision, mask_impl))
         return self._selectors[key]
+
+    def _populated(self, arch: str, revision: str | None, mask_impl: str) -> Population:
+        """As :meth:`_population`, populated when it is not there."""
+        population = self._population(arch, revision, mask_impl)
+        if population is None:
+            self.populate(arch, revision=revision, mask_impl=mask_impl)
+            population = self._population(arch, revision, mask_impl)
+            assert population is not None, "a populate leaves its population"  # noqa: S101
+        return population
 
     def _population(self, arch: str, revision: str | None, mask_impl: str) -> Population | None:
         """What the file holds of ``arch``: of several revisions the default one; sweeps do not count."""

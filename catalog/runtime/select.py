@@ -8,17 +8,15 @@ id, so two runs choose alike.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from catalog.errors import SelectionError
+from catalog.runtime.narrow import NO_FAILED_BUILD, POPULATION, REQUIRED_TRAITS, SIGNATURE, Step, narrow
 from catalog.schema.fields import TRAITS, Family, Mask
 from catalog.schema.kernel import Kernel
 from catalog.schema.problem import Problem
-
-_HEAD_DIMS = ("hdim_q", "hdim_v")
-"""Compared by the applicability rules: a kernel may be compiled for larger head dims than the problem's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +37,20 @@ class Population:
     mask_impl: str
     compute_units: int | None = None
 
+    @property
+    def identity(self) -> dict[str, str]:
+        """The columns that tell these kernels from others."""
+        return {
+            "arch": self.arch,
+            "revision": self.revision,
+            "space": self.space,
+            "mask_impl": self.mask_impl,
+        }
+
 
 def required_traits(problem: Problem, family: Family, mask_impl: str) -> dict[str, Any]:
     """The signature that a kernel of ``family`` must have to answer ``problem``, head dims aside."""
-    traits = {t.name: t.default for t in TRAITS.values() if t.group == "signature" and t.name not in _HEAD_DIMS}
+    traits = {name: TRAITS[name].default for name in REQUIRED_TRAITS}
     mask = problem.kernel_mask
     if mask_impl == "simplified" and mask is not Mask.NO:
         mask = Mask.MASK
@@ -70,20 +78,26 @@ class Selector:
         Raises:
             SelectionError: no kernel answers the problem; says which trait or rule leaves none.
         """
-        parameters = self._parameters(problem, family)
-        rows = self._connection.execute(self._query(family), parameters | {"limit": limit}).fetchall()
-        if not rows:
-            raise self._nothing(problem, family, parameters)
+        found = self.kept(problem, family, limit)
+        if not found:
+            raise self._nothing(problem, family)
+        return found
+
+    def kept(self, problem: Problem, family: Family, limit: int) -> list[Candidate]:
+        """As :meth:`candidates`, but an empty list when no kernel answers the problem."""
+        parameters = self._parameters(problem, family) | {"limit": limit}
+        rows = self._connection.execute(self._query(family), parameters)
         return [Candidate(Kernel.from_row(row), row["median_ms"]) for row in rows]
+
+    def steps(self, problem: Problem, family: Family) -> tuple[Step, ...]:
+        """How the kernels of the population narrow down to those that answer the problem."""
+        return narrow(self._connection, self._parameters(problem, family), self._rules_of(family, "applicability"))
 
     def _parameters(self, problem: Problem, family: Family) -> dict[str, Any]:
         population = self._population
         return {
             **{f"want_{name}": value for name, value in required_traits(problem, family, population.mask_impl).items()},
-            "arch": population.arch,
-            "revision": population.revision,
-            "space": population.space,
-            "mask_impl": population.mask_impl,
+            **population.identity,
             "compute_units": population.compute_units,
             "problem": problem.key,
             "batch": problem.batch,
@@ -105,7 +119,7 @@ class Selector:
                 "  JOIN problem ON problem.id = problem_id JOIN device ON device.id = device_id"
                 "  WHERE problem.key = :problem AND device.arch = :arch GROUP BY kernel_id"
                 ") AS measured ON measured.kernel_id = kernel.id "
-                f"WHERE {' AND '.join([_POPULATION, _signature(), 'hw_valid', _NO_FAILED_BUILD, *rules])} "
+                f"WHERE {' AND '.join([POPULATION, SIGNATURE, 'hw_valid', NO_FAILED_BUILD, *rules])} "
                 f"ORDER BY {', '.join(['median_ms IS NULL', 'median_ms', *order, 'kernel.id'])} LIMIT :limit"
             )
         return self._queries[family]
@@ -118,61 +132,19 @@ class Selector:
             ).fetchall()
         return [rule for rule in self._rules[family] if rule["kind"] == kind]
 
-    def _nothing(self, problem: Problem, family: Family, parameters: Mapping[str, Any]) -> SelectionError:
+    def _nothing(self, problem: Problem, family: Family) -> SelectionError:
         arch = self._population.arch
-        message = f"No {family} kernel of {arch} answers the problem {problem.key}"
-        reason = self._trait_without_kernels(family, parameters) or self._rule_without_kernels(family, parameters)
+        steps = self.steps(problem, family)
+        reason = steps[-1].reason if steps[-1].kind == "trait" else _rejections(steps)
         return SelectionError(
-            f"{message}: {reason}.", hint=f"What there is: catalog query \"family='{family}'\" --arch {arch}"
+            f"No {family} kernel of {arch} answers the problem {problem.key}: {reason}.",
+            hint=f"What there is: catalog query \"family='{family}'\" --arch {arch}",
         )
 
-    def _trait_without_kernels(self, family: Family, parameters: Mapping[str, Any]) -> str | None:
-        """The first trait whose value no kernel has together with the traits before it."""
-        where = _POPULATION
-        for name in (name for name in required_traits_order() if f"want_{name}" in parameters):
-            narrowed = f"{where} AND {name} = :want_{name}"
-            if not self._count(narrowed, parameters):
-                values = self._connection.execute(f"SELECT DISTINCT {name} FROM kernel WHERE {where}", parameters)
-                there = ", ".join(sorted(str(value) for (value,) in values)) or "none"
-                return f"it needs {name}={parameters[f'want_{name}']}, and there is only: {there}"
-            where = narrowed
-        return None
 
-    def _rule_without_kernels(self, family: Family, parameters: Mapping[str, Any]) -> str:
-        """The rules that reject kernels of the right signature, with counts."""
-        where = f"{_POPULATION} AND {_signature()}"
-        total = self._count(where, parameters)
-        rejected = [
-            (total - self._count(f"{where} AND ({rule['expr']})", parameters), rule["id"], rule["reason"])
-            for rule in self._rules_of(family, "applicability")
-        ]
-        lines = [f"{rule} rejects {n} ({reason})" for n, rule, reason in sorted(rejected, reverse=True) if n]
-        failed = total - self._count(f"{where} AND {_NO_FAILED_BUILD}", parameters)
-        if failed:
-            lines.append(f"{failed} did not compile (table artifact has their logs; catalog build tries them again)")
-        invalid = total - self._count(f"{where} AND hw_valid", parameters)
-        if invalid:
-            lines.append(f"the hardware cannot run {invalid}")
-        return f"of {total} kernels with its signature, " + "; ".join(lines)
-
-    def _count(self, where: str, parameters: Mapping[str, Any]) -> int:
-        return int(self._connection.execute(f"SELECT count(*) FROM kernel WHERE {where}", parameters).fetchone()[0])
-
-
-_POPULATION = (
-    "kernel.arch = :arch AND kernel.revision = :revision AND kernel.space = :space AND kernel.mask_impl = :mask_impl"
-)
-_NO_FAILED_BUILD = (
-    "(NOT EXISTS (SELECT 1 FROM artifact WHERE kernel_id = kernel.id AND status = 'failed')"
-    " OR EXISTS (SELECT 1 FROM artifact WHERE kernel_id = kernel.id AND status = 'built'))"
-)
-"""A kernel that did not compile is passed over until some build of it succeeds."""
-
-
-def required_traits_order() -> tuple[str, ...]:
-    """Signature traits in column order, head dims aside."""
-    return tuple(t.name for t in TRAITS.values() if t.group == "signature" and t.name not in _HEAD_DIMS)
-
-
-def _signature() -> str:
-    return " AND ".join(f"kernel.{name} = :want_{name}" for name in required_traits_order())
+def _rejections(steps: Sequence[Step]) -> str:
+    """The rules that reject kernels of the right signature, the strictest first."""
+    total = next(step.left for step in reversed(steps) if step.kind == "trait")
+    biting = sorted((step for step in steps if step.kind != "trait" and step.rejects), key=lambda step: -step.rejects)
+    told = "; ".join(f"{step.id} rejects {step.rejects} ({step.reason})" for step in biting)
+    return f"of {total} kernels with its signature, {told}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -67,6 +67,16 @@ class Rule(_Spec):
     source: str
     quirk: str | None = None
     spaces: list[str] | None = Field(None, description="of several spaces, those that it holds in (default: all)")
+
+
+class Invariant(Rule):
+    """A rule that every kernel of its families meets, whatever made it: a check on the enumerations."""
+
+    families: list[Family] = Field([], description="the families that it concerns (default: all)")
+
+    def concerns(self, family: Family) -> bool:
+        """Whether the rule is about ``family``."""
+        return not self.families or family in self.families
 
 
 class Receipt(_Spec):
@@ -243,6 +253,7 @@ class ArchSpec(_Spec):
     mask_impls: dict[str, list[str]] = {}
     receipts: list[Receipt] = []
     hw_rules: list[Rule] = []
+    invariants: list[Invariant] = []
     enumerations: dict[str, Enumeration] = {}
     sweeps: dict[str, list[str]] = Field({}, description="the enumerations of every variant of sweep files")
     select: dict[Family, Select] = {}
@@ -257,6 +268,20 @@ class ArchSpec(_Spec):
                         f"there are: {', '.join(enumeration.domains) or 'none'}"
                     )
         return self
+
+    def yields_of(self, family: Family) -> dict[str, Yield]:
+        """How each enumeration that gives kernels of ``family`` does so."""
+        return {
+            name: made
+            for name, enumeration in self.enumerations.items()
+            for made in enumeration.yields
+            if made.family is family
+        }
+
+    @property
+    def families(self) -> tuple[Family, ...]:
+        """The families that have kernels."""
+        return tuple(family for family in Family if self.yields_of(family))
 
     @property
     def receipt_numbers(self) -> tuple[int, ...]:
@@ -300,8 +325,9 @@ def _wrong_expressions(spec: ArchSpec) -> Iterator[tuple[str, str]]:
 
 def _expressions(spec: ArchSpec) -> Iterator[tuple[str, str, tuple[str, ...]]]:
     """Every SQL expression of a spec: the path to it, its text, the parameters that it may use."""
-    for i, rule in enumerate(spec.hw_rules):
-        yield f"hw_rules[{i}].expr", rule.expr, ()
+    general: tuple[tuple[str, Sequence[Rule]], ...] = (("hw_rules", spec.hw_rules), ("invariants", spec.invariants))
+    for field, rules in general:
+        yield from ((f"{field}[{i}].expr", rule.expr, ()) for i, rule in enumerate(rules))
     for name, enumeration in spec.enumerations.items():
         at = f"enumerations.{name}"
         for i, variant in enumerate(enumeration.variants):
@@ -344,7 +370,7 @@ def _fields_at(location: tuple[int | str, ...]) -> list[str]:
         "yields": Yield,
         "sweep": Sweep,
     }
-    steps |= {"select": Select, "rules": Rule, "hw_rules": Rule, "hardware": Hardware}
+    steps |= {"select": Select, "rules": Rule, "hw_rules": Rule, "invariants": Invariant, "hardware": Hardware}
     for part in location:
         if part == "receipts" and model is ArchSpec:
             model = Receipt

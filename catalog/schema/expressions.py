@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
+import threading
 from collections.abc import Iterable
 from difflib import get_close_matches
 from functools import cache
@@ -16,12 +17,44 @@ SELECT_PARAMETERS = ("batch", "nhead_q", "nhead_k", "seqlen_q", "seqlen_k", "hdi
 SELECT_COLUMNS = ("hw_valid", "dispatch_order")
 
 
+class _Reader:
+    """Lets SQLite itself say which columns an expression reads, or why it is none."""
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+        self._lock = threading.Lock()
+        self._connection = sqlite3.connect(":memory:", check_same_thread=False, cached_statements=0)
+        self._connection.execute(f"CREATE TABLE kernel ({', '.join((*IDENTITY, *TRAITS, *SELECT_COLUMNS))})")
+        self._connection.set_authorizer(self._note)
+
+    def _note(self, action: int, _table: str | None, column: str | None, *_: str | None) -> int:
+        if action == sqlite3.SQLITE_READ and column:
+            self._seen.add(column)
+        return sqlite3.SQLITE_OK
+
+    def columns(self, expression: str) -> frozenset[str]:
+        """The columns that ``expression`` reads.
+
+        Raises:
+            sqlite3.Error: it is no SQL over the kernel columns and :data:`SELECT_PARAMETERS`.
+        """
+        with self._lock:
+            self._seen.clear()
+            self._connection.execute(f"EXPLAIN SELECT ({expression}) FROM kernel", dict.fromkeys(SELECT_PARAMETERS))
+            return frozenset(self._seen)
+
+
+_reader = cache(_Reader)
+
+
 @cache
-def _scratch() -> sqlite3.Connection:
-    connection = sqlite3.connect(":memory:", check_same_thread=False)
-    columns = (*IDENTITY, *TRAITS, *SELECT_COLUMNS)
-    connection.execute(f"CREATE TABLE kernel ({', '.join(columns)})")
-    return connection
+def columns_read(expression: str) -> frozenset[str]:
+    """The columns that an expression of a spec reads.
+
+    Raises:
+        sqlite3.Error: it is no SQL over the kernel columns and :data:`SELECT_PARAMETERS`.
+    """
+    return _reader().columns(expression)
 
 
 def what_is_wrong(expression: str, parameters: Iterable[str] = ()) -> str | None:
@@ -31,7 +64,7 @@ def what_is_wrong(expression: str, parameters: Iterable[str] = ()) -> str | None
     if unknown:
         return f"no parameter :{unknown[0]}; allowed: {', '.join(f':{name}' for name in allowed) or 'none'}"
     try:
-        _scratch().execute(f"EXPLAIN SELECT ({expression}) FROM kernel", dict.fromkeys(allowed))
+        columns_read(expression)
     except sqlite3.Error as error:
         message = str(error)
         missing = re.fullmatch(r"no such column: (\w+)", message)

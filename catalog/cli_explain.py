@@ -1,0 +1,74 @@
+"""``catalog explain``: the rules' verdicts and the kernels, as two tables for people and as one for programs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from catalog.errors import UsageError
+from catalog.output import Format, write_rows
+from catalog.runtime.catalog import Catalog
+from catalog.schema.problem import Problem
+from catalog.schema.words import read_traits
+
+FINDINGS = ("kind", "id", "verdict", "traits", "reason", "source", "quirk")
+MATCHES = ("changes", "kernels", "receipts", "name", "id")
+STEPS = ("kind", "id", "rejects", "left", "reason", "source")
+KEPT = ("rank", "median_ms", "name", "id")
+
+Rows = Sequence[Sequence[Any]]
+
+
+def explain(catalog: Catalog, words: Sequence[str], fields: Mapping[str, Any], form: Format, **where: Any) -> None:
+    """Explain the kernel of traits that ``words`` state, or the selection for the problem of ``fields``.
+
+    ``where`` goes to :meth:`Catalog.explain` or :meth:`Catalog.narrowing`: arch, revision, mask_impl, limit.
+
+    Raises:
+        UsageError: both are stated, or none; or a word or field is wrong.
+        CatalogError: as the catalog's methods.
+    """
+    if bool(words) == bool(fields):
+        stated = "Both traits and options of a problem are stated" if words else "There is nothing to explain"
+        raise UsageError(
+            f"{stated}.",
+            hint="State a kernel (catalog explain family=fwd hdim_q=128) or a problem (catalog explain --batch 1 ...).",
+        )
+    if words:
+        _explain_traits(catalog, words, form, where)
+    else:
+        _explain_problem(catalog, Problem(**fields), form, where)
+
+
+def _explain_traits(catalog: Catalog, words: Sequence[str], form: Format, where: Mapping[str, Any]) -> None:
+    explained = catalog.explain(read_traits(words), **where)
+    findings = [
+        (f.kind, f.id, f.verdict.value, " ".join(f.traits), f.reason, f.source, f.quirk) for f in explained.findings
+    ]
+    matches = [(" ".join(m.changes), m.kernels, m.receipts, m.name, m.id) for m in explained.matches]
+    _print(explained.summary, (FINDINGS, findings), (MATCHES, matches), form)
+
+
+def _explain_problem(catalog: Catalog, problem: Problem, form: Format, where: Mapping[str, Any]) -> None:
+    narrowed, candidates = catalog.narrowing(problem, **where)
+    steps = [(step.kind, step.id, step.rejects, step.left, step.reason, step.source) for step in narrowed]
+    kept = [(rank, c.median_ms, c.kernel.name, c.kernel.id) for rank, c in enumerate(candidates, start=1)]
+    left = narrowed[-1].left
+    summary = f"{left:,} kernels answer the problem" + ("; the best, in order:" if left else ".")
+    _print(summary, (STEPS, steps), (KEPT, kept), form)
+
+
+def _print(summary: str, rules: tuple[Sequence[str], Rows], kernels: tuple[Sequence[str], Rows], form: Format) -> None:
+    """Print both tables, the answer between them; in other formats one, whose kernels are the rows of kind kernel."""
+    if form is Format.TABLE:
+        write_rows(*rules, form, sys.stdout)
+        print(f"\n{summary}")
+        if kernels[1]:
+            print()
+            write_rows(*kernels, form, sys.stdout)
+        return
+    columns = list(dict.fromkeys((*rules[0], *kernels[0])))
+    rows = [dict(zip(rules[0], row, strict=True)) for row in rules[1]]
+    rows += [{"kind": "kernel", **dict(zip(kernels[0], row, strict=True))} for row in kernels[1]]
+    write_rows(columns, [[row.get(column) for column in columns] for row in rows], form, sys.stdout)

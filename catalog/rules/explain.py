@@ -1,0 +1,402 @@
+"""Why a kernel exists or does not: every rule that concerns it, with its verdict, and the nearest kernels.
+
+The rules are the spec's own expressions, evaluated by SQLite over one row that has the stated traits and NULL for the
+others. SQL's three-valued logic then tells three answers apart: the rule holds, it rejects, or it depends on traits
+that are not stated.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+from typing import Any
+
+from catalog.errors import UsageError
+from catalog.rules.enumeration import Join
+from catalog.schema.arch_spec import ArchSpec, Rule, Variant, Yield
+from catalog.schema.expressions import columns_read
+from catalog.schema.fields import IDENTITY, TRAITS, Family
+from catalog.schema.words import shown
+
+Traits = Mapping[str, Any]
+
+SHOWN = 4
+"""Nearest tiles and variants that a reason names."""
+
+
+class Verdict(str, Enum):
+    """What a rule says of the stated traits."""
+
+    HOLDS = "holds"
+    REJECTED = "rejected"
+    DEPENDS = "depends"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The verdict of one rule. ``traits``: the stated ones that it rejects, or the unstated ones that it depends on."""
+
+    kind: str
+    id: str
+    verdict: Verdict
+    traits: tuple[str, ...]
+    reason: str
+    source: str
+    quirk: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """Kernels that have the stated traits but for ``changes``; of several alike, the first one stands for them."""
+
+    changes: tuple[str, ...]
+    kernels: int
+    name: str
+    id: str
+    receipts: str
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The findings, how many kernels have all of the stated traits, and those, or else the nearest ones."""
+
+    arch: str
+    stated: Traits
+    findings: tuple[Finding, ...]
+    kernels: int
+    matches: tuple[Match, ...]
+
+    @property
+    def rejections(self) -> tuple[Finding, ...]:
+        """The rules that no such kernel meets. A receipt is no such rule: a kernel needs only one of them."""
+        return tuple(f for f in self.findings if f.verdict is Verdict.REJECTED and f.kind != "receipt")
+
+    @property
+    def summary(self) -> str:
+        """The answer in a line."""
+        rejected = ", ".join(dict.fromkeys(finding.id for finding in self.rejections))
+        if not self.kernels:
+            why = f"rejected by: {rejected}" if rejected else "no rule alone rejects them, but they exclude each other"
+            return f"No kernel of {self.arch} has these traits; {why}."
+        only = self.matches[0]
+        there = f"{self.kernels:,} kernels of {self.arch} have these traits"
+        if self.kernels == 1:
+            there = f"It exists: {only.name} (id {only.id}, receipts {only.receipts or 'none'})"
+        return f"{there}; yet not to be run, rejected by: {rejected}." if rejected else f"{there}."
+
+
+def explain(
+    connection: sqlite3.Connection, spec: ArchSpec, identity: Mapping[str, str], stated: Traits, limit: int
+) -> Explanation:
+    """Why ``spec`` has kernels with the ``stated`` traits, or none; the rows are those of the population ``identity``.
+
+    Raises:
+        UsageError: no family is stated.
+    """
+    if "family" not in stated:
+        there = ", ".join(spec.families)
+        raise UsageError("Which family? State it, as in family=fwd.", hint=f"{identity['arch']} has: {there}.")
+    family = Family(stated["family"])
+    rows = _Rows(connection, identity, stated)
+    sources = [
+        _Source(Join(spec, spec.enumerations[n], identity), y, stated) for n, y in spec.yields_of(family).items()
+    ]
+    findings = [finding for source in sources for finding in source.findings()]
+    if not sources:
+        there = f"{identity['arch']} has kernels of other families only: {', '.join(spec.families)}"
+        findings.append(Finding("family", family.value, Verdict.REJECTED, _words(stated, ["family"]), there, ""))
+    explained = {"family"}.union(*(source.explained for source in sources))
+    findings += rows.unused([trait for trait in stated if trait not in explained])
+    with closing(_Row({**identity, **stated})) as row:
+        findings += [row.finding("hardware", rule) for rule in spec.hw_rules]
+        findings += [row.finding("invariant", rule) for rule in spec.invariants if rule.concerns(family)]
+    kernels = rows.count()
+    matches = rows.exact(limit) if kernels else rows.nearest(limit)
+    return Explanation(identity["arch"], stated, tuple(findings), kernels, tuple(matches))
+
+
+_NOT_THREE_VALUED = re.compile(r"\b(case|is|coalesce|ifnull|nullif)\b", re.IGNORECASE)
+"""SQL that makes something definite of NULL: what holds one of these is not trusted while a trait of it is unstated."""
+
+
+def _iif(condition: Any, then: Any, otherwise: Any) -> Any:
+    """SQL's ``iif`` in three-valued logic: unknown where the condition is, unless both branches agree."""
+    if condition is None:
+        return then if then == otherwise else None
+    return then if condition else otherwise
+
+
+class _Row:
+    """One row in a database of its own: ``known`` columns, NULL in the others.
+
+    ``free`` traits are those that an enumeration has and the family does not show: some combination gives them any
+    value, so a rule never fails by them alone.
+    """
+
+    def __init__(self, known: Traits, free: frozenset[str] = frozenset()) -> None:
+        self._known = known
+        self._free = free
+        self._connection = sqlite3.connect(":memory:")
+        self._connection.create_function("iif", 3, _iif, deterministic=True)
+        columns = (*IDENTITY, *TRAITS)
+        self._connection.execute(f"CREATE TABLE kernel ({', '.join(columns)})")
+        holes = ", ".join("?" * len(columns))
+        self._connection.execute(f"INSERT INTO kernel VALUES ({holes})", [known.get(column) for column in columns])
+
+    def close(self) -> None:
+        """Drop the database."""
+        self._connection.close()
+
+    def finding(self, kind: str, rule: Rule) -> Finding:
+        """What ``rule`` says of the row."""
+        verdict, traits = self.verdict(rule.expr)
+        return Finding(kind, rule.id, verdict, traits, rule.reason, rule.source, rule.quirk)
+
+    def verdict(self, expr: str) -> tuple[Verdict, tuple[str, ...]]:
+        """What ``expr`` says of the row, and the traits that it is about."""
+        read = [column for column in (*IDENTITY, *TRAITS) if column in columns_read(expr)]
+        unknown = [column for column in read if column not in self._known]
+        value = self._connection.execute(f"SELECT ({expr}) FROM kernel").fetchone()[0]
+        if unknown and _NOT_THREE_VALUED.search(expr):
+            value = None
+        if value:
+            return Verdict.HOLDS, ()
+        unstated = tuple(trait for trait in unknown if trait not in self._free)
+        if value is None and unstated:
+            return Verdict.DEPENDS, unstated
+        if value is None and unknown:
+            return Verdict.HOLDS, ()
+        return Verdict.REJECTED, _words(self._known, (column for column in read if column in self._known))
+
+
+@dataclass(frozen=True)
+class _Source:
+    """What one enumeration says of the stated traits of a family that it yields."""
+
+    join: Join
+    made: Yield
+    stated: Traits
+
+    def findings(self) -> Iterator[Finding]:
+        """Its tile table, its variants, the traits that are always alike, its constraints, its receipts."""
+        enumeration = self.join.enumeration
+        known = {**self.join.identity, "target": enumeration.target, **self._visible}
+        with closing(_Row(known, frozenset(TRAITS) - self._shown)) as row:
+            yield self._tiles()
+            fitting, finding = self._variants(row)
+            yield finding
+            yield from self._derived(row)
+            for rule in enumeration.constraints:
+                yield row.finding("constraint", rule)
+            yield from self._receipts(row, fitting)
+
+    @cached_property
+    def _shown(self) -> frozenset[str]:
+        """The traits of the enumeration that the family takes over as they are."""
+        kept = set(TRAITS if self.made.keep is None else self.made.keep)
+        return frozenset(kept - set(self.made.drop) - set(self.made.set))
+
+    @cached_property
+    def _visible(self) -> Traits:
+        return {trait: value for trait, value in self.stated.items() if trait in self._shown and trait != "family"}
+
+    @property
+    def explained(self) -> frozenset[str]:
+        """The traits that its tiles, variants and derived traits speak of."""
+        spoken = {*self.join.tile_traits, *self._variant_traits, *self.join.enumeration.derived}
+        return frozenset(spoken & self._shown)
+
+    @property
+    def _source(self) -> str:
+        return self.join.enumeration.source or ""
+
+    def _tiles(self) -> Finding:
+        """Whether the tile table has a tile with the stated extents."""
+        of_variants = {*self.join.fixed, *self.join.varying}
+        wanted = {t: v for t, v in self._visible.items() if t in self.join.tile_traits and t not in of_variants}
+        tiles = self.join.tiles
+        changes = [
+            {
+                t: tile.get(t, TRAITS[t].default)
+                for t, value in wanted.items()
+                if tile.get(t, TRAITS[t].default) != value
+            }
+            for tile in tiles
+        ]
+        if {} in changes:
+            reason = f"the tile table has such tiles: {changes.count({})} of {len(tiles)}"
+            return Finding("tile", "tile_table", Verdict.HOLDS, (), reason, self._source)
+        fewest = min(map(len, changes), default=0)
+        nearest = dict.fromkeys(" ".join(_words(change, change)) for change in changes if len(change) == fewest)
+        reason = f"no tile of the table is so; the nearest have {' or '.join(list(nearest)[:SHOWN])}"
+        return Finding("tile", "tile_table", Verdict.REJECTED, _words(wanted, wanted), reason, self._source)
+
+    def _variants(self, row: _Row) -> tuple[list[Variant], Finding]:
+        """The pipeline variants that may have the stated traits, and whether there is one."""
+        verdicts = [self._variant(row, i) for i in range(len(self.join.domains))]
+        variants = self.join.enumeration.variants
+        fitting = [v for v, (verdict, _, _) in zip(variants, verdicts, strict=True) if verdict is not Verdict.REJECTED]
+        if not fitting:
+            fewest = min((len(misfits) for _, _, misfits in verdicts), default=0)
+            nearest = [
+                f"{variant.id} needs {' and '.join(misfits)}"
+                for variant, (_, _, misfits) in zip(variants, verdicts, strict=True)
+                if len(misfits) == fewest
+            ]
+            stated = [t for t in self._visible if t in self._variant_traits]
+            reason = f"no pipeline variant is so; the nearest: {'; '.join(nearest[:SHOWN])}"
+            return [], Finding(
+                "variant", "variants", Verdict.REJECTED, _words(self.stated, stated), reason, self._source
+            )
+        certain = any(verdict is Verdict.HOLDS for verdict, _, _ in verdicts)
+        unstated = () if certain else _in_order(trait for _, traits, _ in verdicts for trait in traits)
+        reason = f"pipeline variants that may be so: {', '.join(variant.id for variant in fitting)}"
+        verdict = Verdict.HOLDS if certain else Verdict.DEPENDS
+        quirk = "; ".join(variant.quirk for variant in fitting if variant.quirk) or None
+        return fitting, Finding("variant", "variants", verdict, unstated, reason, self._source, quirk)
+
+    @property
+    def _variant_traits(self) -> set[str]:
+        return {"dtype", *self.join.fixed, *self.join.varying}
+
+    def _variant(self, row: _Row, place: int) -> tuple[Verdict, tuple[str, ...], list[str]]:
+        """The verdict of one variant, the unstated traits that it depends on, and what it needs instead."""
+        variant, domain = self.join.enumeration.variants[place], self.join.domains[place]
+        allowed: dict[str, list[Any]] = {t: list(domain.get(t, [TRAITS[t].default])) for t in self._variant_traits}
+        allowed["dtype"] = [dtype.value for dtype in variant.dtype]
+        misfits = [
+            f"{trait}={'|'.join(map(shown, allowed[trait]))}"
+            for trait, value in self._visible.items()
+            if trait in allowed and value not in allowed[trait]
+        ]
+        verdict, traits = (Verdict.HOLDS, ()) if variant.when is None else row.verdict(variant.when)
+        if verdict is Verdict.REJECTED:
+            misfits.append(f"({variant.when})")
+        if misfits:
+            return Verdict.REJECTED, (), misfits
+        return verdict, traits, []
+
+    def _derived(self, row: _Row) -> Iterator[Finding]:
+        """Stated traits that the enumeration computes from others."""
+        for trait, expr in self.join.enumeration.derived.items():
+            if trait in self._visible:
+                verdict, traits = row.verdict(f"{trait} = ({expr})")
+                reason = f"{trait} follows from other traits: {expr}"
+                yield Finding("derived", trait, verdict, traits, reason, self._source)
+
+    def _receipts(self, row: _Row, fitting: Sequence[Variant]) -> Iterator[Finding]:
+        """Which receipts would list it, and whether any does: the catalog holds what some receipt lists."""
+        enumeration = self.join.enumeration
+        findings = []
+        for receipt in self.join.spec.receipts:
+            expr = enumeration.receipts.get(receipt.receipt)
+            if expr is None:
+                continue
+            verdict, traits = row.verdict(expr)
+            if fitting and not any(v.receipts is None or receipt.receipt in v.receipts for v in fitting):
+                verdict, traits = Verdict.REJECTED, ("pipeline",)
+            quirk = enumeration.receipt_quirks.get(receipt.receipt)
+            id_ = str(receipt.receipt)
+            findings.append(Finding("receipt", id_, verdict, traits, receipt.about, self._source, quirk))
+        if findings:
+            verdicts = {finding.verdict for finding in findings}
+            best = next(v for v in (Verdict.HOLDS, Verdict.DEPENDS, Verdict.REJECTED) if v in verdicts)
+            traits = _in_order(t for f in findings for t in f.traits if best is f.verdict is Verdict.DEPENDS)
+            reason = "the catalog holds what at least one receipt lists"
+            yield Finding("listed", "some_receipt", best, traits, reason, self._source)
+        yield from findings
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The rows of a population, held against the stated traits."""
+
+    connection: sqlite3.Connection
+    identity: Mapping[str, str]
+    stated: Traits
+
+    @property
+    def _family(self) -> str:
+        return " AND ".join(f"{column} = :{column}" for column in (*self.identity, "family"))
+
+    @property
+    def _parameters(self) -> dict[str, Any]:
+        return {**self.identity, **self.stated}
+
+    @property
+    def _all(self) -> str:
+        return " AND ".join((self._family, *(f"{trait} = :{trait}" for trait in self.stated if trait != "family")))
+
+    def count(self) -> int:
+        """How many rows have all of the stated traits."""
+        return int(self._one(f"SELECT count(*) FROM kernel WHERE {self._all}")[0])
+
+    def unused(self, traits: Sequence[str]) -> Iterator[Finding]:
+        """A finding for each of the stated ``traits`` that has other values in all rows of the family."""
+        family = self.stated["family"]
+        found = ", ".join(["count(*)", *(f"max({trait} = :{trait})" for trait in traits)])
+        kernels, *occurs = self._one(f"SELECT {found} FROM kernel WHERE {self._family}")
+        missing = [trait for trait, there in zip(traits, occurs, strict=True) if kernels and not there]
+        for trait in missing:
+            (values,) = self._one(f"SELECT group_concat(DISTINCT {trait}) FROM kernel WHERE {self._family}")
+            reason = f"{family} kernels of {self.identity['arch']} have {trait}={values} only"
+            yield Finding("trait", trait, Verdict.REJECTED, _words(self.stated, [trait]), reason, "")
+
+    def _one(self, statement: str) -> sqlite3.Row:
+        row: sqlite3.Row = self.connection.execute(statement, self._parameters).fetchone()
+        return row
+
+    def exact(self, limit: int) -> list[Match]:
+        """Rows with all of the stated traits, in upstream's dispatch order."""
+        rows = self.connection.execute(
+            f"SELECT name, id, receipts FROM kernels WHERE {self._all} ORDER BY dispatch_order, id LIMIT {limit:d}",
+            self._parameters,
+        )
+        return [Match((), 1, row["name"], row["id"], row["receipts"]) for row in rows]
+
+    def nearest(self, limit: int) -> list[Match]:
+        """Rows with the fewest changes, those of the signature last; rows with the same changes are one match."""
+        compared = [trait for trait in self.stated if trait != "family"]
+
+        def changes(traits: Iterable[str]) -> str:
+            return " + ".join(f"({trait} <> :{trait})" for trait in traits) or "0"
+
+        signature = changes(trait for trait in compared if TRAITS[trait].group == "signature")
+        rows = self.connection.execute(
+            "SELECT *, coalesce((SELECT group_concat(receipt, ' ') FROM kernel_receipt WHERE kernel_id = id), '') "
+            f"AS receipts FROM (SELECT {', '.join(['name', 'id', *compared])}, count(*) AS kernels, "
+            f"{changes(compared)} AS changes, {signature} AS signature_changes, "
+            "min(printf('%012d', dispatch_order) || id) AS first "  # with min, the other columns are of its row
+            f"FROM kernel WHERE {self._family} GROUP BY {', '.join(['family', *compared])}) "
+            f"ORDER BY changes, signature_changes, first LIMIT {limit:d}",
+            self._parameters,
+        )
+        return [
+            Match(
+                _words(row, [trait for trait in compared if row[trait] != self.stated[trait]]),
+                row["kernels"],
+                row["name"],
+                row["id"],
+                row["receipts"],
+            )
+            for row in rows
+        ]
+
+
+def _words(row: Any, traits: Iterable[str]) -> tuple[str, ...]:
+    """``trait=value`` of some traits of ``row``."""
+    return tuple(f"{trait}={shown(row[trait])}" for trait in traits)
+
+
+def _in_order(traits: Iterable[str]) -> tuple[str, ...]:
+    """Each trait once, in column order."""
+    named = set(traits)
+    return tuple(trait for trait in TRAITS if trait in named)

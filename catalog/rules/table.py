@@ -1,0 +1,85 @@
+"""Table ``rule``: every expression of a spec as a row, with its reason and source."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from typing import Any
+
+from catalog.errors import UsageError
+from catalog.schema.arch_spec import ArchSpec
+from catalog.schema.fields import Family
+from catalog.schema.names import sql_literal
+from catalog.schema.words import near
+
+KINDS = ("variant", "constraint", "receipt", "hardware", "invariant", "applicability", "order")
+"""What a rule is for, in the order of the listing."""
+
+COLUMNS = ("arch", "revision", "space", "id", "kind", "scope", "expr", "reason", "source", "quirk")
+"""The columns of the listing."""
+
+
+def read_kind(text: str) -> str:
+    """``text`` when it is one of :data:`KINDS`.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if text not in KINDS:
+        raise UsageError(f"No rule has the kind {text!r}{near(text, KINDS)}.", hint=f"Kinds: {', '.join(KINDS)}.")
+    return text
+
+
+def list_rules(
+    connection: sqlite3.Connection, spec: ArchSpec, *, family: Family | None = None, kind: str | None = None
+) -> list[list[Any]]:
+    """The rows of a populated arch as :data:`COLUMNS`; of one family those that concern it, of one kind those alone.
+
+    A rule concerns a family when its scope is the family, an enumeration that yields it, or everything.
+    """
+    rows = connection.execute(
+        f"SELECT {', '.join(COLUMNS)} FROM rule WHERE arch = ? AND revision = ? AND space = ? "
+        "ORDER BY scope, position, id",
+        (spec.arch, spec.revision, spec.space),
+    )
+    scopes = None if family is None else {"", family.value, *spec.yields_of(family)}
+    wanted = [row for row in rows if (scopes is None or row["scope"] in scopes) and kind in (None, row["kind"])]
+    return [list(row) for row in sorted(wanted, key=lambda row: KINDS.index(row["kind"]))]
+
+
+def rules_of(spec: ArchSpec) -> Iterator[dict[str, Any]]:
+    """Every expression of the spec as a row of table ``rule``."""
+    base = {"arch": spec.arch, "revision": spec.revision, "space": spec.space}
+
+    def row(kind: str, scope: str, position: int, rule: dict[str, Any]) -> dict[str, Any]:
+        return base | {"kind": kind, "scope": scope, "position": position, "quirk": None} | rule
+
+    for scope, enumeration in spec.enumerations.items():
+        source = enumeration.source or ""
+        for i, variant in enumerate(enumeration.variants):
+            dtypes = ", ".join(sql_literal(dtype.value) for dtype in variant.dtype)
+            yield row("variant", scope, i, {
+                "id": variant.id, "expr": f"dtype IN ({dtypes})" + (f" AND ({variant.when})" if variant.when else ""),
+                "reason": "the combinations that this pipeline variant is generated for", "source": source,
+                "quirk": variant.quirk,
+            })  # fmt: skip
+        for i, rule in enumerate(enumeration.constraints):
+            yield row("constraint", scope, i, rule.model_dump(exclude={"spaces"}))
+        about = {receipt.receipt: receipt for receipt in spec.receipts}
+        for i, (receipt, expr) in enumerate(enumeration.receipts.items()):
+            yield row("receipt", scope, i, {
+                "id": str(receipt), "expr": expr, "reason": about[receipt].about, "source": source,
+                "quirk": enumeration.receipt_quirks.get(receipt),
+            })  # fmt: skip
+    for i, rule in enumerate(spec.hw_rules):
+        yield row("hardware", "", i, rule.model_dump(exclude={"spaces"}))
+    for i, invariant in enumerate(spec.invariants):
+        for scope in [family.value for family in invariant.families] or [""]:
+            yield row("invariant", scope, i, invariant.model_dump(exclude={"spaces", "families"}))
+    for family, select in spec.select.items():
+        for i, rule in enumerate(select.rules):
+            yield row("applicability", family.value, i, rule.model_dump(exclude={"spaces"}))
+        for i, expr in enumerate(select.order):
+            yield row("order", family.value, i, {
+                "id": f"order_{i}", "expr": expr, "reason": "static order of the applicable kernels", "source": "",
+            })  # fmt: skip

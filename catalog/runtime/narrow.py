@@ -1,0 +1,100 @@
+"""How a problem narrows an arch's kernels down: what each trait and each rule leaves, with counts."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from catalog.schema.fields import TRAITS
+from catalog.schema.words import shown
+
+REQUIRED_TRAITS = tuple(t.name for t in TRAITS.values() if t.group == "signature" and not t.name.startswith("hdim_"))
+"""The traits that a problem requires, in column order. Not the head dims: the applicability rules compare those, for a
+kernel may be compiled for larger ones than the problem's."""
+
+POPULATION = (
+    "kernel.arch = :arch AND kernel.revision = :revision AND kernel.space = :space AND kernel.mask_impl = :mask_impl"
+)
+SIGNATURE = " AND ".join(f"kernel.{name} = :want_{name}" for name in REQUIRED_TRAITS)
+NO_FAILED_BUILD = (
+    "(NOT EXISTS (SELECT 1 FROM artifact WHERE kernel_id = kernel.id AND status = 'failed')"
+    " OR EXISTS (SELECT 1 FROM artifact WHERE kernel_id = kernel.id AND status = 'built'))"
+)
+"""A kernel that did not compile is passed over until some build of it succeeds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of the narrowing: ``left`` kernels survive it and all steps before it.
+
+    ``rejects``: a trait's, of those that were left before it; any other's, alone, of all with the right signature.
+    """
+
+    kind: Literal["trait", "applicability", "hardware", "build"]
+    id: str
+    rejects: int
+    left: int
+    reason: str
+    source: str
+
+
+def narrow(
+    connection: sqlite3.Connection, parameters: Mapping[str, Any], rules: Sequence[sqlite3.Row]
+) -> tuple[Step, ...]:
+    """The steps: signature traits one after the other, each applicability rule, the hardware, failed builds.
+
+    ``parameters`` are those of the selection query, ``rules`` the applicability rows of table ``rule``. A trait that
+    leaves no kernel is the last step.
+    """
+    steps = list(_traits(connection, parameters))
+    if steps[-1].left:
+        steps += _rules(connection, parameters, rules)
+    return tuple(steps)
+
+
+def _traits(connection: sqlite3.Connection, parameters: Mapping[str, Any]) -> Iterator[Step]:
+    where = POPULATION
+    for name in REQUIRED_TRAITS:
+        wanted = parameters[f"want_{name}"]
+        counts = dict(
+            connection.execute(f"SELECT {name}, count(*) FROM kernel WHERE {where} GROUP BY 1", parameters).fetchall()
+        )
+        left = counts.get(wanted, 0)
+        there = ", ".join(sorted(map(str, counts))) or "none"
+        reason = f"it needs {name}={shown(wanted)}" + (
+            f"; there is: {there}" if left else f", and there is only: {there}"
+        )
+        yield Step("trait", name, sum(counts.values()) - left, left, reason, "")
+        if not left:
+            return
+        where = f"{where} AND {name} = :want_{name}"
+
+
+def _rules(
+    connection: sqlite3.Connection, parameters: Mapping[str, Any], rules: Sequence[sqlite3.Row]
+) -> Iterator[Step]:
+    tests: list[tuple[Literal["applicability", "hardware", "build"], str, str, str, str]] = [
+        ("applicability", rule["id"], rule["expr"], rule["reason"], rule["source"]) for rule in rules
+    ]
+    tests += [
+        ("hardware", "hw_valid", "hw_valid", "the hardware cannot run them: `catalog rules --kind hardware`", ""),
+        (
+            "build",
+            "compiles",
+            NO_FAILED_BUILD,
+            "they did not compile: table artifact has their logs; catalog build tries them again",
+            "",
+        ),
+    ]
+    expressions = [f"({expr})" for _, _, expr, _, _ in tests]
+    sequences = [" AND ".join(expressions[: i + 1]) for i in range(len(tests))]
+    counts = ", ".join(f"count(*) FILTER (WHERE {condition})" for condition in expressions + sequences)
+    total, *passing = connection.execute(
+        f"SELECT count(*), {counts} FROM kernel WHERE {POPULATION} AND {SIGNATURE}", parameters
+    ).fetchone()
+    for (kind, name, _, reason, source), alone, left in zip(
+        tests, passing[: len(tests)], passing[len(tests) :], strict=True
+    ):
+        yield Step(kind, name, total - alone, left, reason, source)

@@ -195,6 +195,7 @@ class Enumeration(_Spec):
 
     source: str | None = None
     about: str | None = None
+    spaces: list[str] | None = Field(None, description="of several spaces, those that have it (default: all)")
     target: str = ""
     tiles: list[TileGroup] = []
     sweep: Sweep | None = None
@@ -433,8 +434,10 @@ def _of_space(spec: ArchSpec, space: str) -> ArchSpec:
             update={"variants": kept(enumeration.variants), "constraints": kept(enumeration.constraints)}
         )
         for name, enumeration in spec.enumerations.items()
+        if enumeration.spaces is None or space in enumeration.spaces
     }
-    return spec.model_copy(update={"space": space, "enumerations": enumerations})
+    sweeps = {variant: [name for name in names if name in enumerations] for variant, names in spec.sweeps.items()}
+    return spec.model_copy(update={"space": space, "enumerations": enumerations, "sweeps": sweeps})
 
 
 def known_archs(root: Path, kind: str = "") -> dict[str, tuple[str, ...]]:

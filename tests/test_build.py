@@ -1,4 +1,4 @@
-"""The build: content keys, the cache, the builder; a real compiler, real processes, mostly on a tiny kernel."""
+"""The build: the cache, the builder, toolchains; a real compiler, real processes, mostly on a tiny kernel."""
 
 from __future__ import annotations
 
@@ -7,52 +7,28 @@ import json
 import logging
 import multiprocessing
 import os
-import platform
 import shutil
 import signal
 import stat
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from tiny_project import ARCH, Project, answer_of, make_kernel, make_project
 
 from catalog.build import processes, toolchains
-from catalog.build.builder import Builder, BuildFailure, Target
+from catalog.build.builder import Builder, BuildFailure
 from catalog.build.cache import ArtifactRecord, Cache
 from catalog.build.host.emit import emit
-from catalog.build.keys import ContentKey, KeyMaker, hash_parts
-from catalog.build.toolchains import Toolchain, find_host_toolchain, parse_make_rule
+from catalog.build.toolchains import Toolchain
 from catalog.errors import BuildError, CatalogError, ToolchainError
-from catalog.schema.fields import Algorithm, Signature
 from catalog.schema.kernel import Kernel
 from catalog.settings import settings
 
-ARCH = "aarch64" if platform.machine() in {"aarch64", "arm64"} else "x86_64_v3"
-TILE = {"tile_m0": 32, "tile_n0": 64, "warp_m0": 4, "warp_n0": 16, "warp_m1": 4, "warp_n1": 16}
 FORK = multiprocessing.get_context("fork")
-
-
-def make_kernel(hdim: int = 64, **traits: object) -> Kernel:
-    signature = {"family": "fwd", "dtype": "fp32", "hdim_q": hdim, "hdim_v": hdim, **traits}
-    return Kernel(
-        arch=ARCH,
-        revision="native",
-        space="native",
-        mask_impl="generic",
-        target="",
-        signature=Signature.model_validate(signature),
-        algorithm=Algorithm.model_validate({"pipeline": "host_panel", **TILE}),
-    )
-
-
-def answer_of(library: Path) -> int:
-    return int(ctypes.CDLL(str(library)).answer())
 
 
 @pytest.fixture(autouse=True)
@@ -65,167 +41,9 @@ def _fresh_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     settings.cache_clear()
 
 
-@dataclass
-class Project:
-    """A target with two headers; its kernels have one function, ``answer``: the head dim plus 1000."""
-
-    folder: Path
-    toolchain: Toolchain
-    source: str = '#include "entry.hpp"\nextern "C" int answer() {{ return OFFSET + {hdim}; }}\n'
-
-    @property
-    def target(self) -> Target:
-        return Target(
-            {"project": self.folder},
-            self.folder / "abi.h",
-            lambda kernel: self.source.format(hdim=kernel.signature.hdim_q),
-            lambda arch: self.toolchain,
-        )
-
-    def builder(self, cache_dir: Path, record: Callable[[ArtifactRecord], None] | None = None) -> Builder:
-        return Builder(cache_dir, record, targets=lambda arch: self.target)
-
-    def key(self, scans: Path, hdim: int = 64) -> ContentKey:
-        return KeyMaker(scans).key(self.target.unit(make_kernel(hdim)), self.toolchain)
-
-    def write(self, name: str, text: str) -> None:
-        (self.folder / name).write_text(text)
-
-    def launch_with(self, script: Path, text: str) -> None:
-        script.write_text(f"#!/bin/sh\n{text}\n")
-        script.chmod(0o755)
-        self.toolchain = replace(self.toolchain, launcher=(str(script),))
-
-
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
-    host = find_host_toolchain(ARCH, None, None, os.environ["PATH"])
-    tiny = replace(host, compile_flags=("-O0", "-fPIC"), link_flags=("-shared",))
-    project = Project(tmp_path / "include", tiny)
-    project.folder.mkdir()
-    project.write("entry.hpp", '#include "inner.hpp"\nextern "C" const char* place() { return __FILE__; }\n')
-    project.write("inner.hpp", "#define OFFSET 1000\n")
-    project.write("abi.h", "#define CATALOG_ABI_VERSION 1\n")
-    return project
-
-
-# Content keys
-
-
-@given(st.dictionaries(st.text(), st.lists(st.text())), st.dictionaries(st.text(), st.lists(st.text())))
-def test_parts_hash_alike_only_if_equal(a: dict[str, list[str]], b: dict[str, list[str]]) -> None:
-    assert (hash_parts(a) == hash_parts(b)) == (a == b)
-    assert hash_parts(dict(reversed(a.items()))) == hash_parts(a)
-
-
-def test_parts_do_not_run_together() -> None:
-    assert hash_parts({"flags": ["-O3", "-g"]}) != hash_parts({"flags": ["-O3-g"]})
-    assert hash_parts({"a": ["b"]}) != hash_parts({"a": [], "b": []})
-
-
-def _with_compiler(field: str, project: Project) -> None:
-    compiler = replace(project.toolchain.compiler, **{field: "/opt/other/g++"})
-    # The scan has to run the compiler, so a path that differs must exist.
-    if field == "path":
-        copy = project.folder.parent / "g++"
-        copy.symlink_to(project.toolchain.compiler.path)
-        compiler = replace(compiler, path=copy)
-    project.toolchain = replace(project.toolchain, compiler=compiler)
-
-
-def _with_flags(field: str, project: Project) -> None:
-    flags = (*getattr(project.toolchain, field), "-g")
-    project.toolchain = replace(project.toolchain, **{field: flags})
-
-
-CHANGES: dict[str, Callable[[Project], None]] = {
-    "source": lambda p: setattr(p, "source", p.source + "// more\n"),
-    "header": lambda p: p.write("entry.hpp", '#include "inner.hpp"\n'),
-    "inner header": lambda p: p.write("inner.hpp", "#define OFFSET 1001\n"),
-    "abi": lambda p: p.write("abi.h", "#define CATALOG_ABI_VERSION 2\n"),
-    "isa": lambda p: setattr(p, "toolchain", replace(p.toolchain, isa="other")),
-    "compile flags": partial(_with_flags, "compile_flags"),
-    "link flags": partial(_with_flags, "link_flags"),
-    "compiler version": partial(_with_compiler, "version"),
-    "compiler digest": partial(_with_compiler, "digest"),
-    "compiler path": partial(_with_compiler, "path"),
-}
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_key_changes_with(change: str, project: Project, tmp_path: Path) -> None:
-    before = project.key(tmp_path)
-    assert project.key(tmp_path) == before
-    CHANGES[change](project)
-    assert project.key(tmp_path).hex != before.hex
-
-
-def _move(project: Project) -> None:
-    project.folder = project.folder.rename(project.folder.parent / "a folder of $another user")
-
-
-def _touch(project: Project) -> None:
-    for header in project.folder.iterdir():
-        os.utime(header, (0, 0))
-
-
-SAMES: dict[str, Callable[[Project], None]] = {
-    "folder": _move,
-    "times": _touch,
-    "unrelated header": lambda p: p.write("other.hpp", "#error never read"),
-    "launcher": lambda p: setattr(p, "toolchain", replace(p.toolchain, launcher=("ccache",))),
-}
-
-
-@pytest.mark.parametrize("change", SAMES)
-@pytest.mark.parametrize("memory", ["remembered", "forgotten"])
-def test_key_does_not_change_with(change: str, memory: str, project: Project, tmp_path: Path) -> None:
-    before = project.key(tmp_path)
-    if memory == "forgotten":
-        tmp_path = tmp_path / "elsewhere"
-    SAMES[change](project)
-    assert project.key(tmp_path).hex == before.hex
-
-
-def test_key_follows_new_includes(project: Project, tmp_path: Path) -> None:
-    project.key(tmp_path)
-    project.write("late.hpp", "#define OFFSET 1\n")
-    project.write("inner.hpp", '#include "late.hpp"\n')
-    before = project.key(tmp_path)
-    project.write("late.hpp", "#define OFFSET 2\n")
-    assert project.key(tmp_path).hex != before.hex
-
-
-def test_key_covers_system_headers(project: Project, tmp_path: Path) -> None:
-    project.write("inner.hpp", "#include <stddef.h>\n#define OFFSET 1000\n")
-    headers = project.key(tmp_path).headers
-    assert any(path.endswith("/stddef.h") for path in headers)
-    assert os.path.realpath(project.folder / "inner.hpp") in headers
-
-
-@pytest.mark.parametrize(
-    ("spoil", "named"),
-    [
-        (lambda p: _use_flags(p, "-march=native"), "-march=native"),
-        (lambda p: _use_flags(p, "@flags.txt"), "@flags.txt"),
-        (lambda p: p.write("inner.hpp", 'asm(".incbin \\"data\\"");\n'), "inner.hpp"),
-        (lambda p: p.write("abi.h", "\n"), "CATALOG_ABI_VERSION"),
-    ],
-)
-def test_what_cannot_be_observed_is_not_keyed(
-    spoil: Callable[[Project], None], named: str, project: Project, tmp_path: Path
-) -> None:
-    spoil(project)
-    with pytest.raises(BuildError, match=named):
-        project.key(tmp_path)
-
-
-def _use_flags(project: Project, *flags: str) -> None:
-    project.toolchain = replace(project.toolchain, compile_flags=flags)
-
-
-def test_make_rules_are_unescaped() -> None:
-    assert parse_make_rule("kernel.o: kernel.cpp a\\ b/$$x.h \\\n /c\\#.h\n") == ["kernel.cpp", "a b/$x.h", "/c#.h"]
+    return make_project(tmp_path)
 
 
 # Building
@@ -252,7 +70,7 @@ def test_builds_once_and_tells_the_registry(project: Project, tmp_path: Path) ->
 
 def test_libraries_hold_no_folder(project: Project, tmp_path: Path) -> None:
     one = project.builder(tmp_path / "one").build(make_kernel())
-    _move(project)
+    project.move()
     two = project.builder(tmp_path / "two").build(make_kernel())
     assert one.path.read_bytes() == two.path.read_bytes()
     assert str(tmp_path).encode() not in one.path.read_bytes()

@@ -302,7 +302,7 @@ class Builder:
             found = self._find(job)
             if found is not None:
                 return found
-            library = self._cache.library(job.key.hex)
+            library = self._cache.so_path(job.key.hex)
             if library.exists():
                 _log.warning("%s is not what its record says: building %s again", library, job.kernel.name)
             with self._cache.workspace(job.key.hex) as folder:
@@ -323,6 +323,6 @@ class Builder:
         return self._built(record, cached=False)
 
     def _built(self, record: ArtifactRecord, cached: bool) -> _Built:
-        path = self._cache.library(record.key)
+        path = self._cache.so_path(record.key)
         sha256 = record.so_sha256 or ""
         return _Built(Artifact(record.key, path, sha256, record.kernel_id, record.compile_seconds, cached), record)

@@ -78,7 +78,7 @@ class Cache:
         for folder in (self.scans, self._locks, self._logs, self._tmp):
             folder.mkdir(exist_ok=True)
 
-    def library(self, key: str) -> Path:
+    def so_path(self, key: str) -> Path:
         """Where the library of ``key`` lies, or would lie."""
         return self.folder / f"{key}.so"
 
@@ -99,7 +99,7 @@ class Cache:
             fields = json.loads(self._record(key).read_bytes())
             fields.pop("kernel_name")
             record = ArtifactRecord(**fields)
-            library = self.library(key).read_bytes()
+            library = self.so_path(key).read_bytes()
         except FileNotFoundError:
             return None
         except (ValueError, TypeError, AttributeError, KeyError) as error:
@@ -154,7 +154,7 @@ class Cache:
             OSError: the disk is full, or the cache folder cannot be written.
         """
         _sync(library)
-        os.replace(library, self.library(record.key))
+        os.replace(library, self.so_path(record.key))
         _sync(self.folder)
         # The record comes second: it is what makes the entry exist.
         self._write(self._record(record.key), json.dumps({"kernel_name": kernel_name, **asdict(record)}, indent=1))

@@ -103,7 +103,7 @@ def populate(
 
     Example: catalog populate --arch gfx950
     """
-    from catalog.cli_progress import parts_done
+    from catalog.cli_progress import fraction_done
     from catalog.rules.populate import count_by_family
     from catalog.rules.receipts import resolve_receipts
     from catalog.rules.restriction import restriction
@@ -112,7 +112,7 @@ def populate(
     spec = catalog.spec(arch, revision, space)
     restricted = restriction(spec, tuple(config or ()), where, filter_file)
     receipts = tuple(dict.fromkeys(number for text in receipt or () for number in resolve_receipts(spec, text)))
-    with parts_done(f"{spec.arch} {spec.space}") as on_progress:
+    with fraction_done(f"{spec.arch} {spec.space}") as on_progress:
         done = catalog.populate(
             arch,
             revision=revision,

@@ -13,7 +13,7 @@ _NUMBERS = ("batch", "nhead_q", "nhead_k", "seqlen_q", "seqlen_k", "hdim_q", "hd
 _LISTS = ("seqlens_q", "seqlens_k", "window")
 _WORDS = ("op", "dtype", "mask", "layout")
 
-_HELP = {
+OPTIONS = {
     "op": "Operation: fwd.",
     "dtype": "Element type: fp32, fp16, bf16.",
     "batch": "Number of sequences.",
@@ -31,6 +31,7 @@ _HELP = {
     "lse": "Store the log-sum-exp of every row.",
     "scale": "Factor of the scores. Default: 1 / sqrt(hdim_q).",
 }
+"""Help by field of a problem; written here, as asking for help must not import pydantic."""
 
 
 def _parameters() -> list[inspect.Parameter]:
@@ -44,7 +45,7 @@ def _parameters() -> list[inspect.Parameter]:
             default=typer.Option(None, f"--{name.replace('_', '-')}", help=help_text, show_default=False),
             annotation=types[name] | None,
         )
-        for name, help_text in _HELP.items()
+        for name, help_text in OPTIONS.items()
     ]
 
 
@@ -55,7 +56,7 @@ def with_problem(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def wrapper(**options: Any) -> None:
-        stated = {name: options.pop(name) for name in _HELP}
+        stated = {name: options.pop(name) for name in OPTIONS}
         fields = {name: _listed(name, value) for name, value in stated.items() if value is not None}
         command(**options, fields=fields)
 

@@ -8,14 +8,14 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def parts_done(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar that is told the parts that are done and how many there are; silent where stderr is no terminal."""
+def fraction_done(what: str) -> Iterator[Callable[[float], None]]:
+    """A bar that is told the fraction that is done; silent where stderr is no terminal."""
     if not sys.stderr.isatty():
-        yield lambda done, total: None
+        yield lambda done: None
         return
     from rich.console import Console
     from rich.progress import Progress
 
     with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(what, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
+        task = progress.add_task(what, total=1.0)
+        yield lambda done: progress.update(task, completed=done)

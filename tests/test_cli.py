@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from catalog.cli import app
+from catalog.cli_problem import OPTIONS
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices.host import resolve_host_arch
+from catalog.schema.problem import Problem
 
 
 @pytest.fixture(scope="module")
@@ -144,6 +146,10 @@ def test_every_command_has_help_with_an_example() -> None:
     for command in app.registered_commands:
         assert command.callback is not None
         assert "Example: catalog " in (command.callback.__doc__ or "")
+
+
+def test_every_field_of_a_problem_is_an_option() -> None:
+    assert set(OPTIONS) == set(Problem.model_fields)
 
 
 def test_help_imports_nothing_heavy() -> None:

@@ -19,6 +19,7 @@ from test_schema import edit
 
 from catalog.errors import MissingReferenceError, RegistryError, SpecError, UsageError
 from catalog.rules.receipts import resolve_receipts
+from catalog.rules.restriction import Restriction
 from catalog.runtime.catalog import Catalog
 from catalog.schema.arch_spec import load_spec
 
@@ -131,6 +132,9 @@ def test_a_population_restricted_to_a_receipt_has_its_kernels_only(tmp_path: Pat
     assert catalog.parity("gfx950", 4).passed
     with pytest.raises(UsageError, match="receipts 4 of gfx950 only"):
         catalog.parity("gfx950", 0)
+    catalog.populate("gfx950", restriction=Restriction(where="hdim_q = 128"))
+    with pytest.raises(UsageError, match=r"a part of gfx950 only .*: where hdim_q = 128"):
+        catalog.parity("gfx950", 4)
     assert catalog.populate("gfx950").kernels > 34_889
 
 

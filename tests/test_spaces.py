@@ -63,6 +63,15 @@ def test_another_restriction_replaces_the_rows_of_the_space(tmp_path: Path) -> N
     assert sweep(catalog, "gfx950", config) == everything
 
 
+def test_an_edited_filter_file_is_another_restriction(tmp_path: Path) -> None:
+    catalog = Catalog(tmp_path / "catalog.db")
+    keep = tmp_path / "keep.py"
+    for hdim in (128, 64):
+        keep.write_text(f"def filter_config(c):\n    return c.hdim_q == {hdim}\n")
+        sweep(catalog, "gfx950", DATA / "sweeps" / "fwd_ci.json", filter_file=keep)
+        assert [row[0] for row in catalog.connection.execute("SELECT DISTINCT hdim_q FROM kernel")] == [hdim]
+
+
 def test_block_per_cu_is_swept_when_a_file_lists_it(tmp_path: Path) -> None:
     config = tmp_path / "bpc.json"
     document = json.loads((DATA / "sweeps" / "fwd_ci.json").read_text())

@@ -97,7 +97,7 @@ def difference(
     """What ``after`` has, and ``before`` has not, and the other way round; of one receipt when it is given.
 
     Raises:
-        UsageError: one of the two is not populated, or lacks the receipt.
+        UsageError: one of the two is not populated, or in part only, or lacks the receipt.
     """
     for request in (before, after):
         _check_receipt(request, receipt)

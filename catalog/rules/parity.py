@@ -106,7 +106,7 @@ def compare(connection: sqlite3.Connection, request: Request, receipt: int, refe
     """Compare the rows of ``receipt`` in a populated catalog with the names of ``reference``.
 
     Raises:
-        UsageError: the catalog was populated for other receipts only, or not at all.
+        UsageError: the catalog was populated for other receipts, or with a part, only; or not at all.
     """
     check_populated(connection, request, receipt)
     identity = request.identity

@@ -67,8 +67,8 @@ def _joins(request: Request) -> Iterator[Join]:
             yield Join(spec, enumeration, request.identity, tuple(conditions), domains)
 
 
-Progress = Callable[[int, int], None]
-"""Told the parts that are done, and how many there are."""
+Progress = Callable[[float], None]
+"""Told the fraction that is done."""
 
 
 def populate(
@@ -93,7 +93,7 @@ def populate(
         return Population(request, json.loads(there["families"]), time.perf_counter() - started, unchanged=True)
     sweeps = any(join.enumeration.sweep is not None for join in joins)
     with written_once(connection) if sweeps else nullcontext(), transaction(connection), _explained(request):
-        families = _Writer(connection, request, receipts).write(joins, on_progress or (lambda done, total: None))
+        families = _Writer(connection, request, receipts).write(joins, on_progress or (lambda done: None))
         done = Population(request, families, time.perf_counter() - started)
         _record(connection, done, digest)
     return done
@@ -109,20 +109,22 @@ def count_by_family(connection: sqlite3.Connection, request: Request, receipt: i
 
 
 def check_populated(connection: sqlite3.Connection, request: Request, receipt: int | None) -> None:
-    """Make sure that the catalog holds ``request``: all of it, or at least ``receipt`` when one is given.
+    """Make sure that the catalog holds ``request`` unrestricted: all receipts, or at least ``receipt`` if given.
 
     Raises:
         UsageError: it does not.
     """
     spec = request.spec
     where, values = _where(request)
-    row = connection.execute(f"SELECT receipts FROM population WHERE {where}", values).fetchone()
+    row = connection.execute(f"SELECT receipts, restriction FROM population WHERE {where}", values).fetchone()
     which = f"({spec.revision}, {request.mask_impl})"
     again = f"Run: catalog populate --arch {spec.arch} --revision {spec.revision} --mask-impl {request.mask_impl}"
     if row is None:
         raise UsageError(f"The catalog holds no kernels of {spec.arch} {which}.", hint=again)
     if row[0] and str(receipt) not in row[0].split():
         raise UsageError(f"The catalog was populated for receipts {row[0]} of {spec.arch} only {which}.", hint=again)
+    if row[1]:
+        raise UsageError(f"The catalog was populated with a part of {spec.arch} only {which}: {row[1]}.", hint=again)
 
 
 def _check(request: Request) -> None:
@@ -152,6 +154,8 @@ def _population(connection: sqlite3.Connection, request: Request) -> sqlite3.Row
 def _digest(request: Request, joins: Sequence[Join], receipts: Sequence[int]) -> str:
     """Of all that the rows depend on: the facts, and the SQL that this version of the program makes from them."""
     parts = [request.spec.model_dump_json(), request.mask_impl, " ".join(map(str, receipts)), _insert_sql(request.spec)]
+    if request.restriction.filter is not None:
+        parts.append(request.restriction.filter.digest)
     for join in joins:
         parts += [join.combine_sql(receipts), *(join.project_sql(made) for made in join.enumeration.yields)]
     digest = hashlib.sha256()
@@ -180,9 +184,9 @@ class _Writer:
         for place, join in enumerate(joins):
             join.fill(connection)
             chunks = join.chunks(connection)
-            for number, chunk in enumerate(chunks):
-                on_progress(place * len(chunks) + number, len(joins) * len(chunks))
+            for number, chunk in enumerate(chunks, start=1):
                 self._write_chunk(join, chunk)
+                on_progress((place + number / len(chunks)) / len(joins))
         if self._was_there:
             _delete_stale(connection, self._request)
         connection.execute(

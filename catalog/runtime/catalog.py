@@ -141,7 +141,7 @@ class Catalog:
         Raises:
             MissingReferenceError: there is no list for this arch, revision, mask implementation and receipt.
             GeneratorError: the checkout's generator gives no list.
-            UsageError: the catalog was populated for other receipts only; or as :meth:`spec`.
+            UsageError: the catalog was populated for other receipts, or with a part, only; or as :meth:`spec`.
             SpecError, RegistryError, DeviceError: as :meth:`populate`.
         """
         from catalog.rules.parity import Lists, compare
@@ -161,7 +161,7 @@ class Catalog:
         """What revision ``after`` of ``arch`` has that ``before`` has not, and the other way round.
 
         Raises:
-            UsageError: no such arch, revision or receipt; or one of the two is populated for other receipts only.
+            UsageError: no such arch, revision or receipt; or only a part of one of the two is populated.
             SpecError, RegistryError: as :meth:`populate`.
         """
         from catalog.rules.diff import difference

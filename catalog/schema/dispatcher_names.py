@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from catalog.schema.fields import Family
-from catalog.schema.names import Choice, Extents, Literal, Part, Row, Word
+from catalog.schema.names import Choice, Extents, Literal, Part, Row, Word, words
 
 _PIPELINES = {
     Family.FWD_APPENDKV: "appendkv",
@@ -48,13 +48,9 @@ def _shown_if(field: str, word: str) -> Choice:
     return Choice((field,), {(True,): f"_{word}=1", (False,): ""})
 
 
-def _words(field: str, **texts: str) -> Choice:
-    return Choice((field,), {(value,): text for value, text in texts.items()})
-
-
 def _parts(family: Family) -> tuple[Part, ...]:
     pipeline: Part = Literal(f"_{_PIPELINES[family]}") if family in _PIPELINES else Word("_", "pipeline")
-    scale = _words(
+    scale = words(
         "qscale", no="", pertensor="_qs=pertensor", blockscale="_qs=blockscale", kv_blockscale="_qs=kv_blockscale"
     )
     variant = Choice(
@@ -78,7 +74,7 @@ def _parts(family: Family) -> tuple[Part, ...]:
         Extents("_w", ("warp_m0", "warp_n0", "warp_k0")),
         Extents("_pad", ("pad_s",)),
         *(Extents("", (pad,)) for pad in ("pad_sk", "pad_d", "pad_dv")),
-        _words("mask", no="_mask=no", causal="_mask=top_left", generic="_mask=generic"),
+        words("mask", no="_mask=no", causal="_mask=top_left", generic="_mask=generic"),
         Word("_bias=", "bias"),
         _shown_if("lse", "lse"),
         _shown_if("dropout", "drop"),
@@ -87,10 +83,10 @@ def _parts(family: Family) -> tuple[Part, ...]:
         _shown_if("skip_min_seqlen_q", "skip"),
         *((scale,) if family in _QUANTISED else ()),
         _shown_if("paged_kv", "pkv"),
-        _words("rope", no="", inter="_rope=interleaved", half="_rope=half_rotated"),
+        words("rope", no="", inter="_rope=interleaved", half="_rope=half_rotated"),
         Choice(("page_size",), {(0,): "", (1,): "", (16,): "_ps=16", (1024,): "_ps=1024"}),
-        _words("kv_memory_layout", no="", vectorized="", linear="_kvl=linear"),
-        _words("kv_lookup_table", no="", sglang="", vllm="_kvt=vllm"),
+        words("kv_memory_layout", no="", vectorized="", linear="_kvl=linear"),
+        words("kv_lookup_table", no="", sglang="", vllm="_kvt=vllm"),
         _shown_if("deterministic", "det"),
         _shown_if("dbias", "dbias"),
         variant,

@@ -230,7 +230,8 @@ def _flag(field: str, word: str) -> Choice:
     return Choice((field,), {(True,): f"_{word}", (False,): f"_n{word}"})
 
 
-def _words(field: str, **texts: str) -> Choice:
+def words(field: str, **texts: str) -> Choice:
+    """The part that says the value of ``field``: ``texts`` by value."""
     return Choice((field,), {(value,): text for value, text in texts.items()})
 
 
@@ -259,14 +260,14 @@ _TILE_BWD: tuple[Part, ...] = (
     Extents("_o", ("block_per_cu",)),
     Extents("_maxq", ("max_seq_q",)),
 )
-_VLAYOUT = _words("vlayout", row="_vr", col="_vc")
+_VLAYOUT = words("vlayout", row="_vr", col="_vc")
 _PADS = Pads({"pad_s": "s", "pad_sk": "sk", "pad_d": "d", "pad_dv": "dv"})
-_BIAS = _words("bias", no="_nbias", bias="_bias", alibi="_alibi")
-_MASK = _words("mask", no="_nmask", causal="_mc", generic="_mg", mask="_mask")
-_QSCALE = _words(
+_BIAS = words("bias", no="_nbias", bias="_bias", alibi="_alibi")
+_MASK = words("mask", no="_nmask", causal="_mc", generic="_mg", mask="_mask")
+_QSCALE = words(
     "qscale", no="_nqscale", pertensor="_pertensor", blockscale="_blockscale", kv_blockscale="_kv_blockscale", mx="_mx"
 )
-_SQUANT = _words("qscale", no="_nsquant", pertensor="_squant")
+_SQUANT = words("qscale", no="_nsquant", pertensor="_squant")
 _LOOP: tuple[Part, ...] = (Word("_", "pipeline"), _VLAYOUT, _PADS, _flag("logits", "logits"), _BIAS, _MASK)
 _LSE = _flag("lse", "lse")
 _SINK = _flag("sink", "sink")
@@ -392,7 +393,7 @@ GRAMMARS: Mapping[Family, Grammar] = MappingProxyType(
             ),
             _grammar(
                 Family.FWD_APPENDKV, _v_is_q, Extents("_b", ("tile_m0", "tile_n0", "tile_k0", "tile_n1")), _OCCUPANCY,
-                _VLAYOUT, Pads(_PADS.letters, none=""), _words("rope", no="", inter="_inter", half="_half"),
+                _VLAYOUT, Pads(_PADS.letters, none=""), words("rope", no="", inter="_inter", half="_half"),
                 Choice(("paged_kv",), {(True,): "_pagedkv", (False,): ""}),
             ),
             _grammar(

@@ -21,8 +21,9 @@ import torch
 
 from catalog import Catalog, Problem
 from catalog.runtime.devices.host import HostDevice, resolve_host_arch
-from catalog.runtime.reference import max_error
-from catalog.runtime.tensors import make_inputs, make_outputs
+from catalog.runtime.inputs import make_inputs
+from catalog.runtime.tensors import make_outputs
+from catalog.runtime.tolerance import max_error
 
 TORCH_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 HEADS = 8

@@ -292,15 +292,23 @@ def select(
     form: FormatOption = "table",
     fields: dict[str, Any],
 ) -> None:
-    """Show the kernel that answers a problem, and the next best ones.
+    """Show the kernels that answer a problem, one a stage, and the next best ones.
 
     Example: catalog select --batch 1 --nhead-q 8 --seqlen-q 2048 --hdim-q 128 --mask causal --arch gfx950
     """
     from catalog.schema.problem import Problem
 
-    found = _catalog().candidates(Problem(**fields), arch=arch, revision=revision, mask_impl=mask_impl, limit=limit)
-    rows = [[place, c.kernel.name, c.median_ms, c.kernel.id] for place, c in enumerate(found, start=1)]
-    _print(["rank", "name", "median_ms", "id"], rows, form)
+    problem, catalog = Problem(**fields), _catalog()
+    plan = catalog.select(problem, arch=arch, revision=revision, mask_impl=mask_impl)
+    rows = [
+        [family.value, place, candidate.kernel.name, candidate.median_ms, candidate.kernel.id]
+        for family in (kernel.family for kernel in plan.kernels)
+        for place, candidate in enumerate(
+            catalog.candidates(problem, arch=arch, revision=revision, mask_impl=mask_impl, family=family, limit=limit),
+            start=1,
+        )
+    ]
+    _print(["stage", "rank", "name", "median_ms", "id"], rows, form)
 
 
 @app.command()

@@ -10,12 +10,13 @@ from catalog.errors import UsageError
 from catalog.output import Format, write_rows
 from catalog.runtime.catalog import Catalog
 from catalog.schema.problem import Problem
+from catalog.schema.stages import STAGES
 from catalog.schema.words import read_traits
 
 FINDINGS = ("kind", "id", "verdict", "traits", "reason", "source", "quirk")
 MATCHES = ("changes", "kernels", "receipts", "name", "id")
-STEPS = ("kind", "id", "rejects", "left", "reason", "source")
-KEPT = ("rank", "median_ms", "name", "id")
+STEPS = ("stage", "kind", "id", "rejects", "left", "reason", "source")
+KEPT = ("stage", "rank", "median_ms", "name", "id")
 
 Rows = Sequence[Sequence[Any]]
 
@@ -51,11 +52,19 @@ def _explain_traits(catalog: Catalog, words: Sequence[str], form: Format, where:
 
 
 def _explain_problem(catalog: Catalog, problem: Problem, form: Format, where: Mapping[str, Any]) -> None:
-    narrowed, candidates = catalog.narrowing(problem, **where)
-    steps = [(step.kind, step.id, step.rejects, step.left, step.reason, step.source) for step in narrowed]
-    kept = [(rank, c.median_ms, c.kernel.name, c.kernel.id) for rank, c in enumerate(candidates, start=1)]
-    left = narrowed[-1].left
-    summary = f"{left:,} kernels answer the problem" + ("; the best, in order:" if left else ".")
+    stages = [(family, *catalog.narrowing(problem, family=family, **where)) for family in STAGES[problem.op]]
+    steps = [
+        (family.value, step.kind, step.id, step.rejects, step.left, step.reason, step.source)
+        for family, narrowed, _ in stages
+        for step in narrowed
+    ]
+    kept = [
+        (family.value, rank, c.median_ms, c.kernel.name, c.kernel.id)
+        for family, _, candidates in stages
+        for rank, c in enumerate(candidates, start=1)
+    ]
+    counts = ", ".join(f"{narrowed[-1].left:,} of {family}" for family, narrowed, _ in stages)
+    summary = f"Kernels that answer the problem: {counts}" + ("; the best, in order:" if kept else ".")
     _print(summary, (STEPS, steps), (KEPT, kept), form)
 
 

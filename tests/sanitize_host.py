@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from host_problems import draw_inputs
 from numpy.lib.stride_tricks import as_strided
 
 from catalog.runtime.devices.host import HostDevice
-from catalog.runtime.reference import attention_fwd, tolerance
-from catalog.runtime.tensors import Array, make_inputs, make_outputs
+from catalog.runtime.reference import reference
+from catalog.runtime.tensors import Array, make_outputs, results
+from catalog.runtime.tolerance import tolerances
 from catalog.schema.problem import Problem
 
 
@@ -30,23 +32,24 @@ def misaligned(tensor: Array) -> Array:
 
 
 def run(device: HostDevice, case: dict[str, Any]) -> bool:
-    """Whether the result is within tolerance."""
+    """Whether the results are within tolerance."""
     problem = Problem(**json.loads(case["problem"]))
-    inputs, outputs = make_inputs(problem, case["seed"]), make_outputs(problem)
-    tensors = inputs | outputs
+    inputs = draw_inputs(problem, case["seed"])
+    updated = {name: array.copy() for name, array in inputs.items() if problem.tensors[name].role == "updated"}
+    tensors = inputs | updated | make_outputs(problem, inputs)
     if case["flaw"] == "misaligned":
         tensors["lse"] = misaligned(tensors["lse"])
     elif case["flaw"]:
         tensors[case["flaw"]] = one_short(tensors[case["flaw"]])
-    call = device.call(problem, tensors)
+    call = device.call(problem, tensors, case["num_splits"])
     for name, tensor in tensors.items():
         if not tensor.size:
-            getattr(call.args, name).data = None
-    device.launch(device.load(Path(case["path"]), case["sha256"], case["kernel_id"]), call)
-    o, lse = attention_fwd(problem, **inputs)
-    return tolerance(problem.dtype, "o").allows(outputs["o"], o) and (
-        not problem.lse or tolerance(problem.dtype, "lse").allows(outputs["lse"], lse)
-    )
+            getattr(call.args, problem.tensors[name].slot).data = None
+    for library in case["libraries"]:
+        device.launch(device.load(Path(library["path"]), library["sha256"], library["kernel_id"]), call)
+    expected, allowed = reference(problem, inputs), tolerances(problem, inputs)
+    written = results(problem, tensors)
+    return all(allowed[name].allows(array, expected[name]) for name, array in written.items())
 
 
 def main() -> int:

@@ -13,16 +13,10 @@ import pytest
 
 import catalog
 from catalog.errors import DeviceError
-from catalog.runtime.devices.host import (
-    ABI_VERSION,
-    HOST_ARCHES,
-    CatalogArgs,
-    CatalogTensor,
-    HostDevice,
-    resolve_host_arch,
-    why_unavailable,
-)
-from catalog.runtime.tensors import make_inputs, make_outputs
+from catalog.runtime.devices.abi import ABI_VERSION, CatalogArgs, CatalogTensor
+from catalog.runtime.devices.host import HOST_ARCHES, HostDevice, resolve_host_arch, why_unavailable
+from catalog.runtime.inputs import make_inputs
+from catalog.runtime.tensors import make_outputs
 from catalog.schema.problem import Problem
 
 INCLUDE = Path(catalog.__file__).parent / "build" / "abi"
@@ -96,7 +90,7 @@ def test_a_kernel_gets_the_problem_and_writes_the_outputs(build):
     device.launch(kernel, call)
     first = outputs["o"].ravel()[:3]
     assert first.tolist() == [5 + 8 + 700, PROBLEM.softmax_scale, inputs["v"][1, 0, 0]]
-    assert all(duration > 0 for duration in device.time(kernel, call, launches=3))
+    assert all(duration > 0 for duration in device.time([kernel], call, launches=3))
 
 
 def test_a_library_is_loaded_once_until_its_content_changes(build):

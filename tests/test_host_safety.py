@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import subprocess
 import sys
@@ -12,19 +13,23 @@ from pathlib import Path
 
 import pytest
 from conftest import missing
-from test_host_kernels import ARCHES, HEAD_DIMS, SEED, Draw, expected, problems
+from host_problems import OPS, SEED, problem_fields, signatures
+from test_host_kernels import ARCHES
 
 from catalog.build import builder
-from catalog.build.builder import Artifact, Builder
+from catalog.build.builder import Builder
 from catalog.build.host import emit as host
 from catalog.build.toolchains import Toolchain, find_host_toolchain
 from catalog.errors import DeviceError, ToolchainError
 from catalog.runtime.catalog import Catalog
-from catalog.runtime.reference import tolerance
-from catalog.runtime.tensors import make_inputs
-from catalog.schema.fields import Mask, Mode
+from catalog.runtime.inputs import make_inputs
+from catalog.runtime.plan import Plan
+from catalog.runtime.reference import reference
+from catalog.runtime.tolerance import tolerances
+from catalog.runtime.workspace import splits_of
 from catalog.schema.kernel import Kernel
 from catalog.schema.problem import Problem
+from catalog.schema.problem_fields import Op
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +56,8 @@ def test_a_kernel_that_does_not_compile_gives_way_to_the_next(tmp_path: Path, mo
         inputs = make_inputs(problem, SEED)
         result = plan.run(inputs)
     assert result.kernels == (second.name,)
-    assert tolerance(problem.dtype, "o").allows(result.outputs["o"], expected(problem, inputs)["o"])
+    allowed = tolerances(problem, inputs)["o"]
+    assert allowed.allows(result.outputs["o"], reference(problem, inputs)["o"])
     [(key, log)] = catalog.connection.execute("SELECT key, log FROM artifact WHERE status = 'failed'")
     assert "this tile is too large" in log
     assert Path(catalog.builder.build(second).path).with_name("logs").joinpath(f"{key}.log").read_text().startswith(log)
@@ -76,17 +82,23 @@ class Sanitizer:
     runtime: Path
     folder: Path
 
-    def run(self, cases: list[tuple[Problem, Artifact]], flaw: str | None = None) -> subprocess.CompletedProcess[str]:
+    def run(self, plans: list[Plan], flaw: str | None = None) -> subprocess.CompletedProcess[str]:
+        """Every plan with its kernels, built with the sanitizers."""
+        report = self.builder.build_many({k.id: k for plan in plans for k in plan.kernels}.values())
+        assert not report.failures
+        libraries = {
+            artifact.kernel_id: {"path": str(artifact.path), "sha256": artifact.sha256, "kernel_id": artifact.kernel_id}
+            for artifact in report.artifacts
+        }
         jobs = [
             {
-                "problem": problem.key,
-                "seed": SEED,
+                "problem": plan.problem.key,
+                "seed": index if flaw is None else SEED,
                 "flaw": flaw,
-                "path": str(library.path),
-                "sha256": library.sha256,
-                "kernel_id": library.kernel_id,
+                "num_splits": splits_of(plan.problem, plan.kernels, 2),
+                "libraries": [libraries[kernel.id] for kernel in plan.kernels],
             }
-            for problem, library in cases
+            for index, plan in enumerate(plans)
         ]
         file = self.folder / "cases.json"
         file.write_text(json.dumps(jobs))
@@ -126,38 +138,29 @@ def sanitizer(tmp_path_factory: pytest.TempPathFactory) -> Sanitizer:
     return Sanitizer(Builder(folder / "cache", targets=lambda arch: target), runtime.resolve(), folder)
 
 
-SANITIZED = tuple(
-    Draw(dtype, mode, mask, True, head_dims)
-    for dtype, mode, mask, head_dims in (
-        ("fp32", Mode.BATCH, Mask.NO, HEAD_DIMS[0]),
-        ("fp16", Mode.BATCH, Mask.GENERIC, HEAD_DIMS[2]),
-        ("bf16", Mode.GROUP, Mask.CAUSAL, HEAD_DIMS[4]),
-        ("fp32", Mode.GROUP, Mask.GENERIC, HEAD_DIMS[5]),
-        ("fp16", Mode.GROUP, Mask.NO, HEAD_DIMS[3]),
-        ("bf16", Mode.BATCH, Mask.CAUSAL, HEAD_DIMS[1]),
-    )
-)
+PROBLEMS_OF_A_SIGNATURE = 9
 
 
-def test_sanitizers_find_nothing(catalog: Catalog, sanitizer: Sanitizer) -> None:
-    asked: list[Problem] = []
-    kernels: list[Kernel] = []
-    for index, draw in enumerate(SANITIZED):
-        for problem in problems((draw,), each=12):
-            asked.append(problem)
-            kernels += catalog.select(problem, arch=ARCHES[index % len(ARCHES)]).kernels
-    report = sanitizer.builder.build_many({kernel.id: kernel for kernel in kernels}.values())
-    assert not report.failures
-    libraries = {artifact.kernel_id: artifact for artifact in report.artifacts}
-    done = sanitizer.run([(problem, libraries[kernel.id]) for problem, kernel in zip(asked, kernels, strict=True)])
+@pytest.mark.parametrize("op", OPS)
+def test_sanitizers_find_nothing(catalog: Catalog, sanitizer: Sanitizer, op: Op) -> None:
+    """Every tenth signature of the op, over shapes that are drawn, on each of this machine's archs in turn."""
+    rng = random.Random(SEED)  # noqa: S311
+    plans = []
+    for index, signature in enumerate(signatures(catalog, op)[::10]):
+        for _ in range(PROBLEMS_OF_A_SIGNATURE):
+            problem = Problem(**problem_fields(signature, lambda *values: rng.choice(values)))
+            plans.append(catalog.select(problem, arch=ARCHES[index % len(ARCHES)]))
+    assert len(plans) >= 2 * PROBLEMS_OF_A_SIGNATURE
+    done = sanitizer.run(plans)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) == len(asked)
+    assert int(done.stdout) == len(plans)
 
 
 FINDINGS = {
     "q": "AddressSanitizer.*READ of size",
     "k": "AddressSanitizer.*READ of size",
     "v": "AddressSanitizer.*READ of size",
+    "bias": "AddressSanitizer.*READ of size",
     "o": "AddressSanitizer.*WRITE of size",
     "lse": "AddressSanitizer.*WRITE of size",
     "misaligned": "runtime error: store to misaligned address",
@@ -166,8 +169,7 @@ FINDINGS = {
 
 @pytest.mark.parametrize("flaw", FINDINGS)
 def test_sanitizers_would_find(catalog: Catalog, sanitizer: Sanitizer, flaw: str) -> None:
-    problem = Problem(batch=1, nhead_q=1, seqlen_q=33, hdim_q=64, dtype="fp32", lse=True)
-    library = sanitizer.builder.build(catalog.select(problem).kernels[0])
-    done = sanitizer.run([(problem, library)], flaw)
+    problem = Problem(batch=1, nhead_q=1, seqlen_q=33, hdim_q=64, dtype="fp32", lse=True, bias="bias", bias_dims="11")
+    done = sanitizer.run([catalog.select(problem)], flaw)
     assert done.returncode != 0
     assert re.search(FINDINGS[flaw], done.stderr, re.DOTALL)

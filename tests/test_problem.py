@@ -10,10 +10,14 @@ from hypothesis import strategies as st
 
 from catalog.errors import ProblemError
 from catalog.schema.fields import Mask, Mode
-from catalog.schema.problem import ELEMENT_BYTES, Problem
+from catalog.schema.problem import Problem
+from catalog.schema.problem_fields import ELEMENT_BYTES
 
 DENSE = {"batch": 2, "nhead_q": 8, "seqlen_q": 64, "hdim_q": 32}
 PACKED = {"seqlens_q": [3, 0, 5], "nhead_q": 8, "hdim_q": 32}
+VECTORS = PACKED | {"op": "batch_prefill", "page_size": 16, "kv_memory_layout": "vectorized"}
+PAGED = PACKED | {"op": "pagedkv", "page_size": 4}
+APPEND = {"op": "appendkv", "seqlen_new": 1}
 
 
 @pytest.mark.parametrize(
@@ -30,7 +34,7 @@ PACKED = {"seqlens_q": [3, 0, 5], "nhead_q": 8, "hdim_q": 32}
         (DENSE | {"nhead_k": 3}, r"nhead_k=3: must divide nhead_q=8"),
         (DENSE | {"dtype": "bf61"}, r"dtype='bf61': allowed: fp32, fp16, .*; did you mean 'bf16'\?"),
         (DENSE | {"mask": "casual"}, r"mask='casual': allowed: no, causal, .*; did you mean 'causal'\?"),
-        (DENSE | {"op": "bwd"}, r"op='bwd': allowed: fwd"),
+        (DENSE | {"op": "bdw"}, r"op='bdw': allowed: fwd, splitkv, .*; did you mean 'bwd'\?"),
         (DENSE | {"layout": "bhsd "}, r"layout='bhsd ': allowed: bhsd, bshd"),
         (DENSE | {"lse": 1}, r"lse=1: .* True or False"),
         (DENSE | {"scale": -1.0}, r"scale=-1.0: .* positive"),
@@ -47,6 +51,35 @@ PACKED = {"seqlens_q": [3, 0, 5], "nhead_q": 8, "hdim_q": 32}
         (PACKED | {"seqlens_q": [2**31 - 1, 1]}, r"seqlens_q adds up to 2147483648 tokens"),
         (PACKED | {"layout": "bshd"}, r"layout='bshd' does not apply to packed sequences"),
         (DENSE | {"batch": 2**31 - 1, "seqlen_q": 2**31 - 1}, r"multiply to .* do not fit in 63 bits"),
+        (DENSE | {"bias": "alibii"}, r"bias='alibii': allowed: no, bias, alibi; did you mean 'alibi'\?"),
+        (DENSE | {"bias": "alibi", "bias_dims": "11"}, r"bias_dims='11' does not go with bias='alibi'"),
+        (DENSE | {"dropout": 1.0}, r"dropout=1.0: .* below 1"),
+        (DENSE | {"randval": True}, r"randval needs dropout"),
+        (DENSE | {"logits_soft_cap": 0}, r"logits_soft_cap=0: .* positive"),
+        (DENSE | {"num_splits": 2}, r"num_splits=2 does not apply to op='fwd'"),
+        (DENSE | {"min_seqlen_q": 2}, r"min_seqlen_q needs group mode"),
+        (DENSE | {"qscale": "pertensor"}, r"qscale='pertensor' does not go with dtype='fp16'"),
+        (DENSE | {"dtype": "fp8", "qscale": "kv_blockscale"}, r"qscale='kv_blockscale' does not apply to op='fwd'"),
+        (DENSE | {"qscale": "mx"}, r"qscale='mx': allowed: no, pertensor, blockscale, kv_blockscale"),
+        (DENSE | {"op": "pagedkv"}, r"op='pagedkv' needs page_size"),
+        (DENSE | {"op": "splitkv", "num_pages": 2}, r"num_pages needs page_size"),
+        (
+            PACKED | {"op": "pagedkv", "page_size": 4, "seqlens_k": [1, 2, 3]},
+            r"seqlens_k does not go with a paged cache",
+        ),
+        (DENSE | {"op": "batch_prefill", "page_size": 4}, r"op='batch_prefill' needs seqlens_q"),
+        (VECTORS | {"page_size": 4}, r"page_size=4 does not go with kv_memory_layout='vectorized': .* multiple of 8"),
+        (VECTORS | {"hdim_q": 12}, r"hdim_q=12 does not go with kv_memory_layout='vectorized': .* multiple of 8"),
+        (DENSE | {"op": "appendkv"}, r"op='appendkv' needs seqlen_new"),
+        (PACKED | {"op": "appendkv", "seqlen_new": 1}, r"seqlens_q does not go with op='appendkv'"),
+        (DENSE | {"op": "appendkv", "seqlen_new": 65}, r"seqlen_new=65 does not fit into the cache of seqlen_k=64"),
+        (DENSE | APPEND | {"rotary_dim": 8}, r"rotary_dim needs rope"),
+        (DENSE | APPEND | {"rope": "half", "rotary_dim": 7}, r"rotary_dim=7: must be even and at most hdim_q=32"),
+        (DENSE | APPEND | {"rope": "half", "hdim_q": 1}, r"hdim_q=1 does not go with rope"),
+        (DENSE | APPEND | {"lse": True}, r"lse=True does not apply to op='appendkv'"),
+        (DENSE | {"op": "bwd", "dbias": True}, r"dbias needs bias='bias'"),
+        (DENSE | {"op": "bwd", "dtype": "fp8"}, r"dtype='fp8' does not apply to op='bwd'"),
+        (DENSE | {"op": "bwd", "logits_soft_cap": 1}, r"logits_soft_cap=1.0 does not apply to op='bwd'"),
     ],
 )
 def test_a_malformed_problem_says_what_is_allowed(fields, message):

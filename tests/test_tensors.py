@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 from catalog.errors import TensorError
-from catalog.runtime.tensors import check_inputs, check_outputs, element_strides, make_inputs, make_outputs
-from catalog.schema.problem import ELEMENT_BYTES, Problem
+from catalog.runtime.inputs import make_inputs
+from catalog.runtime.tensors import check_inputs, check_outputs, element_strides, make_outputs
+from catalog.schema.problem import Problem
+from catalog.schema.problem_fields import ELEMENT_BYTES
 
 DENSE = Problem(batch=2, nhead_q=4, nhead_k=2, seqlen_q=6, seqlen_k=8, hdim_q=16, hdim_v=32, lse=True)
 PACKED = Problem(seqlens_q=[3, 0, 5], seqlens_k=[1, 2, 0], nhead_q=4, nhead_k=2, hdim_q=16, lse=True)
@@ -63,13 +65,13 @@ def test_tensors_larger_than_memory_are_refused_before_they_are_made():
 
 def test_strides_are_batch_head_sequence_in_elements():
     lse = np.zeros((2, 4, 6), np.float32)
-    assert element_strides(DENSE, "q", np.zeros((2, 4, 6, 16), np.float16)) == (384, 96, 16)
-    assert element_strides(DENSE, "lse", lse) == (24, 6, 1)
+    assert element_strides(DENSE.tensors["q"], np.zeros((2, 4, 6, 16), np.float16)) == (384, 96, 16)
+    assert element_strides(DENSE.tensors["lse"], lse) == (24, 6, 1)
     swapped = DENSE.model_copy(update={"layout": "bshd"})
-    assert element_strides(swapped, "q", np.zeros((2, 6, 4, 16), np.float16)) == (384, 16, 64)
-    assert element_strides(swapped, "lse", lse) == (24, 6, 1)
-    assert element_strides(PACKED, "q", np.zeros((8, 4, 16), np.float16)) == (0, 16, 64)
-    assert element_strides(PACKED, "lse", np.zeros((4, 8), np.float32)) == (0, 8, 1)
+    assert element_strides(swapped.tensors["q"], np.zeros((2, 6, 4, 16), np.float16)) == (384, 16, 64)
+    assert element_strides(swapped.tensors["lse"], lse) == (24, 6, 1)
+    assert element_strides(PACKED.tensors["q"], np.zeros((8, 4, 16), np.float16)) == (0, 16, 64)
+    assert element_strides(PACKED.tensors["lse"], np.zeros((4, 8), np.float32)) == (0, 8, 1)
     view = np.zeros((2, 12, 8, 16), np.float16)[:, ::2, :4].swapaxes(1, 2)
     assert check_inputs(DENSE, make_inputs(DENSE) | {"q": view})["q"] is view
-    assert element_strides(DENSE, "q", view) == (1536, 16, 256)
+    assert element_strides(DENSE.tensors["q"], view) == (1536, 16, 256)

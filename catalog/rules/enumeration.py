@@ -16,7 +16,8 @@ from typing import Any
 from catalog.schema.arch_spec import MASK_OF_IMPL, ArchSpec, Domain, Enumeration, Sweep, TraitValue, Yield
 from catalog.schema.fields import IDENTITY, TRAITS
 from catalog.schema.kernel import canonical_json_sql
-from catalog.schema.names import grammar_of, sql_literal
+from catalog.schema.name_parts import sql_literal
+from catalog.schema.names import grammar_of
 
 OF_CHUNK = "dtype = :dtype AND hdim_q = :hdim_q AND hdim_v = :hdim_v"
 """A sweep is joined one dtype and head dim pair after the other: it may have millions of combinations."""
@@ -51,7 +52,8 @@ class Join:
     @cached_property
     def tiles(self) -> list[dict[str, TraitValue]]:
         """Every tile as traits, in upstream's order."""
-        return [row for group in self.enumeration.tiles for row in group.rows()]
+        _, groups = self.spec.tiles_of(self.enumeration)
+        return [row for group in groups for row in group.rows()]
 
     @cached_property
     def domains(self) -> list[dict[str, list[TraitValue]]]:
@@ -174,7 +176,8 @@ class Join:
 
     @property
     def _identity(self) -> dict[str, str]:
-        return {**self.identity, "target": self.enumeration.target}
+        target, _ = self.spec.tiles_of(self.enumeration)
+        return {**self.identity, "target": target}
 
     def project_sql(self, made: Yield) -> str:
         """The statement that makes table ``made``: id, name and traits of one family, once a kernel.

@@ -22,7 +22,7 @@ from catalog.errors import UsageError
 from catalog.schema.arch_spec import ArchSpec
 from catalog.schema.expressions import what_is_wrong
 from catalog.schema.fields import TRAITS
-from catalog.schema.names import sql_literal
+from catalog.schema.name_parts import sql_literal
 
 _TRAITS: Mapping[str, str] = MappingProxyType(
     {name: name for name in ("pipeline", "mask", "bias", "mode", "lse", "dropout", "logits", "sink", "paged_kv")}

@@ -9,7 +9,7 @@ from typing import Any
 from catalog.errors import UsageError
 from catalog.schema.arch_spec import ArchSpec
 from catalog.schema.fields import Family
-from catalog.schema.names import sql_literal
+from catalog.schema.name_parts import sql_literal
 from catalog.schema.words import near
 
 KINDS = ("variant", "constraint", "receipt", "hardware", "invariant", "applicability", "order")

@@ -22,6 +22,7 @@ from catalog.schema.arch_spec import DEFAULT_REVISION, OWN_SPACES, ArchSpec, loa
 from catalog.schema.fields import IDENTITY, TRAITS, Family
 from catalog.schema.kernel import Kernel
 from catalog.schema.problem import Problem
+from catalog.schema.stages import MAIN_STAGE, stages_of
 
 if TYPE_CHECKING:
     from catalog.build.builder import Artifact, Builder
@@ -215,15 +216,20 @@ class Catalog:
         arch: str = "host",
         revision: str | None = None,
         mask_impl: str = "generic",
+        family: Family | None = None,
         limit: int = 10,
     ) -> list[Candidate]:
         """The best ``limit`` kernels for ``problem``, best first; the first is the one that :meth:`select` takes.
+
+        ``family`` is a stage of the plan; by default the one that does most of the work.
 
         Raises:
             SelectionError, UsageError, SpecError, RegistryError, DeviceError: as :meth:`select`.
         """
         with self._lock:
-            return self._selector(arch, revision, mask_impl).candidates(problem, Family(problem.op), limit)
+            return self._selector(arch, revision, mask_impl).candidates(
+                problem, family or MAIN_STAGE[problem.op], limit
+            )
 
     def explain(
         self,
@@ -254,14 +260,17 @@ class Catalog:
         arch: str = "host",
         revision: str | None = None,
         mask_impl: str = "generic",
+        family: Family | None = None,
         limit: int = 5,
     ) -> tuple[tuple[Step, ...], list[Candidate]]:
         """How an arch's kernels narrow down to those that answer ``problem``, and the best ``limit`` of these.
 
+        ``family`` is a stage of the plan; by default the one that does most of the work.
+
         Raises:
             UsageError, SpecError, RegistryError, DeviceError: as :meth:`populate`.
         """
-        family = Family(problem.op)
+        family = family or MAIN_STAGE[problem.op]
         with self._lock:
             selector = self._selector(arch, revision, mask_impl)
             return selector.steps(problem, family), selector.kept(problem, family, limit)
@@ -295,7 +304,11 @@ class Catalog:
 
     def _plan(self, problem: Problem, arch: str, revision: str | None, mask_impl: str) -> Plan:
         def kernels() -> tuple[Kernel, ...]:
-            return (self.candidates(problem, arch=arch, revision=revision, mask_impl=mask_impl, limit=1)[0].kernel,)
+            with self._lock:
+                selector = self._selector(arch, revision, mask_impl)
+                main = selector.candidates(problem, MAIN_STAGE[problem.op])[0].kernel
+                stages = stages_of(problem.op, main)
+                return tuple(selector.candidates(problem, family)[0].kernel for family in stages)
 
         services = Services(self.build, kernels, self.host)
         return Plan(problem, resolve_arch(arch), kernels(), services)

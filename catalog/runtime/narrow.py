@@ -7,12 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from catalog.schema.fields import TRAITS
+from catalog.schema.stages import REQUIRED_TRAITS
 from catalog.schema.words import shown
-
-REQUIRED_TRAITS = tuple(t.name for t in TRAITS.values() if t.group == "signature" and not t.name.startswith("hdim_"))
-"""The traits that a problem requires, in column order. Not the head dims: the applicability rules compare those, for a
-kernel may be compiled for larger ones than the problem's."""
 
 POPULATION = (
     "kernel.arch = :arch AND kernel.revision = :revision AND kernel.space = :space AND kernel.mask_impl = :mask_impl"

@@ -24,8 +24,9 @@ _log = logging.getLogger(__name__)
 class Result:
     """What a run gave.
 
-    ``outputs`` are arrays by name: ``o`` and, where asked for, ``lse``. ``time_ms`` is the wall time of the launches,
-    the median where there were several; ``tflops`` counts :attr:`Problem.flops`. ``kernels`` are the names of the
+    ``outputs`` are arrays by name: ``o``, ``lse``, ``dq``, ... as the operation has them. An updated input is the very
+    array that was given. ``time_ms`` is the wall time of the launches of all stages, the median where there were
+    several; ``tflops`` counts :attr:`Problem.flops`. ``kernels`` are the names of the
     kernels that ran, ``compile_seconds`` what compiling them took, 0 for what the cache had.
     """
 
@@ -90,7 +91,7 @@ class Plan:
         """Run the plan on tensors, ``run(q=q, k=k, v=v)`` or ``run(inputs)``; without any, on seeded random ones.
 
         Args:
-            inputs: the inputs by name, NumPy arrays of :attr:`Problem.shapes`.
+            inputs: the inputs by name, NumPy arrays as :attr:`Problem.tensors` describes them.
             seed: of the random inputs.
             repeats: launches; the outputs are the last one's, the time is the median.
             tensors: the inputs as keywords.
@@ -100,20 +101,25 @@ class Plan:
             DeviceError: this machine has no device for the arch, or a launch failed.
             BuildError, ToolchainError: as :meth:`build`.
         """
-        from catalog.runtime.tensors import check_inputs, make_inputs, make_outputs
+        from catalog.runtime.inputs import make_inputs
+        from catalog.runtime.tensors import check_inputs, make_outputs, results
+        from catalog.runtime.workspace import splits_of
 
         self._check_device()
         problem = self.problem
         given = {**(inputs or {}), **tensors}
         checked = check_inputs(problem, given) if given else make_inputs(problem, seed)
-        outputs = make_outputs(problem)
+        tensors = checked | make_outputs(problem, checked)
         device = self._services.host()
         compile_seconds = self._load(device)
-        [kernel] = self._loaded
-        durations = device.time(kernel, device.call(problem, checked | outputs), max(1, repeats))
-        time_ms = median(durations) / 1e6
+        call = device.call(problem, tensors, splits_of(problem, self.kernels, device.threads))
+        time_ms = median(device.time(self._loaded, call, max(1, repeats))) / 1e6
         return Result(
-            outputs, time_ms, problem.flops / time_ms / 1e9, tuple(k.name for k in self.kernels), compile_seconds
+            results(problem, tensors),
+            time_ms,
+            problem.flops / time_ms / 1e9,
+            tuple(kernel.name for kernel in self.kernels),
+            compile_seconds,
         )
 
     def _load(self, device: HostDevice) -> float:

@@ -1,161 +1,131 @@
-"""The answer that kernels are checked against: attention in float64 NumPy, and how far from it a kernel may be."""
+"""The answers that kernels are checked against: every operation in float64 NumPy, as its definition reads."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from itertools import accumulate
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from catalog.schema.fields import Dtype
+from catalog.runtime.reference_append import appended, rotated
+from catalog.runtime.reference_sequences import sequences
 from catalog.schema.problem import Problem
+from catalog.schema.problem_fields import Op
 
 Array = NDArray[Any]
 Float64 = NDArray[np.float64]
 
-_ROWS_AT_ONCE = 512
-"""Query rows whose scores are in memory together."""
 
+def reference(problem: Problem, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """The results of ``problem`` by name, like the ``outputs`` of a run but float64; ``randval`` is uint8.
 
-def attention_fwd(problem: Problem, q: Array, k: Array, v: Array) -> tuple[Float64, Float64]:
-    """O = softmax(scale Q K^T + mask) V, and the natural logarithm of each softmax's denominator.
+    Attention has ``lse`` whether or not the problem asks for it. A row that sees no key and has no sink has o = 0 and
+    lse = -inf. What a run leaves alone is 0: rows behind the real length of a sequence, skipped sequences, and dbias
+    where a mask hides the key.
 
     Args:
-        problem: the layout, the mask and the scale.
-        q: queries, of the problem's shape and any real dtype; ``k`` and ``v`` likewise.
-        k: keys.
-        v: values.
-
-    Returns:
-        ``o`` of the problem's shape, and ``lse``, (batch, nhead_q, seqlen_q) or, in group mode, (nhead_q, tokens_q),
-        whether or not the problem asks for it; both float64. A row that sees no key has o = 0 and lse = -inf.
+        problem: what is computed.
+        inputs: the tensors of a run by name, of the problem's shapes and any real dtype; optional ones may be absent.
+            They are only read: an updated tensor is a new one among the results.
     """
-    shapes = problem.model_copy(update={"lse": True}).shapes
-    o, lse = np.zeros(shapes["o"]), np.zeros(shapes["lse"])
-    lse_of_sequences = lse if problem.seqlens_q is None else [lse[:, part] for part in _parts(problem.seqlens_q)]
-    for q_heads, k_heads, v_heads, o_heads, lse_heads in zip(
-        _sequences(problem, q, problem.seqlens_q),
-        _sequences(problem, k, problem.seqlens_k),
-        _sequences(problem, v, problem.seqlens_k),
-        _sequences(problem, o, problem.seqlens_q),
-        lse_of_sequences,
-        strict=True,
-    ):
-        seqlen_q, seqlen_k = q_heads.shape[1], k_heads.shape[1]
-        for head in range(problem.nhead_q):
-            keys = k_heads[head // problem.ratio].astype(np.float64)
-            values = v_heads[head // problem.ratio].astype(np.float64)
-            for start in range(0, seqlen_q, _ROWS_AT_ONCE):
-                rows = slice(start, min(start + _ROWS_AT_ONCE, seqlen_q))
-                scores = problem.softmax_scale * q_heads[head, rows].astype(np.float64) @ keys.T
-                visible = _visible(problem, rows, seqlen_q, seqlen_k)
-                o_heads[head, rows], lse_heads[head, rows] = _softmax_times(scores, visible, values)
-    return o, lse
+    return _OPERATIONS[problem.op](problem, inputs)
 
 
-def _parts(lengths: tuple[int, ...]) -> list[slice]:
-    """Where each sequence lies on the token axis."""
-    return [slice(stop - length, stop) for length, stop in zip(lengths, accumulate(lengths), strict=True)]
+def _attention(problem: Problem, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """O = (Z * softmax(S)) V, where Z are the dropout's factors, and the logarithm of the softmax's denominator."""
+    results = {"o": np.zeros(problem.shapes["o"]), "lse": np.zeros(lse_shape(problem))} | _zeros(problem, "randval")
+    for sequence in sequences(problem, inputs):
+        o, lse = sequence.tokens(results["o"], "q"), sequence.rows(results["lse"])
+        for head in sequence.heads():
+            for rows in sequence.blocks():
+                scores = head.scores(rows)
+                lse[head.index, rows] = log_sum_exp(scores, head.sink)
+                p = probabilities(scores, lse[head.index, rows])
+                o[head.index, rows] = (head.dropout(rows) * p) @ head.v
+                if "randval" in results:
+                    sequence.pairs(results["randval"], head.index)[rows] = head.random_bytes(rows)
+    return results
 
 
-def _sequences(problem: Problem, tensor: Array, lengths: tuple[int, ...] | None) -> list[Array]:
-    """Views of the tensor, (nhead, seqlen, hdim) for each sequence."""
-    if lengths is not None:
-        return [tensor[part].swapaxes(0, 1) for part in _parts(lengths)]
-    return [sequence if problem.layout == "bhsd" else sequence.swapaxes(0, 1) for sequence in tensor]
+def _backward(problem: Problem, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """The gradients of sum(dO * O).
+
+    With P = softmax(S), S = scale Q K^T + bias and Z the dropout's factors, O = (Z * P) V. So dV = (Z * P)^T dO, and
+    dP = Z * (dO V^T). The softmax's derivative is dS = P * (dP - delta), delta = sum over keys of dP * P, which is the
+    sum over the head dim of dO * O. Then dQ = scale dS K, dK = scale dS^T Q, dbias = dS. Keys and values gather from
+    all query heads that read them.
+    """
+    results = _zeros(problem, "dq", "dk", "dv", "dbias", "randval")
+    for sequence in sequences(problem, inputs):
+        lse = sequence.rows(inputs["lse"])
+        dq = sequence.tokens(results["dq"], "q")
+        dk, dv = (sequence.tokens(results[name], "k") for name in ("dk", "dv"))
+        for head in sequence.heads():
+            o, do = (sequence.tokens(inputs[name], "q")[head.index].astype(np.float64) for name in ("o", "do"))
+            for rows in sequence.blocks():
+                z = head.dropout(rows)
+                p = probabilities(head.scores(rows), lse[head.index, rows])
+                dp = z * (do[rows] @ head.v.T)
+                delta = np.sum(do[rows] * o[rows], axis=1, keepdims=True)
+                ds = p * (dp - delta)
+                dq[head.index, rows] = problem.softmax_scale * ds @ head.k
+                dk[head.key_index] += problem.softmax_scale * ds.T @ head.q[rows]
+                dv[head.key_index] += (z * p).T @ do[rows]
+                if "dbias" in results:
+                    sequence.pairs(results["dbias"], head.index)[rows] = ds
+                if "randval" in results:
+                    sequence.pairs(results["randval"], head.index)[rows] = head.random_bytes(rows)
+    return results
 
 
-def _visible(problem: Problem, rows: slice, seqlen_q: int, seqlen_k: int) -> NDArray[np.bool_]:
-    """(rows, seqlen_k): whether the query sees the key."""
-    query = np.arange(rows.start, rows.stop)[:, np.newaxis]
-    key = np.arange(seqlen_k)[np.newaxis, :]
-    diagonal = query + (seqlen_k - seqlen_q if problem.mask_corner else 0)
-    visible = np.ones((len(query), seqlen_k), bool)
-    if problem.window_left >= 0:
-        visible &= key >= diagonal - problem.window_left
-    if problem.window_right >= 0:
-        visible &= key <= diagonal + problem.window_right
-    return visible
+def _append(problem: Problem, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """The cache with the new tokens, whose keys are rotated to their positions, and the rotated queries."""
+    return appended(problem, inputs, rotated)
 
 
-def _softmax_times(scores: Float64, visible: NDArray[np.bool_], values: Float64) -> tuple[Float64, Float64]:
-    """(softmax(visible scores) values, log-sum-exp) of each row."""
-    seen = visible.any(axis=1)
-    largest = np.where(seen, np.max(scores, axis=1, initial=-np.inf, where=visible), 0.0)
-    weights = np.exp(scores - largest[:, np.newaxis], out=np.zeros_like(scores), where=visible)
-    total = np.where(seen, weights.sum(axis=1), 1.0)
-    lse = np.where(seen, largest + np.log(total), -np.inf)
-    return weights @ values / total[:, np.newaxis], lse
+def lse_shape(problem: Problem) -> tuple[int, ...]:
+    """(batch, nhead_q, seqlen_q), or (nhead_q, tokens_q) of packed sequences."""
+    if problem.seqlens_q is not None:
+        return problem.nhead_q, sum(problem.seqlens_q)
+    return problem.batch, problem.nhead_q, problem.seqlen_q
 
 
-@dataclass(frozen=True, slots=True)
-class Tolerance:
-    """|actual - expected| may be ``atol + rtol * |expected|``."""
-
-    atol: float
-    rtol: float
-
-    def allows(self, actual: Array, expected: Array) -> bool:
-        """Whether every element is near enough; infinities must agree, a NaN matches only a NaN."""
-        expected = expected.astype(np.float64)
-        bound = self.atol + self.rtol * np.where(np.isfinite(expected), np.abs(expected), 0.0)
-        return bool(np.all(_errors(actual, expected) <= bound))
+def log_sum_exp(scores: Float64, sink: float) -> Float64:
+    """The natural logarithm of sum(exp(score)) + exp(sink) of each row; -inf where all of them are -inf."""
+    largest = np.max(scores, axis=1, initial=sink)
+    shift = np.where(np.isneginf(largest), 0.0, largest)
+    total = np.exp(scores - shift[:, np.newaxis]).sum(axis=1) + np.exp(sink - shift)
+    with np.errstate(divide="ignore"):
+        lse: Float64 = shift + np.log(total)
+    return lse
 
 
-_FP32, _FP16, _BF16, _FP8, _BF8 = 2.0**-24, 2.0**-11, 2.0**-8, 2.0**-4, 2.0**-3
+def probabilities(scores: Float64, lse: Array) -> Float64:
+    """exp(score - lse); 0 in a row whose lse is -inf."""
+    lse = lse.astype(np.float64)[:, np.newaxis]
+    blind = np.isneginf(lse)
+    p: Float64 = np.where(blind, 0.0, np.exp(scores - np.where(blind, np.inf, lse)))
+    return p
 
-_ROUNDOFF: Mapping[Dtype, tuple[float, float]] = MappingProxyType(
+
+def _zeros(problem: Problem, *names: str) -> dict[str, Array]:
+    """Results that the problem has of those named."""
+    return {
+        name: np.zeros(problem.shapes[name], np.uint8 if name == "randval" else np.float64)
+        for name in names
+        if name in problem.shapes
+    }
+
+
+_OPERATIONS: Mapping[Op, Callable[[Problem, Mapping[str, Array]], dict[str, Array]]] = MappingProxyType(
     {
-        Dtype.FP32: (_FP32, _FP32),
-        Dtype.FP16: (_FP16, _FP16),
-        Dtype.BF16: (_BF16, _BF16),
-        Dtype.FP8: (_FP8, _FP8),
-        Dtype.BF8: (_BF8, _BF8),
-        Dtype.FP8FP16: (_FP8, _FP16),
-        Dtype.FP8BF16: (_FP8, _BF16),
-        Dtype.FP8FP32: (_FP8, _FP32),
+        "fwd": _attention,
+        "splitkv": _attention,
+        "pagedkv": _attention,
+        "batch_prefill": _attention,
+        "appendkv": _append,
+        "bwd": _backward,
     }
 )
-"""Unit roundoff (half the gap between 1 and the next number) of the input type and of O's."""
-
-_SCORE_ERROR = 2.0**-15
-"""Bound on the error of a score, and so on the relative error of exp(score), in float32: see :func:`tolerance`."""
-
-
-def tolerance(dtype: Dtype, tensor: Literal["o", "lse"]) -> Tolerance:
-    """How far a correct kernel's ``o`` or ``lse`` may be from the reference, for inputs of variance 1.
-
-    A kernel multiplies exactly and adds in float32. The errors, with u the unit roundoff of a type:
-
-    - Scores: a sum of hdim <= 256 products of magnitude about 1, times a scale of 1/sqrt(hdim). The worst case,
-      hdim^1.5 u(fp32), is never near: errors add like a random walk, and exp() adds some units in the last place of
-      its argument. 2^-15 has a factor of about ten in hand. It is all of lse's absolute error, and all of o's in fp32
-      but the last rounding. The relative part of lse is its own rounding and log(): 16 u(fp32).
-    - P is rounded to the input type before P V: o is off by at most u(input) sum(P |V|). Where one key dominates, that
-      is u(input) |o|, hence its share of rtol; where many keys share, sum(P |V|) is the mean of |V|, 0.8, and below 2
-      in all but freak rows: 2 u(input) of atol.
-    - O is rounded once: u(output) |o|, the other share of rtol. An fp8 O below its smallest normal number, 2^-6, is
-      rounded absolutely, by less than the atol above.
-    """
-    if tensor == "lse":
-        return Tolerance(atol=_SCORE_ERROR, rtol=16 * _FP32)
-    of_input, of_output = _ROUNDOFF[dtype]
-    return Tolerance(atol=2 * of_input + _SCORE_ERROR, rtol=of_input + of_output)
-
-
-def max_error(actual: Array, expected: Array) -> float:
-    """The largest |actual - expected|; 0 of nothing, inf where infinities or NaNs disagree."""
-    return float(np.max(_errors(actual, expected), initial=0.0))
-
-
-def _errors(actual: Array, expected: Array) -> Float64:
-    actual, expected = actual.astype(np.float64), expected.astype(np.float64)
-    finite = np.isfinite(actual) & np.isfinite(expected)
-    same = (actual == expected) | (np.isnan(actual) & np.isnan(expected))
-    errors = np.where(same, 0.0, np.inf)
-    np.subtract(actual, expected, out=errors, where=finite)
-    return np.abs(errors, out=errors)

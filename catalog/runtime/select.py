@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from catalog.errors import SelectionError
-from catalog.runtime.narrow import NO_FAILED_BUILD, POPULATION, REQUIRED_TRAITS, SIGNATURE, Step, narrow
-from catalog.schema.fields import TRAITS, Family, Mask
+from catalog.runtime.narrow import NO_FAILED_BUILD, POPULATION, SIGNATURE, Step, narrow
+from catalog.schema.expressions import SELECT_PARAMETERS
+from catalog.schema.fields import Family
 from catalog.schema.kernel import Kernel
 from catalog.schema.problem import Problem
+from catalog.schema.stages import required_traits
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,21 +48,6 @@ class Population:
             "space": self.space,
             "mask_impl": self.mask_impl,
         }
-
-
-def required_traits(problem: Problem, family: Family, mask_impl: str) -> dict[str, Any]:
-    """The signature that a kernel of ``family`` must have to answer ``problem``, head dims aside."""
-    traits = {name: TRAITS[name].default for name in REQUIRED_TRAITS}
-    mask = problem.kernel_mask
-    if mask_impl == "simplified" and mask is not Mask.NO:
-        mask = Mask.MASK
-    return traits | {
-        "family": family.value,
-        "dtype": problem.dtype.value,
-        "mode": problem.mode.value,
-        "mask": mask.value,
-        "lse": problem.lse,
-    }
 
 
 class Selector:
@@ -95,18 +82,13 @@ class Selector:
 
     def _parameters(self, problem: Problem, family: Family) -> dict[str, Any]:
         population = self._population
+        required = required_traits(problem, family, population.revision, population.mask_impl)
         return {
-            **{f"want_{name}": value for name, value in required_traits(problem, family, population.mask_impl).items()},
+            **{f"want_{name}": value for name, value in required.items()},
             **population.identity,
-            "compute_units": population.compute_units,
             "problem": problem.key,
-            "batch": problem.batch,
-            "nhead_q": problem.nhead_q,
-            "nhead_k": problem.nhead_k,
-            "seqlen_q": problem.seqlen_q,
-            "seqlen_k": problem.seqlen_k,
-            "hdim_q": problem.hdim_q,
-            "hdim_v": problem.hdim_v,
+            **{name: getattr(problem, name) for name in SELECT_PARAMETERS if name != "compute_units"},
+            "compute_units": population.compute_units,
         }
 
     def _query(self, family: Family) -> str:

@@ -1,9 +1,9 @@
-"""The NumPy arrays of a problem: made, checked, and described to a kernel.
+"""The NumPy arrays of a problem: checked, described to a kernel, and made where they are outputs.
 
-Shapes are :attr:`Problem.shapes`. Q, K, V and O have the problem's dtype (fp8bf16: fp8 in, bf16 out; fp8 is OCP's
-float8_e4m3fn, bf8 float8_e5m2); lse is float32 always. A kernel reads rows of the head dim: that axis must be
-contiguous, the others may have any strides. Nothing is copied behind the caller's back; where the innermost axis is
-strided, the error says how to copy.
+What tensors a problem has is :attr:`Problem.tensors`. Q, K, V and O have the problem's dtype (fp8bf16: fp8 in, bf16
+out; fp8 is OCP's float8_e4m3fn, bf8 float8_e5m2). A kernel reads rows of the head dim: that axis must be contiguous,
+the others may have any strides. Nothing is copied behind the caller's back; where the innermost axis is strided, the
+error says how to copy.
 """
 
 from __future__ import annotations
@@ -12,52 +12,44 @@ import math
 import os
 from collections.abc import Iterable, Mapping
 from functools import cache
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from catalog.errors import TensorError
-from catalog.schema.fields import Dtype, Mode
-from catalog.schema.problem import Op, Problem
+from catalog.runtime.index_tensors import check_indices
+from catalog.schema.problem import Problem
+from catalog.schema.problem_tensors import Tensor
 
 Array = NDArray[Any]
 
-INPUTS: Mapping[Op, tuple[str, ...]] = MappingProxyType({"fwd": ("q", "k", "v")})
-"""Names of an operation's inputs; what else :attr:`Problem.shapes` has is an output."""
-
-_NUMPY_NAMES: Mapping[Dtype, tuple[str, str]] = MappingProxyType(
-    {
-        Dtype.FP32: ("float32", "float32"),
-        Dtype.FP16: ("float16", "float16"),
-        Dtype.BF16: ("bfloat16", "bfloat16"),
-        Dtype.FP8: ("float8_e4m3fn", "float8_e4m3fn"),
-        Dtype.BF8: ("float8_e5m2", "float8_e5m2"),
-        Dtype.FP8FP16: ("float8_e4m3fn", "float16"),
-        Dtype.FP8BF16: ("float8_e4m3fn", "bfloat16"),
-        Dtype.FP8FP32: ("float8_e4m3fn", "float32"),
-    }
-)
-"""NumPy's or ml_dtypes' name of the element type of Q, K, V and of O."""
-
-_STRIDE_AXES: Mapping[str, tuple[int, int, int]] = MappingProxyType({"bhsd": (0, 1, 2), "bshd": (0, 2, 1)})
-"""Axes of batch, head and sequence in a dense layout."""
+_RESULT_NAMES = {"q_out": "q"}
+"""Outputs that have the name of the input that they are made from."""
 
 
 def input_names(problem: Problem) -> tuple[str, ...]:
-    """Names of the tensors that the problem reads, in the order of its shapes."""
-    return INPUTS[problem.op]
+    """Names of the tensors that the problem needs to be given, in the order of a call."""
+    return tuple(name for name, tensor in problem.tensors.items() if tensor.role != "output" and not tensor.optional)
 
 
 def output_names(problem: Problem) -> tuple[str, ...]:
-    """Names of the tensors that the problem writes: ``o``, and ``lse`` where asked for."""
-    inputs = INPUTS[problem.op]
-    return tuple(name for name in problem.shapes if name not in inputs)
+    """Names of the tensors that are made for the problem's results."""
+    return tuple(name for name, tensor in problem.tensors.items() if tensor.role == "output")
+
+
+def results(problem: Problem, tensors: Mapping[str, Array]) -> dict[str, Array]:
+    """The tensors that a run has written, by the names of its results."""
+    return {
+        _RESULT_NAMES.get(name, name): tensors[name]
+        for name, tensor in problem.tensors.items()
+        if tensor.role != "input"
+    }
 
 
 @cache
-def _numpy_dtype(name: str) -> np.dtype[Any]:
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """The NumPy dtype called ``name``, one of NumPy's or of ml_dtypes'."""
     if name.startswith(("bfloat", "float8")):
         import ml_dtypes
 
@@ -68,54 +60,51 @@ def _numpy_dtype(name: str) -> np.dtype[Any]:
 
 def element_type(problem: Problem, name: str) -> np.dtype[Any]:
     """The NumPy dtype of the problem's tensor ``name``."""
-    if name == "lse":
-        return _numpy_dtype("float32")
-    of_input, of_output = _NUMPY_NAMES[problem.dtype]
-    return _numpy_dtype(of_output if name == "o" else of_input)
+    return numpy_dtype(problem.tensors[name].element)
 
 
-def element_strides(problem: Problem, name: str, tensor: Array) -> tuple[int, int, int]:
-    """(stride_batch, stride_nhead, stride_seqlen) of a checked tensor, in elements; stride_batch is 0 in group mode."""
-    size, strides = tensor.itemsize, tensor.strides
-    if problem.mode is Mode.GROUP:
-        nhead, seqlen = (0, 1) if name == "lse" else (1, 0)
-        return 0, strides[nhead] // size, strides[seqlen] // size
-    batch, nhead, seqlen = _STRIDE_AXES["bhsd" if name == "lse" else problem.layout]
-    return strides[batch] // size, strides[nhead] // size, strides[seqlen] // size
+def element_strides(tensor: Tensor, array: Array) -> tuple[int, ...]:
+    """(stride_batch, stride_nhead, stride_seqlen) of a checked array, in elements; 0 for an axis that it has not."""
+    size, strides = array.itemsize, array.strides
+    return tuple(0 if axis is None else strides[axis] // size for axis in tensor.strides)
 
 
-def make_inputs(problem: Problem, seed: int = 0) -> dict[str, Array]:
-    """Standard normal inputs, equal for equal problems and seeds; each tensor draws from a generator of its own.
+def make_outputs(problem: Problem, inputs: Mapping[str, Array] | None = None) -> dict[str, Array]:
+    """Arrays for the outputs: zeros where kernels leave some elements alone, else uninitialised.
+
+    Left alone are rows behind the real length of a sequence, skipped sequences, what a mask hides of dbias, and what of
+    randval has no key.
 
     Raises:
         TensorError: the problem's tensors are larger than this machine's memory.
     """
-    _check_memory(problem)
-    inputs: dict[str, Array] = {}
-    for index, name in enumerate(input_names(problem)):
-        values = np.random.default_rng([seed, index]).standard_normal(problem.shapes[name], dtype=np.float32)
-        inputs[name] = values.astype(element_type(problem, name), copy=False)
-    return inputs
-
-
-def make_outputs(problem: Problem) -> dict[str, Array]:
-    """Uninitialised arrays for the outputs.
-
-    Raises:
-        TensorError: the problem's tensors are larger than this machine's memory.
-    """
-    _check_memory(problem)
-    return {name: np.empty(problem.shapes[name], element_type(problem, name)) for name in output_names(problem)}
+    check_memory(problem)
+    partial = problem.min_seqlen_q > 0 or any(name in (inputs or {}) for name in ("seqlens_q", "seqlens_k"))
+    return {
+        name: (np.zeros if partial or name in ("dbias", "randval") else np.empty)(
+            problem.shapes[name], element_type(problem, name)
+        )
+        for name in output_names(problem)
+    }
 
 
 def check_inputs(problem: Problem, tensors: Mapping[str, Any]) -> dict[str, Array]:
-    """The inputs in order, each with the shape, dtype and strides that a kernel takes.
+    """The inputs in order, each with the shape, dtype and strides that a kernel takes; of optional ones those given.
 
     Raises:
         TensorError: names the tensor that is missing, superfluous, no NumPy array, of another shape or dtype, not
-            aligned, or strided along its innermost axis; says what was given and what is expected.
+            aligned, or strided along its innermost axis; says what was given and what is expected. Or lengths and
+            page numbers are outside of the tensors that they speak of; or a tensor that is to be updated cannot be
+            written.
     """
-    return _checked(problem, input_names(problem), tensors)
+    names = [name for name, tensor in problem.tensors.items() if tensor.role != "output"]
+    given = {name: value for name, value in tensors.items() if value is not None}
+    checked = _checked(problem, [name for name in names if name in given or name in input_names(problem)], given, names)
+    for name, array in checked.items():
+        if problem.tensors[name].role == "updated":
+            _check_writable(name, array)
+    check_indices(problem, checked)
+    return checked
 
 
 def check_outputs(problem: Problem, tensors: Mapping[str, Any]) -> dict[str, Array]:
@@ -124,20 +113,28 @@ def check_outputs(problem: Problem, tensors: Mapping[str, Any]) -> dict[str, Arr
     Raises:
         TensorError: as :func:`check_inputs`, or a tensor is read-only or repeats elements (stride 0).
     """
-    outputs = _checked(problem, output_names(problem), tensors)
-    for name, tensor in outputs.items():
-        if not tensor.flags.writeable:
-            raise TensorError(f"{name} is read-only, and the kernel writes it")
-        if any(stride == 0 and extent > 1 for stride, extent in zip(tensor.strides, tensor.shape, strict=True)):
-            raise TensorError(f"{name} is a broadcast view: its elements share memory, and the kernel writes them")
+    names = output_names(problem)
+    outputs = _checked(problem, names, tensors, names)
+    for name, array in outputs.items():
+        _check_writable(name, array)
     return outputs
 
 
-def _checked(problem: Problem, names: Iterable[str], tensors: Mapping[str, Any]) -> dict[str, Array]:
-    names = tuple(names)
+def _check_writable(name: str, array: Array) -> None:
+    if not array.flags.writeable:
+        raise TensorError(f"{name} is read-only, and the kernel writes it")
+    repeats = any(stride == 0 and extent > 1 for stride, extent in zip(array.strides, array.shape, strict=True))
+    if repeats and array.size:
+        raise TensorError(f"{name} is a broadcast view: its elements share memory, and the kernel writes them")
+
+
+def _checked(
+    problem: Problem, names: Iterable[str], tensors: Mapping[str, Any], known: Iterable[str]
+) -> dict[str, Array]:
+    known = tuple(known)
     for name in tensors:
-        if name not in names:
-            raise TensorError(f"{name} is superfluous: expected {', '.join(names)}")
+        if name not in known:
+            raise TensorError(f"{name} is superfluous: expected {', '.join(known)}")
     for name in names:
         if tensors.get(name) is None:
             raise TensorError(f"{name} is missing: expected {_expected(problem, name)}")
@@ -145,26 +142,32 @@ def _checked(problem: Problem, names: Iterable[str], tensors: Mapping[str, Any])
     return {name: tensors[name] for name in names}
 
 
-def _check(problem: Problem, name: str, tensor: Any) -> None:
-    if not isinstance(tensor, np.ndarray):
+def _check(problem: Problem, name: str, array: Any) -> None:
+    tensor = problem.tensors[name]
+    if not isinstance(array, np.ndarray):
         raise TensorError(
-            f"{name} is a {type(tensor).__name__}: expected a NumPy array, {_expected(problem, name)}",
+            f"{name} is a {type(array).__name__}: expected a NumPy array, {_expected(problem, name)}",
             hint="NumPy arrays of other libraries' CPU tensors: numpy.asarray(tensor), numpy.from_dlpack(tensor)",
         )
-    if tensor.shape != problem.shapes[name] or tensor.dtype != element_type(problem, name):
-        raise TensorError(f"{name} is {tensor.dtype} {tensor.shape}: expected {_expected(problem, name)}")
-    if not tensor.flags.aligned:
-        raise TensorError(f"{name} is not aligned to its {tensor.itemsize}-byte elements", hint=f"use {name}.copy()")
-    if name != "lse" and tensor.size and tensor.shape[-1] > 1 and tensor.strides[-1] != tensor.itemsize:
-        raise TensorError(
-            f"{name} has a stride of {tensor.strides[-1]} bytes along the head dim: expected contiguous elements, "
-            f"{tensor.itemsize} bytes apart",
-            hint=f"use numpy.ascontiguousarray({name})",
-        )
+    fits = array.shape == tensor.shape or (tensor.pool and array.ndim == 1)
+    if not fits or array.dtype != element_type(problem, name):
+        raise TensorError(f"{name} is {array.dtype} {array.shape}: expected {_expected(problem, name)}")
+    if not array.flags.aligned:
+        raise TensorError(f"{name} is not aligned to its {array.itemsize}-byte elements", hint=f"use {name}.copy()")
+    dense = array.itemsize
+    for axis in reversed(range(array.ndim - tensor.contiguous, array.ndim)):
+        if array.size and array.shape[axis] > 1 and array.strides[axis] != dense:
+            raise TensorError(
+                f"{name} has a stride of {array.strides[axis]} bytes along "
+                f"{'the head dim' if tensor.contiguous == 1 else f'axis {axis}'}: expected contiguous elements, "
+                f"{dense} bytes apart",
+                hint=f"use numpy.ascontiguousarray({name})",
+            )
+        dense *= array.shape[axis]
 
 
 def _expected(problem: Problem, name: str) -> str:
-    return f"{element_type(problem, name)} {problem.shapes[name]}"
+    return f"{element_type(problem, name)} {problem.tensors[name].shape}"
 
 
 @cache
@@ -173,7 +176,12 @@ def _memory_bytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _check_memory(problem: Problem) -> None:
+def check_memory(problem: Problem) -> None:
+    """The tensors that a run needs fit into this machine's memory.
+
+    Raises:
+        TensorError: they don't.
+    """
     if problem.bytes > _memory_bytes():
         largest = max(problem.shapes, key=lambda name: math.prod(problem.shapes[name]))
         raise TensorError(

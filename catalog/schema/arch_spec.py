@@ -198,6 +198,10 @@ class Enumeration(_Spec):
     spaces: list[str] | None = Field(None, description="of several spaces, those that have it (default: all)")
     target: str = ""
     tiles: list[TileGroup] = []
+    tiles_of: str | None = Field(None, description="the enumeration whose target and tiles it shares")
+    first_tiles: int | None = Field(
+        None, ge=1, description="of shared tiles, only so many of each group (default: all)"
+    )
     sweep: Sweep | None = None
     swept: list[str] = Field([], description="traits that a sweep file may restrict here")
     domains: dict[str, dict[str, Domain]] = {}
@@ -208,6 +212,14 @@ class Enumeration(_Spec):
     receipt_quirks: dict[int, str] = {}
     yields: list[Yield] = []
     order: str = Field("0", description="SQL integer: upstream's dispatch order, before tile and variant order")
+
+    @model_validator(mode="after")
+    def _own_or_shared_tiles(self) -> Enumeration:
+        if self.tiles_of is not None and (self.tiles or self.target):
+            raise ValueError("tiles_of goes with neither tiles nor target")
+        if self.tiles_of is None and self.first_tiles is not None:
+            raise ValueError("first_tiles needs tiles_of")
+        return self
 
     @field_validator("domains")
     @classmethod
@@ -260,8 +272,13 @@ class ArchSpec(_Spec):
     select: dict[Family, Select] = {}
 
     @model_validator(mode="after")
-    def _domains_exist(self) -> ArchSpec:
+    def _references_exist(self) -> ArchSpec:
         for name, enumeration in self.enumerations.items():
+            if enumeration.tiles_of is not None and enumeration.tiles_of not in self.enumerations:
+                raise ValueError(
+                    f"enumerations.{name}: tiles_of names the enumeration {enumeration.tiles_of!r}; "
+                    f"there are: {', '.join(self.enumerations)}"
+                )
             for variant in enumeration.variants:
                 if variant.domain is not None and self.extends is None and variant.domain not in enumeration.domains:
                     raise ValueError(
@@ -269,6 +286,14 @@ class ArchSpec(_Spec):
                         f"there are: {', '.join(enumeration.domains) or 'none'}"
                     )
         return self
+
+    def tiles_of(self, enumeration: Enumeration) -> tuple[str, list[TileGroup]]:
+        """The target of an enumeration and its tiles, its own or those that it shares."""
+        if enumeration.tiles_of is None:
+            return enumeration.target, enumeration.tiles
+        source = self.enumerations[enumeration.tiles_of]
+        first = enumeration.first_tiles
+        return source.target, [group.model_copy(update={"tiles": group.tiles[:first]}) for group in source.tiles]
 
     def yields_of(self, family: Family) -> dict[str, Yield]:
         """How each enumeration that gives kernels of ``family`` does so."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from catalog.schema.fields import Family
-from catalog.schema.names import Choice, Extents, Literal, Part, Row, Word, words
+from catalog.schema.name_parts import Choice, Extents, Literal, Part, Row, Word, words
 
 _PIPELINES = {
     Family.FWD_APPENDKV: "appendkv",

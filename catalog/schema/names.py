@@ -1,4 +1,4 @@
-"""Upstream's canonical kernel names, as one grammar a family that writes, parses and compiles to SQL.
+"""Canonical kernel names, one grammar a family that writes, parses and compiles to SQL: upstream's and our own.
 
 A grammar is a sequence of parts. Every part knows three things: the text of its traits, the SQL expression of that
 text, and how to read the traits back. So the name in a row, the name of a model and the parser cannot drift apart.
@@ -12,227 +12,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, cached_property
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 from catalog.errors import UsageError
 from catalog.schema.fields import TRAITS, Family
-
-Row = Mapping[str, Any]
-
-
-def sql_literal(value: str | int | bool) -> str:
-    """``value`` as SQLite writes it; booleans are 0 and 1."""
-    if isinstance(value, str):
-        return "'" + value.replace("'", "''") + "'"
-    return str(int(value))
-
-
-class Part(Protocol):
-    """A piece of a name."""
-
-    def text(self, row: Row) -> str:
-        """The piece for a row of traits."""
-
-    def sql(self) -> str:
-        """SQL expression of the same piece over the kernel columns."""
-
-    def printf(self) -> tuple[str, tuple[str, ...]]:
-        """The same piece as a printf format and its arguments."""
-
-    def regex(self) -> str:
-        """Pattern, without capturing groups, of every text the piece can have."""
-
-    def read(self, text: str) -> dict[str, Any]:
-        """The traits that ``text`` states."""
-
-
-@dataclass(frozen=True, eq=False)
-class Literal:
-    """Fixed text."""
-
-    literal: str
-
-    def text(self, row: Row) -> str:
-        return self.literal
-
-    def sql(self) -> str:
-        return sql_literal(self.literal)
-
-    def printf(self) -> tuple[str, tuple[str, ...]]:
-        return self.literal.replace("%", "%%"), ()
-
-    def regex(self) -> str:
-        return re.escape(self.literal)
-
-    def read(self, text: str) -> dict[str, Any]:
-        return {}
-
-
-@dataclass(frozen=True, eq=False)
-class Extents:
-    """Numbers joined by ``x`` behind a prefix: ``b128x64``; left out when the first one equals ``absent``."""
-
-    prefix: str
-    fields: tuple[str, ...]
-    absent: int | None = None
-
-    def text(self, row: Row) -> str:
-        if row[self.fields[0]] == self.absent:
-            return ""
-        return self.prefix + "x".join(str(row[field]) for field in self.fields)
-
-    def sql(self) -> str:
-        shown = sql_literal(self.prefix) + " || " + " || 'x' || ".join(self.fields)
-        return shown if self.absent is None else f"iif({self.fields[0]} = {self.absent}, '', {shown})"
-
-    def printf(self) -> tuple[str, tuple[str, ...]]:
-        if self.absent is not None:
-            return "%s", (self.sql(),)
-        return self.prefix + "x".join(["%d"] * len(self.fields)), self.fields
-
-    def regex(self) -> str:
-        shown = re.escape(self.prefix) + "x".join([r"-?\d+"] * len(self.fields))
-        return shown if self.absent is None else f"(?:{shown})?"
-
-    def read(self, text: str) -> dict[str, Any]:
-        if not text:
-            return {self.fields[0]: self.absent}
-        numbers = text[len(self.prefix) :].split("x")
-        return {field: int(number) for field, number in zip(self.fields, numbers, strict=True)}
-
-
-@dataclass(frozen=True, eq=False)
-class Word:
-    """The value of one enumerated trait, behind a prefix."""
-
-    prefix: str
-    field: str
-
-    def text(self, row: Row) -> str:
-        return f"{self.prefix}{row[self.field]}"
-
-    def sql(self) -> str:
-        return f"{sql_literal(self.prefix)} || {self.field}"
-
-    def printf(self) -> tuple[str, tuple[str, ...]]:
-        return f"{self.prefix}%s", (self.field,)
-
-    def regex(self) -> str:
-        return re.escape(self.prefix) + _any_of(map(str, TRAITS[self.field].values))
-
-    def read(self, text: str) -> dict[str, Any]:
-        return {self.field: text[len(self.prefix) :]}
-
-
-@dataclass(frozen=True, eq=False)
-class Choice:
-    """One text for every combination of values of some traits."""
-
-    fields: tuple[str, ...]
-    texts: Mapping[tuple[Any, ...], str]
-
-    def text(self, row: Row) -> str:
-        return self.texts[tuple(row[field] for field in self.fields)]
-
-    def sql(self) -> str:
-        whens = (
-            "WHEN "
-            + " AND ".join(f"{f} = {sql_literal(v)}" for f, v in zip(self.fields, values, strict=True))
-            + f" THEN {sql_literal(text)}"
-            for values, text in self.texts.items()
-        )
-        return f"CASE {' '.join(whens)} END"
-
-    def printf(self) -> tuple[str, tuple[str, ...]]:
-        return "%s", (self.sql(),)
-
-    def regex(self) -> str:
-        return _any_of(self.texts.values())
-
-    def read(self, text: str) -> dict[str, Any]:
-        values = next(values for values, shown in self.texts.items() if shown == text)
-        return dict(zip(self.fields, values, strict=True))
-
-
-@dataclass(frozen=True, eq=False)
-class Pads:
-    """The padded axes: ``_psskddv``, or ``none`` when no axis is padded.
-
-    ``amounts`` says how an amount of padding shows behind its axis; backward names show every one: ``_pd8dv1``.
-    """
-
-    letters: Mapping[str, str]
-    none: str = "_npad"
-    amounts: Mapping[int, str] = field(default_factory=lambda: {1: "", 8: "8"})
-
-    def text(self, row: Row) -> str:
-        padded = "".join(f"{letter}{self.amounts[row[axis]]}" for axis, letter in self.letters.items() if row[axis])
-        return f"_p{padded}" if padded else self.none
-
-    def sql(self) -> str:
-        shown = " || ".join(
-            f"CASE {axis} {' '.join(f'WHEN {n} THEN {sql_literal(letter + t)}' for n, t in self.amounts.items())} "
-            "ELSE '' END"
-            for axis, letter in self.letters.items()
-        )
-        return f"iif({' OR '.join(self.letters)}, '_p' || {shown}, {sql_literal(self.none)})"
-
-    def printf(self) -> tuple[str, tuple[str, ...]]:
-        return "%s", (self.sql(),)
-
-    def regex(self) -> str:
-        return f"(?:_p{self._axes('(?:')}|{re.escape(self.none)})"
-
-    def read(self, text: str) -> dict[str, Any]:
-        if text == self.none:
-            return dict.fromkeys(self.letters, 0)
-        found = re.fullmatch("_p" + self._axes("("), text)
-        assert found is not None, f"{text!r} matched {self.regex()!r} before"  # noqa: S101
-        amounts = {shown: n for n, shown in self.amounts.items()}
-        return {
-            axis: 0 if group is None else amounts[group.removeprefix(letter)]
-            for (axis, letter), group in zip(self.letters.items(), found.groups(), strict=True)
-        }
-
-    def _axes(self, opening: str) -> str:
-        amounts = "|".join(sorted(self.amounts.values(), reverse=True))
-        return "".join(f"{opening}{letter}(?:{amounts}))?" for letter in self.letters.values())
-
-
-@dataclass(frozen=True, eq=False)
-class Target:
-    """The codegen target that upstream appends: ``_gfx950``; nothing for an empty one."""
-
-    def text(self, row: Row) -> str:
-        return f"_{row['target']}" if row["target"] else ""
-
-    def sql(self) -> str:
-        return "iif(target = '', '', '_' || target)"
-
-    def printf(self) -> tuple[str, tuple[str, ...]]:
-        return "%s", (self.sql(),)
-
-    def regex(self) -> str:
-        return r"(?:_(?:gfx\w+|x86_64_v\d|aarch64|sm_\d+))?"
-
-    def read(self, text: str) -> dict[str, Any]:
-        return {"target": text[1:]}
-
-
-def _any_of(texts: Any) -> str:
-    return "(?:" + "|".join(map(re.escape, sorted(texts, key=len, reverse=True))) + ")"
-
-
-def _flag(field: str, word: str) -> Choice:
-    return Choice((field,), {(True,): f"_{word}", (False,): f"_n{word}"})
-
-
-def words(field: str, **texts: str) -> Choice:
-    """The part that says the value of ``field``: ``texts`` by value."""
-    return Choice((field,), {(value,): text for value, text in texts.items()})
+from catalog.schema.name_parts import Choice, Extents, Literal, Pads, Part, Row, Target, Word, flag, joined_sql, words
 
 
 def _triple(kind: str, gemm: int) -> tuple[str, str, str]:
@@ -268,11 +55,11 @@ _QSCALE = words(
     "qscale", no="_nqscale", pertensor="_pertensor", blockscale="_blockscale", kv_blockscale="_kv_blockscale", mx="_mx"
 )
 _SQUANT = words("qscale", no="_nsquant", pertensor="_squant")
-_LOOP: tuple[Part, ...] = (Word("_", "pipeline"), _VLAYOUT, _PADS, _flag("logits", "logits"), _BIAS, _MASK)
-_LSE = _flag("lse", "lse")
-_SINK = _flag("sink", "sink")
-_DROPOUT = _flag("dropout", "dropout")
-_SKIP = _flag("skip_min_seqlen_q", "skip")
+_LOOP: tuple[Part, ...] = (Word("_", "pipeline"), _VLAYOUT, _PADS, flag("logits", "logits"), _BIAS, _MASK)
+_LSE = flag("lse", "lse")
+_SINK = flag("sink", "sink")
+_DROPOUT = flag("dropout", "dropout")
+_SKIP = flag("skip_min_seqlen_q", "skip")
 _DROPOUT_BWD = Choice(
     ("dropout", "dropout_variant", "store_randval"),
     {(False, "no", False): "_ndropout"}
@@ -281,6 +68,10 @@ _DROPOUT_BWD = Choice(
         for variant in ("wg16", "wg32")
         for stores in (False, True)
     },
+)
+_DROPOUT_NATIVE = Choice(
+    ("dropout", "store_randval"),
+    {(False, False): "_ndropout", (True, False): "_dropout", (True, True): "_dropout_storerandval"},
 )
 
 Implied = Callable[[Row], dict[str, Any]]
@@ -317,15 +108,12 @@ def _bwd(row: Row) -> dict[str, Any]:
     return {"hdim_v": row["hdim_q"], **_third_gemm(row)}
 
 
+def _v_is_bwd8(row: Row) -> dict[str, Any]:
+    return {"hdim_v": row["tile_bwd8"], **_third_gemm(row)}
+
+
 def _rows_of_64(row: Row) -> dict[str, Any]:
     return {"hdim_v": row["hdim_q"], "tile_m0": 64}
-
-
-def joined_sql(parts: Sequence[Part]) -> str:
-    """SQL expression of some pieces together: one printf, several times faster than a chain of ``||``."""
-    pieces = [part.printf() for part in parts]
-    arguments = [argument for _, arguments in pieces for argument in arguments]
-    return f"printf({', '.join([sql_literal(''.join(text for text, _ in pieces)), *arguments])})"
 
 
 @cache
@@ -340,6 +128,12 @@ class Grammar:
     family: Family
     parts: tuple[Part, ...]
     implied: Implied
+
+    @cached_property
+    def traits(self) -> frozenset[str]:
+        """The traits that kernels of the family have: those that the name shows, and those that it implies."""
+        shown = {trait for part in self.parts for trait in part.traits}
+        return frozenset(shown | set(self.implied(dict.fromkeys(TRAITS, 0))))
 
     def name(self, row: Row) -> str:
         """The canonical name of a row of traits plus ``target``."""
@@ -365,9 +159,11 @@ def _grammar(family: Family, implied: Implied, *parts: Part | Sequence[Part]) ->
     flat: list[Part] = [Literal(f"fmha_{'bwd' if family is Family.BWD_DQ_DK_DV else family}"), *_HEAD]
     for part in parts:
         flat.extend(part if isinstance(part, Sequence) else (part,))
-    return Grammar(family, (*flat, Target()), implied)
+    return Grammar(family, (*flat, _UPSTREAM), implied)
 
 
+_UPSTREAM = Target(r"(?:_gfx\w+)?")
+_NATIVE = Target(r"_(?:x86_64_v\d|aarch64|sm_\d+)")
 _MODE = Word("_", "mode")
 _1D: tuple[Part, ...] = (Extents("_b", ("tile_m0",)), _MODE, Extents("_o", ("block_per_cu",)))
 
@@ -377,11 +173,11 @@ GRAMMARS: Mapping[Family, Grammar] = MappingProxyType(
         for grammar in (
             _grammar(
                 Family.FWD, _v_is_n1, _MODE, Literal("_"), _TILE, _LOOP, _LSE, _DROPOUT, _SKIP, _QSCALE,
-                _flag("trload", "trload"), _SINK,
+                flag("trload", "trload"), _SINK,
             ),
             _grammar(
                 Family.FWD_SPLITKV, _v_is_q, _MODE, Literal("_"), _TILE, _LOOP, _LSE, _SQUANT,
-                _flag("paged_kv", "pagedkv"), _SINK,
+                flag("paged_kv", "pagedkv"), _SINK,
             ),
             _grammar(
                 Family.FWD_SPLITKV_COMBINE, _v_is_q, _MODE, Extents("_b", ("tile_n1",)), _OCCUPANCY,
@@ -389,7 +185,7 @@ GRAMMARS: Mapping[Family, Grammar] = MappingProxyType(
             ),
             _grammar(
                 Family.FWD_PAGEDKV, _v_is_n1, _MODE, Literal("_"), _TILE, _LOOP, _LSE, _SKIP, _SQUANT,
-                _flag("paged_kv", "pagedkv"), _SINK,
+                flag("paged_kv", "pagedkv"), _SINK,
             ),
             _grammar(
                 Family.FWD_APPENDKV, _v_is_q, Extents("_b", ("tile_m0", "tile_n0", "tile_k0", "tile_n1")), _OCCUPANCY,
@@ -404,17 +200,17 @@ GRAMMARS: Mapping[Family, Grammar] = MappingProxyType(
             _grammar(Family.BWD_DOT_DO_O, _v_is_q, _1D, Pads({"pad_s": "s", "pad_dv": "dv"})),
             _grammar(
                 Family.BWD_DQ_DK_DV, _bwd, _MODE, Literal("_"), _TILE_BWD,
-                Pads({"pad_d": "d", "pad_dv": "dv"}, amounts={1: "1", 8: "8"}), _BIAS, _flag("dbias", "dbias"), _MASK,
-                _DROPOUT_BWD, _flag("deterministic", "deterministic"), _flag("trload", "trload"),
+                Pads({"pad_d": "d", "pad_dv": "dv"}, amounts={1: "1", 8: "8"}), _BIAS, flag("dbias", "dbias"), _MASK,
+                _DROPOUT_BWD, flag("deterministic", "deterministic"), flag("trload", "trload"),
             ),
             _grammar(
                 Family.BWD_CONVERT_DQ, _v_is_q, _1D, Pads({"pad_s": "s", "pad_d": "d"}),
-                _flag("deterministic", "deterministic"),
+                flag("deterministic", "deterministic"),
             ),
         )
     }
 )  # fmt: skip
-"""The name grammar of every family, as the newest revision and our own kernels have it."""
+"""The name grammar of every family, as the newest revision has it."""
 
 _OLDER: Mapping[str, Mapping[Family, Grammar]] = MappingProxyType(
     {
@@ -424,11 +220,11 @@ _OLDER: Mapping[str, Mapping[Family, Grammar]] = MappingProxyType(
                 _grammar(Family.FWD, _v_is_n1, _MODE, Literal("_"), _TILE, _LOOP, _LSE, _DROPOUT, _SKIP, _SQUANT),
                 _grammar(
                     Family.FWD_SPLITKV, _v_is_q, _MODE, Literal("_"), _TILE, _LOOP, _LSE, _SQUANT,
-                    _flag("paged_kv", "pagedkv"),
+                    flag("paged_kv", "pagedkv"),
                 ),
                 _grammar(
                     Family.FWD_PAGEDKV, _v_is_n1, _MODE, Literal("_"), _TILE, _LOOP, _LSE, _SKIP, _SQUANT,
-                    _flag("paged_kv", "pagedkv"),
+                    flag("paged_kv", "pagedkv"),
                 ),
                 _grammar(
                     Family.BATCH_PREFILL, _paged_by_token, _MODE, Literal("_"), _TILE, _LOOP, _LSE, _DROPOUT, _SQUANT
@@ -439,12 +235,12 @@ _OLDER: Mapping[str, Mapping[Family, Grammar]] = MappingProxyType(
                 ),
                 _grammar(
                     Family.BWD_DQ_DK_DV, _bwd, _MODE, Literal("_"), _TILE_BWD[:-1], Word("_", "pipeline"), _PADS, _BIAS,
-                    _flag("dbias", "dbias"), _MASK, _DROPOUT_BWD, _flag("deterministic", "deterministic"),
+                    flag("dbias", "dbias"), _MASK, _DROPOUT_BWD, flag("deterministic", "deterministic"),
                 ),
                 _grammar(
                     Family.BWD_CONVERT_DQ, _v_is_q, Extents("_b", ("tile_m0", "tile_n0")), _MODE,
                     Extents("_o", ("block_per_cu",)), Pads({"pad_s": "s", "pad_d": "d"}),
-                    _flag("deterministic", "deterministic"),
+                    flag("deterministic", "deterministic"),
                 ),
             )
         }
@@ -453,8 +249,28 @@ _OLDER: Mapping[str, Mapping[Family, Grammar]] = MappingProxyType(
 """The families that older revisions call differently."""
 
 
+def _native(grammar: Grammar, implied: Implied | None = None, **replaced: Part) -> Grammar:
+    """Upstream's grammar for our own kernels, of other targets; ``replaced``: parts, by the trait that they show."""
+    parts = [replaced.get(part.traits[0], part) if part.traits else part for part in grammar.parts[:-1]]
+    return Grammar(grammar.family, (*parts, _NATIVE), implied or grammar.implied)
+
+
+_NATIVE_GRAMMARS: Mapping[Family, Grammar] = MappingProxyType(
+    {family: _native(grammar) for family, grammar in GRAMMARS.items()}
+    | {
+        Family.FWD_SPLITKV: _native(GRAMMARS[Family.FWD_SPLITKV], _v_is_n1),
+        Family.FWD_APPENDKV: _native(GRAMMARS[Family.FWD_APPENDKV], _v_is_n1),
+        Family.BATCH_PREFILL: _native(GRAMMARS[Family.BATCH_PREFILL], kv_load_mode=words("kv_load_mode", no="")),
+        Family.BWD_DQ_DK_DV: _native(GRAMMARS[Family.BWD_DQ_DK_DV], _v_is_bwd8, dropout=_DROPOUT_NATIVE),
+    }
+)
+"""The same for our own kernels: V may have another head dim than Q everywhere, and dropout has one variant."""
+
+
 def grammar_of(family: Family, revision: str) -> Grammar:
     """How ``revision`` calls the kernels of ``family``."""
+    if revision == "native":
+        return _NATIVE_GRAMMARS[family]
     return _OLDER.get(revision, {}).get(family, GRAMMARS[family])
 
 
@@ -488,7 +304,7 @@ def parse_name(name: str) -> dict[str, Any]:
         UsageError: no family has such a name.
     """
     older = (grammar for grammars in _OLDER.values() for grammar in grammars.values())
-    for grammar in (*GRAMMARS.values(), *older):
+    for grammar in (*_NATIVE_GRAMMARS.values(), *GRAMMARS.values(), *older):
         traits = grammar.parse(name)
         if traits is not None:
             return traits

@@ -5,76 +5,40 @@ from __future__ import annotations
 import difflib
 import json
 import math
-import operator
 import struct
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
-from types import MappingProxyType
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError, model_validator
 
 from catalog.errors import ProblemError
-from catalog.schema.fields import Dtype, Mask, Mode
-
-Op = Literal["fwd"]
-Layout = Literal["bhsd", "bshd"]
-MaskWord = Literal["no", "causal", "top_left", "bottom_right", "window", "generic"]
-
-MAX_SIZE = 2**31 - 1
-"""Largest extent of an axis, and largest token count of a group: kernels index them with 32 bits."""
-
-MAX_TOTAL = 2**63 - 1
-"""Largest FLOP and byte count: what a SQLite INTEGER holds."""
-
-ELEMENT_BYTES: Mapping[Dtype, tuple[int, int]] = MappingProxyType(
-    {
-        Dtype.FP32: (4, 4),
-        Dtype.FP16: (2, 2),
-        Dtype.BF16: (2, 2),
-        Dtype.FP8: (1, 1),
-        Dtype.BF8: (1, 1),
-        Dtype.FP8FP16: (1, 2),
-        Dtype.FP8BF16: (1, 2),
-        Dtype.FP8FP32: (1, 4),
-    }
+from catalog.schema.cost import flops_of
+from catalog.schema.fields import Bias, Dtype, KvLookupTable, KvMemoryLayout, Mask, Mode, Qscale, Rope
+from catalog.schema.problem_fields import (
+    CHOICES,
+    MAX_SIZE,
+    MAX_TOTAL,
+    BiasDims,
+    Element,
+    Extent,
+    Layout,
+    Lengths,
+    LookupTable,
+    MaskWord,
+    MemoryLayout,
+    Op,
+    Scale,
+    Size,
+    Window,
 )
-"""Bytes of an element of Q, K, V and of an element of O. The mx types are absent: they need block scales."""
+from catalog.schema.problem_rules import check_features, check_lengths, check_relevance
+from catalog.schema.problem_tensors import Tensor, bytes_of, tensors_of
 
 _UNBOUNDED = (-1, -1)
 _CAUSAL = (-1, 0)
-_FLOAT32_RANGE = (2.0**-126, (2 - 2.0**-23) * 2.0**127)
-
-
-def _integer(value: Any) -> int:
-    """An int, or what converts to one without loss (a NumPy integer); a bool is a mistake, not a number."""
-    if isinstance(value, bool):
-        raise ValueError("a bool is not an integer")
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise ValueError("not an integer") from None
-
-
-def _listed(value: Any) -> Any:
-    """A list or tuple; arrays become lists. An iterator or a set has no order to rely on."""
-    value = value.tolist() if hasattr(value, "tolist") else value
-    if not isinstance(value, (list, tuple)):
-        raise ValueError("not a list")
-    return value
-
-
-def _known_dtype(value: Any) -> Any:
-    if value not in list(ELEMENT_BYTES):
-        raise ValueError("not a dtype of problems")
-    return value
-
-
-Size = Annotated[int, BeforeValidator(_integer), Field(ge=0, le=MAX_SIZE)]
-Extent = Annotated[int, BeforeValidator(_integer), Field(ge=1, le=MAX_SIZE)]
-Side = Annotated[int, BeforeValidator(_integer), Field(ge=-1, le=MAX_SIZE)]
-Lengths = Annotated[tuple[Size, ...], BeforeValidator(_listed)]
-Window = Annotated[tuple[Side, Side], BeforeValidator(_listed)]
+_Positive = Annotated[float, Field(ge=2.0**-126, le=(2 - 2.0**-23) * 2.0**127)]
+"""A positive normal float32."""
 
 
 # Defaults that follow from the fields before them, of which those that failed validation are absent.
@@ -82,6 +46,10 @@ Window = Annotated[tuple[Side, Side], BeforeValidator(_listed)]
 
 def _same_as(name: str) -> Callable[[dict[str, Any]], Any]:
     return lambda fields: fields.get(name)
+
+
+def _keys_like_queries(fields: dict[str, Any]) -> Any:
+    return None if fields.get("page_size") else fields.get("seqlens_q")
 
 
 def _lengths_instead_of(name: str, fields: dict[str, Any]) -> tuple[int, ...]:
@@ -105,15 +73,22 @@ def _longest_k(fields: dict[str, Any]) -> Any:
 
 
 class Problem(BaseModel):
-    """A concrete call: sizes, element type, mask.
+    """A concrete call: operation, sizes, element type, features.
 
     ``Problem(batch=2, nhead_q=8, seqlen_q=1024, hdim_q=128)`` is batch mode: equal lengths, dense tensors. Giving
     ``seqlens_q`` instead of ``batch`` and ``seqlen_q`` is group mode: sequences of different lengths, packed along the
-    token axis. A field that is None takes its default.
+    token axis. The lengths are those of the storage: the optional tensors ``seqlens_q`` and ``seqlens_k`` of a run say
+    how many tokens of each sequence are real. A field that is None takes its default.
+
+    Operations: ``fwd``; ``splitkv``, the same with the keys divided among parallel splits; ``pagedkv`` and
+    ``batch_prefill``, over a paged K/V cache (``seqlen_k`` is the longest sequence that the page table has room for);
+    ``appendkv``, which writes ``seqlen_new`` tokens into a cache of ``seqlen_k``; ``bwd``.
 
     Masks: ``causal`` is ``top_left`` (PyTorch's ``is_causal``: query i sees the keys up to i), ``bottom_right`` is
     flash-attn's causal (the last query sees the last key), ``window`` (also spelled ``generic``) is flash-attn's
-    sliding window, aligned bottom-right; ``top_left`` or ``bottom_right`` with a ``window`` choose its corner.
+    sliding window, aligned bottom-right; ``top_left`` or ``bottom_right`` with a ``window`` choose its corner. The
+    first ``sink_size`` keys stay visible to the left of a window. ``appendkv`` has no scores: there a mask says that
+    query i has the position of the sequence's end plus i, and without one all queries have that of its end.
 
     The normal form is what the fields hold after construction: ``mask`` is ``no``, ``top_left`` or ``bottom_right``,
     ``window`` is None unless it says more than the mask does, ``scale`` is None where it is the default. Problems that
@@ -126,12 +101,13 @@ class Problem(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", ignored_types=(cached_property,))
 
     op: Op = Field("fwd", description="operation")
-    dtype: Annotated[Dtype, BeforeValidator(_known_dtype)] = Field(Dtype.FP16, description="element type")
+    dtype: Element = Field(Dtype.FP16, description="element type")
+    page_size: Size = Field(0, description="tokens of a page of the K/V cache; 0: the cache is dense")
     seqlens_q: Lengths | None = Field(
         None, description=f"queries of each packed sequence, a list of integers from 0 to {MAX_SIZE}"
     )
     seqlens_k: Lengths | None = Field(
-        default_factory=_same_as("seqlens_q"),
+        default_factory=_keys_like_queries,
         description=f"keys of each packed sequence, a list of integers from 0 to {MAX_SIZE}",
     )
     batch: Size = Field(
@@ -157,10 +133,33 @@ class Problem(BaseModel):
     window: Window | None = Field(
         None, description="(left, right): keys seen on each side of the diagonal, integers from 0, or -1 for all"
     )
+    sink_size: Size = Field(0, description="first keys that stay visible to the left of a window")
     lse: StrictBool = Field(False, description="whether to store the log-sum-exp of every row, True or False")
-    scale: Annotated[float, Field(ge=_FLOAT32_RANGE[0], le=_FLOAT32_RANGE[1])] | None = Field(
+    scale: _Positive | None = Field(
         None, description="factor of the scores, a positive float32; default 1 / sqrt(hdim_q)"
     )
+    bias: Bias = Field(Bias.NO, description="what is added to the scores")
+    bias_dims: BiasDims = Field("1h", description="batch and head axes of the bias or of the slopes")
+    logits_soft_cap: _Positive | None = Field(
+        None, description="c of c * tanh(score / c), a positive float32; default: no cap"
+    )
+    dropout: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.0, description="probability that an attention weight is dropped, a number from 0 to below 1"
+    )
+    randval: StrictBool = Field(False, description="whether to store the dropout's random bytes, True or False")
+    qscale: Scale = Field(Qscale.NO, description="granularity of the scales of fp8 and bf8 tensors")
+    block_scale_size_q: Extent = Field(128, description="queries that share a block scale, an integer from 1")
+    block_scale_size_kv: Extent = Field(128, description="keys that share a block scale, an integer from 1")
+    min_seqlen_q: Size = Field(0, description="sequences of so many queries or fewer are skipped; 0: none is")
+    num_splits: Size = Field(0, description="parts that the keys are divided into; 0: chosen")
+    num_pages: Size | None = Field(None, description="pages of the K/V cache; default: as many as the sequences fill")
+    kv_memory_layout: MemoryLayout | None = Field(None, description="order of the elements inside a page")
+    kv_lookup_table: LookupTable | None = Field(None, description="form of the page table")
+    seqlen_new: Size | None = Field(None, description="tokens that are appended to each sequence, an integer from 0")
+    rope: Rope = Field(Rope.NO, description="rotary embedding: interleaved or half-rotated pairs")
+    rotary_dim: Extent | None = Field(None, description="leading elements of a head that are rotated, an even integer")
+    dbias: StrictBool = Field(False, description="whether to compute the gradient of the bias, True or False")
+    deterministic: StrictBool = Field(False, description="whether dQ must be the same in every run, True or False")
     layout: Layout = Field("bhsd", description="axis order of the dense tensors")
 
     def __init__(self, **fields: Any) -> None:
@@ -177,45 +176,45 @@ class Problem(BaseModel):
 
     @model_validator(mode="after")
     def _normalise(self) -> Problem:
-        self._check_lengths()
-        if self.nhead_q % self.nhead_k:
-            raise ProblemError(f"nhead_k={self.nhead_k}: must divide nhead_q={self.nhead_q}")
+        check_relevance(self)
+        check_lengths(self)
         mask, window = _normal_mask(self.mask, self.window)
+        left_is_open = window is None or window[0] < 0
         is_default = self.scale is None or _float32(self.scale) == _float32(_default_scale(self.hdim_q))
-        scale = None if is_default else self.scale
-        self.__dict__.update(mask=mask, window=window, scale=scale)  # frozen for users; this is still construction
+        self._set(
+            mask=mask,
+            window=window,
+            sink_size=0 if left_is_open else self.sink_size,
+            scale=None if is_default else self.scale,
+            # The rows of packed sequences are apart already: one batch of biases is enough.
+            bias_dims="1h" if self.bias is Bias.NO or self._one_bias_a_row else self.bias_dims,
+        )
+        check_features(self)
+        self._set_cache()
         for quantity, total in (("FLOP", self.flops), ("bytes of tensors", self.bytes)):
             if total > MAX_TOTAL:
                 raise ProblemError(f"the sizes multiply to {total:.3g} {quantity}, which do not fit in 63 bits")
         _ = self.key  # computed now, so that reading it is a plain attribute access
         return self
 
-    def _check_lengths(self) -> None:
-        if self.seqlens_q is None or self.seqlens_k is None:
-            if self.seqlens_k is not None:
-                raise ProblemError("seqlens_k is given without seqlens_q: group mode needs seqlens_q")
-            return
-        if len(self.seqlens_k) != len(self.seqlens_q):
-            raise ProblemError(
-                f"seqlens_k has {len(self.seqlens_k)} sequences: must have as many as seqlens_q, {len(self.seqlens_q)}"
+    def _set(self, **fields: Any) -> None:
+        self.__dict__.update(fields)  # frozen for users; this is still construction
+
+    @property
+    def _one_bias_a_row(self) -> bool:
+        return self.bias is Bias.BIAS and self.bias_dims == "bh" and self.mode is Mode.GROUP
+
+    def _set_cache(self) -> None:
+        """Defaults of the cache's fields, which depend on the operation."""
+        if self.paged and self.num_pages is None:
+            self._set(num_pages=self.batch * self.pages_per_sequence)
+        if self.op == "batch_prefill":
+            self._set(
+                kv_memory_layout=self.kv_memory_layout or KvMemoryLayout.LINEAR,
+                kv_lookup_table=self.kv_lookup_table or KvLookupTable.VLLM,
             )
-        for name, value, source, implied in (
-            ("batch", self.batch, "seqlens_q", len(self.seqlens_q)),
-            ("seqlen_q", self.seqlen_q, "seqlens_q", max(self.seqlens_q, default=0)),
-            ("seqlen_k", self.seqlen_k, "seqlens_k", max(self.seqlens_k, default=0)),
-        ):
-            if value != implied:
-                raise ProblemError(
-                    f"{name}={value} contradicts {source}, which makes it {implied}", hint=f"leave {name} out"
-                )
-        for name, lengths in (("seqlens_q", self.seqlens_q), ("seqlens_k", self.seqlens_k)):
-            if sum(lengths) > MAX_SIZE:
-                raise ProblemError(f"{name} adds up to {sum(lengths)} tokens: at most {MAX_SIZE}")
-        if self.layout != "bhsd":
-            raise ProblemError(
-                f"layout={self.layout!r} does not apply to packed sequences, which are (tokens, nhead, hdim)",
-                hint="leave layout out",
-            )
+        if self.rope is not Rope.NO and self.rotary_dim is None:
+            self._set(rotary_dim=self.hdim_q // 2 * 2)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Problem:
         """The same problem with other values in some fields, validated like any other.
@@ -236,8 +235,16 @@ class Problem(BaseModel):
 
     @cached_property
     def key(self) -> str:
-        """Canonical JSON of the normal form: equal problems have equal keys, and ``Problem(**json.loads(key))``."""
-        return json.dumps(self.model_dump(mode="json", exclude_none=True), sort_keys=True, separators=(",", ":"))
+        """Canonical JSON of the normal form: equal problems have equal keys, and ``Problem(**json.loads(key))``.
+
+        Features that the problem does without are left out.
+        """
+        fields = {
+            name: value
+            for name, value in self.model_dump(mode="json", exclude_none=True).items()
+            if name in _ALWAYS_IN_KEY or value != type(self).model_fields[name].default
+        }
+        return json.dumps(fields, sort_keys=True, separators=(",", ":"))
 
     @cached_property
     def mode(self) -> Mode:
@@ -246,10 +253,15 @@ class Problem(BaseModel):
 
     @property
     def sequences(self) -> Iterable[tuple[int, int]]:
-        """(queries, keys) of each sequence."""
-        if self.seqlens_q is None or self.seqlens_k is None:
+        """(queries, keys) of each sequence, as stored; of a paged one the most keys that it may have."""
+        if self.seqlens_q is None:
             return ((self.seqlen_q, self.seqlen_k) for _ in range(self.batch))
-        return zip(self.seqlens_q, self.seqlens_k, strict=True)
+        return zip(self.seqlens_q, self.seqlens_k or (self.seqlen_k,) * self.batch, strict=True)
+
+    @property
+    def tokens_k(self) -> int:
+        """Keys along the token axis: those of all packed sequences, or of one sequence of a batch."""
+        return self.seqlen_k if self.seqlens_k is None else sum(self.seqlens_k)
 
     @property
     def kernel_mask(self) -> Mask:
@@ -285,83 +297,47 @@ class Problem(BaseModel):
         """Query heads that share a key head."""
         return self.nhead_q // self.nhead_k
 
+    @property
+    def paged(self) -> bool:
+        """Whether K and V lie in pages."""
+        return self.page_size > 0
+
+    @property
+    def pages_per_sequence(self) -> int:
+        """Pages that the longest sequence fills."""
+        return -(-self.seqlen_k // self.page_size)
+
+    @property
+    def appended(self) -> int:
+        """Positions behind the cached tokens that appending needs: of new keys, and of rotated queries.
+
+        Without a mask all queries have the position of the first.
+        """
+        queries = self.seqlen_q if self.kernel_mask is not Mask.NO else min(self.seqlen_q, 1)
+        return max(self.seqlen_new or 0, queries if self.rope is not Rope.NO else 0)
+
+    @cached_property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Every tensor of a run by name: inputs, required ones first, then outputs."""
+        return tensors_of(self)
+
     @cached_property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Shape of every tensor, inputs ``q k v`` first, then outputs ``o`` and, where asked for, ``lse``.
-
-        Group mode: (tokens, nhead, hdim), lse (nhead_q, tokens_q). Batch mode: (batch, nhead, seqlen, hdim) in layout
-        bhsd, (batch, seqlen, nhead, hdim) in layout bshd, lse (batch, nhead_q, seqlen_q) in both.
-        """
-
-        def shape(nhead: int, lengths: tuple[int, ...] | None, seqlen: int, hdim: int) -> tuple[int, ...]:
-            if lengths is not None:
-                return (sum(lengths), nhead, hdim)
-            return (self.batch, nhead, seqlen, hdim) if self.layout == "bhsd" else (self.batch, seqlen, nhead, hdim)
-
-        shapes = {
-            "q": shape(self.nhead_q, self.seqlens_q, self.seqlen_q, self.hdim_q),
-            "k": shape(self.nhead_k, self.seqlens_k, self.seqlen_k, self.hdim_q),
-            "v": shape(self.nhead_k, self.seqlens_k, self.seqlen_k, self.hdim_v),
-            "o": shape(self.nhead_q, self.seqlens_q, self.seqlen_q, self.hdim_v),
-        }
-        if self.lse:
-            rows = (self.batch, self.nhead_q, self.seqlen_q)
-            shapes["lse"] = rows if self.seqlens_q is None else (self.nhead_q, sum(self.seqlens_q))
-        return shapes
+        """Shape of every tensor that a run needs: its required inputs, then its outputs. See :attr:`tensors`."""
+        return {name: tensor.shape for name, tensor in self.tensors.items() if not tensor.optional}
 
     @property
     def flops(self) -> int:
-        """FLOP of the two matrix products, by convention: 2 (hdim_q + hdim_v) for a query-key pair of a query head.
-
-        Pairs are all pairs without a mask, half of all under a causal mask, whatever its corner (so do published
-        figures count), and exactly the visible pairs under a window; group mode sums over its sequences.
-        """
-        flop_of_pair = 2 * self.nhead_q * (self.hdim_q + self.hdim_v)
-        if self.window is not None:
-            return flop_of_pair * sum(self._visible_pairs(*lengths) for lengths in self._distinct_sequences())
-        pairs = sum(count * seqlen_q * seqlen_k for count, seqlen_q, seqlen_k in self._distinct_sequences())
-        return flop_of_pair * pairs if self.mask == "no" else flop_of_pair // 2 * pairs
-
-    def _distinct_sequences(self) -> list[tuple[int, int, int]]:
-        """(count, queries, keys): one entry in batch mode, where all sequences are alike."""
-        if self.mode is Mode.BATCH:
-            return [(self.batch, self.seqlen_q, self.seqlen_k)]
-        return [(1, *lengths) for lengths in self.sequences]
-
-    def _visible_pairs(self, count: int, seqlen_q: int, seqlen_k: int) -> int:
-        """Pairs inside the window, in closed form.
-
-        The keys of query i end at clamp(i + to_end) and begin at clamp(i + to_begin), clamped to [0, seqlen_k].
-        """
-
-        def sum_of_clamps(offset: int) -> int:
-            def below(stop: int) -> int:  # sum of clamp(i) over every i < stop
-                inside = min(max(stop, 0), seqlen_k)
-                return inside * (inside - 1) // 2 + max(stop - inside, 0) * seqlen_k
-
-            return below(offset + seqlen_q) - below(offset)
-
-        diagonal = seqlen_k - seqlen_q if self.mask_corner else 0
-        ends = seqlen_q * seqlen_k if self.window_right < 0 else sum_of_clamps(diagonal + self.window_right + 1)
-        begins = 0 if self.window_left < 0 else sum_of_clamps(diagonal - self.window_left)
-        return count * (ends - begins)
+        """FLOP of the matrix products, by convention: see :func:`~catalog.schema.cost.flops_of`."""
+        return flops_of(self)
 
     @property
     def bytes(self) -> int:
         """Bytes of all tensors: the least memory traffic, every input read once, every output written once."""
-        size_in, size_out = ELEMENT_BYTES[self.dtype]
-        sizes = {"o": size_out, "lse": 4}
-        return sum(math.prod(shape) * sizes.get(name, size_in) for name, shape in self.shapes.items())
+        return bytes_of(self)
 
 
-_CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "op": get_args(Op),
-        "dtype": tuple(map(str, ELEMENT_BYTES)),
-        "mask": get_args(MaskWord),
-        "layout": get_args(Layout),
-    }
-)
+_ALWAYS_IN_KEY = ("op", "dtype", "mask", "lse", "layout")
 
 
 def _default_scale(hdim_q: int) -> float:
@@ -403,8 +379,8 @@ def _explained(error: ValidationError) -> ProblemError:
     value, is_missing, indices = first["input"], first["type"] == "missing", first["loc"][1:]
     if is_missing and not indices:
         return ProblemError(f"a problem needs {name}: {meaning}")
-    if name in _CHOICES:
-        allowed = _CHOICES[name]
+    if name in CHOICES:
+        allowed = CHOICES[name]
         return ProblemError(f"{name}={value!r}: allowed: {', '.join(allowed)}{_nearest(str(value), allowed)}")
     element = "" if is_missing else "".join(f"[{index}]" for index in indices)
     return ProblemError(f"{name}{element}={value!r}: {meaning}")

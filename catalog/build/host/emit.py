@@ -1,4 +1,4 @@
-"""The translation unit of a host row: its traits as a C++ struct, handed to the kernel headers."""
+"""The translation unit of a host row: its traits as a C++ struct, handed to the kernel header of its family."""
 
 from __future__ import annotations
 
@@ -7,42 +7,103 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from catalog.errors import BuildError
-from catalog.schema.fields import TRAITS, Dtype, Family, Mask, Mode
+from catalog.schema.fields import (
+    TRAITS,
+    Bias,
+    Dtype,
+    Family,
+    KvLookupTable,
+    KvMemoryLayout,
+    Mask,
+    Mode,
+    Qscale,
+    Rope,
+    Signature,
+)
 from catalog.schema.kernel import Kernel
 
-_DTYPES = MappingProxyType({Dtype.FP32: "float", Dtype.FP16: "catalog::host::fp16", Dtype.BF16: "catalog::host::bf16"})
-_MASKS = MappingProxyType({Mask.NO: "none", Mask.CAUSAL: "causal", Mask.GENERIC: "generic", Mask.MASK: "generic"})
+_FP32, _FP16, _BF16 = "float", "catalog::host::fp16", "catalog::host::bf16"
+_FP8, _BF8 = "catalog::host::fp8", "catalog::host::bf8"
 
-# What the headers implement. Of every other trait of the signature they know the default only.
-_IMPLEMENTED: Mapping[str, frozenset[object]] = MappingProxyType(
+_DTYPES: Mapping[Dtype, tuple[str, str]] = MappingProxyType(
     {
-        "family": frozenset({Family.FWD}),
-        "dtype": frozenset(_DTYPES),
-        "mode": frozenset(Mode),
-        "mask": frozenset(_MASKS),
-        "lse": frozenset({False, True}),
+        Dtype.FP32: (_FP32, _FP32),
+        Dtype.FP16: (_FP16, _FP16),
+        Dtype.BF16: (_BF16, _BF16),
+        Dtype.FP8: (_FP8, _FP8),
+        Dtype.BF8: (_BF8, _BF8),
+        Dtype.FP8FP16: (_FP8, _FP16),
+        Dtype.FP8BF16: (_FP8, _BF16),
+        Dtype.FP8FP32: (_FP8, _FP32),
     }
 )
-_FREE = frozenset({"hdim_q", "hdim_v"})
+"""C++ types of the elements of Q, K and V, and of O."""
 
-_EXTENTS = ("hdim_q", "hdim_v", "tile_m0", "tile_n0", "warp_m0", "warp_n0", "warp_m1", "warp_n1")
+_HEADERS: Mapping[Family, str] = MappingProxyType(
+    {
+        Family.FWD: "fmha_fwd",
+        Family.FWD_PAGEDKV: "fmha_fwd",
+        Family.BATCH_PREFILL: "fmha_fwd",
+        Family.FWD_SPLITKV: "fmha_fwd_splitkv",
+        Family.FWD_SPLITKV_COMBINE: "fmha_fwd_splitkv_combine",
+        Family.FWD_APPENDKV: "fmha_fwd_appendkv",
+        Family.BWD_DOT_DO_O: "fmha_bwd_dot_do_o",
+        Family.BWD_DQ_DK_DV: "fmha_bwd_dq_dk_dv",
+        Family.BWD_CONVERT_DQ: "fmha_bwd_convert_dq",
+    }
+)
+"""Kernel headers: each defines launch_<header>."""
+
+_ENUMS = (Mode, Mask, Bias, Qscale, Rope, KvMemoryLayout, KvLookupTable)
+"""Types of traits that the headers know by the same name."""
+
+_UNKNOWN = frozenset({"mx"})
+"""Values of those types that they do not know."""
+
+_ALIASES = MappingProxyType({"no": "none", "mask": "generic"})
+
+_EXTENTS = tuple(name for name in TRAITS if name.startswith(("tile_", "warp_")) and TRAITS[name].kind == "int")
+_PADS = ("pad_s", "pad_sk", "pad_d", "pad_dv")
 
 
-def _refuse_unimplemented(kernel: Kernel) -> None:
-    for name, value in kernel.signature:
-        if name in _FREE:
-            continue
-        if value not in _IMPLEMENTED.get(name, {TRAITS[name].default}):
-            raise BuildError(f"kernel {kernel.name}: the host has no kernels for {name} = {value}")
+def _member(kernel: Kernel, name: str, value: object) -> str:
+    """One trait of the signature as a member of the C++ struct.
+
+    Raises:
+        BuildError: the headers know no such value.
+    """
+    if isinstance(value, bool):
+        return f"static constexpr bool {name} = {str(value).lower()};"
+    if isinstance(value, int):
+        return f"static constexpr int {name} = {value};"
+    if isinstance(value, _ENUMS) and value.value not in _UNKNOWN:
+        cpp = f"catalog::host::{type(value).__name__}"
+        return f"static constexpr auto {name} = {cpp}::{_ALIASES.get(value.value, value.value)};"
+    if value == TRAITS[name].default:
+        return ""
+    raise BuildError(f"kernel {kernel.name}: the host has no kernels for {name} = {value}")
+
+
+def _members(kernel: Kernel) -> list[str]:
+    signature = kernel.signature
+    if signature.dtype not in _DTYPES:
+        raise BuildError(f"kernel {kernel.name}: the host has no kernels for dtype = {signature.dtype}")
+    of_input, of_output = _DTYPES[signature.dtype]
+    row = kernel.to_row()
+    members = [f"using dtype = {of_input};", f"using otype = {of_output};"]
+    members += [
+        _member(kernel, name, getattr(signature, name))
+        for name in Signature.model_fields
+        if name not in ("family", "dtype")
+    ]
+    members += [f"static constexpr int {name} = {row[name]};" for name in _EXTENTS if row[name]]
+    members += [f"static constexpr bool {name} = {str(bool(row[name])).lower()};" for name in _PADS]
+    return [member for member in members if member]
 
 
 def _describe(kernel: Kernel) -> str:
     described = json.loads(kernel.canonical_json) | {"id": kernel.id, "name": kernel.name}
     return json.dumps(described, sort_keys=True, separators=(",", ":"))
-
-
-def _bool(value: object) -> str:
-    return "true" if value else "false"
 
 
 def emit(kernel: Kernel) -> str:
@@ -51,29 +112,21 @@ def emit(kernel: Kernel) -> str:
     Raises:
         BuildError: the kernel headers implement no such kernel; the message names the trait.
     """
-    _refuse_unimplemented(kernel)
-    signature, algorithm = kernel.signature, kernel.algorithm
-    row = kernel.to_row()
-    extents = "\n".join(f"    static constexpr int {name} = {row[name]};" for name in _EXTENTS)
+    header = _HEADERS[kernel.family]
+    members = "\n".join(f"    {member}" for member in _members(kernel))
     # JSON of JSON: ASCII, with quotes and backslashes escaped as C++ escapes them.
     description = json.dumps(_describe(kernel))
     return f"""\
 // {kernel.name}
-#include "host/fmha_fwd.hpp"
+#include "host/{header}.hpp"
 
 namespace {{
 
 struct Row {{
-    using dtype = {_DTYPES[signature.dtype]};
-{extents}
-    static constexpr auto mask = catalog::host::Mask::{_MASKS[signature.mask]};
-    static constexpr bool group = {_bool(signature.mode is Mode.GROUP)};
-    static constexpr bool lse = {_bool(signature.lse)};
-    static constexpr bool pad_d = {_bool(algorithm.pad_d)};
-    static constexpr bool pad_dv = {_bool(algorithm.pad_dv)};
+{members}
 }};
 
 }}  // namespace
 
-CATALOG_EXPORT_FWD(Row, {description})
+CATALOG_EXPORT(catalog::host::launch_{header}<Row>, {description})
 """

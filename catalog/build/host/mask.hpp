@@ -1,13 +1,11 @@
-// Which keys a query sees, as a half-open range. Both ends grow with the query, so the ranges of a tile of queries
-// follow from its first and its last row.
+// Which keys a query sees: a half-open range, and the first keys to the left of it (sinks). Both ends of the range grow
+// with the query, so the ranges of a tile of queries follow from its first and its last row.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 
 namespace catalog::host {
-
-enum class Mask { none, causal, generic };
 
 struct KeyRange {
     std::int64_t begin, end;
@@ -18,15 +16,25 @@ struct KeyRange {
 
 inline KeyRange intersect(KeyRange a, KeyRange b) { return {std::max(a.begin, b.begin), std::min(a.end, b.end)}; }
 
-// Keys from `diagonal + query - left` to `diagonal + query + right`; a side is unbounded when it is negative.
-struct Window {
-    std::int64_t left, right, diagonal, seqlen_k;
+// The keys of one of `splits` equal parts, which start at multiples of `step`.
+inline KeyRange keys_of_split(std::int64_t seqlen_k, std::int64_t split, std::int64_t splits, int step) {
+    const std::int64_t part = ((seqlen_k + splits - 1) / splits + step - 1) / step * step;
+    return {std::min(split * part, seqlen_k), std::min((split + 1) * part, seqlen_k)};
+}
 
+// Keys from `diagonal + query - left` to `diagonal + query + right`, and of those left of them the first `sinks`; a side
+// is unbounded when it is negative. `keys` are all that there are.
+struct Window {
+    std::int64_t left, right, diagonal, sinks;
+    KeyRange keys;
+
+    std::int64_t center(std::int64_t query) const { return query + diagonal; }
+
+    // Without sinks.
     KeyRange visible(std::int64_t query) const {
-        const std::int64_t center = query + diagonal;
-        const std::int64_t begin = left < 0 ? 0 : center - left;
-        const std::int64_t end = right < 0 ? seqlen_k : center + right + 1;
-        return intersect({begin, end}, {0, seqlen_k});
+        const std::int64_t begin = left < 0 ? keys.begin : center(query) - left;
+        const std::int64_t end = right < 0 ? keys.end : center(query) + right + 1;
+        return intersect({begin, end}, keys);
     }
 };
 

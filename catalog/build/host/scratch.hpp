@@ -6,6 +6,7 @@
 #include <memory>
 #include <new>
 
+#include "kv.hpp"
 #include "pack.hpp"
 #include "softmax.hpp"
 
@@ -15,6 +16,7 @@ template <class Row>
 struct Scratch {
     static_assert(Row::warp_n0 % lanes == 0 && Row::warp_n1 % lanes == 0, "a register block is whole vectors wide");
     static_assert(Row::tile_n0 % Row::warp_n0 == 0, "a tile is whole register blocks wide");
+    static_assert(Row::tile_n0 % 16 == 0, "a tile starts where the random numbers of a dropout do");
     static_assert(Row::tile_m0 > 0 && Row::warp_m0 > 0 && Row::warp_m1 > 0);
 
     static constexpr int depth = round_up(Row::hdim_q, lanes);
@@ -25,6 +27,9 @@ struct Scratch {
     static constexpr int item_tiles = std::max(1, (256 << 10) / (row_bytes * Row::tile_m0));
     static constexpr int item_rows = item_tiles * Row::tile_m0;
 
+    static constexpr int gathered_keys = Row::paged_kv ? Row::tile_n0 : 0;
+    static constexpr int scaled_keys = has_key_scales<Row> ? Row::tile_n0 : 0;
+
     alignas(64) float q[item_rows][depth];
     alignas(64) float o[item_rows][columns];
     alignas(64) float k[Row::tile_n0 * depth];
@@ -32,18 +37,22 @@ struct Scratch {
     alignas(64) float s[Row::tile_m0][Row::tile_n0];
     RowState state[item_rows];
     float rescale[Row::tile_m0];
+    typename Row::dtype gathered_k[gathered_keys * Row::hdim_q + 1];
+    typename Row::dtype gathered_v[gathered_keys * Row::hdim_v + 1];
+    float k_scales[scaled_keys + 1];
+    float v_scales[scaled_keys + 1];
 };
 
-// nullptr when there is no memory.
-template <class Row>
-inline Scratch<Row>* thread_scratch() {
+// This thread's own; nullptr when there is no memory.
+template <class Memory>
+inline Memory* thread_scratch() {
     struct Free {
         void operator()(void* memory) const { std::free(memory); }
     };
-    thread_local std::unique_ptr<Scratch<Row>, Free> scratch;
+    thread_local std::unique_ptr<Memory, Free> scratch;
     if (!scratch) {
-        void* memory = std::aligned_alloc(alignof(Scratch<Row>), sizeof(Scratch<Row>));
-        if (memory) scratch.reset(new (memory) Scratch<Row>);
+        void* memory = std::aligned_alloc(alignof(Memory), sizeof(Memory));
+        if (memory) scratch.reset(new (memory) Memory);
     }
     return scratch.get();
 }

@@ -9,7 +9,7 @@ namespace catalog::host {
 
 inline constexpr float infinity = std::numeric_limits<float>::infinity();
 
-// 2^x for x <= 0, within EXP2_ULP ulp; 0 below the smallest normal number, so exp2(-infinity) == 0. NaN stays NaN.
+// 2^x for x < 128, within EXP2_ULP ulp; 0 below the smallest normal number, so exp2(-infinity) == 0. NaN stays NaN.
 inline Float exp2(Float x) {
     constexpr float to_integer = 0x1.8p23f;  // adding it leaves round(x) in the low mantissa bits
     const Float shifted = x + to_integer;
@@ -24,6 +24,9 @@ inline Float exp2(Float x) {
     const Float scaled = (Float)((Bits)p + ((Bits)shifted << 23));
     return x < -126.0f ? Float{} : scaled;
 }
+
+// 2^x for every x.
+inline Float exp2_or_infinity(Float x) { return x < 128.0f ? exp2(x) : x + infinity; }
 
 // Running state of one query row. Scores, and so the maximum, are already multiplied by log2(e).
 struct RowState {

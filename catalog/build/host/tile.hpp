@@ -19,7 +19,7 @@ inline void accumulate(Scratch<Row>& scratch, std::int64_t first_row, int rows, 
             const auto rescaled = [&](int r, int j) {
                 return load(o + r * Memory::columns + j) * scratch.rescale[row + r];
             };
-            multiply_block<block, Row::warp_n1, Row::tile_n0, Memory::columns>(
+            multiply_block<block, Row::warp_n1, Row::tile_n0, 1, Memory::columns>(
                 scratch.s[row], v + column * panel_stride, ldb, keys, o, rescaled);
         });
 }
@@ -40,15 +40,10 @@ struct PackedTile {
         pack_values<Row::warp_n1, Row::tile_n0>(values, count, hdim_v, scratch.v);
     }
 
-    // S = Q K^T. A panel of K stays in L1 while all rows pass by.
+    // S = Q K^T.
     void multiply_q_k(std::int64_t first_row, int rows, int keys) const {
-        const auto zero = [](int, int) { return Float{}; };
-        for (int column = 0; column < keys; column += Row::warp_n0)
-            for_row_blocks<Row::warp_m0>(0, rows, [&](auto block, int row) {
-                multiply_block<block, Row::warp_n0, Memory::depth, Row::tile_n0>(
-                    scratch.q[first_row + row], scratch.k + column * Memory::depth, Row::warp_n0, hdim_q,
-                    scratch.s[row] + column, zero);
-            });
+        multiply_panels<Row::warp_m0, Row::warp_n0, Memory::depth, 1, Row::tile_n0>(
+            scratch.q[first_row], scratch.k, Memory::depth, Row::warp_n0, rows, keys, hdim_q, scratch.s[0], from_zero);
     }
 
     void multiply_p_v(std::int64_t first_row, int rows, int keys) const {

@@ -8,7 +8,7 @@ import os
 import struct
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from itertools import accumulate
@@ -20,11 +20,10 @@ import numpy as np
 
 from catalog.errors import DeviceError
 from catalog.runtime.devices import DeviceInfo
+from catalog.runtime.devices.abi import ABI_VERSION, TENSORS, CatalogArgs
 from catalog.runtime.tensors import Array, element_strides
+from catalog.runtime.workspace import make_workspace
 from catalog.schema.problem import Problem
-
-ABI_VERSION = 1
-"""CATALOG_ABI_VERSION of the header that this module mirrors."""
 
 HOST_ARCHES = ("x86_64_v4", "x86_64_v3", "aarch64")
 """Compile targets of host kernels, best first."""
@@ -43,48 +42,8 @@ _STATUS: Mapping[int, str] = MappingProxyType(
 _REBUILD = "build the kernel anew"
 
 
-class CatalogTensor(ctypes.Structure):
-    """``catalog_tensor`` of catalog_abi.h."""
-
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("stride_batch", ctypes.c_int64),
-        ("stride_nhead", ctypes.c_int64),
-        ("stride_seqlen", ctypes.c_int64),
-    )
-
-
-class CatalogArgs(ctypes.Structure):
-    """``catalog_args`` of catalog_abi.h."""
-
-    _fields_ = (
-        ("struct_bytes", ctypes.c_uint32),
-        ("abi_version", ctypes.c_uint32),
-        ("q", CatalogTensor),
-        ("k", CatalogTensor),
-        ("v", CatalogTensor),
-        ("o", CatalogTensor),
-        ("lse", CatalogTensor),
-        ("seqstart_q", ctypes.c_void_p),
-        ("seqstart_k", ctypes.c_void_p),
-        ("batch", ctypes.c_int64),
-        ("nhead_q", ctypes.c_int64),
-        ("nhead_k", ctypes.c_int64),
-        ("seqlen_q", ctypes.c_int64),
-        ("seqlen_k", ctypes.c_int64),
-        ("hdim_q", ctypes.c_int64),
-        ("hdim_v", ctypes.c_int64),
-        ("window_left", ctypes.c_int64),
-        ("window_right", ctypes.c_int64),
-        ("mask_corner", ctypes.c_int32),
-        ("scale", ctypes.c_float),
-        ("num_threads", ctypes.c_int32),
-        ("reserved", ctypes.c_int32),
-    )
-
-
-_TENSOR = struct.Struct("@Pqqq")
-_OFFSETS = {name: getattr(CatalogArgs, name).offset for name in ("q", "k", "v", "o", "lse")}
+_TENSOR = struct.Struct("@Pqqqq")
+_OFFSETS = {name: getattr(CatalogArgs, name).offset for name in TENSORS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +82,7 @@ class HostDevice:
         Raises:
             DeviceError: no host arch runs on this CPU.
         """
-        return DeviceInfo(resolve_host_arch(), _cpu_name(), self.num_threads or _usable_cores())
+        return DeviceInfo(resolve_host_arch(), _cpu_name(), self.threads)
 
     def load(self, path: Path, sha256: str, kernel_id: str) -> HostKernel:
         """The kernel in the library at ``path``, whose content has the digest ``sha256``; loaded once.
@@ -139,17 +98,25 @@ class HostDevice:
             raise DeviceError(f"{path} was built from row {kernel.id}, not from {kernel_id}", hint=_REBUILD)
         return kernel
 
-    def call(self, problem: Problem, tensors: Mapping[str, Array]) -> Call:
+    def call(self, problem: Problem, tensors: Mapping[str, Array], num_splits: int = 1) -> Call:
         """The argument struct of a problem with its checked tensors, inputs and outputs together.
 
-        The call keeps the tensors alive and may be launched any number of times.
+        All stages of a plan take it. The call keeps the tensors alive and may be launched any number of times.
         """
         template, seqstarts = _template(problem)
         args = CatalogArgs.from_buffer_copy(template)
         args.num_threads = self.num_threads
-        for name, tensor in tensors.items():  # assigning a CatalogTensor takes several times longer
-            _TENSOR.pack_into(args, _OFFSETS[name], tensor.ctypes.data, *element_strides(problem, name, tensor))
-        return Call(args, ctypes.byref(args), (*tensors.values(), *seqstarts))
+        args.num_splits = num_splits
+        for name, array in tensors.items():  # assigning a CatalogTensor takes several times longer
+            tensor = problem.tensors[name]
+            _TENSOR.pack_into(args, _OFFSETS[tensor.slot], array.ctypes.data, *element_strides(tensor, array), 0)
+            if tensor.pool:
+                args.num_page_indices = len(array)
+        workspace = make_workspace(problem, num_splits)
+        for slot, partial in workspace.items():
+            _TENSOR.pack_into(args, _OFFSETS[slot], partial.array.ctypes.data, *partial.strides)
+        kept = (*tensors.values(), *seqstarts, *(partial.array for partial in workspace.values()))
+        return Call(args, ctypes.byref(args), kept)
 
     def launch(self, kernel: HostKernel, call: Call) -> None:
         """Run the kernel; on return the outputs are written.
@@ -161,8 +128,8 @@ class HostDevice:
         if status != _OK:
             raise DeviceError(f"kernel {kernel.id}: {_STATUS.get(status, f'unknown status {status}')}")
 
-    def time(self, kernel: HostKernel, call: Call, launches: int) -> list[int]:
-        """Nanoseconds of each of so many launches, one after the other.
+    def time(self, kernels: Sequence[HostKernel], call: Call, launches: int) -> list[int]:
+        """Nanoseconds of each of so many launches of the kernels, one after the other.
 
         Raises:
             DeviceError: as :meth:`launch`.
@@ -171,9 +138,15 @@ class HostDevice:
         durations = []
         for _ in range(launches):
             start = clock()
-            self.launch(kernel, call)
+            for kernel in kernels:
+                self.launch(kernel, call)
             durations.append(clock() - start)
         return durations
+
+    @property
+    def threads(self) -> int:
+        """Threads that a kernel uses."""
+        return self.num_threads or _usable_cores()
 
 
 _opened: set[Path] = set()
@@ -220,17 +193,15 @@ def _kernel(path: Path, library: ctypes.CDLL) -> HostKernel:
 @lru_cache(maxsize=1024)
 def _template(problem: Problem) -> tuple[CatalogArgs, tuple[Array, ...]]:
     """The arguments that follow from the problem alone, and the arrays that they point to."""
-    seqstarts = tuple(
-        np.fromiter(accumulate(lengths, initial=0), np.int32, len(lengths) + 1)
-        for lengths in (problem.seqlens_q, problem.seqlens_k)
+    starts = {
+        name: np.fromiter(accumulate(lengths, initial=0), np.int32, len(lengths) + 1)
+        for name, lengths in (("seqstart_q", problem.seqlens_q), ("seqstart_k", problem.seqlens_k))
         if lengths is not None
-    )
-    seqstart_q, seqstart_k = (starts.ctypes.data for starts in seqstarts) if seqstarts else (None, None)
+    }
     args = CatalogArgs(
         struct_bytes=ctypes.sizeof(CatalogArgs),
         abi_version=ABI_VERSION,
-        seqstart_q=seqstart_q,
-        seqstart_k=seqstart_k,
+        **{name: array.ctypes.data for name, array in starts.items()},
         batch=problem.batch,
         nhead_q=problem.nhead_q,
         nhead_k=problem.nhead_k,
@@ -240,10 +211,21 @@ def _template(problem: Problem) -> tuple[CatalogArgs, tuple[Array, ...]]:
         hdim_v=problem.hdim_v,
         window_left=problem.window_left,
         window_right=problem.window_right,
+        sink_size=problem.sink_size,
+        min_seqlen_q=problem.min_seqlen_q,
+        page_size=problem.page_size,
+        num_pages=problem.num_pages or 0,
+        pages_per_sequence=problem.pages_per_sequence if problem.paged else 0,
+        seqlen_new=problem.seqlen_new or 0,
+        rotary_dim=problem.rotary_dim or 0,
+        block_scale_size_q=problem.block_scale_size_q,
+        block_scale_size_kv=problem.block_scale_size_kv,
         mask_corner=problem.mask_corner,
         scale=problem.softmax_scale,
+        logits_soft_cap=problem.logits_soft_cap or 0,
+        p_drop=problem.dropout,
     )
-    return args, seqstarts
+    return args, tuple(starts.values())
 
 
 def why_unavailable(arch: str) -> str | None:

@@ -1,0 +1,27 @@
+// Backward attention, first stage: delta of a query row is the sum of dO * O over its head dim.
+#pragma once
+
+#include "rows.hpp"
+
+namespace catalog::host {
+
+template <class Row>
+inline void dot_row(const catalog_args& args, const QueryRow& at) {
+    using Output = typename Row::otype;
+    const Output *grad_o = at.of<const Output>(args.grad_o), *o = at.of<const Output>(args.o);
+    Float sum = {};
+    for (std::int64_t d = 0; d < args.hdim_v; d += lanes)
+        sum += load_first(grad_o + d, args.hdim_v - d) * load_first(o + d, args.hdim_v - d);
+    *at.of<float>(args.delta) = reduce_sum(sum);
+}
+
+template <class Row>
+inline std::int32_t launch_fmha_bwd_dot_do_o(const catalog_args* args) noexcept {
+    if (const catalog_status status = check_rows<Row>(args); status != CATALOG_OK) return status;
+    if (!valid_hdim(args->hdim_v, Row::hdim_v, Row::pad_dv)) return CATALOG_BAD_ARGUMENT;
+    if (has_rows<Row>(*args) && !(args->grad_o.data && args->o.data && args->delta.data)) return CATALOG_BAD_ARGUMENT;
+    for_rows<Row>(*args, [&](const QueryRow& at) { dot_row<Row>(*args, at); });
+    return CATALOG_OK;
+}
+
+}  // namespace catalog::host

@@ -1,0 +1,65 @@
+// The 8-bit element types of OCP: e4m3fn (no infinity, NaN 0x7f) and e5m2 (the upper byte of fp16).
+#pragma once
+
+#include "dtype.hpp"
+
+namespace catalog::host {
+
+struct fp8 {
+    std::uint8_t bits;
+};
+
+struct bf8 {
+    std::uint8_t bits;
+};
+
+typedef std::uint8_t ByteBits __attribute__((vector_size(vector_bytes / 4)));
+
+inline Bits select(Bits condition, Bits yes, Bits no) { return (condition & yes) | (~condition & no); }
+
+inline Float load(const bf8* from) {
+    fp16 halves[lanes];
+    store_bits(halves, __builtin_convertvector(load_bits<ByteBits>(from), HalfBits) << 8);
+    return load(halves);
+}
+
+// As the bits of fp16 an e4m3 number is 2^8 too small, subnormal numbers too.
+inline Float load(const fp8* from) {
+    const HalfBits bits = __builtin_convertvector(load_bits<ByteBits>(from), HalfBits);
+    fp16 halves[lanes];
+    store_bits(halves, (bits & 0x80) << 8 | (bits & 0x7f) << 7);
+    const Bits is_nan = (Bits)(__builtin_convertvector(bits & 0x7f, Bits) == 0x7f);
+    return (Float)((Bits)(load(halves) * 256.0f) | (is_nan & 0x7fc00000));
+}
+
+// Rounds to nearest even; what is too large becomes the largest number, as in CK Tile. `mantissa` bits are kept of
+// normal numbers; below 2^min_exponent the spacing is that of the smallest normal ones.
+template <int mantissa, int bias>
+inline Bits narrow(Float x, float largest, std::uint32_t nan) {
+    constexpr int shift = 23 - mantissa, min_exponent = 1 - bias;
+    const Bits bits = (Bits)x, sign = bits >> 31 << 7, magnitude = bits & 0x7fffffff;
+    const Float size = (Float)magnitude;
+    const Float clamped = size > largest ? splat(largest) : size;
+
+    const Bits normal_bits = (Bits)clamped;
+    const Bits rounded = normal_bits + ((1u << (shift - 1)) - 1) + (normal_bits >> shift & 1);
+    const Bits normal = (rounded >> shift) - ((127u - bias) << mantissa);
+
+    // Adding this number leaves the multiples of the smallest subnormal number in the low mantissa bits.
+    const float magic = static_cast<float>(1u << (23 - mantissa)) * (1.0f / static_cast<float>(1u << -min_exponent));
+    const Bits subnormal = (Bits)(clamped + magic) - (Bits)splat(magic);
+
+    const Bits is_small = (Bits)(clamped < 1.0f / static_cast<float>(1u << -min_exponent));
+    const Bits is_nan = (Bits)(magnitude > 0x7f800000);
+    return sign | select(is_nan, Bits{} + nan, select(is_small, subnormal, normal));
+}
+
+template <class T>
+inline void store_bytes(T* to, Bits bits) {
+    store_bits(to, __builtin_convertvector(bits, ByteBits));
+}
+
+inline void store(fp8* to, Float x) { store_bytes(to, narrow<3, 7>(x, 448.0f, 0x7f)); }
+inline void store(bf8* to, Float x) { store_bytes(to, narrow<2, 15>(x, 57344.0f, 0x7e)); }
+
+}  // namespace catalog::host

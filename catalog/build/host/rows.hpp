@@ -1,0 +1,58 @@
+// Kernels that treat every query row of every head by itself.
+#pragma once
+
+#include "call.hpp"
+#include "fp8.hpp"
+#include "launch.hpp"
+
+namespace catalog::host {
+
+// One query of one head of one sequence.
+struct QueryRow {
+    const Sequence& seq;
+    std::int64_t head, query;
+
+    template <class Element>
+    Element* of(const catalog_tensor& tensor, std::int64_t split = 0) const {
+        return rows_of<Element>(tensor, seq.batch, head, seq.first_q, split)[query];
+    }
+};
+
+template <class Row>
+inline catalog_status check_rows(const catalog_args* args) {
+    if (!args) return CATALOG_BAD_ARGUMENT;
+    if (args->struct_bytes != sizeof(catalog_args) || args->abi_version != CATALOG_ABI_VERSION)
+        return CATALOG_ABI_MISMATCH;
+    if (!valid_sizes(*args)) return CATALOG_BAD_ARGUMENT;
+    if (Row::mode == Mode::group && args->batch > 0 && !args->seqstart_q) return CATALOG_BAD_ARGUMENT;
+    for (std::int64_t b = 0; b < args->batch; ++b) {
+        const Sequence seq = queries_of<Row>(*args, b);
+        const std::int64_t stored =
+            Row::mode == Mode::group ? args->seqstart_q[b + 1] - args->seqstart_q[b] : args->seqlen_q;
+        if (seq.first_q < 0 || seq.seqlen_q < 0 || seq.seqlen_q > stored || stored > args->seqlen_q)
+            return CATALOG_BAD_ARGUMENT;
+    }
+    return CATALOG_OK;
+}
+
+template <class Row>
+inline bool has_rows(const catalog_args& args) {
+    for (std::int64_t b = 0; b < args.batch; ++b)
+        if (queries_of<Row>(args, b).seqlen_q > 0) return args.nhead_q > 0;
+    return false;
+}
+
+// Calls body(row) for every query row, on all threads.
+template <class Row, class Body>
+inline void for_rows(const catalog_args& args, Body body) {
+    const std::int64_t columns = args.batch * args.nhead_q;
+    const std::int64_t items = columns * args.seqlen_q;
+#pragma omp parallel for num_threads(threads_for(args)) schedule(static) if (items > 64)
+    for (std::int64_t item = 0; item < items; ++item) {
+        const std::int64_t column = item / args.seqlen_q, query = item % args.seqlen_q;
+        const Sequence seq = queries_of<Row>(args, column / args.nhead_q);
+        if (query < seq.seqlen_q) body(QueryRow{seq, column % args.nhead_q, query});
+    }
+}
+
+}  // namespace catalog::host

@@ -1,0 +1,141 @@
+"""The tolerances: kernels that round as they must are within, and not far within; kernels that are wrong are not."""
+
+import warnings
+
+import numpy as np
+import pytest
+from test_reference import GRADIENTS, PROBLEMS, TINY, with_options
+
+from catalog.runtime.inputs import make_inputs
+from catalog.runtime.reference import reference
+from catalog.runtime.tensors import element_type, numpy_dtype, output_names
+from catalog.runtime.tolerance import Tolerance, max_error, tolerances
+from catalog.schema.problem import Problem
+from catalog.schema.problem_fields import ELEMENT_BYTES
+
+SIZES = {"batch": 1, "nhead_q": 2, "seqlen_q": 128, "seqlen_k": 512, "hdim_q": 128}
+
+
+def matrices(inputs, *names):
+    """The heads of the only sequence, float32, times their scales."""
+    return [
+        inputs[name][0].astype(np.float32) * inputs.get(f"{name}_descale", np.ones(1, np.float32)) for name in names
+    ]
+
+
+def float32_attention(problem, inputs, weights):
+    """O and LSE as a kernel computes them, with P rounded to ``weights``."""
+    q, k, v = matrices(inputs, "q", "k", "v")
+    scores = np.float32(problem.softmax_scale) * (q @ k.swapaxes(1, 2)) + matrices(inputs, "bias")[0]
+    largest = scores.max(axis=2, keepdims=True)
+    p = np.exp(scores - largest)
+    total = p.sum(axis=2, keepdims=True)
+    o = p.astype(weights).astype(np.float32) @ v / total
+    return {"o": o[np.newaxis], "lse": (largest + np.log(total))[np.newaxis, ..., 0]}
+
+
+def float32_gradients(problem, inputs, weights):
+    """dQ, dK, dV and dbias, with P and dS rounded to ``weights``."""
+    q, k, v, o, do, bias = matrices(inputs, "q", "k", "v", "o", "do", "bias")
+    scale = np.float32(problem.softmax_scale)
+    p = np.exp(scale * (q @ k.swapaxes(1, 2)) + bias - inputs["lse"][0, ..., np.newaxis])
+    ds = p * (do @ v.swapaxes(1, 2) - (do * o).sum(axis=2, keepdims=True))
+    rounded_p, rounded_ds = (matrix.astype(weights).astype(np.float32) for matrix in (p, ds))
+    dq, dk = scale * rounded_ds @ k, scale * rounded_ds.swapaxes(1, 2) @ q
+    results = {"dq": dq, "dk": dk, "dv": rounded_p.swapaxes(1, 2) @ do, "dbias": ds}
+    return {name: gradient[np.newaxis] for name, gradient in results.items()}
+
+
+CASES = {
+    "fp32": ({"dtype": "fp32"}, "float32"),
+    "fp32, large scores": ({"dtype": "fp32", "scale": 0.5}, "float32"),
+    "bf16": ({"dtype": "bf16"}, "float32"),
+    "fp16 with P in fp16": ({"dtype": "fp16"}, "float16"),
+    "bf16 with P in bf16": ({"dtype": "bf16"}, "bfloat16"),
+    "fp8": ({"dtype": "fp8", "qscale": "pertensor"}, "float32"),
+    "fp8 with O in fp32": ({"dtype": "fp8fp32", "qscale": "pertensor"}, "float32"),
+}
+
+
+@pytest.mark.parametrize(
+    ("op", "case"), [(op, case) for op in ("fwd", "bwd") for case in CASES if op == "fwd" or "fp8" not in case]
+)
+def test_tolerances_allow_an_honest_kernel_and_no_wrong_one(op, case):
+    fields, weights = CASES[case]
+    also = {"dbias": True} if op == "bwd" else {"lse": True}
+    problem = Problem(op=op, **SIZES, **fields, bias="bias", **also)
+    inputs = make_inputs(problem)
+    expected, allowed = reference(problem, inputs), tolerances(problem, inputs, weights)
+    kernel = float32_attention if op == "fwd" else float32_gradients
+    honest = kernel(problem, inputs, numpy_dtype(weights))
+    # A kernel that never reads the last of 512 keys: its weight is 0.002 on average.
+    blind = inputs | {"bias": np.where(np.arange(512) == 511, -np.inf, inputs["bias"]).astype(inputs["bias"].dtype)}
+    wrong = reference(problem, blind)
+    for name in output_names(problem):
+        result = honest[name].astype(element_type(problem, name))
+        used = allowed[name].used(result, expected[name])
+        assert 0.005 < used <= 1, name  # in float32, sums of both signs are this much better than sums may be
+        assert not allowed[name].allows(wrong[name].astype(result.dtype), expected[name]), name
+
+
+@pytest.mark.parametrize("fields", [*PROBLEMS.values(), *(TINY | fields for fields in GRADIENTS.values())])
+def test_every_result_has_a_finite_tolerance(fields):
+    problem = Problem(**fields)
+    inputs = make_inputs(problem)
+    for given in (inputs, with_options(problem, inputs)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            allowed = tolerances(problem, given)
+        for name, result in reference(problem, given).items():
+            assert np.all(np.isfinite(allowed[name].atol))
+            assert allowed[name].allows(result, result)
+            assert np.ndim(allowed[name].atol) in (0, result.ndim)
+
+
+def test_tolerance_of_rotated_tokens():
+    sizes = {"batch": 2, "nhead_q": 4, "nhead_k": 2, "seqlen_q": 3, "seqlen_k": 64, "seqlen_new": 9, "hdim_q": 64}
+    problem = Problem(op="appendkv", **sizes, dtype="bf16", rope="half", rotary_dim=32, mask="causal")
+    inputs = make_inputs(problem)
+    expected, allowed = reference(problem, inputs), tolerances(problem, inputs)
+    rounded = {name: result.astype(element_type(problem, "q")) for name, result in expected.items()}
+    assert 0.9 < allowed["q"].used(rounded["q"], expected["q"]) <= 1
+    assert allowed["k_cache"].allows(rounded["k_cache"], expected["k_cache"])
+    for name, index in (("k_cache", (0, 0, 0, 0)), ("k_cache", (0, 0, 60, 40)), ("v_cache", (0, 0, 60, 0))):
+        wrong = rounded[name].astype(np.float64)
+        wrong[index] = np.nextafter(wrong[index], np.inf)  # what is copied must be exact
+        assert not allowed[name].allows(wrong, expected[name])
+
+
+@pytest.mark.parametrize("dtype", list(ELEMENT_BYTES))
+def test_rounding_of_every_dtype_is_allowed(dtype):
+    """Every number that O may be, and what is between: values of one key each."""
+    problem = Problem(batch=1, nhead_q=1, seqlen_q=1, hdim_q=1, hdim_v=4096, dtype=dtype)
+    magnitudes = 2.0 ** np.random.default_rng(0).uniform(-20, 7, 4096)
+    inputs = {"q": np.ones((1, 1, 1, 1)), "k": np.ones((1, 1, 1, 1)), "v": magnitudes.reshape(1, 1, 1, -1)}
+    expected, allowed = reference(problem, inputs)["o"], tolerances(problem, inputs)["o"]
+    rounded = expected.astype(element_type(problem, "o"))
+    assert 0.25 < allowed.used(rounded, expected) <= 1 or dtype in ("fp32", "fp8fp32")
+    assert not allowed.allows(expected * (1 + 3 * allowed.rtol) + 3 * allowed.atol, expected)
+
+
+def test_rows_that_are_left_alone_must_be_exactly_zero():
+    problem = Problem(op="bwd", batch=1, nhead_q=1, seqlen_q=8, hdim_q=4, dtype="fp16")
+    inputs = make_inputs(problem) | {"seqlens_q": np.array([5], np.int32), "seqlens_k": np.array([6], np.int32)}
+    allowed = tolerances(problem, inputs)
+    for name, real in (("dq", 5), ("dk", 6), ("dv", 6)):
+        assert np.all(allowed[name].atol[:, :, :real] > 0)
+        assert not np.any(allowed[name].atol[:, :, real:])
+
+
+def test_errors_of_what_is_not_finite():
+    inf, nan = np.array([-np.inf, 1.0]), np.array([np.nan, 1.0])
+    assert max_error(inf, inf) == 0.0
+    assert max_error(np.array([0.0, 1.0]), inf) == max_error(nan, inf) == max_error(nan, np.ones(2)) == np.inf
+    assert max_error(np.zeros(0), np.zeros(0)) == 0.0
+    assert max_error(np.array([1.0, 2.5]), np.array([1.0, 2.0])) == 0.5
+    assert Tolerance(0.25, 0.25).allows(np.array([2.5]), np.array([2.0]))
+    assert not Tolerance(0.25, 0.25).allows(nan, np.ones(2))
+    assert not Tolerance(0.25, 0.25).allows(np.array([1.0]), np.array([np.inf]))
+    assert Tolerance(np.array([0.5, 0.0]), 0.0).allows(np.array([1.5, 1.0]), np.ones(2))
+    assert not Tolerance(np.array([0.0, 0.5]), 0.0).allows(np.array([1.5, 1.0]), np.ones(2))
+    assert Tolerance(0.25, 0.0).used(np.array([1.125]), np.ones(1)) == 0.5

@@ -63,8 +63,8 @@ def _explain_problem(catalog: Catalog, problem: Problem, form: Format, where: Ma
         for family, _, candidates in stages
         for rank, c in enumerate(candidates, start=1)
     ]
-    counts = ", ".join(f"{narrowed[-1].left:,} of {family}" for family, narrowed, _ in stages)
-    summary = f"Kernels that answer the problem: {counts}" + ("; the best, in order:" if kept else ".")
+    counts = ", ".join(f"{narrowed[-1].left:,} {family}" for family, narrowed, _ in stages)
+    summary = f"{counts} kernels answer the problem" + ("; the best, in order:" if kept else ".")
     _print(summary, (STEPS, steps), (KEPT, kept), form)
 
 

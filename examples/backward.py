@@ -19,7 +19,7 @@ result = plan.run(inputs, o=forward.outputs["o"], lse=forward.outputs["lse"], do
 
 def loss(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> float:
     """sum(dO * O): its gradients are what the backward returns."""
-    k, v = (np.repeat(x, NHEAD_Q // NHEAD_K, axis=1) for x in (k, v))
+    k, v = (np.repeat(x.astype(np.float64), NHEAD_Q // NHEAD_K, axis=1) for x in (k, v))
     weights = np.exp(q @ k.swapaxes(-1, -2) / np.sqrt(HDIM))
     return float(np.sum(do * (weights / weights.sum(axis=-1, keepdims=True) @ v)))
 

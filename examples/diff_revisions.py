@@ -20,7 +20,7 @@ for family in found.families:
 assert not found.empty
 for family in found.families:
     there = catalog.kernels(
-        f"family = '{family.family}' AND revision = '2026-05' AND mask_impl = 'generic' "
+        f"family = '{family.family}' AND revision = '2026-05' AND space = 'ck' AND mask_impl = 'generic' "
         "AND id IN (SELECT kernel_id FROM kernel_receipt WHERE receipt = 2)",
         arch="gfx942",
     )

@@ -1,6 +1,6 @@
 """fp8 attention with scales: one for a whole tensor, or one for each block of tokens of a head.
 
-The heads' values differ in size by up to 100,000: a scale for all of them presses the small ones out of fp8's range.
+The heads' values differ in size by up to a million: one scale for all presses the small ones out of fp8's range.
 """
 
 import ml_dtypes
@@ -21,7 +21,7 @@ def quantised(x: np.ndarray, axis: int | None) -> tuple[np.ndarray, np.ndarray]:
 
 
 rng = np.random.default_rng(0)
-sizes = np.array([1, 1e-2, 1e-4, 1e-5])
+sizes = np.array([1, 1e-3, 1e-5, 1e-6])
 q, k, v = (rng.standard_normal((1, HEADS, SEQLEN, HDIM)) for _ in range(3))
 v *= sizes[:, np.newaxis, np.newaxis]
 weights = np.exp(q @ k.swapaxes(-1, -2) / np.sqrt(HDIM))
@@ -57,4 +57,4 @@ print("size of v   pertensor   blockscale")
 for head, size in enumerate(sizes):
     print(f"{size:<9g} {errors['pertensor'][head]:>11.1%} {errors['blockscale'][head]:>12.1%}")
 assert errors["blockscale"].max() < 0.1, "with a scale of their own, small heads are as exact as large ones"
-assert errors["pertensor"][-1] > 0.5, "with one scale for all, the smallest head is lost"
+assert errors["pertensor"][-1] > 0.9, "with one scale for all, the smallest head is lost"

@@ -3,7 +3,6 @@
 import numpy as np
 
 from catalog import Catalog, Problem
-from catalog.runtime.plan import Plan, Services
 
 problem = Problem(batch=1, nhead_q=8, seqlen_q=1024, hdim_q=64, dtype="fp32")
 catalog = Catalog()
@@ -12,9 +11,7 @@ candidates = catalog.candidates(problem, limit=3)
 
 rng = np.random.default_rng(0)
 q, k, v = (rng.standard_normal((1, 8, 1024, 64), dtype=np.float32) for _ in range(3))
-# A plan of one kernel, which no other replaces where it does not compile.
-services = Services(catalog.build, lambda: (), catalog.host)
-plans = [Plan(problem, selected.arch, (candidate.kernel,), services) for candidate in candidates]
+plans = [catalog.plan(problem, candidate.kernel) for candidate in candidates]
 outputs = [plan.run(q=q, k=k, v=v).outputs["o"] for plan in plans]
 # Turn by turn, so that what else the machine does falls on all of them.
 times = np.array([[plan.run(q=q, k=k, v=v).time_ms for plan in plans] for _ in range(9)])

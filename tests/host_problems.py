@@ -39,7 +39,7 @@ HEAD_DIMS: Mapping[tuple[int, int], tuple[tuple[int, int], ...]] = {
 }
 """The head dims of problems that padded kernels of each size answer, the next smaller ones do not."""
 
-_TRAITS = tuple(t.name for t in TRAITS.values() if t.group == "signature" and t.name != "family") + ("pad_d",)
+_TRAITS = (*(t.name for t in TRAITS.values() if t.group == "signature" and t.name != "family"), "pad_d")
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def pairwise_cover(rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     def pairs(row: tuple[Any, ...]) -> frozenset[Any]:
         return frozenset(combinations(enumerate(row), 2))
 
-    rng = random.Random(SEED)
+    rng = random.Random(SEED)  # noqa: S311
     missing = set().union(*map(pairs, rows))
     chosen = []
     while missing:
@@ -184,8 +184,8 @@ def _append(traits: Mapping[str, Any], fields: Mapping[str, Any], pick: Callable
 
 
 def draw_inputs(problem: Problem, seed: int) -> dict[str, Array]:
-    """Inputs with everything that :func:`make_inputs` leaves at its simplest: ragged lengths, optional tensors, infinite
-    biases, and memory with gaps or backwards."""
+    """Inputs with all that :func:`make_inputs` leaves simple: ragged lengths, optional tensors, infinite biases, and
+    memory with gaps or backwards."""
     rng = np.random.default_rng([SEED, seed])
     inputs = make_inputs(problem, seed)
     if "bias" in inputs:

@@ -324,7 +324,7 @@ def test_timeout_ends_the_whole_family_and_keeps_its_output(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("trait", "value"), [("family", "bwd_dq_dk_dv"), ("dtype", "fp8"), ("dropout", True), ("bias", "alibi")]
+    ("trait", "value"), [("dtype", "mxfp8"), ("qscale", "mx"), ("vlayout", "col"), ("dropout_variant", "wg16")]
 )
 def test_host_refuses_what_its_headers_lack(trait: str, value: object) -> None:
     with pytest.raises(BuildError, match=rf"{trait} = {value}"):

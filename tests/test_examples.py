@@ -5,32 +5,48 @@ import os
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SCRIPTS = sorted(EXAMPLES.glob("*.py"))
+TIMEOUT_S = 60.0
 ROW = re.compile(r"^\| \[(\w+\.py)\]\(\1\) \| (.+) \|$", re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory):
-    """A catalog and a cache that all examples share: every arch is populated, every kernel compiled once."""
+def runs(request, tmp_path_factory):
+    """The examples that are asked for, under way: two at a time, for most of them compile on one core.
+
+    They share a catalog and a cache: every arch is populated once, every kernel compiled once.
+    """
     folder = tmp_path_factory.mktemp("examples")
-    return {**os.environ, "CATALOG_DB": str(folder / "catalog.db"), "CATALOG_CACHE_DIR": str(folder / "cache")}
+    environment = {**os.environ, "CATALOG_DB": str(folder / "catalog.db"), "CATALOG_CACHE_DIR": str(folder / "cache")}
+
+    def run(script):
+        elsewhere = folder / script.stem
+        elsewhere.mkdir()
+        command = [sys.executable, str(script)]
+        done = subprocess.run(
+            command, env=environment, cwd=elsewhere, capture_output=True, text=True, check=False, timeout=TIMEOUT_S
+        )
+        return done, list(elsewhere.iterdir())
+
+    asked = {item.callspec.params["script"]: None for item in request.session.items if "runs" in item.fixturenames}
+    pool = ThreadPoolExecutor(2)
+    yield {script: pool.submit(run, script) for script in asked}
+    pool.shutdown(cancel_futures=True)
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
-def test_example_runs(script, environment, tmp_path):
-    command = [sys.executable, str(script)]
-    done = subprocess.run(
-        command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
-    )
+def test_example_runs(script, runs):
+    done, left_behind = runs[script].result()
     assert done.returncode == 0, done.stderr
     assert not done.stderr, "an example that works has nothing to complain about"
     assert done.stdout.strip()
-    assert not list(tmp_path.iterdir()), "an example leaves nothing behind"
+    assert not left_behind
 
 
 def test_readme_lists_every_example_with_its_docstring():

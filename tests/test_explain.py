@@ -195,7 +195,7 @@ def test_explain_prints_both_kinds_in_every_format(gfx950: Catalog) -> None:
     table = run(gfx950, *traits)
     assert table.exit_code == 0
     assert "No kernel of gfx950 has these traits; rejected by: group_mode_padding." in table.stdout
-    assert "11 kernels answer the problem; the best, in order:" in run(gfx950, *problem).stdout
+    assert "11 fwd kernels answer the problem; the best, in order:" in run(gfx950, *problem).stdout
     for words in (traits, problem):
         rows = json.loads(run(gfx950, *words, "--limit", "2", "--format", "json").stdout)
         assert [bool(row["name"]) for row in rows[-3:]] == [False, True, True]

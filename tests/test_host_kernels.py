@@ -22,14 +22,13 @@ from catalog.build.builder import Artifact
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices.host import HOST_ARCHES, HostDevice, why_unavailable
 from catalog.runtime.inputs import make_inputs
-from catalog.runtime.plan import Plan, Services
+from catalog.runtime.plan import Plan
 from catalog.runtime.reference import reference
 from catalog.runtime.tensors import Array, make_outputs
 from catalog.runtime.tolerance import max_error, tolerances
 from catalog.schema.kernel import Kernel
 from catalog.schema.problem import Problem
 from catalog.schema.problem_fields import Op
-from catalog.schema.stages import MAIN_STAGE
 
 ARCHES = tuple(arch for arch in HOST_ARCHES if why_unavailable(arch) is None)
 PROBLEMS_PER_OP = 340
@@ -157,18 +156,15 @@ def test_every_tile(
     catalog: Catalog, arch: str, features: dict[str, Any], record_property: Callable[[str, object], None]
 ) -> None:
     """All alternatives of every head dim, not only the one that is selected."""
-    family, plans = MAIN_STAGE[features["op"]], []
+    plans = []
     for index, (hdim_q, hdim_v) in enumerate(((32, 32), (64, 64), (96, 96), (128, 128), (192, 128), (256, 256))):
         dtype = ("fp32", "fp16", "bf16")[index % 3]
         sizes = {"batch": 1, "nhead_q": 4, "nhead_k": 2, "seqlen_q": 130 + index, "seqlen_k": 260 - index}
         problem = Problem(**sizes, hdim_q=hdim_q, hdim_v=hdim_v, dtype=dtype, **features)
-        stages = catalog.select(problem, arch=arch).kernels
-        tiles = [candidate.kernel for candidate in catalog.candidates(problem, arch=arch, family=family, limit=3)]
+        tiles = [candidate.kernel for candidate in catalog.candidates(problem, arch=arch, limit=3)]
         alternatives = [kernel for kernel in tiles if kernel.algorithm.pad_d == tiles[0].algorithm.pad_d]
         assert len({kernel.algorithm for kernel in alternatives}) > 1
-        for kernel in alternatives:
-            kernels = tuple(kernel if stage.family is family else stage for stage in stages)
-            plans.append(Plan(problem, arch, kernels, Services(catalog.build, lambda: (), catalog.host)))
+        plans += [catalog.plan(problem, kernel) for kernel in alternatives]
     build(catalog, [kernel for plan in plans for kernel in plan.kernels])
     errors = Errors()
     for plan in plans:

@@ -88,6 +88,7 @@ def test_every_row_survives_both_round_trips(catalog: Catalog) -> None:
 @settings(max_examples=300)
 def test_a_parsed_name_writes_the_same_name(row: dict[str, Any], family: Family) -> None:
     grammar = grammar_of(family, REVISION)
+    row["target"] = "gfx942"
     try:
         name = grammar.name(row)
     except KeyError:  # a combination that upstream has no word for

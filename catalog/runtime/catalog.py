@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from catalog.build.builder import Artifact, Builder
     from catalog.build.cache import ArtifactRecord
     from catalog.rules.diff import Difference
-    from catalog.rules.explain import Explanation
+    from catalog.rules.explain import Explanation, Finding
     from catalog.rules.parity import Comparison, Reference
     from catalog.rules.populate import Population as Populated
     from catalog.rules.populate import Progress
@@ -183,7 +183,7 @@ class Catalog:
         """
         from catalog.query import Query, run
 
-        asked = Query(where, arch, (*IDENTITY, *TRAITS), "id", limit)
+        asked = Query(where, arch and resolve_arch(arch), (*IDENTITY, *TRAITS), "id", limit)
         with run(self.path, asked, settings.settings().query_timeout) as result:
             return [Kernel.from_row(dict(zip(result.columns, row, strict=True))) for row in result]
 
@@ -209,6 +209,17 @@ class Catalog:
                 self._memo[key] = plan
         return plan
 
+    def plan(self, problem: Problem, kernel: Kernel) -> Plan:
+        """As :meth:`select`, but ``kernel``, one of :meth:`candidates`, runs as the stage of its family.
+
+        Raises:
+            SelectionError, UsageError, SpecError, RegistryError, DeviceError: as :meth:`select`.
+        """
+        selected = self.select(problem, arch=kernel.arch, revision=kernel.revision, mask_impl=kernel.mask_impl)
+        kernels = tuple(kernel if stage.family is kernel.family else stage for stage in selected.kernels)
+        return Plan(problem, selected.arch, kernels, Services(self.build, lambda: kernels, self.host))
+
+    @_OnDefault
     def candidates(
         self,
         problem: Problem,
@@ -316,7 +327,13 @@ class Catalog:
     def _selector(self, arch: str, revision: str | None, mask_impl: str) -> Selector:
         key = (arch, revision, mask_impl)
         if key not in self._selectors:
-            self._selectors[key] = Selector(self.connection, self._populated(arch, revision, mask_impl))
+            population = self._populated(arch, revision, mask_impl)
+
+            def forbidding(traits: Mapping[str, Any]) -> list[Finding]:
+                explained = self.explain(traits, arch=arch, revision=population.revision, mask_impl=mask_impl, limit=1)
+                return [finding for finding in explained.rejections if finding.kind == "constraint"]
+
+            self._selectors[key] = Selector(self.connection, population, forbidding)
         return self._selectors[key]
 
     def _populated(self, arch: str, revision: str | None, mask_impl: str) -> Population:

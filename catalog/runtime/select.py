@@ -8,9 +8,9 @@ id, so two runs choose alike.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from catalog.errors import SelectionError
 from catalog.runtime.narrow import NO_FAILED_BUILD, POPULATION, SIGNATURE, Step, narrow
@@ -19,6 +19,11 @@ from catalog.schema.fields import Family
 from catalog.schema.kernel import Kernel
 from catalog.schema.problem import Problem
 from catalog.schema.stages import required_traits
+
+if TYPE_CHECKING:
+    from catalog.rules.explain import Finding
+
+Traits = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +56,15 @@ class Population:
 
 
 class Selector:
-    """The selection query of one population, made once from its rules in the registry."""
+    """The selection query of one population, made once from its rules in the registry.
 
-    def __init__(self, connection: sqlite3.Connection, population: Population) -> None:
+    ``forbidding`` finds the constraints that allow no kernel of some traits.
+    """
+
+    def __init__(
+        self, connection: sqlite3.Connection, population: Population, forbidding: Callable[[Traits], list[Finding]]
+    ) -> None:
+        self._forbidding = forbidding
         self._connection = connection
         self._population = population
         self._rules: dict[Family, list[sqlite3.Row]] = {}
@@ -117,7 +128,12 @@ class Selector:
     def _nothing(self, problem: Problem, family: Family) -> SelectionError:
         arch = self._population.arch
         steps = self.steps(problem, family)
-        reason = steps[-1].reason if steps[-1].kind == "trait" else _rejections(steps)
+        reason = _rejections(steps)
+        if steps[-1].kind == "trait":
+            required = required_traits(problem, family, self._population.revision, self._population.mask_impl)
+            rules = {finding.id: finding for finding in self._forbidding(required)}
+            told = [f"{rule.id} forbids {', '.join(rule.traits)}: {rule.reason}" for rule in rules.values()]
+            reason = "; ".join([steps[-1].reason, *told])
         return SelectionError(
             f"No {family} kernel of {arch} answers the problem {problem.key}: {reason}.",
             hint=f"What there is: catalog query \"family='{family}'\" --arch {arch}",

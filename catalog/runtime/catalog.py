@@ -337,18 +337,24 @@ class Catalog:
         return self._selectors[key]
 
     def _populated(self, arch: str, revision: str | None, mask_impl: str) -> Population:
-        """As :meth:`_population`, populated when it is not there."""
+        """As :meth:`_population`, populated when it is not there, and again when it is whole and its spec has changed."""
         population = self._population(arch, revision, mask_impl)
         if population is None:
             self.populate(arch, revision=revision, mask_impl=mask_impl)
-            population = self._population(arch, revision, mask_impl)
-            assert population is not None, "a populate leaves its population"  # noqa: S101
+        elif population.whole:
+            try:
+                self.populate(arch, revision=population.revision, mask_impl=mask_impl)
+            except RegistryError as error:
+                _log.warning("%s: the kernels of %s are not made anew: %s", self.path, population.arch, error)
+        population = self._population(arch, revision, mask_impl)
+        assert population is not None, "a populate leaves its population"  # noqa: S101
         return population
 
     def _population(self, arch: str, revision: str | None, mask_impl: str) -> Population | None:
         """What the file holds of ``arch``: of several revisions the default one; sweeps do not count."""
         row = self.connection.execute(
-            "SELECT arch, revision, space, mask_impl, compute_units FROM population "
+            "SELECT arch, revision, space, mask_impl, compute_units, receipts = '' AND restriction = '' AS whole "
+            "FROM population "
             "WHERE arch = :arch AND mask_impl = :mask_impl AND revision = coalesce(:revision, revision) "
             f"AND space IN ({', '.join(map(repr, OWN_SPACES))}) ORDER BY revision <> :default, revision LIMIT 1",
             {"arch": resolve_arch(arch), "mask_impl": mask_impl, "revision": revision, "default": DEFAULT_REVISION},

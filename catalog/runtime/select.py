@@ -36,13 +36,17 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Population:
-    """Which kernels may be selected, and facts of the device they are for."""
+    """Which kernels may be selected, and facts of the device they are for.
+
+    ``whole``: it was not restricted to receipts or by a sweep file.
+    """
 
     arch: str
     revision: str
     space: str
     mask_impl: str
     compute_units: int | None = None
+    whole: bool | int = True
 
     @property
     def identity(self) -> dict[str, str]:

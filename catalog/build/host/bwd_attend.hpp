@@ -99,19 +99,21 @@ class Backward {
 
     void attend_tile(KeyRange range, std::int64_t first_row, int count) {
         const KeyRange first = visible(first_row), last = visible(first_row + count - 1);
-        const KeyRange seen = {range.begin, std::min(range.end, last.end)};
-        if (seen.empty() || seen.end <= first.begin) return;
+        KeyRange seen = intersect(range, seen_by_some(first, last));
+        if (seen.empty()) return;
+        const int first_key = static_cast<int>(seen.begin - range.begin) / Memory::key_step * Memory::key_step;
+        seen.begin = range.begin + first_key;
 
         const int keys = static_cast<int>(seen.end - seen.begin);
         const int columns = round_up(keys, Row::warp_n0);
         const bool all_visible = seen_by_all(first, last).contains({seen.begin, seen.begin + columns});
         load_rows(first_row, count);
         multiply_panels<Row::warp_m0, Row::warp_n0, Memory::columns_q, 1, Row::tile_n0>(
-            scratch.q[0], scratch.k_transposed, Memory::depth_q, Row::warp_n0, count, keys, hdim_q, scratch.p[0],
-            from_zero);
+            scratch.q[0], scratch.k_transposed + first_key * Memory::depth_q, Memory::depth_q, Row::warp_n0, count, keys,
+            hdim_q, scratch.p[0], from_zero);
         multiply_panels<Row::warp_m0, Row::warp_n0, Memory::columns_v, 1, Row::tile_n0>(
-            scratch.grad_o[0], scratch.v_transposed, Memory::depth_v, Row::warp_n0, count, keys, hdim_v, scratch.ds[0],
-            from_zero);
+            scratch.grad_o[0], scratch.v_transposed + first_key * Memory::depth_v, Memory::depth_v, Row::warp_n0, count,
+            keys, hdim_v, scratch.ds[0], from_zero);
         for (int i = 0; i < count; ++i) {
             const BackwardRow& row = scratch.row[i];
             scores.finish(row.head, row.query, seen.begin, columns, nullptr, scratch.p[i]);
@@ -119,8 +121,9 @@ class Backward {
             differentiate(row, seen.begin, columns, scratch.p[i], scratch.ds[i]);
             if constexpr (Row::dbias) store_dbias(row, seen.begin, keys, scratch.ds[i]);
         }
-        add_to_keys(count, keys, columns);
-        add_to_dq(count, keys);
+        // Weights of columns behind the last key are zeros: whole register blocks are faster.
+        add_to_keys(count, first_key, std::min(round_up(keys, Row::warp_m1), columns));
+        add_to_dq(count, first_key, keys);
     }
 
     void load_rows(std::int64_t first_row, int count) {
@@ -160,19 +163,19 @@ class Backward {
         for (int j = 0; j < keys; j += lanes) store_first(dbias + j, load(ds + j), keys - j);
     }
 
-    // dV += P^T dO and dK += dS^T Q. Weights of columns behind the last key are zeros: whole register blocks are faster.
-    void add_to_keys(int count, int keys, int columns) {
-        const int key_rows = std::min(round_up(keys, Row::warp_m1), columns);
+    // dV += P^T dO and dK += dS^T Q, for the keys of the tile from `first_key` on.
+    void add_to_keys(int count, int first_key, int keys) {
         multiply_panels<Row::warp_m1, Row::warp_n1, 1, Row::tile_n0, Memory::columns_v>(
-            scratch.p[0], scratch.grad_o[0], 1, Memory::columns_v, key_rows, hdim_v, count, scratch.dv[0], from_c);
+            scratch.p[0], scratch.grad_o[0], 1, Memory::columns_v, keys, hdim_v, count, scratch.dv[first_key], from_c);
         multiply_panels<Row::warp_m1, Row::warp_n1, 1, Row::tile_n0, Memory::columns_q>(
-            scratch.ds[0], scratch.q[0], 1, Memory::columns_q, key_rows, hdim_q, count, scratch.dk[0], from_c);
+            scratch.ds[0], scratch.q[0], 1, Memory::columns_q, keys, hdim_q, count, scratch.dk[first_key], from_c);
     }
 
     // dQ += scale dS K.
-    void add_to_dq(int count, int keys) {
+    void add_to_dq(int count, int first_key, int keys) {
         multiply_panels<Row::warp_m0, Row::warp_n0, Row::tile_n0, 1, Memory::columns_dq>(
-            scratch.ds[0], scratch.k, Row::tile_n0, Row::warp_n0, count, hdim_q, keys, scratch.dq[0], from_zero);
+            scratch.ds[0], scratch.k + first_key * Row::warp_n0, Row::tile_n0, Row::warp_n0, count, hdim_q, keys,
+            scratch.dq[0], from_zero);
         for (int i = 0; i < count; ++i) {
             float* dq = dq_acc(scratch.row[i].head, scratch.row[i].query);
             for (int d = 0; d < hdim_q; d += lanes)

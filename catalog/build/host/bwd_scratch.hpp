@@ -1,6 +1,8 @@
 // Working memory of one thread in the backward kernel, laid out at compile time from the row's tiles.
 #pragma once
 
+#include <numeric>
+
 #include "vector.hpp"
 
 namespace catalog::host {
@@ -24,6 +26,8 @@ struct BackwardScratch {
     static constexpr int columns_q = round_up(Row::hdim_q, Row::warp_n1);
     static constexpr int columns_v = round_up(Row::hdim_v, Row::warp_n1);
     static constexpr int columns_dq = round_up(Row::hdim_q, Row::warp_n0);
+    // Products leave out keys before the first visible one: whole panels, and whole chunks of random numbers.
+    static constexpr int key_step = std::lcm(Row::warp_n0, 16);
     static constexpr int drawn_keys = Row::dropout ? tile_n0 : 0;
 
     // A tile of keys, through all tiles of queries. K in panels of keys for Q K^T, and of columns for dS K.

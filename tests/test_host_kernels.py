@@ -142,25 +142,25 @@ def test_random_problems_against_pytorch(
     errors.report(f"{op} against PyTorch", record_property)
 
 
-TILED: tuple[dict[str, Any], ...] = (
-    {"op": "fwd", "mask": "causal", "lse": True},
-    {"op": "fwd", "bias": "alibi", "dropout": 0.3, "mask": "window", "window": (70, 5), "lse": True},
-    {"op": "bwd", "mask": "causal"},
-    {"op": "bwd", "bias": "bias", "dbias": True, "dropout": 0.3},
-)
+TILED: dict[str, tuple[dict[str, Any], ...]] = {
+    "fwd": (
+        {"mask": "causal", "lse": True},
+        {"bias": "alibi", "dropout": 0.3, "mask": "window", "window": (70, 5), "lse": True},
+    ),
+    "bwd": ({"mask": "causal"}, {"bias": "bias", "dbias": True, "dropout": 0.3}),
+}
+TILED_HEAD_DIMS = ((32, 32), (64, 64), (96, 96), (128, 128), (192, 128), (256, 256))
 
 
 @pytest.mark.parametrize("arch", ARCHES)
-@pytest.mark.parametrize("features", TILED, ids=lambda f: f"{f['op']}-{f.get('bias', 'plain')}")
-def test_every_tile(
-    catalog: Catalog, arch: str, features: dict[str, Any], record_property: Callable[[str, object], None]
-) -> None:
-    """All alternatives of every head dim, not only the one that is selected."""
+@pytest.mark.parametrize("op", TILED)
+def test_every_tile(catalog: Catalog, op: Op, arch: str, record_property: Callable[[str, object], None]) -> None:
+    """All alternatives of every head dim, not only the one that is selected; features and dtypes in turn."""
     plans = []
-    for index, (hdim_q, hdim_v) in enumerate(((32, 32), (64, 64), (96, 96), (128, 128), (192, 128), (256, 256))):
-        dtype = ("fp32", "fp16", "bf16")[index % 3]
+    for index, (hdim_q, hdim_v) in enumerate(TILED_HEAD_DIMS):
+        dtype, features = ("fp32", "fp16", "bf16")[index % 3], TILED[op][index % 2]
         sizes = {"batch": 1, "nhead_q": 4, "nhead_k": 2, "seqlen_q": 130 + index, "seqlen_k": 260 - index}
-        problem = Problem(**sizes, hdim_q=hdim_q, hdim_v=hdim_v, dtype=dtype, **features)
+        problem = Problem(op=op, **sizes, hdim_q=hdim_q, hdim_v=hdim_v, dtype=dtype, **features)
         tiles = [candidate.kernel for candidate in catalog.candidates(problem, arch=arch, limit=3)]
         alternatives = [kernel for kernel in tiles if kernel.algorithm.pad_d == tiles[0].algorithm.pad_d]
         assert len({kernel.algorithm for kernel in alternatives}) > 1

@@ -9,15 +9,19 @@ import numpy as np
 
 from catalog.runtime.reference_sequences import Sequence, sequences
 from catalog.runtime.tensors import Array
-from catalog.schema.fields import Bias
+from catalog.schema.fields import Bias, Dtype
 from catalog.schema.problem import Problem
 
 
 def expresses(problem: Problem, inputs: Mapping[str, Array]) -> bool:
-    """Whether PyTorch has the features: no soft cap, dropout, sinks or skipped sequences; no gradient of windows' rows
-    that see no key, which PyTorch leaves undefined."""
+    """Whether PyTorch has the features: no soft cap, dropout, sinks or skipped sequences.
+
+    Of gradients fp32 ones only: PyTorch takes the O that it has computed, a kernel the O that it is given, rounded.
+    """
+    if problem.op == "appendkv" or (problem.op == "bwd" and problem.dtype is not Dtype.FP32):
+        return False
     lacking = problem.logits_soft_cap or problem.dropout or problem.sink_size or problem.min_seqlen_q
-    return problem.op != "appendkv" and not lacking and "sink" not in inputs
+    return not lacking and "sink" not in inputs
 
 
 def attention(torch: Any, problem: Problem, inputs: Mapping[str, Array]) -> dict[str, Array]:

@@ -337,7 +337,7 @@ class Catalog:
         return self._selectors[key]
 
     def _populated(self, arch: str, revision: str | None, mask_impl: str) -> Population:
-        """As :meth:`_population`; populated when it is not there, and anew when it is whole and its spec has changed."""
+        """As :meth:`_population`; populated when it is not there, anew when it is whole and its spec has changed."""
         population = self._population(arch, revision, mask_impl)
         if population is None:
             self.populate(arch, revision=revision, mask_impl=mask_impl)

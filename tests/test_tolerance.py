@@ -8,7 +8,7 @@ from test_reference import GRADIENTS, PROBLEMS, TINY, with_options
 
 from catalog.runtime.inputs import make_inputs
 from catalog.runtime.reference import reference
-from catalog.runtime.tensors import element_type, numpy_dtype, output_names
+from catalog.runtime.tensors import element_type, numpy_dtype
 from catalog.runtime.tolerance import Tolerance, max_error, tolerances
 from catalog.schema.problem import Problem
 from catalog.schema.problem_fields import ELEMENT_BYTES
@@ -71,7 +71,7 @@ def test_tolerances_allow_an_honest_kernel_and_no_wrong_one(op, case):
     # A kernel that never reads the last of 512 keys: its weight is 0.002 on average.
     blind = inputs | {"bias": np.where(np.arange(512) == 511, -np.inf, inputs["bias"]).astype(inputs["bias"].dtype)}
     wrong = reference(problem, blind)
-    for name in output_names(problem):
+    for name in problem.made:
         result = honest[name].astype(element_type(problem, name))
         used = allowed[name].used(result, expected[name])
         assert 0.005 < used <= 1, name  # in float32, sums of both signs are this much better than sums may be

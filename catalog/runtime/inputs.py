@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from catalog.runtime.tensors import check_memory, element_type, input_names
+from catalog.runtime.tensors import check_memory, element_type
 from catalog.schema.problem import Problem
 
 Array = NDArray[Any]
@@ -31,7 +31,7 @@ def make_inputs(problem: Problem, seed: int = 0) -> dict[str, Array]:
     """
     check_memory(problem)
     inputs: dict[str, Array] = {}
-    for index, name in enumerate(input_names(problem)):
+    for index, name in enumerate(problem.needed):
         make = _MAKERS.get(name, _normal)
         values = make(problem, name, np.random.default_rng([seed, index]))
         inputs[name] = values.astype(element_type(problem, name), copy=False)

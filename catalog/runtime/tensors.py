@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -26,16 +26,6 @@ Array = NDArray[Any]
 
 _RESULT_NAMES = {"q_out": "q"}
 """Outputs that have the name of the input that they are made from."""
-
-
-def input_names(problem: Problem) -> tuple[str, ...]:
-    """Names of the tensors that the problem needs to be given, in the order of a call."""
-    return tuple(name for name, tensor in problem.tensors.items() if tensor.role != "output" and not tensor.optional)
-
-
-def output_names(problem: Problem) -> tuple[str, ...]:
-    """Names of the tensors that are made for the problem's results."""
-    return tuple(name for name, tensor in problem.tensors.items() if tensor.role == "output")
 
 
 def results(problem: Problem, tensors: Mapping[str, Array]) -> dict[str, Array]:
@@ -63,10 +53,15 @@ def element_type(problem: Problem, name: str) -> np.dtype[Any]:
     return numpy_dtype(problem.tensors[name].element)
 
 
-def element_strides(tensor: Tensor, array: Array) -> tuple[int, ...]:
+def element_strides(tensor: Tensor, array: Array) -> tuple[int, int, int]:
     """(stride_batch, stride_nhead, stride_seqlen) of a checked array, in elements; 0 for an axis that it has not."""
     size, strides = array.itemsize, array.strides
-    return tuple(0 if axis is None else strides[axis] // size for axis in tensor.strides)
+    batch, nhead, seqlen = tensor.strides
+    return (  # a loop takes twice as long, and this is done for every tensor of every run
+        0 if batch is None else strides[batch] // size,
+        0 if nhead is None else strides[nhead] // size,
+        0 if seqlen is None else strides[seqlen] // size,
+    )
 
 
 def make_outputs(problem: Problem, inputs: Mapping[str, Array] | None = None) -> dict[str, Array]:
@@ -84,7 +79,7 @@ def make_outputs(problem: Problem, inputs: Mapping[str, Array] | None = None) ->
         name: (np.zeros if partial or name in ("dbias", "randval") else np.empty)(
             problem.shapes[name], element_type(problem, name)
         )
-        for name in output_names(problem)
+        for name in problem.made
     }
 
 
@@ -97,9 +92,12 @@ def check_inputs(problem: Problem, tensors: Mapping[str, Any]) -> dict[str, Arra
             page numbers are outside of the tensors that they speak of; or a tensor that is to be updated cannot be
             written.
     """
-    names = [name for name, tensor in problem.tensors.items() if tensor.role != "output"]
     given = {name: value for name, value in tensors.items() if value is not None}
-    checked = _checked(problem, [name for name in names if name in given or name in input_names(problem)], given, names)
+    if len(given) > len(problem.needed) or not given.keys() <= set(problem.needed):
+        wanted = tuple(name for name in problem.accepted if name in given or name in problem.needed)
+    else:
+        wanted = problem.needed
+    checked = _checked(problem, wanted, given, problem.accepted)
     for name, array in checked.items():
         if problem.tensors[name].role == "updated":
             _check_writable(name, array)
@@ -113,8 +111,7 @@ def check_outputs(problem: Problem, tensors: Mapping[str, Any]) -> dict[str, Arr
     Raises:
         TensorError: as :func:`check_inputs`, or a tensor is read-only or repeats elements (stride 0).
     """
-    names = output_names(problem)
-    outputs = _checked(problem, names, tensors, names)
+    outputs = _checked(problem, problem.made, tensors, problem.made)
     for name, array in outputs.items():
         _check_writable(name, array)
     return outputs
@@ -129,9 +126,8 @@ def _check_writable(name: str, array: Array) -> None:
 
 
 def _checked(
-    problem: Problem, names: Iterable[str], tensors: Mapping[str, Any], known: Iterable[str]
+    problem: Problem, names: Sequence[str], tensors: Mapping[str, Any], known: Sequence[str]
 ) -> dict[str, Array]:
-    known = tuple(known)
     for name in tensors:
         if name not in known:
             raise TensorError(f"{name} is superfluous: expected {', '.join(known)}")

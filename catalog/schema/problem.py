@@ -326,12 +326,27 @@ class Problem(BaseModel):
         """Shape of every tensor that a run needs: its required inputs, then its outputs. See :attr:`tensors`."""
         return {name: tensor.shape for name, tensor in self.tensors.items() if not tensor.optional}
 
-    @property
+    @cached_property
+    def needed(self) -> tuple[str, ...]:
+        """Names of the tensors that a run must be given, in the order of a call."""
+        return tuple(name for name, tensor in self.tensors.items() if tensor.role != "output" and not tensor.optional)
+
+    @cached_property
+    def accepted(self) -> tuple[str, ...]:
+        """Names of the tensors that a run may be given, in the order of a call."""
+        return tuple(name for name, tensor in self.tensors.items() if tensor.role != "output")
+
+    @cached_property
+    def made(self) -> tuple[str, ...]:
+        """Names of the tensors that a run makes for its results."""
+        return tuple(name for name, tensor in self.tensors.items() if tensor.role == "output")
+
+    @cached_property
     def flops(self) -> int:
         """FLOP of the matrix products, by convention: see :func:`~catalog.schema.cost.flops_of`."""
         return flops_of(self)
 
-    @property
+    @cached_property
     def bytes(self) -> int:
         """Bytes of all tensors: the least memory traffic, every input read once, every output written once."""
         return bytes_of(self)

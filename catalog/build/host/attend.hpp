@@ -62,11 +62,6 @@ class Attention {
             pack_query(row_of<const T>(args.q, row), hdim_q, scores.query_scale(head, query), scratch.q[row]);
             std::fill_n(scratch.o[row], Memory::columns, 0.0f);
             scratch.state[row] = {};
-            // The virtual sink is a logit without a value. Of several splits the first has it.
-            if (args.sink.data && item.split == 0) {
-                const float sink = list_of<float>(args.sink)[head * args.sink.stride_nhead];
-                scratch.state[row] = {(sink - scores.shift(head, query)) * log2_e, 1.0f};
-            }
         }
     }
 
@@ -133,14 +128,20 @@ class Attention {
         using Output = std::conditional_t<partial, float, typename Row::otype>;
         for (std::int64_t row = 0; row < rows; ++row) {
             const auto [max, sum] = scratch.state[row];
+            const std::int64_t head = head_of(row), query = query_of(row);
             float normalize = sum == 0 ? 0.0f : 1.0f / sum;  // a row that sees no key is zero
+            float lse = max * ln_2 + std::log(sum) + scores.shift(head, query);
+            // Of several splits the first has the sink.
+            if (args.sink.data && item.split == 0) {
+                const float with_sink = log_add(lse, list_of<float>(args.sink)[head * args.sink.stride_nhead]);
+                if (with_sink != -infinity) normalize *= std::exp(lse - with_sink);
+                lse = with_sink;
+            }
             if constexpr (Row::qscale == Qscale::pertensor) normalize *= *list_of<float>(args.v_descale);
             Output* o = row_of<Output>(partial ? args.o_acc : args.o, row);
             for (int d = 0; d < hdim_v; d += lanes)
                 store_first(o + d, load(scratch.o[row] + d) * normalize, hdim_v - d);
-            if constexpr (partial || Row::lse)
-                *row_of<float>(partial ? args.lse_acc : args.lse, row) =
-                    max * ln_2 + std::log(sum) + scores.shift(head_of(row), query_of(row));
+            if constexpr (partial || Row::lse) *row_of<float>(partial ? args.lse_acc : args.lse, row) = lse;
             if constexpr (Row::dropout)
                 if (args.randval.data)
                     dropout.store(Dropout::row(args, seq, head_of(row), query_of(row)), {0, seq.seqlen_k},

@@ -1,8 +1,8 @@
 // The backward pass of one work item: some keys of a K/V head, against all query rows that read them.
 //
-// With P = exp(S - LSE) and Z the dropout's factors, dV = (Z * P)^T dO; dP = Z * (dO V^T), dS = P * (dP - delta), and
-// from S = scale Q K^T + bias follow dQ = scale dS K, dK = scale dS^T Q and dbias = dS. An item owns its keys, so dK and
-// dV are complete; of dQ it gives a part.
+// With P = exp(S - LSE) and Z the dropout's factors, dV = (Z * P)^T dO, dP = Z * (dO V^T), dS = P * (dP - delta); and
+// from S = scale Q K^T + bias follow dQ = scale dS K, dK = scale dS^T Q, dbias = dS. An item owns its keys, so its dK
+// and dV are complete; of dQ it gives a part.
 #pragma once
 
 #include "bwd_scratch.hpp"
@@ -109,8 +109,8 @@ class Backward {
         const bool all_visible = seen_by_all(first, last).contains({seen.begin, seen.begin + columns});
         load_rows(first_row, count);
         multiply_panels<Row::warp_m0, Row::warp_n0, Memory::columns_q, 1, Row::tile_n0>(
-            scratch.q[0], scratch.k_transposed + first_key * Memory::depth_q, Memory::depth_q, Row::warp_n0, count, keys,
-            hdim_q, scratch.p[0], from_zero);
+            scratch.q[0], scratch.k_transposed + first_key * Memory::depth_q, Memory::depth_q, Row::warp_n0, count,
+            keys, hdim_q, scratch.p[0], from_zero);
         multiply_panels<Row::warp_m0, Row::warp_n0, Memory::columns_v, 1, Row::tile_n0>(
             scratch.grad_o[0], scratch.v_transposed + first_key * Memory::depth_v, Memory::depth_v, Row::warp_n0, count,
             keys, hdim_v, scratch.ds[0], from_zero);
@@ -134,9 +134,10 @@ class Backward {
                      Memory::columns_q, scratch.q[i]);
             pack_row(row_of<const T>(args.grad_o, head_q, query), hdim_v, 1.0f, Memory::columns_v, scratch.grad_o[i]);
             const float lse = *row_of<const float>(args.lse, head_q, query);
-            // Of a row that sees no key every weight is 0.
-            const float reference = lse == -infinity ? infinity : (lse - scores.shift(head_q, query)) * log2_e;
-            scratch.row[i] = {head_q, query, reference, *row_of<const float>(args.delta, head_q, query)};
+            // Every weight of a row that sees no key is 0, not exp(-infinity + infinity).
+            scratch.row[i] = {head_q, query,
+                              lse == -infinity ? infinity : (lse - scores.shift(head_q, query)) * log2_e,
+                              *row_of<const float>(args.delta, head_q, query)};
             if (++head == heads) head = 0, ++query;
         }
     }

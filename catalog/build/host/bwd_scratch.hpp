@@ -10,7 +10,7 @@ namespace catalog::host {
 // A query row of a tile.
 struct BackwardRow {
     std::int64_t head, query;
-    float lse;    // as `Scores` count: base 2, without the shift
+    float lse;    // in the units of `Scores`: base 2, without the shift; infinity where the row sees no key
     float delta;  // sum of dO * O
 };
 

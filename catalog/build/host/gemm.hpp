@@ -9,8 +9,9 @@
 
 namespace catalog::host {
 
-// C = start + A B with C held in registers: `rows` x `columns`. Element (row, k) of A is a[row * a_row + k * a_depth], so
-// that a transposed A needs no copy; B has stride ldb. start(row, column) is the vector that an accumulator begins with.
+// C = start + A B with C held in registers: `rows` x `columns`. Element (row, k) of A is a[row * a_row + k * a_depth],
+// so that a transposed A needs no copy; B has stride ldb. start(row, column) is the vector that an accumulator begins
+// with.
 template <int rows, int columns, int a_row, int a_depth, int ldc, class T, class Start>
 inline void multiply_block(const float* a, const T* b, std::ptrdiff_t ldb, int depth, float* c, Start start) {
     constexpr int vectors = columns / lanes;

@@ -1,6 +1,8 @@
 // Online softmax in base 2 over one tile of scores.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "dtype.hpp"
@@ -27,6 +29,12 @@ inline Float exp2(Float x) {
 
 // 2^x for every x.
 inline Float exp2_or_infinity(Float x) { return x < 128.0f ? exp2(x) : x + infinity; }
+
+// log(exp(a) + exp(b))
+inline float log_add(float a, float b) {
+    const float larger = std::max(a, b);
+    return larger == -infinity ? larger : larger + std::log1p(std::exp(std::min(a, b) - larger));
+}
 
 // Running state of one query row. Scores, and so the maximum, are already multiplied by log2(e).
 struct RowState {

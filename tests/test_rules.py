@@ -22,6 +22,7 @@ from catalog.rules.receipts import resolve_receipts
 from catalog.rules.restriction import Restriction
 from catalog.runtime.catalog import Catalog
 from catalog.schema.arch_spec import load_spec
+from catalog.schema.problem import Problem
 
 LISTS = Path(__file__).parent.parent / "data" / "parity"
 
@@ -241,3 +242,20 @@ def test_a_catalog_of_a_newer_program_is_refused(copied: Catalog) -> None:
     copied.close()
     with pytest.raises(RegistryError, match="schema version 99"):
         copied.populate("gfx950")
+
+
+def test_a_select_makes_the_kernels_of_a_changed_spec_anew(specs: Path, tmp_path: Path) -> None:
+    problem = Problem(batch=1, nhead_q=1, seqlen_q=8, hdim_q=64, dtype="fp32")
+    before = Catalog(tmp_path / "catalog.db").select(problem, arch="x86_64_v3").kernels[0]
+    path = specs / "arch_specs" / "native" / "x86_64_v3.json"
+    spec = json.loads(path.read_text())
+    for group in spec["enumerations"]["fwd"]["tiles"]:
+        group["tiles"] = group["tiles"][1:]
+    path.write_text(json.dumps(spec))
+    after = Catalog(tmp_path / "catalog.db").select(problem, arch="x86_64_v3").kernels[0]
+    assert after.algorithm != before.algorithm
+    restricted = Catalog(tmp_path / "restricted.db")
+    restricted.populate("gfx950", receipts=(2,))
+    kernels = len(restricted.kernels("1", arch="gfx950"))
+    restricted.select(problem.model_copy(update={"dtype": "fp16", "lse": True}), arch="gfx950")
+    assert len(restricted.kernels("1", arch="gfx950")) == kernels, "what was left out on purpose stays out"

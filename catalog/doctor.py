@@ -52,7 +52,7 @@ def _file(db: Path) -> Iterator[Finding]:
 def _arches() -> Iterator[Finding]:
     from catalog.build.toolchains import doctor
     from catalog.runtime.devices import why_unavailable
-    from catalog.schema.arch_spec import known_archs
+    from catalog.schema.spec_files import known_archs
 
     diagnoses = {diagnosis.arch: diagnosis for diagnosis in doctor()}
     for arch in known_archs(data_dir() / "arch_specs"):

@@ -17,9 +17,9 @@ from catalog.errors import CatalogError, SpecError, UsageError
 from catalog.rules.explain import Explanation, Verdict
 from catalog.rules.table import COLUMNS, KINDS
 from catalog.runtime.catalog import Catalog
-from catalog.schema.arch_spec import load_spec
 from catalog.schema.fields import TRAITS, Family
 from catalog.schema.problem import Problem
+from catalog.schema.spec_files import load_spec
 from catalog.schema.words import read_traits
 
 ID, SCOPE, EXPR = (COLUMNS.index(column) for column in ("id", "scope", "expr"))

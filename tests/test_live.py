@@ -16,8 +16,8 @@ from catalog.rules.live import find_generator
 from catalog.rules.parity import Lists
 from catalog.rules.populate import Request
 from catalog.runtime.catalog import Catalog
-from catalog.schema.arch_spec import load_spec
 from catalog.schema.names import parse_name
+from catalog.schema.spec_files import load_spec
 
 DATA = Path(__file__).parent.parent / "data"
 RECEIPT = 801

@@ -21,8 +21,8 @@ from catalog.errors import MissingReferenceError, RegistryError, SpecError, Usag
 from catalog.rules.receipts import resolve_receipts
 from catalog.rules.restriction import Restriction
 from catalog.runtime.catalog import Catalog
-from catalog.schema.arch_spec import load_spec
 from catalog.schema.problem import Problem
+from catalog.schema.spec_files import load_spec
 
 LISTS = Path(__file__).parent.parent / "data" / "parity"
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from catalog.errors import CatalogError, SpecError, UsageError
 from catalog.runtime.catalog import Catalog
-from catalog.schema.arch_spec import load_spec
 from catalog.schema.columns import COLUMNS
 from catalog.schema.fields import IDENTITY, TRAITS, Family, Trait
 from catalog.schema.kernel import Kernel
 from catalog.schema.names import grammar_of, parse_name
+from catalog.schema.spec_files import load_spec
 
 
 def test_every_row_of_gfx950_survives_both_round_trips(gfx950: Catalog) -> None:

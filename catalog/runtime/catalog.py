@@ -18,10 +18,11 @@ from catalog.registry import connect, transaction
 from catalog.runtime.narrow import Step
 from catalog.runtime.plan import Plan, Services
 from catalog.runtime.select import Candidate, Population, Selector
-from catalog.schema.arch_spec import DEFAULT_REVISION, OWN_SPACES, ArchSpec, load_spec
+from catalog.schema.arch_spec import ArchSpec
 from catalog.schema.fields import IDENTITY, TRAITS, Family
 from catalog.schema.kernel import Kernel
 from catalog.schema.problem import Problem
+from catalog.schema.spec_files import DEFAULT_REVISION, OWN_SPACES, load_spec
 from catalog.schema.stages import MAIN_STAGE, stages_of
 
 if TYPE_CHECKING:

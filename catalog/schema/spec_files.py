@@ -1,0 +1,226 @@
+"""Reading arch specs: the files of data/arch_specs, checked, and merged along ``extends``.
+
+Files of one revision lie in one folder; ``extends`` names a sibling. Merging: objects merge by key, lists append (the
+parent's items first), scalars override.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from catalog.errors import SpecError, UsageError
+from catalog.schema.arch_spec import (
+    ArchSpec,
+    Enumeration,
+    Hardware,
+    Invariant,
+    Receipt,
+    Rule,
+    Select,
+    Sweep,
+    TileGroup,
+    Variant,
+    Yield,
+)
+from catalog.schema.expressions import SELECT_PARAMETERS, what_is_wrong
+
+DEFAULT_REVISION = "2026-05"
+"""The upstream revision meant when an arch has several."""
+
+OWN_SPACES = ("ck", "native")
+"""The spaces of the specs in the folders of the revisions: upstream's codegen, and our own kernels."""
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise SpecError(f"{path}:{error.lineno}:{error.colno}: not JSON: {error.msg}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"{path}: cannot be read: {error}") from None
+    if not isinstance(raw, dict):
+        raise SpecError(f"{path}: the top level must be an object")
+    return raw
+
+
+def _validate(raw: dict[str, Any], path: Path) -> ArchSpec:
+    try:
+        spec = ArchSpec.model_validate(raw)
+    except ValidationError as error:
+        lines = []
+        for item in error.errors():
+            where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in item["loc"]).lstrip(".")
+            lines.append(f"{path}: {where or 'top level'}: {_explain(item)}")
+        raise SpecError("\n".join(lines)) from None
+    wrong = [f"{path}: {where}: {reason}" for where, reason in _wrong_expressions(spec)]
+    if wrong:
+        raise SpecError("\n".join(wrong))
+    return spec
+
+
+def _wrong_expressions(spec: ArchSpec) -> Iterator[tuple[str, str]]:
+    for where, expression, parameters in _expressions(spec):
+        reason = what_is_wrong(expression, parameters)
+        if reason is not None:
+            yield where, reason
+
+
+def _expressions(spec: ArchSpec) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    """Every SQL expression of a spec: the path to it, its text, the parameters that it may use."""
+    general: tuple[tuple[str, Sequence[Rule]], ...] = (("hw_rules", spec.hw_rules), ("invariants", spec.invariants))
+    for field, rules in general:
+        yield from ((f"{field}[{i}].expr", rule.expr, ()) for i, rule in enumerate(rules))
+    for name, enumeration in spec.enumerations.items():
+        at = f"enumerations.{name}"
+        for i, variant in enumerate(enumeration.variants):
+            if variant.when is not None:
+                yield f"{at}.variants[{i}].when", variant.when, ()
+        for i, rule in enumerate(enumeration.constraints):
+            yield f"{at}.constraints[{i}].expr", rule.expr, ()
+        for receipt, expr in enumeration.receipts.items():
+            yield f"{at}.receipts.{receipt}", expr, ()
+        for trait, expr in enumeration.derived.items():
+            yield f"{at}.derived.{trait}", expr, ()
+        yield f"{at}.order", enumeration.order, ()
+        for i, made in enumerate(enumeration.yields):
+            yield from ((f"{at}.yields[{i}].set.{trait}", expr, ()) for trait, expr in made.set.items())
+            if made.where is not None:
+                yield f"{at}.yields[{i}].where", made.where, ()
+    for family, select in spec.select.items():
+        for i, rule in enumerate(select.rules):
+            yield f"select.{family}.rules[{i}].expr", rule.expr, SELECT_PARAMETERS
+        for i, expr in enumerate(select.order):
+            yield f"select.{family}.order[{i}]", expr, SELECT_PARAMETERS
+
+
+def _explain(item: Any) -> str:
+    if item["type"] == "extra_forbidden":
+        allowed = _fields_at(item["loc"][:-1])
+        near = get_close_matches(str(item["loc"][-1]), allowed, n=1)
+        return f"unknown field; allowed: {', '.join(allowed)}" + (f" (near: {near[0]})" if near else "")
+    return str(item["msg"]).removeprefix("Value error, ")
+
+
+def _fields_at(location: tuple[int | str, ...]) -> list[str]:
+    """The fields of the model that lies at ``location`` of a spec."""
+    model: Any = ArchSpec
+    steps = {
+        "enumerations": Enumeration,
+        "tiles": TileGroup,
+        "variants": Variant,
+        "constraints": Rule,
+        "yields": Yield,
+        "sweep": Sweep,
+    }
+    steps |= {"select": Select, "rules": Rule, "hw_rules": Rule, "invariants": Invariant, "hardware": Hardware}
+    for part in location:
+        if part == "receipts" and model is ArchSpec:
+            model = Receipt
+        model = steps.get(str(part), model)
+    return list(model.model_fields)
+
+
+def _merge(parent: Any, child: Any) -> Any:
+    if isinstance(parent, dict) and isinstance(child, dict):
+        return parent | {key: _merge(parent[key], value) if key in parent else value for key, value in child.items()}
+    if isinstance(parent, list) and isinstance(child, list):
+        return parent + child
+    return child
+
+
+def _load_raw(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
+    if path in seen:
+        raise SpecError(
+            f"{seen[-1]}: extends: {path.stem!r} extends itself, by way of {' -> '.join(p.stem for p in seen)}"
+        )
+    if not path.is_file():
+        there = ", ".join(sorted(p.stem for p in path.parent.glob("*.json")))
+        raise SpecError(f"{seen[-1] if seen else path}: extends: no spec {path.stem!r} here; there are: {there}")
+    raw = _read_object(path)
+    _validate(raw, path)
+    parent = raw.get("extends")
+    if parent is None:
+        return raw
+    merged: dict[str, Any] = _merge(_load_raw(path.with_name(f"{parent}.json"), (*seen, path)), raw)
+    return merged
+
+
+def load_spec_file(path: Path, space: str | None = None) -> ArchSpec:
+    """The spec of ``path``, merged with what it extends; of a file that describes several spaces, one of them.
+
+    Raises:
+        UsageError: the file describes no such space.
+        SpecError: a file of the chain is missing or wrong; names file, path inside it, and what is allowed.
+    """
+    merged = {key: value for key, value in _load_raw(path).items() if key != "extends"}
+    spec = _validate(merged, path)
+    if space is not None:
+        spec = _of_space(spec, space)
+    for field in ("arch", "revision", "space"):
+        if getattr(spec, field) is None:
+            raise SpecError(f"{path}: {field}: missing; it must be said here or in what this file extends")
+    return spec
+
+
+def _of_space(spec: ArchSpec, space: str) -> ArchSpec:
+    """The part of a spec that ``space`` has."""
+    if space not in spec.spaces:
+        raise UsageError(f"No space is called {space!r}.", hint=f"There are: {', '.join(['ck', *spec.spaces])}.")
+
+    def kept(items: list[Any]) -> list[Any]:
+        return [item for item in items if item.spaces is None or space in item.spaces]
+
+    enumerations = {
+        name: enumeration.model_copy(
+            update={"variants": kept(enumeration.variants), "constraints": kept(enumeration.constraints)}
+        )
+        for name, enumeration in spec.enumerations.items()
+        if enumeration.spaces is None or space in enumeration.spaces
+    }
+    sweeps = {variant: [name for name in names if name in enumerations] for variant, names in spec.sweeps.items()}
+    return spec.model_copy(update={"space": space, "enumerations": enumerations, "sweeps": sweeps})
+
+
+def known_archs(root: Path, kind: str = "") -> dict[str, tuple[str, ...]]:
+    """The revisions of every arch that has a spec below ``root``, a data/arch_specs folder.
+
+    Folders are called by the revision; those of sweeps, of the ``kind`` "sweeps", have it as a suffix: 2026-05.sweeps.
+    """
+    archs: dict[str, list[str]] = {}
+    for path in sorted(root.glob("*/*.json")):
+        revision, _, suffix = path.parent.name.partition(".")
+        if suffix == kind and "arch" in _read_object(path):
+            archs.setdefault(path.stem, []).append(revision)
+    return {arch: tuple(revisions) for arch, revisions in archs.items()}
+
+
+def load_spec(root: Path, arch: str, revision: str | None = None, space: str | None = None) -> ArchSpec:
+    """The spec of ``arch`` at ``revision``, by default the default revision, or the only one.
+
+    ``space`` is one of the sweeps' spaces; None, ck and native mean the arch's own.
+
+    Raises:
+        UsageError: no such arch, revision or space.
+        SpecError: a spec file is wrong.
+    """
+    kind = "" if space is None or space in OWN_SPACES else "sweeps"
+    archs = known_archs(root, kind)
+    revisions = archs.get(arch)
+    if revisions is None:
+        near = get_close_matches(arch, archs, n=1)
+        raise UsageError(
+            f"No arch is called {arch!r}" + (f"; did you mean {near[0]}?" if near else "."),
+            hint=f"There are: {', '.join(sorted(archs))}" + (", and host for this machine's CPU." if not kind else "."),
+        )
+    if revision is None:
+        revision = DEFAULT_REVISION if DEFAULT_REVISION in revisions else revisions[0]
+    if revision not in revisions:
+        raise UsageError(f"{arch} has no revision {revision!r}.", hint=f"There are: {', '.join(revisions)}.")
+    folder = f"{revision}.{kind}".rstrip(".")
+    return load_spec_file(root / folder / f"{arch}.json", space if kind else None)

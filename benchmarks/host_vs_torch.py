@@ -24,6 +24,7 @@ from catalog.runtime.devices.host import HostDevice, resolve_host_arch
 from catalog.runtime.inputs import make_inputs
 from catalog.runtime.tensors import make_outputs
 from catalog.runtime.tolerance import max_error
+from catalog.runtime.workspace import splits_of
 
 TORCH_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 HEADS = 8
@@ -34,6 +35,7 @@ SGEMM_SIZE = 1024
 class Row:
     """One problem: medians in ms, rates in GFLOP/s, and how far the two answers are apart."""
 
+    op: str
     dtype: str
     mask: str
     seqlen: int
@@ -45,7 +47,7 @@ class Row:
     sgemm_gflops: float
     ratio: float
     max_difference: float
-    kernel: str
+    kernels: str
 
 
 def seconds_of(function: Callable[[], object]) -> float:
@@ -66,27 +68,53 @@ def interleaved(functions: Sequence[Callable[[], object]], runs: int) -> list[fl
     return [median(each) for each in seconds]
 
 
-def compare(catalog: Catalog, problem: Problem, runs: int, threads: int) -> Row:
-    inputs, outputs = make_inputs(problem), make_outputs(problem)
-    [kernel] = catalog.select(problem).kernels
-    library = catalog.build(kernel)
+Side = Callable[[], object]
+Difference = Callable[[], float]
+
+
+def sides(catalog: Catalog, problem: Problem, threads: int) -> tuple[Side, Side, Difference, str]:
+    """Our side, PyTorch's, how far their answers are apart, and our kernels' names."""
+    inputs = make_inputs(problem)
+    outputs, plan = make_outputs(problem, inputs), catalog.select(problem)
     device = HostDevice(threads)
-    loaded = device.load(library.path, library.sha256, library.kernel_id)
-    call = device.call(problem, inputs | outputs)
+    libraries = plan.build()
+    loaded = [device.load(library.path, library.sha256, library.kernel_id) for library in libraries]
+    call = device.call(problem, inputs | outputs, splits_of(problem, plan.kernels, threads))
+
+    def ours() -> None:
+        for kernel in loaded:
+            device.launch(kernel, call)
 
     dtype = TORCH_DTYPES[problem.dtype]
-    q, k, v = (torch.from_numpy(tensor.astype(np.float32)).to(dtype) for tensor in inputs.values())
-    is_causal = problem.mask == "top_left"
+    tensors = {name: torch.from_numpy(array.astype(np.float32)).to(dtype) for name, array in inputs.items()}
+    q, k, v = (tensors[name].requires_grad_(problem.op == "bwd") for name in ("q", "k", "v"))
 
-    def theirs() -> Any:
-        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+    def forward() -> Any:
+        causal = problem.mask == "top_left"
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
 
+    theirs, compared = forward, "o"
+    if problem.op == "bwd":
+        o, compared = forward(), "dq"
+
+        def theirs() -> Any:
+            return torch.autograd.grad(o, (q, k, v), tensors["do"], retain_graph=True)[0]
+
+    def difference() -> float:
+        return max_error(outputs[compared], theirs().float().detach().numpy())
+
+    return ours, theirs, difference, " -> ".join(kernel.name for kernel in plan.kernels)
+
+
+def compare(catalog: Catalog, problem: Problem, runs: int, threads: int) -> Row:
+    ours, theirs, difference, kernels = sides(catalog, problem, threads)
     a, b = torch.randn(2, SGEMM_SIZE, SGEMM_SIZE)
-    ours_s, torch_s, sgemm_s = interleaved([lambda: device.launch(loaded, call), theirs, lambda: a @ b], runs)
-    gflop = problem.flops / 1e9  # 4 b h sq sk d, half of it under a causal mask
+    ours_s, torch_s, sgemm_s = interleaved([ours, theirs, lambda: a @ b], runs)
+    gflop = problem.flops / 1e9
     return Row(
+        op=problem.op,
         dtype=problem.dtype,
-        mask="causal" if is_causal else "no",
+        mask="no" if problem.mask == "no" else "causal",
         seqlen=problem.seqlen_q,
         hdim=problem.hdim_q,
         ours_ms=ours_s * 1e3,
@@ -95,21 +123,21 @@ def compare(catalog: Catalog, problem: Problem, runs: int, threads: int) -> Row:
         torch_gflops=gflop / torch_s,
         sgemm_gflops=2 * SGEMM_SIZE**3 / sgemm_s / 1e9,
         ratio=torch_s / ours_s,
-        max_difference=max_error(outputs["o"], theirs().float().numpy()),
-        kernel=kernel.name,
+        max_difference=difference(),
+        kernels=kernels,
     )
 
 
 def print_table(rows: Iterator[Row]) -> list[Row]:
     """Print each row when it is measured."""
     print(
-        f"{'dtype':5} {'mask':6} {'seqlen':>6} {'hdim':>4} {'ours ms':>9} {'torch ms':>9} {'ours GF/s':>9} "
+        f"{'op':3} {'dtype':5} {'mask':6} {'seqlen':>6} {'hdim':>4} {'ours ms':>9} {'torch ms':>9} {'ours GF/s':>9} "
         f"{'torch GF/s':>10} {'sgemm GF/s':>10} {'torch/ours':>10} {'ours/sgemm':>10} {'max diff':>9}"
     )
     done = []
     for row in rows:
         print(
-            f"{row.dtype:5} {row.mask:6} {row.seqlen:6} {row.hdim:4} {row.ours_ms:9.2f} {row.torch_ms:9.2f} "
+            f"{row.op:3} {row.dtype:5} {row.mask:6} {row.seqlen:6} {row.hdim:4} {row.ours_ms:9.2f} {row.torch_ms:9.2f} "
             f"{row.ours_gflops:9.1f} {row.torch_gflops:10.1f} {row.sgemm_gflops:10.1f} {row.ratio:10.2f} "
             f"{row.ours_gflops / row.sgemm_gflops:10.2f} {row.max_difference:9.1e}",
             flush=True,
@@ -120,6 +148,7 @@ def print_table(rows: Iterator[Row]) -> list[Row]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--op", nargs="+", choices=("fwd", "bwd"), default=["fwd", "bwd"])
     parser.add_argument("--seqlen", type=int, nargs="+", default=[1024, 2048, 4096])
     parser.add_argument("--hdim", type=int, nargs="+", default=[64, 128])
     parser.add_argument("--dtype", nargs="+", choices=TORCH_DTYPES, default=list(TORCH_DTYPES))
@@ -135,10 +164,12 @@ def main() -> None:
     device = HostDevice(options.threads).device
     print(f"{device.name}, {resolve_host_arch()}, {options.threads} threads, median of {options.runs} runs")
     print(f"PyTorch {torch.__version__}; sgemm: its fp32 matrix product of {SGEMM_SIZE}")
-    print(f"(batch, heads) = (1, {HEADS}); FLOP: 4 b h seqlen^2 hdim, half under a causal mask\n")
+    print(f"(batch, heads) = (1, {HEADS}); FLOP: 4 (bwd: 10) b h seqlen^2 hdim, half under a causal mask\n")
     problems = (
-        Problem(batch=1, nhead_q=HEADS, seqlen_q=seqlen, hdim_q=hdim, dtype=dtype, mask=mask)
-        for dtype, mask, hdim, seqlen in product(options.dtype, ("no", "causal"), options.hdim, options.seqlen)
+        Problem(op=op, batch=1, nhead_q=HEADS, seqlen_q=seqlen, hdim_q=hdim, dtype=dtype, mask=mask)
+        for op, dtype, mask, hdim, seqlen in product(
+            options.op, options.dtype, ("no", "causal"), options.hdim, options.seqlen
+        )
     )
     rows = print_table(compare(catalog, problem, options.runs, options.threads) for problem in problems)
     if options.json is not None:

@@ -93,10 +93,9 @@ def check_inputs(problem: Problem, tensors: Mapping[str, Any]) -> dict[str, Arra
             written.
     """
     given = {name: value for name, value in tensors.items() if value is not None}
-    if len(given) > len(problem.needed) or not given.keys() <= set(problem.needed):
+    wanted = problem.needed
+    if not given.keys() <= set(wanted):
         wanted = tuple(name for name in problem.accepted if name in given or name in problem.needed)
-    else:
-        wanted = problem.needed
     checked = _checked(problem, wanted, given, problem.accepted)
     for name, array in checked.items():
         if problem.tensors[name].role == "updated":

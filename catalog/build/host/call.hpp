@@ -153,12 +153,18 @@ inline Reads reads_of(const catalog_args& args) {
     return reads;
 }
 
-// The same for every family that multiplies Q and K.
-template <class Row>
-inline catalog_status check_call(const catalog_args* args) {
+// The first check of every launch: only then may the struct be read.
+inline catalog_status check_abi(const catalog_args* args) {
     if (!args) return CATALOG_BAD_ARGUMENT;
     if (args->struct_bytes != sizeof(catalog_args) || args->abi_version != CATALOG_ABI_VERSION)
         return CATALOG_ABI_MISMATCH;
+    return CATALOG_OK;
+}
+
+// The same for every family that multiplies Q and K.
+template <class Row>
+inline catalog_status check_call(const catalog_args* args) {
+    if (const catalog_status status = check_abi(args); status != CATALOG_OK) return status;
     const bool valid = valid_sizes(*args) && valid_hdim(args->hdim_q, Row::hdim_q, Row::pad_d) &&
                        valid_hdim(args->hdim_v, Row::hdim_v, Row::pad_dv) && valid_mask<Row::mask>(*args) &&
                        valid_pages<Row>(*args) && valid_sequences<Row>(*args);

@@ -21,7 +21,8 @@ namespace catalog::host {
 
 template <class Row>
 inline std::int32_t launch_fmha_fwd(const catalog_args* args) noexcept {
-    if (args && args->num_splits != 1 && args->struct_bytes == sizeof(catalog_args)) return CATALOG_BAD_ARGUMENT;
+    if (const catalog_status status = check_abi(args); status != CATALOG_OK) return status;
+    if (args->num_splits != 1) return CATALOG_BAD_ARGUMENT;
     return launch_attention<Row, false>(args);
 }
 

@@ -95,9 +95,7 @@ inline bool valid_append(const catalog_args& args) {
 
 template <class Row>
 inline std::int32_t launch_fmha_fwd_appendkv(const catalog_args* args) noexcept {
-    if (!args) return CATALOG_BAD_ARGUMENT;
-    if (args->struct_bytes != sizeof(catalog_args) || args->abi_version != CATALOG_ABI_VERSION)
-        return CATALOG_ABI_MISMATCH;
+    if (const catalog_status status = check_abi(args); status != CATALOG_OK) return status;
     if (!valid_append<Row>(*args)) return CATALOG_BAD_ARGUMENT;
 
     const std::int64_t keys = args->nhead_k * args->seqlen_new, queries = args->nhead_q * args->seqlen_q;

@@ -20,9 +20,7 @@ struct QueryRow {
 
 template <class Row>
 inline catalog_status check_rows(const catalog_args* args) {
-    if (!args) return CATALOG_BAD_ARGUMENT;
-    if (args->struct_bytes != sizeof(catalog_args) || args->abi_version != CATALOG_ABI_VERSION)
-        return CATALOG_ABI_MISMATCH;
+    if (const catalog_status status = check_abi(args); status != CATALOG_OK) return status;
     if (!valid_sizes(*args)) return CATALOG_BAD_ARGUMENT;
     if (Row::mode == Mode::group && args->batch > 0 && !args->seqstart_q) return CATALOG_BAD_ARGUMENT;
     for (std::int64_t b = 0; b < args->batch; ++b) {

@@ -24,7 +24,7 @@ from catalog.schema.problem import Problem
 
 INCLUDE = Path(package.__file__).parent / "build"
 DRIVER = Path(__file__).with_name("race_driver.cpp")
-SIZES = {"op": "bwd", "batch": 2, "nhead_q": 4, "nhead_k": 2, "seqlen_q": 90, "seqlen_k": 400, "hdim_q": 64}
+SIZES = {"op": "bwd", "batch": 2, "nhead_q": 4, "nhead_k": 2, "seqlen_q": 150, "seqlen_k": 768, "hdim_q": 64}
 PROBLEMS = {
     "causal, dropout": SIZES | {"dtype": "fp32", "mask": "bottom_right", "dropout": 0.2, "randval": True},
     "bias, window": SIZES

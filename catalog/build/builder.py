@@ -44,13 +44,13 @@ class Target:
     emit: Callable[[Kernel], str]
     toolchain: Callable[[str], Toolchain]
 
-    def unit(self, kernel: Kernel) -> TranslationUnit:
-        """The translation unit of ``kernel``.
+    def unit(self, source: str) -> TranslationUnit:
+        """The translation unit of ``source``, with the headers of the target.
 
         Raises:
-            BuildError: the target implements no such kernel.
+            BuildError: the header of the ABI cannot be read.
         """
-        return TranslationUnit(self.emit(kernel), self.include_dirs, abi_number(self.abi_header))
+        return TranslationUnit(source, self.include_dirs, abi_number(self.abi_header))
 
 
 HOST = Target({"build": _BUILD_DIR}, _BUILD_DIR / "abi" / "catalog_abi.h", host.emit, host_toolchain)
@@ -96,7 +96,7 @@ class BuildReport:
 
 
 class CompileError(BuildError):
-    """The compiler refused a kernel; ``record`` is what the registry should know of it."""
+    """The compiler refused a source; ``record`` is what the registry should know of it, if it is a kernel's."""
 
     def __init__(self, message: str, *, hint: str | None, log: str, record: ArtifactRecord) -> None:
         super().__init__(message, hint=hint, log=log)
@@ -124,10 +124,28 @@ class _Built:
 
 
 @dataclass(frozen=True)
-class _Job:
-    """A kernel, with all that its build needs."""
+class _Subject:
+    """What a library is for, a row or a helper of ours without one: ``title`` is how messages call it."""
 
-    kernel: Kernel
+    title: str
+    name: str
+    arch: str
+    kernel_id: str
+
+    @classmethod
+    def of_kernel(cls, kernel: Kernel) -> _Subject:
+        return cls(f"kernel {kernel.name}", kernel.name, kernel.arch, kernel.id)
+
+    @classmethod
+    def of_helper(cls, name: str, arch: str) -> _Subject:
+        return cls(f"{name} for {arch}", name, arch, kernel_id="")
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A source, with all that its build needs."""
+
+    subject: _Subject
     unit: TranslationUnit
     toolchain: Toolchain
     key: ContentKey
@@ -136,8 +154,8 @@ class _Job:
         """The record of this build; it failed when there is no library."""
         return ArtifactRecord(
             key=self.key.hex,
-            kernel_id=self.kernel.id,
-            arch=self.kernel.arch,
+            kernel_id=self.subject.kernel_id,
+            arch=self.subject.arch,
             toolchain=self.toolchain.label,
             flags=self.toolchain.flags,
             status="failed" if library is None else "built",
@@ -149,10 +167,10 @@ class _Job:
         )
 
     def error(self, failure: _CommandFailed, log: Path, seconds: float) -> CompileError:
-        """What is told of a kernel that the compiler refused."""
+        """What is told of a source that the compiler refused."""
         compiler = f"{self.toolchain.compiler.path} ({self.toolchain.label})"
         return CompileError(
-            f"kernel {self.kernel.name} does not compile with {compiler}: {failure.reason}",
+            f"{self.subject.title} does not compile with {compiler}: {failure.reason}",
             hint=f"the compiler's output is in {log}",
             log=failure.output,
             record=self.record(failure.output, seconds, None),
@@ -206,7 +224,22 @@ class Builder:
             BuildError: it does not compile, or its target implements no such kernel; ``log`` is the compiler's output.
             ToolchainError: no usable compiler for its arch.
         """
-        return self._settle(lambda: self._make(kernel, threading.Event()))
+        return self._settle(lambda: self._make_kernel(kernel, threading.Event()))
+
+    def build_helper(self, name: str, arch: str, source: str) -> Path:
+        """The library of ``source``, which is no row's, from the cache if it is there and sound; it is not recorded.
+
+        Args:
+            name: how messages call it.
+            arch: what it is compiled for, with that target's headers, compiler and flags.
+            source: of its one translation unit.
+
+        Raises:
+            BuildError, ToolchainError: as :meth:`build`.
+        """
+        target = self._targets(arch)
+        subject = _Subject.of_helper(name, arch)
+        return self._make(subject, target.unit(source), target.toolchain(arch), threading.Event()).artifact.path
 
     def build_many(
         self,
@@ -224,7 +257,7 @@ class Builder:
         stop = threading.Event()
         pool = ThreadPoolExecutor(jobs or _available_cores(), thread_name_prefix="build")
         try:
-            futures = {pool.submit(self._make, kernel, stop): place for place, kernel in enumerate(asked)}
+            futures = {pool.submit(self._make_kernel, kernel, stop): place for place, kernel in enumerate(asked)}
             for future in as_completed(futures):
                 place = futures[future]
                 done: Artifact | BuildFailure
@@ -260,31 +293,33 @@ class Builder:
         if self._record is not None:
             self._record(record)
 
-    def _make(self, kernel: Kernel, stop: threading.Event) -> _Built:
-        """Find or compile one kernel; runs in any thread."""
+    def _make_kernel(self, kernel: Kernel, stop: threading.Event) -> _Built:
         target = self._targets(kernel.arch)
         toolchain = target.toolchain(kernel.arch)
-        unit = target.unit(kernel)
+        return self._make(_Subject.of_kernel(kernel), target.unit(target.emit(kernel)), toolchain, stop)
+
+    def _make(self, subject: _Subject, unit: TranslationUnit, toolchain: Toolchain, stop: threading.Event) -> _Built:
+        """Find or compile one library; runs in any thread."""
         try:
             self._cache.create()
-            job = _Job(kernel, unit, toolchain, self._key(kernel, unit, toolchain, stop))
+            job = _Job(subject, unit, toolchain, self._key(subject, unit, toolchain, stop))
             return self._find(job) or self._make_once(job, stop)
         except OSError as error:
             raise BuildError(
-                f"kernel {kernel.name}: {error.filename or self._cache.folder}: {error.strerror}",
+                f"{subject.title}: {error.filename or self._cache.folder}: {error.strerror}",
                 hint="CATALOG_CACHE_DIR chooses another cache folder",
             ) from None
 
-    def _key(self, kernel: Kernel, unit: TranslationUnit, toolchain: Toolchain, stop: threading.Event) -> ContentKey:
+    def _key(self, subject: _Subject, unit: TranslationUnit, toolchain: Toolchain, stop: threading.Event) -> ContentKey:
         try:
             return self._keys.key(unit, toolchain)
         except ScanError as error:
             # Without a key the failure is filed under what would have led to one.
-            job = _Job(kernel, unit, toolchain, ContentKey(error.question, {}))
+            job = _Job(subject, unit, toolchain, ContentKey(error.question, {}))
             with self._cache.lock(error.question, stop):
                 raise self._refusal(job, _CommandFailed(error.failure, error.log), 0.0) from None
         except BuildError as error:
-            raise BuildError(f"kernel {kernel.name}: {error.message}", hint=error.hint) from None
+            raise BuildError(f"{subject.title}: {error.message}", hint=error.hint) from None
 
     def _refusal(self, job: _Job, failure: _CommandFailed, seconds: float) -> CompileError:
         """File a failed compile; raises ToolchainError when it is the compiler's fault."""
@@ -304,7 +339,7 @@ class Builder:
                 return found
             library = self._cache.so_path(job.key.hex)
             if library.exists():
-                _log.warning("%s is not what its record says: building %s again", library, job.kernel.name)
+                _log.warning("%s is not what its record says: building %s again", library, job.subject.title)
             with self._cache.workspace(job.key.hex) as folder:
                 return self._compile(job, folder, stop)
 
@@ -317,9 +352,9 @@ class Builder:
         seconds = time.perf_counter() - started
         changed = job.key.changed_headers()
         if changed:
-            raise BuildError(f"kernel {job.kernel.name}: {changed[0]} changed while it compiled", hint="build it again")
+            raise BuildError(f"{job.subject.title}: {changed[0]} changed while it compiled", hint="build it again")
         record = job.record(output, seconds, (folder / LIBRARY).read_bytes())
-        self._cache.publish(folder / LIBRARY, record, job.kernel.name)
+        self._cache.publish(folder / LIBRARY, record, job.subject.name)
         return self._built(record, cached=False)
 
     def _built(self, record: ArtifactRecord, cached: bool) -> _Built:

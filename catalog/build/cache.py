@@ -35,7 +35,7 @@ class ArtifactRecord:
     """One build, field by field the columns of the SQL table ``artifact``.
 
     ``log`` is the compiler's output; a failed build has no ``so_sha256`` and no ``so_bytes``. ``created`` is ISO 8601,
-    in UTC.
+    in UTC. ``kernel_id`` is empty for a library that is no row's, which the table leaves out.
     """
 
     key: str

@@ -18,7 +18,7 @@ class Attention {
     using Memory = Scratch<Row>;
 
    public:
-    Attention(const catalog_args& args, const WorkItem& item, Memory& scratch)
+    Attention(const catalog_args& args, const WorkItem& item, std::int64_t most_rows, Memory& scratch)
         : args(args),
           item(item),
           scratch(scratch),
@@ -29,13 +29,11 @@ class Attention {
                       : KeyRange{0, seq.seqlen_k})),
           scores(args, seq, window),
           heads(heads_per_kv_head(args)),
-          // A sequence shorter than the longest has fewer rows than the work list assumes.
-          rows(std::min(item.rows, seq.seqlen_q * heads - item.first_row)),
+          rows(std::min(most_rows, seq.seqlen_q * heads - item.first_row)),
           hdim_q(Row::pad_d ? static_cast<int>(args.hdim_q) : Row::hdim_q),
           hdim_v(Row::pad_dv ? static_cast<int>(args.hdim_v) : Row::hdim_v) {}
 
     void run() {
-        if (rows <= 0) return;
         start();
         // Decided by the sequence, not by the item: results must not depend on how threads divide the work.
         if (DirectTile<Row>::pays(seq.seqlen_q * heads, hdim_q, hdim_v))
@@ -46,29 +44,28 @@ class Attention {
     }
 
    private:
-    std::int64_t head_of(std::int64_t row) const { return item.head_k * heads + (item.first_row + row) % heads; }
-    std::int64_t query_of(std::int64_t row) const { return (item.first_row + row) / heads; }
-    KeyRange visible(std::int64_t row) const { return window.visible(query_of(row)); }
-
     template <class Element>
-    Element* row_of(const catalog_tensor& tensor, std::int64_t row) const {
+    Element* row_of(const catalog_tensor& tensor, const ItemRow& row) const {
         const std::int64_t split = partial ? item.split : 0;
-        return rows_of<Element>(tensor, seq.batch, head_of(row), seq.first_q, split)[query_of(row)];
+        return rows_of<Element>(tensor, seq.batch, row.head, seq.first_q, split)[row.query];
     }
 
     void start() {
-        for (std::int64_t row = 0; row < rows; ++row) {
-            const std::int64_t head = head_of(row), query = query_of(row);
-            pack_query(row_of<const T>(args.q, row), hdim_q, scores.query_scale(head, query), scratch.q[row]);
-            std::fill_n(scratch.o[row], Memory::columns, 0.0f);
-            scratch.state[row] = {};
+        std::int64_t query = item.first_row / heads, head = item.first_row % heads;
+        for (std::int64_t i = 0; i < rows; ++i) {
+            ItemRow& row = scratch.row[i] = {item.head_k * heads + head, query, {}};
+            pack_query(row_of<const T>(args.q, row), hdim_q, scores.query_scale(row.head, query), scratch.q[i]);
+            std::fill_n(scratch.o[i], Memory::columns, 0.0f);
+            if (++head == heads) head = 0, ++query;
         }
     }
 
     template <class Tile>
     void attend() {
-        const KeyRange seen = seen_by_some(visible(0), visible(rows - 1));
-        // Tiles start at multiples of tile_n0 whatever the item's first key: sums are the same for every division of rows.
+        const KeyRange seen =
+            seen_by_some(window.visible(scratch.row[0].query), window.visible(scratch.row[rows - 1].query));
+        // Tiles start at multiples of tile_n0 whatever the item's first key: sums are the same for every division of
+        // rows.
         const std::int64_t first_key = std::max(window.keys.begin, seen.begin / Row::tile_n0 * Row::tile_n0);
         if constexpr (Row::sink)
             attend_keys<Tile>(window.keys.begin, std::min({window.sinks, first_key, seen.end}));
@@ -79,11 +76,18 @@ class Attention {
     template <class Tile>
     void attend_keys(std::int64_t first, std::int64_t end) {
         const KvSource<Row> source(args, seq, item.head_k);
+        const auto tile_at = [&](std::int64_t key) {
+            const auto count = std::min<std::int64_t>(end - key, Row::tile_n0);
+            return source.tile(key, static_cast<int>(count), scratch.room[key / Row::tile_n0 % 2]);
+        };
+        if (first >= end) return;
+        KvTile<Row> next = tile_at(first);
         for (std::int64_t key = first; key < end; key += Row::tile_n0) {
             const KeyRange range{key, std::min(key + Row::tile_n0, end)};
             const int count = static_cast<int>(range.end - range.begin);
-            const Tile tile(scratch, source.keys(key, count, scratch.gathered_k),
-                            source.values(key, count, scratch.gathered_v), count, hdim_q, hdim_v);
+            const KvTile<Row> present = next;
+            if (range.end < end) next = tile_at(range.end);
+            const Tile tile(scratch, present, next, hdim_q, hdim_v);
             if constexpr (has_key_scales<Row>) {
                 source.scales(args.k_descale, key, count, scratch.k_scales);
                 source.scales(args.v_descale, key, count, scratch.v_scales);
@@ -95,56 +99,88 @@ class Attention {
         }
     }
 
+    // Which columns of a tile each of the rows sees; with sinks, all from the first one to the end of its window.
+    void find_seen(KeyRange range, const ItemRow* row, int count) {
+        const int keys = static_cast<int>(range.end - range.begin);
+        const auto column_of = [&](std::int64_t key) {
+            return static_cast<int>(std::clamp<std::int64_t>(key - range.begin, 0, keys));
+        };
+        const KeyRange first = window.visible(row[0].query), last = window.visible(row[count - 1].query);
+        if (seen_by_all(first, last).contains(range)) {
+            std::fill_n(scratch.seen, count, Columns{0, keys});
+            return;
+        }
+        const bool has_sinks = Row::sink && range.begin < window.sinks;
+        for (int i = 0; i < count; ++i) {
+            const KeyRange sees = window.visible(row[i].query);
+            const int begin = has_sinks ? 0 : column_of(sees.begin);
+            scratch.seen[i] = {begin, std::max(begin, column_of(sees.end))};
+        }
+    }
+
     template <class Tile>
     void attend_tile(const Tile& tile, KeyRange range, std::int64_t first_row, int count) {
-        const KeyRange first = visible(first_row), last = visible(first_row + count - 1);
-        const KeyRange seen = {range.begin, std::min(range.end, last.end)};
-        const bool has_sinks = Row::sink && range.begin < window.sinks;
-        if (seen.empty() || (seen.end <= first.begin && !has_sinks)) return;
+        ItemRow* const row = scratch.row + first_row;
+        find_seen(range, row, count);
+        if (scratch.seen[count - 1].end <= scratch.seen[0].begin) return;
 
-        const int keys = static_cast<int>(seen.end - range.begin);
-        const int columns = round_up(keys, Tile::column_step);
-        tile.multiply_q_k(first_row, count, keys);
-        const bool all_visible = seen_by_all(first, last).contains({range.begin, range.begin + columns});
+        tile.multiply_q_k(first_row, count);
+        weigh(range.begin, row, count, Tile::block_rows);
+        tile.multiply_p_v(first_row, count);
+    }
+
+    // Turns a tile's products into the weights of P V, whose register blocks are of `block` rows. Compiled once for all
+    // kinds of tiles.
+    __attribute__((noinline)) void weigh(std::int64_t first_key, ItemRow* row, int count, int block) {
         for (int i = 0; i < count; ++i) {
-            const std::int64_t row = first_row + i;
-            scores.finish(head_of(row), query_of(row), range.begin, columns, scratch.k_scales, scratch.s[i]);
-            if (!all_visible) scores.hide_masked(query_of(row), range.begin, columns, scratch.s[i]);
-            scratch.rescale[i] = softmax_row(scratch.s[i], columns, scratch.state[row]);
-            weigh(row, range.begin, columns, scratch.s[i]);
+            const Columns seen = scratch.seen[i], whole = Memory::whole_vectors(seen);
+            finish_scores(row[i], first_key, seen, whole, scratch.s[i]);
+            scratch.rescale[i] = softmax_row(scratch.s[i] + whole.begin, whole.end - whole.begin, row[i].state);
+            apply_factors(row[i], first_key, whole, scratch.s[i]);
+            zero_unseen(scratch.seen, i, count, block, whole, scratch.s[i]);
         }
-        tile.multiply_p_v(first_row, count, keys);
+    }
+
+    // Products of the tile's columns `whole`, which begins at `first_key`, become scores, -infinity but for those seen.
+    void finish_scores(const ItemRow& row, std::int64_t first_key, Columns seen, Columns whole, float* s) const {
+        const std::int64_t key = first_key + whole.begin;
+        const int columns = whole.end - whole.begin;
+        const float* key_scales = has_key_scales<Row> ? scratch.k_scales + whole.begin : nullptr;
+        scores.finish(row.head, row.query, key, columns, key_scales, s + whole.begin);
+        if (Row::sink || seen.begin != whole.begin || seen.end != whole.end)
+            scores.hide_masked(row.query, key, columns, s + whole.begin);
     }
 
     // What comes between the softmax and P V: dropout, and the factors of quantised values.
-    void weigh(std::int64_t row, std::int64_t first_key, int columns, float* p) const {
+    void apply_factors(const ItemRow& row, std::int64_t first_key, Columns whole, float* p) const {
         if constexpr (Row::dropout)
-            dropout.apply(Dropout::row(args, seq, head_of(row), query_of(row)), first_key, columns, p);
+            dropout.apply(Dropout::row(args, seq, row.head, row.query), first_key + whole.begin,
+                          whole.end - whole.begin, p + whole.begin);
         if constexpr (has_key_scales<Row>)
-            for (int j = 0; j < columns; j += lanes) store(p + j, load(p + j) * load(scratch.v_scales + j));
+            for (int j = whole.begin; j < whole.end; j += lanes) store(p + j, load(p + j) * load(scratch.v_scales + j));
     }
 
     void finish() {
         using Output = std::conditional_t<partial, float, typename Row::otype>;
-        for (std::int64_t row = 0; row < rows; ++row) {
-            const auto [max, sum] = scratch.state[row];
-            const std::int64_t head = head_of(row), query = query_of(row);
+        for (std::int64_t i = 0; i < rows; ++i) {
+            const ItemRow& row = scratch.row[i];
+            const auto [max, sum] = row.state;
             float normalize = sum == 0 ? 0.0f : 1.0f / sum;  // a row that sees no key is zero
-            float lse = max * ln_2 + std::log(sum) + scores.shift(head, query);
+            float lse = max * ln_2 + std::log(sum) + scores.shift(row.head, row.query);
             // Of several splits the first has the sink.
             if (args.sink.data && item.split == 0) {
-                const float with_sink = log_add(lse, list_of<float>(args.sink)[head * args.sink.stride_nhead]);
+                const float with_sink = log_add(lse, list_of<float>(args.sink)[row.head * args.sink.stride_nhead]);
                 if (with_sink != -infinity) normalize *= std::exp(lse - with_sink);
                 lse = with_sink;
             }
             if constexpr (Row::qscale == Qscale::pertensor) normalize *= *list_of<float>(args.v_descale);
             Output* o = row_of<Output>(partial ? args.o_acc : args.o, row);
             for (int d = 0; d < hdim_v; d += lanes)
-                store_first(o + d, load(scratch.o[row] + d) * normalize, hdim_v - d);
+                store_first(o + d, load(scratch.o[i] + d) * normalize, hdim_v - d);
             if constexpr (partial || Row::lse) *row_of<float>(partial ? args.lse_acc : args.lse, row) = lse;
             if constexpr (Row::dropout)
                 if (args.randval.data)
-                    dropout.store(Dropout::row(args, seq, head_of(row), query_of(row)), {0, seq.seqlen_k},
+                    dropout.store(Dropout::row(args, seq, row.head, row.query), {0, seq.seqlen_k},
                                   row_of<std::uint8_t>(args.randval, row));
         }
     }
@@ -185,10 +221,11 @@ inline std::int32_t launch_attention(const catalog_args* args) noexcept {
     if (const catalog_status status = check_call<Row>(args); status != CATALOG_OK) return status;
     if (!has_tensors<Row, partial>(*args)) return CATALOG_BAD_ARGUMENT;
     const int threads = threads_for(*args);
-    const WorkList list = work_list<Row>(*args, threads);
+    WorkList list;
+    if (!list.fill<Row>(*args, threads)) return CATALOG_NO_MEMORY;
     return for_items<Scratch<Row>>(threads, list.size(), [&](std::int64_t index, Scratch<Row>& scratch) {
         const WorkItem item = list[index];
-        Attention<Row, partial>(*args, item, scratch).run();
+        Attention<Row, partial>(*args, item, list.chunk, scratch).run();
     });
 }
 

@@ -36,7 +36,9 @@ class Backward {
           hdim_v(Row::pad_dv ? static_cast<int>(args.hdim_v) : Row::hdim_v) {}
 
     void run() {
-        start();
+        if constexpr (Row::store_randval)
+            if (args.randval.data) store_randval();
+        if (window.keys.empty()) clear_dq(0, rows);
         for (std::int64_t key = window.keys.begin; key < window.keys.end; key += Row::tile_n0) {
             const KeyRange range{key, std::min(key + Row::tile_n0, window.keys.end)};
             load_keys(range);
@@ -64,15 +66,17 @@ class Backward {
         return rows_of<Element>(tensor, seq.batch, item.head_k, seq.first_k).from(first_key);
     }
 
-    void start() {
+    void store_randval() const {
         for (std::int64_t head = item.head_k * heads; head < (item.head_k + 1) * heads; ++head)
-            for (std::int64_t query = 0; query < seq.seqlen_q; ++query) {
-                std::fill_n(dq_acc(head, query), hdim_q, 0.0f);
-                if constexpr (Row::store_randval)
-                    if (args.randval.data)
-                        dropout.store(Dropout::row(args, seq, head, query), window.keys,
-                                      row_of<std::uint8_t>(args.randval, head, query));
-            }
+            for (std::int64_t query = 0; query < seq.seqlen_q; ++query)
+                dropout.store(Dropout::row(args, seq, head, query), window.keys,
+                              row_of<std::uint8_t>(args.randval, head, query));
+    }
+
+    // Of rows that see none of the item's first keys: what is added to at the next ones.
+    void clear_dq(std::int64_t first_row, std::int64_t count) const {
+        for (std::int64_t row = first_row; row < first_row + count; ++row)
+            std::fill_n(dq_acc(item.head_k * heads + row % heads, row / heads), hdim_q, 0.0f);
     }
 
     void load_keys(KeyRange range) {
@@ -100,7 +104,11 @@ class Backward {
     void attend_tile(KeyRange range, std::int64_t first_row, int count) {
         const KeyRange first = visible(first_row), last = visible(first_row + count - 1);
         KeyRange seen = intersect(range, seen_by_some(first, last));
-        if (seen.empty()) return;
+        const bool first_keys = range.begin == window.keys.begin;
+        if (seen.empty()) {
+            if (first_keys) clear_dq(first_row, count);
+            return;
+        }
         const int first_key = static_cast<int>(seen.begin - range.begin) / Memory::key_step * Memory::key_step;
         seen.begin = range.begin + first_key;
 
@@ -108,12 +116,12 @@ class Backward {
         const int columns = round_up(keys, Row::warp_n0);
         const bool all_visible = seen_by_all(first, last).contains({seen.begin, seen.begin + columns});
         load_rows(first_row, count);
-        multiply_panels<Row::warp_m0, Row::warp_n0, Memory::columns_q, 1, Row::tile_n0>(
+        multiply_panels<Row::warp_m0, Row::warp_n0, Memory::row_q, 1>(
             scratch.q[0], scratch.k_transposed + first_key * Memory::depth_q, Memory::depth_q, Row::warp_n0, count,
-            keys, hdim_q, scratch.p[0], from_zero);
-        multiply_panels<Row::warp_m0, Row::warp_n0, Memory::columns_v, 1, Row::tile_n0>(
+            keys, hdim_q, store_to<Memory::row_p>(scratch.p[0]));
+        multiply_panels<Row::warp_m0, Row::warp_n0, Memory::row_v, 1>(
             scratch.grad_o[0], scratch.v_transposed + first_key * Memory::depth_v, Memory::depth_v, Row::warp_n0, count,
-            keys, hdim_v, scratch.ds[0], from_zero);
+            keys, hdim_v, store_to<Memory::row_p>(scratch.ds[0]));
         for (int i = 0; i < count; ++i) {
             const BackwardRow& row = scratch.row[i];
             scores.finish(row.head, row.query, seen.begin, columns, nullptr, scratch.p[i]);
@@ -123,7 +131,7 @@ class Backward {
         }
         // Weights of columns behind the last key are zeros: whole register blocks are faster.
         add_to_keys(count, first_key, std::min(round_up(keys, Row::warp_m1), columns));
-        add_to_dq(count, first_key, keys);
+        add_to_dq(first_keys, count, first_key, keys);
     }
 
     void load_rows(std::int64_t first_row, int count) {
@@ -137,7 +145,7 @@ class Backward {
             // Every weight of a row that sees no key is 0, not exp(-infinity + infinity).
             scratch.row[i] = {head_q, query,
                               lse == -infinity ? infinity : (lse - scores.shift(head_q, query)) * log2_e,
-                              *row_of<const float>(args.delta, head_q, query)};
+                              *row_of<const float>(args.delta, head_q, query), dq_acc(head_q, query)};
             if (++head == heads) head = 0, ++query;
         }
     }
@@ -166,22 +174,24 @@ class Backward {
 
     // dV += P^T dO and dK += dS^T Q, for the keys of the tile from `first_key` on.
     void add_to_keys(int count, int first_key, int keys) {
-        multiply_panels<Row::warp_m1, Row::warp_n1, 1, Row::tile_n0, Memory::columns_v>(
-            scratch.p[0], scratch.grad_o[0], 1, Memory::columns_v, keys, hdim_v, count, scratch.dv[first_key], from_c);
-        multiply_panels<Row::warp_m1, Row::warp_n1, 1, Row::tile_n0, Memory::columns_q>(
-            scratch.ds[0], scratch.q[0], 1, Memory::columns_q, keys, hdim_q, count, scratch.dk[first_key], from_c);
+        multiply_panels<Row::warp_m1, Row::warp_n1, 1, Memory::row_p>(
+            scratch.p[0], scratch.grad_o[0], 1, Memory::row_v, keys, hdim_v, count,
+            add_to<Memory::columns_v>(scratch.dv[first_key]));
+        multiply_panels<Row::warp_m1, Row::warp_n1, 1, Memory::row_p>(
+            scratch.ds[0], scratch.q[0], 1, Memory::row_q, keys, hdim_q, count,
+            add_to<Memory::columns_q>(scratch.dk[first_key]));
     }
 
-    // dQ += scale dS K.
-    void add_to_dq(int count, int first_key, int keys) {
-        multiply_panels<Row::warp_m0, Row::warp_n0, Row::tile_n0, 1, Memory::columns_dq>(
+    // dQ += scale dS K; nothing is there yet at the item's first keys.
+    void add_to_dq(bool first_keys, int count, int first_key, int keys) {
+        constexpr bool whole = !Row::pad_d && Memory::columns_dq == Row::hdim_q;
+        multiply_panels<Row::warp_m0, Row::warp_n0, Memory::row_p, 1>(
             scratch.ds[0], scratch.k + first_key * Row::warp_n0, Row::tile_n0, Row::warp_n0, count, hdim_q, keys,
-            scratch.dq[0], from_zero);
-        for (int i = 0; i < count; ++i) {
-            float* dq = dq_acc(scratch.row[i].head, scratch.row[i].query);
-            for (int d = 0; d < hdim_q; d += lanes)
-                store_first(dq + d, load_first(dq + d, hdim_q - d) + load(scratch.dq[i] + d) * args.scale, hdim_q - d);
-        }
+            [&](int row, int column, Float sum) {
+                float* dq = scratch.row[row].dq + column;
+                const int left = whole ? lanes : hdim_q - column;
+                if (left > 0) store_first(dq, (first_keys ? Float{} : load_first(dq, left)) + sum * args.scale, left);
+            });
     }
 
     const catalog_args& args;

@@ -12,6 +12,7 @@ struct BackwardRow {
     std::int64_t head, query;
     float lse;    // in the units of `Scores`: base 2, without the shift; infinity where the row sees no key
     float delta;  // sum of dO * O
+    float* dq;    // where its part of dQ goes
 };
 
 template <class Row>
@@ -30,6 +31,10 @@ struct BackwardScratch {
     static constexpr int key_step = std::lcm(Row::warp_n0, 16);
     static constexpr int drawn_keys = Row::dropout ? tile_n0 : 0;
 
+    // How far apart the rows of a tile of queries are. Products read columns too, and rows a power of two apart would
+    // share few sets of the L1 cache: so each row ends with a spare cache line.
+    static constexpr int row_q = columns_q + 16, row_v = columns_v + 16, row_p = tile_n0 + 16;
+
     // A tile of keys, through all tiles of queries. K in panels of keys for Q K^T, and of columns for dS K.
     alignas(64) float k_transposed[tile_n0 * depth_q];
     alignas(64) float v_transposed[tile_n0 * depth_v];
@@ -39,12 +44,11 @@ struct BackwardScratch {
 
     // A tile of query rows.
     BackwardRow row[tile_m0];
-    alignas(64) float q[tile_m0][columns_q];
-    alignas(64) float grad_o[tile_m0][columns_v];
-    alignas(64) float p[tile_m0][tile_n0];   // S, then P as it enters dV
-    alignas(64) float ds[tile_m0][tile_n0];  // dP, then dS
-    alignas(64) float dq[tile_m0][columns_dq];
-    float factors[drawn_keys + 1];  // of a dropout
+    alignas(64) float q[tile_m0][row_q];
+    alignas(64) float grad_o[tile_m0][row_v];
+    alignas(64) float p[tile_m0][row_p];   // S, then P as it enters dV
+    alignas(64) float ds[tile_m0][row_p];  // dP, then dS
+    float factors[drawn_keys + 1];         // of a dropout
 };
 
 }  // namespace catalog::host

@@ -28,6 +28,10 @@ inline void store(fp16* to, Float x) {
     store_bits(to, _mm512_maskz_cvtps_ph(0xffff, x, _MM_FROUND_TO_NEAREST_INT));
 }
 
+// Compilers convert half a vector at a time.
+inline Bits widen(HalfBits x) { return (Bits)_mm512_maskz_cvtepu16_epi32(0xffff, (__m256i)x); }
+inline HalfBits narrow(Bits x) { return (HalfBits)_mm512_maskz_cvtepi32_epi16(0xffff, (__m512i)x); }
+
 #elif defined(__F16C__)
 
 inline Float load(const fp16* from) { return _mm256_cvtph_ps(load_bits<__m128i>(from)); }
@@ -42,16 +46,23 @@ inline void store(fp16* to, Float x) { store_bits(to, __builtin_convertvector(x,
 
 #endif
 
-inline Float load(const bf16* from) {
-    return (Float)(__builtin_convertvector(load_bits<HalfBits>(from), Bits) << 16);
-}
+#if !defined(__AVX512F__)
+inline HalfBits narrow(Bits x) { return __builtin_convertvector(x, HalfBits); }
+#if defined(__AVX2__)
+inline Bits widen(HalfBits x) { return (Bits)_mm256_cvtepu16_epi32((__m128i)x); }
+#else
+inline Bits widen(HalfBits x) { return __builtin_convertvector(x, Bits); }
+#endif
+#endif
+
+inline Float load(const bf16* from) { return (Float)(widen(load_bits<HalfBits>(from)) << 16); }
 
 inline void store(bf16* to, Float x) {
     const Bits bits = (Bits)x;
     const Bits rounded = bits + 0x7fff + (bits >> 16 & 1);
     const Bits quiet_nan = bits | 0x400000;  // rounding could carry a NaN into infinity
     const Bits kept = x == x ? rounded : quiet_nan;
-    store_bits(to, __builtin_convertvector(kept >> 16, HalfBits));
+    store_bits(to, narrow(kept >> 16));
 }
 
 // The first `count` elements, zeros behind them; `from` may end there.

@@ -54,6 +54,9 @@ _HEADERS: Mapping[Family, str] = MappingProxyType(
 )
 """Kernel headers: each defines launch_<header>."""
 
+PEAK_PROBE = '#include "host/peaks.hpp"\n'
+"""The C++ source of the library that measures what the CPU reaches at best."""
+
 _ENUMS = (Mode, Mask, Bias, Qscale, Rope, KvMemoryLayout, KvLookupTable)
 """Types of traits that the headers know by the same name."""
 

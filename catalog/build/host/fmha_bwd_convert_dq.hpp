@@ -22,8 +22,7 @@ inline std::int32_t launch_fmha_bwd_convert_dq(const catalog_args* args) noexcep
     if (const catalog_status status = check_rows<Row>(args); status != CATALOG_OK) return status;
     if (!valid_hdim(args->hdim_q, Row::hdim_q, Row::pad_d)) return CATALOG_BAD_ARGUMENT;
     if (has_rows<Row>(*args) && !(args->dq.data && args->dq_acc.data)) return CATALOG_BAD_ARGUMENT;
-    for_rows<Row>(*args, [&](const QueryRow& at) { convert_row<Row>(*args, at); });
-    return CATALOG_OK;
+    return for_rows<Row>(*args, [&](const QueryRow& at) { convert_row<Row>(*args, at); });
 }
 
 }  // namespace catalog::host

@@ -20,8 +20,7 @@ inline std::int32_t launch_fmha_bwd_dot_do_o(const catalog_args* args) noexcept 
     if (const catalog_status status = check_rows<Row>(args); status != CATALOG_OK) return status;
     if (!valid_hdim(args->hdim_v, Row::hdim_v, Row::pad_dv)) return CATALOG_BAD_ARGUMENT;
     if (has_rows<Row>(*args) && !(args->grad_o.data && args->o.data && args->delta.data)) return CATALOG_BAD_ARGUMENT;
-    for_rows<Row>(*args, [&](const QueryRow& at) { dot_row<Row>(*args, at); });
-    return CATALOG_OK;
+    return for_rows<Row>(*args, [&](const QueryRow& at) { dot_row<Row>(*args, at); });
 }
 
 }  // namespace catalog::host

@@ -37,8 +37,7 @@ inline std::int32_t launch_fmha_fwd_splitkv_combine(const catalog_args* args) no
     if (has_rows<Row>(*args) &&
         (!args->o.data || !args->o_acc.data || !args->lse_acc.data || (Row::lse && !args->lse.data)))
         return CATALOG_BAD_ARGUMENT;
-    for_rows<Row>(*args, [&](const QueryRow& at) { combine_row<Row>(*args, at); });
-    return CATALOG_OK;
+    return for_rows<Row>(*args, [&](const QueryRow& at) { combine_row<Row>(*args, at); });
 }
 
 }  // namespace catalog::host

@@ -9,77 +9,99 @@
 
 namespace catalog::host {
 
-// C = start + A B with C held in registers: `rows` x `columns`. Element (row, k) of A is a[row * a_row + k * a_depth],
-// so that a transposed A needs no copy; B has stride ldb. start(row, column) is the vector that an accumulator begins
-// with.
-template <int rows, int columns, int a_row, int a_depth, int ldc, class T, class Start>
-inline void multiply_block(const float* a, const T* b, std::ptrdiff_t ldb, int depth, float* c, Start start) {
+// A B for `rows` x `columns` that registers hold. Element (row, k) of A is a[row * a_row + k * a_depth], so that a
+// transposed A needs no copy; b[k] is where row k of B begins. finish(row, column, sum) takes every vector of sums
+// away: what they are added to is better read last, for read first it would have to travel through the loop, and the
+// next block's sums would wait for it.
+template <int rows, int columns, int a_row, int a_depth, class B, class Finish>
+inline void multiply_block(const float* a, B b, int depth, Finish finish) {
     constexpr int vectors = columns / lanes;
-    Float acc[rows][vectors];
-#pragma GCC unroll 16
-    for (int r = 0; r < rows; ++r)
-#pragma GCC unroll 16
-        for (int j = 0; j < vectors; ++j) acc[r][j] = start(r, j * lanes);
-
-    for (int k = 0; k < depth; ++k, b += ldb) {
+    Float sum[rows][vectors] = {};
+    for (int k = 0; k < depth; ++k) {
+        const auto* b_k = b[k];
         Float b_row[vectors];
 #pragma GCC unroll 16
-        for (int j = 0; j < vectors; ++j) b_row[j] = load(b + j * lanes);
+        for (int j = 0; j < vectors; ++j) b_row[j] = load(b_k + j * lanes);
 #pragma GCC unroll 16
         for (int r = 0; r < rows; ++r)
 #pragma GCC unroll 16
-            for (int j = 0; j < vectors; ++j) acc[r][j] += a[r * a_row + k * a_depth] * b_row[j];
+            for (int j = 0; j < vectors; ++j) sum[r][j] += a[r * a_row + k * a_depth] * b_row[j];
     }
 
 #pragma GCC unroll 16
     for (int r = 0; r < rows; ++r)
 #pragma GCC unroll 16
-        for (int j = 0; j < vectors; ++j) store(c + r * ldc + j * lanes, acc[r][j]);
+        for (int j = 0; j < vectors; ++j) finish(r, j * lanes, sum[r][j]);
 }
 
-// body(std::integral_constant<int, size>, first_row) for blocks of `block` rows, then of half as many for the
-// remainder: a decode step of one row runs a block of one row.
-template <int block, class Body>
-inline void for_row_blocks(int first, int rows, Body body) {
-    for (; first + block <= rows; first += block) body(std::integral_constant<int, block>{}, first);
-    if constexpr (block > 1) for_row_blocks<block / 2>(first, rows, body);
+// The usual ways to finish, at the rows of C, which are ldc apart.
+template <int ldc>
+inline auto store_to(float* c) {
+    return [c](int row, int column, Float sum) { store(c + row * ldc + column, sum); };
 }
 
-// What an accumulator begins with, given where its result will be stored.
-inline constexpr auto from_zero = [](const float*) { return Float{}; };
-inline constexpr auto from_c = [](const float* c) { return load(c); };
+template <int ldc>
+inline auto add_to(float* c) {
+    return [c](int row, int column, Float sum) {
+        float* to = c + row * ldc + column;
+        store(to, load(to) + sum);
+    };
+}
 
-// C = start + A B for any number of rows and columns. The panel of B for column c begins at b + c * panel_stride and
-// stays in L1 while all rows pass by.
-template <int block_rows, int block_columns, int a_row, int a_depth, int ldc, class Start>
+// body(std::integral_constant<int, size>, first) for blocks of the first size from `first` to `end`, then of the next
+// sizes for the remainder: a decode step of one row runs a block of one row.
+template <int size, int... smaller, class Body>
+inline void for_blocks(int first, int end, Body body) {
+    for (; first + size <= end; first += size) body(std::integral_constant<int, size>{}, first);
+    if constexpr (sizeof...(smaller) > 0) for_blocks<smaller...>(first, end, body);
+}
+
+// As many sizes as pay for the time that compiling a product of each takes.
+template <int size, class Body>
+inline void for_row_blocks(int first, int end, Body body) {
+    for_blocks<size, (size + 1) / 2, 1>(first, end, body);
+}
+
+// A B for any number of rows and columns. The panel of B for column c begins at b + c * panel_stride and stays in L1
+// while all rows pass by.
+template <int block_rows, int block_columns, int a_row, int a_depth, class Finish>
 inline void multiply_panels(const float* a, const float* b, std::ptrdiff_t panel_stride, std::ptrdiff_t ldb, int rows,
-                            int columns, int depth, float* c, Start start) {
+                            int columns, int depth, Finish finish) {
     for (int column = 0; column < columns; column += block_columns)
         for_row_blocks<block_rows>(0, rows, [&](auto block, int row) {
-            float* corner = c + row * ldc + column;
-            multiply_block<block, block_columns, a_row, a_depth, ldc>(
-                a + row * a_row, b + column * panel_stride, ldb, depth, corner,
-                [&](int r, int j) { return start(corner + r * ldc + j); });
+            multiply_block<block, block_columns, a_row, a_depth>(
+                a + row * a_row, Rows<const float>{b + column * panel_stride, ldb}, depth,
+                [&](int r, int j, Float sum) { finish(row + r, column + j, sum); });
         });
 }
 
-// c[i] = a . b[i] for `lanes` rows of B: one accumulator a row, all reduced together. Rows behind `last` are read as
-// `last`, so that their products need no tail code; nobody uses them.
-template <class T>
-inline void multiply_rows(const float* a, Rows<const T> b, int last, int depth, float* c) {
-    const T* row[lanes];
-    for (int i = 0; i < lanes; ++i) row[i] = b[std::min(i, last)];
+// c[r * ldc + key] = a[r * lda] . b[key] for `rows` rows of A and the keys that give one sum a lane: an accumulator
+// each, all reduced together. Keys behind `last` are read as `last`, so that they need no tail code; nobody uses their
+// products. With every vector of b[key] that is read, one of next[key] is asked for, so that memory never rests.
+template <int rows, int lda, int ldc, class B>
+inline void multiply_rows(const float* a, B b, B next, int first, int last, int depth, float* c) {
+    constexpr int keys = lanes / rows;
+    decltype(b[0]) row[keys], next_row[keys];
+    for (int key = 0; key < keys; ++key) {
+        row[key] = b[std::min(first + key, last)];
+        next_row[key] = next[std::min(first + key, last)];
+    }
     Float acc[lanes] = {};
     for (int k = 0; k < depth; k += lanes) {
-        const Float a_k = load(a + k);
+        Float a_k[rows];
 #pragma GCC unroll 16
-        for (int i = 0; i < lanes; ++i) acc[i] += a_k * load(row[i] + k);
+        for (int r = 0; r < rows; ++r) a_k[r] = load(a + r * lda + k);
+#pragma GCC unroll 16
+        for (int key = 0; key < keys; ++key) {
+            const Float b_k = load(row[key] + k);
+            prefetch(next_row[key] + k);
+#pragma GCC unroll 16
+            for (int r = 0; r < rows; ++r) acc[r * keys + key] += a_k[r] * b_k;
+        }
     }
-    transpose(acc);
-    Float sum = acc[0];
-#pragma GCC unroll 16
-    for (int i = 1; i < lanes; ++i) sum += acc[i];
-    store(c, sum);
+    float sums[lanes];
+    store(sums, sum_each(acc));
+    for (int r = 0; r < rows; ++r) std::memcpy(c + r * ldc, sums + r * keys, keys * sizeof(float));
 }
 
 }  // namespace catalog::host

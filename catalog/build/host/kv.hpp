@@ -1,6 +1,8 @@
 // Where a tile of K and V lies: in dense tensors, in pages of a cache, in pages whose elements are interleaved.
 #pragma once
 
+#include <type_traits>
+
 #include "call.hpp"
 #include "fp8.hpp"
 
@@ -57,35 +59,46 @@ inline bool pages_exist(const catalog_args& args) {
 template <class T>
 inline constexpr std::int64_t vector_elements = 16 / sizeof(T);
 
+// Whether a tile's elements are copied to where they can be read.
+template <class Row>
+inline constexpr bool is_gathered = Row::kv_memory_layout == KvMemoryLayout::vectorized;
+
+// Rows of pages lie wherever their pages do.
+template <class Row>
+using KvRows = std::conditional_t<Row::paged_kv && !is_gathered<Row>, RowTable<const typename Row::dtype>,
+                                  Rows<const typename Row::dtype>>;
+
+// Keys and values of a tile.
+template <class Row>
+struct KvTile {
+    KvRows<Row> keys, values;
+    int count;
+};
+
+// Room for a tile whose rows do not lie equally far apart.
+template <class Row>
+struct KvRoom {
+    using T = typename Row::dtype;
+
+    static constexpr int listed = Row::paged_kv && !is_gathered<Row> ? Row::tile_n0 : 1;
+    static constexpr int gathered = is_gathered<Row> ? Row::tile_n0 : 0;
+
+    const T* key_rows[listed];
+    const T* value_rows[listed];
+    T keys[gathered * Row::hdim_q + 1];
+    T values[gathered * Row::hdim_v + 1];
+};
+
 template <class Row>
 class KvSource {
     using T = typename Row::dtype;
-    static constexpr bool vectorized = Row::kv_memory_layout == KvMemoryLayout::vectorized;
 
    public:
     KvSource(const catalog_args& args, const Sequence& seq, std::int64_t head) : args(args), seq(seq), head(head) {}
 
-    // Rows of the keys from `first` on; copied to `gathered`, (count, hdim), where they don't lie equally far apart.
-    Rows<const T> keys(std::int64_t first, int count, T* gathered) const {
-        if constexpr (vectorized)
-            return gather(args.k, first, count, args.hdim_q, gathered, [&](const T* page, std::int64_t slot, T* row) {
-                constexpr std::int64_t x = vector_elements<T>;
-                for (std::int64_t d = 0; d < args.hdim_q; d += x)
-                    std::memcpy(row + d, page + (d / x * args.page_size + slot) * x, x * sizeof(T));
-            });
-        else
-            return rows(args.k, first, count, args.hdim_q, gathered);
-    }
-
-    Rows<const T> values(std::int64_t first, int count, T* gathered) const {
-        if constexpr (vectorized)
-            return gather(args.v, first, count, args.hdim_v, gathered, [&](const T* page, std::int64_t slot, T* row) {
-                constexpr std::int64_t x = vector_elements<T>;
-                const T* column = page + slot / x * args.hdim_v * x + slot % x;
-                for (std::int64_t d = 0; d < args.hdim_v; ++d) row[d] = column[d * x];
-            });
-        else
-            return rows(args.v, first, count, args.hdim_v, gathered);
+    // The tile of `count` keys from `first` on.
+    KvTile<Row> tile(std::int64_t first, int count, KvRoom<Row>& room) const {
+        return {keys(first, count, room), values(first, count, room), count};
     }
 
     // The factor of each key, or value, from `first` on.
@@ -103,23 +116,41 @@ class KvSource {
     }
 
    private:
+    KvRows<Row> keys(std::int64_t first, int count, KvRoom<Row>& room) const {
+        if constexpr (is_gathered<Row>)
+            return gather(args.k, first, count, args.hdim_q, room.keys, [&](const T* page, auto slot, T* row) {
+                constexpr std::int64_t x = vector_elements<T>;
+                for (std::int64_t d = 0; d < args.hdim_q; d += x)
+                    std::memcpy(row + d, page + (d / x * args.page_size + slot) * x, x * sizeof(T));
+            });
+        else
+            return rows(args.k, first, count, room.key_rows);
+    }
+
+    KvRows<Row> values(std::int64_t first, int count, KvRoom<Row>& room) const {
+        if constexpr (is_gathered<Row>)
+            return gather(args.v, first, count, args.hdim_v, room.values, [&](const T* page, auto slot, T* row) {
+                constexpr std::int64_t x = vector_elements<T>;
+                const T* column = page + slot / x * args.hdim_v * x + slot % x;
+                for (std::int64_t d = 0; d < args.hdim_v; ++d) row[d] = column[d * x];
+            });
+        else
+            return rows(args.v, first, count, room.value_rows);
+    }
+
     const T* page_at(const catalog_tensor& cache, std::int64_t page) const {
         return list_of<T>(cache) + page * cache.stride_batch + head * cache.stride_nhead;
     }
 
-    Rows<const T> rows(const catalog_tensor& tensor, std::int64_t first, int count, std::int64_t hdim,
-                       T* gathered) const {
+    KvRows<Row> rows(const catalog_tensor& tensor, std::int64_t first, int count, const T** table) const {
         if constexpr (!Row::paged_kv) {
             return rows_of<const T>(tensor, seq.batch, head, seq.first_k).from(first);
         } else {
-            const std::int64_t slot = first % args.page_size;
-            if (slot + count <= args.page_size)
-                return Rows<const T>{page_at(tensor, page_of<Row>(args, seq.index, first / args.page_size)),
-                                     tensor.stride_seqlen}
-                    .from(slot);
-            return gather(tensor, first, count, hdim, gathered, [&](const T* page, std::int64_t slot, T* row) {
-                std::memcpy(row, page + slot * tensor.stride_seqlen, hdim * sizeof(T));
+            for_pages<Row>(args, seq.index, first, count, [&](auto key, auto page, auto slot, auto run) {
+                const Rows<const T> of_page{page_at(tensor, page), tensor.stride_seqlen};
+                for (std::int64_t i = 0; i < run; ++i) table[key - first + i] = of_page[slot + i];
             });
+            return {table};
         }
     }
 

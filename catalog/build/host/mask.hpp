@@ -38,6 +38,11 @@ struct Window {
     }
 };
 
+// Columns of a tile: keys counted from its first.
+struct Columns {
+    int begin, end;
+};
+
 // Keys that some, or that every, query of a tile sees.
 inline KeyRange seen_by_some(KeyRange first, KeyRange last) { return {first.begin, last.end}; }
 inline KeyRange seen_by_all(KeyRange first, KeyRange last) { return {last.begin, first.end}; }

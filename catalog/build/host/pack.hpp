@@ -15,14 +15,23 @@ struct Rows {
     Rows from(std::int64_t row) const { return {data + row * stride, stride}; }
 };
 
+// Rows that lie anywhere: where each begins.
+template <class T>
+struct RowTable {
+    T* const* rows;
+
+    T* operator[](std::int64_t row) const { return rows[row]; }
+    RowTable from(std::int64_t row) const { return {rows + row}; }
+};
+
 template <class T>
 inline void pack_query(const T* query, int hdim, float scale, float* packed) {
     for (int d = 0; d < hdim; d += lanes) store(packed + d, load_first(query + d, hdim - d) * scale);
 }
 
 // Transposed panels: packed[panel][d][key within the panel]. Keys behind the last one become zeros.
-template <int panel_keys, int panel_depth, class T>
-inline void pack_keys(Rows<const T> keys, int count, int hdim, float* packed) {
+template <int panel_keys, int panel_depth, class Keys>
+inline void pack_keys(Keys keys, int count, int hdim, float* packed) {
     for (int key = 0; key < round_up(count, panel_keys); key += lanes) {
         float* panel = packed + key / panel_keys * panel_keys * panel_depth + key % panel_keys;
         for (int d = 0; d < hdim; d += lanes) {
@@ -42,8 +51,8 @@ inline void pack_keys(Rows<const T> keys, int count, int hdim, float* packed) {
 }
 
 // Panels of columns: packed[panel][key][column within the panel].
-template <int panel_columns, int panel_keys, class T>
-inline void pack_values(Rows<const T> values, int count, int hdim, float* packed) {
+template <int panel_columns, int panel_keys, class Values>
+inline void pack_values(Values values, int count, int hdim, float* packed) {
     for (int key = 0; key < count; ++key)
         for (int d = 0; d < round_up(hdim, panel_columns); d += lanes) {
             float* panel = packed + d / panel_columns * panel_columns * panel_keys + d % panel_columns;

@@ -4,6 +4,7 @@
 #include "call.hpp"
 #include "fp8.hpp"
 #include "launch.hpp"
+#include "pieces.hpp"
 
 namespace catalog::host {
 
@@ -42,15 +43,21 @@ inline bool has_rows(const catalog_args& args) {
 
 // Calls body(row) for every query row, on all threads.
 template <class Row, class Body>
-inline void for_rows(const catalog_args& args, Body body) {
-    const std::int64_t columns = args.batch * args.nhead_q;
-    const std::int64_t items = columns * args.seqlen_q;
-#pragma omp parallel for num_threads(threads_for(args)) schedule(static) if (items > 64)
-    for (std::int64_t item = 0; item < items; ++item) {
-        const std::int64_t column = item / args.seqlen_q, query = item % args.seqlen_q;
-        const Sequence seq = queries_of<Row>(args, column / args.nhead_q);
-        if (query < seq.seqlen_q) body(QueryRow{seq, column % args.nhead_q, query});
+inline catalog_status for_rows(const catalog_args& args, Body body) {
+    constexpr std::int64_t chunk = 64;
+    Pieces pieces;
+    const bool divided = pieces.divide(args.batch, args.nhead_q, chunk,
+                                       [&](std::int64_t sequence) { return queries_of<Row>(args, sequence).seqlen_q; });
+    if (!divided) return CATALOG_NO_MEMORY;
+#pragma omp parallel for num_threads(threads_for(args)) schedule(static) if (pieces.size() > 16)
+    for (std::int64_t index = 0; index < pieces.size(); ++index) {
+        const Piece piece = pieces[index];
+        const Sequence seq = queries_of<Row>(args, piece.sequence);
+        const std::int64_t first = piece.chunk * chunk;
+        for (std::int64_t query = first; query < std::min(first + chunk, seq.seqlen_q); ++query)
+            body(QueryRow{seq, piece.column, query});
     }
+    return CATALOG_OK;
 }
 
 }  // namespace catalog::host

@@ -12,6 +12,12 @@
 
 namespace catalog::host {
 
+// A query row of a work item.
+struct ItemRow {
+    std::int64_t head, query;
+    RowState state;
+};
+
 template <class Row>
 struct Scratch {
     static_assert(Row::warp_n0 % lanes == 0 && Row::warp_n1 % lanes == 0, "a register block is whole vectors wide");
@@ -27,18 +33,27 @@ struct Scratch {
     static constexpr int item_tiles = std::max(1, (256 << 10) / (row_bytes * Row::tile_m0));
     static constexpr int item_rows = item_tiles * Row::tile_m0;
 
-    static constexpr int gathered_keys = Row::paged_kv ? Row::tile_n0 : 0;
     static constexpr int scaled_keys = has_key_scales<Row> ? Row::tile_n0 : 0;
 
-    alignas(64) float q[item_rows][depth];
-    alignas(64) float o[item_rows][columns];
+    // The columns that are computed where `seen` are needed: whole vectors, and whole chunks of random numbers.
+    static constexpr Columns whole_vectors(Columns seen) {
+        constexpr int step = Row::dropout ? std::max(lanes, 16) : lanes;
+        if (seen.begin == seen.end) return seen;
+        return {seen.begin / step * step, round_up(seen.end, step)};
+    }
+
+    // How far apart rows are. A power of two would leave them few sets of the L1 cache to share.
+    static constexpr int row_q = depth + 16, row_o = columns + 16, row_s = Row::tile_n0 + 16;
+
+    alignas(64) float q[item_rows][row_q];
+    alignas(64) float o[item_rows][row_o];
     alignas(64) float k[Row::tile_n0 * depth];
     alignas(64) float v[Row::tile_n0 * columns];
-    alignas(64) float s[Row::tile_m0][Row::tile_n0];
-    RowState state[item_rows];
+    alignas(64) float s[Row::tile_m0][row_s];
+    ItemRow row[item_rows];
+    Columns seen[Row::tile_m0];
     float rescale[Row::tile_m0];
-    typename Row::dtype gathered_k[gathered_keys * Row::hdim_q + 1];
-    typename Row::dtype gathered_v[gathered_keys * Row::hdim_v + 1];
+    KvRoom<Row> room[2];  // of the present tile and of the next
     float k_scales[scaled_keys + 1];
     float v_scales[scaled_keys + 1];
 };

@@ -1,6 +1,7 @@
 // The widest float vector of the target, as a compiler vector type: one source for AVX-512, AVX2 and NEON.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <utility>
@@ -97,5 +98,18 @@ inline void transpose(Float (&rows)[lanes]) {
     for (int i = 0; i < lanes; ++i) rows[i] = next[i];
     if constexpr (2 * round < lanes) transpose<2 * round>(rows);
 }
+
+// Lane i of the result is the sum of the lanes of x[i]; x is used up. Every round adds the interleaved halves of the
+// first half of the vectors and of the second, so the sums end up in order.
+template <int count = lanes>
+inline Float sum_each(Float (&x)[lanes]) {
+#pragma GCC unroll 16
+    for (int i = 0; i < count / 2; ++i)
+        x[i] = permute<InterleaveLow>(x[i], x[i + count / 2]) + permute<InterleaveHigh>(x[i], x[i + count / 2]);
+    if constexpr (count > 2) return sum_each<count / 2>(x);
+    return x[0];
+}
+
+inline void prefetch(const void* from) { __builtin_prefetch(from); }
 
 }  // namespace catalog::host

@@ -1,0 +1,136 @@
+// What this CPU reaches at best: multiply-adds between registers, and reads of memory in order. Exported to C, so one
+// translation unit alone may include this.
+#pragma once
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+
+#include "../abi/catalog_abi.h"
+#include "vector.hpp"
+
+namespace catalog::host {
+
+using Clock = std::chrono::steady_clock;
+
+inline double seconds_since(Clock::time_point start) {
+    return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+// The compiler takes it that the value is used.
+inline void use(float value) { asm volatile("" : : "m"(value)); }
+
+// Sums that grow at the same time: enough to hide the latency of all units, few enough for the registers.
+#if defined(__AVX512F__) || defined(__aarch64__)
+inline constexpr int sums = 24;
+#else
+inline constexpr int sums = 12;
+#endif
+
+// Every sum adds its neighbour times `factor`: what an instruction does on every target, and never the same product.
+inline float multiply_adds(int rounds, float factor) {
+    const Float factors = splat(factor);
+    Float sum[sums];
+#pragma GCC unroll 24
+    for (int i = 0; i < sums; ++i) sum[i] = splat(static_cast<float>(i + 1));
+    for (int round = 0; round < rounds; ++round) {
+#pragma GCC unroll 24
+        for (int i = 0; i < sums; ++i) sum[i] += sum[(i + 1) % sums] * factors;
+    }
+#pragma GCC unroll 24
+    for (int i = 1; i < sums; ++i) sum[0] += sum[i];
+    return reduce_sum(sum[0]);
+}
+
+// FLOP/s of one thread: the median over a tenth of a second, in blocks so short that few are interrupted, and so many
+// that the first and the last, when other threads of the core may idle, do not count.
+inline double thread_flops() {
+    constexpr int blocks = 512, rounds = 1 << 16;
+    volatile float factor = 1e-9F;  // or the compiler would know the sums; they stay far from infinity and denormals
+    std::array<double, blocks> rates;
+    for (double& rate : rates) {
+        const auto start = Clock::now();
+        use(multiply_adds(rounds, factor));
+        rate = 2.0 * lanes * sums * rounds / seconds_since(start);
+    }
+    std::nth_element(rates.begin(), rates.begin() + blocks / 2, rates.end());
+    return rates[blocks / 2];
+}
+
+// FLOP/s of so many threads together.
+inline double peak_flops(int threads) {
+    double flops = 0;
+#pragma omp parallel num_threads(threads) reduction(+ : flops)
+    {
+#pragma omp barrier
+        flops = thread_flops();
+    }
+    return flops;
+}
+
+inline float sum_of(const float* from, std::int64_t count) {
+    constexpr int unroll = 8;
+    Float partial[unroll] = {};
+    for (std::int64_t index = 0; index < count; index += unroll * lanes) {
+#pragma GCC unroll 8
+        for (int i = 0; i < unroll; ++i) partial[i] += load_bits<Float>(from + index + i * lanes);
+    }
+    for (int i = 1; i < unroll; ++i) partial[0] += partial[i];
+    return reduce_sum(partial[0]);
+}
+
+// Bytes/s that so many threads read, each its own share of a buffer; they come from memory only where the buffer is far
+// larger than the caches. The best of many passes counts: whatever else runs on the machine only slows them down.
+// 0: no memory.
+inline double peak_bandwidth(int threads, std::int64_t buffer_bytes) {
+    constexpr double budget_seconds = 0.3;
+    constexpr std::int64_t page_bytes = 2 << 20;
+    const std::int64_t share_bytes = (buffer_bytes / threads + page_bytes - 1) / page_bytes * page_bytes;
+    const std::int64_t share = share_bytes / static_cast<std::int64_t>(sizeof(float));
+    const auto bytes = static_cast<std::size_t>(share_bytes * threads);
+    const std::unique_ptr<float, void (*)(void*)> memory(static_cast<float*>(std::aligned_alloc(page_bytes, bytes)),
+                                                         std::free);
+    float* const buffer = memory.get();
+    if (!buffer) return 0;
+#if defined(MADV_HUGEPAGE)
+    madvise(buffer, bytes, MADV_HUGEPAGE);  // as NumPy does for its arrays
+#endif
+    // Each thread writes its share first, so that it lies near its core. Not zeros: those need no memory of their own.
+#pragma omp parallel for num_threads(threads) schedule(static, 1)
+    for (int thread = 0; thread < threads; ++thread) std::fill_n(buffer + thread * share, share, 1.0F);
+
+    double best = 0;
+    for (const auto start = Clock::now(); seconds_since(start) < budget_seconds;) {
+        const auto pass = Clock::now();
+        float total = 0;
+#pragma omp parallel for num_threads(threads) schedule(static, 1) reduction(+ : total)
+        for (int thread = 0; thread < threads; ++thread) total += sum_of(buffer + thread * share, share);
+        use(total);
+        best = std::max(best, static_cast<double>(bytes) / seconds_since(pass));
+    }
+    return best;
+}
+
+}  // namespace catalog::host
+
+extern "C" {
+
+// FLOP/s of multiply-adds in fp32; a multiply-add is two. Returns a catalog_status, as the next.
+__attribute__((visibility("default"))) int32_t catalog_peak_flops(int32_t threads, double* rate) {
+    if (threads < 1) return CATALOG_BAD_ARGUMENT;
+    *rate = catalog::host::peak_flops(threads);
+    return CATALOG_OK;
+}
+
+// Bytes/s read from a buffer of so many bytes.
+__attribute__((visibility("default"))) int32_t catalog_peak_bandwidth(int32_t threads, int64_t bytes, double* rate) {
+    if (threads < 1 || bytes < 1) return CATALOG_BAD_ARGUMENT;
+    *rate = catalog::host::peak_bandwidth(threads, bytes);
+    return *rate > 0 ? CATALOG_OK : CATALOG_NO_MEMORY;
+}
+}

@@ -54,10 +54,10 @@ def _db() -> Path:
     return _State.db or settings().db
 
 
-def _catalog() -> Catalog:
+def _catalog(num_threads: int | None = None) -> Catalog:
     from catalog.runtime.catalog import Catalog
 
-    return Catalog(_db())
+    return Catalog(_db(), num_threads=num_threads)
 
 
 def _format(name: str) -> Format:
@@ -390,6 +390,32 @@ def run(
         _print(list(facts), [list(facts.values())], form)
     if not passed:
         raise typer.Exit(1)
+
+
+@app.command()
+@with_problem
+def bench(
+    *,
+    arch: ArchOption = "host",
+    candidates: Annotated[int, typer.Option(min=1, help="How many applicable kernels to time, best first.")] = 1,
+    runs: Annotated[int, typer.Option(min=1, help="Timed launches of each, at the least.")] = 10,
+    threads: Annotated[int | None, typer.Option(min=1, help="Default: CATALOG_NUM_THREADS, or every core.")] = None,
+    form: FormatOption = "table",
+    fields: dict[str, Any],
+) -> None:
+    """Time the kernels that answer a problem, beside what this machine reaches at best.
+
+    The peaks are measured: fp32 multiply-adds between registers, and reads of memory in order.
+
+    Example: catalog bench --batch 1 --nhead-q 8 --seqlen-q 2048 --hdim-q 128 --dtype fp32 --candidates 3
+    """
+    from catalog.runtime.bench import COLUMNS, bench_problem
+    from catalog.schema.problem import Problem
+
+    _format(form)  # a wrong one is told before the work
+    report = bench_problem(_catalog(threads), Problem(**fields), arch=arch, candidates=candidates, runs=runs)
+    _print(list(COLUMNS), [list(benchmark.row) for benchmark in report.benchmarks], form)
+    _note(report.about)
 
 
 @app.command()

@@ -63,15 +63,19 @@ def test_tensors_larger_than_memory_are_refused_before_they_are_made():
             make(huge)
 
 
+def strides_of(problem, name, array):
+    return element_strides(problem.tensors[name], array.strides, array.itemsize)
+
+
 def test_strides_are_batch_head_sequence_in_elements():
     lse = np.zeros((2, 4, 6), np.float32)
-    assert element_strides(DENSE.tensors["q"], np.zeros((2, 4, 6, 16), np.float16)) == (384, 96, 16)
-    assert element_strides(DENSE.tensors["lse"], lse) == (24, 6, 1)
+    assert strides_of(DENSE, "q", np.zeros((2, 4, 6, 16), np.float16)) == (384, 96, 16)
+    assert strides_of(DENSE, "lse", lse) == (24, 6, 1)
     swapped = DENSE.model_copy(update={"layout": "bshd"})
-    assert element_strides(swapped.tensors["q"], np.zeros((2, 6, 4, 16), np.float16)) == (384, 16, 64)
-    assert element_strides(swapped.tensors["lse"], lse) == (24, 6, 1)
-    assert element_strides(PACKED.tensors["q"], np.zeros((8, 4, 16), np.float16)) == (0, 16, 64)
-    assert element_strides(PACKED.tensors["lse"], np.zeros((4, 8), np.float32)) == (0, 8, 1)
+    assert strides_of(swapped, "q", np.zeros((2, 6, 4, 16), np.float16)) == (384, 16, 64)
+    assert strides_of(swapped, "lse", lse) == (24, 6, 1)
+    assert strides_of(PACKED, "q", np.zeros((8, 4, 16), np.float16)) == (0, 16, 64)
+    assert strides_of(PACKED, "lse", np.zeros((4, 8), np.float32)) == (0, 8, 1)
     view = np.zeros((2, 12, 8, 16), np.float16)[:, ::2, :4].swapaxes(1, 2)
     assert check_inputs(DENSE, make_inputs(DENSE) | {"q": view})["q"] is view
-    assert element_strides(DENSE.tensors["q"], view) == (1536, 16, 256)
+    assert strides_of(DENSE, "q", view) == (1536, 16, 256)

@@ -61,10 +61,15 @@ class Catalog:
 
     ``Catalog.select(problem)`` works on the default catalog, ``Catalog(path).select(problem)`` on the file at ``path``;
     it is made when it is not there, and an arch is populated when it is first selected from.
+
+    Args:
+        path: the file; None: that of the settings.
+        num_threads: threads of a host kernel, 0: every core that the process may use; None: as the settings say.
     """
 
-    def __init__(self, path: Path | str | None = None) -> None:
+    def __init__(self, path: Path | str | None = None, *, num_threads: int | None = None) -> None:
         self.path = Path(path) if path is not None else settings.settings().db
+        self._num_threads = num_threads
         self._memo: dict[tuple[str, str, str | None, str], Plan] = {}
         self._lock = threading.RLock()
         self._selectors: dict[tuple[str, str | None, str], Selector] = {}
@@ -382,7 +387,8 @@ class Catalog:
     def _host(self) -> HostDevice:
         from catalog.runtime.devices.host import HostDevice
 
-        return HostDevice(settings.settings().num_threads)
+        chosen = self._num_threads
+        return HostDevice(settings.settings().num_threads if chosen is None else chosen)
 
     def host(self) -> HostDevice:
         """The host CPU as a device."""

@@ -14,6 +14,7 @@ from catalog.schema.problem import Problem
 
 if TYPE_CHECKING:
     from catalog.build.builder import Artifact
+    from catalog.runtime.bound import BoundPlan
     from catalog.runtime.devices.host import HostDevice, HostKernel
     from catalog.runtime.tensors import Array
 
@@ -101,26 +102,51 @@ class Plan:
             DeviceError: this machine has no device for the arch, or a launch failed.
             BuildError, ToolchainError: as :meth:`build`.
         """
-        from catalog.runtime.inputs import make_inputs
-        from catalog.runtime.tensors import check_inputs, make_outputs, results
-        from catalog.runtime.workspace import splits_of
-
-        self._check_device()
-        problem = self.problem
-        given = {**(inputs or {}), **tensors}
-        checked = check_inputs(problem, given) if given else make_inputs(problem, seed)
-        tensors = checked | make_outputs(problem, checked)
-        device = self._services.host()
-        compile_seconds = self._load(device)
-        call = device.call(problem, tensors, splits_of(problem, self.kernels, device.threads))
-        time_ms = median(device.time(self._loaded, call, max(1, repeats))) / 1e6
+        bound, compile_seconds = self._bind({**(inputs or {}), **tensors}, None, seed)
+        time_ms = median(bound.time(max(1, repeats))) / 1e6
         return Result(
-            results(problem, tensors),
+            bound.outputs,
             time_ms,
-            problem.flops / time_ms / 1e9,
+            self.problem.flops / time_ms / 1e9,
             tuple(kernel.name for kernel in self.kernels),
             compile_seconds,
         )
+
+    def bind(
+        self,
+        inputs: Mapping[str, Any] | None = None,
+        /,
+        *,
+        outputs: Mapping[str, Any] | None = None,
+        seed: int = 0,
+        **tensors: Any,
+    ) -> BoundPlan:
+        """Fix the tensors, ``bind(q=q, k=k, v=v)``, so that launches neither check nor allocate.
+
+        Args:
+            inputs: as :meth:`run` takes them; without any, seeded random ones are made.
+            outputs: arrays to write into, by the names of :attr:`Problem.tensors`; without any, new ones are made.
+                What a run leaves alone (rows behind the real length of a sequence, skipped sequences) keeps its value
+                in a given array.
+            seed: of the random inputs.
+            tensors: the inputs as keywords.
+
+        Raises:
+            TensorError, DeviceError, BuildError, ToolchainError: as :meth:`run`; TensorError also where an output is
+                missing, superfluous, of the wrong shape, dtype or strides, read-only, or shares memory with another
+                tensor.
+        """
+        return self._bind({**(inputs or {}), **tensors}, outputs, seed)[0]
+
+    def _bind(self, given: Mapping[str, Any], outputs: Mapping[str, Any] | None, seed: int) -> tuple[BoundPlan, float]:
+        """The bound plan, and the seconds that compiling it took."""
+        from catalog.runtime.bound import bind, take
+
+        self._check_device()
+        tensors = take(self.problem, given, outputs, seed)  # before anything is compiled for them
+        device = self._services.host()
+        compile_seconds = self._load(device)
+        return bind(self, device, self._loaded, tensors), compile_seconds
 
     def _load(self, device: HostDevice) -> float:
         """Load the kernels, unless they are; the seconds that compiling took."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -53,15 +53,12 @@ def element_type(problem: Problem, name: str) -> np.dtype[Any]:
     return numpy_dtype(problem.tensors[name].element)
 
 
-def element_strides(tensor: Tensor, array: Array) -> tuple[int, int, int]:
-    """(stride_batch, stride_nhead, stride_seqlen) of a checked array, in elements; 0 for an axis that it has not."""
-    size, strides = array.itemsize, array.strides
-    batch, nhead, seqlen = tensor.strides
-    return (  # a loop takes twice as long, and this is done for every tensor of every run
-        0 if batch is None else strides[batch] // size,
-        0 if nhead is None else strides[nhead] // size,
-        0 if seqlen is None else strides[seqlen] // size,
-    )
+def element_strides(tensor: Tensor, strides: Sequence[int], itemsize: int) -> tuple[int, int, int]:
+    """(stride_batch, stride_nhead, stride_seqlen) in elements of an array with these strides in bytes; 0 for an axis
+    that it has not.
+    """
+    batch, nhead, seqlen = (0 if axis is None else strides[axis] // itemsize for axis in tensor.strides)
+    return batch, nhead, seqlen
 
 
 def make_outputs(problem: Problem, inputs: Mapping[str, Array] | None = None) -> dict[str, Array]:
@@ -138,27 +135,34 @@ def _checked(
 
 
 def _check(problem: Problem, name: str, array: Any) -> None:
-    tensor = problem.tensors[name]
     if not isinstance(array, np.ndarray):
         raise TensorError(
             f"{name} is a {type(array).__name__}: expected a NumPy array, {_expected(problem, name)}",
             hint="NumPy arrays of other libraries' CPU tensors: numpy.asarray(tensor), numpy.from_dlpack(tensor)",
         )
-    fits = array.shape == tensor.shape or (tensor.pool and array.ndim == 1)
-    if not fits or array.dtype != element_type(problem, name):
-        raise TensorError(f"{name} is {array.dtype} {array.shape}: expected {_expected(problem, name)}")
+    _check_layout(problem, name, array.dtype, array.shape, array.strides)
     if not array.flags.aligned:
         raise TensorError(f"{name} is not aligned to its {array.itemsize}-byte elements", hint=f"use {name}.copy()")
-    dense = array.itemsize
-    for axis in reversed(range(array.ndim - tensor.contiguous, array.ndim)):
-        if array.size and array.shape[axis] > 1 and array.strides[axis] != dense:
+
+
+@lru_cache(maxsize=4096)  # of a caller's tensors the addresses change, and hardly ever more
+def _check_layout(
+    problem: Problem, name: str, dtype: np.dtype[Any], shape: tuple[int, ...], strides: tuple[int, ...]
+) -> None:
+    tensor = problem.tensors[name]
+    fits = shape == tensor.shape or (tensor.pool and len(shape) == 1)
+    if not fits or dtype != element_type(problem, name):
+        raise TensorError(f"{name} is {dtype} {shape}: expected {_expected(problem, name)}")
+    dense = dtype.itemsize
+    for axis in reversed(range(len(shape) - tensor.contiguous, len(shape))):
+        if 0 not in shape and shape[axis] > 1 and strides[axis] != dense:
             raise TensorError(
-                f"{name} has a stride of {array.strides[axis]} bytes along "
+                f"{name} has a stride of {strides[axis]} bytes along "
                 f"{'the head dim' if tensor.contiguous == 1 else f'axis {axis}'}: expected contiguous elements, "
                 f"{dense} bytes apart",
                 hint=f"use numpy.ascontiguousarray({name})",
             )
-        dense *= array.shape[axis]
+        dense *= shape[axis]
 
 
 def _expected(problem: Problem, name: str) -> str:

@@ -21,7 +21,7 @@ import numpy as np
 from catalog.errors import DeviceError
 from catalog.runtime.devices import DeviceInfo
 from catalog.runtime.devices.abi import ABI_VERSION, TENSORS, CatalogArgs
-from catalog.runtime.tensors import Array, element_strides
+from catalog.runtime.tensors import Array, element_strides, numpy_dtype
 from catalog.runtime.workspace import make_workspace
 from catalog.schema.problem import Problem
 
@@ -42,7 +42,7 @@ _STATUS: Mapping[int, str] = MappingProxyType(
 _REBUILD = "build the kernel anew"
 
 
-_TENSOR = struct.Struct("@Pqqqq")
+_TENSOR, _POINTER = struct.Struct("@Pqqqq"), struct.Struct("@P")
 _OFFSETS = {name: getattr(CatalogArgs, name).offset for name in TENSORS}
 
 
@@ -103,15 +103,15 @@ class HostDevice:
 
         All stages of a plan take it. The call keeps the tensors alive and may be launched any number of times.
         """
-        template, seqstarts = _template(problem)
+        layout = tuple([(name, array.strides) for name, array in tensors.items()])
+        template, seqstarts, offsets = _template(problem, layout)
         args = CatalogArgs.from_buffer_copy(template)
         args.num_threads = self.num_threads
         args.num_splits = num_splits
-        for name, array in tensors.items():  # assigning a CatalogTensor takes several times longer
-            tensor = problem.tensors[name]
-            _TENSOR.pack_into(args, _OFFSETS[tensor.slot], array.ctypes.data, *element_strides(tensor, array), 0)
-            if tensor.pool:
-                args.num_page_indices = len(array)
+        for offset, array in zip(offsets, tensors.values(), strict=True):
+            _POINTER.pack_into(args, offset, array.ctypes.data)
+        if "kv_page_indices" in tensors:
+            args.num_page_indices = len(tensors["kv_page_indices"])
         workspace = make_workspace(problem, num_splits)
         for slot, partial in workspace.items():
             _TENSOR.pack_into(args, _OFFSETS[slot], partial.array.ctypes.data, *partial.strides)
@@ -191,8 +191,12 @@ def _kernel(path: Path, library: ctypes.CDLL) -> HostKernel:
 
 
 @lru_cache(maxsize=1024)
-def _template(problem: Problem) -> tuple[CatalogArgs, tuple[Array, ...]]:
-    """The arguments that follow from the problem alone, and the arrays that they point to."""
+def _template(
+    problem: Problem, layout: tuple[tuple[str, tuple[int, ...]], ...]
+) -> tuple[CatalogArgs, tuple[Array, ...], tuple[int, ...]]:
+    """The arguments but for the addresses of tensors with these names and strides; the arrays that they point to; and
+    where in the struct each tensor's address goes.
+    """
     starts = {
         name: np.fromiter(accumulate(lengths, initial=0), np.int32, len(lengths) + 1)
         for name, lengths in (("seqstart_q", problem.seqlens_q), ("seqstart_k", problem.seqlens_k))
@@ -225,7 +229,14 @@ def _template(problem: Problem) -> tuple[CatalogArgs, tuple[Array, ...]]:
         logits_soft_cap=problem.logits_soft_cap or 0,
         p_drop=problem.dropout,
     )
-    return args, tuple(starts.values())
+    offsets = []
+    for name, strides in layout:
+        tensor = problem.tensors[name]
+        offsets.append(_OFFSETS[tensor.slot])
+        _TENSOR.pack_into(
+            args, offsets[-1], 0, *element_strides(tensor, strides, numpy_dtype(tensor.element).itemsize), 0
+        )
+    return args, tuple(starts.values()), tuple(offsets)
 
 
 def why_unavailable(arch: str) -> str | None:
@@ -272,8 +283,9 @@ def _cpu_name() -> str:
     return str(cpu.brand_string() or cpu.host().name)
 
 
+@cache
 def _usable_cores() -> int:
-    """Cores that this process may run on."""
+    """Cores that this process may run on; OpenMP too asks once."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -1,0 +1,140 @@
+"""How fast kernels are on this machine, beside what it reaches at best."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, fields, replace
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from catalog.runtime.peaks import Peaks, measure_peaks
+
+if TYPE_CHECKING:
+    from catalog.runtime.bound import BoundPlan
+    from catalog.runtime.catalog import Catalog
+    from catalog.runtime.devices import DeviceInfo
+    from catalog.runtime.plan import Plan
+    from catalog.schema.problem import Problem
+
+WARM_UP_SECONDS = 0.05
+"""Launches before the timed ones, for threads, caches and clocks to settle."""
+
+MEASURE_SECONDS = 0.5
+"""How long launches are timed, if the least number of them takes no longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """The speed of the kernels of a plan, all stages together.
+
+    ``median_ms`` and ``min_ms`` are of the wall times of ``runs`` launches, in milliseconds. ``gflops`` counts
+    :attr:`Problem.flops` and ``gb_per_s`` :attr:`Problem.bytes`, both in 1e9 a second, over the median. Their
+    percentages are of the measured :class:`~catalog.runtime.peaks.Peaks`; that of the bandwidth may exceed 100 where
+    the tensors stay in the caches from launch to launch.
+    """
+
+    median_ms: float
+    min_ms: float
+    runs: int
+    gflops: float
+    percent_of_peak: float
+    gb_per_s: float
+    percent_of_bandwidth: float
+    kernels: tuple[str, ...]
+
+    @property
+    def row(self) -> tuple[Any, ...]:
+        """The values of :data:`COLUMNS`, rounded to what a measurement is good for."""
+        return (
+            round(self.median_ms, 4),
+            round(self.min_ms, 4),
+            self.runs,
+            round(self.gflops, 1),
+            round(self.percent_of_peak, 1),
+            round(self.gb_per_s, 2),
+            round(self.percent_of_bandwidth, 1),
+            " -> ".join(self.kernels),
+        )
+
+
+COLUMNS = tuple(field.name for field in fields(Benchmark))
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The kernels that were timed on a device, best candidate first, and what it reaches."""
+
+    device: DeviceInfo
+    peaks: Peaks
+    benchmarks: tuple[Benchmark, ...]
+
+    @property
+    def about(self) -> str:
+        """The peaks and what they are of, as a sentence."""
+        cores = self.device.cores
+        return (
+            f"Measured peaks of {self.device.arch}, {cores} thread{'s' * (cores > 1)} of {self.device.name}: "
+            f"{self.peaks.gflops:.1f} GFLOP/s in fp32, {self.peaks.gb_per_s:.1f} GB/s of reads."
+        )
+
+
+def bench(plan: Plan, peaks: Peaks, *, runs: int = 10, seconds: float = MEASURE_SECONDS, seed: int = 0) -> Benchmark:
+    """Time a plan on seeded random inputs, after a warm-up.
+
+    Args:
+        plan: of a problem on this machine.
+        peaks: of the same arch and threads.
+        runs: launches that are timed at the least.
+        seconds: how long launches are timed, if those take no longer.
+        seed: of the inputs.
+
+    Raises:
+        DeviceError, BuildError, ToolchainError: as :meth:`Plan.bind`.
+    """
+    bound = plan.bind(seed=seed)
+    _durations(bound, 1, WARM_UP_SECONDS)
+    durations = _durations(bound, runs, seconds)
+    typical = median(durations)  # FLOP and bytes a nanosecond are 1e9 of them a second
+    gflops, gb_per_s = plan.problem.flops / typical, plan.problem.bytes / typical
+    return Benchmark(
+        median_ms=typical / 1e6,
+        min_ms=min(durations) / 1e6,
+        runs=len(durations),
+        gflops=gflops,
+        percent_of_peak=100 * gflops / peaks.gflops,
+        gb_per_s=gb_per_s,
+        percent_of_bandwidth=100 * gb_per_s / peaks.gb_per_s,
+        kernels=tuple(kernel.name for kernel in plan.kernels),
+    )
+
+
+def bench_problem(
+    catalog: Catalog, problem: Problem, *, arch: str = "host", candidates: int = 1, runs: int = 10
+) -> Report:
+    """Time the ``candidates`` best kernels that answer ``problem``, each as the main stage of a plan of its own.
+
+    Args:
+        catalog: where the kernels are, with the threads to use.
+        problem: what they compute.
+        arch: of this machine's CPU.
+        candidates: how many kernels at most.
+        runs: as :func:`bench` takes it.
+
+    Raises:
+        CatalogError: as :meth:`Catalog.candidates`, :func:`~catalog.runtime.peaks.measure_peaks` and :func:`bench`.
+    """
+    found = catalog.candidates(problem, arch=arch, limit=candidates)
+    plans = [catalog.plan(problem, candidate.kernel) for candidate in found]
+    device = catalog.host()
+    peaks = measure_peaks(catalog.builder, plans[0].arch, device.threads)
+    benchmarks = tuple(bench(plan, peaks, runs=runs) for plan in plans)
+    return Report(replace(device.device, arch=plans[0].arch), peaks, benchmarks)
+
+
+def _durations(bound: BoundPlan, runs: int, seconds: float) -> list[int]:
+    """Nanoseconds of ``runs`` launches, and of as many more as fit into ``seconds``."""
+    deadline = time.monotonic() + seconds
+    durations = bound.time(runs)
+    while time.monotonic() < deadline:
+        durations += bound.time(runs)
+    return durations

@@ -1,0 +1,83 @@
+"""What this machine reaches at best, measured: the scale for the speed of a kernel."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from catalog.build.host.emit import PEAK_PROBE
+from catalog.errors import DeviceError
+from catalog.runtime.devices import why_unavailable
+
+if TYPE_CHECKING:
+    from catalog.build.builder import Builder
+
+_LEAST_BUFFER_BYTES = 256 << 20
+_BUFFER_PER_CACHE = 4
+"""How many times larger than the caches a buffer is, for its reads to come from memory."""
+
+_NO_MEMORY = 3  # of catalog_status
+_CPUS = Path("/sys/devices/system/cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Peaks:
+    """What so many threads of a CPU reach together.
+
+    ``gflops`` is the rate of fp32 fused multiply-adds between registers, two FLOP each, in 1e9 FLOP/s: the median of
+    each thread's blocks, summed. Kernels of every dtype compute in fp32. ``gb_per_s`` is the rate of reads in order
+    from a buffer that no cache holds, in 1e9 bytes/s: the best of several passes of all threads.
+    """
+
+    gflops: float
+    gb_per_s: float
+
+
+def measure_peaks(builder: Builder, arch: str, threads: int) -> Peaks:
+    """The peaks of ``threads`` threads of this CPU, with the instructions of ``arch``: about 0.6 s.
+
+    The probe is compiled as the kernels of ``arch`` are, once; ``builder`` has the cache.
+
+    Raises:
+        DeviceError: this machine does not run ``arch``, or has no memory for the buffer.
+        BuildError: the probe does not compile.
+        ToolchainError: there is no usable compiler.
+    """
+    reason = why_unavailable(arch)
+    if reason is not None:
+        raise DeviceError(
+            f"the peaks of {arch} cannot be measured on this machine: {reason}.",
+            hint="--arch host is this machine's CPU.",
+        )
+    path = builder.build_helper("peak probe", arch, PEAK_PROBE)
+    try:
+        probe = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise DeviceError(f"cannot load {path}: {error}", hint="delete it, to have it built anew") from None
+    buffer_bytes = max(_LEAST_BUFFER_BYTES, _BUFFER_PER_CACHE * _cache_bytes(threads))
+    flops = _rate(probe.catalog_peak_flops, threads)
+    bandwidth = _rate(probe.catalog_peak_bandwidth, threads, ctypes.c_int64(buffer_bytes))
+    return Peaks(flops / 1e9, bandwidth / 1e9)
+
+
+def _rate(function: Any, *arguments: Any) -> float:
+    rate = ctypes.c_double()
+    status = function(*arguments, ctypes.byref(rate))
+    if status == _NO_MEMORY:
+        raise DeviceError("the memory bandwidth cannot be measured: there is not enough free memory")
+    if status:
+        raise DeviceError(f"{function.__name__}{arguments} answers with status {status}")
+    return rate.value
+
+
+def _cache_bytes(threads: int) -> int:
+    """Bytes of the third-level caches that so many threads have at most, where the system tells; otherwise 0."""
+    sizes: dict[str, int] = {}
+    with contextlib.suppress(OSError, ValueError):
+        for cache in _CPUS.glob("cpu[0-9]*/cache/index3"):
+            size = (cache / "size").read_text().strip()  # as 32768K
+            sizes[(cache / "shared_cpu_list").read_text()] = int(size.removesuffix("K")) << 10
+    return sum(sorted(sizes.values())[-threads:])

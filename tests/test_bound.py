@@ -1,0 +1,101 @@
+"""A plan bound to its tensors: checked once, launched often, always in place."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from catalog.errors import DeviceError, TensorError
+from catalog.runtime.catalog import Catalog
+from catalog.runtime.inputs import make_inputs
+from catalog.runtime.tensors import make_outputs
+from catalog.schema.problem import Problem
+
+PROBLEM = Problem(batch=2, nhead_q=4, nhead_k=2, seqlen_q=5, seqlen_k=70, hdim_q=32, dtype="fp32", lse=True)
+SPLIT = Problem(op="splitkv", batch=2, nhead_q=4, nhead_k=2, seqlen_q=1, seqlen_k=900, hdim_q=32, dtype="fp32")
+BACKWARD = Problem(op="bwd", batch=1, nhead_q=2, seqlen_q=40, hdim_q=32, dtype="fp32")
+
+
+@pytest.fixture(scope="module")
+def catalog(tmp_path_factory):
+    return Catalog(tmp_path_factory.mktemp("bound") / "catalog.db")
+
+
+@pytest.mark.parametrize("problem", [PROBLEM, SPLIT, BACKWARD], ids=lambda problem: problem.op)
+def test_launches_see_what_the_inputs_hold_and_give_what_a_run_gives(catalog, problem):
+    plan = catalog.select(problem)
+    inputs = {name: array.copy() for name, array in make_inputs(problem).items()}
+    bound = plan.bind(inputs)
+    outputs = dict(bound.outputs)
+    for seed in (1, 2):
+        for name, array in make_inputs(problem, seed).items():
+            inputs[name][...] = array
+        bound.launch()
+        expected = plan.run(inputs).outputs
+        for name, array in outputs.items():
+            assert bound.outputs[name] is array
+            assert np.array_equal(array, expected[name])
+
+
+def test_given_outputs_are_written_in_place(catalog):
+    interleaved = np.full((2, 5, 4, 32), np.nan, np.float32)
+    outputs = make_outputs(PROBLEM) | {"o": interleaved.swapaxes(1, 2)}
+    bound = catalog.select(PROBLEM).bind(make_inputs(PROBLEM), outputs=outputs)
+    bound.launch()
+    expected = catalog.select(PROBLEM).run(make_inputs(PROBLEM)).outputs
+    assert np.array_equal(interleaved.swapaxes(1, 2), expected["o"])
+    assert np.array_equal(outputs["lse"], expected["lse"])
+
+
+def test_a_launch_allocates_nothing(catalog):
+    bound = catalog.select(SPLIT).bind()
+    bound.launch()
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    for _ in range(100):
+        bound.launch()
+    after, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert after == before
+    assert peak - before < 1024  # a status, an iterator
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"o": None}, "o is missing"),
+        ({"extra": np.zeros(1)}, "extra is superfluous: expected o, lse"),
+        ({"o": np.zeros((2, 4, 5, 32))}, "o is float64"),
+        ({"o": np.broadcast_to(np.float32(0), (2, 4, 5, 32))}, "o has a stride of 0 bytes|o is read-only"),
+    ],
+)
+def test_outputs_that_do_not_fit_are_refused(catalog, change, message):
+    with pytest.raises(TensorError, match=message):
+        catalog.select(PROBLEM).bind(make_inputs(PROBLEM), outputs=make_outputs(PROBLEM) | change)
+
+
+def test_an_output_that_shares_memory_with_another_tensor_is_refused(catalog):
+    room = np.zeros((2, 2, 75, 32), np.float32)  # the keys, and an output that begins in their last rows
+    inputs = make_inputs(PROBLEM) | {"k": room[:, :, :70]}
+    o = room.reshape(-1)[: 2 * 4 * 5 * 32].reshape(2, 4, 5, 32)
+    with pytest.raises(TensorError, match="the output o shares memory with k"):
+        catalog.select(PROBLEM).bind(inputs, outputs=make_outputs(PROBLEM) | {"o": o})
+
+    projected = np.zeros((2, 5, 3, 4, 32), np.float32)  # one buffer, but other elements
+    problem = Problem(batch=2, nhead_q=4, seqlen_q=5, hdim_q=32, dtype="fp32")
+    q, k, v = projected.transpose(2, 0, 3, 1, 4)
+    with pytest.raises(TensorError, match="the output o shares memory with q"):
+        catalog.select(problem).bind(q=q, k=k, v=v, outputs={"o": q})
+    apart = np.zeros((2, 5, 4, 4, 32), np.float32).transpose(2, 0, 3, 1, 4)
+    catalog.select(problem).bind(q=apart[0], k=apart[1], v=apart[2], outputs={"o": apart[3]}).launch()
+
+
+def test_a_length_that_no_longer_fits_is_refused_by_the_kernel(catalog):
+    lengths = np.array([900, 3], np.int32)
+    bound = catalog.select(SPLIT).bind(make_inputs(SPLIT) | {"seqlens_k": lengths})
+    bound.launch()
+    lengths[1] = 901
+    with pytest.raises(DeviceError, match="the call is outside of what it was built for"):
+        bound.launch()

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <type_traits>
 
+#include "lines.hpp"
 #include "pack.hpp"
 
 namespace catalog::host {
@@ -77,24 +78,22 @@ inline void multiply_panels(const float* a, const float* b, std::ptrdiff_t panel
 
 // c[r * ldc + key] = a[r * lda] . b[key] for `rows` rows of A and the keys that give one sum a lane: an accumulator
 // each, all reduced together. Keys behind `last` are read as `last`, so that they need no tail code; nobody uses their
-// products. With every vector of b[key] that is read, one of next[key] is asked for, so that memory never rests.
-template <int rows, int lda, int ldc, class B>
-inline void multiply_rows(const float* a, B b, B next, int first, int last, int depth, float* c) {
+// products. With every step along the depth, `asked` elements of `next` are asked for.
+template <int rows, int lda, int ldc, class B, class Next>
+inline void multiply_rows(const float* a, B b, Lines<Next>& next, int asked, int first, int last, int depth,
+                          float* c) {
     constexpr int keys = lanes / rows;
-    decltype(b[0]) row[keys], next_row[keys];
-    for (int key = 0; key < keys; ++key) {
-        row[key] = b[std::min(first + key, last)];
-        next_row[key] = next[std::min(first + key, last)];
-    }
+    decltype(b[0]) row[keys];
+    for (int key = 0; key < keys; ++key) row[key] = b[std::min(first + key, last)];
     Float acc[lanes] = {};
     for (int k = 0; k < depth; k += lanes) {
         Float a_k[rows];
 #pragma GCC unroll 16
         for (int r = 0; r < rows; ++r) a_k[r] = load(a + r * lda + k);
+        next.ask(asked);
 #pragma GCC unroll 16
         for (int key = 0; key < keys; ++key) {
             const Float b_k = load(row[key] + k);
-            prefetch(next_row[key] + k);
 #pragma GCC unroll 16
             for (int r = 0; r < rows; ++r) acc[r * keys + key] += a_k[r] * b_k;
         }

@@ -95,13 +95,16 @@ struct DirectTile {
     // Memory never rests: values come while keys are multiplied, the next tile's keys while values are.
     void multiply_q_k(std::int64_t first_row, int rows) const {
         const Columns* seen = scratch.seen;
-        for (int group = seen[0].begin / lanes * lanes; group < seen[rows - 1].end; group += lanes)
+        const int asked = (lanes * lanes + rows - 1) / rows;  // of each step, so that all blocks of rows ask alike
+        for (int group = seen[0].begin / lanes * lanes; group < seen[rows - 1].end; group += lanes) {
+            Lines values(tile.values, group, std::min(group + lanes, tile.count), hdim_v);
             for_blocks<block_rows, 1>(0, rows, [&](auto block, int row) {
                 for (int key = group; key < group + lanes; key += lanes / block)
-                    multiply_rows<block, Memory::row_q, Memory::row_s>(scratch.q[first_row + row], tile.keys,
-                                                                      tile.values, key, tile.count - 1, hdim_q,
+                    multiply_rows<block, Memory::row_q, Memory::row_s>(scratch.q[first_row + row], tile.keys, values,
+                                                                      asked, key, tile.count - 1, hdim_q,
                                                                       scratch.s[row] + key);
             });
+        }
     }
 
     void multiply_p_v(std::int64_t first_row, int rows) const {
@@ -110,28 +113,30 @@ struct DirectTile {
             float* o = scratch.o[first_row + row];
             for (int d = 0; d < hdim_v; d += lanes) store(o + d, load(o + d) * scratch.rescale[row]);
         }
-        for (int key = seen[0].begin / stretch * stretch; key < seen[rows - 1].end; key += stretch)
+        const int asked = (Row::warp_n1 * Row::hdim_q / Row::hdim_v + rows - 1) / rows;
+        for (int key = seen[0].begin / stretch * stretch; key < seen[rows - 1].end; key += stretch) {
+            Lines next_keys(next.keys, key, std::min(key + stretch, next.count), hdim_q);
             for (int column = 0; column < hdim_v; column += Row::warp_n1)
                 for_blocks<block_rows, 1>(0, rows, [&](auto block, int row) {
                     const int begin = std::max(key, seen[row].begin);
                     const int end = std::min(key + stretch, seen[row + block - 1].end);
                     float* o = scratch.o[first_row + row] + column;
                     multiply_block<block, Row::warp_n1, Memory::row_s, 1>(
-                        scratch.s[row] + begin,
-                        FromColumn{tile.values, next.keys, begin, next.count - 1, column}, end - begin,
-                        add_to<Memory::row_o>(o));
+                        scratch.s[row] + begin, FromColumn{tile.values, next_keys, block * asked, begin, column},
+                        end - begin, add_to<Memory::row_o>(o));
                 });
+        }
     }
 
    private:
-    // Values from a key and a column on; with each, as much of a key of the next tile is asked for.
+    // Values from a key and a column on; with each, as much of the next tile's keys is asked for.
     struct FromColumn {
-        const KvRows<Row>&values, &next_keys;
-        const int first, last, column;
+        const KvRows<Row>& values;
+        Lines<KvRows<Row>>& next_keys;
+        const int asked, first, column;
 
         const Element* operator[](int key) const {
-            const Element* next = next_keys[std::min(first + key, last)] + column;
-            for (int d = 0; d < Row::warp_n1; d += 64 / static_cast<int>(sizeof(Element))) prefetch(next + d);
+            next_keys.ask(asked);
             return values[first + key] + column;
         }
     };

@@ -1,8 +1,8 @@
-"""``catalog build``: a progress bar and a summary around the builder."""
+"""``catalog build``: a progress bar, a summary, and what failed."""
 
 from __future__ import annotations
 
-from catalog.build.builder import Artifact, BuildFailure
+from catalog.build.builder import Artifact, BuildFailure, BuildReport
 from catalog.runtime.catalog import Catalog, resolve_arch
 
 
@@ -13,7 +13,14 @@ def build_with_progress(catalog: Catalog, where: str, arch: str, jobs: int | Non
         QueryError, RegistryError: as :meth:`Catalog.kernels`.
     """
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
     kernels = catalog.kernels(where, arch=resolve_arch(arch), limit=limit)
     columns = (
@@ -21,6 +28,8 @@ def build_with_progress(catalog: Catalog, where: str, arch: str, jobs: int | Non
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
+        TextColumn("left:"),
+        TimeRemainingColumn(),
         TextColumn("{task.description}"),
     )
     with Progress(*columns, console=Console(stderr=True)) as progress:
@@ -29,13 +38,26 @@ def build_with_progress(catalog: Catalog, where: str, arch: str, jobs: int | Non
         def advance(done: Artifact | BuildFailure) -> None:
             progress.update(task, advance=1)
             if isinstance(done, BuildFailure):
-                progress.console.print(f"failed: {done.error}", markup=False, highlight=False)
+                progress.console.print(f"failed: {done.kernel.name}", markup=False, highlight=False)
 
         report = catalog.builder.build_many(kernels, jobs, advance)
+    for line in _summary(report):
+        print(line)
+    return bool(report.failures)
+
+
+def _summary(report: BuildReport) -> list[str]:
+    """What became of the kernels in a line, then each reason of failures once, with the kernels that it stopped."""
     compiled = [artifact for artifact in report.artifacts if not artifact.cached]
     seconds = sum(artifact.compile_seconds for artifact in compiled)
-    print(
-        f"{len(kernels)} kernels: {len(compiled)} compiled in {seconds:.1f} s of compiler time, "
+    kernels = len(report.artifacts) + len(report.failures)
+    lines = [
+        f"{kernels} kernels: {len(compiled)} compiled in {seconds:.1f} s of compiler time, "
         f"{len(report.artifacts) - len(compiled)} in the cache already, {len(report.failures)} failed"
-    )
-    return bool(report.failures)
+    ]
+    reasons: dict[str, list[str]] = {}
+    for failure in report.failures:
+        reasons.setdefault(str(failure.error), []).append(failure.kernel.name)
+    for reason, names in reasons.items():
+        lines += ["", reason, *(f"    {name}" for name in names if name not in reason)]
+    return lines

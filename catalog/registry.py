@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from catalog.errors import RegistryError
+from catalog.schema.columns import BUILD
 from catalog.schema.dispatcher_names import dispatcher_name_sql
 from catalog.schema.fields import IDENTITY, TRAITS, Family
 
@@ -95,16 +96,33 @@ def _initial_schema() -> tuple[str, ...]:
             problem_id INTEGER NOT NULL REFERENCES problem (id) ON DELETE CASCADE,
             arch TEXT NOT NULL, n INTEGER NOT NULL, last TEXT NOT NULL,
             PRIMARY KEY (problem_id, arch)) STRICT""",
-        f"""CREATE VIEW kernels AS SELECT kernel.*, {_dispatcher_name()} AS dispatcher_name,
-            coalesce((SELECT group_concat(receipt, ' ') FROM kernel_receipt WHERE kernel_id = kernel.id), '')
-                AS receipts,
-            EXISTS (SELECT 1 FROM artifact WHERE kernel_id = kernel.id AND status = 'built') AS built,
-            (SELECT min(median_ms) FROM timing WHERE kernel_id = kernel.id) AS best_ms
-            FROM kernel""",
+        _view(),
     )
 
 
-_MIGRATIONS: tuple[Callable[[], tuple[str, ...]], ...] = (_initial_schema,)
+def _view(more: str = "") -> str:
+    """The rows with what is known of them; ``more`` are further columns."""
+    return f"""CREATE VIEW kernels AS SELECT kernel.*, {_dispatcher_name()} AS dispatcher_name,
+        coalesce((SELECT group_concat(receipt, ' ') FROM kernel_receipt WHERE kernel_id = kernel.id), '') AS receipts,
+        EXISTS (SELECT 1 FROM artifact WHERE kernel_id = kernel.id AND status = 'built') AS built,
+        (SELECT min(median_ms) FROM timing WHERE kernel_id = kernel.id) AS best_ms{more}
+        FROM kernel"""
+
+
+def _what_the_compiler_knows() -> tuple[str, ...]:
+    """Resources of a kernel's newest library, beside its traits."""
+    newest = "FROM artifact WHERE kernel_id = kernel.id AND status = 'built' ORDER BY created DESC, rowid DESC LIMIT 1"
+    columns = ", ".join(f"(SELECT {column.name} {newest}) AS {column.name}" for column in BUILD)
+    return (
+        "ALTER TABLE artifact RENAME COLUMN compile_seconds TO compile_s",
+        "ALTER TABLE artifact ADD COLUMN isa TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE artifact ADD COLUMN stack_bytes INTEGER",
+        "DROP VIEW kernels",
+        _view(f", {columns}"),
+    )
+
+
+_MIGRATIONS: tuple[Callable[[], tuple[str, ...]], ...] = (_initial_schema, _what_the_compiler_knows)
 """Step i takes a file from user_version i to i + 1."""
 
 

@@ -343,7 +343,8 @@ def test_host_kernel_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     launcher.chmod(0o755)
     monkeypatch.setenv("CATALOG_COMPILER_LAUNCHER", str(launcher))
     kernel = make_kernel(mask="causal", lse=True)
-    builder = Builder()
+    records: list[ArtifactRecord] = []
+    builder = Builder(record=records.append)
     artifact = builder.build(kernel)
 
     assert artifact.path.parent == settings().cache_dir
@@ -354,6 +355,9 @@ def test_host_kernel_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert (described.pop("id"), described.pop("name")) == (kernel.id, kernel.name)
     assert Kernel.model_validate(described) == kernel
     assert library.catalog_launch(None, None) == 2  # CATALOG_BAD_ARGUMENT
+    assert records[0].isa in ("x86-64-v3", "armv8-a")
+    assert 1000 < (records[0].resources.code_bytes or 0) < artifact.path.stat().st_size
+    assert 100 < (records[0].resources.stack_bytes or 0) < 100_000
 
     started = time.perf_counter()
     for _ in range(20):

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from test_schema import edit
 
+from catalog import query, registry
 from catalog.errors import MissingReferenceError, RegistryError, SpecError, UsageError
 from catalog.rules.receipts import resolve_receipts
 from catalog.rules.restriction import Restriction
@@ -147,7 +148,7 @@ def test_populations_live_side_by_side_and_keep_what_hangs_on_their_rows(copied:
     )
     for kernel in (kept, dropped):
         connection.execute(
-            "INSERT INTO artifact (key, kernel_id, arch, toolchain, flags, status, log, compile_seconds, created) "
+            "INSERT INTO artifact (key, kernel_id, arch, toolchain, flags, status, log, compile_s, created) "
             "VALUES (?1, ?1, 'gfx950', '', '', 'built', '', 0, '')",
             (kernel,),
         )
@@ -242,6 +243,22 @@ def test_a_catalog_of_a_newer_program_is_refused(copied: Catalog) -> None:
     copied.close()
     with pytest.raises(RegistryError, match="schema version 99"):
         copied.populate("gfx950")
+
+
+def test_a_catalog_of_an_older_program_keeps_its_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "catalog.db"
+    with monkeypatch.context() as older:
+        older.setattr(registry, "_MIGRATIONS", registry._MIGRATIONS[:1])
+        catalog = Catalog(path)
+        catalog.populate("x86_64_v3")
+        catalog.connection.execute(
+            "INSERT INTO artifact (key, kernel_id, arch, toolchain, flags, status, log, compile_seconds, created) "
+            "SELECT 'k', id, arch, 'g++', '', 'built', '', 1.5, '2026-01-01' FROM kernel WHERE family = 'fwd' LIMIT 1"
+        )
+        catalog.close()
+    asked = query.Query("built", columns=("compile_s", "isa", "code_bytes"))
+    Catalog(path).connection  # noqa: B018  # opening it migrates it
+    assert list(query.run(path, asked, timeout=10)) == [(1.5, "", None)]
 
 
 def test_a_select_makes_the_kernels_of_a_changed_spec_anew(specs: Path, tmp_path: Path) -> None:

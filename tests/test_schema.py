@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from catalog.build.resources import RESOURCES
 from catalog.errors import CatalogError, SpecError, UsageError
 from catalog.runtime.catalog import Catalog
-from catalog.schema.columns import COLUMNS
+from catalog.schema.columns import BUILD, COLUMNS
 from catalog.schema.fields import IDENTITY, TRAITS, Family, Trait
 from catalog.schema.kernel import Kernel
 from catalog.schema.names import grammar_of, parse_name
@@ -79,6 +80,7 @@ def test_columns_describe_the_view(gfx950: Catalog) -> None:
     view = [column[0] for column in gfx950.connection.execute("SELECT * FROM kernels LIMIT 0").description]
     assert [column.name for column in COLUMNS] == view
     assert all(column.meaning and column.domain for column in COLUMNS)
+    assert {column.name for column in BUILD} == {*RESOURCES, "isa", "compile_s"}
 
 
 def edit(path: Path, *steps: str | int, value: Any) -> None:

@@ -206,7 +206,7 @@ def record_timing(catalog: Catalog, plan: Plan, kernel_id: str, median_ms: float
     connection.execute("INSERT OR IGNORE INTO device VALUES (1, ?, 'a device', '{}')", (plan.arch,))
     connection.execute("INSERT OR IGNORE INTO problem (key) VALUES (?)", (plan.problem.key,))
     connection.execute(
-        "INSERT INTO artifact (key, kernel_id, arch, toolchain, flags, status, log, compile_seconds, created) "
+        "INSERT INTO artifact (key, kernel_id, arch, toolchain, flags, status, log, compile_s, created) "
         "VALUES (?1, ?1, ?2, '', '', 'built', '', 0, '')",
         (kernel_id, plan.arch),
     )

@@ -18,7 +18,8 @@ from catalog.build import processes
 from catalog.build.cache import ArtifactRecord, Cache
 from catalog.build.host import emit as host
 from catalog.build.keys import ContentKey, KeyMaker, ScanError, TranslationUnit, abi_number
-from catalog.build.toolchains import LIBRARY, SOURCE, Toolchain, host_facts, host_toolchain
+from catalog.build.resources import Resources, of_host_library
+from catalog.build.toolchains import LIBRARY, SOURCE, STACK_USAGE, Toolchain, host_facts, host_toolchain
 from catalog.errors import BuildError, ToolchainError
 from catalog.schema.kernel import Kernel
 from catalog.settings import settings
@@ -32,6 +33,7 @@ LOG_CHARACTERS = 20_000
 """How much of a compiler's output a record carries; the log file has all of it."""
 
 _BUILD_DIR = Path(__file__).parent
+_NO_RESOURCES = Resources()
 _ERROR_LINE = re.compile(r"\berror\b|undefined reference", re.IGNORECASE)
 
 
@@ -150,20 +152,24 @@ class _Job:
     toolchain: Toolchain
     key: ContentKey
 
-    def record(self, output: str, seconds: float, library: bytes | None) -> ArtifactRecord:
+    def record(
+        self, output: str, seconds: float, library: bytes | None = None, resources: Resources = _NO_RESOURCES
+    ) -> ArtifactRecord:
         """The record of this build; it failed when there is no library."""
         return ArtifactRecord(
             key=self.key.hex,
             kernel_id=self.subject.kernel_id,
             arch=self.subject.arch,
             toolchain=self.toolchain.label,
+            isa=self.toolchain.isa,
             flags=self.toolchain.flags,
             status="failed" if library is None else "built",
             log=output[:LOG_CHARACTERS],
             so_sha256=None if library is None else hashlib.sha256(library).hexdigest(),
             so_bytes=None if library is None else len(library),
-            compile_seconds=seconds,
+            compile_s=seconds,
             created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            resources=resources,
         )
 
     def error(self, failure: _CommandFailed, log: Path, seconds: float) -> CompileError:
@@ -173,7 +179,7 @@ class _Job:
             f"{self.subject.title} does not compile with {compiler}: {failure.reason}",
             hint=f"the compiler's output is in {log}",
             log=failure.output,
-            record=self.record(failure.output, seconds, None),
+            record=self.record(failure.output, seconds),
         )
 
 
@@ -353,11 +359,12 @@ class Builder:
         changed = job.key.changed_headers()
         if changed:
             raise BuildError(f"{job.subject.title}: {changed[0]} changed while it compiled", hint="build it again")
-        record = job.record(output, seconds, (folder / LIBRARY).read_bytes())
+        resources = of_host_library(folder / LIBRARY, folder / STACK_USAGE)
+        record = job.record(output, seconds, (folder / LIBRARY).read_bytes(), resources)
         self._cache.publish(folder / LIBRARY, record, job.subject.name)
         return self._built(record, cached=False)
 
     def _built(self, record: ArtifactRecord, cached: bool) -> _Built:
         path = self._cache.so_path(record.key)
         sha256 = record.so_sha256 or ""
-        return _Built(Artifact(record.key, path, sha256, record.kernel_id, record.compile_seconds, cached), record)
+        return _Built(Artifact(record.key, path, sha256, record.kernel_id, record.compile_s, cached), record)

@@ -20,9 +20,10 @@ import threading
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from catalog.build.processes import Interrupted
+from catalog.build.resources import RESOURCES, Resources
 
 _log = logging.getLogger(__name__)
 
@@ -34,21 +35,41 @@ _LOCK_POLL_SECONDS = 0.02
 class ArtifactRecord:
     """One build, field by field the columns of the SQL table ``artifact``.
 
-    ``log`` is the compiler's output; a failed build has no ``so_sha256`` and no ``so_bytes``. ``created`` is ISO 8601,
-    in UTC. ``kernel_id`` is empty for a library that is no row's, which the table leaves out.
+    ``log`` is the compiler's output; a failed build has no ``so_sha256``, no ``so_bytes`` and no resources. ``isa`` is
+    what the compiler was asked for, ``compile_s`` in seconds, ``created`` ISO 8601, in UTC. ``kernel_id`` is empty for
+    a library that is no row's, which the table leaves out.
     """
 
     key: str
     kernel_id: str
     arch: str
     toolchain: str
+    isa: str
     flags: str
     status: Literal["built", "failed"]
     log: str
     so_sha256: str | None
     so_bytes: int | None
-    compile_seconds: float
+    compile_s: float
     created: str
+    resources: Resources
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """The record as one flat mapping, resources among the rest."""
+        columns = asdict(self)
+        columns |= columns.pop("resources")
+        return columns
+
+    @classmethod
+    def from_columns(cls, columns: dict[str, Any]) -> ArtifactRecord:
+        """The record of :attr:`columns`.
+
+        Raises:
+            TypeError: a column is missing, or there are others.
+        """
+        resources = Resources(**{name: columns.pop(name) for name in RESOURCES if name in columns})
+        return cls(**columns, resources=resources)
 
 
 def _sync(path: Path) -> None:
@@ -98,7 +119,7 @@ class Cache:
         try:
             fields = json.loads(self._record(key).read_bytes())
             fields.pop("kernel_name")
-            record = ArtifactRecord(**fields)
+            record = ArtifactRecord.from_columns(fields)
             library = self.so_path(key).read_bytes()
         except FileNotFoundError:
             return None
@@ -157,7 +178,7 @@ class Cache:
         os.replace(library, self.so_path(record.key))
         _sync(self.folder)
         # The record comes second: it is what makes the entry exist.
-        self._write(self._record(record.key), json.dumps({"kernel_name": kernel_name, **asdict(record)}, indent=1))
+        self._write(self._record(record.key), json.dumps({"kernel_name": kernel_name, **record.columns}, indent=1))
         self.log(record.key).unlink(missing_ok=True)
 
     def keep_log(self, key: str, text: str) -> Path:

@@ -32,7 +32,7 @@ from catalog.build import processes
 from catalog.build.toolchains import PROBE_TIMEOUT_SECONDS, SOURCE, Toolchain, digest_of, parse_make_rule
 from catalog.errors import BuildError
 
-KEY_SCHEMA = 1
+KEY_SCHEMA = 2
 """Raise it when the parts of a key, or what a build does with them, change."""
 
 # Flags whose effect depends on the machine, or that read files which no dependency scan lists.

@@ -27,7 +27,7 @@ from catalog.errors import SpecError, ToolchainError
 from catalog.settings import data_dir, settings
 
 CANDIDATES = ("g++", "clang++", "c++")
-SOURCE, OBJECT, LIBRARY = "kernel.cpp", "kernel.o", "kernel.so"
+SOURCE, OBJECT, LIBRARY, STACK_USAGE = "kernel.cpp", "kernel.o", "kernel.so", "kernel.su"
 """Files of a build, relative to its folder: a relative name puts no path of this machine into the output."""
 
 PROBE_TIMEOUT_SECONDS = 60.0

@@ -6,7 +6,6 @@ import logging
 import sqlite3
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from functools import cached_property, lru_cache
 from pathlib import Path
 from types import MethodType
@@ -395,7 +394,7 @@ class Catalog:
         return self._host
 
     def _record(self, record: ArtifactRecord) -> None:
-        fields: dict[str, Any] = asdict(record)
+        fields = record.columns
         columns, holes = ", ".join(fields), ", ".join(f":{name}" for name in fields)
         updates = ", ".join(f"{name} = excluded.{name}" for name in fields if name != "key")
         try:

@@ -53,6 +53,22 @@ _STATE = (
     Column("best_ms", "REAL", "number, or NULL", "", "best measured median over all problems, in ms"),
 )
 
+BUILD = (
+    Column("isa", "TEXT", "text, or NULL", "", "instruction set that its newest library was compiled for"),
+    Column("compile_s", "REAL", "number, or NULL", "", "seconds that compiling its newest library took"),
+    Column("registers", "INTEGER", "integer >= 0, or NULL", "", "vector registers of a thread"),
+    Column("acc_registers", "INTEGER", "integer >= 0, or NULL", "", "matrix accumulator registers of a thread"),
+    Column("scalar_registers", "INTEGER", "integer >= 0, or NULL", "", "scalar registers of a wave"),
+    Column("spills", "INTEGER", "integer >= 0, or NULL", "", "registers that live in memory"),
+    Column("scratch_bytes", "INTEGER", "integer >= 0, or NULL", "", "private memory of a thread"),
+    Column("shared_bytes", "INTEGER", "integer >= 0, or NULL", "", "static shared memory (LDS) of a block"),
+    Column("occupancy", "INTEGER", "integer >= 1, or NULL", "", "waves a SIMD that registers and LDS leave room for"),
+    Column("code_bytes", "INTEGER", "integer >= 0, or NULL", "", "machine code in its newest library"),
+    Column("stack_bytes", "INTEGER", "integer >= 0, or NULL", "", "largest stack frame of a function, on CPUs"),
+)
+"""What the compiler knows of a row's newest library: columns of table ``artifact`` too. NULL where there is no library,
+or no such thing on the target."""
+
 
 def _columns() -> Iterator[Column]:
     yield from _IDENTITY
@@ -60,6 +76,7 @@ def _columns() -> Iterator[Column]:
         default = "" if trait.default is None else str(int(trait.default) if trait.kind == "bool" else trait.default)
         yield Column(trait.name, trait.sql_type, trait.domain, default, trait.meaning)
     yield from _STATE
+    yield from BUILD
 
 
 COLUMNS: tuple[Column, ...] = tuple(_columns())

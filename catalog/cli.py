@@ -28,6 +28,9 @@ app = typer.Typer(
 
 FORMATS = "table, json, jsonl or csv."
 
+CkRootOption = Annotated[
+    Path | None, typer.Option("--ck-root", help="Your CK checkout. Default: CATALOG_CK_ROOT, or ROCm's.")
+]
 ArchOption = Annotated[str, typer.Option("--arch", help="Arch: gfx950, x86_64_v3, ...; host is this machine's CPU.")]
 RevisionOption = Annotated[str | None, typer.Option("--revision", help="Upstream revision. Default: the arch's own.")]
 MaskImplOption = Annotated[str, typer.Option("--mask-impl", help="Mask implementation: generic or simplified.")]
@@ -270,15 +273,34 @@ def build(
         int | None, typer.Option("--jobs", "-j", min=1, help="Compilers at a time. Default: one a core.")
     ] = None,
     limit: Annotated[int | None, typer.Option(help="At most so many kernels.")] = None,
+    ck_root: CkRootOption = None,
 ) -> None:
-    """Compile kernels into the cache, in parallel.
+    """Compile kernels into the cache, in parallel; those of AMD arches from a CK checkout, with or without a GPU.
 
     Example: catalog build "hdim_q=64 AND dtype='fp32' AND mask='causal'" --jobs 2
     """
     from catalog.cli_build import build_with_progress
+    from catalog.settings import choose
 
+    choose(ck_root=ck_root)
     if build_with_progress(_catalog(), where, arch, jobs, limit):
         raise typer.Exit(1)
+
+
+@app.command()
+def fallback(
+    arch: Annotated[str, typer.Option("--arch", help="AMD arch: gfx90a, gfx942, ...")],
+    ck_root: CkRootOption = None,
+) -> None:
+    """Compile one known-good forward kernel of an AMD arch (fp16, hdim 128) for smoke tests, and print its library.
+
+    Example: catalog fallback --arch gfx90a --ck-root ~/composable_kernel
+    """
+    from catalog.cli_build import build_fallback
+    from catalog.settings import choose
+
+    choose(ck_root=ck_root)
+    print(build_fallback(_catalog(), arch))
 
 
 @app.command()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from catalog.build.builder import Artifact, BuildFailure, BuildReport
+from catalog.errors import UsageError
 from catalog.runtime.catalog import Catalog, resolve_arch
 
 
@@ -44,6 +47,23 @@ def build_with_progress(catalog: Catalog, where: str, arch: str, jobs: int | Non
     for line in _summary(report):
         print(line)
     return bool(report.failures)
+
+
+def build_fallback(catalog: Catalog, arch: str) -> Path:
+    """Build one known-good forward kernel of an AMD arch, of the revision that the CK checkout looks like; its library.
+
+    Raises:
+        BuildError, ToolchainError: there is no checkout or no compiler, or it does not compile.
+        UsageError: the arch is none of that revision's.
+    """
+    from catalog.build.ck.sources import ck_facts, find_checkout
+
+    revision = find_checkout().generator.revision
+    catalog.populate(arch, revision=revision)
+    kernels = catalog.kernels(f"revision = '{revision}' AND {ck_facts().fallback}", arch=arch)
+    if not kernels:
+        raise UsageError(f"{arch} has no such kernel at revision {revision}: {ck_facts().fallback}")
+    return catalog.build(kernels[0]).path
 
 
 def _summary(report: BuildReport) -> list[str]:

@@ -22,6 +22,7 @@ def diagnose(db: Path) -> Iterator[Finding]:
     """Settings, the catalog file at ``db``, and the toolchain of every arch."""
     yield from _settings()
     yield from _file(db)
+    yield _checkout()
     yield from _arches()
 
 
@@ -49,12 +50,25 @@ def _file(db: Path) -> Iterator[Finding]:
     yield Finding("catalog", f"{db.stat().st_size / 1e6:.1f} MB", "; ".join(populations) or "empty")
 
 
+def _checkout() -> Finding:
+    from catalog.build.ck.sources import find_checkout
+
+    try:
+        checkout = find_checkout()
+    except CatalogError as error:
+        return Finding("CK checkout", "none", str(error))
+    generator = checkout.generator
+    about = f"like revision {generator.revision}; APIs {', '.join(generator.apis)}"
+    return Finding("CK checkout", str(generator.path), about)
+
+
 def _arches() -> Iterator[Finding]:
+    from catalog.build.ck import toolchain as hip
     from catalog.build.toolchains import doctor
     from catalog.runtime.devices import why_unavailable
     from catalog.schema.spec_files import known_archs
 
-    diagnoses = {diagnosis.arch: diagnosis for diagnosis in doctor()}
+    diagnoses = {diagnosis.arch: diagnosis for diagnosis in (*doctor(), *map(hip.diagnose, hip.hip_facts().arches))}
     for arch in known_archs(data_dir() / "arch_specs"):
         diagnosis = diagnoses.get(arch)
         reason = why_unavailable(arch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import platformdirs
 from pydantic import Field
@@ -29,6 +30,9 @@ class Settings(BaseSettings):
     cache_dir: Path = Field(default_factory=_default_cache_dir, description="folder of the compiled kernels")
     data_dir: Path | None = Field(None, description="arch specs and parity lists instead of the built-in ones")
     cxx: str | None = Field(None, description="C++ compiler for host kernels (default: g++, then clang++, then c++)")
+    ck_root: Path | None = Field(None, description="checkout of composable_kernel, for kernels of AMD arches")
+    rocm_path: Path | None = Field(None, description="ROCm installation (default: /opt/rocm, then /usr)")
+    hipcxx: str | None = Field(None, description="HIP compiler (default: ROCm's clang++, then the newest clang++)")
     compiler_launcher: str | None = Field(None, description="put before every compiler call: ccache, sccache, distcc")
     num_threads: int = Field(0, ge=0, description="threads of a host kernel; 0: every core the process may use")
     query_timeout: float = Field(10.0, gt=0, description="seconds that a query expression may run")
@@ -46,11 +50,20 @@ def settings() -> Settings:
     from catalog.errors import UsageError
 
     try:
-        return Settings()
+        return Settings(**_chosen)
     except ValidationError as error:
         first = error.errors()[0]
         name = f"CATALOG_{str(first['loc'][0]).upper()}"
         raise UsageError(f"{name}={first.get('input')!r}: {first['msg']}") from None
+
+
+_chosen: dict[str, Any] = {}
+
+
+def choose(**values: object) -> None:
+    """Let a command line decide: ``values`` that are not None go before the variables, for the rest of the process."""
+    _chosen.update((name, value) for name, value in values.items() if value is not None)
+    settings.cache_clear()
 
 
 def data_dir() -> Path:

@@ -16,10 +16,13 @@ from pathlib import Path
 
 from catalog.build import processes
 from catalog.build.cache import ArtifactRecord, Cache
+from catalog.build.ck import emit as ck
+from catalog.build.ck.sources import find_checkout
+from catalog.build.ck.toolchain import hip_facts, hip_toolchain
 from catalog.build.host import emit as host
 from catalog.build.keys import ContentKey, KeyMaker, ScanError, TranslationUnit, abi_number
-from catalog.build.resources import Resources, of_host_library
-from catalog.build.toolchains import LIBRARY, SOURCE, STACK_USAGE, Toolchain, host_facts, host_toolchain
+from catalog.build.resources import Resources, of_hip_build, of_host_build
+from catalog.build.toolchains import LIBRARY, SOURCE, Toolchain, host_facts, host_toolchain
 from catalog.errors import BuildError, ToolchainError
 from catalog.schema.kernel import Kernel
 from catalog.settings import settings
@@ -41,21 +44,37 @@ _ERROR_LINE = re.compile(r"\berror\b|undefined reference", re.IGNORECASE)
 class Target:
     """How rows of some arches become libraries: where a new kind of device is added."""
 
-    include_dirs: Mapping[str, Path]
+    include_dirs: Callable[[], Mapping[str, Path]]
     abi_header: Path
-    emit: Callable[[Kernel], str]
+    emit: Callable[[Kernel, Path], str]
     toolchain: Callable[[str], Toolchain]
+    resources: Callable[[Path, str], Resources]
 
     def unit(self, source: str) -> TranslationUnit:
         """The translation unit of ``source``, with the headers of the target.
 
         Raises:
-            BuildError: the header of the ABI cannot be read.
+            BuildError: the headers are not there, or that of the ABI cannot be read.
         """
-        return TranslationUnit(source, self.include_dirs, abi_number(self.abi_header))
+        return TranslationUnit(source, self.include_dirs(), abi_number(self.abi_header))
 
 
-HOST = Target({"build": _BUILD_DIR}, _BUILD_DIR / "abi" / "catalog_abi.h", host.emit, host_toolchain)
+def _emit_host(kernel: Kernel, _memory: Path) -> str:
+    return host.emit(kernel)
+
+
+def _emit_ck(kernel: Kernel, memory: Path) -> str:
+    return ck.emit(kernel, find_checkout().source(kernel, memory))
+
+
+def _ck_include_dirs() -> Mapping[str, Path]:
+    checkout = find_checkout()
+    return {"build": _BUILD_DIR, "fmha": checkout.example, "ck": checkout.include}
+
+
+_ABI_HEADER = _BUILD_DIR / "abi" / "catalog_abi.h"
+HOST = Target(lambda: {"build": _BUILD_DIR}, _ABI_HEADER, _emit_host, host_toolchain, of_host_build)
+CK = Target(_ck_include_dirs, _ABI_HEADER, _emit_ck, hip_toolchain, of_hip_build)
 
 
 def target_of(arch: str) -> Target:
@@ -66,6 +85,8 @@ def target_of(arch: str) -> Target:
     """
     if arch in host_facts().arches:
         return HOST
+    if arch in hip_facts().arches:
+        return CK
     raise BuildError(f"kernels for {arch} cannot be built yet", hint="catalog doctor lists the arches that can")
 
 
@@ -148,6 +169,7 @@ class _Job:
     """A source, with all that its build needs."""
 
     subject: _Subject
+    target: Target
     unit: TranslationUnit
     toolchain: Toolchain
     key: ContentKey
@@ -245,7 +267,7 @@ class Builder:
         """
         target = self._targets(arch)
         subject = _Subject.of_helper(name, arch)
-        return self._make(subject, target.unit(source), target.toolchain(arch), threading.Event()).artifact.path
+        return self._make(subject, target, source, target.toolchain(arch), threading.Event()).artifact.path
 
     def build_many(
         self,
@@ -302,13 +324,16 @@ class Builder:
     def _make_kernel(self, kernel: Kernel, stop: threading.Event) -> _Built:
         target = self._targets(kernel.arch)
         toolchain = target.toolchain(kernel.arch)
-        return self._make(_Subject.of_kernel(kernel), target.unit(target.emit(kernel)), toolchain, stop)
+        return self._make(_Subject.of_kernel(kernel), target, target.emit(kernel, self._cache.scans), toolchain, stop)
 
-    def _make(self, subject: _Subject, unit: TranslationUnit, toolchain: Toolchain, stop: threading.Event) -> _Built:
+    def _make(
+        self, subject: _Subject, target: Target, source: str, toolchain: Toolchain, stop: threading.Event
+    ) -> _Built:
         """Find or compile one library; runs in any thread."""
+        unit = target.unit(source)
         try:
             self._cache.create()
-            job = _Job(subject, unit, toolchain, self._key(subject, unit, toolchain, stop))
+            job = _Job(subject, target, unit, toolchain, self._key(subject, target, unit, toolchain, stop))
             return self._find(job) or self._make_once(job, stop)
         except OSError as error:
             raise BuildError(
@@ -316,12 +341,14 @@ class Builder:
                 hint="CATALOG_CACHE_DIR chooses another cache folder",
             ) from None
 
-    def _key(self, subject: _Subject, unit: TranslationUnit, toolchain: Toolchain, stop: threading.Event) -> ContentKey:
+    def _key(
+        self, subject: _Subject, target: Target, unit: TranslationUnit, toolchain: Toolchain, stop: threading.Event
+    ) -> ContentKey:
         try:
             return self._keys.key(unit, toolchain)
         except ScanError as error:
             # Without a key the failure is filed under what would have led to one.
-            job = _Job(subject, unit, toolchain, ContentKey(error.question, {}))
+            job = _Job(subject, target, unit, toolchain, ContentKey(error.question, {}))
             with self._cache.lock(error.question, stop):
                 raise self._refusal(job, _CommandFailed(error.failure, error.log), 0.0) from None
         except BuildError as error:
@@ -359,7 +386,7 @@ class Builder:
         changed = job.key.changed_headers()
         if changed:
             raise BuildError(f"{job.subject.title}: {changed[0]} changed while it compiled", hint="build it again")
-        resources = of_host_library(folder / LIBRARY, folder / STACK_USAGE)
+        resources = job.target.resources(folder, output)
         record = job.record(output, seconds, (folder / LIBRARY).read_bytes(), resources)
         self._cache.publish(folder / LIBRARY, record, job.subject.name)
         return self._built(record, cached=False)

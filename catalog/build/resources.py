@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import io
+import re
+import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import BinaryIO
+
+from catalog.build.toolchains import LIBRARY, STACK_USAGE
+
+_BUNDLE_MAGIC = b"__CLANG_OFFLOAD_BUNDLE__"
 
 
 @dataclass(frozen=True)
@@ -40,36 +48,100 @@ RESOURCES = tuple(field.name for field in fields(Resources))
 """Their names, in the order of the columns."""
 
 
-def of_host_library(library: Path, stack_usage: Path) -> Resources:
+def of_host_build(folder: Path, _output: str) -> Resources:
     """Code and stack of a library for a CPU.
 
     Args:
-        library: the shared library.
-        stack_usage: what ``-fstack-usage`` wrote, if the compiler wrote it: a launcher may have left it elsewhere.
+        folder: of the build: the library, and what ``-fstack-usage`` wrote, if it is there: a launcher may have left it
+            elsewhere.
 
     Raises:
         OSError: a file that is there cannot be read.
     """
-    frames = stack_usage.read_text().splitlines() if stack_usage.exists() else []
-    return Resources(code_bytes=code_bytes(library), stack_bytes=_largest_frame(frames))
+    usage = folder / STACK_USAGE
+    frames = usage.read_text().splitlines() if usage.exists() else []
+    with (folder / LIBRARY).open("rb") as library:
+        return Resources(code_bytes=_code_bytes(library), stack_bytes=_largest_frame(frames))
 
 
-def code_bytes(library: Path) -> int | None:
-    """Bytes of the executable sections of an ELF file; None of another format.
+_REMARK = re.compile(r"remark:\s+(?:\S+:\d+:\d+:\s+)?(?P<what>[A-Za-z][A-Za-z ]*?)(?: \[[\w/]+\])?: (?P<count>\d+)\b")
+
+_REMARKS = {
+    "VGPRs": "registers",
+    "AGPRs": "acc_registers",
+    "SGPRs": "scalar_registers",
+    "TotalSGPRs": "scalar_registers",
+    "ScratchSize": "scratch_bytes",
+    "LDS Size": "shared_bytes",
+    "Occupancy": "occupancy",
+}
+"""LLVM's words in the remarks of kernel-resource-usage (LLVM AMDGPU user guide)."""
+
+
+def of_hip_build(folder: Path, output: str) -> Resources:
+    """What the compiler remarked of the kernels of a library for AMD GPUs, and their code.
+
+    Args:
+        folder: of the build.
+        output: what the compiler printed, with remarks of ``kernel-resource-usage``.
 
     Raises:
-        OSError: the file cannot be read.
+        OSError: the library cannot be read.
     """
+    found: dict[str, list[int]] = {}
+    spills: dict[str, list[int]] = {}
+    for remark in _REMARK.finditer(output):
+        what, count = remark["what"], int(remark["count"])
+        if what.endswith("Spill"):
+            spills.setdefault(what, []).append(count)
+        elif what in _REMARKS:
+            found.setdefault(_REMARKS[what], []).append(count)
+    worst = {name: min(counts) if name == "occupancy" else max(counts) for name, counts in found.items()}
+    if spills:
+        worst["spills"] = max(map(sum, zip(*spills.values(), strict=True)))
+    with (folder / LIBRARY).open("rb") as library:
+        return Resources(**worst, code_bytes=_device_code_bytes(library))
+
+
+def _device_code_bytes(library: BinaryIO) -> int | None:
+    """Bytes of the code in the device objects that the section of fat binaries bundles.
+
+    The bundle is a magic word, the number of entries, and for each its offset, size and target's name (Clang's
+    documentation of clang-offload-bundler).
+    """
+    from elftools.elf.elffile import ELFFile
+
+    section = ELFFile(library).get_section_by_name(".hip_fatbin")
+    if section is None:
+        return None
+    bundle = section.data()
+    start = bundle.find(_BUNDLE_MAGIC)
+    if start < 0:
+        return None
+    at = start + len(_BUNDLE_MAGIC)
+    (entries,) = struct.unpack_from("<Q", bundle, at)
+    at += 8
+    total = 0
+    for _ in range(entries):
+        offset, size, name = struct.unpack_from("<QQQ", bundle, at)
+        target = bundle[at + 24 : at + 24 + name].decode(errors="replace")
+        at += 24 + name
+        if size and not target.startswith("host"):
+            total += _code_bytes(io.BytesIO(bundle[start + offset : start + offset + size])) or 0
+    return total
+
+
+def _code_bytes(library: BinaryIO) -> int | None:
+    """Bytes of the executable sections of an ELF file; None of another format."""
     from elftools.common.exceptions import ELFError
     from elftools.elf.constants import SH_FLAGS
     from elftools.elf.elffile import ELFFile
 
-    with library.open("rb") as file:
-        try:
-            sections = list(ELFFile(file).iter_sections())
-        except ELFError:
-            return None
-        return sum(section["sh_size"] for section in sections if section["sh_flags"] & SH_FLAGS.SHF_EXECINSTR)
+    try:
+        sections = list(ELFFile(library).iter_sections())
+    except ELFError:
+        return None
+    return sum(section["sh_size"] for section in sections if section["sh_flags"] & SH_FLAGS.SHF_EXECINSTR)
 
 
 def _largest_frame(lines: Iterable[str]) -> int | None:

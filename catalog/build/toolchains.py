@@ -16,9 +16,10 @@ import shlex
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -69,10 +70,22 @@ class HostFacts(_Facts):
         return "; ".join(f"{system}: {command}" for system, command in self.install[part].items())
 
 
+_F = TypeVar("_F", bound=BaseModel)
+
+
+def read_facts(model: type[_F], path: Path) -> _F:
+    """The content of a file of facts, read once per process.
+
+    Raises:
+        SpecError: it is missing or malformed; the message names it and the field.
+    """
+    return cast(_F, _read_facts(model, path))
+
+
 @functools.cache
-def _read_facts(path: Path) -> HostFacts:
+def _read_facts(model: type[BaseModel], path: Path) -> BaseModel:
     try:
-        return HostFacts.model_validate_json(path.read_bytes())
+        return model.model_validate_json(path.read_bytes())
     except OSError as error:
         raise SpecError(f"{path}: {error.strerror}") from None
     except ValidationError as error:
@@ -87,7 +100,7 @@ def host_facts() -> HostFacts:
     Raises:
         SpecError: the file is missing or malformed; the message names it and the field.
     """
-    return _read_facts(data_dir() / "toolchains" / "host.json")
+    return read_facts(HostFacts, data_dir() / "toolchains" / "host.json")
 
 
 @dataclass(frozen=True)
@@ -100,12 +113,44 @@ class Compiler:
     digest: str
 
 
+def _probe(command: Sequence[str], work_dir: Path) -> str | None:
+    done = processes.run(command, work_dir, PROBE_TIMEOUT_SECONDS, threading.Event())
+    if done.failure is None:
+        return None
+    return next((line for line in done.output.splitlines() if "error" in line), done.failure)
+
+
+def _check_host(toolchain: Toolchain) -> None:
+    """The ISA's flags, OpenMP and linking work."""
+    path = toolchain.compiler.path
+    without_openmp = [flag for flag in toolchain.compile_flags if "openmp" not in flag]
+    with tempfile.TemporaryDirectory(prefix="catalog-") as folder:
+        work_dir = Path(folder)
+        source = work_dir / SOURCE
+        source.write_text("")
+        error = _probe([str(path), *without_openmp, "-c", SOURCE, "-o", OBJECT], work_dir)
+        if error is not None:
+            raise ToolchainError(
+                f"{path} does not compile for {toolchain.isa} on this {platform.machine()}: {error}",
+                hint="set CATALOG_CXX to a compiler that does",
+            )
+        source.write_text(_OPENMP_PROBE)
+        error = _probe(toolchain.compile_command(()), work_dir) or _probe(toolchain.link_command(), work_dir)
+        if error is not None:
+            raise ToolchainError(
+                f"{path} does not build with OpenMP: {error}",
+                hint=f"install it ({host_facts().remedy('openmp')}), or set CATALOG_CXX to another compiler",
+            )
+
+
 @dataclass(frozen=True)
 class Toolchain:
     """A compiler with the flags for one ISA.
 
-    The flags are all that may shape the output; include folders come on top as places, and the launcher is assumed to
-    change speed only.
+    The flags are all that may shape the output. Include folders come on top, and ``places``: flags that say where on
+    this machine things lie whose content ``compiler.digest`` covers. The launcher is assumed to change speed only.
+    ``scan_flags`` narrow a compiler of several passes to one, for the list of headers. ``check`` raises ToolchainError
+    where something trivial does not compile.
     """
 
     compiler: Compiler
@@ -113,6 +158,9 @@ class Toolchain:
     compile_flags: tuple[str, ...]
     link_flags: tuple[str, ...]
     launcher: tuple[str, ...] = ()
+    places: tuple[str, ...] = ()
+    scan_flags: tuple[str, ...] = ()
+    check: Callable[[Toolchain], None] = _check_host
 
     @property
     def label(self) -> str:
@@ -126,13 +174,17 @@ class Toolchain:
 
     def scan_command(self, include_dirs: Sequence[Path]) -> list[str]:
         """Print, as a make rule, every file that the translation unit reads."""
-        return [str(self.compiler.path), *self.compile_flags, *_search(include_dirs), "-M", SOURCE]
+        return [
+            *(str(self.compiler.path), *self.compile_flags, *self.places, *self.scan_flags),
+            *(*_search(include_dirs), "-M", SOURCE),
+        ]
 
     def compile_command(self, include_dirs: Sequence[Path]) -> list[str]:
         """Compile without linking: the only step that launchers know how to cache or distribute."""
         unmapped = [f"-ffile-prefix-map={folder}=." for folder in include_dirs]
         compiler = [*self.launcher, str(self.compiler.path)]
-        return [*compiler, *self.compile_flags, *unmapped, *_search(include_dirs), "-c", SOURCE, "-o", OBJECT]
+        flags = (*self.compile_flags, *self.places, *unmapped, *_search(include_dirs))
+        return [*compiler, *flags, "-c", SOURCE, "-o", OBJECT]
 
     def link_command(self) -> list[str]:
         """Make the library of the object file."""
@@ -142,7 +194,7 @@ class Toolchain:
         """Compile something trivial, to tell a broken toolchain from a broken kernel.
 
         Raises:
-            ToolchainError: the ISA's flags, OpenMP or linking does not work, or the launcher is missing.
+            ToolchainError: something of it does not work, or the launcher is missing.
         """
         _verify(self)
 
@@ -240,13 +292,6 @@ def host_toolchain(arch: str) -> Toolchain:
     return find_host_toolchain(arch, chosen.cxx, chosen.compiler_launcher, os.environ.get("PATH", os.defpath))
 
 
-def _probe(command: Sequence[str], work_dir: Path) -> str | None:
-    done = processes.run(command, work_dir, PROBE_TIMEOUT_SECONDS, threading.Event())
-    if done.failure is None:
-        return None
-    return next((line for line in done.output.splitlines() if "error" in line), done.failure)
-
-
 @functools.cache
 def _verify(toolchain: Toolchain) -> None:
     if toolchain.launcher and shutil.which(toolchain.launcher[0]) is None:
@@ -254,25 +299,7 @@ def _verify(toolchain: Toolchain) -> None:
             f"CATALOG_COMPILER_LAUNCHER: {toolchain.launcher[0]} is not a program",
             hint="install it, or unset the variable",
         )
-    path = toolchain.compiler.path
-    without_openmp = [flag for flag in toolchain.compile_flags if "openmp" not in flag]
-    with tempfile.TemporaryDirectory(prefix="catalog-") as folder:
-        work_dir = Path(folder)
-        source = work_dir / SOURCE
-        source.write_text("")
-        error = _probe([str(path), *without_openmp, "-c", SOURCE, "-o", OBJECT], work_dir)
-        if error is not None:
-            raise ToolchainError(
-                f"{path} does not compile for {toolchain.isa} on this {platform.machine()}: {error}",
-                hint="set CATALOG_CXX to a compiler that does",
-            )
-        source.write_text(_OPENMP_PROBE)
-        error = _probe(toolchain.compile_command(()), work_dir) or _probe(toolchain.link_command(), work_dir)
-        if error is not None:
-            raise ToolchainError(
-                f"{path} does not build with OpenMP: {error}",
-                hint=f"install it ({host_facts().remedy('openmp')}), or set CATALOG_CXX to another compiler",
-            )
+    toolchain.check(toolchain)
 
 
 @dataclass(frozen=True)

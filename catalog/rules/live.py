@@ -99,7 +99,7 @@ class Generator:
 
     def _list(self, api: str, options: tuple[str, ...], scratch: Path, stop: threading.Event) -> frozenset[str]:
         command = [sys.executable, str(self.path), "--api", api, "--list_blobs", f"{api}.txt", *options]
-        output = _run(command, scratch, self.timeout, stop)
+        output = run_generator(command, scratch, self.timeout, stop)
         listed = scratch / f"{api}.txt"
         if not listed.is_file() or not listed.stat().st_size:
             raise GeneratorError(
@@ -134,7 +134,7 @@ def find_generator(root: Path, timeout: float) -> Generator:
     if not apis:
         raise UsageError(f"{_ops(path)} has no module: no API to list.", hint="Is the checkout complete?")
     with tempfile.TemporaryDirectory(prefix="catalog-parity-") as scratch:
-        told = _run([sys.executable, str(path), "--help"], Path(scratch), timeout, threading.Event())
+        told = run_generator([sys.executable, str(path), "--help"], Path(scratch), timeout, threading.Event())
     lacks = [option for option in _OPTIONS if option not in told]
     if lacks:
         raise GeneratorError(
@@ -165,7 +165,7 @@ def _locate(root: Path) -> Path:
     raise UsageError(f"{root} holds no FMHA generator of CK Tile.", hint=why)
 
 
-def _run(command: list[str], scratch: Path, timeout: float, stop: threading.Event) -> str:
+def run_generator(command: list[str], scratch: Path, timeout: float, stop: threading.Event) -> str:
     """What ``command`` prints.
 
     Raises:

@@ -29,6 +29,7 @@ enum catalog_status {
     CATALOG_ABI_MISMATCH = 1, /* struct_bytes or abi_version differ from what the kernel was built with */
     CATALOG_BAD_ARGUMENT = 2, /* the call is outside of what this kernel was built for */
     CATALOG_NO_MEMORY    = 3, /* scratch memory could not be allocated */
+    CATALOG_DEVICE_ERROR = 4, /* the device's runtime refused the launch */
 };
 
 enum catalog_mask_corner {

@@ -1,7 +1,7 @@
 // One launch, checked: what the argument struct says, reduced to what a work item needs.
 #pragma once
 
-#include "../abi/catalog_abi.h"
+#include "../abi/check.hpp"
 #include "mask.hpp"
 #include "pack.hpp"
 #include "traits.hpp"
@@ -151,14 +151,6 @@ inline Reads reads_of(const catalog_args& args) {
         reads.keys |= seq.seqlen_q > 0 && seq.seqlen_k > 0;
     }
     return reads;
-}
-
-// The first check of every launch: only then may the struct be read.
-inline catalog_status check_abi(const catalog_args* args) {
-    if (!args) return CATALOG_BAD_ARGUMENT;
-    if (args->struct_bytes != sizeof(catalog_args) || args->abi_version != CATALOG_ABI_VERSION)
-        return CATALOG_ABI_MISMATCH;
-    return CATALOG_OK;
 }
 
 // The same for every family that multiplies Q and K.

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from catalog.build.describe import describe
 from catalog.errors import BuildError
 from catalog.schema.fields import (
     TRAITS,
@@ -104,11 +105,6 @@ def _members(kernel: Kernel) -> list[str]:
     return [member for member in members if member]
 
 
-def _describe(kernel: Kernel) -> str:
-    described = json.loads(kernel.canonical_json) | {"id": kernel.id, "name": kernel.name}
-    return json.dumps(described, sort_keys=True, separators=(",", ":"))
-
-
 def emit(kernel: Kernel) -> str:
     """The C++ source of a host kernel; equal kernels have equal sources.
 
@@ -118,7 +114,7 @@ def emit(kernel: Kernel) -> str:
     header = _HEADERS[kernel.family]
     members = "\n".join(f"    {member}" for member in _members(kernel))
     # JSON of JSON: ASCII, with quotes and backslashes escaped as C++ escapes them.
-    description = json.dumps(_describe(kernel))
+    description = json.dumps(describe(kernel))
     return f"""\
 // {kernel.name}
 #include "host/{header}.hpp"

@@ -1,0 +1,59 @@
+"""The translation unit of an AMD row: upstream's own source, and behind it our two entry points."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from catalog.build.ck.sources import ck_facts
+from catalog.build.describe import describe
+from catalog.errors import BuildError
+from catalog.schema.fields import Bias, Mask, Qscale
+from catalog.schema.kernel import Kernel
+
+# The launchers of a generated source are specialisations of a template over the row's traits.
+_LAUNCHER = re.compile(
+    r"template\s*<>\s*(?:float|void)\s+(?P<function>fmha_\w+_<[^;{}()]*>)\s*"
+    r"\(\s*const\s+ck_tile::stream_config\s*&\s*\w*\s*,\s*(?P<args>fmha_\w+_args)\s*\w*\s*\)"
+)
+
+
+def emit(kernel: Kernel, generated: str) -> str:
+    """The C++ source of ``kernel``, of which ``generated`` is what upstream's generator wrote.
+
+    Raises:
+        BuildError: ``generated`` defines no launcher that the shim knows.
+    """
+    launcher = _LAUNCHER.search(generated)
+    if launcher is None:
+        raise BuildError(
+            f"kernel {kernel.name}: the generated source defines no launcher that takes a stream and arguments",
+            hint="the CK checkout is of a revision that this version does not know",
+        )
+    signature, algorithm = kernel.signature, kernel.algorithm
+    traits = (
+        signature.bias is Bias.ALIBI,
+        signature.mask is not Mask.NO,
+        signature.qscale is not Qscale.NO,
+        signature.deterministic,
+    )
+    flags = ", ".join(str(flag).lower() for flag in traits)
+    element_bytes = {"fp32": 4, "fp16": 2, "bf16": 2}.get(signature.dtype.value, 1)
+    before = ck_facts().families[kernel.family].before
+    return f"""\
+{generated}
+#include "ck/launch.hpp"
+
+extern "C" {{
+__attribute__((visibility("default"))) const char* catalog_describe(void) {{ return {json.dumps(describe(kernel))}; }}
+
+__attribute__((visibility("default"))) int32_t catalog_launch(const catalog_args* args, void* stream) {{
+    using Args = {launcher["args"]};
+    constexpr catalog::ck::Traits row{{{flags}, {algorithm.tile_n0}}};
+    return catalog::ck::launch<Args, catalog::ck::Before::{before}>(
+        args, stream, row, {element_bytes}, [](const ck_tile::stream_config& config, const Args& ck_args) {{
+            {launcher["function"]}(config, ck_args);
+        }});
+}}
+}}
+"""

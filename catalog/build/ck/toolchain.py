@@ -1,0 +1,233 @@
+"""HIP compilers of this machine: ROCm's, or a distribution's clang++ with HIP headers and device libraries.
+
+Flags, places and versions are data: ``data/toolchains/hip.json``. A compiler is identified together with the device
+libraries that it links into every kernel.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import re
+import shlex
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from catalog.build import processes
+from catalog.build.toolchains import (
+    PROBE_TIMEOUT_SECONDS,
+    SOURCE,
+    Compiler,
+    Diagnosis,
+    Toolchain,
+    digest_of,
+    identify,
+    read_facts,
+)
+from catalog.errors import ToolchainError
+from catalog.settings import data_dir, settings
+
+_VERSION = re.compile(r"clang version (\d+)")
+_PROBE = "#include <hip/hip_runtime.h>\n__global__ void catalog_probe(float* x) { *x = expf(*x); }\n"
+
+# The constant by which device libraries tell processors apart (LLVM's AMDGPU device libraries, oclc_isa_version).
+_ISA_MODULE = """\
+target triple = "amdgcn-amd-amdhsa"
+@__oclc_ISA_version = linkonce_odr protected local_unnamed_addr addrspace(4) constant i32 {version}, align 4
+"""
+
+
+class HipArch(BaseModel):
+    """An arch to a HIP compiler: the first clang that knows it, and its number in the device libraries."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    clang: int
+    isa_version: int
+
+
+class HipFacts(BaseModel):
+    """The content of ``data/toolchains/hip.json``; paths are relative to the root of ROCm."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    source: str
+    compile: tuple[str, ...]
+    scan: tuple[str, ...]
+    link: tuple[str, ...]
+    device_libs: tuple[str, ...]
+    roots: tuple[Path, ...]
+    compilers: tuple[str, ...]
+    names: tuple[str, ...]
+    arches: dict[str, HipArch]
+    install: dict[str, dict[str, str]]
+
+    def remedy(self, part: str) -> str:
+        """How to install ``part``, as one line."""
+        return "; ".join(f"{system}: {command}" for system, command in self.install[part].items())
+
+
+def hip_facts() -> HipFacts:
+    """Arches, flags and places of the HIP toolchains.
+
+    Raises:
+        SpecError: the file is missing or malformed; the message names it and the field.
+    """
+    return read_facts(HipFacts, data_dir() / "toolchains" / "hip.json")
+
+
+def rocm_root() -> Path:
+    """The root of ROCm: the setting, or the first of the usual ones with HIP's headers; the last one if none has."""
+    chosen = settings().rocm_path
+    if chosen is not None:
+        return chosen
+    roots = hip_facts().roots
+    return next((root for root in roots if (root / "include" / "hip" / "hip_runtime.h").is_file()), roots[-1])
+
+
+def hip_toolchain(arch: str) -> Toolchain:
+    """The toolchain for an AMD arch.
+
+    Raises:
+        ToolchainError: there is no compiler that knows the arch, or no device libraries.
+        SpecError: ``data/toolchains/hip.json`` is missing or malformed.
+    """
+    return _find(arch, rocm_root(), settings().hipcxx, settings().compiler_launcher, settings().cache_dir)
+
+
+@functools.cache
+def _find(arch: str, root: Path, chosen: str | None, launcher: str | None, cache_dir: Path) -> Toolchain:
+    facts = hip_facts()
+    compiler = _compiler_for(arch, root, chosen)
+    libraries = _device_libraries(root)
+    contents = [f"{path.name} {digest_of(str(path))}" for path in sorted(libraries.glob("*.bc"))]
+    digest = hashlib.sha256("\n".join([compiler.digest, *contents]).encode()).hexdigest()
+    toolchain = Toolchain(
+        compiler=replace(compiler, digest=digest),
+        isa=arch,
+        compile_flags=(*facts.compile, f"--offload-arch={arch}"),
+        link_flags=facts.link,
+        launcher=tuple(shlex.split(launcher or "")),
+        places=(f"--rocm-path={root}", f"--rocm-device-lib-path={libraries}"),
+        scan_flags=facts.scan,
+        check=check,
+    )
+    if (libraries / f"oclc_isa_version_{arch.removeprefix('gfx')}.bc").is_file():
+        return toolchain
+    complete = _with_isa(libraries, arch, compiler, cache_dir / "device-libs" / digest[:16])
+    return replace(toolchain, places=(f"--rocm-path={root}", f"--rocm-device-lib-path={complete}"))
+
+
+def _compilers(root: Path, chosen: str | None) -> Iterator[Path]:
+    facts = hip_facts()
+    wanted = [chosen] if chosen is not None else [*(str(root / inner) for inner in facts.compilers), *facts.names]
+    for name in wanted:
+        found = shutil.which(name)
+        if found is not None:
+            yield Path(found).absolute()
+
+
+def _compiler_for(arch: str, root: Path, chosen: str | None) -> Compiler:
+    """The first compiler that is new enough for ``arch``."""
+    facts = hip_facts()
+    needed = facts.arches[arch].clang
+    seen = []
+    for path in _compilers(root, chosen):
+        try:
+            compiler = identify(path)
+        except ToolchainError as error:
+            seen.append(error.message)
+            continue
+        version = _VERSION.search(compiler.version)
+        if version is not None and int(version[1]) >= needed:
+            return compiler
+        seen.append(f"{path} is {compiler.version}")
+    if chosen is not None and not seen:
+        seen = [f"CATALOG_HIPCXX={chosen} is not a program"]
+    raise ToolchainError(
+        f"no HIP compiler for {arch}, which needs clang {needed} or newer: {'; '.join(seen) or 'none is there'}",
+        hint=f"install one ({facts.remedy('compiler')}), or set CATALOG_HIPCXX",
+    )
+
+
+def _device_libraries(root: Path) -> Path:
+    facts = hip_facts()
+    for place in facts.device_libs:
+        for folder in sorted(root.glob(place), reverse=True):
+            if (folder / "ocml.bc").is_file():
+                return folder
+    raise ToolchainError(
+        f"no device libraries of ROCm in {root}: none of {', '.join(facts.device_libs)} has ocml.bc",
+        hint=f"install them ({facts.remedy('device_libs')}), or set CATALOG_ROCM_PATH",
+    )
+
+
+def _with_isa(libraries: Path, arch: str, compiler: Compiler, folder: Path) -> Path:
+    """``libraries`` with the module that tells ``arch`` apart, which older packages lack: it holds one number."""
+    module = f"oclc_isa_version_{arch.removeprefix('gfx')}.bc"
+    if (folder / module).is_file():
+        return folder
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+        text = _ISA_MODULE.format(version=hip_facts().arches[arch].isa_version)
+        (Path(scratch) / "isa.ll").write_text(text)
+        command = [str(compiler.path), "-x", "ir", "--target=amdgcn-amd-amdhsa", "-nogpulib", "-emit-llvm", "-c"]
+        done = processes.run(
+            [*command, "isa.ll", "-o", module], Path(scratch), PROBE_TIMEOUT_SECONDS, threading.Event()
+        )
+        if done.failure is not None:
+            raise ToolchainError(
+                f"{libraries} has no {module}, and {compiler.path} cannot make it: {done.failure}",
+                hint=f"newer device libraries have it ({hip_facts().remedy('device_libs')})",
+            )
+        for library in libraries.glob("*.bc"):
+            link = folder / library.name
+            if not link.is_symlink():
+                link.symlink_to(library)
+        os.replace(Path(scratch) / module, folder / module)
+    return folder
+
+
+def check(toolchain: Toolchain) -> None:
+    """Compile and link a trivial kernel, to tell a broken toolchain from a broken kernel.
+
+    Raises:
+        ToolchainError: says which part is missing and which package has it.
+    """
+    facts = hip_facts()
+    with tempfile.TemporaryDirectory(prefix="catalog-") as scratch:
+        folder = Path(scratch)
+        (folder / SOURCE).write_text(_PROBE)
+        for command in (toolchain.compile_command(()), toolchain.link_command()):
+            done = processes.run(command, folder, PROBE_TIMEOUT_SECONDS, threading.Event())
+            if done.failure is None:
+                continue
+            error = next((line for line in done.output.splitlines() if "error" in line), done.failure)
+            part = "compiler"
+            if "hip_runtime.h" in done.output or "amdhip64" in done.output:
+                part = "runtime"
+            elif "device librar" in done.output:
+                part = "device_libs"
+            raise ToolchainError(
+                f"{toolchain.compiler.path} does not build HIP for {toolchain.isa}: {error}",
+                hint=f"install what is missing ({facts.remedy(part)}), or set CATALOG_HIPCXX or CATALOG_ROCM_PATH",
+            )
+
+
+def diagnose(arch: str) -> Diagnosis:
+    """Whether rows of an AMD arch can be compiled here."""
+    compiler = None
+    try:
+        toolchain = hip_toolchain(arch)
+        compiler = toolchain.compiler
+        toolchain.verify()
+    except ToolchainError as error:
+        return Diagnosis(arch, compiler, str(error))
+    return Diagnosis(arch, compiler, None)

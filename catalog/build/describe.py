@@ -1,0 +1,13 @@
+"""What a library says of the row that it was built from."""
+
+from __future__ import annotations
+
+import json
+
+from catalog.schema.kernel import Kernel
+
+
+def describe(kernel: Kernel) -> str:
+    """The JSON that ``catalog_describe`` returns: the kernel's canonical JSON with its id and name."""
+    described = json.loads(kernel.canonical_json) | {"id": kernel.id, "name": kernel.name}
+    return json.dumps(described, sort_keys=True, separators=(",", ":"))

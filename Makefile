@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 EXTRAS ?= $(if $(filter true,$(CI)),dev$(comma)torch,dev)
 comma  := ,
 
-.PHONY: demo test lint clean
+.PHONY: demo test test-ck lint clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -14,6 +14,10 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.installed-$(EXTRAS)
 	@$(BIN)/python -m pytest $(ARGS)
+
+# Rows of AMD arches, compiled for real: CK_ROOT=path/of/a/CK/checkout make test-ck
+test-ck: $(VENV)/.installed-$(EXTRAS)
+	@$(BIN)/python -m pytest -rs -s tests/ck_rows.py $(ARGS)
 
 lint: $(VENV)/.installed-$(EXTRAS)
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

@@ -287,6 +287,32 @@ def build(
         raise typer.Exit(1)
 
 
+export = typer.Typer(help="Write rows as sources for another build.", no_args_is_help=True)
+app.add_typer(export, name="export")
+
+
+@export.command()
+def register(
+    where: Annotated[str, typer.Option("--where", metavar="EXPR", help="SQL expression: which kernels.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder to write into.")],
+    prefix: Annotated[str, typer.Option(help="Of the C names: PREFIX_register_kernels.")] = "catalog",
+    arch: ArchOption = "host",
+    ck_root: CkRootOption = None,
+) -> None:
+    """Write a translation unit for each kernel, and a C function that registers them all.
+
+    Example: catalog export register --where "hdim_q=64 AND dtype='fp32' AND lse" --out kernels
+    """
+    from catalog.build.export import export_register
+    from catalog.runtime.catalog import resolve_arch
+    from catalog.settings import choose
+
+    choose(ck_root=ck_root)
+    kernels = _catalog().kernels(where, arch=resolve_arch(arch))
+    written = export_register(kernels, out, prefix)
+    print(f"{len(kernels)} kernels in {out}: {len(written)} files written or changed")
+
+
 @app.command()
 def fallback(
     arch: Annotated[str, typer.Option("--arch", help="AMD arch: gfx90a, gfx942, ...")],

@@ -18,11 +18,11 @@ from catalog.build import processes
 from catalog.build.cache import ArtifactRecord, Cache
 from catalog.build.ck import emit as ck
 from catalog.build.ck.sources import find_checkout
-from catalog.build.ck.toolchain import hip_facts, hip_toolchain
+from catalog.build.ck.toolchain import hip_facts, hip_flags, hip_toolchain
 from catalog.build.host import emit as host
 from catalog.build.keys import ContentKey, KeyMaker, ScanError, TranslationUnit, abi_number
 from catalog.build.resources import Resources, of_hip_build, of_host_build
-from catalog.build.toolchains import LIBRARY, SOURCE, Toolchain, host_facts, host_toolchain
+from catalog.build.toolchains import LIBRARY, SOURCE, Toolchain, host_facts, host_flags, host_toolchain
 from catalog.errors import BuildError, ToolchainError
 from catalog.schema.kernel import Kernel
 from catalog.settings import settings
@@ -35,7 +35,7 @@ COMPILE_TIMEOUT_SECONDS = 900.0
 LOG_CHARACTERS = 20_000
 """How much of a compiler's output a record carries; the log file has all of it."""
 
-_BUILD_DIR = Path(__file__).parent
+BUILD_DIR = Path(__file__).parent
 _NO_RESOURCES = Resources()
 _ERROR_LINE = re.compile(r"\berror\b|undefined reference", re.IGNORECASE)
 
@@ -49,6 +49,7 @@ class Target:
     emit: Callable[[Kernel, Path], str]
     toolchain: Callable[[str], Toolchain]
     resources: Callable[[Path, str], Resources]
+    flags: Callable[[str], tuple[str, ...]]
 
     def unit(self, source: str) -> TranslationUnit:
         """The translation unit of ``source``, with the headers of the target.
@@ -69,12 +70,12 @@ def _emit_ck(kernel: Kernel, memory: Path) -> str:
 
 def _ck_include_dirs() -> Mapping[str, Path]:
     checkout = find_checkout()
-    return {"build": _BUILD_DIR, "fmha": checkout.example, "ck": checkout.include}
+    return {"build": BUILD_DIR, "fmha": checkout.example, "ck": checkout.include}
 
 
-_ABI_HEADER = _BUILD_DIR / "abi" / "catalog_abi.h"
-HOST = Target(lambda: {"build": _BUILD_DIR}, _ABI_HEADER, _emit_host, host_toolchain, of_host_build)
-CK = Target(_ck_include_dirs, _ABI_HEADER, _emit_ck, hip_toolchain, of_hip_build)
+_ABI_HEADER = BUILD_DIR / "abi" / "catalog_abi.h"
+HOST = Target(lambda: {"build": BUILD_DIR}, _ABI_HEADER, _emit_host, host_toolchain, of_host_build, host_flags)
+CK = Target(_ck_include_dirs, _ABI_HEADER, _emit_ck, hip_toolchain, of_hip_build, hip_flags)
 
 
 def target_of(arch: str) -> Target:

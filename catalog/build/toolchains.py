@@ -258,6 +258,19 @@ def _find_compiler(chosen: str | None, search_path: str) -> Path:
     raise ToolchainError(missing, hint=f"install one ({host_facts().remedy('compiler')}), or set CATALOG_CXX")
 
 
+def host_flags(arch: str, family: str = "gnu") -> tuple[str, ...]:
+    """The compile flags of a host arch, for a compiler family.
+
+    Raises:
+        ToolchainError: the arch is none of the host's.
+        SpecError: ``data/toolchains/host.json`` is missing or malformed.
+    """
+    facts = host_facts()
+    if arch not in facts.arches:
+        raise ToolchainError(f"no host toolchain for {arch}: data/toolchains/host.json has {', '.join(facts.arches)}")
+    return (*facts.families[family].compile, *facts.arches[arch].compile)
+
+
 @functools.cache
 def find_host_toolchain(arch: str, chosen: str | None, launcher: str | None, search_path: str) -> Toolchain:
     """The toolchain for a host arch: ``chosen``, or the first of :data:`CANDIDATES` on ``search_path``.
@@ -267,16 +280,13 @@ def find_host_toolchain(arch: str, chosen: str | None, launcher: str | None, sea
         SpecError: ``data/toolchains/host.json`` is missing or malformed.
     """
     facts = host_facts()
-    target = facts.arches.get(arch)
-    if target is None:
-        raise ToolchainError(f"no host toolchain for {arch}: data/toolchains/host.json has {', '.join(facts.arches)}")
+    host_flags(arch)
     compiler = identify(_find_compiler(chosen, search_path))
-    flags = facts.families[compiler.family]
     return Toolchain(
         compiler=compiler,
-        isa=target.isa,
-        compile_flags=(*flags.compile, *target.compile),
-        link_flags=flags.link,
+        isa=facts.arches[arch].isa,
+        compile_flags=host_flags(arch, compiler.family),
+        link_flags=facts.families[compiler.family].link,
         launcher=tuple(shlex.split(launcher or "")),
     )
 

@@ -83,6 +83,15 @@ def hip_facts() -> HipFacts:
     return read_facts(HipFacts, data_dir() / "toolchains" / "hip.json")
 
 
+def hip_flags(arch: str) -> tuple[str, ...]:
+    """The compile flags of an AMD arch.
+
+    Raises:
+        SpecError: ``data/toolchains/hip.json`` is missing or malformed.
+    """
+    return (*hip_facts().compile, f"--offload-arch={arch}")
+
+
 def rocm_root() -> Path:
     """The root of ROCm: the setting, or the first of the usual ones with HIP's headers; the last one if none has."""
     chosen = settings().rocm_path
@@ -112,7 +121,7 @@ def _find(arch: str, root: Path, chosen: str | None, launcher: str | None, cache
     toolchain = Toolchain(
         compiler=replace(compiler, digest=digest),
         isa=arch,
-        compile_flags=(*facts.compile, f"--offload-arch={arch}"),
+        compile_flags=hip_flags(arch),
         link_flags=facts.link,
         launcher=tuple(shlex.split(launcher or "")),
         places=(f"--rocm-path={root}", f"--rocm-device-lib-path={libraries}"),

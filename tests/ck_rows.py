@@ -1,0 +1,71 @@
+"""Real kernels from a real CK checkout and a real HIP compiler: CK_ROOT=... make test-ck.
+
+A GPU is not needed: libraries are loaded and describe themselves, nothing is launched. Each compile takes minutes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from catalog.build.ck.sources import find_checkout
+from catalog.build.resources import RESOURCES
+from catalog.errors import ToolchainError
+from catalog.query import Query, run
+from catalog.runtime.catalog import Catalog
+from catalog.schema.fields import Family
+from catalog.settings import choose
+
+SMALLEST = "dtype = 'fp16' AND bias = 'no' AND mask = 'no' AND NOT dropout AND hdim_q <= 128"
+FORWARD_ARCHES = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")
+
+
+@pytest.fixture(scope="session")
+def catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Catalog]:
+    root = os.environ.get("CK_ROOT") or pytest.exit("set CK_ROOT to a CK checkout: CK_ROOT=... make test-ck", 2)
+    choose(ck_root=Path(root))
+    folder = tmp_path_factory.mktemp("ck")
+    catalog = Catalog(folder / "catalog.db")
+    yield catalog
+    columns = ("family", "arch", "compile_s", *RESOURCES)
+    print("", *columns, sep=" | ")
+    for row in run(folder / "catalog.db", Query("built", columns=columns, order_by="arch, family"), timeout=10):
+        print("", *row, sep=" | ")
+    catalog.close()
+
+
+def build(catalog: Catalog, arch: str, where: str) -> None:
+    """Build the first row of ``arch`` that ``where`` selects; the library says which row it is, and what it uses."""
+    revision = find_checkout().generator.revision
+    try:
+        catalog.populate(arch, revision=revision)
+        kernel = catalog.kernels(f"revision = '{revision}' AND {where}", arch=arch, limit=1)[0]
+        artifact = catalog.build(kernel)
+    except ToolchainError as error:
+        pytest.skip(str(error))
+    library = ctypes.CDLL(str(artifact.path))
+    library.catalog_describe.restype = ctypes.c_char_p
+    assert json.loads(library.catalog_describe())["id"] == kernel.id
+    assert library.catalog_launch(None, None) == 2, "no arguments"
+    query = Query(f"id = '{kernel.id}' AND built", columns=("registers", "occupancy", "code_bytes"))
+    ((registers, occupancy, code_bytes),) = run(catalog.path, query, timeout=10)
+    assert registers > 0
+    assert occupancy > 0
+    assert code_bytes > 500
+
+
+@pytest.mark.parametrize("family", list(Family), ids=str)
+def test_a_row_of_every_family(catalog: Catalog, family: Family) -> None:
+    build(catalog, "gfx90a", f"family = '{family}' AND {SMALLEST}")
+
+
+@pytest.mark.parametrize("arch", FORWARD_ARCHES)
+def test_the_fallback_of_every_arch(catalog: Catalog, arch: str) -> None:
+    from catalog.build.ck.sources import ck_facts
+
+    build(catalog, arch, ck_facts().fallback)

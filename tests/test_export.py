@@ -1,0 +1,84 @@
+"""Rows written for another build, compiled, linked and run there."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from catalog.build.export import export_register
+from catalog.errors import UsageError
+from catalog.runtime.catalog import Catalog, resolve_arch
+
+MAIN = """
+#include <stdio.h>
+#include <string.h>
+#include "mine_register.h"
+
+static int32_t add(const mine_kernel* kernel, void* context) {
+    if (context && strcmp(kernel->arch, "none")) return kernel->launch(NULL, NULL);
+    if (!strstr(kernel->describe(), kernel->id)) return 9;
+    return puts(kernel->name) < 0;
+}
+
+int main(void) { return mine_register_kernels(add, NULL) * 10 + mine_register_kernels(add, ""); }
+"""
+
+
+@pytest.fixture(scope="module")
+def catalog(tmp_path_factory: pytest.TempPathFactory) -> Catalog:
+    catalog = Catalog(tmp_path_factory.mktemp("export") / "catalog.db")
+    catalog.populate(resolve_arch("host"))
+    return catalog
+
+
+def test_a_set_of_kernels_links_into_a_program_of_c(catalog: Catalog, tmp_path: Path) -> None:
+    kernels = catalog.kernels("family LIKE 'bwd_%' AND hdim_q = 32 AND dtype = 'fp32'", limit=1)
+    kernels += catalog.kernels("family = 'fwd_splitkv_combine' AND hdim_v = 64", limit=1)
+    written = export_register(kernels, tmp_path, "mine")
+    assert all(path.is_file() for path in written)
+    inventory = json.loads((tmp_path / "inventory.json").read_text())
+    listed, flags = inventory["kernels"], inventory["compile_flags"][kernels[0].arch]
+    assert {(row["id"], row["family"]) for row in listed} == {(kernel.id, kernel.family) for kernel in kernels}
+
+    (tmp_path / "main.c").write_text(MAIN)
+    sources = [*(row["file"] for row in listed), "mine_register.cpp"]
+    for command in (
+        ["gcc", "-Wall", "-Werror", "-Iinclude", "-c", "main.c", "-o", "main.o"],
+        ["g++", *flags, "-O1", "-Iinclude", *sources, "main.o", "-o", "main"],
+    ):
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    ran = subprocess.run([tmp_path / "main"], capture_output=True, text=True, check=False)
+    assert ran.returncode == 2, "the second call ends with what the first kernel says to no arguments"
+    assert ran.stdout.split() == sorted(kernel.name for kernel in kernels)
+
+    (tmp_path / "mine_register.h").write_text("changed")
+    assert export_register(kernels, tmp_path, "mine") == [tmp_path / "mine_register.h"]
+
+
+def test_what_cannot_be_exported_is_refused_before_anything_is_written(catalog: Catalog, tmp_path: Path) -> None:
+    (kernel,) = catalog.kernels("family = 'fwd'", limit=1)
+    out = tmp_path / "out"
+    for kernels, prefix, says in (
+        ([], "mine", "no kernels"),
+        ([kernel, kernel], "mine", "two rows"),
+        ([kernel], "not a name", "C identifier"),
+    ):
+        with pytest.raises(UsageError, match=says):
+            export_register(kernels, out, prefix)
+    assert not out.exists()
+
+
+def test_the_command_line_writes_the_same(catalog: Catalog, tmp_path: Path) -> None:
+    where = "family = 'fwd_splitkv_combine' AND dtype = 'fp32'"
+    command = [sys.executable, "-m", "catalog", "--db", str(catalog.path), "export", "register"]
+    command += ["--where", where, "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    count = len(catalog.kernels(where))
+    assert count > 1
+    assert done.stdout.startswith(f"{count} kernels in {tmp_path}: "), done.stderr
+    assert len(list((tmp_path / "kernels").iterdir())) == count

@@ -13,7 +13,7 @@ enum { NAMES = 32, RESOURCES = 256, INVALID_VALUE = 1, NO_DEVICE = 100, INVALID_
 static struct { const char* name; int calls, status; } functions[NAMES];
 static struct { char* address; size_t size; int gpu; } resources[RESOURCES];
 static struct { void *target; const void* source; size_t size; } pending[RESOURCES];
-static int live, copies, gpus = 2, current;
+static int live, copies, gpus = 2, current, last_error;
 
 static int find(const char* name) {
     int i = 0;
@@ -28,14 +28,14 @@ static int enter(const char* name) {
     return functions[i].status;
 }
 
-#define ENTER do { int status = enter(__func__); if (status) return status; } while (0)
+#define ENTER do { int status = enter(__func__); if (status) return last_error = status; } while (0)
 
 void fake_fail(const char* name, int status) { functions[find(strdup(name))].status = status; }
 int fake_calls(const char* name) { return functions[find(strdup(name))].calls; }
 int fake_live(void) { return live; }
 void fake_reset(int count) {
     memset(functions, 0, sizeof functions);
-    live = copies = current = 0;
+    live = copies = current = last_error = 0;
     memset(resources, 0, sizeof resources);
     gpus = count;
 }
@@ -81,7 +81,11 @@ const char* hipGetErrorName(int status) {
     }
 }
 const char* hipGetErrorString(int status) { return status == 2 ? "out of memory" : hipGetErrorName(status); }
-int hipGetLastError(void) { ENTER; return 0; }
+int hipGetLastError(void) {
+    const int told = enter(__func__), error = last_error;
+    last_error = 0;
+    return told ? told : error;
+}
 int hipRuntimeGetVersion(int* version) { ENTER; *version = ROCM * 10000000 + 200000 + 41133; return 0; }
 int hipGetDeviceCount(int* count) { ENTER; *count = gpus; return 0; }
 int hipGetDevice(int* index) { ENTER; *index = current; return 0; }

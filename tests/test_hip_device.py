@@ -220,7 +220,9 @@ def test_what_is_made_is_released_once(runtime, fake, kind, size):
     with kind(runtime, 1, *size) as made:
         assert made.handle
         assert fake.fake_live() == 1
-        assert runtime.owner(made.handle) == 1  # made there, although calls are for GPU 0 again
+        assert runtime.owner(made.handle) == 1
+        runtime.call("hipGetDevice", ctypes.byref(current := ctypes.c_int(-1)))
+        assert current.value == 0
     made.close()
     assert fake.fake_live() == 0
     made = kind(runtime, 1, *size)
@@ -309,6 +311,7 @@ def test_a_call_that_fails_is_named_and_leaves_nothing(runtime, fake, kernel, fa
     with pytest.raises(DeviceError, match=message):
         device.time([loaded], device.call(PACKED, make_inputs(PACKED) | make_outputs(PACKED)), 2)
     fake.fake_fail(failing[0], 0)
+    assert runtime.take_last_error() == 0  # whoever asks next is not told of it
 
 
 def test_what_cannot_be_released_by_itself_is_logged(runtime, fake, caplog):

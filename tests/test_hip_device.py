@@ -15,6 +15,7 @@ from conftest import missing
 import catalog
 from catalog.errors import DeviceError, TensorError
 from catalog.runtime.devices import DeviceInfo
+from catalog.runtime.devices.abi import TENSORS
 from catalog.runtime.devices.hip import HipDevice
 from catalog.runtime.devices.hip_resources import Event, Memory, Stream
 from catalog.runtime.devices.hip_runtime import REMEDIES, HipRuntime
@@ -232,9 +233,18 @@ def test_what_is_made_is_released_once(runtime, fake, kind, size):
     assert runtime.owner(0) is None
 
 
-@pytest.mark.parametrize("features", ["numpy", "dlpack", "interface"])
 @pytest.mark.parametrize("problem", [PACKED, SPLIT], ids=lambda problem: problem.op)
-def test_a_kernel_reads_and_writes_the_tensors(runtime, fake, kernel, problem, features):
+def test_a_kernel_is_given_no_address_of_the_host(runtime, problem):
+    call = HipDevice(1, runtime=runtime).call(problem, make_inputs(problem) | make_outputs(problem), 3)
+    pointers = [getattr(call.args, name).data for name in TENSORS] + [call.args.seqstart_q, call.args.seqstart_k]
+    given = [pointer for pointer in pointers if pointer is not None]
+    assert len(given) == 6  # Q, K, V, O and what the mode or the stages add
+    assert {runtime.owner(pointer) for pointer in given} == {1}
+
+
+@pytest.mark.parametrize("shared_by", ["numpy", "dlpack", "interface"])
+@pytest.mark.parametrize("problem", [PACKED, SPLIT], ids=lambda problem: problem.op)
+def test_a_kernel_reads_and_writes_the_tensors(runtime, fake, kernel, problem, shared_by):
     with Stream(runtime, 0) as stream:
         device = HipDevice(stream=stream, runtime=runtime)
         path = kernel()
@@ -242,9 +252,9 @@ def test_a_kernel_reads_and_writes_the_tensors(runtime, fake, kernel, problem, f
         arrays = make_inputs(problem) | make_outputs(problem)
         shared = {}
         tensors = dict(arrays)
-        if features == "dlpack":
+        if shared_by == "dlpack":
             shared = {name: Shared(arrays[name]) for name in ("q", "k", "o")}
-        if features == "interface":
+        if shared_by == "interface":
             memory = Memory(runtime, 0, arrays["v"].nbytes)
             ctypes.memmove(memory.handle, arrays["v"].ctypes.data, arrays["v"].nbytes)
             tensors["v"] = Exposed(memory, arrays["v"].shape, stream=1)

@@ -31,10 +31,9 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """The arguments of a problem but for addresses, and where these go.
+    """The arguments of a problem but for the tensors' addresses, and where in the struct these go, in bytes.
 
-    ``starts`` are the arrays seqstart_q and seqstart_k of packed sequences, in host memory; ``offsets`` are those of
-    the tensors' addresses in the struct, in bytes.
+    ``starts`` are the arrays seqstart_q and seqstart_k of packed sequences, in host memory, as are their addresses.
     """
 
     args: CatalogArgs
@@ -44,20 +43,21 @@ class Template:
     def fill(
         self,
         addresses: Iterable[int],
-        starts: Mapping[str, int],
         workspace: Iterable[tuple[str, int, tuple[int, int, int, int]]],
+        starts: Mapping[str, int],
     ) -> CatalogArgs:
-        """A copy with the addresses of the tensors, in the template's order, and of ``starts``.
+        """A copy with the addresses of the tensors, in the template's order.
 
-        ``workspace`` has the place in the struct, the address and the strides in elements of each partial result.
+        ``workspace`` has the place in the struct, the address and the strides in elements of each partial result;
+        ``starts`` the addresses of copies of the arrays ``starts``, where the kernel cannot read the host's.
         """
         args = CatalogArgs.from_buffer_copy(self.args)
         for offset, address in zip(self.offsets, addresses, strict=True):
             _POINTER.pack_into(args, offset, address)
-        for name, address in starts.items():
-            _POINTER.pack_into(args, _OFFSETS[name], address)
         for slot, address, strides in workspace:
             _TENSOR.pack_into(args, _OFFSETS[slot], address, *strides)
+        for name, address in starts.items():
+            _POINTER.pack_into(args, _OFFSETS[name], address)
         return args
 
 
@@ -72,6 +72,7 @@ def template(problem: Problem, layout: tuple[tuple[str, tuple[int, ...]], ...]) 
     args = CatalogArgs(
         struct_bytes=ctypes.sizeof(CatalogArgs),
         abi_version=ABI_VERSION,
+        **{name: array.ctypes.data for name, array in starts.items()},
         batch=problem.batch,
         nhead_q=problem.nhead_q,
         nhead_k=problem.nhead_k,

@@ -144,8 +144,8 @@ class HipDevice:
         ]
         args = filled.fill(
             [place.address for place in placed.values()],
-            {name: memory.handle for name, memory in starts.items()},
             [(slot, memory.handle, strides) for slot, memory, strides in partials],
+            {name: memory.handle for name, memory in starts.items()},
         )
         args.num_splits = num_splits
         if "kv_page_indices" in given:

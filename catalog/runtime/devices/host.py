@@ -61,8 +61,8 @@ class HostDevice:
         ]
         args = filled.fill(
             [array.ctypes.data for array in tensors.values()],
-            {name: array.ctypes.data for name, array in filled.starts.items()},
             [(slot, array.ctypes.data, strides) for slot, array, strides in partials],
+            {},
         )
         args.num_threads = self.num_threads
         args.num_splits = num_splits

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -74,3 +75,9 @@ def data_dir() -> Path:
     package = Path(__file__).parent
     installed = package / "_data"
     return installed if installed.is_dir() else package.parent / "data"
+
+
+def rocm_path() -> Path | None:
+    """``$ROCM_PATH``, ROCm's own variable: the folder that it is installed in, if not /opt/rocm."""
+    chosen = os.environ.get("ROCM_PATH")
+    return Path(chosen) if chosen else None

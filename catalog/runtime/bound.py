@@ -14,7 +14,9 @@ from catalog.runtime.tensors import Array, check_inputs, check_outputs, make_out
 from catalog.runtime.workspace import splits_of
 
 if TYPE_CHECKING:
-    from catalog.runtime.devices.host import Call, HostDevice, HostKernel
+    from catalog.runtime.devices.arguments import Call
+    from catalog.runtime.devices.host import HostDevice
+    from catalog.runtime.devices.library import LoadedKernel
     from catalog.runtime.plan import Plan
     from catalog.schema.problem import Problem
 
@@ -30,7 +32,7 @@ class BoundPlan:
     """
 
     outputs: Mapping[str, Array] = field(repr=False)
-    kernels: tuple[HostKernel, ...]
+    kernels: tuple[LoadedKernel, ...]
     device: HostDevice = field(repr=False)
     _call: Call = field(repr=False)
 
@@ -63,7 +65,7 @@ def take(problem: Problem, given: Mapping[str, Any], into: Mapping[str, Any] | N
     return inputs | outputs
 
 
-def bind(plan: Plan, device: HostDevice, kernels: tuple[HostKernel, ...], tensors: Mapping[str, Array]) -> BoundPlan:
+def bind(plan: Plan, device: HostDevice, kernels: tuple[LoadedKernel, ...], tensors: Mapping[str, Array]) -> BoundPlan:
     """The loaded kernels of a plan with tensors from :func:`take`."""
     problem = plan.problem
     call = device.call(problem, tensors, splits_of(problem, plan.kernels, device.threads))

@@ -15,7 +15,8 @@ from catalog.schema.problem import Problem
 if TYPE_CHECKING:
     from catalog.build.builder import Artifact
     from catalog.runtime.bound import BoundPlan
-    from catalog.runtime.devices.host import HostDevice, HostKernel
+    from catalog.runtime.devices.host import HostDevice
+    from catalog.runtime.devices.library import LoadedKernel
     from catalog.runtime.tensors import Array
 
 _log = logging.getLogger(__name__)
@@ -59,7 +60,7 @@ class Plan:
         self.arch = arch
         self.kernels = kernels
         self._services = services
-        self._loaded: tuple[HostKernel, ...] = ()
+        self._loaded: tuple[LoadedKernel, ...] = ()
 
     def __repr__(self) -> str:
         return f"Plan({self.arch}: {' -> '.join(kernel.name for kernel in self.kernels)})"

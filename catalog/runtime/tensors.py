@@ -96,7 +96,7 @@ def check_inputs(problem: Problem, tensors: Mapping[str, Any]) -> dict[str, Arra
     checked = _checked(problem, wanted, given, problem.accepted)
     for name, array in checked.items():
         if problem.tensors[name].role == "updated":
-            _check_writable(name, array)
+            check_writable(name, array.flags.writeable, array.shape, array.strides)
     check_indices(problem, checked)
     return checked
 
@@ -109,46 +109,71 @@ def check_outputs(problem: Problem, tensors: Mapping[str, Any]) -> dict[str, Arr
     """
     outputs = _checked(problem, problem.made, tensors, problem.made)
     for name, array in outputs.items():
-        _check_writable(name, array)
+        check_writable(name, array.flags.writeable, array.shape, array.strides)
     return outputs
 
 
-def _check_writable(name: str, array: Array) -> None:
-    if not array.flags.writeable:
+def check_writable(name: str, writable: bool, shape: Sequence[int], strides: Sequence[int]) -> None:
+    """A kernel may write each element of the tensor ``name`` on its own.
+
+    Raises:
+        TensorError: the tensor is read-only or repeats elements (stride 0).
+    """
+    if not writable:
         raise TensorError(f"{name} is read-only, and the kernel writes it")
-    repeats = any(stride == 0 and extent > 1 for stride, extent in zip(array.strides, array.shape, strict=True))
-    if repeats and array.size:
+    repeats = any(stride == 0 and extent > 1 for stride, extent in zip(strides, shape, strict=True))
+    if repeats and 0 not in shape:
         raise TensorError(f"{name} is a broadcast view: its elements share memory, and the kernel writes them")
 
 
-def _checked(
-    problem: Problem, names: Sequence[str], tensors: Mapping[str, Any], known: Sequence[str]
-) -> dict[str, Array]:
+def check_names(problem: Problem, names: Sequence[str], tensors: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Each of ``names`` is there, and nothing but ``known`` tensors.
+
+    Raises:
+        TensorError: names the tensor that is missing or superfluous.
+    """
     for name in tensors:
         if name not in known:
             raise TensorError(f"{name} is superfluous: expected {', '.join(known)}")
     for name in names:
         if tensors.get(name) is None:
             raise TensorError(f"{name} is missing: expected {_expected(problem, name)}")
-        _check(problem, name, tensors[name])
+
+
+def _checked(
+    problem: Problem, names: Sequence[str], tensors: Mapping[str, Any], known: Sequence[str]
+) -> dict[str, Array]:
+    check_names(problem, names, tensors, known)
+    for name in names:
+        check_array(problem, name, tensors[name])
     return {name: tensors[name] for name in names}
 
 
-def _check(problem: Problem, name: str, array: Any) -> None:
+def check_array(problem: Problem, name: str, array: Any) -> None:
+    """``array`` is a NumPy array with the shape, dtype and strides that a kernel takes as the tensor ``name``.
+
+    Raises:
+        TensorError: it is not; says what it is and what is expected.
+    """
     if not isinstance(array, np.ndarray):
         raise TensorError(
             f"{name} is a {type(array).__name__}: expected a NumPy array, {_expected(problem, name)}",
             hint="NumPy arrays of other libraries' CPU tensors: numpy.asarray(tensor), numpy.from_dlpack(tensor)",
         )
-    _check_layout(problem, name, array.dtype, array.shape, array.strides)
+    check_layout(problem, name, array.dtype, array.shape, array.strides)
     if not array.flags.aligned:
         raise TensorError(f"{name} is not aligned to its {array.itemsize}-byte elements", hint=f"use {name}.copy()")
 
 
 @lru_cache(maxsize=4096)  # of a caller's tensors the addresses change, and hardly ever more
-def _check_layout(
+def check_layout(
     problem: Problem, name: str, dtype: np.dtype[Any], shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> None:
+    """The tensor ``name`` may have this dtype and shape, and these strides in bytes.
+
+    Raises:
+        TensorError: it may not; says what is expected.
+    """
     tensor = problem.tensors[name]
     fits = shape == tensor.shape or (tensor.pool and len(shape) == 1)
     if not fits or dtype != element_type(problem, name):

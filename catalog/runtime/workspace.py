@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
 
-import numpy as np
-
-from catalog.runtime.tensors import Array
 from catalog.schema.fields import Family, Mode
 from catalog.schema.kernel import Kernel
 from catalog.schema.problem import Problem
@@ -24,10 +24,15 @@ _DETERMINISTIC_SPLITS = 8
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """An array of partial results with its strides (batch, nhead, seqlen, split), in elements."""
+    """A dense float32 array of partial results, with its strides (batch, nhead, seqlen, split), in elements."""
 
-    array: Array
+    shape: tuple[int, ...]
     strides: tuple[int, int, int, int]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all elements."""
+        return math.prod(self.shape) * 4
 
 
 def splits_of(problem: Problem, kernels: Sequence[Kernel], threads: int) -> int:
@@ -50,8 +55,8 @@ def splits_of(problem: Problem, kernels: Sequence[Kernel], threads: int) -> int:
     return 1
 
 
-def make_workspace(problem: Problem, num_splits: int) -> dict[str, Partial]:
-    """Uninitialised float32 arrays between the stages, by their place in the argument struct."""
+def workspace_of(problem: Problem, num_splits: int) -> dict[str, Partial]:
+    """The arrays between the stages, by their place in the argument struct; they begin uninitialised."""
     if problem.op == "splitkv":
         return {
             "o_acc": _rows(problem, num_splits, problem.hdim_v),
@@ -64,13 +69,13 @@ def make_workspace(problem: Problem, num_splits: int) -> dict[str, Partial]:
 
 def _rows(problem: Problem, splits: int, hdim: int) -> Partial:
     """(splits, batch, nhead_q, seqlen_q, hdim), in group mode (splits, nhead_q, tokens_q, hdim)."""
-    array = np.empty((splits, *_row_shape(problem), hdim), np.float32)
-    return Partial(array, _strides(array, 1))
+    rows = _row_shape(problem)
+    return Partial((splits, *rows, hdim), _strides(rows, hdim))
 
 
 def _scalars(problem: Problem, splits: int) -> Partial:
-    array = np.empty((splits, *_row_shape(problem)), np.float32)
-    return Partial(array, _strides(array, 0))
+    rows = _row_shape(problem)
+    return Partial((splits, *rows), _strides(rows, 1))
 
 
 def _row_shape(problem: Problem) -> tuple[int, ...]:
@@ -79,7 +84,7 @@ def _row_shape(problem: Problem) -> tuple[int, ...]:
     return (problem.batch, problem.nhead_q, problem.seqlen_q)
 
 
-def _strides(array: Array, inner: int) -> tuple[int, int, int, int]:
-    split, *rows = (stride // array.itemsize for stride in array.strides[: array.ndim - inner])
-    batch, nhead, seqlen = rows if len(rows) == 3 else (0, *rows)
-    return batch, nhead, seqlen, split
+def _strides(rows: tuple[int, ...], hdim: int) -> tuple[int, int, int, int]:
+    """Of a dense array (splits, *rows, hdim); packed sequences have no batch axis."""
+    token, nhead, *batch, split = accumulate((hdim, *reversed(rows)), mul)
+    return batch[0] if batch else 0, nhead, token, split

@@ -1,0 +1,106 @@
+"""The argument struct of a problem, on whatever device its tensors are."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from catalog.runtime.devices.abi import ABI_VERSION, TENSORS, CatalogArgs
+from catalog.runtime.tensors import Array, element_strides, numpy_dtype
+from catalog.schema.problem import Problem
+
+_TENSOR, _POINTER = struct.Struct("@Pqqqq"), struct.Struct("@P")
+_OFFSETS = {name: getattr(CatalogArgs, name).offset for name in (*TENSORS, "seqstart_q", "seqstart_k")}
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A filled argument struct, with what its pointers point to kept alive."""
+
+    args: CatalogArgs
+    pointer: Any = field(repr=False)
+    kept: tuple[Any, ...] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """The arguments of a problem but for the tensors' addresses, and where in the struct these go, in bytes.
+
+    ``starts`` are the arrays seqstart_q and seqstart_k of packed sequences, in host memory, as are their addresses.
+    """
+
+    args: CatalogArgs
+    starts: Mapping[str, Array]
+    offsets: tuple[int, ...]
+
+    def fill(
+        self,
+        addresses: Iterable[int],
+        workspace: Iterable[tuple[str, int, tuple[int, int, int, int]]],
+        starts: Mapping[str, int],
+    ) -> CatalogArgs:
+        """A copy with the addresses of the tensors, in the template's order.
+
+        ``workspace`` has the place in the struct, the address and the strides in elements of each partial result;
+        ``starts`` the addresses of copies of the arrays ``starts``, where the kernel cannot read the host's.
+        """
+        args = CatalogArgs.from_buffer_copy(self.args)
+        for offset, address in zip(self.offsets, addresses, strict=True):
+            _POINTER.pack_into(args, offset, address)
+        for slot, address, strides in workspace:
+            _TENSOR.pack_into(args, _OFFSETS[slot], address, *strides)
+        for name, address in starts.items():
+            _POINTER.pack_into(args, _OFFSETS[name], address)
+        return args
+
+
+@lru_cache(maxsize=1024)
+def template(problem: Problem, layout: tuple[tuple[str, tuple[int, ...]], ...]) -> Template:
+    """The arguments for tensors with these names and strides, in bytes."""
+    starts = {
+        name: np.fromiter(accumulate(lengths, initial=0), np.int32, len(lengths) + 1)
+        for name, lengths in (("seqstart_q", problem.seqlens_q), ("seqstart_k", problem.seqlens_k))
+        if lengths is not None
+    }
+    args = CatalogArgs(
+        struct_bytes=ctypes.sizeof(CatalogArgs),
+        abi_version=ABI_VERSION,
+        **{name: array.ctypes.data for name, array in starts.items()},
+        batch=problem.batch,
+        nhead_q=problem.nhead_q,
+        nhead_k=problem.nhead_k,
+        seqlen_q=problem.seqlen_q,
+        seqlen_k=problem.seqlen_k,
+        hdim_q=problem.hdim_q,
+        hdim_v=problem.hdim_v,
+        window_left=problem.window_left,
+        window_right=problem.window_right,
+        sink_size=problem.sink_size,
+        min_seqlen_q=problem.min_seqlen_q,
+        page_size=problem.page_size,
+        num_pages=problem.num_pages or 0,
+        pages_per_sequence=problem.pages_per_sequence if problem.paged else 0,
+        seqlen_new=problem.seqlen_new or 0,
+        rotary_dim=problem.rotary_dim or 0,
+        block_scale_size_q=problem.block_scale_size_q,
+        block_scale_size_kv=problem.block_scale_size_kv,
+        mask_corner=problem.mask_corner,
+        scale=problem.softmax_scale,
+        logits_soft_cap=problem.logits_soft_cap or 0,
+        p_drop=problem.dropout,
+    )
+    offsets = []
+    for name, strides in layout:
+        tensor = problem.tensors[name]
+        offsets.append(_OFFSETS[tensor.slot])
+        _TENSOR.pack_into(
+            args, offsets[-1], 0, *element_strides(tensor, strides, numpy_dtype(tensor.element).itemsize), 0
+        )
+    return Template(args, starts, tuple(offsets))

@@ -1,0 +1,96 @@
+"""Where libamdhip64 is, AMD's runtime, and which of its functions are called."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Mapping
+from ctypes import c_char_p, c_int, c_size_t, c_uint, c_void_p
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from catalog.errors import DeviceError
+from catalog.settings import rocm_path
+
+_SIGNATURES: Mapping[str, tuple[Any, ...]] = MappingProxyType(
+    {
+        # name: (result, *arguments); a c_int is a status. Pointers to results are passed by byref: c_void_p takes them.
+        "hipGetErrorName": (c_char_p, c_int),
+        "hipGetErrorString": (c_char_p, c_int),
+        "hipGetLastError": (c_int,),
+        "hipRuntimeGetVersion": (c_int, c_void_p),
+        "hipGetDeviceCount": (c_int, c_void_p),
+        "hipGetDevice": (c_int, c_void_p),
+        "hipSetDevice": (c_int, c_int),
+        "hipDeviceGetName": (c_int, c_char_p, c_int, c_int),
+        "hipDeviceGetAttribute": (c_int, c_void_p, c_int, c_int),
+        "hipGetDeviceProperties": (c_int, c_void_p, c_int),
+        "hipGetDevicePropertiesR0600": (c_int, c_void_p, c_int),
+        "hipDeviceTotalMem": (c_int, c_void_p, c_int),
+        "hipMalloc": (c_int, c_void_p, c_size_t),
+        "hipFree": (c_int, c_void_p),
+        "hipMemcpyAsync": (c_int, c_void_p, c_void_p, c_size_t, c_int, c_void_p),
+        "hipPointerGetAttributes": (c_int, c_void_p, c_void_p),
+        "hipStreamCreateWithFlags": (c_int, c_void_p, c_uint),
+        "hipStreamSynchronize": (c_int, c_void_p),
+        "hipStreamDestroy": (c_int, c_void_p),
+        "hipEventCreateWithFlags": (c_int, c_void_p, c_uint),
+        "hipEventRecord": (c_int, c_void_p, c_void_p),
+        "hipEventSynchronize": (c_int, c_void_p),
+        "hipEventElapsedTime": (c_int, c_void_p, c_void_p, c_void_p),
+        "hipEventDestroy": (c_int, c_void_p),
+    }
+)
+
+_OPTIONAL = ("hipGetDeviceProperties", "hipGetDevicePropertiesR0600")
+"""Functions that not every ROCm has."""
+
+
+def open_library(path: Path | None) -> dict[str, Any]:
+    """The functions of the library at ``path``, or of the first that is found.
+
+    Raises:
+        DeviceError: there is none, those that there are do not load, or one is too old: says why.
+    """
+    library = _open(path)
+    functions = {}
+    for name, (result, *arguments) in _SIGNATURES.items():
+        try:
+            functions[name] = library[name]
+        except AttributeError as error:
+            if name in _OPTIONAL:
+                continue
+            raise DeviceError(f"the HIP runtime is unusable: {error}", hint="Install ROCm 5 or newer.") from None
+        functions[name].restype, functions[name].argtypes = result, arguments
+    return functions
+
+
+def _open(path: Path | None) -> ctypes.CDLL:
+    broken = None
+    for candidate in map(str, _candidates() if path is None else [path]):
+        try:
+            return ctypes.CDLL(candidate)
+        except OSError as error:
+            # The loader names the file that it could not open: another one is something that the candidate needs.
+            if not str(error).startswith(f"{candidate}: cannot open"):
+                broken = broken or f"cannot load the HIP runtime {candidate}: {error}"
+    raise DeviceError(
+        broken or f"the HIP runtime, {path or 'libamdhip64.so'}, is missing",
+        hint="It is in package libamdhip64-5 of Debian and Ubuntu, hip-runtime-amd of AMD's ROCm; "
+        "ROCM_PATH says where ROCm is, if not in /opt/rocm.",
+    )
+
+
+def _candidates() -> Iterator[str | Path]:
+    """Where the library may be, the best first."""
+    # Two copies of the runtime in one process know nothing of each other's memory: PyTorch brings its own.
+    maps = Path("/proc/self/maps")
+    if maps.exists():
+        lines = maps.read_text(encoding="utf-8", errors="replace").splitlines()
+        yield from dict.fromkeys(line[line.index("/") :] for line in lines if "/libamdhip64.so" in line)
+    names = [f"libamdhip64.so{suffix}" for suffix in ("", ".7", ".6", ".5")]
+    chosen = rocm_path()
+    if chosen is not None:
+        yield from (chosen / "lib" / name for name in names)
+    yield from names
+    yield from (Path("/opt/rocm/lib") / name for name in names)

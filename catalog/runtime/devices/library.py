@@ -1,0 +1,111 @@
+"""Kernel libraries, of whatever target: opened once, asked which row they were built from, launched."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from catalog.errors import DeviceError
+from catalog.runtime.devices.abi import ABI_VERSION, CatalogArgs
+
+REBUILD = "build the kernel anew"
+
+_OK, _ABI_MISMATCH = 0, 1
+
+_STATUS: Mapping[int, str] = MappingProxyType(
+    {
+        _ABI_MISMATCH: "it was built with another version of the argument struct",
+        2: "the call is outside of what it was built for",
+        3: "it could not allocate its scratch memory",
+    }
+)
+"""What each catalog_status but OK means."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedKernel:
+    """A loaded library: the row that it was built from, that row's arch where the library says it, its entry point."""
+
+    id: str
+    path: Path
+    arch: str | None
+    entry: Callable[[Any, int | None], int] = field(repr=False)
+
+    def launch(self, pointer: Any, stream: int | None = None) -> None:
+        """Call the entry point with a pointer to the argument struct and the handle of a stream, None: the default.
+
+        Raises:
+            DeviceError: the kernel refuses the call or has no memory.
+        """
+        status = self.entry(pointer, stream)
+        if status != _OK:
+            raise DeviceError(f"kernel {self.id}: {_STATUS.get(status, f'unknown status {status}')}")
+
+
+class Libraries:
+    """The kernels that a device has loaded, each once."""
+
+    def __init__(self) -> None:
+        self._kernels: dict[tuple[Path, str], LoadedKernel] = {}
+
+    def load(self, path: Path, sha256: str, kernel_id: str) -> LoadedKernel:
+        """The kernel in the library at ``path``, whose content has the digest ``sha256``.
+
+        Raises:
+            DeviceError: the library does not load, lacks an entry point, has another ABI, or was built from a row other
+                than ``kernel_id``.
+        """
+        kernel = self._kernels.get((path, sha256))
+        if kernel is None:
+            kernel = self._kernels[path, sha256] = _kernel(path, _open(path.absolute()))
+        if kernel.id != kernel_id:
+            raise DeviceError(f"{path} was built from row {kernel.id}, not from {kernel_id}", hint=REBUILD)
+        return kernel
+
+
+_opened: set[Path] = set()
+"""Every library that this process has opened: the loader never forgets one."""
+
+
+def _open(path: Path) -> ctypes.CDLL:
+    """Load what is at ``path`` now.
+
+    The loader knows libraries by name, so it would answer with the former file where a rebuilt one has replaced it:
+    from the second time on, it is given another name of the file.
+    """
+    try:
+        if path not in _opened:
+            library = ctypes.CDLL(str(path), mode=ctypes.RTLD_LOCAL)
+            _opened.add(path)
+            return library
+        with tempfile.TemporaryDirectory() as folder:
+            alias = Path(folder) / path.name
+            alias.symlink_to(path)
+            return ctypes.CDLL(str(alias), mode=ctypes.RTLD_LOCAL)
+    except OSError as error:
+        raise DeviceError(f"cannot load {path}: {error}", hint=REBUILD) from None
+
+
+def _kernel(path: Path, library: ctypes.CDLL) -> LoadedKernel:
+    try:
+        describe, entry = library.catalog_describe, library.catalog_launch
+    except AttributeError as error:
+        raise DeviceError(f"{path} is not a kernel: {error}", hint=REBUILD) from None
+    describe.restype = ctypes.c_char_p
+    entry.argtypes, entry.restype = (ctypes.c_void_p, ctypes.c_void_p), ctypes.c_int32
+    try:
+        row = json.loads(describe())
+        kernel_id = str(row["id"])
+    except (TypeError, ValueError, KeyError):
+        raise DeviceError(f"{path} does not say which row it was built from: {describe()!r}", hint=REBUILD) from None
+    # No kernel runs a negative batch, but every kernel compares the ABI first.
+    probe = CatalogArgs(struct_bytes=ctypes.sizeof(CatalogArgs), abi_version=ABI_VERSION, batch=-1)
+    if entry(ctypes.byref(probe), None) == _ABI_MISMATCH:
+        raise DeviceError(f"{path}: {_STATUS[_ABI_MISMATCH]}", hint=REBUILD)
+    return LoadedKernel(kernel_id, path, row.get("arch"), entry)

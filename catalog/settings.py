@@ -32,7 +32,9 @@ class Settings(BaseSettings):
     data_dir: Path | None = Field(None, description="arch specs and parity lists instead of the built-in ones")
     cxx: str | None = Field(None, description="C++ compiler for host kernels (default: g++, then clang++, then c++)")
     ck_root: Path | None = Field(None, description="checkout of composable_kernel, for kernels of AMD arches")
-    rocm_path: Path | None = Field(None, description="ROCm installation (default: /opt/rocm, then /usr)")
+    rocm_path: Path | None = Field(
+        None, description="ROCm installation (default: ROCM_PATH, then /opt/rocm, then /usr)"
+    )
     hipcxx: str | None = Field(None, description="HIP compiler (default: ROCm's clang++, then the newest clang++)")
     compiler_launcher: str | None = Field(None, description="put before every compiler call: ccache, sccache, distcc")
     num_threads: int = Field(0, ge=0, description="threads of a host kernel; 0: every core the process may use")
@@ -78,6 +80,6 @@ def data_dir() -> Path:
 
 
 def rocm_path() -> Path | None:
-    """``$ROCM_PATH``, ROCm's own variable: the folder that it is installed in, if not /opt/rocm."""
+    """Where ROCm is said to be: by the setting, or by ``$ROCM_PATH``, its own variable."""
     chosen = os.environ.get("ROCM_PATH")
-    return Path(chosen) if chosen else None
+    return settings().rocm_path or (Path(chosen) if chosen else None)

@@ -32,7 +32,7 @@ from catalog.build.toolchains import (
     read_facts,
 )
 from catalog.errors import ToolchainError
-from catalog.settings import data_dir, settings
+from catalog.settings import data_dir, rocm_path, settings
 
 _VERSION = re.compile(r"clang version (\d+)")
 _PROBE = "#include <hip/hip_runtime.h>\n__global__ void catalog_probe(float* x) { *x = expf(*x); }\n"
@@ -60,6 +60,7 @@ class HipFacts(BaseModel):
 
     source: str
     compile: tuple[str, ...]
+    vendors: dict[str, tuple[str, ...]]
     scan: tuple[str, ...]
     link: tuple[str, ...]
     device_libs: tuple[str, ...]
@@ -83,18 +84,20 @@ def hip_facts() -> HipFacts:
     return read_facts(HipFacts, data_dir() / "toolchains" / "hip.json")
 
 
-def hip_flags(arch: str) -> tuple[str, ...]:
-    """The compile flags of an AMD arch.
+def hip_flags(arch: str, version: str = "") -> tuple[str, ...]:
+    """The compile flags of an AMD arch, for a compiler that calls itself ``version``.
 
     Raises:
         SpecError: ``data/toolchains/hip.json`` is missing or malformed.
     """
-    return (*hip_facts().compile, f"--offload-arch={arch}")
+    facts = hip_facts()
+    of_vendor = [flag for vendor, flags in facts.vendors.items() if vendor in version for flag in flags]
+    return (*facts.compile, *of_vendor, f"--offload-arch={arch}")
 
 
 def rocm_root() -> Path:
     """The root of ROCm: the setting, or the first of the usual ones with HIP's headers; the last one if none has."""
-    chosen = settings().rocm_path
+    chosen = rocm_path()
     if chosen is not None:
         return chosen
     roots = hip_facts().roots
@@ -121,7 +124,7 @@ def _find(arch: str, root: Path, chosen: str | None, launcher: str | None, cache
     toolchain = Toolchain(
         compiler=replace(compiler, digest=digest),
         isa=arch,
-        compile_flags=hip_flags(arch),
+        compile_flags=hip_flags(arch, compiler.version),
         link_flags=facts.link,
         launcher=tuple(shlex.split(launcher or "")),
         places=(f"--rocm-path={root}", f"--rocm-device-lib-path={libraries}"),

@@ -23,6 +23,7 @@ _STATUS: Mapping[int, str] = MappingProxyType(
         _ABI_MISMATCH: "it was built with another version of the argument struct",
         2: "the call is outside of what it was built for",
         3: "it could not allocate its scratch memory",
+        4: "the device's runtime refused the launch",
     }
 )
 """What each catalog_status but OK means."""

@@ -21,7 +21,7 @@ from catalog.runtime.catalog import Catalog
 from catalog.schema.fields import Family
 from catalog.settings import choose
 
-SMALLEST = "dtype = 'fp16' AND bias = 'no' AND mask = 'no' AND NOT dropout AND hdim_q <= 128 AND vlayout <> 'c'"
+SMALLEST = "dtype = 'fp16' AND bias = 'no' AND mask = 'no' AND NOT dropout AND hdim_q <= 128 AND vlayout <> 'col'"
 FORWARD_ARCHES = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")
 
 

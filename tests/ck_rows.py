@@ -21,7 +21,7 @@ from catalog.runtime.catalog import Catalog
 from catalog.schema.fields import Family
 from catalog.settings import choose
 
-SMALLEST = "dtype = 'fp16' AND bias = 'no' AND mask = 'no' AND NOT dropout AND hdim_q <= 128 AND vlayout <> 'col'"
+SMALLEST = "dtype = 'fp16' AND bias = 'no' AND mask = 'no' AND NOT dropout AND hdim_q <= 128"
 FORWARD_ARCHES = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")
 
 
@@ -62,7 +62,9 @@ def build(catalog: Catalog, arch: str, where: str) -> None:
 
 @pytest.mark.parametrize("family", list(Family), ids=str)
 def test_a_row_of_every_family(catalog: Catalog, family: Family) -> None:
-    build(catalog, "gfx90a", f"family = '{family}' AND {SMALLEST}")
+    # Upstream's batch prefill does not compile with V in columns, its paged forward lists nothing else.
+    layout = "vlayout = 'row'" if family is Family.BATCH_PREFILL else "1"
+    build(catalog, "gfx90a", f"family = '{family}' AND {SMALLEST} AND {layout}")
 
 
 @pytest.mark.parametrize("arch", FORWARD_ARCHES)

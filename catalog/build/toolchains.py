@@ -321,10 +321,15 @@ class Diagnosis:
     missing: str | None
 
 
-def _diagnose(arch: str) -> Diagnosis:
+def diagnose(arch: str, find: Callable[[str], Toolchain]) -> Diagnosis:
+    """Whether what ``find`` finds for ``arch`` compiles.
+
+    Raises:
+        SpecError: a file of facts is missing or malformed.
+    """
     compiler = None
     try:
-        toolchain = host_toolchain(arch)
+        toolchain = find(arch)
         compiler = toolchain.compiler
         toolchain.verify()
     except ToolchainError as error:
@@ -338,7 +343,7 @@ def doctor() -> list[Diagnosis]:
     Raises:
         SpecError: ``data/toolchains/host.json`` is missing or malformed.
     """
-    return [_diagnose(arch) for arch in host_facts().arches]
+    return [diagnose(arch, host_toolchain) for arch in host_facts().arches]
 
 
 _MAKE_WORD = re.compile(r"(?:\\.|\$\$|[^\s\\])+")

@@ -27,6 +27,7 @@ from catalog.build.toolchains import (
     Compiler,
     Diagnosis,
     Toolchain,
+    diagnose,
     digest_of,
     identify,
     read_facts,
@@ -233,13 +234,10 @@ def check(toolchain: Toolchain) -> None:
             )
 
 
-def diagnose(arch: str) -> Diagnosis:
-    """Whether rows of an AMD arch can be compiled here."""
-    compiler = None
-    try:
-        toolchain = hip_toolchain(arch)
-        compiler = toolchain.compiler
-        toolchain.verify()
-    except ToolchainError as error:
-        return Diagnosis(arch, compiler, str(error))
-    return Diagnosis(arch, compiler, None)
+def doctor() -> list[Diagnosis]:
+    """One row per AMD arch: its compiler, and what is missing to build for it.
+
+    Raises:
+        SpecError: ``data/toolchains/hip.json`` is missing or malformed.
+    """
+    return [diagnose(arch, hip_toolchain) for arch in hip_facts().arches]

@@ -331,9 +331,11 @@ def test_host_refuses_what_its_headers_lack(trait: str, value: object) -> None:
         emit(make_kernel(**{trait: value}))
 
 
-def test_no_target_for_a_gpu_yet(tmp_path: Path) -> None:
+def test_a_gpu_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CATALOG_HIPCXX", "no-compiler")
+    settings.cache_clear()
     kernel = make_kernel().model_copy(update={"arch": "gfx942"})
-    with pytest.raises(CatalogError, match="gfx942"):
+    with pytest.raises(CatalogError, match="no HIP compiler for gfx942"):
         Builder(tmp_path).build(kernel)
 
 

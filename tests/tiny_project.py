@@ -12,6 +12,7 @@ from pathlib import Path
 from catalog.build.builder import Builder, Target
 from catalog.build.cache import ArtifactRecord
 from catalog.build.keys import ContentKey, KeyMaker
+from catalog.build.resources import of_host_build
 from catalog.build.toolchains import Toolchain, find_host_toolchain
 from catalog.schema.fields import Algorithm, Signature
 from catalog.schema.kernel import Kernel
@@ -48,17 +49,19 @@ class Project:
     @property
     def target(self) -> Target:
         return Target(
-            {"project": self.folder},
+            lambda: {"project": self.folder},
             self.folder / "abi.h",
-            lambda kernel: self.source.format(hdim=kernel.signature.hdim_q),
+            lambda kernel, memory: self.source.format(hdim=kernel.signature.hdim_q),
             lambda arch: self.toolchain,
+            of_host_build,
+            lambda arch: self.toolchain.compile_flags,
         )
 
     def builder(self, cache_dir: Path, record: Callable[[ArtifactRecord], None] | None = None) -> Builder:
         return Builder(cache_dir, record, targets=lambda arch: self.target)
 
     def key(self, scans: Path, hdim: int = 64) -> ContentKey:
-        return KeyMaker(scans).key(self.target.unit(self.target.emit(make_kernel(hdim))), self.toolchain)
+        return KeyMaker(scans).key(self.target.unit(self.target.emit(make_kernel(hdim), scans)), self.toolchain)
 
     def write(self, name: str, text: str) -> None:
         (self.folder / name).write_text(text)

@@ -45,7 +45,7 @@ def test_a_kernel_that_does_not_compile_gives_way_to_the_next(tmp_path: Path, mo
     catalog = Catalog(tmp_path / "catalog.db")
     best, second = (candidate.kernel for candidate in catalog.candidates(problem, limit=2))
 
-    def emit(kernel: Kernel) -> str:
+    def emit(kernel: Kernel, _memory: Path) -> str:
         refusal = 'static_assert(Row::hdim_q < 0, "this tile is too large");' if kernel == best else ""
         return f"{host.emit(kernel)}{refusal}"
 

@@ -16,7 +16,7 @@ from catalog.runtime.workspace import splits_of
 if TYPE_CHECKING:
     from catalog.runtime.devices.arguments import Call
     from catalog.runtime.devices.host import HostDevice
-    from catalog.runtime.devices.library import LoadedKernel
+    from catalog.runtime.devices.loading import LoadedKernel
     from catalog.runtime.plan import Plan
     from catalog.schema.problem import Problem
 

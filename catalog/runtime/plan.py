@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from catalog.build.builder import Artifact
     from catalog.runtime.bound import BoundPlan
     from catalog.runtime.devices.host import HostDevice
-    from catalog.runtime.devices.library import LoadedKernel
+    from catalog.runtime.devices.loading import LoadedKernel
     from catalog.runtime.tensors import Array
 
 _log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from catalog.runtime.devices.arguments import Call, template
 from catalog.runtime.devices.device_arrays import DeviceArray, dense_strides, device_array
 from catalog.runtime.devices.hip_resources import Event, Memory, Stream
 from catalog.runtime.devices.hip_runtime import Gpu, HipRuntime
-from catalog.runtime.devices.library import REBUILD, Libraries, LoadedKernel
+from catalog.runtime.devices.loading import REBUILD, Libraries, LoadedKernel
 from catalog.runtime.index_tensors import check_indices
 from catalog.runtime.tensors import Array, check_array, check_layout, check_names, check_writable, numpy_dtype
 from catalog.runtime.workspace import workspace_of

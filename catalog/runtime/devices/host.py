@@ -15,7 +15,7 @@ import numpy as np
 from catalog.errors import DeviceError
 from catalog.runtime.devices import DeviceInfo
 from catalog.runtime.devices.arguments import Call, template
-from catalog.runtime.devices.library import Libraries, LoadedKernel
+from catalog.runtime.devices.loading import Libraries, LoadedKernel
 from catalog.runtime.tensors import Array
 from catalog.runtime.workspace import workspace_of
 from catalog.schema.problem import Problem

@@ -188,7 +188,7 @@ class Toolchain:
 
     def link_command(self) -> list[str]:
         """Make the library of the object file."""
-        return [str(self.compiler.path), *self.link_flags, OBJECT, "-o", LIBRARY]
+        return [str(self.compiler.path), OBJECT, *self.link_flags, *self.places, "-o", LIBRARY]
 
     def verify(self) -> None:
         """Compile something trivial, to tell a broken toolchain from a broken kernel.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import os
 import re
 import shlex
 import shutil
@@ -128,14 +127,18 @@ def _find(arch: str, root: Path, chosen: str | None, launcher: str | None, cache
         compile_flags=hip_flags(arch, compiler.version),
         link_flags=facts.link,
         launcher=tuple(shlex.split(launcher or "")),
-        places=(f"--rocm-path={root}", f"--rocm-device-lib-path={libraries}"),
+        places=_places(root, libraries),
         scan_flags=facts.scan,
         check=check,
     )
     if (libraries / f"oclc_isa_version_{arch.removeprefix('gfx')}.bc").is_file():
         return toolchain
-    complete = _with_isa(libraries, arch, compiler, cache_dir / "device-libs" / digest[:16])
-    return replace(toolchain, places=(f"--rocm-path={root}", f"--rocm-device-lib-path={complete}"))
+    complete = _with_isa(libraries, arch, compiler, cache_dir / "device-libs" / f"{digest[:16]}-{arch}")
+    return replace(toolchain, places=_places(root, complete))
+
+
+def _places(root: Path, libraries: Path) -> tuple[str, ...]:
+    return (f"--rocm-path={root}", f"--rocm-device-lib-path={libraries}", f"-L{root / 'lib'}")
 
 
 def _compilers(root: Path, chosen: str | None) -> Iterator[Path]:
@@ -183,29 +186,50 @@ def _device_libraries(root: Path) -> Path:
 
 
 def _with_isa(libraries: Path, arch: str, compiler: Compiler, folder: Path) -> Path:
-    """``libraries`` with the module that tells ``arch`` apart, which older packages lack: it holds one number."""
+    """``libraries`` with the module that tells ``arch`` apart, which older packages lack: it holds one number.
+
+    ``folder`` is made whole elsewhere and renamed: other threads and processes see all of it or nothing.
+    """
     module = f"oclc_isa_version_{arch.removeprefix('gfx')}.bc"
     if (folder / module).is_file():
         return folder
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-        text = _ISA_MODULE.format(version=hip_facts().arches[arch].isa_version)
-        (Path(scratch) / "isa.ll").write_text(text)
-        command = [str(compiler.path), "-x", "ir", "--target=amdgcn-amd-amdhsa", "-nogpulib", "-emit-llvm", "-c"]
-        done = processes.run(
-            [*command, "isa.ll", "-o", module], Path(scratch), PROBE_TIMEOUT_SECONDS, threading.Event()
-        )
-        if done.failure is not None:
-            raise ToolchainError(
-                f"{libraries} has no {module}, and {compiler.path} cannot make it: {done.failure}",
-                hint=f"newer device libraries have it ({hip_facts().remedy('device_libs')})",
-            )
-        for library in libraries.glob("*.bc"):
-            link = folder / library.name
-            if not link.is_symlink():
-                link.symlink_to(library)
-        os.replace(Path(scratch) / module, folder / module)
+    try:
+        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+            made = Path(scratch) / "made"
+            made.mkdir()
+            _make_isa_module(made / module, arch, compiler)
+            for library in libraries.glob("*.bc"):
+                (made / library.name).symlink_to(library)
+            _publish(made, folder)
+    except OSError as error:
+        raise ToolchainError(
+            f"{libraries} has no {module}, and {error.filename or folder} cannot be written: {error.strerror}",
+            hint="CATALOG_CACHE_DIR chooses another cache folder",
+        ) from None
     return folder
+
+
+def _publish(made: Path, folder: Path) -> None:
+    try:
+        made.rename(folder)
+    except OSError:
+        if not folder.is_dir():  # else another builder was first, with the same content
+            raise
+
+
+def _make_isa_module(module: Path, arch: str, compiler: Compiler) -> None:
+    source = module.with_suffix(".ll")
+    source.write_text(_ISA_MODULE.format(version=hip_facts().arches[arch].isa_version))
+    command = [str(compiler.path), "-x", "ir", "--target=amdgcn-amd-amdhsa", "-nogpulib", "-emit-llvm", "-c"]
+    command += [source.name, "-o", module.name]
+    done = processes.run(command, module.parent, PROBE_TIMEOUT_SECONDS, threading.Event())
+    if done.failure is not None:
+        raise ToolchainError(
+            f"the device libraries have no {module.name}, and {compiler.path} cannot make it: {done.failure}",
+            hint=f"newer ones have it ({hip_facts().remedy('device_libs')})",
+        )
+    source.unlink()
 
 
 def check(toolchain: Toolchain) -> None:

@@ -23,7 +23,7 @@ from catalog.build.ck.toolchain import hip_toolchain
 from catalog.build.resources import Resources, of_hip_build
 from catalog.errors import BuildError, ToolchainError
 from catalog.runtime.catalog import Catalog
-from catalog.runtime.devices.abi import ABI_VERSION, CatalogArgs
+from catalog.runtime.devices.abi import ABI_VERSION, CatalogArgs, CatalogWorkspace
 from catalog.schema.kernel import Kernel
 from catalog.settings import settings
 
@@ -168,6 +168,41 @@ void fmha_bwd_dq_dk_dv_oneshot_<dq_dk_dv_trait_0>(const ck_tile::stream_config& 
 }
 """
 
+# A newer one says what its workspace is: 8 bytes that the host prepares, then dQ.
+BACKWARD_WITH_WORKSPACE = """
+struct fmha_bwd_args { void* workspace_ptr; ck_tile::index_t seqlen_k; };
+template <class Traits, class Arch> float fmha_bwd_dq_dk_dv_(const ck_tile::stream_config&, fmha_bwd_args);
+template <class Traits, class Arch> size_t fmha_bwd_dq_dk_dv_dq_ws_host_size_(int);
+template <class Traits, class Arch> size_t fmha_bwd_dq_dk_dv_dq_ws_device_upper_bound_(
+    ck_tile::index_t, ck_tile::index_t, ck_tile::index_t, ck_tile::index_t, ck_tile::index_t);
+template <class Traits, class Arch> size_t fmha_bwd_dq_dk_dv_dq_prepare_ws_host_(void*, ck_tile::index_t,
+    ck_tile::index_t, ck_tile::index_t, ck_tile::index_t, ck_tile::index_t,
+    const ck_tile::index_t*, const ck_tile::index_t*);
+template <class Traits, class Arch> bool fmha_bwd_dq_dk_dv_needs_zero_dq_acc_();
+using trait_3 = int;
+using gfx = short;
+template <>
+float fmha_bwd_dq_dk_dv_<trait_3, gfx>(const ck_tile::stream_config& s, fmha_bwd_args a)
+{
+    return static_cast<float*>(a.workspace_ptr)[2] += 1;
+}
+template <> size_t fmha_bwd_dq_dk_dv_dq_ws_host_size_<trait_3, gfx>(int batch) { return 4 * batch; }
+template <> size_t fmha_bwd_dq_dk_dv_dq_ws_device_upper_bound_<trait_3, gfx>(ck_tile::index_t batch,
+    ck_tile::index_t hdim_q, ck_tile::index_t nhead_q, ck_tile::index_t tokens, ck_tile::index_t seqlen_k)
+{
+    return 4 * hdim_q * nhead_q * tokens * (batch && seqlen_k);
+}
+template <> size_t fmha_bwd_dq_dk_dv_dq_prepare_ws_host_<trait_3, gfx>(void* to, ck_tile::index_t batch,
+    ck_tile::index_t, ck_tile::index_t, ck_tile::index_t seqlen_q, ck_tile::index_t,
+    const ck_tile::index_t* starts_q, const ck_tile::index_t* starts_k)
+{
+    for (int b = 0; b < batch; ++b)
+        static_cast<std::int32_t*>(to)[b] = starts_q ? starts_q[b + 1] + 10 * starts_k[b + 1] : seqlen_q;
+    return 0;
+}
+template <> bool fmha_bwd_dq_dk_dv_needs_zero_dq_acc_<trait_3, gfx>() { return true; }
+"""
+
 APPEND = """
 struct fmha_fwd_appendkv_args {
     void *q_ptr;
@@ -198,6 +233,13 @@ def compiled(kernel: Kernel, launcher: str, folder: Path) -> ctypes.CDLL:
 
 def arguments(**fields: object) -> CatalogArgs:
     return CatalogArgs(struct_bytes=ctypes.sizeof(CatalogArgs), abi_version=ABI_VERSION, batch=2, **fields)
+
+
+def size_of(library: ctypes.CDLL, args: CatalogArgs) -> tuple[int, ...]:
+    """The splits that a launch takes, and the bytes of o_acc, lse_acc, delta and dq_acc."""
+    size = CatalogWorkspace()
+    assert library.catalog_workspace_size(ctypes.byref(args), ctypes.byref(size)) == OK
+    return tuple(getattr(size, name) for name, _ in CatalogWorkspace._fields_)
 
 
 @pytest.mark.parametrize("launcher", [FORWARD, NEWER], ids=["2025-07", "newer"])
@@ -257,6 +299,33 @@ def test_a_backward_starts_from_zeros_and_insists_on_room(rows: Catalog, tmp_pat
     assert list(dq_acc) == [1, 0, 0, 0, 3, 3]
     args.num_splits = 1
     assert library.catalog_launch(ctypes.byref(args), None) == BAD_ARGUMENT
+    args = arguments(seqlen_k=2 * kernel.algorithm.tile_n0 + 1, nhead_q=3, seqlen_q=5, hdim_q=7, num_splits=1)
+    assert size_of(library, args) == (3, 0, 0, 4 * 2 * 3 * 5, 3 * 4 * 2 * 3 * 5 * 7), "a split for each tile of keys"
+    args.seqlen_q = 2**62
+    assert library.catalog_workspace_size(ctypes.byref(args), ctypes.byref(CatalogWorkspace())) == BAD_ARGUMENT
+
+    kernel = row(rows, "family = 'bwd_dq_dk_dv' AND NOT deterministic")
+    (folder := tmp_path / "atomic").mkdir()
+    library = compiled(kernel, BACKWARD, folder)
+    assert size_of(library, arguments(seqlen_k=900, num_splits=8))[0] == 1, "all add to one"
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_backward_with_a_workspace_of_its_own_gets_it_prepared(packed: bool, rows: Catalog, tmp_path: Path) -> None:
+    library = compiled(row(rows, "family = 'bwd_dq_dk_dv'"), BACKWARD_WITH_WORKSPACE, tmp_path)
+    args = arguments(nhead_q=1, seqlen_q=3, seqlen_k=4, hdim_q=1, num_splits=1)
+    assert size_of(library, args)[-1] == 8 + 4 * 2 * 3, "the host's part, then dQ of the longest sequences"
+    starts_q, starts_k = (ctypes.c_int32 * 3)(0, 1, 4), (ctypes.c_int32 * 3)(0, 4, 6)
+    if packed:
+        args.seqstart_q, args.seqstart_k = ctypes.addressof(starts_q), ctypes.addressof(starts_k)
+    workspace = (ctypes.c_float * 9)(*[5] * 9)
+    assert library.catalog_launch(ctypes.byref(args), None) == BAD_ARGUMENT, "none was given"
+    args.dq_acc.data = ctypes.addressof(workspace)
+    assert library.catalog_launch(ctypes.byref(args), None) == OK
+    prepared = ctypes.cast(workspace, ctypes.POINTER(ctypes.c_int32))
+    assert prepared[:2] == ([1 + 40, 4 + 60] if packed else [3, 3])
+    tokens = 4 if packed else 6
+    assert list(workspace)[2:] == [1, *[0] * (tokens - 1), *[5] * (7 - tokens)]
 
 
 def test_an_append_rotates_a_copy(rows: Catalog, tmp_path: Path) -> None:

@@ -37,7 +37,8 @@ def catalog(tmp_path_factory: pytest.TempPathFactory) -> Catalog:
 
 def test_a_set_of_kernels_links_into_a_program_of_c(catalog: Catalog, tmp_path: Path) -> None:
     kernels = catalog.kernels("family LIKE 'bwd_%' AND hdim_q = 32 AND dtype = 'fp32'", limit=1)
-    kernels += catalog.kernels("family = 'fwd_splitkv_combine' AND hdim_v = 64", limit=1)
+    kernels += catalog.kernels("family = 'fwd_splitkv_combine'", limit=1)
+    assert len(kernels) == 2
     written = export_register(kernels, tmp_path, "mine")
     assert all(path.is_file() for path in written)
     inventory = json.loads((tmp_path / "inventory.json").read_text())

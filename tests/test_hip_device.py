@@ -33,6 +33,7 @@ KERNEL = r"""
 #include "catalog_abi.h"
 void* last_stream;
 const char* catalog_describe(void) { return "{\"id\": \"ROW\", \"arch\": \"ARCH\"}"; }
+int32_t catalog_workspace_size(const catalog_args* args, catalog_workspace* size) { return CATALOG_BAD_ARGUMENT; }
 int32_t catalog_launch(const catalog_args* args, void* stream) {
     if (args->batch < 0 || args->num_threads) return CATALOG_BAD_ARGUMENT;
     last_stream = stream;

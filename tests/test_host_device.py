@@ -25,6 +25,7 @@ PROBLEM = Problem(seqlens_q=[3, 0, 5], nhead_q=4, nhead_k=2, hdim_q=16, dtype="f
 KERNEL = r"""
 #include "catalog_abi.h"
 const char* catalog_describe(void) { return "{\"id\": \"ROW\"}"; }
+int32_t catalog_workspace_size(const catalog_args* args, catalog_workspace* size) { return CATALOG_BAD_ARGUMENT; }
 int32_t catalog_launch(const catalog_args* args, void* stream) {
     if (args->abi_version != VERSION) return CATALOG_ABI_MISMATCH;
     if (stream || args->batch < 0) return CATALOG_BAD_ARGUMENT;

@@ -10,20 +10,21 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
 from catalog.build import processes
 from catalog.build.cache import ArtifactRecord, Cache
 from catalog.build.ck import emit as ck
-from catalog.build.ck.sources import find_checkout
+from catalog.build.ck.sources import family_flags, find_checkout
 from catalog.build.ck.toolchain import hip_facts, hip_flags, hip_toolchain
 from catalog.build.host import emit as host
 from catalog.build.keys import ContentKey, KeyMaker, ScanError, TranslationUnit, abi_number
 from catalog.build.resources import Resources, of_hip_build, of_host_build
 from catalog.build.toolchains import LIBRARY, SOURCE, Toolchain, host_facts, host_flags, host_toolchain
 from catalog.errors import BuildError, ToolchainError
+from catalog.schema.fields import Family
 from catalog.schema.kernel import Kernel
 from catalog.settings import settings
 
@@ -42,7 +43,10 @@ _ERROR_LINE = re.compile(r"\berror\b|undefined reference", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Target:
-    """How rows of some arches become libraries: where a new kind of device is added."""
+    """How rows of some arches become libraries: where a new kind of device is added.
+
+    ``flags`` are those of an arch, ``family_flags`` those that rows of a family have besides.
+    """
 
     include_dirs: Callable[[], Mapping[str, Path]]
     abi_header: Path
@@ -50,6 +54,16 @@ class Target:
     toolchain: Callable[[str], Toolchain]
     resources: Callable[[Path, str], Resources]
     flags: Callable[[str], tuple[str, ...]]
+    family_flags: Callable[[Family], tuple[str, ...]] = lambda _family: ()
+
+    def toolchain_of(self, kernel: Kernel) -> Toolchain:
+        """The toolchain for ``kernel``, with the flags of its family.
+
+        Raises:
+            ToolchainError: there is none for its arch.
+        """
+        toolchain = self.toolchain(kernel.arch)
+        return replace(toolchain, compile_flags=(*toolchain.compile_flags, *self.family_flags(kernel.family)))
 
     def unit(self, source: str) -> TranslationUnit:
         """The translation unit of ``source``, with the headers of the target.
@@ -75,7 +89,7 @@ def _ck_include_dirs() -> Mapping[str, Path]:
 
 _ABI_HEADER = BUILD_DIR / "abi" / "catalog_abi.h"
 HOST = Target(lambda: {"build": BUILD_DIR}, _ABI_HEADER, _emit_host, host_toolchain, of_host_build, host_flags)
-CK = Target(_ck_include_dirs, _ABI_HEADER, _emit_ck, hip_toolchain, of_hip_build, hip_flags)
+CK = Target(_ck_include_dirs, _ABI_HEADER, _emit_ck, hip_toolchain, of_hip_build, hip_flags, family_flags)
 
 
 def target_of(arch: str) -> Target:
@@ -324,23 +338,34 @@ class Builder:
 
     def _make_kernel(self, kernel: Kernel, stop: threading.Event) -> _Built:
         target = self._targets(kernel.arch)
-        toolchain = target.toolchain(kernel.arch)
-        return self._make(_Subject.of_kernel(kernel), target, target.emit(kernel, self._cache.scans), toolchain, stop)
+        toolchain = target.toolchain_of(kernel)
+        subject = _Subject.of_kernel(kernel)
+        self._create_cache(subject)  # where what was emitted is remembered
+        return self._make(subject, target, target.emit(kernel, self._cache.scans), toolchain, stop)
 
     def _make(
         self, subject: _Subject, target: Target, source: str, toolchain: Toolchain, stop: threading.Event
     ) -> _Built:
         """Find or compile one library; runs in any thread."""
         unit = target.unit(source)
+        self._create_cache(subject)
         try:
-            self._cache.create()
             job = _Job(subject, target, unit, toolchain, self._key(subject, target, unit, toolchain, stop))
             return self._find(job) or self._make_once(job, stop)
         except OSError as error:
-            raise BuildError(
-                f"{subject.title}: {error.filename or self._cache.folder}: {error.strerror}",
-                hint="CATALOG_CACHE_DIR chooses another cache folder",
-            ) from None
+            raise self._unusable(subject, error) from None
+
+    def _create_cache(self, subject: _Subject) -> None:
+        try:
+            self._cache.create()
+        except OSError as error:
+            raise self._unusable(subject, error) from None
+
+    def _unusable(self, subject: _Subject, error: OSError) -> BuildError:
+        return BuildError(
+            f"{subject.title}: {error.filename or self._cache.folder}: {error.strerror}",
+            hint="CATALOG_CACHE_DIR chooses another cache folder",
+        )
 
     def _key(
         self, subject: _Subject, target: Target, unit: TranslationUnit, toolchain: Toolchain, stop: threading.Event

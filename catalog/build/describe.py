@@ -1,13 +1,20 @@
-"""What a library says of the row that it was built from."""
+"""What a library says of the row that it was built from, and of the workspaces that it uses."""
 
 from __future__ import annotations
 
 import json
 
 from catalog.schema.kernel import Kernel
+from catalog.schema.stages import WORKSPACES, workspaces_of
 
 
 def describe(kernel: Kernel) -> str:
     """The JSON that ``catalog_describe`` returns: the kernel's canonical JSON with its id and name."""
     described = json.loads(kernel.canonical_json) | {"id": kernel.id, "name": kernel.name}
     return json.dumps(described, sort_keys=True, separators=(",", ":"))
+
+
+def uses(kernel: Kernel) -> str:
+    """The initializers of the C++ struct ``catalog::Uses``."""
+    used = workspaces_of(kernel)
+    return ", ".join(str(name in used).lower() for name in WORKSPACES)

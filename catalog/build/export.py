@@ -33,6 +33,7 @@ typedef struct {prefix}_kernel {{
     const char* name;                       /* upstream's canonical name */
     const char* arch;
     const char* (*describe)(void);          /* JSON of the row */
+    int32_t (*workspace_size)(const catalog_args* args, catalog_workspace* size);
     int32_t (*launch)(const catalog_args* args, void* stream);
 }} {prefix}_kernel;
 
@@ -120,7 +121,12 @@ def _files(kernels: list[Kernel], prefix: str, on_done: Callable[[Kernel], None]
     yield "inventory.json", _inventory(kernels)
 
 
-_EXPORTED = ("catalog_describe", "catalog_launch")
+_EXPORTED = {
+    "catalog_describe": "const char* {}(void);",
+    "catalog_workspace_size": "int32_t {}(const catalog_args* args, catalog_workspace* size);",
+    "catalog_launch": "int32_t {}(const catalog_args* args, void* stream);",
+}
+"""The entry points of a library, with their declarations."""
 
 
 def _symbol(kernel: Kernel) -> str:
@@ -130,12 +136,9 @@ def _symbol(kernel: Kernel) -> str:
 def _registration(kernels: list[Kernel], prefix: str) -> str:
     declarations, entries = [], []
     for kernel in kernels:
-        describe, launch = (f"{name}_{_symbol(kernel)}" for name in _EXPORTED)
-        declarations += [
-            f"const char* {describe}(void);",
-            f"int32_t {launch}(const catalog_args* args, void* stream);",
-        ]
-        entries.append(f'    {{"{kernel.id}", "{kernel.name}", "{kernel.arch}", {describe}, {launch}}},')
+        symbols = {f"{name}_{_symbol(kernel)}": declaration for name, declaration in _EXPORTED.items()}
+        declarations += [declaration.format(symbol) for symbol, declaration in symbols.items()]
+        entries.append(f'    {{"{kernel.id}", "{kernel.name}", "{kernel.arch}", {", ".join(symbols)}}},')
     return _REGISTRATION.format(prefix=prefix, declarations="\n".join(declarations), entries="\n".join(entries))
 
 
@@ -145,7 +148,9 @@ def _inventory(kernels: list[Kernel]) -> str:
         for kernel in kernels
     ]
     flags = {arch: target_of(arch).flags(arch) for arch in sorted({kernel.arch for kernel in kernels})}
-    return json.dumps({"compile_flags": flags, "kernels": rows}, indent=1) + "\n"
+    families = sorted({(kernel.arch, kernel.family) for kernel in kernels})
+    of_family = {family: target_of(arch).family_flags(family) for arch, family in families}
+    return json.dumps({"compile_flags": flags, "family_flags": of_family, "kernels": rows}, indent=1) + "\n"
 
 
 def _write(path: Path, text: str) -> bool:

@@ -40,6 +40,26 @@ def stages_of(op: Op, main: Kernel) -> tuple[Family, ...]:
     return tuple(family for family in STAGES[op] if family is not Family.BWD_CONVERT_DQ or not main.algorithm.max_seq_q)
 
 
+WORKSPACES = ("o_acc", "lse_acc", "delta", "dq_acc")
+"""What stages hand to each other: partial O and LSE of the splits, the row sums of dO * O, partial dQ."""
+
+_WORKSPACES: Mapping[Family, tuple[str, ...]] = MappingProxyType(
+    {
+        Family.FWD_SPLITKV: ("o_acc", "lse_acc"),
+        Family.FWD_SPLITKV_COMBINE: ("o_acc", "lse_acc"),
+        Family.BWD_DOT_DO_O: ("delta",),
+        Family.BWD_DQ_DK_DV: ("delta", "dq_acc"),
+        Family.BWD_CONVERT_DQ: ("dq_acc",),
+    }
+)
+
+
+def workspaces_of(kernel: Kernel) -> tuple[str, ...]:
+    """Those of :data:`WORKSPACES` that ``kernel`` reads or writes; one that writes dQ itself has no partial dQ."""
+    used = _WORKSPACES.get(kernel.family, ())
+    return tuple(name for name in used if name != "dq_acc" or not kernel.algorithm.max_seq_q)
+
+
 _FIXED: Mapping[Family, Mapping[str, Any]] = MappingProxyType(
     # The combine kernel weighs the splits by their log-sum-exp, whether or not the caller wants it.
     {Family.FWD_SPLITKV: {"lse": True}}

@@ -1,4 +1,4 @@
-/* What every kernel library of the catalog exports, on every target: two C functions and one argument struct.
+/* What every kernel library of the catalog exports, on every target: three C functions, and their argument struct.
  *
  * All stages of a plan take the same struct; a kernel reads what its family has a use for. Strides are in elements. The
  * innermost axis of every tensor is contiguous. A tensor that is not used, or is optional and absent, has data == NULL.
@@ -10,7 +10,7 @@
 
 #include <stdint.h>
 
-#define CATALOG_ABI_VERSION 2
+#define CATALOG_ABI_VERSION 3
 
 #ifdef __cplusplus
 extern "C" {
@@ -80,7 +80,7 @@ typedef struct catalog_args {
     catalog_tensor dv;     /* like V */
     catalog_tensor dbias;  /* (batch, nhead_q, seqlen_q, seqlen_k), group: (nhead_q, tokens_q, seqlen_k); zeroed */
 
-    /* Workspaces between stages, float32. */
+    /* Workspaces between stages, float32, at least as large as catalog_workspace_size says. */
     catalog_tensor o_acc;   /* O of each split: (num_splits, batch, nhead_q, seqlen_q, hdim_v) */
     catalog_tensor lse_acc; /* (num_splits, batch, nhead_q, seqlen_q), or (num_splits, nhead_q, tokens_q) */
     catalog_tensor delta;   /* sum of dO * O of each row, like lse */
@@ -121,8 +121,23 @@ typedef struct catalog_args {
     int32_t reserved;      /* 0 */
 } catalog_args;
 
+/* Bytes that a launch uses of each workspace, 0 of one that it does not use. */
+typedef struct catalog_workspace {
+    int64_t num_splits; /* what args->num_splits must be for the launch */
+    int64_t o_acc;
+    int64_t lse_acc;
+    int64_t delta;
+    int64_t dq_acc;
+} catalog_workspace;
+
 /* JSON of the catalog row that this library was built from; static storage, never NULL. */
 const char* catalog_describe(void);
+
+/* What a launch with the sizes of `args` needs of workspaces that are dense; args->num_splits is how many splits the
+ * caller would like. No tensor is read: in group mode all sequences count as long as the longest. Kernels that share a
+ * workspace are asked in the order in which they run, each with the num_splits of the one before. Returns a
+ * catalog_status. */
+int32_t catalog_workspace_size(const catalog_args* args, catalog_workspace* size);
 
 /* Run the kernel. `stream` is the device's stream or queue, NULL for its default; host targets ignore it and return when
  * the result is written. Returns a catalog_status. */

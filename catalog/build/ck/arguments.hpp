@@ -10,7 +10,7 @@
 #include <utility>
 #include <variant>
 
-#include "../abi/check.hpp"
+#include "../abi/workspace.hpp"
 
 namespace catalog::ck {
 
@@ -18,6 +18,7 @@ namespace catalog::ck {
 struct Traits {
     bool alibi, masked, descaled, deterministic;
     std::int64_t tile_n0;
+    Uses uses;
 };
 
 template <class Args>
@@ -83,6 +84,7 @@ inline bool fill_arguments(const catalog_args& from, const Traits& row, Args& ar
     CATALOG_CK_TENSOR(dv, from.dv);
     CATALOG_CK_TENSOR(dbias, from.dbias);
     CATALOG_CK_TENSOR(dq_acc, from.dq_acc);
+    CATALOG_CK_FIELD(workspace_ptr, from.dq_acc.data);  // of a layout of CK's own
     CATALOG_CK_FIELD(rand_val_ptr, from.randval.data);
     CATALOG_CK_STRIDES(randval, from.randval);
     CATALOG_CK_FIELD(s_randval, from.randval.data != nullptr);
@@ -152,6 +154,11 @@ inline bool fill_arguments(const catalog_args& from, const Traits& row, Args& ar
                                              : (std::variant<Numbers, Pointers>(Numbers(0, 0))));
     return fill.fits;
 }
+
+template <class Args, class = void>
+inline constexpr bool has_own_workspace = false;
+template <class Args>
+inline constexpr bool has_own_workspace<Args, std::void_t<decltype(std::declval<Args>().workspace_ptr)>> = true;
 
 template <class Args, class = void>
 inline constexpr bool reads_descale = false;

@@ -1,7 +1,10 @@
 // One launch of a CK Tile kernel: our arguments become CK's, its exceptions become a status.
 #pragma once
 
+#include <algorithm>
 #include <exception>
+#include <type_traits>
+#include <vector>
 
 #include <hip/hip_runtime.h>
 
@@ -48,24 +51,78 @@ inline bool rotate_copy(const catalog_args& from, std::size_t element_bytes, hip
     return true;
 }
 
-// Splits of dQ that a deterministic kernel writes: one for each of its key tiles.
-inline bool has_room(const catalog_args& from, const Traits& row) {
-    return !row.deterministic || from.num_splits >= (from.seqlen_k + row.tile_n0 - 1) / row.tile_n0;
+// Splits of dQ: a deterministic kernel writes one for each of its key tiles, others add to a single one. Where a row does
+// not say what its tiles are, and for O, there are as many as the caller likes.
+inline std::int64_t splits_of(const catalog_args& args, const Traits& row) {
+    const std::int64_t asked = std::max<std::int64_t>(1, args.num_splits);
+    if (!row.uses.dq_acc) return asked;
+    if (!row.deterministic) return 1;
+    return row.tile_n0 > 0 ? std::max<std::int64_t>(1, divide_up(args.seqlen_k, row.tile_n0)) : asked;
 }
 
 // Kernels that are not deterministic add to dQ atomically, the others leave out what no query sees.
 inline bool clear_dq(const catalog_args& from, hipStream_t stream) {
     const std::size_t bytes = from.num_splits * from.dq_acc.stride_split * sizeof(float);
-    return succeeded(hipMemsetAsync(from.dq_acc.data, 0, bytes, stream));
+    return bytes == 0 || succeeded(hipMemsetAsync(from.dq_acc.data, 0, bytes, stream));
+}
+
+// The row has no workspace of a layout of CK's own.
+struct NoWorkspace {};
+
+// First tokens of packed sequences, read back from the device; empty without packed sequences.
+using Starts = std::vector<ck_tile::index_t>;
+
+inline bool read_starts(const std::int32_t* from, std::int64_t batch, hipStream_t stream, Starts& starts) {
+    if (!from) return true;
+    starts.resize(batch + 1);
+    return succeeded(hipMemcpyAsync(starts.data(), from, starts.size() * sizeof starts[0], hipMemcpyDeviceToHost,
+                                    stream)) &&
+           succeeded(hipStreamSynchronize(stream));
+}
+
+// CK's own layout: what the host prepares, then partial dQ.
+template <class Workspace>
+inline bool prepare_workspace(const catalog_args& from, hipStream_t stream) {
+    Starts q, k;
+    if (!read_starts(from.seqstart_q, from.batch, stream, q) || !read_starts(from.seqstart_k, from.batch, stream, k))
+        return false;
+    std::vector<char> prepared(Workspace::host_bytes(from.batch));
+    Workspace::prepare(prepared.data(), from.batch, from.hdim_q, from.nhead_q, from.seqlen_q, from.seqlen_k,
+                       q.empty() ? nullptr : q.data(), k.empty() ? nullptr : k.data());
+    const std::int64_t tokens = q.empty() ? from.batch * from.seqlen_q : q.back();
+    const std::size_t rest =
+        Workspace::device_bytes(from.batch, from.hdim_q, from.nhead_q, tokens, from.seqlen_k);
+    auto* const to = static_cast<char*>(from.dq_acc.data);
+    if (!succeeded(hipMemcpyAsync(to, prepared.data(), prepared.size(), hipMemcpyHostToDevice, stream)) ||
+        !succeeded(hipStreamSynchronize(stream)))  // what was prepared must live until it is there
+        return false;
+    return !Workspace::starts_from_zeros() || rest == 0 ||
+           succeeded(hipMemsetAsync(to + prepared.size(), 0, rest, stream));
+}
+
+template <class Workspace>
+inline std::int32_t workspace_size(const catalog_args* args, const Traits& row, catalog_workspace* size) {
+    if (const catalog_status status = check_abi(args); status != CATALOG_OK) return status;
+    if (!size) return CATALOG_BAD_ARGUMENT;
+    const catalog_status status = dense_workspace(*args, row.uses, splits_of(*args, row), *size);
+    if constexpr (!std::is_same_v<Workspace, NoWorkspace>)
+        if (status == CATALOG_OK && row.uses.dq_acc)
+            size->dq_acc = Workspace::host_bytes(args->batch) +
+                           Workspace::device_bytes(args->batch, args->hdim_q, args->nhead_q,
+                                                   args->batch * args->seqlen_q, args->seqlen_k);
+    return status;
 }
 
 enum class Before { nothing, rotate_copy, clear_dq };
 
-template <class Args, Before before, class Run>
+template <class Args, Before before, class Workspace, class Run>
 inline std::int32_t launch(const catalog_args* from, void* queue, const Traits& row, std::size_t element_bytes,
                            Run run) noexcept {
     if (const catalog_status status = check_abi(from); status != CATALOG_OK) return status;
-    if (from->batch < 0 || !has_room(*from, row)) return CATALOG_BAD_ARGUMENT;
+    constexpr bool own_workspace = has_own_workspace<Args>;
+    if (from->batch < 0) return CATALOG_BAD_ARGUMENT;
+    if (row.uses.dq_acc && own_workspace && !from->dq_acc.data) return CATALOG_BAD_ARGUMENT;
+    if (row.uses.dq_acc && !own_workspace && from->num_splits < splits_of(*from, row)) return CATALOG_BAD_ARGUMENT;
     const auto stream = static_cast<hipStream_t>(queue);
     Args args{};
     if (!fill_arguments(*from, row, args)) return CATALOG_BAD_ARGUMENT;
@@ -73,9 +130,11 @@ inline std::int32_t launch(const catalog_args* from, void* queue, const Traits& 
         if (row.descaled && !fold_descales(*from, stream, args)) return CATALOG_DEVICE_ERROR;
     if constexpr (before == Before::rotate_copy)
         if (!rotate_copy(*from, element_bytes, stream, args)) return CATALOG_DEVICE_ERROR;
-    if constexpr (before == Before::clear_dq)
-        if (!clear_dq(*from, stream)) return CATALOG_DEVICE_ERROR;
+    if constexpr (before == Before::clear_dq && !own_workspace)
+        if (row.uses.dq_acc && !clear_dq(*from, stream)) return CATALOG_DEVICE_ERROR;
     try {
+        if constexpr (!std::is_same_v<Workspace, NoWorkspace>)
+            if (row.uses.dq_acc && !prepare_workspace<Workspace>(*from, stream)) return CATALOG_DEVICE_ERROR;
         run(ck_tile::stream_config{stream}, args);
     } catch (const std::exception&) {
         return CATALOG_DEVICE_ERROR;

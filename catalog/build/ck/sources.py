@@ -33,12 +33,13 @@ GENERATOR_TIMEOUT_SECONDS = 300.0
 
 
 class FamilyFacts(BaseModel):
-    """How upstream's generator is asked for a kernel of a family, and what a launch does before it."""
+    """How upstream's generator is asked for a kernel of a family, its flags, and what a launch does before it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     api: str
     filter: str
+    flags: tuple[str, ...] = ()
     before: Literal["nothing", "rotate_copy", "clear_dq"] = "nothing"
 
 
@@ -59,6 +60,15 @@ def ck_facts() -> CkFacts:
         SpecError: the file is missing or malformed; the message names it and the field.
     """
     return read_facts(CkFacts, data_dir() / "toolchains" / "ck.json")
+
+
+def family_flags(family: Family) -> tuple[str, ...]:
+    """Flags that kernels of a family are compiled with, beside those of their arch.
+
+    Raises:
+        SpecError: ``data/toolchains/ck.json`` is missing or malformed.
+    """
+    return ck_facts().families[family].flags
 
 
 @dataclass(frozen=True)

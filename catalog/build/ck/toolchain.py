@@ -45,12 +45,13 @@ target triple = "amdgcn-amd-amdhsa"
 
 
 class HipArch(BaseModel):
-    """An arch to a HIP compiler: the first clang that knows it, and its number in the device libraries."""
+    """An arch to a HIP compiler: the first clang that knows it, its number in the device libraries, flags for it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     clang: int
     isa_version: int
+    compile: tuple[str, ...] = ()
 
 
 class HipFacts(BaseModel):
@@ -92,7 +93,8 @@ def hip_flags(arch: str, version: str = "") -> tuple[str, ...]:
     """
     facts = hip_facts()
     of_vendor = [flag for vendor, flags in facts.vendors.items() if vendor in version for flag in flags]
-    return (*facts.compile, *of_vendor, f"--offload-arch={arch}")
+    of_arch = facts.arches[arch].compile if arch in facts.arches else ()
+    return (*facts.compile, *of_vendor, *of_arch, f"--offload-arch={arch}")
 
 
 def rocm_root() -> Path:

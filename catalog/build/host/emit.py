@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from catalog.build.describe import describe
+from catalog.build.describe import describe, uses
 from catalog.errors import BuildError
 from catalog.schema.fields import (
     TRAITS,
@@ -127,5 +127,5 @@ struct Row {{
 
 }}  // namespace
 
-CATALOG_EXPORT(catalog::host::launch_{header}<Row>, {description})
+CATALOG_EXPORT(catalog::host::launch_{header}<Row>, {description}, {uses(kernel)})
 """

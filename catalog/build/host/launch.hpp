@@ -1,11 +1,13 @@
-// The two entry points of a library, and how many threads a launch has.
+// The entry points of a library, and how many threads a launch has.
 #pragma once
 
 #if defined(_OPENMP)
 #include <omp.h>
 #endif
 
-#include "../abi/catalog_abi.h"
+#include <algorithm>
+
+#include "../abi/workspace.hpp"
 
 namespace catalog::host {
 
@@ -17,12 +19,24 @@ inline int threads_for([[maybe_unused]] const catalog_args& args) {
 #endif
 }
 
+// A host kernel takes any number of splits.
+inline std::int32_t workspace_size(const catalog_args* args, Uses uses, catalog_workspace* size) {
+    if (const catalog_status status = check_abi(args); status != CATALOG_OK) return status;
+    if (!size) return CATALOG_BAD_ARGUMENT;
+    return dense_workspace(*args, uses, std::max<std::int64_t>(1, args->num_splits), *size);
+}
+
 }  // namespace catalog::host
 
-#define CATALOG_EXPORT(launch, description)                                                             \
-    extern "C" {                                                                                        \
-    __attribute__((visibility("default"))) const char* catalog_describe(void) { return description; }   \
-    __attribute__((visibility("default"))) int32_t catalog_launch(const catalog_args* args, void*) {    \
-        return launch(args);                                                                            \
-    }                                                                                                   \
+// The last arguments are those of catalog::Uses.
+#define CATALOG_EXPORT(launch, description, ...)                                                                \
+    extern "C" {                                                                                                \
+    __attribute__((visibility("default"))) const char* catalog_describe(void) { return description; }           \
+    __attribute__((visibility("default"))) int32_t catalog_workspace_size(const catalog_args* args,             \
+                                                                          catalog_workspace* size) {            \
+        return catalog::host::workspace_size(args, {__VA_ARGS__}, size);                                        \
+    }                                                                                                           \
+    __attribute__((visibility("default"))) int32_t catalog_launch(const catalog_args* args, void*) {            \
+        return launch(args);                                                                                    \
+    }                                                                                                           \
     }

@@ -1,10 +1,12 @@
-"""catalog_abi.h in Python: the argument struct that every stage of a plan takes."""
+"""catalog_abi.h in Python: the argument struct that every stage of a plan takes, and what it says of workspaces."""
 
 from __future__ import annotations
 
 import ctypes
 
-ABI_VERSION = 2
+from catalog.schema.stages import WORKSPACES
+
+ABI_VERSION = 3
 """CATALOG_ABI_VERSION of the header that this module mirrors."""
 
 
@@ -26,7 +28,7 @@ TENSORS = (
     *("block_table", "kv_indptr", "kv_page_indices", "kv_last_page_lens"),
     *("k_new", "v_new", "rotary_cos", "rotary_sin", "q_out"),
     *("grad_o", "dq", "dk", "dv", "dbias"),
-    *("o_acc", "lse_acc", "delta", "dq_acc"),
+    *WORKSPACES,
 )
 """The tensors of the struct, in order."""
 
@@ -36,6 +38,12 @@ _SIZES = (
     *("page_size", "num_pages", "pages_per_sequence", "num_page_indices"),
     *("seqlen_new", "rotary_dim", "block_scale_size_q", "block_scale_size_kv", "num_splits"),
 )
+
+
+class CatalogWorkspace(ctypes.Structure):
+    """``catalog_workspace``: the splits that a launch takes, and bytes."""
+
+    _fields_ = tuple((name, ctypes.c_int64) for name in ("num_splits", *WORKSPACES))
 
 
 class CatalogArgs(ctypes.Structure):

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from catalog.errors import DeviceError
-from catalog.runtime.devices.abi import ABI_VERSION, CatalogArgs
+from catalog.runtime.devices.abi import ABI_VERSION, CatalogArgs, CatalogWorkspace
 
 REBUILD = "build the kernel anew"
 
@@ -31,12 +31,23 @@ _STATUS: Mapping[int, str] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class LoadedKernel:
-    """A loaded library: the row that it was built from, that row's arch where the library says it, its entry point."""
+    """A loaded library: the row that it was built from, that row's arch where the library says it, its entry points."""
 
     id: str
     path: Path
     arch: str | None
     entry: Callable[[Any, int | None], int] = field(repr=False)
+    size: Callable[[Any, Any], int] = field(repr=False)
+
+    def workspace(self, args: CatalogArgs) -> CatalogWorkspace:
+        """What a launch with the sizes of ``args`` needs of the workspaces between stages; no tensor is read.
+
+        Raises:
+            DeviceError: the sizes are negative, or the workspaces larger than any memory.
+        """
+        size = CatalogWorkspace()
+        self._check(self.size(ctypes.byref(args), ctypes.byref(size)))
+        return size
 
     def launch(self, pointer: Any, stream: int | None = None) -> None:
         """Call the entry point with a pointer to the argument struct and the handle of a stream, None: the default.
@@ -44,7 +55,9 @@ class LoadedKernel:
         Raises:
             DeviceError: the kernel refuses the call or has no memory.
         """
-        status = self.entry(pointer, stream)
+        self._check(self.entry(pointer, stream))
+
+    def _check(self, status: int) -> None:
         if status != _OK:
             raise DeviceError(f"kernel {self.id}: {_STATUS.get(status, f'unknown status {status}')}")
 
@@ -95,11 +108,12 @@ def _open(path: Path) -> ctypes.CDLL:
 
 def _kernel(path: Path, library: ctypes.CDLL) -> LoadedKernel:
     try:
-        describe, entry = library.catalog_describe, library.catalog_launch
+        describe, entry, size = library.catalog_describe, library.catalog_launch, library.catalog_workspace_size
     except AttributeError as error:
         raise DeviceError(f"{path} is not a kernel: {error}", hint=REBUILD) from None
     describe.restype = ctypes.c_char_p
-    entry.argtypes, entry.restype = (ctypes.c_void_p, ctypes.c_void_p), ctypes.c_int32
+    for function in (entry, size):
+        function.argtypes, function.restype = (ctypes.c_void_p, ctypes.c_void_p), ctypes.c_int32
     try:
         row = json.loads(describe())
         kernel_id = str(row["id"])
@@ -109,4 +123,4 @@ def _kernel(path: Path, library: ctypes.CDLL) -> LoadedKernel:
     probe = CatalogArgs(struct_bytes=ctypes.sizeof(CatalogArgs), abi_version=ABI_VERSION, batch=-1)
     if entry(ctypes.byref(probe), None) == _ABI_MISMATCH:
         raise DeviceError(f"{path}: {_STATUS[_ABI_MISMATCH]}", hint=REBUILD)
-    return LoadedKernel(kernel_id, path, row.get("arch"), entry)
+    return LoadedKernel(kernel_id, path, row.get("arch"), entry, size)

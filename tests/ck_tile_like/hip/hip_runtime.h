@@ -6,7 +6,7 @@
 #include <cstring>
 
 enum hipError_t { hipSuccess = 0, hipErrorInvalidValue = 1 };
-enum hipMemcpyKind { hipMemcpyDeviceToHost, hipMemcpyDeviceToDevice };
+enum hipMemcpyKind { hipMemcpyHostToDevice, hipMemcpyDeviceToHost, hipMemcpyDeviceToDevice };
 using hipStream_t = struct Stream*;
 
 inline hipError_t hipMemcpyAsync(void* to, const void* from, std::size_t bytes, hipMemcpyKind, hipStream_t) {

@@ -16,6 +16,7 @@ from catalog.errors import RegistryError
 from catalog.schema.columns import BUILD
 from catalog.schema.dispatcher_names import dispatcher_name_sql
 from catalog.schema.fields import IDENTITY, TRAITS, Family
+from catalog.schema.likeness import SIZES
 
 BUSY_TIMEOUT_S = 30.0
 CACHE_KIB = 524_288
@@ -100,29 +101,67 @@ def _initial_schema() -> tuple[str, ...]:
     )
 
 
-def _view(more: str = "") -> str:
-    """The rows with what is known of them; ``more`` are further columns."""
+def _view(more: str = "", warm: str = "") -> str:
+    """The rows with what is known of them; ``more`` are further columns, ``warm`` which timings count."""
     return f"""CREATE VIEW kernels AS SELECT kernel.*, {_dispatcher_name()} AS dispatcher_name,
         coalesce((SELECT group_concat(receipt, ' ') FROM kernel_receipt WHERE kernel_id = kernel.id), '') AS receipts,
         EXISTS (SELECT 1 FROM artifact WHERE kernel_id = kernel.id AND status = 'built') AS built,
-        (SELECT min(median_ms) FROM timing WHERE kernel_id = kernel.id) AS best_ms{more}
+        (SELECT min(median_ms) FROM timing WHERE kernel_id = kernel.id{warm}) AS best_ms{more}
         FROM kernel"""
+
+
+def _build_columns() -> str:
+    """Columns of a view: resources of a kernel's newest library."""
+    newest = "FROM artifact WHERE kernel_id = kernel.id AND status = 'built' ORDER BY created DESC, rowid DESC LIMIT 1"
+    return "".join(f", (SELECT {column.name} {newest}) AS {column.name}" for column in BUILD)
 
 
 def _what_the_compiler_knows() -> tuple[str, ...]:
     """Resources of a kernel's newest library, beside its traits."""
-    newest = "FROM artifact WHERE kernel_id = kernel.id AND status = 'built' ORDER BY created DESC, rowid DESC LIMIT 1"
-    columns = ", ".join(f"(SELECT {column.name} {newest}) AS {column.name}" for column in BUILD)
     return (
         "ALTER TABLE artifact RENAME COLUMN compile_seconds TO compile_s",
         "ALTER TABLE artifact ADD COLUMN isa TEXT NOT NULL DEFAULT ''",
         "ALTER TABLE artifact ADD COLUMN stack_bytes INTEGER",
         "DROP VIEW kernels",
-        _view(f", {columns}"),
+        _view(_build_columns()),
     )
 
 
-_MIGRATIONS: tuple[Callable[[], tuple[str, ...]], ...] = (_initial_schema, _what_the_compiler_knows)
+def _how_sure_timings_are() -> tuple[str, ...]:
+    """The confidence interval of a median and what it was measured under; problems that are alike."""
+    kept = "problem_id, kernel_id, device_id, artifact_key, n, min_ms, median_ms, p10_ms, p90_ms, tflops, gbps, created"
+    return (
+        "DROP VIEW kernels",
+        "ALTER TABLE timing RENAME TO timing_before",
+        """CREATE TABLE timing (
+            problem_id INTEGER NOT NULL REFERENCES problem (id) ON DELETE CASCADE,
+            kernel_id TEXT NOT NULL REFERENCES kernel (id) ON DELETE CASCADE,
+            device_id INTEGER NOT NULL REFERENCES device (id) ON DELETE CASCADE,
+            artifact_key TEXT NOT NULL REFERENCES artifact (key) ON DELETE CASCADE,
+            cold INTEGER NOT NULL,   -- the caches were emptied before every launch
+            n INTEGER NOT NULL,
+            min_ms REAL NOT NULL, median_ms REAL NOT NULL, p10_ms REAL NOT NULL, p90_ms REAL NOT NULL,
+            low_ms REAL NOT NULL, high_ms REAL NOT NULL,  -- 95 % confidence interval of the median
+            tflops REAL NOT NULL, gbps REAL NOT NULL,
+            load REAL,               -- load average of the machine
+            clock_mhz REAL,          -- of the device
+            created TEXT NOT NULL,
+            PRIMARY KEY (problem_id, kernel_id, device_id, artifact_key, cold)) STRICT""",
+        f"INSERT INTO timing ({kept}, cold, low_ms, high_ms) SELECT {kept}, 0, p10_ms, p90_ms FROM timing_before",
+        "DROP TABLE timing_before",
+        "CREATE INDEX timing_kernel ON timing (kernel_id)",
+        "ALTER TABLE problem ADD COLUMN kind TEXT NOT NULL DEFAULT ''",  # catalog.schema.likeness
+        *(f"ALTER TABLE problem ADD COLUMN {name} REAL NOT NULL DEFAULT 0" for name in SIZES),
+        "CREATE INDEX problem_kind ON problem (kind)",
+        _view(_build_columns(), " AND NOT cold"),
+    )
+
+
+_MIGRATIONS: tuple[Callable[[], tuple[str, ...]], ...] = (
+    _initial_schema,
+    _what_the_compiler_knows,
+    _how_sure_timings_are,
+)
 """Step i takes a file from user_version i to i + 1."""
 
 

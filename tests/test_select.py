@@ -7,12 +7,17 @@ from typing import Any
 import pytest
 
 from catalog.errors import SelectionError
+from catalog.registry import transaction
 from catalog.runtime.catalog import Catalog
-from catalog.runtime.plan import Plan
+from catalog.runtime.devices import DeviceInfo
+from catalog.runtime.measure import summarise
+from catalog.runtime.timings import Timing, record
 from catalog.schema.fields import TRAITS, Family
 from catalog.schema.names import grammar_of
 from catalog.schema.problem import Problem
 from catalog.schema.stages import REQUIRED_TRAITS
+
+GPU = DeviceInfo("gfx950", "AMD Instinct MI355X", 256)
 
 
 def problem(**changes: Any) -> Problem:
@@ -201,33 +206,53 @@ def test_any_one_kernel_that_upstream_would_not_dispatch_is_not_a_candidate(gfx9
         assert kernel.signature.hdim_q >= 128
 
 
-def record_timing(catalog: Catalog, plan: Plan, kernel_id: str, median_ms: float) -> None:
-    connection = catalog.connection
-    connection.execute("INSERT OR IGNORE INTO device VALUES (1, ?, 'a device', '{}')", (plan.arch,))
-    connection.execute("INSERT OR IGNORE INTO problem (key) VALUES (?)", (plan.problem.key,))
-    connection.execute(
-        "INSERT INTO artifact (key, kernel_id, arch, toolchain, flags, status, log, compile_s, created) "
+def record_timings(catalog: Catalog, asked: Problem, medians: dict[str, float]) -> None:
+    """As a tuning would: a library and a measurement of each kernel."""
+    rows = [(kernel_id, GPU.arch) for kernel_id in medians]
+    catalog.connection.executemany(
+        "INSERT OR IGNORE INTO artifact (key, kernel_id, arch, toolchain, flags, status, log, compile_s, created) "
         "VALUES (?1, ?1, ?2, '', '', 'built', '', 0, '')",
-        (kernel_id, plan.arch),
+        rows,
     )
-    connection.execute(
-        "INSERT INTO timing SELECT id, ?, 1, ?, 9, ?, ?, ?, ?, 1, 1, '' FROM problem WHERE key = ?",
-        (kernel_id, kernel_id, *[median_ms] * 4, plan.problem.key),
-    )
+    timings = [Timing(id, id, summarise([round(median_ms * 1e6)] * 9)) for id, median_ms in medians.items()]
+    with transaction(catalog.connection):
+        record(catalog.connection, asked, GPU, timings)
 
 
 def test_a_measured_kernel_comes_before_the_static_order(copied: Catalog) -> None:
-    asked = problem()
+    asked, other = problem(), problem(batch=9)
     first = copied.select(asked, arch="gfx950")
     static = [candidate.kernel.id for candidate in copied.candidates(asked, arch="gfx950", limit=5)]
     assert static[0] == first.kernels[0].id
-    record_timing(copied, first, static[3], 2.0)
-    record_timing(copied, first, static[2], 3.0)
+    assert copied.choice(asked, arch="gfx950").evidence == "static"
+    record_timings(copied, asked, {static[3]: 2.0, static[2]: 3.0})
     measured = copied.candidates(asked, arch="gfx950", limit=5)
     assert [candidate.kernel.id for candidate in measured] == [static[i] for i in (3, 2, 0, 1, 4)]
     assert [candidate.median_ms for candidate in measured] == [2.0, 3.0, None, None, None]
-    other = copied.candidates(problem(batch=9), arch="gfx950", limit=1)[0]
-    assert other.median_ms is None
+    assert copied.choice(asked, arch="gfx950").evidence == "measured"
+    assert copied.choice(other, arch="gfx950").candidates[0] == measured[0]
+    assert copied.choice(other, arch="gfx950").evidence == "nearest"
+    assert copied.choice(problem(lse=True), arch="gfx950").evidence == "static", "of another kind"
+
+
+def test_the_nearest_measured_problem_decides(copied: Catalog) -> None:
+    asked = problem(seqlen_q=700)
+    ids = sorted(candidate.kernel.id for candidate in copied.candidates(asked, arch="gfx950", limit=3))
+    record_timings(copied, problem(seqlen_q=512), {ids[0]: 1.0, ids[1]: 2.0})
+    record_timings(copied, problem(seqlen_q=4096), {ids[0]: 2.0, ids[1]: 1.0})
+    choice = copied.choice(asked, arch="gfx950")
+    assert choice.candidates[0].kernel.id == ids[0]
+    assert choice.neighbour is not None
+    assert choice.neighbour.key == problem(seqlen_q=512).key
+    assert copied.choice(problem(seqlen_q=3000), arch="gfx950").candidates[0].kernel.id == ids[1]
+
+
+def test_medians_within_noise_are_equal_and_the_id_decides(copied: Catalog) -> None:
+    asked = problem()
+    ids = sorted(candidate.kernel.id for candidate in copied.candidates(asked, arch="gfx950", limit=3))
+    record_timings(copied, asked, {ids[0]: 1.02, ids[1]: 1.0, ids[2]: 1.1})
+    found = copied.candidates(asked, arch="gfx950", limit=3)
+    assert [candidate.kernel.id for candidate in found] == ids
 
 
 def test_a_choice_is_remembered_until_the_catalog_changes(copied: Catalog) -> None:

@@ -6,6 +6,7 @@ import logging
 import sqlite3
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from types import MethodType
@@ -14,9 +15,10 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
 from catalog import settings
 from catalog.errors import RegistryError
 from catalog.registry import connect, transaction
+from catalog.runtime import timings
 from catalog.runtime.narrow import Step
 from catalog.runtime.plan import Plan, Services
-from catalog.runtime.select import Candidate, Population, Selector
+from catalog.runtime.select import Candidate, Choice, Population, Selector
 from catalog.schema.arch_spec import ArchSpec
 from catalog.schema.fields import IDENTITY, TRAITS, Family
 from catalog.schema.kernel import Kernel
@@ -247,6 +249,27 @@ class Catalog:
                 problem, family or MAIN_STAGE[problem.op], limit
             )
 
+    def choice(
+        self,
+        problem: Problem,
+        *,
+        arch: str = "host",
+        revision: str | None = None,
+        mask_impl: str = "generic",
+        limit: int = 10,
+    ) -> Choice:
+        """What :meth:`select` goes by for the main stage of ``problem``, and the best ``limit`` candidates.
+
+        Raises:
+            SelectionError, UsageError, SpecError, RegistryError, DeviceError: as :meth:`select`.
+        """
+        with self._lock:
+            selector = self._selector(arch, revision, mask_impl)
+            choice = selector.choice(problem, MAIN_STAGE[problem.op], limit)
+            if not choice.candidates:
+                selector.candidates(problem, MAIN_STAGE[problem.op])  # says why
+        return choice
+
     def explain(
         self,
         traits: Mapping[str, Any],
@@ -338,8 +361,18 @@ class Catalog:
                 explained = self.explain(traits, arch=arch, revision=population.revision, mask_impl=mask_impl, limit=1)
                 return [finding for finding in explained.rejections if finding.kind == "constraint"]
 
-            self._selectors[key] = Selector(self.connection, population, forbidding)
+            self._selectors[key] = Selector(
+                self.connection, population, forbidding, lambda: self._measured_on(population.arch)
+            )
         return self._selectors[key]
+
+    def _measured_on(self, arch: str) -> int | None:
+        """The device whose timings count: this machine's where it runs ``arch``, else the most measured one."""
+        from catalog.runtime.devices import why_unavailable
+
+        if why_unavailable(arch) is None:
+            return timings.device_id(self.connection, replace(self.host().device, arch=arch))
+        return timings.most_measured(self.connection, arch)
 
     def _populated(self, arch: str, revision: str | None, mask_impl: str) -> Population:
         """As :meth:`_population`; populated when it is not there, anew when it is whole and its spec has changed."""

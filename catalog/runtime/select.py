@@ -1,8 +1,9 @@
 """Selection: a problem's traits become one SQL query over the kernels of an arch.
 
 The query asks for signature equality, for hardware validity, for no failed build, and for every applicability rule of
-the arch's spec; it orders by the measured median for this very problem, then by the spec's static order, then by kernel
-id, so two runs choose alike.
+the arch's spec. It orders by evidence: by the measured medians of this very problem on this device, else by those of
+the nearest measured problem of its kind (:mod:`catalog.schema.likeness`), then by the spec's static order, then by
+kernel id. Medians within :data:`NOISE` of the best count as equal, so two runs choose alike.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from catalog.errors import SelectionError
 from catalog.runtime.narrow import NO_FAILED_BUILD, POPULATION, SIGNATURE, Step, narrow
+from catalog.runtime.timings import Neighbour, nearest
 from catalog.schema.expressions import SELECT_PARAMETERS
 from catalog.schema.fields import Family
 from catalog.schema.kernel import Kernel
@@ -25,13 +27,35 @@ if TYPE_CHECKING:
 
 Traits = Mapping[str, Any]
 
+NOISE = 0.03
+"""By how much medians of one machine differ from day to day; kernels nearer than that to the best are as good."""
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An applicable kernel, with its measured median for the problem in ms, if there is one."""
+    """An applicable kernel, with the measured median in ms that selection goes by, if there is one."""
 
     kernel: Kernel
     median_ms: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What selection goes by, and the candidates, best first.
+
+    ``neighbour`` is the measured problem whose medians the candidates carry: at distance 0 the problem itself; None
+    where nothing of its kind was measured, and the static order decides.
+    """
+
+    neighbour: Neighbour | None
+    candidates: tuple[Candidate, ...]
+
+    @property
+    def evidence(self) -> Literal["measured", "nearest", "static"]:
+        """Which of the three decides about the first candidate."""
+        if self.neighbour is None or not self.candidates or self.candidates[0].median_ms is None:
+            return "static"
+        return "nearest" if self.neighbour.distance else "measured"
 
 
 @dataclass(frozen=True)
@@ -62,13 +86,19 @@ class Population:
 class Selector:
     """The selection query of one population, made once from its rules in the registry.
 
-    ``forbidding`` finds the constraints that allow no kernel of some traits.
+    ``forbidding`` finds the constraints that allow no kernel of some traits; ``device`` gives the row of the device
+    whose timings count, None for none.
     """
 
     def __init__(
-        self, connection: sqlite3.Connection, population: Population, forbidding: Callable[[Traits], list[Finding]]
+        self,
+        connection: sqlite3.Connection,
+        population: Population,
+        forbidding: Callable[[Traits], list[Finding]],
+        device: Callable[[], int | None] = lambda: None,
     ) -> None:
         self._forbidding = forbidding
+        self._device = device
         self._connection = connection
         self._population = population
         self._rules: dict[Family, list[sqlite3.Row]] = {}
@@ -87,9 +117,20 @@ class Selector:
 
     def kept(self, problem: Problem, family: Family, limit: int) -> list[Candidate]:
         """As :meth:`candidates`, but an empty list when no kernel answers the problem."""
-        parameters = self._parameters(problem, family) | {"limit": limit}
+        return list(self.choice(problem, family, limit).candidates)
+
+    def choice(self, problem: Problem, family: Family, limit: int) -> Choice:
+        """The best ``limit`` kernels of ``family`` for ``problem``, maybe none, and what speaks for them."""
+        device = self._device()
+        neighbour = nearest(self._connection, problem, device)
+        parameters = self._parameters(problem, family) | {
+            "limit": limit,
+            "device": device,
+            "measured": None if neighbour is None else neighbour.id,
+            "as_good": 1 + NOISE,
+        }
         rows = self._connection.execute(self._query(family), parameters)
-        return [Candidate(Kernel.from_row(row), row["median_ms"]) for row in rows]
+        return Choice(neighbour, tuple(Candidate(Kernel.from_row(row), row["median_ms"]) for row in rows))
 
     def steps(self, problem: Problem, family: Family) -> tuple[Step, ...]:
         """How the kernels of the population narrow down to those that answer the problem."""
@@ -101,7 +142,6 @@ class Selector:
         return {
             **{f"want_{name}": value for name, value in required.items()},
             **population.identity,
-            "problem": problem.key,
             **{name: getattr(problem, name) for name in SELECT_PARAMETERS if name != "compute_units"},
             "compute_units": population.compute_units,
         }
@@ -110,14 +150,15 @@ class Selector:
         if family not in self._queries:
             rules = [f"({rule['expr']})" for rule in self._rules_of(family, "applicability")]
             order = [rule["expr"] for rule in self._rules_of(family, "order")]
+            kept = " AND ".join([POPULATION, SIGNATURE, "hw_valid", NO_FAILED_BUILD, *rules])
+            best = "median_ms <= :as_good * best_ms"
+            by = ["median_ms IS NULL", f"iif({best}, 0, median_ms)", f"iif({best}, id, NULL)", *order, "id"]
             self._queries[family] = (
-                "SELECT kernel.*, measured.median_ms FROM kernel LEFT JOIN ("
+                "SELECT * FROM (SELECT kernel.*, median_ms, min(median_ms) OVER () AS best_ms FROM kernel LEFT JOIN ("
                 "  SELECT kernel_id, min(median_ms) AS median_ms FROM timing"
-                "  JOIN problem ON problem.id = problem_id JOIN device ON device.id = device_id"
-                "  WHERE problem.key = :problem AND device.arch = :arch GROUP BY kernel_id"
-                ") AS measured ON measured.kernel_id = kernel.id "
-                f"WHERE {' AND '.join([POPULATION, SIGNATURE, 'hw_valid', NO_FAILED_BUILD, *rules])} "
-                f"ORDER BY {', '.join(['median_ms IS NULL', 'median_ms', *order, 'kernel.id'])} LIMIT :limit"
+                "  WHERE problem_id = :measured AND device_id = :device AND NOT cold GROUP BY kernel_id"
+                f") AS measured ON measured.kernel_id = kernel.id WHERE {kept}) AS kernel "
+                f"ORDER BY {', '.join(by)} LIMIT :limit"
             )
         return self._queries[family]
 

@@ -75,7 +75,7 @@ REQUIRED_TRAITS = tuple(
 """The traits that a problem requires, in column order."""
 
 
-def _traits_of(problem: Problem) -> dict[str, Any]:
+def traits_of(problem: Problem) -> dict[str, Any]:
     """What the problem says of every trait; of a family's own traits only those count that the family has."""
     return {
         "dtype": problem.dtype.value,
@@ -106,6 +106,6 @@ def required_traits(problem: Problem, family: Family, revision: str, mask_impl: 
     mask = problem.kernel_mask
     if mask_impl == "simplified" and mask is not Mask.NO:
         mask = Mask.MASK
-    asked = _traits_of(problem) | {"mask": mask.value, "family": family.value, **_FIXED.get(family, {})}
+    asked = traits_of(problem) | {"mask": mask.value, "family": family.value, **_FIXED.get(family, {})}
     has = GRAMMARS[family].traits | grammar_of(family, revision).traits | {"family"}
     return {name: asked[name] if name in has & asked.keys() else TRAITS[name].default for name in REQUIRED_TRAITS}

@@ -1,0 +1,157 @@
+"""What was measured, in the registry: one row per problem, kernel, device and library."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING
+
+from catalog.schema.likeness import SIZES, kind_of, size_of
+
+if TYPE_CHECKING:
+    from catalog.runtime.devices import DeviceInfo
+    from catalog.runtime.measure import Measurement
+    from catalog.schema.problem import Problem
+
+MAX_MISSES = 10_000
+"""Problems that the table of misses holds; beyond that no new ones are added."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """A measurement with what it is of: a row id, and the content key of its library."""
+
+    kernel_id: str
+    artifact_key: str
+    measurement: Measurement
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """A measured problem of the same kind, and how far it is: 0 for the problem itself."""
+
+    id: int
+    key: str
+    distance: float
+
+
+def device_id(connection: sqlite3.Connection, device: DeviceInfo) -> int | None:
+    """The row of a device, if anything was measured on it."""
+    row = connection.execute(
+        "SELECT id FROM device WHERE arch = ? AND name = ? AND facts = ?", (device.arch, device.name, _facts(device))
+    ).fetchone()
+    return None if row is None else int(row[0])
+
+
+def most_measured(connection: sqlite3.Connection, arch: str) -> int | None:
+    """The row of the device of ``arch`` with the most timings, of several the first one."""
+    row = connection.execute(
+        "SELECT device.id FROM device JOIN timing ON device_id = device.id WHERE arch = ? "
+        "GROUP BY device.id ORDER BY count(*) DESC, device.id LIMIT 1",
+        (arch,),
+    ).fetchone()
+    return None if row is None else int(row[0])
+
+
+def record(
+    connection: sqlite3.Connection, problem: Problem, device: DeviceInfo, timings: Iterable[Timing], *, stamp: str = ""
+) -> None:
+    """Store timings of one problem on one device, in the caller's transaction; newer ones replace older ones.
+
+    Args:
+        connection: in a transaction.
+        problem: what was computed.
+        device: where.
+        timings: their kernels and libraries are rows of the registry.
+        stamp: when, ISO 8601; by default now, in UTC.
+    """
+    connection.execute(
+        "INSERT INTO device (arch, name, facts) VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
+        (device.arch, device.name, _facts(device)),
+    )
+    of_device, of_problem = device_id(connection, device), _problem_id(connection, problem)
+    created = stamp or datetime.now(timezone.utc).isoformat(timespec="seconds")
+    for timing in timings:
+        row = asdict(timing.measurement) | {
+            "problem_id": of_problem,
+            "kernel_id": timing.kernel_id,
+            "device_id": of_device,
+            "artifact_key": timing.artifact_key,
+            "tflops": problem.flops / timing.measurement.median_ms / 1e9,
+            "gbps": problem.bytes / timing.measurement.median_ms / 1e6,
+            "created": created,
+        }
+        holes = ", ".join(f":{name}" for name in row)
+        connection.execute(f"INSERT OR REPLACE INTO timing ({', '.join(row)}) VALUES ({holes})", row)
+
+
+def measured(connection: sqlite3.Connection, problem: Problem, device: DeviceInfo) -> set[tuple[str, str]]:
+    """The (kernel id, artifact key) of every library that was measured on the problem, with warm caches."""
+    rows = connection.execute(
+        "SELECT kernel_id, artifact_key FROM timing JOIN problem ON problem.id = problem_id "
+        "WHERE problem.key = ? AND device_id = ? AND NOT cold",
+        (problem.key, device_id(connection, device)),
+    )
+    return {(row[0], row[1]) for row in rows}
+
+
+def nearest(connection: sqlite3.Connection, problem: Problem, device: int | None) -> Neighbour | None:
+    """The measured problem that is most like ``problem``: itself, or of its kind with the least distance.
+
+    The distance is that of :mod:`catalog.schema.likeness`; of several at the same distance the first measured one.
+    """
+    if device is None:
+        return None
+    there = "EXISTS (SELECT 1 FROM timing WHERE problem_id = problem.id AND device_id = :device AND NOT cold)"
+    place: dict[str, object] = dict(zip(SIZES, size_of(problem), strict=True))
+    place |= {"device": device, "key": problem.key, "kind": kind_of(problem)}
+    squares = " + ".join(f"({name} - :{name}) * ({name} - :{name})" for name in SIZES)
+    row = connection.execute(
+        f"SELECT id, key, {squares} AS squared FROM problem WHERE kind = :kind AND {there} "
+        "ORDER BY key <> :key, squared, id LIMIT 1",
+        place,
+    ).fetchone()
+    return None if row is None else Neighbour(row["id"], row["key"], row["squared"] ** 0.5)
+
+
+def record_miss(connection: sqlite3.Connection, problem: Problem, arch: str) -> None:
+    """Count that ``problem`` was asked for on ``arch`` without a measurement, in the caller's transaction."""
+    full = connection.execute("SELECT count(*) >= ? FROM miss", (MAX_MISSES,)).fetchone()[0]
+    known = connection.execute("SELECT id FROM problem WHERE key = ?", (problem.key,)).fetchone()
+    if full and known is None:
+        return
+    connection.execute(
+        "INSERT INTO miss (problem_id, arch, n, last) VALUES (?, ?, 1, ?) "
+        "ON CONFLICT (problem_id, arch) DO UPDATE SET n = n + 1, last = excluded.last",
+        (_problem_id(connection, problem), arch, datetime.now(timezone.utc).isoformat(timespec="seconds")),
+    )
+
+
+def misses(connection: sqlite3.Connection, arch: str) -> list[tuple[str, int]]:
+    """Keys of the problems that were asked for on ``arch`` and not measured since, the most wanted first."""
+    rows = connection.execute(
+        "SELECT problem.key, miss.n FROM miss JOIN problem ON problem.id = problem_id WHERE arch = ? "
+        "AND NOT EXISTS (SELECT 1 FROM timing JOIN device ON device.id = device_id "
+        "  WHERE timing.problem_id = problem.id AND device.arch = miss.arch) "
+        "ORDER BY miss.n DESC, problem.id",
+        (arch,),
+    )
+    return [(row[0], row[1]) for row in rows]
+
+
+def _facts(device: DeviceInfo) -> str:
+    return json.dumps({"cores": device.cores}, sort_keys=True)
+
+
+def _problem_id(connection: sqlite3.Connection, problem: Problem) -> int:
+    row = connection.execute("SELECT id FROM problem WHERE key = ?", (problem.key,)).fetchone()
+    if row is None:
+        columns = ("key", "kind", *SIZES)
+        row = connection.execute(
+            f"INSERT INTO problem ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))}) RETURNING id",
+            (problem.key, kind_of(problem), *size_of(problem)),
+        ).fetchone()
+    return int(row[0])

@@ -1,0 +1,48 @@
+"""How alike two problems are: the same in kind, and how far apart in size.
+
+Problems of one kind ask for the same traits, head dims and operation, so that a kernel that answers one answers the
+other, padding aside. Their distance is Euclidean over the binary logarithms of their sizes: twice the keys is as far as
+twice the sequences.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING
+
+from catalog.schema.fields import Mode
+from catalog.schema.stages import traits_of
+
+if TYPE_CHECKING:
+    from catalog.schema.problem import Problem
+
+SIZES = ("sequences", "heads", "ratio", "queries", "keys")
+"""What of a problem is a size: how many sequences, key heads, query heads a key head, and how many queries and keys a
+sequence has on average."""
+
+
+def kind_of(problem: Problem) -> str:
+    """What two problems of one kind have in common, as canonical JSON."""
+    kind = {
+        "op": problem.op,
+        **traits_of(problem),
+        "mask": problem.kernel_mask.value,
+        "hdim_q": problem.hdim_q,
+        "hdim_v": problem.hdim_v,
+        "page_size": problem.page_size,
+        "layout": problem.layout,
+    }
+    return json.dumps(kind, sort_keys=True, separators=(",", ":"))
+
+
+def size_of(problem: Problem) -> tuple[float, ...]:
+    """The coordinates of a problem, one for each of :data:`SIZES`: log2(1 + extent)."""
+    sequences = max(1, problem.batch)
+    queries, keys = float(problem.seqlen_q), float(problem.seqlen_k)
+    if problem.mode is Mode.GROUP:
+        lengths = list(problem.sequences)
+        queries = sum(length for length, _ in lengths) / sequences
+        keys = sum(length for _, length in lengths) / sequences
+    extents = (problem.batch, problem.nhead_k, problem.ratio, queries, keys)
+    return tuple(math.log2(1 + extent) for extent in extents)

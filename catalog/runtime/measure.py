@@ -113,6 +113,7 @@ class Stopwatch:
         self._timed = timed
         self._durations: list[int] = []
         self._spent = 0.0
+        self._warm = 0
 
     def warm_up(self) -> None:
         """Launch until threads, caches and clocks have settled.
@@ -121,9 +122,9 @@ class Stopwatch:
             DeviceError: a launch failed.
         """
         deadline = time.monotonic() + self.rule.warm_up_seconds
-        self._timed.time(1)
+        self._warm = self._timed.time(1)[0]
         while time.monotonic() < deadline:
-            self._timed.time(1)
+            self._warm = self._timed.time(1)[0]
 
     def go(self, launches: int) -> None:
         """Time so many launches more.
@@ -154,8 +155,13 @@ class Stopwatch:
 
     @property
     def median_ms(self) -> float:
-        """Of what was timed so far."""
+        """Of what was timed so far, at least one launch."""
         return median(self._durations) / 1e6
+
+    @property
+    def typical_ms(self) -> float:
+        """What a launch takes, as far as is known: before any was timed, what the last one of the warm-up took."""
+        return max(1, median(self._durations) if self._durations else self._warm) / 1e6
 
     def measurement(self) -> Measurement:
         """What was timed so far, at least one launch."""

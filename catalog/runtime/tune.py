@@ -1,0 +1,221 @@
+"""Tuning: time the kernels that answer a problem against each other, and record what came of it.
+
+The candidates are the first of the static order, so that they do not depend on what was measured before. They take
+turns, which spreads what else the machine does over all of them; after each turn the slower half drops out, until two
+are left and are timed until their medians are known. What was measured with the same libraries before is not measured
+again, so a tuning that was stopped goes on where it was.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from catalog.errors import CatalogError, SelectionError
+from catalog.registry import transaction
+from catalog.runtime.inputs import make_inputs
+from catalog.runtime.measure import Measurement, StopRule, Stopwatch
+from catalog.runtime.tensors import Array, make_outputs
+from catalog.runtime.timings import Timing, measured, record
+from catalog.schema.stages import MAIN_STAGE
+
+if TYPE_CHECKING:
+    from catalog.runtime.catalog import Catalog
+    from catalog.runtime.plan import Plan
+    from catalog.schema.kernel import Kernel
+    from catalog.schema.problem import Problem
+
+FINALISTS = 2
+"""Kernels of a problem that are timed until their medians are known."""
+
+TURN_SECONDS = 0.05
+"""How long a turn of a kernel takes, if a launch takes no longer."""
+
+BUILT_AT_ONCE = 16
+"""Problems whose kernels are compiled together, before the first of them is timed: nothing compiles while it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """What tuning a problem gave: medians by kernel id, the fastest first, and what could not be timed, with reasons.
+
+    ``first`` is the kernel that the static order puts first; ``known`` says that all of it had been measured before.
+    """
+
+    problem: Problem
+    kernels: Mapping[str, Kernel] = field(repr=False)
+    measurements: Mapping[str, Measurement]
+    failures: Mapping[str, str]
+    first: str
+    known: bool = False
+
+    @property
+    def gain(self) -> float | None:
+        """How many times faster the best is than the first of the static order; None where that was not timed."""
+        if self.first not in self.measurements:
+            return None
+        best = min(measurement.median_ms for measurement in self.measurements.values())
+        return self.measurements[self.first].median_ms / best
+
+
+@dataclass(frozen=True, slots=True)
+class TuneOptions:
+    """How to tune.
+
+    Attributes:
+        arch: what kernels are for; this machine must have the device.
+        candidates: kernels of a problem at the most.
+        seconds: of all problems together; None: as long as it takes. The problem at hand is finished.
+        rule: of the finalists' medians.
+        jobs: compilers at once; None: one a core.
+        again: measure also what was measured before.
+    """
+
+    arch: str = "host"
+    candidates: int = 6
+    seconds: float | None = None
+    rule: StopRule = field(default_factory=StopRule)
+    jobs: int | None = None
+    again: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TuneReport:
+    """What came of the problems, in order.
+
+    ``unanswered`` has the reason why a problem, by key, has no kernel; ``left`` are those that there was no time for.
+    """
+
+    tuned: tuple[Tuned, ...]
+    unanswered: Mapping[str, str]
+    left: tuple[Problem, ...]
+
+    @property
+    def gain(self) -> float:
+        """Geometric mean over the problems of how many times faster the best is than the static order's first."""
+        gains = [tuned.gain for tuned in self.tuned if tuned.gain is not None]
+        return math.exp(sum(map(math.log, gains)) / len(gains)) if gains else 1.0
+
+
+def tune(
+    catalog: Catalog,
+    problems: Sequence[Problem],
+    options: TuneOptions | None = None,
+    on_done: Callable[[Tuned], None] | None = None,
+) -> TuneReport:
+    """Time the candidates of each problem on this machine, and record the medians in the catalog.
+
+    A kernel that does not compile, or whose launch fails, is left out and reported.
+
+    Raises:
+        DeviceError: this machine has no device for the arch.
+        ToolchainError: there is no usable compiler.
+        UsageError, SpecError, RegistryError: as :meth:`Catalog.select`; RegistryError also where the catalog cannot be
+            written.
+    """
+    return _Tuning(catalog, options or TuneOptions()).run(problems, on_done)
+
+
+class _Tuning:
+    def __init__(self, catalog: Catalog, options: TuneOptions) -> None:
+        self._catalog = catalog
+        self._options = options
+        self._device = catalog.device(options.arch)
+        self._deadline = math.inf if options.seconds is None else time.monotonic() + options.seconds
+
+    def run(self, problems: Sequence[Problem], on_done: Callable[[Tuned], None] | None) -> TuneReport:
+        tuned: list[Tuned] = []
+        unanswered: dict[str, str] = {}
+        waiting = list(problems)
+        while waiting and time.monotonic() < self._deadline:
+            together, waiting = waiting[:BUILT_AT_ONCE], waiting[BUILT_AT_ONCE:]
+            plans = {}
+            for problem in together:
+                try:
+                    plans[problem] = self._plans(problem)
+                except SelectionError as error:
+                    unanswered[problem.key] = error.message
+            kernels = {kernel.id: kernel for of in plans.values() for plan in of for kernel in plan.kernels}
+            self._catalog.builder.build_many(kernels.values(), self._options.jobs)  # failures come again, one by one
+            for place, (problem, candidates) in enumerate(plans.items()):
+                if time.monotonic() >= self._deadline:
+                    waiting = [*islice(plans, place, None), *waiting]
+                    break
+                tuned.append(self._tune(problem, candidates))
+                if on_done is not None:
+                    on_done(tuned[-1])
+        self._catalog.forget()
+        return TuneReport(tuple(tuned), unanswered, tuple(waiting))
+
+    def _plans(self, problem: Problem) -> list[Plan]:
+        """A plan for each candidate, in the static order."""
+        found = self._catalog.candidates(problem, arch=self._options.arch, limit=self._options.candidates, static=True)
+        return [self._catalog.plan(problem, candidate.kernel) for candidate in found]
+
+    def _tune(self, problem: Problem, plans: Sequence[Plan]) -> Tuned:
+        main = MAIN_STAGE[problem.op]
+        kernels = {kernel.id: kernel for plan in plans for kernel in plan.kernels if kernel.family is main}
+        failures: dict[str, str] = {}
+        keys: dict[str, str] = {}
+        for kernel_id, plan in zip(kernels, plans, strict=True):
+            try:
+                keys[kernel_id] = next(a.key for a in plan.build() if a.kernel_id == kernel_id)
+            except CatalogError as error:
+                failures[kernel_id] = error.message
+        known = set() if self._options.again else measured(self._catalog.connection, problem, self._device.device)
+        fresh = {kernel_id for kernel_id, key in keys.items() if (kernel_id, key) not in known}
+        measurements: dict[str, Measurement] = {}
+        if fresh:
+            runners = dict(self._runners(problem, dict(zip(kernels, plans, strict=True)), keys, failures))
+            measurements = _race(runners, self._options.rule, failures)
+            timings = [
+                Timing(kernel_id, keys[kernel_id], measurement) for kernel_id, measurement in measurements.items()
+            ]
+            with transaction(self._catalog.connection):
+                record(self._catalog.connection, problem, self._device.device, timings)
+        ordered = dict(sorted(measurements.items(), key=lambda item: (item[1].median_ms, item[0])))
+        return Tuned(problem, kernels, ordered, failures, next(iter(kernels)), known=not fresh)
+
+    def _runners(
+        self, problem: Problem, plans: Mapping[str, Plan], keys: Mapping[str, str], failures: dict[str, str]
+    ) -> Iterator[tuple[str, Stopwatch]]:
+        """The candidates that were built, bound to the same tensors and warmed up."""
+        inputs = make_inputs(problem, seed=0)
+        outputs: dict[str, Array] = make_outputs(problem, inputs)
+        for kernel_id in keys:
+            try:
+                stopwatch = Stopwatch(plans[kernel_id].bind(inputs, outputs=outputs), self._options.rule)
+                stopwatch.warm_up()
+            except CatalogError as error:
+                failures[kernel_id] = error.message
+            else:
+                yield kernel_id, stopwatch
+
+
+def _launches_of_a_turn(stopwatch: Stopwatch, rule: StopRule) -> int:
+    return max(1, min(rule.least, round(TURN_SECONDS * 1e3 / stopwatch.typical_ms)))
+
+
+def _race(runners: Mapping[str, Stopwatch], rule: StopRule, failures: dict[str, str]) -> dict[str, Measurement]:
+    """What was measured of each: of all but the finalists as little as it took to see that they are slower."""
+    racing = dict(runners)
+    while racing:
+        last = len(racing) <= FINALISTS
+        for kernel_id, stopwatch in list(racing.items()):
+            try:
+                stopwatch.go(_launches_of_a_turn(stopwatch, rule))
+            except CatalogError as error:
+                failures[kernel_id] = error.message
+                del racing[kernel_id]
+        if last:
+            racing = {kernel_id: stopwatch for kernel_id, stopwatch in racing.items() if not stopwatch.done}
+        else:
+            faster = sorted(racing, key=lambda kernel_id: (racing[kernel_id].median_ms, kernel_id))
+            racing = {
+                kernel_id: racing[kernel_id] for kernel_id in faster[: max(FINALISTS, math.ceil(len(faster) / 2))]
+            }
+    return {kernel_id: stopwatch.measurement() for kernel_id, stopwatch in runners.items() if kernel_id not in failures}

@@ -1,6 +1,7 @@
 /* The functions of libamdhip64 that the catalog calls, over host memory: counted, and failing on demand.
  *
- * A copy is done when its stream or an event is synchronised, not before. ROCM is 5 or 6: which layout of
+ * A copy is done when its stream or an event is synchronised, not before, and is refused on the default stream of another
+ * GPU than the memory's. ROCM is 5 or 6: which layout of
  * hipDeviceProp_t there is.
  */
 #include <stdint.h>
@@ -112,12 +113,20 @@ int hipGetDeviceProperties(char* filled, int index) { ENTER; return properties(f
 int hipGetDevicePropertiesR0600(char* filled, int index) { ENTER; return properties(filled, 1472, 1160, index); }
 #endif
 
+static int gpu_of(const char* address) {
+    for (int i = 0; i < RESOURCES; i++)
+        if (resources[i].address && address >= resources[i].address &&
+            address < resources[i].address + resources[i].size)
+            return resources[i].gpu;
+    return -1;
+}
+
 int hipMalloc(void** out, size_t size) { ENTER; return make(out, size); }
 int hipFree(void* address) { ENTER; settle(); return drop(address); }
 int hipMemcpyAsync(void* target, const void* source, size_t size, int kind, void* stream) {
     ENTER;
-    (void)stream;
     if ((kind != 1 && kind != 2) || copies == RESOURCES) return INVALID_VALUE;
+    if (!stream && gpu_of(kind == 1 ? target : source) != current) return INVALID_VALUE; /* nothing orders it */
     pending[copies].target = target;
     pending[copies].source = source;
     pending[copies++].size = size;
@@ -125,13 +134,10 @@ int hipMemcpyAsync(void* target, const void* source, size_t size, int kind, void
 }
 int hipPointerGetAttributes(int* filled, char* address) {
     ENTER;
-    for (int i = 0; i < RESOURCES; i++)
-        if (resources[i].address && address >= resources[i].address &&
-            address < resources[i].address + resources[i].size) {
-            filled[1] = resources[i].gpu;
-            return 0;
-        }
-    return INVALID_VALUE;
+    const int gpu = gpu_of(address);
+    if (gpu < 0) return INVALID_VALUE;
+    filled[1] = gpu;
+    return 0;
 }
 int hipStreamCreateWithFlags(void** out, unsigned flags) { ENTER; (void)flags; return make(out, 8); }
 int hipStreamSynchronize(void* stream) { ENTER; (void)stream; settle(); return 0; }

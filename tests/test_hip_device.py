@@ -14,6 +14,7 @@ from conftest import missing
 
 import catalog
 from catalog.errors import DeviceError, TensorError
+from catalog.runtime.bound import take
 from catalog.runtime.devices import DeviceInfo
 from catalog.runtime.devices.abi import TENSORS
 from catalog.runtime.devices.hip import HipDevice
@@ -58,6 +59,13 @@ def expected(problem, v):
     heads = problem.tensors["v"].strides[1]
     o = np.repeat(v, problem.nhead_q // problem.nhead_k, axis=heads)
     return o[tuple(slice(extent) for extent in problem.shapes["o"])]
+
+
+def call_of(device, problem, tensors, num_splits=1):
+    """The call with the tensors, checked as those of a plan are."""
+    outputs = {name: tensors[name] for name in problem.made if name in tensors}
+    inputs = {name: value for name, value in tensors.items() if name not in outputs}
+    return device.call(problem, take(problem, device, inputs, outputs, 0).arrays, num_splits)
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +169,7 @@ class Exposed:
 
 def test_the_real_runtime_says_that_there_is_no_gpu(real):
     assert int(real.version.split(".")[0]) >= 5
-    for ask in (lambda: HipDevice().device, lambda: HipDevice().call(PACKED, {})):
+    for ask in (lambda: HipDevice().device, lambda: call_of(HipDevice(), PACKED, {})):
         with pytest.raises(DeviceError, match=r"finds no GPU \(hipGetDeviceCount failed: hipErrorNoDevice") as raised:
             ask()
         assert "render and video" in str(raised.value)
@@ -236,7 +244,7 @@ def test_what_is_made_is_released_once(runtime, fake, kind, size):
 
 @pytest.mark.parametrize("problem", [PACKED, SPLIT], ids=lambda problem: problem.op)
 def test_a_kernel_is_given_no_address_of_the_host(runtime, problem):
-    call = HipDevice(1, runtime=runtime).call(problem, make_inputs(problem) | make_outputs(problem), 3)
+    call = call_of(HipDevice(1, runtime=runtime), problem, make_inputs(problem) | make_outputs(problem), 3)
     pointers = [getattr(call.args, name).data for name in TENSORS] + [call.args.seqstart_q, call.args.seqstart_k]
     given = [pointer for pointer in pointers if pointer is not None]
     assert len(given) == 6  # Q, K, V, O and what the mode or the stages add
@@ -260,11 +268,9 @@ def test_a_kernel_reads_and_writes_the_tensors(runtime, fake, kernel, problem, s
             ctypes.memmove(memory.handle, arrays["v"].ctypes.data, arrays["v"].nbytes)
             tensors["v"] = Exposed(memory, arrays["v"].shape, stream=1)
             del memory
-        call = device.call(problem, tensors | shared, num_splits=3)
+        call = call_of(device, problem, tensors | shared, num_splits=3)
         assert call.args.num_splits == 3
-        device.launch(loaded, call)
         assert all(duration > 0 for duration in device.time([loaded, loaded], call, 4))
-        device.fetch(call)
         assert np.array_equal(arrays["o"], expected(problem, arrays["v"]))
         assert ctypes.c_void_p.in_dll(ctypes.CDLL(str(path)), "last_stream").value == stream.handle
         assert [(tensor.streams, tensor.deleted) for tensor in shared.values()] == [([stream.handle], 0)] * len(shared)
@@ -280,12 +286,10 @@ def test_numpy_arrays_are_sent_and_fetched_whatever_their_strides(runtime, kerne
     loaded = device.load(kernel(), "digest", "ROW")
     inputs = make_inputs(PACKED) | {"v": np.zeros((2, 8, 16), np.float32).swapaxes(0, 1)}
     o = np.full((4, 8, 16), np.nan, np.float32).swapaxes(0, 1)
-    call = device.call(PACKED, inputs | {"o": o})
+    call = call_of(device, PACKED, inputs | {"o": o})
     for fill in (1, 2):
         inputs["v"][...] = fill
-        device.send(call)
-        device.launch(loaded, call)
-        device.fetch(call)
+        device.run([loaded], call)
         assert (o == fill).all()
 
 
@@ -320,7 +324,7 @@ def test_a_call_that_fails_is_named_and_leaves_nothing(runtime, fake, kernel, fa
     loaded = device.load(kernel(), "digest", "ROW")
     fake.fake_fail(*failing)
     with pytest.raises(DeviceError, match=message):
-        device.time([loaded], device.call(PACKED, make_inputs(PACKED) | make_outputs(PACKED)), 2)
+        device.time([loaded], call_of(device, PACKED, make_inputs(PACKED) | make_outputs(PACKED)), 2)
     fake.fake_fail(failing[0], 0)
     assert runtime.take_last_error() == 0  # whoever asks next is not told of it
 
@@ -361,17 +365,20 @@ READ_ONLY.flags.writeable = False
         ("q", {"mask": 1}, "q is a masked array"),
         ("q", {"data": (1 << 20, False)}, "q is in no memory that the HIP runtime knows"),
         ("q", {"strides": (8, 4, 256)}, "q has a stride of 256 bytes along the head dim"),
-        ("o", {"data": (1 << 20, True)}, "o is read-only, and the kernel writes it"),
+        ("o", {"data": READ_ONLY}, "o is read-only, and the kernel writes it"),
         ("o", {"strides": (0, 64, 4)}, "o is a broadcast view"),
         ("seqlens_k", np.array([3, 0, 6], np.int32), r"seqlens_k\[2\] is 6: must be from 0 to 5"),
     ],
 )
 def test_tensors_that_do_not_fit_are_refused(runtime, name, value, message):
     if isinstance(value, dict):
-        value = Exposed(Memory(runtime, 0, Q.nbytes), Q.shape, **value)
+        memory = Memory(runtime, 0, Q.nbytes)
+        if value.get("data") is READ_ONLY:
+            value = value | {"data": (memory.handle, True)}
+        value = Exposed(memory, Q.shape, **value)
     tensors = make_inputs(PACKED) | make_outputs(PACKED) | {name: value}
     with pytest.raises(TensorError, match=message):
-        HipDevice(runtime=runtime).call(PACKED, tensors)
+        call_of(HipDevice(runtime=runtime), PACKED, tensors)
     gc.collect()
     if isinstance(value, Shared):
         assert value.deleted == len(value.streams)  # what was lent is given back
@@ -381,6 +388,6 @@ def test_empty_tensors_have_an_address(runtime):
     problem = Problem(batch=1, nhead_q=1, seqlen_q=0, seqlen_k=4, hdim_q=16, dtype="fp32")
     tensors = make_inputs(problem) | make_outputs(problem)
     nowhere = Exposed(Memory(runtime, 0, 0), problem.shapes["q"], data=(0, False))
-    args = HipDevice(runtime=runtime).call(problem, tensors | {"q": nowhere}).args
+    args = call_of(HipDevice(runtime=runtime), problem, tensors | {"q": nowhere}).args
     assert args.q.data
     assert args.o.data

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from catalog.runtime.devices import is_amd
 from catalog.runtime.peaks import Peaks, measure_peaks
 
 if TYPE_CHECKING:
@@ -27,19 +28,19 @@ MEASURE_SECONDS = 0.5
 class Benchmark:
     """The speed of the kernels of a plan, all stages together.
 
-    ``median_ms`` and ``min_ms`` are of the wall times of ``runs`` launches, in milliseconds. ``gflops`` counts
-    :attr:`Problem.flops` and ``gb_per_s`` :attr:`Problem.bytes`, both in 1e9 a second, over the median. Their
-    percentages are of the measured :class:`~catalog.runtime.peaks.Peaks`; that of the bandwidth may exceed 100 where
-    the tensors stay in the caches from launch to launch.
+    ``median_ms`` and ``min_ms`` are of the times of ``runs`` launches, in milliseconds: see :meth:`BoundPlan.time`.
+    ``gflops`` counts :attr:`Problem.flops` and ``gb_per_s`` :attr:`Problem.bytes`, both in 1e9 a second, over the
+    median. Their percentages are of the measured :class:`~catalog.runtime.peaks.Peaks`, None where none were measured;
+    that of the bandwidth may exceed 100 where the tensors stay in the caches from launch to launch.
     """
 
     median_ms: float
     min_ms: float
     runs: int
     gflops: float
-    percent_of_peak: float
+    percent_of_peak: float | None
     gb_per_s: float
-    percent_of_bandwidth: float
+    percent_of_bandwidth: float | None
     kernels: tuple[str, ...]
 
     @property
@@ -50,9 +51,9 @@ class Benchmark:
             round(self.min_ms, 4),
             self.runs,
             round(self.gflops, 1),
-            round(self.percent_of_peak, 1),
+            None if self.percent_of_peak is None else round(self.percent_of_peak, 1),
             round(self.gb_per_s, 2),
-            round(self.percent_of_bandwidth, 1),
+            None if self.percent_of_bandwidth is None else round(self.percent_of_bandwidth, 1),
             " -> ".join(self.kernels),
         )
 
@@ -62,28 +63,32 @@ COLUMNS = tuple(field.name for field in fields(Benchmark))
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The kernels that were timed on a device, best candidate first, and what it reaches."""
+    """The kernels that were timed on a device, best candidate first, and what it reaches, if that was measured."""
 
     device: DeviceInfo
-    peaks: Peaks
+    peaks: Peaks | None
     benchmarks: tuple[Benchmark, ...]
 
     @property
     def about(self) -> str:
         """The peaks and what they are of, as a sentence."""
         cores = self.device.cores
+        if self.peaks is None:
+            return f"Timed by the clock of {self.device.name}, {self.device.arch}; its peaks are not measured."
         return (
             f"Measured peaks of {self.device.arch}, {cores} thread{'s' * (cores > 1)} of {self.device.name}: "
             f"{self.peaks.gflops:.1f} GFLOP/s in fp32, {self.peaks.gb_per_s:.1f} GB/s of reads."
         )
 
 
-def bench(plan: Plan, peaks: Peaks, *, runs: int = 10, seconds: float = MEASURE_SECONDS, seed: int = 0) -> Benchmark:
+def bench(
+    plan: Plan, peaks: Peaks | None, *, runs: int = 10, seconds: float = MEASURE_SECONDS, seed: int = 0
+) -> Benchmark:
     """Time a plan on seeded random inputs, after a warm-up.
 
     Args:
         plan: of a problem on this machine.
-        peaks: of the same arch and threads.
+        peaks: of the same arch and threads; None: unknown.
         runs: launches that are timed at the least.
         seconds: how long launches are timed, if those take no longer.
         seed: of the inputs.
@@ -101,9 +106,9 @@ def bench(plan: Plan, peaks: Peaks, *, runs: int = 10, seconds: float = MEASURE_
         min_ms=min(durations) / 1e6,
         runs=len(durations),
         gflops=gflops,
-        percent_of_peak=100 * gflops / peaks.gflops,
+        percent_of_peak=None if peaks is None else 100 * gflops / peaks.gflops,
         gb_per_s=gb_per_s,
-        percent_of_bandwidth=100 * gb_per_s / peaks.gb_per_s,
+        percent_of_bandwidth=None if peaks is None else 100 * gb_per_s / peaks.gb_per_s,
         kernels=tuple(kernel.name for kernel in plan.kernels),
     )
 
@@ -116,7 +121,7 @@ def bench_problem(
     Args:
         catalog: where the kernels are, with the threads to use.
         problem: what they compute.
-        arch: of this machine's CPU.
+        arch: of this machine's CPU, or of a GPU here, whose peaks are not measured.
         candidates: how many kernels at most.
         runs: as :func:`bench` takes it.
 
@@ -125,8 +130,8 @@ def bench_problem(
     """
     found = catalog.candidates(problem, arch=arch, limit=candidates)
     plans = [catalog.plan(problem, candidate.kernel) for candidate in found]
-    device = catalog.host()
-    peaks = measure_peaks(catalog.builder, plans[0].arch, device.threads)
+    device = catalog.device(plans[0].arch)
+    peaks = None if is_amd(plans[0].arch) else measure_peaks(catalog.builder, plans[0].arch, device.threads)
     benchmarks = tuple(bench(plan, peaks, runs=runs) for plan in plans)
     return Report(replace(device.device, arch=plans[0].arch), peaks, benchmarks)
 

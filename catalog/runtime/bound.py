@@ -10,12 +10,12 @@ import numpy as np
 
 from catalog.errors import TensorError
 from catalog.runtime.inputs import make_inputs
-from catalog.runtime.tensors import Array, check_inputs, check_outputs, make_outputs, results
+from catalog.runtime.tensors import Strided, check_inputs, check_outputs, make_outputs, results
 from catalog.runtime.workspace import splits_of
 
 if TYPE_CHECKING:
+    from catalog.runtime.devices import Device
     from catalog.runtime.devices.arguments import Call
-    from catalog.runtime.devices.host import HostDevice
     from catalog.runtime.devices.loading import LoadedKernel
     from catalog.runtime.plan import Plan
     from catalog.schema.problem import Problem
@@ -28,26 +28,31 @@ _OVERLAP_WORK = 100_000
 class BoundPlan:
     """The kernels of a plan, loaded, with tensors, outputs and workspaces that every launch uses anew.
 
-    A launch reads what the inputs hold at the time, and writes ``outputs``, arrays by name, in place.
+    A launch reads what the inputs hold at the time, and writes ``outputs``, arrays by name, in place. On a GPU, NumPy
+    arrays are copied there and back by each launch, arrays in its memory are used where they are. The work is on the
+    GPU's default stream: what other streams do to such arrays between launches must be done, or ordered before it.
     """
 
-    outputs: Mapping[str, Array] = field(repr=False)
+    outputs: Mapping[str, Any] = field(repr=False)
     kernels: tuple[LoadedKernel, ...]
-    device: HostDevice = field(repr=False)
+    device: Device[Any] = field(repr=False)
     _call: Call = field(repr=False)
 
     def launch(self) -> None:
-        """Run all stages once, without a check or an allocation; on return the outputs are written.
+        """Run all stages once, without a check; on return the outputs are written, in whatever memory they are.
+
+        Nothing is allocated, but for a dense copy of each strided NumPy array that a GPU gets.
 
         Raises:
-            DeviceError: a kernel refuses the call or has no memory: a length or a page number of the inputs no longer
-                fits.
+            DeviceError: a kernel refuses the call, fails or has no memory: a length or a page number of the inputs no
+                longer fits.
         """
-        for kernel in self.kernels:
-            self.device.launch(kernel, self._call)
+        self.device.run(self.kernels, self._call)
 
     def time(self, launches: int = 1) -> list[int]:
-        """Nanoseconds of each of so many launches.
+        """Nanoseconds of each of so many launches, by the device's clock: wall time on the host, a GPU's own on a GPU.
+
+        A GPU's launches share one copy of the NumPy arrays there and back, which does not count.
 
         Raises:
             DeviceError: as :meth:`launch`.
@@ -55,24 +60,42 @@ class BoundPlan:
         return self.device.time(self.kernels, self._call, launches)
 
 
-def take(problem: Problem, given: Mapping[str, Any], into: Mapping[str, Any] | None, seed: int) -> dict[str, Array]:
-    """All tensors of a run: the inputs, checked or made, then the outputs, made or checked; see :meth:`Plan.bind`."""
-    inputs = check_inputs(problem, given) if given else make_inputs(problem, seed)
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The tensors of a run, inputs, then outputs: ``arrays`` as the device takes them; ``results`` as they were given
+    or made, those that are written, by the names of the results.
+    """
+
+    arrays: Mapping[str, Strided]
+    results: Mapping[str, Any]
+
+
+def take(
+    problem: Problem, device: Device[Any], given: Mapping[str, Any], into: Mapping[str, Any] | None, seed: int
+) -> Taken:
+    """All tensors of a run on ``device``: inputs, checked or made, and outputs, made or checked; see :meth:`Plan.bind`.
+
+    Raises:
+        TensorError: as :meth:`Plan.bind`.
+    """
+    inputs: Mapping[str, Any] = check_inputs(problem, given, device.array) if given else make_inputs(problem, seed)
     if into is None:
-        return inputs | make_outputs(problem, inputs)
-    outputs = check_outputs(problem, into)
-    _check_apart(inputs | outputs, tuple(outputs))
-    return inputs | outputs
+        outputs: Mapping[str, Any] = make_outputs(problem, inputs)
+        return Taken({**inputs, **outputs}, results(problem, {**inputs, **given, **outputs}))
+    outputs = check_outputs(problem, into, device.array)
+    arrays = {**inputs, **outputs}
+    _check_apart(arrays, tuple(outputs))
+    return Taken(arrays, results(problem, {**inputs, **given, **into}))
 
 
-def bind(plan: Plan, device: HostDevice, kernels: tuple[LoadedKernel, ...], tensors: Mapping[str, Array]) -> BoundPlan:
-    """The loaded kernels of a plan with tensors from :func:`take`."""
+def bind(plan: Plan, device: Device[Any], kernels: tuple[LoadedKernel, ...], taken: Taken) -> BoundPlan:
+    """The loaded kernels of a plan with the tensors of a run."""
     problem = plan.problem
-    call = device.call(problem, tensors, splits_of(problem, plan.kernels, device.threads))
-    return BoundPlan(results(problem, tensors), kernels, device, call)
+    call = device.call(problem, taken.arrays, splits_of(problem, plan.kernels, device.threads))
+    return BoundPlan(taken.results, kernels, device, call)
 
 
-def _check_apart(tensors: Mapping[str, Array], outputs: tuple[str, ...]) -> None:
+def _check_apart(tensors: Mapping[str, Strided], outputs: tuple[str, ...]) -> None:
     """No output shares an element with another tensor.
 
     Raises:
@@ -84,7 +107,7 @@ def _check_apart(tensors: Mapping[str, Array], outputs: tuple[str, ...]) -> None
                 raise TensorError(f"the output {name} shares memory with {other}", hint="give it an array of its own")
 
 
-def _share(a: Array, b: Array) -> bool:
+def _share(a: Strided, b: Strided) -> bool:
     try:
         return np.shares_memory(a, b, max_work=_OVERLAP_WORK)  # type: ignore[arg-type]  # stubs know two values
     except RuntimeError:  # NumPy's TooHardError, whose place depends on NumPy's version

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from catalog.rules.populate import Population as Populated
     from catalog.rules.populate import Progress
     from catalog.rules.restriction import Restriction
+    from catalog.runtime.devices import Device
     from catalog.runtime.devices.host import HostDevice
 
 _log = logging.getLogger(__name__)
@@ -74,6 +75,7 @@ class Catalog:
         self._memo: dict[tuple[str, str, str | None, str], Plan] = {}
         self._lock = threading.RLock()
         self._selectors: dict[tuple[str, str | None, str], Selector] = {}
+        self._devices: dict[str, Device[Any]] = {}
 
     @classmethod
     @lru_cache(maxsize=1)
@@ -224,7 +226,7 @@ class Catalog:
         """
         selected = self.select(problem, arch=kernel.arch, revision=kernel.revision, mask_impl=kernel.mask_impl)
         kernels = tuple(kernel if stage.family is kernel.family else stage for stage in selected.kernels)
-        return Plan(problem, selected.arch, kernels, Services(self.build, lambda: kernels, self.host))
+        return Plan(problem, selected.arch, kernels, Services(self.build, lambda: kernels, self.device))
 
     @_OnDefault
     def candidates(
@@ -349,7 +351,7 @@ class Catalog:
                 stages = stages_of(problem.op, main)
                 return tuple(selector.candidates(problem, family)[0].kernel for family in stages)
 
-        services = Services(self.build, kernels, self.host)
+        services = Services(self.build, kernels, self.device)
         return Plan(problem, resolve_arch(arch), kernels(), services)
 
     def _selector(self, arch: str, revision: str | None, mask_impl: str) -> Selector:
@@ -425,6 +427,26 @@ class Catalog:
     def host(self) -> HostDevice:
         """The host CPU as a device."""
         return self._host
+
+    def device(self, arch: str) -> Device[Any]:
+        """What kernels of ``arch`` run on: the host CPU, or the first GPU of that arch which the process may use.
+
+        It is the same object each time, of the host for all its archs.
+
+        Raises:
+            DeviceError: this machine has none; says what it lacks.
+        """
+        device = self._devices.get(arch)
+        if device is None:
+            from catalog.runtime.devices import check_available, hip, is_amd
+
+            with self._lock:
+                if arch not in self._devices:
+                    name = resolve_arch(arch)
+                    check_available(name)
+                    self._devices[arch] = hip.first_gpu(name) if is_amd(name) else self.host()
+                device = self._devices[arch]
+        return device
 
     def _record(self, record: ArtifactRecord) -> None:
         fields = record.columns

@@ -15,7 +15,7 @@ Array = NDArray[Any]
 
 
 def check_indices(problem: Problem, tensors: Mapping[str, Array]) -> None:
-    """Every length fits into its sequence, every page number into the cache.
+    """Every length fits into its sequence, every page number into the cache, as far as ``tensors`` has them.
 
     Raises:
         TensorError: one does not; says which, and what is allowed.
@@ -23,9 +23,9 @@ def check_indices(problem: Problem, tensors: Mapping[str, Array]) -> None:
     for name in ("seqlens_q", "seqlens_k"):
         if name in tensors:
             _within(name, tensors[name], 0, np.array(_room(problem, name), np.int64))
-    if "kv_indptr" in tensors:
+    if tensors.keys() >= {"kv_indptr", "kv_page_indices", "kv_last_page_lens"}:
         _check_sglang(problem, tensors)
-    elif "block_table" in tensors:
+    elif tensors.keys() >= {"block_table", "seqlens_k"}:
         used = -(-_stored(problem, tensors).astype(np.int64) // problem.page_size)
         table = tensors["block_table"]
         columns = np.arange(table.shape[1])

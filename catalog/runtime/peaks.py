@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from catalog.build.host.emit import PEAK_PROBE
 from catalog.errors import DeviceError
-from catalog.runtime.devices import why_unavailable
+from catalog.runtime.devices.host import why_unavailable
 
 if TYPE_CHECKING:
     from catalog.build.builder import Builder

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from catalog.errors import BuildError, DeviceError, SelectionError
+from catalog.errors import BuildError, SelectionError
 from catalog.schema.kernel import Kernel
 from catalog.schema.problem import Problem
 
 if TYPE_CHECKING:
     from catalog.build.builder import Artifact
     from catalog.runtime.bound import BoundPlan
-    from catalog.runtime.devices.host import HostDevice
+    from catalog.runtime.devices import Device
     from catalog.runtime.devices.loading import LoadedKernel
     from catalog.runtime.tensors import Array
 
@@ -27,9 +27,10 @@ class Result:
     """What a run gave.
 
     ``outputs`` are arrays by name: ``o``, ``lse``, ``dq``, ... as the operation has them. An updated input is the very
-    array that was given. ``time_ms`` is the wall time of the launches of all stages, the median where there were
-    several; ``tflops`` counts :attr:`Problem.flops`. ``kernels`` are the names of the
-    kernels that ran, ``compile_seconds`` what compiling them took, 0 for what the cache had.
+    array that was given, also in a GPU's memory. ``time_ms`` is the time of a launch of all stages, the median where
+    there were several: wall time on the host, on a GPU by its own clock and without copies; ``tflops`` counts
+    :attr:`Problem.flops`. ``kernels`` are the names of the kernels that ran, ``compile_seconds`` what compiling them
+    took, 0 for what the cache had.
     """
 
     outputs: Mapping[str, Array] = field(repr=False)
@@ -41,11 +42,11 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What a plan needs of its catalog: build a kernel, find another when one does not compile, the host's device."""
+    """What a plan needs of its catalog: a kernel built, another where one does not compile, the device of an arch."""
 
     build: Callable[[Kernel], Artifact]
     reselect: Callable[[], tuple[Kernel, ...]]
-    host: Callable[[], HostDevice]
+    device: Callable[[str], Device[Any]]
 
 
 class Plan:
@@ -92,14 +93,19 @@ class Plan:
     ) -> Result:
         """Run the plan on tensors, ``run(q=q, k=k, v=v)`` or ``run(inputs)``; without any, on seeded random ones.
 
+        A plan of an AMD arch runs on the first GPU of that arch that the process may use. It takes NumPy arrays, which
+        are copied there and back, and arrays in that GPU's memory (``__dlpack__`` or ``__cuda_array_interface__``,
+        PyTorch's for one), which are used where they are and whose lengths and page numbers are not checked. Outputs
+        are NumPy arrays all the same; :meth:`bind` takes others.
+
         Args:
-            inputs: the inputs by name, NumPy arrays as :attr:`Problem.tensors` describes them.
+            inputs: the inputs by name, arrays as :attr:`Problem.tensors` describes them.
             seed: of the random inputs.
             repeats: launches; the outputs are the last one's, the time is the median.
             tensors: the inputs as keywords.
 
         Raises:
-            TensorError: a tensor is missing, superfluous, or of the wrong shape, dtype or strides.
+            TensorError: a tensor is missing, superfluous, of the wrong shape, dtype or strides, or in other memory.
             DeviceError: this machine has no device for the arch, or a launch failed.
             BuildError, ToolchainError: as :meth:`build`.
         """
@@ -126,9 +132,9 @@ class Plan:
 
         Args:
             inputs: as :meth:`run` takes them; without any, seeded random ones are made.
-            outputs: arrays to write into, by the names of :attr:`Problem.tensors`; without any, new ones are made.
-                What a run leaves alone (rows behind the real length of a sequence, skipped sequences) keeps its value
-                in a given array.
+            outputs: arrays to write into, by the names of :attr:`Problem.tensors`, for a GPU also arrays in its memory;
+                without any, new NumPy arrays are made. What a run leaves alone (rows behind the real length of a
+                sequence, skipped sequences) keeps its value in a given array.
             seed: of the random inputs.
             tensors: the inputs as keywords.
 
@@ -143,28 +149,15 @@ class Plan:
         """The bound plan, and the seconds that compiling it took."""
         from catalog.runtime.bound import bind, take
 
-        self._check_device()
-        tensors = take(self.problem, given, outputs, seed)  # before anything is compiled for them
-        device = self._services.host()
+        device = self._services.device(self.arch)
+        taken = take(self.problem, device, given, outputs, seed)  # before anything is compiled for them
         compile_seconds = self._load(device)
-        return bind(self, device, self._loaded, tensors), compile_seconds
+        return bind(self, device, self._loaded, taken), compile_seconds
 
-    def _load(self, device: HostDevice) -> float:
+    def _load(self, device: Device[Any]) -> float:
         """Load the kernels, unless they are; the seconds that compiling took."""
         if self._loaded:
             return 0.0
         artifacts = self.build()
         self._loaded = tuple(device.load(artifact.path, artifact.sha256, artifact.kernel_id) for artifact in artifacts)
         return sum(artifact.compile_seconds for artifact in artifacts if not artifact.cached)
-
-    def _check_device(self) -> None:
-        if self._loaded:
-            return
-        from catalog.runtime.devices import why_unavailable
-
-        reason = why_unavailable(self.arch)
-        if reason is not None:
-            raise DeviceError(
-                f"{self.arch} kernels cannot run on this machine: {reason}.",
-                hint="Select with arch='host' to run on this machine's CPU.",
-            )

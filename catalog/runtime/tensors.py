@@ -1,4 +1,4 @@
-"""The NumPy arrays of a problem: checked, described to a kernel, and made where they are outputs.
+"""The arrays of a problem: checked, described to a kernel, and made where they are outputs.
 
 What tensors a problem has is :attr:`Problem.tensors`. Q, K, V and O have the problem's dtype (fp8bf16: fp8 in, bf16
 out; fp8 is OCP's float8_e4m3fn, bf8 float8_e5m2). A kernel reads rows of the head dim: that axis must be contiguous,
@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,11 +24,47 @@ from catalog.schema.problem_tensors import Tensor
 
 Array = NDArray[Any]
 
+
+class Flags(Protocol):
+    """What checks ask of the flags of an array."""
+
+    @property
+    def writeable(self) -> bool:
+        """Whether it may be written."""
+
+    @property
+    def aligned(self) -> bool:
+        """Whether its elements are where the hardware wants such elements."""
+
+
+class Strided(Protocol):
+    """What checks ask of an array, in whatever memory; NumPy's have it, and :func:`numpy.shares_memory` takes it."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """NumPy's or ml_dtypes'."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Elements along each axis."""
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Bytes from element to element along each axis."""
+
+    @property
+    def flags(self) -> Flags:
+        """What may be done with it."""
+
+
+AsArray = Callable[[Problem, str, Any], Strided]
+"""Makes an array of what was given as a tensor of that name: :func:`numpy_array`, or a device's method ``array``."""
+
 _RESULT_NAMES = {"q_out": "q"}
 """Outputs that have the name of the input that they are made from."""
 
 
-def results(problem: Problem, tensors: Mapping[str, Array]) -> dict[str, Array]:
+def results(problem: Problem, tensors: Mapping[str, Any]) -> dict[str, Any]:
     """The tensors that a run has written, by the names of its results."""
     return {
         _RESULT_NAMES.get(name, name): tensors[name]
@@ -61,7 +97,7 @@ def element_strides(tensor: Tensor, strides: Sequence[int], itemsize: int) -> tu
     return batch, nhead, seqlen
 
 
-def make_outputs(problem: Problem, inputs: Mapping[str, Array] | None = None) -> dict[str, Array]:
+def make_outputs(problem: Problem, inputs: Mapping[str, Any] | None = None) -> dict[str, Array]:
     """Arrays for the outputs: zeros where kernels leave some elements alone, else uninitialised.
 
     Left alone are rows behind the real length of a sequence, skipped sequences, what a mask hides of dbias, and what of
@@ -80,40 +116,54 @@ def make_outputs(problem: Problem, inputs: Mapping[str, Array] | None = None) ->
     }
 
 
-def check_inputs(problem: Problem, tensors: Mapping[str, Any]) -> dict[str, Array]:
+def numpy_array(problem: Problem, name: str, value: Any) -> Array:
+    """``value``, which is given as the tensor ``name`` and is a NumPy array.
+
+    Raises:
+        TensorError: it is not.
+    """
+    if not isinstance(value, np.ndarray):
+        raise TensorError(
+            f"{name} is a {type(value).__name__}: expected a NumPy array, {_expected(problem, name)}",
+            hint="NumPy arrays of other libraries' CPU tensors: numpy.asarray(tensor), numpy.from_dlpack(tensor)",
+        )
+    return value
+
+
+def check_inputs(problem: Problem, tensors: Mapping[str, Any], as_array: AsArray = numpy_array) -> dict[str, Strided]:
     """The inputs in order, each with the shape, dtype and strides that a kernel takes; of optional ones those given.
 
     Raises:
-        TensorError: names the tensor that is missing, superfluous, no NumPy array, of another shape or dtype, not
-            aligned, or strided along its innermost axis; says what was given and what is expected. Or lengths and
-            page numbers are outside of the tensors that they speak of; or a tensor that is to be updated cannot be
+        TensorError: names the tensor that is missing, superfluous, no array, of another shape or dtype, not aligned, or
+            strided along its innermost axis; says what was given and what is expected. Or lengths and page numbers in
+            NumPy arrays are outside of the tensors that they speak of; or a tensor that is to be updated cannot be
             written.
     """
     given = {name: value for name, value in tensors.items() if value is not None}
     wanted = problem.needed
     if not given.keys() <= set(wanted):
         wanted = tuple(name for name in problem.accepted if name in given or name in problem.needed)
-    checked = _checked(problem, wanted, given, problem.accepted)
+    checked = _checked(problem, wanted, given, problem.accepted, as_array)
     for name, array in checked.items():
         if problem.tensors[name].role == "updated":
-            check_writable(name, array.flags.writeable, array.shape, array.strides)
-    check_indices(problem, checked)
+            _check_writable(name, array.flags.writeable, array.shape, array.strides)
+    check_indices(problem, {name: array for name, array in checked.items() if isinstance(array, np.ndarray)})
     return checked
 
 
-def check_outputs(problem: Problem, tensors: Mapping[str, Any]) -> dict[str, Array]:
+def check_outputs(problem: Problem, tensors: Mapping[str, Any], as_array: AsArray = numpy_array) -> dict[str, Strided]:
     """The outputs in order, fit to be written to; they must not share memory with an input or with each other.
 
     Raises:
         TensorError: as :func:`check_inputs`, or a tensor is read-only or repeats elements (stride 0).
     """
-    outputs = _checked(problem, problem.made, tensors, problem.made)
+    outputs = _checked(problem, problem.made, tensors, problem.made, as_array)
     for name, array in outputs.items():
-        check_writable(name, array.flags.writeable, array.shape, array.strides)
+        _check_writable(name, array.flags.writeable, array.shape, array.strides)
     return outputs
 
 
-def check_writable(name: str, writable: bool, shape: Sequence[int], strides: Sequence[int]) -> None:
+def _check_writable(name: str, writable: bool, shape: Sequence[int], strides: Sequence[int]) -> None:
     """A kernel may write each element of the tensor ``name`` on its own.
 
     Raises:
@@ -126,7 +176,7 @@ def check_writable(name: str, writable: bool, shape: Sequence[int], strides: Seq
         raise TensorError(f"{name} is a broadcast view: its elements share memory, and the kernel writes them")
 
 
-def check_names(problem: Problem, names: Sequence[str], tensors: Mapping[str, Any], known: Sequence[str]) -> None:
+def _check_names(problem: Problem, names: Sequence[str], tensors: Mapping[str, Any], known: Sequence[str]) -> None:
     """Each of ``names`` is there, and nothing but ``known`` tensors.
 
     Raises:
@@ -141,32 +191,23 @@ def check_names(problem: Problem, names: Sequence[str], tensors: Mapping[str, An
 
 
 def _checked(
-    problem: Problem, names: Sequence[str], tensors: Mapping[str, Any], known: Sequence[str]
-) -> dict[str, Array]:
-    check_names(problem, names, tensors, known)
+    problem: Problem, names: Sequence[str], tensors: Mapping[str, Any], known: Sequence[str], as_array: AsArray
+) -> dict[str, Strided]:
+    _check_names(problem, names, tensors, known)
+    checked = {}
     for name in names:
-        check_array(problem, name, tensors[name])
-    return {name: tensors[name] for name in names}
-
-
-def check_array(problem: Problem, name: str, array: Any) -> None:
-    """``array`` is a NumPy array with the shape, dtype and strides that a kernel takes as the tensor ``name``.
-
-    Raises:
-        TensorError: it is not; says what it is and what is expected.
-    """
-    if not isinstance(array, np.ndarray):
-        raise TensorError(
-            f"{name} is a {type(array).__name__}: expected a NumPy array, {_expected(problem, name)}",
-            hint="NumPy arrays of other libraries' CPU tensors: numpy.asarray(tensor), numpy.from_dlpack(tensor)",
-        )
-    check_layout(problem, name, array.dtype, array.shape, array.strides)
-    if not array.flags.aligned:
-        raise TensorError(f"{name} is not aligned to its {array.itemsize}-byte elements", hint=f"use {name}.copy()")
+        array = checked[name] = as_array(problem, name, tensors[name])
+        _check_layout(problem, name, array.dtype, array.shape, array.strides)
+        if not array.flags.aligned:
+            raise TensorError(
+                f"{name} is not aligned to its {array.dtype.itemsize}-byte elements",
+                hint=f"use {name}.copy(), PyTorch: {name}.clone()",
+            )
+    return checked
 
 
 @lru_cache(maxsize=4096)  # of a caller's tensors the addresses change, and hardly ever more
-def check_layout(
+def _check_layout(
     problem: Problem, name: str, dtype: np.dtype[Any], shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> None:
     """The tensor ``name`` may have this dtype and shape, and these strides in bytes.
@@ -185,7 +226,7 @@ def check_layout(
                 f"{name} has a stride of {strides[axis]} bytes along "
                 f"{'the head dim' if tensor.contiguous == 1 else f'axis {axis}'}: expected contiguous elements, "
                 f"{dense} bytes apart",
-                hint=f"use numpy.ascontiguousarray({name})",
+                hint=f"use numpy.ascontiguousarray({name}), PyTorch: {name}.contiguous()",
             )
         dense *= shape[axis]
 

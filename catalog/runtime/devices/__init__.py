@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from catalog.errors import DeviceError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from catalog.runtime.devices.arguments import Call
+    from catalog.runtime.devices.loading import LoadedKernel
+    from catalog.runtime.tensors import Strided
+    from catalog.schema.problem import Problem
+
+C = TypeVar("C", bound="Call")
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +32,80 @@ class DeviceInfo:
     cores: int
 
 
+class Device(Protocol[C]):
+    """What a plan needs of a device: a place for tensors, kernels loaded, launched and timed."""
+
+    @property
+    def device(self) -> DeviceInfo:
+        """What it is.
+
+        Raises:
+            DeviceError: it is not there.
+        """
+
+    @property
+    def threads(self) -> int:
+        """What a kernel's work is divided among."""
+
+    def array(self, problem: Problem, name: str, value: Any) -> Strided:
+        """The array that ``value``, given as the tensor ``name``, is to this device; not checked any further.
+
+        Raises:
+            TensorError: it is none, or is where the device's kernels cannot use it.
+        """
+
+    def load(self, path: Path, sha256: str, kernel_id: str) -> LoadedKernel:
+        """As :meth:`Libraries.load`, for kernels that the device can run.
+
+        Raises:
+            DeviceError: it cannot run them, or they do not load.
+        """
+
+    def call(self, problem: Problem, tensors: Mapping[str, Any], num_splits: int = 1) -> C:
+        """The argument struct of a problem with its tensors: what :meth:`array` gave, checked, inputs and outputs.
+
+        All stages of a plan take it. The call keeps the tensors alive and may be launched any number of times.
+
+        Raises:
+            DeviceError: there is no memory for it.
+        """
+
+    def run(self, kernels: Sequence[LoadedKernel], call: C) -> None:
+        """Run the kernels, one after the other, on what the inputs hold now; on return the outputs are written.
+
+        Raises:
+            DeviceError: a kernel refuses the call, has no memory, or fails.
+        """
+
+    def time(self, kernels: Sequence[LoadedKernel], call: C, launches: int) -> list[int]:
+        """As :meth:`run`, so many times; the nanoseconds of each, by the device's clock.
+
+        Raises:
+            DeviceError: as :meth:`run`.
+        """
+
+
+def is_amd(arch: str) -> bool:
+    """Whether kernels of ``arch`` run on an AMD GPU."""
+    return arch.startswith("gfx")
+
+
 def why_unavailable(arch: str) -> str | None:
     """Why kernels of ``arch`` cannot run on this machine; None where they can."""
     from catalog.runtime.devices import hip, host
 
-    return hip.why_unavailable(arch) if arch.startswith("gfx") else host.why_unavailable(arch)
+    return hip.why_unavailable(arch) if is_amd(arch) else host.why_unavailable(arch)
+
+
+def check_available(arch: str) -> None:
+    """Kernels of ``arch`` can run on this machine.
+
+    Raises:
+        DeviceError: they cannot; says why.
+    """
+    reason = why_unavailable(arch)
+    if reason is not None:
+        raise DeviceError(
+            f"{arch} kernels cannot run on this machine: {reason}.",
+            hint="Select with arch='host' to run on this machine's CPU.",
+        )

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from catalog.errors import TensorError
+from catalog.runtime.tensors import numpy_dtype
 
 ROCM = 10
 """DLPack's number of AMD GPUs' memory, kDLROCM."""
@@ -70,21 +71,45 @@ class _Managed(ctypes.Structure):
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceArray:
-    """An array in a GPU's memory; it keeps that memory alive.
+class DeviceFlags:
+    """As the flags of a NumPy array."""
 
-    ``strides`` are in bytes, ``dtype`` is NumPy's or ml_dtypes' name. ``index`` is the GPU's number where the object
-    says it. ``stream`` is the handle of a stream whose work must be done before the array may be used, if any.
+    writeable: bool
+    aligned: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceArray:
+    """An array in a GPU's memory, to checks like a NumPy array; it keeps that memory alive.
+
+    ``strides`` are in bytes. ``index`` is the GPU's number where the object says it. ``stream`` is the handle of a
+    stream whose work must be done before the array may be used, if any.
     """
 
     address: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    dtype: str
+    dtype: np.dtype[Any]
     index: int | None
     writable: bool
     stream: int | None
     owner: Any = field(repr=False)
+
+    @property
+    def flags(self) -> DeviceFlags:
+        """Whether it may be written, and whether its address is a multiple of an element."""
+        return DeviceFlags(self.writable, self.address % self.dtype.itemsize == 0)
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        """For :func:`numpy.shares_memory`, which compares addresses: nothing may read or write there."""
+        return {
+            "shape": self.shape,
+            "strides": self.strides,
+            "typestr": f"|V{self.dtype.itemsize}",
+            "data": (self.address, True),
+            "version": 3,
+        }
 
 
 def device_array(name: str, value: Any, stream: int) -> DeviceArray:
@@ -146,7 +171,7 @@ def _from_dlpack(name: str, value: Any, stream: int) -> DeviceArray:
         (managed.data or 0) + managed.byte_offset,
         shape,
         strides or dense_strides(shape, itemsize),
-        dtype,
+        numpy_dtype(dtype),
         index,
         True,  # this version of the protocol lends no read-only array
         None,  # the library has ordered its work before ours
@@ -178,7 +203,7 @@ def _from_interface(name: str, value: Any, interface: Mapping[str, Any]) -> Devi
         address or 0,
         shape,
         tuple(interface.get("strides") or dense_strides(shape, dtype.itemsize)),
-        dtype.name,
+        dtype,
         None,
         not read_only,
         0 if stream == 1 else stream,  # 1 stands for the default stream; HIP before ROCm 6 has no such handle

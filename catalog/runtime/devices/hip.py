@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,7 @@ from catalog.runtime.devices.device_arrays import DeviceArray, dense_strides, de
 from catalog.runtime.devices.hip_resources import Event, Memory, Stream
 from catalog.runtime.devices.hip_runtime import Gpu, HipRuntime
 from catalog.runtime.devices.loading import REBUILD, Libraries, LoadedKernel
-from catalog.runtime.index_tensors import check_indices
-from catalog.runtime.tensors import Array, check_array, check_layout, check_names, check_writable, numpy_dtype
+from catalog.runtime.tensors import Array
 from catalog.runtime.workspace import workspace_of
 from catalog.schema.problem import Problem
 
@@ -43,7 +42,7 @@ class _Placed:
 
     address: int
     strides: tuple[int, ...]
-    owner: Any
+    owner: Memory | DeviceArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +98,27 @@ class HipDevice:
         """What a kernel's work is divided among: compute units."""
         return self.device.cores
 
+    def array(self, problem: Problem, name: str, value: Any) -> Array | DeviceArray:
+        """``value``, given as the tensor ``name``: a NumPy array, or an array in this GPU's memory.
+
+        What the stream does later waits for the work that the owner of the array has queued on it.
+
+        Raises:
+            TensorError: it is neither, is in other memory, cannot be shared, or has elements that no kernel takes.
+            DeviceError: as :attr:`gpu`, or that work failed.
+        """
+        if isinstance(value, np.ndarray):
+            return value
+        array = device_array(name, value, self.stream)
+        if 0 in array.shape:  # some libraries give it no address, which reads as an absent tensor
+            memory = Memory(self.runtime, self.index, 0)
+            return replace(array, address=memory.handle, owner=memory)
+        self._check_here(name, array)
+        if array.stream is not None and array.stream != self.stream:
+            with self.runtime.on(self.index):  # handle 0 is the default stream of the current GPU, whichever that is
+                self.runtime.synchronize(array.stream)
+        return array
+
     def load(self, path: Path, sha256: str, kernel_id: str) -> LoadedKernel:
         """As :meth:`Libraries.load`.
 
@@ -119,25 +139,24 @@ class HipDevice:
     def call(self, problem: Problem, tensors: Mapping[str, Any], num_splits: int = 1) -> HipCall:
         """The argument struct of a problem with its tensors, inputs and outputs together.
 
-        Arrays in the GPU's memory are used where they are; what their lengths and page numbers hold is not checked. Of
-        NumPy arrays the GPU gets copies, made now and by :meth:`send`; :meth:`fetch` copies the results back. All
-        stages of a plan take the call. It keeps tensors and copies alive and may be launched any number of times.
+        Arrays in the GPU's memory are used where they are. NumPy arrays have memory of the GPU beside them, which
+        :meth:`send` fills and :meth:`fetch` copies back. All stages of a plan take the call. It keeps tensors and
+        copies alive and may be launched any number of times.
+
+        Args:
+            problem: what the kernels compute.
+            tensors: what :meth:`array` gave, checked, inputs and outputs together.
+            num_splits: parts that the keys are divided into.
 
         Raises:
-            TensorError: a tensor is missing, superfluous, of the wrong shape, dtype or strides, or in other memory; one
-                that kernels write is read-only or a broadcast view; a NumPy array has a length or a page number that is
-                outside of the tensors that it speaks of.
             DeviceError: the GPU has too little memory, a copy failed, or as :attr:`gpu`.
         """
         index = self.gpu.index
-        given = {name: value for name, value in tensors.items() if value is not None}
-        check_names(problem, (*problem.needed, *problem.made), given, tuple(problem.tensors))
         copies: list[_Copy] = []
-        placed = {name: self._place(problem, name, value, copies) for name, value in given.items()}
-        _check_indices(problem, given)
+        placed = {name: self._place(problem, name, array, copies) for name, array in tensors.items()}
         filled = template(problem, tuple([(name, place.strides) for name, place in placed.items()]))
         starts = {name: Memory(self.runtime, index, array.nbytes) for name, array in filled.starts.items()}
-        copies += [_Copy(filled.starts[name], memory, False) for name, memory in starts.items()]
+        self._send([_Copy(filled.starts[name], memory, False) for name, memory in starts.items()])
         partials = [
             (slot, Memory(self.runtime, index, partial.bytes), partial.strides)
             for slot, partial in workspace_of(problem, num_splits).items()
@@ -148,12 +167,10 @@ class HipDevice:
             {name: memory.handle for name, memory in starts.items()},
         )
         args.num_splits = num_splits
-        if "kv_page_indices" in given:
-            args.num_page_indices = given["kv_page_indices"].shape[0]
+        if "kv_page_indices" in tensors:
+            args.num_page_indices = tensors["kv_page_indices"].shape[0]
         kept = (*(place.owner for place in placed.values()), *starts.values(), *(memory for _, memory, _ in partials))
-        call = HipCall(args, ctypes.byref(args), kept, tuple(copies))
-        self.send(call)
-        return call
+        return HipCall(args, ctypes.byref(args), kept, tuple(copies))
 
     def send(self, call: HipCall) -> None:
         """Copy what the call's NumPy arrays hold now to the GPU; on return it is there.
@@ -161,12 +178,16 @@ class HipDevice:
         Raises:
             DeviceError: a copy failed, or earlier work of the stream did.
         """
-        dense = [np.ascontiguousarray(copy.array) for copy in call.copies]
-        try:
-            for copy, array in zip(call.copies, dense, strict=True):
-                self.runtime.copy_in(copy.memory.handle, array.ctypes.data, array.nbytes, self.stream)
-        finally:  # a copy that has started reads the array until it is done
-            self.runtime.synchronize(self.stream)
+        self._send(call.copies)
+
+    def _send(self, copies: Sequence[_Copy]) -> None:
+        dense = [np.ascontiguousarray(copy.array) for copy in copies]
+        with self.runtime.on(self.index):
+            try:
+                for copy, array in zip(copies, dense, strict=True):
+                    self.runtime.copy_in(copy.memory.handle, array.ctypes.data, array.nbytes, self.stream)
+            finally:  # a copy that has started reads the array until it is done
+                self.runtime.synchronize(self.stream)
 
     def fetch(self, call: HipCall) -> None:
         """Wait for the stream, and copy what kernels wrote back to the call's NumPy arrays.
@@ -179,11 +200,12 @@ class HipDevice:
             copy.array if copy.array.flags.c_contiguous else np.empty(copy.array.shape, copy.array.dtype)
             for copy in written
         ]
-        try:
-            for copy, array in zip(written, dense, strict=True):
-                self.runtime.copy_out(array.ctypes.data, copy.memory.handle, array.nbytes, self.stream)
-        finally:
-            self.runtime.synchronize(self.stream)
+        with self.runtime.on(self.index):
+            try:
+                for copy, array in zip(written, dense, strict=True):
+                    self.runtime.copy_out(array.ctypes.data, copy.memory.handle, array.nbytes, self.stream)
+            finally:
+                self.runtime.synchronize(self.stream)
         for copy, array in zip(written, dense, strict=True):
             if array is not copy.array:
                 copy.array[...] = array
@@ -201,12 +223,26 @@ class HipDevice:
         if status:
             raise self.runtime.failure(f"the launch of kernel {kernel.id}", status)
 
-    def time(self, kernels: Sequence[LoadedKernel], call: Call, launches: int) -> list[int]:
-        """Nanoseconds of each of so many launches of the kernels, one after the other, by the GPU's clock.
+    def run(self, kernels: Sequence[LoadedKernel], call: HipCall) -> None:
+        """Run the kernels, one after the other, between :meth:`send` and :meth:`fetch`; on return all is done.
 
         Raises:
-            DeviceError: as :meth:`launch`, or a kernel failed while it ran.
+            DeviceError: as :meth:`launch`, a kernel failed while it ran, or a copy failed.
         """
+        self.send(call)
+        for kernel in kernels:
+            self.launch(kernel, call)
+        self.fetch(call)
+
+    def time(self, kernels: Sequence[LoadedKernel], call: HipCall, launches: int) -> list[int]:
+        """Nanoseconds of each of so many launches of the kernels, one after the other, by the GPU's clock.
+
+        The copies of NumPy arrays, to the GPU before the first and back after the last, do not count.
+
+        Raises:
+            DeviceError: as :meth:`run`.
+        """
+        self.send(call)
         with ExitStack() as stack:
             stack.enter_context(self.runtime.on(self.index))
             # Nothing waits between launches: where one takes longer than starting the next, the GPU never idles.
@@ -219,35 +255,18 @@ class HipDevice:
                 for kernel in kernels:
                     self.launch(kernel, call)
                 stop.record(self.stream)
-            self.runtime.synchronize(self.stream)
+            self.fetch(call)
             return [round(stop.since(start) * 1e6) for start, stop in points]
 
     def _gpus(self) -> str:
         return "; ".join(f"GPU {gpu.index} is {gpu.info.name}, {gpu.info.arch}" for gpu in self.runtime.gpus)
 
-    def _place(self, problem: Problem, name: str, value: Any, copies: list[_Copy]) -> _Placed:
-        written = problem.tensors[name].role != "input"
-        if isinstance(value, np.ndarray):
-            check_array(problem, name, value)
-            if written:
-                check_writable(name, value.flags.writeable, value.shape, value.strides)
-            copies.append(_Copy(value, Memory(self.runtime, self.index, value.nbytes), written))
-            memory = copies[-1].memory
-            return _Placed(memory.handle, dense_strides(value.shape, value.itemsize), memory)
-        array = device_array(name, value, self.stream)
-        dtype = numpy_dtype(array.dtype)
-        check_layout(problem, name, dtype, array.shape, array.strides)
-        if written:
-            check_writable(name, array.writable, array.shape, array.strides)
-        if 0 in array.shape:  # some libraries give it no address, which reads as an absent tensor
-            memory = Memory(self.runtime, self.index, 0)
-            return _Placed(memory.handle, array.strides, memory)
-        self._check_here(name, array)
-        if array.address % dtype.itemsize:
-            raise TensorError(f"{name} is not aligned to its {dtype.itemsize}-byte elements")
-        if array.stream is not None and array.stream != self.stream:
-            self.runtime.synchronize(array.stream)
-        return _Placed(array.address, array.strides, array)
+    def _place(self, problem: Problem, name: str, array: Array | DeviceArray, copies: list[_Copy]) -> _Placed:
+        if isinstance(array, DeviceArray):
+            return _Placed(array.address, array.strides, array)
+        memory = Memory(self.runtime, self.index, array.nbytes)
+        copies.append(_Copy(array, memory, problem.tensors[name].role != "input"))
+        return _Placed(memory.handle, dense_strides(array.shape, array.itemsize), memory)
 
     def _check_here(self, name: str, array: DeviceArray) -> None:
         index = self.runtime.owner(array.address) if array.index is None else array.index
@@ -256,15 +275,25 @@ class HipDevice:
             raise TensorError(f"{name} is {where}: the kernel runs on GPU {self.index}")
 
 
-def _check_indices(problem: Problem, tensors: Mapping[str, Any]) -> None:
-    """As :func:`check_indices`, where the host can read all lengths and page numbers."""
-    words = {name: value for name, value in tensors.items() if problem.tensors[name].element == "int32"}
-    if all(isinstance(value, np.ndarray) for value in words.values()):
-        check_indices(problem, words)
+def first_gpu(arch: str) -> HipDevice:
+    """The first GPU of ``arch`` that the process may use, with its default stream.
+
+    Raises:
+        DeviceError: there is no HIP runtime, or it finds no such GPU.
+    """
+    runtime = HipRuntime()
+    for gpu in runtime.gpus:
+        if gpu.info.arch == arch:
+            return HipDevice(gpu.index, runtime=runtime)
+    found = ", ".join(f"{gpu.info.name} of arch {gpu.info.arch}" for gpu in runtime.gpus)
+    raise DeviceError(
+        f"the HIP runtime {runtime.version} finds no GPU of arch {arch}, but {found} "
+        "(HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES may hide GPUs)"
+    )
 
 
-def why_unavailable(arch: str) -> str:
-    """What a kernel of the AMD arch ``arch`` lacks here: driver, GPU, HIP runtime, or the runtime's own support."""
+def why_unavailable(arch: str) -> str | None:
+    """What a kernel of the AMD arch ``arch`` lacks here: driver, GPU, or HIP runtime; None: nothing."""
     if not _DRIVER.exists():
         return (
             f"it needs an AMD GPU of arch {arch}, and there is none ({_DRIVER}, the amdgpu driver's device, is missing)"
@@ -273,10 +302,10 @@ def why_unavailable(arch: str) -> str:
     if arch not in archs:
         return f"it needs an AMD GPU of arch {arch}; the GPUs here are {', '.join(archs) or 'of no known arch'}"
     try:
-        HipRuntime().gpus  # noqa: B018  # asked for its errors
+        first_gpu(arch)
     except DeviceError as error:
         return error.message
-    return "this version of the catalog lists and selects AMD kernels, but does not launch them"
+    return None
 
 
 def _present_archs() -> set[str]:

@@ -42,6 +42,8 @@ _SIGNATURES: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     }
 )
 
+_MAPS = Path("/proc/self/maps")
+
 _OPTIONAL = ("hipGetDeviceProperties", "hipGetDevicePropertiesR0600")
 """Functions that not every ROCm has."""
 
@@ -84,9 +86,8 @@ def _open(path: Path | None) -> ctypes.CDLL:
 def _candidates() -> Iterator[str | Path]:
     """Where the library may be, the best first."""
     # Two copies of the runtime in one process know nothing of each other's memory: PyTorch brings its own.
-    maps = Path("/proc/self/maps")
-    if maps.exists():
-        lines = maps.read_text(encoding="utf-8", errors="replace").splitlines()
+    if _MAPS.exists():
+        lines = _MAPS.read_text(encoding="utf-8", errors="replace").splitlines()
         yield from dict.fromkeys(line[line.index("/") :] for line in lines if "/libamdhip64.so" in line)
     names = [f"libamdhip64.so{suffix}" for suffix in ("", ".7", ".6", ".5")]
     chosen = rocm_path()

@@ -16,7 +16,7 @@ from catalog.errors import DeviceError
 from catalog.runtime.devices import DeviceInfo
 from catalog.runtime.devices.arguments import Call, template
 from catalog.runtime.devices.loading import Libraries, LoadedKernel
-from catalog.runtime.tensors import Array
+from catalog.runtime.tensors import Array, numpy_array
 from catalog.runtime.workspace import workspace_of
 from catalog.schema.problem import Problem
 
@@ -43,6 +43,14 @@ class HostDevice:
             DeviceError: no host arch runs on this CPU.
         """
         return DeviceInfo(resolve_host_arch(), _cpu_name(), self.threads)
+
+    def array(self, problem: Problem, name: str, value: Any) -> Array:
+        """``value``, which is a NumPy array.
+
+        Raises:
+            TensorError: it is not.
+        """
+        return numpy_array(problem, name, value)
 
     def load(self, path: Path, sha256: str, kernel_id: str) -> LoadedKernel:
         """As :meth:`Libraries.load`."""
@@ -78,6 +86,15 @@ class HostDevice:
             DeviceError: the kernel refuses the call or has no memory.
         """
         kernel.launch(call.pointer)
+
+    def run(self, kernels: Sequence[LoadedKernel], call: Call) -> None:
+        """Run the kernels, one after the other; on return the outputs are written.
+
+        Raises:
+            DeviceError: as :meth:`launch`.
+        """
+        for kernel in kernels:
+            kernel.launch(call.pointer)
 
     def time(self, kernels: Sequence[LoadedKernel], call: Call, launches: int) -> list[int]:
         """Nanoseconds of each of so many launches of the kernels, one after the other.

@@ -132,6 +132,12 @@ int hipMemcpyAsync(void* target, const void* source, size_t size, int kind, void
     pending[copies++].size = size;
     return 0;
 }
+int hipMemsetAsync(void* target, int value, size_t size, void* stream) {
+    ENTER;
+    if (gpu_of(target) != current) return INVALID_VALUE;
+    memset(target, value, size);
+    return 0;
+}
 int hipPointerGetAttributes(int* filled, char* address) {
     ENTER;
     const int gpu = gpu_of(address);

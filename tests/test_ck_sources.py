@@ -299,9 +299,9 @@ def test_a_backward_starts_from_zeros_and_insists_on_room(rows: Catalog, tmp_pat
     assert list(dq_acc) == [1, 0, 0, 0, 3, 3]
     args.num_splits = 1
     assert library.catalog_launch(ctypes.byref(args), None) == BAD_ARGUMENT
-    args = arguments(seqlen_k=2 * kernel.algorithm.tile_n0 + 1, nhead_q=3, seqlen_q=5, hdim_q=7, num_splits=1)
+    args = arguments(seqlen_k=2 * kernel.algorithm.tile_n0 + 1, nhead_q=3, tokens_q=10, hdim_q=7, num_splits=1)
     assert size_of(library, args) == (3, 0, 0, 4 * 2 * 3 * 5, 3 * 4 * 2 * 3 * 5 * 7), "a split for each tile of keys"
-    args.seqlen_q = 2**62
+    args.tokens_q = 2**62
     assert library.catalog_workspace_size(ctypes.byref(args), ctypes.byref(CatalogWorkspace())) == BAD_ARGUMENT
 
     kernel = row(rows, "family = 'bwd_dq_dk_dv' AND NOT deterministic")
@@ -313,8 +313,9 @@ def test_a_backward_starts_from_zeros_and_insists_on_room(rows: Catalog, tmp_pat
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_backward_with_a_workspace_of_its_own_gets_it_prepared(packed: bool, rows: Catalog, tmp_path: Path) -> None:
     library = compiled(row(rows, "family = 'bwd_dq_dk_dv'"), BACKWARD_WITH_WORKSPACE, tmp_path)
-    args = arguments(nhead_q=1, seqlen_q=3, seqlen_k=4, hdim_q=1, num_splits=1)
-    assert size_of(library, args)[-1] == 8 + 4 * 2 * 3, "the host's part, then dQ of the longest sequences"
+    tokens = 4 if packed else 6
+    args = arguments(nhead_q=1, seqlen_q=3, seqlen_k=4, hdim_q=1, num_splits=1, tokens_q=tokens)
+    assert size_of(library, args)[-1] == 8 + 4 * tokens, "the host's part, then dQ"
     starts_q, starts_k = (ctypes.c_int32 * 3)(0, 1, 4), (ctypes.c_int32 * 3)(0, 4, 6)
     if packed:
         args.seqstart_q, args.seqstart_k = ctypes.addressof(starts_q), ctypes.addressof(starts_k)
@@ -324,7 +325,6 @@ def test_a_backward_with_a_workspace_of_its_own_gets_it_prepared(packed: bool, r
     assert library.catalog_launch(ctypes.byref(args), None) == OK
     prepared = ctypes.cast(workspace, ctypes.POINTER(ctypes.c_int32))
     assert prepared[:2] == ([1 + 40, 4 + 60] if packed else [3, 3])
-    tokens = 4 if packed else 6
     assert list(workspace)[2:] == [1, *[0] * (tokens - 1), *[5] * (7 - tokens)]
 
 

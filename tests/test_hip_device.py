@@ -22,6 +22,7 @@ from catalog.runtime.devices.hip_resources import Event, Memory, Stream
 from catalog.runtime.devices.hip_runtime import REMEDIES, HipRuntime
 from catalog.runtime.inputs import make_inputs
 from catalog.runtime.tensors import make_outputs
+from catalog.runtime.workspace import workspace_of
 from catalog.schema.problem import Problem
 
 INCLUDE = Path(catalog.__file__).parent / "build" / "abi"
@@ -65,7 +66,7 @@ def call_of(device, problem, tensors, num_splits=1):
     """The call with the tensors, checked as those of a plan are."""
     outputs = {name: tensors[name] for name in problem.made if name in tensors}
     inputs = {name: value for name, value in tensors.items() if name not in outputs}
-    return device.call(problem, take(problem, device, inputs, outputs, 0).arrays, num_splits)
+    return device.call(problem, take(problem, device, inputs, outputs, 0).arrays, workspace_of(problem, num_splits))
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from catalog.errors import TensorError
+from catalog.runtime.devices.arguments import template
 from catalog.runtime.inputs import make_inputs
 from catalog.runtime.tensors import Strided, check_inputs, check_outputs, make_outputs, results
-from catalog.runtime.workspace import splits_of
+from catalog.runtime.workspace import NO_WORKSPACE, Workspace, splits_of, workspace_of
+from catalog.schema.stages import WORKSPACES
 
 if TYPE_CHECKING:
     from catalog.runtime.devices import Device
@@ -59,6 +61,18 @@ class BoundPlan:
         """
         return self.device.time(self.kernels, self._call, launches)
 
+    def chill(self) -> None:
+        """Empty the device's caches, so that the next launch reads its tensors from memory.
+
+        Raises:
+            DeviceError: there is no memory to do so.
+        """
+        self.device.chill()
+
+    def clock_mhz(self) -> float | None:
+        """The device's clock now, where it says."""
+        return self.device.clock_mhz()
+
 
 @dataclass(frozen=True, slots=True)
 class Taken:
@@ -91,8 +105,22 @@ def take(
 def bind(plan: Plan, device: Device[Any], kernels: tuple[LoadedKernel, ...], taken: Taken) -> BoundPlan:
     """The loaded kernels of a plan with the tensors of a run."""
     problem = plan.problem
-    call = device.call(problem, taken.arrays, splits_of(problem, plan.kernels, device.threads))
-    return BoundPlan(taken.results, kernels, device, call)
+    workspace = _workspace(problem, kernels, splits_of(problem, plan.kernels, device.threads))
+    return BoundPlan(taken.results, kernels, device, device.call(problem, taken.arrays, workspace))
+
+
+def _workspace(problem: Problem, kernels: tuple[LoadedKernel, ...], num_splits: int) -> Workspace:
+    """What the kernels agree on, of which the first would like to have ``num_splits``."""
+    if problem.op not in ("splitkv", "bwd"):
+        return NO_WORKSPACE
+    args = template(problem, ()).fill((), (), {})
+    least = dict.fromkeys(WORKSPACES, 0)
+    for kernel in kernels:
+        args.num_splits = num_splits
+        needed = kernel.workspace(args)
+        num_splits = needed.num_splits
+        least = {name: max(size, getattr(needed, name)) for name, size in least.items()}
+    return workspace_of(problem, num_splits, least)
 
 
 def _check_apart(tensors: Mapping[str, Strided], outputs: tuple[str, ...]) -> None:

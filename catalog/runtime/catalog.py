@@ -238,18 +238,19 @@ class Catalog:
         mask_impl: str = "generic",
         family: Family | None = None,
         limit: int = 10,
+        static: bool = False,
     ) -> list[Candidate]:
         """The best ``limit`` kernels for ``problem``, best first; the first is the one that :meth:`select` takes.
 
-        ``family`` is a stage of the plan; by default the one that does most of the work.
+        ``family`` is a stage of the plan; by default the one that does most of the work. ``static``: in the order that
+        holds before anything is measured.
 
         Raises:
             SelectionError, UsageError, SpecError, RegistryError, DeviceError: as :meth:`select`.
         """
         with self._lock:
-            return self._selector(arch, revision, mask_impl).candidates(
-                problem, family or MAIN_STAGE[problem.op], limit
-            )
+            selector = self._selector(arch, revision, mask_impl)
+            return selector.candidates(problem, family or MAIN_STAGE[problem.op], limit, static=static)
 
     def choice(
         self,
@@ -461,6 +462,11 @@ class Catalog:
         except (RegistryError, sqlite3.IntegrityError) as error:
             # The library is in the cache all the same: a catalog that cannot be written must not stop a run.
             _log.warning("%s: the build of %s is not recorded: %s", self.path, record.kernel_id, error)
+
+    def forget(self) -> None:
+        """Select anew from now on: what was measured has changed."""
+        with self._lock:
+            self._memo.clear()
 
     def close(self) -> None:
         """Close the file; the object opens it again when it is used again."""

@@ -104,24 +104,24 @@ class Selector:
         self._rules: dict[Family, list[sqlite3.Row]] = {}
         self._queries: dict[Family, str] = {}
 
-    def candidates(self, problem: Problem, family: Family, limit: int = 1) -> list[Candidate]:
-        """The best ``limit`` kernels of ``family`` for ``problem``, best first.
+    def candidates(self, problem: Problem, family: Family, limit: int = 1, *, static: bool = False) -> list[Candidate]:
+        """The best ``limit`` kernels of ``family`` for ``problem``, best first; ``static``: as if nothing was measured.
 
         Raises:
             SelectionError: no kernel answers the problem; says which trait or rule leaves none.
         """
-        found = self.kept(problem, family, limit)
+        found = self.choice(problem, family, limit, static=static).candidates
         if not found:
             raise self._nothing(problem, family)
-        return found
+        return list(found)
 
     def kept(self, problem: Problem, family: Family, limit: int) -> list[Candidate]:
         """As :meth:`candidates`, but an empty list when no kernel answers the problem."""
         return list(self.choice(problem, family, limit).candidates)
 
-    def choice(self, problem: Problem, family: Family, limit: int) -> Choice:
+    def choice(self, problem: Problem, family: Family, limit: int, *, static: bool = False) -> Choice:
         """The best ``limit`` kernels of ``family`` for ``problem``, maybe none, and what speaks for them."""
-        device = self._device()
+        device = None if static else self._device()
         neighbour = nearest(self._connection, problem, device)
         parameters = self._parameters(problem, family) | {
             "limit": limit,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from operator import mul
 
@@ -25,15 +25,24 @@ _DETERMINISTIC_SPLITS = 8
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """A dense float32 array of partial results, with its strides (batch, nhead, seqlen, split), in elements."""
+    """Float32 partial results, dense: bytes, and strides (batch, nhead, seqlen, split) in elements."""
 
-    shape: tuple[int, ...]
+    bytes: int
     strides: tuple[int, int, int, int]
 
-    @property
-    def bytes(self) -> int:
-        """Bytes of all elements."""
-        return math.prod(self.shape) * 4
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """What the stages of a plan share: the parts that the keys are divided into, and partial results by their place in
+    the argument struct, which begin uninitialised.
+    """
+
+    num_splits: int = 1
+    partials: Mapping[str, Partial] = field(default_factory=dict)
+
+
+NO_WORKSPACE = Workspace()
+"""That of a single stage."""
 
 
 def splits_of(problem: Problem, kernels: Sequence[Kernel], threads: int) -> int:
@@ -60,32 +69,29 @@ def splits_of(problem: Problem, kernels: Sequence[Kernel], threads: int) -> int:
     return 1
 
 
-def workspace_of(problem: Problem, num_splits: int) -> dict[str, Partial]:
-    """The arrays between the stages, by their place in the argument struct; they begin uninitialised."""
+def workspace_of(problem: Problem, num_splits: int, least: Mapping[str, int] | None = None) -> Workspace:
+    """The workspace with so many splits; ``least`` says how many bytes of each partial result kernels insist on."""
+    partials = {}
     if problem.op == "splitkv":
-        return {
-            "o_acc": _rows(problem, num_splits, problem.hdim_v),
-            "lse_acc": _scalars(problem, num_splits),
-        }
+        partials = {"o_acc": _rows(problem, num_splits, problem.hdim_v), "lse_acc": _rows(problem, num_splits, 1)}
     if problem.op == "bwd":
-        return {"delta": _scalars(problem, 1), "dq_acc": _rows(problem, num_splits, problem.hdim_q)}
-    return {}
+        partials = {"delta": _rows(problem, 1, 1), "dq_acc": _rows(problem, num_splits, problem.hdim_q)}
+    wanted = least or {}
+    return Workspace(
+        num_splits,
+        {name: replace(partial, bytes=max(partial.bytes, wanted.get(name, 0))) for name, partial in partials.items()},
+    )
 
 
-def _rows(problem: Problem, splits: int, hdim: int) -> Partial:
-    """(splits, batch, nhead_q, seqlen_q, hdim), in group mode (splits, nhead_q, tokens_q, hdim)."""
+def _rows(problem: Problem, splits: int, width: int) -> Partial:
+    """``width`` numbers for each row of O: (splits, batch, nhead_q, seqlen_q, width), without a batch in group mode."""
     rows = _row_shape(problem)
-    return Partial((splits, *rows, hdim), _strides(rows, hdim))
-
-
-def _scalars(problem: Problem, splits: int) -> Partial:
-    rows = _row_shape(problem)
-    return Partial((splits, *rows), _strides(rows, 1))
+    return Partial(4 * splits * math.prod(rows) * width, _strides(rows, width))
 
 
 def _row_shape(problem: Problem) -> tuple[int, ...]:
     if problem.mode is Mode.GROUP:
-        return (problem.nhead_q, sum(problem.seqlens_q or ()))
+        return (problem.nhead_q, problem.tokens_q)
     return (problem.batch, problem.nhead_q, problem.seqlen_q)
 
 

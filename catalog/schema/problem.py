@@ -259,6 +259,11 @@ class Problem(BaseModel):
         return zip(self.seqlens_q, self.seqlens_k or (self.seqlen_k,) * self.batch, strict=True)
 
     @property
+    def tokens_q(self) -> int:
+        """Queries of all sequences together."""
+        return self.batch * self.seqlen_q if self.seqlens_q is None else sum(self.seqlens_q)
+
+    @property
     def tokens_k(self) -> int:
         """Keys along the token axis: those of all packed sequences, or of one sequence of a batch."""
         return self.seqlen_k if self.seqlens_k is None else sum(self.seqlens_k)

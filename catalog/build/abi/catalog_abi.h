@@ -112,6 +112,7 @@ typedef struct catalog_args {
     int64_t block_scale_size_q;  /* tokens that share a block scale */
     int64_t block_scale_size_kv;
     int64_t num_splits;          /* parts that the keys are divided into, at least 1 */
+    int64_t tokens_q;            /* queries of all sequences together */
 
     int32_t mask_corner; /* catalog_mask_corner: where the diagonal starts */
     float scale;           /* scores are scale * (q . k) before the softmax */
@@ -134,9 +135,8 @@ typedef struct catalog_workspace {
 const char* catalog_describe(void);
 
 /* What a launch with the sizes of `args` needs of workspaces that are dense; args->num_splits is how many splits the
- * caller would like. No tensor is read: in group mode all sequences count as long as the longest. Kernels that share a
- * workspace are asked in the order in which they run, each with the num_splits of the one before. Returns a
- * catalog_status. */
+ * caller would like, and nothing that a pointer points to is read. Kernels that share a workspace are asked in the order
+ * in which they run, each with the num_splits of the one before. Returns a catalog_status. */
 int32_t catalog_workspace_size(const catalog_args* args, catalog_workspace* size);
 
 /* Run the kernel. `stream` is the device's stream or queue, NULL for its default; host targets ignore it and return when

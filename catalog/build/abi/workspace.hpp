@@ -27,10 +27,10 @@ inline catalog_status dense_workspace(const catalog_args& args, Uses uses, std::
                                       catalog_workspace& size) {
     std::int64_t rows, o_acc, lse_acc, dq_acc;
     size = {splits, 0, 0, 0, 0};
-    const bool fits = bytes_of({args.batch, args.nhead_q, args.seqlen_q}, rows) &&
-                      bytes_of({splits, args.batch, args.nhead_q, args.seqlen_q}, lse_acc) &&
-                      bytes_of({splits, args.batch, args.nhead_q, args.seqlen_q, args.hdim_v}, o_acc) &&
-                      bytes_of({splits, args.batch, args.nhead_q, args.seqlen_q, args.hdim_q}, dq_acc);
+    const bool fits = bytes_of({args.nhead_q, args.tokens_q}, rows) &&
+                      bytes_of({splits, args.nhead_q, args.tokens_q}, lse_acc) &&
+                      bytes_of({splits, args.nhead_q, args.tokens_q, args.hdim_v}, o_acc) &&
+                      bytes_of({splits, args.nhead_q, args.tokens_q, args.hdim_q}, dq_acc);
     if (!fits) return CATALOG_BAD_ARGUMENT;
     if (uses.o_acc) size.o_acc = o_acc;
     if (uses.lse_acc) size.lse_acc = lse_acc;

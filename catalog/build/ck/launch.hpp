@@ -80,6 +80,11 @@ inline bool read_starts(const std::int32_t* from, std::int64_t batch, hipStream_
            succeeded(hipStreamSynchronize(stream));
 }
 
+template <class Workspace>
+inline std::size_t device_bytes(const catalog_args& args) {
+    return Workspace::device_bytes(args.batch, args.hdim_q, args.nhead_q, args.tokens_q, args.seqlen_k);
+}
+
 // CK's own layout: what the host prepares, then partial dQ.
 template <class Workspace>
 inline bool prepare_workspace(const catalog_args& from, hipStream_t stream) {
@@ -89,9 +94,7 @@ inline bool prepare_workspace(const catalog_args& from, hipStream_t stream) {
     std::vector<char> prepared(Workspace::host_bytes(from.batch));
     Workspace::prepare(prepared.data(), from.batch, from.hdim_q, from.nhead_q, from.seqlen_q, from.seqlen_k,
                        q.empty() ? nullptr : q.data(), k.empty() ? nullptr : k.data());
-    const std::int64_t tokens = q.empty() ? from.batch * from.seqlen_q : q.back();
-    const std::size_t rest =
-        Workspace::device_bytes(from.batch, from.hdim_q, from.nhead_q, tokens, from.seqlen_k);
+    const std::size_t rest = device_bytes<Workspace>(from);
     auto* const to = static_cast<char*>(from.dq_acc.data);
     if (!succeeded(hipMemcpyAsync(to, prepared.data(), prepared.size(), hipMemcpyHostToDevice, stream)) ||
         !succeeded(hipStreamSynchronize(stream)))  // what was prepared must live until it is there
@@ -107,9 +110,7 @@ inline std::int32_t workspace_size(const catalog_args* args, const Traits& row, 
     const catalog_status status = dense_workspace(*args, row.uses, splits_of(*args, row), *size);
     if constexpr (!std::is_same_v<Workspace, NoWorkspace>)
         if (status == CATALOG_OK && row.uses.dq_acc)
-            size->dq_acc = Workspace::host_bytes(args->batch) +
-                           Workspace::device_bytes(args->batch, args->hdim_q, args->nhead_q,
-                                                   args->batch * args->seqlen_q, args->seqlen_k);
+            size->dq_acc = Workspace::host_bytes(args->batch) + device_bytes<Workspace>(*args);
     return status;
 }
 

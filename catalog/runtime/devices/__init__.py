@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from catalog.runtime.devices.arguments import Call
     from catalog.runtime.devices.loading import LoadedKernel
     from catalog.runtime.tensors import Strided
+    from catalog.runtime.workspace import Workspace
     from catalog.schema.problem import Problem
 
 C = TypeVar("C", bound="Call")
@@ -61,7 +62,7 @@ class Device(Protocol[C]):
             DeviceError: it cannot run them, or they do not load.
         """
 
-    def call(self, problem: Problem, tensors: Mapping[str, Any], num_splits: int = 1) -> C:
+    def call(self, problem: Problem, tensors: Mapping[str, Any], workspace: Workspace = ...) -> C:
         """The argument struct of a problem with its tensors: what :meth:`array` gave, checked, inputs and outputs.
 
         All stages of a plan take it. The call keeps the tensors alive and may be launched any number of times.
@@ -83,6 +84,16 @@ class Device(Protocol[C]):
         Raises:
             DeviceError: as :meth:`run`.
         """
+
+    def chill(self) -> None:
+        """Empty the caches: the next launch reads its tensors from memory.
+
+        Raises:
+            DeviceError: there is no memory to do so.
+        """
+
+    def clock_mhz(self) -> float | None:
+        """The clock now, where the device says; of several cores the mean."""
 
 
 def is_amd(arch: str) -> bool:

@@ -37,6 +37,7 @@ _SIZES = (
     *("window_left", "window_right", "sink_size", "min_seqlen_q"),
     *("page_size", "num_pages", "pages_per_sequence", "num_page_indices"),
     *("seqlen_new", "rotary_dim", "block_scale_size_q", "block_scale_size_kv", "num_splits"),
+    "tokens_q",
 )
 
 

@@ -91,6 +91,7 @@ def template(problem: Problem, layout: tuple[tuple[str, tuple[int, ...]], ...]) 
         rotary_dim=problem.rotary_dim or 0,
         block_scale_size_q=problem.block_scale_size_q,
         block_scale_size_kv=problem.block_scale_size_kv,
+        tokens_q=problem.tokens_q,
         mask_corner=problem.mask_corner,
         scale=problem.softmax_scale,
         logits_soft_cap=problem.logits_soft_cap or 0,

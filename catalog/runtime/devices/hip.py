@@ -20,11 +20,14 @@ from catalog.runtime.devices.hip_resources import Event, Memory, Stream
 from catalog.runtime.devices.hip_runtime import Gpu, HipRuntime
 from catalog.runtime.devices.loading import REBUILD, Libraries, LoadedKernel
 from catalog.runtime.tensors import Array
-from catalog.runtime.workspace import workspace_of
+from catalog.runtime.workspace import NO_WORKSPACE, Workspace
 from catalog.schema.problem import Problem
 
 _DRIVER = Path("/dev/kfd")
 _TOPOLOGY = Path("/sys/class/kfd/kfd/topology/nodes")
+
+_FLOOD_BYTES = 1 << 29
+"""Twice the largest cache of an AMD GPU: 256 MB (AMD CDNA 3 white paper, Infinity Cache)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +139,7 @@ class HipDevice:
             )
         return kernel
 
-    def call(self, problem: Problem, tensors: Mapping[str, Any], num_splits: int = 1) -> HipCall:
+    def call(self, problem: Problem, tensors: Mapping[str, Any], workspace: Workspace = NO_WORKSPACE) -> HipCall:
         """The argument struct of a problem with its tensors, inputs and outputs together.
 
         Arrays in the GPU's memory are used where they are. NumPy arrays have memory of the GPU beside them, which
@@ -159,14 +162,14 @@ class HipDevice:
         self._send([_Copy(filled.starts[name], memory, False) for name, memory in starts.items()])
         partials = [
             (slot, Memory(self.runtime, index, partial.bytes), partial.strides)
-            for slot, partial in workspace_of(problem, num_splits).items()
+            for slot, partial in workspace.partials.items()
         ]
         args = filled.fill(
             [place.address for place in placed.values()],
             [(slot, memory.handle, strides) for slot, memory, strides in partials],
             {name: memory.handle for name, memory in starts.items()},
         )
-        args.num_splits = num_splits
+        args.num_splits = workspace.num_splits
         if "kv_page_indices" in tensors:
             args.num_page_indices = tensors["kv_page_indices"].shape[0]
         kept = (*(place.owner for place in placed.values()), *starts.values(), *(memory for _, memory, _ in partials))
@@ -257,6 +260,24 @@ class HipDevice:
                 stop.record(self.stream)
             self.fetch(call)
             return [round(stop.since(start) * 1e6) for start, stop in points]
+
+    def chill(self) -> None:
+        """Empty the caches, by writing to more memory than they hold.
+
+        Raises:
+            DeviceError: the GPU has too little memory.
+        """
+        with self.runtime.on(self.index):
+            self.runtime.fill(self._flood.handle, 0, _FLOOD_BYTES, self.stream)
+            self.runtime.synchronize(self.stream)
+
+    @cached_property
+    def _flood(self) -> Memory:
+        return Memory(self.runtime, self.index, _FLOOD_BYTES)
+
+    def clock_mhz(self) -> float | None:
+        """None: the HIP runtime knows the highest clock only."""
+        return None
 
     def _gpus(self) -> str:
         return "; ".join(f"GPU {gpu.index} is {gpu.info.name}, {gpu.info.arch}" for gpu in self.runtime.gpus)

@@ -30,6 +30,7 @@ _SIGNATURES: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "hipMalloc": (c_int, c_void_p, c_size_t),
         "hipFree": (c_int, c_void_p),
         "hipMemcpyAsync": (c_int, c_void_p, c_void_p, c_size_t, c_int, c_void_p),
+        "hipMemsetAsync": (c_int, c_void_p, c_int, c_size_t, c_void_p),
         "hipPointerGetAttributes": (c_int, c_void_p, c_void_p),
         "hipStreamCreateWithFlags": (c_int, c_void_p, c_uint),
         "hipStreamSynchronize": (c_int, c_void_p),

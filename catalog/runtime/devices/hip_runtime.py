@@ -197,6 +197,14 @@ class HipRuntime:
         """
         self.call("hipMemcpyAsync", target, source, size, _DEVICE_TO_HOST, stream, about=f" of {size:,} bytes")
 
+    def fill(self, target: int, value: int, size: int, stream: int) -> None:
+        """Start to set ``size`` bytes of a GPU's memory to a byte.
+
+        Raises:
+            DeviceError: the call fails.
+        """
+        self.call("hipMemsetAsync", target, value, size, stream, about=f" of {size:,} bytes")
+
     def synchronize(self, stream: int) -> None:
         """Wait for all work of a stream, 0: the default one.
 

@@ -6,7 +6,7 @@ import ctypes
 import os
 import time
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,16 @@ from catalog.runtime.devices import DeviceInfo
 from catalog.runtime.devices.arguments import Call, template
 from catalog.runtime.devices.loading import Libraries, LoadedKernel
 from catalog.runtime.tensors import Array, numpy_array
-from catalog.runtime.workspace import workspace_of
+from catalog.runtime.workspace import NO_WORKSPACE, Workspace
 from catalog.schema.problem import Problem
 
 HOST_ARCHES = ("x86_64_v4", "x86_64_v3", "aarch64")
 """Compile targets of host kernels, best first."""
+
+_FLOODS = 2
+_LARGE_CACHE = 64 << 20
+_CPU_FREQUENCIES = Path("/sys/devices/system/cpu")
+_CPU_INFO = Path("/proc/cpuinfo")
 
 
 class HostDevice:
@@ -56,7 +61,7 @@ class HostDevice:
         """As :meth:`Libraries.load`."""
         return self._libraries.load(path, sha256, kernel_id)
 
-    def call(self, problem: Problem, tensors: Mapping[str, Array], num_splits: int = 1) -> Call:
+    def call(self, problem: Problem, tensors: Mapping[str, Array], workspace: Workspace = NO_WORKSPACE) -> Call:
         """The argument struct of a problem with its checked tensors, inputs and outputs together.
 
         All stages of a plan take it. The call keeps the tensors alive and may be launched any number of times.
@@ -64,8 +69,8 @@ class HostDevice:
         layout = tuple([(name, array.strides) for name, array in tensors.items()])
         filled = template(problem, layout)
         partials = [
-            (slot, np.empty(partial.shape, np.float32), partial.strides)
-            for slot, partial in workspace_of(problem, num_splits).items()
+            (slot, np.empty(-(-partial.bytes // 4), np.float32), partial.strides)
+            for slot, partial in workspace.partials.items()
         ]
         args = filled.fill(
             [array.ctypes.data for array in tensors.values()],
@@ -73,7 +78,7 @@ class HostDevice:
             {},
         )
         args.num_threads = self.num_threads
-        args.num_splits = num_splits
+        args.num_splits = workspace.num_splits
         if "kv_page_indices" in tensors:
             args.num_page_indices = len(tensors["kv_page_indices"])
         kept = (*tensors.values(), *filled.starts.values(), *(array for _, array, _ in partials))
@@ -110,6 +115,18 @@ class HostDevice:
                 self.launch(kernel, call)
             durations.append(clock() - start)
         return durations
+
+    def chill(self) -> None:
+        """Empty the caches, by writing to more memory than they hold."""
+        self._flood += 1
+
+    @cached_property
+    def _flood(self) -> Array:
+        return np.zeros(_FLOODS * _cache_bytes(), np.uint8)
+
+    def clock_mhz(self) -> float | None:
+        """The mean of the clocks that the cores have now; None where the kernel does not show them."""
+        return _clock_mhz()
 
     @property
     def threads(self) -> int:
@@ -152,6 +169,22 @@ def _archspec() -> Any:
     from archspec import cpu
 
     return cpu
+
+
+@cache
+def _cache_bytes() -> int:
+    """Bytes of the last-level cache."""
+    names = [name for name in ("SC_LEVEL3_CACHE_SIZE", "SC_LEVEL2_CACHE_SIZE") if name in os.sysconf_names]
+    return max([size for size in map(os.sysconf, names) if size > 0], default=_LARGE_CACHE)
+
+
+def _clock_mhz() -> float | None:
+    """Linux tells of x86 in /proc/cpuinfo, elsewhere by cpufreq, in kHz."""
+    clocks = [int(path.read_text()) / 1e3 for path in _CPU_FREQUENCIES.glob("cpu[0-9]*/cpufreq/scaling_cur_freq")]
+    if not clocks and _CPU_INFO.exists():
+        lines = _CPU_INFO.read_text(encoding="utf-8", errors="replace").splitlines()
+        clocks = [float(line.partition(":")[2]) for line in lines if line.startswith("cpu MHz")]
+    return sum(clocks) / len(clocks) if clocks else None
 
 
 @cache

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import shutil
+import json
 import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 from conftest import missing
+from fake_gpu import INCLUDE, Exposed, Shared, compile_c, expected, kernel_source, make_runtime
 
-import catalog
 from catalog.errors import DeviceError, TensorError
 from catalog.runtime.bound import take
 from catalog.runtime.devices import DeviceInfo
@@ -25,41 +25,8 @@ from catalog.runtime.tensors import make_outputs
 from catalog.runtime.workspace import workspace_of
 from catalog.schema.problem import Problem
 
-INCLUDE = Path(catalog.__file__).parent / "build" / "abi"
-FAKE = Path(__file__).parent / "fake_hip.c"
 PACKED = Problem(seqlens_q=[3, 0, 5], nhead_q=4, nhead_k=2, hdim_q=16, dtype="fp32")
 SPLIT = Problem(op="splitkv", batch=2, nhead_q=4, nhead_k=2, seqlen_q=1, seqlen_k=900, hdim_q=16, dtype="fp32")
-
-# O is V of the same token, or of the first where O has one; the workspace is written to its end.
-KERNEL = r"""
-#include "catalog_abi.h"
-void* last_stream;
-const char* catalog_describe(void) { return "{\"id\": \"ROW\", \"arch\": \"ARCH\"}"; }
-int32_t catalog_workspace_size(const catalog_args* args, catalog_workspace* size) { return CATALOG_BAD_ARGUMENT; }
-int32_t catalog_launch(const catalog_args* args, void* stream) {
-    if (args->batch < 0 || args->num_threads) return CATALOG_BAD_ARGUMENT;
-    last_stream = stream;
-    int64_t batches = args->seqstart_q ? 1 : args->batch;
-    int64_t tokens = args->seqstart_q ? args->seqstart_q[args->batch] : args->seqlen_q;
-    const catalog_tensor o = args->o, v = args->v;
-    for (int64_t b = 0; b < batches; b++)
-        for (int64_t h = 0; h < args->nhead_q; h++)
-            for (int64_t t = 0; t < tokens; t++)
-                for (int64_t d = 0; d < args->hdim_v; d++)
-                    ((float*)o.data)[b * o.stride_batch + h * o.stride_nhead + t * o.stride_seqlen + d] =
-                        ((const float*)v.data)[b * v.stride_batch + h * args->nhead_k / args->nhead_q * v.stride_nhead +
-                                               t * v.stride_seqlen + d];
-    if (args->o_acc.data) ((float*)args->o_acc.data)[args->num_splits * args->o_acc.stride_split - 1] = 1;
-    return CATALOG_OK;
-}
-"""
-
-
-def expected(problem, v):
-    """What KERNEL writes to O."""
-    heads = problem.tensors["v"].strides[1]
-    o = np.repeat(v, problem.nhead_q // problem.nhead_k, axis=heads)
-    return o[tuple(slice(extent) for extent in problem.shapes["o"])]
 
 
 def call_of(device, problem, tensors, num_splits=1):
@@ -70,24 +37,9 @@ def call_of(device, problem, tensors, num_splits=1):
 
 
 @pytest.fixture(scope="module")
-def compile_c(tmp_path_factory):
-    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang") or missing("a C compiler")
-
-    def compile_c(source, *options):
-        folder = tmp_path_factory.mktemp("c")
-        (folder / "source.c").write_text(source)
-        subprocess.run([compiler, "-Wall", "source.c", "-o", "made", *options], cwd=folder, check=True)
-        return folder / "made"
-
-    return compile_c
-
-
-@pytest.fixture(scope="module")
-def libraries(compile_c):
+def libraries(tmp_path_factory):
     """The fake runtime by ROCm's version."""
-    return {
-        version: compile_c(FAKE.read_text(), "-shared", "-fPIC", "-Werror", f"-DROCM={version}") for version in (5, 6)
-    }
+    return {version: make_runtime(tmp_path_factory.mktemp("hip"), version) for version in (5, 6)}
 
 
 @pytest.fixture
@@ -105,10 +57,11 @@ def runtime(fake, libraries):
     return HipRuntime(libraries[6])
 
 
-@pytest.fixture(scope="module")
-def kernel(compile_c):
-    def kernel(arch="gfx942"):
-        return compile_c(KERNEL.replace("ARCH", arch), "-shared", "-fPIC", f"-I{INCLUDE}")
+@pytest.fixture
+def kernel(tmp_path):
+    def kernel(**row):
+        source = kernel_source(json.dumps({"id": "ROW"} | row), element_bytes=4)
+        return compile_c(tmp_path, source, "-shared", "-fPIC", f"-I{INCLUDE}")
 
     return kernel
 
@@ -124,53 +77,12 @@ def real():
     return HipRuntime()
 
 
-class Shared:
-    """A NumPy array that says by DLPack that it is in a GPU's memory; counts the calls of its deleter."""
-
-    def __init__(self, array, kind=10, index=0, code=None):
-        self.array, self.device, self.code = array, (kind, index), code
-        self.streams, self.deleted = [], 0
-
-    def __dlpack_device__(self):
-        return self.device
-
-    def __dlpack__(self, *, stream):
-        capsule = self.array.__dlpack__()
-        self.streams.append(stream)
-        pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
-            ("PyCapsule_GetPointer", ctypes.pythonapi)
-        )(capsule, b"dltensor")
-        if self.code is not None:
-            ctypes.c_uint8.from_address(pointer + 20).value = self.code
-        deleter = ctypes.c_void_p.from_address(pointer + 56)
-        function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-        numpys = function(deleter.value)
-
-        def delete(managed):
-            self.deleted += 1
-            numpys(managed)
-
-        self.kept = function(delete)
-        deleter.value = ctypes.cast(self.kept, ctypes.c_void_p).value
-        return capsule
-
-
-class Exposed:
-    """Memory of a GPU as an object with __cuda_array_interface__."""
-
-    def __init__(self, memory, shape, **changed):
-        self.memory = memory
-        self.__cuda_array_interface__ = {
-            "shape": shape,
-            "typestr": "<f4",
-            "data": (memory.handle, False),
-            "version": 3,
-        } | changed
-
-
 def test_the_real_runtime_says_that_there_is_no_gpu(real):
     assert int(real.version.split(".")[0]) >= 5
-    for ask in (lambda: HipDevice().device, lambda: call_of(HipDevice(), PACKED, {})):
+    for ask in (
+        lambda: HipDevice().device,
+        lambda: call_of(HipDevice(), PACKED, make_inputs(PACKED) | make_outputs(PACKED)),
+    ):
         with pytest.raises(DeviceError, match=r"finds no GPU \(hipGetDeviceCount failed: hipErrorNoDevice") as raised:
             ask()
         assert "render and video" in str(raised.value)
@@ -180,10 +92,11 @@ def test_every_remedy_is_for_an_error_of_the_real_runtime(real):
     assert REMEDIES.keys() <= {real.error_name(status) for status in range(1100)}
 
 
-def test_numbers_are_those_of_the_real_header(compile_c):
+def test_numbers_are_those_of_the_real_header(tmp_path):
     if not Path("/usr/include/hip/hip_runtime_api.h").exists() and not Path("/opt/rocm/include/hip").exists():
         missing("hip_runtime_api.h")
     program = compile_c(
+        tmp_path,
         "#include <stddef.h>\n#include <stdio.h>\n#include <hip/hip_runtime_api.h>\n"
         'int main(void) { printf("%zu %d %zu %d %d", offsetof(hipDeviceProp_t, gcnArchName), '
         "hipDeviceAttributeMultiprocessorCount, offsetof(hipPointerAttribute_t, device), hipMemcpyHostToDevice, "
@@ -195,7 +108,7 @@ def test_numbers_are_those_of_the_real_header(compile_c):
     assert printed in ("396 63 4 1 2", "1160 63 4 1 2")  # ROCm 5, ROCm 6
 
 
-def test_a_runtime_that_is_missing_and_one_that_does_not_load(compile_c, tmp_path):
+def test_a_runtime_that_is_missing_and_one_that_does_not_load(tmp_path):
     with pytest.raises(DeviceError, match=r"libamdhip64\.so, is missing\n.*libamdhip64-5 .*hip-runtime-amd"):
         HipRuntime(tmp_path / "libamdhip64.so").gpus  # noqa: B018
     broken = tmp_path / "broken.so"
@@ -203,7 +116,7 @@ def test_a_runtime_that_is_missing_and_one_that_does_not_load(compile_c, tmp_pat
     with pytest.raises(DeviceError, match=r"cannot load the HIP runtime .*broken\.so"):
         HipRuntime(broken).gpus  # noqa: B018
     with pytest.raises(DeviceError, match=r"unusable: .*hipGetErrorName\nInstall ROCm"):
-        HipRuntime(compile_c("int other;", "-shared")).gpus  # noqa: B018
+        HipRuntime(compile_c(tmp_path, "int other;", "-shared")).gpus  # noqa: B018
 
 
 @pytest.mark.parametrize("version", [5, 6])
@@ -257,7 +170,7 @@ def test_a_kernel_is_given_no_address_of_the_host(runtime, problem):
 def test_a_kernel_reads_and_writes_the_tensors(runtime, fake, kernel, problem, shared_by):
     with Stream(runtime, 0) as stream:
         device = HipDevice(stream=stream, runtime=runtime)
-        path = kernel()
+        path = kernel(arch="gfx942")
         loaded = device.load(path, "digest", "ROW")
         arrays = make_inputs(problem) | make_outputs(problem)
         shared = {}
@@ -284,7 +197,7 @@ def test_a_kernel_reads_and_writes_the_tensors(runtime, fake, kernel, problem, s
 
 def test_numpy_arrays_are_sent_and_fetched_whatever_their_strides(runtime, kernel):
     device = HipDevice(runtime=runtime)
-    loaded = device.load(kernel(), "digest", "ROW")
+    loaded = device.load(kernel(arch="gfx942"), "digest", "ROW")
     inputs = make_inputs(PACKED) | {"v": np.zeros((2, 8, 16), np.float32).swapaxes(0, 1)}
     o = np.full((4, 8, 16), np.nan, np.float32).swapaxes(0, 1)
     call = call_of(device, PACKED, inputs | {"o": o})
@@ -294,13 +207,12 @@ def test_numpy_arrays_are_sent_and_fetched_whatever_their_strides(runtime, kerne
         assert (o == fill).all()
 
 
-def test_a_kernel_of_another_arch_or_of_none_is_refused(runtime, kernel, compile_c):
+def test_a_kernel_of_another_arch_or_of_none_is_refused(runtime, kernel):
     device = HipDevice(runtime=runtime)
     with pytest.raises(DeviceError, match=r"for gfx950, and GPU 0 is of arch gfx942\nSelect with arch='gfx942'"):
-        device.load(kernel("gfx950"), "1", "ROW")
-    nameless = compile_c(KERNEL.replace("arch", "target"), "-shared", "-fPIC", f"-I{INCLUDE}")
+        device.load(kernel(arch="gfx950"), "1", "ROW")
     with pytest.raises(DeviceError, match="does not say which arch"):
-        device.load(nameless, "2", "ROW")
+        device.load(kernel(), "2", "ROW")
 
 
 @pytest.mark.parametrize(
@@ -322,7 +234,7 @@ def test_a_kernel_of_another_arch_or_of_none_is_refused(runtime, kernel, compile
 )
 def test_a_call_that_fails_is_named_and_leaves_nothing(runtime, fake, kernel, failing, message):
     device = HipDevice(runtime=runtime)
-    loaded = device.load(kernel(), "digest", "ROW")
+    loaded = device.load(kernel(arch="gfx942"), "digest", "ROW")
     fake.fake_fail(*failing)
     with pytest.raises(DeviceError, match=message):
         device.time([loaded], call_of(device, PACKED, make_inputs(PACKED) | make_outputs(PACKED)), 2)

@@ -35,6 +35,9 @@ FINALISTS = 2
 TURN_SECONDS = 0.05
 """How long a turn of a kernel takes, if a launch takes no longer."""
 
+FEWEST = 3
+"""Launches of a turn at the least."""
+
 BUILT_AT_ONCE = 16
 """Problems whose kernels are compiled together, before the first of them is timed: nothing compiles while it is."""
 
@@ -197,7 +200,7 @@ class _Tuning:
 
 
 def _launches_of_a_turn(stopwatch: Stopwatch, rule: StopRule) -> int:
-    return max(1, min(rule.least, round(TURN_SECONDS * 1e3 / stopwatch.typical_ms)))
+    return max(FEWEST, min(rule.least, round(TURN_SECONDS * 1e3 / stopwatch.typical_ms)))
 
 
 def _race(runners: Mapping[str, Stopwatch], rule: StopRule, failures: dict[str, str]) -> dict[str, Measurement]:

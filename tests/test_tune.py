@@ -1,0 +1,107 @@
+"""Tuning on this machine: what is timed, what is recorded, and what selection makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from catalog.runtime.catalog import Catalog
+from catalog.runtime.measure import StopRule
+from catalog.runtime.tune import TuneOptions, tune
+from catalog.schema.problem import Problem
+
+QUICK = TuneOptions(candidates=3, rule=StopRule(precision=0.2, least=3, seconds=0.2, warm_up_seconds=0.01))
+
+
+def small(**fields: Any) -> Problem:
+    return Problem(**{"batch": 1, "nhead_q": 2, "seqlen_q": 70, "hdim_q": 32, "dtype": "fp32"} | fields)
+
+
+@pytest.fixture(scope="module")
+def catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Catalog]:
+    catalog = Catalog(tmp_path_factory.mktemp("tune") / "catalog.db")
+    yield catalog
+    catalog.close()
+
+
+def timings(catalog: Catalog) -> list[tuple[Any, ...]]:
+    rows = catalog.connection.execute(
+        "SELECT problem.key, kernel_id, n, min_ms, low_ms, median_ms, high_ms, cold, load FROM timing "
+        "JOIN problem ON problem.id = problem_id ORDER BY 1, 2"
+    )
+    return [tuple(row) for row in rows]
+
+
+def test_tuning_measures_records_and_selects(catalog: Catalog) -> None:
+    problem = small()
+    static = [found.kernel.id for found in catalog.candidates(problem, limit=3, static=True)]
+    before = catalog.select(problem)
+    report = tune(catalog, [problem], QUICK)
+    (tuned,) = report.tuned
+    assert sorted(tuned.measurements) == sorted(static)
+    assert not tuned.failures
+    assert tuned.first == static[0]
+    assert report.gain == tuned.gain >= 1
+
+    rows = timings(catalog)
+    assert [row[1] for row in rows] == sorted(static)
+    for _, _, n, least, low, median, high, cold, load in rows:
+        assert n >= 3
+        assert least <= low <= median <= high
+        assert not cold
+        assert load >= 0
+
+    choice = catalog.choice(problem)
+    assert choice.evidence == "measured"
+    best = min(tuned.measurements.values(), key=lambda measurement: measurement.median_ms).median_ms
+    assert choice.candidates[0].median_ms <= 1.03 * best
+    after = catalog.select(problem)
+    assert after is not before, "what was chosen before is forgotten"
+    assert after.kernels[0].id == choice.candidates[0].kernel.id
+    assert catalog.choice(small(seqlen_q=100)).evidence == "nearest"
+
+
+def test_what_was_measured_is_not_measured_again_unless_asked(catalog: Catalog) -> None:
+    tune(catalog, [small()], QUICK)
+    rows = timings(catalog)
+    (again,) = tune(catalog, [small()], QUICK).tuned
+    assert again.known
+    assert timings(catalog) == rows
+    (fresh,) = tune(catalog, [small()], TuneOptions(candidates=1, rule=QUICK.rule, again=True)).tuned
+    assert not fresh.known
+    assert len(timings(catalog)) == len(rows), "a row for each problem, kernel, device and library"
+
+
+def test_a_budget_leaves_the_rest_for_another_time(catalog: Catalog) -> None:
+    problems = [small(seqlen_q=length) for length in (10, 20, 30)]
+    stopped = tune(catalog, problems, TuneOptions(candidates=1, seconds=0, rule=QUICK.rule))
+    assert (stopped.tuned, stopped.left) == ((), tuple(problems))
+    seen: list[Problem] = []
+    report = tune(catalog, problems, TuneOptions(candidates=1, rule=QUICK.rule), lambda done: seen.append(done.problem))
+    assert [tuned.problem for tuned in report.tuned] == seen == problems
+
+
+def test_a_problem_without_a_kernel_is_told_and_stops_no_other(catalog: Catalog) -> None:
+    wide = small(hdim_q=2048)
+    report = tune(catalog, [wide, small()], TuneOptions(candidates=1, rule=QUICK.rule))
+    assert "hdim" in report.unanswered[wide.key]
+    assert [tuned.problem for tuned in report.tuned] == [small()]
+
+
+def test_a_kernel_that_does_not_compile_is_left_out(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = small(seqlen_q=40, lse=True)
+    broken = catalog.candidates(problem, limit=3, static=True)[1].kernel
+    emit = catalog.builder._targets(broken.arch).emit
+    from catalog.build import builder
+
+    def emitting(kernel: Any, memory: Any) -> str:
+        return "#error broken\n" if kernel.id == broken.id else emit(kernel, memory)
+
+    from dataclasses import replace
+
+    monkeypatch.setattr(builder, "HOST", replace(builder.HOST, emit=emitting))
+    (tuned,) = tune(catalog, [problem], QUICK).tuned
+    assert "does not compile" in tuned.failures[broken.id]
+    assert len(tuned.measurements) == 2

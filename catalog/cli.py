@@ -453,7 +453,7 @@ def bench(
 ) -> None:
     """Time the kernels that answer a problem, beside what this machine reaches at best.
 
-    The peaks are measured: fp32 multiply-adds between registers, and reads of memory in order.
+    The peaks of a CPU are measured: fp32 multiply-adds between registers, and reads of memory in order.
 
     Example: catalog bench --batch 1 --nhead-q 8 --seqlen-q 2048 --hdim-q 128 --dtype fp32 --candidates 3
     """

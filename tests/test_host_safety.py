@@ -67,7 +67,7 @@ def test_a_kernel_that_does_not_compile_gives_way_to_the_next(tmp_path: Path, mo
 
 def test_what_is_missing_to_run_a_gpu_kernel(gfx950: Catalog) -> None:
     plan = gfx950.select(Problem(batch=1, nhead_q=2, seqlen_q=33, hdim_q=128, dtype="fp16"), arch="gfx950")
-    with pytest.raises(DeviceError, match=r"gfx950 kernels cannot run on this machine: .*(GPU|HIP|does not launch)"):
+    with pytest.raises(DeviceError, match=r"gfx950 kernels cannot run on this machine: .*(GPU|HIP)"):
         plan.run()
 
 

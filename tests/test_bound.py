@@ -9,9 +9,12 @@ import pytest
 
 from catalog.errors import DeviceError, TensorError
 from catalog.runtime.catalog import Catalog
+from catalog.runtime.devices.abi import CatalogArgs
 from catalog.runtime.inputs import make_inputs
 from catalog.runtime.tensors import make_outputs
+from catalog.runtime.workspace import workspace_of
 from catalog.schema.problem import Problem
+from catalog.schema.stages import WORKSPACES
 
 PROBLEM = Problem(batch=2, nhead_q=4, nhead_k=2, seqlen_q=5, seqlen_k=70, hdim_q=32, dtype="fp32", lse=True)
 SPLIT = Problem(op="splitkv", batch=2, nhead_q=4, nhead_k=2, seqlen_q=1, seqlen_k=900, hdim_q=32, dtype="fp32")
@@ -47,6 +50,27 @@ def test_given_outputs_are_written_in_place(catalog):
     expected = catalog.select(PROBLEM).run(make_inputs(PROBLEM)).outputs
     assert np.array_equal(interleaved.swapaxes(1, 2), expected["o"])
     assert np.array_equal(outputs["lse"], expected["lse"])
+
+
+@pytest.mark.parametrize("problem", [PROBLEM, SPLIT, BACKWARD], ids=lambda problem: problem.op)
+def test_kernels_say_how_large_the_workspaces_are(catalog, problem):
+    """As large as the arrays that the runtime makes: nothing is there twice, nothing is too short."""
+    bound = catalog.select(problem).bind()
+    args = CatalogArgs.from_buffer_copy(bound._call.args)
+    args.num_splits = 3
+    sizes = [kernel.workspace(args) for kernel in bound.kernels]
+    assert {size.num_splits for size in sizes} == {3}
+    for name in WORKSPACES:
+        made = workspace_of(problem, 3).partials
+        assert max(getattr(size, name) for size in sizes) == (made[name].bytes if name in made else 0)
+
+
+def test_cold_launches_give_the_same(catalog):
+    bound = catalog.select(PROBLEM).bind()
+    bound.launch()
+    before = bound.outputs["o"].copy()
+    assert len(bound.time(2, cold=True)) == 2
+    assert np.array_equal(bound.outputs["o"], before)
 
 
 def test_a_launch_allocates_nothing(catalog):

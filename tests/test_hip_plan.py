@@ -28,7 +28,6 @@ from catalog.runtime.devices.hip_resources import Memory
 from catalog.runtime.inputs import make_inputs
 from catalog.runtime.tensors import make_outputs
 from catalog.runtime.validate import run_problem
-from catalog.runtime.workspace import splits_of
 from catalog.schema.fields import Family
 from catalog.schema.problem import Problem
 
@@ -294,15 +293,6 @@ def test_stages_share_the_workspaces(catalog):
     assert len(bound.kernels) == 2
     bound.launch()
     assert np.array_equal(bound.outputs["o"], expected(SPLIT, inputs["v"]))
-
-
-@pytest.mark.parametrize(("deterministic", "splits"), [(False, 1), (True, 8)])
-def test_ck_sums_dq_in_one_part_or_in_one_for_each_tile_of_keys(catalog, deterministic, splits):
-    traits = {"batch": 1, "nhead_q": 1, "seqlen_q": 64, "seqlen_k": 1000, "hdim_q": 128, "dtype": "fp16"}
-    problem = Problem(op="bwd", deterministic=deterministic, **traits)
-    kernels = catalog.select(problem, arch="gfx942").kernels
-    assert kernels[1].algorithm.tile_n0 == 128
-    assert splits_of(problem, kernels, threads=304) == splits
 
 
 def test_threads_share_one_device_of_an_arch(catalog):

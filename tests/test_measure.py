@@ -22,12 +22,10 @@ class Clockwork:
         self.durations = durations
         self.launches = self.chilled = 0
 
-    def time(self, launches: int = 1) -> list[int]:
+    def time(self, launches: int = 1, *, cold: bool = False) -> list[int]:
         self.launches += launches
+        self.chilled += launches * cold
         return [next(self.durations) for _ in range(launches)]
-
-    def chill(self) -> None:
-        self.chilled += 1
 
     def clock_mhz(self) -> float | None:
         return 2000.0

@@ -51,23 +51,16 @@ class BoundPlan:
         """
         self.device.run(self.kernels, self._call)
 
-    def time(self, launches: int = 1) -> list[int]:
+    def time(self, launches: int = 1, *, cold: bool = False) -> list[int]:
         """Nanoseconds of each of so many launches, by the device's clock: wall time on the host, a GPU's own on a GPU.
 
-        A GPU's launches share one copy of the NumPy arrays there and back, which does not count.
+        A GPU's launches share one copy of the NumPy arrays there and back, which does not count. ``cold``: the device's
+        caches are emptied before each launch.
 
         Raises:
             DeviceError: as :meth:`launch`.
         """
-        return self.device.time(self.kernels, self._call, launches)
-
-    def chill(self) -> None:
-        """Empty the device's caches, so that the next launch reads its tensors from memory.
-
-        Raises:
-            DeviceError: there is no memory to do so.
-        """
-        self.device.chill()
+        return self.device.time(self.kernels, self._call, launches, cold=cold)
 
     def clock_mhz(self) -> float | None:
         """The device's clock now, where it says."""

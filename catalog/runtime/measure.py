@@ -22,11 +22,8 @@ _Z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 class Timed(Protocol):
     """What can be launched and timed: a :class:`~catalog.runtime.bound.BoundPlan`."""
 
-    def time(self, launches: int = 1) -> list[int]:
-        """Nanoseconds of each of so many launches."""
-
-    def chill(self) -> None:
-        """Empty the device's caches."""
+    def time(self, launches: int = 1, *, cold: bool = False) -> list[int]:
+        """Nanoseconds of each of so many launches; ``cold``: the device's caches are emptied before each."""
 
     def clock_mhz(self) -> float | None:
         """The device's clock now, where it says."""
@@ -133,12 +130,7 @@ class Stopwatch:
             DeviceError: a launch failed.
         """
         started = time.monotonic()
-        if self.rule.cold:
-            for _ in range(launches):
-                self._timed.chill()
-                self._durations += self._timed.time(1)
-        else:
-            self._durations += self._timed.time(launches)
+        self._durations += self._timed.time(launches, cold=self.rule.cold)
         self._spent += time.monotonic() - started
 
     @property

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from operator import mul
 
-from catalog.runtime.devices import is_amd
 from catalog.schema.fields import Family, Mode
 from catalog.schema.kernel import Kernel
 from catalog.schema.problem import Problem
@@ -49,8 +48,7 @@ def splits_of(problem: Problem, kernels: Sequence[Kernel], threads: int) -> int:
     """Parts that the keys are divided into, at least 1.
 
     A deterministic backward depends on the problem alone, so that sums are the same on every machine; everything else
-    also on how many threads there are to keep busy. CK's backward has no say in it: a deterministic kernel has a part
-    for each of its tiles, every other one adds up in one array.
+    also on how many threads there are to keep busy. It is a wish: the kernels say how many there will be.
     """
     columns = max(1, problem.batch * problem.nhead_k)
     most = max(1, -(-problem.seqlen_k // _SHORTEST_SPLIT))
@@ -60,9 +58,6 @@ def splits_of(problem: Problem, kernels: Sequence[Kernel], threads: int) -> int:
         wanted = -(-_ITEMS_PER_THREAD * threads // items)
         return problem.num_splits or min(wanted, most, MAX_SPLITS)
     if problem.op == "bwd":
-        main = next(k for k in kernels if k.family is Family.BWD_DQ_DK_DV)
-        if is_amd(main.arch):
-            return max(1, -(-problem.seqlen_k // main.algorithm.tile_n0)) if problem.deterministic else 1
         if problem.deterministic:
             return min(_DETERMINISTIC_SPLITS, most)
         return min(-(-_ITEMS_PER_THREAD * threads // columns), most)

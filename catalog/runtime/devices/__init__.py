@@ -78,18 +78,13 @@ class Device(Protocol[C]):
             DeviceError: a kernel refuses the call, has no memory, or fails.
         """
 
-    def time(self, kernels: Sequence[LoadedKernel], call: C, launches: int) -> list[int]:
+    def time(self, kernels: Sequence[LoadedKernel], call: C, launches: int, *, cold: bool = False) -> list[int]:
         """As :meth:`run`, so many times; the nanoseconds of each, by the device's clock.
+
+        ``cold``: before each the caches are emptied, so that it reads its tensors from memory.
 
         Raises:
             DeviceError: as :meth:`run`.
-        """
-
-    def chill(self) -> None:
-        """Empty the caches: the next launch reads its tensors from memory.
-
-        Raises:
-            DeviceError: there is no memory to do so.
         """
 
     def clock_mhz(self) -> float | None:

@@ -237,10 +237,11 @@ class HipDevice:
             self.launch(kernel, call)
         self.fetch(call)
 
-    def time(self, kernels: Sequence[LoadedKernel], call: HipCall, launches: int) -> list[int]:
+    def time(self, kernels: Sequence[LoadedKernel], call: HipCall, launches: int, *, cold: bool = False) -> list[int]:
         """Nanoseconds of each of so many launches of the kernels, one after the other, by the GPU's clock.
 
-        The copies of NumPy arrays, to the GPU before the first and back after the last, do not count.
+        The copies of NumPy arrays, to the GPU before the first and back after the last, do not count. ``cold``: before
+        each the caches are emptied, by writing to more memory than they hold.
 
         Raises:
             DeviceError: as :meth:`run`.
@@ -254,22 +255,14 @@ class HipDevice:
                 for _ in range(launches)
             ]
             for start, stop in points:
+                if cold:
+                    self.runtime.fill(self._flood.handle, 0, _FLOOD_BYTES, self.stream)
                 start.record(self.stream)
                 for kernel in kernels:
                     self.launch(kernel, call)
                 stop.record(self.stream)
             self.fetch(call)
             return [round(stop.since(start) * 1e6) for start, stop in points]
-
-    def chill(self) -> None:
-        """Empty the caches, by writing to more memory than they hold.
-
-        Raises:
-            DeviceError: the GPU has too little memory.
-        """
-        with self.runtime.on(self.index):
-            self.runtime.fill(self._flood.handle, 0, _FLOOD_BYTES, self.stream)
-            self.runtime.synchronize(self.stream)
 
     @cached_property
     def _flood(self) -> Memory:

@@ -101,8 +101,10 @@ class HostDevice:
         for kernel in kernels:
             kernel.launch(call.pointer)
 
-    def time(self, kernels: Sequence[LoadedKernel], call: Call, launches: int) -> list[int]:
+    def time(self, kernels: Sequence[LoadedKernel], call: Call, launches: int, *, cold: bool = False) -> list[int]:
         """Nanoseconds of each of so many launches of the kernels, one after the other.
+
+        ``cold``: before each the caches are emptied, by writing to more memory than they hold.
 
         Raises:
             DeviceError: as :meth:`launch`.
@@ -110,15 +112,13 @@ class HostDevice:
         clock = time.perf_counter_ns
         durations = []
         for _ in range(launches):
+            if cold:
+                self._flood += 1
             start = clock()
             for kernel in kernels:
                 self.launch(kernel, call)
             durations.append(clock() - start)
         return durations
-
-    def chill(self) -> None:
-        """Empty the caches, by writing to more memory than they hold."""
-        self._flood += 1
 
     @cached_property
     def _flood(self) -> Array:

@@ -16,7 +16,7 @@ test: $(VENV)/.installed-$(EXTRAS)
 	@$(BIN)/python -m pytest $(ARGS)
 
 # Rows of AMD arches, compiled for real: CK_ROOT=path/of/a/CK/checkout make test-ck
-test-ck: $(VENV)/.installed-$(EXTRAS)
+test-ck: $(VENV)/.installed-$(EXTRAS)$(comma)gfx950
 	@$(BIN)/python -m pytest -rs -s tests/ck_rows.py $(ARGS)
 
 lint: $(VENV)/.installed-$(EXTRAS)

@@ -78,4 +78,4 @@ def _arches() -> Iterator[Finding]:
         elif diagnosis.compiler is None or diagnosis.missing is not None:
             yield Finding(arch, "no toolchain", f"{diagnosis.missing}; {runs}")
         else:
-            yield Finding(arch, str(diagnosis.compiler.path), f"{diagnosis.compiler.version}; {runs}")
+            yield Finding(arch, str(diagnosis.compiler.path), f"{diagnosis.compiler.title}; {runs}")

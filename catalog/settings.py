@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import shlex
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import platformdirs
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 APP = "kernel-catalog"
@@ -20,6 +21,16 @@ def _default_db() -> Path:
 
 def _default_cache_dir() -> Path:
     return platformdirs.user_cache_path(APP)
+
+
+def _splits(command: str) -> str:
+    if not shlex.split(command):  # raises ValueError where a quotation does not end
+        raise ValueError("no command")
+    return command
+
+
+Command = Annotated[str, AfterValidator(_splits)]
+"""A program with arguments, as a shell would read them."""
 
 
 class Settings(BaseSettings):
@@ -36,7 +47,14 @@ class Settings(BaseSettings):
         None, description="ROCm installation (default: ROCM_PATH, then /opt/rocm, then /usr)"
     )
     hipcxx: str | None = Field(None, description="HIP compiler (default: ROCm's clang++, then the newest clang++)")
-    compiler_launcher: str | None = Field(None, description="put before every compiler call: ccache, sccache, distcc")
+    hipcxx_device: Command | None = Field(
+        None,
+        description="command of a newer clang, for arches that the HIP compiler does not know (default: zig on PATH, "
+        "then the Python package ziglang)",
+    )
+    compiler_launcher: Command | None = Field(
+        None, description="put before every compiler call: ccache, sccache, distcc"
+    )
     num_threads: int = Field(0, ge=0, description="threads of a host kernel; 0: every core the process may use")
     query_timeout: float = Field(10.0, gt=0, description="seconds that a query expression may run")
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import re
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -19,9 +18,8 @@ from test_live import make_checkout
 import catalog as package
 from catalog.build.ck.emit import emit
 from catalog.build.ck.sources import Checkout, find_checkout, open_checkout
-from catalog.build.ck.toolchain import hip_toolchain
 from catalog.build.resources import Resources, of_hip_build
-from catalog.errors import BuildError, ToolchainError
+from catalog.errors import BuildError
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices.abi import ABI_VERSION, CatalogArgs, CatalogWorkspace
 from catalog.schema.kernel import Kernel
@@ -344,7 +342,7 @@ def test_a_source_without_a_launcher_is_refused(rows: Catalog) -> None:
         emit(row(rows, "family = 'fwd'"), "template <> float other(int);")
 
 
-# Compilers
+# What a compiler tells of a library
 
 REMARKS = """
 a.hpp:29:1: remark: Function Name: _Z1av [-Rpass-analysis=kernel-resource-usage]
@@ -374,35 +372,3 @@ def test_the_worst_kernel_of_a_library_counts(sgprs: str, rows: Catalog, tmp_pat
         shared_bytes=32768,
         occupancy=1,
     )
-
-
-def fake_compiler(folder: Path, version: int) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    program = folder / "clang++"
-    program.write_text(f'#!/bin/sh\ncase "$1" in --version) echo "clang version {version}.0.0";; esac\n')
-    program.chmod(0o755)
-    return program
-
-
-@pytest.mark.parametrize(
-    ("arch", "version", "says"),
-    [
-        ("gfx950", 19, r"gfx950, which needs clang 20 or newer: .*clang version 19.*\n.*apt install clang"),
-        ("gfx90a", None, r"CATALOG_HIPCXX=.*is not a program"),
-        ("gfx90a", 19, r"no device libraries.*\n.*rocm-device-libs"),
-    ],
-)
-def test_what_is_missing_is_named(
-    arch: str, version: int | None, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    compiler = tmp_path / "bin" / "clang++"
-    if version is not None:
-        fake_compiler(compiler.parent, version)
-    monkeypatch.setenv("CATALOG_ROCM_PATH", str(tmp_path))
-    monkeypatch.setenv("CATALOG_HIPCXX", str(compiler))
-    settings.cache_clear()
-    with pytest.raises(ToolchainError) as raised:
-        hip_toolchain(arch)
-    assert re.search(says, str(raised.value)), raised.value
-    monkeypatch.undo()
-    settings.cache_clear()

@@ -17,8 +17,9 @@ from pathlib import Path
 from catalog.build import processes
 from catalog.build.cache import ArtifactRecord, Cache
 from catalog.build.ck import emit as ck
+from catalog.build.ck.facts import hip_facts, hip_flags
 from catalog.build.ck.sources import family_flags, find_checkout
-from catalog.build.ck.toolchain import hip_facts, hip_flags, hip_toolchain
+from catalog.build.ck.toolchain import hip_toolchain
 from catalog.build.host import emit as host
 from catalog.build.keys import ContentKey, KeyMaker, ScanError, TranslationUnit, abi_number
 from catalog.build.resources import Resources, of_hip_build, of_host_build

@@ -202,14 +202,13 @@ class KeyMaker:
                 that depends on the machine); the message names it.
         """
         _refuse_flags((*toolchain.compile_flags, *toolchain.link_flags))
-        compiler = toolchain.compiler
         parts: dict[str, Sequence[str]] = {
             "schema": [str(KEY_SCHEMA)],
             "source": [unit.source],
             "include_dirs": list(unit.include_dirs),
             "abi": [str(unit.abi)],
             "isa": [toolchain.isa],
-            "compiler": [str(compiler.path), compiler.version, compiler.digest],
+            "compiler": toolchain.compiler.identity,
             "compile_flags": toolchain.compile_flags,
             "link_flags": toolchain.link_flags,
         }

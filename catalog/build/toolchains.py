@@ -105,12 +105,35 @@ def host_facts() -> HostFacts:
 
 @dataclass(frozen=True)
 class Compiler:
-    """A compiler, identified: ``digest`` covers the driver and the programs it runs."""
+    """A compiler, identified: ``digest`` covers the driver and the programs it runs.
+
+    ``arguments`` make a program of many a compiler (``zig clang``). ``lender`` is the compiler whose headers and
+    programs this one uses, because it has none of its own.
+    """
 
     path: Path
     family: str
     version: str
     digest: str
+    arguments: tuple[str, ...] = ()
+    lender: Compiler | None = None
+
+    @property
+    def command(self) -> list[str]:
+        """What runs it, before any flag."""
+        return [str(self.path), *self.arguments]
+
+    @property
+    def title(self) -> str:
+        """Its version line, and whose parts it uses."""
+        lent = "" if self.lender is None else f" with HIP of {self.lender.path} ({self.lender.title})"
+        return self.version + lent
+
+    @property
+    def identity(self) -> list[str]:
+        """All that a content key has to know of it, and of its lender."""
+        own = [str(self.path), self.version, self.digest, *self.arguments]
+        return own if self.lender is None else [*own, *self.lender.identity]
 
 
 def _probe(command: Sequence[str], work_dir: Path) -> str | None:
@@ -164,8 +187,8 @@ class Toolchain:
 
     @property
     def label(self) -> str:
-        """The compiler's version line, as the registry shows it."""
-        return self.compiler.version
+        """The compiler's version line and its lender, as the registry shows them."""
+        return self.compiler.title
 
     @property
     def flags(self) -> str:
@@ -175,20 +198,20 @@ class Toolchain:
     def scan_command(self, include_dirs: Sequence[Path]) -> list[str]:
         """Print, as a make rule, every file that the translation unit reads."""
         return [
-            *(str(self.compiler.path), *self.compile_flags, *self.places, *self.scan_flags),
+            *(*self.compiler.command, *self.compile_flags, *self.places, *self.scan_flags),
             *(*_search(include_dirs), "-M", SOURCE),
         ]
 
     def compile_command(self, include_dirs: Sequence[Path]) -> list[str]:
         """Compile without linking: the only step that launchers know how to cache or distribute."""
         unmapped = [f"-ffile-prefix-map={folder}=." for folder in include_dirs]
-        compiler = [*self.launcher, str(self.compiler.path)]
+        compiler = [*self.launcher, *self.compiler.command]
         flags = (*self.compile_flags, *self.places, *unmapped, *_search(include_dirs))
         return [*compiler, *flags, "-c", SOURCE, "-o", OBJECT]
 
     def link_command(self) -> list[str]:
         """Make the library of the object file."""
-        return [str(self.compiler.path), OBJECT, *self.link_flags, *self.places, "-o", LIBRARY]
+        return [*self.compiler.command, OBJECT, *self.link_flags, *self.places, "-o", LIBRARY]
 
     def verify(self) -> None:
         """Compile something trivial, to tell a broken toolchain from a broken kernel.
@@ -213,38 +236,47 @@ def digest_of(path: str) -> str:
         return hashlib.sha256(file.read()).hexdigest()
 
 
-def _ask(compiler: Path, option: str) -> str:
-    done = processes.run([str(compiler), option], Path(tempfile.gettempdir()), PROBE_TIMEOUT_SECONDS, threading.Event())
+def ask(command: Sequence[str]) -> str:
+    """What a compiler answers to a question about itself.
+
+    Raises:
+        ToolchainError: it fails, or cannot be run.
+    """
+    try:
+        done = processes.run(command, Path(tempfile.gettempdir()), PROBE_TIMEOUT_SECONDS, threading.Event())
+    except OSError as error:
+        raise ToolchainError(f"{command[0]} cannot be run: {error.strerror}") from None
     if done.failure is not None:
-        raise ToolchainError(f"{compiler} {option}: {done.failure}", hint=done.output.strip() or None)
+        raise ToolchainError(f"{shlex.join(command)}: {done.failure}", hint=done.output.strip() or None)
     return done.output.strip()
 
 
-def _programs(compiler: Path) -> Iterator[str]:
-    yield str(compiler)
+def _programs(command: Sequence[str]) -> Iterator[str]:
+    yield command[0]
     for program in _PROGRAMS:
-        found = shutil.which(_ask(compiler, f"-print-prog-name={program}"))
+        found = shutil.which(ask([*command, f"-print-prog-name={program}"]))
         if found is not None:
             yield found
 
 
 @functools.cache
-def identify(path: Path) -> Compiler:
-    """Identify the compiler at ``path``, once per process.
+def identify(path: Path, arguments: tuple[str, ...] = ()) -> Compiler:
+    """Identify the compiler at ``path``, which is one with ``arguments``, once per process.
 
     A compiler that is replaced in place under a running process is not noticed by it.
 
     Raises:
         ToolchainError: it does not run, or does not state its version.
     """
+    command = [str(path), *arguments]
+    version = next(iter(ask([*command, "--version"]).splitlines()), "")
     try:
-        version = next(iter(_ask(path, "--version").splitlines()), "")
-        digest = hashlib.sha256("".join(map(digest_of, _programs(path))).encode()).hexdigest()
+        digest = hashlib.sha256("".join(map(digest_of, _programs(command))).encode()).hexdigest()
     except OSError as error:
-        raise ToolchainError(f"{path} cannot be run: {error.strerror}") from None
+        raise ToolchainError(f"{error.filename or path} cannot be read: {error.strerror}") from None
     if not version:
         raise ToolchainError(f"{path} --version prints nothing: it is no compiler that the catalog knows")
-    return Compiler(path, "clang" if "clang" in version else "gnu", version, digest)
+    return Compiler(path, "clang" if "clang" in version else "gnu", version, digest, arguments)
 
 
 def _find_compiler(chosen: str | None, search_path: str) -> Path:

@@ -1,14 +1,14 @@
 """HIP compilers of this machine: ROCm's, or a distribution's clang++ with HIP headers and device libraries.
 
-Flags, places and versions are data: ``data/toolchains/hip.json``. A compiler is identified together with the device
-libraries that it links into every kernel.
+Flags, places and versions are data (:mod:`catalog.build.ck.facts`). A compiler is identified together with the device
+libraries that it links into every kernel. Where no compiler knows an arch, a newer clang borrows HIP of one of them
+(:mod:`catalog.build.ck.borrowing`).
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
-import re
 import shlex
 import shutil
 import tempfile
@@ -17,9 +17,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
-
 from catalog.build import processes
+from catalog.build.ck.borrowing import Completed, complete
+from catalog.build.ck.facts import clang_number, hip_facts, hip_flags
 from catalog.build.toolchains import (
     PROBE_TIMEOUT_SECONDS,
     SOURCE,
@@ -29,72 +29,18 @@ from catalog.build.toolchains import (
     diagnose,
     digest_of,
     identify,
-    read_facts,
 )
 from catalog.errors import ToolchainError
-from catalog.settings import data_dir, rocm_path, settings
+from catalog.settings import Settings, rocm_path, settings
 
-_VERSION = re.compile(r"clang version (\d+)")
-_PROBE = "#include <hip/hip_runtime.h>\n__global__ void catalog_probe(float* x) { *x = expf(*x); }\n"
-
-# The constant by which device libraries tell processors apart (LLVM's AMDGPU device libraries, oclc_isa_version).
-_ISA_MODULE = """\
-target triple = "amdgcn-amd-amdhsa"
-@__oclc_ISA_version = linkonce_odr protected local_unnamed_addr addrspace(4) constant i32 {version}, align 4
+# A function for each constant by which the device libraries choose: of denormals, rounding, fast math.
+_PROBE = """\
+#include <hip/hip_runtime.h>
+__global__ void catalog_probe(float* x) { *x = expf(*x) + logf(*x) + sinf(*x) + sqrtf(*x); }
 """
 
-
-class HipArch(BaseModel):
-    """An arch to a HIP compiler: the first clang that knows it, its number in the device libraries, flags for it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    clang: int
-    isa_version: int
-    compile: tuple[str, ...] = ()
-
-
-class HipFacts(BaseModel):
-    """The content of ``data/toolchains/hip.json``; paths are relative to the root of ROCm."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    source: str
-    compile: tuple[str, ...]
-    vendors: dict[str, tuple[str, ...]]
-    scan: tuple[str, ...]
-    link: tuple[str, ...]
-    device_libs: tuple[str, ...]
-    roots: tuple[Path, ...]
-    compilers: tuple[str, ...]
-    names: tuple[str, ...]
-    arches: dict[str, HipArch]
-    install: dict[str, dict[str, str]]
-
-    def remedy(self, part: str) -> str:
-        """How to install ``part``, as one line."""
-        return "; ".join(f"{system}: {command}" for system, command in self.install[part].items())
-
-
-def hip_facts() -> HipFacts:
-    """Arches, flags and places of the HIP toolchains.
-
-    Raises:
-        SpecError: the file is missing or malformed; the message names it and the field.
-    """
-    return read_facts(HipFacts, data_dir() / "toolchains" / "hip.json")
-
-
-def hip_flags(arch: str, version: str = "") -> tuple[str, ...]:
-    """The compile flags of an AMD arch, for a compiler that calls itself ``version``.
-
-    Raises:
-        SpecError: ``data/toolchains/hip.json`` is missing or malformed.
-    """
-    facts = hip_facts()
-    of_vendor = [flag for vendor, flags in facts.vendors.items() if vendor in version for flag in flags]
-    of_arch = facts.arches[arch].compile if arch in facts.arches else ()
-    return (*facts.compile, *of_vendor, *of_arch, f"--offload-arch={arch}")
+_MODULE = 'target triple = "amdgcn-amd-amdhsa"\n'
+_CONSTANT = "@{name} = linkonce_odr protected local_unnamed_addr addrspace(4) constant {type} {value}, align {bytes}\n"
 
 
 def rocm_root() -> Path:
@@ -113,34 +59,46 @@ def hip_toolchain(arch: str) -> Toolchain:
         ToolchainError: there is no compiler that knows the arch, or no device libraries.
         SpecError: ``data/toolchains/hip.json`` is missing or malformed.
     """
-    return _find(arch, rocm_root(), settings().hipcxx, settings().compiler_launcher, settings().cache_dir)
+    return _find(arch, rocm_root(), settings())
 
 
 @functools.cache
-def _find(arch: str, root: Path, chosen: str | None, launcher: str | None, cache_dir: Path) -> Toolchain:
+def _find(arch: str, root: Path, chosen: Settings) -> Toolchain:
     facts = hip_facts()
-    compiler = _compiler_for(arch, root, chosen)
+    found = _compiler_for(arch, root, chosen.hipcxx, chosen.hipcxx_device)
+    compiler = found.compiler
     libraries = _device_libraries(root)
-    contents = [f"{path.name} {digest_of(str(path))}" for path in sorted(libraries.glob("*.bc"))]
-    digest = hashlib.sha256("\n".join([compiler.digest, *contents]).encode()).hexdigest()
-    toolchain = Toolchain(
+    parts = [f"{path.name} {digest_of(str(path))}" for path in sorted(libraries.glob("*.bc"))]
+    constants = _missing_constants(arch, compiler, libraries)
+    if constants:
+        parts.append(constants)
+    digest = hashlib.sha256("\n".join([compiler.digest, *parts]).encode()).hexdigest()
+    if constants:
+        folder = chosen.cache_dir / "device-libs" / f"{digest[:16]}-{arch}"
+        libraries = _with_constants(libraries, _isa_module(arch), constants, compiler, folder)
+    return Toolchain(
         compiler=replace(compiler, digest=digest),
         isa=arch,
-        compile_flags=hip_flags(arch, compiler.version),
+        compile_flags=(*hip_flags(arch, compiler.version), *_code_object_flags(compiler, libraries)),
         link_flags=facts.link,
-        launcher=tuple(shlex.split(launcher or "")),
-        places=_places(root, libraries),
+        launcher=_launcher(compiler, chosen.compiler_launcher),
+        places=(f"--rocm-path={root}", f"--rocm-device-lib-path={libraries}", f"-L{root / 'lib'}", *found.places),
         scan_flags=facts.scan,
         check=check,
     )
-    if (libraries / f"oclc_isa_version_{arch.removeprefix('gfx')}.bc").is_file():
-        return toolchain
-    complete = _with_isa(libraries, arch, compiler, cache_dir / "device-libs" / f"{digest[:16]}-{arch}")
-    return replace(toolchain, places=_places(root, complete))
 
 
-def _places(root: Path, libraries: Path) -> tuple[str, ...]:
-    return (f"--rocm-path={root}", f"--rocm-device-lib-path={libraries}", f"-L{root / 'lib'}")
+def _launcher(compiler: Compiler, chosen: str | None) -> tuple[str, ...]:
+    """Launchers know a compiler by its name: ``zig clang`` would be Zig, compiling a file named clang."""
+    subcommand = any(not argument.startswith("-") for argument in compiler.arguments)
+    return () if subcommand else tuple(shlex.split(chosen or ""))
+
+
+def _code_object_flags(compiler: Compiler, libraries: Path) -> tuple[str, ...]:
+    """What makes a compiler's code fit device libraries that are older than it."""
+    code_objects = hip_facts().code_objects
+    fits = clang_number(compiler.version) < code_objects.clang or (libraries / code_objects.library).is_file()
+    return () if fits else code_objects.otherwise
 
 
 def _compilers(root: Path, chosen: str | None) -> Iterator[Path]:
@@ -152,26 +110,32 @@ def _compilers(root: Path, chosen: str | None) -> Iterator[Path]:
             yield Path(found).absolute()
 
 
-def _compiler_for(arch: str, root: Path, chosen: str | None) -> Compiler:
-    """The first compiler that is new enough for ``arch``."""
+def _compiler_for(arch: str, root: Path, chosen: str | None, newer: str | None) -> Completed:
+    """The first compiler that is new enough for ``arch``, else a newer one with HIP of the first that is not."""
     facts = hip_facts()
     needed = facts.arches[arch].clang
     seen = []
+    older = []
     for path in _compilers(root, chosen):
         try:
             compiler = identify(path)
         except ToolchainError as error:
             seen.append(error.message)
             continue
-        version = _VERSION.search(compiler.version)
-        if version is not None and int(version[1]) >= needed:
-            return compiler
-        seen.append(f"{path} is {compiler.version}")
+        if clang_number(compiler.version) >= needed:
+            return Completed(compiler, ())
+        known = clang_number(compiler.version) > 0
+        seen.append(f"{path} is {compiler.version}" if known else f"{path} states no version of clang")
+        older.append(compiler)
     if chosen is not None and not seen:
         seen = [f"CATALOG_HIPCXX={chosen} is not a program"]
+    try:
+        return complete(needed, older, newer)
+    except ToolchainError as error:
+        seen.append(error.message)
     raise ToolchainError(
-        f"no HIP compiler for {arch}, which needs clang {needed} or newer: {'; '.join(seen) or 'none is there'}",
-        hint=f"install one ({facts.remedy('compiler')}), or set CATALOG_HIPCXX",
+        f"no HIP compiler for {arch}, which needs clang {needed} or newer: {'; '.join(seen)}",
+        hint=f"install one ({facts.remedy('compiler')}), or set CATALOG_HIPCXX or CATALOG_HIPCXX_DEVICE",
     )
 
 
@@ -187,12 +151,30 @@ def _device_libraries(root: Path) -> Path:
     )
 
 
-def _with_isa(libraries: Path, arch: str, compiler: Compiler, folder: Path) -> Path:
-    """``libraries`` with the module that tells ``arch`` apart, which older packages lack: it holds one number.
+def _isa_module(arch: str) -> str:
+    return f"oclc_isa_version_{arch.removeprefix('gfx')}.bc"
+
+
+def _missing_constants(arch: str, compiler: Compiler, libraries: Path) -> str:
+    """LLVM IR of the constants that ``libraries`` look for and ``compiler`` would not find in them; empty if none.
+
+    Older libraries lack the number of a newer arch; a newer compiler leaves out a module that older libraries need.
+    """
+    facts = hip_facts()
+    left_out = facts.left_out
+    needs_more = clang_number(compiler.version) >= left_out.clang and (libraries / left_out.library).is_file()
+    if (libraries / _isa_module(arch)).is_file() and not needs_more:
+        return ""
+    number = facts.arches[arch].isa_version
+    more = _CONSTANT.format(name=left_out.constant, type="i8", value=left_out.value, bytes=1) if needs_more else ""
+    return _MODULE + _CONSTANT.format(name="__oclc_ISA_version", type="i32", value=number, bytes=4) + more
+
+
+def _with_constants(libraries: Path, module: str, constants: str, compiler: Compiler, folder: Path) -> Path:
+    """``libraries`` with ``constants`` in ``module``, the one that tells an arch apart.
 
     ``folder`` is made whole elsewhere and renamed: other threads and processes see all of it or nothing.
     """
-    module = f"oclc_isa_version_{arch.removeprefix('gfx')}.bc"
     if (folder / module).is_file():
         return folder
     try:
@@ -200,13 +182,15 @@ def _with_isa(libraries: Path, arch: str, compiler: Compiler, folder: Path) -> P
         with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
             made = Path(scratch) / "made"
             made.mkdir()
-            _make_isa_module(made / module, arch, compiler)
+            _make_module(made / module, constants, compiler)
             for library in libraries.glob("*.bc"):
-                (made / library.name).symlink_to(library)
+                if library.name != module:
+                    (made / library.name).symlink_to(library)
             _publish(made, folder)
     except OSError as error:
         raise ToolchainError(
-            f"{libraries} has no {module}, and {error.filename or folder} cannot be written: {error.strerror}",
+            f"{libraries} lacks constants of {module}, and {error.filename or folder} cannot be written: "
+            f"{error.strerror}",
             hint="CATALOG_CACHE_DIR chooses another cache folder",
         ) from None
     return folder
@@ -220,15 +204,15 @@ def _publish(made: Path, folder: Path) -> None:
             raise
 
 
-def _make_isa_module(module: Path, arch: str, compiler: Compiler) -> None:
+def _make_module(module: Path, constants: str, compiler: Compiler) -> None:
     source = module.with_suffix(".ll")
-    source.write_text(_ISA_MODULE.format(version=hip_facts().arches[arch].isa_version))
-    command = [str(compiler.path), "-x", "ir", "--target=amdgcn-amd-amdhsa", "-nogpulib", "-emit-llvm", "-c"]
+    source.write_text(constants)
+    command = [*compiler.command, "-x", "ir", "--target=amdgcn-amd-amdhsa", "-nogpulib", "-emit-llvm", "-c"]
     command += [source.name, "-o", module.name]
     done = processes.run(command, module.parent, PROBE_TIMEOUT_SECONDS, threading.Event())
     if done.failure is not None:
         raise ToolchainError(
-            f"the device libraries have no {module.name}, and {compiler.path} cannot make it: {done.failure}",
+            f"the device libraries lack constants of {module.name}, and {compiler.path} cannot make it: {done.failure}",
             hint=f"newer ones have it ({hip_facts().remedy('device_libs')})",
         )
     source.unlink()
@@ -236,6 +220,9 @@ def _make_isa_module(module: Path, arch: str, compiler: Compiler) -> None:
 
 def check(toolchain: Toolchain) -> None:
     """Compile and link a trivial kernel, to tell a broken toolchain from a broken kernel.
+
+    It calls functions of the device libraries. Clang's driver links device code with ``--no-undefined``, so here as in
+    every build a symbol that no library has is an error.
 
     Raises:
         ToolchainError: says which part is missing and which package has it.

@@ -1,0 +1,117 @@
+"""What HIP compilers are told, arch by arch: the content of ``data/toolchains/hip.json``."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from catalog.build.toolchains import read_facts
+from catalog.settings import data_dir
+
+_VERSION = re.compile(r"clang version (\d+)")
+
+
+class _Facts(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class HipArch(_Facts):
+    """An arch to a HIP compiler.
+
+    ``clang`` is the first one that knows it, ``isa_version`` its number in the device libraries, ``wavefront`` the
+    lanes of a wave, ``compile`` what flags it has beside those of all.
+    """
+
+    clang: int
+    isa_version: int
+    wavefront: int
+    compile: tuple[str, ...] = ()
+
+
+class CodeObjects(_Facts):
+    """From clang ``clang`` on, device libraries need the module ``library``; without it, kernels need ``otherwise``."""
+
+    clang: int
+    library: str
+    otherwise: tuple[str, ...]
+
+
+class LeftOut(_Facts):
+    """From clang ``clang`` on, the driver leaves out the module ``library``, and with it the value of a constant."""
+
+    clang: int
+    library: str
+    constant: str
+    value: int
+
+
+class Zig(_Facts):
+    """Where Zig is found (programs, Python package), and what makes it a clang."""
+
+    names: tuple[str, ...]
+    package: str
+    arguments: tuple[str, ...]
+
+
+class Lent(_Facts):
+    """What a clang without HIP needs of one that has it: headers in its resource folder, and programs."""
+
+    headers: tuple[str, ...]
+    wrappers: str
+    programs: tuple[str, ...]
+
+
+class HipFacts(_Facts):
+    """The content of ``data/toolchains/hip.json``; paths are relative to the root of ROCm."""
+
+    source: str
+    compile: tuple[str, ...]
+    vendors: dict[str, tuple[str, ...]]
+    since: dict[int, tuple[str, ...]]
+    code_objects: CodeObjects
+    left_out: LeftOut
+    scan: tuple[str, ...]
+    link: tuple[str, ...]
+    device_libs: tuple[str, ...]
+    roots: tuple[Path, ...]
+    compilers: tuple[str, ...]
+    names: tuple[str, ...]
+    zig: Zig
+    lent: Lent
+    arches: dict[str, HipArch]
+    install: dict[str, dict[str, str]]
+
+    def remedy(self, part: str) -> str:
+        """How to install ``part``, as one line."""
+        return "; ".join(f"{system}: {command}" for system, command in self.install[part].items())
+
+
+def hip_facts() -> HipFacts:
+    """Arches, flags and places of the HIP toolchains.
+
+    Raises:
+        SpecError: the file is missing or malformed; the message names it and the field.
+    """
+    return read_facts(HipFacts, data_dir() / "toolchains" / "hip.json")
+
+
+def clang_number(version: str) -> int:
+    """The major number in the version line of a clang; 0 of another compiler's."""
+    found = _VERSION.search(version)
+    return int(found[1]) if found else 0
+
+
+def hip_flags(arch: str, version: str = "") -> tuple[str, ...]:
+    """The compile flags of an AMD arch, for a compiler that calls itself ``version``.
+
+    Raises:
+        SpecError: ``data/toolchains/hip.json`` is missing or malformed.
+    """
+    facts = hip_facts()
+    of_vendor = [flag for vendor, flags in facts.vendors.items() if vendor in version for flag in flags]
+    newer = [flag for clang, flags in facts.since.items() if clang <= clang_number(version) for flag in flags]
+    of_arch = facts.arches[arch]
+    newer = [flag.format(wavefront=of_arch.wavefront) for flag in newer]
+    return (*facts.compile, *of_vendor, *newer, *of_arch.compile, f"--offload-arch={arch}")

@@ -24,7 +24,7 @@ TRIPLE = "x86_64-pc-linux-gnu"
 CLANG = """#!/bin/sh
 for last; do :; done
 case "$*" in
-  env) echo '.zig_exe = "{folder}/zig", .lib_dir = "{folder}/lib",' ;;
+  env) echo ".zig_exe = \\"{folder}/zig\\", .lib_dir = \\"$(realpath --relative-to=. {folder}/lib)\\"," ;;
   *--version*) echo "clang version {version}.0.0" ;;
   *-print-resource-dir*) echo "{folder}/resources" ;;
   *-print-prog-name=*) echo "{folder}/${{last#-print-prog-name=}}" ;;
@@ -47,6 +47,7 @@ def write(path: Path, text: str = "") -> Path:
 
 
 def make_clang(program: Path, version: int, make: str = ":") -> Path:
+    write(program.parent / "lib" / "include" / "stddef.h")
     return write(program, CLANG.format(folder=program.parent, version=version, triple=TRIPLE, make=make))
 
 

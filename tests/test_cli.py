@@ -91,7 +91,12 @@ def test_mistakes_get_one_message_and_an_exit_code(database: Path, words: list[s
 
 @pytest.mark.parametrize(
     "variables",
-    [{"CATALOG_NUM_THREADS": "many"}, {"CATALOG_DB": "/proc/none/catalog.db"}, {"CATALOG_DATA_DIR": "/none"}],
+    [
+        {"CATALOG_NUM_THREADS": "many"},
+        {"CATALOG_HIPCXX_DEVICE": "zig 'c++"},
+        {"CATALOG_DB": "/proc/none/catalog.db"},
+        {"CATALOG_DATA_DIR": "/none"},
+    ],
 )
 def test_wrong_settings_are_named(variables: dict[str, str]) -> None:
     done = catalog("populate", "--arch", "gfx950", **variables)

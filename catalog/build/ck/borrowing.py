@@ -50,7 +50,7 @@ def complete(needed: int, older: Sequence[Compiler], chosen: str | None) -> Comp
         try:
             compiler, resources = _identify(words)
         except ToolchainError as error:
-            seen.append(error.message)
+            seen.append(error.message if chosen is None else f"CATALOG_HIPCXX_DEVICE={chosen}: {error.message}")
             continue
         if clang_number(compiler.version) < needed:
             seen.append(f"{shlex.join(words)} is {compiler.version}")
@@ -78,7 +78,7 @@ def _identify(words: Sequence[str]) -> tuple[Compiler, Path]:
     """The compiler that ``words`` run, and its resource folder."""
     program = shutil.which(words[0])
     if program is None:
-        raise ToolchainError(f"CATALOG_HIPCXX_DEVICE={shlex.join(words)}: {words[0]} is not a program")
+        raise ToolchainError(f"{words[0]} is not a program")
     if not any("zig" in Path(word).name for word in words):
         compiler = identify(Path(program).absolute(), tuple(words[1:]))
         return compiler, Path(ask([*compiler.command, "-print-resource-dir"]))

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from catalog.cli_export import export
+from catalog.cli_options import ArchOption, CkRootOption
 from catalog.cli_problem import with_problem
 
 if TYPE_CHECKING:
@@ -26,12 +28,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+app.add_typer(export, name="export")
+
 FORMATS = "table, json, jsonl or csv."
 
-CkRootOption = Annotated[
-    Path | None, typer.Option("--ck-root", help="Your CK checkout. Default: CATALOG_CK_ROOT, or ROCm's.")
-]
-ArchOption = Annotated[str, typer.Option("--arch", help="Arch: gfx950, x86_64_v3, ...; host is this machine's CPU.")]
 RevisionOption = Annotated[str | None, typer.Option("--revision", help="Upstream revision. Default: the arch's own.")]
 MaskImplOption = Annotated[str, typer.Option("--mask-impl", help="Mask implementation: generic or simplified.")]
 FormatOption = Annotated[str, typer.Option("--format", help=f"Output: {FORMATS}")]
@@ -285,32 +285,6 @@ def build(
     choose(ck_root=ck_root)
     if build_with_progress(_catalog(), where, arch, jobs, limit):
         raise typer.Exit(1)
-
-
-export = typer.Typer(help="Write rows as sources for another build.", no_args_is_help=True)
-app.add_typer(export, name="export")
-
-
-@export.command()
-def register(
-    where: Annotated[str, typer.Option("--where", metavar="EXPR", help="SQL expression: which kernels.")],
-    out: Annotated[Path, typer.Option("--out", help="Folder to write into.")],
-    prefix: Annotated[str, typer.Option(help="Of the C names: PREFIX_register_kernels.")] = "catalog",
-    arch: ArchOption = "host",
-    ck_root: CkRootOption = None,
-) -> None:
-    """Write a translation unit for each kernel, and a C function that registers them all.
-
-    Example: catalog export register --where "hdim_q=64 AND dtype='fp32' AND lse" --out kernels
-    """
-    from catalog.build.export import export_register
-    from catalog.runtime.catalog import resolve_arch
-    from catalog.settings import choose
-
-    choose(ck_root=ck_root)
-    kernels = _catalog().kernels(where, arch=resolve_arch(arch))
-    written = export_register(kernels, out, prefix)
-    print(f"{len(kernels)} kernels in {out}: {len(written)} files written or changed")
 
 
 @app.command()

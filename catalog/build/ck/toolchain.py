@@ -67,7 +67,7 @@ def _find(arch: str, root: Path, chosen: Settings) -> Toolchain:
     facts = hip_facts()
     found = _compiler_for(arch, root, chosen.hipcxx, chosen.hipcxx_device)
     compiler = found.compiler
-    libraries = _device_libraries(root)
+    libraries = device_libraries(root)
     parts = [f"{path.name} {digest_of(str(path))}" for path in sorted(libraries.glob("*.bc"))]
     constants = _missing_constants(arch, compiler, libraries)
     if constants:
@@ -139,7 +139,12 @@ def _compiler_for(arch: str, root: Path, chosen: str | None, newer: str | None) 
     )
 
 
-def _device_libraries(root: Path) -> Path:
+def device_libraries(root: Path) -> Path:
+    """The folder of AMD's device libraries in the ROCm at ``root``.
+
+    Raises:
+        ToolchainError: there is none.
+    """
     facts = hip_facts()
     for place in facts.device_libs:
         for folder in sorted(root.glob(place), reverse=True):

@@ -1,0 +1,86 @@
+"""The folder that an export writes: what is already right stays untouched, what is no longer wanted goes.
+
+``inventory.json`` makes a folder ours and lists the files in it that are; nothing else in it is ever touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from catalog.errors import BuildError, UsageError
+
+INVENTORY = "inventory.json"
+_FORMAT = 1
+"""Of the inventory; its key ``catalog_export`` is what makes a folder ours."""
+
+
+def write_export(folder: Path, files: Mapping[str, str], inventory: Mapping[str, Any]) -> list[Path]:
+    """Make ``folder`` hold ``files``, and ``inventory`` with their names; the files that were written or changed.
+
+    Files that are already what they should be keep their times; those of the export before that are no longer wanted
+    are removed. An export that is interrupted leaves a folder that the next one completes.
+
+    Args:
+        folder: made when it is not there.
+        files: texts by path relative to ``folder``, with slashes.
+        inventory: JSON to write beside them.
+
+    Raises:
+        UsageError: the folder holds something, and is no export's.
+        BuildError: it cannot be read or written.
+    """
+    listed = {"catalog_export": _FORMAT, **inventory, "files": sorted(files)}
+    texts = {INVENTORY: json.dumps(listed, indent=1) + "\n", **files}  # in this order: first it is ours
+    try:
+        for name in _exported(folder) - set(texts):
+            _remove(folder, name)
+        return [path for name, text in texts.items() if _write(path := folder / name, text)]
+    except OSError as error:
+        raise BuildError(f"{error.filename or folder}: {error.strerror}", hint="choose another --out") from None
+
+
+def _exported(folder: Path) -> set[str]:
+    """The files of the export that ``folder`` holds; none where it is empty or not there."""
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is no folder", hint="choose another --out")
+    if not folder.exists() or not any(folder.iterdir()):
+        return set()
+    try:
+        inventory = json.loads((folder / INVENTORY).read_bytes())
+        if inventory["catalog_export"] == _FORMAT:
+            return {name for name in inventory["files"] if _is_inside(name)}
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        pass
+    raise UsageError(
+        f"{folder} is not empty, and has no {INVENTORY} of an export", hint="choose another --out, or empty it"
+    )
+
+
+def _is_inside(name: str) -> bool:
+    path = PurePosixPath(name)
+    return not path.is_absolute() and ".." not in path.parts
+
+
+def _remove(folder: Path, name: str) -> None:
+    path = folder / name
+    path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # a folder that is not empty stays
+        if path.parent != folder:
+            path.parent.rmdir()
+
+
+def _write(path: Path, text: str) -> bool:
+    """Whether the file had to be written; it appears whole."""
+    content = text.encode()
+    if path.is_file() and path.read_bytes() == content:
+        return False
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.new")
+    partial.write_bytes(content)
+    os.replace(partial, path)
+    return True

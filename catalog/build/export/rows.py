@@ -1,0 +1,196 @@
+"""Rows as sources: a translation unit each, a function that registers them all, and build files for both."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from catalog.build.builder import BUILD_DIR, Target, target_of
+from catalog.build.cache import Cache
+from catalog.build.export.folder import write_export
+from catalog.build.export.projects import UNITS, Project, ProjectFormat, project_files
+from catalog.build.export.table import Entry, Table, c_string, check_prefix
+from catalog.build.export.toolset import Toolset, toolset_of
+from catalog.build.keys import abi_number
+from catalog.errors import UsageError
+from catalog.schema.kernel import Kernel
+from catalog.settings import settings
+
+_SYMBOL_DIGITS = 16
+"""Digits of a row's id in its symbols: 64 bits."""
+
+_EXPORTED = ("catalog_describe", "catalog_launch")
+"""What every translation unit defines: in one library each row needs names of its own."""
+
+_OURS = "build"
+"""The include folder that an export holds a copy of."""
+
+_TABLE = Table(
+    title="rows of the catalog",
+    includes=("abi/catalog_abi.h",),
+    fields="""\
+    const char* id;                         /* of the catalog's row, 64 hex digits */
+    const char* name;                       /* upstream's canonical name */
+    const char* arch;
+    const char* (*describe)(void);          /* JSON of the row */
+    int32_t (*launch)(const catalog_args* args, void* stream);""",
+)
+
+
+def export_register(
+    kernels: Iterable[Kernel], folder: Path, prefix: str, on_done: Callable[[Kernel], None] | None = None
+) -> list[Path]:
+    """Write what registers ``kernels`` into ``folder``; the files that were written or changed.
+
+    ``kernels/NAME.cpp`` has a kernel each, ``PREFIX_register.h`` and ``.cpp`` the C entry, ``include/`` our headers,
+    and ``inventory.json`` says which file is which row, and which flags an arch is compiled with. Files that are
+    already what they should be are not touched, those of rows that are no longer asked for are removed.
+
+    Args:
+        kernels: rows of one or several arches.
+        folder: where to; made when it is not there.
+        prefix: of the C names, ``PREFIX_register_kernels``.
+        on_done: hears of each kernel.
+
+    Raises:
+        UsageError: there are no kernels, two have one name, the prefix is no C identifier, or the folder holds
+            something that no export wrote.
+        BuildError: a kernel has no source, or the folder cannot be written.
+    """
+    rows = _Rows.of(kernels, prefix)
+    return write_export(folder, rows.files(on_done), rows.inventory)
+
+
+def export_project(
+    kernels: Iterable[Kernel],
+    folder: Path,
+    prefix: str,
+    form: ProjectFormat,
+    on_done: Callable[[Kernel], None] | None = None,
+) -> list[Path]:
+    """Write ``kernels`` and what builds ``libPREFIX.so`` of them; the files that were written or changed.
+
+    What :func:`export_register` writes, and the build files of ``form``.
+
+    Args:
+        kernels: rows of one arch.
+        folder: as there.
+        prefix: of the C names and of the library.
+        form: the build tool.
+        on_done: as there.
+
+    Raises:
+        UsageError: as there; also where rows are of several arches.
+        BuildError: as there.
+    """
+    rows = _Rows.of(kernels, prefix)
+    if len(rows.targets) > 1:
+        raise UsageError(
+            f"a project is for one arch, and these rows are of {', '.join(rows.targets)}", hint="--arch chooses one"
+        )
+    ((arch, target),) = rows.targets.items()
+    project = Project(prefix, [kernel.name for kernel in rows.kernels], rows.toolsets[arch], _include_dirs(target))
+    built = {"format": form.value, "library": project.library, "variables": project.variables}
+    files = {**rows.files(on_done), **project_files(project, form)}
+    return write_export(folder, files, {**rows.inventory, **built})
+
+
+def _include_dirs(target: Target) -> dict[str, Path]:
+    """The target's include folders but ours, by variable."""
+    return {f"{name.upper()}_DIR": path for name, path in target.include_dirs().items() if name != _OURS}
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """What is exported: kernels ordered by name, target and toolset of each arch."""
+
+    kernels: Sequence[Kernel]
+    prefix: str
+    targets: Mapping[str, Target]
+    toolsets: Mapping[str, Toolset]
+
+    @classmethod
+    def of(cls, kernels: Iterable[Kernel], prefix: str) -> _Rows:
+        check_prefix(prefix)
+        chosen = sorted(kernels, key=lambda kernel: kernel.name)
+        if not chosen:
+            raise UsageError("no kernels: nothing to export")
+        for one, other in itertools.pairwise(chosen):
+            if one.name == other.name:
+                raise UsageError(
+                    f"two rows are called {one.name}", hint="narrow the expression: arch, revision, space or mask_impl"
+                )
+        targets = {arch: target_of(arch) for arch in sorted({kernel.arch for kernel in chosen})}
+        return cls(chosen, prefix, targets, {arch: toolset_of(arch, target) for arch, target in targets.items()})
+
+    def files(self, on_done: Callable[[Kernel], None] | None) -> dict[str, str]:
+        """Sources, table and headers, texts by name."""
+        units = dict(self._units(on_done))
+        sources = {**units, **_TABLE.files(self.prefix, [_entry(kernel) for kernel in self.kernels])}
+        return {**sources, **copied_headers(sources.values())}
+
+    def _units(self, on_done: Callable[[Kernel], None] | None) -> Iterator[tuple[str, str]]:
+        cache = Cache(settings().cache_dir)
+        with contextlib.suppress(OSError):  # it only spares upstream's generator from being asked again
+            cache.create()
+        for kernel in self.kernels:
+            renamed = "".join(f"#define {name} {name}_{_symbol(kernel)}\n" for name in _EXPORTED)
+            yield _unit(kernel), renamed + self.targets[kernel.arch].emit(kernel, cache.scans)
+            if on_done is not None:
+                on_done(kernel)
+
+    @property
+    def inventory(self) -> dict[str, Any]:
+        """Which file is which row, and with what an arch is compiled, as JSON."""
+        headers = {target.abi_header for target in self.targets.values()}
+        return {
+            "prefix": self.prefix,
+            "abi": max(abi_number(header) for header in headers),
+            **toolset_facts(self.toolsets),
+            "kernels": [
+                {"id": kernel.id, "file": _unit(kernel), "name": kernel.name} | kernel.to_row()
+                for kernel in self.kernels
+            ],
+        }
+
+
+def toolset_facts(toolsets: Mapping[str, Toolset]) -> dict[str, Any]:
+    """What an inventory says of the toolset of each arch, as JSON."""
+    return {
+        "isa": {arch: toolset.isa for arch, toolset in toolsets.items()},
+        "compiler": {arch: toolset.compiler for arch, toolset in toolsets.items()},
+        "compile_flags": {arch: toolset.compile_flags for arch, toolset in toolsets.items()},
+        "link_flags": {arch: toolset.link_flags for arch, toolset in toolsets.items()},
+    }
+
+
+def copied_headers(sources: Iterable[str]) -> dict[str, str]:
+    """Our headers for ``include/``, of the folders that ``sources`` include from; texts by name."""
+    text = "\n".join(sources)
+    folders = {path.parent for path in BUILD_DIR.glob("*/*.h*")}
+    wanted = [folder for folder in folders if f'#include "{folder.name}/' in text]
+    headers = sorted(path for folder in wanted for path in folder.glob("*.h*"))
+    return {f"include/{path.relative_to(BUILD_DIR).as_posix()}": path.read_text() for path in headers}
+
+
+def _unit(kernel: Kernel) -> str:
+    return f"{UNITS}/{kernel.name}.cpp"
+
+
+def _symbol(kernel: Kernel) -> str:
+    return kernel.id[:_SYMBOL_DIGITS]
+
+
+def _entry(kernel: Kernel) -> Entry:
+    describe, launch = (f"{name}_{_symbol(kernel)}" for name in _EXPORTED)
+    return Entry(
+        declarations=(
+            f"const char* {describe}(void);",
+            f"int32_t {launch}(const catalog_args* args, void* stream);",
+        ),
+        values=(c_string(kernel.id), c_string(kernel.name), c_string(kernel.arch), describe, launch),
+    )

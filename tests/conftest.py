@@ -7,6 +7,7 @@ import shutil
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -14,7 +15,7 @@ from catalog.runtime.catalog import Catalog
 from catalog.settings import settings
 
 
-def missing(what: str) -> None:
+def missing(what: str) -> NoReturn:
     """Skip for a missing tool on a user's machine; fail in CI, where every tool must be there."""
     if os.environ.get("CI") == "true":
         pytest.fail(f"{what} is missing in CI")

@@ -77,10 +77,12 @@ def _host_toolset(arch: str, compiler: Compiler | None) -> Toolset:
 def _hip_toolset(arch: str, compiler: Compiler | None) -> Toolset:
     facts, root = hip_facts(), rocm_root()
     places = tuple(_hip_places())
+    flags = hip_flags(arch, "" if compiler is None else compiler.version)
     return Toolset(
         compiler=str(root / facts.compilers[0]) if compiler is None else _called(compiler),
         isa=arch,
-        compile_flags=hip_flags(arch, "" if compiler is None else compiler.version),
+        # What the builder has the compiler print, for the registry, would drown the progress.
+        compile_flags=tuple(flag for flag in flags if not flag.startswith("-Rpass")),
         link_flags=facts.link,
         variables={"ROCM_PATH": root, "ROCM_DEVICE_LIBS": _device_libraries(root)},
         placed_compile_flags=places,

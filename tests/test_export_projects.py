@@ -1,0 +1,232 @@
+"""Rows as projects that build without the catalog: compiled by real build tools, loaded, registered, run."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from build_tools import build, library
+
+from catalog.build.export import export_project, export_register
+from catalog.build.export.projects import ProjectFormat
+from catalog.errors import BuildError, UsageError
+from catalog.runtime.bound import take
+from catalog.runtime.catalog import Catalog, resolve_arch
+from catalog.runtime.devices.abi import ABI_VERSION
+from catalog.runtime.devices.host import HostDevice
+from catalog.runtime.devices.loading import LoadedKernel
+from catalog.runtime.reference import reference
+from catalog.runtime.tensors import results
+from catalog.runtime.tolerance import tolerances
+from catalog.schema.kernel import Kernel
+from catalog.schema.problem import Problem
+
+PROBLEMS = (
+    Problem(batch=1, nhead_q=2, seqlen_q=33, hdim_q=32, dtype="fp32"),
+    Problem(batch=2, nhead_q=4, nhead_k=2, seqlen_q=20, seqlen_k=70, hdim_q=32, dtype="bf16", mask="causal", lse=True),
+    Problem(batch=1, nhead_q=1, seqlen_q=17, hdim_q=64, dtype="fp32", mask="bottom_right"),
+)
+
+LAUNCH = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p)
+
+
+class Entry(ctypes.Structure):
+    """PREFIX_kernel of the exported header."""
+
+    _fields_ = (
+        ("id", ctypes.c_char_p),
+        ("name", ctypes.c_char_p),
+        ("arch", ctypes.c_char_p),
+        ("describe", ctypes.CFUNCTYPE(ctypes.c_char_p)),
+        ("launch", LAUNCH),
+    )
+
+
+ADD = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.POINTER(Entry), ctypes.c_void_p)
+
+
+@pytest.fixture(scope="module")
+def catalog(tmp_path_factory: pytest.TempPathFactory) -> Catalog:
+    catalog = Catalog(tmp_path_factory.mktemp("export") / "catalog.db")
+    catalog.populate(resolve_arch("host"))
+    return catalog
+
+
+@pytest.fixture(scope="module")
+def kernels(catalog: Catalog) -> list[Kernel]:
+    """What answers each of the problems."""
+    return [catalog.select(problem).kernels[0] for problem in PROBLEMS]
+
+
+@pytest.fixture(params=list(ProjectFormat), ids=[form.value for form in ProjectFormat])
+def form(request: pytest.FixtureRequest) -> Iterator[ProjectFormat]:
+    yield request.param
+
+
+def registered(path: Path) -> dict[str, Entry]:
+    """The kernels of a library by id, from its table and from its registration, which agree."""
+    opened = ctypes.CDLL(str(path))
+    opened.mine_kernels.restype = ctypes.POINTER(Entry)
+    count = ctypes.c_size_t()
+    table = opened.mine_kernels(ctypes.byref(count))
+    added = []
+    assert opened.mine_register_kernels(ADD(lambda entry, _: added.append(entry.contents.name) or 0), None) == 0
+    assert added == [table[index].name for index in range(count.value)] == sorted(added)
+    return {table[index].id.decode(): table[index] for index in range(count.value)}
+
+
+def run(entry: Entry, problem: Problem) -> None:
+    """Launch a kernel of the table; what it writes is what the reference says."""
+    tensors = take(problem, {}, None, 0)
+    inputs = {name: array for name, array in tensors.items() if problem.tensors[name].role == "input"}
+    device = HostDevice()
+    kernel = LoadedKernel(entry.id.decode(), Path(), None, entry.launch)
+    device.launch(kernel, device.call(problem, tensors))
+    allowed, expected = tolerances(problem, inputs), reference(problem, inputs)
+    outputs = results(problem, tensors)
+    assert set(outputs) == ({"o", "lse"} if problem.lse else {"o"})
+    for name, written in outputs.items():
+        assert allowed[name].used(written, expected[name]) <= 1
+
+
+def test_each_tool_builds_a_library_of_kernels_that_compute_what_the_reference_does(
+    kernels: list[Kernel], form: ProjectFormat, tmp_path: Path
+) -> None:
+    out = tmp_path / "it's $HOME kernels"
+    two = [f"kernels/{kernel.name}" for kernel in sorted(kernels[:2], key=lambda kernel: kernel.name)]
+    assert export_project(kernels[:2], out, "mine", form)
+    assert sorted(build(form, out, CXXFLAGS="-O1")) == [*two, "mine_register"]
+
+    before = registered(library(form, out, "libmine.so"))
+    assert set(before) == {kernel.id for kernel in kernels[:2]}
+    for kernel, problem in zip(kernels[:2], PROBLEMS, strict=False):
+        entry = before[kernel.id]
+        assert entry.arch.decode() == kernel.arch
+        assert json.loads(entry.describe())["id"] == kernel.id
+        run(entry, problem)
+
+    assert export_project(kernels[:2], out, "mine", form) == []
+    assert build(form, out, CXXFLAGS="-O1") == [], "nothing changed, nothing compiles"
+
+    export_project(kernels, out, "mine", form)
+    assert sorted(build(form, out, CXXFLAGS="-O1")) == [f"kernels/{kernels[2].name}", "mine_register"]
+    loaded = subprocess.run(
+        [sys.executable, "-c", LIST, str(library(form, out, "libmine.so"))], capture_output=True, text=True, check=True
+    )
+    assert loaded.stdout == "3\n"
+
+
+LIST = """
+import ctypes, sys
+count = ctypes.c_size_t()
+ctypes.CDLL(sys.argv[1]).mine_kernels(ctypes.byref(count))
+print(count.value)
+"""
+
+
+def test_the_compiler_is_a_variable(kernels: list[Kernel], form: ProjectFormat, tmp_path: Path) -> None:
+    export_project(kernels[:1], tmp_path / "out", "mine", form)
+    compiler = tmp_path / "compiler"
+    compiler.write_text('#!/bin/sh\necho "$@" >> "$0.log"\nexec g++ -O1 "$@"\n')
+    compiler.chmod(0o755)
+    build(form, tmp_path / "out", CXX=str(compiler))
+    assert "-shared" in (tmp_path / "compiler.log").read_text()
+
+
+def test_the_inventory_says_with_what_which_file_is_compiled(kernels: list[Kernel], tmp_path: Path) -> None:
+    export_project(kernels, tmp_path, "mine", ProjectFormat.MAKE)
+    inventory = json.loads((tmp_path / "inventory.json").read_text())
+    arch = kernels[0].arch
+    assert inventory["isa"] == {arch: arch.replace("_", "-")}
+    assert f"-march={inventory['isa'][arch]}" in inventory["compile_flags"][arch]
+    assert "-shared" in inventory["link_flags"][arch]
+    assert inventory["abi"] == ABI_VERSION
+    assert {row["id"]: row["file"] for row in inventory["kernels"]} == {
+        kernel.id: f"kernels/{kernel.name}.cpp" for kernel in kernels
+    }
+    there = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
+    assert there == {*inventory["files"], "inventory.json"}
+
+
+def test_files_of_rows_no_longer_selected_go_and_nothing_else_is_touched(kernels: list[Kernel], tmp_path: Path) -> None:
+    export_project(kernels, tmp_path, "mine", ProjectFormat.NINJA)
+    units = {kernel.id: tmp_path / "kernels" / f"{kernel.name}.cpp" for kernel in kernels}
+    (tmp_path / "kernels" / "notes.cpp").write_text("mine")
+    kept = units[kernels[0].id]
+    os.utime(kept, (1, 1))
+    changed = export_project(kernels[:2], tmp_path, "mine", ProjectFormat.MAKE)
+    assert not units[kernels[2].id].exists()
+    assert not (tmp_path / "build.ninja").exists()
+    assert kept.stat().st_mtime == 1
+    assert kept not in changed
+    assert (tmp_path / "kernels" / "notes.cpp").read_text() == "mine"
+
+
+def test_an_inventory_can_remove_nothing_outside_of_its_folder(kernels: list[Kernel], tmp_path: Path) -> None:
+    out, outside = tmp_path / "out", tmp_path / "precious"
+    export_register(kernels[:1], out, "mine")
+    outside.write_text("mine")
+    inventory = json.loads((out / "inventory.json").read_text())
+    inventory["files"] += ["../precious", str(outside)]
+    (out / "inventory.json").write_text(json.dumps(inventory))
+    export_register(kernels[:1], out, "mine")
+    assert outside.exists()
+
+
+def test_a_folder_of_somebody_else_is_refused(kernels: list[Kernel], tmp_path: Path) -> None:
+    for content in ("", "[1]", '{"files": ["precious"]}'):
+        (tmp_path / "precious").write_text("mine")
+        (tmp_path / "inventory.json").write_text(content)
+        with pytest.raises(UsageError, match="is not empty"):
+            export_project(kernels, tmp_path, "mine", ProjectFormat.CMAKE)
+    assert {path.name for path in tmp_path.iterdir()} == {"precious", "inventory.json"}
+    with pytest.raises(UsageError, match="is no folder"):
+        export_project(kernels, tmp_path / "precious", "mine", ProjectFormat.CMAKE)
+    with pytest.raises(BuildError, match="/proc/none"):
+        export_project(kernels, Path("/proc/none"), "mine", ProjectFormat.CMAKE)
+
+
+def test_rows_of_two_arches_make_no_project(kernels: list[Kernel], tmp_path: Path) -> None:
+    other = kernels[0].model_copy(update={"arch": "aarch64"})
+    with pytest.raises(UsageError, match="one arch, and these rows are of aarch64, "):
+        export_project([*kernels[1:], other], tmp_path, "mine", ProjectFormat.CMAKE)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--where", "1"], "--out"),
+        (["--out", "out"], "--where"),
+        (["--where", "1", "--out", "out", "--format", "bazel"], "cmake, make, ninja"),
+        (["--where", "hdim=1", "--out", "out"], "Near: hdim"),
+        (["--where", "hdim_q=1", "--out", "out"], "no kernels"),
+        (["--where", "1", "register", "--where", "1", "--out", "out"], "come after its name"),
+    ],
+)
+def test_mistakes_on_the_command_line_are_told(catalog: Catalog, words: list[str], told: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "catalog", "--db", str(catalog.path), "export", *words]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment)
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.returncode == 2
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_plain_command_writes_a_project_and_says_how_to_build_it(
+    catalog: Catalog, kernels: list[Kernel], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "catalog", "--db", str(catalog.path), "export", "--format", "ninja"]
+    command += ["--where", f"id = '{kernels[0].id}'", "--out", str(out), "--prefix", "mine"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"1 kernels in {out}: ")
+    assert f"ninja -C {out}" in done.stdout
+    assert (out / "build.ninja").is_file()

@@ -21,8 +21,8 @@ _COMPILED = {
 
 
 def _tool(name: str) -> str:
-    found = shutil.which(name) or shutil.which(name, path=ninja.BIN_DIR)
-    return found or missing(name)
+    # Older ninjas than the package's misread quotes in lists of headers.
+    return shutil.which(name, path=ninja.BIN_DIR) or shutil.which(name) or missing(name)
 
 
 def build(form: ProjectFormat, folder: Path, **variables: str) -> list[str]:

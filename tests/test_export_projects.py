@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -65,8 +64,8 @@ def kernels(catalog: Catalog) -> list[Kernel]:
 
 
 @pytest.fixture(params=list(ProjectFormat), ids=[form.value for form in ProjectFormat])
-def form(request: pytest.FixtureRequest) -> Iterator[ProjectFormat]:
-    yield request.param
+def form(request: pytest.FixtureRequest) -> ProjectFormat:
+    return ProjectFormat(request.param)
 
 
 def registered(path: Path) -> dict[str, Entry]:

@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 OutOption = Annotated[Path, typer.Option("--out", help="Folder to write into: new, empty, or of an export before.")]
 ProjectOption = Annotated[str, typer.Option("--format", help="Build files: cmake, make or ninja.")]
 
-export = typer.Typer(
-    help="Write kernels as sources for another build.", invoke_without_command=True, no_args_is_help=True
-)
+export = typer.Typer(invoke_without_command=True, no_args_is_help=True)
 
 
 @export.callback()
@@ -40,14 +38,15 @@ def project(
 
     Example: catalog export --format ninja --where "hdim_q=64 AND dtype='fp32' AND lse" --out kernels
     """
+    from catalog.errors import UsageError
+
     if context.invoked_subcommand is not None:
-        if where is not None or out is not None:
-            raise typer.BadParameter(f"options of {context.invoked_subcommand} come after its name", ctx=context)
+        for name in context.params:
+            if (source := context.get_parameter_source(name)) is not None and source.name == "COMMANDLINE":
+                raise UsageError(f"options of catalog export {context.invoked_subcommand} come after its name")
         return
-    if where is None:
-        raise typer.BadParameter("it is missing", ctx=context, param_hint="--where")
-    if out is None:
-        raise typer.BadParameter("it is missing", ctx=context, param_hint="--out")
+    if where is None or out is None:
+        raise UsageError(f"catalog export needs {'--where EXPR' if where is None else '--out FOLDER'}")
     from catalog.build.export import export_project
     from catalog.build.export.projects import how_to_build, read_format
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from catalog.cli import app
+from catalog.cli_export import export
 from catalog.cli_problem import OPTIONS
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices.host import resolve_host_arch
@@ -148,7 +149,8 @@ def test_doctor_lists_every_setting_and_arch(database: Path) -> None:
 
 
 def test_every_command_has_help_with_an_example() -> None:
-    for command in app.registered_commands:
+    for command in (*app.registered_commands, *export.registered_commands, export.registered_callback):
+        assert command is not None
         assert command.callback is not None
         assert "Example: catalog " in (command.callback.__doc__ or "")
 

@@ -205,6 +205,7 @@ def test_rows_of_two_arches_make_no_project(kernels: list[Kernel], tmp_path: Pat
         (["--where", "1", "--out", "out", "--format", "bazel"], "cmake, make, ninja"),
         (["--where", "hdim=1", "--out", "out"], "Near: hdim"),
         (["--where", "hdim_q=1", "--out", "out"], "no kernels"),
+        (["--format", "make", "wrap", "--kernel-dir", ".", "--out", "out"], "come after its name"),
         (["--where", "1", "register", "--where", "1", "--out", "out"], "come after its name"),
     ],
 )

@@ -100,8 +100,11 @@ def wrap(
 
     choose(ck_root=ck_root)
     chosen = read_format(form)
-    written = wrap_headers(kernel_dir, out, prefix, chosen, arch=resolve_arch(arch), pattern=pattern)
-    print(f"{out}: {len(written)} files written or changed")
+    names: list[str] = []
+    written = wrap_headers(
+        kernel_dir, out, prefix, chosen, arch=resolve_arch(arch), pattern=pattern, on_done=names.append
+    )
+    print(f"{len(names)} kernels in {out}: {len(written)} files written or changed")
     print(f"Build: {how_to_build(chosen, out)}")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,6 +65,7 @@ def wrap_headers(
     *,
     arch: str,
     pattern: str = "*.hpp",
+    on_done: Callable[[str], None] | None = None,
 ) -> list[Path]:
     """Write what builds ``libPREFIX.so`` of a folder of generated headers; the files that were written or changed.
 
@@ -78,6 +79,7 @@ def wrap_headers(
         form: the build tool.
         arch: what the library is compiled for.
         pattern: which headers, as ``Path.glob`` takes it.
+        on_done: hears of each kernel, by name.
 
     Raises:
         UsageError: there is no such folder or no header in it, names of two headers clash, the prefix is no C
@@ -90,10 +92,18 @@ def wrap_headers(
     toolset = toolset_of(arch, target)
     gpu_header = next((kernel.header for kernel in wrapped if kernel.says.needs_hip), None)
     if target is not CK and gpu_header is not None:
-        _log.warning("%s includes headers of CK or HIP: a project of --arch %s cannot compile it", gpu_header, arch)
+        _log.warning(
+            "%s includes headers of CK or HIP, and %s is a CPU: --arch with an AMD one chooses a HIP compiler",
+            gpu_header,
+            arch,
+        )
     include_dirs = {"KERNEL_DIR": Path(os.path.abspath(kernel_dir)), **(_ck_dirs() if target is CK else {})}
     project = Project(prefix, [kernel.stem for kernel in wrapped], toolset, include_dirs)
-    units = {f"{UNITS}/{kernel.stem}.cpp": kernel.unit(prefix) for kernel in wrapped}
+    units = {}
+    for kernel in wrapped:
+        units[f"{UNITS}/{kernel.stem}.cpp"] = kernel.unit(prefix)
+        if on_done is not None:
+            on_done(kernel.name)
     files = {
         **units,
         **_TABLE.files(prefix, [kernel.entry(prefix) for kernel in wrapped]),

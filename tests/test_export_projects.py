@@ -43,6 +43,7 @@ class Entry(ctypes.Structure):
         ("name", ctypes.c_char_p),
         ("arch", ctypes.c_char_p),
         ("describe", ctypes.CFUNCTYPE(ctypes.c_char_p)),
+        ("workspace_size", ctypes.c_void_p),
         ("launch", LAUNCH),
     )
 

@@ -115,7 +115,7 @@ def _ninja(project: Project) -> dict[str, str]:
     write = Writer(cast("Any", text), width=2**31)
     write.comment(f"{project.library}: ninja. CXX and CXXFLAGS are taken from the environment.")
     write.variable("ninja_required_version", "1.5")
-    write.variable("CXX", escape(f"${{CXX:-{shlex.quote(project.toolset.compiler)}}}"))
+    write.variable("CXX", escape(f"${{CXX:-{project.toolset.compiler}}}"))
     for name, path in project.variables.items():
         write.variable(name, escape(_single_quoted(path)))
     write.variable("FLAGS", escape(shlex.join(project.toolset.compile_flags)))
@@ -190,7 +190,7 @@ def _make(project: Project) -> dict[str, str]:
         numbers="\n".join(f"{_object(source)}: NUMBER := {number}" for number, source in enumerate(project.sources, 1)),
     )
     flags = _FLAGS_MK.format(
-        compiler=_make_escaped(shlex.quote(toolset.compiler)),
+        compiler=_make_escaped(toolset.compiler),
         variables="\n".join(
             f"{name} ?= {_make_escaped(_single_quoted(path))}" for name, path in project.variables.items()
         ),
@@ -212,7 +212,7 @@ _CMAKE = """\
 # {library}: cmake -S . -B build && cmake --build build -j8. The environment's CXX or CMAKE_CXX_COMPILER compiles.
 cmake_minimum_required(VERSION 3.16)
 if(NOT DEFINED CMAKE_CXX_COMPILER AND NOT DEFINED ENV{{CXX}})
-  set(CMAKE_CXX_COMPILER {compiler})
+  set(ENV{{CXX}} {compiler})
 endif()
 project({prefix}_kernels LANGUAGES CXX)
 

@@ -23,8 +23,12 @@ from catalog.settings import settings
 _SYMBOL_DIGITS = 16
 """Digits of a row's id in its symbols: 64 bits."""
 
-_EXPORTED = ("catalog_describe", "catalog_launch")
-"""What every translation unit defines: in one library each row needs names of its own."""
+_EXPORTED = {
+    "catalog_describe": "const char* {}(void);",
+    "catalog_workspace_size": "int32_t {}(const catalog_args* args, catalog_workspace* size);",
+    "catalog_launch": "int32_t {}(const catalog_args* args, void* stream);",
+}
+"""What every translation unit defines, with its declaration: in one library each row needs names of its own."""
 
 _OURS = "build"
 """The include folder that an export holds a copy of."""
@@ -37,6 +41,7 @@ _TABLE = Table(
     const char* name;                       /* upstream's canonical name */
     const char* arch;
     const char* (*describe)(void);          /* JSON of the row */
+    int32_t (*workspace_size)(const catalog_args* args, catalog_workspace* size);
     int32_t (*launch)(const catalog_args* args, void* stream);""",
 )
 
@@ -125,7 +130,9 @@ class _Rows:
                     f"two rows are called {one.name}", hint="narrow the expression: arch, revision, space or mask_impl"
                 )
         targets = {arch: target_of(arch) for arch in sorted({kernel.arch for kernel in chosen})}
-        return cls(chosen, prefix, targets, {arch: toolset_of(arch, target) for arch, target in targets.items()})
+        families = {arch: {kernel.family for kernel in chosen if kernel.arch == arch} for arch in targets}
+        toolsets = {arch: toolset_of(arch, target, families[arch]) for arch, target in targets.items()}
+        return cls(chosen, prefix, targets, toolsets)
 
     def files(self, on_done: Callable[[Kernel], None] | None) -> dict[str, str]:
         """Sources, table and headers, texts by name."""
@@ -186,11 +193,8 @@ def _symbol(kernel: Kernel) -> str:
 
 
 def _entry(kernel: Kernel) -> Entry:
-    describe, launch = (f"{name}_{_symbol(kernel)}" for name in _EXPORTED)
+    symbols = {f"{name}_{_symbol(kernel)}": declaration for name, declaration in _EXPORTED.items()}
     return Entry(
-        declarations=(
-            f"const char* {describe}(void);",
-            f"int32_t {launch}(const catalog_args* args, void* stream);",
-        ),
-        values=(c_string(kernel.id), c_string(kernel.name), c_string(kernel.arch), describe, launch),
+        declarations=tuple(declaration.format(symbol) for symbol, declaration in symbols.items()),
+        values=(c_string(kernel.id), c_string(kernel.name), c_string(kernel.arch), *symbols),
     )

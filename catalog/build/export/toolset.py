@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from catalog.build.builder import Target
-from catalog.build.ck.toolchain import device_libraries, hip_facts, hip_flags, rocm_root
-from catalog.build.toolchains import CANDIDATES, Compiler, host_facts, host_flags
+from catalog.build.ck.facts import hip_facts, hip_flags
+from catalog.build.ck.toolchain import device_libraries, rocm_root
+from catalog.build.toolchains import CANDIDATES, Compiler, Toolchain, host_facts, host_flags
 from catalog.errors import ToolchainError
+from catalog.schema.fields import Family
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,7 @@ class PlacedFlag:
 
 @dataclass(frozen=True)
 class Toolset:
-    """A compiler by name or path, what it is asked for, its flags, and the paths that some of them have."""
+    """A compiler as a shell calls it, what it is asked for, its flags, and the paths that some of them have."""
 
     compiler: str
     isa: str
@@ -39,52 +42,66 @@ class Toolset:
     placed_link_flags: tuple[PlacedFlag, ...] = ()
 
 
-def toolset_of(arch: str, target: Target) -> Toolset:
+def toolset_of(arch: str, target: Target, families: Iterable[Family] = ()) -> Toolset:
     """The toolset of ``arch``: with the compiler that the builder would take, or its usual name where there is none.
+
+    Args:
+        arch: what is compiled for.
+        target: that of the arch.
+        families: of the kernels; a project has one list of flags, so it has those of all of them.
 
     Raises:
         SpecError: a file of facts is missing or malformed.
     """
-    compiler = _compiler(arch, target)
-    if arch in host_facts().arches:
-        return _host_toolset(arch, compiler)
-    return _hip_toolset(arch, compiler)
+    toolchain = _toolchain(arch, target)
+    toolset = _host_toolset(arch, toolchain) if arch in host_facts().arches else _hip_toolset(arch, toolchain)
+    more = dict.fromkeys(flag for family in sorted(set(families)) for flag in target.family_flags(family))
+    return replace(toolset, compile_flags=(*toolset.compile_flags, *more))
 
 
-def _compiler(arch: str, target: Target) -> Compiler | None:
+def _toolchain(arch: str, target: Target) -> Toolchain | None:
     try:
-        return target.toolchain(arch).compiler
+        return target.toolchain(arch)
     except ToolchainError:
         return None
 
 
 def _called(compiler: Compiler) -> str:
-    """Its name where a shell finds it by that, else its path."""
+    """Its name where a shell finds it by that, else its path; with its arguments, as a shell reads them."""
     found = shutil.which(compiler.path.name)
-    return compiler.path.name if found is not None and Path(found) == compiler.path else str(compiler.path)
+    name = compiler.path.name if found is not None and Path(found) == compiler.path else str(compiler.path)
+    return shlex.join([name, *compiler.arguments])
 
 
-def _host_toolset(arch: str, compiler: Compiler | None) -> Toolset:
-    facts, family = host_facts(), "gnu" if compiler is None else compiler.family
+def _host_toolset(arch: str, toolchain: Toolchain | None) -> Toolset:
+    facts, family = host_facts(), "gnu" if toolchain is None else toolchain.compiler.family
     return Toolset(
-        compiler=CANDIDATES[0] if compiler is None else _called(compiler),
+        compiler=CANDIDATES[0] if toolchain is None else _called(toolchain.compiler),
         isa=facts.arches[arch].isa,
         compile_flags=host_flags(arch, family),
         link_flags=facts.families[family].link,
     )
 
 
-def _hip_toolset(arch: str, compiler: Compiler | None) -> Toolset:
+def _hip_toolset(arch: str, toolchain: Toolchain | None) -> Toolset:
     facts, root = hip_facts(), rocm_root()
     places = tuple(_hip_places())
-    flags = hip_flags(arch, "" if compiler is None else compiler.version)
+    flags: tuple[str, ...] = hip_flags(arch)
+    own: tuple[str, ...] = ()
+    variables = {"ROCM_PATH": root, "ROCM_DEVICE_LIBS": _device_libraries(root)}
+    if toolchain is not None:
+        flags = toolchain.compile_flags
+        options = {place.option: place.variable for place in places}
+        given = {option: place for place in toolchain.places for option in options if place.startswith(option)}
+        variables |= {options[option]: Path(place.removeprefix(option)) for option, place in given.items()}
+        own = tuple(place for place in toolchain.places if place not in given.values() and place != f"-L{root / 'lib'}")
     return Toolset(
-        compiler=str(root / facts.compilers[0]) if compiler is None else _called(compiler),
+        compiler=str(root / facts.compilers[0]) if toolchain is None else _called(toolchain.compiler),
         isa=arch,
         # What the builder has the compiler print, for the registry, would drown the progress.
-        compile_flags=tuple(flag for flag in flags if not flag.startswith("-Rpass")),
-        link_flags=facts.link,
-        variables={"ROCM_PATH": root, "ROCM_DEVICE_LIBS": _device_libraries(root)},
+        compile_flags=(*(flag for flag in flags if not flag.startswith("-Rpass")), *own),
+        link_flags=(*facts.link, *own),
+        variables=variables,
         placed_compile_flags=places,
         placed_link_flags=(*places, PlacedFlag("-L", "ROCM_PATH", "/lib")),
     )

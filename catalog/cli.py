@@ -13,10 +13,13 @@ import typer
 
 from catalog.cli_export import export
 from catalog.cli_options import ArchOption, CkRootOption
+from catalog.cli_output import FormatOption
+from catalog.cli_output import print_rows as _print
+from catalog.cli_output import read_format as _format
 from catalog.cli_problem import with_problem
+from catalog.cli_shapes import shapes
 
 if TYPE_CHECKING:
-    from catalog.output import Format
     from catalog.runtime.catalog import Catalog
 
 app = typer.Typer(
@@ -30,11 +33,8 @@ app = typer.Typer(
 
 app.add_typer(export, name="export")
 
-FORMATS = "table, json, jsonl or csv."
-
 RevisionOption = Annotated[str | None, typer.Option("--revision", help="Upstream revision. Default: the arch's own.")]
 MaskImplOption = Annotated[str, typer.Option("--mask-impl", help="Mask implementation: generic or simplified.")]
-FormatOption = Annotated[str, typer.Option("--format", help=f"Output: {FORMATS}")]
 
 
 @app.callback()
@@ -61,21 +61,6 @@ def _catalog(num_threads: int | None = None) -> Catalog:
     from catalog.runtime.catalog import Catalog
 
     return Catalog(_db(), num_threads=num_threads)
-
-
-def _format(name: str) -> Format:
-    from catalog.errors import UsageError
-    from catalog.output import Format
-
-    if name not in [form.value for form in Format]:
-        raise UsageError(f"--format {name}: it is one of {FORMATS}")
-    return Format(name)
-
-
-def _print(columns: list[str], rows: list[list[Any]], form: str) -> None:
-    from catalog.output import write_rows
-
-    write_rows(columns, rows, _format(form), sys.stdout)
 
 
 def _note(text: str) -> None:
@@ -383,6 +368,9 @@ def list_rules(
     _print(list(table.COLUMNS), rules, form)
     if not rules:
         _note("Hint: there is no such rule, or no arch is populated: name one, as in catalog rules --arch gfx950")
+
+
+app.command()(shapes)
 
 
 @app.command()

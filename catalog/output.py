@@ -74,7 +74,7 @@ def _json_objects(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iter
     for row in rows:
         values = list(row)
         for index in booleans:
-            if values[index] is not None:
+            if isinstance(values[index], int):  # a problem's dropout is a probability
                 values[index] = bool(values[index])
         try:
             yield json.dumps(dict(zip(columns, values, strict=True)), allow_nan=False)

@@ -1,0 +1,318 @@
+"""Sets of problems for tuning and benchmarks: the grids of data/shapes, or of a user's file, expanded and checked.
+
+A file says ``about``, the ``grids``, and may say ``extends``: the set whose shapes come before its own.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any, TypeAlias
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from catalog.errors import CatalogError, ProblemError, SpecError, UsageError
+from catalog.schema.problem import Problem
+from catalog.schema.shape_names import name_of
+
+MAX_SHAPES = 100_000
+"""Most shapes that a set may have."""
+
+_SUFFIXES = (".yaml", ".yml")
+
+
+def _one_value(value: Any) -> Any:
+    if isinstance(value, list) and all(isinstance(item, int) and not isinstance(item, bool) for item in value):
+        return value
+    if value is None or isinstance(value, (str, int, float, bool)):
+        return value
+    raise ValueError("a word, a number, true, false or a list of integers")
+
+
+def _known_field(name: Any) -> Any:
+    if name not in Problem.model_fields:
+        close = get_close_matches(str(name), Problem.model_fields, n=1)
+        raise ValueError(f"a problem has no field {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
+    return name
+
+
+def _filled(value: Any) -> Any:
+    if isinstance(value, (list, dict)) and not value:
+        raise ValueError("must not be empty")
+    return value
+
+
+Word = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$", max_length=60)]
+Value = Annotated[Any, BeforeValidator(_one_value)]
+FieldName = Annotated[str, BeforeValidator(_known_field)]
+Fields: TypeAlias = dict[FieldName, Value]
+
+
+class Grid(BaseModel):
+    """Problems that differ in some fields: every combination of ``vary`` and ``together``.
+
+    ``vary`` lists values of single fields; a group of ``together`` lists settings of several fields, of which one is
+    taken at a time: ``{heads: [{nhead_q: 32, nhead_k: 8}, {nhead_q: 32, nhead_k: 1}]}``. A setting may leave fields of
+    its group out: they have their defaults there. The last axis varies fastest, ``vary`` before ``together``.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: Word
+    about: str = ""
+    category: Word
+    fixed: Fields = {}
+    vary: dict[FieldName, Annotated[list[Value], BeforeValidator(_filled)]] = {}
+    together: dict[Word, Annotated[list[Fields], BeforeValidator(_filled)]] = {}
+
+    @model_validator(mode="after")
+    def _stated_once(self) -> Grid:
+        homes: dict[str, str] = {}
+        groups = {f"together.{group}": settings for group, settings in self.together.items()}
+        places = {"fixed": [self.fixed], "vary": [self.vary], **groups}
+        for place, settings in places.items():
+            for field in dict.fromkeys(field for setting in settings for field in setting):
+                if field in homes:
+                    raise ValueError(f"{field} is stated in {homes[field]} and in {place}")
+                homes[field] = place
+        return self
+
+    @property
+    def size(self) -> int:
+        """How many problems it is: the product of its axes."""
+        return math.prod(map(len, (*self.vary.values(), *self.together.values())))
+
+    def instances(self) -> Iterator[dict[str, Any]]:
+        """The fields of each problem, in order."""
+        axes: list[list[Fields]] = [[{field: value} for value in values] for field, values in self.vary.items()]
+        for settings in product(*axes, *self.together.values()):
+            yield {**self.fixed, **{field: value for setting in settings for field, value in setting.items()}}
+
+
+class ShapeFile(BaseModel):
+    """What a file of shapes says."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    about: str
+    extends: str | None = None
+    grids: Annotated[list[Grid], BeforeValidator(_filled)]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A problem with a name, unique in its set, and the kind of work it stands for."""
+
+    name: str
+    category: str
+    problem: Problem
+
+
+@dataclass(frozen=True)
+class ShapeSet:
+    """Problems to tune or benchmark with, in the order of the grids."""
+
+    name: str
+    about: str
+    shapes: tuple[Shape, ...]
+
+    @property
+    def categories(self) -> dict[str, int]:
+        """How many shapes each category has, in order of first appearance."""
+        counts: dict[str, int] = {}
+        for shape in self.shapes:
+            counts[shape.category] = counts.get(shape.category, 0) + 1
+        return counts
+
+
+def builtin_sets() -> tuple[str, ...]:
+    """Names of the sets that come along, in alphabetical order."""
+    return tuple(sorted(path.stem for path in _folder().glob("*.yaml")))
+
+
+def load_shapes(name_or_path: str) -> ShapeSet:
+    """The set called ``smoke``, ``full`` or ``nightly``, or that of a file: a path with a separator or a YAML suffix.
+
+    Raises:
+        UsageError: there is no such set or file, or the file is the user's own and wrong.
+        SpecError: a file that comes along is wrong. Both name the file, and the grid and field, or the problem of the
+            grid and what is wrong with it.
+    """
+    path = _path_of(name_or_path, Path())
+    chain = _chain(path, ())
+    grids = [(source, grid) for source, file in chain for grid in file.grids]
+    _check_names(grids)
+    _check_size(path, [grid for _, grid in grids])
+    shapes: dict[str, Shape] = {}
+    homes: dict[str, str] = {}
+    for source, grid in grids:
+        for shape in _shapes_of(grid, source):
+            key = shape.problem.key
+            if key in shapes:
+                twins = f"grids {homes[key]!r} and {grid.name!r}" if homes[key] != grid.name else f"grid {grid.name!r} twice"
+                raise _error(source, f"{twins}: the same problem {name_of(shape.problem)}")
+            shapes[key], homes[key] = shape, grid.name
+    return ShapeSet(path.stem if _is_builtin(path) else name_or_path, chain[-1][1].about, tuple(shapes.values()))
+
+
+def _folder() -> Path:
+    from catalog.settings import data_dir
+
+    return data_dir() / "shapes"
+
+
+def _is_builtin(path: Path) -> bool:
+    return path.parent == _folder()
+
+
+def _error(path: Path, reason: str) -> CatalogError:
+    """A file that comes along is ours to mend, any other is the user's."""
+    kind = SpecError if _is_builtin(path) else UsageError
+    return kind(f"{path}: {reason}")
+
+
+def _path_of(name: str, folder: Path) -> Path:
+    """The file of a built-in set, or the one that ``name`` is the path of, from ``folder``."""
+    if "/" in name or os.sep in name or name.endswith(_SUFFIXES):
+        return folder / Path(name).expanduser()
+    path = _folder() / f"{name}.yaml"
+    if name not in builtin_sets():
+        close = get_close_matches(name, builtin_sets(), n=1)
+        raise UsageError(
+            f"No set of shapes is called {name!r}" + (f"; did you mean {close[0]}?" if close else "."),
+            hint=f"There are: {', '.join(builtin_sets()) or 'none'}; a file of your own is a path that ends in .yaml.",
+        )
+    return path
+
+
+def _chain(path: Path, seen: tuple[Path, ...]) -> list[tuple[Path, ShapeFile]]:
+    """The file and those that it extends, the outermost ancestor first."""
+    if path.resolve() in seen:
+        raise _error(path, f"extends: {path.stem!r} extends itself, by way of {' -> '.join(p.stem for p in seen)}")
+    file = _read(path)
+    if file.extends is None:
+        return [(path, file)]
+    try:
+        parent = _path_of(file.extends, path.parent)
+    except UsageError as error:
+        raise _error(path, f"extends: {error}") from None
+    return [*_chain(parent, (*seen, path.resolve())), (path, file)]
+
+
+def _read(path: Path) -> ShapeFile:
+    from catalog.schema.yaml_files import read_yaml
+
+    try:
+        raw = read_yaml(path)
+    except ValueError as error:
+        raise (SpecError if _is_builtin(path) else UsageError)(str(error)) from None
+    if not isinstance(raw, dict):
+        raise _error(path, "the top level must be about: and grids:, as docs/shapes.md shows")
+    try:
+        return ShapeFile.model_validate(raw)
+    except ValidationError as error:
+        reasons = [f"{_where(item['loc'], raw)}: {_explain(item)}" for item in error.errors(include_url=False)]
+        raise _error(path, f"\n{path}: ".join(reasons)) from None
+
+
+def _where(location: tuple[int | str, ...], raw: dict[str, Any]) -> str:
+    """``grid 'gqa': vary.batch[1]``: a grid is known by its name, where it has one."""
+    rest, where = location, ""
+    if len(location) > 1 and location[0] == "grids" and isinstance(location[1], int):
+        grid = raw["grids"][location[1]]
+        name = grid.get("name") if isinstance(grid, dict) else None
+        where, rest = f"grid {name!r}" if name else f"grids[{location[1]}]", location[2:]
+    steps = [part for part in rest if part != "[key]"]
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in steps).lstrip(".")
+    return f"{where}: {path}" if where and path else where or path
+
+
+def _explain(item: Any) -> str:
+    if item["type"] == "extra_forbidden":
+        model = Grid if len(item["loc"]) > 1 else ShapeFile
+        return f"unknown field; allowed: {', '.join(model.model_fields)}"
+    if item["type"] == "string_pattern_mismatch":
+        return f"{item['input']!r}: lower-case letters, digits, '_', '.' and '-', beginning with a letter or digit"
+    return str(item["msg"]).removeprefix("Value error, ")
+
+
+def _check_names(grids: list[tuple[Path, Grid]]) -> None:
+    names: dict[str, Path] = {}
+    for source, grid in grids:
+        if grid.name in names:
+            other = "" if names[grid.name] == source else f", one of them in {names[grid.name]}"
+            raise _error(source, f"two grids are called {grid.name!r}{other}")
+        names[grid.name] = source
+
+
+def _check_size(path: Path, grids: list[Grid]) -> None:
+    total, largest = sum(grid.size for grid in grids), max(grids, key=lambda grid: grid.size)
+    if total > MAX_SHAPES:
+        raise _error(
+            path, f"{total:,} shapes, at most {MAX_SHAPES:,}; grid {largest.name!r} alone has {largest.size:,}"
+        )
+
+
+def _shapes_of(grid: Grid, source: Path) -> Iterator[Shape]:
+    for fields in grid.instances():
+        try:
+            problem = Problem(**fields)
+        except ProblemError as error:
+            stated = ", ".join(f"{name}: {value}" for name, value in fields.items())
+            raise _error(source, f"grid {grid.name!r}: {{{stated}}}: {error}") from None
+        yield Shape(f"{grid.name}/{name_of(problem)}", grid.category, problem)
+
+
+SET_COLUMNS = ("name", "shapes", "categories", "about")
+
+
+def list_sets() -> list[list[Any]]:
+    """A row a set that comes along, as :data:`SET_COLUMNS` says, the smallest first.
+
+    Raises:
+        SpecError: as :func:`load_shapes`.
+    """
+    sets = sorted(map(load_shapes, builtin_sets()), key=lambda found: len(found.shapes))
+    return [
+        [found.name, len(found.shapes), ", ".join(f"{name} {n}" for name, n in found.categories.items()), found.about]
+        for found in sets
+    ]
+
+
+def choose_columns(shapes: ShapeSet, chosen: Sequence[str] = ()) -> tuple[str, ...]:
+    """``chosen``, or all that a set has to show: name, category, GFLOP, MB, and the fields that any problem makes use of.
+
+    Raises:
+        UsageError: there is no such column.
+    """
+    all_columns = (*_WORK, *Problem.model_fields)
+    for name in chosen:
+        if name not in all_columns:
+            close = get_close_matches(name, all_columns, n=1)
+            raise UsageError(
+                f"No column of shapes is called {name!r}" + (f"; did you mean {close[0]}?" if close else "."),
+                hint=f"There are: {', '.join(all_columns)}.",
+            )
+    dumped = [shape.problem.model_dump() for shape in shapes.shapes]
+    used = (
+        name
+        for name, field in Problem.model_fields.items()
+        if field.is_required() or any(fields[name] != field.default for fields in dumped)
+    )
+    return tuple(chosen) or (*_WORK, *used)
+
+
+_WORK = ("name", "category", "gflop", "mb")
+
+
+def rows_of(shapes: ShapeSet, columns: Sequence[str]) -> Iterator[list[Any]]:
+    """A row a shape: work in GFLOP, tensors in MB of 10^6 bytes, fields in normal form."""
+    for shape in shapes.shapes:
+        work = (shape.name, shape.category, shape.problem.flops / 1e9, shape.problem.bytes / 1e6)
+        facts = dict(zip(_WORK, work, strict=True)) | shape.problem.model_dump(mode="json")
+        yield [facts[column] for column in columns]

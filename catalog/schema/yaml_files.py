@@ -1,0 +1,73 @@
+"""Reading YAML that people write by hand: plain data, strictly.
+
+Words are those of YAML 1.2's core schema: ``no`` is a word, as in ``mask: no``, only ``true`` and ``false`` are booleans,
+and ``12:30`` and ``010`` are no numbers. A key that is stated twice is an error instead of the last one winning, and so
+are anchors and aliases, by which a short file can stand for gigabytes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe: makes dicts, lists, strings, numbers, booleans and None, nothing else."""
+
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 (add_implicit_resolver)
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            event = self.peek_event()
+            raise yaml.MarkedYAMLError(problem="aliases are not taken here", problem_mark=event.start_mark)
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.MarkedYAMLError(problem="a key must be a word", problem_mark=key.start_mark)
+            if key.value in seen:
+                raise yaml.MarkedYAMLError(problem=f"{key.value!r} is stated twice", problem_mark=key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+_WORDS = {
+    "null": (r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    "bool": (r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    "int": (r"[-+]?(?:0|[1-9][0-9]{0,17})", list("-+0123456789")),
+    "float": (r"[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))(?:[eE][-+]?[0-9]+)?", list("-+0123456789.")),
+}
+
+for _tag, (_expression, _first) in _WORDS.items():
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"(?:{_expression})$"), _first)
+
+
+def read_yaml(path: Path) -> Any:
+    """What ``path`` holds: dicts, lists, strings, numbers, booleans, None.
+
+    Raises:
+        ValueError: it cannot be read or is not such YAML; the message begins with the file, and the line where known.
+    """
+    try:
+        loader = _Loader(path.read_text(encoding="utf-8"))
+        try:
+            return loader.get_single_data()
+        finally:
+            loader.dispose()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ValueError(f"{path}: cannot be read: {reason}") from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        at = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
+        raise ValueError(f"{path}{at}: not YAML: {error.problem or error.context}") from None
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise ValueError(f"{path}: not YAML: it is nested too deeply") from None

@@ -11,7 +11,8 @@ from catalog.cli_output import FormatOption, print_rows
 
 def shapes(
     name: Annotated[
-        str | None, typer.Argument(metavar="[SET]", help="smoke, full, nightly, or a YAML file. Default: list the sets.")
+        str | None,
+        typer.Argument(metavar="[SET]", help="smoke, full, nightly, or a YAML file. Default: list the sets."),
     ] = None,
     columns: Annotated[str | None, typer.Option(help="Columns, separated by commas. Default: all.")] = None,
     form: FormatOption = "table",

@@ -154,7 +154,11 @@ def load_shapes(name_or_path: str) -> ShapeSet:
         for shape in _shapes_of(grid, source):
             key = shape.problem.key
             if key in shapes:
-                twins = f"grids {homes[key]!r} and {grid.name!r}" if homes[key] != grid.name else f"grid {grid.name!r} twice"
+                twins = (
+                    f"grids {homes[key]!r} and {grid.name!r}"
+                    if homes[key] != grid.name
+                    else f"grid {grid.name!r} twice"
+                )
                 raise _error(source, f"{twins}: the same problem {name_of(shape.problem)}")
             shapes[key], homes[key] = shape, grid.name
     return ShapeSet(path.stem if _is_builtin(path) else name_or_path, chain[-1][1].about, tuple(shapes.values()))
@@ -285,7 +289,7 @@ def list_sets() -> list[list[Any]]:
 
 
 def choose_columns(shapes: ShapeSet, chosen: Sequence[str] = ()) -> tuple[str, ...]:
-    """``chosen``, or all that a set has to show: name, category, GFLOP, MB, and the fields that any problem makes use of.
+    """``chosen``, or all that a set has to show: name, category, GFLOP, MB, and the fields that any problem uses.
 
     Raises:
         UsageError: there is no such column.
@@ -313,6 +317,6 @@ _WORK = ("name", "category", "gflop", "mb")
 def rows_of(shapes: ShapeSet, columns: Sequence[str]) -> Iterator[list[Any]]:
     """A row a shape: work in GFLOP, tensors in MB of 10^6 bytes, fields in normal form."""
     for shape in shapes.shapes:
-        work = (shape.name, shape.category, shape.problem.flops / 1e9, shape.problem.bytes / 1e6)
+        work = (shape.name, shape.category, round(shape.problem.flops / 1e9, 6), round(shape.problem.bytes / 1e6, 6))
         facts = dict(zip(_WORK, work, strict=True)) | shape.problem.model_dump(mode="json")
         yield [facts[column] for column in columns]

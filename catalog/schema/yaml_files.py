@@ -1,8 +1,8 @@
 """Reading YAML that people write by hand: plain data, strictly.
 
-Words are those of YAML 1.2's core schema: ``no`` is a word, as in ``mask: no``, only ``true`` and ``false`` are booleans,
-and ``12:30`` and ``010`` are no numbers. A key that is stated twice is an error instead of the last one winning, and so
-are anchors and aliases, by which a short file can stand for gigabytes.
+Words are those of YAML 1.2's core schema: ``no`` is a word, as in ``mask: no``, only ``true`` and ``false`` are
+booleans, and ``12:30`` and ``010`` are no numbers. A key that is stated twice is an error instead of the last one
+winning, and so are aliases, by which a short file can stand for gigabytes.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ def choose(**values: object) -> None:
 
 
 def data_dir() -> Path:
-    """Folder of arch_specs/, parity/: package data when installed, the source tree's data/ in a checkout."""
+    """Folder of arch_specs/, parity/, shapes/: package data when installed, the source tree's data/ in a checkout."""
     chosen = settings().data_dir
     if chosen is not None:
         return chosen

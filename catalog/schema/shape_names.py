@@ -40,9 +40,9 @@ _LISTED = 4
 def name_of(problem: Problem) -> str:
     """The name of ``problem``, of letters, digits, ``-``, ``_``, ``.``, ``+`` and ``~``.
 
-    ``b`` sequences of ``s`` queries, or queries by keys where these are others. Packed sequences are ``q`` and, where they
-    are others, ``k``: the lengths with ``_`` between them, ``8x64`` for eight times 64, or of many lengths the sum and a
-    digest. ``h`` is query heads by key heads, ``d`` head dims of Q and V; what follows are features.
+    ``b`` sequences of ``s`` queries, or queries by keys where these are others. Packed sequences are ``q`` and, where
+    keys are others, ``k``: the lengths with ``_`` between them, ``8x64`` for eight times 64, or of many lengths the sum
+    and a digest. ``h`` is query heads by key heads, ``d`` head dims of Q and V; what follows are features.
     """
     return "-".join(_parts(problem))
 

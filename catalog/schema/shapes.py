@@ -68,7 +68,7 @@ class Grid(BaseModel):
     category: Word
     fixed: Fields = {}
     vary: dict[FieldName, Annotated[list[Value], BeforeValidator(_filled)]] = {}
-    together: dict[Word, Annotated[list[Fields], BeforeValidator(_filled)]] = {}
+    together: dict[Word, Annotated[list[Fields], BeforeValidator(_filled)]] = Field({}, max_length=16)
 
     @model_validator(mode="after")
     def _stated_once(self) -> Grid:
@@ -154,14 +154,12 @@ def load_shapes(name_or_path: str) -> ShapeSet:
         for shape in _shapes_of(grid, source):
             key = shape.problem.key
             if key in shapes:
-                twins = (
-                    f"grids {homes[key]!r} and {grid.name!r}"
-                    if homes[key] != grid.name
-                    else f"grid {grid.name!r} twice"
-                )
-                raise _error(source, f"{twins}: the same problem {name_of(shape.problem)}")
+                also = "twice" if homes[key] == grid.name else f"as in grid {homes[key]!r}"
+                raise _error(source, f"grid {grid.name!r} has the problem {name_of(shape.problem)} {also}")
             shapes[key], homes[key] = shape, grid.name
-    return ShapeSet(path.stem if _is_builtin(path) else name_or_path, chain[-1][1].about, tuple(shapes.values()))
+    return ShapeSet(
+        path.stem if _is_builtin(path) else name_or_path, chain[-1][1].about.strip(), tuple(shapes.values())
+    )
 
 
 def _folder() -> Path:
@@ -242,7 +240,16 @@ def _explain(item: Any) -> str:
         return f"unknown field; allowed: {', '.join(model.model_fields)}"
     if item["type"] == "string_pattern_mismatch":
         return f"{item['input']!r}: lower-case letters, digits, '_', '.' and '-', beginning with a letter or digit"
-    return str(item["msg"]).removeprefix("Value error, ")
+    return _PLAIN.get(item["type"], str(item["msg"]).removeprefix("Value error, "))
+
+
+_PLAIN = {
+    "missing": "missing",
+    "dict_type": "must be a mapping, as field: value",
+    "model_type": "must be a mapping, as field: value",
+    "list_type": "must be a list",
+    "string_type": "must be text",
+}
 
 
 def _check_names(grids: list[tuple[Path, Grid]]) -> None:

@@ -43,7 +43,7 @@ class Entry(ctypes.Structure):
         ("name", ctypes.c_char_p),
         ("arch", ctypes.c_char_p),
         ("describe", ctypes.CFUNCTYPE(ctypes.c_char_p)),
-        ("workspace_size", ctypes.c_void_p),
+        ("workspace_size", LAUNCH),
         ("launch", LAUNCH),
     )
 
@@ -83,10 +83,10 @@ def registered(path: Path) -> dict[str, Entry]:
 
 def run(entry: Entry, problem: Problem) -> None:
     """Launch a kernel of the table; what it writes is what the reference says."""
-    tensors = take(problem, {}, None, 0)
-    inputs = {name: array for name, array in tensors.items() if problem.tensors[name].role == "input"}
     device = HostDevice()
-    kernel = LoadedKernel(entry.id.decode(), Path(), None, entry.launch)
+    tensors = dict(take(problem, device, {}, None, 0).arrays)
+    inputs = {name: array for name, array in tensors.items() if problem.tensors[name].role == "input"}
+    kernel = LoadedKernel(entry.id.decode(), Path(), None, entry.launch, entry.workspace_size)
     device.launch(kernel, device.call(problem, tensors))
     allowed, expected = tolerances(problem, inputs), reference(problem, inputs)
     outputs = results(problem, tensors)

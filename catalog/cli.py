@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from catalog import cli_bundle, cli_quarantine  # noqa: F401 - their commands register themselves
+from catalog.cli_cache import cache_app
 from catalog.cli_export import export
 from catalog.cli_options import ArchOption, CkRootOption
 from catalog.cli_output import FormatOption
@@ -32,6 +34,7 @@ app = typer.Typer(
 )
 
 app.add_typer(export, name="export")
+app.add_typer(cache_app)
 
 RevisionOption = Annotated[str | None, typer.Option("--revision", help="Upstream revision. Default: the arch's own.")]
 MaskImplOption = Annotated[str, typer.Option("--mask-impl", help="Mask implementation: generic or simplified.")]

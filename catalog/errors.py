@@ -72,5 +72,21 @@ class BuildError(CatalogError):
         self.log = log
 
 
+class MissingKernelError(BuildError):
+    """The cache has no library of a kernel, and compiling is forbidden: says how to build it elsewhere."""
+
+
+class BundleError(CatalogError):
+    """A bundle cannot be written, is damaged, or is not for this version or this machine; nothing of it is kept."""
+
+
 class DeviceError(CatalogError):
     """The device a kernel is for is absent, or a launch failed."""
+
+
+class QuarantinedError(DeviceError):
+    """A kernel, the row ``kernel_id``, ended its process or hung when it was first run: it is not run again."""
+
+    def __init__(self, message: str, *, hint: str, kernel_id: str) -> None:
+        super().__init__(message, hint=hint)
+        self.kernel_id = kernel_id

@@ -127,6 +127,35 @@ def _what_the_compiler_knows() -> tuple[str, ...]:
     )
 
 
+_ARTIFACT_COLUMNS = (
+    "key, kernel_id, arch, toolchain, isa, flags, status, log, so_sha256, so_bytes, compile_s, created, registers, "
+    "acc_registers, scalar_registers, spills, scratch_bytes, stack_bytes, shared_bytes, occupancy, code_bytes"
+)
+
+
+def _quarantine() -> tuple[str, ...]:
+    """A third status of artifacts. A CHECK cannot be altered: the table is made anew, its rows keep their rowids.
+
+    Timings refer to it by name; while the steps run foreign keys are off, so that dropping it deletes none.
+    """
+    return (
+        "DROP VIEW kernels",
+        """CREATE TABLE artifact_anew (
+            key TEXT NOT NULL PRIMARY KEY,
+            kernel_id TEXT NOT NULL REFERENCES kernel (id) ON DELETE CASCADE,
+            arch TEXT NOT NULL, toolchain TEXT NOT NULL, isa TEXT NOT NULL, flags TEXT NOT NULL,
+            status TEXT NOT NULL CHECK (status IN ('built', 'failed', 'quarantined')), log TEXT NOT NULL,
+            so_sha256 TEXT, so_bytes INTEGER, compile_s REAL NOT NULL, created TEXT NOT NULL,
+            registers INTEGER, acc_registers INTEGER, scalar_registers INTEGER, spills INTEGER, scratch_bytes INTEGER,
+            stack_bytes INTEGER, shared_bytes INTEGER, occupancy INTEGER, code_bytes INTEGER) STRICT""",
+        f"INSERT INTO artifact_anew (rowid, {_ARTIFACT_COLUMNS}) SELECT rowid, {_ARTIFACT_COLUMNS} FROM artifact",
+        "DROP TABLE artifact",
+        "ALTER TABLE artifact_anew RENAME TO artifact",
+        "CREATE INDEX artifact_kernel ON artifact (kernel_id, status)",
+        _view(_build_columns()),
+    )
+
+
 def _how_sure_timings_are() -> tuple[str, ...]:
     """The confidence interval of a median and what it was measured under; problems that are alike."""
     kept = "problem_id, kernel_id, device_id, artifact_key, n, min_ms, median_ms, p10_ms, p90_ms, tflops, gbps, created"
@@ -160,6 +189,7 @@ def _how_sure_timings_are() -> tuple[str, ...]:
 _MIGRATIONS: tuple[Callable[[], tuple[str, ...]], ...] = (
     _initial_schema,
     _what_the_compiler_knows,
+    _quarantine,
     _how_sure_timings_are,
 )
 """Step i takes a file from user_version i to i + 1."""
@@ -229,13 +259,17 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
             f"{path} is a SQLite file, but no catalog.", hint="Choose another file with --db or CATALOG_DB."
         )
     connection.execute("PRAGMA journal_mode = WAL")
-    with transaction(connection):
-        version, _ = _versions(connection)  # another process may have migrated while this one waited for the lock
-        for step in _MIGRATIONS[version:]:
-            for statement in step():
-                connection.execute(statement)
-        connection.execute(f"PRAGMA user_version = {len(_MIGRATIONS)}")
-        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    connection.execute("PRAGMA foreign_keys = OFF")  # a step may make anew a table that others refer to
+    try:
+        with transaction(connection):
+            version, _ = _versions(connection)  # another process may have migrated while this one waited for the lock
+            for step in _MIGRATIONS[version:]:
+                for statement in step():
+                    connection.execute(statement)
+            connection.execute(f"PRAGMA user_version = {len(_MIGRATIONS)}")
+            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    finally:
+        connection.execute("PRAGMA foreign_keys = ON")
 
 
 def _versions(connection: sqlite3.Connection) -> tuple[int, int]:

@@ -6,7 +6,7 @@ import os
 import shlex
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import platformdirs
 from pydantic import AfterValidator, Field
@@ -55,6 +55,11 @@ class Settings(BaseSettings):
     compiler_launcher: Command | None = Field(
         None, description="put before every compiler call: ccache, sccache, distcc"
     )
+    compile: bool = Field(True, description="false: run what the cache of kernels has, start no compiler")
+    guard: Literal["first_run", "never"] = Field(
+        "first_run", description="first_run: libraries new to this machine first run in a process of their own"
+    )
+    guard_timeout: float = Field(60.0, gt=0, description="seconds that such a first run may take")
     num_threads: int = Field(0, ge=0, description="threads of a host kernel; 0: every core the process may use")
     query_timeout: float = Field(10.0, gt=0, description="seconds that a query expression may run")
 

@@ -31,6 +31,7 @@ def _private_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
             patch.delenv(name)
         patch.setenv("CATALOG_DB", str(folder / "catalog.db"))
         patch.setenv("CATALOG_CACHE_DIR", str(folder / "cache"))
+        patch.setenv("CATALOG_GUARD", "never")  # its own tests turn it on: a process a kernel would take minutes
         settings.cache_clear()
         Catalog.default.cache_clear()
         yield

@@ -210,8 +210,8 @@ def record_timings(catalog: Catalog, asked: Problem, medians: dict[str, float]) 
     """As a tuning would: a library and a measurement of each kernel."""
     rows = [(kernel_id, GPU.arch) for kernel_id in medians]
     catalog.connection.executemany(
-        "INSERT OR IGNORE INTO artifact (key, kernel_id, arch, toolchain, flags, status, log, compile_s, created) "
-        "VALUES (?1, ?1, ?2, '', '', 'built', '', 0, '')",
+        "INSERT OR IGNORE INTO artifact (key, kernel_id, arch, toolchain, isa, flags, status, log, compile_s, created) "
+        "VALUES (?1, ?1, ?2, '', '', '', 'built', '', 0, '')",
         rows,
     )
     timings = [Timing(id, id, summarise([round(median_ms * 1e6)] * 9)) for id, median_ms in medians.items()]

@@ -15,7 +15,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from catalog.build import processes
-from catalog.build.cache import ArtifactRecord, Cache
+from catalog.build.cache import ArtifactRecord, Cache, Origin
 from catalog.build.ck import emit as ck
 from catalog.build.ck.facts import hip_facts, hip_flags
 from catalog.build.ck.sources import family_flags, find_checkout
@@ -157,7 +157,9 @@ class _CommandFailed(Exception):
 
 
 @dataclass(frozen=True)
-class _Built:
+class Built:
+    """A library, and what the registry should know of it."""
+
     artifact: Artifact
     record: ArtifactRecord
 
@@ -210,6 +212,10 @@ class _Job:
             resources=resources,
         )
 
+    @property
+    def origin(self) -> Origin:
+        return Origin(self.subject.name, self.unit.abi, source_digest(self.unit.source))
+
     def error(self, failure: _CommandFailed, log: Path, seconds: float) -> CompileError:
         """What is told of a source that the compiler refused."""
         compiler = f"{self.toolchain.compiler.path} ({self.toolchain.label})"
@@ -219,6 +225,11 @@ class _Job:
             log=failure.output,
             record=self.record(failure.output, seconds),
         )
+
+
+def source_digest(source: str) -> str:
+    """SHA-256, in hex, of an emitted source."""
+    return hashlib.sha256(source.encode()).hexdigest()
 
 
 def _available_cores() -> int:
@@ -255,8 +266,8 @@ class Builder:
         record: Callable[[ArtifactRecord], None] | None = None,
         targets: Callable[[str], Target] = target_of,
     ) -> None:
-        self._cache = Cache(cache_dir or settings().cache_dir)
-        self._keys = KeyMaker(self._cache.scans)
+        self.cache = Cache(cache_dir or settings().cache_dir)
+        self._keys = KeyMaker(self.cache.scans)
         self._record = record
         self._targets = targets
         self._recorded: set[str] = set()
@@ -321,7 +332,21 @@ class Builder:
             tuple(done for done in ordered if isinstance(done, BuildFailure)),
         )
 
-    def _settle(self, finish: Callable[[], _Built]) -> Artifact:
+    def key_of(self, kernel: Kernel) -> str:
+        """The content key that ``kernel`` has now: the name of its library, whether or not the cache has it.
+
+        Raises:
+            BuildError, ToolchainError: as :meth:`build`, before anything is compiled.
+        """
+        target = self._targets(kernel.arch)
+        toolchain = target.toolchain(kernel.arch)
+        unit = target.unit(target.emit(kernel, self.cache.scans))
+        try:
+            return self._keys.key(unit, toolchain).hex
+        except ScanError as error:
+            return error.question  # what its failure is filed under
+
+    def _settle(self, finish: Callable[[], Built]) -> Artifact:
         """The artifact that ``finish`` returns, after the registry has heard of it, or of its failure."""
         try:
             built = finish()
@@ -337,16 +362,16 @@ class Builder:
         if self._record is not None:
             self._record(record)
 
-    def _make_kernel(self, kernel: Kernel, stop: threading.Event) -> _Built:
+    def _make_kernel(self, kernel: Kernel, stop: threading.Event) -> Built:
         target = self._targets(kernel.arch)
         toolchain = target.toolchain_of(kernel)
         subject = _Subject.of_kernel(kernel)
         self._create_cache(subject)  # where what was emitted is remembered
-        return self._make(subject, target, target.emit(kernel, self._cache.scans), toolchain, stop)
+        return self._make(subject, target, target.emit(kernel, self.cache.scans), toolchain, stop)
 
     def _make(
         self, subject: _Subject, target: Target, source: str, toolchain: Toolchain, stop: threading.Event
-    ) -> _Built:
+    ) -> Built:
         """Find or compile one library; runs in any thread."""
         unit = target.unit(source)
         self._create_cache(subject)
@@ -358,13 +383,13 @@ class Builder:
 
     def _create_cache(self, subject: _Subject) -> None:
         try:
-            self._cache.create()
+            self.cache.create()
         except OSError as error:
             raise self._unusable(subject, error) from None
 
     def _unusable(self, subject: _Subject, error: OSError) -> BuildError:
         return BuildError(
-            f"{subject.title}: {error.filename or self._cache.folder}: {error.strerror}",
+            f"{subject.title}: {error.filename or self.cache.folder}: {error.strerror}",
             hint="CATALOG_CACHE_DIR chooses another cache folder",
         )
 
@@ -376,7 +401,7 @@ class Builder:
         except ScanError as error:
             # Without a key the failure is filed under what would have led to one.
             job = _Job(subject, target, unit, toolchain, ContentKey(error.question, {}))
-            with self._cache.lock(error.question, stop):
+            with self.cache.lock(error.question, stop):
                 raise self._refusal(job, _CommandFailed(error.failure, error.log), 0.0) from None
         except BuildError as error:
             raise BuildError(f"{subject.title}: {error.message}", hint=error.hint) from None
@@ -384,26 +409,26 @@ class Builder:
     def _refusal(self, job: _Job, failure: _CommandFailed, seconds: float) -> CompileError:
         """File a failed compile; raises ToolchainError when it is the compiler's fault."""
         job.toolchain.verify()
-        log = self._cache.keep_log(job.key.hex, f"{failure.output}\n{failure.failure}\n")
+        log = self.cache.keep_log(job.key.hex, f"{failure.output}\n{failure.failure}\n")
         return job.error(failure, log, seconds)
 
-    def _find(self, job: _Job) -> _Built | None:
-        record = self._cache.load(job.key.hex)
+    def _find(self, job: _Job) -> Built | None:
+        record = self.cache.load(job.key.hex)
         return None if record is None else self._built(record, cached=True)
 
-    def _make_once(self, job: _Job, stop: threading.Event) -> _Built:
+    def _make_once(self, job: _Job, stop: threading.Event) -> Built:
         """Compile, unless another builder did while this one waited for the lock."""
-        with self._cache.lock(job.key.hex, stop):
+        with self.cache.lock(job.key.hex, stop):
             found = self._find(job)
             if found is not None:
                 return found
-            library = self._cache.so_path(job.key.hex)
+            library = self.cache.so_path(job.key.hex)
             if library.exists():
                 _log.warning("%s is not what its record says: building %s again", library, job.subject.title)
-            with self._cache.workspace(job.key.hex) as folder:
+            with self.cache.workspace(job.key.hex) as folder:
                 return self._compile(job, folder, stop)
 
-    def _compile(self, job: _Job, folder: Path, stop: threading.Event) -> _Built:
+    def _compile(self, job: _Job, folder: Path, stop: threading.Event) -> Built:
         started = time.perf_counter()
         try:
             output = _run_compiler(job.unit, job.toolchain, folder, stop)
@@ -415,10 +440,10 @@ class Builder:
             raise BuildError(f"{job.subject.title}: {changed[0]} changed while it compiled", hint="build it again")
         resources = job.target.resources(folder, output)
         record = job.record(output, seconds, (folder / LIBRARY).read_bytes(), resources)
-        self._cache.publish(folder / LIBRARY, record, job.subject.name)
+        self.cache.publish(folder / LIBRARY, record, job.origin)
         return self._built(record, cached=False)
 
-    def _built(self, record: ArtifactRecord, cached: bool) -> _Built:
-        path = self._cache.so_path(record.key)
+    def _built(self, record: ArtifactRecord, cached: bool) -> Built:
+        path = self.cache.so_path(record.key)
         sha256 = record.so_sha256 or ""
-        return _Built(Artifact(record.key, path, sha256, record.kernel_id, record.compile_s, cached), record)
+        return Built(Artifact(record.key, path, sha256, record.kernel_id, record.compile_s, cached), record)

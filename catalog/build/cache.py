@@ -3,6 +3,7 @@
     <key>.so  <key>.json      the entry: it exists when the record does, and only as the record describes it
     locks/    tmp/            one file lock and one work folder per key
     logs/     scans/          output of failed compiles; which headers a source reaches (:mod:`catalog.build.keys`)
+    guard/                    how the first runs of libraries ended (:mod:`catalog.build.first_runs`)
 
 The library is renamed into place before its record, and a library that differs from its record is no entry. So a crash
 between any two steps, a flipped bit and a truncated copy all read as absent.
@@ -18,7 +19,7 @@ import os
 import shutil
 import threading
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -72,6 +73,20 @@ class ArtifactRecord:
         return cls(**columns, resources=resources)
 
 
+@dataclass(frozen=True)
+class Origin:
+    """What a record also says of its library: the name that it was built under, which for a row is the kernel's, the
+    number of its C ABI, and the SHA-256 of its emitted source.
+    """
+
+    kernel_name: str
+    abi: int
+    source: str
+
+
+_ORIGIN = tuple(field.name for field in fields(Origin))
+
+
 def _sync(path: Path) -> None:
     """Have the disk hold what ``path``, a file or a folder, contains."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -116,18 +131,33 @@ class Cache:
         Raises:
             OSError: the folder exists but cannot be read.
         """
+        told = self.told(key)
         try:
-            fields = json.loads(self._record(key).read_bytes())
-            fields.pop("kernel_name")
-            record = ArtifactRecord.from_columns(fields)
             library = self.so_path(key).read_bytes()
+        except FileNotFoundError:
+            return None
+        if told is None or told[0].so_sha256 != hashlib.sha256(library).hexdigest():
+            return None
+        return told[0]
+
+    def told(self, key: str) -> tuple[ArtifactRecord, Origin | None] | None:
+        """What the record file of ``key`` says, unchecked; None when there is none that can be read.
+
+        Raises:
+            OSError: the folder exists but cannot be read.
+        """
+        try:
+            columns = json.loads(self._record(key).read_bytes())
+            origin = {name: columns.pop(name) for name in _ORIGIN if name in columns}
+            record = ArtifactRecord.from_columns(columns)
         except FileNotFoundError:
             return None
         except (ValueError, TypeError, AttributeError, KeyError) as error:
             _log.debug("%s: unreadable record: %s", self._record(key), error)
             return None
-        same = record.key == key and record.so_sha256 == hashlib.sha256(library).hexdigest()
-        return record if same else None
+        if record.key != key:
+            return None
+        return record, Origin(**origin) if origin.keys() == set(_ORIGIN) else None
 
     @contextlib.contextmanager
     def lock(self, key: str, stop: threading.Event) -> Iterator[None]:
@@ -168,18 +198,54 @@ class Cache:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def publish(self, library: Path, record: ArtifactRecord, kernel_name: str) -> None:
+    def keys(self) -> set[str]:
+        """The keys that have a record, sound or not.
+
+        Raises:
+            OSError: the folder exists but cannot be read.
+        """
+        try:
+            return {name.removesuffix(".json") for name in os.listdir(self.folder) if name.endswith(".json")}
+        except FileNotFoundError:
+            return set()
+
+    def publish(self, library: Path, record: ArtifactRecord, origin: Origin) -> None:
         """Make an entry of ``library``, a file in a :meth:`workspace`, and its record, for the holder of the lock.
 
         Raises:
             OSError: the disk is full, or the cache folder cannot be written.
         """
-        _sync(library)
-        os.replace(library, self.so_path(record.key))
-        _sync(self.folder)
+        self.put_library(library, record.key)
         # The record comes second: it is what makes the entry exist.
-        self._write(self._record(record.key), json.dumps({"kernel_name": kernel_name, **record.columns}, indent=1))
+        self.put_record(record, origin)
         self.log(record.key).unlink(missing_ok=True)
+
+    def put_library(self, library: Path, key: str) -> None:
+        """The first half of :meth:`publish`: rename ``library`` into place.
+
+        Raises:
+            OSError: the disk is full, or the cache folder cannot be written.
+        """
+        _sync(library)
+        os.replace(library, self.so_path(key))
+        _sync(self.folder)
+
+    def put_record(self, record: ArtifactRecord, origin: Origin) -> None:
+        """The second half of :meth:`publish`: from now on the entry exists.
+
+        Raises:
+            OSError: the disk is full, or the cache folder cannot be written.
+        """
+        self._write(self._record(record.key), json.dumps({**asdict(origin), **record.columns}, indent=1))
+
+    def remove(self, key: str) -> None:
+        """Remove the entry of ``key``, its record first, for the holder of the lock.
+
+        Raises:
+            OSError: the cache folder cannot be written.
+        """
+        self._record(key).unlink(missing_ok=True)
+        self.so_path(key).unlink(missing_ok=True)
 
     def keep_log(self, key: str, text: str) -> Path:
         """Keep the output of a failed build, for the holder of the lock of ``key``.

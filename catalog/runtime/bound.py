@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -98,12 +98,16 @@ def take(
 def bind(plan: Plan, device: Device[Any], kernels: tuple[LoadedKernel, ...], taken: Taken) -> BoundPlan:
     """The loaded kernels of a plan with the tensors of a run."""
     problem = plan.problem
-    workspace = _workspace(problem, kernels, splits_of(problem, plan.kernels, device.threads))
+    workspace = agreed_workspace(problem, kernels, splits_of(problem, plan.kernels, device.threads))
     return BoundPlan(taken.results, kernels, device, device.call(problem, taken.arrays, workspace))
 
 
-def _workspace(problem: Problem, kernels: tuple[LoadedKernel, ...], num_splits: int) -> Workspace:
-    """What the kernels agree on, of which the first would like to have ``num_splits``."""
+def agreed_workspace(problem: Problem, kernels: Sequence[LoadedKernel], num_splits: int) -> Workspace:
+    """The workspace that the kernels of a plan agree on, where ``num_splits`` is wished for.
+
+    Raises:
+        DeviceError: it would be larger than any memory.
+    """
     if problem.op not in ("splitkv", "bwd"):
         return NO_WORKSPACE
     args = template(problem, ()).fill((), (), {})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sqlite3
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from catalog import settings
 from catalog.errors import RegistryError
-from catalog.registry import connect, transaction
+from catalog.registry import connect
 from catalog.runtime import timings
 from catalog.runtime.narrow import Step
 from catalog.runtime.plan import Plan, Services
@@ -28,7 +28,6 @@ from catalog.schema.stages import MAIN_STAGE, stages_of
 
 if TYPE_CHECKING:
     from catalog.build.builder import Artifact, Builder
-    from catalog.build.cache import ArtifactRecord
     from catalog.rules.diff import Difference
     from catalog.rules.explain import Explanation, Finding
     from catalog.rules.parity import Comparison, Reference
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from catalog.rules.restriction import Restriction
     from catalog.runtime.devices import Device
     from catalog.runtime.devices.host import HostDevice
+    from catalog.runtime.history import History
 
 _log = logging.getLogger(__name__)
 
@@ -67,11 +67,15 @@ class Catalog:
     Args:
         path: the file; None: that of the settings.
         num_threads: threads of a host kernel, 0: every core that the process may use; None: as the settings say.
+        compile: False: run what the cache of kernels has, and start no compiler; None: as the settings say.
     """
 
-    def __init__(self, path: Path | str | None = None, *, num_threads: int | None = None) -> None:
+    def __init__(
+        self, path: Path | str | None = None, *, num_threads: int | None = None, compile: bool | None = None
+    ) -> None:
         self.path = Path(path) if path is not None else settings.settings().db
         self._num_threads = num_threads
+        self._compile = compile
         self._memo: dict[tuple[str, str, str | None, str], Plan] = {}
         self._lock = threading.RLock()
         self._selectors: dict[tuple[str, str | None, str], Selector] = {}
@@ -226,7 +230,7 @@ class Catalog:
         """
         selected = self.select(problem, arch=kernel.arch, revision=kernel.revision, mask_impl=kernel.mask_impl)
         kernels = tuple(kernel if stage.family is kernel.family else stage for stage in selected.kernels)
-        return Plan(problem, selected.arch, kernels, Services(self.build, lambda: kernels, self.device))
+        return Plan(problem, selected.arch, kernels, self._services(lambda _: kernels))
 
     @_OnDefault
     def candidates(
@@ -345,15 +349,20 @@ class Catalog:
             return [row for spec in specs for row in list_rules(self.connection, spec, family=family, kind=kind)]
 
     def _plan(self, problem: Problem, arch: str, revision: str | None, mask_impl: str) -> Plan:
-        def kernels() -> tuple[Kernel, ...]:
+        def kernels(without: Set[str]) -> tuple[Kernel, ...]:
             with self._lock:
                 selector = self._selector(arch, revision, mask_impl)
-                main = selector.candidates(problem, MAIN_STAGE[problem.op])[0].kernel
+                main = selector.candidates(problem, MAIN_STAGE[problem.op], without=without)[0].kernel
                 stages = stages_of(problem.op, main)
-                return tuple(selector.candidates(problem, family)[0].kernel for family in stages)
+                return tuple(selector.candidates(problem, family, without=without)[0].kernel for family in stages)
 
-        services = Services(self.build, kernels, self.device)
-        return Plan(problem, resolve_arch(arch), kernels(), services)
+        return Plan(problem, resolve_arch(arch), kernels(frozenset()), self._services(kernels))
+
+    def _services(self, reselect: Callable[[Set[str]], tuple[Kernel, ...]]) -> Services:
+        def guard(*plan: Any) -> None:
+            self.history.guard.check(*plan)  # imported with the first kernel that is loaded
+
+        return Services(self.build, reselect, self.device, guard)
 
     def _selector(self, arch: str, revision: str | None, mask_impl: str) -> Selector:
         key = (arch, revision, mask_impl)
@@ -365,7 +374,11 @@ class Catalog:
                 return [finding for finding in explained.rejections if finding.kind == "constraint"]
 
             self._selectors[key] = Selector(
-                self.connection, population, forbidding, lambda: self._measured_on(population.arch)
+                self.connection,
+                population,
+                forbidding,
+                usable=self.history.usable,
+                device=lambda: self._measured_on(population.arch),
             )
         return self._selectors[key]
 
@@ -402,18 +415,33 @@ class Catalog:
         ).fetchone()
         return None if row is None else Population(**dict(row))
 
+    @property
+    def may_compile(self) -> bool:
+        """Whether kernels that the cache has not are compiled."""
+        return settings.settings().compile if self._compile is None else self._compile
+
     @cached_property
     def builder(self) -> Builder:
         """Builds this catalog's kernels and records what came of it in table ``artifact``."""
         from catalog.build.builder import Builder
+        from catalog.build.stored import StoredBuilder
 
-        return Builder(settings.settings().cache_dir, self._record)
+        kind = Builder if self.may_compile else StoredBuilder
+        return kind(settings.settings().cache_dir, self.history.record)
+
+    @cached_property
+    def history(self) -> History:
+        """What builds and first runs of this catalog's kernels came to."""
+        from catalog.runtime.history import History
+
+        return History(self, self._lock)
 
     def build(self, kernel: Kernel) -> Artifact:
         """The library of ``kernel``, compiled unless the cache has it.
 
         Raises:
             BuildError: it does not compile; ``log`` is the compiler's output.
+            MissingKernelError: it is not in the cache, and compiling is forbidden.
             ToolchainError: there is no usable compiler.
         """
         return self.builder.build(kernel)
@@ -448,20 +476,6 @@ class Catalog:
                     self._devices[arch] = hip.first_gpu(name) if is_amd(name) else self.host()
                 device = self._devices[arch]
         return device
-
-    def _record(self, record: ArtifactRecord) -> None:
-        fields = record.columns
-        columns, holes = ", ".join(fields), ", ".join(f":{name}" for name in fields)
-        updates = ", ".join(f"{name} = excluded.{name}" for name in fields if name != "key")
-        try:
-            with self._lock, transaction(self.connection):
-                self.connection.execute(
-                    f"INSERT INTO artifact ({columns}) VALUES ({holes}) ON CONFLICT (key) DO UPDATE SET {updates}",
-                    fields,
-                )
-        except (RegistryError, sqlite3.IntegrityError) as error:
-            # The library is in the cache all the same: a catalog that cannot be written must not stop a run.
-            _log.warning("%s: the build of %s is not recorded: %s", self.path, record.kernel_id, error)
 
     def forget(self) -> None:
         """Select anew from now on: what was measured has changed."""

@@ -29,14 +29,24 @@ def make_inputs(problem: Problem, seed: int = 0) -> dict[str, Array]:
     Raises:
         TensorError: the problem's tensors are larger than this machine's memory.
     """
+    inputs = draw_inputs(problem, seed)
+    if problem.op == "bwd":
+        inputs |= _forward(problem, inputs)
+    return inputs
+
+
+def draw_inputs(problem: Problem, seed: int = 0) -> dict[str, Array]:
+    """As :func:`make_inputs`, but O and LSE of a backward are random: right shapes, wrong gradients, little time.
+
+    Raises:
+        TensorError: the problem's tensors are larger than this machine's memory.
+    """
     check_memory(problem)
     inputs: dict[str, Array] = {}
     for index, name in enumerate(problem.needed):
         make = _MAKERS.get(name, _normal)
         values = make(problem, name, np.random.default_rng([seed, index]))
         inputs[name] = values.astype(element_type(problem, name), copy=False)
-    if problem.op == "bwd":
-        inputs |= _forward(problem, inputs)
     return inputs
 
 

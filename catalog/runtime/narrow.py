@@ -14,11 +14,13 @@ POPULATION = (
     "kernel.arch = :arch AND kernel.revision = :revision AND kernel.space = :space AND kernel.mask_impl = :mask_impl"
 )
 SIGNATURE = " AND ".join(f"kernel.{name} = :want_{name}" for name in REQUIRED_TRAITS)
-NO_FAILED_BUILD = (
-    "(NOT EXISTS (SELECT 1 FROM artifact WHERE kernel_id = kernel.id AND status = 'failed')"
-    " OR EXISTS (SELECT 1 FROM artifact WHERE kernel_id = kernel.id AND status = 'built'))"
+_NEWEST_STATUS = (
+    "coalesce((SELECT status FROM artifact WHERE kernel_id = kernel.id ORDER BY created DESC, rowid DESC LIMIT 1), '')"
 )
-"""A kernel that did not compile is passed over until some build of it succeeds."""
+COMPILES = f"{_NEWEST_STATUS} <> 'failed'"
+NOT_QUARANTINED = f"{_NEWEST_STATUS} <> 'quarantined'"
+PASSED_OVER = f"{_NEWEST_STATUS} IN ('failed', 'quarantined')"
+"""A kernel whose newest build did not compile, or is quarantined, is passed over while that is its content key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,7 @@ class Step:
 def narrow(
     connection: sqlite3.Connection, parameters: Mapping[str, Any], rules: Sequence[sqlite3.Row]
 ) -> tuple[Step, ...]:
-    """The steps: signature traits one after the other, each applicability rule, the hardware, failed builds.
+    """The steps: signature traits one after the other, each applicability rule, the hardware, builds, quarantine.
 
     ``parameters`` are those of the selection query, ``rules`` the applicability rows of table ``rule``. A trait that
     leaves no kernel is the last step.
@@ -79,8 +81,16 @@ def _rules(
         (
             "build",
             "compiles",
-            NO_FAILED_BUILD,
+            COMPILES,
             "they did not compile: table artifact has their logs; catalog build tries them again",
+            "",
+        ),
+        (
+            "build",
+            "not_quarantined",
+            NOT_QUARANTINED,
+            "they ended their process or hung when first run: catalog cache quarantined lists them, "
+            "catalog cache unquarantine gives them another chance",
             "",
         ),
     ]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from catalog.errors import BuildError, SelectionError
+from catalog.errors import BuildError, MissingKernelError, QuarantinedError, SelectionError
 from catalog.schema.kernel import Kernel
 from catalog.schema.problem import Problem
 
@@ -42,11 +42,20 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What a plan needs of its catalog: a kernel built, another where one does not compile, the device of an arch."""
+    """What a plan needs of its catalog.
+
+    ``build`` a kernel; ``reselect`` its kernels without those of some ids; the ``device`` of an arch; ``guard``: see to
+    it that the libraries of a problem's kernels may be loaded, as :meth:`catalog.runtime.guard.Guard.check`.
+    """
 
     build: Callable[[Kernel], Artifact]
-    reselect: Callable[[], tuple[Kernel, ...]]
+    reselect: Callable[[Set[str]], tuple[Kernel, ...]]
     device: Callable[[str], Device[Any]]
+    guard: Callable[[Problem, tuple[Kernel, ...], tuple[Artifact, ...], Device[Any]], None]
+
+
+_told: set[str] = set()
+"""Ids of the kernels that the user has been told about, because others took their place."""
 
 
 class Plan:
@@ -71,22 +80,46 @@ class Plan:
 
         Raises:
             BuildError: no applicable kernel compiles; the last one's error.
+            MissingKernelError: compiling is forbidden, and the cache has no applicable kernel; the best one's error.
             ToolchainError: there is no usable compiler.
         """
-        tried: set[str] = set()
+        return self._ready(None)
+
+    def _ready(self, device: Device[Any] | None) -> tuple[Artifact, ...]:
+        """The libraries of the kernels, fit to be loaded where there is a ``device`` to load them."""
+        unfit: set[str] = set()
         while True:
+            artifacts: list[Artifact] = []
             try:
-                return tuple(self._services.build(kernel) for kernel in self.kernels)
-            except BuildError as error:
-                tried.update(kernel.id for kernel in self.kernels)
-                try:
-                    others = self._services.reselect()
-                except SelectionError:
-                    raise error from None
-                if any(kernel.id in tried for kernel in others):
+                for kernel in self.kernels:
+                    artifacts.append(self._services.build(kernel))
+                if device is not None:
+                    self._services.guard(self.problem, self.kernels, tuple(artifacts), device)
+                return tuple(artifacts)
+            except MissingKernelError:
+                others = self._services.reselect(unfit)  # which prefers what the cache has now
+                if others == self.kernels:
                     raise
-                _log.warning("%s; taking %s instead", error.message, others[0].name)
                 self.kernels = others
+            except BuildError as error:
+                self._replace(unfit, self.kernels[len(artifacts)].id, error)
+            except QuarantinedError as error:
+                self._replace(unfit, error.kernel_id, error)
+
+    def _replace(self, unfit: set[str], kernel_id: str, error: BuildError | QuarantinedError) -> None:
+        """Go on without the kernel that ``error`` is about; raises it where there is no other."""
+        unfit.add(kernel_id)
+        try:
+            others = self._services.reselect(unfit)
+        except SelectionError:
+            raise error from None
+        if any(kernel.id in unfit for kernel in others):
+            raise error
+        if kernel_id not in _told:
+            _told.add(kernel_id)
+            instead = ", ".join(kernel.name for kernel in others if kernel not in self.kernels)
+            _log.warning("%s; taking %s instead", error.message, instead)
+        self.kernels = others
 
     def run(
         self, inputs: Mapping[str, Any] | None = None, /, *, seed: int = 0, repeats: int = 1, **tensors: Any
@@ -107,6 +140,7 @@ class Plan:
         Raises:
             TensorError: a tensor is missing, superfluous, of the wrong shape, dtype or strides, or in other memory.
             DeviceError: this machine has no device for the arch, or a launch failed.
+            QuarantinedError: no applicable kernel is left that does not end its process or hang; the last one's error.
             BuildError, ToolchainError: as :meth:`build`.
         """
         bound, compile_seconds = self._bind({**(inputs or {}), **tensors}, None, seed)
@@ -158,6 +192,6 @@ class Plan:
         """Load the kernels, unless they are; the seconds that compiling took."""
         if self._loaded:
             return 0.0
-        artifacts = self.build()
+        artifacts = self._ready(device)
         self._loaded = tuple(device.load(artifact.path, artifact.sha256, artifact.kernel_id) for artifact in artifacts)
         return sum(artifact.compile_seconds for artifact in artifacts if not artifact.cached)

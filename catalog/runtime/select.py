@@ -1,20 +1,21 @@
 """Selection: a problem's traits become one SQL query over the kernels of an arch.
 
-The query asks for signature equality, for hardware validity, for no failed build, and for every applicability rule of
-the arch's spec. It orders by evidence: by the measured medians of this very problem on this device, else by those of
-the nearest measured problem of its kind (:mod:`catalog.schema.likeness`), then by the spec's static order, then by
-kernel id. Medians within :data:`NOISE` of the best count as equal, so two runs choose alike.
+The query asks for signature equality, for hardware validity, and for every applicability rule of the arch's spec. It
+orders by evidence: by the measured medians of this very problem on this device, else by those of the nearest measured
+problem of its kind (:mod:`catalog.schema.likeness`), then by the spec's static order, then by kernel id. Medians within
+:data:`NOISE` of the best count as equal, so two runs choose alike. Kernels that did not compile or are quarantined are
+passed over, until their content key changes.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from catalog.errors import SelectionError
-from catalog.runtime.narrow import NO_FAILED_BUILD, POPULATION, SIGNATURE, Step, narrow
+from catalog.runtime.narrow import PASSED_OVER, POPULATION, SIGNATURE, Step, narrow
 from catalog.runtime.timings import Neighbour, nearest
 from catalog.schema.expressions import SELECT_PARAMETERS
 from catalog.schema.fields import Family
@@ -86,8 +87,12 @@ class Population:
 class Selector:
     """The selection query of one population, made once from its rules in the registry.
 
-    ``forbidding`` finds the constraints that allow no kernel of some traits; ``device`` gives the row of the device
-    whose timings count, None for none.
+    Args:
+        connection: of the catalog.
+        population: which kernels.
+        forbidding: finds the constraints that allow no kernel of some traits.
+        usable: whether a kernel can be had, told whether its newest build failed or is quarantined.
+        device: gives the row of the device whose timings count, None for none.
     """
 
     def __init__(
@@ -95,22 +100,28 @@ class Selector:
         connection: sqlite3.Connection,
         population: Population,
         forbidding: Callable[[Traits], list[Finding]],
-        device: Callable[[], int | None] = lambda: None,
+        usable: Callable[[Kernel, bool], bool],
+        device: Callable[[], int | None],
     ) -> None:
         self._forbidding = forbidding
+        self._usable = usable
         self._device = device
         self._connection = connection
         self._population = population
         self._rules: dict[Family, list[sqlite3.Row]] = {}
         self._queries: dict[Family, str] = {}
 
-    def candidates(self, problem: Problem, family: Family, limit: int = 1, *, static: bool = False) -> list[Candidate]:
-        """The best ``limit`` kernels of ``family`` for ``problem``, best first; ``static``: as if nothing was measured.
+    def candidates(
+        self, problem: Problem, family: Family, limit: int = 1, *, static: bool = False, without: Set[str] = frozenset()
+    ) -> list[Candidate]:
+        """The best ``limit`` kernels of ``family`` for ``problem``, best first.
+
+        ``static``: as if nothing was measured; ``without``: none of these ids.
 
         Raises:
             SelectionError: no kernel answers the problem; says which trait or rule leaves none.
         """
-        found = self.choice(problem, family, limit, static=static).candidates
+        found = self.choice(problem, family, limit, static=static, without=without).candidates
         if not found:
             raise self._nothing(problem, family)
         return list(found)
@@ -119,18 +130,39 @@ class Selector:
         """As :meth:`candidates`, but an empty list when no kernel answers the problem."""
         return list(self.choice(problem, family, limit).candidates)
 
-    def choice(self, problem: Problem, family: Family, limit: int, *, static: bool = False) -> Choice:
-        """The best ``limit`` kernels of ``family`` for ``problem``, maybe none, and what speaks for them."""
+    def choice(
+        self, problem: Problem, family: Family, limit: int, *, static: bool = False, without: Set[str] = frozenset()
+    ) -> Choice:
+        """The best ``limit`` kernels of ``family`` for ``problem``, maybe none, and what speaks for them.
+
+        Where no kernel that answers it is usable, those that nothing is known against.
+        """
         device = None if static else self._device()
         neighbour = nearest(self._connection, problem, device)
+        usable: list[Candidate] = []
+        others: list[Candidate] = []
+        for candidate, passed_over in self._ranked(problem, family, device, neighbour):
+            if candidate.kernel.id in without:
+                continue
+            if self._usable(candidate.kernel, passed_over):
+                usable.append(candidate)
+                if len(usable) == limit:
+                    break
+            elif not passed_over:
+                others.append(candidate)
+        return Choice(neighbour, tuple(usable or others[:limit]))
+
+    def _ranked(
+        self, problem: Problem, family: Family, device: int | None, neighbour: Neighbour | None
+    ) -> Iterator[tuple[Candidate, bool]]:
+        """The kernels that answer the problem, best first, and whether the newest build of each is no good."""
         parameters = self._parameters(problem, family) | {
-            "limit": limit,
             "device": device,
             "measured": None if neighbour is None else neighbour.id,
             "as_good": 1 + NOISE,
         }
-        rows = self._connection.execute(self._query(family), parameters)
-        return Choice(neighbour, tuple(Candidate(Kernel.from_row(row), row["median_ms"]) for row in rows))
+        for row in self._connection.execute(self._query(family), parameters):
+            yield Candidate(Kernel.from_row(row), row["median_ms"]), bool(row["passed_over"])
 
     def steps(self, problem: Problem, family: Family) -> tuple[Step, ...]:
         """How the kernels of the population narrow down to those that answer the problem."""
@@ -150,15 +182,17 @@ class Selector:
         if family not in self._queries:
             rules = [f"({rule['expr']})" for rule in self._rules_of(family, "applicability")]
             order = [rule["expr"] for rule in self._rules_of(family, "order")]
-            kept = " AND ".join([POPULATION, SIGNATURE, "hw_valid", NO_FAILED_BUILD, *rules])
+            kept = " AND ".join([POPULATION, SIGNATURE, "hw_valid", *rules])
             best = "median_ms <= :as_good * best_ms"
             by = ["median_ms IS NULL", f"iif({best}, 0, median_ms)", f"iif({best}, id, NULL)", *order, "id"]
             self._queries[family] = (
-                "SELECT * FROM (SELECT kernel.*, median_ms, min(median_ms) OVER () AS best_ms FROM kernel LEFT JOIN ("
+                "SELECT * FROM ("
+                f"SELECT kernel.*, median_ms, min(median_ms) OVER () AS best_ms, {PASSED_OVER} AS passed_over "
+                "FROM kernel LEFT JOIN ("
                 "  SELECT kernel_id, min(median_ms) AS median_ms FROM timing"
                 "  WHERE problem_id = :measured AND device_id = :device AND NOT cold GROUP BY kernel_id"
                 f") AS measured ON measured.kernel_id = kernel.id WHERE {kept}) AS kernel "
-                f"ORDER BY {', '.join(by)} LIMIT :limit"
+                f"ORDER BY {', '.join(by)}"
             )
         return self._queries[family]
 
@@ -190,4 +224,4 @@ def _rejections(steps: Sequence[Step]) -> str:
     total = next(step.left for step in reversed(steps) if step.kind == "trait")
     biting = sorted((step for step in steps if step.kind != "trait" and step.rejects), key=lambda step: -step.rejects)
     told = "; ".join(f"{step.id} rejects {step.rejects} ({step.reason})" for step in biting)
-    return f"of {total} kernels with its signature, {told}"
+    return f"of {total} kernels with its signature, {told or 'none could be built or was fit to run'}"

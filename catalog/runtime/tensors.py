@@ -236,7 +236,7 @@ def _expected(problem: Problem, name: str) -> str:
 
 
 @cache
-def _memory_bytes() -> int:
+def memory_bytes() -> int:
     """Physical memory of this machine."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
@@ -247,9 +247,9 @@ def check_memory(problem: Problem) -> None:
     Raises:
         TensorError: they don't.
     """
-    if problem.bytes > _memory_bytes():
+    if problem.bytes > memory_bytes():
         largest = max(problem.shapes, key=lambda name: math.prod(problem.shapes[name]))
         raise TensorError(
-            f"the tensors need {problem.bytes:,} bytes, and this machine has {_memory_bytes():,} bytes of memory",
+            f"the tensors need {problem.bytes:,} bytes, and this machine has {memory_bytes():,} bytes of memory",
             hint=f"the largest is {largest}: {_expected(problem, largest)}",
         )

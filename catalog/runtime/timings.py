@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from catalog.schema.likeness import SIZES, kind_of, size_of
+from catalog.schema.problem import Problem
 
 if TYPE_CHECKING:
     from catalog.runtime.devices import DeviceInfo
     from catalog.runtime.measure import Measurement
-    from catalog.schema.problem import Problem
 
 MAX_MISSES = 10_000
 """Problems that the table of misses holds; beyond that no new ones are added."""
@@ -86,6 +86,41 @@ def record(
         }
         holes = ", ".join(f":{name}" for name in row)
         connection.execute(f"INSERT OR REPLACE INTO timing ({', '.join(row)}) VALUES ({holes})", row)
+
+
+MEASURED = (
+    *("artifact_key", "cold", "n", "min_ms", "median_ms", "p10_ms", "p90_ms", "low_ms", "high_ms"),
+    *("tflops", "gbps", "load", "clock_mhz", "created"),
+)
+"""The columns of table ``timing`` that hold in any catalog."""
+
+
+def timings_of(connection: sqlite3.Connection, keys: Set[str]) -> list[dict[str, Any]]:
+    """The timings of the libraries of ``keys``, each with the key of its problem and its device's columns."""
+    rows = connection.execute(
+        f"SELECT {', '.join(f'timing.{name}' for name in MEASURED)}, problem.key AS problem, "
+        "device.arch, device.name, device.facts FROM timing JOIN problem ON problem.id = problem_id "
+        "JOIN device ON device.id = device_id ORDER BY artifact_key, problem.key, device.id, cold"
+    )
+    return [dict(row) for row in rows if row["artifact_key"] in keys]
+
+
+def add_timings(connection: sqlite3.Connection, timings: Iterable[Mapping[str, Any]]) -> int:
+    """Add timings as :func:`timings_of` gives them, and ``kernel_id``, in the caller's transaction.
+
+    Those that are there stay as they are; how many were not.
+    """
+    added = 0
+    for timing in timings:
+        connection.execute("INSERT OR IGNORE INTO device (arch, name, facts) VALUES (:arch, :name, :facts)", timing)
+        done = connection.execute(
+            f"INSERT OR IGNORE INTO timing (problem_id, device_id, kernel_id, {', '.join(MEASURED)}) VALUES "
+            "(:problem_id, (SELECT id FROM device WHERE arch = :arch AND name = :name AND facts = :facts), :kernel_id, "
+            f"{', '.join(f':{name}' for name in MEASURED)})",
+            {**timing, "problem_id": _problem_id(connection, Problem(**json.loads(timing["problem"])))},
+        )
+        added += done.rowcount
+    return added
 
 
 def measured(connection: sqlite3.Connection, problem: Problem, device: DeviceInfo) -> set[tuple[str, str]]:

@@ -1,0 +1,57 @@
+"""What the catalog file knows of built libraries: table ``artifact``."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping
+from typing import Any
+
+_KEPT = ("status", "log")
+"""What a quarantined artifact keeps when its library is found in the cache once more."""
+
+
+def record_artifact(connection: sqlite3.Connection, columns: Mapping[str, Any]) -> None:
+    """Write a build, inside of the caller's transaction; a quarantined library stays so.
+
+    Args:
+        connection: of the catalog.
+        columns: those of the table, by name.
+
+    Raises:
+        sqlite3.IntegrityError: the catalog has no such kernel.
+    """
+    names, holes = ", ".join(columns), ", ".join(f":{name}" for name in columns)
+    updates = ", ".join(
+        f"{name} = iif(status = 'quarantined' AND excluded.status = 'built', {name}, excluded.{name})"
+        if name in _KEPT
+        else f"{name} = excluded.{name}"
+        for name in columns
+        if name != "key"
+    )
+    connection.execute(
+        f"INSERT INTO artifact ({names}) VALUES ({holes}) ON CONFLICT (key) DO UPDATE SET {updates}", columns
+    )
+
+
+def quarantine_artifact(connection: sqlite3.Connection, key: str, log: str) -> bool:
+    """Mark a library that must not be run, inside of the caller's transaction; whether the catalog knows it."""
+    marked = connection.execute("UPDATE artifact SET status = 'quarantined', log = ? WHERE key = ?", (log, key))
+    return marked.rowcount > 0
+
+
+def release_artifact(connection: sqlite3.Connection, key: str, log: str) -> None:
+    """Let a quarantined library be run again, inside of the caller's transaction; ``log`` is its compiler's output."""
+    released = "UPDATE artifact SET status = 'built', log = ? WHERE key = ? AND status = 'quarantined'"
+    connection.execute(released, (log, key))
+
+
+def quarantined_artifacts(connection: sqlite3.Connection) -> dict[str, str]:
+    """The log of each quarantined library, by key, in the order in which they were first recorded."""
+    return dict(connection.execute("SELECT key, log FROM artifact WHERE status = 'quarantined' ORDER BY rowid"))
+
+
+def refused_keys(connection: sqlite3.Connection, kernel_id: str, statuses: tuple[str, ...]) -> set[str]:
+    """The content keys under which a kernel has one of ``statuses``."""
+    holes = ", ".join("?" for _ in statuses)
+    asked = f"SELECT key FROM artifact WHERE kernel_id = ? AND status IN ({holes})"
+    return {row[0] for row in connection.execute(asked, (kernel_id, *statuses))}

@@ -1,0 +1,374 @@
+"""Bundles: built libraries with all that is known of them, in one file, so that one machine builds for many.
+
+A bundle is a zip archive of ``manifest.json`` and ``libraries/<key>.so``. Its comment, the last 64 bytes of the file,
+is the SHA-256, in hex, of all bytes before: a damaged bundle is refused before it is read as an archive. The manifest
+has the digest of every library, so each is what it was when it was built.
+
+Digests tell damage, not intent: a bundle is code that will run, so it must come from somebody who is trusted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import re
+import struct
+import threading
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, BinaryIO
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from catalog.build.builder import BUILD_DIR
+from catalog.build.cache import ArtifactRecord, Cache, Origin
+from catalog.build.ck.facts import hip_facts
+from catalog.build.keys import abi_number
+from catalog.build.toolchains import host_facts
+from catalog.errors import BundleError, ProblemError
+from catalog.schema.kernel import Kernel
+from catalog.schema.problem import Problem
+
+FORMAT = 1
+"""Raise it when the manifest or the members change."""
+
+MOST_MANIFEST_BYTES = 256 * 2**20
+MOST_LIBRARY_BYTES = 512 * 2**20
+"""The largest kernels of AMD arches have a few MiB."""
+
+_MANIFEST = "manifest.json"
+_SEAL_BYTES = 64
+_CHUNK = 2**20
+_HEX = re.compile(r"[0-9a-f]{64}")
+_READ_ERRORS: tuple[type[Exception], ...] = (
+    *(OSError, EOFError, ValueError, KeyError, OverflowError, RuntimeError, struct.error),
+    *(zipfile.BadZipFile, zlib.error),
+)
+"""What zipfile raises for archives that are badly made."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Entry(_Part):
+    """A library: the row that it was built from, that row's name, the record of its build, the digest of its source."""
+
+    kernel: Kernel
+    name: str
+    artifact: ArtifactRecord
+    source: str
+
+    @property
+    def member(self) -> str:
+        """Its name in the archive."""
+        return f"libraries/{self.artifact.key}.so"
+
+
+class Device(_Part):
+    """What a timing was measured on."""
+
+    arch: str
+    name: str
+    facts: str
+
+
+_Measure = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class Timing(_Part):
+    """A row of table ``timing``, with its problem and its device spelled out."""
+
+    artifact_key: str
+    problem: str
+    device: Device
+    cold: Annotated[int, Field(ge=0, le=1)]
+    n: Annotated[int, Field(ge=1)]
+    min_ms: _Measure
+    median_ms: _Measure
+    p10_ms: _Measure
+    p90_ms: _Measure
+    low_ms: _Measure
+    high_ms: _Measure
+    tflops: _Measure
+    gbps: _Measure
+    load: _Measure | None
+    clock_mhz: _Measure | None
+    created: str
+
+
+class Manifest(_Part):
+    """What a bundle holds: its format, the C ABI of its libraries, and what is known of each."""
+
+    format: int
+    abi: int
+    created: str
+    entries: tuple[Entry, ...]
+    timings: tuple[Timing, ...]
+
+
+def abi() -> int:
+    """The number of this version's C ABI.
+
+    Raises:
+        BuildError: its header cannot be read.
+    """
+    return abi_number(BUILD_DIR / "abi" / "catalog_abi.h")
+
+
+def write_bundle(path: Path, manifest: Manifest, cache: Cache) -> int:
+    """Write the entries of ``manifest``, whose libraries ``cache`` has, to ``path``; its size in bytes.
+
+    Raises:
+        BundleError: a library has changed meanwhile, or the file cannot be written; then there is none.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(partial, "xb+") as file:
+            try:
+                _write(file, manifest, cache)
+                os.replace(partial, path)
+            finally:
+                partial.unlink(missing_ok=True)
+        return path.stat().st_size
+    except OSError as error:
+        raise BundleError(f"{error.filename or path}: {error.strerror}", hint="choose another file") from None
+
+
+def _write(file: BinaryIO, manifest: Manifest, cache: Cache) -> None:
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.comment = b"0" * _SEAL_BYTES
+        archive.writestr(_member(_MANIFEST), manifest.model_dump_json(indent=1))
+        for entry in manifest.entries:
+            library = cache.so_path(entry.artifact.key).read_bytes()
+            if hashlib.sha256(library).hexdigest() != entry.artifact.so_sha256:
+                raise BundleError(
+                    f"{cache.so_path(entry.artifact.key)} has changed", hint="build it again, then export"
+                )
+            archive.writestr(_member(entry.member), library)
+    file.flush()
+    size = file.seek(0, os.SEEK_END) - _SEAL_BYTES
+    file.seek(size)
+    file.write(_digest(file.name, size).encode())
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _member(name: str) -> zipfile.ZipInfo:
+    """Without a date: equal bundles have equal bytes."""
+    member = zipfile.ZipInfo(name)
+    member.compress_type = zipfile.ZIP_DEFLATED
+    return member
+
+
+def _digest(path: str | Path, size: int) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while size > 0 and (data := file.read(min(size, _CHUNK))):
+            digest.update(data)
+            size -= len(data)
+    return digest.hexdigest()
+
+
+class Bundle:
+    """A bundle that was found sound, and fit for this version and this machine; see :func:`open_bundle`."""
+
+    def __init__(self, path: Path, archive: zipfile.ZipFile, manifest: Manifest) -> None:
+        self.manifest = manifest
+        self._path = path
+        self._archive = archive
+
+    def library(self, entry: Entry) -> bytes:
+        """The bytes of a library, checked against its digest.
+
+        Raises:
+            BundleError: they are others.
+        """
+        library = _read(self._archive, entry.member, entry.artifact.so_bytes or 0, self._path)
+        if hashlib.sha256(library).hexdigest() != entry.artifact.so_sha256:
+            raise BundleError(f"{self._path}: {entry.member} is not what the manifest says")
+        return library
+
+
+@contextlib.contextmanager
+def open_bundle(path: Path, why_unavailable: Callable[[str], str | None]) -> Iterator[Bundle]:
+    """Open a bundle and check all of it; nothing is written.
+
+    Args:
+        path: of the file.
+        why_unavailable: why kernels of a host arch do not run on this machine, None where they do.
+
+    Raises:
+        BundleError: it is damaged, of another format or ABI, for an arch that this version does not know or an ISA that
+            this CPU does not run, or its members or its manifest are not what they must be.
+    """
+    _check_seal(path)
+    try:
+        file: BinaryIO = open(path, "rb")  # noqa: SIM115 - closed below
+    except OSError as error:
+        raise BundleError(f"{path}: {error.strerror}") from None
+    with file:
+        try:
+            archive = zipfile.ZipFile(file)
+        except _READ_ERRORS as error:
+            raise BundleError(f"{path} is no bundle: {error}") from None
+        manifest = _manifest(archive, path)
+        _check(manifest, why_unavailable, path)
+        _check_members(archive, manifest, path)
+        bundle = Bundle(path, archive, manifest)
+        for entry in manifest.entries:
+            bundle.library(entry)
+        yield bundle
+
+
+def _check_seal(path: Path) -> None:
+    try:
+        if not path.is_file():
+            raise BundleError(f"there is no file {path}")
+        size = path.stat().st_size - _SEAL_BYTES
+        with open(path, "rb") as file:
+            file.seek(max(0, size))
+            seal = file.read()
+        sound = size > 0 and seal == _digest(path, size).encode()
+    except OSError as error:
+        raise BundleError(f"{path}: {error.strerror}") from None
+    if not sound:
+        raise BundleError(f"{path} is no bundle, or a damaged one", hint="copy or export it again")
+
+
+def _read(archive: zipfile.ZipFile, name: str, most: int, path: Path) -> bytes:
+    """A member that is stated to have at most so many bytes, and has no more."""
+    try:
+        if archive.getinfo(name).compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise BundleError(f"{path}: {name} is compressed in a way that bundles are not")
+        with archive.open(name) as member:
+            data = member.read(most + 1)
+    except _READ_ERRORS as error:
+        raise BundleError(f"{path}: {name} cannot be read: {error}") from None
+    if len(data) > most:
+        raise BundleError(f"{path}: {name} has more than {most:,} bytes")
+    return data
+
+
+def _manifest(archive: zipfile.ZipFile, path: Path) -> Manifest:
+    data = _read(archive, _MANIFEST, MOST_MANIFEST_BYTES, path)
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise BundleError(f"{path}: {_MANIFEST} is not JSON: {error}") from None
+    stated = found.get("format") if isinstance(found, dict) else None
+    if stated != FORMAT:
+        raise BundleError(f"{path} has format {stated!r}; this version knows {FORMAT}", hint="upgrade, or export again")
+    try:
+        return Manifest.model_validate_json(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise BundleError(f"{path}: {_MANIFEST}: {place}: {first['msg']}") from None
+
+
+def _check(manifest: Manifest, why_unavailable: Callable[[str], str | None], path: Path) -> None:
+    if manifest.abi != abi():
+        raise BundleError(
+            f"{path}: its libraries have ABI {manifest.abi}; this version has ABI {abi()}",
+            hint="export it again with this version",
+        )
+    for entry in manifest.entries:
+        wrong = _what_is_wrong(entry, why_unavailable)
+        if wrong is not None:
+            raise BundleError(f"{path}: kernel {entry.name[:500]}: {wrong}")
+    keys = {entry.artifact.key for entry in manifest.entries}
+    if len(keys) < len(manifest.entries):
+        raise BundleError(f"{path}: a library is listed twice")
+    for timing in manifest.timings:
+        if timing.artifact_key not in keys or not _is_problem(timing.problem):
+            raise BundleError(f"{path}: a timing is of no library or of no problem: {timing.problem[:200]!r}")
+
+
+def _what_is_wrong(entry: Entry, why_unavailable: Callable[[str], str | None]) -> str | None:
+    artifact = entry.artifact
+    digests = (artifact.key, artifact.so_sha256 or "", entry.source)
+    if not all(map(_HEX.fullmatch, digests)) or artifact.status != "built" or not math.isfinite(artifact.compile_s):
+        return "its record is not that of a library"
+    if not 0 < (artifact.so_bytes or 0) <= MOST_LIBRARY_BYTES:
+        return f"its library has {artifact.so_bytes} bytes: at most {MOST_LIBRARY_BYTES:,} are allowed"
+    if (entry.kernel.id, entry.kernel.arch) != (artifact.kernel_id, artifact.arch):
+        return "its record is that of another row"
+    return _why_not_here(artifact.arch, artifact.isa, why_unavailable)
+
+
+def _why_not_here(arch: str, isa: str, why_unavailable: Callable[[str], str | None]) -> str | None:
+    """Libraries of AMD arches are stored on any machine; those of host arches must run on this one."""
+    host = host_facts().arches.get(arch)
+    if host is None and arch not in hip_facts().arches:
+        return f"this version does not know arch {arch!r}"
+    if isa != (arch if host is None else host.isa):
+        return f"ISA {isa!r} is not that of {arch}"
+    return None if host is None else why_unavailable(arch)
+
+
+def _is_problem(key: str) -> bool:
+    try:
+        return Problem(**json.loads(key)).key == key
+    except (ProblemError, ValueError, TypeError, RecursionError):
+        return False
+
+
+def _check_members(archive: zipfile.ZipFile, manifest: Manifest, path: Path) -> None:
+    sizes = {entry.member: entry.artifact.so_bytes for entry in manifest.entries}
+    members = [info for info in archive.infolist() if info.filename != _MANIFEST]
+    for info in members:
+        if info.filename not in sizes:
+            raise BundleError(f"{path}: {info.filename!r} is not in the manifest")
+        if info.file_size != sizes[info.filename]:
+            raise BundleError(f"{path}: {info.filename} has {info.file_size:,} bytes, not {sizes[info.filename]:,}")
+    if len(archive.infolist()) != len(sizes) + 1:
+        raise BundleError(f"{path}: its members are not those of the manifest")
+
+
+@contextlib.contextmanager
+def placed(bundle: Bundle, cache: Cache) -> Iterator[Sequence[str]]:
+    """Put the libraries that ``cache`` has not into it, all records after all libraries; their keys.
+
+    When the body raises, or not all can be placed, those that were placed are removed again.
+
+    Raises:
+        BundleError: the cache cannot be written.
+    """
+    done: list[str] = []
+    stop = threading.Event()
+    try:
+        cache.create()
+        with cache.lock("import", stop):
+            missing = {e.artifact.key: e for e in bundle.manifest.entries if cache.load(e.artifact.key) is None}
+            with cache.workspace("import") as folder:
+                _place(bundle, missing, cache, folder, done)
+            yield done
+    except BaseException as error:
+        for key in done:
+            with contextlib.suppress(OSError), cache.lock(key, stop):
+                cache.remove(key)
+        if isinstance(error, OSError):
+            raise BundleError(f"{error.filename or cache.folder}: {error.strerror}") from None
+        raise
+
+
+def _place(bundle: Bundle, missing: Mapping[str, Entry], cache: Cache, folder: Path, done: list[str]) -> None:
+    stop = threading.Event()
+    for key, entry in missing.items():  # the disk is full here, if it is
+        (folder / key).write_bytes(bundle.library(entry))
+    for key in missing:
+        with cache.lock(key, stop):
+            if cache.load(key) is None:
+                done.append(key)
+                cache.put_library(folder / key, key)
+    for key in done:
+        entry = missing[key]
+        with cache.lock(key, stop):
+            if cache.load(key) is None:  # a build of the same key may have come in between
+                cache.put_record(entry.artifact, Origin(entry.name, bundle.manifest.abi, entry.source))

@@ -1,0 +1,135 @@
+"""How the first runs of libraries ended on this machine, kept beside the cache's entries.
+
+    guard/<key>.<arch of the device>    one small JSON file each
+
+A library that ran to its end is remembered with its digest: another library under the same key is run anew. One that
+ended its process or hung is quarantined under its key until it is released. What cannot be written, because the cache
+is read-only, is remembered by the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+_log = logging.getLogger(__name__)
+
+_unwritten: dict[Path, Mapping[str, Any]] = {}
+"""What this process could not write, by the file that it belongs into."""
+
+_FILE = re.compile(r"[0-9a-f]{64}\..+")
+
+
+@dataclass(frozen=True)
+class Quarantine:
+    """A library that must not be run: since ``when`` (ISO 8601, in UTC), because ``reason``.
+
+    ``device`` is the arch of the device that it ran on, ``problem`` the key of the problem that it ran.
+    """
+
+    key: str
+    kernel_id: str
+    kernel: str
+    arch: str
+    device: str
+    reason: str
+    problem: str
+    when: str
+
+    @property
+    def log(self) -> str:
+        """The fields as lines of text, for the registry."""
+        return "".join(f"{name}: {value}\n" for name, value in asdict(self).items())
+
+    @classmethod
+    def of_log(cls, log: str) -> Quarantine | None:
+        """The quarantine of :attr:`log`; None where it is another text."""
+        told = dict(line.split(": ", 1) for line in log.splitlines() if ": " in line)
+        names = [field.name for field in fields(cls)]
+        return cls(**{name: told[name] for name in names}) if told.keys() >= set(names) else None
+
+
+class FirstRuns:
+    """The memory of one cache folder."""
+
+    def __init__(self, cache_dir: Path) -> None:
+        self._folder = cache_dir / "guard"
+
+    def passed(self, key: str, sha256: str, device: str) -> bool:
+        """Whether the library of ``key`` with the digest ``sha256`` has run to its end on such a device."""
+        return self._read(self._file(key, device)).get("passed") == sha256
+
+    def quarantine_of(self, key: str, device: str) -> Quarantine | None:
+        """The quarantine of the library of ``key`` on such a device, if it is in one."""
+        return _quarantine(self._read(self._file(key, device)))
+
+    def remember(self, key: str, sha256: str, device: str) -> None:
+        """Note that a library has run to its end."""
+        self._write(self._file(key, device), {"passed": sha256})
+
+    def quarantine(self, quarantine: Quarantine) -> None:
+        """Note that a library must not be run."""
+        self._write(self._file(quarantine.key, quarantine.device), {"quarantined": asdict(quarantine)})
+
+    def quarantined(self) -> list[Quarantine]:
+        """All quarantines, the oldest first."""
+        files = {file for file in self._files() if _FILE.fullmatch(file.name)} | {
+            file for file in _unwritten if file.parent == self._folder
+        }
+        found = (_quarantine(self._read(file)) for file in files)
+        return sorted((one for one in found if one is not None), key=lambda one: (one.when, one.kernel, one.key))
+
+    def forget(self, key: str) -> None:
+        """Forget how runs of the library of ``key`` ended, on whatever device.
+
+        Raises:
+            OSError: what is remembered cannot be deleted.
+        """
+        for file in self._files():
+            if file.name.startswith(f"{key}."):
+                file.unlink(missing_ok=True)
+        for file in [file for file in _unwritten if file.parent == self._folder and file.name.startswith(f"{key}.")]:
+            del _unwritten[file]
+
+    def _file(self, key: str, device: str) -> Path:
+        return self._folder / f"{key}.{device}"
+
+    def _files(self) -> list[Path]:
+        with contextlib.suppress(OSError):
+            return list(self._folder.iterdir())
+        return []
+
+    def _read(self, file: Path) -> Mapping[str, Any]:
+        if file in _unwritten:
+            return _unwritten[file]
+        try:
+            remembered = json.loads(file.read_bytes())
+        except (OSError, ValueError):
+            return {}
+        return remembered if isinstance(remembered, dict) else {}
+
+    def _write(self, file: Path, remembered: Mapping[str, Any]) -> None:
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile("w", dir=self._folder, delete=False) as partial:
+                json.dump(remembered, partial)
+            os.replace(partial.name, file)
+        except OSError as error:
+            _log.debug("%s: remembered by this process only: %s", file, error)
+            _unwritten[file] = remembered
+        else:
+            _unwritten.pop(file, None)
+
+
+def _quarantine(remembered: Mapping[str, Any]) -> Quarantine | None:
+    with contextlib.suppress(KeyError, TypeError):
+        return Quarantine(**remembered["quarantined"])
+    return None

@@ -1,0 +1,133 @@
+"""Kernels without a compiler: what the cache has is served, and nothing is compiled.
+
+A content key says which compiler made a library, so without asking a compiler there is no key. What is served for a
+row is its newest sound entry whose record names the row and the ABI number of this version, whatever compiler made it.
+Entries are found by their records, which are read once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from catalog.build.builder import Builder, Built, source_digest
+from catalog.build.cache import ArtifactRecord, Cache
+from catalog.build.keys import abi_number
+from catalog.errors import BuildError, MissingKernelError
+
+if TYPE_CHECKING:
+    from catalog.schema.kernel import Kernel
+
+_Entry = tuple[ArtifactRecord, int]
+
+
+class _Index:
+    """The entries of a cache by what they are for, a row's id or a helper's name, arch and source: their records and
+    ABI numbers, unchecked.
+    """
+
+    def __init__(self, cache: Cache) -> None:
+        self._cache = cache
+        self._seen: set[str] = set()
+        self._entries: dict[str, list[_Entry]] = {}
+
+    def newest_first(self, subject: str) -> list[_Entry]:
+        """The entries for ``subject`` that have been read; they may no longer be sound."""
+        entries = self._entries.get(subject, [])
+        return sorted(entries, key=lambda entry: (entry[0].created, entry[0].key), reverse=True)
+
+    def read_new(self) -> None:
+        """Read the records that have come since the last time."""
+        for key in self._cache.keys() - self._seen:
+            told = self._cache.told(key)
+            if told is None:
+                continue  # it may be on its way
+            self._seen.add(key)
+            record, origin = told
+            if origin is not None:
+                subject = record.kernel_id or _helper(origin.kernel_name, record.arch, origin.source)
+                self._entries.setdefault(subject, []).append((record, origin.abi))
+
+
+def _helper(name: str, arch: str, source: str) -> str:
+    return f"{name} {arch} {source}"
+
+
+class StoredBuilder(Builder):
+    """Serves what the cache has; never starts a compiler."""
+
+    @cached_property
+    def _index(self) -> _Index:
+        index = _Index(self.cache)
+        index.read_new()
+        return index
+
+    def key_of(self, kernel: Kernel) -> str:
+        """The content key of the entry that :meth:`build` serves, of those that have been read.
+
+        Raises:
+            MissingKernelError: the cache has none.
+            BuildError: there is no target for the kernel's arch, or the cache cannot be read.
+        """
+        record = self._find_sound(kernel.id, kernel.arch)
+        if record is None:
+            raise self._missing(kernel)
+        return record.key
+
+    def build_helper(self, name: str, arch: str, source: str) -> Path:
+        """As :meth:`Builder.build_helper`, from the cache only: the newest entry of this very source.
+
+        Raises:
+            MissingKernelError: the cache has none.
+            BuildError: as :meth:`key_of`.
+        """
+        record = self._demand(_helper(name, arch, source_digest(source)), arch)
+        if record is None:
+            raise MissingKernelError(
+                f"{name} for {arch} is not in the cache {self.cache.folder}, and compiling is forbidden",
+                hint="run once with CATALOG_COMPILE=true",
+            )
+        return self.cache.so_path(record.key)
+
+    def _make_kernel(self, kernel: Kernel, stop: threading.Event) -> Built:
+        record = self._demand(kernel.id, kernel.arch)
+        if record is None:
+            raise self._missing(kernel)
+        return self._built(record, cached=True)
+
+    def _missing(self, kernel: Kernel) -> MissingKernelError:
+        return MissingKernelError(
+            f"kernel {kernel.name} is not in the cache {self.cache.folder}, and compiling is forbidden",
+            hint="Build it where compiling is allowed: "
+            f"CATALOG_COMPILE=true catalog build \"id='{kernel.id}'\" --arch {kernel.arch}",
+        )
+
+    def _demand(self, subject: str, arch: str) -> ArtifactRecord | None:
+        """What is to be served; where nothing is known of it, the cache may have it by now."""
+        found = self._find_sound(subject, arch)
+        if found is None:
+            with self._readable():
+                self._index.read_new()
+            found = self._find_sound(subject, arch)
+        return found
+
+    def _find_sound(self, subject: str, arch: str) -> ArtifactRecord | None:
+        abi = abi_number(self._targets(arch).abi_header)
+        with self._readable():
+            for record, built_for in self._index.newest_first(subject):
+                if built_for == abi and record.arch == arch:
+                    sound = self.cache.load(record.key)
+                    if sound is not None:
+                        return sound
+        return None
+
+    @contextlib.contextmanager
+    def _readable(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise BuildError(f"the cache {self.cache.folder} cannot be read: {error.strerror}") from None

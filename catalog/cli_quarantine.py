@@ -1,0 +1,46 @@
+"""``catalog cache quarantined`` and ``catalog cache unquarantine``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from catalog.cli_cache import cache_app
+from catalog.cli_output import FormatOption, print_rows
+
+
+@cache_app.command()
+def quarantined(form: FormatOption = "table") -> None:
+    """List the kernels that ended their process or hung when they were first run.
+
+    Example: catalog cache quarantined
+    """
+    from catalog.cli import _catalog
+
+    columns = ["when", "kernel", "arch", "reason", "problem", "id"]
+    found = _catalog().history.quarantined()
+    print_rows(
+        columns, [[one.when, one.kernel, one.arch, one.reason, one.problem, one.kernel_id] for one in found], form
+    )
+
+
+@cache_app.command()
+def unquarantine(
+    which: Annotated[str | None, typer.Argument(metavar="[NAME|ID]", help="Of a quarantined kernel.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every quarantined kernel.")] = False,
+) -> None:
+    """Give quarantined kernels another chance: they are selected again, and their next run is a guarded one.
+
+    Example: catalog cache unquarantine --all
+    """
+    from catalog.cli import _catalog
+    from catalog.errors import UsageError
+
+    if everything is (which is not None):
+        raise UsageError("name a kernel, or --all", hint="catalog cache quarantined lists them")
+    released = _catalog().history.release(which)
+    for one in released:
+        print(f"released {one.kernel}")
+    if not released:
+        print("No kernel is quarantined.")

@@ -1,0 +1,160 @@
+"""A catalog's built kernels, out into a bundle and in from one."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Set
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from catalog import settings
+from catalog.artifacts import quarantined_artifacts, record_artifact
+from catalog.build.bundle import FORMAT as BUNDLE_FORMAT
+from catalog.build.bundle import Bundle, Device, Entry, Manifest, Timing, abi, open_bundle, placed, write_bundle
+from catalog.build.cache import Cache
+from catalog.errors import BundleError, UsageError
+from catalog.query import Query, run
+from catalog.registry import transaction
+from catalog.runtime.devices.host import why_unavailable
+from catalog.runtime.timings import add_timings, timings_of
+from catalog.schema.kernel import Kernel
+from catalog.schema.spec_files import OWN_SPACES
+
+if TYPE_CHECKING:
+    from catalog.runtime.catalog import Catalog
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A written bundle: ``unbuilt`` kernels were selected, but the cache has no library of them."""
+
+    libraries: int
+    timings: int
+    unbuilt: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A bundle that was taken in: how many libraries were new, were there already, or are of no row of the catalog."""
+
+    new: int
+    present: int
+    no_rows: int
+    timings: int
+
+
+def export_bundle(catalog: Catalog, where: str, path: Path, arch: str | None = None) -> Exported:
+    """Write the built libraries of the kernels that ``where`` selects, with their timings, to ``path``.
+
+    Quarantined libraries stay at home.
+
+    Raises:
+        QueryError, RegistryError: the expression is wrong or refused, or there is no catalog.
+        UsageError: nothing is selected, or nothing of it is built.
+        BundleError: the file cannot be written; then there is none.
+    """
+    with run(catalog.path, Query(where, arch, ("id",)), settings.settings().query_timeout) as result:
+        chosen = {row[0] for row in result}
+    if not chosen:
+        raise UsageError(f"no kernel meets {where!r}: nothing to export")
+    cache = Cache(settings.settings().cache_dir)
+    entries = _entries(catalog.connection, cache, chosen)
+    if not entries:
+        raise UsageError(
+            f"none of the {len(chosen):,} kernels is in the cache {cache.folder}", hint="catalog build builds them"
+        )
+    timings = timings_of(catalog.connection, {entry.artifact.key for entry in entries})
+    manifest = Manifest(
+        format=BUNDLE_FORMAT,
+        abi=abi(),
+        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        entries=tuple(entries),
+        timings=tuple(
+            Timing(device=Device(arch=row.pop("arch"), name=row.pop("name"), facts=row.pop("facts")), **row)
+            for row in timings
+        ),
+    )
+    size = write_bundle(path, manifest, cache)
+    built = {entry.kernel.id for entry in entries}
+    return Exported(len(entries), len(timings), len(chosen) - len(built), size)
+
+
+def _entries(connection: sqlite3.Connection, cache: Cache, chosen: Set[str]) -> list[Entry]:
+    """The sound entries of these rows and of this version's ABI, in the order of their keys."""
+    entries = []
+    for key in sorted(cache.keys() - quarantined_artifacts(connection).keys()):
+        told = cache.told(key)
+        if told is None or told[0].kernel_id not in chosen or told[1] is None or told[1].abi != abi():
+            continue
+        record, origin = cache.load(key), told[1]
+        if record is not None:
+            row = connection.execute("SELECT * FROM kernel WHERE id = ?", [record.kernel_id]).fetchone()
+            kernel = Kernel.from_row(row)
+            entries.append(Entry(kernel=kernel, name=origin.kernel_name, artifact=record, source=origin.source))
+    return entries
+
+
+def import_bundle(catalog: Catalog, path: Path, *, trust: bool) -> Imported:
+    """Take in the libraries and timings of a bundle; taking it in again changes nothing.
+
+    An arch, revision and mask implementation that the catalog lacks is populated. A library whose row the catalog has
+    not is stored, but not recorded.
+
+    Args:
+        catalog: to record them in; the settings say which cache they go to.
+        path: of the bundle.
+        trust: that the bundle comes from somebody whose code may run.
+
+    Raises:
+        UsageError: not ``trust``.
+        BundleError: the bundle is damaged, or not for this version or this machine; or the cache cannot be written.
+        RegistryError: the catalog cannot be written. In all of these cases nothing of the bundle is kept.
+    """
+    if not trust:
+        raise UsageError(
+            f"{path}: the libraries of a bundle are code, which runs with all of your rights",
+            hint="If you trust where it comes from: --trust",
+        )
+    cache = Cache(settings.settings().cache_dir)
+    with open_bundle(path, why_unavailable) as bundle:
+        _populate(catalog, bundle)
+        try:
+            with placed(bundle, cache) as new, transaction(catalog.connection):
+                known, timings = _record(catalog.connection, bundle.manifest)
+        except (OverflowError, sqlite3.IntegrityError) as error:
+            raise BundleError(f"{path}: its manifest has what no catalog can have: {error}") from None
+        entries = len(bundle.manifest.entries)
+        return Imported(len(new), entries - len(new), entries - known, timings)
+
+
+def _record(connection: sqlite3.Connection, manifest: Manifest) -> tuple[int, int]:
+    """Record what the catalog has rows for; how many libraries that is, and how many timings are new."""
+    asked = "SELECT 1 FROM kernel WHERE id = ?"
+    known = [entry for entry in manifest.entries if connection.execute(asked, [entry.kernel.id]).fetchone()]
+    for entry in known:
+        record_artifact(connection, entry.artifact.columns)
+    kernels = {entry.artifact.key: entry.kernel.id for entry in known}
+    timings = [
+        timing.model_dump(exclude={"device"}) | timing.device.model_dump() | {"kernel_id": kernels[timing.artifact_key]}
+        for timing in manifest.timings
+        if timing.artifact_key in kernels
+    ]
+    return len(known), add_timings(connection, timings)
+
+
+def _populate(catalog: Catalog, bundle: Bundle) -> None:
+    """Materialise the populations that the rows of a bundle belong to, where the catalog has none of them."""
+    populations = "SELECT arch, revision, space, mask_impl FROM population"
+    there = {tuple(row) for row in catalog.connection.execute(populations)}
+    kernels = (entry.kernel for entry in bundle.manifest.entries)
+    wanted = {(kernel.arch, kernel.revision, kernel.space, kernel.mask_impl) for kernel in kernels}
+    for arch, revision, space, mask_impl in sorted(wanted - there):
+        if space not in OWN_SPACES:
+            continue  # a sweep may have millions of rows: that is for the user to ask for
+        try:
+            catalog.populate(arch, revision=revision, mask_impl=mask_impl)
+        except UsageError as error:
+            raise BundleError(f"this version does not have the bundle's kernels: {error.message}") from None

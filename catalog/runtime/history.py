@@ -1,0 +1,125 @@
+"""What builds and first runs of a catalog's kernels came to: recorded in its file, asked before a kernel is taken."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from contextlib import AbstractContextManager, suppress
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from catalog import settings
+from catalog.artifacts import (
+    quarantine_artifact,
+    quarantined_artifacts,
+    record_artifact,
+    refused_keys,
+    release_artifact,
+)
+from catalog.errors import BuildError, CatalogError, RegistryError, ToolchainError, UsageError
+from catalog.registry import transaction
+
+if TYPE_CHECKING:
+    from catalog.build.cache import ArtifactRecord
+    from catalog.build.first_runs import FirstRuns, Quarantine
+    from catalog.runtime.catalog import Catalog
+    from catalog.runtime.guard import Guard
+    from catalog.schema.kernel import Kernel
+
+_log = logging.getLogger(__name__)
+
+
+class History:
+    """The history of one catalog's libraries."""
+
+    def __init__(self, catalog: Catalog, lock: AbstractContextManager[Any]) -> None:
+        self._catalog = catalog
+        self._lock = lock
+        self._unrecorded: dict[str, str] = {}
+
+    @cached_property
+    def runs(self) -> FirstRuns:
+        """How first runs ended on this machine."""
+        from catalog.build.first_runs import FirstRuns
+
+        return FirstRuns(settings.settings().cache_dir)
+
+    @cached_property
+    def guard(self) -> Guard:
+        """Guards the first runs of this catalog's kernels."""
+        from catalog.runtime.guard import Guard
+
+        return Guard(self.runs, self.quarantine)
+
+    def record(self, record: ArtifactRecord) -> None:
+        """Write a build into the catalog; where that fails the process remembers a kernel that did not compile."""
+        connection = self._catalog.connection
+        try:
+            with self._lock, transaction(connection):
+                record_artifact(connection, record.columns)
+        except (RegistryError, sqlite3.IntegrityError) as error:
+            # The library is in the cache all the same: a catalog that cannot be written must not stop a run.
+            _log.warning("%s: the build of %s is not recorded: %s", self._catalog.path, record.kernel_id, error)
+            if record.status == "failed":
+                self._unrecorded[record.kernel_id] = record.key
+
+    def quarantine(self, quarantine: Quarantine) -> None:
+        """Mark a library in the catalog; where that fails the process remembers it."""
+        connection = self._catalog.connection
+        self._unrecorded[quarantine.kernel_id] = quarantine.key
+        with suppress(RegistryError), self._lock, transaction(connection):
+            if quarantine_artifact(connection, quarantine.key, quarantine.log):
+                del self._unrecorded[quarantine.kernel_id]
+
+    def usable(self, kernel: Kernel, passed_over: bool) -> bool:
+        """Whether a kernel may be taken; ``passed_over`` where its newest build failed or is quarantined.
+
+        Such a kernel is usable again when its content key is another now: another compiler, another header. Where
+        compiling is forbidden, a kernel is usable when the cache has it.
+        """
+        if self._catalog.may_compile and not passed_over and kernel.id not in self._unrecorded:
+            return True
+        statuses = ("failed", "quarantined") if self._catalog.may_compile else ("quarantined",)
+        try:
+            return self._catalog.builder.key_of(kernel) not in self._refused(kernel, statuses)
+        except (BuildError, ToolchainError):
+            return False
+
+    def _refused(self, kernel: Kernel, statuses: tuple[str, ...]) -> set[str]:
+        unrecorded = self._unrecorded.get(kernel.id)
+        return refused_keys(self._catalog.connection, kernel.id, statuses) | ({unrecorded} if unrecorded else set())
+
+    def quarantined(self) -> list[Quarantine]:
+        """Every quarantine that the cache or the catalog knows, the oldest first."""
+        from catalog.build.first_runs import Quarantine
+
+        known = {quarantine.key: quarantine for quarantine in self.runs.quarantined()}
+        for key, log in quarantined_artifacts(self._catalog.connection).items():
+            told = Quarantine.of_log(log)
+            if told is not None:
+                known.setdefault(key, told)
+        return sorted(known.values(), key=lambda one: (one.when, one.kernel, one.key))
+
+    def release(self, which: str | None) -> list[Quarantine]:
+        """Let quarantined kernels be run again, of the name or id ``which``, None: all; what they were in for.
+
+        Raises:
+            UsageError: no quarantined kernel has this name or id.
+            CatalogError: the cache or the catalog cannot be written.
+        """
+        released = [one for one in self.quarantined() if which in (None, one.kernel, one.kernel_id)]
+        if which is not None and not released:
+            raise UsageError(
+                f"no quarantined kernel has the name or id {which!r}", hint="catalog cache quarantined lists them"
+            )
+        connection, cache = self._catalog.connection, self._catalog.builder.cache
+        try:
+            with self._lock, transaction(connection):
+                for one in released:
+                    record = cache.load(one.key)
+                    release_artifact(connection, one.key, "" if record is None else record.log)
+                    self.runs.forget(one.key)
+                    self._unrecorded.pop(one.kernel_id, None)
+        except OSError as error:
+            raise CatalogError(f"{error.filename}: {error.strerror}", hint="Nothing is released.") from None
+        return released

@@ -1,0 +1,388 @@
+"""Bundles: built once, shipped, checked in every byte, and taken in whole or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import warnings
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from catalog.build.cache import Cache
+from catalog.errors import BundleError, RegistryError, UsageError
+from catalog.registry import transaction
+from catalog.runtime.catalog import Catalog
+from catalog.runtime.devices import DeviceInfo
+from catalog.runtime.exchange import export_bundle, import_bundle
+from catalog.runtime.inputs import make_inputs
+from catalog.runtime.measure import Measurement
+from catalog.runtime.plan import Plan
+from catalog.runtime.timings import MEASURED, Timing, record
+from catalog.schema.problem import Problem
+from catalog.settings import settings
+
+PROBLEM = Problem(batch=1, nhead_q=2, seqlen_q=33, hdim_q=32, dtype="fp32")
+DECODE = Problem(op="splitkv", batch=1, nhead_q=2, seqlen_q=1, seqlen_k=600, hdim_q=32, dtype="fp32")
+
+
+@dataclass
+class Shipped:
+    """A bundle, the catalog that it was exported from, and an empty copy of that catalog to import into."""
+
+    path: Path
+    source: Catalog
+    empty: Path
+    plans: list[Plan]
+
+    @property
+    def keys(self) -> list[str]:
+        return [row[0] for row in self.source.connection.execute("SELECT key FROM artifact ORDER BY key")]
+
+
+@pytest.fixture(scope="module")
+def shipped(tmp_path_factory: pytest.TempPathFactory) -> Shipped:
+    folder = tmp_path_factory.mktemp("shipped")
+    catalog = Catalog(folder / "catalog.db")
+    catalog.populate("host")
+    catalog.close()
+    shutil.copy(folder / "catalog.db", folder / "empty.db")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CATALOG_CACHE_DIR", str(folder / "cache"))
+        settings.cache_clear()
+        plans = [catalog.select(problem) for problem in (PROBLEM, DECODE)]
+        for plan in plans:
+            for artifact in plan.build():
+                time_it(catalog, plan.problem, artifact.key)
+        done = export_bundle(catalog, "dtype='fp32'", folder / "kernels.bundle", arch=plans[0].arch)
+    settings.cache_clear()
+    assert (done.libraries, done.timings, done.bytes) == (3, 3, (folder / "kernels.bundle").stat().st_size)
+    [(selected,)] = catalog.connection.execute("SELECT count(*) FROM kernel WHERE dtype = 'fp32'")
+    assert done.unbuilt == selected - 3
+    return Shipped(folder / "kernels.bundle", catalog, folder / "empty.db", plans)
+
+
+GPU = DeviceInfo("gfx950", "a device", 3)
+
+
+def time_it(catalog: Catalog, problem: Problem, key: str) -> None:
+    """A timing that selection has no use for: of a device of another arch."""
+    [(kernel_id,)] = catalog.connection.execute("SELECT kernel_id FROM artifact WHERE key = ?", [key])
+    measurement = Measurement(9, 0.1, 1.5, 0.1, 1e-9, 1.0, 2.0, load=0.5)
+    with transaction(catalog.connection):
+        record(catalog.connection, problem, GPU, [Timing(kernel_id, key, measurement)], stamp="2026")
+
+
+@pytest.fixture
+def here(shipped: Shipped, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Catalog:
+    """A catalog and a cache of another machine, with nothing built."""
+    monkeypatch.setenv("CATALOG_CACHE_DIR", str(tmp_path / "cache"))
+    settings.cache_clear()
+    return Catalog(shutil.copy(shipped.empty, tmp_path / "here.db"))
+
+
+def contents(catalog: Catalog) -> list[list[tuple[Any, ...]]]:
+    """What a bundle carries, as the catalog has it."""
+    measured = (
+        f"SELECT problem.key, kind, keys, device.arch, name, facts, timing.kernel_id, {', '.join(MEASURED[:-1])}, "
+        "timing.created FROM timing JOIN problem ON problem.id = problem_id "
+        "JOIN device ON device.id = device_id ORDER BY problem.key, artifact_key"
+    )
+    queries = ("SELECT * FROM artifact ORDER BY key", measured)
+    return [[tuple(row) for row in catalog.connection.execute(query)] for query in queries]
+
+
+def assert_nothing_written(catalog: Catalog) -> None:
+    assert contents(catalog) == [[], []]
+    cache = settings().cache_dir
+    assert [path for path in cache.rglob("*") if path.is_file() and path.parent.name != "locks"] == []
+
+
+def test_what_was_built_there_runs_here(shipped: Shipped, here: Catalog) -> None:
+    done = import_bundle(here, shipped.path, trust=True)
+    assert (done.new, done.present, done.no_rows, done.timings) == (3, 0, 0, 3)
+    assert contents(here) == contents(shipped.source)
+    again = import_bundle(here, shipped.path, trust=True)
+    assert (again.new, again.present, again.timings) == (0, 3, 0)
+    assert contents(here) == contents(shipped.source)
+
+    for plan in shipped.plans:
+        inputs = make_inputs(plan.problem)
+        expected = plan.run(inputs)
+        # The same compiler finds them by their content keys, without a compiler they are served all the same.
+        for catalog in (here, Catalog(here.path, compile=False)):
+            result = catalog.select(plan.problem).run(inputs)
+            assert (result.kernels, result.compile_seconds) == (expected.kernels, 0)
+            assert (result.outputs["o"] == expected.outputs["o"]).all()
+
+
+def test_a_catalog_that_lacks_the_arch_is_populated(shipped: Shipped, here: Catalog, tmp_path: Path) -> None:
+    fresh = Catalog(tmp_path / "fresh.db")
+    assert import_bundle(fresh, shipped.path, trust=True).no_rows == 0
+    assert contents(fresh) == contents(shipped.source)
+
+
+def test_what_is_sound_already_stays(shipped: Shipped, here: Catalog) -> None:
+    import_bundle(here, shipped.path, trust=True)
+    sound, damaged, gone = (settings().cache_dir / f"{key}.so" for key in shipped.keys)
+    before = sound.stat().st_mtime_ns
+    content = damaged.read_bytes()
+    damaged.write_bytes(b"damaged")
+    gone.with_suffix(".json").unlink()
+    assert import_bundle(here, shipped.path, trust=True).new == 2
+    assert (sound.stat().st_mtime_ns, damaged.read_bytes()) == (before, content)
+
+
+def test_equal_exports_have_equal_libraries_and_whatever_is_not_sound_stays_at_home(
+    shipped: Shipped, here: Catalog, tmp_path: Path
+) -> None:
+    import_bundle(here, shipped.path, trust=True)
+    quarantined, damaged, kept = shipped.keys
+    here.connection.execute("UPDATE artifact SET status = 'quarantined' WHERE key = ?", [quarantined])
+    (settings().cache_dir / f"{damaged}.so").write_bytes(b"damaged")
+    done = export_bundle(here, "", tmp_path / "again.bundle")
+    assert (done.libraries, done.timings) == (1, 1)
+    with zipfile.ZipFile(tmp_path / "again.bundle") as again, zipfile.ZipFile(shipped.path) as first:
+        assert again.namelist() == ["manifest.json", f"libraries/{kept}.so"]
+        assert again.read(f"libraries/{kept}.so") == first.read(f"libraries/{kept}.so")
+    with pytest.raises(UsageError, match="no kernel meets"):
+        export_bundle(here, "hdim_q = 7", tmp_path / "none.bundle")
+    with pytest.raises(UsageError, match="none of the"):
+        export_bundle(here, "hdim_q = 128", tmp_path / "none.bundle")
+    with pytest.raises(BundleError, match="nowhere"):
+        export_bundle(here, "", tmp_path / "nowhere" / "x.bundle")
+    assert not (tmp_path / "none.bundle").exists()
+
+
+# Damage
+
+
+@hypothesis_settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(where=st.floats(0, 1, exclude_max=True), flip=st.integers(1, 255))
+def test_a_flipped_byte_anywhere_is_found_before_anything_is_written(
+    shipped: Shipped, here: Catalog, tmp_path: Path, where: float, flip: int
+) -> None:
+    data = bytearray(shipped.path.read_bytes())
+    data[int(where * len(data))] ^= flip
+    (tmp_path / "damaged.bundle").write_bytes(data)
+    with pytest.raises(BundleError, match="damaged"):
+        import_bundle(here, tmp_path / "damaged.bundle", trust=True)
+    assert_nothing_written(here)
+
+
+@pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 1000, -1])
+def test_part_of_a_bundle_is_no_bundle(size: int, shipped: Shipped, here: Catalog, tmp_path: Path) -> None:
+    (tmp_path / "part").write_bytes(shipped.path.read_bytes()[:size])
+    for path in (tmp_path / "part", tmp_path / "absent", tmp_path, here.path):
+        with pytest.raises(BundleError):
+            import_bundle(here, path, trust=True)
+    assert_nothing_written(here)
+
+
+# Bundles that somebody has changed, and sealed again
+
+
+def seal(path: Path) -> None:
+    data = path.read_bytes()[:-64]
+    path.write_bytes(data + hashlib.sha256(data).hexdigest().encode())
+
+
+def repack(source: Path, target: Path, edit: Callable[[dict[str, bytes]], None]) -> None:
+    """The bundle with other members, sealed; a member whose name ends with a star is written twice."""
+    with zipfile.ZipFile(source) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    edit(members)
+    with warnings.catch_warnings(), zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+        warnings.simplefilter("ignore")  # names that are there twice
+        archive.comment = b"0" * 64
+        for name, data in members.items():
+            for _ in range(2 if name.endswith("*") else 1):
+                archive.writestr(name.rstrip("*"), data)
+    seal(target)
+
+
+def manifest(change: Callable[[dict[str, Any]], object]) -> Callable[[dict[str, bytes]], None]:
+    def edit(members: dict[str, bytes]) -> None:
+        found = json.loads(members["manifest.json"])
+        change(found)
+        members["manifest.json"] = json.dumps(found).encode()
+
+    return edit
+
+
+def first(part: str, **values: object) -> Callable[[dict[str, bytes]], None]:
+    """Values of the first entry, of its kernel or of its record."""
+    return manifest(lambda m: (m["entries"][0] if part == "entry" else m["entries"][0][part]).update(values))
+
+
+def other_lse(signature: dict[str, Any]) -> None:
+    signature["lse"] = not signature["lse"]
+
+
+def library(members: dict[str, bytes]) -> str:
+    return next(name for name in members if name.startswith("libraries/"))
+
+
+def rename(new: str) -> Callable[[dict[str, bytes]], None]:
+    """The first library under another name, and under the key that would have that name."""
+
+    def edit(members: dict[str, bytes]) -> None:
+        old = library(members)
+        members[new] = members.pop(old)
+        first("artifact", key=new.removeprefix("libraries/").removesuffix(".so"))(members)
+
+    return edit
+
+
+FOREIGN = "aarch64" if os.uname().machine == "x86_64" else "x86_64_v3"
+
+
+def foreign(members: dict[str, bytes]) -> None:
+    """All of it for a CPU that this one is not."""
+
+    def change(found: dict[str, Any]) -> None:
+        from catalog.schema.kernel import Kernel
+
+        for entry in found["entries"]:
+            entry["kernel"]["arch"] = FOREIGN
+            entry["artifact"] |= {"arch": FOREIGN, "isa": "armv8-a" if FOREIGN == "aarch64" else "x86-64-v3"}
+            entry["artifact"]["kernel_id"] = Kernel.model_validate(entry["kernel"]).id
+
+    manifest(change)(members)
+
+
+CHANGES: dict[str, tuple[Callable[[dict[str, bytes]], object], str]] = {
+    "no manifest": (lambda m: m.pop("manifest.json"), "manifest.json cannot be read"),
+    "no JSON": (lambda m: m.update({"manifest.json": b"{"}), "is not JSON"),
+    "deep JSON": (lambda m: m.update({"manifest.json": b"[" * 10**5}), "is not JSON"),
+    "a list": (lambda m: m.update({"manifest.json": b"[]"}), "format None"),
+    "another format": (manifest(lambda m: m.update(format=2)), "format 2; this version knows 1"),
+    "another ABI": (manifest(lambda m: m.update(abi=99)), "ABI 99; this version has ABI"),
+    "more in the manifest": (manifest(lambda m: m.update(run="me")), "run: Extra inputs"),
+    "less in a record": (manifest(lambda m: m["entries"][0]["artifact"].pop("isa")), "isa"),
+    "a number for a text": (first("artifact", log=1), "log"),
+    "a huge number": (manifest(lambda m: m["timings"][0].update(n=10**30)), "no catalog can have"),
+    "no finite number": (manifest(lambda m: m["timings"][0].update(gbps=float("inf"))), "gbps"),
+    "another trait": (manifest(lambda m: other_lse(m["entries"][0]["kernel"]["signature"])), "of another row"),
+    "an unknown trait": (manifest(lambda m: m["entries"][0]["kernel"]["signature"].update(mask="m")), "mask"),
+    "another row": (first("artifact", kernel_id="0" * 64), "of another row"),
+    "an unknown arch": (first("artifact", arch="gfx1"), "of another row"),
+    "another ISA": (first("artifact", isa="x86-64-v9"), "'x86-64-v9' is not that of"),
+    "an ISA that this CPU does not run": (foreign, f"{FOREIGN} needs a CPU of family"),
+    "a failed build": (first("artifact", status="failed"), "not that of a library"),
+    "a flawed library": (lambda m: m.update({library(m): b"x" * len(m[library(m)])}), "is not what the manifest says"),
+    "a larger library": (lambda m: m.update({library(m): m[library(m)] + b"x"}), "bytes, not"),
+    "a huge library": (first("artifact", so_bytes=2**40), "at most 536,870,912 are allowed"),
+    "an empty library": (first("artifact", so_bytes=0), "at most"),
+    "no library": (lambda m: m.pop(library(m)), "members are not those of the manifest"),
+    "one member more": (lambda m: m.update({"../../evil": b""}), "'../../evil' is not in the manifest"),
+    "a library twice": (lambda m: m.update({f"{library(m)}*": m.pop(library(m))}), "members are not those"),
+    "a key twice": (manifest(lambda m: m["entries"].append(m["entries"][0])), "listed twice"),
+    "a key that leads elsewhere": (rename("libraries/../../evil.so"), "not that of a library"),
+    "an absolute key": (rename("/evil.so"), "not that of a library"),
+    "a timing of nothing": (manifest(lambda m: m["timings"][0].update(artifact_key="0" * 64)), "of no library"),
+    "a timing of no problem": (manifest(lambda m: m["timings"][0].update(problem='{"op":"x"}')), "of no problem"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_changed_bundle_is_refused_whole(name: str, shipped: Shipped, here: Catalog, tmp_path: Path) -> None:
+    change, told = CHANGES[name]
+    repack(shipped.path, tmp_path / "changed.bundle", change)
+    with pytest.raises(BundleError, match=told):
+        import_bundle(here, tmp_path / "changed.bundle", trust=True)
+    assert_nothing_written(here)
+    assert not list(tmp_path.rglob("evil*"))
+
+
+def test_libraries_of_gpus_are_stored_on_any_machine(
+    shipped: Shipped, copied: Catalog, here: Catalog, tmp_path: Path
+) -> None:
+    kernel = copied.kernels("1", limit=1)[0]
+
+    def change(found: dict[str, Any]) -> None:
+        entry = found["entries"][0]
+        entry |= {"kernel": json.loads(kernel.canonical_json), "name": kernel.name}
+        entry["artifact"] |= {"arch": "gfx950", "isa": "gfx950", "kernel_id": kernel.id}
+
+    repack(shipped.path, tmp_path / "gpu.bundle", manifest(change))
+    for catalog, new in ((copied, 3), (here, 0)):
+        done = import_bundle(catalog, tmp_path / "gpu.bundle", trust=True)
+        assert (done.new, done.no_rows) == (new, 0)
+        assert [row.id for row in catalog.kernels("built", arch="gfx950")] == [kernel.id]
+
+
+# All or nothing
+
+
+def test_when_the_last_record_cannot_be_written_nothing_stays(shipped: Shipped, here: Catalog) -> None:
+    blocked = settings().cache_dir / "tmp" / f"{shipped.keys[-1]}.json"
+    blocked.mkdir(parents=True)
+    with pytest.raises(BundleError, match="Is a directory"):
+        import_bundle(here, shipped.path, trust=True)
+    assert_nothing_written(here)
+    blocked.rmdir()
+    assert import_bundle(here, shipped.path, trust=True).new == 3
+
+
+def _kill_at_rename(count: int, catalog: Catalog, path: Path) -> None:
+    renames = iter(range(count))
+    rename_file = os.rename
+
+    def rename(source: str, target: str) -> None:
+        if next(renames, None) is None:
+            os.kill(os.getpid(), signal.SIGKILL)
+        rename_file(source, target)
+
+    os.replace = rename
+    import_bundle(catalog, path, trust=True)
+
+
+@pytest.mark.parametrize("renames", [0, 2, 3, 5])
+def test_killed_between_renames(renames: int, shipped: Shipped, here: Catalog) -> None:
+    """Three libraries come first, then three records: what is half there is no entry."""
+    child = multiprocessing.get_context("fork").Process(target=_kill_at_rename, args=(renames, here, shipped.path))
+    child.start()
+    child.join(60)
+    assert child.exitcode == -signal.SIGKILL
+    cache = Cache(settings().cache_dir)
+    entries = [key for key in shipped.keys if cache.load(key) is not None]
+    assert len(entries) == max(0, renames - 3)
+    assert contents(here) == [[], []]
+    assert import_bundle(here, shipped.path, trust=True).new == 3 - len(entries)
+    assert contents(here) == contents(shipped.source)
+    assert list((settings().cache_dir / "tmp").iterdir()) == []
+
+
+def test_when_the_catalog_cannot_be_written_nothing_stays(shipped: Shipped, here: Catalog) -> None:
+    here.connection.execute("PRAGMA query_only = ON")
+    with pytest.raises(RegistryError):
+        import_bundle(here, shipped.path, trust=True)
+    assert_nothing_written(here)
+
+
+def test_the_command_line(shipped: Shipped, here: Catalog, tmp_path: Path) -> None:
+    def cli(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "catalog", "--db", str(here.path), "cache", *words]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    distrusted = cli("import", str(shipped.path))
+    assert (distrusted.returncode, "are code" in distrusted.stderr, "--trust" in distrusted.stderr) == (2, True, True)
+    assert_nothing_written(here)
+    assert "3 libraries are new" in cli("import", "--trust", str(shipped.path)).stdout
+    assert "3 libraries and 3 timings" in cli("export", "--where", "built", str(tmp_path / "again.bundle")).stdout
+    damaged = cli("import", "--trust", str(here.path))
+    assert (damaged.returncode, "Traceback" in damaged.stderr) == (1, False)

@@ -1,0 +1,388 @@
+"""Guarded first runs: libraries that really crash, hang or end their process, and what becomes of them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from catalog import registry
+from catalog.build import builder
+from catalog.build.describe import describe
+from catalog.build.host import emit as host
+from catalog.errors import DeviceError, QuarantinedError, SelectionError
+from catalog.runtime.catalog import Catalog
+from catalog.runtime.guard import MOST_BYTES, MOST_FLOPS, guarded_problem
+from catalog.runtime.inputs import make_inputs
+from catalog.runtime.reference import reference
+from catalog.runtime.tolerance import tolerances
+from catalog.schema.kernel import Kernel
+from catalog.schema.problem import Problem
+from catalog.settings import settings
+
+PROBLEM = Problem(batch=1, nhead_q=2, seqlen_q=33, hdim_q=32, dtype="fp32")
+
+STAND_IN = """\
+#include "abi/catalog_abi.h"
+#include <csignal>
+#include <cstdlib>
+#define EXPORT extern "C" __attribute__((visibility("default")))
+volatile unsigned count;
+int* volatile nowhere;
+EXPORT const char* catalog_describe() {{ return {description}; }}
+EXPORT int32_t catalog_workspace_size(const catalog_args* args, catalog_workspace* size) {{
+    *size = {{args->num_splits}};
+    return 0;
+}}
+EXPORT int32_t catalog_launch(const catalog_args* args, void*) {{
+    if (args->batch < 0) return 2;  // asked for its ABI
+    {flaw}
+    return 0;
+}}
+{beside}
+"""
+FLAWS = {
+    "segfault": ("*nowhere = 1;", "", "died of SIGSEGV"),
+    "abort": ("std::abort();", "", "died of SIGABRT"),
+    "loop": ("for (;;) ++count;", "", "did not end within 3 s"),
+    "exit": ("std::exit(0);", "", "ended its process with exit status 0"),
+    "crash when loaded": ("", "const bool loaded = (std::abort(), true);", "died of SIGABRT"),
+}
+HARMLESS = {"refusal": ("return 2;", "", "")}
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One cache for all: what is sound is compiled once."""
+    return tmp_path_factory.mktemp("guard") / "cache"
+
+
+@pytest.fixture(autouse=True)
+def _guarded(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CATALOG_GUARD", "first_run")
+    monkeypatch.setenv("CATALOG_GUARD_TIMEOUT", "30")
+    monkeypatch.setenv("CATALOG_CACHE_DIR", str(cache))
+    monkeypatch.setattr("catalog.runtime.plan._told", set())
+    monkeypatch.setattr("catalog.build.first_runs._unwritten", {})
+    settings.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def populated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    catalog = Catalog(tmp_path_factory.mktemp("populated") / "catalog.db")
+    catalog.populate("host")
+    catalog.close()
+    return catalog.path
+
+
+@pytest.fixture
+def new(populated: Path, tmp_path: Path) -> Catalog:
+    """A catalog that knows of no build."""
+    return Catalog(shutil.copy(populated, tmp_path / "new.db"))
+
+
+@pytest.fixture
+def catalog(populated: Path, tmp_path: Path) -> Iterator[Catalog]:
+    catalog = Catalog(shutil.copy(populated, tmp_path / "catalog.db"))
+    yield catalog
+    catalog.close()
+
+
+@pytest.fixture
+def flaw(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Give rows a source that does something terrible."""
+
+    def install(kernels: list[Kernel], name: str = "segfault", version: str = "") -> None:
+        body, beside, _ = (FLAWS | HARMLESS)[name]
+
+        def emit(kernel: Kernel, _memory: Path) -> str:
+            if kernel not in kernels:
+                return host.emit(kernel)
+            source = STAND_IN.format(description=json.dumps(describe(kernel)), flaw=body, beside=beside)
+            return f"{source}// {version}\n"
+
+        monkeypatch.setattr(builder, "HOST", replace(builder.HOST, emit=emit))
+
+    return install
+
+
+def best_two(catalog: Catalog, problem: Problem = PROBLEM) -> list[Kernel]:
+    return [candidate.kernel for candidate in catalog.candidates(problem, limit=2)]
+
+
+def assert_right(catalog: Catalog, expected: list[Kernel], problem: Problem = PROBLEM) -> None:
+    """The plan for the problem ends up with these kernels, and its result is right."""
+    inputs = make_inputs(problem)
+    result = catalog.select(problem).run(inputs)
+    assert result.kernels == tuple(kernel.name for kernel in expected)
+    assert tolerances(problem, inputs)["o"].allows(result.outputs["o"], reference(problem, inputs)["o"])
+
+
+def count_processes(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Callable[[], int]:
+    """How many processes for first runs are started from now on."""
+    script, started = folder / "python", folder / "started"
+    script.write_text(f'#!/bin/sh\necho started >> "{started}"\nexec "{sys.executable}" "$@"\n')
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(script))
+    return lambda: len(started.read_text().splitlines()) if started.exists() else 0
+
+
+@pytest.mark.parametrize("name", FLAWS)
+def test_a_kernel_that_does_not_come_back_gives_way_to_the_next(  # noqa: PLR0917 - fixtures
+    name: str,
+    catalog: Catalog,
+    new: Catalog,
+    flaw: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    best, second = best_two(catalog)
+    flaw([best], name)
+    if name == "loop":
+        monkeypatch.setenv("CATALOG_GUARD_TIMEOUT", "3")
+        settings.cache_clear()
+    with caplog.at_level(logging.WARNING):
+        assert_right(catalog, [second])
+    assert caplog.text.count(f"{best.name} {FLAWS[name][2]}") == 1
+    assert f"taking {second.name} instead" in caplog.text
+
+    [(status, log)] = catalog.connection.execute("SELECT status, log FROM artifact WHERE kernel_id = ?", [best.id])
+    assert status == "quarantined"
+    assert FLAWS[name][2] in log
+    [quarantine] = [one for one in catalog.history.quarantined() if one.log == log]
+    assert (quarantine.kernel, quarantine.problem) == (best.name, PROBLEM.key)
+    step = next(step for step in catalog.narrowing(PROBLEM)[0] if step.id == "not_quarantined")
+    assert step.rejects == 1
+    assert "catalog cache unquarantine" in step.reason
+
+    # A new process of the same catalog passes it over when it selects, one with a new catalog when it loads.
+    processes = count_processes(monkeypatch, new.path.parent)
+    assert Catalog(catalog.path).select(PROBLEM).kernels == (second,)
+    assert_right(new, [second])
+    assert processes() == 0, "both kernels have run before"
+
+    with pytest.raises(QuarantinedError, match=FLAWS[name][2]):
+        catalog.plan(PROBLEM, best).run()
+
+    catalog.history.release(best.id)
+    assert Catalog(catalog.path).select(PROBLEM).kernels == (best,)
+
+
+def test_a_kernel_that_refuses_the_call_is_not_quarantined(catalog: Catalog, flaw: Callable[..., None]) -> None:
+    best, _ = best_two(catalog)
+    flaw([best], "refusal")
+    for _ in range(2):
+        with pytest.raises(DeviceError, match="outside of what it was built for") as caught:
+            catalog.select(PROBLEM).run()
+        assert not isinstance(caught.value, QuarantinedError)
+    assert [row.name for row in catalog.kernels("built")] == [best.name]
+
+
+def test_of_several_stages_only_the_one_at_fault_is_replaced(catalog: Catalog, flaw: Callable[..., None]) -> None:
+    problem = Problem(op="splitkv", batch=1, nhead_q=2, seqlen_q=1, seqlen_k=600, hdim_q=32, dtype="fp32")
+    best, second = best_two(catalog, problem)
+    combine = catalog.select(problem).kernels[1]
+    flaw([best])
+    assert_right(catalog, [second, combine], problem)
+    [(status,)] = catalog.connection.execute("SELECT status FROM artifact WHERE kernel_id = ?", [combine.id])
+    assert status == "built"
+
+
+def test_when_no_kernel_is_left_the_error_says_what_happened_and_how_to_go_on(
+    catalog: Catalog, flaw: Callable[..., None]
+) -> None:
+    append = {"op": "appendkv", "seqlen_q": 1, "seqlen_k": 64, "seqlen_new": 1}
+    problem = Problem(batch=1, nhead_q=2, hdim_q=32, dtype="fp32", **append)
+    kernels = [candidate.kernel for candidate in catalog.candidates(problem, limit=1000)]
+    flaw(kernels, "abort")
+    with pytest.raises(QuarantinedError) as caught:
+        catalog.select(problem).run()
+    assert isinstance(caught.value, DeviceError)
+    for words in (kernels[-1].name, "died of SIGABRT", f"catalog cache unquarantine {kernels[-1].id}"):
+        assert words in str(caught.value)
+    with pytest.raises(SelectionError, match=r"not_quarantined rejects .* catalog cache unquarantine"):
+        Catalog(catalog.path).select(problem)
+    catalog.history.release(None)
+
+
+def test_another_content_key_is_another_chance(catalog: Catalog, flaw: Callable[..., None]) -> None:
+    best, second = best_two(catalog)
+    flaw([best], "exit", version="one")
+    assert_right(catalog, [second])
+    again = Catalog(catalog.path)
+    flaw([best], "exit", version="two")
+    assert again.select(PROBLEM).kernels == (best,)
+    assert_right(again, [second])
+
+    # Building it is no chance: the library is what it was.
+    again.build(best)
+    assert again.select(PROBLEM).kernels == (second,)
+    flaw([])
+    assert_right(Catalog(catalog.path), [best])
+
+
+def test_a_failed_build_counts_until_the_content_key_changes(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    best, second = best_two(catalog)
+    with monkeypatch.context() as patch:
+        refused = replace(builder.HOST, emit=lambda row, _: "#error no" if row == best else host.emit(row))
+        patch.setattr(builder, "HOST", refused)
+        with caplog.at_level(logging.WARNING):
+            for problem in (PROBLEM, PROBLEM.model_copy(update={"batch": 2})):
+                assert_right(catalog, [second], problem)
+        assert caplog.text.count("does not compile") == 1
+        assert Catalog(catalog.path).select(PROBLEM).kernels == (second,)
+    assert Catalog(catalog.path).select(PROBLEM).kernels == (best,)
+
+
+def test_a_sound_library_is_guarded_once(
+    catalog: Catalog, new: Catalog, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    best, _ = best_two(catalog)
+    for file in (settings().cache_dir / "guard").glob("*"):
+        file.unlink()
+    processes = count_processes(monkeypatch, tmp_path)
+    for path in (catalog.path, catalog.path, new.path):
+        assert_right(Catalog(path), [best])
+    assert processes() == 1
+
+    monkeypatch.setenv("CATALOG_GUARD", "never")
+    settings.cache_clear()
+    for file in (settings().cache_dir / "guard").glob("*"):
+        file.unlink()
+    assert_right(Catalog(catalog.path), [best])
+    assert processes() == 1
+
+
+@pytest.mark.parametrize("flawed", [False, True])
+def test_nothing_needs_to_be_writable(
+    flawed: bool, catalog: Catalog, flaw: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Neither the memory of first runs nor the catalog: then the process remembers."""
+    best, second = best_two(catalog)
+    if flawed:
+        flaw([best], version="read-only")
+    catalog.build(best), catalog.build(second)
+    guard = settings().cache_dir / "guard"
+    guard.rename(tmp_path / "away")
+    guard.touch()  # a file: no folder can be made there
+    catalog.connection.execute("PRAGMA query_only = ON")
+    try:
+        processes = count_processes(monkeypatch, tmp_path)
+        for problem in (PROBLEM, PROBLEM.model_copy(update={"seqlen_q": 34}), PROBLEM):
+            assert_right(catalog, [second if flawed else best], problem)
+        assert processes() == 1 + flawed
+        assert [one.kernel for one in catalog.history.quarantined()] == [best.name] * flawed
+    finally:
+        guard.unlink()
+        (tmp_path / "away").rename(guard)
+
+
+def test_a_guard_that_does_not_start_is_not_the_kernel_s_fault(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    best, _ = best_two(catalog)
+    for file in (settings().cache_dir / "guard").glob("*"):
+        file.unlink()
+    for executable in (str(tmp_path / "no python"), "/bin/false"):
+        monkeypatch.setattr(sys, "executable", executable)
+        with caplog.at_level(logging.WARNING):
+            assert_right(Catalog(catalog.path), [best])
+        assert "kernels run unguarded" in caplog.text
+        caplog.clear()
+    assert not list((settings().cache_dir / "guard").glob("*"))
+
+
+BIG = 2**20
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"batch": 2, "seqlen_q": 128}, {"batch": 2, "nhead_q": 32, "seqlen_q": 128}),
+        ({"batch": 4096, "seqlen_q": 64}, {"batch": 1, "nhead_q": 32, "seqlen_q": 64}),
+        ({"batch": 1, "seqlen_q": 3000}, {"nhead_q": 4, "nhead_k": 1, "seqlen_q": 3000}),
+        ({"batch": 1, "seqlen_q": BIG}, {"nhead_q": 4, "nhead_k": 1, "seqlen_q": 1024, "seqlen_k": 1024}),
+        ({"batch": 1, "seqlen_q": BIG + 72}, {"seqlen_q": 1096}),
+        ({"batch": 1, "seqlen_q": BIG, "op": "bwd", "nhead_k": 1, "hdim_q": 256}, {"seqlen_q": 1024, "nhead_k": 1}),
+        ({"seqlens_q": [BIG, 7, 0]}, {"seqlens_q": (1024,), "seqlens_k": (1024,), "nhead_q": 4}),
+        ({"batch": 1, "seqlen_q": 1, "seqlen_k": 64, "op": "pagedkv", "page_size": 16, "num_pages": BIG},
+         {"num_pages": 4}),
+        ({"batch": 1, "seqlen_q": 1, "seqlen_k": BIG + 5, "op": "splitkv", "page_size": 16}, {"seqlen_k": 1029}),
+        ({"batch": 64, "seqlen_q": 1, "seqlen_k": BIG, "seqlen_new": 9, "op": "appendkv"}, {"seqlen_k": 1024}),
+        ({"seqlens_q": [BIG], "seqlen_k": BIG, "op": "batch_prefill", "page_size": 16}, {"seqlen_k": 1024}),
+        ({"batch": 64, "seqlen_q": 4096, "mask": "window", "window": (3000, 0), "lse": True}, {"window": (3000, 0)}),
+    ],
+)  # fmt: skip
+def test_a_first_run_is_small_and_has_the_problems_traits(fields: dict, expected: dict) -> None:
+    problem = Problem(**{"nhead_q": 32, "nhead_k": 8, "hdim_q": 128} | fields)
+    small = guarded_problem(problem)
+    assert {name: getattr(small, name) for name in expected} == expected
+    assert small.bytes <= MOST_BYTES
+    assert small.flops <= 4 * MOST_FLOPS
+    sizes = {"batch", "nhead_q", "nhead_k", "seqlen_q", "seqlen_k", "seqlens_q", "seqlens_k", "num_pages", "seqlen_new"}
+    assert small.model_dump(exclude=sizes) == problem.model_dump(exclude=sizes)
+    assert (small.ratio > 1, small.mode) == (problem.ratio > 1, problem.mode)
+
+
+def test_the_command_line_lists_and_releases(catalog: Catalog, flaw: Callable[..., None], tmp_path: Path) -> None:
+    best, second = best_two(catalog)
+    flaw([best], version="command line")
+    assert_right(catalog, [second])
+
+    def cli(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "catalog", "--db", str(catalog.path), "cache", *words]
+        return subprocess.run(command, check=False, capture_output=True, text=True)
+
+    listed = json.loads(cli("quarantined", "--format", "json").stdout)
+    assert {"kernel": best.name, "reason": "died of SIGSEGV", "problem": PROBLEM.key}.items() <= listed[-1].items()
+    assert cli("unquarantine").returncode == 2
+    assert "no quarantined kernel" in cli("unquarantine", "unknown").stderr
+    assert cli("unquarantine", best.name).stdout.startswith(f"released {best.name}")
+    assert json.loads(cli("quarantined", "--format", "json").stdout) == []
+    assert Catalog(catalog.path).select(PROBLEM).kernels == (best,)
+
+
+def test_an_older_catalog_keeps_builds_and_timings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "catalog.db"
+    with monkeypatch.context() as older:
+        older.setattr(registry, "_MIGRATIONS", registry._MIGRATIONS[:2])
+        catalog = Catalog(path)
+        catalog.populate("x86_64_v3")
+        connection = catalog.connection
+        for key, rowid in (("newer", 7), ("older", 3)):
+            connection.execute(
+                "INSERT INTO artifact (rowid, key, kernel_id, arch, toolchain, flags, status, log, compile_s, created, "
+                "code_bytes) SELECT ?1, ?2, id, arch, '', '', 'built', '', 1, '2026-01-01', ?1 FROM kernel LIMIT 1",
+                (rowid, key),
+            )
+        connection.execute("INSERT INTO device VALUES (1, 'x86_64_v3', 'a device', '{}')")
+        connection.execute("INSERT INTO problem VALUES (1, '{}')")
+        connection.execute(
+            "INSERT INTO timing SELECT 1, kernel_id, 1, key, 9, 1, 1, 1, 1, 1, 1, '' FROM artifact WHERE key = 'newer'"
+        )
+        before = connection.execute("SELECT rowid, * FROM artifact ORDER BY key").fetchall()
+        columns = [row[1] for row in connection.execute("PRAGMA table_info(artifact)")]
+        catalog.close()
+
+    connection = Catalog(path).connection
+    after = connection.execute(f"SELECT rowid, {', '.join(columns)} FROM artifact ORDER BY key").fetchall()
+    assert [tuple(row) for row in after] == [tuple(row) for row in before]
+    assert connection.execute("SELECT code_bytes FROM kernels WHERE built").fetchone()[0] == 7
+    assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
+    assert connection.execute("PRAGMA foreign_keys").fetchone()[0] == 1
+    connection.execute("UPDATE artifact SET status = 'quarantined' WHERE key = 'newer'")
+    with pytest.raises(sqlite3.IntegrityError):
+        connection.execute("UPDATE artifact SET status = 'unknown'")
+    assert connection.execute("SELECT count(*) FROM timing").fetchone()[0] == 1
+    connection.execute("DELETE FROM artifact WHERE key = 'newer'")
+    assert connection.execute("SELECT count(*) FROM timing").fetchone()[0] == 0

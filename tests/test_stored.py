@@ -1,0 +1,172 @@
+"""With compiling forbidden: what the cache has is served, no compiler is started, what is missing is named."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tiny_project import ARCH, Project, make_kernel, make_project
+
+from catalog.build.stored import StoredBuilder
+from catalog.errors import BuildError, MissingKernelError
+from catalog.runtime.catalog import Catalog
+from catalog.runtime.inputs import make_inputs
+from catalog.schema.problem import Problem
+from catalog.settings import settings
+
+PROBLEM = Problem(batch=1, nhead_q=2, seqlen_q=33, hdim_q=32, dtype="fp32")
+
+RUN = """\
+import json, sys
+started = []
+PROCESSES = ("subprocess.Popen", "os.fork", "os.forkpty", "os.exec", "os.posix_spawn", "os.system")
+sys.addaudithook(lambda event, args: started.append(args) if event in PROCESSES else None)
+from catalog import Catalog, Problem
+result = Catalog(sys.argv[1]).select(Problem(**json.loads(sys.argv[2]))).run()
+print(json.dumps({"kernels": result.kernels, "sum": float(result.outputs["o"].sum()), "started": len(started)}))
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return make_project(tmp_path)
+
+
+def stored(project: Project, cache: Path) -> StoredBuilder:
+    return StoredBuilder(cache, targets=lambda arch: project.target)
+
+
+def forbid(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on a compiler that is asked for fails the test."""
+
+    def toolchain(arch: str) -> None:
+        raise AssertionError(f"a toolchain for {arch} was asked for")
+
+    monkeypatch.setattr(Project, "target", replace(project.target, toolchain=toolchain, emit=lambda *_: toolchain("")))
+
+
+def test_what_is_cached_runs_in_a_process_that_starts_none(tmp_path: Path) -> None:
+    catalog = Catalog(tmp_path / "catalog.db")
+    plan = catalog.select(PROBLEM)
+    catalog.close()
+    shutil.copy(catalog.path, tmp_path / "new.db")
+    expected = plan.run(make_inputs(PROBLEM)).outputs["o"].sum()
+    for name in ("catalog.db", "new.db"):
+        done = subprocess.run(
+            [sys.executable, "-c", RUN, str(tmp_path / name), PROBLEM.key],
+            env=os.environ | {"CATALOG_COMPILE": "false", "PATH": str(tmp_path), "CATALOG_CXX": "/bin/false"},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert json.loads(done.stdout) == {
+            "kernels": [kernel.name for kernel in plan.kernels],
+            "sum": pytest.approx(float(expected)),
+            "started": 0,
+        }
+    assert Catalog(tmp_path / "new.db").kernels("built") == list(plan.kernels)
+
+
+def test_selection_takes_the_best_of_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    catalog = Catalog(tmp_path / "catalog.db")
+    best, *others = (candidate.kernel for candidate in catalog.candidates(PROBLEM, limit=4))
+    monkeypatch.setenv("CATALOG_CACHE_DIR", str(tmp_path / "cache"))
+    settings.cache_clear()
+    forbidding = Catalog(catalog.path, compile=False)
+    assert forbidding.select(PROBLEM).kernels == (best,)
+    with pytest.raises(MissingKernelError) as caught:
+        forbidding.select(PROBLEM).run()
+    assert isinstance(caught.value, BuildError)
+    for words in (best.name, str(tmp_path / "cache"), f"catalog build \"id='{best.id}'\" --arch {best.arch}"):
+        assert words in str(caught.value)
+
+    catalog.build(others[1])
+    assert forbidding.select(PROBLEM).run().kernels == (others[1].name,)
+    candidates = Catalog(catalog.path, compile=False).candidates(PROBLEM, limit=4)
+    assert [candidate.kernel for candidate in candidates] == [others[1]]
+
+
+def test_the_command_line_says_what_is_missing_and_how_to_build_it(tmp_path: Path) -> None:
+    kernel = Catalog(tmp_path / "catalog.db").select(PROBLEM).kernels[0]
+    environment = {"CATALOG_COMPILE": "false", "CATALOG_CACHE_DIR": str(tmp_path / "cache")}
+    problem = ["--batch", "1", "--nhead-q", "2", "--seqlen-q", "33", "--hdim-q", "32", "--dtype", "fp32"]
+    for command in (["build", f"id = '{kernel.id}'"], ["run", *problem]):
+        done = subprocess.run(
+            [sys.executable, "-m", "catalog", "--db", str(tmp_path / "catalog.db"), *command],
+            env=os.environ | environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 1
+        assert f"catalog build \"id='{kernel.id}'\"" in done.stdout + done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def _record(path: Path) -> dict[str, object]:
+    return json.loads(path.with_suffix(".json").read_text())
+
+
+def _write_record(path: Path, **changes: object) -> None:
+    path.with_suffix(".json").write_text(json.dumps(_record(path) | changes))
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], object], int]] = {
+    "the newest, whatever compiled it": (lambda newest: None, 0),
+    "of another ABI": (lambda newest: _write_record(newest, abi=2), 1),
+    "of no known ABI": (lambda newest: _write_record(newest, abi=None), 1),
+    "a flipped byte": (lambda newest: newest.write_bytes(newest.read_bytes()[:-1] + b"x"), 1),
+    "no library": (lambda newest: newest.unlink(), 1),
+    "half a record": (lambda newest: os.truncate(newest.with_suffix(".json"), 50), 1),
+    "another arch": (lambda newest: _write_record(newest, arch="gfx942"), 1),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_served_is_the_newest_sound_entry(
+    damage: str, project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "cache"
+    paths = []
+    for year, flag in ((2031, "-O1"), (2030, "-O0")):
+        project.toolchain = replace(project.toolchain, compile_flags=(flag, "-fPIC"))
+        paths.append(project.builder(cache).build(make_kernel()).path)
+        _write_record(paths[-1], created=f"{year}-01-01T00:00:00+00:00")
+    change, served = DAMAGES[damage]
+    change(paths[0])
+    forbid(project, monkeypatch)
+    artifact = stored(project, cache).build(make_kernel())
+    assert (artifact.path, artifact.cached, artifact.kernel_id) == (paths[served], True, make_kernel().id)
+
+
+def test_entries_that_come_and_go_while_the_process_runs(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "cache"
+    serving = stored(project, cache)
+    with pytest.raises(MissingKernelError):
+        serving.build(make_kernel())
+    path = project.builder(cache).build(make_kernel()).path
+    forbid(project, monkeypatch)
+    assert serving.build(make_kernel()).path == path
+    shutil.rmtree(cache)
+    report = serving.build_many([make_kernel(), make_kernel(128)])
+    assert [type(failure.error) for failure in report.failures] == [MissingKernelError] * 2
+
+
+def test_a_helper_is_served_for_its_very_source(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = 'extern "C" int probe() { return 1; }\n'
+    path = project.builder(tmp_path).build_helper("probe", ARCH, source)
+    forbid(project, monkeypatch)
+    assert stored(project, tmp_path).build_helper("probe", ARCH, source) == path
+    with pytest.raises(MissingKernelError, match=r"probe for .* is not in the cache"):
+        stored(project, tmp_path).build_helper("probe", ARCH, source + "// another\n")

@@ -143,7 +143,8 @@ def _quarantine() -> tuple[str, ...]:
         """CREATE TABLE artifact_anew (
             key TEXT NOT NULL PRIMARY KEY,
             kernel_id TEXT NOT NULL REFERENCES kernel (id) ON DELETE CASCADE,
-            arch TEXT NOT NULL, toolchain TEXT NOT NULL, isa TEXT NOT NULL, flags TEXT NOT NULL,
+            arch TEXT NOT NULL, toolchain TEXT NOT NULL, isa TEXT NOT NULL DEFAULT '',
+            flags TEXT NOT NULL,
             status TEXT NOT NULL CHECK (status IN ('built', 'failed', 'quarantined')), log TEXT NOT NULL,
             so_sha256 TEXT, so_bytes INTEGER, compile_s REAL NOT NULL, created TEXT NOT NULL,
             registers INTEGER, acc_registers INTEGER, scalar_registers INTEGER, spills INTEGER, scratch_bytes INTEGER,

@@ -41,7 +41,7 @@ class Step:
 def narrow(
     connection: sqlite3.Connection, parameters: Mapping[str, Any], rules: Sequence[sqlite3.Row]
 ) -> tuple[Step, ...]:
-    """The steps: signature traits one after the other, each applicability rule, the hardware, builds, quarantine.
+    """The steps: signature traits one after the other, each applicability rule, the hardware, quarantine, builds.
 
     ``parameters`` are those of the selection query, ``rules`` the applicability rows of table ``rule``. A trait that
     leaves no kernel is the last step.
@@ -80,17 +80,17 @@ def _rules(
         ("hardware", "hw_valid", "hw_valid", "the hardware cannot run them: `catalog rules --kind hardware`", ""),
         (
             "build",
-            "compiles",
-            COMPILES,
-            "they did not compile: table artifact has their logs; catalog build tries them again",
-            "",
-        ),
-        (
-            "build",
             "not_quarantined",
             NOT_QUARANTINED,
             "they ended their process or hung when first run: catalog cache quarantined lists them, "
             "catalog cache unquarantine gives them another chance",
+            "",
+        ),
+        (
+            "build",
+            "compiles",
+            COMPILES,
+            "they did not compile: table artifact has their logs; catalog build tries them again",
             "",
         ),
     ]

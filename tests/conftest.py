@@ -26,11 +26,13 @@ def missing(what: str) -> NoReturn:
 def _private_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """The user's own catalog, cache and settings stay out of the tests."""
     folder = tmp_path_factory.mktemp("settings")
+    parallel = "PYTEST_XDIST_WORKER" in os.environ
+    shared = tmp_path_factory.getbasetemp().parent if parallel else folder  # what one worker compiled, all have
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith("CATALOG_")]:
             patch.delenv(name)
         patch.setenv("CATALOG_DB", str(folder / "catalog.db"))
-        patch.setenv("CATALOG_CACHE_DIR", str(folder / "cache"))
+        patch.setenv("CATALOG_CACHE_DIR", str(shared / "cache"))
         patch.setenv("CATALOG_GUARD", "never")  # its own tests turn it on: a process a kernel would take minutes
         settings.cache_clear()
         Catalog.default.cache_clear()

@@ -28,6 +28,7 @@ def record_artifact(connection: sqlite3.Connection, columns: Mapping[str, Any]) 
         for name in columns
         if name != "key"
     )
+    updates += ", elsewhere = 0"
     connection.execute(
         f"INSERT INTO artifact ({names}) VALUES ({holes}) ON CONFLICT (key) DO UPDATE SET {updates}", columns
     )
@@ -53,5 +54,5 @@ def quarantined_artifacts(connection: sqlite3.Connection) -> dict[str, str]:
 def refused_keys(connection: sqlite3.Connection, kernel_id: str, statuses: tuple[str, ...]) -> set[str]:
     """The content keys under which a kernel has one of ``statuses``."""
     holes = ", ".join("?" for _ in statuses)
-    asked = f"SELECT key FROM artifact WHERE kernel_id = ? AND status IN ({holes})"
+    asked = f"SELECT key FROM artifact WHERE kernel_id = ? AND status IN ({holes}) AND NOT elsewhere"
     return {row[0] for row in connection.execute(asked, (kernel_id, *statuses))}

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from catalog import cli_bundle, cli_quarantine  # noqa: F401 - their commands register themselves
+from catalog import cli_options as options
 from catalog.cli_cache import cache_app
 from catalog.cli_export import export
-from catalog.cli_options import ArchOption, CkRootOption
+from catalog.cli_options import ArchOption, CkRootOption, MaskImplOption, RevisionOption
 from catalog.cli_output import FormatOption
 from catalog.cli_output import print_rows as _print
 from catalog.cli_output import read_format as _format
@@ -35,9 +36,6 @@ app = typer.Typer(
 
 app.add_typer(export, name="export")
 app.add_typer(cache_app)
-
-RevisionOption = Annotated[str | None, typer.Option("--revision", help="Upstream revision. Default: the arch's own.")]
-MaskImplOption = Annotated[str, typer.Option("--mask-impl", help="Mask implementation: generic or simplified.")]
 
 
 @app.callback()
@@ -149,7 +147,7 @@ def query(
     """
     from catalog import query as engine
     from catalog.output import write_rows
-    from catalog.runtime.catalog import resolve_arch
+    from catalog.runtime.devices.here import resolve_arch
     from catalog.settings import settings
 
     shown = _format(form)
@@ -257,22 +255,29 @@ def diff(
 def build(
     where: Annotated[str, typer.Argument(metavar="EXPR", help="SQL expression: which kernels.")],
     arch: ArchOption = "host",
-    jobs: Annotated[
-        int | None, typer.Option("--jobs", "-j", min=1, help="Compilers at a time. Default: one a core.")
-    ] = None,
+    jobs: options.Jobs = None,
     limit: Annotated[int | None, typer.Option(help="At most so many kernels.")] = None,
     ck_root: CkRootOption = None,
+    scheduler: options.Scheduler = None,
+    keep_going: options.KeepGoing = True,
+    verbose: options.Verbose = False,
+    compile_only: options.CompileOnly = False,
 ) -> None:
     """Compile kernels into the cache, in parallel; those of AMD arches from a CK checkout, with or without a GPU.
 
+    Nothing is loaded or run. Kernels that are in the cache are not compiled again, so the same command goes on where
+    Ctrl-C ended it: running compilers end, what is finished stays. Exits with 1 when a kernel failed, 130 after Ctrl-C.
+
     Example: catalog build "hdim_q=64 AND dtype='fp32' AND mask='causal'" --jobs 2
     """
-    from catalog.cli_build import build_with_progress
+    from catalog.cli_build import Asked, build_with_progress
     from catalog.settings import choose
 
     choose(ck_root=ck_root)
-    if build_with_progress(_catalog(), where, arch, jobs, limit):
-        raise typer.Exit(1)
+    asked = Asked(where, arch, jobs=jobs, limit=limit, scheduler=scheduler, fail_fast=not keep_going, verbose=verbose)
+    code = build_with_progress(_catalog(), asked)
+    if code:
+        raise typer.Exit(code)
 
 
 @app.command()
@@ -289,6 +294,22 @@ def fallback(
 
     choose(ck_root=ck_root)
     print(build_fallback(_catalog(), arch))
+
+
+@app.command()
+def merge(
+    others: Annotated[list[Path], typer.Argument(metavar="OTHER.db...", help="Catalogs of other machines; only read.")],
+) -> None:
+    """Take over the records of builds and the timings of other machines' catalogs, all of them or nothing.
+
+    Example: catalog merge mi300.db epyc.db
+    """
+    from catalog.merge import COLUMNS
+
+    merged = _catalog().merge(others)
+    _print(list(COLUMNS), [row for one in merged for row in one.rows], "table")
+    for note in (note for one in merged for note in one.notes):
+        _note(note)
 
 
 @app.command()

@@ -1,52 +1,77 @@
-"""``catalog build``: a progress bar, a summary, and what failed."""
+"""``catalog build``: a progress bar, a line a kernel, a summary, and what failed."""
 
 from __future__ import annotations
 
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-from catalog.build.builder import Artifact, BuildFailure, BuildReport
-from catalog.errors import UsageError
-from catalog.runtime.catalog import Catalog, resolve_arch
+from catalog.build.builder import Artifact, BuildFailure, BuildReport, CompileError
+from catalog.build.pools import Pool, Threads
+from catalog.errors import BuildError, UsageError
+from catalog.query import Query, hints
+from catalog.runtime.catalog import Catalog
+from catalog.runtime.devices.here import resolve_arch
+
+INTERRUPTED = 130
+"""What a program that Ctrl-C ended exits with: 128 and the signal's number."""
 
 
-def build_with_progress(catalog: Catalog, where: str, arch: str, jobs: int | None, limit: int | None) -> bool:
-    """Build what ``where`` selects, print a summary to stdout; whether any kernel failed.
+@dataclass(frozen=True)
+class Asked:
+    """The options of ``catalog build``."""
+
+    where: str
+    arch: str
+    jobs: int | None = None
+    limit: int | None = None
+    scheduler: str | None = None
+    fail_fast: bool = False
+    verbose: bool = False
+
+
+def build_with_progress(catalog: Catalog, asked: Asked) -> int:
+    """Build what is asked for, print a summary to stdout; the exit code: 1 when a kernel failed, 130 after Ctrl-C.
 
     Raises:
         QueryError, RegistryError: as :meth:`Catalog.kernels`.
+        ClusterError: the scheduler is not reached, or gone.
     """
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
+    arch = resolve_arch(asked.arch)
+    _populate(catalog, arch)
+    kernels = catalog.kernels(asked.where, arch=arch, limit=asked.limit)
+    if not kernels:
+        for hint in (f"no kernel of {arch} is so", *hints(Query(asked.where))):
+            print(f"Hint: {hint}", file=sys.stderr)
+    names = {kernel.id: kernel.name for kernel in kernels}
+    done: list[Artifact | BuildFailure] = []
+    code = 0
+    try:
+        with _pool(asked) as pool, _progress(len(kernels), pool.at_once) as (advance, say):
+            before = catalog.built(kernels)
+            if before:
+                say(f"{before} of {len(kernels)} kernels were built before: {len(kernels) - before} are left")
+
+            def on_done(ended: Artifact | BuildFailure) -> None:
+                done.append(ended)
+                advance(isinstance(ended, BuildFailure) or not ended.cached)
+                if asked.verbose or isinstance(ended, BuildFailure):
+                    say(_line(ended, names))
+
+            catalog.builder.build_many(kernels, on_done=on_done, fail_fast=asked.fail_fast, pool=pool)
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    report = BuildReport(
+        tuple(ended for ended in done if isinstance(ended, Artifact)),
+        tuple(ended for ended in done if isinstance(ended, BuildFailure)),
+        len(kernels) - len(done),
     )
-
-    kernels = catalog.kernels(where, arch=resolve_arch(arch), limit=limit)
-    columns = (
-        TextColumn("building"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left:"),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}"),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task("", total=len(kernels))
-
-        def advance(done: Artifact | BuildFailure) -> None:
-            progress.update(task, advance=1)
-            if isinstance(done, BuildFailure):
-                progress.console.print(f"failed: {done.kernel.name}", markup=False, highlight=False)
-
-        report = catalog.builder.build_many(kernels, jobs, advance)
-    for line in _summary(report):
+    for line in _summary(report, interrupted=code == INTERRUPTED):
         print(line)
-    return bool(report.failures)
+    return code or int(bool(report.failures))
 
 
 def build_fallback(catalog: Catalog, arch: str) -> Path:
@@ -66,18 +91,86 @@ def build_fallback(catalog: Catalog, arch: str) -> Path:
     return catalog.build(kernels[0]).path
 
 
-def _summary(report: BuildReport) -> list[str]:
+def _populate(catalog: Catalog, arch: str) -> None:
+    """Populate an arch that is not there; an AMD one at the revision of the CK checkout, if there is one."""
+    catalog.spec(arch)  # a wrong one is told before all else
+    if catalog.populated(arch):
+        return
+    from catalog.build.ck.sources import find_checkout
+    from catalog.build.targets import CK, target_of
+
+    revision = None
+    if target_of(arch) is CK:
+        try:
+            revision = find_checkout().generator.revision
+        except BuildError:
+            revision = None  # every kernel will fail with the reason
+    catalog.populate(arch, revision=revision)
+
+
+@contextmanager
+def _pool(asked: Asked) -> Iterator[Pool]:
+    if asked.scheduler is None:
+        yield Threads(asked.jobs)
+        return
+    from catalog.build.cluster import connect
+
+    with connect(asked.scheduler) as cluster:
+        for note in cluster.notes:
+            print(note, file=sys.stderr)
+        yield cluster
+
+
+@contextmanager
+def _progress(total: int, at_once: int) -> Iterator[tuple[Callable[[bool], None], Callable[[str], None]]]:
+    """A bar on stderr: what tells it of a kernel that took a compiler or not, and what prints a line above it."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
+    from rich.progress import TimeElapsedColumn as Elapsed
+    from rich.text import Text
+
+    from catalog.cli_progress import Pace
+
+    pace = Pace(time.monotonic(), at_once)
+
+    class Left(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            return Text(f"left: {pace.told(int(task.remaining or 0), time.monotonic())}")
+
+    columns = (TextColumn("building"), BarColumn(), MofNCompleteColumn(), Elapsed(), Left())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task("", total=total)
+
+        def advance(compiled: bool) -> None:
+            pace.ended(time.monotonic(), compiled=compiled)
+            progress.update(task, advance=1)
+
+        yield advance, lambda text: progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _line(ended: Artifact | BuildFailure, names: Mapping[str, str]) -> str:
+    """What became of a kernel: how, seconds of its compiler, size of its library, name."""
+    if isinstance(ended, Artifact):
+        how, seconds, size = "cached" if ended.cached else "compiled", ended.compile_seconds, ended.so_bytes
+        return f"{how:<8} {seconds:>7.1f} s {size / 1024:>8.0f} KiB  {names[ended.kernel_id]}"
+    took = f"{ended.error.record.compile_s:.1f} s" if isinstance(ended.error, CompileError) else ""
+    return f"{'failed':<8} {took:>9} {'':>12}  {ended.kernel.name}"
+
+
+def _summary(report: BuildReport, interrupted: bool) -> list[str]:
     """What became of the kernels in a line, then each reason of failures once, with the kernels that it stopped."""
     compiled = [artifact for artifact in report.artifacts if not artifact.cached]
     seconds = sum(artifact.compile_seconds for artifact in compiled)
-    kernels = len(report.artifacts) + len(report.failures)
+    kernels = len(report.artifacts) + len(report.failures) + report.left
+    left = f", {report.left} left: the same command goes on from here" if report.left else ""
+    cached, failed = len(report.artifacts) - len(compiled), len(report.failures)
     lines = [
-        f"{kernels} kernels: {len(compiled)} compiled in {seconds:.1f} s of compiler time, "
-        f"{len(report.artifacts) - len(compiled)} in the cache already, {len(report.failures)} failed"
+        f"{'Interrupted. ' if interrupted else ''}{kernels} kernels: {len(compiled)} compiled in {seconds:.1f} s of "
+        f"compiler time, {cached} in the cache already, {failed} failed{left}"
     ]
     reasons: dict[str, list[str]] = {}
     for failure in report.failures:
         reasons.setdefault(str(failure.error), []).append(failure.kernel.name)
-    for reason, names in reasons.items():
-        lines += ["", reason, *(f"    {name}" for name in names if name not in reason)]
+    for reason, stopped in reasons.items():
+        lines += ["", reason, *(f"    {name}" for name in stopped if name not in reason)]
     return lines

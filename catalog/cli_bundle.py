@@ -21,7 +21,7 @@ def export_command(
     Example: catalog cache export --where "hdim_q=128" --arch host kernels.bundle
     """
     from catalog.cli import _catalog
-    from catalog.runtime.catalog import resolve_arch
+    from catalog.runtime.devices.here import resolve_arch
     from catalog.runtime.exchange import export_bundle
 
     done = export_bundle(_catalog(), where, file, None if arch is None else resolve_arch(arch))

@@ -95,7 +95,7 @@ def wrap(
     """
     from catalog.build.export import wrap_headers
     from catalog.build.export.projects import how_to_build, read_format
-    from catalog.runtime.catalog import resolve_arch
+    from catalog.runtime.devices.here import resolve_arch
     from catalog.settings import choose
 
     choose(ck_root=ck_root)
@@ -109,7 +109,8 @@ def wrap(
 
 
 def _kernels(context: typer.Context, where: str, arch: str, ck_root: Path | None) -> list[Kernel]:
-    from catalog.runtime.catalog import Catalog, resolve_arch
+    from catalog.runtime.catalog import Catalog
+    from catalog.runtime.devices.here import resolve_arch
     from catalog.settings import choose, settings
 
     choose(ck_root=ck_root)

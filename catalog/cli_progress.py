@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 
 
 @contextmanager
@@ -19,3 +21,38 @@ def fraction_done(what: str) -> Iterator[Callable[[float], None]]:
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(what, total=1.0)
         yield lambda done: progress.update(task, completed=done)
+
+
+class Pace:
+    """How long the kernels that are left take, at the pace of the last :data:`WINDOW` that took a compiler.
+
+    Kernels that the cache had took no time: they say nothing about those that are left. Times are seconds of one clock;
+    ``at_once`` is how many kernels are built at a time.
+    """
+
+    WINDOW = 64
+
+    def __init__(self, now: float, at_once: int) -> None:
+        self._at_once = at_once
+        self._ends = deque([now], maxlen=self.WINDOW + 1)
+
+    def ended(self, now: float, *, compiled: bool) -> None:
+        """A kernel has ended."""
+        if compiled:
+            self._ends.append(now)
+        elif len(self._ends) == 1:
+            self._ends[0] = now  # the compiling starts after what the cache had
+
+    def left(self, kernels: int, now: float) -> float | None:
+        """Seconds until ``kernels`` more have ended; None before the first compile has."""
+        counted = len(self._ends) - 1
+        if not counted:
+            return None
+        # Kernels that take longer than those before them slow the pace while they are waited for.
+        pace = max((self._ends[-1] - self._ends[0]) / counted, (now - self._ends[0]) / (counted + self._at_once))
+        return max(0.0, kernels * pace - (now - self._ends[-1]))
+
+    def told(self, kernels: int, now: float) -> str:
+        """:meth:`left` as hours, minutes and seconds."""
+        seconds = self.left(kernels, now)
+        return "-:--:--" if seconds is None else str(timedelta(seconds=round(seconds)))

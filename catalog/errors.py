@@ -90,3 +90,7 @@ class QuarantinedError(DeviceError):
     def __init__(self, message: str, *, hint: str, kernel_id: str) -> None:
         super().__init__(message, hint=hint)
         self.kernel_id = kernel_id
+
+
+class ClusterError(CatalogError):
+    """The machines that should build are not reached, not usable, or gone."""

@@ -101,11 +101,17 @@ def _initial_schema() -> tuple[str, ...]:
     )
 
 
-def _view(more: str = "", warm: str = "") -> str:
-    """The rows with what is known of them; ``more`` are further columns, ``warm`` which timings count."""
+_BUILT_HERE = "status = 'built' AND NOT elsewhere"
+
+
+def _view(more: str = "", warm: str = "", library: str = "status = 'built'") -> str:
+    """The rows with what is known of them.
+
+    ``more`` are further columns, ``warm`` says which timings count, ``library`` is true of artifacts to load.
+    """
     return f"""CREATE VIEW kernels AS SELECT kernel.*, {_dispatcher_name()} AS dispatcher_name,
         coalesce((SELECT group_concat(receipt, ' ') FROM kernel_receipt WHERE kernel_id = kernel.id), '') AS receipts,
-        EXISTS (SELECT 1 FROM artifact WHERE kernel_id = kernel.id AND status = 'built') AS built,
+        EXISTS (SELECT 1 FROM artifact WHERE kernel_id = kernel.id AND {library}) AS built,
         (SELECT min(median_ms) FROM timing WHERE kernel_id = kernel.id{warm}) AS best_ms{more}
         FROM kernel"""
 
@@ -157,6 +163,15 @@ def _quarantine() -> tuple[str, ...]:
     )
 
 
+def _built_elsewhere() -> tuple[str, ...]:
+    """Artifacts that came by a merge: no library of this machine, nor a failure of its compilers."""
+    return (
+        "ALTER TABLE artifact ADD COLUMN elsewhere INTEGER NOT NULL DEFAULT 0",
+        "DROP VIEW kernels",
+        _view(_build_columns(), library=_BUILT_HERE),
+    )
+
+
 def _how_sure_timings_are() -> tuple[str, ...]:
     """The confidence interval of a median and what it was measured under; problems that are alike."""
     kept = "problem_id, kernel_id, device_id, artifact_key, n, min_ms, median_ms, p10_ms, p90_ms, tflops, gbps, created"
@@ -183,7 +198,7 @@ def _how_sure_timings_are() -> tuple[str, ...]:
         "ALTER TABLE problem ADD COLUMN kind TEXT NOT NULL DEFAULT ''",  # catalog.schema.likeness
         *(f"ALTER TABLE problem ADD COLUMN {name} REAL NOT NULL DEFAULT 0" for name in SIZES),
         "CREATE INDEX problem_kind ON problem (kind)",
-        _view(_build_columns(), " AND NOT cold"),
+        _view(_build_columns(), " AND NOT cold", _BUILT_HERE),
     )
 
 
@@ -191,6 +206,7 @@ _MIGRATIONS: tuple[Callable[[], tuple[str, ...]], ...] = (
     _initial_schema,
     _what_the_compiler_knows,
     _quarantine,
+    _built_elsewhere,
     _how_sure_timings_are,
 )
 """Step i takes a file from user_version i to i + 1."""
@@ -246,11 +262,17 @@ def _cannot_open(path: Path, error: Exception) -> RegistryError:
     return RegistryError(f"The catalog {path} cannot be opened: {error}.", hint=hint)
 
 
-def _migrate(connection: sqlite3.Connection, path: Path) -> None:
+def is_current(connection: sqlite3.Connection, path: Path) -> bool:
+    """Whether the file at ``path`` has the schema of this program, not that of an older one, or none at all yet.
+
+    Raises:
+        RegistryError: it is no catalog, or comes from a newer version.
+        sqlite3.Error: it cannot be read.
+    """
     version, application_id = _versions(connection)
     if version == len(_MIGRATIONS) and application_id == APPLICATION_ID:
-        return
-    if version > len(_MIGRATIONS):
+        return True
+    if version > len(_MIGRATIONS) and application_id == APPLICATION_ID:
         raise RegistryError(
             f"The catalog {path} has schema version {version}; this program knows up to {len(_MIGRATIONS)}.",
             hint="Upgrade kernel-catalog, or choose another file with --db or CATALOG_DB.",
@@ -259,6 +281,12 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
         raise RegistryError(
             f"{path} is a SQLite file, but no catalog.", hint="Choose another file with --db or CATALOG_DB."
         )
+    return False
+
+
+def _migrate(connection: sqlite3.Connection, path: Path) -> None:
+    if is_current(connection, path):
+        return
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA foreign_keys = OFF")  # a step may make anew a table that others refer to
     try:

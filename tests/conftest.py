@@ -48,6 +48,16 @@ def gfx950(tmp_path_factory: pytest.TempPathFactory) -> Catalog:
     return catalog
 
 
+@pytest.fixture(scope="session")
+def host_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of a catalog with every kernel of this machine's CPU. Read it, or copy it."""
+    catalog = Catalog(tmp_path_factory.mktemp("host") / "catalog.db")
+    catalog.populate("host")
+    catalog.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    catalog.close()
+    return catalog.path
+
+
 @pytest.fixture
 def copied(gfx950: Catalog, tmp_path: Path) -> Catalog:
     """A catalog of gfx950 to write to."""

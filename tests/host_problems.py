@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from catalog.runtime.catalog import Catalog, resolve_arch
+from catalog.runtime.catalog import Catalog
+from catalog.runtime.devices.here import resolve_arch
 from catalog.runtime.inputs import forward_of, make_inputs
 from catalog.runtime.reference import reference
 from catalog.runtime.tensors import Array, element_type

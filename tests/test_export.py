@@ -11,7 +11,8 @@ import pytest
 
 from catalog.build.export import export_register
 from catalog.errors import UsageError
-from catalog.runtime.catalog import Catalog, resolve_arch
+from catalog.runtime.catalog import Catalog
+from catalog.runtime.devices.here import resolve_arch
 
 MAIN = """
 #include <stdio.h>

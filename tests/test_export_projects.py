@@ -16,8 +16,9 @@ from catalog.build.export import export_project, export_register
 from catalog.build.export.projects import ProjectFormat
 from catalog.errors import BuildError, UsageError
 from catalog.runtime.bound import take
-from catalog.runtime.catalog import Catalog, resolve_arch
+from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices.abi import ABI_VERSION
+from catalog.runtime.devices.here import resolve_arch
 from catalog.runtime.devices.host import HostDevice
 from catalog.runtime.devices.loading import LoadedKernel
 from catalog.runtime.reference import reference

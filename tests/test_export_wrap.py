@@ -15,7 +15,7 @@ from catalog.build.export import wrap_headers
 from catalog.build.export.headers import read_header
 from catalog.build.export.projects import ProjectFormat
 from catalog.errors import BuildError, UsageError
-from catalog.runtime.catalog import resolve_arch
+from catalog.runtime.devices.here import resolve_arch
 
 CORE = """
 #pragma once

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from catalog import registry
-from catalog.build import builder
+from catalog.build import targets
 from catalog.build.describe import describe
 from catalog.build.host import emit as host
 from catalog.errors import DeviceError, QuarantinedError, SelectionError
@@ -109,7 +109,7 @@ def flaw(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             source = STAND_IN.format(description=json.dumps(describe(kernel)), flaw=body, beside=beside)
             return f"{source}// {version}\n"
 
-        monkeypatch.setattr(builder, "HOST", replace(builder.HOST, emit=emit))
+        monkeypatch.setattr(targets, "HOST", replace(targets.HOST, emit=emit))
 
     return install
 
@@ -234,8 +234,8 @@ def test_a_failed_build_is_told_once(
 ) -> None:
     best, second = best_two(catalog)
     with monkeypatch.context() as patch:
-        refused = replace(builder.HOST, emit=lambda row, _: "#error no" if row == best else host.emit(row))
-        patch.setattr(builder, "HOST", refused)
+        refused = replace(targets.HOST, emit=lambda row, _: "#error no" if row == best else host.emit(row))
+        patch.setattr(targets, "HOST", refused)
         with caplog.at_level(logging.WARNING):
             for problem in (PROBLEM, PROBLEM.model_copy(update={"batch": 2})):
                 assert_right(catalog, [second], problem)

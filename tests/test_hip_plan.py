@@ -16,9 +16,10 @@ import pytest
 from fake_gpu import INCLUDE, Exposed, Shared, expected, kernel_source, make_runtime
 from tiny_project import ARCH
 
-from catalog.build.builder import Builder, Target
+from catalog.build.builder import Builder
 from catalog.build.describe import describe
 from catalog.build.resources import of_host_build
+from catalog.build.targets import Target
 from catalog.build.toolchains import find_host_toolchain
 from catalog.errors import DeviceError, TensorError
 from catalog.runtime.bench import COLUMNS, bench_problem

@@ -16,7 +16,7 @@ from conftest import missing
 from host_problems import OPS, SEED, problem_fields, signatures
 from test_host_kernels import ARCHES
 
-from catalog.build import builder
+from catalog.build import targets
 from catalog.build.builder import Builder
 from catalog.build.host import emit as host
 from catalog.build.toolchains import Toolchain, find_host_toolchain
@@ -50,7 +50,7 @@ def test_a_kernel_that_does_not_compile_gives_way_to_the_next(tmp_path: Path, mo
         return f"{host.emit(kernel)}{refusal}"
 
     with monkeypatch.context() as patch:
-        patch.setattr(builder, "HOST", replace(builder.HOST, emit=emit))
+        patch.setattr(targets, "HOST", replace(targets.HOST, emit=emit))
         plan = catalog.select(problem)
         assert plan.kernels == (best,)
         inputs = make_inputs(problem, SEED)
@@ -135,7 +135,7 @@ def sanitizer(tmp_path_factory: pytest.TempPathFactory) -> Sanitizer:
     runtime = Path(subprocess.run(ask, capture_output=True, text=True, check=True).stdout.strip())
     if not runtime.is_absolute():
         missing("libasan")
-    target = replace(builder.HOST, toolchain=toolchain)
+    target = replace(targets.HOST, toolchain=toolchain)
     return Sanitizer(Builder(folder / "cache", targets=lambda arch: target), runtime.resolve(), folder)
 
 

@@ -94,14 +94,14 @@ def test_a_kernel_that_does_not_compile_is_left_out(catalog: Catalog, monkeypatc
     problem = small(seqlen_q=40, lse=True)
     broken = catalog.candidates(problem, limit=3, static=True)[1].kernel
     emit = catalog.builder._targets(broken.arch).emit
-    from catalog.build import builder
+    from catalog.build import targets
 
     def emitting(kernel: Any, memory: Any) -> str:
         return "#error broken\n" if kernel.id == broken.id else emit(kernel, memory)
 
     from dataclasses import replace
 
-    monkeypatch.setattr(builder, "HOST", replace(builder.HOST, emit=emitting))
+    monkeypatch.setattr(targets, "HOST", replace(targets.HOST, emit=emitting))
     (tuned,) = tune(catalog, [problem], QUICK).tuned
     assert "does not compile" in tuned.failures[broken.id]
     assert len(tuned.measurements) == 2

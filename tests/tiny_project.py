@@ -9,10 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from catalog.build.builder import Builder, Target
+from catalog.build.builder import Builder
 from catalog.build.cache import ArtifactRecord
 from catalog.build.keys import ContentKey, KeyMaker
 from catalog.build.resources import of_host_build
+from catalog.build.targets import Target
 from catalog.build.toolchains import Toolchain, find_host_toolchain
 from catalog.schema.fields import Algorithm, Signature
 from catalog.schema.kernel import Kernel

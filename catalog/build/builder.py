@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
 from catalog.build import processes
 from catalog.build.cache import ArtifactRecord, Cache, Origin
-from catalog.build.ck import emit as ck
-from catalog.build.ck.facts import hip_facts, hip_flags
-from catalog.build.ck.sources import family_flags, find_checkout
-from catalog.build.ck.toolchain import hip_toolchain
-from catalog.build.host import emit as host
-from catalog.build.keys import ContentKey, KeyMaker, ScanError, TranslationUnit, abi_number
-from catalog.build.resources import Resources, of_hip_build, of_host_build
-from catalog.build.toolchains import LIBRARY, SOURCE, Toolchain, host_facts, host_flags, host_toolchain
+from catalog.build.keys import ContentKey, KeyMaker, ScanError, TranslationUnit, hash_parts
+from catalog.build.pools import Pool, Threads
+from catalog.build.resources import Resources
+from catalog.build.targets import Target, target_of
+from catalog.build.toolchains import LIBRARY, SOURCE, Toolchain
 from catalog.errors import BuildError, ToolchainError
-from catalog.schema.fields import Family
 from catalog.schema.kernel import Kernel
 from catalog.settings import settings
 
@@ -37,73 +32,8 @@ COMPILE_TIMEOUT_SECONDS = 900.0
 LOG_CHARACTERS = 20_000
 """How much of a compiler's output a record carries; the log file has all of it."""
 
-BUILD_DIR = Path(__file__).parent
 _NO_RESOURCES = Resources()
 _ERROR_LINE = re.compile(r"\berror\b|undefined reference", re.IGNORECASE)
-
-
-@dataclass(frozen=True)
-class Target:
-    """How rows of some arches become libraries: where a new kind of device is added.
-
-    ``flags`` are those of an arch, ``family_flags`` those that rows of a family have besides.
-    """
-
-    include_dirs: Callable[[], Mapping[str, Path]]
-    abi_header: Path
-    emit: Callable[[Kernel, Path], str]
-    toolchain: Callable[[str], Toolchain]
-    resources: Callable[[Path, str], Resources]
-    flags: Callable[[str], tuple[str, ...]]
-    family_flags: Callable[[Family], tuple[str, ...]] = lambda _family: ()
-
-    def toolchain_of(self, kernel: Kernel) -> Toolchain:
-        """The toolchain for ``kernel``, with the flags of its family.
-
-        Raises:
-            ToolchainError: there is none for its arch.
-        """
-        toolchain = self.toolchain(kernel.arch)
-        return replace(toolchain, compile_flags=(*toolchain.compile_flags, *self.family_flags(kernel.family)))
-
-    def unit(self, source: str) -> TranslationUnit:
-        """The translation unit of ``source``, with the headers of the target.
-
-        Raises:
-            BuildError: the headers are not there, or that of the ABI cannot be read.
-        """
-        return TranslationUnit(source, self.include_dirs(), abi_number(self.abi_header))
-
-
-def _emit_host(kernel: Kernel, _memory: Path) -> str:
-    return host.emit(kernel)
-
-
-def _emit_ck(kernel: Kernel, memory: Path) -> str:
-    return ck.emit(kernel, find_checkout().source(kernel, memory))
-
-
-def _ck_include_dirs() -> Mapping[str, Path]:
-    checkout = find_checkout()
-    return {"build": BUILD_DIR, "fmha": checkout.example, "ck": checkout.include}
-
-
-_ABI_HEADER = BUILD_DIR / "abi" / "catalog_abi.h"
-HOST = Target(lambda: {"build": BUILD_DIR}, _ABI_HEADER, _emit_host, host_toolchain, of_host_build, host_flags)
-CK = Target(_ck_include_dirs, _ABI_HEADER, _emit_ck, hip_toolchain, of_hip_build, hip_flags, family_flags)
-
-
-def target_of(arch: str) -> Target:
-    """The target that builds for ``arch``.
-
-    Raises:
-        BuildError: none does.
-    """
-    if arch in host_facts().arches:
-        return HOST
-    if arch in hip_facts().arches:
-        return CK
-    raise BuildError(f"kernels for {arch} cannot be built yet", hint="catalog doctor lists the arches that can")
 
 
 @dataclass(frozen=True)
@@ -113,6 +43,7 @@ class Artifact:
     key: str
     path: Path
     sha256: str
+    so_bytes: int
     kernel_id: str
     compile_seconds: float
     cached: bool
@@ -128,10 +59,11 @@ class BuildFailure:
 
 @dataclass(frozen=True)
 class BuildReport:
-    """What became of many kernels, each in the order in which they were asked for."""
+    """What became of many kernels, in the order in which they were asked for; ``left`` is how many were not tried."""
 
     artifacts: tuple[Artifact, ...]
     failures: tuple[BuildFailure, ...]
+    left: int = 0
 
 
 class CompileError(BuildError):
@@ -183,14 +115,27 @@ class _Subject:
 
 
 @dataclass(frozen=True)
-class _Job:
-    """A source, with all that its build needs."""
+class Job:
+    """A source, with all that its build needs; :meth:`Builder.job` makes it."""
 
     subject: _Subject
     target: Target
     unit: TranslationUnit
     toolchain: Toolchain
     key: ContentKey
+
+    @property
+    def ingredients(self) -> dict[str, str]:
+        """What the key covers, part by part, in words that can be compared with those of another machine."""
+        compiler = self.toolchain.compiler
+        return {
+            "compiler": f"{compiler.path} ({compiler.version}, digest {compiler.digest[:12]})",
+            "ISA": self.toolchain.isa,
+            "flags": self.toolchain.flags,
+            "ABI": str(self.unit.abi),
+            "source": hash_parts({"source": [self.unit.source]})[:12],
+            "headers": hash_parts({"digests": tuple(self.key.headers.values())})[:12],
+        }
 
     def record(
         self, output: str, seconds: float, library: bytes | None = None, resources: Resources = _NO_RESOURCES
@@ -214,6 +159,7 @@ class _Job:
 
     @property
     def origin(self) -> Origin:
+        """What the record of this build says of it besides."""
         return Origin(self.subject.name, self.unit.abi, source_digest(self.unit.source))
 
     def error(self, failure: _CommandFailed, log: Path, seconds: float) -> CompileError:
@@ -230,12 +176,6 @@ class _Job:
 def source_digest(source: str) -> str:
     """SHA-256, in hex, of an emitted source."""
     return hashlib.sha256(source.encode()).hexdigest()
-
-
-def _available_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _run_compiler(unit: TranslationUnit, toolchain: Toolchain, folder: Path, stop: threading.Event) -> str:
@@ -279,7 +219,7 @@ class Builder:
             BuildError: it does not compile, or its target implements no such kernel; ``log`` is the compiler's output.
             ToolchainError: no usable compiler for its arch.
         """
-        return self._settle(lambda: self._make_kernel(kernel, threading.Event()))
+        return self._settle(lambda: self.make(kernel, threading.Event()))
 
     def build_helper(self, name: str, arch: str, source: str) -> Path:
         """The library of ``source``, which is no row's, from the cache if it is there and sound; it is not recorded.
@@ -294,42 +234,46 @@ class Builder:
         """
         target = self._targets(arch)
         subject = _Subject.of_helper(name, arch)
-        return self._make(subject, target, source, target.toolchain(arch), threading.Event()).artifact.path
+        stop = threading.Event()
+        return self.finish(self._job(subject, target, source, target.toolchain(arch), stop), stop).artifact.path
 
     def build_many(
         self,
         kernels: Iterable[Kernel],
         jobs: int | None = None,
         on_done: Callable[[Artifact | BuildFailure], None] | None = None,
+        *,
+        fail_fast: bool = False,
+        pool: Pool | None = None,
     ) -> BuildReport:
         """Build ``kernels``, ``jobs`` at a time (None: one per core); ``on_done`` hears of each as it ends.
 
-        A kernel that fails does not stop the others: nothing is raised for it. Whatever else is raised (by ``record``
-        or ``on_done``, by Ctrl-C) ends the running compilers first.
+        A kernel that fails does not stop the others, unless ``fail_fast``: nothing is raised for it. Whatever else is
+        raised (by ``record`` or ``on_done``, by Ctrl-C) ends the running compilers first; what is finished by then is
+        in the cache. ``pool`` builds somewhere else than in threads of this process.
+
+        Raises:
+            ClusterError: the machines of ``pool`` are gone.
         """
         asked = list(kernels)
         results: dict[int, Artifact | BuildFailure] = {}
-        stop = threading.Event()
-        pool = ThreadPoolExecutor(jobs or _available_cores(), thread_name_prefix="build")
-        try:
-            futures = {pool.submit(self._make_kernel, kernel, stop): place for place, kernel in enumerate(asked)}
-            for future in as_completed(futures):
-                place = futures[future]
+        with closing((pool or Threads(jobs)).results(self, asked)) as ended:
+            for place, finish in ended:
                 done: Artifact | BuildFailure
                 try:
-                    done = self._settle(future.result)
+                    done = self._settle(finish)
                 except (BuildError, ToolchainError) as error:
                     done = BuildFailure(asked[place], error)
                 results[place] = done
                 if on_done is not None:
                     on_done(done)
-        finally:
-            stop.set()
-            pool.shutdown(cancel_futures=True)
-        ordered = [results[place] for place in range(len(asked))]
+                if fail_fast and isinstance(done, BuildFailure):
+                    break
+        ordered = [results[place] for place in sorted(results)]
         return BuildReport(
             tuple(done for done in ordered if isinstance(done, Artifact)),
             tuple(done for done in ordered if isinstance(done, BuildFailure)),
+            len(asked) - len(results),
         )
 
     def key_of(self, kernel: Kernel) -> str:
@@ -339,7 +283,7 @@ class Builder:
             BuildError, ToolchainError: as :meth:`build`, before anything is compiled.
         """
         target = self._targets(kernel.arch)
-        toolchain = target.toolchain(kernel.arch)
+        toolchain = target.toolchain_of(kernel)
         unit = target.unit(target.emit(kernel, self.cache.scans))
         try:
             return self._keys.key(unit, toolchain).hex
@@ -362,36 +306,96 @@ class Builder:
         if self._record is not None:
             self._record(record)
 
-    def _make_kernel(self, kernel: Kernel, stop: threading.Event) -> Built:
-        target = self._targets(kernel.arch)
+    def make(self, kernel: Kernel, stop: threading.Event) -> Built:
+        """As :meth:`build`, in any thread, and the registry does not hear of it; ends early when ``stop`` is set.
+
+        Raises:
+            Interrupted: ``stop`` was set.
+            BuildError, ToolchainError: as :meth:`build`.
+        """
+        return self.finish(self.job(kernel, stop), stop)
+
+    def job(self, kernel: Kernel, stop: threading.Event, source: str | None = None) -> Job:
+        """What is to be compiled for ``kernel``, from ``source`` if it was emitted before, and its content key.
+
+        Raises:
+            Interrupted, BuildError, ToolchainError: as :meth:`make`.
+        """
+        target, subject = self._targets(kernel.arch), _Subject.of_kernel(kernel)
         toolchain = target.toolchain_of(kernel)
-        subject = _Subject.of_kernel(kernel)
-        self._create_cache(subject)  # where what was emitted is remembered
-        return self._make(subject, target, target.emit(kernel, self.cache.scans), toolchain, stop)
+        with self._cache_errors(subject):
+            self.cache.create()  # where what was emitted is remembered
+        emitted = target.emit(kernel, self.cache.scans) if source is None else source
+        return self._job(subject, target, emitted, toolchain, stop)
 
-    def _make(
-        self, subject: _Subject, target: Target, source: str, toolchain: Toolchain, stop: threading.Event
+    def find(self, job: Job) -> Built | None:
+        """The library of ``job``, if the cache has it and it is sound.
+
+        Raises:
+            BuildError: the cache folder cannot be read.
+        """
+        with self._cache_errors(job.subject):
+            record = self.cache.load(job.key.hex)
+            return None if record is None else self._built(record, cached=True)
+
+    def finish(self, job: Job, stop: threading.Event) -> Built:
+        """The library of ``job``, found or compiled.
+
+        Raises:
+            Interrupted, BuildError, ToolchainError: as :meth:`make`.
+        """
+        with self._cache_errors(job.subject):
+            return self.find(job) or self._make_once(job, stop)
+
+    def admit(
+        self, record: ArtifactRecord, origin: Origin, library: bytes, stop: threading.Event, *, cached: bool
     ) -> Built:
-        """Find or compile one library; runs in any thread."""
-        unit = target.unit(source)
-        self._create_cache(subject)
-        try:
-            job = _Job(subject, target, unit, toolchain, self._key(subject, target, unit, toolchain, stop))
-            return self._find(job) or self._make_once(job, stop)
-        except OSError as error:
-            raise self._unusable(subject, error) from None
+        """Publish the library that another machine compiled, or had (``cached``), unless the cache has it by now.
 
-    def _create_cache(self, subject: _Subject) -> None:
-        try:
+        Raises:
+            Interrupted: ``stop`` was set.
+            BuildError: the cache folder cannot be written.
+        """
+        with self._cache_errors(
+            _Subject(f"kernel {origin.kernel_name}", origin.kernel_name, record.arch, record.kernel_id)
+        ):
             self.cache.create()
-        except OSError as error:
-            raise self._unusable(subject, error) from None
+            with self.cache.lock(record.key, stop):
+                there = self.cache.load(record.key)
+                if there is None:
+                    with self.cache.workspace(record.key) as folder:
+                        (folder / LIBRARY).write_bytes(library)
+                        self.cache.publish(folder / LIBRARY, record, origin)
+                return self._built(there or record, cached)
 
-    def _unusable(self, subject: _Subject, error: OSError) -> BuildError:
-        return BuildError(
-            f"{subject.title}: {error.filename or self.cache.folder}: {error.strerror}",
-            hint="CATALOG_CACHE_DIR chooses another cache folder",
-        )
+    def admit_failure(self, record: ArtifactRecord, message: str, log: str, stop: threading.Event) -> CompileError:
+        """What is told of a kernel that does not compile on another machine; ``log`` is kept here.
+
+        Raises:
+            Interrupted: ``stop`` was set.
+            BuildError: the cache folder cannot be written.
+        """
+        with self._cache_errors(_Subject(message, "", record.arch, record.kernel_id)):
+            self.cache.create()
+            with self.cache.lock(record.key, stop):
+                path = self.cache.keep_log(record.key, log)
+        return CompileError(message, hint=f"the compiler's output is in {path}", log=log, record=record)
+
+    def _job(self, subject: _Subject, target: Target, source: str, toolchain: Toolchain, stop: threading.Event) -> Job:
+        unit = target.unit(source)
+        with self._cache_errors(subject):
+            self.cache.create()
+            return Job(subject, target, unit, toolchain, self._key(subject, target, unit, toolchain, stop))
+
+    @contextmanager
+    def _cache_errors(self, subject: _Subject) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise BuildError(
+                f"{subject.title}: {error.filename or self.cache.folder}: {error.strerror}",
+                hint="CATALOG_CACHE_DIR chooses another cache folder",
+            ) from None
 
     def _key(
         self, subject: _Subject, target: Target, unit: TranslationUnit, toolchain: Toolchain, stop: threading.Event
@@ -400,26 +404,22 @@ class Builder:
             return self._keys.key(unit, toolchain)
         except ScanError as error:
             # Without a key the failure is filed under what would have led to one.
-            job = _Job(subject, target, unit, toolchain, ContentKey(error.question, {}))
+            job = Job(subject, target, unit, toolchain, ContentKey(error.question, {}))
             with self.cache.lock(error.question, stop):
                 raise self._refusal(job, _CommandFailed(error.failure, error.log), 0.0) from None
         except BuildError as error:
             raise BuildError(f"{subject.title}: {error.message}", hint=error.hint) from None
 
-    def _refusal(self, job: _Job, failure: _CommandFailed, seconds: float) -> CompileError:
+    def _refusal(self, job: Job, failure: _CommandFailed, seconds: float) -> CompileError:
         """File a failed compile; raises ToolchainError when it is the compiler's fault."""
         job.toolchain.verify()
         log = self.cache.keep_log(job.key.hex, f"{failure.output}\n{failure.failure}\n")
         return job.error(failure, log, seconds)
 
-    def _find(self, job: _Job) -> Built | None:
-        record = self.cache.load(job.key.hex)
-        return None if record is None else self._built(record, cached=True)
-
-    def _make_once(self, job: _Job, stop: threading.Event) -> Built:
+    def _make_once(self, job: Job, stop: threading.Event) -> Built:
         """Compile, unless another builder did while this one waited for the lock."""
         with self.cache.lock(job.key.hex, stop):
-            found = self._find(job)
+            found = self.find(job)
             if found is not None:
                 return found
             library = self.cache.so_path(job.key.hex)
@@ -428,7 +428,7 @@ class Builder:
             with self.cache.workspace(job.key.hex) as folder:
                 return self._compile(job, folder, stop)
 
-    def _compile(self, job: _Job, folder: Path, stop: threading.Event) -> Built:
+    def _compile(self, job: Job, folder: Path, stop: threading.Event) -> Built:
         started = time.perf_counter()
         try:
             output = _run_compiler(job.unit, job.toolchain, folder, stop)
@@ -445,5 +445,5 @@ class Builder:
 
     def _built(self, record: ArtifactRecord, cached: bool) -> Built:
         path = self.cache.so_path(record.key)
-        sha256 = record.so_sha256 or ""
-        return Built(Artifact(record.key, path, sha256, record.kernel_id, record.compile_s, cached), record)
+        digest, size = record.so_sha256 or "", record.so_bytes or 0
+        return Built(Artifact(record.key, path, digest, size, record.kernel_id, record.compile_s, cached), record)

@@ -25,10 +25,10 @@ from typing import Annotated, BinaryIO
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from catalog.build.builder import BUILD_DIR
 from catalog.build.cache import ArtifactRecord, Cache, Origin
 from catalog.build.ck.facts import hip_facts
 from catalog.build.keys import abi_number
+from catalog.build.targets import BUILD_DIR
 from catalog.build.toolchains import host_facts
 from catalog.errors import BundleError, ProblemError
 from catalog.schema.kernel import Kernel

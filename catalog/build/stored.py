@@ -93,7 +93,13 @@ class StoredBuilder(Builder):
             )
         return self.cache.so_path(record.key)
 
-    def _make_kernel(self, kernel: Kernel, stop: threading.Event) -> Built:
+    def make(self, kernel: Kernel, stop: threading.Event) -> Built:
+        """As :meth:`Builder.make`, from the cache only.
+
+        Raises:
+            MissingKernelError: the cache has none.
+            BuildError: as :meth:`key_of`.
+        """
         record = self._demand(kernel.id, kernel.arch)
         if record is None:
             raise self._missing(kernel)

@@ -151,6 +151,13 @@ def _population(connection: sqlite3.Connection, request: Request) -> sqlite3.Row
     return row
 
 
+def _merged(connection: sqlite3.Connection, request: Request) -> bool:
+    """Whether there are rows without a population: those that came with another catalog's artifacts."""
+    where = " AND ".join(f"kernel.{column} = :{column}" for column in request.identity)
+    asked = f"SELECT 1 FROM artifact JOIN kernel ON kernel.id = kernel_id WHERE {where} LIMIT 1"
+    return connection.execute(asked, request.identity).fetchone() is not None
+
+
 def _digest(request: Request, joins: Sequence[Join], receipts: Sequence[int]) -> str:
     """Of all that the rows depend on: the facts, and the SQL that this version of the program makes from them."""
     parts = [request.spec.model_dump_json(), request.mask_impl, " ".join(map(str, receipts)), _insert_sql(request.spec)]
@@ -171,7 +178,7 @@ class _Writer:
         self._connection = connection
         self._request = request
         self._receipts = receipts
-        self._was_there = _population(connection, request) is not None
+        self._was_there = _population(connection, request) is not None or _merged(connection, request)
         self._families: Counter[str] = Counter()
 
     def write(self, joins: Sequence[Join], on_progress: Progress) -> dict[str, int]:

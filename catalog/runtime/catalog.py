@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sqlite3
 import threading
-from collections.abc import Callable, Mapping, Set
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence, Set
 from functools import cached_property, lru_cache
 from pathlib import Path
-from types import MethodType
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from catalog import settings
 from catalog.errors import RegistryError
 from catalog.registry import connect
 from catalog.runtime import timings
+from catalog.runtime.devices import why_unavailable
+from catalog.runtime.devices.here import Devices, resolve_arch
 from catalog.runtime.narrow import Step
+from catalog.runtime.on_default import on_default
 from catalog.runtime.plan import Plan, Services
 from catalog.runtime.select import Candidate, Choice, Population, Selector
 from catalog.schema.arch_spec import ArchSpec
@@ -28,13 +30,14 @@ from catalog.schema.stages import MAIN_STAGE, stages_of
 
 if TYPE_CHECKING:
     from catalog.build.builder import Artifact, Builder
+    from catalog.merge import Merged
     from catalog.rules.diff import Difference
     from catalog.rules.explain import Explanation, Finding
     from catalog.rules.parity import Comparison, Reference
     from catalog.rules.populate import Population as Populated
     from catalog.rules.populate import Progress
     from catalog.rules.restriction import Restriction
-    from catalog.runtime.devices import Device
+    from catalog.runtime.devices import Device, DeviceInfo
     from catalog.runtime.devices.host import HostDevice
     from catalog.runtime.history import History
 
@@ -42,20 +45,6 @@ _log = logging.getLogger(__name__)
 
 MEMO_SIZE = 65_536
 """Selections that a catalog remembers; beyond that it forgets all and starts anew."""
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-class _OnDefault(Generic[P, R]):
-    """A method that works on the default catalog when it is called on the class."""
-
-    def __init__(self, function: Callable[Concatenate[Catalog, P], R]) -> None:
-        self._function = function
-        self.__doc__ = function.__doc__
-
-    def __get__(self, instance: Catalog | None, owner: type[Catalog]) -> Callable[P, R]:
-        return MethodType(self._function, owner.default() if instance is None else instance)
 
 
 class Catalog:
@@ -74,12 +63,11 @@ class Catalog:
         self, path: Path | str | None = None, *, num_threads: int | None = None, compile: bool | None = None
     ) -> None:
         self.path = Path(path) if path is not None else settings.settings().db
-        self._num_threads = num_threads
         self._compile = compile
         self._memo: dict[tuple[str, str, str | None, str], Plan] = {}
         self._lock = threading.RLock()
         self._selectors: dict[tuple[str, str | None, str], Selector] = {}
-        self._devices: dict[str, Device[Any]] = {}
+        self._devices = Devices(num_threads)
 
     @classmethod
     @lru_cache(maxsize=1)
@@ -200,7 +188,7 @@ class Catalog:
         with run(self.path, asked, settings.settings().query_timeout) as result:
             return [Kernel.from_row(dict(zip(result.columns, row, strict=True))) for row in result]
 
-    @_OnDefault
+    @on_default
     def select(
         self, problem: Problem, *, arch: str = "host", revision: str | None = None, mask_impl: str = "generic"
     ) -> Plan:
@@ -232,7 +220,7 @@ class Catalog:
         kernels = tuple(kernel if stage.family is kernel.family else stage for stage in selected.kernels)
         return Plan(problem, selected.arch, kernels, self._services(lambda _: kernels))
 
-    @_OnDefault
+    @on_default
     def candidates(
         self,
         problem: Problem,
@@ -384,10 +372,8 @@ class Catalog:
 
     def _measured_on(self, arch: str) -> int | None:
         """The device whose timings count: this machine's where it runs ``arch``, else the most measured one."""
-        from catalog.runtime.devices import why_unavailable
-
         if why_unavailable(arch) is None:
-            return timings.device_id(self.connection, replace(self.host().device, arch=arch))
+            return timings.device_id(self.connection, self._devices.info(arch))
         return timings.most_measured(self.connection, arch)
 
     def _populated(self, arch: str, revision: str | None, mask_impl: str) -> Population:
@@ -446,16 +432,9 @@ class Catalog:
         """
         return self.builder.build(kernel)
 
-    @cached_property
-    def _host(self) -> HostDevice:
-        from catalog.runtime.devices.host import HostDevice
-
-        chosen = self._num_threads
-        return HostDevice(settings.settings().num_threads if chosen is None else chosen)
-
     def host(self) -> HostDevice:
         """The host CPU as a device."""
-        return self._host
+        return self._devices.host
 
     def device(self, arch: str) -> Device[Any]:
         """What kernels of ``arch`` run on: the host CPU, or the first GPU of that arch which the process may use.
@@ -465,22 +444,56 @@ class Catalog:
         Raises:
             DeviceError: this machine has none; says what it lacks.
         """
-        device = self._devices.get(arch)
-        if device is None:
-            from catalog.runtime.devices import check_available, hip, is_amd
+        return self._devices.of(arch)
 
-            with self._lock:
-                if arch not in self._devices:
-                    name = resolve_arch(arch)
-                    check_available(name)
-                    self._devices[arch] = hip.first_gpu(name) if is_amd(name) else self.host()
-                device = self._devices[arch]
-        return device
+    def device_info(self, arch: str) -> DeviceInfo:
+        """What timings of kernels of ``arch`` on this machine are tied to.
+
+        Raises:
+            DeviceError: as :meth:`device`.
+        """
+        return self._devices.info(arch)
 
     def forget(self) -> None:
         """Select anew from now on: what was measured has changed."""
         with self._lock:
             self._memo.clear()
+
+    def merge(self, paths: Sequence[Path]) -> list[Merged]:
+        """Take over the artifacts' records and the timings of other catalogs, all of them or nothing.
+
+        Raises:
+            UsageError: one of ``paths`` is this catalog.
+            RegistryError: one is no catalog, is damaged or from a newer version, or this file cannot be written.
+        """
+        from catalog.merge import merge
+
+        with self._lock:
+            merged = merge(self.connection, self.path, paths)
+            self._selectors.clear()
+            self._memo.clear()
+        return merged
+
+    def built(self, kernels: Sequence[Kernel]) -> int:
+        """How many of ``kernels`` were built on this machine before, by the file; the cache may have lost some.
+
+        Raises:
+            RegistryError: the file cannot be opened or is no catalog.
+        """
+        asked = json.dumps([kernel.id for kernel in kernels])
+        here = "SELECT count(*) FROM kernels WHERE built AND id IN (SELECT value FROM json_each(?))"
+        with self._lock:
+            return int(self.connection.execute(here, (asked,)).fetchone()[0])
+
+    def populated(self, arch: str) -> bool:
+        """Whether the file holds kernels of ``arch``, of any revision.
+
+        Raises:
+            RegistryError, DeviceError: as :meth:`populate`.
+        """
+        with self._lock:
+            there = self.connection.execute("SELECT 1 FROM population WHERE arch = ?", (resolve_arch(arch),)).fetchone()
+        return there is not None
 
     def close(self) -> None:
         """Close the file; the object opens it again when it is used again."""
@@ -489,16 +502,3 @@ class Catalog:
             del self.__dict__["connection"]
         self._selectors.clear()
         self._memo.clear()
-
-
-def resolve_arch(arch: str) -> str:
-    """``arch`` with ``host`` resolved to this machine's CPU.
-
-    Raises:
-        DeviceError: ``host``, and no host arch runs on this CPU.
-    """
-    if arch != "host":
-        return arch
-    from catalog.runtime.devices.host import resolve_host_arch
-
-    return resolve_host_arch()

@@ -15,12 +15,13 @@ POPULATION = (
 )
 SIGNATURE = " AND ".join(f"kernel.{name} = :want_{name}" for name in REQUIRED_TRAITS)
 _NEWEST_STATUS = (
-    "coalesce((SELECT status FROM artifact WHERE kernel_id = kernel.id ORDER BY created DESC, rowid DESC LIMIT 1), '')"
+    "coalesce((SELECT status FROM artifact WHERE kernel_id = kernel.id AND NOT elsewhere "
+    "ORDER BY created DESC, rowid DESC LIMIT 1), '')"
 )
 COMPILES = f"{_NEWEST_STATUS} <> 'failed'"
 NOT_QUARANTINED = f"{_NEWEST_STATUS} <> 'quarantined'"
 PASSED_OVER = f"{_NEWEST_STATUS} IN ('failed', 'quarantined')"
-"""A kernel whose newest build did not compile, or is quarantined, is passed over while that is its content key."""
+"""A kernel whose newest build here did not compile, or is quarantined, is passed over while that is its content key."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,7 +127,7 @@ class _Tuning:
     def __init__(self, catalog: Catalog, options: TuneOptions) -> None:
         self._catalog = catalog
         self._options = options
-        self._device = catalog.device(options.arch)
+        self._device = catalog.device_info(options.arch)
         self._deadline = math.inf if options.seconds is None else time.monotonic() + options.seconds
 
     def run(self, problems: Sequence[Problem], on_done: Callable[[Tuned], None] | None) -> TuneReport:
@@ -169,7 +169,7 @@ class _Tuning:
                 keys[kernel_id] = next(a.key for a in plan.build() if a.kernel_id == kernel_id)
             except CatalogError as error:
                 failures[kernel_id] = error.message
-        known = set() if self._options.again else measured(self._catalog.connection, problem, self._device.device)
+        known = set() if self._options.again else measured(self._catalog.connection, problem, self._device)
         fresh = {kernel_id for kernel_id, key in keys.items() if (kernel_id, key) not in known}
         measurements: dict[str, Measurement] = {}
         if fresh:
@@ -179,7 +179,7 @@ class _Tuning:
                 Timing(kernel_id, keys[kernel_id], measurement) for kernel_id, measurement in measurements.items()
             ]
             with transaction(self._catalog.connection):
-                record(self._catalog.connection, problem, self._device.device, timings)
+                record(self._catalog.connection, problem, self._device, timings)
         ordered = dict(sorted(measurements.items(), key=lambda item: (item[1].median_ms, item[0])))
         return Tuned(problem, kernels, ordered, failures, next(iter(kernels)), known=not fresh)
 

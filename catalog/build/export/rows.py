@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from catalog.build.builder import BUILD_DIR, Target, target_of
 from catalog.build.cache import Cache
 from catalog.build.export.folder import write_export
 from catalog.build.export.projects import UNITS, Project, ProjectFormat, project_files
 from catalog.build.export.table import Entry, Table, c_string, check_prefix
 from catalog.build.export.toolset import Toolset, toolset_of
 from catalog.build.keys import abi_number
+from catalog.build.targets import BUILD_DIR, Target, target_of
 from catalog.errors import UsageError
 from catalog.schema.kernel import Kernel
 from catalog.settings import settings

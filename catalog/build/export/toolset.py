@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from catalog.build.builder import Target
 from catalog.build.ck.facts import hip_facts, hip_flags
 from catalog.build.ck.toolchain import device_libraries, rocm_root
+from catalog.build.targets import Target
 from catalog.build.toolchains import CANDIDATES, Compiler, Toolchain, host_facts, host_flags
 from catalog.errors import ToolchainError
 from catalog.schema.fields import Family

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from catalog.build.builder import CK, target_of
 from catalog.build.ck.sources import find_checkout
 from catalog.build.ck.toolchain import rocm_root
 from catalog.build.export.folder import write_export
@@ -21,6 +20,7 @@ from catalog.build.export.projects import UNITS, Project, ProjectFormat, project
 from catalog.build.export.rows import copied_headers, toolset_facts
 from catalog.build.export.table import Entry, Table, c_string, check_prefix
 from catalog.build.export.toolset import toolset_of
+from catalog.build.targets import CK, target_of
 from catalog.errors import BuildError, UsageError
 
 _log = logging.getLogger(__name__)

@@ -1,0 +1,63 @@
+"""Where many kernels are built at once: in threads of this process, or elsewhere (:mod:`catalog.build.cluster`)."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from catalog.schema.kernel import Kernel
+
+if TYPE_CHECKING:
+    from catalog.build.builder import Builder, Built
+
+Results = Generator[tuple[int, "Callable[[], Built]"], None, None]
+"""As each kernel ends its place among those asked for, and what returns its library or raises what stopped it."""
+
+
+class Pool(Protocol):
+    """Builds many kernels, in an order of its own."""
+
+    @property
+    def at_once(self) -> int:
+        """How many at a time."""
+
+    def results(self, builder: Builder, kernels: Sequence[Kernel]) -> Results:
+        """Build ``kernels`` with ``builder``'s cache; closing the generator ends what has not ended yet."""
+
+
+def available_cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+@dataclass(frozen=True)
+class Threads:
+    """Threads of this process, ``jobs`` at a time (None: one per core).
+
+    Threads suffice: the compilers are processes, and Python only waits for them.
+    """
+
+    jobs: int | None = None
+
+    @property
+    def at_once(self) -> int:
+        """How many at a time."""
+        return self.jobs or available_cores()
+
+    def results(self, builder: Builder, kernels: Sequence[Kernel]) -> Results:
+        """Build ``kernels``; closing the generator ends the running compilers."""
+        stop = threading.Event()
+        pool = ThreadPoolExecutor(self.at_once, thread_name_prefix="build")
+        try:
+            futures = {pool.submit(builder.make, kernel, stop): place for place, kernel in enumerate(kernels)}
+            for future in as_completed(futures):
+                yield futures[future], future.result
+        finally:
+            stop.set()
+            pool.shutdown(cancel_futures=True)

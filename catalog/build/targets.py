@@ -1,0 +1,86 @@
+"""Targets: what turns rows of an arch into libraries, with which headers, compiler and flags."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from catalog.build.ck import emit as ck
+from catalog.build.ck.facts import hip_facts, hip_flags
+from catalog.build.ck.sources import family_flags, find_checkout
+from catalog.build.ck.toolchain import hip_toolchain
+from catalog.build.host import emit as host
+from catalog.build.keys import TranslationUnit, abi_number
+from catalog.build.resources import Resources, of_hip_build, of_host_build
+from catalog.build.toolchains import Toolchain, host_facts, host_flags, host_toolchain
+from catalog.errors import BuildError
+from catalog.schema.fields import Family
+from catalog.schema.kernel import Kernel
+
+BUILD_DIR = Path(__file__).parent
+"""The include folder of our own headers."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """How rows of some arches become libraries: where a new kind of device is added.
+
+    ``flags`` are those of an arch, ``family_flags`` those that rows of a family have besides.
+    """
+
+    include_dirs: Callable[[], Mapping[str, Path]]
+    abi_header: Path
+    emit: Callable[[Kernel, Path], str]
+    toolchain: Callable[[str], Toolchain]
+    resources: Callable[[Path, str], Resources]
+    flags: Callable[[str], tuple[str, ...]]
+    family_flags: Callable[[Family], tuple[str, ...]] = lambda _family: ()
+
+    def toolchain_of(self, kernel: Kernel) -> Toolchain:
+        """The toolchain for ``kernel``, with the flags of its family.
+
+        Raises:
+            ToolchainError: there is none for its arch.
+        """
+        toolchain = self.toolchain(kernel.arch)
+        return replace(toolchain, compile_flags=(*toolchain.compile_flags, *self.family_flags(kernel.family)))
+
+    def unit(self, source: str) -> TranslationUnit:
+        """The translation unit of ``source``, with the headers of the target.
+
+        Raises:
+            BuildError: the headers are not there, or that of the ABI cannot be read.
+        """
+        return TranslationUnit(source, self.include_dirs(), abi_number(self.abi_header))
+
+
+def _emit_host(kernel: Kernel, _memory: Path) -> str:
+    return host.emit(kernel)
+
+
+def _emit_ck(kernel: Kernel, memory: Path) -> str:
+    return ck.emit(kernel, find_checkout().source(kernel, memory))
+
+
+def _ck_include_dirs() -> Mapping[str, Path]:
+    checkout = find_checkout()
+    return {"build": BUILD_DIR, "fmha": checkout.example, "ck": checkout.include}
+
+
+_ABI_HEADER = BUILD_DIR / "abi" / "catalog_abi.h"
+HOST = Target(lambda: {"build": BUILD_DIR}, _ABI_HEADER, _emit_host, host_toolchain, of_host_build, host_flags)
+CK = Target(_ck_include_dirs, _ABI_HEADER, _emit_ck, hip_toolchain, of_hip_build, hip_flags, family_flags)
+
+
+def target_of(arch: str) -> Target:
+    """The target that builds for ``arch``.
+
+    Raises:
+        BuildError: none does.
+    """
+    if arch in host_facts().arches:
+        return HOST
+    if arch in hip_facts().arches:
+        return CK
+    raise BuildError(f"kernels for {arch} cannot be built yet", hint="catalog doctor lists the arches that can")

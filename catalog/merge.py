@@ -1,0 +1,254 @@
+"""Unite catalogs: artifacts' records and timings of other machines become rows of this one.
+
+- Devices are the same where arch, name and facts are; problems where their keys are; kernels by id.
+- A kernel row that this catalog lacks is copied with its receipts, whatever its revision and space, if this program
+  makes the same id and name of its traits. Not into a population that is whole: its spec has no such kernel, so one of
+  the two catalogs was made from other facts, and what concerns that kernel stays out.
+- A timing of the same problem, kernel, device and artifact: the newest wins. A record of the same artifact: a success
+  before a failure, then the newest.
+- An artifact that comes by a merge is marked ``elsewhere``: its library is in another cache, so the column ``built``
+  does not count it, nor does selection pass a kernel over for a failure of another machine's compiler. A build here of
+  the same content key takes the mark away.
+- Misses stay where they are: they say what was asked for on a machine, and counts cannot be merged twice.
+
+The other file is only read. One transaction: everything, or nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from catalog.errors import RegistryError, UsageError
+from catalog.registry import KERNEL_COLUMNS, connect, is_current, transaction
+from catalog.schema.kernel import Kernel
+
+COLUMNS = ("from", "what", "added", "renewed", "the same")
+"""Columns of :attr:`Merged.rows`."""
+
+_TABLES = ("kernel", "artifact", "device", "problem", "timing")
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Merged:
+    """What became of the rows of one file, and why kernels, by number, were left out with all that is about them."""
+
+    path: Path
+    counts: Mapping[str, Counter[str]] = field(default_factory=lambda: {table: Counter() for table in _TABLES})
+    left_out: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def rows(self) -> list[list[Any]]:
+        """The values of :data:`COLUMNS`, a row a table."""
+        return [
+            [self.path.name, f"{table}s", *(count[how] for how in COLUMNS[2:])] for table, count in self.counts.items()
+        ]
+
+    @property
+    def notes(self) -> list[str]:
+        """What was left out and why, a line a reason."""
+        return [
+            f"{self.path}: left out {kernels} kernels with all that is about them, {reason}"
+            for reason, kernels in self.left_out.items()
+        ]
+
+
+def merge(connection: sqlite3.Connection, own: Path, paths: Sequence[Path]) -> list[Merged]:
+    """Merge the catalogs at ``paths`` into that of ``connection``, the file ``own``; what came of each.
+
+    Raises:
+        UsageError: one of them is ``own``.
+        RegistryError: one is not there, no catalog, damaged, or from a newer version; or ``own`` cannot be written.
+    """
+    for path in paths:
+        if path.exists() and path.samefile(own):
+            raise UsageError(f"{path} is the catalog that others are merged into.")
+    with ExitStack() as stack:
+        others = [(path, stack.enter_context(_opened(path))) for path in paths]
+        with transaction(connection):
+            return [_Merge(connection, other, Merged(path)).run() for path, other in others]
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[sqlite3.Connection]:
+    """The catalog at ``path`` as it is now, to be read only; one with an older schema as a migrated copy."""
+    if not path.is_file():
+        raise RegistryError(f"There is no catalog at {path}.")
+    with ExitStack() as stack:
+        with _reading(path):
+            other = stack.enter_context(closing(_read_only(path)))
+            if not is_current(other, path):
+                if not other.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
+                    raise RegistryError(f"{path} is empty: no catalog.")
+                copy = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="catalog-"))) / "catalog.db"
+                with closing(sqlite3.connect(copy)) as target:
+                    other.backup(target)
+                other = stack.enter_context(closing(connect(copy)))
+            other.execute("BEGIN")
+        yield other
+
+
+def _read_only(path: Path) -> sqlite3.Connection:
+    """A connection that cannot write; where not even WAL's -shm file can be made, nobody else writes either."""
+    log = path.with_name(path.name + "-wal")
+    for parameters in ("mode=ro", "mode=ro&immutable=1"):
+        connection = sqlite3.connect(f"{path.resolve().as_uri()}?{parameters}", uri=True, isolation_level=None)
+        try:
+            connection.execute("PRAGMA trusted_schema = OFF")
+            connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+        except sqlite3.OperationalError:
+            connection.close()
+            if log.exists():
+                raise
+        except BaseException:
+            connection.close()
+            raise
+        else:
+            connection.row_factory = sqlite3.Row
+            return connection
+    raise sqlite3.OperationalError("unable to open it")
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (sqlite3.Error, OverflowError) as error:
+        hint = "Nothing was changed. Is it whole, and a catalog? catalog doctor with --db tells."
+        raise RegistryError(f"{path} cannot be merged: {error}.", hint=hint) from None
+
+
+class _Merge:
+    """One file into another, inside of the caller's transaction."""
+
+    def __init__(self, connection: sqlite3.Connection, other: sqlite3.Connection, merged: Merged) -> None:
+        self._connection, self._other, self._merged = connection, other, merged
+
+    def run(self) -> Merged:
+        with _reading(self._merged.path):
+            for table in ("artifact", "timing"):
+                if self._other.execute(f"PRAGMA foreign_key_check({table})").fetchone():
+                    raise sqlite3.DatabaseError(f"its table {table} refers to rows that are not there")
+            kernels = self._kernels()
+            self._artifacts(kernels)
+            self._timings(kernels)
+        return self._merged
+
+    def _all(self, sql: str) -> list[Row]:
+        return [dict(row) for row in self._other.execute(sql)]
+
+    def _count(self, table: str, how: str) -> None:
+        self._merged.counts[table][how] += 1
+
+    def _kernels(self) -> set[str]:
+        """Have the kernels here that artifacts and timings of the other file are about; the ids of those that are."""
+        whole = "SELECT arch, revision, space, mask_impl FROM population WHERE receipts = '' AND restriction = ''"
+        populations = {tuple(row) for row in self._connection.execute(whole)}
+        there = "id IN (SELECT kernel_id FROM artifact UNION SELECT kernel_id FROM timing)"
+        known = set()
+        for row in self._all(f"SELECT {', '.join(KERNEL_COLUMNS)} FROM kernel WHERE {there} ORDER BY id"):
+            if self._connection.execute("SELECT 1 FROM kernel WHERE id = ?", (row["id"],)).fetchone():
+                self._count("kernel", "the same")
+            else:
+                reason = self._obstacle(row, populations)
+                if reason is not None:
+                    self._merged.left_out[reason] += 1
+                    continue
+                self._add_kernel(row)
+            known.add(str(row["id"]))
+        return known
+
+    def _obstacle(self, row: Row, whole: set[tuple[Any, ...]]) -> str | None:
+        """Why this catalog cannot have a kernel row of the other."""
+        try:
+            kernel = Kernel.from_row(row)
+            sound = (kernel.id, kernel.name) == (row["id"], row["name"])
+        except (ValueError, KeyError, TypeError):
+            sound = False
+        if not sound:
+            return "of another version of this program: their traits give another id or name"
+        identity = tuple(row[name] for name in ("arch", "revision", "space", "mask_impl"))
+        if identity in whole:
+            return f"not among those that the facts here give for {' '.join(identity)}: populate both catalogs anew"
+        same = "SELECT 1 FROM kernel WHERE name = ? AND arch = ? AND revision = ? AND space = ? AND mask_impl = ?"
+        if self._connection.execute(same, (row["name"], *identity)).fetchone():
+            return "of other traits than the kernel of the same name here"
+        return None
+
+    def _add_kernel(self, row: Row) -> None:
+        holes = ", ".join(f":{column}" for column in KERNEL_COLUMNS)
+        self._connection.execute(f"INSERT INTO kernel ({', '.join(KERNEL_COLUMNS)}) VALUES ({holes})", row)
+        receipts = self._other.execute(
+            "SELECT kernel_id, receipt FROM kernel_receipt WHERE kernel_id = ?", (row["id"],)
+        )
+        self._connection.executemany("INSERT INTO kernel_receipt VALUES (?, ?)", map(tuple, receipts))
+        self._count("kernel", "added")
+
+    def _artifacts(self, kernels: set[str]) -> None:
+        for row in self._all("SELECT * FROM artifact ORDER BY key"):
+            if row["kernel_id"] not in kernels:
+                continue
+            here = self._row("artifact", {"key": row["key"]})
+            local = here is not None and here["status"] == "built" and not here["elsewhere"]
+            self._put("artifact", ("key",), here, row | {"elsewhere": int(not local)}, ("status", "created"))
+
+    def _timings(self, kernels: set[str]) -> None:
+        devices, problems = dict[int, int](), dict[int, int]()
+        for row in self._all("SELECT * FROM timing"):
+            if row["kernel_id"] not in kernels:
+                continue
+            row["device_id"] = self._same("device", ("arch", "name", "facts"), row["device_id"], devices)
+            row["problem_id"] = self._same("problem", ("key",), row["problem_id"], problems)
+            key = ("problem_id", "kernel_id", "device_id", "artifact_key")
+            self._put("timing", key, self._row("timing", {name: row[name] for name in key}), row, ("created",))
+
+    def _same(self, table: str, columns: Sequence[str], number: int, known: dict[int, int]) -> int:
+        """The number here of what has ``number`` in the other file; it is added when it is new."""
+        if number not in known:
+            names = ", ".join(columns)
+            values = dict(self._other.execute(f"SELECT {names} FROM {table} WHERE id = ?", (number,)).fetchone())
+            here = self._row(table, values)
+            if here is None:
+                holes = ", ".join(f":{name}" for name in columns)
+                self._connection.execute(f"INSERT INTO {table} ({names}) VALUES ({holes})", values)
+                here = self._row(table, values)
+                self._count(table, "added")
+            else:
+                self._count(table, "the same")
+            assert here is not None, "it was there, or was inserted"  # noqa: S101
+            known[number] = here["id"]
+        return known[number]
+
+    def _row(self, table: str, key: Mapping[str, Any]) -> Row | None:
+        where = " AND ".join(f"{name} = :{name}" for name in key)
+        row = self._connection.execute(f"SELECT * FROM {table} WHERE {where}", key).fetchone()
+        return None if row is None else dict(row)
+
+    def _put(self, table: str, key: Sequence[str], here: Row | None, row: Row, order: Sequence[str]) -> None:
+        """Write ``row`` where there is none, or a lesser one by the columns ``order``; equals by all they hold."""
+        if here is not None and _rank(row, order) <= _rank(here, order):
+            self._count(table, "the same")
+            return
+        names, holes = ", ".join(row), ", ".join(f":{name}" for name in row)
+        updates = ", ".join(f"{name} = excluded.{name}" for name in row if name not in key)
+        self._connection.execute(
+            f"INSERT INTO {table} ({names}) VALUES ({holes}) ON CONFLICT ({', '.join(key)}) DO UPDATE SET {updates}",
+            row,
+        )
+        self._count(table, "added" if here is None else "renewed")
+
+
+def _rank(row: Row, order: Sequence[str]) -> tuple[Any, ...]:
+    """What decides between two rows of one key, the same in whichever direction they are merged."""
+    leading = [row[name] != "failed" if name == "status" else row[name] for name in order]
+    rest = {name: value for name, value in row.items() if name not in {"elsewhere", "device_id", "problem_id"}}
+    return (*leading, json.dumps(rest, sort_keys=True))

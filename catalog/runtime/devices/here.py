@@ -1,0 +1,79 @@
+"""The devices of this machine, by arch."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from catalog.runtime.devices import DeviceInfo, check_available, is_amd
+from catalog.settings import settings
+
+if TYPE_CHECKING:
+    from catalog.runtime.devices import Device
+    from catalog.runtime.devices.host import HostDevice
+
+
+class Devices:
+    """One object a device, made when it is first asked for, in any thread.
+
+    Args:
+        num_threads: threads of a host kernel, 0: every core that the process may use; None: as the settings say.
+    """
+
+    def __init__(self, num_threads: int | None) -> None:
+        self._num_threads = num_threads
+        self._devices: dict[str, Device[Any]] = {}
+        self._lock = threading.RLock()
+
+    @cached_property
+    def host(self) -> HostDevice:
+        """The host CPU."""
+        from catalog.runtime.devices.host import HostDevice
+
+        chosen = self._num_threads
+        return HostDevice(settings().num_threads if chosen is None else chosen)
+
+    def of(self, arch: str) -> Device[Any]:
+        """What kernels of ``arch`` run on: the host CPU, or the first GPU of that arch which the process may use.
+
+        Raises:
+            DeviceError: this machine has none; says what it lacks.
+        """
+        device = self._devices.get(arch)
+        if device is None:
+            with self._lock:
+                if arch not in self._devices:
+                    self._devices[arch] = self._open(resolve_arch(arch))
+                device = self._devices[arch]
+        return device
+
+    def info(self, arch: str) -> DeviceInfo:
+        """What timings of kernels of ``arch`` are tied to.
+
+        Raises:
+            DeviceError: as :meth:`of`.
+        """
+        return replace(self.of(arch).device, arch=resolve_arch(arch))
+
+    def _open(self, arch: str) -> Device[Any]:
+        check_available(arch)
+        if is_amd(arch):
+            from catalog.runtime.devices import hip
+
+            return hip.first_gpu(arch)
+        return self.host
+
+
+def resolve_arch(arch: str) -> str:
+    """``arch`` with ``host`` resolved to this machine's CPU.
+
+    Raises:
+        DeviceError: ``host``, and no host arch runs on this CPU.
+    """
+    if arch != "host":
+        return arch
+    from catalog.runtime.devices.host import resolve_host_arch
+
+    return resolve_host_arch()

@@ -1,0 +1,268 @@
+"""Builds on a Dask cluster: real schedulers, workers and compilers; some are killed."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from build_command import WHERE, build_command
+from cluster_processes import Processes, wait_until
+
+from catalog.build.builder import Artifact, BuildFailure
+from catalog.build.cache import Cache
+from catalog.build.cluster import _task, connect
+from catalog.build.toolchains import find_host_toolchain
+from catalog.errors import ClusterError
+from catalog.runtime.catalog import Catalog
+from catalog.schema.kernel import Kernel
+from catalog.settings import settings
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data folder whose host compilers do not optimise."""
+    folder = tmp_path_factory.mktemp("quick") / "data"
+    shutil.copytree(ROOT / "data" / "toolchains", folder / "toolchains")
+    for name in ("arch_specs", "parity"):
+        (folder / name).symlink_to(ROOT / "data" / name)
+    facts = folder / "toolchains" / "host.json"
+    facts.write_text(facts.read_text().replace('"-O3"', '"-O0"'))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def launcher(quick: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """What workers call compilers by: it notes who asked, waits while there is a file ``wait``, refuses ``refused``."""
+    script = tmp_path / "launcher"
+    script.write_text(
+        f'#!/bin/sh\ncd_to="{tmp_path}"\necho $PPID > "$cd_to/asked.$$"\n'
+        'while [ -e "$cd_to/wait" ]; do sleep 0.02; done\n'
+        'if [ -e "$cd_to/refused" ] && grep -q "$(cat "$cd_to/refused")" kernel.cpp; then\n'
+        '  echo "kernel.cpp:1: error: refused by request"; exit 1\nfi\nexec "$@"\n'
+    )
+    script.chmod(0o755)
+    monkeypatch.setenv("CATALOG_DATA_DIR", str(quick))
+    monkeypatch.setenv("CATALOG_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("CATALOG_DB", str(tmp_path / "catalog.db"))
+    settings.cache_clear()
+    find_host_toolchain.cache_clear()  # it was, and will be, read from another data folder
+    yield script
+    find_host_toolchain.cache_clear()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Processes]:
+    folder = tmp_path / "processes"
+    folder.mkdir()
+    processes = Processes(folder)
+    yield processes
+    processes.end()
+
+
+@pytest.fixture
+def catalog(host_file: Path) -> Iterator[Catalog]:
+    shutil.copy(host_file, settings().db)
+    catalog = Catalog()
+    yield catalog
+    catalog.close()
+
+
+def kernels_of(catalog: Catalog, number: int) -> list[Kernel]:
+    return catalog.kernels(WHERE, arch="host", limit=number)
+
+
+def compilers(folder: Path) -> dict[int, int]:
+    """The process id of every compiler that was started, and of the worker that did."""
+    asked = {path: path.read_text() for path in folder.glob("asked.*")}
+    return {int(path.suffix[1:]): int(text) for path, text in asked.items() if text}
+
+
+def is_alive(process_id: int) -> bool:
+    try:
+        os.kill(process_id, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def check(artifact: Artifact, kernel: Kernel) -> None:
+    record = Cache(settings().cache_dir).load(artifact.key)
+    assert record is not None, "the library is what its record says, and both are here"
+    assert (record.kernel_id, record.so_sha256) == (kernel.id, artifact.sha256)
+    library = ctypes.CDLL(str(artifact.path))
+    library.catalog_describe.restype = ctypes.c_char_p
+    assert json.loads(library.catalog_describe())["id"] == kernel.id
+
+
+def test_no_kernel_is_lost_with_a_worker(cluster: Processes, catalog: Catalog, launcher: Path, tmp_path: Path) -> None:
+    (tmp_path / "wait").touch()
+    workers = [cluster.worker(CATALOG_COMPILER_LAUNCHER=str(launcher)) for _ in range(3)]
+    kernels = kernels_of(catalog, 6)
+    local = catalog.build(kernels[0])
+
+    def kill_one() -> None:
+        wait_until(lambda: {worker.pid for worker in workers} == set(compilers(tmp_path).values()), "all compile")
+        cluster.end(workers[0])
+        (tmp_path / "wait").unlink()
+
+    killer = threading.Thread(target=kill_one)
+    killer.start()
+    done: list[Artifact | BuildFailure] = []
+    with connect(cluster.address) as pool:
+        report = catalog.builder.build_many(kernels, on_done=done.append, pool=pool)
+    killer.join()
+
+    assert report.failures == ()
+    assert len(done) == len(kernels)
+    for artifact, kernel in zip(report.artifacts, kernels, strict=True):
+        check(artifact, kernel)
+    assert [artifact.cached for artifact in report.artifacts] == [True] + [False] * 5, "one was here before"
+    assert report.artifacts[0].key == local.key
+    assert catalog.built(kernels) == 6
+
+
+def test_a_worker_with_another_compiler_is_passed_over(
+    cluster: Processes, catalog: Catalog, launcher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "elsewhere" / "g++"
+    other.parent.mkdir()
+    other.symlink_to(shutil.which("g++") or pytest.fail("the tests need g++"))
+    cluster.worker(CATALOG_CXX=str(other))
+    one, two, three = kernels_of(catalog, 3)
+    with connect(cluster.address) as pool:
+        [failure] = catalog.builder.build_many([one], pool=pool).failures
+        told = str(failure.error)
+        assert "its compiler differs" in told
+        for compiler in (str(other), str(catalog.builder.job(one, threading.Event()).toolchain.compiler.path)):
+            assert compiler in told
+
+        (tmp_path / "refused").write_text(two.name)
+        cluster.worker(CATALOG_COMPILER_LAUNCHER=str(launcher))
+        wait_until(lambda: len(pool.workers()) == 2, "the second worker comes")
+        report = catalog.builder.build_many([one, two], pool=pool)
+        check(report.artifacts[0], one)
+        [failure] = report.failures
+        assert f"kernel {two.name} does not compile on tcp://" in str(failure.error)
+        log = next(Path(settings().cache_dir, "logs").glob("*.log"))
+        assert str(log) in str(failure.error)
+        assert "refused by request" in log.read_text()
+
+        # A client without a compiler takes what the workers have.
+        monkeypatch.setenv("CATALOG_CXX", "no-such-compiler")
+        settings.cache_clear()
+        [artifact] = catalog.builder.build_many([three], pool=pool).artifacts
+        check(artifact, three)
+
+
+def test_workers_of_another_release_are_named(cluster: Processes, tmp_path: Path) -> None:
+    package = tmp_path / "older" / "catalog"
+    shutil.copytree(ROOT / "catalog", package)
+    header = package / "build" / "abi" / "catalog_abi.h"
+    header.write_text(header.read_text().replace("#define CATALOG_ABI_VERSION ", "#define CATALOG_ABI_VERSION 9"))
+    cluster.worker(PYTHONPATH=str(package.parent))
+    told = r"which has kernel-catalog .*ABI \d, .*it has kernel-catalog .*ABI 9\d,"
+    with pytest.raises(ClusterError, match=told), connect(cluster.address):
+        pass
+
+
+def test_a_scheduler_needs_no_package_of_ours() -> None:
+    from cloudpickle import dumps
+
+    code = "import sys; sys.modules['catalog'] = None; import cloudpickle; cloudpickle.loads(sys.stdin.buffer.read())"
+    subprocess.run([sys.executable, "-c", code], input=dumps(_task()), check=True)
+
+
+def test_a_cluster_that_vanishes_is_an_error(
+    cluster: Processes, catalog: Catalog, launcher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("catalog.build.cluster.WORKERLESS_SECONDS", 1.0)
+    (tmp_path / "wait").touch()
+    worker = cluster.worker(CATALOG_COMPILER_LAUNCHER=str(launcher))
+
+    def end(process: subprocess.Popen[bytes], number: int) -> threading.Thread:
+        def work() -> None:
+            wait_until(lambda: len(compilers(tmp_path)) == number, "a compiler starts")
+            cluster.end(process)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        return thread
+
+    kernels = kernels_of(catalog, 1)
+    with connect(cluster.address) as pool:
+        killer = end(worker, 1)
+        with pytest.raises(ClusterError, match="has no workers any more"):
+            catalog.builder.build_many(kernels, pool=pool)
+        killer.join()
+        cluster.worker(CATALOG_COMPILER_LAUNCHER=str(launcher))
+        wait_until(pool.workers, "the next worker comes")
+        killer = end(cluster.scheduler, 2)
+        with pytest.raises(ClusterError, match=r"the scheduler at tcp://.* is gone"):
+            catalog.builder.build_many(kernels, pool=pool)
+        killer.join()
+    (tmp_path / "wait").unlink()
+
+
+# The command line
+
+
+THREE = ("--limit", "3")
+
+
+def test_ctrl_c_ends_the_compilers_of_the_workers(cluster: Processes, launcher: Path, tmp_path: Path) -> None:
+    (tmp_path / "wait").touch()
+    for _ in range(2):
+        cluster.worker(CATALOG_COMPILER_LAUNCHER=str(launcher))
+    words = build_command(*THREE, "--scheduler", cluster.address)
+    running = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    wait_until(lambda: len(compilers(tmp_path)) == 2, "two compile")
+    running.send_signal(signal.SIGINT)
+    told, errors = running.communicate(timeout=60)
+    assert running.returncode == 130, errors
+    assert "Interrupted. 3 kernels: 0 compiled" in told
+    assert "3 left: the same command goes on from here" in told
+    assert "Traceback" not in errors
+    wait_until(lambda: not any(map(is_alive, compilers(tmp_path))), "the compilers end")
+
+    (tmp_path / "wait").unlink()
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "3 kernels: 3 compiled" in done.stdout
+    assert done.stderr.count("compiled ") == 3
+
+
+def test_nobody_at_the_address_is_told_within_seconds() -> None:
+    started = time.monotonic()
+    done = subprocess.run(
+        build_command(*THREE, "--scheduler", "tcp://127.0.0.1:9"),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("Error: no Dask scheduler is reached at tcp://127.0.0.1:9")
+    assert len(done.stderr.splitlines()) == 2, done.stderr
+    assert time.monotonic() - started < 60
+
+
+def test_the_missing_extra_is_named() -> None:
+    words = build_command(
+        *THREE, "--scheduler", "tcp://127.0.0.1:9", before="import sys; sys.modules['distributed'] = None\n"
+    )
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 1
+    assert "pip install 'kernel-catalog[cluster]'" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,266 @@
+"""Catalogs of several machines become one: real files, in any order, any number of times."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from catalog import registry
+from catalog.errors import RegistryError, UsageError
+from catalog.query import Query, run
+from catalog.registry import KERNEL_COLUMNS, connect
+from catalog.runtime.catalog import Catalog
+from catalog.schema.kernel import Kernel
+
+CONTENT = {
+    "kernel": "SELECT * FROM kernel WHERE id IN (SELECT kernel_id FROM artifact)",
+    "receipt": "SELECT * FROM kernel_receipt WHERE kernel_id IN (SELECT kernel_id FROM artifact)",
+    "artifact": "SELECT key, kernel_id, toolchain, status, log, compile_s, created FROM artifact",
+    "timing": "SELECT key, kernel_id, arch, name, facts, artifact_key, median_ms, timing.created FROM timing "
+    "JOIN device ON device.id = device_id JOIN problem ON problem.id = problem_id",
+}
+"""All that merging is about, in words that mean the same in every file."""
+
+
+@pytest.fixture(scope="session")
+def kernels(gfx950: Catalog) -> list[Kernel]:
+    return gfx950.kernels("family = 'fwd'", arch="gfx950", limit=4)
+
+
+@pytest.fixture
+def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("catalogs")
+    connect(folder / "empty.db").close()
+    return folder
+
+
+Record = tuple[int, int, str, str]
+"""Kernel, toolchain, status, day."""
+Time = tuple[int, int, int, int, str, float]
+"""Problem, kernel, toolchain, device, day, median."""
+
+
+def write(path: Path, kernels: Sequence[Kernel], records: Sequence[Record], times: Sequence[Time] = ()) -> Path:
+    """A catalog at ``path`` with the rows that are asked for, and those that they refer to."""
+    connection = connect(path)
+    for number, toolchain, status, day in records:
+        kernel = kernels[number]
+        row = {**dict.fromkeys(KERNEL_COLUMNS, 1), **kernel.to_row(), "id": kernel.id, "name": kernel.name}
+        holes = ", ".join(f":{name}" for name in KERNEL_COLUMNS)
+        connection.execute(f"INSERT OR IGNORE INTO kernel ({', '.join(KERNEL_COLUMNS)}) VALUES ({holes})", row)
+        connection.execute("INSERT OR IGNORE INTO kernel_receipt VALUES (?, ?)", (kernel.id, number))
+        connection.execute(
+            "INSERT OR IGNORE INTO artifact (key, kernel_id, arch, toolchain, flags, status, log, compile_s, created) "
+            "VALUES (?, ?, ?, ?, '', ?, '', 1.0, ?)",
+            (f"{kernel.id}{toolchain}", kernel.id, kernel.arch, f"compiler {toolchain}", status, day),
+        )
+    for problem, number, toolchain, device, day, median in times:
+        kernel = kernels[number]
+        connection.execute("INSERT OR IGNORE INTO problem (key) VALUES (?)", (f"problem {problem}",))
+        connection.execute("INSERT OR IGNORE INTO device (arch, name, facts) VALUES ('a', ?, '{}')", (f"gpu {device}",))
+        connection.execute(
+            "INSERT OR IGNORE INTO timing SELECT problem.id, ?, device.id, ?, 9, ?, ?, ?, ?, 1, 1, ? "
+            "FROM problem, device WHERE key = ? AND name = ?",
+            (kernel.id, f"{kernel.id}{toolchain}", *[median] * 4, day, f"problem {problem}", f"gpu {device}"),
+        )
+    connection.close()
+    return path
+
+
+def content(path: Path) -> dict[str, list[tuple[object, ...]]]:
+    with closing(sqlite3.connect(path)) as connection:
+        return {name: sorted(map(tuple, connection.execute(sql))) for name, sql in CONTENT.items()}
+
+
+def merged(folder: Path, name: str, *paths: Path) -> Path:
+    """The first of ``paths``, copied, with the others merged into it."""
+    shutil.copy(paths[0], folder / name)
+    catalog = Catalog(folder / name)
+    catalog.merge(paths[1:])
+    catalog.close()
+    return folder / name
+
+
+days = st.sampled_from(["2026-01-01T00:00:00+00:00", "2026-02-01T00:00:00+00:00"])
+records = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 1), st.sampled_from(["built", "failed"]), days))
+times = st.lists(st.tuples(*[st.integers(0, 1)] * 4, days, st.sampled_from([0.5, 1.0, 2.0])))
+
+
+@given(data=st.data())
+@hypothesis_settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_order_and_repetition_do_not_count(
+    data: st.DataObject, kernels: list[Kernel], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("merge")
+    files = []
+    for name in ("a", "b", "c"):
+        timed = data.draw(times)
+        for_timings = [(kernel, toolchain, "built", "") for _, kernel, toolchain, *_ in timed]
+        files.append(write(folder / f"{name}.db", kernels, data.draw(records) + for_timings, timed))
+    a, b, c = files
+    one = merged(folder, "one.db", a, b, c)
+    assert content(one) == content(merged(folder, "other.db", c, b, a))
+    assert content(one) == content(merged(folder, "nested.db", a, merged(folder, "inner.db", c, b)))
+    assert content(one) == content(merged(folder, "again.db", one, b, a, c))
+
+
+def test_devices_stay_apart_and_the_newest_wins(kernels: list[Kernel], empty: Path) -> None:
+    builds = [(0, 0, "built", "2026-01-01"), (1, 0, "failed", "2026-01-01")]
+    here = write(empty / "here.db", kernels, builds, [(0, 0, 0, 0, "2026-01-01", 1.0)])
+    there = write(
+        empty / "there.db", kernels, builds, [(0, 0, 0, 0, "2026-01-02", 2.0), (0, 0, 0, 1, "2026-01-01", 3.0)]
+    )
+    catalog = Catalog(here)
+    [done] = catalog.merge([there])
+    counts = {table: dict(count) for table, count in done.counts.items()}
+    assert counts["timing"] == {"renewed": 1, "added": 1}
+    assert counts["device"] == {"added": 1, "the same": 1}
+    assert counts["kernel"] == counts["artifact"] == {"the same": 2}
+    told = catalog.connection.execute(
+        "SELECT name, median_ms FROM timing JOIN device ON device.id = device_id ORDER BY 1"
+    )
+    assert list(map(tuple, told)) == [("gpu 0", 2.0), ("gpu 1", 3.0)]
+    [again] = catalog.merge([there])
+    assert {how for count in again.counts.values() for how in count} == {"the same"}
+
+
+def test_built_speaks_of_this_machine_alone(kernels: list[Kernel], empty: Path) -> None:
+    there = write(
+        empty / "there.db",
+        kernels,
+        [(0, 0, "built", "2026-01-02"), (1, 0, "built", "2026-01-02"), (2, 0, "failed", "2026-01-02")],
+        [(0, 0, 0, 0, "2026-01-02", 2.0)],
+    )
+    here = write(empty / "here.db", kernels, [(1, 0, "built", "2026-01-01")])
+    catalog = Catalog(here)
+    catalog.merge([there])
+    asked = Query(columns=("id", "built", "best_ms"))
+    assert sorted(run(here, asked, timeout=10)) == sorted(
+        [(kernels[0].id, 0, 2.0), (kernels[1].id, 1, None), (kernels[2].id, 0, None)]
+    )
+    # A whole population finds the rows that came before it, with their receipts, and what is known of them.
+    catalog.populate("gfx950")
+    assert catalog.parity("gfx950", 0).passed
+    assert list(run(here, Query("best_ms IS NOT NULL", columns=("id", "built")), timeout=10)) == [(kernels[0].id, 0)]
+
+
+def test_kernels_of_other_facts_stay_out_of_a_whole_population(
+    copied: Catalog, kernels: list[Kernel], empty: Path
+) -> None:
+    alien = Kernel.from_row(kernels[0].to_row() | {"tile_m0": 8})
+    there = write(empty / "there.db", [alien], [(0, 0, "built", "")], [(0, 0, 0, 0, "", 1.0)])
+    [done] = copied.merge([there])
+    assert "left out 1 kernels" in done.notes[0]
+    assert "the facts here give for gfx950 2026-05 ck generic" in done.notes[0]
+    assert copied.connection.execute("SELECT count(*) FROM timing").fetchone()[0] == 0
+    assert copied.parity("gfx950", 0).passed
+    [done] = Catalog(empty / "empty.db").merge([there])
+    assert done.counts["timing"]["added"] == 1, "where nothing is populated, it is a kernel as any other"
+
+
+def test_an_older_schema_is_merged_and_left_as_it_is(
+    kernels: list[Kernel], empty: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as older:
+        older.setattr(registry, "_MIGRATIONS", registry._MIGRATIONS[:2])
+        path = write(empty / "older.db", kernels, [(0, 0, "built", "")], [(0, 0, 0, 0, "", 1.0)])
+    before = path.read_bytes()
+    catalog = Catalog(empty / "empty.db")
+    [done] = catalog.merge([path])
+    assert done.counts["timing"]["added"] == 1
+    assert path.read_bytes() == before
+
+
+def _nothing(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def _no_database(path: Path) -> None:
+    path.write_text("no database at all, but some words that are long enough for a header of SQLite's " * 9)
+
+
+def _foreign(path: Path) -> None:
+    path.unlink()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE timing (id)")
+
+
+def _newer(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA user_version = 99")
+
+
+def _torn(path: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[:8192] + b"\xa5" * (len(data) - 8192))
+
+
+def _dangling(path: Path) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("DELETE FROM device")
+
+
+def _lying(path: Path) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("PRAGMA writable_schema = ON")
+        connection.execute("UPDATE sqlite_schema SET sql = replace(sql, 'STRICT', '') WHERE name = 'timing'")
+        connection.execute("PRAGMA writable_schema = RESET")
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("UPDATE timing SET median_ms = 'soon'")
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (Path.unlink, "There is no catalog at"),
+        (_nothing, "is empty: no catalog"),
+        (_no_database, "not a database"),
+        (_foreign, "no catalog"),
+        (_newer, "schema version 99"),
+        (_torn, "malformed"),
+        (_dangling, "refers to rows that are not there"),
+        (_lying, "cannot store TEXT value in REAL column"),
+    ],
+)
+def test_a_file_that_cannot_be_merged_changes_nothing(
+    damage: Callable[[Path], None], told: str, kernels: list[Kernel], empty: Path
+) -> None:
+    sound = write(empty / "sound.db", kernels, [(0, 0, "built", "")], [(0, 0, 0, 0, "", 1.0)])
+    damaged = write(empty / "damaged.db", kernels, [(1, 0, "built", "")], [(0, 1, 0, 0, "", 1.0)])
+    damage(damaged)
+    catalog = Catalog(empty / "empty.db")
+    with pytest.raises(RegistryError, match=told) as caught:
+        catalog.merge([sound, damaged])
+    assert str(damaged) in str(caught.value)
+    assert not any(content(catalog.path).values())
+
+
+def test_a_catalog_is_not_merged_into_itself(empty: Path) -> None:
+    with pytest.raises(UsageError, match="others are merged into"):
+        Catalog(empty / "empty.db").merge([empty / "empty.db"])
+
+
+def test_the_command_prints_what_was_added(kernels: list[Kernel], empty: Path) -> None:
+    there = write(empty / "mi300.db", kernels, [(0, 0, "built", "")], [(0, 0, 0, 0, "", 1.0)])
+    words = [sys.executable, "-m", "catalog", "--db", str(empty / "empty.db"), "merge"]
+    done = subprocess.run([*words, str(there)], capture_output=True, text=True, check=True)
+    assert [line.split() for line in done.stdout.splitlines()[2:]] == [
+        ["mi300.db", f"{table}s", "1", "0", "0"] for table in ("kernel", "artifact", "device", "problem", "timing")
+    ]
+    shown = [*words[:-1], "query", "best_ms = 1.0", "--columns", "arch,built", "--format", "json"]
+    assert json.loads(subprocess.run(shown, capture_output=True, text=True, check=True).stdout) == [
+        {"arch": "gfx950", "built": False}
+    ]
+    failed = subprocess.run([*words, str(empty)], capture_output=True, text=True, check=False)
+    assert (failed.returncode, failed.stderr) == (1, f"Error: There is no catalog at {empty}.\n")

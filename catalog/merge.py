@@ -29,6 +29,7 @@ from typing import Any
 from catalog.errors import RegistryError, UsageError
 from catalog.registry import KERNEL_COLUMNS, connect, is_current, transaction
 from catalog.schema.kernel import Kernel
+from catalog.schema.likeness import SIZES
 
 COLUMNS = ("from", "what", "added", "renewed", "the same")
 """Columns of :attr:`Merged.rows`."""
@@ -198,6 +199,9 @@ class _Merge:
             if row["kernel_id"] not in kernels:
                 continue
             here = self._row("artifact", {"key": row["key"]})
+            if here is not None and here["status"] == "quarantined" and not here["elsewhere"]:
+                self._count("artifact", "the same")  # what happened on this machine is not for others to mend
+                continue
             local = here is not None and here["status"] == "built" and not here["elsewhere"]
             self._put("artifact", ("key",), here, row | {"elsewhere": int(not local)}, ("status", "created"))
 
@@ -207,20 +211,23 @@ class _Merge:
             if row["kernel_id"] not in kernels:
                 continue
             row["device_id"] = self._same("device", ("arch", "name", "facts"), row["device_id"], devices)
-            row["problem_id"] = self._same("problem", ("key",), row["problem_id"], problems)
-            key = ("problem_id", "kernel_id", "device_id", "artifact_key")
+            row["problem_id"] = self._same("problem", ("key",), row["problem_id"], problems, ("kind", *SIZES))
+            key = ("problem_id", "kernel_id", "device_id", "artifact_key", "cold")
             self._put("timing", key, self._row("timing", {name: row[name] for name in key}), row, ("created",))
 
-    def _same(self, table: str, columns: Sequence[str], number: int, known: dict[int, int]) -> int:
-        """The number here of what has ``number`` in the other file; it is added when it is new."""
+    def _same(
+        self, table: str, columns: Sequence[str], number: int, known: dict[int, int], more: Sequence[str] = ()
+    ) -> int:
+        """The number here of what has ``number`` in the other file; it is added when it is new, with ``more`` of it."""
         if number not in known:
-            names = ", ".join(columns)
+            names = ", ".join((*columns, *more))
             values = dict(self._other.execute(f"SELECT {names} FROM {table} WHERE id = ?", (number,)).fetchone())
-            here = self._row(table, values)
+            key = {name: values[name] for name in columns}
+            here = self._row(table, key)
             if here is None:
-                holes = ", ".join(f":{name}" for name in columns)
+                holes = ", ".join(f":{name}" for name in values)
                 self._connection.execute(f"INSERT INTO {table} ({names}) VALUES ({holes})", values)
-                here = self._row(table, values)
+                here = self._row(table, key)
                 self._count(table, "added")
             else:
                 self._count(table, "the same")

@@ -69,10 +69,14 @@ def write(path: Path, kernels: Sequence[Kernel], records: Sequence[Record], time
         kernel = kernels[number]
         connection.execute("INSERT OR IGNORE INTO problem (key) VALUES (?)", (f"problem {problem}",))
         connection.execute("INSERT OR IGNORE INTO device (arch, name, facts) VALUES ('a', ?, '{}')", (f"gpu {device}",))
+        there = [row["name"] for row in connection.execute("PRAGMA table_info(timing)")]  # of this file's version
+        row = {"kernel_id": kernel.id, "artifact_key": f"{kernel.id}{toolchain}", "n": 9, "cold": 0, "created": day}
+        row |= dict.fromkeys(("min_ms", "median_ms", "p10_ms", "p90_ms", "low_ms", "high_ms", "tflops", "gbps"), median)
+        row = {name: value for name, value in row.items() if name in there}
         connection.execute(
-            "INSERT OR IGNORE INTO timing SELECT problem.id, ?, device.id, ?, 9, ?, ?, ?, ?, 1, 1, ? "
-            "FROM problem, device WHERE key = ? AND name = ?",
-            (kernel.id, f"{kernel.id}{toolchain}", *[median] * 4, day, f"problem {problem}", f"gpu {device}"),
+            f"INSERT OR IGNORE INTO timing (problem_id, device_id, {', '.join(row)}) SELECT problem.id, device.id, "
+            f"{', '.join('?' * len(row))} FROM problem, device WHERE key = ? AND name = ?",
+            (*row.values(), f"problem {problem}", f"gpu {device}"),
         )
     connection.close()
     return path

@@ -21,6 +21,7 @@ from catalog.cli_output import print_rows as _print
 from catalog.cli_output import read_format as _format
 from catalog.cli_problem import with_problem
 from catalog.cli_shapes import shapes
+from catalog.cli_tune import tune
 
 if TYPE_CHECKING:
     from catalog.runtime.catalog import Catalog
@@ -320,10 +321,13 @@ def select(
     revision: RevisionOption = None,
     mask_impl: MaskImplOption = "generic",
     limit: Annotated[int, typer.Option(min=1, help="How many candidates to show, best first.")] = 1,
+    explain: Annotated[bool, typer.Option("--explain", help="Say what the choice goes by.")] = False,
     form: FormatOption = "table",
     fields: dict[str, Any],
 ) -> None:
     """Show the kernels that answer a problem, one a stage, and the next best ones.
+
+    The medians are those that selection goes by: of this problem, or of the nearest one that was measured.
 
     Example: catalog select --batch 1 --nhead-q 8 --seqlen-q 2048 --hdim-q 128 --mask causal --arch gfx950
     """
@@ -340,6 +344,8 @@ def select(
         )
     ]
     _print(["stage", "rank", "name", "median_ms", "id"], rows, form)
+    if explain:
+        _note(plan.explain().about)
 
 
 @app.command()
@@ -395,6 +401,7 @@ def list_rules(
 
 
 app.command()(shapes)
+app.command()(tune)
 
 
 @app.command()

@@ -331,6 +331,16 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 @contextmanager
+def impatient(connection: sqlite3.Connection) -> Iterator[None]:
+    """Wait for no other writer."""
+    connection.execute("PRAGMA busy_timeout = 0")
+    try:
+        yield
+    finally:
+        connection.execute(f"PRAGMA busy_timeout = {int(BUSY_TIMEOUT_S * 1000)}")
+
+
+@contextmanager
 def written_once(connection: sqlite3.Connection) -> Iterator[None]:
     """For a transaction about as large as the file: a rollback journal where nobody else has the file open.
 

@@ -61,6 +61,7 @@ class Settings(BaseSettings):
     )
     guard_timeout: float = Field(60.0, gt=0, description="seconds that such a first run may take")
     num_threads: int = Field(0, ge=0, description="threads of a host kernel; 0: every core the process may use")
+    record_misses: bool = Field(True, description="record problems that are asked for and were never measured")
     query_timeout: float = Field(10.0, gt=0, description="seconds that a query expression may run")
 
 

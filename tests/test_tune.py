@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from catalog.runtime import timings
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.measure import StopRule
 from catalog.runtime.tune import TuneOptions, tune
 from catalog.schema.problem import Problem
+from catalog.settings import settings
 
 QUICK = TuneOptions(candidates=3, rule=StopRule(precision=0.2, least=3, seconds=0.2, warm_up_seconds=0.01))
 
@@ -26,7 +32,7 @@ def catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Catalog]:
     catalog.close()
 
 
-def timings(catalog: Catalog) -> list[tuple[Any, ...]]:
+def recorded(catalog: Catalog) -> list[tuple[Any, ...]]:
     rows = catalog.connection.execute(
         "SELECT problem.key, kernel_id, n, min_ms, low_ms, median_ms, high_ms, cold, load FROM timing "
         "JOIN problem ON problem.id = problem_id ORDER BY 1, 2"
@@ -40,12 +46,12 @@ def test_tuning_measures_records_and_selects(catalog: Catalog) -> None:
     before = catalog.select(problem)
     report = tune(catalog, [problem], QUICK)
     (tuned,) = report.tuned
-    assert sorted(tuned.measurements) == sorted(static)
+    assert sorted(tuned.medians) == sorted(static)
     assert not tuned.failures
     assert tuned.first == static[0]
     assert report.gain == tuned.gain >= 1
 
-    rows = timings(catalog)
+    rows = recorded(catalog)
     assert [row[1] for row in rows] == sorted(static)
     for _, _, n, least, low, median, high, cold, load in rows:
         assert n >= 3
@@ -55,8 +61,9 @@ def test_tuning_measures_records_and_selects(catalog: Catalog) -> None:
 
     choice = catalog.choice(problem)
     assert choice.evidence == "measured"
-    best = min(tuned.measurements.values(), key=lambda measurement: measurement.median_ms).median_ms
-    assert choice.candidates[0].median_ms <= 1.03 * best
+    assert tuned.best is not None
+    assert choice.candidates[0].median_ms is not None
+    assert choice.candidates[0].median_ms <= 1.03 * tuned.best[1]
     after = catalog.select(problem)
     assert after is not before, "what was chosen before is forgotten"
     assert after.kernels[0].id == choice.candidates[0].kernel.id
@@ -65,13 +72,14 @@ def test_tuning_measures_records_and_selects(catalog: Catalog) -> None:
 
 def test_what_was_measured_is_not_measured_again_unless_asked(catalog: Catalog) -> None:
     tune(catalog, [small()], QUICK)
-    rows = timings(catalog)
+    rows = recorded(catalog)
     (again,) = tune(catalog, [small()], QUICK).tuned
     assert again.known
-    assert timings(catalog) == rows
+    assert len(again.medians) == 3
+    assert recorded(catalog) == rows
     (fresh,) = tune(catalog, [small()], TuneOptions(candidates=1, rule=QUICK.rule, again=True)).tuned
     assert not fresh.known
-    assert len(timings(catalog)) == len(rows), "a row for each problem, kernel, device and library"
+    assert len(recorded(catalog)) == len(rows), "a row for each problem, kernel, device and library"
 
 
 def test_a_budget_leaves_the_rest_for_another_time(catalog: Catalog) -> None:
@@ -104,4 +112,72 @@ def test_a_kernel_that_does_not_compile_is_left_out(catalog: Catalog, monkeypatc
     monkeypatch.setattr(targets, "HOST", replace(targets.HOST, emit=emitting))
     (tuned,) = tune(catalog, [problem], QUICK).tuned
     assert "does not compile" in tuned.failures[broken.id]
-    assert len(tuned.measurements) == 2
+    assert len(tuned.medians) == 2
+
+
+def test_problems_that_were_never_measured_are_recorded_until_they_are(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def asked() -> dict[str, int]:
+        return dict(catalog.misses(catalog.device("host").device.arch))
+
+    seldom, often = small(seqlen_q=111), small(seqlen_q=112)
+    for problem in (seldom, often, often):
+        catalog.select(problem)
+        catalog.forget()
+    assert (asked()[seldom.key], asked()[often.key]) == (1, 2)
+    assert list(asked())[0] == often.key
+    tune(catalog, [often], TuneOptions(candidates=1, rule=QUICK.rule))
+    catalog.select(often)
+    assert often.key not in asked()
+
+    monkeypatch.setattr(timings, "MAX_MISSES", 1)
+    catalog.select(small(seqlen_q=113))
+    monkeypatch.undo()
+    monkeypatch.setenv("CATALOG_RECORD_MISSES", "false")
+    settings.cache_clear()
+    catalog.select(small(seqlen_q=114))
+    assert not {small(seqlen_q=length).key for length in (113, 114)} & asked().keys()
+
+
+def test_a_plan_says_what_it_was_chosen_by(catalog: Catalog) -> None:
+    tune(catalog, [small()], QUICK)
+    assert catalog.select(small()).explain().about.startswith("Measured: 3 of these kernels")
+    near = catalog.select(small(seqlen_q=90)).explain()
+    assert near.evidence == "nearest"
+    assert small().key in near.about
+    assert "Static order" in catalog.select(small(dtype="bf16")).explain(limit=1).about
+
+
+def test_the_command_tunes_a_problem_and_a_file_of_them(catalog: Catalog, tmp_path: Path) -> None:
+    shapes = tmp_path / "mine.yaml"
+    shapes.write_text(
+        "about: two small ones\ngrids:\n  - name: mine\n    about: small\n    category: prefill\n"
+        "    fixed: {batch: 1, nhead_q: 2, hdim_q: 32, dtype: fp32}\n    vary: {seqlen_q: [70, 64]}\n"
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "catalog",
+        "--db",
+        str(catalog.path),
+        "tune",
+        "--candidates",
+        "2",
+        "--format",
+        "json",
+    ]
+    for options in (["--shapes", str(shapes)], ["--shapes", str(shapes), "--budget", "0"]):
+        done = subprocess.run([*command, *options], capture_output=True, text=True, check=True)
+        rows = json.loads(done.stdout)
+        assert len(rows) == (0 if "--budget" in options else 2)
+        assert "2 problems tuned" in done.stderr or "2 left" in done.stderr
+    assert {
+        row["kernels"]
+        for row in json.loads(
+            subprocess.run([*command, *options[:2]], capture_output=True, text=True, check=True).stdout
+        )
+    } == {2}
+    wrong = subprocess.run([*command, "--misses", "--shapes", "smoke"], capture_output=True, text=True, check=False)
+    assert wrong.returncode == 2
+    assert "name one of" in wrong.stderr

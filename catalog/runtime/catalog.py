@@ -6,7 +6,8 @@ import json
 import logging
 import sqlite3
 import threading
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -194,7 +195,8 @@ class Catalog:
     ) -> Plan:
         """The plan that answers ``problem`` on ``arch``.
 
-        The choice is remembered: asking again for an equal problem runs no SQL. :meth:`populate` makes it forget.
+        The choice is remembered: asking again for an equal problem runs no SQL. :meth:`populate` makes it forget. A
+        problem that was not measured is recorded as a miss, unless the settings say otherwise: see :meth:`misses`.
 
         Raises:
             SelectionError: no kernel answers the problem; says which trait or rule leaves none.
@@ -208,7 +210,23 @@ class Catalog:
                 if len(self._memo) >= MEMO_SIZE:
                     self._memo.clear()
                 self._memo[key] = plan
+                if settings.settings().record_misses:
+                    self._note_miss(problem, plan.arch)
         return plan
+
+    def _note_miss(self, problem: Problem, arch: str) -> None:
+        neighbour = timings.nearest(self.connection, problem, self._measured_on(arch))
+        if neighbour is None or not neighbour.same:
+            self.history.miss(problem, arch)
+
+    def misses(self, arch: str) -> list[tuple[str, int]]:
+        """Keys of the problems that were selected for ``arch`` and not measured since, with how often, the most first.
+
+        Raises:
+            RegistryError: the file cannot be opened or is no catalog.
+        """
+        with self._lock:
+            return timings.misses(self.connection, arch)
 
     def plan(self, problem: Problem, kernel: Kernel) -> Plan:
         """As :meth:`select`, but ``kernel``, one of :meth:`candidates`, runs as the stage of its family.
@@ -216,9 +234,9 @@ class Catalog:
         Raises:
             SelectionError, UsageError, SpecError, RegistryError, DeviceError: as :meth:`select`.
         """
-        selected = self.select(problem, arch=kernel.arch, revision=kernel.revision, mask_impl=kernel.mask_impl)
+        selected = self._plan(problem, kernel.arch, kernel.revision, kernel.mask_impl)
         kernels = tuple(kernel if stage.family is kernel.family else stage for stage in selected.kernels)
-        return Plan(problem, selected.arch, kernels, self._services(lambda _: kernels))
+        return Plan(problem, selected.arch, kernels, replace(selected.services, reselect=lambda _: kernels))
 
     @on_default
     def candidates(
@@ -344,13 +362,14 @@ class Catalog:
                 stages = stages_of(problem.op, main)
                 return tuple(selector.candidates(problem, family, without=without)[0].kernel for family in stages)
 
-        return Plan(problem, resolve_arch(arch), kernels(frozenset()), self._services(kernels))
+        def choice(problem: Problem, limit: int) -> Choice:
+            return self.choice(problem, arch=arch, revision=revision, mask_impl=mask_impl, limit=limit)
 
-    def _services(self, reselect: Callable[[Set[str]], tuple[Kernel, ...]]) -> Services:
         def guard(*plan: Any) -> None:
             self.history.guard.check(*plan)  # imported with the first kernel that is loaded
 
-        return Services(self.build, reselect, self.device, guard)
+        services = Services(choice, self.build, kernels, self.device, guard)
+        return Plan(problem, resolve_arch(arch), kernels(frozenset()), services)
 
     def _selector(self, arch: str, revision: str | None, mask_impl: str) -> Selector:
         key = (arch, revision, mask_impl)

@@ -17,7 +17,8 @@ from catalog.artifacts import (
     release_artifact,
 )
 from catalog.errors import BuildError, CatalogError, RegistryError, ToolchainError, UsageError
-from catalog.registry import transaction
+from catalog.registry import impatient, transaction
+from catalog.runtime.timings import record_miss
 
 if TYPE_CHECKING:
     from catalog.build.cache import ArtifactRecord
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from catalog.runtime.catalog import Catalog
     from catalog.runtime.guard import Guard
     from catalog.schema.kernel import Kernel
+    from catalog.schema.problem import Problem
 
 _log = logging.getLogger(__name__)
 
@@ -62,6 +64,12 @@ class History:
             _log.warning("%s: the build of %s is not recorded: %s", self._catalog.path, record.kernel_id, error)
             if record.status == "failed":
                 self._unrecorded[record.kernel_id] = record.key
+
+    def miss(self, problem: Problem, arch: str) -> None:
+        """Count that a problem was asked for and never measured; where the catalog cannot be written now, don't."""
+        connection = self._catalog.connection
+        with suppress(RegistryError, sqlite3.Error), self._lock, impatient(connection), transaction(connection):
+            record_miss(connection, problem, arch)
 
     def quarantine(self, quarantine: Quarantine) -> None:
         """Mark a library in the catalog; where that fails the process remembers it."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from catalog.runtime.bound import BoundPlan
     from catalog.runtime.devices import Device
     from catalog.runtime.devices.loading import LoadedKernel
+    from catalog.runtime.select import Choice
     from catalog.runtime.tensors import Array
 
 _log = logging.getLogger(__name__)
@@ -44,10 +45,11 @@ class Result:
 class Services:
     """What a plan needs of its catalog.
 
-    ``build`` a kernel; ``reselect`` its kernels without those of some ids; the ``device`` of an arch; ``guard``: see to
+    ``choice`` is what selection goes by for a problem, with so many candidates; ``build`` a kernel; ``reselect`` its kernels without those of some ids; the ``device`` of an arch; ``guard``: see to
     it that the libraries of a problem's kernels may be loaded, as :meth:`catalog.runtime.guard.Guard.check`.
     """
 
+    choice: Callable[[Problem, int], Choice]
     build: Callable[[Kernel], Artifact]
     reselect: Callable[[Set[str]], tuple[Kernel, ...]]
     device: Callable[[str], Device[Any]]
@@ -69,11 +71,19 @@ class Plan:
         self.problem = problem
         self.arch = arch
         self.kernels = kernels
-        self._services = services
+        self.services = services
         self._loaded: tuple[LoadedKernel, ...] = ()
 
     def __repr__(self) -> str:
         return f"Plan({self.arch}: {' -> '.join(kernel.name for kernel in self.kernels)})"
+
+    def explain(self, limit: int = 10) -> Choice:
+        """What the choice of the main stage goes by now, and the best ``limit`` candidates with their medians.
+
+        Raises:
+            SelectionError, RegistryError: no kernel answers the problem any more, or the catalog cannot be read.
+        """
+        return self.services.choice(self.problem, limit)
 
     def build(self) -> tuple[Artifact, ...]:
         """Compile the kernels that the cache has not; a kernel that does not compile gives way to the next applicable.
@@ -92,12 +102,12 @@ class Plan:
             artifacts: list[Artifact] = []
             try:
                 for kernel in self.kernels:
-                    artifacts.append(self._services.build(kernel))
+                    artifacts.append(self.services.build(kernel))
                 if device is not None:
-                    self._services.guard(self.problem, self.kernels, tuple(artifacts), device)
+                    self.services.guard(self.problem, self.kernels, tuple(artifacts), device)
                 return tuple(artifacts)
             except MissingKernelError:
-                others = self._services.reselect(unfit)  # which prefers what the cache has now
+                others = self.services.reselect(unfit)  # which prefers what the cache has now
                 if others == self.kernels:
                     raise
                 self.kernels = others
@@ -110,7 +120,7 @@ class Plan:
         """Go on without the kernel that ``error`` is about; raises it where there is no other."""
         unfit.add(kernel_id)
         try:
-            others = self._services.reselect(unfit)
+            others = self.services.reselect(unfit)
         except SelectionError:
             raise error from None
         if any(kernel.id in unfit for kernel in others):
@@ -183,7 +193,7 @@ class Plan:
         """The bound plan, and the seconds that compiling it took."""
         from catalog.runtime.bound import bind, take
 
-        device = self._services.device(self.arch)
+        device = self.services.device(self.arch)
         taken = take(self.problem, device, given, outputs, seed)  # before anything is compiled for them
         compile_seconds = self._load(device)
         return bind(self, device, self._loaded, taken), compile_seconds

@@ -44,8 +44,8 @@ class Candidate:
 class Choice:
     """What selection goes by, and the candidates, best first.
 
-    ``neighbour`` is the measured problem whose medians the candidates carry: at distance 0 the problem itself; None
-    where nothing of its kind was measured, and the static order decides.
+    ``neighbour`` is the measured problem whose medians the candidates carry, the problem itself where it was measured;
+    None where nothing of its kind was, and the static order decides.
     """
 
     neighbour: Neighbour | None
@@ -56,7 +56,20 @@ class Choice:
         """Which of the three decides about the first candidate."""
         if self.neighbour is None or not self.candidates or self.candidates[0].median_ms is None:
             return "static"
-        return "nearest" if self.neighbour.distance else "measured"
+        return "measured" if self.neighbour.same else "nearest"
+
+    @property
+    def about(self) -> str:
+        """What decides, as a sentence."""
+        if self.evidence == "static" or self.neighbour is None:
+            return "Static order: nothing of this problem's kind was measured on this device."
+        count = sum(candidate.median_ms is not None for candidate in self.candidates)
+        if self.evidence == "measured":
+            return f"Measured: {count} of these kernels were timed on this very problem."
+        return (
+            f"Nearest: {count} of these kernels were timed on a problem of the same kind at distance "
+            f"{self.neighbour.distance:.2f}, {self.neighbour.key}."
+        )
 
 
 @dataclass(frozen=True)

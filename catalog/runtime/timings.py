@@ -31,11 +31,12 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
-    """A measured problem of the same kind, and how far it is: 0 for the problem itself."""
+    """A measured problem of the same kind, how far it is, and whether it is the very problem."""
 
     id: int
     key: str
     distance: float
+    same: bool
 
 
 def device_id(connection: sqlite3.Connection, device: DeviceInfo) -> int | None:
@@ -123,14 +124,14 @@ def add_timings(connection: sqlite3.Connection, timings: Iterable[Mapping[str, A
     return added
 
 
-def measured(connection: sqlite3.Connection, problem: Problem, device: DeviceInfo) -> set[tuple[str, str]]:
-    """The (kernel id, artifact key) of every library that was measured on the problem, with warm caches."""
+def measured(connection: sqlite3.Connection, problem: Problem, device: DeviceInfo) -> dict[tuple[str, str], float]:
+    """The median in ms of every library that was measured on the problem, with warm caches, by (kernel id, key)."""
     rows = connection.execute(
-        "SELECT kernel_id, artifact_key FROM timing JOIN problem ON problem.id = problem_id "
+        "SELECT kernel_id, artifact_key, median_ms FROM timing JOIN problem ON problem.id = problem_id "
         "WHERE problem.key = ? AND device_id = ? AND NOT cold",
         (problem.key, device_id(connection, device)),
     )
-    return {(row[0], row[1]) for row in rows}
+    return {(row[0], row[1]): row[2] for row in rows}
 
 
 def nearest(connection: sqlite3.Connection, problem: Problem, device: int | None) -> Neighbour | None:
@@ -149,7 +150,7 @@ def nearest(connection: sqlite3.Connection, problem: Problem, device: int | None
         "ORDER BY key <> :key, squared, id LIMIT 1",
         place,
     ).fetchone()
-    return None if row is None else Neighbour(row["id"], row["key"], row["squared"] ** 0.5)
+    return None if row is None else Neighbour(row["id"], row["key"], row["squared"] ** 0.5, row["key"] == problem.key)
 
 
 def record_miss(connection: sqlite3.Connection, problem: Problem, arch: str) -> None:

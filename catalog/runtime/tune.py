@@ -44,25 +44,29 @@ BUILT_AT_ONCE = 16
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """What tuning a problem gave: medians by kernel id, the fastest first, and what could not be timed, with reasons.
+    """What tuning a problem gave: medians in ms by kernel id, the fastest first, and why others could not be timed.
 
     ``first`` is the kernel that the static order puts first; ``known`` says that all of it had been measured before.
     """
 
     problem: Problem
     kernels: Mapping[str, Kernel] = field(repr=False)
-    measurements: Mapping[str, Measurement]
+    medians: Mapping[str, float]
     failures: Mapping[str, str]
     first: str
     known: bool = False
 
     @property
+    def best(self) -> tuple[str, float] | None:
+        """The fastest kernel's id and its median in ms; None where none could be timed."""
+        return next(iter(self.medians.items()), None)
+
+    @property
     def gain(self) -> float | None:
         """How many times faster the best is than the first of the static order; None where that was not timed."""
-        if self.first not in self.measurements:
+        if self.best is None or self.first not in self.medians:
             return None
-        best = min(measurement.median_ms for measurement in self.measurements.values())
-        return self.measurements[self.first].median_ms / best
+        return self.medians[self.first] / self.best[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,18 +173,17 @@ class _Tuning:
                 keys[kernel_id] = next(a.key for a in plan.build() if a.kernel_id == kernel_id)
             except CatalogError as error:
                 failures[kernel_id] = error.message
-        known = set() if self._options.again else measured(self._catalog.connection, problem, self._device)
-        fresh = {kernel_id for kernel_id, key in keys.items() if (kernel_id, key) not in known}
-        measurements: dict[str, Measurement] = {}
-        if fresh:
+        known = {} if self._options.again else measured(self._catalog.connection, problem, self._device)
+        medians = {kernel_id: known[kernel_id, key] for kernel_id, key in keys.items() if (kernel_id, key) in known}
+        fresh = keys.keys() - medians.keys()
+        if fresh:  # all of them, so that they are compared under the same conditions
             runners = dict(self._runners(problem, dict(zip(kernels, plans, strict=True)), keys, failures))
-            measurements = _race(runners, self._options.rule, failures)
-            timings = [
-                Timing(kernel_id, keys[kernel_id], measurement) for kernel_id, measurement in measurements.items()
-            ]
+            taken = _race(runners, self._options.rule, failures)
+            timings = [Timing(kernel_id, keys[kernel_id], measurement) for kernel_id, measurement in taken.items()]
             with transaction(self._catalog.connection):
                 record(self._catalog.connection, problem, self._device, timings)
-        ordered = dict(sorted(measurements.items(), key=lambda item: (item[1].median_ms, item[0])))
+            medians = {kernel_id: measurement.median_ms for kernel_id, measurement in taken.items()}
+        ordered = dict(sorted(medians.items(), key=lambda item: (item[1], item[0])))
         return Tuned(problem, kernels, ordered, failures, next(iter(kernels)), known=not fresh)
 
     def _runners(

@@ -1,0 +1,145 @@
+"""``catalog tune``: time kernels against each other, and let selection go by what came of it."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from catalog.cli_options import ArchOption
+from catalog.cli_output import FormatOption, print_rows, read_format
+from catalog.cli_problem import with_problem
+
+if TYPE_CHECKING:
+    from catalog.runtime.catalog import Catalog
+    from catalog.runtime.tune import Tuned
+    from catalog.schema.problem import Problem
+
+
+@with_problem
+def tune(
+    context: typer.Context,
+    *,
+    arch: ArchOption = "host",
+    shapes: Annotated[
+        str | None, typer.Option("--shapes", metavar="SET", help="Tune a set: smoke, full, nightly, or a YAML file.")
+    ] = None,
+    misses: Annotated[bool, typer.Option("--misses", help="Tune what was asked for and never measured.")] = False,
+    candidates: Annotated[int, typer.Option(min=1, help="Kernels of a problem at the most.")] = 6,
+    budget: Annotated[
+        float | None, typer.Option(min=0, metavar="SECONDS", help="Stop after so long; tune again to go on.")
+    ] = None,
+    precision: Annotated[
+        float, typer.Option(min=0, help="Half the width of the medians' confidence intervals, as a part of them.")
+    ] = 0.02,
+    jobs: Annotated[int | None, typer.Option("--jobs", "-j", min=1, help="Compilers at a time.")] = None,
+    again: Annotated[bool, typer.Option("--again", help="Measure also what was measured before.")] = False,
+    form: FormatOption = "table",
+    fields: dict[str, Any],
+) -> None:
+    """Time the kernels that answer problems, and record the medians: selection goes by them from then on.
+
+    One problem by its options, a set of them, or those that were asked for before. A tuning that was stopped goes on
+    where it was.
+
+    Example: catalog tune --batch 1 --nhead-q 8 --seqlen-q 1024 --hdim-q 64 --dtype fp32
+
+    Example: catalog tune --shapes smoke --budget 1200
+    """
+    from catalog.runtime.catalog import Catalog
+    from catalog.runtime.measure import StopRule
+    from catalog.runtime.tune import TuneOptions
+    from catalog.runtime.tune import tune as tune_problems
+    from catalog.settings import settings
+
+    read_format(form)  # a wrong one is told before the work
+    catalog = Catalog(context.find_root().params["db"] or settings().db)
+    problems = _problems(catalog, arch, shapes, misses, fields)
+    options = TuneOptions(arch, candidates, budget, StopRule(precision=precision), jobs, again)
+    with _told(len(problems)) as told:
+        report = tune_problems(catalog, list(problems.values()), options, told)
+    names = {problem.key: name for name, problem in problems.items()}
+    columns = ["problem", "best", "median_ms", "tflops", "gain", "kernels", "failed", "id"]
+    print_rows(columns, [[names[tuned.problem.key], *_row(tuned)] for tuned in report.tuned], form)
+    for key, reason in report.unanswered.items():
+        print(f"{names[key]}: {reason}", file=sys.stderr)
+    print(
+        f"{len(report.tuned)} problems tuned; the best kernels are {report.gain:.3f} times as fast as the first of the "
+        f"static order (geometric mean); {len(report.left)} left, {len(report.unanswered)} without a kernel.",
+        file=sys.stderr,
+    )
+
+
+def _problems(
+    catalog: Catalog, arch: str, shapes: str | None, misses: bool, fields: dict[str, Any]
+) -> dict[str, Problem]:
+    """What is to be tuned, by name."""
+    import json
+
+    from catalog.errors import UsageError
+    from catalog.runtime.devices.here import resolve_arch
+    from catalog.schema.problem import Problem
+    from catalog.schema.shape_names import name_of
+
+    if (shapes is not None) + misses + bool(fields) != 1:
+        raise UsageError("name one of: a problem by its options, --shapes SET, --misses")
+    if shapes is not None:
+        from catalog.schema.shapes import load_shapes
+
+        return {shape.name: shape.problem for shape in load_shapes(shapes).shapes}
+    if misses:
+        asked = [Problem(**json.loads(key)) for key, _ in catalog.misses(resolve_arch(arch))]
+        return {name_of(problem): problem for problem in asked}
+    problem = Problem(**fields)
+    return {name_of(problem): problem}
+
+
+def _row(tuned: Tuned) -> list[Any]:
+    if not tuned.best:
+        return [None, None, None, None, 0, len(tuned.failures), None]
+    kernel_id, median_ms = tuned.best
+    gain = tuned.gain
+    return [
+        tuned.kernels[kernel_id].name,
+        round(median_ms, 5),
+        round(tuned.problem.flops / median_ms / 1e9, 4),
+        None if gain is None else round(gain, 3),
+        len(tuned.kernels) - len(tuned.failures),
+        len(tuned.failures),
+        kernel_id,
+    ]
+
+
+class _told:
+    """A bar that moves with every problem, and shows the best kernel of the last one."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+
+    def __enter__(self) -> _told:
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
+
+        columns = (TextColumn("tuning"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left:"))
+        self._progress = Progress(
+            *columns, TimeRemainingColumn(), TextColumn("{task.description}"), console=Console(stderr=True)
+        )
+        self._progress.start()
+        self._task = self._progress.add_task("", total=self._total)
+        return self
+
+    def __call__(self, tuned: Tuned) -> None:
+        best = tuned.best
+        about = "" if best is None else f"{best[1]:.3f} ms, {tuned.kernels[best[0]].name}"
+        self._progress.update(self._task, advance=1, description=about[:60])
+
+    def __exit__(self, *exception: object) -> None:
+        self._progress.stop()

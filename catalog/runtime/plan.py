@@ -45,8 +45,9 @@ class Result:
 class Services:
     """What a plan needs of its catalog.
 
-    ``choice`` is what selection goes by for a problem, with so many candidates; ``build`` a kernel; ``reselect`` its kernels without those of some ids; the ``device`` of an arch; ``guard``: see to
-    it that the libraries of a problem's kernels may be loaded, as :meth:`catalog.runtime.guard.Guard.check`.
+    ``choice`` is what selection goes by for a problem, with so many candidates; ``build`` a kernel; ``reselect`` its
+    kernels without those of some ids; the ``device`` of an arch; ``guard``: see to it that the libraries of a problem's
+    kernels may be loaded, as :meth:`catalog.runtime.guard.Guard.check`.
     """
 
     choice: Callable[[Problem, int], Choice]

@@ -440,6 +440,7 @@ def bench(
     arch: ArchOption = "host",
     candidates: Annotated[int, typer.Option(min=1, help="How many applicable kernels to time, best first.")] = 1,
     runs: Annotated[int, typer.Option(min=1, help="Timed launches of each, at the least.")] = 10,
+    cold: Annotated[bool, typer.Option("--cold", help="Empty the caches before every launch.")] = False,
     threads: Annotated[int | None, typer.Option(min=1, help="Default: CATALOG_NUM_THREADS, or every core.")] = None,
     form: FormatOption = "table",
     fields: dict[str, Any],
@@ -454,7 +455,7 @@ def bench(
     from catalog.schema.problem import Problem
 
     _format(form)  # a wrong one is told before the work
-    report = bench_problem(_catalog(threads), Problem(**fields), arch=arch, candidates=candidates, runs=runs)
+    report = bench_problem(_catalog(threads), Problem(**fields), arch=arch, candidates=candidates, runs=runs, cold=cold)
     _print(list(COLUMNS), [list(benchmark.row) for benchmark in report.benchmarks], form)
     _note(report.about)
 

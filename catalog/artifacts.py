@@ -28,7 +28,7 @@ def record_artifact(connection: sqlite3.Connection, columns: Mapping[str, Any]) 
         for name in columns
         if name != "key"
     )
-    updates += ", elsewhere = 0"
+    updates += ", elsewhere = 0, dropped = NULL"
     connection.execute(
         f"INSERT INTO artifact ({names}) VALUES ({holes}) ON CONFLICT (key) DO UPDATE SET {updates}", columns
     )

@@ -13,7 +13,7 @@ import typer
 
 from catalog import cli_bundle, cli_quarantine  # noqa: F401 - their commands register themselves
 from catalog import cli_options as options
-from catalog.cli_cache import cache_app
+from catalog.cli_cache import cache_app, timings_app
 from catalog.cli_export import export
 from catalog.cli_options import ArchOption, CkRootOption, MaskImplOption, RevisionOption
 from catalog.cli_output import FormatOption
@@ -37,6 +37,7 @@ app = typer.Typer(
 
 app.add_typer(export, name="export")
 app.add_typer(cache_app)
+app.add_typer(timings_app)
 
 
 @app.callback()

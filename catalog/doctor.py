@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -22,6 +23,7 @@ def diagnose(db: Path) -> Iterator[Finding]:
     """Settings, the catalog file at ``db``, and the toolchain of every arch."""
     yield from _settings()
     yield from _file(db)
+    yield from about_cache()
     yield _checkout()
     yield from _arches()
 
@@ -48,6 +50,26 @@ def _file(db: Path) -> Iterator[Finding]:
     populations = [f"{row[0]} ({row[1]}, {row[2]}, {row[3]}): {row[4]:,}" for row in rows]
     connection.close()
     yield Finding("catalog", f"{db.stat().st_size / 1e6:.1f} MB", "; ".join(populations) or "empty")
+
+
+def about_cache() -> Iterator[Finding]:
+    """The cache folder, what it lies on, and how builders lock it."""
+    from catalog.build.cache import Cache
+    from catalog.build.locks import STRATEGIES
+    from catalog.build.trust import require_private
+
+    cache = Cache(settings().cache_dir)
+    state = "made by the first build"
+    if cache.folder.is_dir():
+        try:
+            require_private(cache.folder)
+            state = "private" if os.access(cache.folder, os.W_OK) else "cannot be written: serves what it has"
+        except CatalogError as error:
+            state = error.message
+    yield Finding("cache", str(cache.folder), state)
+    shared = "shared by machines" if cache.locks.file_system.network else "of this machine"
+    yield Finding("cache file system", cache.locks.file_system.type or "unknown", shared)
+    yield Finding("cache locks", cache.locks.strategy, STRATEGIES[cache.locks.strategy])
 
 
 def _checkout() -> Finding:

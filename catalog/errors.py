@@ -72,6 +72,10 @@ class BuildError(CatalogError):
         self.log = log
 
 
+class CacheError(BuildError):
+    """The cache folder cannot be used: others have access to it, or it cannot be written."""
+
+
 class MissingKernelError(BuildError):
     """The cache has no library of a kernel, and compiling is forbidden: says how to build it elsewhere."""
 
@@ -82,6 +86,10 @@ class BundleError(CatalogError):
 
 class DeviceError(CatalogError):
     """The device a kernel is for is absent, or a launch failed."""
+
+
+class ChangedLibraryError(DeviceError):
+    """A library is gone from the cache, or changed, between its build and its load; building again mends it."""
 
 
 class QuarantinedError(DeviceError):

@@ -203,7 +203,8 @@ class _Merge:
                 self._count("artifact", "the same")  # what happened on this machine is not for others to mend
                 continue
             local = here is not None and here["status"] == "built" and not here["elsewhere"]
-            self._put("artifact", ("key",), here, row | {"elsewhere": int(not local)}, ("status", "created"))
+            row |= {"elsewhere": int(not local), "dropped": here["dropped"] if local and here is not None else None}
+            self._put("artifact", ("key",), here, row, ("status", "created"))
 
     def _timings(self, kernels: set[str]) -> None:
         devices, problems = dict[int, int](), dict[int, int]()

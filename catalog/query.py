@@ -28,6 +28,7 @@ from typing import Any
 
 from catalog.errors import CatalogError, QueryError, RegistryError
 from catalog.query_text import Expression, Token, check_text, condition, ordering
+from catalog.registry import unwritable
 from catalog.schema.fields import TRAITS
 
 VIEW = "kernels"
@@ -234,12 +235,11 @@ class _Session:
             self.connection, self.columns = self._open_immutable(error)
 
     def _open_immutable(self, error: sqlite3.Error) -> tuple[sqlite3.Connection, tuple[str, ...]]:
-        """A file in WAL mode needs its -shm file even to be read; where that cannot be made, nobody writes either."""
-        log = self._path.with_name(self._path.name + "-wal")
-        if not any(words in str(error) for words in ("unable to open", "readonly")) or log.exists():
+        parameters = unwritable(self._path, error)
+        if parameters is None:
             raise self._unreadable(error) from None
         try:
-            return self._open("mode=ro&immutable=1")
+            return self._open(parameters)
         except sqlite3.Error as second:
             raise self._unreadable(second) from None
 

@@ -202,12 +202,22 @@ def _how_sure_timings_are() -> tuple[str, ...]:
     )
 
 
+def _dropped_libraries() -> tuple[str, ...]:
+    """When a library went from the cache. Its row stays, for the timings that were measured with it."""
+    return (
+        "ALTER TABLE artifact ADD COLUMN dropped TEXT",
+        "DROP VIEW kernels",
+        _view(_build_columns(), " AND NOT cold", f"{_BUILT_HERE} AND dropped IS NULL"),
+    )
+
+
 _MIGRATIONS: tuple[Callable[[], tuple[str, ...]], ...] = (
     _initial_schema,
     _what_the_compiler_knows,
     _quarantine,
     _built_elsewhere,
     _how_sure_timings_are,
+    _dropped_libraries,
 )
 """Step i takes a file from user_version i to i + 1."""
 
@@ -220,14 +230,14 @@ def sha256_hex(text: str) -> str:
 def connect(path: Path) -> sqlite3.Connection:
     """A read-write connection to the catalog at ``path``, made and migrated when needed.
 
-    The connection is in autocommit mode: use :func:`transaction` to write.
+    The connection is in autocommit mode: use :func:`transaction` to write. Where the file cannot be written, it reads.
 
     Raises:
         RegistryError: the file cannot be opened or made, is no catalog, or comes from a newer version.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        connection = _open(path)
+        connection = _open_as_allowed(path)
     except (OSError, sqlite3.Error) as error:
         raise _cannot_open(path, error) from None
     try:
@@ -241,15 +251,49 @@ def connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _open(path: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
-    connection.row_factory = sqlite3.Row
-    connection.execute("PRAGMA foreign_keys = ON")
-    # WAL with NORMAL cannot corrupt the file; a power cut may lose the last transaction, never half of one.
-    connection.execute("PRAGMA synchronous = NORMAL")
-    connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
-    connection.execute("PRAGMA temp_store = MEMORY")
-    connection.create_function("sha256", 1, sha256_hex, deterministic=True)
+def _open_as_allowed(path: Path) -> sqlite3.Connection:
+    try:
+        return _open(path)
+    except sqlite3.OperationalError as error:
+        parameters = unwritable(path, error)
+        if parameters is None:
+            raise
+        return _open(path, parameters)
+
+
+def unwritable(path: Path, error: sqlite3.Error) -> str | None:
+    """How to open a file that SQLite refused with ``error`` because its folder cannot be written; None: not at all.
+
+    A file in WAL mode needs its -shm file even to be read. Where that cannot be made, the file can be read as one that
+    nobody changes, unless a log beside it has changes that such a reader would miss.
+    """
+    log = path.with_name(path.name + "-wal")
+    refused = any(words in str(error) for words in ("unable to open", "readonly"))
+    return "mode=ro&immutable=1" if refused and path.is_file() and not _has_bytes(log) else None
+
+
+def _has_bytes(path: Path) -> bool:
+    try:
+        return path.stat().st_size > 0
+    except FileNotFoundError:
+        return False
+
+
+def _open(path: Path, parameters: str = "mode=rwc") -> sqlite3.Connection:
+    uri = f"{path.resolve().as_uri()}?{parameters}"
+    connection = sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
+    try:
+        connection.row_factory = sqlite3.Row
+        connection.execute("PRAGMA foreign_keys = ON")
+        # WAL with NORMAL cannot corrupt the file; a power cut may lose the last transaction, never half of one.
+        connection.execute("PRAGMA synchronous = NORMAL")
+        connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+        connection.execute("PRAGMA temp_store = MEMORY")
+        connection.create_function("sha256", 1, sha256_hex, deterministic=True)
+        _versions(connection)  # reads the file
+    except BaseException:
+        connection.close()
+        raise
     return connection
 
 
@@ -257,6 +301,8 @@ def _cannot_open(path: Path, error: Exception) -> RegistryError:
     hint = "Choose another file with --db or CATALOG_DB, or mend its permissions."
     if "not a database" in str(error) or "malformed" in str(error):
         hint = "It is no SQLite file, or a damaged one: move it away and populate again."
+    elif _has_bytes(path.with_name(path.name + "-wal")) and "unable to open" in str(error):
+        hint = "It has a log of changes (-wal) that cannot be read in a folder that cannot be written: copy both away."
     elif "locked" in str(error):
         hint = "Another process is writing to it; try again when it is done."
     return RegistryError(f"The catalog {path} cannot be opened: {error}.", hint=hint)

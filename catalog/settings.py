@@ -40,6 +40,9 @@ class Settings(BaseSettings):
 
     db: Path = Field(default_factory=_default_db, description="the catalog: one SQLite file")
     cache_dir: Path = Field(default_factory=_default_cache_dir, description="folder of the compiled kernels")
+    cache_locks: Literal["auto", "flock", "lease"] = Field(
+        "auto", description="locks of the cache: flock for a local disk, lease for one that machines share; auto: ask"
+    )
     data_dir: Path | None = Field(None, description="arch specs and parity lists instead of the built-in ones")
     cxx: str | None = Field(None, description="C++ compiler for host kernels (default: g++, then clang++, then c++)")
     ck_root: Path | None = Field(None, description="checkout of composable_kernel, for kernels of AMD arches")

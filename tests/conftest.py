@@ -11,7 +11,11 @@ from typing import NoReturn
 
 import pytest
 
+from catalog.build.toolchains import digest_of
 from catalog.runtime.catalog import Catalog
+from catalog.runtime.devices.hip import HipDevice
+from catalog.runtime.devices.host import HostDevice
+from catalog.runtime.devices.loading import LoadedKernel
 from catalog.settings import settings
 
 
@@ -20,6 +24,11 @@ def missing(what: str) -> NoReturn:
     if os.environ.get("CI") == "true":
         pytest.fail(f"{what} is missing in CI")
     pytest.skip(f"{what} is missing")
+
+
+def load(device: HostDevice | HipDevice, path: Path, row: str = "ROW") -> LoadedKernel:
+    """The library at ``path`` as it is now, built from ``row``."""
+    return device.load(path, digest_of(str(path)), row)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -46,9 +46,9 @@ def test_peaks_are_plausible_for_any_cpu(cache: Path) -> None:
 def test_the_probe_is_compiled_once_and_not_recorded(cache: Path) -> None:
     records: list[ArtifactRecord] = []
     builder = Builder(cache, records.append)
-    path = builder.build_helper("peak probe", resolve_host_arch(), PEAK_PROBE)
+    path = builder.build_helper("peak probe", resolve_host_arch(), PEAK_PROBE).path
     built = path.stat().st_mtime_ns
-    assert Builder(cache).build_helper("peak probe", resolve_host_arch(), PEAK_PROBE) == path
+    assert Builder(cache).build_helper("peak probe", resolve_host_arch(), PEAK_PROBE).path == path
     assert path.stat().st_mtime_ns == built
     assert records == []
 

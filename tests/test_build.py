@@ -85,6 +85,14 @@ def test_environment_adds_no_headers(project: Project, tmp_path: Path, monkeypat
     assert answer_of(project.builder(tmp_path / "cache").build(make_kernel()).path) == 1064
 
 
+@pytest.fixture(params=["flock", "lease"])
+def _locks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a local disk, and as on a network file system."""
+    monkeypatch.setenv("CATALOG_CACHE_LOCKS", request.param)
+    settings.cache_clear()
+
+
+@pytest.mark.usefixtures("_locks")
 def test_sixteen_processes_compile_once(project: Project, tmp_path: Path) -> None:
     project.launch_with(tmp_path / "launcher", f'echo compiled >> "{tmp_path}/compiles"\nexec "$@"')
     barrier, answers = FORK.Barrier(16), FORK.SimpleQueue()
@@ -145,6 +153,7 @@ def _slow_launcher(project: Project, folder: Path) -> None:
     project.launch_with(folder / "launcher", text)
 
 
+@pytest.mark.usefixtures("_locks")
 def test_killed_while_compiling(project: Project, tmp_path: Path) -> None:
     _slow_launcher(project, tmp_path)
     builder = project.builder(tmp_path / "cache")
@@ -157,7 +166,9 @@ def test_killed_while_compiling(project: Project, tmp_path: Path) -> None:
 
     (tmp_path / "go").touch()  # the orphaned compiler runs too, beside the next build
     assert answer_of(builder.build(make_kernel()).path) == 1064
-    assert not list((tmp_path / "cache" / "tmp").iterdir())
+    # Whoever takes a lease over cannot know that its holder is dead: what that one left is collected after a day.
+    left = 0 if settings().cache_locks == "flock" else 1
+    assert len(list((tmp_path / "cache" / "tmp").iterdir())) == left
 
 
 def test_interrupt_ends_the_compilers(project: Project, tmp_path: Path) -> None:
@@ -235,6 +246,15 @@ def test_failed_compile_keeps_its_log(inner: str, line: str, project: Project, t
         assert said in str(caught.value)
     assert log.read_text().startswith(caught.value.log)
     assert not list((tmp_path / "cache").glob("*.so"))
+
+
+def test_compiler_that_is_killed_is_not_the_kernel_s_fault(project: Project, tmp_path: Path) -> None:
+    """As the kernel does where memory runs out: the kernel would be passed over from then on, had it failed."""
+    records: list[ArtifactRecord] = []
+    project.launch_with(tmp_path / "launcher", "kill -9 $$")
+    with pytest.raises(BuildError, match="for lack of memory or of room on a disk: killed by SIGKILL"):
+        project.builder(tmp_path / "cache", records.append).build(make_kernel())
+    assert records == []
 
 
 def test_hung_compiler_is_stopped(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -330,7 +330,8 @@ def test_libraries_of_gpus_are_stored_on_any_machine(
 
 def test_when_the_last_record_cannot_be_written_nothing_stays(shipped: Shipped, here: Catalog) -> None:
     blocked = settings().cache_dir / "tmp" / f"{shipped.keys[-1]}.json"
-    blocked.mkdir(parents=True)
+    Cache(settings().cache_dir).create()
+    blocked.mkdir()
     with pytest.raises(BundleError, match="Is a directory"):
         import_bundle(here, shipped.path, trust=True)
     assert_nothing_written(here)

@@ -149,7 +149,9 @@ def test_doctor_lists_every_setting_and_arch(database: Path) -> None:
 
 
 def test_every_command_has_help_with_an_example() -> None:
-    for command in (*app.registered_commands, *export.registered_commands, export.registered_callback):
+    groups = [group.typer_instance for group in app.registered_groups]
+    commands = [command for group in (app, *groups) if group is not None for command in group.registered_commands]
+    for command in (*commands, export.registered_callback):
         assert command is not None
         assert command.callback is not None
         assert "Example: catalog " in (command.callback.__doc__ or "")

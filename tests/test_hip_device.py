@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import missing
+from conftest import load, missing
 from fake_gpu import INCLUDE, Exposed, Shared, compile_c, expected, kernel_source, make_runtime
 
 from catalog.errors import DeviceError, TensorError
@@ -171,7 +171,7 @@ def test_a_kernel_reads_and_writes_the_tensors(runtime, fake, kernel, problem, s
     with Stream(runtime, 0) as stream:
         device = HipDevice(stream=stream, runtime=runtime)
         path = kernel(arch="gfx942")
-        loaded = device.load(path, "digest", "ROW")
+        loaded = load(device, path)
         arrays = make_inputs(problem) | make_outputs(problem)
         shared = {}
         tensors = dict(arrays)
@@ -197,7 +197,7 @@ def test_a_kernel_reads_and_writes_the_tensors(runtime, fake, kernel, problem, s
 
 def test_numpy_arrays_are_sent_and_fetched_whatever_their_strides(runtime, kernel):
     device = HipDevice(runtime=runtime)
-    loaded = device.load(kernel(arch="gfx942"), "digest", "ROW")
+    loaded = load(device, kernel(arch="gfx942"))
     inputs = make_inputs(PACKED) | {"v": np.zeros((2, 8, 16), np.float32).swapaxes(0, 1)}
     o = np.full((4, 8, 16), np.nan, np.float32).swapaxes(0, 1)
     call = call_of(device, PACKED, inputs | {"o": o})
@@ -210,9 +210,9 @@ def test_numpy_arrays_are_sent_and_fetched_whatever_their_strides(runtime, kerne
 def test_a_kernel_of_another_arch_or_of_none_is_refused(runtime, kernel):
     device = HipDevice(runtime=runtime)
     with pytest.raises(DeviceError, match=r"for gfx950, and GPU 0 is of arch gfx942\nSelect with arch='gfx942'"):
-        device.load(kernel(arch="gfx950"), "1", "ROW")
+        load(device, kernel(arch="gfx950"))
     with pytest.raises(DeviceError, match="does not say which arch"):
-        device.load(kernel(), "2", "ROW")
+        load(device, kernel())
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_a_kernel_of_another_arch_or_of_none_is_refused(runtime, kernel):
 )
 def test_a_call_that_fails_is_named_and_leaves_nothing(runtime, fake, kernel, failing, message):
     device = HipDevice(runtime=runtime)
-    loaded = device.load(kernel(arch="gfx942"), "digest", "ROW")
+    loaded = load(device, kernel(arch="gfx942"))
     fake.fake_fail(*failing)
     with pytest.raises(DeviceError, match=message):
         device.time([loaded], call_of(device, PACKED, make_inputs(PACKED) | make_outputs(PACKED)), 2)

@@ -10,12 +10,17 @@ from pathlib import Path
 
 import archspec.cpu
 import pytest
+from conftest import load
+from tiny_project import make_kernel
 
 import catalog
+from catalog.build.builder import Artifact
+from catalog.build.toolchains import digest_of
 from catalog.errors import DeviceError
 from catalog.runtime.devices.abi import ABI_VERSION, CatalogArgs, CatalogTensor
 from catalog.runtime.devices.host import HOST_ARCHES, HostDevice, resolve_host_arch, why_unavailable
 from catalog.runtime.inputs import make_inputs
+from catalog.runtime.plan import Plan, Services
 from catalog.runtime.tensors import make_outputs
 from catalog.schema.problem import Problem
 
@@ -85,7 +90,7 @@ def test_the_argument_struct_is_the_headers(compiler, tmp_path):
 
 def test_a_kernel_gets_the_problem_and_writes_the_outputs(build):
     device = HostDevice(num_threads=5)
-    kernel = device.load(build(), "digest", "ROW")
+    kernel = load(device, build())
     inputs, outputs = make_inputs(PROBLEM), make_outputs(PROBLEM)
     call = device.call(PROBLEM, inputs | outputs)
     device.launch(kernel, call)
@@ -97,11 +102,32 @@ def test_a_kernel_gets_the_problem_and_writes_the_outputs(build):
 def test_a_library_is_loaded_once_until_its_content_changes(build):
     device = HostDevice()
     path = build()
-    kernel = device.load(path, "digest", "ROW")
-    assert device.load(path, "digest", "ROW") is kernel
+    kernel = load(device, path)
+    assert load(device, path) is kernel
     with pytest.raises(DeviceError, match="built from row ROW, not from other"):
-        device.load(path, "digest", "other")
-    assert device.load(build(row="rebuilt"), "new digest", "rebuilt").id == "rebuilt"
+        load(device, path, "other")
+    assert load(device, build(row="rebuilt"), "rebuilt").id == "rebuilt"
+
+
+@pytest.mark.parametrize("loss", [Path.unlink, lambda path: os.truncate(path, 99)], ids=["dropped", "damaged"])
+def test_a_library_that_is_lost_between_build_and_load_is_built_again(build, loss):
+    """As when another process drops it from the cache at that moment."""
+    builds = []
+
+    def build_and_lose(kernel):
+        path = build()
+        artifact = Artifact("key", path, digest_of(str(path)), path.stat().st_size, "ROW", 1.0, cached=False)
+        builds.append(path)
+        if len(builds) == 1:
+            loss(path)
+        return artifact
+
+    device = HostDevice(num_threads=5)
+    kernel = make_kernel()
+    services = Services(build_and_lose, lambda ids: (kernel,), lambda arch: device, lambda *loaded: None)
+    plan = Plan(PROBLEM, resolve_host_arch(), (kernel,), services)
+    assert plan.run(make_inputs(PROBLEM)).outputs["o"].ravel()[0] == 5 + 8 + 700
+    assert len(builds) == 2
 
 
 @pytest.mark.parametrize(
@@ -114,7 +140,7 @@ def test_a_library_is_loaded_once_until_its_content_changes(build):
 )
 def test_a_failed_launch_is_explained(build, status, message):
     device = HostDevice()
-    kernel = device.load(build(status=status), "digest", "ROW")
+    kernel = load(device, build(status=status))
     with pytest.raises(DeviceError, match=message):
         device.launch(kernel, device.call(PROBLEM, make_inputs(PROBLEM) | make_outputs(PROBLEM)))
 
@@ -124,18 +150,18 @@ def test_libraries_that_are_no_kernels(build, tmp_path):
     broken = tmp_path / "broken.so"
     broken.write_text("no library")
     with pytest.raises(DeviceError, match=r"cannot load .*broken\.so"):
-        device.load(broken, "1", "ROW")
+        load(device, broken)
     with pytest.raises(DeviceError, match=r"is not a kernel: .*catalog_describe"):
-        device.load(build("int other(void) { return 0; }"), "2", "ROW")
+        load(device, build("int other(void) { return 0; }"))
     with pytest.raises(DeviceError, match="another version of the argument struct"):
-        device.load(build(version="99"), "3", "ROW")
+        load(device, build(version="99"))
     with pytest.raises(DeviceError, match="does not say which row"):
-        device.load(build(KERNEL.replace('\\"id\\": ', "")), "4", "ROW")
+        load(device, build(KERNEL.replace('\\"id\\": ', "")))
 
 
 def test_calls_cost_microseconds(build):
     device = HostDevice()
-    kernel = device.load(build(), "digest", "ROW")
+    kernel = load(device, build())
     tensors = make_inputs(PROBLEM) | make_outputs(PROBLEM)
     seconds = timeit.repeat(lambda: device.launch(kernel, device.call(PROBLEM, tensors)), number=1000, repeat=5)
     assert min(seconds) / 1000 < 40e-6  # 8 us on an idle machine

@@ -165,8 +165,8 @@ def test_a_helper_is_served_for_its_very_source(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = 'extern "C" int probe() { return 1; }\n'
-    path = project.builder(tmp_path).build_helper("probe", ARCH, source)
+    path = project.builder(tmp_path).build_helper("probe", ARCH, source).path
     forbid(project, monkeypatch)
-    assert stored(project, tmp_path).build_helper("probe", ARCH, source) == path
+    assert stored(project, tmp_path).build_helper("probe", ARCH, source).path == path
     with pytest.raises(MissingKernelError, match=r"probe for .* is not in the cache"):
         stored(project, tmp_path).build_helper("probe", ARCH, source + "// another\n")

@@ -20,7 +20,8 @@ from catalog.build.pools import Pool, Threads
 from catalog.build.resources import Resources
 from catalog.build.targets import Target, target_of
 from catalog.build.toolchains import LIBRARY, SOURCE, Toolchain
-from catalog.errors import BuildError, ToolchainError
+from catalog.build.trust import ANOTHER
+from catalog.errors import BuildError, CacheError, ToolchainError
 from catalog.schema.kernel import Kernel
 from catalog.settings import settings
 
@@ -34,6 +35,12 @@ LOG_CHARACTERS = 20_000
 
 _NO_RESOURCES = Resources()
 _ERROR_LINE = re.compile(r"\berror\b|undefined reference", re.IGNORECASE)
+# Say so the C library, the kernel, the drivers of GCC and Clang, and GCC and LLVM of their own memory.
+_OUT_OF_RESOURCES = re.compile(
+    r"^.*(No space left on device|Disk quota exceeded|File too large|File size limit exceeded|SIGXFSZ"
+    r"|Cannot allocate memory|out of memory|[Kk]illed signal|killed by SIGKILL).*$",
+    re.MULTILINE,
+)
 
 
 @dataclass(frozen=True)
@@ -221,7 +228,7 @@ class Builder:
         """
         return self._settle(lambda: self.make(kernel, threading.Event()))
 
-    def build_helper(self, name: str, arch: str, source: str) -> Path:
+    def build_helper(self, name: str, arch: str, source: str) -> Artifact:
         """The library of ``source``, which is no row's, from the cache if it is there and sound; it is not recorded.
 
         Args:
@@ -235,7 +242,7 @@ class Builder:
         target = self._targets(arch)
         subject = _Subject.of_helper(name, arch)
         stop = threading.Event()
-        return self.finish(self._job(subject, target, source, target.toolchain(arch), stop), stop).artifact.path
+        return self.finish(self._job(subject, target, source, target.toolchain(arch), stop), stop).artifact
 
     def build_many(
         self,
@@ -336,7 +343,10 @@ class Builder:
         """
         with self._cache_errors(job.subject):
             record = self.cache.load(job.key.hex)
-            return None if record is None else self._built(record, cached=True)
+            if record is None:
+                return None
+            self.cache.use(job.key.hex)
+            return self._built(record, cached=True)
 
     def finish(self, job: Job, stop: threading.Event) -> Built:
         """The library of ``job``, found or compiled.
@@ -392,9 +402,8 @@ class Builder:
         try:
             yield
         except OSError as error:
-            raise BuildError(
-                f"{subject.title}: {error.filename or self.cache.folder}: {error.strerror}",
-                hint="CATALOG_CACHE_DIR chooses another cache folder",
+            raise CacheError(
+                f"{subject.title}: {error.filename or self.cache.folder}: {error.strerror or error}", hint=ANOTHER
             ) from None
 
     def _key(
@@ -411,7 +420,15 @@ class Builder:
             raise BuildError(f"{subject.title}: {error.message}", hint=error.hint) from None
 
     def _refusal(self, job: Job, failure: _CommandFailed, seconds: float) -> CompileError:
-        """File a failed compile; raises ToolchainError when it is the compiler's fault."""
+        """File a failed compile; raises when it is not the kernel's fault, but the compiler's or the machine's."""
+        short = _OUT_OF_RESOURCES.search(f"{failure.output}\n{failure.failure}")
+        if short is not None:
+            raise BuildError(
+                f"{job.subject.title} was not compiled, for lack of memory or of room on a disk: {short[0].strip()}",
+                hint=f"make room in {self.cache.folder} (catalog cache gc) and in the compiler's TMPDIR, or use "
+                "fewer --jobs",
+                log=failure.output,
+            )
         job.toolchain.verify()
         log = self.cache.keep_log(job.key.hex, f"{failure.output}\n{failure.failure}\n")
         return job.error(failure, log, seconds)

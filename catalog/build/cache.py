@@ -6,7 +6,10 @@
     guard/                    how the first runs of libraries ended (:mod:`catalog.build.first_runs`)
 
 The library is renamed into place before its record, and a library that differs from its record is no entry. So a crash
-between any two steps, a flipped bit and a truncated copy all read as absent.
+between any two steps, a flipped bit and a truncated copy all read as absent. The record's time is that of its last use.
+
+The folder is the caller's alone, which is checked before anything is read (:mod:`catalog.build.trust`). It need not be
+writable to serve what it has: only a build needs locks.
 """
 
 from __future__ import annotations
@@ -16,20 +19,21 @@ import hashlib
 import json
 import logging
 import os
+import secrets
 import shutil
+import stat
+import tempfile
 import threading
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from catalog.build.processes import Interrupted
+from catalog.build.locks import Locks
 from catalog.build.resources import RESOURCES, Resources
+from catalog.build.trust import make_private, require_private
 
 _log = logging.getLogger(__name__)
-
-_LOCK_WAIT_SECONDS = 0.5
-_LOCK_POLL_SECONDS = 0.02
 
 
 @dataclass(frozen=True)
@@ -96,90 +100,145 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
+class DamagedEntry(Exception):
+    """An entry that is not what its record says; the text says in which way."""
+
+
+_used: set[Path] = set()
+"""Records whose time this process has renewed."""
+
+
 class Cache:
     """A content-addressed store of libraries in ``folder``."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.scans = folder / "scans"
-        self._locks, self._logs, self._tmp = (folder / name for name in ("locks", "logs", "tmp"))
+        self.scans, self.logs, self.tmp = (folder / name for name in ("scans", "logs", "tmp"))
+        self.locks = Locks(folder / "locks")
+        self._created = False
 
     def create(self) -> None:
-        """Create the folders that are not there yet, private to the user.
+        """Check the folder, or create it; once.
 
         Raises:
-            OSError: the folder cannot be created.
+            CacheError: others have access to it.
+            OSError: it is not there and cannot be created.
         """
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for folder in (self.scans, self._locks, self._logs, self._tmp):
-            folder.mkdir(exist_ok=True)
+        if self._created:
+            return
+        try:
+            self._create()
+        except OSError as error:
+            if not self.folder.is_dir():
+                raise
+            _log.debug("%s: %s", self.folder, error)  # it cannot be written, but it can be read
+        self._created = True
+
+    def _create(self) -> None:
+        if not self.folder.is_dir():
+            make_private(self.folder)
+        require_private(self.folder)
+        for folder in (self.scans, self.locks.folder, self.logs, self.tmp):
+            folder.mkdir(mode=0o700, exist_ok=True)
 
     def so_path(self, key: str) -> Path:
         """Where the library of ``key`` lies, or would lie."""
         return self.folder / f"{key}.so"
 
-    def _record(self, key: str) -> Path:
+    def record_path(self, key: str) -> Path:
+        """Where the record of ``key`` lies, or would lie."""
         return self.folder / f"{key}.json"
 
     def log(self, key: str) -> Path:
         """Where the log of the last failed build of ``key`` lies, or would lie."""
-        return self._logs / f"{key}.log"
+        return self.logs / f"{key}.log"
 
-    def load(self, key: str) -> ArtifactRecord | None:
-        """The record of ``key``, checked against the library's bytes; None when there is no sound entry.
-
-        Raises:
-            OSError: the folder exists but cannot be read.
-        """
-        told = self.told(key)
-        try:
-            library = self.so_path(key).read_bytes()
-        except FileNotFoundError:
-            return None
-        if told is None or told[0].so_sha256 != hashlib.sha256(library).hexdigest():
-            return None
-        return told[0]
-
-    def told(self, key: str) -> tuple[ArtifactRecord, Origin | None] | None:
-        """What the record file of ``key`` says, unchecked; None when there is none that can be read.
+    def read(self, key: str) -> tuple[ArtifactRecord, Origin | None]:
+        """What the record file of ``key`` says, unchecked.
 
         Raises:
-            OSError: the folder exists but cannot be read.
+            DamagedEntry: it makes no sense.
+            OSError: there is none, or it cannot be read.
         """
+        text = self.record_path(key).read_bytes()
         try:
-            columns = json.loads(self._record(key).read_bytes())
+            columns = json.loads(text)
             origin = {name: columns.pop(name) for name in _ORIGIN if name in columns}
             record = ArtifactRecord.from_columns(columns)
+        except (ValueError, TypeError, AttributeError, KeyError):
+            raise DamagedEntry("its record is damaged") from None
+        if record.key != key:
+            raise DamagedEntry("its record is that of another library")
+        return record, Origin(**origin) if origin.keys() == set(_ORIGIN) else None
+
+    def check(self, key: str) -> ArtifactRecord:
+        """The record of ``key``, checked against the library's bytes.
+
+        Raises:
+            DamagedEntry: they differ, or others may write to the library.
+            OSError: there is no entry, or it cannot be read.
+        """
+        record, _ = self.read(key)
+        try:
+            with self.so_path(key).open("rb") as library:
+                writable = os.fstat(library.fileno()).st_mode & stat.S_IWOTH
+                digest = hashlib.sha256(library.read()).hexdigest()
+        except FileNotFoundError:
+            raise DamagedEntry("its library is missing") from None
+        if record.so_sha256 != digest:
+            raise DamagedEntry("its library is not the one that was built")
+        if writable:
+            raise DamagedEntry("anybody may write to its library")
+        return record
+
+    def load(self, key: str) -> ArtifactRecord | None:
+        """As :meth:`check`; None when there is no sound entry.
+
+        Raises:
+            OSError: the folder exists but cannot be read.
+        """
+        try:
+            return self.check(key)
         except FileNotFoundError:
             return None
-        except (ValueError, TypeError, AttributeError, KeyError) as error:
-            _log.debug("%s: unreadable record: %s", self._record(key), error)
+        except DamagedEntry as damage:
+            _log.debug("%s: %s", self.record_path(key), damage)
             return None
-        if record.key != key:
+
+    def use(self, key: str) -> None:
+        """Note that ``key`` is used now, once a process; in a folder that cannot be written nothing is noted."""
+        record = self.record_path(key)
+        if record not in _used:
+            _used.add(record)
+            with contextlib.suppress(OSError):
+                os.utime(record)
+
+    def told(self, key: str) -> tuple[ArtifactRecord, Origin | None] | None:
+        """As :meth:`read`; None when there is no record that makes sense.
+
+        Raises:
+            OSError: the folder exists but cannot be read.
+        """
+        try:
+            return self.read(key)
+        except FileNotFoundError:
             return None
-        return record, Origin(**origin) if origin.keys() == set(_ORIGIN) else None
+        except DamagedEntry as damage:
+            _log.debug("%s: %s", self.record_path(key), damage)
+            return None
 
     @contextlib.contextmanager
     def lock(self, key: str, stop: threading.Event) -> Iterator[None]:
-        """Hold the lock of ``key``, across threads and processes; it is released when its holder dies.
+        """As :meth:`Locks.hold`.
 
         Raises:
             Interrupted: ``stop`` was set while waiting.
-            OSError: the cache folder cannot be written.
+            CacheError: others have access to the cache folder.
+            OSError: it cannot be written.
         """
-        from filelock import FileLock, Timeout
-
-        lock = FileLock(self._locks / f"{key}.lock")
-        while True:
-            if stop.is_set():
-                raise Interrupted
-            with contextlib.suppress(Timeout):
-                lock.acquire(timeout=_LOCK_WAIT_SECONDS, poll_interval=_LOCK_POLL_SECONDS)
-                break
-        try:
+        self._create()
+        with self.locks.hold(key, stop):
             yield
-        finally:
-            lock.release()
 
     @contextlib.contextmanager
     def workspace(self, key: str) -> Iterator[Path]:
@@ -190,9 +249,10 @@ class Cache:
         Raises:
             OSError: the cache folder cannot be written.
         """
-        folder = self._tmp / key
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
+        if self.locks.exclusive:
+            for left in self.tmp.glob(f"{key}*"):
+                delete(left)
+        folder = Path(tempfile.mkdtemp(prefix=f"{key}.", dir=self.tmp))
         try:
             yield folder
         finally:
@@ -213,11 +273,15 @@ class Cache:
         """Make an entry of ``library``, a file in a :meth:`workspace`, and its record, for the holder of the lock.
 
         Raises:
-            OSError: the disk is full, or the cache folder cannot be written.
+            OSError: the disk is full, or the cache folder cannot be written; there is no entry then.
         """
         self.put_library(library, record.key)
-        # The record comes second: it is what makes the entry exist.
-        self.put_record(record, origin)
+        try:
+            # The record comes second: it is what makes the entry exist.
+            self.put_record(record, origin)
+        except OSError:
+            self.remove(record.key)
+            raise
         self.log(record.key).unlink(missing_ok=True)
 
     def put_library(self, library: Path, key: str) -> None:
@@ -226,6 +290,7 @@ class Cache:
         Raises:
             OSError: the disk is full, or the cache folder cannot be written.
         """
+        library.chmod(0o700)
         _sync(library)
         os.replace(library, self.so_path(key))
         _sync(self.folder)
@@ -236,7 +301,7 @@ class Cache:
         Raises:
             OSError: the disk is full, or the cache folder cannot be written.
         """
-        self._write(self._record(record.key), json.dumps({**asdict(origin), **record.columns}, indent=1))
+        self._write(self.record_path(record.key), json.dumps({**asdict(origin), **record.columns}, indent=1))
 
     def remove(self, key: str) -> None:
         """Remove the entry of ``key``, its record first, for the holder of the lock.
@@ -244,7 +309,7 @@ class Cache:
         Raises:
             OSError: the cache folder cannot be written.
         """
-        self._record(key).unlink(missing_ok=True)
+        self.record_path(key).unlink(missing_ok=True)
         self.so_path(key).unlink(missing_ok=True)
 
     def keep_log(self, key: str, text: str) -> Path:
@@ -257,8 +322,23 @@ class Cache:
         return self.log(key)
 
     def _write(self, path: Path, text: str) -> None:
-        partial = self._tmp / path.name
-        partial.write_text(text)
-        _sync(partial)
-        os.replace(partial, path)
+        # Of two that lost a lease to each other, neither writes into the other's file.
+        partial = self.tmp / (path.name if self.locks.exclusive else f"{path.name}.{secrets.token_hex(8)}")
+        try:
+            partial.write_text(text)
+            _sync(partial)
+            os.replace(partial, path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                partial.unlink()
+            raise
         _sync(path.parent)
+
+
+def delete(path: Path) -> None:
+    """Remove a file or a folder, if it is there and can be removed."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink()

@@ -168,12 +168,19 @@ class _Reach:
 
 def _reach(names: Sequence[str], headers: _Headers) -> _Reach:
     digests = headers.digests(names)
-    return _Reach(hash_parts({"names": names, "digests": tuple(digests.values())}), digests)
+    return _Reach(_contents(tuple(names), tuple(digests.values())), digests)
 
 
-def _scan(unit: TranslationUnit, toolchain: Toolchain, question: str) -> list[str]:
-    """Ask the compiler which headers the source reaches."""
-    with tempfile.TemporaryDirectory(prefix="catalog-") as folder:
+@functools.lru_cache(maxsize=256)
+def _contents(names: tuple[str, ...], digests: tuple[str, ...]) -> str:
+    """Remembered, because all kernels of a target reach much the same headers, hundreds of them."""
+    return hash_parts({"names": names, "digests": digests})
+
+
+def _scan(unit: TranslationUnit, toolchain: Toolchain, question: str, memory: Path) -> list[str]:
+    """Ask the compiler which headers the source reaches; what a killed process leaves lies where it is collected."""
+    place = memory if os.access(memory, os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="tmp", dir=place) as folder:
         work_dir = Path(os.path.realpath(folder))
         (work_dir / SOURCE).write_text(unit.source)
         command = toolchain.scan_command(tuple(unit.include_dirs.values()))
@@ -215,7 +222,7 @@ class KeyMaker:
         question = hash_parts(parts)
         memo = self._folder / f"{question}.json"
         headers = _Headers(unit.include_dirs)
-        reach = _recall(memo, headers) or _ask(memo, headers, unit, _scan(unit, toolchain, question))
+        reach = _recall(memo, headers) or _ask(memo, headers, unit, _scan(unit, toolchain, question, self._folder))
         return ContentKey(hash_parts({"question": [question], "headers": [reach.contents]}), reach.digests)
 
 

@@ -11,10 +11,9 @@ import contextlib
 import threading
 from collections.abc import Iterator
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from catalog.build.builder import Builder, Built, source_digest
+from catalog.build.builder import Artifact, Builder, Built, source_digest
 from catalog.build.cache import ArtifactRecord, Cache
 from catalog.build.keys import abi_number
 from catalog.errors import BuildError, MissingKernelError
@@ -78,7 +77,7 @@ class StoredBuilder(Builder):
             raise self._missing(kernel)
         return record.key
 
-    def build_helper(self, name: str, arch: str, source: str) -> Path:
+    def build_helper(self, name: str, arch: str, source: str) -> Artifact:
         """As :meth:`Builder.build_helper`, from the cache only: the newest entry of this very source.
 
         Raises:
@@ -91,7 +90,7 @@ class StoredBuilder(Builder):
                 f"{name} for {arch} is not in the cache {self.cache.folder}, and compiling is forbidden",
                 hint="run once with CATALOG_COMPILE=true",
             )
-        return self.cache.so_path(record.key)
+        return self._built(record, cached=True).artifact
 
     def make(self, kernel: Kernel, stop: threading.Event) -> Built:
         """As :meth:`Builder.make`, from the cache only.

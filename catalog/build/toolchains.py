@@ -232,7 +232,7 @@ def digest_of(path: str) -> str:
     Raises:
         OSError: the file cannot be read.
     """
-    with open(path, "rb") as file:
+    with open(path, "rb", buffering=0) as file:
         return hashlib.sha256(file.read()).hexdigest()
 
 

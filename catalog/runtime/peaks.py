@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from catalog.build.host.emit import PEAK_PROBE
 from catalog.errors import DeviceError
 from catalog.runtime.devices.host import why_unavailable
+from catalog.runtime.devices.loading import open_library
 
 if TYPE_CHECKING:
     from catalog.build.builder import Builder
@@ -42,7 +43,7 @@ def measure_peaks(builder: Builder, arch: str, threads: int) -> Peaks:
     The probe is compiled as the kernels of ``arch`` are, once; ``builder`` has the cache.
 
     Raises:
-        DeviceError: this machine does not run ``arch``, or has no memory for the buffer.
+        DeviceError: this machine does not run ``arch``, or has no memory for the buffer; or the probe does not load.
         BuildError: the probe does not compile.
         ToolchainError: there is no usable compiler.
     """
@@ -52,11 +53,8 @@ def measure_peaks(builder: Builder, arch: str, threads: int) -> Peaks:
             f"the peaks of {arch} cannot be measured on this machine: {reason}.",
             hint="--arch host is this machine's CPU.",
         )
-    path = builder.build_helper("peak probe", arch, PEAK_PROBE)
-    try:
-        probe = ctypes.CDLL(str(path))
-    except OSError as error:
-        raise DeviceError(f"cannot load {path}: {error}", hint="delete it, to have it built anew") from None
+    artifact = builder.build_helper("peak probe", arch, PEAK_PROBE)
+    probe = open_library(artifact.path, artifact.sha256)
     buffer_bytes = max(_LEAST_BUFFER_BYTES, _BUFFER_PER_CACHE * _cache_bytes(threads))
     flops = _rate(probe.catalog_peak_flops, threads)
     bandwidth = _rate(probe.catalog_peak_bandwidth, threads, ctypes.c_int64(buffer_bytes))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from catalog.errors import BuildError, MissingKernelError, QuarantinedError, SelectionError
+from catalog.errors import BuildError, ChangedLibraryError, MissingKernelError, QuarantinedError, SelectionError
 from catalog.schema.kernel import Kernel
 from catalog.schema.problem import Problem
 
@@ -204,5 +204,14 @@ class Plan:
         if self._loaded:
             return 0.0
         artifacts = self._ready(device)
-        self._loaded = tuple(device.load(artifact.path, artifact.sha256, artifact.kernel_id) for artifact in artifacts)
+        try:
+            self._loaded = _load(device, artifacts)
+        except ChangedLibraryError as error:  # dropped by another process in between, or damaged
+            _log.warning("%s: building again", error.message)
+            artifacts = self._ready(device)
+            self._loaded = _load(device, artifacts)
         return sum(artifact.compile_seconds for artifact in artifacts if not artifact.cached)
+
+
+def _load(device: Device[Any], artifacts: tuple[Artifact, ...]) -> tuple[LoadedKernel, ...]:
+    return tuple(device.load(artifact.path, artifact.sha256, artifact.kernel_id) for artifact in artifacts)

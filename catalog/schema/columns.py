@@ -49,7 +49,7 @@ _STATE = (
         "",
         "receipts that list it; table kernel_receipt has a row each",
     ),
-    Column("built", "INTEGER", "0, 1", "", "some build of it succeeded on this machine; merged ones do not count"),
+    Column("built", "INTEGER", "0, 1", "", "a library of it is in the cache"),
     Column("best_ms", "REAL", "number, or NULL", "", "best measured median over all problems, in ms"),
 )
 

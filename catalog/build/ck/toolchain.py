@@ -30,6 +30,7 @@ from catalog.build.toolchains import (
     digest_of,
     identify,
 )
+from catalog.build.trust import make_private
 from catalog.errors import ToolchainError
 from catalog.settings import Settings, rocm_path, settings
 
@@ -183,7 +184,7 @@ def _with_constants(libraries: Path, module: str, constants: str, compiler: Comp
     if (folder / module).is_file():
         return folder
     try:
-        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(folder.parent)
         with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
             made = Path(scratch) / "made"
             made.mkdir()

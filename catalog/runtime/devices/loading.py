@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import fcntl
+import hashlib
 import json
+import os
+import resource
+import shlex
+import stat
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,7 +18,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from catalog.errors import DeviceError
+from catalog.build.trust import require_safe
+from catalog.errors import CacheError, ChangedLibraryError, DeviceError
 from catalog.runtime.devices.abi import ABI_VERSION, CatalogArgs, CatalogWorkspace
 
 REBUILD = "build the kernel anew"
@@ -72,38 +80,91 @@ class Libraries:
         """The kernel in the library at ``path``, whose content has the digest ``sha256``.
 
         Raises:
+            ChangedLibraryError, CacheError: as :func:`open_library`.
             DeviceError: the library does not load, lacks an entry point, has another ABI, or was built from a row other
                 than ``kernel_id``.
         """
         kernel = self._kernels.get((path, sha256))
         if kernel is None:
-            kernel = self._kernels[path, sha256] = _kernel(path, _open(path.absolute()))
+            kernel = self._kernels[path, sha256] = _kernel(path, open_library(path, sha256))
         if kernel.id != kernel_id:
             raise DeviceError(f"{path} was built from row {kernel.id}, not from {kernel_id}", hint=REBUILD)
         return kernel
 
 
-_opened: set[Path] = set()
-"""Every library that this process has opened: the loader never forgets one."""
+_held: list[int] = []
+"""Descriptors of all libraries that this process has loaded, which it never unloads."""
 
 
-def _open(path: Path) -> ctypes.CDLL:
-    """Load what is at ``path`` now.
+def open_library(path: Path, sha256: str) -> ctypes.CDLL:
+    """Load the library at ``path``, whose content has the digest ``sha256``.
 
-    The loader knows libraries by name, so it would answer with the former file where a rebuilt one has replaced it:
-    from the second time on, it is given another name of the file.
+    It is marked as in use, by a shared lock on the file, for as long as the process lives.
+
+    The bytes are checked before any of them runs, and loaded through the descriptor that they were read from: a file
+    that is renamed over the path in between is not the one that is loaded. What remains is a writer that changes the
+    very file, which only its owner can: :mod:`catalog.build.trust`.
+
+    Raises:
+        ChangedLibraryError: it is not there any more, or has another content.
+        CacheError: anybody may write to the library, or to a folder on the way to it.
+        DeviceError: the loader refuses it.
     """
+    path = path.absolute()
     try:
-        if path not in _opened:
-            library = ctypes.CDLL(str(path), mode=ctypes.RTLD_LOCAL)
-            _opened.add(path)
-            return library
+        require_safe(path.parent)
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        raise ChangedLibraryError(f"{path} is gone", hint=REBUILD) from None
+    except OSError as error:
+        raise DeviceError(f"cannot load {path}: {error.strerror}", hint=REBUILD) from None
+    try:
+        with contextlib.suppress(OSError):  # no such locks here, or it is being dropped: what is open stays readable
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        _check(path, descriptor, sha256)
+        library = _load(path, descriptor)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    _held.append(descriptor)
+    _leave_room(descriptor)
+    return library
+
+
+def _check(path: Path, descriptor: int, sha256: str) -> None:
+    with open(descriptor, "rb", closefd=False) as file:
+        content = file.read()
+    if os.fstat(descriptor).st_mode & stat.S_IWOTH:
+        raise CacheError(f"{path} is not loaded: anybody may write to it", hint=f"chmod o-w {shlex.quote(str(path))}")
+    if hashlib.sha256(content).hexdigest() != sha256:
+        raise ChangedLibraryError(f"{path} is not loaded: it has changed since it was built", hint=REBUILD)
+
+
+def _load(path: Path, descriptor: int) -> ctypes.CDLL:
+    """Load what is open: the loader knows libraries by name, and each gets one of its own.
+
+    It would answer with the former file where a rebuilt one has replaced it, or with somebody else's where a number of
+    a descriptor comes again: hence the dot, which nobody else writes.
+    """
+    name = Path(f"/proc/self/fd/{descriptor}")
+    try:
+        if name.exists():
+            return ctypes.CDLL(f"/proc/self/./fd/{descriptor}", mode=ctypes.RTLD_LOCAL)
         with tempfile.TemporaryDirectory() as folder:
             alias = Path(folder) / path.name
             alias.symlink_to(path)
             return ctypes.CDLL(str(alias), mode=ctypes.RTLD_LOCAL)
     except OSError as error:
         raise DeviceError(f"cannot load {path}: {error}", hint=REBUILD) from None
+
+
+def _leave_room(descriptor: int) -> None:
+    """A descriptor a library adds up: raise the limit of the process before it is reached, as far as it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and 2 * descriptor > soft:
+        more = 4 * soft if hard == resource.RLIM_INFINITY else min(4 * soft, hard)
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (more, hard))
 
 
 def _kernel(path: Path, library: ctypes.CDLL) -> LoadedKernel:

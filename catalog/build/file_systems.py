@@ -1,0 +1,64 @@
+"""Which file system a folder is on, and whether other machines write to it too: locks depend on that."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from catalog.build.toolchains import read_facts
+from catalog.settings import data_dir
+
+MOUNTS = Path("/proc/self/mountinfo")
+
+_ESCAPED = re.compile(r"\\([0-7]{3})")
+
+
+class _Facts(BaseModel):
+    """The content of ``data/toolchains/file_systems.json``: file systems of several machines, by the kernel's names."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    source: str
+    network: dict[str, str]
+
+
+@dataclass(frozen=True)
+class FileSystem:
+    """A file system: its type by the kernel's name (empty where nothing tells), and whether machines share it."""
+
+    type: str
+    network: bool
+
+
+def file_system(folder: Path, mounts: Path = MOUNTS) -> FileSystem:
+    """The file system that ``folder``, which need not be there yet, lies on.
+
+    Args:
+        folder: any folder.
+        mounts: the kernel's table of mounts; where there is none (another system than Linux), the type is unknown.
+
+    Raises:
+        SpecError: the data file of network file systems is missing or malformed.
+    """
+    try:
+        lines = mounts.read_text(errors="surrogateescape").splitlines()
+    except OSError:
+        return FileSystem("", network=False)
+    place = folder.resolve()
+    found, deepest = "", -1
+    for line in lines:
+        mount, type_ = _parse(line)
+        # Of two at one point the later one covers the earlier.
+        if len(mount.parts) >= deepest and place.is_relative_to(mount):
+            found, deepest = type_, len(mount.parts)
+    return FileSystem(found, found in read_facts(_Facts, data_dir() / "toolchains" / "file_systems.json").network)
+
+
+def _parse(line: str) -> tuple[Path, str]:
+    """Mount point and type of a line: ``36 35 98:0 /root /mnt/point rw shared:1 - ext4 /dev/sda rw``."""
+    mount, _, source = line.partition(" - ")
+    point = _ESCAPED.sub(lambda octal: chr(int(octal[1], 8)), mount.split(" ")[4])
+    return Path(point), source.split(" ")[0]

@@ -1,0 +1,358 @@
+"""The cache in the long run: what it holds, what of it is damaged, and what may go.
+
+Nothing goes that is in use: its lock is held while it is built, and who has loaded a library holds a shared lock on the
+file (:mod:`catalog.runtime.devices.loading`). On a file system of several machines, where such a lock may not be seen,
+what was used within a day counts as in use. The record goes first, then the library: killed in between, the entry is
+absent, and the library a leftover for the next time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+from catalog.build.cache import Cache, DamagedEntry, delete
+from catalog.build.trust import ANOTHER
+from catalog.errors import CacheError
+from catalog.registry import connect, transaction
+
+DAY_SECONDS = 86_400.0
+OLD_SECONDS = 30 * DAY_SECONDS
+"""Logs of failed builds and remembered answers go when they are older: they only save time."""
+
+_KEY = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A library of the cache: ``bytes`` with its record, ``compile_s`` in seconds, times ISO 8601 in UTC.
+
+    What only a record tells is None where that is damaged.
+    """
+
+    key: str
+    kernel: str | None
+    arch: str | None
+    bytes: int
+    compile_s: float | None
+    created: str | None
+    last_used: str
+
+
+@dataclass(frozen=True)
+class Damage:
+    """An entry that is not what its record says, and why; ``deleted`` when it was deleted."""
+
+    key: str
+    kernel: str | None
+    reason: str
+    deleted: bool
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What went (or would go): libraries by key, other files; and what is left."""
+
+    dropped: tuple[str, ...]
+    dropped_bytes: int
+    in_use: int
+    leftovers: int
+    left: int
+    left_bytes: int
+
+
+@dataclass
+class _Files:
+    """Of a key: the bytes of record and library, when it was last used in seconds since 1970, and what is there."""
+
+    bytes: int = 0
+    last_used: float = 0.0
+    has_record: bool = False
+    has_library: bool = False
+
+
+def entries(cache: Cache) -> list[Entry]:
+    """All entries, the last used first; none where there is no folder.
+
+    Raises:
+        CacheError: the folder cannot be read.
+    """
+    with _errors(cache):
+        found = [(key, files) for key, files in _scan(cache).items() if files.has_record]
+        found.sort(key=lambda item: item[1].last_used, reverse=True)
+        return [_entry(cache, key, files) for key, files in found]
+
+
+def verify(cache: Cache, *, delete: bool = False) -> list[Damage]:
+    """Hold every library against its record; the damaged entries, deleted when asked and not in use.
+
+    Raises:
+        CacheError: the folder cannot be read; or, to delete, not be written; or others have access to it.
+    """
+    with _errors(cache):
+        if not cache.folder.is_dir():
+            return []
+        cache.create()
+        sweep = _Sweep(cache)
+        found = sorted((key, files) for key, files in _scan(cache).items() if files.has_record)
+        damages = []
+        for key, files in found:
+            reason = _reason(cache, key)
+            if reason is not None:
+                damages.append(Damage(key, _entry(cache, key, files).kernel, reason, delete and sweep.drop(key, files)))
+        return damages
+
+
+def collect(
+    cache: Cache, max_bytes: int | None = None, older_than: float | None = None, *, dry_run: bool = False
+) -> Collected:
+    """Drop what was not used for ``older_than`` seconds, then the longest unused until ``max_bytes`` are left.
+
+    Leftovers go in any case: those of builders that were killed after a day, logs and remembered answers after a month,
+    lock files that nobody holds.
+
+    Args:
+        cache: whose entries.
+        max_bytes: of libraries and records together; None: any size.
+        older_than: seconds since the last use; None: any age.
+        dry_run: tell what would go, and leave it.
+
+    Raises:
+        CacheError: the folder cannot be written, or others have access to it.
+    """
+    return _collect(_Sweep(cache, dry_run=dry_run), max_bytes, older_than)
+
+
+def clear(cache: Cache) -> Collected:
+    """Drop everything that is not in use.
+
+    Raises:
+        CacheError: the folder cannot be written, or others have access to it.
+    """
+    return _collect(_Sweep(cache, young=0.0, old=0.0), 0, None)
+
+
+def tell_registry(cache: Cache, catalog: Path) -> int:
+    """Have the catalog's file, if it is there, say which of its libraries are in the cache; how many rows changed.
+
+    Raises:
+        CacheError: the cache folder cannot be read.
+        RegistryError: the file cannot be written, or is no catalog.
+    """
+    if not catalog.is_file():
+        return 0
+    with _errors(cache):
+        present = [(key,) for key, files in _scan(cache).items() if files.has_record and files.has_library]
+    connection = connect(catalog)
+    try:
+        connection.execute("CREATE TEMP TABLE present (key TEXT PRIMARY KEY) WITHOUT ROWID")
+        connection.executemany("INSERT INTO present VALUES (?)", present)
+        with transaction(connection):
+            gone = connection.execute(
+                "UPDATE artifact SET dropped = ? WHERE status <> 'failed' AND NOT elsewhere AND dropped IS NULL "
+                "AND key NOT IN (SELECT key FROM present)",
+                (_iso(time.time()),),
+            ).rowcount
+            back = connection.execute(
+                "UPDATE artifact SET dropped = NULL WHERE dropped IS NOT NULL AND key IN (SELECT key FROM present)"
+            ).rowcount
+    finally:
+        connection.close()
+    return gone + back
+
+
+class _Sweep:
+    """One pass through the cache, and what it has dropped.
+
+    ``young`` is the age in seconds below which a file without a record may belong to a running builder, ``old`` the one
+    from which logs and remembered answers go.
+    """
+
+    def __init__(
+        self, cache: Cache, young: float = DAY_SECONDS, old: float = OLD_SECONDS, dry_run: bool = False
+    ) -> None:
+        self.cache = cache
+        self.now = time.time()
+        self.dropped: list[str] = []
+        self.dropped_bytes = self.in_use = self.leftovers = 0
+        self._young, self._old, self._dry_run = young, old, dry_run
+
+    def drop(self, key: str, files: _Files) -> bool:
+        """Drop the entry of ``key``, unless it is in use or was used after ``files`` was read: whether it went."""
+        library = self.cache.so_path(key)
+        with self.cache.locks.try_hold(key) as held, _alone(library) as alone:
+            if not held or not alone or self._used_again(key, files):
+                self.in_use += 1
+                return False
+            if not self._dry_run:
+                self.cache.remove(key)
+            self.cache.locks.forget(key)
+        self.dropped.append(key)
+        self.dropped_bytes += files.bytes
+        return True
+
+    def _used_again(self, key: str, files: _Files) -> bool:
+        if not self.cache.locks.exclusive and files.has_record and self.now - files.last_used < DAY_SECONDS:
+            return True
+        with contextlib.suppress(FileNotFoundError):
+            return self.cache.record_path(key).stat().st_mtime > files.last_used and files.has_record
+        return False
+
+    def sweep_leftovers(self, found: dict[str, _Files]) -> None:
+        """Remove what killed builders left, what is old, and lock files that nobody holds."""
+        for key, files in found.items():
+            if not files.has_record and self.now - files.last_used >= self._young:
+                self._remove_if_free(key, self.cache.so_path(key))
+        for path in self._list(self.cache.tmp):
+            age = self._age(path)
+            if self.cache.locks.exclusive or age >= self._young:
+                self._remove_if_free(path.name[:64], path)
+        for path in (*self._list(self.cache.logs), *self._list(self.cache.scans)):
+            if self._age(path) >= self._old:
+                self._remove(path)
+        for folder in (self.cache.scans, self.cache.folder / "device-libs"):
+            for path in folder.glob("tmp*"):
+                if self._age(path) >= self._young:
+                    self._remove(path)
+        for path in self._list(self.cache.locks.folder):
+            key = path.name[:64]
+            if path == self.cache.locks.path(key):
+                self._remove_if_free(key, path)
+            elif self._age(path) >= self._young:
+                self._remove(path)
+
+    def _remove_if_free(self, key: str, path: Path) -> None:
+        """Remove a file or folder that only the holder of the lock of ``key`` may be using."""
+        with self.cache.locks.try_hold(key) as held:
+            if held:
+                self._remove(path)
+                self.cache.locks.forget(key)
+
+    def _remove(self, path: Path) -> None:
+        self.leftovers += 1
+        if not self._dry_run:
+            delete(path)
+
+    def _age(self, path: Path) -> float:
+        try:
+            return self.now - path.lstat().st_mtime
+        except FileNotFoundError:
+            return 0.0
+
+    @staticmethod
+    def _list(folder: Path) -> list[Path]:
+        """What is in a folder of the cache, by names that are the cache's."""
+        return [path for path in folder.iterdir() if _KEY.match(path.name)] if folder.is_dir() else []
+
+
+def _collect(sweep: _Sweep, max_bytes: int | None, older_than: float | None) -> Collected:
+    cache = sweep.cache
+    with _errors(cache):
+        if not cache.folder.is_dir():
+            return Collected((), 0, 0, 0, 0, 0)
+        cache.create()
+        found = _scan(cache)
+        whole = {key: files for key, files in found.items() if files.has_record}
+        left = sum(files.bytes for files in whole.values())
+        for key, files in sorted(whole.items(), key=lambda item: item[1].last_used):
+            expired = older_than is not None and sweep.now - files.last_used > older_than
+            if expired or (max_bytes is not None and left > max_bytes) or not files.has_library:
+                left -= files.bytes if sweep.drop(key, files) else 0
+        dropped = tuple(sweep.dropped)
+        sweep.sweep_leftovers(found)
+        return Collected(dropped, sweep.dropped_bytes, sweep.in_use, sweep.leftovers, len(whole) - len(dropped), left)
+
+
+def _scan(cache: Cache) -> dict[str, _Files]:
+    """By key, what is in the folder; nothing where there is no folder."""
+    found: dict[str, _Files] = {}
+    if not cache.folder.is_dir():
+        return found
+    with os.scandir(cache.folder) as listing:
+        for item in listing:
+            key, _, kind = item.name.partition(".")
+            if kind not in {"so", "json"} or not _KEY.fullmatch(key):
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                info = item.stat()
+                files = found.setdefault(key, _Files())
+                files.bytes += info.st_size
+                if kind == "json":
+                    files.has_record, files.last_used = True, info.st_mtime
+                else:
+                    files.has_library = True
+                    files.last_used = files.last_used if files.has_record else info.st_mtime
+    return found
+
+
+def _entry(cache: Cache, key: str, files: _Files) -> Entry:
+    last_used = _iso(files.last_used)
+    try:
+        record, origin = cache.read(key)
+    except (DamagedEntry, FileNotFoundError):
+        return Entry(key, None, None, files.bytes, None, None, last_used)
+    kernel = None if origin is None else origin.kernel_name
+    return Entry(key, kernel, record.arch, files.bytes, record.compile_s, record.created, last_used)
+
+
+def _reason(cache: Cache, key: str) -> str | None:
+    """What is wrong with an entry; an entry that is being replaced just now is looked at when that is done."""
+    for _ in range(2):
+        try:
+            cache.check(key)
+        except FileNotFoundError:
+            return None
+        except DamagedEntry as damage:
+            reason = str(damage)
+        else:
+            return None
+        try:
+            with cache.locks.try_hold(key) as held:
+                if not held:
+                    return None
+        except OSError:  # nobody builds in a folder that cannot be written
+            return reason
+    return reason
+
+
+@contextlib.contextmanager
+def _alone(library: Path) -> Iterator[bool]:
+    """Whether no process has loaded ``library``; none can begin to use it meanwhile."""
+    try:
+        descriptor = os.open(library, os.O_RDWR)  # NFS grants an exclusive lock to a writer only
+    except FileNotFoundError:
+        yield True
+        return
+    try:
+        yield _lock(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # there are no such locks on this file system, and who loads a library has none either
+        return True
+    return True
+
+
+@contextlib.contextmanager
+def _errors(cache: Cache) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CacheError(f"{error.filename or cache.folder}: {error.strerror or error}", hint=ANOTHER) from None
+
+
+def _iso(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="seconds")

@@ -1,0 +1,144 @@
+"""One lock a key, across threads and processes, and across machines where they share the folder.
+
+- ``flock``, on a local disk: the kernel's lock on ``<key>.lock``, which it releases when the holder dies.
+- ``lease``, on a network file system, whose flock may reach no further than one machine: ``<key>.lease`` exists as long
+  as somebody holds it. Its holder renews it; a waiting builder takes it over from a holder that is dead, at once on the
+  same machine, from another one after :data:`LEASE_SECONDS` without renewal.
+
+A lease can be lost by a holder that was merely stopped. Two builders then make the same library, and the renames of
+:mod:`catalog.build.cache` keep either whole. Files differ by strategy, so that one never waits for a file of the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import threading
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Literal
+
+from catalog.build.file_systems import FileSystem, file_system
+from catalog.build.processes import Interrupted
+from catalog.settings import settings
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
+
+LEASE_SECONDS = 60.0
+
+STRATEGIES = MappingProxyType(
+    {
+        "flock": "the kernel's locks on files, released when their holder dies",
+        "lease": f"files that holders renew, free {LEASE_SECONDS:.0f} s after a holder on another machine has died",
+    }
+)
+"""What each strategy is, in words."""
+
+_WAIT_SECONDS = 0.5
+_POLL_SECONDS = 0.02
+
+
+class Locks:
+    """The locks in ``folder``, which must be there when one is taken."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @cached_property
+    def file_system(self) -> FileSystem:
+        """What the folder lies on."""
+        return file_system(self.folder)
+
+    @cached_property
+    def strategy(self) -> Literal["flock", "lease"]:
+        """How it is locked: as the settings say, or as its file system needs it."""
+        chosen = settings().cache_locks
+        if chosen == "auto":
+            return "lease" if self.file_system.network else "flock"
+        return chosen
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether holding a lock proves that nobody else does."""
+        return self.strategy == "flock"
+
+    def path(self, key: str) -> Path:
+        """The lock file of ``key``."""
+        return self.folder / f"{key}.{'lock' if self.strategy == 'flock' else 'lease'}"
+
+    @contextlib.contextmanager
+    def hold(self, key: str, stop: threading.Event) -> Iterator[None]:
+        """Hold the lock of ``key``; it is released when its holder dies.
+
+        Raises:
+            Interrupted: ``stop`` was set while waiting.
+            OSError: the folder cannot be written.
+        """
+        from filelock import Timeout
+
+        lock = self._lock(key)
+        while True:
+            if stop.is_set():
+                raise Interrupted
+            with contextlib.suppress(Timeout):
+                lock.acquire(timeout=_WAIT_SECONDS, poll_interval=_POLL_SECONDS)
+                break
+        try:
+            yield
+        finally:
+            lock.release()
+
+    @contextlib.contextmanager
+    def try_hold(self, key: str) -> Iterator[bool]:
+        """Hold the lock of ``key`` if nobody else does: whether it is held.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        with self._try_flock(key) if self.strategy == "flock" else self._try_lease(key) as held:
+            yield held
+
+    @contextlib.contextmanager
+    def _try_flock(self, key: str) -> Iterator[bool]:
+        """The lock that FileLock takes, at a tenth of its price: housekeeping takes thousands."""
+        descriptor = os.open(self.path(key), os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+                return
+            yield os.fstat(descriptor).st_nlink > 0  # else its holder has just forgotten it
+        finally:
+            os.close(descriptor)
+
+    @contextlib.contextmanager
+    def _try_lease(self, key: str) -> Iterator[bool]:
+        from filelock import Timeout
+
+        lock = self._lock(key)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            lock.release()
+
+    def forget(self, key: str) -> None:
+        """Remove the lock file of ``key``, for its holder: who waits for the old file looks again for a new one."""
+        if self.strategy == "flock":
+            self.path(key).unlink(missing_ok=True)
+
+    def _lock(self, key: str) -> BaseFileLock:
+        from filelock import FileLock, SoftFileLease
+
+        if self.strategy == "flock":
+            return FileLock(self.path(key))
+        return SoftFileLease(self.path(key), lease_duration=LEASE_SECONDS)

@@ -17,6 +17,7 @@ from tiny_project import Project, make_kernel, make_project
 from catalog import Catalog
 from catalog.artifacts import record_artifact
 from catalog.build.cache import Cache
+from catalog.build.first_runs import FirstRuns, Quarantine
 from catalog.build.housekeeping import DAY_SECONDS, OLD_SECONDS, clear, collect, entries, tell_registry, verify
 from catalog.errors import UsageError
 from catalog.runtime.clear import clear_timings
@@ -165,6 +166,17 @@ def test_what_a_process_has_loaded_stays(drop, cache: Cache, project: Project, t
     child.join()
     assert len(drop(cache).dropped) == 1
     assert entries(cache) == []
+
+
+def test_first_runs_are_forgotten_with_their_libraries_and_quarantines_are_not(cache: Cache) -> None:
+    runs = FirstRuns(cache.folder)
+    kept, dropped = entries(cache)[0].key, entries(cache)[-1].key
+    for key in (kept, dropped):
+        runs.remember(key, "digest", "cpu")
+    runs.quarantine(Quarantine("f" * 64, "id", "kernel", "cpu", "cpu", "died of SIGSEGV", "{}", "2026"))
+    assert collect(cache, older_than=2.5 * DAY_SECONDS).dropped == (dropped,)
+    assert [runs.passed(key, "digest", "cpu") for key in (kept, dropped)] == [True, False]
+    assert [quarantine.reason for quarantine in runs.quarantined()] == ["died of SIGSEGV"]
 
 
 def test_what_is_being_built_stays(cache: Cache, project: Project, tmp_path: Path) -> None:

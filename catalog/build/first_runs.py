@@ -15,7 +15,8 @@ import logging
 import os
 import re
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Set
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,27 @@ class FirstRuns:
                 file.unlink(missing_ok=True)
         for file in [file for file in _unwritten if file.parent == self._folder and file.name.startswith(f"{key}.")]:
             del _unwritten[file]
+
+    def sweep(self, keys: Set[str], young: float, *, dry_run: bool = False) -> int:
+        """Forget runs to the end of libraries that are none of ``keys``; how many files went, or would go.
+
+        Quarantines stay. Files of writers that were killed go when they are ``young`` seconds old.
+
+        Raises:
+            OSError: one cannot be deleted.
+        """
+        count = 0
+        for file in self._files():
+            with contextlib.suppress(FileNotFoundError):
+                if _FILE.fullmatch(file.name):
+                    gone = file.name[:64] not in keys and _quarantine(self._read(file)) is None
+                else:
+                    gone = time.time() - file.stat().st_mtime >= young
+                if gone:
+                    count += 1
+                    if not dry_run:
+                        file.unlink()
+        return count
 
     def _file(self, key: str, device: str) -> Path:
         return self._folder / f"{key}.{device}"

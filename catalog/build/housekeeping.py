@@ -13,12 +13,13 @@ import fcntl
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
 from catalog.build.cache import Cache, DamagedEntry, delete
+from catalog.build.first_runs import FirstRuns
 from catalog.build.trust import ANOTHER
 from catalog.errors import CacheError
 from catalog.registry import connect, transaction
@@ -228,6 +229,10 @@ class _Sweep:
             elif self._age(path) >= self._young:
                 self._remove(path)
 
+    def sweep_first_runs(self, keys: Set[str]) -> None:
+        """Forget how first runs of libraries ended that are none of ``keys``, but for quarantines."""
+        self.leftovers += FirstRuns(self.cache.folder).sweep(keys, self._young, dry_run=self._dry_run)
+
     def _remove_if_free(self, key: str, path: Path) -> None:
         """Remove a file or folder that only the holder of the lock of ``key`` may be using."""
         with self.cache.locks.try_hold(key) as held:
@@ -267,6 +272,7 @@ def _collect(sweep: _Sweep, max_bytes: int | None, older_than: float | None) -> 
                 left -= files.bytes if sweep.drop(key, files) else 0
         dropped = tuple(sweep.dropped)
         sweep.sweep_leftovers(found)
+        sweep.sweep_first_runs(whole.keys() - set(dropped))
         return Collected(dropped, sweep.dropped_bytes, sweep.in_use, sweep.leftovers, len(whole) - len(dropped), left)
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from catalog.cli_options import ArchOption
+from catalog.cli_options import ArchOption, Jobs
 from catalog.cli_output import FormatOption, print_rows, read_format
 from catalog.cli_problem import with_problem
 
 if TYPE_CHECKING:
+    from catalog.build.pools import Pool
     from catalog.runtime.catalog import Catalog
     from catalog.runtime.tune import Tuned
     from catalog.schema.problem import Problem
@@ -33,7 +35,13 @@ def tune(
     precision: Annotated[
         float, typer.Option(min=0, help="Half the width of the medians' confidence intervals, as a part of them.")
     ] = 0.02,
-    jobs: Annotated[int | None, typer.Option("--jobs", "-j", min=1, help="Compilers at a time.")] = None,
+    jobs: Jobs = None,
+    scheduler: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS", help="Compile on the workers of this Dask scheduler; times are of this machine."
+        ),
+    ] = None,
     again: Annotated[bool, typer.Option("--again", help="Measure also what was measured before.")] = False,
     form: FormatOption = "table",
     fields: dict[str, Any],
@@ -56,8 +64,8 @@ def tune(
     read_format(form)  # a wrong one is told before the work
     catalog = Catalog(context.find_root().params["db"] or settings().db)
     problems = _problems(catalog, arch, shapes, misses, fields)
-    options = TuneOptions(arch, candidates, budget, StopRule(precision=precision), jobs, again)
-    with _told(len(problems)) as told:
+    with _told(len(problems)) as told, _pool(scheduler) as pool:
+        options = TuneOptions(arch, candidates, budget, StopRule(precision=precision), jobs, pool, again)
         report = tune_problems(catalog, list(problems.values()), options, told)
     names = {problem.key: name for name, problem in problems.items()}
     columns = ["problem", "best", "median_ms", "tflops", "gain", "kernels", "failed", "id"]
@@ -69,6 +77,14 @@ def tune(
         f"static order (geometric mean); {len(report.left)} left, {len(report.unanswered)} without a kernel.",
         file=sys.stderr,
     )
+
+
+def _pool(scheduler: str | None) -> AbstractContextManager[Pool | None]:
+    if scheduler is None:
+        return nullcontext()
+    from catalog.build.cluster import connect
+
+    return connect(scheduler)
 
 
 def _problems(

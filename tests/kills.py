@@ -6,6 +6,7 @@ python tests/kills.py --tries 200 [--job build] [--seed 0] prints how many tries
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import signal
 import tempfile
@@ -20,10 +21,15 @@ from tiny_project import answer_of, make_kernel, make_project
 from catalog import Catalog
 from catalog.build.cache import Cache
 from catalog.build.housekeeping import clear, collect, entries, tell_registry, verify
+from catalog.runtime.measure import StopRule
+from catalog.runtime.tune import TuneOptions, tune
+from catalog.schema.problem import Problem
+from catalog.settings import settings
 
 HDIMS = (1, 2, 3, 4)
 RECEIPTS = (2,)  # some thousand kernels: short, and so often
 PATIENCE_SECONDS = 60
+OPTIONS = TuneOptions(candidates=2, again=True, rule=StopRule(1.0, least=3, seconds=0.01, warm_up_seconds=0))
 LEFTOVER_FOLDERS = ("tmp", "locks")
 
 
@@ -135,7 +141,41 @@ class Collect(Build):
         return found
 
 
-JOBS: dict[str, Callable[[Path], Job]] = {"populate": Populate, "build": Build, "gc": Collect}
+class Tune(Job):
+    """Kernels of the host are timed and their medians recorded, anew each time."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "catalog.db"
+        self.problems = [Problem(batch=1, nhead_q=1, seqlen_q=length, hdim_q=32, dtype="fp32") for length in (8, 9, 10)]
+        catalog = Catalog(self.path)
+        found = catalog.candidates(self.problems[0], limit=OPTIONS.candidates, static=True)
+        catalog.builder.build_many([candidate.kernel for candidate in found])
+        catalog.close()
+
+    def run(self) -> None:
+        tune(Catalog(self.path), self.problems, OPTIONS)
+
+    def losses(self) -> list[str]:
+        found = self._found({0, OPTIONS.candidates})
+        child = FORK.Process(target=self.run)  # OpenMP does not survive a fork of who has used it
+        child.start()
+        child.join(PATIENCE_SECONDS)
+        if child.exitcode != 0:
+            found.append("the next tuning failed")
+        return found + self._found({OPTIONS.candidates})
+
+    def _found(self, allowed: set[int]) -> list[str]:
+        """What is wrong with the file, where each problem may have so many timings."""
+        catalog = Catalog(self.path)
+        answer = catalog.connection.execute("PRAGMA integrity_check").fetchone()[0]
+        counted = dict(catalog.connection.execute("SELECT problem_id, count(*) FROM timing GROUP BY 1").fetchall())
+        catalog.close()
+        found = [] if answer == "ok" else [f"integrity: {answer}"]
+        counts = [*counted.values(), *[0] * (len(self.problems) - len(counted))]
+        return found + [f"{count} timings of a problem" for count in counts if count not in allowed]
+
+
+JOBS: dict[str, Callable[[Path], Job]] = {"populate": Populate, "build": Build, "tune": Tune, "gc": Collect}
 
 
 def kill_at_random(name: str, folder: Path, tries: int, seed: int) -> tuple[int, Counter[str]]:
@@ -180,6 +220,8 @@ def main() -> None:
     print(f"{'job':10}{'tries':>8}{'killed':>8}{'losses':>8}", flush=True)
     for name in options.job or JOBS:
         with tempfile.TemporaryDirectory() as folder:
+            os.environ |= {"CATALOG_CACHE_DIR": f"{folder}/kernels", "CATALOG_GUARD": "never"}
+            settings.cache_clear()
             killed, lost = kill_at_random(name, Path(folder), options.tries, options.seed)
         print(f"{name:10}{options.tries:8}{killed:8}{lost.total():8}", flush=True)
         for what, times in lost.most_common():

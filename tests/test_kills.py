@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from kills import JOBS, kill_at_random
 
-TRIES = {"populate": 2, "build": 5, "gc": 5}
+TRIES = {"populate": 2, "build": 5, "tune": 5, "gc": 5}
 
 
 @pytest.mark.parametrize("name", JOBS)

@@ -134,20 +134,23 @@ def measured(connection: sqlite3.Connection, problem: Problem, device: DeviceInf
     return {(row[0], row[1]): row[2] for row in rows}
 
 
-def nearest(connection: sqlite3.Connection, problem: Problem, device: int | None) -> Neighbour | None:
+def nearest(
+    connection: sqlite3.Connection, problem: Problem, device: int | None, *, others: bool = False
+) -> Neighbour | None:
     """The measured problem that is most like ``problem``: itself, or of its kind with the least distance.
 
     The distance is that of :mod:`catalog.schema.likeness`; of several at the same distance the first measured one.
+    ``others``: not the problem itself.
     """
     if device is None:
         return None
     there = "EXISTS (SELECT 1 FROM timing WHERE problem_id = problem.id AND device_id = :device AND NOT cold)"
     place: dict[str, object] = dict(zip(SIZES, size_of(problem), strict=True))
-    place |= {"device": device, "key": problem.key, "kind": kind_of(problem)}
+    place |= {"device": device, "key": problem.key, "kind": kind_of(problem), "others": others}
     squares = " + ".join(f"({name} - :{name}) * ({name} - :{name})" for name in SIZES)
     row = connection.execute(
         f"SELECT id, key, {squares} AS squared FROM problem WHERE kind = :kind AND {there} "
-        "ORDER BY key <> :key, squared, id LIMIT 1",
+        "AND NOT (:others AND key = :key) ORDER BY key <> :key, squared, id LIMIT 1",
         place,
     ).fetchone()
     return None if row is None else Neighbour(row["id"], row["key"], row["squared"] ** 0.5, row["key"] == problem.key)

@@ -24,6 +24,7 @@ from catalog.runtime.timings import Timing, measured, record
 from catalog.schema.stages import MAIN_STAGE
 
 if TYPE_CHECKING:
+    from catalog.build.pools import Pool
     from catalog.runtime.catalog import Catalog
     from catalog.runtime.plan import Plan
     from catalog.schema.kernel import Kernel
@@ -79,6 +80,7 @@ class TuneOptions:
         seconds: of all problems together; None: as long as it takes. The problem at hand is finished.
         rule: of the finalists' medians.
         jobs: compilers at once; None: one a core.
+        pool: compiles somewhere else than on this machine, which times all the same; None: here.
         again: measure also what was measured before.
     """
 
@@ -87,6 +89,7 @@ class TuneOptions:
     seconds: float | None = None
     rule: StopRule = field(default_factory=StopRule)
     jobs: int | None = None
+    pool: Pool | None = None
     again: bool = False
 
 
@@ -147,7 +150,9 @@ class _Tuning:
                 except SelectionError as error:
                     unanswered[problem.key] = error.message
             kernels = {kernel.id: kernel for of in plans.values() for plan in of for kernel in plan.kernels}
-            self._catalog.builder.build_many(kernels.values(), self._options.jobs)  # failures come again, one by one
+            self._catalog.builder.build_many(
+                kernels.values(), self._options.jobs, pool=self._options.pool
+            )  # failures come again, one by one
             for place, (problem, candidates) in enumerate(plans.items()):
                 if time.monotonic() >= self._deadline:
                     waiting = [*islice(plans, place, None), *waiting]

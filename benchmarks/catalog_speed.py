@@ -1,11 +1,12 @@
 """How fast the catalog itself is: populate, query, parity, select. No kernel is compiled.
 
-python benchmarks/catalog_speed.py [--runs N]
+python benchmarks/catalog_speed.py [--runs N] [--timings N]
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,11 @@ from pathlib import Path
 from statistics import median
 
 from catalog import Catalog, Problem
+from catalog.registry import transaction
+from catalog.runtime.devices import DeviceInfo
+from catalog.runtime.measure import summarise
+from catalog.runtime.timings import Timing, record
+from catalog.schema.likeness import kind_of
 
 USER_QUERY = "hdim_q=128 AND pipeline='qr_async'"
 
@@ -47,11 +53,34 @@ def problems() -> list[Problem]:
     ]
 
 
+def add_timings(catalog: Catalog, count: int) -> int:
+    """Make up ``count`` timings of the kinds of :func:`problems`, 20 kernels a problem; how many problems that were."""
+    device = DeviceInfo("gfx950", "made up", 256)
+    chance = random.Random(0)  # noqa: S311
+    kinds = {kind_of(problem): problem for problem in problems()}.values()
+    wanted = -(-count // (20 * len(kinds)))
+    with transaction(catalog.connection):
+        for kind in kinds:
+            ids = [found.kernel.id for found in catalog.candidates(kind, arch="gfx950", limit=20, static=True)]
+            catalog.connection.executemany(
+                "INSERT OR IGNORE INTO artifact (key, kernel_id, arch, toolchain, flags, status, log, compile_s, "
+                "created) VALUES (?1, ?1, 'gfx950', '', '', 'built', '', 1, '')",
+                [(id_,) for id_ in ids],
+            )
+            for number in range(wanted):
+                problem = kind.model_copy(update={"batch": 3 + number // 64, "seqlen_q": 16 + 97 * (number % 64)})
+                timings = [Timing(id_, id_, summarise([chance.randrange(10**6, 10**7)])) for id_ in ids]
+                record(catalog.connection, problem, device, timings)
+    return wanted * len(kinds)
+
+
 def main() -> None:
     """Print one line a figure."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=5)
-    runs = parser.parse_args().runs
+    parser.add_argument("--timings", type=int, default=0, help="how many made-up timings the catalog has")
+    options = parser.parse_args()
+    runs = options.runs
     with tempfile.TemporaryDirectory() as folder:
         db = Path(folder) / "catalog.db"
         figures = {
@@ -68,6 +97,11 @@ def main() -> None:
             print(f"{value * 1e3:10.1f} ms  {what}")
 
         asked = problems()
+        if options.timings:
+            catalog = Catalog(db)
+            count = add_timings(catalog, options.timings)
+            catalog.close()
+            print(f"{options.timings:10,} timings of {count:,} problems are made up")
         catalog = Catalog(db)
         first = seconds(lambda: catalog.select(asked[0], arch="gfx950"), 1)
         rows = catalog.connection.execute("SELECT count(*) FROM kernel").fetchone()[0]

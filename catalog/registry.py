@@ -195,6 +195,7 @@ def _how_sure_timings_are() -> tuple[str, ...]:
         f"INSERT INTO timing ({kept}, cold, low_ms, high_ms) SELECT {kept}, 0, p10_ms, p90_ms FROM timing_before",
         "DROP TABLE timing_before",
         "CREATE INDEX timing_kernel ON timing (kernel_id)",
+        "CREATE INDEX timing_device ON timing (device_id)",
         "ALTER TABLE problem ADD COLUMN kind TEXT NOT NULL DEFAULT ''",  # catalog.schema.likeness
         *(f"ALTER TABLE problem ADD COLUMN {name} REAL NOT NULL DEFAULT 0" for name in SIZES),
         "CREATE INDEX problem_kind ON problem (kind)",

@@ -24,7 +24,7 @@ from catalog.build.toolchains import find_host_toolchain
 from catalog.errors import DeviceError, TensorError
 from catalog.runtime.bench import COLUMNS, bench_problem
 from catalog.runtime.catalog import Catalog
-from catalog.runtime.devices import hip, hip_library, why_unavailable
+from catalog.runtime.devices import hip_driver, hip_library, why_unavailable
 from catalog.runtime.devices.hip_resources import Memory
 from catalog.runtime.inputs import make_inputs
 from catalog.runtime.tensors import make_outputs
@@ -84,8 +84,8 @@ def fake(rocm, tmp_path, monkeypatch):
     """The fake runtime's own functions, on a machine whose driver lists both GPUs; a test leaves nothing."""
     monkeypatch.setenv("ROCM_PATH", str(rocm))
     monkeypatch.setattr(hip_library, "_MAPS", tmp_path / "none")
-    monkeypatch.setattr(hip, "_DRIVER", tmp_path)
-    monkeypatch.setattr(hip, "_TOPOLOGY", tmp_path / "nodes")
+    monkeypatch.setattr(hip_driver, "_DRIVER", tmp_path)
+    monkeypatch.setattr(hip_driver, "_TOPOLOGY", tmp_path / "nodes")
     for node, version in enumerate((0, 90402, 110000)):
         (tmp_path / "nodes" / str(node)).mkdir(parents=True)
         properties = f"simd_count {node}\ngfx_target_version {version}\n"
@@ -252,7 +252,7 @@ def test_a_library_of_another_arch_is_refused(catalog, tmp_path):
 def lacking(request, fake, monkeypatch, tmp_path):
     """The machine without something."""
     if request.param == "the driver":
-        monkeypatch.setattr(hip, "_DRIVER", tmp_path / "kfd")
+        monkeypatch.setattr(hip_driver, "_DRIVER", tmp_path / "kfd")
     if request.param == "the GPU":
         (tmp_path / "nodes" / "2" / "properties").unlink()
     if request.param == "the runtime":

@@ -126,6 +126,7 @@ def import_bundle(catalog: Catalog, path: Path, *, trust: bool) -> Imported:
                 known, timings = _record(catalog.connection, bundle.manifest)
         except (OverflowError, sqlite3.IntegrityError) as error:
             raise BundleError(f"{path}: its manifest has what no catalog can have: {error}") from None
+        catalog.forget()
         entries = len(bundle.manifest.entries)
         return Imported(len(new), entries - len(new), entries - known, timings)
 

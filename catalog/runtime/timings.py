@@ -50,8 +50,8 @@ def device_id(connection: sqlite3.Connection, device: DeviceInfo) -> int | None:
 def most_measured(connection: sqlite3.Connection, arch: str) -> int | None:
     """The row of the device of ``arch`` with the most timings, of several the first one."""
     row = connection.execute(
-        "SELECT device.id FROM device JOIN timing ON device_id = device.id WHERE arch = ? "
-        "GROUP BY device.id ORDER BY count(*) DESC, device.id LIMIT 1",
+        "SELECT id, (SELECT count(*) FROM timing WHERE device_id = device.id) AS timings FROM device "
+        "WHERE arch = ? AND timings ORDER BY timings DESC, id LIMIT 1",
         (arch,),
     ).fetchone()
     return None if row is None else int(row[0])

@@ -98,9 +98,9 @@ def is_amd(arch: str) -> bool:
 
 def why_unavailable(arch: str) -> str | None:
     """Why kernels of ``arch`` cannot run on this machine; None where they can."""
-    from catalog.runtime.devices import hip, host
+    from catalog.runtime.devices import hip_driver, host
 
-    return hip.why_unavailable(arch) if is_amd(arch) else host.why_unavailable(arch)
+    return hip_driver.why_unavailable(arch) if is_amd(arch) else host.why_unavailable(arch)
 
 
 def check_available(arch: str) -> None:

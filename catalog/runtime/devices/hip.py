@@ -23,9 +23,6 @@ from catalog.runtime.tensors import Array
 from catalog.runtime.workspace import NO_WORKSPACE, Workspace
 from catalog.schema.problem import Problem
 
-_DRIVER = Path("/dev/kfd")
-_TOPOLOGY = Path("/sys/class/kfd/kfd/topology/nodes")
-
 _FLOOD_BYTES = 1 << 29
 """Twice the largest cache of an AMD GPU: 256 MB (AMD CDNA 3 white paper, Infinity Cache)."""
 
@@ -304,31 +301,3 @@ def first_gpu(arch: str) -> HipDevice:
         f"the HIP runtime {runtime.version} finds no GPU of arch {arch}, but {found} "
         "(HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES may hide GPUs)"
     )
-
-
-def why_unavailable(arch: str) -> str | None:
-    """What a kernel of the AMD arch ``arch`` lacks here: driver, GPU, or HIP runtime; None: nothing."""
-    if not _DRIVER.exists():
-        return (
-            f"it needs an AMD GPU of arch {arch}, and there is none ({_DRIVER}, the amdgpu driver's device, is missing)"
-        )
-    archs = sorted(_present_archs())
-    if arch not in archs:
-        return f"it needs an AMD GPU of arch {arch}; the GPUs here are {', '.join(archs) or 'of no known arch'}"
-    try:
-        first_gpu(arch)
-    except DeviceError as error:
-        return error.message
-    return None
-
-
-def _present_archs() -> set[str]:
-    """The archs of the GPUs that the driver lists; its gfx_target_version 90500 is gfx950."""
-    archs = set()
-    for node in _TOPOLOGY.glob("*/properties"):
-        for line in node.read_text(encoding="utf-8").splitlines():
-            name, _, value = line.partition(" ")
-            if name == "gfx_target_version" and int(value):
-                major, minor, step = int(value) // 10000, int(value) // 100 % 100, int(value) % 100
-                archs.add(f"gfx{major}{minor:x}{step:x}")
-    return archs

@@ -15,6 +15,7 @@ import numpy as np
 from host_problems import draw_inputs
 from numpy.lib.stride_tricks import as_strided
 
+from catalog.runtime.bound import agreed_workspace
 from catalog.runtime.devices.host import HostDevice
 from catalog.runtime.reference import reference
 from catalog.runtime.tensors import Array, make_outputs, results
@@ -41,12 +42,13 @@ def run(device: HostDevice, case: dict[str, Any]) -> bool:
         tensors["lse"] = misaligned(tensors["lse"])
     elif case["flaw"]:
         tensors[case["flaw"]] = one_short(tensors[case["flaw"]])
-    call = device.call(problem, tensors, case["num_splits"])
+    kernels = [device.load(Path(found["path"]), found["sha256"], found["kernel_id"]) for found in case["libraries"]]
+    call = device.call(problem, tensors, agreed_workspace(problem, kernels, case["num_splits"]))
     for name, tensor in tensors.items():
         if not tensor.size:
             getattr(call.args, problem.tensors[name].slot).data = None
-    for library in case["libraries"]:
-        device.launch(device.load(Path(library["path"]), library["sha256"], library["kernel_id"]), call)
+    for kernel in kernels:
+        device.launch(kernel, call)
     expected, allowed = reference(problem, inputs), tolerances(problem, inputs)
     written = results(problem, tensors)
     return all(allowed[name].allows(array, expected[name]) for name, array in written.items())

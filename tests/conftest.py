@@ -18,7 +18,6 @@ from catalog.runtime.devices.host import HostDevice
 from catalog.runtime.devices.loading import LoadedKernel
 from catalog.settings import settings
 
-
 LONGEST = ("test_host_kernels", "test_host_safety", "test_host_ops", "test_cluster")
 
 

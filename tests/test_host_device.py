@@ -21,6 +21,7 @@ from catalog.runtime.devices.abi import ABI_VERSION, CatalogArgs, CatalogTensor
 from catalog.runtime.devices.host import HOST_ARCHES, HostDevice, resolve_host_arch, why_unavailable
 from catalog.runtime.inputs import make_inputs
 from catalog.runtime.plan import Plan, Services
+from catalog.runtime.select import Choice
 from catalog.runtime.tensors import make_outputs
 from catalog.schema.problem import Problem
 
@@ -124,7 +125,13 @@ def test_a_library_that_is_lost_between_build_and_load_is_built_again(build, los
 
     device = HostDevice(num_threads=5)
     kernel = make_kernel()
-    services = Services(build_and_lose, lambda ids: (kernel,), lambda arch: device, lambda *loaded: None)
+    services = Services(
+        choice=lambda problem, limit: Choice(None, ()),
+        build=build_and_lose,
+        reselect=lambda ids: (kernel,),
+        device=lambda arch: device,
+        guard=lambda *loaded: None,
+    )
     plan = Plan(PROBLEM, resolve_host_arch(), (kernel,), services)
     assert plan.run(make_inputs(PROBLEM)).outputs["o"].ravel()[0] == 5 + 8 + 700
     assert len(builds) == 2

@@ -20,6 +20,7 @@ from catalog.cli_output import FormatOption
 from catalog.cli_output import print_rows as _print
 from catalog.cli_output import read_format as _format
 from catalog.cli_problem import with_problem
+from catalog.cli_report import datasette_metadata, report
 from catalog.cli_shapes import shapes
 from catalog.cli_tune import tune
 
@@ -403,6 +404,8 @@ def list_rules(
 
 app.command()(shapes)
 app.command()(tune)
+app.command()(report)
+app.command()(datasette_metadata)
 
 
 @app.command()

@@ -30,11 +30,7 @@ from catalog.errors import CatalogError, QueryError, RegistryError
 from catalog.query_text import Expression, Token, check_text, condition, ordering
 from catalog.registry import unwritable
 from catalog.schema.fields import TRAITS
-
-VIEW = "kernels"
-
-TABLES = (VIEW, "kernel", "kernel_receipt", "rule", "population", "artifact", "device", "problem", "timing", "miss")
-"""What an expression may read."""
+from catalog.schema.tables import TABLES, VIEW
 
 _FUNCTION_NAMES = """
     -> ->> abs acos asin atan atan2 avg ceil ceiling coalesce cos count cume_dist current_date current_time
@@ -125,6 +121,18 @@ def count(db_path: Path, query: Query, timeout: float) -> int:
         statement = _Statement.of(session, query)
         [(rows,)] = session.rows(session.execute(statement.count(), statement.parameters))
     return int(rows)
+
+
+def read(db_path: Path, statement: str, parameters: Mapping[str, str | int | None], timeout: float) -> list[Row]:
+    """All rows of a SELECT of our own, over the catalog's tables, within ``timeout`` seconds.
+
+    Raises:
+        QueryError: the time is up.
+        RegistryError: as :func:`run`.
+    """
+    session = _Session(db_path, timeout)
+    with session.closed_on_error():
+        return list(session.rows(session.execute(statement, parameters)))
 
 
 def hints(query: Query, domains: Mapping[str, Sequence[str | int]] | None = None) -> list[str]:
@@ -268,7 +276,9 @@ class _Session:
             return RegistryError(f"{self._path} is locked by another process.", hint="Try again when it is done.")
         return RegistryError(f"{self._path} cannot be read: {message}.")
 
-    def execute(self, sql: str, parameters: Sequence[str | int] = ()) -> sqlite3.Cursor:
+    def execute(
+        self, sql: str, parameters: Sequence[str | int] | Mapping[str, str | int | None] = ()
+    ) -> sqlite3.Cursor:
         with self._errors(), self._clock.running():
             return self.connection.execute(sql, parameters)
 

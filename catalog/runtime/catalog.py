@@ -211,11 +211,11 @@ class Catalog(CatalogFile):
                 population,
                 forbidding,
                 usable=self.history.usable,
-                device=lambda: self._measured_on(population.arch),
+                device=lambda: self.measured_on(population.arch),
             )
         return self._selectors[key]
 
-    def _measured_on(self, arch: str) -> int | None:
+    def measured_on(self, arch: str) -> int | None:
         """The device whose timings count: this machine's where it runs ``arch``, else the most measured one."""
         device = self._measured.get(arch)
         if device is None:

@@ -36,6 +36,23 @@ def kind_of(problem: Problem) -> str:
     return json.dumps(kind, sort_keys=True, separators=(",", ":"))
 
 
+def kind_words(kind: str) -> str:
+    """A kind, as :func:`kind_of` gives it, in words: operation, element type, head dims, mask, and what is asked for.
+
+    Features that the kind does without are left out.
+    """
+    fields = json.loads(kind)
+    words = [fields.pop(name) for name in ("op", "dtype", "mode")]
+    head = [str(fields.pop(name)) for name in ("hdim_q", "hdim_v")]
+    words.append("d" + "x".join(dict.fromkeys(head)))
+    mask, layout = fields.pop("mask"), fields.pop("layout")
+    words += [word for word in (f"mask={mask}", layout) if word not in ("mask=no", "bhsd")]
+    for name, value in fields.items():
+        if value and value != "no":
+            words.append(name if value is True else f"{name}={value}")
+    return " ".join(words)
+
+
 def size_of(problem: Problem) -> tuple[float, ...]:
     """The coordinates of a problem, one for each of :data:`SIZES`: log2(1 + extent)."""
     sequences = max(1, problem.batch)

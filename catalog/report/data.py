@@ -1,0 +1,465 @@
+"""What a report shows: the rows of the catalog behind each plot, and nothing of how they are drawn.
+
+Speeds are those that selection goes by: warm medians, of several libraries of a kernel the fastest.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from catalog import query
+from catalog.errors import SelectionError
+from catalog.schema.likeness import kind_words
+from catalog.schema.problem import Problem
+from catalog.schema.shape_names import name_of
+from catalog.schema.spec_files import OWN_SPACES
+from catalog.settings import settings
+
+if TYPE_CHECKING:
+    from catalog.runtime.catalog import Catalog
+    from catalog.runtime.peaks import Peaks
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What was measured on a device: kernels and problems that were timed, and timings of both kinds."""
+
+    id: int
+    arch: str
+    name: str
+    cores: int | None
+    problems: int
+    kernels: int
+    timings: int
+    cold: int
+    last: str
+
+    @property
+    def label(self) -> str:
+        """Arch and product."""
+        cores = "" if self.cores is None else f", {self.cores} cores"
+        return f"{self.arch}: {self.name}{cores}"
+
+
+@dataclass(frozen=True, slots=True)
+class Population:
+    """The kernels of an arch, revision, space and mask implementation: how many there are, are built, are timed."""
+
+    arch: str
+    revision: str
+    space: str
+    mask_impl: str
+    kernels: int
+    built: int
+    timed: int
+
+    @property
+    def label(self) -> str:
+        """The four, as words."""
+        return f"{self.arch} {self.revision} {self.space} {self.mask_impl}"
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """As :class:`Population`, of the kernels that a receipt lists."""
+
+    population: str
+    receipt: int | None
+    about: str
+    kernels: int
+    built: int
+    timed: int
+
+    @property
+    def label(self) -> str:
+        """The receipt's number and what it is; None is every kernel."""
+        return "every kernel" if self.receipt is None else f"{self.receipt}: {self.about}"
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """The speed of a kernel on a problem: TFLOP/s, GB/s of the least traffic, and its median in ms.
+
+    ``operation`` is the problem's, with its element type; ``short`` tells the kernel from others of its signature.
+    """
+
+    problem: str
+    operation: str
+    kernel: str
+    short: str
+    tflops: float
+    gbps: float
+    median_ms: float
+
+    @property
+    def intensity(self) -> float:
+        """FLOP a byte."""
+        return 1e3 * self.tflops / self.gbps
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """The fastest kernel of each problem under the roof: the slope of ``gbps`` up to ``tflops``.
+
+    ``peaks``: the roof is of measured peaks, otherwise of the best of all timings.
+    """
+
+    device: Device
+    tflops: float
+    gbps: float
+    peaks: bool
+    points: tuple[Speed, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Problems that differ in sequence length only: TFLOP/s by length, of each kernel, the fastest kernel first."""
+
+    device: Device
+    problems: str
+    lines: Mapping[str, tuple[tuple[int, Speed], ...]]
+
+    @property
+    def size(self) -> int:
+        """How many points there are."""
+        return sum(map(len, self.lines.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """The best kernels with a tile of ``m0`` queries and ``n0`` keys: their speed, and how much was tried.
+
+    ``relative`` is the best median of a problem over that of the tile, on average over problems: 1 is the fastest.
+    """
+
+    m0: int
+    n0: int
+    relative: float
+    tflops: float
+    problems: int
+    kernels: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """The tiles that were tried on problems of one kind."""
+
+    device: Device
+    kind: str
+    tiles: tuple[Tile, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Selected:
+    """What selection takes for a measured problem, beside the best, in TFLOP/s.
+
+    ``static`` is the first kernel of the static order. None is of a kernel that was not timed on this problem.
+    """
+
+    problem: str
+    evidence: str
+    kernel: str
+    tflops: float | None
+    static: float | None
+    best_kernel: str
+    best: float
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """:class:`Selected` of the device that selection goes by, and how many problems have no kernel now."""
+
+    device: Device
+    problems: tuple[Selected, ...]
+    unanswered: int
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A library: the seconds that it took to compile, and the speed on the problem where it reaches most TFLOP/s."""
+
+    family: str
+    compile_s: float
+    speed: Speed
+
+
+@dataclass(frozen=True, slots=True)
+class Compiles:
+    """The libraries that were timed on a device."""
+
+    device: Device
+    libraries: tuple[Compiled, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Miss:
+    """A problem that was selected ``count`` times on ``arch`` and never measured there."""
+
+    arch: str
+    problem: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything that a page shows. ``arch`` is None for all of them."""
+
+    arch: str | None
+    devices: tuple[Device, ...]
+    problems: int
+    populations: tuple[Population, ...]
+    artifacts: Mapping[str, int]
+    misses: tuple[Miss, ...]
+    rooflines: tuple[Roofline, ...]
+    lengths: tuple[Lengths, ...]
+    tiles: tuple[Tiles, ...]
+    selections: tuple[Selection, ...]
+    compiles: tuple[Compiles, ...]
+    coverage: tuple[Coverage, ...]
+
+
+def collect(catalog: Catalog, arch: str | None, peaks: Mapping[int, Peaks]) -> Report:
+    """What the file of ``catalog`` holds of ``arch``, resolved, or of every arch; ``peaks`` by row of the device.
+
+    Raises:
+        QueryError: there are no kernels of the arch, or a query took too long.
+        RegistryError: the file does not exist, is no catalog, or cannot be read.
+    """
+    if arch is not None:
+        query.count(catalog.path, query.Query(arch=arch, limit=1), settings().query_timeout)  # says what is there
+    return _Collector(catalog, arch).report(peaks)
+
+
+_WARM = "FROM timing JOIN device ON device.id = device_id WHERE NOT cold AND device.arch = coalesce(:arch, device.arch)"
+"""The timings that selection may go by, of the arch."""
+
+_SHAPE = (
+    *("pipeline", "tile_m0", "tile_n0", "tile_k0", "tile_n1", "tile_k1", "warp_m0", "warp_n0", "warp_k0"),
+    *("pad_s", "pad_sk", "pad_d", "pad_dv"),
+)
+_SPEED = f"problem.key, kernel.name, {', '.join(f'kernel.{name}' for name in _SHAPE)}, tflops, gbps, median_ms"
+_JOINED = "JOIN problem ON problem.id = problem_id JOIN kernel ON kernel.id = timing.kernel_id"
+
+
+class _Collector:
+    def __init__(self, catalog: Catalog, arch: str | None) -> None:
+        self._catalog = catalog
+        self._arch = arch
+        self._devices = {device.id: device for device in self._read_devices()}
+
+    def report(self, peaks: Mapping[int, Peaks]) -> Report:
+        populations = tuple(self._populations())
+        statuses = self._rows(
+            "SELECT status, count(*) FROM artifact WHERE arch = coalesce(:arch, arch) GROUP BY status ORDER BY status"
+        )
+        [(problems,)] = self._rows(f"SELECT count(DISTINCT problem_id) {_WARM}")
+        return Report(
+            arch=self._arch,
+            devices=tuple(self._devices.values()),
+            problems=problems,
+            populations=populations,
+            artifacts=dict(statuses),
+            misses=tuple(self._misses()),
+            rooflines=tuple(self._rooflines(peaks)),
+            lengths=tuple(self._lengths()),
+            tiles=tuple(self._tiles()),
+            selections=tuple(self._selections()),
+            compiles=tuple(self._compiles()),
+            coverage=tuple(self._coverage(populations)),
+        )
+
+    def _rows(self, statement: str) -> list[query.Row]:
+        return query.read(self._catalog.path, statement, {"arch": self._arch}, settings().query_timeout)
+
+    def _read_devices(self) -> Iterator[Device]:
+        rows = self._rows(
+            "SELECT device.id, arch, name, json_extract(facts, '$.cores'), count(DISTINCT problem_id), "
+            "count(DISTINCT kernel_id), count(*), sum(cold), max(created) FROM timing JOIN device "
+            "ON device.id = device_id WHERE arch = coalesce(:arch, arch) GROUP BY device.id ORDER BY arch, device.id"
+        )
+        return (Device(*row) for row in rows)
+
+    def _populations(self) -> Iterator[Population]:
+        rows = self._rows(
+            "SELECT arch, revision, space, mask_impl, count(*), sum(built), sum(best_ms IS NOT NULL) FROM kernels "
+            "WHERE arch = coalesce(:arch, arch) GROUP BY arch, revision, space, mask_impl ORDER BY 1, 2, 3, 4"
+        )
+        return (Population(*row) for row in rows)
+
+    def _coverage(self, populations: Iterable[Population]) -> Iterator[Coverage]:
+        rows = self._rows(
+            "WITH state AS MATERIALIZED (SELECT id, arch, revision, space, mask_impl, built, "
+            "  best_ms IS NOT NULL AS timed FROM kernels WHERE arch = coalesce(:arch, arch)), "
+            "about AS (SELECT arch, revision, space, id AS receipt, min(reason) AS reason FROM rule "
+            "  WHERE kind = 'receipt' GROUP BY arch, revision, space, id) "
+            "SELECT state.arch, state.revision, state.space, mask_impl, kernel_receipt.receipt, "
+            "  coalesce(about.reason, ''), count(*), "
+            "  sum(built), sum(timed) FROM kernel_receipt JOIN state ON state.id = kernel_id "
+            "LEFT JOIN about ON about.arch = state.arch AND about.revision = state.revision "
+            "  AND about.space = state.space AND about.receipt = CAST(kernel_receipt.receipt AS TEXT) "
+            "GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 2, 3, 4, 5"
+        )
+        by_population = defaultdict(list)
+        for row in rows:
+            by_population[" ".join(row[:4])].append(Coverage(" ".join(row[:4]), *row[4:]))
+        for one in populations:
+            yield Coverage(one.label, None, "", one.kernels, one.built, one.timed)
+            yield from by_population[one.label]
+
+    def _rooflines(self, peaks: Mapping[int, Peaks]) -> Iterator[Roofline]:
+        rows = self._rows(
+            f"SELECT device_id, {_SPEED}, max(tflops) {_joined()} AND tflops > 0 AND gbps > 0 "
+            "GROUP BY device_id, problem_id ORDER BY tflops DESC"
+        )
+        limits = self._rows(f"SELECT device_id, max(tflops), max(gbps) {_WARM} GROUP BY device_id")
+        for device, tflops, gbps in limits:
+            points = tuple(_speed(row[1:-1]) for row in rows if row[0] == device)
+            measured = peaks.get(device)
+            if measured is not None:
+                tflops, gbps = measured.gflops / 1e3, measured.gb_per_s  # noqa: PLW2901 - the roof instead of the best
+            if points:
+                yield Roofline(self._devices[device], tflops, gbps, measured is not None, points)
+
+    def _lengths(self) -> Iterator[Lengths]:
+        rows = self._rows(
+            f"SELECT device_id, kernel_id, {_SPEED}, max(tflops) {_joined()} AND tflops > 0 "
+            "GROUP BY device_id, problem_id, kernel_id ORDER BY device_id"
+        )
+        groups: dict[tuple[int, str], dict[str, list[tuple[int, Speed]]]] = defaultdict(lambda: defaultdict(list))
+        for device, kernel, *values, _ in rows:
+            for group, length in _by_length(values[0]):
+                groups[device, group][kernel].append((length, _speed(values)))
+        for (device, group), lines in groups.items():
+            if len({length for line in lines.values() for length, _ in line}) > 1:
+                fastest = sorted(lines.values(), key=lambda line: -max(speed.tflops for _, speed in line))
+                ordered = {line[0][1].kernel: tuple(sorted(line, key=lambda point: point[0])) for line in fastest}
+                yield Lengths(self._devices[device], group, ordered)
+
+    def _tiles(self) -> Iterator[Tiles]:
+        rows = self._rows(
+            "WITH tile AS (SELECT device_id, problem_id, tile_m0, tile_n0, min(median_ms) AS ms, "
+            "  max(tflops) AS tflops, count(DISTINCT kernel_id) AS kernels "
+            f"  {_WARM.replace(' WHERE', ' JOIN kernel ON kernel.id = kernel_id WHERE')} "
+            "  GROUP BY device_id, problem_id, tile_m0, tile_n0), "
+            "best AS (SELECT device_id, problem_id, min(ms) AS ms FROM tile GROUP BY device_id, problem_id) "
+            "SELECT device_id, kind, tile_m0, tile_n0, avg(best.ms / tile.ms), max(tflops), count(*), max(kernels) "
+            "FROM tile JOIN best USING (device_id, problem_id) JOIN problem ON problem.id = problem_id "
+            "WHERE kind <> '' GROUP BY device_id, kind, tile_m0, tile_n0 ORDER BY device_id, kind, tile_m0, tile_n0"
+        )
+        kinds: dict[tuple[int, str], list[Tile]] = defaultdict(list)
+        for device, kind, *tile in rows:
+            kinds[device, kind].append(Tile(*tile))
+        for (device, kind), tiles in kinds.items():
+            if len(tiles) > 1:
+                yield Tiles(self._devices[device], kind_words(kind), tuple(tiles))
+
+    def _selections(self) -> Iterator[Selection]:
+        for device in self._devices.values():
+            if self._catalog.measured_on(device.arch) == device.id:
+                yield self._selection(device)
+
+    def _selection(self, device: Device) -> Selection:
+        """What selection takes on ``device`` from each population whose kernels were timed there."""
+        spaces = ", ".join(f"'{space}'" for space in OWN_SPACES)
+        best: dict[str, tuple[str, float]] = {}
+        timed: dict[tuple[str, str], float] = {}
+        populations: dict[tuple[str, str, str], None] = {}
+        rows = self._rows(
+            f"SELECT problem.key, kernel.id, kernel.name, revision, mask_impl, space IN ({spaces}), "
+            f"max(tflops) {_joined()} AND device_id = {device.id} GROUP BY problem_id, kernel.id ORDER BY tflops DESC"
+        )
+        for key, kernel, name, revision, mask_impl, own, tflops in rows:
+            best.setdefault(key, (name, tflops))
+            timed[key, kernel] = tflops
+            if own:
+                populations[key, revision, mask_impl] = None
+        found, unanswered = [], 0
+        for key, revision, mask_impl in populations:
+            where: Any = {"arch": device.arch, "revision": revision, "mask_impl": mask_impl}
+            problem = _problem(key)
+            try:
+                choice = self._catalog.choice(problem, **where, limit=1)
+                first = self._catalog.candidates(problem, **where, limit=1, static=True)[0].kernel
+            except SelectionError:
+                unanswered += 1
+                continue
+            taken = choice.candidates[0].kernel
+            found.append(
+                Selected(
+                    _name(key),
+                    choice.evidence,
+                    taken.name,
+                    timed.get((key, taken.id)),
+                    timed.get((key, first.id)),
+                    *best[key],
+                )
+            )
+        return Selection(device, tuple(found), unanswered)
+
+    def _compiles(self) -> Iterator[Compiles]:
+        rows = self._rows(
+            f"SELECT device_id, family, compile_s, {_SPEED}, max(tflops) "
+            f"{_joined('JOIN artifact ON artifact.key = artifact_key')} AND tflops > 0 AND compile_s > 0 "
+            "GROUP BY device_id, artifact_key ORDER BY tflops DESC"
+        )
+        libraries = defaultdict(list)
+        for device, family, compile_s, *values, _ in rows:
+            libraries[device].append(Compiled(family, compile_s, _speed(values)))
+        return (Compiles(self._devices[device], tuple(found)) for device, found in sorted(libraries.items()))
+
+    def _misses(self) -> Iterator[Miss]:
+        archs = self._rows("SELECT DISTINCT arch FROM miss WHERE arch = coalesce(:arch, arch) ORDER BY arch")
+        for (arch,) in archs:
+            yield from (Miss(arch, _name(key), count) for key, count in self._catalog.misses(arch))
+
+
+def _joined(more: str = "") -> str:
+    """The warm timings with their problems and kernels."""
+    return _WARM.replace(" WHERE", f" {_JOINED} {more} WHERE")
+
+
+def _speed(values: Iterable[Any]) -> Speed:
+    key, name, *shape, tflops, gbps, median_ms = values
+    problem = _problem(key)
+    operation, short = f"{problem.op} {problem.dtype.value}", _short(dict(zip(_SHAPE, shape, strict=True)))
+    return Speed(_name(key), operation, name, short, tflops, gbps, median_ms)
+
+
+def _short(shape: Mapping[str, Any]) -> str:
+    """What tells kernels of one signature apart, in few words: pipeline, tile, padded axes."""
+    tile = "x".join(str(shape[f"tile_{name}"]) for name in ("m0", "n0", "k0", "n1", "k1"))
+    warp = "x".join(str(shape[f"warp_{name}"]) for name in ("m0", "n0", "k0"))
+    padded = "+".join(name for name in ("s", "sk", "d", "dv") if shape[f"pad_{name}"])
+    words = [shape["pipeline"], tile, f"w{warp}", f"p{padded}" if padded else ""]
+    return " ".join(word for word in words if word)
+
+
+@lru_cache(maxsize=65_536)
+def _problem(key: str) -> Problem:
+    return Problem(**json.loads(key))
+
+
+@lru_cache(maxsize=65_536)
+def _name(key: str) -> str:
+    return name_of(_problem(key))
+
+
+def _by_length(key: str) -> Iterator[tuple[str, int]]:
+    """The groups of problems that a problem belongs to, and its sequence length there.
+
+    As many queries as keys: one length stands for both. A number of queries: the keys' is the length. Packed sequences
+    have many lengths and belong to none, nor do problems without keys.
+    """
+    problem = _problem(key)
+    if problem.seqlens_q is not None or problem.seqlen_k == 0:
+        return
+    name = re.sub(r"-s\d+(x\d+)?-", "-{}-", _name(key), count=1)
+    if problem.seqlen_q == problem.seqlen_k:
+        yield name.format("s*"), problem.seqlen_k
+    yield name.format(f"s{problem.seqlen_q}x*"), problem.seqlen_k

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from catalog.errors import CatalogError
+from catalog.errors import INTERRUPTED, CatalogError
 
 
 def main() -> None:
@@ -20,7 +20,7 @@ def main() -> None:
         print(f"Error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import typer
 
 from catalog import cli_bundle, cli_quarantine  # noqa: F401 - their commands register themselves
 from catalog import cli_options as options
+from catalog.cli_bench import bench
 from catalog.cli_cache import cache_app, timings_app
 from catalog.cli_export import export
 from catalog.cli_options import ArchOption, CkRootOption, MaskImplOption, RevisionOption
@@ -61,10 +62,10 @@ def _db() -> Path:
     return _State.db or settings().db
 
 
-def _catalog(num_threads: int | None = None) -> Catalog:
+def _catalog() -> Catalog:
     from catalog.runtime.catalog import Catalog
 
-    return Catalog(_db(), num_threads=num_threads)
+    return Catalog(_db())
 
 
 def _note(text: str) -> None:
@@ -437,31 +438,7 @@ def run(
         raise typer.Exit(1)
 
 
-@app.command()
-@with_problem
-def bench(
-    *,
-    arch: ArchOption = "host",
-    candidates: Annotated[int, typer.Option(min=1, help="How many applicable kernels to time, best first.")] = 1,
-    runs: Annotated[int, typer.Option(min=1, help="Timed launches of each, at the least.")] = 10,
-    cold: Annotated[bool, typer.Option("--cold", help="Empty the caches before every launch.")] = False,
-    threads: Annotated[int | None, typer.Option(min=1, help="Default: CATALOG_NUM_THREADS, or every core.")] = None,
-    form: FormatOption = "table",
-    fields: dict[str, Any],
-) -> None:
-    """Time the kernels that answer a problem, beside what this machine reaches at best.
-
-    The peaks of a CPU are measured: fp32 multiply-adds between registers, and reads of memory in order.
-
-    Example: catalog bench --batch 1 --nhead-q 8 --seqlen-q 2048 --hdim-q 128 --dtype fp32 --candidates 3
-    """
-    from catalog.runtime.bench import COLUMNS, bench_problem
-    from catalog.schema.problem import Problem
-
-    _format(form)  # a wrong one is told before the work
-    report = bench_problem(_catalog(threads), Problem(**fields), arch=arch, candidates=candidates, runs=runs, cold=cold)
-    _print(list(COLUMNS), [list(benchmark.row) for benchmark in report.benchmarks], form)
-    _note(report.about)
+app.command()(bench)
 
 
 @app.command()

@@ -11,13 +11,10 @@ from pathlib import Path
 
 from catalog.build.builder import Artifact, BuildFailure, BuildReport, CompileError
 from catalog.build.pools import Pool, Threads
-from catalog.errors import BuildError, UsageError
+from catalog.errors import INTERRUPTED, BuildError, UsageError
 from catalog.query import Query, hints
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices.here import resolve_arch
-
-INTERRUPTED = 130
-"""What a program that Ctrl-C ended exits with: 128 and the signal's number."""
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,30 @@ def fraction_done(what: str) -> Iterator[Callable[[float], None]]:
         yield lambda done: progress.update(task, completed=done)
 
 
+@contextmanager
+def each_timed(what: str, total: int) -> Iterator[tuple[Callable[[int, str], None], Callable[[str], None]]]:
+    """A bar of ``total`` problems: what is told how many are done and about the last one, and what prints a line."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left:"))
+    about = TextColumn("{task.description}", markup=False)
+    with Progress(*columns, TimeRemainingColumn(), about, console=Console(stderr=True)) as progress:
+        task = progress.add_task("", total=total)
+
+        def advance(done: int, last: str) -> None:
+            progress.update(task, completed=done, description=last[:60])
+
+        yield advance, lambda text: progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
 class Pace:
     """How long the kernels that are left take, at the pace of the last :data:`WINDOW` that took a compiler.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import AbstractContextManager, nullcontext
+from itertools import count
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,6 +12,7 @@ import typer
 from catalog.cli_options import ArchOption, Jobs
 from catalog.cli_output import FormatOption, print_rows, read_format
 from catalog.cli_problem import with_problem
+from catalog.cli_progress import each_timed
 
 if TYPE_CHECKING:
     from catalog.build.pools import Pool
@@ -64,9 +66,12 @@ def tune(
     read_format(form)  # a wrong one is told before the work
     catalog = Catalog(context.find_root().params["db"] or settings().db)
     problems = _problems(catalog, arch, shapes, misses, fields)
-    with _told(len(problems)) as told, _pool(scheduler) as pool:
+    with each_timed("tuning", len(problems)) as (advance, _), _pool(scheduler) as pool:
+        done = count(1)
         options = TuneOptions(arch, candidates, budget, StopRule(precision=precision), jobs, pool, again)
-        report = tune_problems(catalog, list(problems.values()), options, told)
+        report = tune_problems(
+            catalog, list(problems.values()), options, lambda tuned: advance(next(done), _about(tuned))
+        )
     names = {problem.key: name for name, problem in problems.items()}
     columns = ["problem", "best", "median_ms", "tflops", "gain", "kernels", "failed", "id"]
     print_rows(columns, [[names[tuned.problem.key], *_row(tuned)] for tuned in report.tuned], form)
@@ -111,6 +116,12 @@ def _problems(
     return {name_of(problem): problem}
 
 
+def _about(tuned: Tuned) -> str:
+    """The best kernel in a line."""
+    best = tuned.best
+    return "" if best is None else f"{best[1]:.3f} ms, {tuned.kernels[best[0]].name}"
+
+
 def _row(tuned: Tuned) -> list[Any]:
     if not tuned.best:
         return [None, None, None, None, 0, len(tuned.failures), None]
@@ -125,37 +136,3 @@ def _row(tuned: Tuned) -> list[Any]:
         len(tuned.failures),
         kernel_id,
     ]
-
-
-class _told:
-    """A bar that moves with every problem, and shows the best kernel of the last one."""
-
-    def __init__(self, total: int) -> None:
-        self._total = total
-
-    def __enter__(self) -> _told:
-        from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeElapsedColumn,
-            TimeRemainingColumn,
-        )
-
-        columns = (TextColumn("tuning"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left:"))
-        self._progress = Progress(
-            *columns, TimeRemainingColumn(), TextColumn("{task.description}"), console=Console(stderr=True)
-        )
-        self._progress.start()
-        self._task = self._progress.add_task("", total=self._total)
-        return self
-
-    def __call__(self, tuned: Tuned) -> None:
-        best = tuned.best
-        about = "" if best is None else f"{best[1]:.3f} ms, {tuned.kernels[best[0]].name}"
-        self._progress.update(self._task, advance=1, description=about[:60])
-
-    def __exit__(self, *exception: object) -> None:
-        self._progress.stop()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+INTERRUPTED = 130
+"""What a program that Ctrl-C ended exits with: 128 and the signal's number."""
+
 
 class CatalogError(Exception):
     """Base of every error that the catalog raises on purpose.

@@ -9,11 +9,15 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 from itertools import chain, islice
+from pathlib import Path
 from typing import Any, Literal, TextIO
 
+from catalog.errors import CatalogError, UsageError
 from catalog.schema.fields import TRAITS
 
-BOOLEAN_COLUMNS = frozenset({"hw_valid", "built"} | {trait.name for trait in TRAITS.values() if trait.kind == "bool"})
+BOOLEAN_COLUMNS = frozenset(
+    {"hw_valid", "built", "verified"} | {trait.name for trait in TRAITS.values() if trait.kind == "bool"}
+)
 """Columns that JSON shows as true and false; everywhere else they are 0 and 1, as in an expression."""
 
 PAGE_ROWS = 500
@@ -49,6 +53,46 @@ def write_rows(columns: Sequence[str], rows: Iterable[Sequence[Any]], form: Form
     except BrokenPipeError:
         _forget(stream)
     return counted.count
+
+
+def check_file(path: Path) -> None:
+    """A file can be written at ``path``, as far as can be told beforehand.
+
+    Raises:
+        UsageError: its folder is not there or cannot be written, or something else than a file has the name.
+    """
+    try:
+        folder = path.resolve().parent
+        is_other, has_folder = path.exists() and not path.is_file(), folder.is_dir()
+    except (OSError, RuntimeError) as error:  # a name that is too long; links that lead to each other
+        raise UsageError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+    if not has_folder:
+        raise UsageError(f"{path}: there is no folder {folder}")
+    if is_other:
+        raise UsageError(f"{path}: it is there, and is no file")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UsageError(f"{path}: the folder {folder} cannot be written")
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write ``text`` to ``path``, which appears whole or stays as it is; of a link, what it leads to.
+
+    Raises:
+        CatalogError: it cannot be written.
+    """
+    path = path.resolve()
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(partial, "x", encoding="utf-8", newline="") as file:
+            try:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+                os.replace(partial, path)
+            finally:
+                partial.unlink(missing_ok=True)
+    except OSError as error:
+        raise CatalogError(f"{error.filename or path}: {error.strerror}", hint="Nothing of it is written.") from None
 
 
 class _Counter:

@@ -14,8 +14,10 @@ from catalog.build.cache import ArtifactRecord
 from catalog.build.host.emit import PEAK_PROBE
 from catalog.errors import BuildError, DeviceError, SelectionError
 from catalog.runtime.bench import COLUMNS, bench_problem
+from catalog.runtime.bench_shapes import BenchOptions
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices.host import resolve_host_arch
+from catalog.runtime.measure import StopRule
 from catalog.runtime.peaks import measure_peaks
 from catalog.schema.problem import Problem
 
@@ -65,7 +67,7 @@ def test_peaks_of_a_device_that_is_not_here(arch: str, told: str, cache: Path) -
 
 
 def test_figures_of_a_benchmark_agree(catalog: Catalog) -> None:
-    report = bench_problem(catalog, PROBLEM, candidates=2, runs=3)
+    report = bench_problem(catalog, PROBLEM, BenchOptions(candidates=2, rule=StopRule(least=3)))
     best = catalog.candidates(PROBLEM, limit=2)
     assert [benchmark.kernels for benchmark in report.benchmarks] == [(found.kernel.name,) for found in best]
     assert (report.device.arch, report.device.cores) == (resolve_host_arch(), 1)
@@ -80,7 +82,7 @@ def test_figures_of_a_benchmark_agree(catalog: Catalog) -> None:
 
 def test_all_stages_are_timed(catalog: Catalog) -> None:
     problem = Problem(op="splitkv", batch=1, nhead_q=1, seqlen_q=1, seqlen_k=256, hdim_q=64, dtype="fp32")
-    [benchmark] = bench_problem(catalog, problem, runs=1, cold=True).benchmarks
+    [benchmark] = bench_problem(catalog, problem, BenchOptions(rule=StopRule(least=1, cold=True))).benchmarks
     assert benchmark.kernels == tuple(kernel.name for kernel in catalog.select(problem).kernels)
     assert len(benchmark.kernels) == 2
 

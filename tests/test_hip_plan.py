@@ -23,10 +23,12 @@ from catalog.build.targets import Target
 from catalog.build.toolchains import find_host_toolchain
 from catalog.errors import DeviceError, TensorError
 from catalog.runtime.bench import COLUMNS, bench_problem
+from catalog.runtime.bench_shapes import BenchOptions
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices import hip_driver, hip_library, why_unavailable
 from catalog.runtime.devices.hip_resources import Memory
 from catalog.runtime.inputs import make_inputs
+from catalog.runtime.measure import StopRule
 from catalog.runtime.tensors import make_outputs
 from catalog.runtime.validate import run_problem
 from catalog.schema.fields import Family
@@ -314,7 +316,7 @@ def test_threads_share_one_device_of_an_arch(catalog):
 
 
 def test_benchmarks_and_the_comparison_with_the_reference_run_on_a_gpu(catalog):
-    report = bench_problem(catalog, DENSE, arch="gfx942", candidates=2, runs=2)
+    report = bench_problem(catalog, DENSE, BenchOptions("gfx942", candidates=2, rule=StopRule(least=2)))
     assert len(report.benchmarks) == 2
     assert (report.device, report.peaks) == (catalog.device("gfx942").device, None)
     assert report.about == "Timed by the clock of AMD Instinct MI300X, gfx942; its peaks are not measured."

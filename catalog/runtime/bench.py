@@ -6,15 +6,14 @@ import logging
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from catalog.errors import BuildError
+from catalog.runtime.bench_shapes import Benched, BenchOptions, NotBenched, OnDone, Outcome, outcomes, shape_of
 from catalog.runtime.devices import is_amd
-from catalog.runtime.measure import StopRule, measure
 from catalog.runtime.peaks import Peaks, measure_peaks
 
 if TYPE_CHECKING:
     from catalog.runtime.catalog import Catalog
     from catalog.runtime.devices import DeviceInfo
-    from catalog.runtime.plan import Plan
+    from catalog.runtime.measure import Measurement
     from catalog.schema.problem import Problem
 
 _log = logging.getLogger(__name__)
@@ -82,21 +81,10 @@ class Report:
         )
 
 
-def bench(plan: Plan, peaks: Peaks | None, rule: StopRule | None = None, *, seed: int = 0) -> Benchmark:
-    """Time a plan on seeded random inputs, after a warm-up.
-
-    Args:
-        plan: of a problem on this machine.
-        peaks: of the same arch and threads; None: unknown.
-        rule: when enough launches are timed.
-        seed: of the inputs.
-
-    Raises:
-        DeviceError, BuildError, ToolchainError: as :meth:`Plan.bind`.
-    """
-    measured = measure(plan.bind(seed=seed), rule)
+def _benchmark(benched: Benched, measured: Measurement, peaks: Peaks | None) -> Benchmark:
+    problem = benched.shape.problem
     # FLOP and bytes a nanosecond are 1e9 of them a second
-    gflops, gb_per_s = (total / measured.median_ms / 1e6 for total in (plan.problem.flops, plan.problem.bytes))
+    gflops, gb_per_s = (total / measured.median_ms / 1e6 for total in (problem.flops, problem.bytes))
     return Benchmark(
         median_ms=measured.median_ms,
         min_ms=measured.min_ms,
@@ -107,47 +95,47 @@ def bench(plan: Plan, peaks: Peaks | None, rule: StopRule | None = None, *, seed
         percent_of_peak=None if peaks is None else 100 * gflops / peaks.gflops,
         gb_per_s=gb_per_s,
         percent_of_bandwidth=None if peaks is None else 100 * gb_per_s / peaks.gb_per_s,
-        kernels=tuple(kernel.name for kernel in plan.kernels),
+        kernels=tuple(kernel.name for kernel in benched.stages),
     )
 
 
-def bench_problem(
-    catalog: Catalog,
-    problem: Problem,
-    *,
-    arch: str = "host",
-    candidates: int = 1,
-    runs: int = 10,
-    cold: bool = False,
-) -> Report:
-    """Time the ``candidates`` best kernels that answer ``problem``, each as the main stage of a plan of its own.
+def _warn(outcome: Outcome) -> None:
+    if not outcome.timed:
+        _log.warning("%s", outcome.about)
 
-    One that does not compile is left out, with a warning.
+
+def bench_problem(
+    catalog: Catalog, problem: Problem, options: BenchOptions | None = None, on_done: OnDone = _warn
+) -> Report:
+    """Time the best kernels that answer ``problem``, each as the main stage of a plan of its own.
+
+    One that does not compile, is wrong or whose launch fails is left out. Nothing is recorded in the catalog.
 
     Args:
         catalog: where the kernels are, with the threads to use.
         problem: what they compute.
-        arch: of this machine's CPU, or of a GPU here, whose peaks are not measured.
-        candidates: how many kernels at most.
-        runs: launches that are timed at the least.
-        cold: empty the device's caches before every launch.
+        options: how; the arch is this machine's CPU, or a GPU here, whose peaks are not measured.
+        on_done: hears of each kernel; by default it warns of those that are left out.
 
     Raises:
-        CatalogError: as :meth:`Catalog.candidates`, :func:`~catalog.runtime.peaks.measure_peaks` and :func:`bench`.
+        CatalogError: as :meth:`Catalog.candidates` and :func:`~catalog.runtime.peaks.measure_peaks`; or no kernel could
+            be timed, and the last one's error says why.
     """
-    found = catalog.candidates(problem, arch=arch, limit=candidates)
-    plans = [catalog.plan(problem, candidate.kernel) for candidate in found]
-    device = catalog.device(plans[0].arch)
-    peaks = None if is_amd(plans[0].arch) else measure_peaks(catalog.builder, plans[0].arch, device.threads)
-    rule = StopRule(least=runs, cold=cold)
-    benchmarks = []
-    failure: BuildError | None = None
-    for plan in plans:
-        try:
-            benchmarks.append(bench(plan, peaks, rule))
-        except BuildError as error:
-            failure = error
-            _log.warning("%s", error.message)
-    if failure is not None and not benchmarks:
-        raise failure
-    return Report(catalog.device_info(plans[0].arch), peaks, tuple(benchmarks))
+    options = options or BenchOptions()
+    catalog.candidates(problem, arch=options.arch, limit=1)  # before a device is looked for: says why there is none
+    device = catalog.device_info(options.arch)
+    threads = catalog.device(device.arch).threads
+    peaks = None if is_amd(device.arch) else measure_peaks(catalog.builder, device.arch, threads)
+    done: list[Outcome] = []
+    for outcome in outcomes(catalog, [shape_of(problem)], options):
+        done.append(outcome)
+        on_done(outcome)
+    errors = [outcome.error for outcome in done if isinstance(outcome, NotBenched)]
+    if len(errors) == len(done):
+        raise errors[-1]
+    benchmarks = (
+        _benchmark(outcome, outcome.measurement, peaks)
+        for outcome in done
+        if isinstance(outcome, Benched) and outcome.measurement is not None
+    )
+    return Report(device, peaks, tuple(benchmarks))

@@ -137,16 +137,17 @@ class Guard:
         )
 
 
-def guarded_problem(problem: Problem) -> Problem:
+def guarded_problem(problem: Problem, most_flops: int = MOST_FLOPS) -> Problem:
     """What a first run computes: ``problem``, or a smaller one with the same traits that fits the limits.
 
-    In this order, until it fits: one sequence, the longest; one group of heads; a cache without spare pages; sequences
-    of fewer than 2048 tokens; two query heads of a group.
+    The limits are :data:`MOST_BYTES` and ``most_flops``, which the smallest of its kind may exceed. In this order,
+    until it fits: one sequence, the longest; one group of heads; a cache without spare pages; sequences of fewer than
+    2048 tokens; two query heads of a group.
     """
     room = min(MOST_BYTES, max(0, memory_bytes() - problem.bytes) // _COPIES)
     small = problem
     for shrink in (_one_sequence, _one_group, _no_spare_pages, _short_sequences, _two_heads):
-        if small.bytes <= room and small.flops <= MOST_FLOPS:
+        if small.bytes <= room and small.flops <= most_flops:
             break
         with contextlib.suppress(ProblemError):  # sizes that only fit together stay as they are
             small = small.model_copy(update=shrink(small))

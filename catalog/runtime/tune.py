@@ -12,16 +12,15 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from catalog.errors import CatalogError, SelectionError
-from catalog.registry import transaction
 from catalog.runtime.inputs import make_inputs
 from catalog.runtime.measure import Measurement, StopRule, Stopwatch
+from catalog.runtime.measuring import keep, library_key, main_kernel, prepared
 from catalog.runtime.tensors import Array, make_outputs
-from catalog.runtime.timings import Timing, measured, record
-from catalog.schema.stages import MAIN_STAGE
+from catalog.runtime.timings import Timing, measured
 
 if TYPE_CHECKING:
     from catalog.build.pools import Pool
@@ -38,9 +37,6 @@ TURN_SECONDS = 0.05
 
 FEWEST = 3
 """Launches of a turn at the least."""
-
-BUILT_AT_ONCE = 16
-"""Problems whose kernels are compiled together, before the first of them is timed: nothing compiles while it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,42 +136,38 @@ class _Tuning:
     def run(self, problems: Sequence[Problem], on_done: Callable[[Tuned], None] | None) -> TuneReport:
         tuned: list[Tuned] = []
         unanswered: dict[str, str] = {}
-        waiting = list(problems)
-        while waiting and time.monotonic() < self._deadline:
-            together, waiting = waiting[:BUILT_AT_ONCE], waiting[BUILT_AT_ONCE:]
-            plans = {}
-            for problem in together:
-                try:
-                    plans[problem] = self._plans(problem)
-                except SelectionError as error:
-                    unanswered[problem.key] = error.message
-            kernels = {kernel.id: kernel for of in plans.values() for plan in of for kernel in plan.kernels}
-            self._catalog.builder.build_many(
-                kernels.values(), self._options.jobs, pool=self._options.pool
-            )  # failures come again, one by one
-            for place, (problem, candidates) in enumerate(plans.items()):
-                if time.monotonic() >= self._deadline:
-                    waiting = [*islice(plans, place, None), *waiting]
-                    break
-                tuned.append(self._tune(problem, candidates))
+        options = self._options
+        candidates = prepared(
+            self._catalog,
+            takewhile(lambda _: self._in_time, problems),
+            arch=options.arch,
+            candidates=options.candidates,
+            static=True,
+            jobs=options.jobs,
+            pool=options.pool,
+        )
+        for problem, plans in candidates:
+            if isinstance(plans, SelectionError):
+                unanswered[problem.key] = plans.message
+            elif self._in_time:
+                tuned.append(self._tune(problem, plans))
                 if on_done is not None:
                     on_done(tuned[-1])
         self._catalog.forget()
-        return TuneReport(tuple(tuned), unanswered, tuple(waiting))
+        settled = unanswered.keys() | {done.problem.key for done in tuned}
+        return TuneReport(tuple(tuned), unanswered, tuple(p for p in problems if p.key not in settled))
 
-    def _plans(self, problem: Problem) -> list[Plan]:
-        """A plan for each candidate, in the static order."""
-        found = self._catalog.candidates(problem, arch=self._options.arch, limit=self._options.candidates, static=True)
-        return [self._catalog.plan(problem, candidate.kernel) for candidate in found]
+    @property
+    def _in_time(self) -> bool:
+        return time.monotonic() < self._deadline
 
     def _tune(self, problem: Problem, plans: Sequence[Plan]) -> Tuned:
-        main = MAIN_STAGE[problem.op]
-        kernels = {kernel.id: kernel for plan in plans for kernel in plan.kernels if kernel.family is main}
+        kernels = {kernel.id: kernel for kernel in map(main_kernel, plans)}
         failures: dict[str, str] = {}
         keys: dict[str, str] = {}
         for kernel_id, plan in zip(kernels, plans, strict=True):
             try:
-                keys[kernel_id] = next(a.key for a in plan.build() if a.kernel_id == kernel_id)
+                keys[kernel_id] = library_key(plan, kernels[kernel_id])
             except CatalogError as error:
                 failures[kernel_id] = error.message
         known = {} if self._options.again else measured(self._catalog.connection, problem, self._device)
@@ -185,8 +177,7 @@ class _Tuning:
             runners = dict(self._runners(problem, dict(zip(kernels, plans, strict=True)), keys, failures))
             taken = _race(runners, self._options.rule, failures)
             timings = [Timing(kernel_id, keys[kernel_id], measurement) for kernel_id, measurement in taken.items()]
-            with transaction(self._catalog.connection):
-                record(self._catalog.connection, problem, self._device, timings)
+            keep(self._catalog, problem, self._device, timings)
             medians = {kernel_id: measurement.median_ms for kernel_id, measurement in taken.items()}
         ordered = dict(sorted(medians.items(), key=lambda item: (item[1], item[0])))
         return Tuned(problem, kernels, ordered, failures, next(iter(kernels)), known=not fresh)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from catalog.runtime.catalog import Catalog
+from catalog.runtime.devices import is_amd
 from catalog.runtime.inputs import make_inputs
-from catalog.runtime.plan import Result
+from catalog.runtime.plan import Plan, Result
 from catalog.runtime.reference import reference
 from catalog.runtime.tensors import Array
-from catalog.runtime.tolerance import max_error, tolerances
+from catalog.runtime.tolerance import Tolerance, max_error, tolerances
 from catalog.schema.problem import Problem
 
 
@@ -33,13 +35,55 @@ class Check:
         return self.tolerance_used <= 1
 
 
+class Expected:
+    """What a correct kernel computes for ``problem`` from ``inputs``: computed when first asked for, then kept.
+
+    Args:
+        problem: what is computed.
+        inputs: as they are before a run.
+        arch: of the kernels, which says in what precision they weigh values.
+    """
+
+    def __init__(self, problem: Problem, inputs: Mapping[str, Array], arch: str = "host") -> None:
+        self.problem = problem
+        self.inputs = inputs
+        # The matrix units of a GPU take the weights in the type of Q.
+        self._weights = problem.tensors["q"].element if is_amd(arch) else "float32"
+
+    @cached_property
+    def _outputs(self) -> Mapping[str, Array]:
+        return reference(self.problem, self.inputs)
+
+    @cached_property
+    def _allowed(self) -> Mapping[str, Tolerance]:
+        return tolerances(self.problem, self.inputs, self._weights)
+
+    def run(self, plan: Plan, repeats: int = 1) -> Result:
+        """Run ``plan``, of the same problem, on the inputs; they stay as they are.
+
+        Raises:
+            CatalogError: as :meth:`Plan.run`.
+        """
+        # A run writes an updated tensor where it is: the check needs to know what was there.
+        tensors = self.problem.tensors
+        updated = {name: array.copy() for name, array in self.inputs.items() if tensors[name].role == "updated"}
+        return plan.run({**self.inputs, **updated}, repeats=repeats)
+
+    def check(self, result: Result) -> list[Check]:
+        """Every output of ``result`` against the float64 reference."""
+        return [
+            Check(
+                name,
+                max_error(actual, self._outputs[name]),
+                self._allowed[name].used(actual, self._outputs[name]),
+            )
+            for name, actual in result.outputs.items()
+        ]
+
+
 def check_result(problem: Problem, inputs: Mapping[str, Array], result: Result) -> list[Check]:
     """Every output of ``result`` against the float64 reference for ``inputs``, as they were before the run."""
-    expected, allowed = reference(problem, inputs), tolerances(problem, inputs)
-    return [
-        Check(name, max_error(actual, expected[name]), allowed[name].used(actual, expected[name]))
-        for name, actual in result.outputs.items()
-    ]
+    return Expected(problem, inputs).check(result)
 
 
 def run_problem(
@@ -51,10 +95,8 @@ def run_problem(
         CatalogError: as :meth:`Catalog.select` and :meth:`Plan.run`.
     """
     plan = catalog.select(problem, arch=arch)
-    inputs = make_inputs(problem, seed)
-    # A run writes an updated tensor where it is: the check needs to know what was there.
-    updated = {name: inputs[name].copy() for name in inputs if problem.tensors[name].role == "updated"}
-    result = plan.run({**inputs, **updated}, repeats=repeats)
+    expected = Expected(problem, make_inputs(problem, seed), plan.arch)
+    result = expected.run(plan, repeats)
     facts: dict[str, Any] = {
         "kernel": " -> ".join(result.kernels),
         "arch": plan.arch,
@@ -62,7 +104,7 @@ def run_problem(
         "time_ms": round(result.time_ms, 4),
         "gflops": round(result.tflops * 1e3, 1),
     }
-    checks = check_result(problem, inputs, result) if validate else []
+    checks = expected.check(result) if validate else []
     for check in checks:
         facts[f"max_error_{check.tensor}"] = float(f"{check.max_error:.3g}")
         facts[f"tolerance_used_{check.tensor}"] = f"{check.tolerance_used:.1%}"

@@ -1,0 +1,215 @@
+"""The files of a benchmark: a row a shape and kernel, as CSV with the columns of CK's own benchmark, and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from io import StringIO
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from catalog.errors import INTERRUPTED, UsageError
+from catalog.output import Format, check_file, write_file, write_rows
+from catalog.runtime.bench_shapes import Benched, BenchOptions, Outcome
+from catalog.schema.fields import IDENTITY, TRAITS
+
+if TYPE_CHECKING:
+    from catalog.runtime.devices import DeviceInfo
+    from catalog.schema.shapes import Shape
+
+OF_PROBLEM = ("batch", "seqlen_q", "seqlen_k", "nhead_q", "nhead_k", "hdim_q", "hdim_v", "dtype")
+"""Columns that are fields of the problem."""
+
+_FIRST = ("family", "mode", "pipeline")
+
+
+def _traits() -> Iterator[str]:
+    """Traits in the order of their columns: how the kernel computes before what it computes, as CK writes them."""
+    yield from _FIRST
+    for group in ("algorithm", "signature"):
+        yield from (name for name, trait in TRAITS.items() if trait.group == group and name not in _FIRST)
+
+
+OF_KERNEL: Mapping[str, str] = MappingProxyType(
+    {f"kernel_{name}" if name in OF_PROBLEM else name: name for name in _traits()}
+)
+"""Columns that are traits of the kernel, by name: what the problem has too is called ``kernel_…``."""
+
+MEASURED = ("latency_ms", "tflops", "bandwidth_gb_s")
+BESIDES = ("min_ms", "p10_ms", "p90_ms", "n", "verified", "kernel_id", *IDENTITY, "stages", "category", "problem")
+COLUMNS = ("problem_name", *OF_PROBLEM, "kernel", *OF_KERNEL, *MEASURED, *BESIDES)
+"""The columns of the CSV file and the fields of a result in the JSON file."""
+
+SHOWN = ("problem_name", "kernel", *MEASURED, *BESIDES[: BESIDES.index("kernel_id")])
+"""Those that are printed."""
+
+
+def row_of(benched: Benched) -> dict[str, Any]:
+    """The values of :data:`COLUMNS`; None for what was not measured, or not verified."""
+    problem, kernel = benched.shape.problem, benched.main
+    fields, traits = problem.model_dump(mode="json", include=set(OF_PROBLEM)), kernel.to_row()
+    return {
+        "problem_name": benched.shape.name,
+        **{name: fields[name] for name in OF_PROBLEM},
+        "kernel": kernel.name,
+        **{column: traits[name] for column, name in OF_KERNEL.items()},
+        **_times(benched),
+        "verified": benched.verified,
+        "kernel_id": kernel.id,
+        **{name: traits[name] for name in IDENTITY},
+        "stages": " -> ".join(stage.name for stage in benched.stages),
+        "category": benched.shape.category,
+        "problem": problem.key,
+    }
+
+
+def _times(benched: Benched) -> dict[str, Any]:
+    measured, problem = benched.measurement, benched.shape.problem
+    if measured is None:
+        return dict.fromkeys((*MEASURED, "min_ms", "p10_ms", "p90_ms", "n"))
+    return {
+        "latency_ms": round(measured.median_ms, 6),
+        "tflops": round(problem.flops / measured.median_ms / 1e9, 6),
+        "bandwidth_gb_s": round(problem.bytes / measured.median_ms / 1e6, 4),
+        "min_ms": round(measured.min_ms, 6),
+        "p10_ms": round(measured.p10_ms, 6),
+        "p90_ms": round(measured.p90_ms, 6),
+        "n": measured.n,
+    }
+
+
+@dataclass
+class BenchRun:
+    """What a benchmark of ``category`` (a set, or one problem) has given so far, for its files and its exit code."""
+
+    category: str
+    shapes: Sequence[Shape]
+    options: BenchOptions
+    device: DeviceInfo
+    interrupted: bool = False
+    outcomes: list[Outcome] = field(default_factory=list)
+    started: str = field(default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds"))
+
+    @property
+    def benched(self) -> list[Benched]:
+        """Those that have a row: kernels that were timed, or are wrong."""
+        return [outcome for outcome in self.outcomes if isinstance(outcome, Benched)]
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """A row each of them, with the values of :data:`COLUMNS`."""
+        return [row_of(benched) for benched in self.benched]
+
+    @property
+    def wrong(self) -> list[Benched]:
+        """Those that were not timed, as the reference disagrees."""
+        return [benched for benched in self.benched if not benched.timed]
+
+    @property
+    def shapes_seen(self) -> int:
+        """How many shapes anything came of."""
+        return len({outcome.shape.name for outcome in self.outcomes})
+
+    @property
+    def exit_code(self) -> int:
+        """1 where a kernel is wrong or nothing was timed, 130 after Ctrl-C."""
+        if self.interrupted:
+            return INTERRUPTED
+        return int(bool(self.wrong) or not self.benched)
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What the results are of, and how many they are."""
+        rule, timed = self.options.rule, [benched for benched in self.benched if benched.timed]
+        return {
+            "arch": self.device.arch,
+            "category": self.category,
+            "total_kernels": len({benched.main.id for benched in timed}),
+            "shapes": len(self.shapes),
+            "shapes_benchmarked": len({benched.shape.name for benched in timed}),
+            "total_measurements": len(timed),
+            "wrong": len(self.wrong),
+            "failed": len(self.outcomes) - len(self.benched),
+            "interrupted": self.interrupted,
+            "device": self.device.name,
+            "cores": self.device.cores,
+            "started": self.started,
+            "candidates": self.options.candidates,
+            "precision": rule.precision,
+            "least_runs": rule.least,
+            "cold": rule.cold,
+            "verify": self.options.verify,
+            "seed": self.options.seed,
+        }
+
+    @property
+    def summary(self) -> str:
+        """The numbers of :attr:`metadata` as a sentence."""
+        about = self.metadata
+        return (
+            f"{'Interrupted. ' if self.interrupted else ''}{about['total_measurements']} measurements of "
+            f"{about['total_kernels']} kernels on {about['shapes_benchmarked']} of {len(self.shapes)} shapes; "
+            f"{about['wrong']} kernels wrong, {about['failed']} could not be timed."
+        )
+
+
+@dataclass(frozen=True)
+class BenchFiles:
+    """Where results are written to, if anywhere. Files appear whole, and replace what was there.
+
+    Raises:
+        UsageError: when made: a file cannot be written there, or both are the same.
+    """
+
+    csv: Path | None = None
+    json: Path | None = None
+
+    def __post_init__(self) -> None:
+        for path in filter(None, (self.csv, self.json)):
+            check_file(path)
+        if self.csv is not None and self.json is not None and self.csv.resolve() == self.json.resolve():
+            raise UsageError(f"--csv and --json are the same file, {self.csv}")
+
+    @contextmanager
+    def of(self, run: BenchRun) -> Iterator[None]:
+        """Write the results of ``run`` behind it; where an error or Ctrl-C ends it, those that there are.
+
+        Raises:
+            CatalogError: as :meth:`write`.
+        """
+        try:
+            yield
+        except BaseException as error:
+            run.interrupted = isinstance(error, KeyboardInterrupt)
+            if run.benched:  # else what an earlier benchmark wrote is worth more
+                self.write(run)
+            raise
+        self.write(run)
+
+    def write(self, run: BenchRun) -> None:
+        """Write what was done so far.
+
+        Raises:
+            CatalogError: a file cannot be written; what was there is still there.
+        """
+        rows = run.rows
+        if self.csv is not None:
+            write_file(self.csv, _csv(rows))
+        if self.json is not None:
+            whole = {"metadata": run.metadata, "results": rows}
+            write_file(self.json, json.dumps(whole, indent=1, allow_nan=False) + "\n")
+
+
+def printed(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> list[list[Any]]:
+    """Those columns of results; booleans are 0 and 1, as everywhere but in JSON."""
+    return [[int(row[name]) if isinstance(row[name], bool) else row[name] for name in columns] for row in rows]
+
+
+def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    stream = StringIO()
+    write_rows(COLUMNS, printed(rows, COLUMNS), Format.CSV, stream)
+    return stream.getvalue()

@@ -1,0 +1,209 @@
+"""Benchmarks of many problems: the best kernels of each, checked when asked for, timed, and recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+from catalog.errors import CatalogError, SelectionError
+from catalog.runtime.guard import guarded_problem
+from catalog.runtime.inputs import draw_inputs, make_inputs
+from catalog.runtime.measure import Measurement, StopRule, measure
+from catalog.runtime.measuring import keep, library_key, main_kernel, prepared
+from catalog.runtime.plan import Plan
+from catalog.runtime.tensors import make_outputs
+from catalog.runtime.timings import Timing
+from catalog.runtime.validate import Check, Expected
+from catalog.schema.shape_names import name_of
+from catalog.schema.shapes import Shape
+
+if TYPE_CHECKING:
+    from catalog.runtime.catalog import Catalog
+    from catalog.schema.kernel import Kernel
+    from catalog.schema.problem import Problem
+
+MOST_CHECKED_FLOPS = 10**9
+"""Work of the problem that a kernel is checked on: the reference takes about a second for it."""
+
+ONE_PROBLEM = "problem"
+"""The category of a problem that is of no set."""
+
+
+@dataclass(frozen=True, slots=True)
+class BenchOptions:
+    """How to benchmark.
+
+    Attributes:
+        arch: what kernels are for; this machine must have the device.
+        candidates: kernels of a problem at the most, best first: the first is the one that selection takes.
+        rule: of every kernel's median.
+        verify: hold each kernel against the float64 reference first, and time none that is wrong.
+        jobs: compilers at once; None: one a core.
+        seed: of the inputs.
+    """
+
+    arch: str = "host"
+    candidates: int = 1
+    rule: StopRule = field(default_factory=StopRule)
+    verify: bool = False
+    jobs: int | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Benched:
+    """A kernel on a shape: all stages of its plan together.
+
+    ``main`` is the kernel that does most of the work, ``stages`` are all. ``measurement`` is None where the kernel is
+    wrong; ``checks`` are of the outputs, none where it was not verified. ``library`` is the content key of ``main``'s.
+    """
+
+    shape: Shape
+    main: Kernel
+    stages: tuple[Kernel, ...]
+    library: str
+    checks: tuple[Check, ...]
+    measurement: Measurement | None
+
+    @property
+    def verified(self) -> bool | None:
+        """Whether every output was right; None where it was not looked at."""
+        return all(check.passed for check in self.checks) if self.checks else None
+
+    @property
+    def timed(self) -> bool:
+        """Whether there is a measurement."""
+        return self.measurement is not None
+
+    @property
+    def about(self) -> str:
+        """The kernel and its median, or what is wrong with it."""
+        if self.measurement is not None:
+            return f"{self.measurement.median_ms:.3f} ms, {self.main.name}"
+        wrong = ", ".join(
+            f"{check.tensor} is off by {check.max_error:.3g}, {check.tolerance_used:.3g} times what is allowed"
+            for check in self.checks
+            if not check.passed
+        )
+        return f"{self.main.name} is WRONG: {wrong}"
+
+
+@dataclass(frozen=True, slots=True)
+class NotBenched:
+    """Why a shape, or one kernel of it, could not be timed."""
+
+    shape: Shape
+    main: Kernel | None
+    error: CatalogError
+
+    @property
+    def timed(self) -> bool:
+        """Never."""
+        return False
+
+    @property
+    def about(self) -> str:
+        """The kernel and the reason in a line."""
+        reason = self.error.message.splitlines()[0]
+        return reason if self.main is None or self.main.name in reason else f"{self.main.name}: {reason}"
+
+
+Outcome: TypeAlias = Benched | NotBenched
+OnDone: TypeAlias = Callable[[Outcome], None]
+
+
+def shape_of(problem: Problem) -> Shape:
+    """The shape that a problem by itself is."""
+    return Shape(name_of(problem), ONE_PROBLEM, problem)
+
+
+def bench_shapes(
+    catalog: Catalog,
+    shapes: Sequence[Shape],
+    options: BenchOptions | None = None,
+    on_done: OnDone | None = None,
+) -> list[Outcome]:
+    """Time the best kernels of each shape on this machine, and record the medians in the catalog as tuning does.
+
+    A kernel that is wrong, does not compile or whose launch fails is not timed, and a shape may have no kernel: the
+    outcome says so. ``on_done`` hears of each outcome when it is recorded, so that who is interrupted has what is done.
+
+    Raises:
+        DeviceError: this machine has no device for the arch.
+        UsageError, SpecError, RegistryError: as :meth:`Catalog.select`; RegistryError also where the catalog cannot be
+            written.
+    """
+    options = options or BenchOptions()
+    device = catalog.device_info(options.arch)
+    done: list[Outcome] = []
+    for outcome in outcomes(catalog, shapes, options):
+        if isinstance(outcome, Benched) and outcome.measurement is not None:
+            timing = Timing(outcome.main.id, outcome.library, outcome.measurement)
+            keep(catalog, outcome.shape.problem, device, [timing])
+        done.append(outcome)
+        if on_done is not None:
+            on_done(outcome)
+    catalog.forget()
+    return done
+
+
+def outcomes(catalog: Catalog, shapes: Sequence[Shape], options: BenchOptions) -> Iterator[Outcome]:
+    """What comes of each shape's kernels, as it comes; nothing is recorded.
+
+    Raises:
+        UsageError, SpecError, RegistryError, DeviceError: as :meth:`Catalog.select`.
+    """
+    answered = prepared(
+        catalog,
+        (shape.problem for shape in shapes),
+        arch=options.arch,
+        candidates=options.candidates,
+        jobs=options.jobs,
+    )
+    for shape, (_, plans) in zip(shapes, answered, strict=True):
+        if isinstance(plans, SelectionError):
+            yield NotBenched(shape, None, plans)
+        else:
+            yield from _of_shape(shape, plans, options)
+
+
+def _of_shape(shape: Shape, plans: Sequence[Plan], options: BenchOptions) -> Iterator[Outcome]:
+    built: dict[str, tuple[Kernel, Plan]] = {}
+    for plan in plans:
+        main = main_kernel(plan)
+        try:
+            built[library_key(plan, main)] = main, plan
+        except CatalogError as error:
+            yield NotBenched(shape, main, error)
+    if not built:
+        return
+    try:
+        # Drawn, not computed: what a launch takes does not depend on the values of a backward's O and LSE.
+        inputs = draw_inputs(shape.problem, options.seed)
+        outputs = make_outputs(shape.problem, inputs)
+        expected = _expected(shape.problem, options) if options.verify else None
+    except CatalogError as error:
+        yield NotBenched(shape, None, error)
+        return
+    for key, (main, plan) in built.items():
+        try:
+            checks = () if expected is None else _checks(plan, expected)
+            right = all(check.passed for check in checks)
+            measurement = measure(plan.bind(inputs, outputs=outputs), options.rule) if right else None
+        except CatalogError as error:
+            yield NotBenched(shape, main, error)
+        else:
+            yield Benched(shape, main, plan.kernels, key, checks, measurement)
+
+
+def _expected(problem: Problem, options: BenchOptions) -> Expected:
+    """What the reference says of the problem, or of a smaller one with the same traits."""
+    small = guarded_problem(problem, MOST_CHECKED_FLOPS)
+    return Expected(small, make_inputs(small, options.seed), options.arch)
+
+
+def _checks(plan: Plan, expected: Expected) -> tuple[Check, ...]:
+    """Every output of the kernels of ``plan`` on the problem that something is expected of."""
+    checked = Plan(expected.problem, plan.arch, plan.kernels, plan.services)
+    return tuple(expected.check(expected.run(checked)))

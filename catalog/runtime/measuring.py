@@ -1,0 +1,90 @@
+"""What tuning and benchmarks share: kernels are built before anything is timed, and what was timed is recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from catalog.errors import SelectionError
+from catalog.registry import transaction
+from catalog.runtime.timings import Timing, record
+from catalog.schema.stages import MAIN_STAGE
+
+if TYPE_CHECKING:
+    from catalog.build.pools import Pool
+    from catalog.runtime.catalog import Catalog
+    from catalog.runtime.devices import DeviceInfo
+    from catalog.runtime.plan import Plan
+    from catalog.schema.kernel import Kernel
+    from catalog.schema.problem import Problem
+
+BUILT_AT_ONCE = 16
+"""Problems whose kernels are compiled together, before the first of them is timed: nothing compiles while it is."""
+
+
+def prepared(
+    catalog: Catalog,
+    problems: Iterable[Problem],
+    *,
+    arch: str,
+    candidates: int,
+    static: bool = False,
+    jobs: int | None = None,
+    pool: Pool | None = None,
+) -> Iterator[tuple[Problem, list[Plan] | SelectionError]]:
+    """Each problem with a plan for each of its best ``candidates`` kernels, or with the reason why it has none.
+
+    The kernels of :data:`BUILT_AT_ONCE` problems are compiled before the first of these problems is yielded. One that
+    does not compile fails again when its plan is built.
+
+    Args:
+        catalog: where the kernels are.
+        problems: taken as they are needed.
+        arch: what kernels are for.
+        candidates: kernels of a problem at the most.
+        static: in the order that holds before anything is measured.
+        jobs: compilers at once; None: one a core.
+        pool: compiles somewhere else than on this machine; None: here.
+
+    Raises:
+        UsageError, SpecError, RegistryError, DeviceError: as :meth:`Catalog.candidates`.
+        ClusterError: the machines of ``pool`` are gone.
+    """
+    waiting = iter(problems)
+    while together := list(islice(waiting, BUILT_AT_ONCE)):
+        found: list[tuple[Problem, list[Plan] | SelectionError]] = []
+        for problem in together:
+            try:
+                best = catalog.candidates(problem, arch=arch, limit=candidates, static=static)
+                found.append((problem, [catalog.plan(problem, candidate.kernel) for candidate in best]))
+            except SelectionError as error:
+                found.append((problem, error))
+        plans = (plan for _, of in found if not isinstance(of, SelectionError) for plan in of)
+        kernels = {kernel.id: kernel for plan in plans for kernel in plan.kernels}
+        catalog.builder.build_many(kernels.values(), jobs, pool=pool)
+        yield from found
+
+
+def main_kernel(plan: Plan) -> Kernel:
+    """The kernel of ``plan`` that does most of the work: timings of all stages are recorded with it."""
+    return next(kernel for kernel in plan.kernels if kernel.family is MAIN_STAGE[plan.problem.op])
+
+
+def library_key(plan: Plan, kernel: Kernel) -> str:
+    """The content key of the library of ``kernel``, a stage of ``plan``; compiled unless the cache has it.
+
+    Raises:
+        BuildError, ToolchainError: as :meth:`Plan.build`.
+    """
+    return next(artifact.key for artifact in plan.build() if artifact.kernel_id == kernel.id)
+
+
+def keep(catalog: Catalog, problem: Problem, device: DeviceInfo, timings: Iterable[Timing]) -> None:
+    """Record timings of one problem on one device, all of them or nothing.
+
+    Raises:
+        RegistryError: the catalog cannot be written.
+    """
+    with transaction(catalog.connection):
+        record(catalog.connection, problem, device, timings)

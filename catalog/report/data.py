@@ -372,7 +372,8 @@ class _Collector:
         populations: dict[tuple[str, str, str], None] = {}
         rows = self._rows(
             f"SELECT problem.key, kernel.id, kernel.name, revision, mask_impl, space IN ({spaces}), "
-            f"max(tflops) {_joined()} AND device_id = {device.id} GROUP BY problem_id, kernel.id ORDER BY tflops DESC"
+            f"max(tflops) {_joined()} AND tflops > 0 AND device_id = {device.id} "
+            "GROUP BY problem_id, kernel.id ORDER BY tflops DESC"
         )
         for key, kernel, name, revision, mask_impl, own, tflops in rows:
             best.setdefault(key, (name, tflops))

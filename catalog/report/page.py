@@ -35,8 +35,8 @@ PAGE = "index.html"
 MOST_FIGURES = 6
 """Figures of one kind on a device; the largest are drawn."""
 
-MOST_POINTS = 500
-"""Points of a figure and rows of its table; the fastest are shown."""
+MOST_POINTS = 300
+"""Points of a figure and rows of its table."""
 
 _TUNE = "catalog tune --shapes smoke"
 
@@ -207,10 +207,13 @@ def _largest(groups: Sequence[G], size: Callable[[G], int]) -> tuple[list[G], st
     return kept, f"{left} smaller groups are not drawn." if left else ""
 
 
-def _first(items: Sequence[T]) -> tuple[Sequence[T], str]:
-    """The :data:`MOST_POINTS` first of the items, and what that leaves out."""
-    shown = items[:MOST_POINTS]
-    return shown, "" if len(shown) == len(items) else f" The {len(shown)} fastest of {len(items):,} are shown."
+def _thinned(items: Sequence[T]) -> tuple[Sequence[T], str]:
+    """At most :data:`MOST_POINTS` of items that are in order, at even distances with both ends, and what that does."""
+    if len(items) <= MOST_POINTS:
+        return items, ""
+    step = (len(items) - 1) / (MOST_POINTS - 1)
+    shown = [items[round(index * step)] for index in range(MOST_POINTS)]
+    return shown, f" {len(shown)} of {len(items):,} are shown, at even distances from the fastest to the slowest."
 
 
 class _Figures:
@@ -224,7 +227,7 @@ class _Figures:
         return f"f{self._count}"
 
     def roofline(self, roof: Roofline) -> Figure:
-        points, left_out = _first(roof.points)
+        points, left_out = _thinned(roof.points)
         source = (
             "measured peaks of this machine: fp32 multiply-adds between registers, reads of memory in order. Tensors "
             "that stay in the caches are read faster than memory"
@@ -259,7 +262,7 @@ class _Figures:
         return Figure(plots.tiles(kind, self._name()), kind.kind, f"{kind.device.label}.", columns, rows)
 
     def selection(self, found: Selection) -> Figure:
-        problems, left_out = _first(sorted(found.problems, key=lambda problem: -problem.best))
+        problems, left_out = _thinned(sorted(found.problems, key=lambda problem: -problem.best))
         rows = [
             (
                 p.problem,
@@ -292,7 +295,7 @@ class _Figures:
         return Figure(svg, found.device.label, about.strip() + left_out, columns, rows)
 
     def compiles(self, found: Compiles) -> Figure:
-        libraries, left_out = _first(found.libraries)
+        libraries, left_out = _thinned(found.libraries)
         columns = ("compile s", "TFLOP/s", "family", "problem", "kernel")
         rows = [(one.compile_s, one.speed.tflops, one.family, one.speed.problem, one.speed.kernel) for one in libraries]
         svg = plots.compiles(replace(found, libraries=tuple(libraries)), self._name())

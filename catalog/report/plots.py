@@ -133,7 +133,7 @@ def roofline(roof: Roofline, name: str) -> str:
         axes.annotate(f"{number(roof.gbps)} GB/s", slope, xytext=(12, -2), textcoords="offset points", va="center")
         groups = _grouped(roof.points, lambda point: point.operation)
         for series, (label, points) in enumerate(groups):
-            dots = [(p.intensity, p.tflops, f"{p.problem}: {number(p.tflops)} TFLOP/s\n{p.kernel}") for p in points]
+            dots = [(p.intensity, p.tflops, f"{p.problem}: {number(p.tflops)} TFLOP/s\n{p.short}") for p in points]
             _scatter(axes, tips, dots, series, label)
         axes.set_xlim(low, high)
         lowest = min(*(point.tflops for point in roof.points), low * roof.gbps / 1e3)
@@ -164,7 +164,7 @@ def lengths(group: Lengths, name: str) -> str:
             xs, ys = [length for length, _ in line], [speed.tflops for _, speed in line]
             if series < len(SERIES_COLOURS):
                 axes.plot(xs, ys, color=SERIES_COLOURS[series])
-                dots = [(x, s.tflops, f"{s.problem}: {number(s.tflops)} TFLOP/s\n{s.kernel}") for x, s in line]
+                dots = [(x, s.tflops, f"{s.problem}: {number(s.tflops)} TFLOP/s\n{s.short}") for x, s in line]
                 _scatter(axes, tips, dots, series, label)
             else:
                 axes.plot(xs, ys, color=MUTED, linewidth=0.8, marker=".", markersize=3)
@@ -200,7 +200,8 @@ def tiles(kind: Tiles, name: str) -> str:
             )
             cell.set_gid(tips.add([about]))
             axes.add_patch(cell)
-            axes.text(x + 0.5, y + 0.5, f"{tile.relative:.0%}\n{number(tile.tflops)} TFLOP/s", ha="center", va="center")
+            speed = f"\n{number(tile.tflops)} TFLOP/s" if tile.tflops else ""  # appending multiplies nothing
+            axes.text(x + 0.5, y + 0.5, f"{tile.relative:.0%}{speed}", ha="center", va="center")
         return svg(name, f"Speed by tile for {kind.kind} on {kind.device.label}")
 
 
@@ -239,7 +240,7 @@ def compiles(found: Compiles, name: str) -> str:
                 (
                     one.compile_s,
                     one.speed.tflops,
-                    f"{one.compile_s:.3g} s, {number(one.speed.tflops)} TFLOP/s\n{one.speed.kernel}",
+                    f"{one.compile_s:.3g} s, {number(one.speed.tflops)} TFLOP/s\n{one.speed.short}",
                 )
                 for one in libraries
             ]

@@ -22,6 +22,7 @@ from catalog.report.data import (
     collect,
 )
 from catalog.report.files import publish
+from catalog.runtime.select import NOISE
 
 if TYPE_CHECKING:
     from catalog.runtime.catalog import Catalog
@@ -166,7 +167,8 @@ def _sections(report: Report) -> Iterator[Section]:
         "selection",
         "Selected and best",
         "What selection takes now for each measured problem, and the first of the static order, which it took before "
-        "anything was measured. On the diagonal it is the best of all measured kernels. Medians within 3 % of the best "
+        "anything was measured. On the diagonal it is the best of all measured kernels. Medians within "
+        f"{NOISE:.0%} of the best "
         "count as equal.",
         tuple(figures.selection(found) for found in report.selections if found.problems),
         no_timings

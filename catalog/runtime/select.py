@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 
 Traits = Mapping[str, Any]
 
-NOISE = 0.03
-"""By how much medians of one machine differ from day to day; kernels nearer than that to the best are as good."""
+NOISE = 0.05
+"""By how much medians of a kernel differ from one tuning to the next (75 % of them by less, on two cores of a shared
+machine); kernels nearer than that to the best are as good."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -178,6 +178,18 @@ def test_flops_of_a_window_count_the_visible_pairs(problem):
     assert problem.flops == 2 * (problem.hdim_q + problem.hdim_v) * problem.nhead_q * pairs
 
 
+@pytest.mark.parametrize("page_size", [0, 16])
+def test_appending_moves_the_new_tokens_not_the_cache(page_size):
+    fields = {"op": "appendkv", "batch": 2, "nhead_q": 8, "nhead_k": 2, "seqlen_q": 1, "seqlen_new": 3, "hdim_q": 64}
+    short, long = (Problem(**fields, seqlen_k=length, page_size=page_size) for length in (1024, 4096))
+    table = 4 * 2 * (4096 - 1024) // 16 if page_size else 0
+    assert long.traffic - short.traffic == table
+    new = 2 * 2 * 2 * 3 * 64 * 2  # K and V of two sequences, two heads, three tokens, two bytes an element
+    queries = 2 * 8 * 64 * 2
+    rest = short.traffic - 2 * new - queries
+    assert 0 <= rest <= queries + 4 * 2 * (1 + 1024 // 16)
+
+
 def test_flops_and_bytes():
     full = Problem(**DENSE, nhead_k=2, hdim_v=16, lse=True)
     assert full.flops == 2 * 8 * 2 * 64 * 64 * (32 + 16)

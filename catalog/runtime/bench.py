@@ -24,10 +24,10 @@ class Benchmark:
     """The speed of the kernels of a plan, all stages together.
 
     ``median_ms``, ``min_ms``, ``p10_ms`` and ``p90_ms`` are of the times of ``runs`` launches, in milliseconds: see
-    :mod:`catalog.runtime.measure`. ``gflops`` counts :attr:`Problem.flops` and ``gb_per_s`` :attr:`Problem.bytes`, both
-    in 1e9 a second, over the median. Their percentages are of the measured :class:`~catalog.runtime.peaks.Peaks`, None
-    where none were measured; that of the bandwidth may exceed 100 where the tensors stay in the caches from launch to
-    launch.
+    :mod:`catalog.runtime.measure`. ``gflops`` counts :attr:`Problem.flops` and ``gb_per_s`` :attr:`Problem.traffic`,
+    both in 1e9 a second, over the median. Their percentages are of the measured
+    :class:`~catalog.runtime.peaks.Peaks`, None where none were measured; that of the bandwidth may exceed 100 where the
+    tensors stay in the caches from launch to launch.
     """
 
     median_ms: float
@@ -84,7 +84,7 @@ class Report:
 def _benchmark(benched: Benched, measured: Measurement, peaks: Peaks | None) -> Benchmark:
     problem = benched.shape.problem
     # FLOP and bytes a nanosecond are 1e9 of them a second
-    gflops, gb_per_s = (total / measured.median_ms / 1e6 for total in (problem.flops, problem.bytes))
+    gflops, gb_per_s = (total / measured.median_ms / 1e6 for total in (problem.flops, problem.traffic))
     return Benchmark(
         median_ms=measured.median_ms,
         min_ms=measured.min_ms,

@@ -74,7 +74,7 @@ def _times(benched: Benched) -> dict[str, Any]:
     return {
         "latency_ms": round(measured.median_ms, 6),
         "tflops": round(problem.flops / measured.median_ms / 1e9, 6),
-        "bandwidth_gb_s": round(problem.bytes / measured.median_ms / 1e6, 4),
+        "bandwidth_gb_s": round(problem.traffic / measured.median_ms / 1e6, 4),
         "min_ms": round(measured.min_ms, 6),
         "p10_ms": round(measured.p10_ms, 6),
         "p90_ms": round(measured.p90_ms, 6),

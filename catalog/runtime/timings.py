@@ -82,7 +82,7 @@ def record(
             "device_id": of_device,
             "artifact_key": timing.artifact_key,
             "tflops": problem.flops / timing.measurement.median_ms / 1e9,
-            "gbps": problem.bytes / timing.measurement.median_ms / 1e6,
+            "gbps": problem.traffic / timing.measurement.median_ms / 1e6,
             "created": created,
         }
         holes = ", ".join(f":{name}" for name in row)

@@ -33,7 +33,7 @@ from catalog.schema.problem_fields import (
     Window,
 )
 from catalog.schema.problem_rules import check_features, check_lengths, check_relevance
-from catalog.schema.problem_tensors import Tensor, bytes_of, tensors_of
+from catalog.schema.problem_tensors import Tensor, bytes_of, tensors_of, traffic_of
 
 _UNBOUNDED = (-1, -1)
 _CAUSAL = (-1, 0)
@@ -353,8 +353,13 @@ class Problem(BaseModel):
 
     @cached_property
     def bytes(self) -> int:
-        """Bytes of all tensors: the least memory traffic, every input read once, every output written once."""
+        """Bytes of all tensors."""
         return bytes_of(self)
+
+    @cached_property
+    def traffic(self) -> int:
+        """Bytes, the least memory traffic: see :func:`~catalog.schema.problem_tensors.traffic_of`."""
+        return traffic_of(self)
 
 
 _ALWAYS_IN_KEY = ("op", "dtype", "mask", "lse", "layout")

@@ -274,3 +274,17 @@ def tensors_of(problem: Problem) -> Mapping[str, Tensor]:
 def bytes_of(problem: Problem) -> int:
     """Bytes of all tensors that a run needs."""
     return sum(tensor.bytes for tensor in problem.tensors.values() if not tensor.optional)
+
+
+def traffic_of(problem: Problem) -> int:
+    """The least bytes of memory that a run moves: every input read once, every output written once.
+
+    Of a cache that is appended to, only the new tokens count.
+    """
+    tensors = problem.tensors
+    total = bytes_of(problem)
+    if problem.op == "appendkv":
+        total += sum(
+            tensors[new].bytes - tensors[cache].bytes for cache, new in (("k_cache", "k_new"), ("v_cache", "v_new"))
+        )
+    return total

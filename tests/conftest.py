@@ -18,7 +18,7 @@ from catalog.runtime.devices.host import HostDevice
 from catalog.runtime.devices.loading import LoadedKernel
 from catalog.settings import settings
 
-LONGEST = ("test_host_kernels", "test_host_safety", "test_host_ops", "test_cluster")
+LONGEST = ("test_host_kernels", "test_host_safety", "test_host_ops", "test_bundle", "test_cluster", "test_report")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

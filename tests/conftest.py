@@ -74,13 +74,21 @@ def host_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return catalog.path
 
 
+def copy_of(catalog: Catalog, path: Path) -> Catalog:
+    """A copy to write to, without what other tests have selected."""
+    with sqlite3.connect(path) as target:
+        catalog.connection.backup(target)
+    target.close()
+    copy = Catalog(path)
+    for table in ("miss", "problem"):
+        copy.connection.execute(f"DELETE FROM {table}")
+    return copy
+
+
 @pytest.fixture
 def copied(gfx950: Catalog, tmp_path: Path) -> Catalog:
     """A catalog of gfx950 to write to."""
-    with sqlite3.connect(tmp_path / "copy.db") as target:
-        gfx950.connection.backup(target)
-    target.close()
-    return Catalog(tmp_path / "copy.db")
+    return copy_of(gfx950, tmp_path / "copy.db")
 
 
 @pytest.fixture

@@ -75,7 +75,7 @@ def test_figures_of_a_benchmark_agree(catalog: Catalog) -> None:
         assert benchmark.runs >= 3
         assert 0 < benchmark.min_ms <= benchmark.p10_ms <= benchmark.median_ms <= benchmark.p90_ms
         assert benchmark.gflops * benchmark.median_ms * 1e6 == pytest.approx(PROBLEM.flops)
-        assert benchmark.gb_per_s * benchmark.median_ms * 1e6 == pytest.approx(PROBLEM.bytes)
+        assert benchmark.gb_per_s * benchmark.median_ms * 1e6 == pytest.approx(PROBLEM.traffic)
         assert benchmark.percent_of_peak * report.peaks.gflops == pytest.approx(100 * benchmark.gflops)
         assert benchmark.percent_of_bandwidth * report.peaks.gb_per_s == pytest.approx(100 * benchmark.gb_per_s)
 

@@ -182,7 +182,7 @@ def test_the_files_say_which_kernels_ran_on_what_and_how_fast(
         assert result["latency_ms"] == pytest.approx(medians[problem.key, kernel.id], abs=1e-6)
         assert 0 < result["min_ms"] <= result["p10_ms"] <= result["latency_ms"] <= result["p90_ms"]
         assert result["tflops"] * result["latency_ms"] * 1e9 == pytest.approx(problem.flops, rel=0.01)
-        assert result["bandwidth_gb_s"] * result["latency_ms"] * 1e6 == pytest.approx(problem.bytes, rel=0.01)
+        assert result["bandwidth_gb_s"] * result["latency_ms"] * 1e6 == pytest.approx(problem.traffic, rel=0.01)
         assert result["n"] >= 3
         assert result["verified"] is None
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import copy_of
 
 from catalog.registry import connect
 from catalog.report.datasette import QUERIES, metadata
@@ -26,13 +27,8 @@ PATIENCE = {"sql_time_limit_ms": 30_000}
 @pytest.fixture(scope="module")
 def database(gfx950: Catalog, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """gfx950 with three libraries: a timed one, one that was never timed and spills, one that failed; and a miss."""
-    import sqlite3
-
     path = tmp_path_factory.mktemp("datasette") / "catalog.db"
-    with sqlite3.connect(path) as target:
-        gfx950.connection.backup(target)
-    target.close()
-    catalog = Catalog(path)
+    catalog = copy_of(gfx950, path)
     asked = Problem(batch=8, nhead_q=32, seqlen_q=2048, hdim_q=128, dtype="bf16")
     timed, spilling, failing = (one.kernel.id for one in catalog.candidates(asked, arch="gfx950", limit=3))
     for kernel_id, status, spills, compile_s in (

@@ -52,7 +52,9 @@ def forbid(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Project, "target", replace(project.target, toolchain=toolchain, emit=lambda *_: toolchain("")))
 
 
-def test_what_is_cached_runs_in_a_process_that_starts_none(tmp_path: Path) -> None:
+def test_what_is_cached_runs_in_a_process_that_starts_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CATALOG_CACHE_DIR", str(tmp_path / "cache"))  # where only this row's own library is
+    settings.cache_clear()
     catalog = Catalog(tmp_path / "catalog.db")
     plan = catalog.select(PROBLEM)
     catalog.close()

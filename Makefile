@@ -13,7 +13,7 @@ demo: $(VENV)/.installed
 	@$(BIN)/python examples/demo.py
 
 test: $(VENV)/.installed-$(EXTRAS)
-	@$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
 
 # Rows of AMD arches, compiled for real: CK_ROOT=path/of/a/CK/checkout make test-ck
 test-ck: $(VENV)/.installed-$(EXTRAS)$(comma)gfx950

@@ -18,13 +18,6 @@ from catalog.runtime.devices.host import HostDevice
 from catalog.runtime.devices.loading import LoadedKernel
 from catalog.settings import settings
 
-LONGEST = ("test_host_kernels", "test_host_safety", "test_host_ops", "test_bundle", "test_cluster", "test_report")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files come first: where files run side by side, none of them is left to the end."""
-    items.sort(key=lambda item: item.path.stem not in LONGEST)
-
 
 def missing(what: str) -> NoReturn:
     """Skip for a missing tool on a user's machine; fail in CI, where every tool must be there."""

@@ -98,9 +98,13 @@ def is_amd(arch: str) -> bool:
 
 def why_unavailable(arch: str) -> str | None:
     """Why kernels of ``arch`` cannot run on this machine; None where they can."""
-    from catalog.runtime.devices import hip_driver, host
+    if is_amd(arch):  # without NumPy: whoever selects for a GPU on a laptop asks this
+        from catalog.runtime.devices import hip_driver
 
-    return hip_driver.why_unavailable(arch) if is_amd(arch) else host.why_unavailable(arch)
+        return hip_driver.why_unavailable(arch)
+    from catalog.runtime.devices import host
+
+    return host.why_unavailable(arch)
 
 
 def check_available(arch: str) -> None:

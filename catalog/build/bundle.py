@@ -183,7 +183,7 @@ class Bundle:
         self._path = path
         self._archive = archive
 
-    def library(self, entry: Entry) -> bytes:
+    def content_of(self, entry: Entry) -> bytes:
         """The bytes of a library, checked against its digest.
 
         Raises:
@@ -222,7 +222,7 @@ def open_bundle(path: Path, why_unavailable: Callable[[str], str | None]) -> Ite
         _check_members(archive, manifest, path)
         bundle = Bundle(path, archive, manifest)
         for entry in manifest.entries:
-            bundle.library(entry)
+            bundle.content_of(entry)
         yield bundle
 
 
@@ -361,7 +361,7 @@ def placed(bundle: Bundle, cache: Cache) -> Iterator[Sequence[str]]:
 def _place(bundle: Bundle, missing: Mapping[str, Entry], cache: Cache, folder: Path, done: list[str]) -> None:
     stop = threading.Event()
     for key, entry in missing.items():  # the disk is full here, if it is
-        (folder / key).write_bytes(bundle.library(entry))
+        (folder / key).write_bytes(bundle.content_of(entry))
     for key in missing:
         with cache.lock(key, stop):
             if cache.load(key) is None:

@@ -24,16 +24,18 @@ import shutil
 import stat
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from catalog.build.locks import Locks
 from catalog.build.resources import RESOURCES, Resources
 from catalog.build.trust import make_private, require_private
 
 _log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -197,13 +199,7 @@ class Cache:
         Raises:
             OSError: the folder exists but cannot be read.
         """
-        try:
-            return self.check(key)
-        except FileNotFoundError:
-            return None
-        except DamagedEntry as damage:
-            _log.debug("%s: %s", self.record_path(key), damage)
-            return None
+        return self._sound(self.check, key)
 
     def use(self, key: str) -> None:
         """Note that ``key`` is used now, once a process; in a folder that cannot be written nothing is noted."""
@@ -219,8 +215,12 @@ class Cache:
         Raises:
             OSError: the folder exists but cannot be read.
         """
+        return self._sound(self.read, key)
+
+    def _sound(self, read: Callable[[str], _T], key: str) -> _T | None:
+        """What ``read`` gives; None where there is no entry, or a damaged one."""
         try:
-            return self.read(key)
+            return read(key)
         except FileNotFoundError:
             return None
         except DamagedEntry as damage:

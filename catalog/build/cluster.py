@@ -104,7 +104,7 @@ class Delivery:
     worker: str
     record: Mapping[str, Any]
     source: str
-    library: bytes
+    content: bytes
     cached: bool
 
 
@@ -446,7 +446,7 @@ class _Run:
         if isinstance(reply, Failure):
             raise self._builder.admit_failure(record, reply.message, reply.log, self._stop)
         origin = Origin(self._kernels[place].name, release().abi, reply.source)
-        return self._builder.admit(record, origin, reply.library, self._stop, cached=reply.cached)
+        return self._builder.admit(record, origin, reply.content, self._stop, cached=reply.cached)
 
     def _fault(self, place: int, record: ArtifactRecord, reply: Delivery | Failure) -> str | None:
         """What is wrong with what a worker sent: nothing of it is believed then."""
@@ -456,7 +456,7 @@ class _Run:
             return None
         if self._orders[place].key not in {None, record.key}:
             return f"it sent a library with another content key: {record.key}"
-        sent = (hashlib.sha256(reply.library).hexdigest(), len(reply.library))
+        sent = (hashlib.sha256(reply.content).hexdigest(), len(reply.content))
         if sent != (record.so_sha256, record.so_bytes) or record.status != "built":
             return "it sent a library that is not what its record says"
         return None

@@ -56,13 +56,14 @@ class Benched:
     """A kernel on a shape: all stages of its plan together.
 
     ``main`` is the kernel that does most of the work, ``stages`` are all. ``measurement`` is None where the kernel is
-    wrong; ``checks`` are of the outputs, none where it was not verified. ``library`` is the content key of ``main``'s.
+    wrong; ``checks`` are of the outputs, none where it was not verified. ``artifact_key`` is that of
+    ``main``.
     """
 
     shape: Shape
     main: Kernel
     stages: tuple[Kernel, ...]
-    library: str
+    artifact_key: str
     checks: tuple[Check, ...]
     measurement: Measurement | None
 
@@ -139,7 +140,7 @@ def bench_shapes(
     done: list[Outcome] = []
     for outcome in outcomes(catalog, shapes, options):
         if isinstance(outcome, Benched) and outcome.measurement is not None:
-            timing = Timing(outcome.main.id, outcome.library, outcome.measurement)
+            timing = Timing(outcome.main.id, outcome.artifact_key, outcome.measurement)
             keep(catalog, outcome.shape.problem, device, [timing])
         done.append(outcome)
         if on_done is not None:

@@ -175,14 +175,13 @@ class Catalog(CatalogFile):
                 main = MAIN_STAGE[problem.op]
                 choice = selector.choice(problem, main, 1, without=without)
                 chosen = (choice.candidates or selector.candidates(problem, main, without=without))[0].kernel
-                stages = (family for family in stages_of(problem.op, chosen))
-                others = (
+                stages = (
                     chosen
                     if family is main
                     else selector.candidates(problem, family, static=True, without=without)[0].kernel
-                    for family in stages
+                    for family in stages_of(problem.op, chosen)
                 )
-                return tuple(others), choice
+                return tuple(stages), choice
 
         def reselect(without: Set[str]) -> tuple[Kernel, ...]:
             return choose(without)[0]

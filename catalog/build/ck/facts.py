@@ -31,18 +31,18 @@ class HipArch(_Facts):
 
 
 class CodeObjects(_Facts):
-    """From clang ``clang`` on, device libraries need the module ``library``; without it, kernels need ``otherwise``."""
+    """From clang ``clang`` on, device libraries need the module ``module``; without it, kernels need ``otherwise``."""
 
     clang: int
-    library: str
+    module: str
     otherwise: tuple[str, ...]
 
 
 class LeftOut(_Facts):
-    """From clang ``clang`` on, the driver leaves out the module ``library``, and with it the value of a constant."""
+    """From clang ``clang`` on, the driver leaves out the module ``module``, and with it the value of a constant."""
 
     clang: int
-    library: str
+    module: str
     constant: str
     value: int
 

@@ -98,7 +98,7 @@ def _launcher(compiler: Compiler, chosen: str | None) -> tuple[str, ...]:
 def _code_object_flags(compiler: Compiler, libraries: Path) -> tuple[str, ...]:
     """What makes a compiler's code fit device libraries that are older than it."""
     code_objects = hip_facts().code_objects
-    fits = clang_number(compiler.version) < code_objects.clang or (libraries / code_objects.library).is_file()
+    fits = clang_number(compiler.version) < code_objects.clang or (libraries / code_objects.module).is_file()
     return () if fits else code_objects.otherwise
 
 
@@ -168,7 +168,7 @@ def _missing_constants(arch: str, compiler: Compiler, libraries: Path) -> str:
     """
     facts = hip_facts()
     left_out = facts.left_out
-    needs_more = clang_number(compiler.version) >= left_out.clang and (libraries / left_out.library).is_file()
+    needs_more = clang_number(compiler.version) >= left_out.clang and (libraries / left_out.module).is_file()
     if (libraries / _isa_module(arch)).is_file() and not needs_more:
         return ""
     number = facts.arches[arch].isa_version

@@ -47,7 +47,7 @@ class Project:
     include_dirs: Mapping[str, Path]
 
     @property
-    def library(self) -> str:
+    def output(self) -> str:
         """Name of the library's file."""
         return f"lib{self.prefix}.so"
 
@@ -113,7 +113,7 @@ def _ninja(project: Project) -> dict[str, str]:
     text = io.StringIO()
     # Its stub asks for a str where it writes to a file; its wrapping would lose blanks of paths.
     write = Writer(cast("Any", text), width=2**31)
-    write.comment(f"{project.library}: ninja. CXX and CXXFLAGS are taken from the environment.")
+    write.comment(f"{project.output}: ninja. CXX and CXXFLAGS are taken from the environment.")
     write.variable("ninja_required_version", "1.5")
     write.variable("CXX", escape(f"${{CXX:-{project.toolset.compiler}}}"))
     for name, path in project.variables.items():
@@ -129,8 +129,8 @@ def _ninja(project: Project) -> dict[str, str]:
     write.newline()
     for source in project.sources:
         write.build([_object(source)], "compile", [f"{source}.cpp"])
-    write.build([project.library], "link", [_object(source) for source in project.sources], implicit=[_OBJECTS])
-    write.default(project.library)
+    write.build([project.output], "link", [_object(source) for source in project.sources], implicit=[_OBJECTS])
+    write.default(project.output)
     return {"build.ninja": text.getvalue(), _OBJECTS: _objects(project)}
 
 
@@ -183,7 +183,7 @@ LINK_FLAGS := {link_flags} {link_places}
 def _make(project: Project) -> dict[str, str]:
     toolset = project.toolset
     makefile = _MAKEFILE.format(
-        library=project.library,
+        library=project.output,
         sources=" \\\n".join(f"    {source}" for source in project.sources),
         objects=_OBJECTS,
         count=len(project.sources),
@@ -233,7 +233,7 @@ def _cmake(project: Project) -> dict[str, str]:
     libraries = [flag for flag in toolset.link_flags if flag.startswith("-l")]
     options = [flag for flag in toolset.link_flags if flag not in libraries]
     text = _CMAKE.format(
-        library=project.library,
+        library=project.output,
         prefix=project.prefix,
         compiler=_bracketed(toolset.compiler),
         variables="".join(

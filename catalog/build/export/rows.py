@@ -99,7 +99,7 @@ def export_project(
         )
     ((arch, target),) = rows.targets.items()
     project = Project(prefix, [kernel.name for kernel in rows.kernels], rows.toolsets[arch], _include_dirs(target))
-    built = {"format": form.value, "library": project.library, "variables": project.variables}
+    built = {"format": form.value, "library": project.output, "variables": project.variables}
     files = {**rows.files(on_done), **project_files(project, form)}
     return write_export(folder, files, {**rows.inventory, **built})
 

@@ -113,7 +113,7 @@ def wrap_headers(
     inventory = {
         "prefix": prefix,
         "format": form.value,
-        "library": project.library,
+        "library": project.output,
         **toolset_facts({arch: toolset}),
         "variables": project.variables,
         "kernels": [

@@ -1,9 +1,10 @@
 """Tuning: time the kernels that answer a problem against each other, and record what came of it.
 
 The candidates are the first of the static order, so that they do not depend on what was measured before. They take
-turns, which spreads what else the machine does over all of them; after each turn the slower half drops out, until two
-are left and are timed until their medians are known. What was measured with the same libraries before is not measured
-again, so a tuning that was stopped goes on where it was.
+turns, which spreads what else the machine does over all of them; after each turn those of the slower half drop out
+that are slower than the best by more than noise, until none does or two are left. These take turns until their medians
+are known. What was measured with the same libraries before is not measured again, so a tuning that was stopped goes on
+where it was.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from catalog.errors import CatalogError, SelectionError
 from catalog.runtime.inputs import make_inputs
 from catalog.runtime.measure import Measurement, StopRule, Stopwatch
 from catalog.runtime.measuring import keep, library_key, main_kernel, prepared
+from catalog.runtime.select import NOISE
 from catalog.runtime.tensors import Array, make_outputs
 from catalog.runtime.timings import Timing, measured
 
@@ -202,11 +204,23 @@ def _launches_of_a_turn(stopwatch: Stopwatch, rule: StopRule) -> int:
     return max(FEWEST, min(rule.least, round(TURN_SECONDS * 1e3 / stopwatch.typical_ms)))
 
 
+def _faster(racing: Mapping[str, Stopwatch]) -> dict[str, Stopwatch]:
+    """The faster half, at least :data:`FINALISTS`, and what is as good as the best for all that noise lets see."""
+    ordered = sorted(racing, key=lambda kernel_id: (racing[kernel_id].median_ms, kernel_id))
+    half = max(FINALISTS, math.ceil(len(ordered) / 2))
+    limit = racing[ordered[0]].median_ms * (1 + NOISE) if ordered else 0.0
+    return {
+        kernel_id: racing[kernel_id]
+        for place, kernel_id in enumerate(ordered)
+        if place < half or racing[kernel_id].median_ms <= limit
+    }
+
+
 def _race(runners: Mapping[str, Stopwatch], rule: StopRule, failures: dict[str, str]) -> dict[str, Measurement]:
     """What was measured of each: of all but the finalists as little as it took to see that they are slower."""
     racing = dict(runners)
+    last = False
     while racing:
-        last = len(racing) <= FINALISTS
         for kernel_id, stopwatch in list(racing.items()):
             try:
                 stopwatch.go(_launches_of_a_turn(stopwatch, rule))
@@ -216,8 +230,7 @@ def _race(runners: Mapping[str, Stopwatch], rule: StopRule, failures: dict[str, 
         if last:
             racing = {kernel_id: stopwatch for kernel_id, stopwatch in racing.items() if not stopwatch.done}
         else:
-            faster = sorted(racing, key=lambda kernel_id: (racing[kernel_id].median_ms, kernel_id))
-            racing = {
-                kernel_id: racing[kernel_id] for kernel_id in faster[: max(FINALISTS, math.ceil(len(faster) / 2))]
-            }
+            finalists = _faster(racing)
+            last = len(finalists) in (len(racing), FINALISTS)
+            racing = finalists
     return {kernel_id: stopwatch.measurement() for kernel_id, stopwatch in runners.items() if kernel_id not in failures}

@@ -1,0 +1,33 @@
+// The entry points of a library.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+
+#include "../abi/workspace.hpp"
+#include "traits.hpp"
+
+namespace catalog::cuda {
+
+// A kernel takes any number of splits.
+inline std::int32_t workspace_size(const catalog_args* args, Uses uses, catalog_workspace* size) {
+    if (const catalog_status status = check_abi(args); status != CATALOG_OK) return status;
+    if (!size) return CATALOG_BAD_ARGUMENT;
+    return dense_workspace(*args, uses, std::max<std::int64_t>(1, args->num_splits), *size);
+}
+
+}  // namespace catalog::cuda
+
+// `launch` takes the arguments and the stream; the last arguments are those of catalog::Uses.
+#define CATALOG_EXPORT(launch, description, ...)                                                                 \
+    extern "C" {                                                                                                 \
+    __attribute__((visibility("default"))) const char* catalog_describe(void) { return description; }            \
+    __attribute__((visibility("default"))) int32_t catalog_workspace_size(const catalog_args* args,              \
+                                                                          catalog_workspace* size) {             \
+        return catalog::cuda::workspace_size(args, {__VA_ARGS__}, size);                                         \
+    }                                                                                                            \
+    __attribute__((visibility("default"))) int32_t catalog_launch(const catalog_args* args, void* stream) {      \
+        return launch(args, static_cast<cudaStream_t>(stream));                                                  \
+    }                                                                                                            \
+    }

@@ -1,4 +1,4 @@
-"""The translation unit of an NVIDIA row: its traits as a C++ struct, handed to the header of its family and pipeline."""
+"""The translation unit of an NVIDIA row: its traits as a C++ struct, for the header of its family and pipeline."""
 
 from __future__ import annotations
 

@@ -87,10 +87,11 @@ def _checkout() -> Finding:
 def _arches() -> Iterator[Finding]:
     from catalog.build import toolchains
     from catalog.build.ck import toolchain as hip
+    from catalog.build.cuda import toolchain as cuda
     from catalog.runtime.devices import why_unavailable
     from catalog.schema.spec_files import known_archs
 
-    diagnoses = {diagnosis.arch: diagnosis for diagnosis in (*toolchains.doctor(), *hip.doctor())}
+    diagnoses = {diagnosis.arch: diagnosis for diagnosis in (*toolchains.doctor(), *hip.doctor(), *cuda.doctor())}
     for arch in known_archs(data_dir() / "arch_specs"):
         diagnosis = diagnoses.get(arch)
         reason = why_unavailable(arch)

@@ -119,9 +119,7 @@ def bind(plan: Plan, device: Device[Any], kernels: tuple[LoadedKernel, ...], tak
     return BoundPlan(taken.results, kernels, device, call)
 
 
-def enqueue(
-    plan: Plan, device: Device[Any], kernels: tuple[LoadedKernel, ...], taken: Taken
-) -> Mapping[str, Any]:
+def enqueue(plan: Plan, device: Device[Any], kernels: tuple[LoadedKernel, ...], taken: Taken) -> Mapping[str, Any]:
     """Queue the loaded kernels of a plan once with the tensors of a run, and give the results, written later.
 
     Raises:

@@ -180,8 +180,8 @@ class Plan:
         Args:
             inputs: as :meth:`run` takes them; without any, seeded random ones are made.
             outputs: arrays to write into, by the names of :attr:`Problem.tensors`, for a GPU also arrays in its memory;
-                without any, new ones are made, as of :meth:`run`. What a run leaves alone (rows behind the real length of a
-                sequence, skipped sequences) keeps its value in a given array.
+                without any, new ones are made, as of :meth:`run`. What a run leaves alone (rows behind the real length
+                of a sequence, skipped sequences) keeps its value in a given array.
             seed: of the random inputs.
             tensors: the inputs as keywords.
 

@@ -18,8 +18,8 @@ def why_unavailable(arch: str) -> str | None:
     """What a kernel of the NVIDIA arch ``arch`` lacks here: driver, cuda-bindings, or GPU; None: nothing."""
     if not any(path.exists() for path in _DRIVER):
         return (
-            f"it needs an NVIDIA GPU of arch {arch}, and there is none ({_DRIVER[0]}, the device of NVIDIA's driver, is "
-            "missing)"
+            f"it needs an NVIDIA GPU of arch {arch}, and there is none "
+            f"({_DRIVER[0]}, the device of NVIDIA's driver, is missing)"
         )
     if not _has_bindings():
         return f"it needs the Python package cuda-bindings: {INSTALL}"

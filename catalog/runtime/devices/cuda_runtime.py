@@ -130,22 +130,14 @@ class CudaRuntime(GpuRuntime):
 
     @cached_property
     def version(self) -> str:
-        """The runtime's version, such as ``13.0``.
+        """The runtime's version, and the newest that the driver knows, such as ``13.5 (driver: 13.0)``.
 
         Raises:
             DeviceError: there is no runtime.
         """
-        return _version(self.call("cudaRuntimeGetVersion"))
-
-    @cached_property
-    def driver_version(self) -> str | None:
-        """The newest CUDA that the driver knows, such as ``13.0``; None without a driver.
-
-        Raises:
-            DeviceError: there is no runtime.
-        """
-        number = self.call("cudaDriverGetVersion")
-        return _version(number) if number else None
+        known = self.call("cudaDriverGetVersion")
+        driver = f"driver: {_version(known)}" if known else "no driver"
+        return f"{_version(self.call('cudaRuntimeGetVersion'))} ({driver})"
 
     def _count(self) -> tuple[int, int]:
         status, count = self.bindings.cudaGetDeviceCount()

@@ -215,6 +215,6 @@ def _from_interface(name: str, value: Any, interface: Mapping[str, Any]) -> Devi
         dtype,
         None,
         not read_only,
-        0 if stream == 1 else stream,  # 1 stands for the default stream, as 0 does; HIP before ROCm 6 has no such handle
+        0 if stream == 1 else stream,  # 1 stands for the default stream; HIP before ROCm 6 has no such handle
         value,
     )

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -24,9 +24,6 @@ from catalog.runtime.devices.torch_tensors import TorchMemory, gpu_of, torch_arr
 from catalog.runtime.tensors import Array, make_outputs
 from catalog.runtime.workspace import NO_WORKSPACE, Workspace
 from catalog.schema.problem import Problem
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 _FLOOD_BYTES = 1 << 29
 """Twice the largest cache of a GPU: 256 MB (AMD CDNA 3 white paper, Infinity Cache)."""
@@ -81,7 +78,7 @@ class GpuDevice:
         self._libraries = Libraries()
         self._starts: dict[Problem, dict[str, Memory]] = {}
         self._captured: set[Memory] = set()
-        self._siblings: dict[int, Self] = {index: self}
+        self._siblings: dict[int, GpuDevice] = {index: self}
 
     @property
     def stream(self) -> int:
@@ -114,10 +111,10 @@ class GpuDevice:
         """What a kernel's work is divided among: compute units, multiprocessors."""
         return self.device.cores
 
-    def beside(self, tensors: Mapping[str, Any]) -> Self:
-        """The device for these tensors: this one, or, where PyTorch has put the first of its there, another of the arch.
+    def beside(self, tensors: Mapping[str, Any]) -> GpuDevice:
+        """The device for these tensors: this one, or the one of its arch that the first tensor of PyTorch's is on.
 
-        A device with a stream of its own stays the one.
+        One with a stream of its own is the only one.
         """
         index = gpu_of(tensors.values(), self.runtime.vendor)
         if index is None or index == self.index or self._given is not None:
@@ -184,9 +181,9 @@ class GpuDevice:
     def call(self, problem: Problem, tensors: Mapping[str, Any], workspace: Workspace = NO_WORKSPACE) -> GpuCall:
         """The argument struct of a problem with its tensors, inputs and outputs together.
 
-        Arrays in the GPU's memory are used where they are. NumPy arrays have memory of the GPU beside them: a run copies
-        to it and back. All stages of a plan take the call. It keeps tensors and copies alive and may be launched any
-        number of times.
+        Arrays in the GPU's memory are used where they are. NumPy arrays have memory of the GPU beside them, to copy to
+        and back. All stages of a plan take the call. It keeps tensors and copies alive and may be launched any number
+        of times.
 
         Args:
             problem: what the kernels compute.

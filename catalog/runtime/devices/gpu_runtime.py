@@ -1,4 +1,4 @@
-"""What a GPU is used by, whoever made it: the runtime's calls that the catalog needs, and how their failures are told."""
+"""What a GPU is used by, whoever made it: the calls that the catalog needs, and how their failures are told."""
 
 from __future__ import annotations
 
@@ -153,9 +153,7 @@ class GpuRuntime(ABC):
         self.take_last_error()
         name, means = self.error_name(status), self.error_text(status)
         explained = name if means == name else f"{name}, {means}"
-        return DeviceError(
-            f"{what} failed: {explained} ({int(status)})", hint=self.remedies.get(name, self.otherwise)
-        )
+        return DeviceError(f"{what} failed: {explained} ({int(status)})", hint=self.remedies.get(name, self.otherwise))
 
     @cached_property
     def gpus(self) -> tuple[Gpu, ...]:
@@ -168,7 +166,9 @@ class GpuRuntime(ABC):
         if status != SUCCESS or not count:
             called = f"{self.vendor.runtime.lower()}GetDeviceCount"
             reason = f" ({self.failure(called, status).message})" if status != SUCCESS else ""
-            raise DeviceError(f"the {self.vendor.runtime} runtime {self.version} finds no GPU{reason}", hint=self.no_gpu)
+            raise DeviceError(
+                f"the {self.vendor.runtime} runtime {self.version} finds no GPU{reason}", hint=self.no_gpu
+            )
         return tuple(map(self._gpu, range(count)))
 
     def first(self, arch: str) -> int:

@@ -13,7 +13,7 @@ _SUCCESS = 0
 
 
 def clock_mhz(bus_id: bytes) -> float | None:
-    """The clock that the multiprocessors of the GPU with this PCI bus id have now; None where the driver does not say."""
+    """The clock that the GPU with this PCI bus id has now; None where the driver does not say."""
     library = _library()
     if library is None:
         return None

@@ -62,9 +62,7 @@ def gpu_of(values: Iterable[Any], vendor: Vendor) -> int | None:
     return None
 
 
-def torch_outputs(
-    problem: Problem, given: Mapping[str, Any], vendor: Vendor, index: int
-) -> dict[str, Any] | None:
+def torch_outputs(problem: Problem, given: Mapping[str, Any], vendor: Vendor, index: int) -> dict[str, Any] | None:
     """Tensors for the outputs, as :func:`~catalog.runtime.tensors.make_outputs` makes arrays.
 
     None where no input is a tensor of PyTorch's on a GPU of the vendor.

@@ -25,6 +25,7 @@ def diagnose(db: Path) -> Iterator[Finding]:
     yield from _file(db)
     yield from about_cache()
     yield _checkout()
+    yield from _gpus()
     yield from _arches()
 
 
@@ -82,6 +83,19 @@ def _checkout() -> Finding:
     generator = checkout.generator
     about = f"like revision {generator.revision}; APIs {', '.join(generator.apis)}"
     return Finding("CK checkout", str(generator.path), about)
+
+
+def _gpus() -> Iterator[Finding]:
+    from catalog.runtime.devices.cuda_runtime import CudaRuntime
+    from catalog.runtime.devices.hip_runtime import HipRuntime
+
+    for runtime in (HipRuntime(), CudaRuntime()):
+        what = f"{runtime.vendor.company} GPUs"
+        try:
+            names = [f"{gpu.info.name} ({gpu.info.arch})" for gpu in runtime.gpus]
+            yield Finding(what, ", ".join(names), f"{runtime.vendor.runtime} runtime {runtime.version}")
+        except CatalogError as error:
+            yield Finding(what, "none", str(error))
 
 
 def _arches() -> Iterator[Finding]:

@@ -13,7 +13,7 @@ import pytest
 
 from catalog.build.toolchains import digest_of
 from catalog.runtime.catalog import Catalog
-from catalog.runtime.devices.hip import HipDevice
+from catalog.runtime.devices.gpu import GpuDevice
 from catalog.runtime.devices.host import HostDevice
 from catalog.runtime.devices.loading import LoadedKernel
 from catalog.settings import settings
@@ -26,7 +26,7 @@ def missing(what: str) -> NoReturn:
     pytest.skip(f"{what} is missing")
 
 
-def load(device: HostDevice | HipDevice, path: Path, row: str = "ROW") -> LoadedKernel:
+def load(device: HostDevice | GpuDevice, path: Path, row: str = "ROW") -> LoadedKernel:
     """The library at ``path`` as it is now, built from ``row``."""
     return device.load(path, digest_of(str(path)), row)
 

@@ -17,8 +17,8 @@ from catalog.errors import DeviceError, TensorError
 from catalog.runtime.bound import take
 from catalog.runtime.devices import DeviceInfo
 from catalog.runtime.devices.abi import TENSORS
+from catalog.runtime.devices.gpu_resources import Event, Memory, Stream
 from catalog.runtime.devices.hip import HipDevice
-from catalog.runtime.devices.hip_resources import Event, Memory, Stream
 from catalog.runtime.devices.hip_runtime import REMEDIES, HipRuntime
 from catalog.runtime.inputs import make_inputs
 from catalog.runtime.tensors import make_outputs
@@ -189,7 +189,7 @@ def test_a_kernel_reads_and_writes_the_tensors(runtime, fake, kernel, problem, s
         assert ctypes.c_void_p.in_dll(ctypes.CDLL(str(path)), "last_stream").value == stream.handle
         assert [(tensor.streams, tensor.deleted) for tensor in shared.values()] == [([stream.handle], 0)] * len(shared)
         assert fake.fake_calls(b"hipMalloc") == fake.fake_live() - 1  # but for the stream: events are gone
-        del call, tensors
+        del call, tensors, device  # which remembers where sequences start
         gc.collect()
         assert [tensor.deleted for tensor in shared.values()] == [1] * len(shared)
         assert fake.fake_live() == 1

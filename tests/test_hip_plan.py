@@ -26,7 +26,7 @@ from catalog.runtime.bench import COLUMNS, bench_problem
 from catalog.runtime.bench_shapes import BenchOptions
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices import hip_driver, hip_library, why_unavailable
-from catalog.runtime.devices.hip_resources import Memory
+from catalog.runtime.devices.gpu_resources import Memory
 from catalog.runtime.inputs import make_inputs
 from catalog.runtime.measure import StopRule
 from catalog.runtime.tensors import make_outputs

@@ -89,11 +89,11 @@ def write_report(catalog: Catalog, out: Path, arch: str | None = None, *, peaks:
 
 def _peaks(catalog: Catalog, devices: Sequence[Device]) -> dict[int, Peaks]:
     """The peaks of those ``devices`` that are this machine's CPU."""
-    from catalog.runtime.devices import is_amd, why_unavailable
+    from catalog.runtime.devices import is_gpu, why_unavailable
     from catalog.runtime.peaks import measure_peaks
     from catalog.runtime.timings import device_id
 
-    here = [device for device in devices if not is_amd(device.arch) and why_unavailable(device.arch) is None]
+    here = [device for device in devices if not is_gpu(device.arch) and why_unavailable(device.arch) is None]
     return {
         device.id: measure_peaks(catalog.builder, device.arch, catalog.host().threads)
         for device in here

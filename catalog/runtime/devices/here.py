@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from catalog.runtime.devices import DeviceInfo, check_available, is_amd
+from catalog.runtime.devices import DeviceInfo, check_available, is_amd, is_nvidia
 from catalog.settings import settings
 
 if TYPE_CHECKING:
@@ -57,12 +57,21 @@ class Devices:
         """
         return replace(self.of(arch).device, arch=resolve_arch(arch))
 
+    def forget(self) -> None:
+        """Let go of all devices: what is bound keeps the one that it is bound to."""
+        with self._lock:
+            self._devices.clear()
+
     def _open(self, arch: str) -> Device[Any]:
         check_available(arch)
         if is_amd(arch):
             from catalog.runtime.devices import hip
 
             return hip.first_gpu(arch)
+        if is_nvidia(arch):
+            from catalog.runtime.devices import cuda
+
+            return cuda.first_gpu(arch)
         return self.host
 
 

@@ -28,6 +28,7 @@ class Dialect:
         enums: types of traits that the headers know by the same name.
         unknown: values of those types that they do not know.
         numbers: traits of the algorithm that the struct has.
+        footer: what follows the exported functions.
     """
 
     title: str
@@ -36,6 +37,7 @@ class Dialect:
     enums: tuple[type[Enum], ...]
     unknown: frozenset[str]
     numbers: tuple[str, ...]
+    footer: str = ""
 
     def source(self, kernel: Kernel, header: str) -> str:
         """The C++ source of ``kernel``, whose launcher ``header`` defines; equal kernels have equal sources.
@@ -59,7 +61,7 @@ struct Row {{
 }}  // namespace
 
 CATALOG_EXPORT(catalog::{self.folder}::launch_{header}<Row>, {description}, {uses(kernel)})
-"""
+{self.footer}"""
 
     def _members(self, kernel: Kernel) -> list[str]:
         signature = kernel.signature

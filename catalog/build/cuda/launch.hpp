@@ -17,6 +17,11 @@ inline std::int32_t workspace_size(const catalog_args* args, Uses uses, catalog_
     return dense_workspace(*args, uses, std::max<std::int64_t>(1, args->num_splits), *size);
 }
 
+// What a kernel's blocks are: threads, and bytes of shared memory. A kernel header defines `block_of<Row>`.
+struct Block {
+    std::int32_t threads, shared_bytes;
+};
+
 }  // namespace catalog::cuda
 
 // `launch` takes the arguments and the stream; the last arguments are those of catalog::Uses.
@@ -30,4 +35,11 @@ inline std::int32_t workspace_size(const catalog_args* args, Uses uses, catalog_
     __attribute__((visibility("default"))) int32_t catalog_launch(const catalog_args* args, void* stream) {      \
         return launch(args, static_cast<cudaStream_t>(stream));                                                  \
     }                                                                                                            \
+    }
+
+// Read from the library's file, for the registry.
+#define CATALOG_EXPORT_BLOCK(block)                                                                              \
+    extern "C" {                                                                                                 \
+    extern __attribute__((visibility("default"))) const catalog::cuda::Block catalog_block;                      \
+    const catalog::cuda::Block catalog_block = block;                                                            \
     }

@@ -1,0 +1,244 @@
+"""The operators ``catalog::fwd`` and ``catalog::bwd``: kernels, shapes for tracing, gradients.
+
+Both are functional and take Q, K and V in one of the layouts of :class:`~catalog.torch.calls.Options`. All results are
+dense.
+
+- ``bias``: (batch, query heads, queries, keys), of the type of Q; any axis may be expanded.
+- ``alibi_slopes``: (1 or batch, query heads), float32.
+- ``cu_seqlens_q``, ``cu_seqlens_k``: int32, (sequences + 1,), the first tokens of packed sequences and their end.
+- ``block_table``: int32, (sequences, pages): K and V are then pages, (pages, tokens, heads, head dim).
+- ``rng_state``: int64, (2,), seed and offset of the dropout.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from catalog.errors import TensorError, UsageError
+from catalog.schema.fields import Bias
+from catalog.torch.calls import Case, Options, Shape, call, problem_of, sizes_of
+
+_OPTIONS = "str layout, str mask, int left, int right, float? scale, float soft_cap, float dropout, bool deterministic"
+_FEATURES = "Tensor? bias, Tensor? alibi_slopes, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k"
+
+_library = torch.library.Library("catalog", "DEF")
+_library.define(
+    f"fwd(Tensor q, Tensor k, Tensor v, {_FEATURES}, Tensor? block_table, Tensor? rng_state, {_OPTIONS})"
+    " -> (Tensor o, Tensor lse)",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+_library.define(
+    f"bwd(Tensor grad_o, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, {_FEATURES}, Tensor? rng_state,"
+    f" bool dbias, {_OPTIONS}) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias)",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+
+Optional = torch.Tensor | None
+
+
+def forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    bias: Optional,
+    alibi_slopes: Optional,
+    cu_seqlens_q: Optional,
+    cu_seqlens_k: Optional,
+    block_table: Optional,
+    rng_state: Optional,
+    options: Options,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``catalog::fwd`` through PyTorch's dispatcher: O, like Q but with the head dim of V, and LSE.
+
+    LSE is float32, (batch, heads, queries), or (heads, tokens) of packed sequences, and has no gradient.
+
+    Raises:
+        SelectionError, TensorError, ProblemError, DeviceError, BuildError, ToolchainError: as
+            :func:`~catalog.torch.calls.problem_of` and :func:`~catalog.torch.calls.call`.
+        UsageError: a gradient is wanted of what no backward kernel can do.
+    """
+    tensors = (q, k, v, bias, alibi_slopes, cu_seqlens_q, cu_seqlens_k, block_table, rng_state)
+    result: tuple[torch.Tensor, torch.Tensor] = torch.ops.catalog.fwd(*tensors, *options)
+    return result
+
+
+def _run_fwd(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    bias: Optional,
+    alibi_slopes: Optional,
+    cu_seqlens_q: Optional,
+    cu_seqlens_k: Optional,
+    block_table: Optional,
+    rng_state: Optional,
+    *options: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    paged = block_table is not None
+    case = Case(
+        "pagedkv" if paged else "fwd",
+        q.dtype,
+        tuple(q.shape),
+        tuple(k.shape),
+        tuple(v.shape),
+        _lengths(cu_seqlens_q),
+        None if paged else _lengths(cu_seqlens_k),
+        block_table.shape[1] if block_table is not None else 0,
+        *_bias_of(bias, alibi_slopes),
+        False,
+        Options(*options),
+    )
+    suffix = "_cache" if paged else ""
+    tensors: dict[str, Optional] = {
+        "q": q,
+        f"k{suffix}": k,
+        f"v{suffix}": v,
+        "bias": bias,
+        "alibi_slopes": alibi_slopes,
+        "block_table": block_table,
+        "seqlens_k": torch.diff(cu_seqlens_k) if paged and cu_seqlens_k is not None else None,
+        "rng_state": None if rng_state is None else rng_state.view(torch.uint64),
+    }
+    results = call(problem_of(case), q.device, tensors)
+    return results["o"], results["lse"]
+
+
+def _run_bwd(
+    grad_o: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    o: torch.Tensor,
+    lse: torch.Tensor,
+    bias: Optional,
+    alibi_slopes: Optional,
+    cu_seqlens_q: Optional,
+    cu_seqlens_k: Optional,
+    rng_state: Optional,
+    dbias: bool,
+    *options: Any,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    case = Case(
+        "bwd",
+        q.dtype,
+        tuple(q.shape),
+        tuple(k.shape),
+        tuple(v.shape),
+        _lengths(cu_seqlens_q),
+        _lengths(cu_seqlens_k),
+        0,
+        *_bias_of(bias, alibi_slopes),
+        dbias,
+        Options(*options),
+    )
+    tensors: dict[str, Optional] = {
+        "q": q,
+        "k": k,
+        "v": v,
+        "o": o,
+        "lse": lse,
+        "do": grad_o,
+        "bias": bias,
+        "alibi_slopes": alibi_slopes,
+        "rng_state": None if rng_state is None else rng_state.view(torch.uint64),
+    }
+    results = call(problem_of(case), q.device, tensors)
+    return results["dq"], results["dk"], results["dv"], results["dbias"] if dbias else q.new_empty(0)
+
+
+def _bias_of(bias: Optional, alibi_slopes: Optional) -> tuple[Bias, Any]:
+    if bias is not None:
+        return Bias.BIAS, "bh"
+    if alibi_slopes is not None:
+        return Bias.ALIBI, "1h" if alibi_slopes.shape[0] == 1 else "bh"
+    return Bias.NO, "1h"
+
+
+def _lengths(starts: Optional) -> Shape | None:
+    """The lengths of packed sequences; of a GPU's tensor it waits for the values.
+
+    Raises:
+        TensorError: it is no list of int32 that ascends from 0.
+    """
+    if starts is None:
+        return None
+    if starts.dtype != torch.int32 or starts.dim() != 1 or not len(starts):
+        raise TensorError(f"cu_seqlens is {starts.dtype} {tuple(starts.shape)}: expected int32 (sequences + 1,)")
+    values = starts.tolist()
+    lengths = tuple(end - start for start, end in pairwise(values))
+    if values[0] != 0 or min(lengths, default=0) < 0:
+        raise TensorError(f"cu_seqlens is {values}: must ascend from 0")
+    return lengths
+
+
+def _fake_fwd(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    layout = rest[6]
+    sizes = sizes_of(q.shape, layout)
+    rows = (sizes.heads, sizes.tokens) if layout == "packed" else (sizes.batch, sizes.heads, sizes.tokens)
+    return q.new_empty((*q.shape[:-1], v.shape[-1])), q.new_empty(rows, dtype=torch.float32)
+
+
+def _fake_bwd(
+    grad_o: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor, *rest: Any
+) -> tuple[torch.Tensor, ...]:
+    bias, dbias = rest[1], rest[6]
+    like = [q.new_empty(x.shape) for x in (q, k, v)]
+    return *like, q.new_empty(bias.shape if dbias else 0)
+
+
+_BIAS, _RNG, _SOFT_CAP = 3, 8, 5
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    """Keep what the backward reads.
+
+    Raises:
+        UsageError: no backward kernel can do what the forward did.
+    """
+    ctx.options = options = inputs[_RNG + 1 :]
+    if options[_SOFT_CAP]:
+        raise UsageError(
+            "the catalog's backward has no soft cap of the scores",
+            hint="Without gradients: torch.no_grad(). With them: torch.nn.attention.flex_attention and a score_mod.",
+        )
+    if inputs[_RNG - 1] is not None:
+        raise UsageError(
+            "attention over a paged cache has no gradient", hint="Use torch.no_grad(), or packed K and V."
+        )
+    ctx.save_for_backward(*inputs[: _RNG - 1], inputs[_RNG], *output)
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+
+
+def _gradients(ctx: Any, grad_o: Optional, grad_lse: Optional) -> tuple[Any, ...]:
+    rest = (None,) * (_RNG - _BIAS + len(ctx.options))
+    if grad_o is None:
+        return None, None, None, None, *rest
+    q, k, v, *features, rng_state, o, lse = ctx.saved_tensors
+    dbias = ctx.needs_input_grad[_BIAS]
+    tensors = (grad_o, q, k, v, o, lse, *features, rng_state)
+    gradients = torch.ops.catalog.bwd(*tensors, dbias, *ctx.options)
+    return *gradients[:3], gradients[3] if dbias else None, *rest
+
+
+def _no_second(ctx: Any, *gradients: Any) -> None:
+    """Refuse.
+
+    Raises:
+        UsageError: always.
+    """
+    raise UsageError(
+        "the catalog's attention has no second derivative",
+        hint="Use torch.nn.functional.scaled_dot_product_attention under "
+        "torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH).",
+    )
+
+
+for _name, _kernel, _fake in (("fwd", _run_fwd, _fake_fwd), ("bwd", _run_bwd, _fake_bwd)):
+    _library.impl(_name, _kernel, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"catalog::{_name}", _fake, lib=_library)
+torch.library.register_autograd("catalog::fwd", _gradients, setup_context=_save, lib=_library)
+torch.library.register_autograd("catalog::bwd", _no_second, lib=_library)

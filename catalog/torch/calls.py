@@ -10,9 +10,10 @@ import torch
 
 from catalog.errors import DeviceError, SelectionError, TensorError
 from catalog.runtime.catalog import Catalog
-from catalog.schema.fields import Bias, Dtype
+from catalog.schema.fields import Dtype
 from catalog.schema.problem import Problem
 from catalog.schema.problem_fields import MaskWord
+from catalog.torch.repeats import Named, run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -84,7 +85,7 @@ class Case(NamedTuple):
     lengths_q: Shape | None
     lengths_k: Shape | None
     pages: int
-    bias: Bias
+    bias: Literal["no", "bias", "alibi"]
     bias_dims: Literal["1h", "bh"]
     dbias: bool
     options: Options
@@ -135,27 +136,30 @@ def problem_of(case: Case) -> Problem:
     return Problem(**fields)
 
 
-def call(problem: Problem, device: torch.device, tensors: Mapping[str, torch.Tensor | None]) -> Mapping[str, Any]:
-    """The results of a problem by name, new tensors on the device; on a GPU its current stream writes them.
+def call(case: Case, device: torch.device, tensors: Named) -> Mapping[str, torch.Tensor]:
+    """The results of a case by name, new tensors on the device; on a GPU its current stream writes them.
 
     Args:
-        problem: what is computed.
+        case: what is computed.
         device: that of the tensors.
-        tensors: the inputs by the names of :attr:`Problem.tensors`, with any strides; absent ones are None.
+        tensors: the inputs by the names of :attr:`Problem.tensors`, with any strides.
 
     Raises:
         SelectionError: no kernel answers the problem; says which trait is missing, and what else takes the call.
         TensorError: a tensor is of the wrong shape or dtype, or on another device.
         DeviceError, BuildError, ToolchainError: as :meth:`catalog.runtime.plan.Plan.enqueue`.
     """
-    arch = arch_of(device)
+    problem, arch = problem_of(case), arch_of(device)
     try:
         plan = Catalog.select(problem, arch=arch)
     except SelectionError as error:
         instead = "torch.nn.functional.scaled_dot_product_attention, or torch.nn.attention.flex_attention, may take it."
         raise SelectionError(error.message, hint=f"{error.hint}\nInstead: {instead}") from None
+    if arch == "host" and case.op != "pagedkv":
+        return run(plan, [(name, _dense(tensor)) for name, tensor in tensors])
     ready = _dense if arch == "host" else _vectors
-    return plan.enqueue({name: ready(tensor.detach()) for name, tensor in tensors.items() if tensor is not None})
+    results: Mapping[str, torch.Tensor] = plan.enqueue({name: ready(tensor.detach()) for name, tensor in tensors})
+    return results
 
 
 @cache

@@ -18,8 +18,7 @@ from typing import Any
 import torch
 
 from catalog.errors import TensorError, UsageError
-from catalog.schema.fields import Bias
-from catalog.torch.calls import Case, Options, Shape, call, problem_of, sizes_of
+from catalog.torch.calls import Case, Options, Shape, call, sizes_of
 
 _OPTIONS = "str layout, str mask, int left, int right, float? scale, float soft_cap, float dropout, bool deterministic"
 _FEATURES = "Tensor? bias, Tensor? alibi_slopes, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k"
@@ -61,7 +60,7 @@ def forward(
         UsageError: a gradient is wanted of what no backward kernel can do.
     """
     tensors = (q, k, v, bias, alibi_slopes, cu_seqlens_q, cu_seqlens_k, block_table, rng_state)
-    result: tuple[torch.Tensor, torch.Tensor] = torch.ops.catalog.fwd(*tensors, *options)
+    result: tuple[torch.Tensor, torch.Tensor] = torch.ops.catalog.fwd.default(*tensors, *options)
     return result
 
 
@@ -92,17 +91,10 @@ def _run_fwd(
         Options(*options),
     )
     suffix = "_cache" if paged else ""
-    tensors: dict[str, Optional] = {
-        "q": q,
-        f"k{suffix}": k,
-        f"v{suffix}": v,
-        "bias": bias,
-        "alibi_slopes": alibi_slopes,
-        "block_table": block_table,
-        "seqlens_k": torch.diff(cu_seqlens_k) if paged and cu_seqlens_k is not None else None,
-        "rng_state": None if rng_state is None else rng_state.view(torch.uint64),
-    }
-    results = call(problem_of(case), q.device, tensors)
+    tensors = [("q", q), (f"k{suffix}", k), (f"v{suffix}", v), *_features(bias, alibi_slopes, rng_state)]
+    if block_table is not None and cu_seqlens_k is not None:
+        tensors += [("block_table", block_table), ("seqlens_k", torch.diff(cu_seqlens_k).to(q.device))]
+    results = call(case, q.device, tensors)
     return results["o"], results["lse"]
 
 
@@ -134,27 +126,28 @@ def _run_bwd(
         dbias,
         Options(*options),
     )
-    tensors: dict[str, Optional] = {
-        "q": q,
-        "k": k,
-        "v": v,
-        "o": o,
-        "lse": lse,
-        "do": grad_o,
-        "bias": bias,
-        "alibi_slopes": alibi_slopes,
-        "rng_state": None if rng_state is None else rng_state.view(torch.uint64),
-    }
-    results = call(problem_of(case), q.device, tensors)
+    tensors = [("q", q), ("k", k), ("v", v), ("o", o), ("lse", lse), ("do", grad_o)]
+    results = call(case, q.device, [*tensors, *_features(bias, alibi_slopes, rng_state)])
     return results["dq"], results["dk"], results["dv"], results["dbias"] if dbias else q.new_empty(0)
 
 
-def _bias_of(bias: Optional, alibi_slopes: Optional) -> tuple[Bias, Any]:
+def _features(bias: Optional, alibi_slopes: Optional, rng_state: Optional) -> list[tuple[str, torch.Tensor]]:
+    features = []
     if bias is not None:
-        return Bias.BIAS, "bh"
+        features.append(("bias", bias))
     if alibi_slopes is not None:
-        return Bias.ALIBI, "1h" if alibi_slopes.shape[0] == 1 else "bh"
-    return Bias.NO, "1h"
+        features.append(("alibi_slopes", alibi_slopes))
+    if rng_state is not None:
+        features.append(("rng_state", rng_state.view(torch.uint64)))
+    return features
+
+
+def _bias_of(bias: Optional, alibi_slopes: Optional) -> tuple[Any, Any]:
+    if bias is not None:
+        return "bias", "bh"
+    if alibi_slopes is not None:
+        return "alibi", "1h" if alibi_slopes.shape[0] == 1 else "bh"
+    return "no", "1h"
 
 
 def _lengths(starts: Optional) -> Shape | None:
@@ -220,7 +213,7 @@ def _gradients(ctx: Any, grad_o: Optional, grad_lse: Optional) -> tuple[Any, ...
     q, k, v, *features, rng_state, o, lse = ctx.saved_tensors
     dbias = ctx.needs_input_grad[_BIAS]
     tensors = (grad_o, q, k, v, o, lse, *features, rng_state)
-    gradients = torch.ops.catalog.bwd(*tensors, dbias, *ctx.options)
+    gradients = torch.ops.catalog.bwd.default(*tensors, dbias, *ctx.options)
     return *gradients[:3], gradients[3] if dbias else None, *rest
 
 

@@ -12,6 +12,7 @@ dense.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -182,56 +183,88 @@ def _fake_bwd(
     return *like, q.new_empty(bias.shape if dbias else 0)
 
 
-_BIAS, _RNG, _SOFT_CAP = 3, 8, 5
+_BIAS, _TABLE, _RNG = 3, 7, 8
+_TENSORS = 9
+_SOFT_CAP = 5
+"""Places of tensors among the inputs of the forward, their number, and the soft cap's among the options."""
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    """Keep what the backward reads.
+class _Attention(torch.autograd.Function):
+    """The forward with its gradient."""
 
-    Raises:
-        UsageError: no backward kernel can do what the forward did.
-    """
-    ctx.options = options = inputs[_RNG + 1 :]
-    if options[_SOFT_CAP]:
+    @staticmethod
+    def forward(ctx: Any, keys: Any, *inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        options = inputs[_TENSORS:]
+        if options[_SOFT_CAP]:
+            raise UsageError(
+                "the catalog's backward has no soft cap of the scores",
+                hint="Without gradients: torch.no_grad(). With them: torch.nn.attention.flex_attention, a score_mod.",
+            )
+        if inputs[_TABLE] is not None:
+            raise UsageError(
+                "attention over a paged cache has no gradient", hint="Use torch.no_grad(), or packed K and V."
+            )
+        o, lse = _below(torch.ops.catalog.fwd.default, keys, inputs)
+        ctx.save_for_backward(*inputs[:_TABLE], inputs[_RNG], o, lse)
+        ctx.options = options
+        ctx.mark_non_differentiable(lse)
+        ctx.set_materialize_grads(False)
+        return o, lse
+
+    @staticmethod
+    def backward(ctx: Any, grad_o: Optional, grad_lse: Optional) -> tuple[Any, ...]:  # type: ignore[override]
+        rest = [None] * (_TENSORS - _BIAS - 1 + len(ctx.options))
+        if grad_o is None:
+            return None, None, None, None, None, *rest
+        q, k, v, *features, rng_state, o, lse = ctx.saved_tensors
+        dbias = ctx.needs_input_grad[1 + _BIAS]
+        tensors = (grad_o, q, k, v, o, lse, *features, rng_state)
+        gradients = torch.ops.catalog.bwd.default(*tensors, dbias, *ctx.options)
+        return None, *gradients[:3], gradients[3] if dbias else None, *rest
+
+
+class _Gradient(torch.autograd.Function):
+    """The backward, which has no gradient of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, keys: Any, *inputs: Any) -> tuple[torch.Tensor, ...]:
+        gradients: tuple[torch.Tensor, ...] = _below(torch.ops.catalog.bwd.default, keys, inputs)
+        return gradients
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Optional) -> Any:
         raise UsageError(
-            "the catalog's backward has no soft cap of the scores",
-            hint="Without gradients: torch.no_grad(). With them: torch.nn.attention.flex_attention and a score_mod.",
+            "the catalog's attention has no second derivative",
+            hint="Use torch.nn.functional.scaled_dot_product_attention under "
+            "torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH).",
         )
-    if inputs[_RNG - 1] is not None:
-        raise UsageError(
-            "attention over a paged cache has no gradient", hint="Use torch.no_grad(), or packed K and V."
-        )
-    ctx.save_for_backward(*inputs[: _RNG - 1], inputs[_RNG], *output)
-    ctx.mark_non_differentiable(output[1])
-    ctx.set_materialize_grads(False)
 
 
-def _gradients(ctx: Any, grad_o: Optional, grad_lse: Optional) -> tuple[Any, ...]:
-    rest = (None,) * (_RNG - _BIAS + len(ctx.options))
-    if grad_o is None:
-        return None, None, None, None, *rest
-    q, k, v, *features, rng_state, o, lse = ctx.saved_tensors
-    dbias = ctx.needs_input_grad[_BIAS]
-    tensors = (grad_o, q, k, v, o, lse, *features, rng_state)
-    gradients = torch.ops.catalog.bwd.default(*tensors, dbias, *ctx.options)
-    return *gradients[:3], gradients[3] if dbias else None, *rest
+def _below(op: Any, keys: Any, inputs: tuple[Any, ...]) -> Any:
+    """The operator, as the dispatcher goes on with it after autograd."""
+    with torch._C._AutoDispatchBelowAutograd():
+        return op.redispatch(keys & torch._C._after_autograd_keyset, *inputs)
 
 
-def _no_second(ctx: Any, *gradients: Any) -> None:
-    """Refuse.
+def _differentiable(function: type[torch.autograd.Function], op: Any) -> Callable[..., Any]:
+    """The operator's kernel for autograd.
 
-    Raises:
-        UsageError: always.
+    :func:`torch.library.register_autograd` makes the like, which takes 100 us more: it reads the schema at each call.
     """
-    raise UsageError(
-        "the catalog's attention has no second derivative",
-        hint="Use torch.nn.functional.scaled_dot_product_attention under "
-        "torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH).",
-    )
+
+    def kernel(keys: Any, *inputs: Any) -> Any:
+        if torch.is_grad_enabled() and torch._C._any_requires_grad(*inputs):
+            return function.apply(keys, *inputs)
+        return _below(op, keys, inputs)
+
+    return kernel
 
 
-for _name, _kernel, _fake in (("fwd", _run_fwd, _fake_fwd), ("bwd", _run_bwd, _fake_bwd)):
+for _name, _kernel, _fake, _function in (
+    ("fwd", _run_fwd, _fake_fwd, _Attention),
+    ("bwd", _run_bwd, _fake_bwd, _Gradient),
+):
+    _op = getattr(torch.ops.catalog, _name).default
     _library.impl(_name, _kernel, "CompositeExplicitAutograd")
+    _library.impl(_name, _differentiable(_function, _op), "Autograd", with_keyset=True)
     torch.library.register_fake(f"catalog::{_name}", _fake, lib=_library)
-torch.library.register_autograd("catalog::fwd", _gradients, setup_context=_save, lib=_library)
-torch.library.register_autograd("catalog::bwd", _no_second, lib=_library)

@@ -212,7 +212,7 @@ class _Attention(torch.autograd.Function):
         return o, lse
 
     @staticmethod
-    def backward(ctx: Any, grad_o: Optional, grad_lse: Optional) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad_o: Optional, grad_lse: Optional) -> tuple[Any, ...]:
         rest = [None] * (_TENSORS - _BIAS - 1 + len(ctx.options))
         if grad_o is None:
             return None, None, None, None, None, *rest

@@ -1,9 +1,10 @@
-"""Calls on the host that were made before, with other tensors of the same layout: their checks hold, and are left out."""
+"""Calls on the host that were made before with tensors of the same layout: their checks hold, and are left out."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
+from operator import mod
 from typing import Any
 
 import torch
@@ -52,7 +53,7 @@ class Repeat:
             DeviceError: a kernel has no memory.
         """
         addresses = [tensor.data_ptr() for _, tensor in tensors]
-        if any([address % size for address, size in zip(addresses, self._alignments, strict=True)]):
+        if any(map(mod, addresses, self._alignments)):
             return None
         results = {name: make(shape, dtype=dtype) for name, make, shape, dtype in self._made}
         addresses += [result.data_ptr() for result in results.values()]

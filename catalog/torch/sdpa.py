@@ -30,8 +30,8 @@ def scaled_dot_product_attention(
     """As :func:`torch.nn.functional.scaled_dot_product_attention`, by the catalog's kernels.
 
     Differentiable once in query, key, value and a float mask. A row that sees no key gives zeros. Under
-    :class:`torch.autocast` tensors are cast as PyTorch's own function casts them. They may have any strides; those whose
-    head dim is strided are copied.
+    :class:`torch.autocast` tensors are cast as PyTorch's own function casts them. They may have any strides; those
+    whose head dim is strided are copied.
 
     Args:
         query: (..., heads, queries, head dim), float32, float16 or bfloat16. Leading axes are optional, and broadcast.

@@ -29,6 +29,7 @@ MEMORIES: Mapping[int, str] = MappingProxyType(
 )
 """What DLPack's numbers stand for."""
 
+
 @dataclass(frozen=True, slots=True)
 class DeviceFlags:
     """As the flags of a NumPy array."""

@@ -119,4 +119,3 @@ def _capsule(value: Any) -> object:
         return value.__dlpack__(max_version=(1, 0), copy=False)
     except TypeError:  # of an older version of the protocol, whose capsules never copy
         return value.__dlpack__()
-

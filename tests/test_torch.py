@@ -8,9 +8,11 @@ padded to it, so that few are compiled.
 from __future__ import annotations
 
 import math
+import re
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +20,7 @@ from conftest import missing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from catalog.errors import CatalogError, ProblemError, SelectionError, TensorError, UsageError
+from catalog.errors import ProblemError, SelectionError, TensorError, UsageError
 
 try:
     import torch
@@ -411,16 +413,47 @@ def test_errors_of_the_functions_of_flash_attention():
         flash_attn_varlen_func(q, q, q, STARTS_Q, STARTS_Q, 11, 11, dropout_p=0.1, block_table=STARTS_Q)
 
 
-def test_there_is_no_second_derivative():
-    q = normal(1, 2, 5, 8).requires_grad_()
-    (gradient,) = torch.autograd.grad(scaled_dot_product_attention(q, q, q).sum(), q, create_graph=True)
-    with pytest.raises(CatalogError, match=r"no second derivative\n.*MATH"):
+def test_derivatives_that_are_not_there_are_refused():
+    q = normal(1, 2, 5, 8)
+
+    def attention(q):
+        return scaled_dot_product_attention(q, q, q).sum()
+
+    with pytest.raises(UsageError, match="no forward-mode derivative"):
+        torch.func.jvp(attention, (q,), (q,))
+    with pytest.raises(UsageError, match=r"transforms of torch\.func\n.*backward"):
+        torch.func.grad(attention)(q)
+    leaf = q.requires_grad_()
+    (gradient,) = torch.autograd.grad(attention(leaf), leaf, create_graph=True)
+    with pytest.raises(UsageError, match=r"no second derivative\n.*MATH"):
         gradient.sum().backward()
+
+
+def test_tensors_of_several_devices_are_refused():
+    q, meta = normal(1, 2, 5, 8), torch.zeros(1, 2, 5, 8, device="meta")
+    scaled_dot_product_attention(q, q, q)
+    assert scaled_dot_product_attention(meta, meta, meta).is_meta
+    with pytest.raises(TensorError, match="on cpu and meta: expected one device"):
+        scaled_dot_product_attention(q, meta, q)
+
+
+def test_negated_views_are_taken_for_what_they_are():
+    q, k, v = (normal(1, 2, 5, 8, seed=seed) for seed in range(3))
+    assert torch.equal(scaled_dot_product_attention(torch._neg_view(q), k, v), scaled_dot_product_attention(-q, k, v))
 
 
 def test_the_catalog_alone_does_not_import_pytorch():
     program = "import sys, catalog, catalog.runtime.catalog; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_the_docs_run_as_printed():
+    text = (Path(__file__).parent.parent / "docs" / "pytorch.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    done = subprocess.run([sys.executable, "-c", "\n".join(blocks)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for line in re.findall(r"  # (torch.Size.*|Tensor|the catalog's.*) ?\.*$", "\n".join(blocks), re.MULTILINE):
+        assert line.removesuffix(" ...") in done.stdout
 
 
 def test_operators_have_the_arguments_that_options_have():

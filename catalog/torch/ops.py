@@ -17,6 +17,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from catalog.errors import TensorError, UsageError
 from catalog.torch.calls import Case, Options, Shape, call, sizes_of
@@ -168,7 +169,19 @@ def _lengths(starts: Optional) -> Shape | None:
     return lengths
 
 
+def _check_devices(*tensors: Optional) -> None:
+    """All tensors are on one device; real kernels find out by themselves.
+
+    Raises:
+        TensorError: they are not.
+    """
+    devices = sorted({str(tensor.device) for tensor in tensors if tensor is not None})
+    if len(devices) > 1:
+        raise TensorError(f"tensors are on {' and '.join(devices)}: expected one device")
+
+
 def _fake_fwd(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    _check_devices(q, k, v, *rest[:2], *rest[4:6])
     layout = rest[6]
     sizes = sizes_of(q.shape, layout)
     rows = (sizes.heads, sizes.tokens) if layout == "packed" else (sizes.batch, sizes.heads, sizes.tokens)
@@ -178,10 +191,17 @@ def _fake_fwd(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any) -> 
 def _fake_bwd(
     grad_o: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor, *rest: Any
 ) -> tuple[torch.Tensor, ...]:
+    _check_devices(grad_o, q, k, v, o, *rest[:3], rest[5])
     bias, dbias = rest[1], rest[6]
     like = [q.new_empty(x.shape) for x in (q, k, v)]
     return *like, q.new_empty(bias.shape if dbias else 0)
 
+
+_BACKWARD = (
+    "Use backward() or torch.autograd.grad() once; or torch.nn.functional.scaled_dot_product_attention under "
+    "torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)."
+)
+"""What gradients there are, and what has others."""
 
 _BIAS, _TABLE, _RNG = 3, 7, 8
 _TENSORS = 9
@@ -233,11 +253,7 @@ class _Gradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Optional) -> Any:
-        raise UsageError(
-            "the catalog's attention has no second derivative",
-            hint="Use torch.nn.functional.scaled_dot_product_attention under "
-            "torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH).",
-        )
+        raise UsageError("the catalog's attention has no second derivative", hint=_BACKWARD)
 
 
 def _below(op: Any, keys: Any, inputs: tuple[Any, ...]) -> Any:
@@ -253,11 +269,26 @@ def _differentiable(function: type[torch.autograd.Function], op: Any) -> Callabl
     """
 
     def kernel(keys: Any, *inputs: Any) -> Any:
+        if forward_ad._current_level >= 0:
+            _check_tangents(inputs)
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*inputs):
+            if torch._C._functorch.peek_interpreter_stack() is not None:
+                raise UsageError("the catalog's attention has no gradient in transforms of torch.func", hint=_BACKWARD)
             return function.apply(keys, *inputs)
         return _below(op, keys, inputs)
 
     return kernel
+
+
+def _check_tangents(inputs: tuple[Any, ...]) -> None:
+    """No tensor has a tangent, which would be lost.
+
+    Raises:
+        UsageError: one has.
+    """
+    tensors = (value for value in inputs if isinstance(value, torch.Tensor))
+    if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
+        raise UsageError("the catalog's attention has no forward-mode derivative", hint=_BACKWARD)
 
 
 for _name, _kernel, _fake, _function in (

@@ -79,7 +79,10 @@ def run(plan: Plan, tensors: Named) -> Mapping[str, torch.Tensor]:
     Raises:
         TensorError, DeviceError, BuildError, ToolchainError: as :meth:`catalog.runtime.plan.Plan.bind`.
     """
-    key = (plan, tuple([(name, tensor.shape, tensor.stride(), tensor.dtype) for name, tensor in tensors]))
+    key = (
+        plan,
+        tuple([(name, tensor.shape, tensor.stride(), tensor.dtype, tensor.is_cpu) for name, tensor in tensors]),
+    )
     known = _repeats.get(key)
     results = None if known is None else known.run(tensors)
     if results is not None:

@@ -13,7 +13,8 @@ from catalog.torch.calls import Options
 from catalog.torch.inputs import cast_as_autocast, rng_state
 from catalog.torch.ops import forward
 
-Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+_CAST = ("cpu", "cuda")
+"""Types of devices that have kernels, and that autocast knows."""
 
 
 def scaled_dot_product_attention(
@@ -57,7 +58,7 @@ def scaled_dot_product_attention(
         DeviceError, BuildError, ToolchainError: as :meth:`catalog.runtime.plan.Plan.enqueue`.
     """
     mask, attn_mask = _mask_of(attn_mask, is_causal)
-    if torch.is_autocast_enabled(query.device.type):
+    if query.device.type in _CAST and torch.is_autocast_enabled(query.device.type):
         query, key, value = (cast_as_autocast(tensor) for tensor in (query, key, value))
         attn_mask = None if attn_mask is None else cast_as_autocast(attn_mask)
     query, key, value, batch = _four_axes(query, key, value, enable_gqa)
@@ -113,7 +114,9 @@ def _four_axes(
         leading = torch.broadcast_shapes(*(tensor.shape[:-3] for tensor in tensors))
         most = torch.broadcast_shapes(*((count,) for count in heads))[0] if not enable_gqa else heads[0]
     except RuntimeError:
-        raise _unshapely(*tensors, "the axes before the last two do not broadcast") from None
+        raise _unshapely(
+            *tensors, "the axes before the last two do not broadcast (heads are grouped by enable_gqa)"
+        ) from None
     flat = math.prod(leading)
     shaped = [
         tensor.expand(*leading, count if enable_gqa else most, *tensor.shape[-2:]).reshape(

@@ -66,6 +66,8 @@ class MmaAttention {
         end = some.end;
         ring = shared + Shape::q_bytes + warp_n * Shape::group_bytes;
 
+        k_copy.advance(first_key);
+        v_copy.advance(first_key);
         start_copies();
         for (int number = 0, slot = 0; number < tiles; ++number, slot = slot + 1 < stages ? slot + 1 : 0) {
             const int key = first_key + number * tile_n0;
@@ -105,16 +107,25 @@ class MmaAttention {
             places.find(args, grid.page_size, seq.index, first_key + number * tile_n0 + warp_m * Shape::copied, end);
     }
 
-    // A group even where there is no such tile: waits count groups.
-    __device__ __forceinline__ void start_k(int number, int slot) const {
-        if (number < tiles) k_copy.copy(ring + slot * Shape::k_bytes, first_key + number * tile_n0, end, places);
-        copy_commit();
+    // To a slot of the ring: the next tile of K, number `number`. A group even where there is no such tile: waits count
+    // groups.
+    __device__ __forceinline__ void start_k(int number, int slot) {
+        start(k_copy, ring + slot * Shape::k_bytes, number);
     }
 
-    __device__ __forceinline__ void start_v(int number, int slot) const {
-        if (number < tiles)
-            v_copy.copy(ring + stages * Shape::k_bytes + slot * Shape::v_bytes, first_key + number * tile_n0, end,
-                        places);
+    __device__ __forceinline__ void start_v(int number, int slot) {
+        start(v_copy, ring + stages * Shape::k_bytes + slot * Shape::v_bytes, number);
+    }
+
+    template <class Copy>
+    __device__ __forceinline__ void start(Copy& copy, std::uint32_t target, int number) {
+        if (number < tiles) {
+            if constexpr (Row::paged_kv)
+                copy.copy(target, places);
+            else
+                copy.copy(target, end - first_key - number * tile_n0);
+            copy.advance(tile_n0);
+        }
         copy_commit();
     }
 
@@ -391,8 +402,8 @@ class MmaAttention {
     const std::uint32_t shared;
     const Window<Row::mask> window;
     const Scores<Row> scores;
-    const KvCopy<Row, Row::hdim_q, Shape::copied, Row::pad_d> k_copy;
-    const KvCopy<Row, hdim_v, Shape::copied, Row::pad_dv> v_copy;
+    KvCopy<Row, Row::hdim_q, Shape::copied, Row::pad_d> k_copy;
+    KvCopy<Row, hdim_v, Shape::copied, Row::pad_dv> v_copy;
     Places<Shape::copied> places;
     MmaTile<Row> tile;
 

@@ -18,14 +18,15 @@ __device__ __forceinline__ std::uint32_t piece_offset(int row, int piece) {
 // The places of `rows` rows of a paged cache: lane i holds those of rows i, i + 32, ...
 template <int rows>
 struct Places {
-    int page[(rows + 31) / 32], slot[(rows + 31) / 32];  // page -1: there is no such row
+    static constexpr int count = (rows + 31) / 32;
+    int page[count], slot[count];  // page -1: there is no such row
 
     __device__ __forceinline__ void find(const catalog_args& args, const Divisor& page_size, int sequence,
                                          int first_key, int end) {
         const auto* table =
             static_cast<const std::int32_t*>(args.block_table.data) + sequence * args.block_table.stride_batch;
 #pragma unroll
-        for (int i = 0; i < (rows + 31) / 32; ++i) {
+        for (int i = 0; i < count; ++i) {
             const int row = 32 * i + static_cast<int>(threadIdx.x % 32), key = first_key + row;
             page[i] = -1;
             slot[i] = 0;
@@ -39,61 +40,87 @@ struct Places {
     }
 };
 
-// Copies `rows` rows from number `first_row` of each tile on.
+// Copies, tile after tile, the `rows` rows from number `first_row` of each tile on. A lane has pieces of rows `turn_rows`
+// apart; which, repeats after `period` steps.
 template <class Row, int hdim, int rows, bool padded>
 class KvCopy {
     using T = typename Row::dtype;
 
     static constexpr int pieces = hdim / 8;
-    static constexpr int steps = rows * pieces / 32;
-    static constexpr int period = pieces / std::gcd(pieces, 32);  // steps after which a lane has the same column again
-    static constexpr int period_rows = 32 * period / pieces;
-    static_assert(hdim % 64 == 0 && rows * pieces % 32 == 0);
+    static constexpr int period = pieces / std::gcd(pieces, 32), turn_rows = 32 * period / pieces;
+    static constexpr int turns = rows / turn_rows;
+    static_assert(hdim % 64 == 0 && rows % turn_rows == 0);
+    static_assert(rows % 8 == 0 || 8 % rows == 0);  // so that a turn changes the permutation of pieces by a constant
 
    public:
     __device__ __forceinline__ KvCopy(const catalog_tensor& tensor, const Sequence& seq, int head, int hdim_stored,
                                       int first_row)
-        : stride(tensor.stride_seqlen), page_stride(tensor.stride_batch), hdim_stored(hdim_stored),
-          first_row(first_row) {
+        : tensor(tensor), hdim_stored(hdim_stored), first_row(first_row) {
         const T* start = rows_of<const T>(tensor, Row::paged_kv ? 0 : seq.batch, head, seq.first_k);
 #pragma unroll
         for (int part = 0; part < period; ++part)
-            source[part] = start + piece_of(part) * 8 + (Row::paged_kv ? 0 : (first_row + row_of(part)) * stride);
+            source[part] = start + piece_of(part) * 8 + (Row::paged_kv ? 0 : (first_row + row_of(part)) * stride());
     }
 
-    // To `tile`, from the tile that starts at `first_key`; keys from `end` on are zeros.
-    __device__ __forceinline__ void copy(std::uint32_t tile, int first_key, int end, const Places<rows>& places) const {
-        const std::int64_t start = first_key * stride;
+    // The first key of the next tile is `keys` further on.
+    __device__ __forceinline__ void advance(int keys) {
+        if constexpr (!Row::paged_kv)
 #pragma unroll
-        for (int step = 0; step < steps; ++step) {
-            const int part = step % period, row = row_of(step);
-            const T* from = source[part];
-            bool exists = !padded || piece_of(step) * 8 < hdim_stored;
-            if constexpr (Row::paged_kv) {
-                const int turn = step / period * period_rows / 32;
-                const int page = __shfl_sync(0xffffffff, places.page[turn], row % 32);
-                const int slot = __shfl_sync(0xffffffff, places.slot[turn], row % 32);
-                exists &= page >= 0;
-                from += page * page_stride + slot * stride;
-            } else {
-                exists &= first_key + first_row + row < end;
-                from += start + step / period * period_rows * stride;
-            }
-            copy_async(tile + piece_offset<hdim>(first_row + row, piece_of(step)), from, exists);
+            for (int part = 0; part < period; ++part) source[part] += keys * stride();
+    }
+
+    // To `tile`. `left`: keys that there are from the tile's first on; the others are zeros.
+    __device__ __forceinline__ void copy(std::uint32_t tile, int left) const {
+#pragma unroll
+        for (int part = 0; part < period; ++part) {
+            const int rows_left = is_stored(part) ? left - first_row - row_of(part) : 0;
+#pragma unroll
+            for (int turn = 0; turn < turns; ++turn)
+                copy_async(target(tile, part, turn), source[part] + turn * turn_rows * stride(),
+                           turn * turn_rows < rows_left);
         }
     }
 
+    __device__ __forceinline__ void copy(std::uint32_t tile, const Places<rows>& places) const {
+        std::int64_t offset[Places<rows>::count];
+        std::uint32_t exist[Places<rows>::count];
+#pragma unroll
+        for (int i = 0; i < Places<rows>::count; ++i) {
+            offset[i] = places.page[i] * tensor.stride_batch + places.slot[i] * stride();
+            exist[i] = __ballot_sync(0xffffffff, places.page[i] >= 0);
+        }
+#pragma unroll
+        for (int part = 0; part < period; ++part)
+#pragma unroll
+            for (int turn = 0; turn < turns; ++turn) {
+                const int i = turn * turn_rows / 32, row = turn * turn_rows % 32;
+                const std::uint32_t exists = is_stored(part) ? exist[i] >> row_of(part) : 0;
+                copy_async(target(tile, part, turn),
+                           source[part] + __shfl_sync(0xffffffff, offset[i], row_of(part) + row), exists & 1u << row);
+            }
+    }
+
    private:
-    static __device__ __forceinline__ int row_of(int step) {
-        return (32 * (step % period) + static_cast<int>(threadIdx.x % 32)) / pieces + step / period * period_rows;
+    __device__ __forceinline__ std::int64_t stride() const { return tensor.stride_seqlen; }
+
+    static __device__ __forceinline__ int row_of(int part) {
+        return (32 * part + static_cast<int>(threadIdx.x % 32)) / pieces;
     }
 
-    static __device__ __forceinline__ int piece_of(int step) {
-        return (32 * (step % period) + static_cast<int>(threadIdx.x % 32)) % pieces;
+    static __device__ __forceinline__ int piece_of(int part) {
+        return (32 * part + static_cast<int>(threadIdx.x % 32)) % pieces;
     }
 
+    __device__ __forceinline__ bool is_stored(int part) const { return !padded || piece_of(part) * 8 < hdim_stored; }
+
+    __device__ __forceinline__ std::uint32_t target(std::uint32_t tile, int part, int turn) const {
+        const int rows_before = turn * turn_rows;
+        return ((tile + piece_offset<hdim>(first_row + row_of(part), piece_of(part))) ^ (rows_before % 8 << 4)) +
+               rows_before * (hdim * 2);
+    }
+
+    const catalog_tensor& tensor;
     const T* source[period];
-    std::int64_t stride, page_stride;
     int hdim_stored, first_row;
 };
 

@@ -28,6 +28,9 @@ class Tensor:
     def get_device(self):
         return self.index
 
+    def numel(self):
+        return math.prod(self.shape)
+
     def is_neg(self):
         return False
 
@@ -56,10 +59,13 @@ class FakeTorch(types.ModuleType):
         for name in ("float16", "float32", "bfloat16", "uint8", "int32", "complex64"):
             setattr(self, name, f"torch.{name}")
 
+    def device(self, kind, index):
+        return kind, index
+
     def empty(self, shape, *, dtype, device):
         shape = (shape,) if isinstance(shape, int) else shape
         size = math.prod(shape) * np.dtype(dtype.removeprefix("torch.")).itemsize
-        index = int(device.removeprefix("cuda:"))
+        index = device[1]
         return Tensor(Memory(self.runtime, index, size), shape, dtype, index)
 
     def zeros(self, shape, *, dtype, device):
@@ -68,6 +74,6 @@ class FakeTorch(types.ModuleType):
         return tensor
 
     def tensor(self, array, index=0):
-        tensor = self.empty(array.shape, dtype=f"torch.{array.dtype.name}", device=f"cuda:{index}")
+        tensor = self.empty(array.shape, dtype=f"torch.{array.dtype.name}", device=("cuda", index))
         tensor.numpy()[...] = array
         return tensor

@@ -284,7 +284,9 @@ def test_the_current_stream_is_pytorchs_then_cupys(monkeypatch, runtime):
     torch.current[1] = 21
     monkeypatch.setitem(sys.modules, "torch", torch)
     assert (current_stream(NVIDIA, 1), current_stream(AMD, 1)) == (21, 0)
+    torch = FakeTorch(runtime)
     torch.cuda.is_initialized = lambda: False
+    monkeypatch.setitem(sys.modules, "torch", torch)
     assert current_stream(NVIDIA, 1) == 41
     monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))  # one that is still being imported
     assert current_stream(NVIDIA, 1) == 41

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from catalog.runtime.devices.abi import CatalogArgs
 from catalog.runtime.devices.arguments import OFFSETS, POINTER
 from catalog.runtime.devices.streams import torch_on
-from catalog.runtime.devices.torch_tensors import maker, torch_memory
+from catalog.runtime.devices.torch_tensors import maker, scratch_maker
 from catalog.runtime.devices.vendors import Vendor
 from catalog.runtime.tensors import results, zeroed_outputs
 
@@ -37,7 +37,8 @@ class TorchLayout(tuple[Any, ...]):
         workspace: Workspace,
     ) -> TorchCalls:
         """As :meth:`Layout.repeat`."""
-        return TorchCalls(device, problem, kernels, call, [name for name, *_ in self], workspace)
+        names = [name for name, *_ in self]
+        return TorchCalls(device, problem, kernels, call, given=names, workspace=workspace)
 
 
 def layout_of(given: Mapping[str, Any], vendor: Vendor) -> TorchLayout | None:
@@ -82,25 +83,25 @@ class TorchCalls:
         problem: Problem,
         kernels: Sequence[LoadedKernel],
         call: GpuCall,
+        *,
         given: Iterable[str],
         workspace: Workspace,
     ) -> None:
         tensors, names = problem.tensors, tuple(given)
-        zeroed = zeroed_outputs(problem, names)
+        zeroed, vendor = zeroed_outputs(problem, names), device.runtime.vendor
         self._device = device
         self._kernels = kernels
         self._args = CatalogArgs.from_buffer_copy(call.args)
         self._own = call.own
         self._inputs = [(name, OFFSETS[tensors[name].slot]) for name in names]
         self._made = [
-            (
-                name,
-                OFFSETS[tensors[name].slot],
-                maker(tensors[name], name in zeroed, device.runtime.vendor, device.index),
-            )
+            (name, OFFSETS[tensors[name].slot], maker(tensors[name], name in zeroed, vendor, device.index))
             for name in problem.made
         ]
-        self._partials = [(OFFSETS[slot], partial.bytes) for slot, partial in workspace.partials.items()]
+        self._partials = [
+            (OFFSETS[slot], scratch_maker(partial.bytes, vendor, device.index))
+            for slot, partial in workspace.partials.items()
+        ]
         self._results = results(problem, {name: name for name in (*names, *problem.made)})
 
     def __call__(self, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -116,8 +117,8 @@ class TorchCalls:
             tensor = tensors[name] = make()
             POINTER.pack_into(args, offset, tensor.data_ptr())
         rooms = []
-        for offset, size in self._partials:
-            rooms.append(torch_memory(size, self._device.runtime.vendor, self._device.index))
-            POINTER.pack_into(args, offset, rooms[-1].handle)
+        for offset, make in self._partials:
+            rooms.append(make())
+            POINTER.pack_into(args, offset, rooms[-1].data_ptr())
         self._device.queue(self._kernels, ctypes.byref(args), self._own, self._device.stream)
         return {result: tensors[name] for result, name in self._results.items()}

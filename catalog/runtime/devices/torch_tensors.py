@@ -83,12 +83,17 @@ def maker(tensor: Tensor, zeroed: bool, vendor: Vendor, index: int) -> Callable[
     return partial(make, tensor.shape, dtype=getattr(torch, tensor.element), device=_place(torch, index))
 
 
+def scratch_maker(size: int, vendor: Vendor, index: int) -> Callable[[], Any]:
+    """Makes tensors of so many bytes, uninitialised, with PyTorch, which the process has."""
+    torch = torch_on(vendor)
+    return partial(torch.empty, max(1, size), dtype=torch.uint8, device=_place(torch, index))
+
+
 def torch_memory(size: int, vendor: Vendor, index: int) -> TorchMemory | None:
     """So many bytes, uninitialised, for work of PyTorch's current stream; None where the process has no PyTorch."""
-    torch = torch_on(vendor)
-    if torch is None:
+    if torch_on(vendor) is None:
         return None
-    tensor = torch.empty(max(1, size), dtype=torch.uint8, device=_place(torch, index))
+    tensor = scratch_maker(size, vendor, index)()
     return TorchMemory(tensor.data_ptr(), tensor)
 
 

@@ -33,7 +33,9 @@ dispatch order among the rows of the same enumeration.
 def _kernel_ddl() -> str:
     columns = ["id TEXT NOT NULL PRIMARY KEY", "name TEXT NOT NULL"]
     columns += [f"{name} TEXT NOT NULL" for name in IDENTITY]
-    columns += [f"{trait.name} {trait.sql_type} NOT NULL" for trait in TRAITS.values() if trait.name not in LATER_TRAITS]
+    columns += [
+        f"{trait.name} {trait.sql_type} NOT NULL" for trait in TRAITS.values() if trait.name not in LATER_TRAITS
+    ]
     columns += ["hw_valid INTEGER NOT NULL", "dispatch_order INTEGER NOT NULL"]
     return f"CREATE TABLE kernel ({', '.join(columns)}, UNIQUE (name, arch, revision, mask_impl, space)) STRICT"
 

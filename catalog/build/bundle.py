@@ -306,7 +306,8 @@ def _what_is_wrong(entry: Entry, why_unavailable: Callable[[str], str | None]) -
 def _why_not_here(arch: str, isa: str, why_unavailable: Callable[[str], str | None]) -> str | None:
     """Libraries for GPUs are stored on any machine; those of host arches must run on this one."""
     host = host_facts().arches.get(arch)
-    isas = {name: facts.isa for name, facts in {**host_facts().arches, **cuda_facts().arches}.items()}
+    isas = {name: facts.isa for name, facts in host_facts().arches.items()}
+    isas |= {name: facts.isa for name, facts in cuda_facts().arches.items()}
     isas |= {name: name for name in hip_facts().arches}
     if arch not in isas:
         return f"this version does not know arch {arch!r}"

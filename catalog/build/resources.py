@@ -170,10 +170,13 @@ def of_cuda_build(folder: Path, output: str, arch: CudaArch) -> Resources:
 def _block(library: BinaryIO) -> tuple[int, int] | None:
     """Threads and bytes of shared memory of a block: the symbol ``catalog_block`` of a CUDA library."""
     from elftools.elf.elffile import ELFFile
+    from elftools.elf.sections import SymbolTableSection
 
     elf = ELFFile(library)
     symbols = elf.get_section_by_name(".dynsym")
-    for symbol in () if symbols is None else symbols.get_symbol_by_name("catalog_block") or ():
+    if not isinstance(symbols, SymbolTableSection):
+        return None
+    for symbol in symbols.get_symbol_by_name("catalog_block") or ():
         section = elf.get_section(symbol["st_shndx"])
         start = symbol["st_value"] - section["sh_addr"]
         threads, shared_bytes = struct.unpack_from("<ii", section.data(), start)

@@ -253,9 +253,7 @@ _OLDER: Mapping[str, Mapping[Family, Grammar]] = MappingProxyType(
 """The families that older revisions call differently."""
 
 
-def _native(
-    grammar: Grammar, implied: Implied | None = None, more: Sequence[Part] = (), **replaced: Part
-) -> Grammar:
+def _native(grammar: Grammar, implied: Implied | None = None, more: Sequence[Part] = (), **replaced: Part) -> Grammar:
     """Upstream's grammar for our own kernels, of other targets.
 
     ``replaced``: parts, by the trait that they show; ``more``: parts that upstream's names have not.

@@ -1,4 +1,4 @@
-"""The translation unit of an NVIDIA row: its traits as a C++ struct, handed to the header of its family and pipeline."""
+"""The translation unit of an NVIDIA row: its traits as a C++ struct, for the header of its family and pipeline."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ _CUDA = Dialect(
         for name in TRAITS
         if name.startswith(("tile_", "wave_", "warp_", "block_per_cu", "stages")) and TRAITS[name].kind == "int"
     ),
+    sized=frozenset({"fmha_bwd_dq_dk_dv_wgmma"}),
+    footer="CATALOG_EXPORT_BLOCK(catalog::cuda::block_of<Row>)\n",
 )
 
 _HEADERS: Mapping[tuple[Family, Pipeline], str] = MappingProxyType(

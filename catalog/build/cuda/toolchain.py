@@ -36,7 +36,9 @@ _SEARCHED = re.compile(r'"-L([^"]+)"')
 
 _PROGRAMS = ("nvcc", "cudafe++", "ptxas", "fatbinary")
 _RUNTIME = "libcudart_static.a"
-_PROBE = "__global__ void catalog_probe(float* x) { *x = expf(*x); }\nint main() { catalog_probe<<<1, 1>>>(nullptr); }\n"
+_PROBE = (
+    "__global__ void catalog_probe(float* x) { *x = expf(*x); }\nint main() { catalog_probe<<<1, 1>>>(nullptr); }\n"
+)
 
 
 def cuda_toolchain(arch: str) -> Toolchain:
@@ -95,8 +97,9 @@ def _find_nvcc(chosen: str | None, search_path: str) -> Path:
             return Path(candidate).absolute()
         seen.append(f"{candidate} is {release[0] if release else 'no nvcc'}")
     needed = ".".join(map(str, facts.release))
+    tried = "; ".join(seen) or "none is on PATH, in /usr/local/cuda or installed by pip"
     raise ToolchainError(
-        f"no nvcc of CUDA {needed} or newer: {'; '.join(seen) or 'none is on PATH, in /usr/local/cuda or installed by pip'}",
+        f"no nvcc of CUDA {needed} or newer: {tried}",
         hint=f"install it ({facts.remedy('compiler')}), or set CATALOG_NVCC",
     )
 

@@ -1,0 +1,145 @@
+// The main stage of backward: how a block divides its tile, what lies where in shared memory, and which tiles it visits.
+//
+// A block owns tile_n0 keys of one head, 64 to a warpgroup, and visits tile_m0 queries at a time, of all query heads
+// that read the head. One more warpgroup loads.
+#pragma once
+
+#include "bwd_call.hpp"
+#include "hopper.hpp"
+#include "tensor_map.hpp"
+#include "wgmma.hpp"
+
+namespace catalog::cuda {
+
+constexpr int round_up(int length, int step) { return (length + step - 1) / step * step; }
+
+template <class Row>
+struct BackwardTile {
+    using T = typename Row::dtype;
+
+    static constexpr int m = Row::tile_m0, n = Row::tile_n0, stages = Row::stages;
+    static constexpr int hdim_q = round_up(Row::hdim_q, panel_columns), hdim_v = round_up(Row::hdim_v, panel_columns);
+    static constexpr int warpgroups = n / 64;  // of consumers
+    static constexpr int consumers = warpgroups * 128, threads = consumers + 128;
+    static constexpr int consumer_registers = warpgroups == 2 ? 240 : 160;
+    static constexpr int loader_registers = warpgroups == 2 ? 24 : 32;
+
+    // Warpgroups divide a tile of dQ among its queries, or else compute it transposed and divide it among the head dim.
+    static constexpr bool divides_queries = m % (64 * warpgroups) == 0;
+    static constexpr int dq_columns = divides_queries ? hdim_q : m;  // of an accumulator
+
+    // dV takes the weights as soon as they are there, where registers allow to hold them once more.
+    static constexpr bool early_dv = (hdim_q + hdim_v) / 2 + m + m / 4 <= 212;
+
+    // dK and dQ contain the factor of the scores if dS does; halves have too small an exponent for that.
+    static constexpr bool scales_ds = std::is_same_v<T, bf16>;
+
+    static_assert(warpgroups == 2 || warpgroups == 3, "a warpgroup owns 64 keys");
+    static_assert(m % 16 == 0 && m <= 256 && stages >= 1);
+    static_assert(divides_queries || hdim_q == 64 * warpgroups, "each warpgroup has 64 queries or 64 columns of dQ");
+
+    // Panels of 64 columns (32 of float32), each a whole number of rows of 128 bytes.
+    static constexpr int query_panel = m * panel_row_bytes, key_panel = n * panel_row_bytes;
+    static constexpr int q_bytes = hdim_q / 64 * query_panel, grad_o_bytes = hdim_v / 64 * query_panel;
+    static constexpr int k_bytes = hdim_q / 64 * key_panel, v_bytes = hdim_v / 64 * key_panel;
+    static constexpr int ds_bytes = warpgroups * query_panel, dq_bytes = hdim_q / 32 * query_panel;
+    static constexpr int row_bytes = m * 4;  // a number for each query
+
+    static constexpr int k_at = 0, v_at = k_at + k_bytes, q_at = v_at + v_bytes, grad_o_at = q_at + stages * q_bytes;
+    static constexpr int ds_at = grad_o_at + stages * grad_o_bytes, dq_at = ds_at + 2 * ds_bytes;
+    static constexpr int lse_at = dq_at + dq_bytes, delta_at = lse_at + stages * row_bytes;
+    static constexpr int barriers_at = delta_at + stages * row_bytes;
+    static constexpr int shared_bytes = barriers_at + (2 + 4 * stages) * 8;
+    static_assert(shared_bytes <= 232448, "a block has 227 KiB of shared memory");
+};
+
+// Barriers: full is for consumers to wait on, empty for loaders.
+template <class Row>
+struct BackwardBarriers {
+    std::uint32_t first;
+
+    __device__ __forceinline__ std::uint32_t k() const { return first; }
+    __device__ __forceinline__ std::uint32_t v() const { return first + 8; }
+    __device__ __forceinline__ std::uint32_t full_q(int stage) const { return first + 16 + stage * 32; }
+    __device__ __forceinline__ std::uint32_t full_grad_o(int stage) const { return full_q(stage) + 8; }
+    __device__ __forceinline__ std::uint32_t empty_q(int stage) const { return full_q(stage) + 16; }
+    __device__ __forceinline__ std::uint32_t empty_grad_o(int stage) const { return full_q(stage) + 24; }
+
+    __device__ __forceinline__ void init() const {
+        barrier_init(k(), 1);
+        barrier_init(v(), 1);
+        for (int stage = 0; stage < BackwardTile<Row>::stages; ++stage) {
+            barrier_init(full_q(stage), 1 + 32);  // the copy, and a warp that stores LSE or delta
+            barrier_init(full_grad_o(stage), 1 + 32);
+            barrier_init(empty_q(stage), BackwardTile<Row>::consumers / 32);
+            barrier_init(empty_grad_o(stage), BackwardTile<Row>::consumers / 32);
+        }
+        barrier_init_fence();
+    }
+};
+
+// Stages of the ring, in turn; `phase` is the parity of the barriers of this round.
+template <int stages>
+struct RingPlace {
+    int stage = 0;
+    std::uint32_t phase = 0;
+
+    __device__ __forceinline__ RingPlace next() const {
+        return stage + 1 < stages ? RingPlace{stage + 1, phase} : RingPlace{0, phase ^ 1u};
+    }
+};
+
+inline constexpr float log2_e = 0x1.715476p+0f;
+
+__device__ __forceinline__ float slope_of(const catalog_args& args, int sequence, int head) {
+    const catalog_tensor& slopes = args.alibi_slopes;
+    return static_cast<const float*>(slopes.data)[sequence * slopes.stride_batch + head * slopes.stride_nhead];
+}
+
+struct BackwardMaps {
+    CUtensorMap q, k, v, grad_o, dk, dv, dq_acc;
+};
+
+// What a block works on: keys from first_key on, against the tiles [begin, end) of queries of every head of the group.
+template <class Row>
+struct BackwardWork {
+    using Tile = BackwardTile<Row>;
+
+    Sequence sequence;
+    int first_key, head_k, heads;
+    int begin, end;
+    int diagonal, left, right;  // key - query - diagonal lies in [-left, right]
+
+    __device__ __forceinline__ BackwardWork(const catalog_args& args)
+        : first_key(blockIdx.x * Tile::n), head_k(blockIdx.y), heads(static_cast<int>(args.nhead_q / args.nhead_k)) {
+        find_queries<Row>(args, blockIdx.z, sequence);
+        find_keys<Row>(args, blockIdx.z, sequence);
+        const int longest = sequence.seqlen_q + sequence.seqlen_k;
+        const bool last = Row::mask == Mask::none || args.mask_corner == CATALOG_BOTTOM_RIGHT;
+        diagonal = last ? sequence.seqlen_k - sequence.seqlen_q : 0;
+        left = bound(Row::mask == Mask::generic ? args.window_left : -1, longest);
+        right = bound(Row::mask == Mask::none ? -1 : Row::mask == Mask::causal ? 0 : args.window_right, longest);
+        const int last_key = min(first_key + Tile::n, sequence.seqlen_k) - 1;
+        begin = max(0, first_key - right - diagonal) / Tile::m;
+        end = (max(0, min(sequence.seqlen_q, last_key + left - diagonal + 1)) + Tile::m - 1) / Tile::m;
+        begin = min(begin, end);
+    }
+
+    __device__ __forceinline__ int tiles() const { return (end - begin) * heads; }
+
+    // Whether every query of a tile sees every key of the block; queries behind the last one do not count.
+    __device__ __forceinline__ bool all_visible(int first_query) const {
+        const bool keys_end = first_key + Tile::n > sequence.seqlen_k;
+        const bool on_right = Row::mask != Mask::none && first_key + Tile::n - 1 - first_query - diagonal > right;
+        const bool on_left =
+            Row::mask == Mask::generic && first_key - (first_query + Tile::m - 1) - diagonal < -left;
+        return !keys_end && !on_right && !on_left;
+    }
+
+   private:
+    static __device__ __forceinline__ int bound(std::int64_t window, int longest) {
+        return window < 0 ? longest : static_cast<int>(min(window, static_cast<std::int64_t>(longest)));
+    }
+};
+
+}  // namespace catalog::cuda

@@ -21,6 +21,7 @@ from catalog.runtime.bench_shapes import BenchOptions
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices import hip_driver, hip_library, why_unavailable
 from catalog.runtime.devices.gpu_resources import Memory
+from catalog.runtime.devices.here import Devices
 from catalog.runtime.inputs import make_inputs
 from catalog.runtime.measure import StopRule
 from catalog.runtime.tensors import make_outputs
@@ -76,6 +77,7 @@ def catalog(fake, folder):
     catalog.builder = Builder(folder / "cache", targets=lambda _arch: target())
     yield catalog
     catalog.close()
+    catalog._devices = Devices(None)  # pytest keeps the catalog for longer than the runtime's memory may live
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ test-ck: $(VENV)/.installed-$(EXTRAS)$(comma)gfx950
 
 # Rows of sm_90, run on a Hopper GPU against the reference and PyTorch
 test-cuda: $(VENV)/.installed-$(EXTRAS)
-	@$(BIN)/python -m pytest -rs tests/cuda_kernels.py $(ARGS)
+	@$(BIN)/python -m pytest -rs tests/cuda_kernels.py tests/cuda_streams.py $(ARGS)
 
 lint: $(VENV)/.installed-$(EXTRAS)
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

@@ -23,7 +23,7 @@ def missing(what: str) -> NoReturn:
     """Skip for a missing tool on a user's machine; fail in CI, where every tool must be there."""
     if os.environ.get("CI") == "true":
         pytest.fail(f"{what} is missing in CI")
-    pytest.skip(f"{what} is missing")
+    pytest.skip(f"{what} is missing", allow_module_level=True)
 
 
 def load(device: HostDevice | GpuDevice, path: Path, row: str = "ROW") -> LoadedKernel:

@@ -74,13 +74,15 @@ inline bool make_maps(const catalog_args& args, BackwardMaps& maps) {
     using Tile = BackwardTile<Row>;
     using T = typename Row::dtype;
     const auto rows_of = [](CUtensorMap& map, const catalog_tensor& tensor, std::int64_t hdim, int box_rows) {
-        return !tensor.data || make_ragged_map<T>(map, tensor, hdim, panel_columns, box_rows);
+        return !tensor.data || make_ragged_map<T>(map, tensor.data, tensor.stride_seqlen * sizeof(T), hdim, panel_columns, box_rows);
     };
     const int dq_rows = Tile::divides_queries ? 64 : Tile::m;
     return rows_of(maps.q, args.q, args.hdim_q, Tile::m) && rows_of(maps.grad_o, args.grad_o, args.hdim_v, Tile::m) &&
            rows_of(maps.k, args.k, args.hdim_q, Tile::n) && rows_of(maps.v, args.v, args.hdim_v, Tile::n) &&
            rows_of(maps.dk, args.dk, args.hdim_q, 64) && rows_of(maps.dv, args.dv, args.hdim_v, 64) &&
-           (!args.dq_acc.data || make_ragged_map<float>(maps.dq_acc, args.dq_acc, args.hdim_q, 32, dq_rows));
+           (!args.dq_acc.data ||
+            make_ragged_map<float>(maps.dq_acc, args.dq_acc.data, args.dq_acc.stride_seqlen * sizeof(float),
+                                   args.hdim_q, 32, dq_rows));
 }
 
 template <class Row>

@@ -19,7 +19,9 @@ ARCH = "sm_90"
 SHAPE: dict[str, Any] = {"batch": 2, "nhead_q": 8, "nhead_k": 2, "hdim_q": 128, "dtype": "bf16", "lse": True}
 PROBLEMS = {
     "dense": Problem(**SHAPE, seqlen_q=515, mask="causal"),
-    "packed": Problem(**{**SHAPE, "batch": None}, seqlens_q=[100, 0, 333], mask="causal"),
+    "packed": Problem(
+        **{name: value for name, value in SHAPE.items() if name != "batch"}, seqlens_q=[100, 0, 333], mask="causal"
+    ),
     "splitkv": Problem(**SHAPE, op="splitkv", seqlen_q=1, seqlen_k=3000),
 }
 

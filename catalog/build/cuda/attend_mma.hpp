@@ -222,7 +222,8 @@ class MmaAttention {
             }
     }
 
-    // Scores become weights; what earlier tiles have accumulated is rescaled to the new maxima.
+    // Scores become weights, relative to the largest score so far, or to an earlier one that was less than 2^8 times
+    // smaller: they fit any type, and few tiles change what earlier tiles have accumulated.
     __device__ __forceinline__ void weigh() {
         float rescale[atoms][2];
         bool changed = false;
@@ -230,35 +231,41 @@ class MmaAttention {
         for (int m = 0; m < atoms; ++m)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                float largest = max[m][half];
+                float& reference = max[m][half];
+                float largest = minus_infinity();
 #pragma unroll
                 for (int n = 0; n < keys / 8; ++n)
                     largest = fmaxf(largest, fmaxf(tile.s[m][n][2 * half], tile.s[m][n][2 * half + 1]));
                 largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 1));
                 largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 2));
+                const bool grows = (largest - reference) * scores.exponent > 8.0f;
+                rescale[m][half] = grows ? exp2_approximate((reference - largest) * scores.exponent) : 1.0f;
+                reference = grows ? largest : reference;
+                changed |= grows;
+                sum[m][half] *= rescale[m][half];
+            }
+        if (__any_sync(0xffffffff, changed))
+#pragma unroll
+            for (int m = 0; m < atoms; ++m)
+#pragma unroll
+                for (int n = 0; n < hdim_v / 8; ++n)
+#pragma unroll
+                    for (int c = 0; c < 4; ++c) tile.o[m][n][c] *= rescale[m][c / 2];
+#pragma unroll
+        for (int m = 0; m < atoms; ++m)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
                 // A row that has seen no key: subtracting -infinity from itself would give NaN.
-                const float reference = largest == minus_infinity() ? 0.0f : largest * scores.exponent;
-                rescale[m][half] = exp2_approximate(fmaf(max[m][half], scores.exponent, -reference));
-                changed |= max[m][half] != largest;
-                max[m][half] = largest;
-                float total = 0.0f;
+                const float zero = max[m][half] == minus_infinity() ? 0.0f : max[m][half] * scores.exponent;
 #pragma unroll
                 for (int n = 0; n < keys / 8; ++n)
 #pragma unroll
                     for (int c = 0; c < 2; ++c) {
                         float& weight = tile.s[m][n][2 * half + c];
-                        weight = exp2_approximate(fmaf(weight, scores.exponent, -reference));
-                        total += weight;
+                        weight = exp2_approximate(fmaf(weight, scores.exponent, -zero));
+                        sum[m][half] += weight;
                     }
-                sum[m][half] = fmaf(sum[m][half], rescale[m][half], total);
             }
-        if (!__any_sync(0xffffffff, changed)) return;
-#pragma unroll
-        for (int m = 0; m < atoms; ++m)
-#pragma unroll
-            for (int n = 0; n < hdim_v / 8; ++n)
-#pragma unroll
-                for (int c = 0; c < 4; ++c) tile.o[m][n][c] *= rescale[m][c / 2];
     }
 
     // ---- Results
@@ -409,7 +416,7 @@ class MmaAttention {
 
     int tiles, first_key, end;  // of this group; no row sees keys from `end` on
     std::uint32_t ring;         // the group's stages of K, then those of V
-    float max[atoms][2], sum[atoms][2];  // of the lane's rows: products' or scores' maximum, the lane's part of the sum
+    float max[atoms][2], sum[atoms][2];  // of the lane's rows: what weights are relative to, the lane's part of the sum
 };
 
 template <class Row, bool partial>
@@ -426,6 +433,7 @@ __global__ void __launch_bounds__(MmaShape<Row>::threads, MmaShape<Row>::blocks)
     index /= batch;
     const int first_row = (grid.tiles - 1 - index / splits) * Row::tile_m0;
     const Sequence seq = sequence_of<Row>(args, sequence);
+    if constexpr (partial) let_next_kernel_start();
     if (first_row >= seq.seqlen_q * static_cast<int>(grid.heads.divisor)) return;
     MmaAttention<Row, partial>(args, grid, seq, head_k, index % splits, first_row, shared_address(shared)).run();
 }

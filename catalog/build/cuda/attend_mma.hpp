@@ -11,6 +11,13 @@
 
 namespace catalog::cuda {
 
+// The compiler does not know what it is, and so computes what follows from it where it is needed, rather than before the
+// main loop, whose registers are scarce.
+__device__ __forceinline__ int opaque(int number) {
+    asm volatile("" : "+r"(number));
+    return number;
+}
+
 // `partial`: O and LSE of one split go to the workspaces o_acc and lse_acc.
 template <class Row, bool partial>
 class MmaAttention {
@@ -25,11 +32,11 @@ class MmaAttention {
         : args(args),
           work(work),
           lane(threadIdx.x % 32),
-          warp_m(threadIdx.x / 32 % Shape::waves_m),
-          warp_n(threadIdx.x / 32 / Shape::waves_m),
+          warp_m(Shape::warp_m()),
+          warp_n(Shape::warp_n()),
           shared(shared),
           window(window_of<Row::mask>(args, work.seq.seqlen_q, work.seq.seqlen_k, keys_of(args, work))),
-          scores(args, args.scale == 0.0f ? 1.0f : fabsf(args.scale)),
+          scores(work.grid.scores),
           k_copy(args.k, work.seq, work.head_k, static_cast<int>(args.hdim_q), warp_m * Shape::copied),
           v_copy(args.v, work.seq, work.head_k, static_cast<int>(args.hdim_v), warp_m * Shape::copied),
           tile(shared + warp_m * Shape::rows * Row::hdim_q * 2, lane) {
@@ -47,7 +54,7 @@ class MmaAttention {
                        last = window.visible(work.row_at(work.rows - 1).query);
         const KeyRange some = seen_by_some(first, last), all = seen_by_all(first, last);
         const int first_key = some.begin / tile_n0 * tile_n0;
-        end = some.begin < some.end ? some.end : first_key;
+        end = some.end;
         ring = shared + Shape::q_bytes + warp_n * Shape::group_bytes;
 
         start_copies(first_key);
@@ -155,7 +162,7 @@ class MmaAttention {
         }
     }
 
-    // The softmax insists on a positive scale: what is negative about it, or zero, goes to the queries.
+    // See Scores.
     __device__ __forceinline__ void rescale_queries() const {
         const std::uint32_t kept = args.scale == 0.0f ? 0u : 0xffffffffu, flipped = args.scale == 0.0f ? 0 : 0x80008000u;
         for (int offset = threadIdx.x * 4; offset < Shape::q_bytes; offset += Shape::threads * 4) {
@@ -180,7 +187,7 @@ class MmaAttention {
         for (int m = 0; m < atoms; ++m)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const QueryRow at = work.row_at(tile_row(m, half));
+                const QueryRow at = work.row_at(opaque(tile_row(m, half)));
                 const int first = key + lane % 4 * 2;
                 if constexpr (Scores<Row>::finished) {
                     const float slope = Row::bias == Bias::alibi ? slope_of(args, work.seq.index, work.head_of(at)) : 0;
@@ -257,7 +264,7 @@ class MmaAttention {
     const int lane, warp_m, warp_n;
     const std::uint32_t shared;
     const Window<Row::mask> window;
-    const Scores<Row> scores;
+    const Scores<Row>& scores;
     KvCopy<Row, Row::hdim_q, Shape::copied, Row::pad_d> k_copy;
     KvCopy<Row, hdim_v, Shape::copied, Row::pad_dv> v_copy;
     Places<Shape::copied> places;
@@ -270,7 +277,7 @@ class MmaAttention {
 
 template <class Row, bool partial>
 __global__ void __launch_bounds__(MmaShape<Row>::threads, MmaShape<Row>::blocks)
-    attend_mma(const __grid_constant__ catalog_args args, const __grid_constant__ MmaGrid grid) {
+    attend_mma(const __grid_constant__ catalog_args args, const __grid_constant__ MmaGrid<Row> grid) {
     extern __shared__ __align__(1024) unsigned char shared[];
     const MmaWork<Row, partial> work(args, grid);
     if constexpr (partial) let_next_kernel_start();
@@ -297,7 +304,8 @@ inline catalog_status launch_attend_mma(const catalog_args& args, cudaStream_t s
     const auto kernel = attend_mma<Row, partial>;
     if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::shared_bytes) != cudaSuccess)
         return launched(), CATALOG_DEVICE_ERROR;
-    const MmaGrid grid{static_cast<int>(tiles), Divisor(heads), Divisor(Row::paged_kv ? args.page_size : 1)};
+    const MmaGrid<Row> grid{static_cast<int>(tiles), Divisor(heads), Divisor(Row::paged_kv ? args.page_size : 1),
+                            Scores<Row>(args)};
     kernel<<<static_cast<unsigned>(blocks), Shape::threads, Shape::shared_bytes, stream>>>(args, grid);
     return launched();
 }

@@ -7,9 +7,12 @@
 
 namespace catalog::cuda {
 
+// What the host computes for a launch.
+template <class Row>
 struct MmaGrid {
     int tiles;  // of the longest sequence
     Divisor heads, page_size;
+    Scores<Row> scores;
 };
 
 // The compiler does not know that it is always the same, and so keeps nothing that follows from it in registers.
@@ -22,12 +25,12 @@ __device__ __forceinline__ int block_index() {
 // What a block answers: up to tile_m0 rows of one K/V head of one sequence, against one split of the keys.
 template <class Row, bool partial>
 struct MmaWork {
-    const MmaGrid& grid;
+    const MmaGrid<Row>& grid;
     Sequence seq;
     int head_k, split, first_row, rows;  // no rows: there is nothing to do
 
     // Heads of one sequence are worked on at the same time; the last tiles, which see most under a causal mask, first.
-    __device__ __forceinline__ MmaWork(const catalog_args& args, const MmaGrid& grid) : grid(grid) {
+    __device__ __forceinline__ MmaWork(const catalog_args& args, const MmaGrid<Row>& grid) : grid(grid) {
         const int nhead_k = static_cast<int>(args.nhead_k), batch = static_cast<int>(args.batch);
         const int splits = partial ? static_cast<int>(args.num_splits) : 1;
         const int block = block_index(), of_head = block / nhead_k, of_sequence = of_head / batch;
@@ -69,8 +72,8 @@ class MmaResults {
           window(window_of<Row::mask>(args, work.seq.seqlen_q, work.seq.seqlen_k, {})),
           hdim(static_cast<int>(args.hdim_v)),
           lane(threadIdx.x % 32),
-          warp_m(threadIdx.x / 32 % Shape::waves_m),
-          warp_n(threadIdx.x / 32 / Shape::waves_m),
+          warp_m(Shape::warp_m()),
+          warp_n(Shape::warp_n()),
           shared(shared),
           o(o),
           max(max) {

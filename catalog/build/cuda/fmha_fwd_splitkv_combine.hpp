@@ -4,6 +4,7 @@
 #include <climits>
 
 #include "launch.hpp"
+#include "mma.hpp"
 #include "scores.hpp"
 
 namespace catalog::cuda {
@@ -75,6 +76,7 @@ __global__ void __launch_bounds__(CombineShape<Row>::threads)
     const Sequence seq = queries_of<Row>(args, index / seqlen_q / nhead_q);
     const CombinedRow<Row> row{args, seq, index / seqlen_q % nhead_q, index % seqlen_q};
     if (row.query >= seq.seqlen_q) return;
+    wait_for_last_kernel();
 
     const int column = static_cast<int>(threadIdx.x) % Shape::columns * 4;
     const LseOfSplits lse(row, splits);
@@ -109,7 +111,17 @@ inline std::int32_t launch_fmha_fwd_splitkv_combine(const catalog_args* args, cu
     std::int64_t rows;
     if (__builtin_mul_overflow(args->batch * args->nhead_q, args->seqlen_q, &rows) || rows > INT_MAX)
         return CATALOG_BAD_ARGUMENT;
-    combine_splits<Row><<<static_cast<unsigned>(rows), CombineShape<Row>::threads, 0, stream>>>(*args);
+    // Its blocks start while the last ones of the kernel before are still at work.
+    cudaLaunchAttribute early{};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = static_cast<unsigned>(rows);
+    config.blockDim = CombineShape<Row>::threads;
+    config.stream = stream;
+    config.attrs = &early;
+    config.numAttrs = 1;
+    cudaLaunchKernelEx(&config, combine_splits<Row>, *args);
     return launched();
 }
 

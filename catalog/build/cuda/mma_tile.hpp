@@ -31,6 +31,12 @@ struct MmaShape {
     // Registers of a thread for O, scores and Q: where they are few, Q is read from shared memory once.
     static constexpr bool q_in_registers = atoms * (hdim_v / 2 + keys / 2 + hdim_q / 4) <= 160;
 
+    // The warp's number among those of its group, and its group's.
+    static __device__ __forceinline__ int warp_m() { return static_cast<int>(threadIdx.x) / 32 % waves_m; }
+    static __device__ __forceinline__ int warp_n() {
+        return waves_n > 1 ? static_cast<int>(threadIdx.x) / 32 / waves_m : 0;
+    }
+
     static_assert(rows % 16 == 0 && keys % 16 == 0 && keys % waves_m == 0 && stages >= 1 && hdim_v <= hdim_q);
     static_assert(shared_bytes <= 227 * 1024);
 };
@@ -39,17 +45,14 @@ struct MmaShape {
 // which the permutation of pieces occupies too, and then the address by 128.
 template <int hdim>
 struct MatrixRows {
-    std::uint32_t offset[4];
+    std::uint32_t offset;
 
-    // The lane's row of the first 16 rows, and its piece of the first two.
-    __device__ __forceinline__ MatrixRows(int row, int piece) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) offset[i] = piece_offset<hdim>(row, piece) ^ (i << 5);
-    }
+    // Matrices 0 and 1 are of the first columns, 0 and 2 of the first rows.
+    __device__ __forceinline__ MatrixRows(int lane) : offset(piece_offset<hdim>(lane % 16, lane / 16)) {}
 
     // In the 16 rows from `first_row` on, the 16 columns from 16 * step on.
     __device__ __forceinline__ std::uint32_t at(int first_row, int step) const {
-        return offset[step % 4] + first_row * (hdim * 2) + step / 4 * 128;
+        return (offset ^ (step % 4 << 5)) + first_row * (hdim * 2) + step / 4 * 128;
     }
 };
 
@@ -67,9 +70,8 @@ class MmaTile {
     // `q`: the warp's first row.
     __device__ __forceinline__ MmaTile(std::uint32_t q, int lane)
         : q(q),
-          q_rows(lane % 16, lane / 16),
-          k_rows(lane % 8 + lane / 16 * 8, lane / 8 % 2),
-          v_rows(lane % 16, lane / 16) {
+          q_rows(lane),
+          v_rows(lane) {
 #pragma unroll
         for (int m = 0; m < atoms; ++m)
 #pragma unroll
@@ -139,17 +141,17 @@ class MmaTile {
 #pragma unroll
         for (int n = 0; n < keys / 16; ++n) {
             std::uint32_t rows[4];
-            load_matrices(k + k_rows.at(16 * n, step), rows);
+            load_matrices(k + q_rows.at(16 * n, step), rows);
 #pragma unroll
             for (int m = 0; m < atoms; ++m) {
-                mma_16x8x16<T>(s[m][2 * n], queries[m], rows[0], rows[1]);
-                mma_16x8x16<T>(s[m][2 * n + 1], queries[m], rows[2], rows[3]);
+                mma_16x8x16<T>(s[m][2 * n], queries[m], rows[0], rows[2]);
+                mma_16x8x16<T>(s[m][2 * n + 1], queries[m], rows[1], rows[3]);
             }
         }
     }
 
     const std::uint32_t q;
-    const MatrixRows<Row::hdim_q> q_rows, k_rows;
+    const MatrixRows<Row::hdim_q> q_rows;  // of K too
     const MatrixRows<Row::hdim_v> v_rows;
     std::uint32_t held[Shape::q_in_registers ? Row::hdim_q / 16 : 1][atoms][4];
 };

@@ -45,11 +45,15 @@ struct Scores {
     float exponent;  // of scores, in the softmax
     float cap;
 
-    // `scale` is positive.
-    __device__ __forceinline__ Scores(const catalog_args& args, float scale)
-        : scale(Row::logits ? scale / args.logits_soft_cap : scale * log2_e),
-          exponent(finished ? 1.0f : scale * log2_e),
+    __host__ explicit Scores(const catalog_args& args)
+        : scale(positive_scale(args) * (Row::logits ? 1.0f / args.logits_soft_cap : log2_e)),
+          exponent(finished ? 1.0f : scale),
           cap(args.logits_soft_cap * log2_e) {}
+
+    // The softmax insists on a positive scale: what is negative about it, or zero, goes to the queries.
+    static __host__ float positive_scale(const catalog_args& args) {
+        return args.scale == 0.0f ? 1.0f : std::fabs(args.scale);
+    }
 
     // The score of a product. `distance`: of the key from the query, positive to its right.
     __device__ __forceinline__ float finish(float product, float slope, int distance) const {

@@ -47,7 +47,7 @@ __device__ __forceinline__ Sequence sequence_of(const catalog_args& args, int in
         seq.seqlen_k = static_cast<int>(args.seqlen_k);
         if constexpr (Row::mode == Mode::group) {
             seq.first_k = max(0, args.seqstart_k[index]);
-            seq.seqlen_k = clamp_length(args.seqstart_k[index + 1] - seq.first_k, most_tokens);
+            seq.seqlen_k = clamp_length(args.seqstart_k[index + 1] - seq.first_k, args.seqlen_k > 0 ? most_tokens : 0);
         }
         seq.seqlen_k = length_of(args.seqlens_k, index, seq.seqlen_k);
     }

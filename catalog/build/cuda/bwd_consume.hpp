@@ -19,12 +19,11 @@ class BackwardConsumer {
 
    public:
     __device__ __forceinline__ BackwardConsumer(const catalog_args& args, const BackwardMaps& maps,
-                                                const BackwardWork<Row>& work, std::uint8_t* memory)
+                                                const BackwardWork<Row>& work, std::uint32_t base)
         : args(args),
           maps(maps),
           work(work),
-          memory(memory),
-          base(shared_address(memory)),
+          base(base),
           barriers{base + Tile::barriers_at},
           warpgroup(__shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128 - 1, 0)),
           warp(threadIdx.x / 32 % 4),
@@ -117,16 +116,16 @@ class BackwardConsumer {
 
     // P^T from S^T.
     __device__ __forceinline__ void weigh(int head, int first_query, int stage, float (&s)[m / 2]) const {
-        const auto* const lse = reinterpret_cast<const float*>(memory + Tile::lse_at + stage * Tile::row_bytes);
         const float scale = args.scale * log2_e;
         const int column = 2 * (lane % 4);
+        const std::uint32_t lse = base + Tile::lse_at + stage * Tile::row_bytes + column * 4;
         const int key = work.first_key + warpgroup * 64 + warp * 16 + lane / 4;
         const int distance = key - work.diagonal - first_query - column;  // of the first element
         [[maybe_unused]] float slope = 0;
         if constexpr (Row::bias == Bias::alibi) slope = slope_of(args, blockIdx.z, head) * log2_e;
 #pragma unroll
         for (int j = 0; j < m / 8; ++j) {
-            const float2 of_rows = *reinterpret_cast<const float2*>(lse + 8 * j + column);
+            const float2 of_rows = load_pair(lse + 32 * j);
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 float x = fmaf(s[4 * j + i], scale, i % 2 ? -of_rows.y : -of_rows.x);
@@ -159,11 +158,11 @@ class BackwardConsumer {
 
     // dS^T in place of dP^T.
     __device__ __forceinline__ void differentiate(int stage, const float (&p)[m / 2], float (&dp)[m / 2]) const {
-        const auto* const delta = reinterpret_cast<const float*>(memory + Tile::delta_at + stage * Tile::row_bytes);
+        const std::uint32_t delta = base + Tile::delta_at + stage * Tile::row_bytes + lane % 4 * 8;
         const float scale = Tile::scales_ds ? args.scale : 1.0f;
 #pragma unroll
         for (int j = 0; j < m / 8; ++j) {
-            const float2 of_rows = *reinterpret_cast<const float2*>(delta + 8 * j + 2 * (lane % 4));
+            const float2 of_rows = load_pair(delta + 32 * j);
 #pragma unroll
             for (int i = 0; i < 4; ++i)
                 dp[4 * j + i] = p[4 * j + i] * fmaf(dp[4 * j + i], scale, i % 2 ? -of_rows.y : -of_rows.x);
@@ -196,17 +195,15 @@ class BackwardConsumer {
 #pragma unroll
             for (int i = 0; i < Tile::dq_columns / 2; i += 2) {
                 const std::uint32_t column = i / 4 % 4 * 32 + lane % 4 * 8;
-                const float2 pair = make_float2(final_dq(dq[i]), final_dq(dq[i + 1]));
-                *reinterpret_cast<float2*>(memory + Tile::dq_at + i / 16 * Tile::query_panel +
-                                           swizzled(row + i / 2 % 2 * 8, column)) = pair;
+                store_pair(base + Tile::dq_at + i / 16 * Tile::query_panel + swizzled(row + i / 2 % 2 * 8, column),
+                           final_dq(dq[i]), final_dq(dq[i + 1]));
             }
         } else {
             const std::uint32_t column = warp % 2 * 64 + lane / 4 * 4, row = 2 * (lane % 4);
-            std::uint8_t* const panel = memory + Tile::dq_at + (2 * warpgroup + warp / 2) * Tile::query_panel;
+            const std::uint32_t panel = base + Tile::dq_at + (2 * warpgroup + warp / 2) * Tile::query_panel;
 #pragma unroll
             for (int i = 0; i < Tile::dq_columns / 2; ++i)
-                *reinterpret_cast<float*>(panel + swizzled(row + i / 4 * 8 + i % 2, column + i / 2 % 2 * 32)) =
-                    final_dq(dq[i]);
+                store_number(panel + swizzled(row + i / 4 * 8 + i % 2, column + i / 2 % 2 * 32), final_dq(dq[i]));
         }
     }
 
@@ -322,7 +319,6 @@ class BackwardConsumer {
     const catalog_args& args;
     const BackwardMaps& maps;
     const BackwardWork<Row>& work;
-    std::uint8_t* const memory;
     const std::uint32_t base;
     const BackwardBarriers<Row> barriers;
     const int warpgroup, warp, lane;

@@ -28,14 +28,14 @@ __device__ __forceinline__ void load_panels(std::uint32_t target, const CUtensor
 template <class Row>
 __device__ __forceinline__ void load_tiles(const catalog_args& args, const BackwardMaps& maps,
                                            const BackwardWork<Row>& work, const BackwardBarriers<Row>& barriers,
-                                           std::uint32_t memory) {
+                                           std::uint32_t base) {
     using Tile = BackwardTile<Row>;
     using T = typename Row::dtype;
     const Sequence& sequence = work.sequence;
     const RaggedRows k = ragged<T>(args.k, sequence.batch, work.head_k, sequence.first_k, sequence.seqlen_k);
     const RaggedRows v = ragged<T>(args.v, sequence.batch, work.head_k, sequence.first_k, sequence.seqlen_k);
     barrier_arrive_expect(barriers.k(), Tile::k_bytes);
-    load_panels<Tile::hdim_q, Tile::key_panel>(memory + Tile::k_at, &maps.k, barriers.k(), k, work.first_key);
+    load_panels<Tile::hdim_q, Tile::key_panel>(base + Tile::k_at, &maps.k, barriers.k(), k, work.first_key);
     RingPlace<Tile::stages> place;
     bool first_tile = true;
     for (int head = work.head_k * work.heads; head < (work.head_k + 1) * work.heads; ++head) {
@@ -44,17 +44,17 @@ __device__ __forceinline__ void load_tiles(const catalog_args& args, const Backw
         for (int tile = work.begin; tile < work.end; ++tile) {
             barrier_wait(barriers.empty_q(place.stage), place.phase ^ 1);
             barrier_arrive_expect(barriers.full_q(place.stage), Tile::q_bytes);
-            load_panels<Tile::hdim_q, Tile::query_panel>(memory + Tile::q_at + place.stage * Tile::q_bytes, &maps.q,
+            load_panels<Tile::hdim_q, Tile::query_panel>(base + Tile::q_at + place.stage * Tile::q_bytes, &maps.q,
                                                          barriers.full_q(place.stage), q, tile * Tile::m);
             if (first_tile) {
                 barrier_arrive_expect(barriers.v(), Tile::v_bytes);
-                load_panels<Tile::hdim_v, Tile::key_panel>(memory + Tile::v_at, &maps.v, barriers.v(), v,
+                load_panels<Tile::hdim_v, Tile::key_panel>(base + Tile::v_at, &maps.v, barriers.v(), v,
                                                            work.first_key);
                 first_tile = false;
             }
             barrier_wait(barriers.empty_grad_o(place.stage), place.phase ^ 1);
             barrier_arrive_expect(barriers.full_grad_o(place.stage), Tile::grad_o_bytes);
-            load_panels<Tile::hdim_v, Tile::query_panel>(memory + Tile::grad_o_at + place.stage * Tile::grad_o_bytes,
+            load_panels<Tile::hdim_v, Tile::query_panel>(base + Tile::grad_o_at + place.stage * Tile::grad_o_bytes,
                                                          &maps.grad_o, barriers.full_grad_o(place.stage), grad_o,
                                                          tile * Tile::m);
             place = place.next();
@@ -66,7 +66,7 @@ __device__ __forceinline__ void load_tiles(const catalog_args& args, const Backw
 // weights are 0.
 template <class Row, bool of_lse>
 __device__ __forceinline__ void load_rows(const catalog_args& args, const BackwardWork<Row>& work,
-                                          const BackwardBarriers<Row>& barriers, std::uint8_t* memory) {
+                                          const BackwardBarriers<Row>& barriers, std::uint32_t base) {
     using Tile = BackwardTile<Row>;
     constexpr bool shifted = of_lse && Row::bias == Bias::alibi && Row::mask == Mask::causal;
     constexpr int turns = (Tile::m + 31) / 32;
@@ -92,11 +92,11 @@ __device__ __forceinline__ void load_rows(const catalog_args& args, const Backwa
                 }
             }
             barrier_wait(of_lse ? barriers.empty_q(place.stage) : barriers.empty_grad_o(place.stage), place.phase ^ 1);
-            auto* const target = reinterpret_cast<float*>(memory + (of_lse ? Tile::lse_at : Tile::delta_at) +
-                                                          place.stage * Tile::row_bytes);
+            const std::uint32_t target = base + (of_lse ? Tile::lse_at : Tile::delta_at) +
+                                         place.stage * Tile::row_bytes + lane * 4;
 #pragma unroll
             for (int i = 0; i < turns; ++i)
-                if (i * 32 + lane < Tile::m) target[i * 32 + lane] = number[i];
+                if (i * 32 + lane < Tile::m) store_number(target + i * 128, number[i]);
             barrier_arrive(of_lse ? barriers.full_q(place.stage) : barriers.full_grad_o(place.stage));
             place = place.next();
         }

@@ -89,6 +89,20 @@ struct RingPlace {
     }
 };
 
+__device__ __forceinline__ float2 load_pair(std::uint32_t address) {
+    float2 pair;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(pair.x), "=f"(pair.y) : "r"(address) : "memory");
+    return pair;
+}
+
+__device__ __forceinline__ void store_pair(std::uint32_t address, float x, float y) {
+    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(x), "f"(y) : "memory");
+}
+
+__device__ __forceinline__ void store_number(std::uint32_t address, float x) {
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
+}
+
 inline constexpr float log2_e = 0x1.715476p+0f;
 
 __device__ __forceinline__ float slope_of(const catalog_args& args, int sequence, int head) {

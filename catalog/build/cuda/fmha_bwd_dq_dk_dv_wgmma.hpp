@@ -23,11 +23,11 @@ __global__ void __launch_bounds__(BackwardTile<Row>::threads, 1)
         const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
         if (work.tiles() == 0) return;
         if (warp == 0 && threadIdx.x == 0) load_tiles<Row>(args, maps, work, barriers, base);
-        if (warp == 1) load_rows<Row, true>(args, work, barriers, memory);
-        if (warp == 2) load_rows<Row, false>(args, work, barriers, memory);
+        if (warp == 1) load_rows<Row, true>(args, work, barriers, base);
+        if (warp == 2) load_rows<Row, false>(args, work, barriers, base);
     } else {
         claim_registers<Tile::consumer_registers>();
-        BackwardConsumer<Row>(args, maps, work, memory).run();
+        BackwardConsumer<Row>(args, maps, work, base).run();
     }
 }
 

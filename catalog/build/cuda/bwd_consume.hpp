@@ -19,12 +19,11 @@ class BackwardConsumer {
 
    public:
     __device__ __forceinline__ BackwardConsumer(const catalog_args& args, const BackwardMaps& maps,
-                                                const BackwardWork<Row>& work, std::uint8_t* memory)
+                                                std::uint32_t base)
         : args(args),
           maps(maps),
-          work(work),
-          memory(memory),
-          base(shared_address(memory)),
+          base(base),
+          work{base + Tile::work_at},
           barriers{base + Tile::barriers_at},
           warpgroup(__shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128 - 1, 0)),
           warp(threadIdx.x / 32 % 4),
@@ -34,20 +33,24 @@ class BackwardConsumer {
         float dk[Tile::hdim_q / 2], dv[Tile::hdim_v / 2];
         clear(dk);
         clear(dv);
-        const int tiles = work.tiles();
-        if (tiles > 0) {
+        const int heads = heads_per_key_head(args);
+        if (work.end() > work.begin()) {
             float s[m / 2];
             RingPlace<Tile::stages> place;
-            int head = work.head_k * work.heads, tile = work.begin;
+            int head = 0, tile = work.begin();
+            std::uint32_t ds = Tile::ds_at;
             barrier_wait(barriers.k(), 0);
             start_scores(place, true, s);
             wgmma_wait<0>();
             pin(s);
             barrier_wait(barriers.v(), 0);
-            for (int index = 0; index < tiles; ++index) {
-                visit(head, tile, index, index + 1 < tiles, place, s, dk, dv);
+            while (head < heads) {
+                const bool last = tile + 1 == work.end();
+                visit(head, tile, ds, !last || head + 1 < heads, place, s, dk, dv);
                 place = place.next();
-                if (++tile == work.end) tile = work.begin, ++head;
+                ds ^= Tile::ds_at ^ (Tile::ds_at + Tile::ds_bytes);
+                tile = last ? work.begin() : tile + 1;
+                head += last;
             }
             if (leads()) bulk_wait_read<0>();
         }
@@ -115,37 +118,57 @@ class BackwardConsumer {
         wgmma_commit();
     }
 
-    // P^T from S^T.
+    __device__ __forceinline__ int first_key() const { return blockIdx.x * Tile::n; }
+
+    // P^T from S^T. `head` counts from the group's first.
     __device__ __forceinline__ void weigh(int head, int first_query, int stage, float (&s)[m / 2]) const {
-        const auto* const lse = reinterpret_cast<const float*>(memory + Tile::lse_at + stage * Tile::row_bytes);
         const float scale = args.scale * log2_e;
         const int column = 2 * (lane % 4);
-        const int key = work.first_key + warpgroup * 64 + warp * 16 + lane / 4;
-        const int distance = key - work.diagonal - first_query - column;  // of the first element
-        [[maybe_unused]] float slope = 0;
-        if constexpr (Row::bias == Bias::alibi) slope = slope_of(args, blockIdx.z, head) * log2_e;
+        const std::uint32_t lse = base + Tile::lse_at + stage * Tile::row_bytes + column * 4;
+        [[maybe_unused]] float slope = 0, distance = 0;
+        if constexpr (Row::bias == Bias::alibi) {
+            slope = slope_of(args, blockIdx.z, blockIdx.y * heads_per_key_head(args) + head) * log2_e;
+            distance = static_cast<float>(first_distance(first_query));
+        }
 #pragma unroll
         for (int j = 0; j < m / 8; ++j) {
-            const float2 of_rows = *reinterpret_cast<const float2*>(lse + 8 * j + column);
+            const float2 of_rows = load_pair(lse + 32 * j);
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 float x = fmaf(s[4 * j + i], scale, i % 2 ? -of_rows.y : -of_rows.x);
                 if constexpr (Row::bias == Bias::alibi) {
-                    const float d = static_cast<float>(distance + i / 2 * 8) - static_cast<float>(8 * j + i % 2);
+                    const float d = distance + static_cast<float>(i / 2 * 8 - (8 * j + i % 2));
                     x = fmaf(Row::mask == Mask::causal ? d : -fabsf(d), slope, x);
                 }
                 s[4 * j + i] = exp2_approximate(x);
             }
         }
-        if (!work.all_visible(first_query)) hide(key, distance, s);
+        if (!all_visible(first_query)) hide(first_query, s);
     }
 
-    // Queries from the first one on that is `least` further see the key, up to the one that is `most` further.
-    __device__ __forceinline__ void hide(int key, int distance, float (&p)[m / 2]) const {
+    // Key - query - diagonal of this thread's first element.
+    __device__ __forceinline__ int first_distance(int first_query) const {
+        const int key = first_key() + warpgroup * 64 + warp * 16 + lane / 4;
+        return key - work.diagonal() - first_query - 2 * (lane % 4);
+    }
+
+    // Whether every query of a tile sees every key of the block; queries behind the last one do not count.
+    __device__ __forceinline__ bool all_visible(int first_query) const {
+        bool all = first_key() + Tile::n <= work.seqlen_k();
+        if constexpr (Row::mask != Mask::none)
+            all &= first_key() + Tile::n - 1 - first_query - work.diagonal() <= work.right();
+        if constexpr (Row::mask == Mask::generic)
+            all &= first_key() - (first_query + m - 1) - work.diagonal() >= -work.left();
+        return all;
+    }
+
+    // The query i of a thread's columns sees the key from `least` on, up to `most`.
+    __device__ __forceinline__ void hide(int first_query, float (&p)[m / 2]) const {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const bool real = key + 8 * half < work.sequence.seqlen_k;
-            const int least = real ? distance + 8 * half - work.right : m, most = distance + 8 * half + work.left;
+            const int key = first_key() + warpgroup * 64 + warp * 16 + lane / 4 + 8 * half;
+            const int distance = first_distance(first_query) + 8 * half;
+            const int least = key < work.seqlen_k() ? distance - work.right() : m, most = distance + work.left();
 #pragma unroll
             for (int j = 0; j < m / 8; ++j) {
 #pragma unroll
@@ -159,11 +182,11 @@ class BackwardConsumer {
 
     // dS^T in place of dP^T.
     __device__ __forceinline__ void differentiate(int stage, const float (&p)[m / 2], float (&dp)[m / 2]) const {
-        const auto* const delta = reinterpret_cast<const float*>(memory + Tile::delta_at + stage * Tile::row_bytes);
+        const std::uint32_t delta = base + Tile::delta_at + stage * Tile::row_bytes + lane % 4 * 8;
         const float scale = Tile::scales_ds ? args.scale : 1.0f;
 #pragma unroll
         for (int j = 0; j < m / 8; ++j) {
-            const float2 of_rows = *reinterpret_cast<const float2*>(delta + 8 * j + 2 * (lane % 4));
+            const float2 of_rows = load_pair(delta + 32 * j);
 #pragma unroll
             for (int i = 0; i < 4; ++i)
                 dp[4 * j + i] = p[4 * j + i] * fmaf(dp[4 * j + i], scale, i % 2 ? -of_rows.y : -of_rows.x);
@@ -196,27 +219,22 @@ class BackwardConsumer {
 #pragma unroll
             for (int i = 0; i < Tile::dq_columns / 2; i += 2) {
                 const std::uint32_t column = i / 4 % 4 * 32 + lane % 4 * 8;
-                const float2 pair = make_float2(final_dq(dq[i]), final_dq(dq[i + 1]));
-                *reinterpret_cast<float2*>(memory + Tile::dq_at + i / 16 * Tile::query_panel +
-                                           swizzled(row + i / 2 % 2 * 8, column)) = pair;
+                store_pair(base + Tile::dq_at + i / 16 * Tile::query_panel + swizzled(row + i / 2 % 2 * 8, column),
+                           final_dq(dq[i]), final_dq(dq[i + 1]));
             }
         } else {
             const std::uint32_t column = warp % 2 * 64 + lane / 4 * 4, row = 2 * (lane % 4);
-            std::uint8_t* const panel = memory + Tile::dq_at + (2 * warpgroup + warp / 2) * Tile::query_panel;
+            const std::uint32_t panel = base + Tile::dq_at + (2 * warpgroup + warp / 2) * Tile::query_panel;
 #pragma unroll
             for (int i = 0; i < Tile::dq_columns / 2; ++i)
-                *reinterpret_cast<float*>(panel + swizzled(row + i / 4 * 8 + i % 2, column + i / 2 % 2 * 32)) =
-                    final_dq(dq[i]);
+                store_number(panel + swizzled(row + i / 4 * 8 + i % 2, column + i / 2 % 2 * 32), final_dq(dq[i]));
         }
     }
 
     // By one thread: what its warpgroup has staged.
     __device__ __forceinline__ void add_dq(int head, int first_query) const {
-        const Sequence& sequence = work.sequence;
-        const std::int64_t split = Row::deterministic ? static_cast<std::int64_t>(blockIdx.x) : 0;
-        const std::int64_t offset = offset_of(args.dq_acc, sequence.batch, head, sequence.first_q) +
-                                    split * args.dq_acc.stride_split;
-        const RaggedRows rows(offset * 4, args.dq_acc.stride_seqlen * 4, sequence.seqlen_q);
+        const std::int64_t offset = work.dq_offset() + head * args.dq_acc.stride_nhead;
+        const RaggedRows rows(offset * 4, args.dq_acc.stride_seqlen * 4, work.seqlen_q());
         constexpr int panels = Tile::divides_queries ? Tile::hdim_q / 32 : 2;
         const int first_panel = Tile::divides_queries ? 0 : 2 * warpgroup;
         const int first_row = Tile::divides_queries ? warpgroup * 64 : 0;
@@ -234,13 +252,12 @@ class BackwardConsumer {
     }
 
     // One tile, whose scores are there; leaves those of the next one.
-    __device__ __forceinline__ void visit(int head, int tile, int index, bool more, RingPlace<Tile::stages> place,
+    __device__ __forceinline__ void visit(int head, int tile, std::uint32_t ds_memory, bool more, RingPlace<Tile::stages> place,
                                           float (&s)[m / 2], float (&dk)[Tile::hdim_q / 2],
                                           float (&dv)[Tile::hdim_v / 2]) const {
         const int first_query = tile * m, stage = place.stage;
         const std::uint32_t q = Tile::q_at + stage * Tile::q_bytes;
         const std::uint32_t grad_o = Tile::grad_o_at + stage * Tile::grad_o_bytes;
-        const std::uint32_t ds_memory = Tile::ds_at + index % 2 * Tile::ds_bytes;
         std::uint32_t weights[m / 16][4], ds[m / 16][4];
         {
             float dp[m / 2];
@@ -267,6 +284,10 @@ class BackwardConsumer {
         fence_proxy_async();
         if (leads()) bulk_wait_read<0>();  // what was staged of dQ is on its way: there is room for more
         named_barrier_sync(all_consumers, Tile::consumers);
+        if constexpr (Tile::late_dq) {
+            wgmma_wait<1>();
+            pin(dv);
+        }
         float dq[Tile::dq_columns / 2];
         start_dq(ds_memory, dq);
         wgmma_wait<1>();
@@ -301,13 +322,11 @@ class BackwardConsumer {
         fence_proxy_async();
         named_barrier_sync(own_warpgroup + warpgroup, 128);
         if (!leads()) return;
-        const Sequence& sequence = work.sequence;
-        const RaggedRows rows =
-            ragged<T>(tensor, sequence.batch, work.head_k, sequence.first_k, sequence.seqlen_k);
+        const RaggedRows rows = ragged<T>(tensor, work.batch(), blockIdx.y, work.first_k(), work.seqlen_k());
 #pragma unroll
         for (int panel = 0; panel < count / 32; ++panel)
             tma_store(map, base + target + panel * Tile::key_panel + warpgroup * 64 * panel_row_bytes,
-                      panel * panel_columns, rows.first_row + work.first_key + warpgroup * 64, rows.low, rows.high,
+                      panel * panel_columns, rows.first_row + first_key() + warpgroup * 64, rows.low, rows.high,
                       RaggedRows::wrap);
         bulk_commit();
     }
@@ -321,8 +340,7 @@ class BackwardConsumer {
 
     const catalog_args& args;
     const BackwardMaps& maps;
-    const BackwardWork<Row>& work;
-    std::uint8_t* const memory;
+    const WorkInMemory work;
     const std::uint32_t base;
     const BackwardBarriers<Row> barriers;
     const int warpgroup, warp, lane;

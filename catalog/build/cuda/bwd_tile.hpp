@@ -31,6 +31,9 @@ struct BackwardTile {
     // dV takes the weights as soon as they are there, where registers allow to hold them once more.
     static constexpr bool early_dv = (hdim_q + hdim_v) / 2 + m + m / 4 <= 212;
 
+    // dQ waits until dV has no more use for the registers of the weights, where there are none for both.
+    static constexpr bool late_dq = (hdim_q + hdim_v) / 2 + m / 2 + dq_columns / 2 > 200;
+
     // dK and dQ contain the factor of the scores if dS does; halves have too small an exponent for that.
     static constexpr bool scales_ds = std::is_same_v<T, bf16>;
 
@@ -48,8 +51,8 @@ struct BackwardTile {
     static constexpr int k_at = 0, v_at = k_at + k_bytes, q_at = v_at + v_bytes, grad_o_at = q_at + stages * q_bytes;
     static constexpr int ds_at = grad_o_at + stages * grad_o_bytes, dq_at = ds_at + 2 * ds_bytes;
     static constexpr int lse_at = dq_at + dq_bytes, delta_at = lse_at + stages * row_bytes;
-    static constexpr int barriers_at = delta_at + stages * row_bytes;
-    static constexpr int shared_bytes = barriers_at + (2 + 4 * stages) * 8;
+    static constexpr int barriers_at = delta_at + stages * row_bytes, work_at = barriers_at + (2 + 4 * stages) * 8;
+    static constexpr int shared_bytes = work_at + 48;
     static_assert(shared_bytes <= 232448, "a block has 227 KiB of shared memory");
 };
 
@@ -89,6 +92,20 @@ struct RingPlace {
     }
 };
 
+__device__ __forceinline__ float2 load_pair(std::uint32_t address) {
+    float2 pair;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(pair.x), "=f"(pair.y) : "r"(address) : "memory");
+    return pair;
+}
+
+__device__ __forceinline__ void store_pair(std::uint32_t address, float x, float y) {
+    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(x), "f"(y) : "memory");
+}
+
+__device__ __forceinline__ void store_number(std::uint32_t address, float x) {
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
+}
+
 inline constexpr float log2_e = 0x1.715476p+0f;
 
 __device__ __forceinline__ float slope_of(const catalog_args& args, int sequence, int head) {
@@ -111,7 +128,7 @@ struct BackwardWork {
     int diagonal, left, right;  // key - query - diagonal lies in [-left, right]
 
     __device__ __forceinline__ BackwardWork(const catalog_args& args)
-        : first_key(blockIdx.x * Tile::n), head_k(blockIdx.y), heads(static_cast<int>(args.nhead_q / args.nhead_k)) {
+        : first_key(blockIdx.x * Tile::n), head_k(blockIdx.y), heads(heads_per_key_head(args)) {
         find_queries<Row>(args, blockIdx.z, sequence);
         find_keys<Row>(args, blockIdx.z, sequence);
         const int longest = sequence.seqlen_q + sequence.seqlen_k;
@@ -125,20 +142,59 @@ struct BackwardWork {
         begin = min(begin, end);
     }
 
-    __device__ __forceinline__ int tiles() const { return (end - begin) * heads; }
-
-    // Whether every query of a tile sees every key of the block; queries behind the last one do not count.
-    __device__ __forceinline__ bool all_visible(int first_query) const {
-        const bool keys_end = first_key + Tile::n > sequence.seqlen_k;
-        const bool on_right = Row::mask != Mask::none && first_key + Tile::n - 1 - first_query - diagonal > right;
-        const bool on_left =
-            Row::mask == Mask::generic && first_key - (first_query + Tile::m - 1) - diagonal < -left;
-        return !keys_end && !on_right && !on_left;
+    // For all who come after: they have no registers to spare.
+    __device__ __forceinline__ void store(const catalog_args& args, std::uint32_t to) const {
+        const std::int64_t dq = offset_of(args.dq_acc, sequence.batch, head_k * heads, sequence.first_q) +
+                                (Row::deterministic ? blockIdx.x * args.dq_acc.stride_split : 0);
+        const int numbers[10] = {sequence.seqlen_q,
+                                sequence.seqlen_k,
+                                diagonal,
+                                left,
+                                right,
+                                begin,
+                                end,
+                                static_cast<int>(sequence.first_k),
+                                static_cast<int>(sequence.first_q),
+                                static_cast<int>(sequence.batch)};
+#pragma unroll
+        for (int i = 0; i < 10; ++i)
+            asm volatile("st.shared.s32 [%0], %1;" ::"r"(to + 4 * i), "r"(numbers[i]) : "memory");
+        asm volatile("st.shared.s64 [%0], %1;" ::"r"(to + 40), "l"(dq) : "memory");
     }
 
    private:
     static __device__ __forceinline__ int bound(std::int64_t window, int longest) {
         return window < 0 ? longest : static_cast<int>(min(window, static_cast<std::int64_t>(longest)));
+    }
+};
+
+// BackwardWork in shared memory.
+struct WorkInMemory {
+    std::uint32_t at;
+
+    __device__ __forceinline__ int seqlen_q() const { return number(0); }
+    __device__ __forceinline__ int seqlen_k() const { return number(1); }
+    __device__ __forceinline__ int diagonal() const { return number(2); }
+    __device__ __forceinline__ int left() const { return number(3); }
+    __device__ __forceinline__ int right() const { return number(4); }
+    __device__ __forceinline__ int begin() const { return number(5); }
+    __device__ __forceinline__ int end() const { return number(6); }
+    __device__ __forceinline__ int first_k() const { return number(7); }
+    __device__ __forceinline__ int first_q() const { return number(8); }
+    __device__ __forceinline__ int batch() const { return number(9); }
+
+    // Of dQ's first row of the group's first head, in elements.
+    __device__ __forceinline__ std::int64_t dq_offset() const {
+        std::int64_t offset;
+        asm volatile("ld.shared.s64 %0, [%1];" : "=l"(offset) : "r"(at + 40) : "memory");
+        return offset;
+    }
+
+   private:
+    __device__ __forceinline__ int number(int index) const {
+        int number;
+        asm volatile("ld.shared.s32 %0, [%1];" : "=r"(number) : "r"(at + 4 * index) : "memory");
+        return number;
     }
 };
 

@@ -10,35 +10,25 @@ namespace catalog::cuda {
 template <class Row>
 __global__ void __launch_bounds__(row_threads) convert_dq(const __grid_constant__ catalog_args args) {
     using T = typename Row::dtype;
-    using Lanes = RowLanes<Row::hdim_q>;
-    Sequence sequence;
-    find_queries<Row>(args, blockIdx.z, sequence);
-    const int head = blockIdx.y, lane = threadIdx.x % Lanes::lanes;
-    const int first = blockIdx.x * Lanes::rows * rows_in_flight + threadIdx.x / Lanes::lanes;
-    if (lane * 8 >= args.hdim_q) return;
+    const ThreadRows<Row, Row::hdim_q> rows(args);
+    if (rows.lane * 8 >= args.hdim_q) return;
     float sum[rows_in_flight][8] = {};
     for (int split = 0; split < args.num_splits; ++split) {
 #pragma unroll
         for (int i = 0; i < rows_in_flight; ++i) {
-            const int query = first + i * Lanes::rows;
-            if (query >= sequence.seqlen_q) continue;
-            const auto* const part = reinterpret_cast<const float4*>(
-                static_cast<const float*>(args.dq_acc.data) + split * args.dq_acc.stride_split +
-                offset_of(args.dq_acc, sequence.batch, head, sequence.first_q + query) + lane * 8);
+            if (!rows.has(i)) continue;
+            const auto* const part = reinterpret_cast<const float4*>(rows.template of<const float>(args.dq_acc, i, split));
             const float4 low = __ldcs(part), high = __ldcs(part + 1);
             sum[i][0] += low.x, sum[i][1] += low.y, sum[i][2] += low.z, sum[i][3] += low.w;
             sum[i][4] += high.x, sum[i][5] += high.y, sum[i][6] += high.z, sum[i][7] += high.w;
         }
     }
 #pragma unroll
-    for (int i = 0; i < rows_in_flight; ++i) {
-        const int query = first + i * Lanes::rows;
-        if (query >= sequence.seqlen_q) continue;
-        T* const dq = static_cast<T*>(args.dq.data) +
-                      offset_of(args.dq, sequence.batch, head, sequence.first_q + query) + lane * 8;
-        *reinterpret_cast<uint4*>(dq) = make_uint4(pack<T>(sum[i][0], sum[i][1]), pack<T>(sum[i][2], sum[i][3]),
-                                                   pack<T>(sum[i][4], sum[i][5]), pack<T>(sum[i][6], sum[i][7]));
-    }
+    for (int i = 0; i < rows_in_flight; ++i)
+        if (rows.has(i))
+            *reinterpret_cast<uint4*>(rows.template of<T>(args.dq, i)) =
+                make_uint4(pack<T>(sum[i][0], sum[i][1]), pack<T>(sum[i][2], sum[i][3]),
+                           pack<T>(sum[i][4], sum[i][5]), pack<T>(sum[i][6], sum[i][7]));
 }
 
 template <class Row>

@@ -15,19 +15,26 @@ __global__ void __launch_bounds__(BackwardTile<Row>::threads, 1)
     const BackwardWork<Row> work(args);
     if (work.first_key >= work.sequence.seqlen_k) return;
     const std::uint32_t base = shared_address(memory);
-    const BackwardBarriers<Row> barriers{base + Tile::barriers_at};
-    if (threadIdx.x == 0) barriers.init();
+    if (threadIdx.x == 0) {
+        BackwardBarriers<Row>{base + Tile::barriers_at}.init();
+        work.store(args, base + Tile::work_at);
+    }
     __syncthreads();
     if (threadIdx.x < 128) {
         release_registers<Tile::loader_registers>();
-        const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
-        if (work.tiles() == 0) return;
-        if (warp == 0 && threadIdx.x == 0) load_tiles<Row>(args, maps, work, barriers, base);
-        if (warp == 1) load_rows<Row, true>(args, work, barriers, memory);
-        if (warp == 2) load_rows<Row, false>(args, work, barriers, memory);
+        const WorkInMemory work_in_memory{base + Tile::work_at};
+        if (work_in_memory.begin() == work_in_memory.end()) return;
+        if (threadIdx.x >= 96)
+            load_rows<Row, false>(args, base);
+        else if (threadIdx.x >= 64)
+            load_rows<Row, true>(args, base);
+        else if (threadIdx.x == 32)
+            load_tiles<Row, false>(args, maps, base);
+        else if (threadIdx.x == 0)
+            load_tiles<Row, true>(args, maps, base);
     } else {
         claim_registers<Tile::consumer_registers>();
-        BackwardConsumer<Row>(args, maps, work, memory).run();
+        BackwardConsumer<Row>(args, maps, base).run();
     }
 }
 
@@ -74,15 +81,16 @@ inline bool make_maps(const catalog_args& args, BackwardMaps& maps) {
     using Tile = BackwardTile<Row>;
     using T = typename Row::dtype;
     const auto rows_of = [](CUtensorMap& map, const catalog_tensor& tensor, std::int64_t hdim, int box_rows) {
-        return !tensor.data || make_ragged_map<T>(map, tensor.data, tensor.stride_seqlen * sizeof(T), hdim, panel_columns, box_rows);
+        return !tensor.data || make_ragged_map<T>(map, tensor.data, tensor.stride_seqlen * sizeof(T), hdim,
+                                                  panel_columns, box_rows);
     };
+    const std::int64_t dq_row_bytes = args.dq_acc.stride_seqlen * sizeof(float);
     const int dq_rows = Tile::divides_queries ? 64 : Tile::m;
     return rows_of(maps.q, args.q, args.hdim_q, Tile::m) && rows_of(maps.grad_o, args.grad_o, args.hdim_v, Tile::m) &&
            rows_of(maps.k, args.k, args.hdim_q, Tile::n) && rows_of(maps.v, args.v, args.hdim_v, Tile::n) &&
            rows_of(maps.dk, args.dk, args.hdim_q, 64) && rows_of(maps.dv, args.dv, args.hdim_v, 64) &&
            (!args.dq_acc.data ||
-            make_ragged_map<float>(maps.dq_acc, args.dq_acc.data, args.dq_acc.stride_seqlen * sizeof(float),
-                                   args.hdim_q, 32, dq_rows));
+            make_ragged_map<float>(maps.dq_acc, args.dq_acc.data, dq_row_bytes, args.hdim_q, 32, dq_rows));
 }
 
 template <class Row>

@@ -42,6 +42,13 @@ __device__ __forceinline__ void copy_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 }
 
+// The compiler does not know what it is, and so computes what follows from it where it is needed, rather than before the
+// main loop, whose registers are scarce.
+__device__ __forceinline__ int opaque(int number) {
+    asm volatile("" : "+r"(number));
+    return number;
+}
+
 // The kernel that follows in the stream may be launched now, if it waits for this one by itself.
 __device__ __forceinline__ void let_next_kernel_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 

@@ -31,14 +31,26 @@ struct MmaShape {
     // Registers of a thread for O, scores and Q: where they are few, Q is read from shared memory once.
     static constexpr bool q_in_registers = atoms * (hdim_v / 2 + keys / 2 + hdim_q / 4) <= 160;
 
-    // The warp's number among those of its group, and its group's.
-    static __device__ __forceinline__ int warp_m() { return static_cast<int>(threadIdx.x) / 32 % waves_m; }
-    static __device__ __forceinline__ int warp_n() {
-        return waves_n > 1 ? static_cast<int>(threadIdx.x) / 32 / waves_m : 0;
-    }
-
     static_assert(rows % 16 == 0 && keys % 16 == 0 && keys % waves_m == 0 && stages >= 1 && hdim_v <= hdim_q);
     static_assert(shared_bytes <= 227 * 1024);
+};
+
+// A thread's place in its block: its lane, its warp's number among those of the group, and the group's.
+template <class Row>
+struct MmaThread {
+    int lane, warp_m, warp_n;
+
+    __device__ __forceinline__ MmaThread() {
+        const int thread = opaque(static_cast<int>(threadIdx.x));
+        lane = thread % 32;
+        warp_m = thread / 32 % MmaShape<Row>::waves_m;
+        warp_n = MmaShape<Row>::waves_n > 1 ? thread / 32 / MmaShape<Row>::waves_m : 0;
+    }
+
+    // The row of elements 2 half and 2 half + 1 of the warp's 16 rows number m; see MmaTile.
+    __device__ __forceinline__ int row(int m, int half) const {
+        return warp_m * MmaShape<Row>::rows + 16 * m + 8 * half + lane / 4;
+    }
 };
 
 // Where a lane finds its rows of 8 x 8 matrices in a tile. Steps along the head dim change bits 5 and 6 of the address,

@@ -1,8 +1,8 @@
 // Forward attention with mma.sync: a block answers a tile of rows of one K/V head of one sequence.
 //
-// Every group of warps (see mma_tile.hpp) streams its keys through a ring of shared memory: while a tile is worked on, the
-// copies of the next ones are under way. Each copy of K, and each of V, is a group of cp.async of its own, so that work on
-// K starts before V is there. The groups know nothing of each other until their results are merged.
+// Every group of warps (see mma_tile.hpp) streams its keys through a ring of shared memory: while a tile is worked on,
+// the copies of the next ones are under way. Each copy of K, and each of V, is a group of cp.async of its own, so that
+// work on K starts before V is there. The groups know nothing of each other until their results are merged.
 #pragma once
 
 #include <climits>
@@ -93,7 +93,8 @@ class MmaAttention {
     // `key` here and below: the first of a tile, of all groups.
     __device__ __forceinline__ void find_places(int key) {
         if constexpr (Row::paged_kv)
-            places.find(args, work.grid.page_size, work.seq.index, key + thread.warp_n * keys + thread.warp_m * Shape::copied, end);
+            places.find(args, work.grid.page_size, work.seq.index,
+                        key + thread.warp_n * keys + thread.warp_m * Shape::copied, end);
     }
 
     // To a slot of the ring: the next tile of K. A group even where there is no such tile: waits count groups.
@@ -147,14 +148,15 @@ class MmaAttention {
             const int index = first + static_cast<int>(threadIdx.x), row = index / pieces, piece = index % pieces;
             if (tile_m0 * pieces % Shape::threads && row >= tile_m0) break;
             const bool exists = row < work.rows && (!Row::pad_d || piece * 8 < hdim);
-            const T* source = work.template element_of<const T>(args.q, work.row_at(row < work.rows ? row : 0)) + piece * 8;
-            copy_async(shared + piece_offset<Row::hdim_q>(row, piece), source, exists);
+            const T* source = work.template element_of<const T>(args.q, work.row_at(row < work.rows ? row : 0));
+            copy_async(shared + piece_offset<Row::hdim_q>(row, piece), source + piece * 8, exists);
         }
     }
 
     // See Scores.
     __device__ __forceinline__ void rescale_queries() const {
-        const std::uint32_t kept = args.scale == 0.0f ? 0u : 0xffffffffu, flipped = args.scale == 0.0f ? 0 : 0x80008000u;
+        const std::uint32_t kept = args.scale == 0.0f ? 0 : 0xffffffffu;
+        const std::uint32_t flipped = args.scale == 0.0f ? 0 : 0x80008000u;
         for (int offset = threadIdx.x * 4; offset < Shape::q_bytes; offset += Shape::threads * 4) {
             std::uint32_t pair;
             asm volatile("ld.shared.u32 %0, [%1];" : "=r"(pair) : "r"(shared + offset) : "memory");

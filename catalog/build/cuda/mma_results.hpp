@@ -1,5 +1,5 @@
-// What becomes of the registers of fmha forward's main loop with mma.sync: groups of warps merge their results, rows are
-// normalised and stored.
+// What becomes of the registers of fmha forward's main loop with mma.sync: groups of warps merge their results, rows
+// are normalised and stored.
 #pragma once
 
 #include "mma_tile.hpp"
@@ -98,7 +98,8 @@ class MmaResults {
     }
 
     __device__ __forceinline__ void store_lse(const QueryRow& at, float lse) const {
-        if constexpr (partial || Row::lse) *work.template element_of<float>(partial ? args.lse_acc : args.lse, at) = lse;
+        if constexpr (partial || Row::lse)
+            *work.template element_of<float>(partial ? args.lse_acc : args.lse, at) = lse;
     }
 
     // Where no other group has part in the rows. 16-bit results take the way through the warp's rows of Q.
@@ -119,8 +120,9 @@ class MmaResults {
                     const float first = o[m][n][2 * half] * row_end.normalize;
                     const float second = o[m][n][2 * half + 1] * row_end.normalize;
                     if constexpr (partial) {
-                        if (row < work.rows && 8 * n < hdim)
-                            *reinterpret_cast<float2*>(target + 8 * n + thread.lane % 4 * 2) = make_float2(first, second);
+                        const int column = 8 * n + thread.lane % 4 * 2;
+                        if (row < work.rows && column < hdim)
+                            *reinterpret_cast<float2*>(target + column) = make_float2(first, second);
                     } else {
                         const std::uint32_t offset = piece_offset<hdim_v>(16 * m + 8 * half + thread.lane / 4, n);
                         asm volatile("st.shared.u32 [%0], %1;" ::"r"(staged + offset + thread.lane % 4 * 4),

@@ -1,13 +1,13 @@
-// Products of one warp: rows of a tile of Q with keys in shared memory, and their weights with values. See kv_copy.hpp for
-// how tiles lie in shared memory.
+// Products of one warp: rows of a tile of Q with keys in shared memory, and their weights with values. See kv_copy.hpp
+// for how tiles lie in shared memory.
 #pragma once
 
 #include "kv_copy.hpp"
 
 namespace catalog::cuda {
 
-// How a block of a row's kernel is divided: `waves_n` groups of `waves_m` warps. The warps of a group have rows of their
-// own and share the keys that they copy and attend to; the groups divide the keys of each tile.
+// How a block of a row's kernel is divided: `waves_n` groups of `waves_m` warps. The warps of a group have rows of
+// their own and share the keys that they copy and attend to; the groups divide the keys of each tile.
 template <class Row>
 struct MmaShape {
     static constexpr int hdim_q = Row::hdim_q, hdim_v = Row::hdim_v, stages = Row::stages;

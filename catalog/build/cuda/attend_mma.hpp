@@ -44,7 +44,7 @@ class MmaAttention {
                        last = window.visible(work.row_at(work.rows - 1).query);
         const KeyRange some = seen_by_some(first, last), all = seen_by_all(first, last);
         const int first_key = some.begin / tile_n0 * tile_n0;
-        end = opaque(some.end);
+        end = some.end;
         ring = shared + Shape::q_bytes + thread.warp_n * Shape::group_bytes;
 
         start_copies(first_key);
@@ -194,8 +194,8 @@ class MmaAttention {
 #pragma unroll
                     for (int c = 0; c < 2; ++c) {
                         const int column = 8 * n + c;
-                        if (column < seen.begin - first || column >= seen.end - first)
-                            tile.s[m][n][2 * half + c] = minus_infinity();
+                        const bool before = Row::mask == Mask::generic && column < seen.begin - first;
+                        if (before || column >= seen.end - first) tile.s[m][n][2 * half + c] = minus_infinity();
                     }
             }
     }
@@ -235,16 +235,14 @@ class MmaAttention {
             for (int half = 0; half < 2; ++half) {
                 // A row that has seen no key: subtracting -infinity from itself would give NaN.
                 const float zero = max[m][half] == minus_infinity() ? 0.0f : max[m][half] * scores.exponent;
-                float total[2] = {0.0f, 0.0f};
 #pragma unroll
                 for (int n = 0; n < keys / 8; ++n)
 #pragma unroll
                     for (int c = 0; c < 2; ++c) {
                         float& weight = tile.s[m][n][2 * half + c];
                         weight = exp2_approximate(fmaf(weight, scores.exponent, -zero));
-                        total[c] += weight;
+                        sum[m][half] += weight;
                     }
-                sum[m][half] += total[0] + total[1];
             }
     }
 

@@ -59,8 +59,8 @@ template <int hdim>
 struct MatrixRows {
     std::uint32_t offset;
 
-    // Matrices 0 and 1 are of the first columns, 0 and 2 of the first rows.
-    __device__ __forceinline__ MatrixRows(int lane) : offset(piece_offset<hdim>(lane % 16, lane / 16)) {}
+    // The lane's row of the first 16 rows, and its piece of the first two.
+    __device__ __forceinline__ MatrixRows(int row, int piece) : offset(piece_offset<hdim>(row, piece)) {}
 
     // In the 16 rows from `first_row` on, the 16 columns from 16 * step on.
     __device__ __forceinline__ std::uint32_t at(int first_row, int step) const {
@@ -82,8 +82,9 @@ class MmaTile {
     // `q`: the warp's first row.
     __device__ __forceinline__ MmaTile(std::uint32_t q, int lane)
         : q(q),
-          q_rows(lane),
-          v_rows(lane) {
+          q_rows(lane % 16, lane / 16),
+          k_rows(lane % 8 + lane / 16 * 8, lane / 8 % 2),
+          v_rows(lane % 16, lane / 16) {
 #pragma unroll
         for (int m = 0; m < atoms; ++m)
 #pragma unroll
@@ -153,17 +154,17 @@ class MmaTile {
 #pragma unroll
         for (int n = 0; n < keys / 16; ++n) {
             std::uint32_t rows[4];
-            load_matrices(k + q_rows.at(16 * n, step), rows);
+            load_matrices(k + k_rows.at(16 * n, step), rows);
 #pragma unroll
             for (int m = 0; m < atoms; ++m) {
-                mma_16x8x16<T>(s[m][2 * n], queries[m], rows[0], rows[2]);
-                mma_16x8x16<T>(s[m][2 * n + 1], queries[m], rows[1], rows[3]);
+                mma_16x8x16<T>(s[m][2 * n], queries[m], rows[0], rows[1]);
+                mma_16x8x16<T>(s[m][2 * n + 1], queries[m], rows[2], rows[3]);
             }
         }
     }
 
     const std::uint32_t q;
-    const MatrixRows<Row::hdim_q> q_rows;  // of K too
+    const MatrixRows<Row::hdim_q> q_rows, k_rows;
     const MatrixRows<Row::hdim_v> v_rows;
     std::uint32_t held[Shape::q_in_registers ? Row::hdim_q / 16 : 1][atoms][4];
 };

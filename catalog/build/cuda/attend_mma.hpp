@@ -1,8 +1,8 @@
 // Forward attention with mma.sync: a block answers a tile of rows of one K/V head of one sequence.
 //
-// Every group of warps (see mma_tile.hpp) streams its keys through a ring of shared memory: while a tile is worked on, the
-// copies of the next ones are under way. Each copy of K, and each of V, is a group of cp.async of its own, so that work on
-// K starts before V is there. The groups know nothing of each other until their results are merged.
+// Every group of warps (see mma_tile.hpp) streams its keys through a ring of shared memory: while a tile is worked on,
+// the copies of the next ones are under way. Each copy of K, and each of V, is a group of cp.async of its own, so that
+// work on K starts before V is there. The groups know nothing of each other until their results are merged.
 #pragma once
 
 #include <climits>
@@ -10,13 +10,6 @@
 #include "mma_results.hpp"
 
 namespace catalog::cuda {
-
-// The compiler does not know what it is, and so computes what follows from it where it is needed, rather than before the
-// main loop, whose registers are scarce.
-__device__ __forceinline__ int opaque(int number) {
-    asm volatile("" : "+r"(number));
-    return number;
-}
 
 // `partial`: O and LSE of one split go to the workspaces o_acc and lse_acc.
 template <class Row, bool partial>
@@ -31,15 +24,12 @@ class MmaAttention {
                                             std::uint32_t shared)
         : args(args),
           work(work),
-          lane(threadIdx.x % 32),
-          warp_m(Shape::warp_m()),
-          warp_n(Shape::warp_n()),
           shared(shared),
           window(window_of<Row::mask>(args, work.seq.seqlen_q, work.seq.seqlen_k, keys_of(args, work))),
           scores(work.grid.scores),
-          k_copy(args.k, work.seq, work.head_k, static_cast<int>(args.hdim_q), warp_m * Shape::copied),
-          v_copy(args.v, work.seq, work.head_k, static_cast<int>(args.hdim_v), warp_m * Shape::copied),
-          tile(shared + warp_m * Shape::rows * Row::hdim_q * 2, lane) {
+          k_copy(args.k, work.seq, work.head_k, static_cast<int>(args.hdim_q)),
+          v_copy(args.v, work.seq, work.head_k, static_cast<int>(args.hdim_v)),
+          tile(shared + thread.warp_m * Shape::rows * Row::hdim_q * 2, thread.lane) {
 #pragma unroll
         for (int m = 0; m < atoms; ++m)
 #pragma unroll
@@ -55,7 +45,7 @@ class MmaAttention {
         const KeyRange some = seen_by_some(first, last), all = seen_by_all(first, last);
         const int first_key = some.begin / tile_n0 * tile_n0;
         end = some.end;
-        ring = shared + Shape::q_bytes + warp_n * Shape::group_bytes;
+        ring = shared + Shape::q_bytes + thread.warp_n * Shape::group_bytes;
 
         start_copies(first_key);
         for (int key = first_key, slot = 0; key < end; key += tile_n0, slot = slot + 1 < stages ? slot + 1 : 0) {
@@ -64,7 +54,7 @@ class MmaAttention {
             start_v(key + (stages - 1) * tile_n0, slot > 0 ? slot - 1 : stages - 1);
             find_places(key + stages * tile_n0);
             tile.multiply_q_k(ring + slot * Shape::k_bytes);
-            finish_scores(key + warp_n * keys, all);
+            finish_scores(key + thread.warp_n * keys, all);
             weigh();
             copy_wait<2 * stages - 2>();  // V of this tile
             sync_group();                 // nobody reads K of this tile any more
@@ -97,13 +87,14 @@ class MmaAttention {
         else if constexpr (Shape::waves_m == 1)
             __syncwarp();
         else
-            named_barrier_sync(1 + warp_n, 32 * Shape::waves_m);
+            named_barrier_sync(1 + thread.warp_n, 32 * Shape::waves_m);
     }
 
     // `key` here and below: the first of a tile, of all groups.
     __device__ __forceinline__ void find_places(int key) {
         if constexpr (Row::paged_kv)
-            places.find(args, work.grid.page_size, work.seq.index, key + warp_n * keys + warp_m * Shape::copied, end);
+            places.find(args, work.grid.page_size, work.seq.index,
+                        key + thread.warp_n * keys + thread.warp_m * Shape::copied, end);
     }
 
     // To a slot of the ring: the next tile of K. A group even where there is no such tile: waits count groups.
@@ -119,15 +110,15 @@ class MmaAttention {
             if constexpr (Row::paged_kv)
                 copy.copy(target, places);
             else
-                copy.copy(target, end - key - warp_n * keys);
+                copy.copy(target, end - key - thread.warp_n * keys);
             copy.advance(tile_n0);
         }
         copy_commit();
     }
 
     __device__ __forceinline__ void start_copies(int first_key) {
-        k_copy.advance(first_key + warp_n * keys);
-        v_copy.advance(first_key + warp_n * keys);
+        k_copy.advance(first_key + thread.warp_n * keys);
+        v_copy.advance(first_key + thread.warp_n * keys);
         find_places(first_key);
         copy_queries();
         copy_commit();
@@ -157,14 +148,15 @@ class MmaAttention {
             const int index = first + static_cast<int>(threadIdx.x), row = index / pieces, piece = index % pieces;
             if (tile_m0 * pieces % Shape::threads && row >= tile_m0) break;
             const bool exists = row < work.rows && (!Row::pad_d || piece * 8 < hdim);
-            const T* source = work.template element_of<const T>(args.q, work.row_at(row < work.rows ? row : 0)) + piece * 8;
-            copy_async(shared + piece_offset<Row::hdim_q>(row, piece), source, exists);
+            const T* source = work.template element_of<const T>(args.q, work.row_at(row < work.rows ? row : 0));
+            copy_async(shared + piece_offset<Row::hdim_q>(row, piece), source + piece * 8, exists);
         }
     }
 
     // See Scores.
     __device__ __forceinline__ void rescale_queries() const {
-        const std::uint32_t kept = args.scale == 0.0f ? 0u : 0xffffffffu, flipped = args.scale == 0.0f ? 0 : 0x80008000u;
+        const std::uint32_t kept = args.scale == 0.0f ? 0 : 0xffffffffu;
+        const std::uint32_t flipped = args.scale == 0.0f ? 0 : 0x80008000u;
         for (int offset = threadIdx.x * 4; offset < Shape::q_bytes; offset += Shape::threads * 4) {
             std::uint32_t pair;
             asm volatile("ld.shared.u32 %0, [%1];" : "=r"(pair) : "r"(shared + offset) : "memory");
@@ -174,11 +166,6 @@ class MmaAttention {
 
     // ---- Scores
 
-    // The row of the lane's elements 2 half and 2 half + 1 of the warp's 16 rows number m.
-    __device__ __forceinline__ int tile_row(int m, int half) const {
-        return warp_m * Shape::rows + 16 * m + 8 * half + lane / 4;
-    }
-
     // Products become scores, -infinity where the query does not see the key. `all`: keys that every row sees.
     __device__ __forceinline__ void finish_scores(int key, KeyRange all) {
         const bool hidden = key < all.begin || all.end < key + keys;
@@ -187,8 +174,8 @@ class MmaAttention {
         for (int m = 0; m < atoms; ++m)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const QueryRow at = work.row_at(opaque(tile_row(m, half)));
-                const int first = key + lane % 4 * 2;
+                const QueryRow at = work.row_at(opaque(thread.row(m, half)));
+                const int first = key + thread.lane % 4 * 2;
                 if constexpr (Scores<Row>::finished) {
                     const float slope = Row::bias == Bias::alibi ? slope_of(args, work.seq.index, work.head_of(at)) : 0;
                     const int distance = first - window.center(at.query);
@@ -207,8 +194,8 @@ class MmaAttention {
 #pragma unroll
                     for (int c = 0; c < 2; ++c) {
                         const int column = 8 * n + c;
-                        if (column < seen.begin - first || column >= seen.end - first)
-                            tile.s[m][n][2 * half + c] = minus_infinity();
+                        const bool before = Row::mask == Mask::generic && column < seen.begin - first;
+                        if (before || column >= seen.end - first) tile.s[m][n][2 * half + c] = minus_infinity();
                     }
             }
     }
@@ -261,12 +248,12 @@ class MmaAttention {
 
     const catalog_args& args;
     const MmaWork<Row, partial>& work;
-    const int lane, warp_m, warp_n;
+    const MmaThread<Row> thread;
     const std::uint32_t shared;
     const Window<Row::mask> window;
     const Scores<Row>& scores;
-    KvCopy<Row, Row::hdim_q, Shape::copied, Row::pad_d> k_copy;
-    KvCopy<Row, hdim_v, Shape::copied, Row::pad_dv> v_copy;
+    KvCopy<Row, Row::hdim_q, Shape::copied, Shape::waves_m, Row::pad_d> k_copy;
+    KvCopy<Row, hdim_v, Shape::copied, Shape::waves_m, Row::pad_dv> v_copy;
     Places<Shape::copied> places;
     MmaTile<Row> tile;
 

@@ -58,7 +58,8 @@ __device__ __forceinline__ float4 sum_of_splits(const CombinedRow<Row>& row, con
 #pragma unroll 4
     for (int split = group; split < splits; split += CombineShape<Row>::groups) {
         const float weight = expf(row.lse_of(split) - lse.reference);
-        const float4 part = *reinterpret_cast<const float4*>(row.template of<const float>(row.args.o_acc, split) + column);
+        const float* o = row.template of<const float>(row.args.o_acc, split);
+        const float4 part = *reinterpret_cast<const float4*>(o + column);
         if (weight > 0.0f)
             total = make_float4(fmaf(part.x, weight, total.x), fmaf(part.y, weight, total.y),
                                 fmaf(part.z, weight, total.z), fmaf(part.w, weight, total.w));

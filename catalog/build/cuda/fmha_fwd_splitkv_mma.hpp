@@ -1,8 +1,8 @@
-// Forward attention with mma.sync and the keys of every sequence divided into num_splits parts; each part gives an O and an
-// LSE, which fmha_fwd_splitkv_combine.hpp makes one. Keys may lie in pages.
+// Forward attention with mma.sync and the keys of every sequence divided into num_splits parts; each part gives an O
+// and an LSE, which fmha_fwd_splitkv_combine.hpp makes one. Keys may lie in pages.
 //
-// For decoding, tile_m0 = 16 and wave_m0 = 1: the heads that share a K/V head fill the tile, and wave_n0 warps divide its
-// keys.
+// For decoding, tile_m0 = 16 and wave_m0 = 1: the heads that share a K/V head fill the tile, and wave_n0 warps divide
+// its keys.
 #pragma once
 
 #include "attend_mma.hpp"

@@ -40,26 +40,46 @@ struct Places {
     }
 };
 
-// Copies, tile after tile, the `rows` rows from number `first_row` of each tile on. A lane has pieces of rows `turn_rows`
-// apart; which, repeats after `period` steps.
-template <class Row, int hdim, int rows, bool padded>
+// Copies, tile after tile, the rows of one of the `warps` warps that share this: `rows` each. A lane has pieces of rows
+// `turn_rows` apart; which, repeats after `period` steps.
+template <class Row, int hdim, int rows, int warps, bool padded>
 class KvCopy {
     using T = typename Row::dtype;
 
     static constexpr int pieces = hdim / 8;
     static constexpr int period = pieces / std::gcd(pieces, 32), turn_rows = 32 * period / pieces;
-    static constexpr int turns = rows / turn_rows;
     static_assert(hdim % 64 == 0 && rows % turn_rows == 0);
     static_assert(rows % 8 == 0 || 8 % rows == 0);  // so that a turn changes the permutation of pieces by a constant
 
+    // The first of a lane's pieces. Computed anew for every tile: registers are scarce.
+    struct Piece {
+        int row, row_of_warp, piece;
+
+        __device__ __forceinline__ Piece(int part, int hdim_stored) {
+            const int thread = opaque(static_cast<int>(threadIdx.x)), number = 32 * part + thread % 32;
+            row_of_warp = number / pieces;
+            row = thread / 32 % warps * rows + row_of_warp;
+            piece = number % pieces;
+            exists = !padded || piece * 8 < hdim_stored;
+        }
+
+        // After so many rows.
+        __device__ __forceinline__ std::uint32_t target(std::uint32_t tile, int rows_before) const {
+            return ((tile + piece_offset<hdim>(row, piece)) ^ (rows_before % 8 << 4)) + rows_before * (hdim * 2);
+        }
+
+        bool exists;
+    };
+
    public:
-    __device__ __forceinline__ KvCopy(const catalog_tensor& tensor, const Sequence& seq, int head, int hdim_stored,
-                                      int first_row)
-        : tensor(tensor), hdim_stored(hdim_stored), first_row(first_row) {
+    __device__ __forceinline__ KvCopy(const catalog_tensor& tensor, const Sequence& seq, int head, int hdim_stored)
+        : tensor(tensor), hdim_stored(hdim_stored) {
         const T* start = rows_of<const T>(tensor, Row::paged_kv ? 0 : seq.batch, head, seq.first_k);
 #pragma unroll
-        for (int part = 0; part < period; ++part)
-            source[part] = start + piece_of(part) * 8 + (Row::paged_kv ? 0 : (first_row + row_of(part)) * stride());
+        for (int part = 0; part < period; ++part) {
+            const Piece first(part, hdim_stored);
+            source[part] = start + first.piece * 8 + (Row::paged_kv ? 0 : first.row * stride());
+        }
     }
 
     // The first key of the next tile is `keys` further on.
@@ -73,11 +93,11 @@ class KvCopy {
     __device__ __forceinline__ void copy(std::uint32_t tile, int left) const {
 #pragma unroll
         for (int part = 0; part < period; ++part) {
-            const int rows_left = is_stored(part) ? left - first_row - row_of(part) : 0;
+            const Piece first(part, hdim_stored);
+            const int rows_left = first.exists ? left - first.row : 0;
 #pragma unroll
-            for (int turn = 0; turn < turns; ++turn)
-                copy_async(target(tile, part, turn), source[part] + turn * turn_rows * stride(),
-                           turn * turn_rows < rows_left);
+            for (int row = 0; row < rows; row += turn_rows)
+                copy_async(first.target(tile, row), source[part] + row * stride(), row < rows_left);
         }
     }
 
@@ -90,38 +110,23 @@ class KvCopy {
             exist[i] = __ballot_sync(0xffffffff, places.page[i] >= 0);
         }
 #pragma unroll
-        for (int part = 0; part < period; ++part)
+        for (int part = 0; part < period; ++part) {
+            const Piece first(part, hdim_stored);
 #pragma unroll
-            for (int turn = 0; turn < turns; ++turn) {
-                const int i = turn * turn_rows / 32, row = turn * turn_rows % 32;
-                const std::uint32_t exists = is_stored(part) ? exist[i] >> row_of(part) : 0;
-                copy_async(target(tile, part, turn),
-                           source[part] + __shfl_sync(0xffffffff, offset[i], row_of(part) + row), exists & 1u << row);
+            for (int row = 0; row < rows; row += turn_rows) {
+                const std::uint32_t exists = first.exists ? exist[row / 32] >> first.row_of_warp : 0;
+                const std::int64_t place = __shfl_sync(0xffffffff, offset[row / 32], first.row_of_warp + row % 32);
+                copy_async(first.target(tile, row), source[part] + place, exists & 1u << row % 32);
             }
+        }
     }
 
    private:
     __device__ __forceinline__ std::int64_t stride() const { return tensor.stride_seqlen; }
 
-    static __device__ __forceinline__ int row_of(int part) {
-        return (32 * part + static_cast<int>(threadIdx.x % 32)) / pieces;
-    }
-
-    static __device__ __forceinline__ int piece_of(int part) {
-        return (32 * part + static_cast<int>(threadIdx.x % 32)) % pieces;
-    }
-
-    __device__ __forceinline__ bool is_stored(int part) const { return !padded || piece_of(part) * 8 < hdim_stored; }
-
-    __device__ __forceinline__ std::uint32_t target(std::uint32_t tile, int part, int turn) const {
-        const int rows_before = turn * turn_rows;
-        return ((tile + piece_offset<hdim>(first_row + row_of(part), piece_of(part))) ^ (rows_before % 8 << 4)) +
-               rows_before * (hdim * 2);
-    }
-
     const catalog_tensor& tensor;
     const T* source[period];
-    int hdim_stored, first_row;
+    int hdim_stored;
 };
 
 }  // namespace catalog::cuda

@@ -1,5 +1,5 @@
-// Which keys a query sees: a half-open range, whose ends both grow with the query. So what a tile of queries sees follows
-// from its first and its last row.
+// Which keys a query sees: a half-open range, whose ends both grow with the query. So what a tile of queries sees
+// follows from its first and its last row.
 #pragma once
 
 #include <cstdint>
@@ -24,12 +24,12 @@ __device__ __forceinline__ KeyRange seen_by_all(KeyRange first, KeyRange last) {
 // The keys of one of `splits` equal parts, which start at multiples of `step`.
 __device__ __forceinline__ KeyRange keys_of_split(int seqlen_k, int split, int splits, int step) {
     const std::int64_t part = ((seqlen_k + splits - 1) / splits + step - 1) / step * static_cast<std::int64_t>(step);
-    const auto start = [&](std::int64_t number) { return static_cast<int>(min(number * part, std::int64_t{seqlen_k})); };
-    return {start(split), start(split + 1)};
+    const std::int64_t stored = seqlen_k;
+    return {static_cast<int>(min(split * part, stored)), static_cast<int>(min((split + 1) * part, stored))};
 }
 
-// Keys from `query + diagonal - left` to `query + diagonal + right`; a side is unbounded when it is negative. `keys` are
-// all that there are.
+// Keys from `query + diagonal - left` to `query + diagonal + right`; a side is unbounded when it is negative. `keys`
+// are all that there are.
 template <Mask mask>
 struct Window {
     int left, right, diagonal;

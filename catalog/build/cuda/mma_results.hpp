@@ -1,5 +1,5 @@
-// What becomes of the registers of fmha forward's main loop with mma.sync: groups of warps merge their results, rows are
-// normalised and stored.
+// What becomes of the registers of fmha forward's main loop with mma.sync: groups of warps merge their results, rows
+// are normalised and stored.
 #pragma once
 
 #include "mma_tile.hpp"
@@ -71,9 +71,6 @@ class MmaResults {
           work(work),
           window(window_of<Row::mask>(args, work.seq.seqlen_q, work.seq.seqlen_k, {})),
           hdim(static_cast<int>(args.hdim_v)),
-          lane(threadIdx.x % 32),
-          warp_m(Shape::warp_m()),
-          warp_n(Shape::warp_n()),
           shared(shared),
           o(o),
           max(max) {
@@ -95,43 +92,40 @@ class MmaResults {
     }
 
    private:
-    // The row of the lane's elements 2 half and 2 half + 1 of the warp's 16 rows number m.
-    __device__ __forceinline__ int tile_row(int m, int half) const {
-        return warp_m * Shape::rows + 16 * m + 8 * half + lane / 4;
-    }
-
     __device__ __forceinline__ RowEnd end_of(const QueryRow& at, float largest, float total) const {
         return end_of_row<Row>(args, largest, total, work.seq.index, work.head_of(at), window.center(at.query),
                                work.split == 0);
     }
 
     __device__ __forceinline__ void store_lse(const QueryRow& at, float lse) const {
-        if constexpr (partial || Row::lse) *work.template element_of<float>(partial ? args.lse_acc : args.lse, at) = lse;
+        if constexpr (partial || Row::lse)
+            *work.template element_of<float>(partial ? args.lse_acc : args.lse, at) = lse;
     }
 
     // Where no other group has part in the rows. 16-bit results take the way through the warp's rows of Q.
     __device__ __forceinline__ void store() const {
-        const std::uint32_t staged = shared + warp_m * Shape::rows * Row::hdim_q * 2;
+        const std::uint32_t staged = shared + thread.warp_m * Shape::rows * Row::hdim_q * 2;
         __syncwarp();
 #pragma unroll
         for (int m = 0; m < atoms; ++m)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const int row = tile_row(m, half);
+                const int row = thread.row(m, half);
                 const QueryRow at = work.row_at(row < work.rows ? row : 0);
                 const RowEnd row_end = end_of(at, max[m][half], sum[m][half]);
-                if (row < work.rows && lane % 4 == 0) store_lse(at, row_end.lse);
+                if (row < work.rows && thread.lane % 4 == 0) store_lse(at, row_end.lse);
                 float* target = partial ? work.template element_of<float>(args.o_acc, at) : nullptr;
 #pragma unroll
                 for (int n = 0; n < hdim_v / 8; ++n) {
                     const float first = o[m][n][2 * half] * row_end.normalize;
                     const float second = o[m][n][2 * half + 1] * row_end.normalize;
                     if constexpr (partial) {
-                        if (row < work.rows && 8 * n < hdim)
-                            *reinterpret_cast<float2*>(target + 8 * n + lane % 4 * 2) = make_float2(first, second);
+                        const int column = 8 * n + thread.lane % 4 * 2;
+                        if (row < work.rows && column < hdim)
+                            *reinterpret_cast<float2*>(target + column) = make_float2(first, second);
                     } else {
-                        const std::uint32_t offset = piece_offset<hdim_v>(16 * m + 8 * half + lane / 4, n);
-                        asm volatile("st.shared.u32 [%0], %1;" ::"r"(staged + offset + lane % 4 * 4),
+                        const std::uint32_t offset = piece_offset<hdim_v>(16 * m + 8 * half + thread.lane / 4, n);
+                        asm volatile("st.shared.u32 [%0], %1;" ::"r"(staged + offset + thread.lane % 4 * 4),
                                      "r"(pack<T>(first, second))
                                      : "memory");
                     }
@@ -145,8 +139,8 @@ class MmaResults {
         __syncwarp();
 #pragma unroll
         for (int first = 0; first < Shape::rows * pieces; first += 32) {
-            const int index = first + lane, row = index / pieces, piece = index % pieces;
-            const int in_tile = warp_m * Shape::rows + row;
+            const int index = first + thread.lane, row = index / pieces, piece = index % pieces;
+            const int in_tile = thread.warp_m * Shape::rows + row;
             uint4 data;
             asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                          : "=r"(data.x), "=r"(data.y), "=r"(data.z), "=r"(data.w)
@@ -167,14 +161,14 @@ class MmaResults {
         for (int m = 0; m < atoms; ++m)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const int row = warp_n * tile_m0 + tile_row(m, half);
-                if (lane % 4 == 0) {
+                const int row = thread.warp_n * tile_m0 + thread.row(m, half);
+                if (thread.lane % 4 == 0) {
                     maxima[row] = max[m][half];
                     sums[row] = sum[m][half];
                 }
 #pragma unroll
                 for (int n = 0; n < hdim_v / 8; ++n)
-                    *reinterpret_cast<float2*>(merged + row * Shape::merge_stride + 8 * n + lane % 4 * 2) =
+                    *reinterpret_cast<float2*>(merged + row * Shape::merge_stride + 8 * n + thread.lane % 4 * 2) =
                         make_float2(o[m][n][2 * half], o[m][n][2 * half + 1]);
             }
         __syncthreads();
@@ -215,7 +209,8 @@ class MmaResults {
     const catalog_args& args;
     const MmaWork<Row, partial>& work;
     const Window<Row::mask> window;
-    const int hdim, lane, warp_m, warp_n;
+    const MmaThread<Row> thread;
+    const int hdim;
     const std::uint32_t shared;
     const Accumulator& o;
     const PerRow& max;

@@ -1,13 +1,13 @@
-// Products of one warp: rows of a tile of Q with keys in shared memory, and their weights with values. See kv_copy.hpp for
-// how tiles lie in shared memory.
+// Products of one warp: rows of a tile of Q with keys in shared memory, and their weights with values. See kv_copy.hpp
+// for how tiles lie in shared memory.
 #pragma once
 
 #include "kv_copy.hpp"
 
 namespace catalog::cuda {
 
-// How a block of a row's kernel is divided: `waves_n` groups of `waves_m` warps. The warps of a group have rows of their
-// own and share the keys that they copy and attend to; the groups divide the keys of each tile.
+// How a block of a row's kernel is divided: `waves_n` groups of `waves_m` warps. The warps of a group have rows of
+// their own and share the keys that they copy and attend to; the groups divide the keys of each tile.
 template <class Row>
 struct MmaShape {
     static constexpr int hdim_q = Row::hdim_q, hdim_v = Row::hdim_v, stages = Row::stages;
@@ -31,14 +31,26 @@ struct MmaShape {
     // Registers of a thread for O, scores and Q: where they are few, Q is read from shared memory once.
     static constexpr bool q_in_registers = atoms * (hdim_v / 2 + keys / 2 + hdim_q / 4) <= 160;
 
-    // The warp's number among those of its group, and its group's.
-    static __device__ __forceinline__ int warp_m() { return static_cast<int>(threadIdx.x) / 32 % waves_m; }
-    static __device__ __forceinline__ int warp_n() {
-        return waves_n > 1 ? static_cast<int>(threadIdx.x) / 32 / waves_m : 0;
-    }
-
     static_assert(rows % 16 == 0 && keys % 16 == 0 && keys % waves_m == 0 && stages >= 1 && hdim_v <= hdim_q);
     static_assert(shared_bytes <= 227 * 1024);
+};
+
+// A thread's place in its block: its lane, its warp's number among those of the group, and the group's.
+template <class Row>
+struct MmaThread {
+    int lane, warp_m, warp_n;
+
+    __device__ __forceinline__ MmaThread() {
+        const int thread = opaque(static_cast<int>(threadIdx.x));
+        lane = thread % 32;
+        warp_m = thread / 32 % MmaShape<Row>::waves_m;
+        warp_n = MmaShape<Row>::waves_n > 1 ? thread / 32 / MmaShape<Row>::waves_m : 0;
+    }
+
+    // The row of elements 2 half and 2 half + 1 of the warp's 16 rows number m; see MmaTile.
+    __device__ __forceinline__ int row(int m, int half) const {
+        return warp_m * MmaShape<Row>::rows + 16 * m + 8 * half + lane / 4;
+    }
 };
 
 // Where a lane finds its rows of 8 x 8 matrices in a tile. Steps along the head dim change bits 5 and 6 of the address,
@@ -47,8 +59,8 @@ template <int hdim>
 struct MatrixRows {
     std::uint32_t offset;
 
-    // Matrices 0 and 1 are of the first columns, 0 and 2 of the first rows.
-    __device__ __forceinline__ MatrixRows(int lane) : offset(piece_offset<hdim>(lane % 16, lane / 16)) {}
+    // The lane's row of the first 16 rows, and its piece of the first two.
+    __device__ __forceinline__ MatrixRows(int row, int piece) : offset(piece_offset<hdim>(row, piece)) {}
 
     // In the 16 rows from `first_row` on, the 16 columns from 16 * step on.
     __device__ __forceinline__ std::uint32_t at(int first_row, int step) const {
@@ -70,8 +82,9 @@ class MmaTile {
     // `q`: the warp's first row.
     __device__ __forceinline__ MmaTile(std::uint32_t q, int lane)
         : q(q),
-          q_rows(lane),
-          v_rows(lane) {
+          q_rows(lane % 16, lane / 16),
+          k_rows(lane % 8 + lane / 16 * 8, lane / 8 % 2),
+          v_rows(lane % 16, lane / 16) {
 #pragma unroll
         for (int m = 0; m < atoms; ++m)
 #pragma unroll
@@ -141,17 +154,17 @@ class MmaTile {
 #pragma unroll
         for (int n = 0; n < keys / 16; ++n) {
             std::uint32_t rows[4];
-            load_matrices(k + q_rows.at(16 * n, step), rows);
+            load_matrices(k + k_rows.at(16 * n, step), rows);
 #pragma unroll
             for (int m = 0; m < atoms; ++m) {
-                mma_16x8x16<T>(s[m][2 * n], queries[m], rows[0], rows[2]);
-                mma_16x8x16<T>(s[m][2 * n + 1], queries[m], rows[1], rows[3]);
+                mma_16x8x16<T>(s[m][2 * n], queries[m], rows[0], rows[1]);
+                mma_16x8x16<T>(s[m][2 * n + 1], queries[m], rows[2], rows[3]);
             }
         }
     }
 
     const std::uint32_t q;
-    const MatrixRows<Row::hdim_q> q_rows;  // of K too
+    const MatrixRows<Row::hdim_q> q_rows, k_rows;
     const MatrixRows<Row::hdim_v> v_rows;
     std::uint32_t held[Shape::q_in_registers ? Row::hdim_q / 16 : 1][atoms][4];
 };

@@ -62,8 +62,8 @@ __device__ __forceinline__ Element* rows_of(const catalog_tensor& tensor, int ba
                                                  head * tensor.stride_nhead + first * tensor.stride_seqlen);
 }
 
-// Division by a number that is known when a kernel is launched, exact for dividends below 2^31: factor * divisor exceeds
-// 2^(31 + shift) by less than 2^shift.
+// Division by a number that is known when a kernel is launched, exact for dividends below 2^31: factor * divisor
+// exceeds 2^(31 + shift) by less than 2^shift.
 struct Divisor {
     std::uint32_t divisor, factor, shift;
 

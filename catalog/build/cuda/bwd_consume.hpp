@@ -52,9 +52,8 @@ class BackwardConsumer {
                 tile = last ? work.begin() : tile + 1;
                 head += last;
             }
-            if (leads()) bulk_wait_read<0>();
+            named_barrier_sync(all_consumers, Tile::consumers);  // K is read by all warpgroups
         }
-        named_barrier_sync(all_consumers, Tile::consumers);  // K is read by all warpgroups
         store_keys(dk, dv);
     }
 
@@ -100,20 +99,22 @@ class BackwardConsumer {
 
     __device__ __forceinline__ void start_dq(std::uint32_t ds, float (&dq)[Tile::dq_columns / 2]) const {
         wgmma_fence();
-        if constexpr (Tile::divides_queries) {
-            const std::uint64_t a = describe_panel<Major::k>(base + ds + warpgroup * 64 * panel_row_bytes);
-            const std::uint64_t b = describe_panel<Major::mn>(base + Tile::k_at, Tile::key_panel);
-#pragma unroll
-            for (int step = 0; step < Tile::n / 16; ++step)
-                wgmma<T, Major::mn>(dq, advance(a, step / 4 * Tile::query_panel + step % 4 * 32),
-                                    advance(b, step * queries_step), step > 0);
-        } else {
+        if constexpr (Tile::transposes_dq) {
             const std::uint64_t a = describe_panel<Major::mn>(base + Tile::k_at + warpgroup * Tile::key_panel);
             const std::uint64_t b = describe_panel<Major::k>(base + ds);
 #pragma unroll
             for (int step = 0; step < Tile::n / 16; ++step)
                 wgmma<T, Major::k, Major::mn>(dq, advance(a, step * queries_step),
                                               advance(b, step / 4 * Tile::query_panel + step % 4 * 32), step > 0);
+        } else {
+            const int row = Tile::divides_queries ? warpgroup * 64 : 0, panel = Tile::divides_queries ? 0 : warpgroup;
+            const std::uint64_t a = describe_panel<Major::k>(base + ds + row * panel_row_bytes);
+            const std::uint64_t b =
+                describe_panel<Major::mn>(base + Tile::k_at + panel * Tile::key_panel, Tile::key_panel);
+#pragma unroll
+            for (int step = 0; step < Tile::n / 16; ++step)
+                wgmma<T, Major::mn>(dq, advance(a, step / 4 * Tile::query_panel + step % 4 * 32),
+                                    advance(b, step * queries_step), step > 0);
         }
         wgmma_commit();
     }
@@ -180,22 +181,28 @@ class BackwardConsumer {
         }
     }
 
-    // dS^T in place of dP^T.
-    __device__ __forceinline__ void differentiate(int stage, const float (&p)[m / 2], float (&dp)[m / 2]) const {
+    // dS^T from P^T and dP^T, packed; what was packed needs no more registers.
+    __device__ __forceinline__ void differentiate(int stage, const float (&p)[m / 2], const float (&dp)[m / 2],
+                                                  std::uint32_t (&weights)[m / 16][4],
+                                                  std::uint32_t (&ds)[m / 16][4]) const {
         const std::uint32_t delta = base + Tile::delta_at + stage * Tile::row_bytes + lane % 4 * 8;
         const float scale = Tile::scales_ds ? args.scale : 1.0f;
 #pragma unroll
         for (int j = 0; j < m / 8; ++j) {
             const float2 of_rows = load_pair(delta + 32 * j);
 #pragma unroll
-            for (int i = 0; i < 4; ++i)
-                dp[4 * j + i] = p[4 * j + i] * fmaf(dp[4 * j + i], scale, i % 2 ? -of_rows.y : -of_rows.x);
+            for (int half = 0; half < 2; ++half) {
+                const int i = 4 * j + 2 * half;
+                ds[j / 2][j % 2 * 2 + half] = pack<T>(p[i] * fmaf(dp[i], scale, -of_rows.x),
+                                                      p[i + 1] * fmaf(dp[i + 1], scale, -of_rows.y));
+                if constexpr (!Tile::early_dv) weights[j / 2][j % 2 * 2 + half] = pack<T>(p[i], p[i + 1]);
+            }
         }
     }
 
-    static __device__ __forceinline__ void pack_weights(const float (&from)[m / 2], std::uint32_t (&to)[m / 16][4]) {
+    static __device__ __forceinline__ void pack_weights(const float (&p)[m / 2], std::uint32_t (&weights)[m / 16][4]) {
 #pragma unroll
-        for (int i = 0; i < m / 4; ++i) to[i / 4][i % 4] = pack<T>(from[2 * i], from[2 * i + 1]);
+        for (int i = 0; i < m / 4; ++i) weights[i / 4][i % 4] = pack<T>(p[2 * i], p[2 * i + 1]);
     }
 
     // As rows of queries: a panel for each warpgroup's keys.
@@ -214,36 +221,22 @@ class BackwardConsumer {
     }
 
     __device__ __forceinline__ void stage_dq(const float (&dq)[Tile::dq_columns / 2]) const {
-        if constexpr (Tile::divides_queries) {
-            const std::uint32_t row = warpgroup * 64 + warp * 16 + lane / 4;
-#pragma unroll
-            for (int i = 0; i < Tile::dq_columns / 2; i += 2) {
-                const std::uint32_t column = i / 4 % 4 * 32 + lane % 4 * 8;
-                store_pair(base + Tile::dq_at + i / 16 * Tile::query_panel + swizzled(row + i / 2 % 2 * 8, column),
-                           final_dq(dq[i]), final_dq(dq[i + 1]));
-            }
-        } else {
+        if constexpr (Tile::transposes_dq) {
             const std::uint32_t column = warp % 2 * 64 + lane / 4 * 4, row = 2 * (lane % 4);
             const std::uint32_t panel = base + Tile::dq_at + (2 * warpgroup + warp / 2) * Tile::query_panel;
 #pragma unroll
             for (int i = 0; i < Tile::dq_columns / 2; ++i)
                 store_number(panel + swizzled(row + i / 4 * 8 + i % 2, column + i / 2 % 2 * 32), final_dq(dq[i]));
-        }
-    }
-
-    // By one thread: what its warpgroup has staged.
-    __device__ __forceinline__ void add_dq(int head, int first_query) const {
-        const std::int64_t offset = work.dq_offset() + head * args.dq_acc.stride_nhead;
-        const RaggedRows rows(offset * 4, args.dq_acc.stride_seqlen * 4, work.seqlen_q());
-        constexpr int panels = Tile::divides_queries ? Tile::hdim_q / 32 : 2;
-        const int first_panel = Tile::divides_queries ? 0 : 2 * warpgroup;
-        const int first_row = Tile::divides_queries ? warpgroup * 64 : 0;
+        } else {
+            const std::uint32_t row = (Tile::divides_queries ? warpgroup * 64 : 0) + warp * 16 + lane / 4;
+            const std::uint32_t panel =
+                base + Tile::dq_at + (Tile::divides_queries ? 0 : warpgroup * 2) * Tile::query_panel;
 #pragma unroll
-        for (int panel = first_panel; panel < first_panel + panels; ++panel)
-            tma_reduce_add(&maps.dq_acc,
-                           base + Tile::dq_at + panel * Tile::query_panel + first_row * panel_row_bytes, panel * 32,
-                           rows.first_row + first_query + first_row, rows.low, rows.high, RaggedRows::wrap);
-        bulk_commit();
+            for (int i = 0; i < Tile::dq_columns / 2; i += 2)
+                store_pair(panel + i / 16 * Tile::query_panel +
+                               swizzled(row + i / 2 % 2 * 8, i / 4 % 4 * 32 + lane % 4 * 8),
+                           final_dq(dq[i]), final_dq(dq[i + 1]));
+        }
     }
 
     __device__ __forceinline__ void release(std::uint32_t barrier) const {
@@ -272,17 +265,12 @@ class BackwardConsumer {
                 wgmma_wait<0>();
             }
             pin(dp);
-            differentiate(stage, s, dp);
-            pack_weights(dp, ds);
-            if constexpr (!Tile::early_dv) {
-                pack_weights(s, weights);
-                add_to_keys(weights, grad_o, dv);
-            }
+            differentiate(stage, s, dp, weights, ds);
+            if constexpr (!Tile::early_dv) add_to_keys(weights, grad_o, dv);
             add_to_keys(ds, q, dk);
         }
         store_ds(ds, ds_memory);
         fence_proxy_async();
-        if (leads()) bulk_wait_read<0>();  // what was staged of dQ is on its way: there is room for more
         named_barrier_sync(all_consumers, Tile::consumers);
         if constexpr (Tile::late_dq) {
             wgmma_wait<1>();
@@ -298,10 +286,10 @@ class BackwardConsumer {
         start_scores(place.next(), more, s);
         wgmma_wait<1>();
         pin(dq);
+        barrier_wait(barriers.empty_dq(warpgroup), ds_memory == Tile::ds_at);  // 1 for the first tile
         stage_dq(dq);
         fence_proxy_async();
-        named_barrier_sync(own_warpgroup + warpgroup, 128);
-        if (leads()) add_dq(head, first_query);
+        release(barriers.full_dq(warpgroup));
         wgmma_wait<0>();  // the compiler leaves no product in flight around a loop
         pin(s);
     }

@@ -1,4 +1,5 @@
-// The main stage of backward: the warps that load. One copies K and Q, one V and dO; one stores LSE, one delta.
+// The main stage of backward: the warps that do not multiply. One loads tiles, one LSE, one delta, and one V; then
+// it adds dQ up.
 #pragma once
 
 #include "bwd_tile.hpp"
@@ -24,35 +25,85 @@ __device__ __forceinline__ void load_panels(std::uint32_t target, const CUtensor
                  rows.high, RaggedRows::wrap);
 }
 
-// By one thread: K and Q, or V and dO.
-template <class Row, bool of_q>
+// By one thread: all but V.
+template <class Row>
 __device__ __forceinline__ void load_tiles(const catalog_args& args, const BackwardMaps& maps, std::uint32_t base) {
     using Tile = BackwardTile<Row>;
     using T = typename Row::dtype;
-    constexpr int hdim = of_q ? Tile::hdim_q : Tile::hdim_v, bytes = of_q ? Tile::q_bytes : Tile::grad_o_bytes;
     const WorkInMemory work{base + Tile::work_at};
     const BackwardBarriers<Row> barriers{base + Tile::barriers_at};
-    const int head_k = blockIdx.y, heads = heads_per_key_head(args);
+    const int heads = heads_per_key_head(args);
     {
-        const catalog_tensor& tensor = of_q ? args.k : args.v;
-        const RaggedRows keys = ragged<T>(tensor, work.batch(), head_k, work.first_k(), work.seqlen_k());
-        const std::uint32_t barrier = of_q ? barriers.k() : barriers.v();
-        barrier_arrive_expect(barrier, of_q ? Tile::k_bytes : Tile::v_bytes);
-        load_panels<hdim, Tile::key_panel>(base + (of_q ? Tile::k_at : Tile::v_at), of_q ? &maps.k : &maps.v, barrier,
-                                           keys, blockIdx.x * Tile::n);
+        const RaggedRows k = ragged<T>(args.k, work.batch(), blockIdx.y, work.first_k(), work.seqlen_k());
+        barrier_arrive_expect(barriers.k(), Tile::k_bytes);
+        load_panels<Tile::hdim_q, Tile::key_panel>(base + Tile::k_at, &maps.k, barriers.k(), k, blockIdx.x * Tile::n);
     }
     RingPlace<Tile::stages> place;
-    for (int head = 0; head < heads; ++head) {
-        const catalog_tensor& tensor = of_q ? args.q : args.grad_o;
-        const RaggedRows rows =
-            ragged<T>(tensor, work.batch(), head_k * heads + head, work.first_q(), work.seqlen_q());
+    for (int head = blockIdx.y * heads; head < (blockIdx.y + 1) * heads; ++head) {
+        const RaggedRows q = ragged<T>(args.q, work.batch(), head, work.first_q(), work.seqlen_q());
+        const RaggedRows grad_o = ragged<T>(args.grad_o, work.batch(), head, work.first_q(), work.seqlen_q());
         for (int tile = work.begin(); tile < work.end(); ++tile) {
-            const std::uint32_t full = of_q ? barriers.full_q(place.stage) : barriers.full_grad_o(place.stage);
-            const std::uint32_t target = base + (of_q ? Tile::q_at : Tile::grad_o_at) + place.stage * bytes;
-            barrier_wait(of_q ? barriers.empty_q(place.stage) : barriers.empty_grad_o(place.stage), place.phase ^ 1);
-            barrier_arrive_expect(full, bytes);
-            load_panels<hdim, Tile::query_panel>(target, of_q ? &maps.q : &maps.grad_o, full, rows, tile * Tile::m);
+            const std::uint32_t full_q = barriers.full_q(place.stage), full_grad_o = barriers.full_grad_o(place.stage);
+            barrier_wait(barriers.empty_q(place.stage), place.phase ^ 1);
+            barrier_arrive_expect(full_q, Tile::q_bytes);
+            load_panels<Tile::hdim_q, Tile::query_panel>(base + Tile::q_at + place.stage * Tile::q_bytes, &maps.q,
+                                                         full_q, q, tile * Tile::m);
+            barrier_wait(barriers.empty_grad_o(place.stage), place.phase ^ 1);
+            barrier_arrive_expect(full_grad_o, Tile::grad_o_bytes);
+            load_panels<Tile::hdim_v, Tile::query_panel>(base + Tile::grad_o_at + place.stage * Tile::grad_o_bytes,
+                                                         &maps.grad_o, full_grad_o, grad_o, tile * Tile::m);
             place = place.next();
+        }
+    }
+}
+
+// By one thread: V, which is not needed first.
+template <class Row>
+__device__ __forceinline__ void load_v(const catalog_args& args, const BackwardMaps& maps, std::uint32_t base) {
+    using Tile = BackwardTile<Row>;
+    using T = typename Row::dtype;
+    const WorkInMemory work{base + Tile::work_at};
+    const BackwardBarriers<Row> barriers{base + Tile::barriers_at};
+    const RaggedRows v = ragged<T>(args.v, work.batch(), blockIdx.y, work.first_k(), work.seqlen_k());
+    barrier_arrive_expect(barriers.v(), Tile::v_bytes);
+    load_panels<Tile::hdim_v, Tile::key_panel>(base + Tile::v_at, &maps.v, barriers.v(), v, blockIdx.x * Tile::n);
+}
+
+// By one thread: adds what the warpgroups stage of each tile to dQ in device memory.
+template <class Row>
+__device__ __forceinline__ void add_dq(const catalog_args& args, const BackwardMaps& maps, std::uint32_t base) {
+    using Tile = BackwardTile<Row>;
+    constexpr int panels = Tile::divides_queries ? Tile::hdim_q / 32 : Tile::hdim_q / 32 / Tile::warpgroups;
+    const WorkInMemory work{base + Tile::work_at};
+    const BackwardBarriers<Row> barriers{base + Tile::barriers_at};
+    const int heads = heads_per_key_head(args);
+    std::uint32_t phase = 0;
+    for (int head = 0; head < heads; ++head) {
+        const RaggedRows rows((work.dq_offset() + head * args.dq_acc.stride_nhead) * 4, args.dq_acc.stride_seqlen * 4,
+                              work.seqlen_q());
+        for (int tile = work.begin(); tile < work.end(); ++tile) {
+#pragma unroll
+            for (int warpgroup = 0; warpgroup < Tile::warpgroups; ++warpgroup) {
+                const int first_panel = Tile::divides_queries ? 0 : warpgroup * panels;
+                const int first_row = Tile::divides_queries ? warpgroup * 64 : 0;
+                barrier_wait(barriers.full_dq(warpgroup), phase);
+#pragma unroll
+                for (int panel = first_panel; panel < first_panel + panels; ++panel)
+                    tma_reduce_add(&maps.dq_acc,
+                                   base + Tile::dq_at + panel * Tile::query_panel + first_row * panel_row_bytes,
+                                   panel * 32, rows.first_row + tile * Tile::m + first_row, rows.low, rows.high,
+                                   RaggedRows::wrap);
+                bulk_commit();
+            }
+            if constexpr (Tile::warpgroups == 3) {
+                bulk_wait_read<2>();
+                barrier_arrive(barriers.empty_dq(0));
+            }
+            bulk_wait_read<1>();
+            barrier_arrive(barriers.empty_dq(Tile::warpgroups - 2));
+            bulk_wait_read<0>();
+            barrier_arrive(barriers.empty_dq(Tile::warpgroups - 1));
+            phase ^= 1;
         }
     }
 }

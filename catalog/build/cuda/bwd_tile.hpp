@@ -24,9 +24,11 @@ struct BackwardTile {
     static constexpr int consumer_registers = warpgroups == 2 ? 240 : 160;
     static constexpr int loader_registers = warpgroups == 2 ? 24 : 32;
 
-    // Warpgroups divide a tile of dQ among its queries, or else compute it transposed and divide it among the head dim.
+    // Warpgroups divide a tile of dQ by its queries, or by the head dim; then a tile that has not 64 queries is transposed.
     static constexpr bool divides_queries = m % (64 * warpgroups) == 0;
-    static constexpr int dq_columns = divides_queries ? hdim_q : m;  // of an accumulator
+    static constexpr bool transposes_dq = !divides_queries && m != 64;
+    static constexpr int dq_rows = divides_queries ? 64 : m;  // of a warpgroup
+    static constexpr int dq_columns = transposes_dq ? m : divides_queries ? hdim_q : hdim_q / warpgroups;
 
     // dV takes the weights as soon as they are there, where registers allow to hold them once more.
     static constexpr bool early_dv = (hdim_q + hdim_v) / 2 + m + m / 4 <= 212;
@@ -51,19 +53,21 @@ struct BackwardTile {
     static constexpr int k_at = 0, v_at = k_at + k_bytes, q_at = v_at + v_bytes, grad_o_at = q_at + stages * q_bytes;
     static constexpr int ds_at = grad_o_at + stages * grad_o_bytes, dq_at = ds_at + 2 * ds_bytes;
     static constexpr int lse_at = dq_at + dq_bytes, delta_at = lse_at + stages * row_bytes;
-    static constexpr int barriers_at = delta_at + stages * row_bytes, work_at = barriers_at + (2 + 4 * stages) * 8;
+    static constexpr int barriers_at = delta_at + stages * row_bytes, work_at = barriers_at + (8 + 4 * stages) * 8;
     static constexpr int shared_bytes = work_at + 48;
     static_assert(shared_bytes <= 232448, "a block has 227 KiB of shared memory");
 };
 
-// Barriers: full is for consumers to wait on, empty for loaders.
+// Barriers: who reads waits for full, who writes for empty.
 template <class Row>
 struct BackwardBarriers {
     std::uint32_t first;
 
     __device__ __forceinline__ std::uint32_t k() const { return first; }
     __device__ __forceinline__ std::uint32_t v() const { return first + 8; }
-    __device__ __forceinline__ std::uint32_t full_q(int stage) const { return first + 16 + stage * 32; }
+    __device__ __forceinline__ std::uint32_t full_dq(int warpgroup) const { return first + 16 + warpgroup * 16; }
+    __device__ __forceinline__ std::uint32_t empty_dq(int warpgroup) const { return full_dq(warpgroup) + 8; }
+    __device__ __forceinline__ std::uint32_t full_q(int stage) const { return first + 64 + stage * 32; }
     __device__ __forceinline__ std::uint32_t full_grad_o(int stage) const { return full_q(stage) + 8; }
     __device__ __forceinline__ std::uint32_t empty_q(int stage) const { return full_q(stage) + 16; }
     __device__ __forceinline__ std::uint32_t empty_grad_o(int stage) const { return full_q(stage) + 24; }
@@ -71,6 +75,10 @@ struct BackwardBarriers {
     __device__ __forceinline__ void init() const {
         barrier_init(k(), 1);
         barrier_init(v(), 1);
+        for (int warpgroup = 0; warpgroup < BackwardTile<Row>::warpgroups; ++warpgroup) {
+            barrier_init(full_dq(warpgroup), 4);  // its warps
+            barrier_init(empty_dq(warpgroup), 1);
+        }
         for (int stage = 0; stage < BackwardTile<Row>::stages; ++stage) {
             barrier_init(full_q(stage), 1 + 32);  // the copy, and a warp that stores LSE or delta
             barrier_init(full_grad_o(stage), 1 + 32);

@@ -29,9 +29,9 @@ __global__ void __launch_bounds__(BackwardTile<Row>::threads, 1)
         else if (threadIdx.x >= 64)
             load_rows<Row, true>(args, base);
         else if (threadIdx.x == 32)
-            load_tiles<Row, false>(args, maps, base);
+            load_v<Row>(args, maps, base), add_dq<Row>(args, maps, base);
         else if (threadIdx.x == 0)
-            load_tiles<Row, true>(args, maps, base);
+            load_tiles<Row>(args, maps, base);
     } else {
         claim_registers<Tile::consumer_registers>();
         BackwardConsumer<Row>(args, maps, base).run();
@@ -85,12 +85,11 @@ inline bool make_maps(const catalog_args& args, BackwardMaps& maps) {
                                                   panel_columns, box_rows);
     };
     const std::int64_t dq_row_bytes = args.dq_acc.stride_seqlen * sizeof(float);
-    const int dq_rows = Tile::divides_queries ? 64 : Tile::m;
     return rows_of(maps.q, args.q, args.hdim_q, Tile::m) && rows_of(maps.grad_o, args.grad_o, args.hdim_v, Tile::m) &&
            rows_of(maps.k, args.k, args.hdim_q, Tile::n) && rows_of(maps.v, args.v, args.hdim_v, Tile::n) &&
            rows_of(maps.dk, args.dk, args.hdim_q, 64) && rows_of(maps.dv, args.dv, args.hdim_v, 64) &&
-           (!args.dq_acc.data ||
-            make_ragged_map<float>(maps.dq_acc, args.dq_acc.data, dq_row_bytes, args.hdim_q, 32, dq_rows));
+           (!args.dq_acc.data || make_ragged_map<float>(maps.dq_acc, args.dq_acc.data, dq_row_bytes, args.hdim_q, 32,
+                                                        Tile::dq_rows));
 }
 
 template <class Row>

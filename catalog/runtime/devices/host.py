@@ -73,6 +73,9 @@ class HostDevice:
         made = host_outputs(problem, inputs, given)
         return make_outputs(problem, inputs) if made is None else made
 
+    def layout(self, given: Mapping[str, Any]) -> None:
+        """None: NumPy arrays are cheap to check."""
+
     def load(self, path: Path, sha256: str, kernel_id: str) -> LoadedKernel:
         """As :meth:`Libraries.load`."""
         return self._libraries.load(path, sha256, kernel_id)

@@ -53,19 +53,22 @@ struct MmaThread {
     }
 };
 
-// Where a lane finds its rows of 8 x 8 matrices in a tile. Steps along the head dim change bits 5 and 6 of the address,
+// Where a lane finds its rows of 8 x 8 matrices in one tile. Steps along the head dim change bits 5 and 6 of the address,
 // which the permutation of pieces occupies too, and then the address by 128.
 template <int hdim>
-struct MatrixRows {
-    std::uint32_t offset;
-
-    // The lane's row of the first 16 rows, and its piece of the first two.
-    __device__ __forceinline__ MatrixRows(int row, int piece) : offset(piece_offset<hdim>(row, piece)) {}
+class MatrixRows {
+   public:
+    // `offset`: piece_offset of the lane's row of the first 16 rows, and of its piece of the first two.
+    __device__ __forceinline__ MatrixRows(std::uint32_t tile, std::uint32_t offset)
+        : address(tile + opaque(static_cast<int>(offset))) {}
 
     // In the 16 rows from `first_row` on, the 16 columns from 16 * step on.
     __device__ __forceinline__ std::uint32_t at(int first_row, int step) const {
-        return (offset ^ (step % 4 << 5)) + first_row * (hdim * 2) + step / 4 * 128;
+        return (address ^ (step % 4 << 5)) + first_row * (hdim * 2) + step / 4 * 128;
     }
+
+   private:
+    std::uint32_t address;
 };
 
 template <class Row>
@@ -82,9 +85,9 @@ class MmaTile {
     // `q`: the warp's first row.
     __device__ __forceinline__ MmaTile(std::uint32_t q, int lane)
         : q(q),
-          q_rows(lane % 16, lane / 16),
-          k_rows(lane % 8 + lane / 16 * 8, lane / 8 % 2),
-          v_rows(lane % 16, lane / 16) {
+          q_offset(piece_offset<Row::hdim_q>(lane % 16, lane / 16)),
+          k_offset(piece_offset<Row::hdim_q>(lane % 8 + lane / 16 * 8, lane / 8 % 2)),
+          v_offset(piece_offset<Row::hdim_v>(lane % 16, lane / 16)) {
 #pragma unroll
         for (int m = 0; m < atoms; ++m)
 #pragma unroll
@@ -95,9 +98,11 @@ class MmaTile {
 
     // Q has arrived.
     __device__ __forceinline__ void load_queries() {
-        if constexpr (Shape::q_in_registers)
+        if constexpr (Shape::q_in_registers) {
+            const MatrixRows<Row::hdim_q> q_rows(q, q_offset);
 #pragma unroll
-            for (int step = 0; step < Row::hdim_q / 16; ++step) load_queries(step, held[step]);
+            for (int step = 0; step < Row::hdim_q / 16; ++step) load_queries(q_rows, step, held[step]);
+        }
     }
 
     __device__ __forceinline__ void multiply_q_k(std::uint32_t k) {
@@ -107,20 +112,22 @@ class MmaTile {
             for (int n = 0; n < keys / 8; ++n)
 #pragma unroll
                 for (int c = 0; c < 4; ++c) s[m][n][c] = 0.0f;
+        const MatrixRows<Row::hdim_q> q_rows(q, q_offset), k_rows(k, k_offset);
 #pragma unroll
         for (int step = 0; step < Row::hdim_q / 16; ++step) {
             if constexpr (Shape::q_in_registers) {
-                multiply_step(k, step, held[step]);
+                multiply_step(k_rows, step, held[step]);
             } else {
                 std::uint32_t queries[atoms][4];
-                load_queries(step, queries);
-                multiply_step(k, step, queries);
+                load_queries(q_rows, step, queries);
+                multiply_step(k_rows, step, queries);
             }
         }
     }
 
     // O += s * V
     __device__ __forceinline__ void multiply_p_v(std::uint32_t v) {
+        const MatrixRows<Row::hdim_v> v_rows(v, v_offset);
 #pragma unroll
         for (int step = 0; step < keys / 16; ++step) {
             std::uint32_t weights[atoms][4];
@@ -134,7 +141,7 @@ class MmaTile {
 #pragma unroll
             for (int n = 0; n < Row::hdim_v / 16; ++n) {
                 std::uint32_t values[4];
-                load_matrices_transposed(v + v_rows.at(16 * step, n), values);
+                load_matrices_transposed(v_rows.at(16 * step, n), values);
 #pragma unroll
                 for (int m = 0; m < atoms; ++m) {
                     mma_16x8x16<T>(o[m][2 * n], weights[m], values[0], values[1]);
@@ -145,16 +152,18 @@ class MmaTile {
     }
 
    private:
-    __device__ __forceinline__ void load_queries(int step, std::uint32_t (&queries)[atoms][4]) const {
+    static __device__ __forceinline__ void load_queries(const MatrixRows<Row::hdim_q>& q_rows, int step,
+                                                        std::uint32_t (&queries)[atoms][4]) {
 #pragma unroll
-        for (int m = 0; m < atoms; ++m) load_matrices(q + q_rows.at(16 * m, step), queries[m]);
+        for (int m = 0; m < atoms; ++m) load_matrices(q_rows.at(16 * m, step), queries[m]);
     }
 
-    __device__ __forceinline__ void multiply_step(std::uint32_t k, int step, const std::uint32_t (&queries)[atoms][4]) {
+    __device__ __forceinline__ void multiply_step(const MatrixRows<Row::hdim_q>& k_rows, int step,
+                                                  const std::uint32_t (&queries)[atoms][4]) {
 #pragma unroll
         for (int n = 0; n < keys / 16; ++n) {
             std::uint32_t rows[4];
-            load_matrices(k + k_rows.at(16 * n, step), rows);
+            load_matrices(k_rows.at(16 * n, step), rows);
 #pragma unroll
             for (int m = 0; m < atoms; ++m) {
                 mma_16x8x16<T>(s[m][2 * n], queries[m], rows[0], rows[1]);
@@ -163,9 +172,7 @@ class MmaTile {
         }
     }
 
-    const std::uint32_t q;
-    const MatrixRows<Row::hdim_q> q_rows, k_rows;
-    const MatrixRows<Row::hdim_v> v_rows;
+    const std::uint32_t q, q_offset, k_offset, v_offset;
     std::uint32_t held[Shape::q_in_registers ? Row::hdim_q / 16 : 1][atoms][4];
 };
 

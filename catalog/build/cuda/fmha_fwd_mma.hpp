@@ -32,4 +32,7 @@ inline std::int32_t launch_fmha_fwd_mma(const catalog_args* args, cudaStream_t s
     return launch_attend_mma<Row, false>(*args, stream);
 }
 
+template <class Row>
+inline constexpr Block block_of{MmaShape<Row>::threads, MmaShape<Row>::shared_bytes};
+
 }  // namespace catalog::cuda

@@ -126,4 +126,7 @@ inline std::int32_t launch_fmha_fwd_splitkv_combine(const catalog_args* args, cu
     return launched();
 }
 
+template <class Row>
+inline constexpr Block block_of{CombineShape<Row>::threads, 0};
+
 }  // namespace catalog::cuda

@@ -19,4 +19,7 @@ inline std::int32_t launch_fmha_fwd_splitkv_mma(const catalog_args* args, cudaSt
     return launch_attend_mma<Row, true>(*args, stream);
 }
 
+template <class Row>
+inline constexpr Block block_of{MmaShape<Row>::threads, MmaShape<Row>::shared_bytes};
+
 }  // namespace catalog::cuda

@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "../abi/catalog_abi.h"
 #include "traits.hpp"
 
 namespace catalog::cuda {
@@ -45,22 +44,22 @@ inline bool make_tensor_map(CUtensorMap& map, const void* data, const std::uint6
 
 // Rows of one sequence, wherever it starts and however long it is: a map of which only the row stride is fixed.
 //
-// Rows end at `ragged_rows`: row i of a sequence of n rows has the coordinate ragged_rows - n + i, so that rows from n on
-// lie outside of the tensor. The last axis takes those ragged_rows back out of the address, modulo 2^64, and two more
-// axes add where the sequence ends, in steps of 16 bytes and of 2^34 bytes.
-inline constexpr std::int64_t ragged_rows = 1ll << 30;
+// The tensor ends at row `ragged_rows`, and row i of a sequence of n rows has the coordinate ragged_rows - n + i: rows
+// from n on lie outside of it. The last axis takes those ragged_rows back out of the address, which is modulo 2^64,
+// and two more axes add where the sequence ends, in steps of 16 bytes and of 2^34 bytes.
+inline constexpr std::uint64_t ragged_rows = 1ull << 30;
 
+// `row_bytes` is the stride of rows.
 template <class T>
-inline bool make_ragged_map(CUtensorMap& map, const catalog_tensor& tensor, std::int64_t hdim, int box_columns,
-                            int box_rows) {
-    const std::uint64_t stride = static_cast<std::uint64_t>(tensor.stride_seqlen) * sizeof(T);
-    const std::uint64_t extents[5] = {static_cast<std::uint64_t>(hdim), ragged_rows, 1u << 31, 1u << 31,
-                                      1u << 31};
-    const std::uint64_t strides[4] = {stride, 16, 1ull << 34, (1ull << 34) - stride};
-    const std::uint32_t box[5] = {static_cast<std::uint32_t>(box_columns), static_cast<std::uint32_t>(box_rows), 1, 1,
-                                  1};
-    if (tensor.stride_seqlen < 0 || stride >= (1ull << 34)) return false;
-    return make_tensor_map<T>(map, tensor.data, extents, strides, box);
+inline bool make_ragged_map(CUtensorMap& map, const void* data, std::int64_t row_bytes, std::int64_t hdim,
+                            int box_columns, int box_rows) {
+    constexpr std::uint64_t most = 1ull << 31, step = 1ull << 34;
+    const std::uint64_t stride = static_cast<std::uint64_t>(row_bytes);
+    if (stride >= step) return false;
+    const std::uint64_t extents[5] = {static_cast<std::uint64_t>(hdim), ragged_rows, most, most, most};
+    const std::uint64_t strides[4] = {stride, 16, step, step - stride};
+    const std::uint32_t columns = box_columns, rows = box_rows;
+    return make_tensor_map<T>(map, data, extents, strides, {columns, rows, 1, 1, 1});
 }
 
 // Coordinates of a sequence in a ragged map: row i is at first_row + i.

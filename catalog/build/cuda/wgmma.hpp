@@ -21,9 +21,9 @@ enum class Major { k, mn };
 inline constexpr int panel_columns = 64;
 inline constexpr int panel_row_bytes = 128;
 
-// What the hardware reads of an operand in shared memory. `first` is the address of its first row. 16 further in depth are,
-// for Major::k, 32 bytes, up to the panel's end; for Major::mn 16 rows, 2048 bytes. `panel_bytes` is the distance of
-// panels along the other axis, where Major::mn needs more than one.
+// What the hardware reads of an operand in shared memory. `first` is the address of its first row. The depth advances
+// by 16 elements: for Major::k 32 bytes, up to the panel's end; for Major::mn 16 rows, 2048 bytes. `panel_bytes` is the
+// distance of panels along the other axis, where Major::mn needs more than one.
 template <Major major>
 __device__ __forceinline__ std::uint64_t describe_panel(std::uint32_t first, std::uint32_t panel_bytes = 16) {
     constexpr std::uint64_t swizzle_128 = 1ull << 62, stride_of_8_rows = (1024ull >> 4) << 32;

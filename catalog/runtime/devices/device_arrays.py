@@ -19,14 +19,20 @@ from typing import Any
 import numpy as np
 
 from catalog.errors import TensorError
+from catalog.runtime.devices.vendors import AMD, NVIDIA, Vendor
 from catalog.runtime.tensors import numpy_dtype
 
-ROCM = 10
-"""DLPack's number of AMD GPUs' memory, kDLROCM."""
-
 _MEMORIES: Mapping[int, str] = MappingProxyType(
-    {1: "the CPU", 2: "an NVIDIA GPU", 3: "the CPU, pinned by CUDA", ROCM: "an AMD GPU", 11: "the CPU, pinned by HIP"}
+    {
+        1: "the CPU",
+        NVIDIA.memory: "an NVIDIA GPU",
+        3: "the CPU, pinned by CUDA",
+        AMD.memory: "an AMD GPU",
+        11: "the CPU, pinned by HIP",
+        13: "CUDA, which moves it between CPU and GPU",
+    }
 )
+"""What DLPack's numbers stand for."""
 
 _FLOATS: Mapping[tuple[int, int], str] = MappingProxyType(
     {
@@ -44,6 +50,8 @@ _FLOATS: Mapping[tuple[int, int], str] = MappingProxyType(
 
 _WORDS = {(code, bits): f"{kind}{bits}" for code, kind in enumerate(("int", "uint")) for bits in (8, 16, 32, 64)}
 _ELEMENTS: Mapping[tuple[int, int], str] = MappingProxyType({**_FLOATS, **_WORDS, (6, 8): "bool"})
+ELEMENT_NAMES = frozenset(_ELEMENTS.values())
+"""NumPy's or ml_dtypes' names of the element types that an array may have."""
 
 _NEW, _USED = b"dltensor", b"used_dltensor"
 _valid = ctypes.PYFUNCTYPE(c_int, py_object, c_char_p)(("PyCapsule_IsValid", ctypes.pythonapi))
@@ -70,7 +78,7 @@ class _Managed(ctypes.Structure):
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DeviceFlags:
     """As the flags of a NumPy array."""
 
@@ -78,12 +86,13 @@ class DeviceFlags:
     aligned: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DeviceArray:
     """An array in a GPU's memory, to checks like a NumPy array; it keeps that memory alive.
 
     ``strides`` are in bytes. ``index`` is the GPU's number where the object says it. ``stream`` is the handle of a
-    stream whose work must be done before the array may be used, if any.
+    stream whose work must be done before the array may be used, if any. Nobody changes one, but to make a frozen one
+    takes three times as long, for each tensor of a launch.
     """
 
     address: int
@@ -112,14 +121,14 @@ class DeviceArray:
         }
 
 
-def device_array(name: str, value: Any, stream: int) -> DeviceArray:
+def device_array(name: str, value: Any, stream: int, vendor: Vendor) -> DeviceArray:
     """The array that ``value``, the tensor ``name``, is, to be used on the stream with the handle ``stream``.
 
     Raises:
-        TensorError: it is none in an AMD GPU's memory, cannot be shared, or has elements that no kernel takes.
+        TensorError: it is none in memory of the vendor's GPUs, cannot be shared, or has elements that no kernel takes.
     """
     if hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__"):
-        return _from_dlpack(name, value, stream)
+        return _from_dlpack(name, value, stream, vendor)
     try:
         interface = getattr(value, "__cuda_array_interface__", None)
     except Exception as error:  # PyTorch's own are of several types
@@ -141,15 +150,16 @@ def _not_shared(name: str, error: Exception) -> TensorError:
     return TensorError(f"{name} cannot be shared: {error}", hint=f"PyTorch: use {name}.detach()")
 
 
-def _from_dlpack(name: str, value: Any, stream: int) -> DeviceArray:
+def _from_dlpack(name: str, value: Any, stream: int, vendor: Vendor) -> DeviceArray:
     try:
         kind, index = map(int, value.__dlpack_device__())
-        if kind != ROCM:
+        if kind != vendor.memory:
+            where = _MEMORIES.get(kind, f"device type {kind}")
             raise TensorError(
-                f"{name} is in memory of {_MEMORIES.get(kind, f'device type {kind}')}: expected an AMD GPU's",
+                f"{name} is in memory of {where}: expected an {vendor.company} GPU's",
                 hint=f"Put it there, PyTorch: {name}.to('cuda'), or give a NumPy array, which is copied.",
             )
-        capsule = value.__dlpack__(stream=stream)
+        capsule = value.__dlpack__(stream=stream or vendor.default_stream)
     except TensorError:
         raise
     except Exception as error:  # each library raises its own
@@ -191,7 +201,7 @@ def _from_interface(name: str, value: Any, interface: Mapping[str, Any]) -> Devi
         address, read_only = interface["data"]
     except (KeyError, TypeError, ValueError) as error:
         raise TensorError(f"{name} has a __cuda_array_interface__ that cannot be read: {error!r}") from None
-    if not dtype.isnative or dtype.name not in _ELEMENTS.values():
+    if not dtype.isnative or dtype.name not in ELEMENT_NAMES:
         raise TensorError(
             f"{name} has elements that no kernel takes: {interface['typestr']}",
             hint="__cuda_array_interface__ has no bfloat16 and no fp8; DLPack has them.",

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from catalog.errors import DeviceError
+from catalog.errors import DeviceError, UsageError
 from catalog.runtime.devices import DeviceInfo
 from catalog.runtime.devices.arguments import Call, template
 from catalog.runtime.devices.loading import Libraries, LoadedKernel
-from catalog.runtime.tensors import Array, numpy_array
+from catalog.runtime.tensors import Array, make_outputs, numpy_array
 from catalog.runtime.workspace import NO_WORKSPACE, Workspace
 from catalog.schema.problem import Problem
 
@@ -49,6 +49,10 @@ class HostDevice:
         """
         return DeviceInfo(resolve_host_arch(), _cpu_name(), self.threads)
 
+    def beside(self, tensors: Mapping[str, Any]) -> HostDevice:
+        """This device: there is one host."""
+        return self
+
     def array(self, problem: Problem, name: str, value: Any) -> Array:
         """``value``, which is a NumPy array.
 
@@ -56,6 +60,13 @@ class HostDevice:
             TensorError: it is not.
         """
         return numpy_array(problem, name, value)
+
+    def outputs(self, problem: Problem, inputs: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str, Array]:
+        """As :func:`~catalog.runtime.tensors.make_outputs`."""
+        return make_outputs(problem, inputs)
+
+    def layout(self, given: Mapping[str, Any]) -> None:
+        """None: NumPy arrays are cheap to check."""
 
     def load(self, path: Path, sha256: str, kernel_id: str) -> LoadedKernel:
         """As :meth:`Libraries.load`."""
@@ -84,6 +95,10 @@ class HostDevice:
         kept = (*tensors.values(), *filled.starts.values(), *(array for _, array, _ in partials))
         return Call(args, ctypes.byref(args), kept)
 
+    def once(self, problem: Problem, tensors: Mapping[str, Array], workspace: Workspace = NO_WORKSPACE) -> Call:
+        """As :meth:`call`."""
+        return self.call(problem, tensors, workspace)
+
     def launch(self, kernel: LoadedKernel, call: Call) -> None:
         """Run the kernel; on return the outputs are written.
 
@@ -100,6 +115,17 @@ class HostDevice:
         """
         for kernel in kernels:
             kernel.launch(call.pointer)
+
+    def enqueue(self, kernels: Sequence[LoadedKernel], call: Call, stream: Any = None) -> None:
+        """As :meth:`run`: the host has no streams.
+
+        Raises:
+            UsageError: a stream is given.
+            DeviceError: as :meth:`launch`.
+        """
+        if stream is not None:
+            raise UsageError("host kernels take no stream: on return they have run")
+        self.run(kernels, call)
 
     def time(self, kernels: Sequence[LoadedKernel], call: Call, launches: int, *, cold: bool = False) -> list[int]:
         """Nanoseconds of each of so many launches of the kernels, one after the other.

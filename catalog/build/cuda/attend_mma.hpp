@@ -46,7 +46,8 @@ class MmaAttention {
                        last = window.visible(work.row_at(work.rows - 1).query);
         const KeyRange some = seen_by_some(first, last), all = seen_by_all(first, last);
         const int first_key = some.begin / tile_n0 * tile_n0;
-        end = some.end;
+        // Of the mask of a split its first key is left out, so a split without keys must not have a tile.
+        end = partial && some.begin >= some.end ? first_key : some.end;
         ring = shared + Shape::q_bytes + thread.warp_n * Shape::group_bytes;
 
         start_copies(first_key);

@@ -99,22 +99,20 @@ class BackwardConsumer {
 
     __device__ __forceinline__ void start_dq(std::uint32_t ds, float (&dq)[Tile::dq_columns / 2]) const {
         wgmma_fence();
-        if constexpr (Tile::transposes_dq) {
+        if constexpr (Tile::divides_queries) {
+            const std::uint64_t a = describe_panel<Major::k>(base + ds + warpgroup * 64 * panel_row_bytes);
+            const std::uint64_t b = describe_panel<Major::mn>(base + Tile::k_at, Tile::key_panel);
+#pragma unroll
+            for (int step = 0; step < Tile::n / 16; ++step)
+                wgmma<T, Major::mn>(dq, advance(a, step / 4 * Tile::query_panel + step % 4 * 32),
+                                    advance(b, step * queries_step), step > 0);
+        } else {
             const std::uint64_t a = describe_panel<Major::mn>(base + Tile::k_at + warpgroup * Tile::key_panel);
             const std::uint64_t b = describe_panel<Major::k>(base + ds);
 #pragma unroll
             for (int step = 0; step < Tile::n / 16; ++step)
                 wgmma<T, Major::k, Major::mn>(dq, advance(a, step * queries_step),
                                               advance(b, step / 4 * Tile::query_panel + step % 4 * 32), step > 0);
-        } else {
-            const int row = Tile::divides_queries ? warpgroup * 64 : 0, panel = Tile::divides_queries ? 0 : warpgroup;
-            const std::uint64_t a = describe_panel<Major::k>(base + ds + row * panel_row_bytes);
-            const std::uint64_t b =
-                describe_panel<Major::mn>(base + Tile::k_at + panel * Tile::key_panel, Tile::key_panel);
-#pragma unroll
-            for (int step = 0; step < Tile::n / 16; ++step)
-                wgmma<T, Major::mn>(dq, advance(a, step / 4 * Tile::query_panel + step % 4 * 32),
-                                    advance(b, step * queries_step), step > 0);
         }
         wgmma_commit();
     }
@@ -221,21 +219,24 @@ class BackwardConsumer {
     }
 
     __device__ __forceinline__ void stage_dq(const float (&dq)[Tile::dq_columns / 2]) const {
-        if constexpr (Tile::transposes_dq) {
+        if constexpr (Tile::divides_queries) {
+            // Odd rows store their columns in another order: so 16 lanes, which store at a time, reach all banks.
+            const bool odd = lane / 4 % 2;
+            const std::uint32_t row = warpgroup * 64 + warp * 16 + lane / 4, column = odd * 64 + lane % 4 * 8;
+#pragma unroll
+            for (int i = 0; i < Tile::dq_columns / 2; i += 2) {
+                const int other = i ^ 8;
+                const float x = odd ? dq[other] : dq[i], y = odd ? dq[other + 1] : dq[i + 1];
+                store_pair(base + Tile::dq_at + i / 16 * Tile::query_panel +
+                               swizzled(row + i / 2 % 2 * 8, column ^ (i / 4 % 4 * 32)),
+                           final_dq(x), final_dq(y));
+            }
+        } else {
             const std::uint32_t column = warp % 2 * 64 + lane / 4 * 4, row = 2 * (lane % 4);
             const std::uint32_t panel = base + Tile::dq_at + (2 * warpgroup + warp / 2) * Tile::query_panel;
 #pragma unroll
             for (int i = 0; i < Tile::dq_columns / 2; ++i)
                 store_number(panel + swizzled(row + i / 4 * 8 + i % 2, column + i / 2 % 2 * 32), final_dq(dq[i]));
-        } else {
-            const std::uint32_t row = (Tile::divides_queries ? warpgroup * 64 : 0) + warp * 16 + lane / 4;
-            const std::uint32_t panel =
-                base + Tile::dq_at + (Tile::divides_queries ? 0 : warpgroup * 2) * Tile::query_panel;
-#pragma unroll
-            for (int i = 0; i < Tile::dq_columns / 2; i += 2)
-                store_pair(panel + i / 16 * Tile::query_panel +
-                               swizzled(row + i / 2 % 2 * 8, i / 4 % 4 * 32 + lane % 4 * 8),
-                           final_dq(dq[i]), final_dq(dq[i + 1]));
         }
     }
 

@@ -24,11 +24,10 @@ struct BackwardTile {
     static constexpr int consumer_registers = warpgroups == 2 ? 240 : 160;
     static constexpr int loader_registers = warpgroups == 2 ? 24 : 32;
 
-    // Warpgroups divide a tile of dQ by its queries, or by the head dim; then a tile that has not 64 queries is transposed.
+    // Warpgroups divide a tile of dQ among its queries, or else compute it transposed and divide it among the head dim.
     static constexpr bool divides_queries = m % (64 * warpgroups) == 0;
-    static constexpr bool transposes_dq = !divides_queries && m != 64;
-    static constexpr int dq_rows = divides_queries ? 64 : m;  // of a warpgroup
-    static constexpr int dq_columns = transposes_dq ? m : divides_queries ? hdim_q : hdim_q / warpgroups;
+    static constexpr int dq_rows = divides_queries ? 64 : m;         // of a warpgroup
+    static constexpr int dq_columns = divides_queries ? hdim_q : m;  // of an accumulator
 
     // dV takes the weights as soon as they are there, where registers allow to hold them once more.
     static constexpr bool early_dv = (hdim_q + hdim_v) / 2 + m + m / 4 <= 212;

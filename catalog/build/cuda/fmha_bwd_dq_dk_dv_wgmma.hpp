@@ -3,6 +3,7 @@
 #pragma once
 
 #include "bwd_consume.hpp"
+#include "bwd_consume_wide.hpp"
 #include "launch.hpp"
 
 namespace catalog::cuda {
@@ -34,7 +35,10 @@ __global__ void __launch_bounds__(BackwardTile<Row>::threads, 1)
             load_tiles<Row>(args, maps, base);
     } else {
         claim_registers<Tile::consumer_registers>();
-        BackwardConsumer<Row>(args, maps, base).run();
+        if constexpr (Tile::divides_hdim)
+            WideBackwardConsumer<Row>(args, maps, base).run();
+        else
+            BackwardConsumer<Row>(args, maps, base).run();
     }
 }
 

@@ -1,9 +1,8 @@
-// The main stage of backward: the warpgroups that multiply. Scores are transposed, keys by queries: so weights and their
-// gradients are, as they leave the arithmetic, the left operands of dV and dK in registers.
+// The main stage of backward for head dims up to 128: each warpgroup owns 64 keys. As scores are transposed, weights
+// and their gradients are, as they leave the arithmetic, the left operands of dV and dK in registers.
 //
-// With P = exp(S - LSE), dV = P^T dO, dP = dO V^T, dS = P * (dP - delta), dK = scale dS^T Q and dQ = scale dS K. dS goes
-// through shared memory to dQ, dQ from there by additions of TMA to device memory. While one tile's dQ is multiplied
-// the next tile's scores are started.
+// dS goes through shared memory to dQ, dQ from there by additions of TMA to device memory. While a tile's dQ is
+// multiplied the next tile's scores are started.
 #pragma once
 
 #include "bwd_warpgroup.hpp"
@@ -126,9 +125,9 @@ class BackwardConsumer : BackwardWarpgroup<Row> {
     }
 
     // One tile, whose scores are there; leaves those of the next one.
-    __device__ __forceinline__ void visit(int head, int tile, std::uint32_t ds_memory, bool more, RingPlace<Tile::stages> place,
-                                          float (&s)[m / 2], float (&dk)[Tile::hdim_q / 2],
-                                          float (&dv)[Tile::hdim_v / 2]) const {
+    __device__ __forceinline__ void visit(int head, int tile, std::uint32_t ds_memory, bool more,
+                                          RingPlace<Tile::stages> place, float (&s)[m / 2],
+                                          float (&dk)[Tile::hdim_q / 2], float (&dv)[Tile::hdim_v / 2]) const {
         const int stage = place.stage;
         const std::uint32_t q = Tile::q_at + stage * Tile::q_bytes;
         const std::uint32_t grad_o = Tile::grad_o_at + stage * Tile::grad_o_bytes;

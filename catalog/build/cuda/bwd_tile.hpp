@@ -1,7 +1,7 @@
-// The main stage of backward: how a block divides its tile, what lies where in shared memory, and which tiles it visits.
+// The main stage of backward: how a block divides its tile, what lies where in shared memory, which tiles it visits.
 //
-// A block owns tile_n0 keys of one head and visits tile_m0 queries at a time, of all query heads that read the head. Two
-// warpgroups multiply, one more loads.
+// A block owns tile_n0 keys of one head and visits tile_m0 queries at a time, of all query heads that read the head.
+// Two warpgroups multiply, one more loads.
 #pragma once
 
 #include "bwd_call.hpp"
@@ -24,12 +24,14 @@ struct BackwardTile {
     static constexpr int warpgroups = 2;
     static constexpr int hdim_step = divides_hdim ? 2 * panel_columns : panel_columns;
     static constexpr int hdim_q = round_up(Row::hdim_q, hdim_step), hdim_v = round_up(Row::hdim_v, hdim_step);
+    static constexpr int depth_q = round_up(Row::hdim_q, panel_columns);  // what is read: hdim_q may have empty panels
+    static constexpr int depth_v = round_up(Row::hdim_v, panel_columns);
     static constexpr int stages = Row::stages, grad_o_stages = divides_hdim ? 1 : stages;
     static constexpr int consumers = warpgroups * 128, threads = consumers + 128;
     static constexpr int consumer_registers = 240, loader_registers = 24;
 
-    // Of dQ they divide the queries, or else the head dim; it is transposed then, where it is not the accumulators' that
-    // is divided. A tile is staged in so many rounds.
+    // Of dQ they divide the queries, or else the head dim, for which narrow heads transpose it. A tile is staged in so
+    // many rounds.
     static constexpr bool divides_queries = m % (64 * warpgroups) == 0;
     static constexpr int dq_rows = divides_queries ? 64 : m;  // of a warpgroup
     static constexpr int dq_columns = divides_hdim ? hdim_q / warpgroups : divides_queries ? hdim_q : m;
@@ -56,6 +58,10 @@ struct BackwardTile {
     static constexpr int ds_bytes = divides_hdim ? 2 * key_panel : warpgroups * query_panel;  // P too, if divides_hdim
     static constexpr int dq_bytes = hdim_q / 32 * query_panel / dq_rounds;
     static constexpr int row_bytes = m * 4;  // a number for each query
+
+    // Of a copy.
+    static constexpr int q_copied = depth_q / 64 * query_panel, grad_o_copied = depth_v / 64 * query_panel;
+    static constexpr int k_copied = depth_q / 64 * key_panel, v_copied = depth_v / 64 * key_panel;
 
     static constexpr int k_at = 0, v_at = k_at + k_bytes, q_at = v_at + v_bytes, grad_o_at = q_at + stages * q_bytes;
     static constexpr int ds_at = grad_o_at + grad_o_stages * grad_o_bytes, dq_at = ds_at + 2 * ds_bytes;

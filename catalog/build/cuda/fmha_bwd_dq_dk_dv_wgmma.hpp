@@ -1,5 +1,5 @@
-// Backward attention, the main stage: dK, dV, and dQ in float32, added up in device memory, or, where results must be the
-// same bits every time, one part for each tile of keys.
+// Backward attention, the main stage: dK, dV, and dQ in float32, added up in device memory, or, where results must be
+// the same bits every time, one part for each tile of keys.
 #pragma once
 
 #include "bwd_consume.hpp"

@@ -20,8 +20,8 @@ inline std::int32_t workspace_size(const catalog_args* args, Uses uses, catalog_
 
 }  // namespace catalog::cuda
 
-// `launch` takes the arguments and the stream, `workspace` the arguments, what is used, and the size to fill in; the last
-// arguments are those of catalog::Uses.
+// `launch` takes the arguments and the stream, `workspace` the arguments, what is used, and the size to fill in; the
+// last arguments are those of catalog::Uses.
 #define CATALOG_EXPORT_SIZED(launch, workspace, description, ...)                                                \
     extern "C" {                                                                                                 \
     __attribute__((visibility("default"))) const char* catalog_describe(void) { return description; }            \

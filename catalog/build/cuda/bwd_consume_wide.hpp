@@ -71,7 +71,7 @@ class WideBackwardConsumer : BackwardWarpgroup<Row> {
     __device__ __forceinline__ void start_scores(RingPlace<Tile::stages> place, bool there,
                                                  float (&s)[columns / 2]) const {
         if (there) barrier_wait(barriers.full_q(place.stage), place.phase);
-        multiply_rows<Tile::depth_q>(Tile::k_at, Tile::q_at + place.stage * Tile::q_bytes, s);
+        multiply_rows<Tile::hdim_q>(Tile::k_at, Tile::q_at + place.stage * Tile::q_bytes, s);
     }
 
     // dV or dK += weights^T rows, in this warpgroup's panels.
@@ -113,11 +113,9 @@ class WideBackwardConsumer : BackwardWarpgroup<Row> {
     __device__ __forceinline__ void hand_over(const float (&dq)[panels_q * 32]) const {
         constexpr int count = panels_q * 16;
         barrier_wait(barriers.empty_dq(warpgroup), (round + 1) % 2);
-        if (Tile::depth_q == Tile::hdim_q || (2 * warpgroup + round) * Tile::hdim_q / 4 < Tile::depth_q) {
-            Base::template stage_rows<round * count, (round + 1) * count>(
-                dq, Tile::dq_at + warpgroup * Tile::dq_panels * Tile::query_panel, 0);
-            fence_proxy_async();
-        }
+        Base::template stage_rows<round * count, (round + 1) * count>(
+            dq, Tile::dq_at + warpgroup * Tile::dq_panels * Tile::query_panel, 0);
+        fence_proxy_async();
         Base::release(barriers.full_dq(warpgroup));
     }
 
@@ -134,7 +132,7 @@ class WideBackwardConsumer : BackwardWarpgroup<Row> {
             float dp[columns / 2];
             std::uint32_t weights[columns / 16][4], ds[columns / 16][4];
             barrier_wait(barriers.full_grad_o(grad_o_place.stage), grad_o_place.phase);
-            multiply_rows<Tile::depth_v>(Tile::v_at, grad_o, dp);
+            multiply_rows<Tile::hdim_v>(Tile::v_at, grad_o, dp);
             Base::template weigh<columns>(head, tile, first_column, place.stage, s);
             Base::template pack_weights<columns>(s, weights);
             store_weights(weights, memory);

@@ -35,8 +35,8 @@ __device__ __forceinline__ void load_tiles(const catalog_args& args, const Backw
     const int heads = heads_per_key_head(args);
     {
         const RaggedRows k = ragged<T>(args.k, work.batch(), blockIdx.y, work.first_k(), work.seqlen_k());
-        barrier_arrive_expect(barriers.k(), Tile::k_copied);
-        load_panels<Tile::depth_q, Tile::key_panel>(base + Tile::k_at, &maps.k, barriers.k(), k, blockIdx.x * Tile::n);
+        barrier_arrive_expect(barriers.k(), Tile::k_bytes);
+        load_panels<Tile::hdim_q, Tile::key_panel>(base + Tile::k_at, &maps.k, barriers.k(), k, blockIdx.x * Tile::n);
     }
     RingPlace<Tile::stages> place;
     RingPlace<Tile::grad_o_stages> grad_o_place;
@@ -47,12 +47,12 @@ __device__ __forceinline__ void load_tiles(const catalog_args& args, const Backw
             const std::uint32_t full_q = barriers.full_q(place.stage);
             const std::uint32_t full_grad_o = barriers.full_grad_o(grad_o_place.stage);
             barrier_wait(barriers.empty_q(place.stage), place.phase ^ 1);
-            barrier_arrive_expect(full_q, Tile::q_copied);
-            load_panels<Tile::depth_q, Tile::query_panel>(base + Tile::q_at + place.stage * Tile::q_bytes, &maps.q,
+            barrier_arrive_expect(full_q, Tile::q_bytes);
+            load_panels<Tile::hdim_q, Tile::query_panel>(base + Tile::q_at + place.stage * Tile::q_bytes, &maps.q,
                                                          full_q, q, tile * Tile::m);
             barrier_wait(barriers.empty_grad_o(grad_o_place.stage), grad_o_place.phase ^ 1);
-            barrier_arrive_expect(full_grad_o, Tile::grad_o_copied);
-            load_panels<Tile::depth_v, Tile::query_panel>(
+            barrier_arrive_expect(full_grad_o, Tile::grad_o_bytes);
+            load_panels<Tile::hdim_v, Tile::query_panel>(
                 base + Tile::grad_o_at + grad_o_place.stage * Tile::grad_o_bytes, &maps.grad_o, full_grad_o, grad_o,
                 tile * Tile::m);
             place = place.next();
@@ -69,8 +69,8 @@ __device__ __forceinline__ void load_v(const catalog_args& args, const BackwardM
     const WorkInMemory work{base + Tile::work_at};
     const BackwardBarriers<Row> barriers{base + Tile::barriers_at};
     const RaggedRows v = ragged<T>(args.v, work.batch(), blockIdx.y, work.first_k(), work.seqlen_k());
-    barrier_arrive_expect(barriers.v(), Tile::v_copied);
-    load_panels<Tile::depth_v, Tile::key_panel>(base + Tile::v_at, &maps.v, barriers.v(), v, blockIdx.x * Tile::n);
+    barrier_arrive_expect(barriers.v(), Tile::v_bytes);
+    load_panels<Tile::hdim_v, Tile::key_panel>(base + Tile::v_at, &maps.v, barriers.v(), v, blockIdx.x * Tile::n);
 }
 
 // By one thread: adds what the warpgroups stage of each tile to dQ in device memory.
@@ -95,12 +95,11 @@ __device__ __forceinline__ void add_dq(const catalog_args& args, const BackwardM
                     barrier_wait(barriers.full_dq(warpgroup), phase);
 #pragma unroll
                     for (int panel = 0; panel < Tile::dq_panels; ++panel)
-                        if ((first_panel + panel) * 32 < Tile::depth_q)
-                            tma_reduce_add(
-                                &maps.dq_acc,
-                                base + Tile::dq_at + (staged + panel) * Tile::query_panel + first_row * panel_row_bytes,
-                                (first_panel + panel) * 32, rows.first_row + tile * Tile::m + first_row, rows.low,
-                                rows.high, RaggedRows::wrap);
+                        tma_reduce_add(
+                            &maps.dq_acc,
+                            base + Tile::dq_at + (staged + panel) * Tile::query_panel + first_row * panel_row_bytes,
+                            (first_panel + panel) * 32, rows.first_row + tile * Tile::m + first_row, rows.low,
+                            rows.high, RaggedRows::wrap);
                     bulk_commit();
                 }
                 bulk_wait_read<1>();

@@ -24,8 +24,6 @@ struct BackwardTile {
     static constexpr int warpgroups = 2;
     static constexpr int hdim_step = divides_hdim ? 2 * panel_columns : panel_columns;
     static constexpr int hdim_q = round_up(Row::hdim_q, hdim_step), hdim_v = round_up(Row::hdim_v, hdim_step);
-    static constexpr int depth_q = round_up(Row::hdim_q, panel_columns);  // what is read: hdim_q may have empty panels
-    static constexpr int depth_v = round_up(Row::hdim_v, panel_columns);
     static constexpr int stages = Row::stages, grad_o_stages = divides_hdim ? 1 : stages;
     static constexpr int consumers = warpgroups * 128, threads = consumers + 128;
     static constexpr int consumer_registers = 240, loader_registers = 24;
@@ -58,10 +56,6 @@ struct BackwardTile {
     static constexpr int ds_bytes = divides_hdim ? 2 * key_panel : warpgroups * query_panel;  // P too, if divides_hdim
     static constexpr int dq_bytes = hdim_q / 32 * query_panel / dq_rounds;
     static constexpr int row_bytes = m * 4;  // a number for each query
-
-    // Of a copy.
-    static constexpr int q_copied = depth_q / 64 * query_panel, grad_o_copied = depth_v / 64 * query_panel;
-    static constexpr int k_copied = depth_q / 64 * key_panel, v_copied = depth_v / 64 * key_panel;
 
     static constexpr int k_at = 0, v_at = k_at + k_bytes, q_at = v_at + v_bytes, grad_o_at = q_at + stages * q_bytes;
     static constexpr int ds_at = grad_o_at + grad_o_stages * grad_o_bytes, dq_at = ds_at + 2 * ds_bytes;

@@ -43,4 +43,7 @@ inline std::int32_t launch_fmha_bwd_convert_dq(const catalog_args* args, cudaStr
     return valid ? launch_rows<Row::hdim_q>(*args, stream, convert_dq<Row>) : CATALOG_BAD_ARGUMENT;
 }
 
+template <class Row>
+inline constexpr Block block_of{row_threads, 0};
+
 }  // namespace catalog::cuda

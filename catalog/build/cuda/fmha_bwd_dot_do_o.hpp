@@ -42,4 +42,7 @@ inline std::int32_t launch_fmha_bwd_dot_do_o(const catalog_args* args, cudaStrea
     return valid ? launch_rows<Row::hdim_v>(*args, stream, dot_do_o<Row>) : CATALOG_BAD_ARGUMENT;
 }
 
+template <class Row>
+inline constexpr Block block_of{row_threads, 0};
+
 }  // namespace catalog::cuda

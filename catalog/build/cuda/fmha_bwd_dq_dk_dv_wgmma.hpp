@@ -123,4 +123,7 @@ inline std::int32_t launch_fmha_bwd_dq_dk_dv_wgmma(const catalog_args* args, cud
     return launched();
 }
 
+template <class Row>
+inline constexpr Block block_of{BackwardTile<Row>::threads, BackwardTile<Row>::shared_bytes};
+
 }  // namespace catalog::cuda

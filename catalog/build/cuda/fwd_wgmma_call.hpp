@@ -145,8 +145,10 @@ inline catalog_status prepare_fwd(const catalog_args* given, FwdCall& call) {
     const std::int64_t kv_heads = section_bytes / std::max<std::int64_t>(1, args.seqlen_k * (bytes_q + bytes_v));
     call.blocks = static_cast<int>(blocks);
     call.heads = static_cast<int>(heads);
-    call.section_heads =
-        static_cast<int>(std::min(heads, std::max<std::int64_t>(1, kv_heads) * call.heads_per_kv_head));
+    // Of tiles that differ in work the longest of all heads come first: an even end is worth more than the cache.
+    const bool even = Row::mask == Mask::none;
+    const std::int64_t section_heads = std::max<std::int64_t>(1, kv_heads) * call.heads_per_kv_head;
+    call.section_heads = static_cast<int>(even ? std::min(heads, section_heads) : heads);
     call.tiles = static_cast<int>(blocks * heads);
     return CATALOG_OK;
 }

@@ -17,7 +17,8 @@ __global__ void __launch_bounds__(row_threads) convert_dq(const __grid_constant_
 #pragma unroll
         for (int i = 0; i < rows_in_flight; ++i) {
             if (!rows.has(i)) continue;
-            const auto* const part = reinterpret_cast<const float4*>(rows.template of<const float>(args.dq_acc, i, split));
+            const auto* const part =
+                reinterpret_cast<const float4*>(rows.template of<const float>(args.dq_acc, i, split));
             const float4 low = __ldcs(part), high = __ldcs(part + 1);
             sum[i][0] += low.x, sum[i][1] += low.y, sum[i][2] += low.z, sum[i][3] += low.w;
             sum[i][4] += high.x, sum[i][5] += high.y, sum[i][6] += high.z, sum[i][7] += high.w;

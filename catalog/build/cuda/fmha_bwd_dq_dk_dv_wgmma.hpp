@@ -1,8 +1,9 @@
-// Backward attention, the main stage: dK, dV, and dQ in float32, added up in device memory, or, where results must be the
-// same bits every time, one part for each tile of keys.
+// Backward attention, the main stage: dK, dV, and dQ in float32, added up in device memory, or, where results must be
+// the same bits every time, one part for each tile of keys.
 #pragma once
 
 #include "bwd_consume.hpp"
+#include "bwd_consume_wide.hpp"
 #include "launch.hpp"
 
 namespace catalog::cuda {
@@ -34,7 +35,10 @@ __global__ void __launch_bounds__(BackwardTile<Row>::threads, 1)
             load_tiles<Row>(args, maps, base);
     } else {
         claim_registers<Tile::consumer_registers>();
-        BackwardConsumer<Row>(args, maps, base).run();
+        if constexpr (Tile::divides_hdim)
+            WideBackwardConsumer<Row>(args, maps, base).run();
+        else
+            BackwardConsumer<Row>(args, maps, base).run();
     }
 }
 

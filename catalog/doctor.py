@@ -25,6 +25,7 @@ def diagnose(db: Path) -> Iterator[Finding]:
     yield from _file(db)
     yield from about_cache()
     yield _checkout()
+    yield from _gpus()
     yield from _arches()
 
 
@@ -84,13 +85,27 @@ def _checkout() -> Finding:
     return Finding("CK checkout", str(generator.path), about)
 
 
+def _gpus() -> Iterator[Finding]:
+    from catalog.runtime.devices.cuda_runtime import CudaRuntime
+    from catalog.runtime.devices.hip_runtime import HipRuntime
+
+    for runtime in (HipRuntime(), CudaRuntime()):
+        what = f"{runtime.vendor.company} GPUs"
+        try:
+            names = [f"{gpu.info.name} ({gpu.info.arch})" for gpu in runtime.gpus]
+            yield Finding(what, ", ".join(names), f"{runtime.vendor.runtime} runtime {runtime.version}")
+        except CatalogError as error:
+            yield Finding(what, "none", str(error))
+
+
 def _arches() -> Iterator[Finding]:
     from catalog.build import toolchains
     from catalog.build.ck import toolchain as hip
+    from catalog.build.cuda import toolchain as cuda
     from catalog.runtime.devices import why_unavailable
     from catalog.schema.spec_files import known_archs
 
-    diagnoses = {diagnosis.arch: diagnosis for diagnosis in (*toolchains.doctor(), *hip.doctor())}
+    diagnoses = {diagnosis.arch: diagnosis for diagnosis in (*toolchains.doctor(), *hip.doctor(), *cuda.doctor())}
     for arch in known_archs(data_dir() / "arch_specs"):
         diagnosis = diagnoses.get(arch)
         reason = why_unavailable(arch)

@@ -15,7 +15,7 @@ from pathlib import Path
 from catalog.errors import RegistryError
 from catalog.schema.columns import BUILD
 from catalog.schema.dispatcher_names import dispatcher_name_sql
-from catalog.schema.fields import IDENTITY, TRAITS, Family
+from catalog.schema.fields import IDENTITY, LATER_TRAITS, TRAITS, Family
 from catalog.schema.likeness import SIZES
 
 BUSY_TIMEOUT_S = 30.0
@@ -33,7 +33,9 @@ dispatch order among the rows of the same enumeration.
 def _kernel_ddl() -> str:
     columns = ["id TEXT NOT NULL PRIMARY KEY", "name TEXT NOT NULL"]
     columns += [f"{name} TEXT NOT NULL" for name in IDENTITY]
-    columns += [f"{trait.name} {trait.sql_type} NOT NULL" for trait in TRAITS.values()]
+    columns += [
+        f"{trait.name} {trait.sql_type} NOT NULL" for trait in TRAITS.values() if trait.name not in LATER_TRAITS
+    ]
     columns += ["hw_valid INTEGER NOT NULL", "dispatch_order INTEGER NOT NULL"]
     return f"CREATE TABLE kernel ({', '.join(columns)}, UNIQUE (name, arch, revision, mask_impl, space)) STRICT"
 
@@ -212,6 +214,15 @@ def _dropped_libraries() -> tuple[str, ...]:
     )
 
 
+def _stages() -> tuple[str, ...]:
+    """How deep kernels of our own for GPUs load ahead. The view names its columns when it is made."""
+    return (
+        "DROP VIEW kernels",
+        "ALTER TABLE kernel ADD COLUMN stages INTEGER NOT NULL DEFAULT 0",
+        _view(_build_columns(), " AND NOT cold", f"{_BUILT_HERE} AND dropped IS NULL"),
+    )
+
+
 _MIGRATIONS: tuple[Callable[[], tuple[str, ...]], ...] = (
     _initial_schema,
     _what_the_compiler_knows,
@@ -219,6 +230,7 @@ _MIGRATIONS: tuple[Callable[[], tuple[str, ...]], ...] = (
     _built_elsewhere,
     _how_sure_timings_are,
     _dropped_libraries,
+    _stages,
 )
 """Step i takes a file from user_version i to i + 1."""
 

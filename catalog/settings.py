@@ -55,6 +55,9 @@ class Settings(BaseSettings):
         description="command of a newer clang, for arches that the HIP compiler does not know (default: zig on PATH, "
         "then the Python package ziglang)",
     )
+    nvcc: str | None = Field(
+        None, description="CUDA compiler (default: nvcc on PATH, /usr/local/cuda, then the Python packages)"
+    )
     compiler_launcher: Command | None = Field(
         None, description="put before every compiler call: ccache, sccache, distcc"
     )

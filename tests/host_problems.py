@@ -1,4 +1,4 @@
-"""Random problems for the host kernels: signatures are rows of the catalog, sizes and tensors are drawn.
+"""Random problems for kernels of our own: signatures are rows of the catalog, sizes and tensors are drawn.
 
 Every two values of two traits that some row has together are in some signature. A kernel is compiled for each, so
 signatures are few; problems of one signature run on one plan.
@@ -40,6 +40,9 @@ HEAD_DIMS: Mapping[tuple[int, int], tuple[tuple[int, int], ...]] = {
 }
 """The head dims of problems that padded kernels of each size answer, the next smaller ones do not."""
 
+VECTOR = 8
+"""Head dims of kernels that are padded to so many elements are multiples of it."""
+
 _TRAITS = (*(t.name for t in TRAITS.values() if t.group == "signature" and t.name != "family"), "pad_d")
 
 
@@ -73,12 +76,12 @@ def pairwise_cover(rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     return chosen
 
 
-def signatures(catalog: Catalog, op: Op) -> tuple[Signature, ...]:
-    """Signatures of the op's main stage on this machine's arch that cover all pairs of traits."""
-    catalog.populate("host")
+def signatures(catalog: Catalog, op: Op, arch: str = "host") -> tuple[Signature, ...]:
+    """Signatures of the op's main stage on an arch that cover all pairs of traits."""
+    catalog.populate(arch)
     rows = catalog.connection.execute(
         f"SELECT DISTINCT {', '.join(_TRAITS)} FROM kernel WHERE family = ? AND arch = ?",
-        (MAIN_STAGE[op].value, resolve_arch("host")),
+        (MAIN_STAGE[op].value, resolve_arch(arch)),
     ).fetchall()
     varying = [i for i in range(len(_TRAITS)) if len({row[i] for row in rows}) > 1]
     reduced = {tuple(row[i] for i in varying): tuple(row) for row in rows}
@@ -142,6 +145,8 @@ def _head_dims(signature: Signature, pick: Callable[..., Any]) -> tuple[int, int
     if signature.op == "appendkv":
         return tuple(pick(*(pair for pairs in HEAD_DIMS.values() for pair in pairs if pair[0] > 1)))
     allowed = HEAD_DIMS[kernel]
+    if traits["pad_d"] == VECTOR:
+        allowed = (kernel, *({tuple(-(-hdim // VECTOR) * VECTOR for hdim in pair): None for pair in allowed}))
     if traits["kv_memory_layout"] == KvMemoryLayout.VECTORIZED.value:
         allowed = tuple(pair for pair in allowed if pair[0] % 16 == 0)
     return tuple(pick(*allowed))

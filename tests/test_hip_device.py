@@ -17,8 +17,8 @@ from catalog.errors import DeviceError, TensorError
 from catalog.runtime.bound import take
 from catalog.runtime.devices import DeviceInfo
 from catalog.runtime.devices.abi import TENSORS
+from catalog.runtime.devices.gpu_resources import Event, Memory, Stream
 from catalog.runtime.devices.hip import HipDevice
-from catalog.runtime.devices.hip_resources import Event, Memory, Stream
 from catalog.runtime.devices.hip_runtime import REMEDIES, HipRuntime
 from catalog.runtime.inputs import make_inputs
 from catalog.runtime.tensors import make_outputs
@@ -189,10 +189,31 @@ def test_a_kernel_reads_and_writes_the_tensors(runtime, fake, kernel, problem, s
         assert ctypes.c_void_p.in_dll(ctypes.CDLL(str(path)), "last_stream").value == stream.handle
         assert [(tensor.streams, tensor.deleted) for tensor in shared.values()] == [([stream.handle], 0)] * len(shared)
         assert fake.fake_calls(b"hipMalloc") == fake.fake_live() - 1  # but for the stream: events are gone
-        del call, tensors
+        del call, tensors, device  # which remembers where sequences start
         gc.collect()
         assert [tensor.deleted for tensor in shared.values()] == [1] * len(shared)
         assert fake.fake_live() == 1
+
+
+@pytest.mark.parametrize("version", [5, 6])
+def test_a_captured_stream_is_given_launches_and_nothing_else(libraries, kernel, version):
+    """A runtime that does not tell of captures counts as one that has none."""
+    fake, runtime = ctypes.CDLL(str(libraries[version])), HipRuntime(libraries[version])
+    fake.fake_reset(2)
+    with Stream(runtime, 0) as stream:
+        device = HipDevice(stream=stream, runtime=runtime)
+        loaded = load(device, kernel(arch="gfx942"))
+        problem = Problem(batch=8, nhead_q=4, seqlen_q=1, hdim_q=16, dtype="fp32")
+        tensors = {name: Exposed(Memory(runtime, 0, Q.nbytes), problem.shapes[name]) for name in ("q", "k", "v", "o")}
+        call = call_of(device, problem, tensors)
+        device.run([loaded], call)
+        waits = fake.fake_calls(b"hipStreamSynchronize")
+        assert waits == 1
+        fake.fake_capture(ctypes.c_void_p(stream.handle))
+        device.run([loaded], call)
+        assert fake.fake_calls(b"hipStreamSynchronize") == waits + (version == 5)
+        fake.fake_capture(None)
+        del call, device, tensors
 
 
 def test_numpy_arrays_are_sent_and_fetched_whatever_their_strides(runtime, kernel):

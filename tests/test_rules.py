@@ -15,9 +15,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from conftest import older_catalog
 from test_schema import edit
 
-from catalog import query, registry
+from catalog import query
 from catalog.errors import MissingReferenceError, RegistryError, SpecError, UsageError
 from catalog.rules.receipts import resolve_receipts
 from catalog.rules.restriction import Restriction
@@ -245,20 +246,22 @@ def test_a_catalog_of_a_newer_program_is_refused(copied: Catalog) -> None:
         copied.populate("gfx950")
 
 
-def test_a_catalog_of_an_older_program_keeps_its_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_catalog_of_an_older_program_keeps_its_builds(tmp_path: Path) -> None:
     path = tmp_path / "catalog.db"
-    with monkeypatch.context() as older:
-        older.setattr(registry, "_MIGRATIONS", registry._MIGRATIONS[:1])
-        catalog = Catalog(path)
-        catalog.populate("x86_64_v3")
-        catalog.connection.execute(
-            "INSERT INTO artifact (key, kernel_id, arch, toolchain, flags, status, log, compile_seconds, created) "
-            "SELECT 'k', id, arch, 'g++', '', 'built', '', 1.5, '2026-01-01' FROM kernel WHERE family = 'fwd' LIMIT 1"
-        )
-        catalog.close()
+    now = Catalog(tmp_path / "now.db")
+    now.populate("x86_64_v3")
+    connection = older_catalog(path, 1, now)
+    connection.execute(
+        "INSERT INTO artifact (key, kernel_id, arch, toolchain, flags, status, log, compile_seconds, created) "
+        "SELECT 'k', id, arch, 'g++', '', 'built', '', 1.5, '2026-01-01' FROM kernel"
+    )
+    connection.close()
     asked = query.Query("built", columns=("compile_s", "isa", "code_bytes"))
-    Catalog(path).connection  # noqa: B018  # opening it migrates it
+    catalog = Catalog(path)
+    catalog.connection  # noqa: B018  # opening it migrates it
     assert list(query.run(path, asked, timeout=10)) == [(1.5, "", None)]
+    catalog.populate("x86_64_v3")
+    assert list(query.run(path, asked, timeout=10)) == [(1.5, "", None)], "the row is still the same kernel"
 
 
 def test_a_select_makes_the_kernels_of_a_changed_spec_anew(specs: Path, tmp_path: Path) -> None:

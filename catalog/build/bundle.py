@@ -27,6 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from catalog.build.cache import ArtifactRecord, Cache, Origin
 from catalog.build.ck.facts import hip_facts
+from catalog.build.cuda.facts import cuda_facts
 from catalog.build.keys import abi_number
 from catalog.build.targets import BUILD_DIR
 from catalog.build.toolchains import host_facts
@@ -303,11 +304,14 @@ def _what_is_wrong(entry: Entry, why_unavailable: Callable[[str], str | None]) -
 
 
 def _why_not_here(arch: str, isa: str, why_unavailable: Callable[[str], str | None]) -> str | None:
-    """Libraries of AMD arches are stored on any machine; those of host arches must run on this one."""
+    """Libraries for GPUs are stored on any machine; those of host arches must run on this one."""
     host = host_facts().arches.get(arch)
-    if host is None and arch not in hip_facts().arches:
+    isas = {name: facts.isa for name, facts in host_facts().arches.items()}
+    isas |= {name: facts.isa for name, facts in cuda_facts().arches.items()}
+    isas |= {name: name for name in hip_facts().arches}
+    if arch not in isas:
         return f"this version does not know arch {arch!r}"
-    if isa != (arch if host is None else host.isa):
+    if isa != isas[arch]:
         return f"ISA {isa!r} is not that of {arch}"
     return None if host is None else why_unavailable(arch)
 

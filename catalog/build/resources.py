@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import BinaryIO
 
+from catalog.build.cuda.facts import CudaArch
 from catalog.build.toolchains import LIBRARY, STACK_USAGE
 
 _BUNDLE_MAGIC = b"__CLANG_OFFLOAD_BUNDLE__"
@@ -27,7 +28,7 @@ class Resources:
         scalar_registers: scalar registers of a wave.
         spills: registers that live in memory, vector and scalar.
         scratch_bytes: private memory of a thread.
-        shared_bytes: static shared memory (LDS) of a block.
+        shared_bytes: shared memory (LDS) of a block; AMD: what is static of it.
         occupancy: waves a SIMD that the registers and the shared memory leave room for.
         code_bytes: machine code.
         stack_bytes: largest stack frame of a function.
@@ -129,6 +130,70 @@ def _device_code_bytes(library: BinaryIO) -> int | None:
         if size and not target.startswith("host"):
             total += _code_bytes(io.BytesIO(bundle[start + offset : start + offset + size])) or 0
     return total
+
+
+_PTXAS = {
+    "registers": re.compile(r"\bUsed (\d+) registers"),
+    "spills": re.compile(r"\b(\d+) bytes spill stores"),
+    "scratch_bytes": re.compile(r"\b(\d+) bytes stack frame"),
+    "shared_bytes": re.compile(r"\b(\d+) bytes smem"),
+}
+"""What ptxas says of each kernel with ``-v`` (nvcc documentation, printing code generation statistics)."""
+
+_REGISTER_BYTES = 4
+
+
+def of_cuda_build(folder: Path, output: str, arch: CudaArch) -> Resources:
+    """What ptxas said of the kernels of a library for NVIDIA GPUs, how many warps fit, and their code.
+
+    Args:
+        folder: of the build.
+        output: what the compiler printed, with what ptxas says with ``-v``.
+        arch: what a multiprocessor has.
+
+    Raises:
+        OSError: the library cannot be read.
+    """
+    found = {name: [int(count) for count in pattern.findall(output)] for name, pattern in _PTXAS.items()}
+    worst = {name: max(counts, default=0) for name, counts in found.items()}
+    with (folder / LIBRARY).open("rb") as library:
+        block, code_bytes = _block(library), _cubin_code_bytes(library)
+    occupancy = None
+    if block is not None and worst["registers"]:
+        threads, shared_bytes = block
+        worst["shared_bytes"] = max(worst["shared_bytes"], shared_bytes)
+        occupancy = arch.occupancy(worst["registers"], threads, worst["shared_bytes"])
+    worst["spills"] //= _REGISTER_BYTES
+    return Resources(**worst, occupancy=occupancy, code_bytes=code_bytes)
+
+
+def _block(library: BinaryIO) -> tuple[int, int] | None:
+    """Threads and bytes of shared memory of a block: the symbol ``catalog_block`` of a CUDA library."""
+    from elftools.elf.elffile import ELFFile
+    from elftools.elf.sections import SymbolTableSection
+
+    elf = ELFFile(library)
+    symbols = elf.get_section_by_name(".dynsym")
+    if not isinstance(symbols, SymbolTableSection):
+        return None
+    for symbol in symbols.get_symbol_by_name("catalog_block") or ():
+        section = elf.get_section(symbol["st_shndx"])
+        start = symbol["st_value"] - section["sh_addr"]
+        threads, shared_bytes = struct.unpack_from("<ii", section.data(), start)
+        return threads, shared_bytes
+    return None
+
+
+def _cubin_code_bytes(library: BinaryIO) -> int | None:
+    """Bytes of the code in the cubins, ELF files, that the section of fat binaries holds uncompressed."""
+    from elftools.elf.elffile import ELFFile
+
+    section = ELFFile(library).get_section_by_name(".nv_fatbin")
+    if section is None:
+        return None
+    fat = section.data()
+    starts = [found.start() for found in re.finditer(rb"\x7fELF", fat)]
+    return sum(_code_bytes(io.BytesIO(fat[start:])) or 0 for start in starts)
 
 
 def _code_bytes(library: BinaryIO) -> int | None:

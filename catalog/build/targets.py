@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,9 +11,12 @@ from catalog.build.ck import emit as ck
 from catalog.build.ck.facts import hip_facts, hip_flags
 from catalog.build.ck.sources import family_flags, find_checkout
 from catalog.build.ck.toolchain import hip_toolchain
+from catalog.build.cuda import emit as cuda
+from catalog.build.cuda.facts import CudaArch, cuda_facts, cuda_flags
+from catalog.build.cuda.toolchain import cuda_toolchain
 from catalog.build.host import emit as host
 from catalog.build.keys import TranslationUnit, abi_number
-from catalog.build.resources import Resources, of_hip_build, of_host_build
+from catalog.build.resources import Resources, of_cuda_build, of_hip_build, of_host_build
 from catalog.build.toolchains import Toolchain, host_facts, host_flags, host_toolchain
 from catalog.errors import BuildError
 from catalog.schema.fields import Family
@@ -63,6 +67,10 @@ def _emit_ck(kernel: Kernel, memory: Path) -> str:
     return ck.emit(kernel, find_checkout().source(kernel, memory))
 
 
+def _emit_cuda(kernel: Kernel, _memory: Path) -> str:
+    return cuda.emit(kernel)
+
+
 def _ck_include_dirs() -> Mapping[str, Path]:
     checkout = find_checkout()
     return {"build": BUILD_DIR, "fmha": checkout.example, "ck": checkout.include}
@@ -71,6 +79,14 @@ def _ck_include_dirs() -> Mapping[str, Path]:
 _ABI_HEADER = BUILD_DIR / "abi" / "catalog_abi.h"
 HOST = Target(lambda: {"build": BUILD_DIR}, _ABI_HEADER, _emit_host, host_toolchain, of_host_build, host_flags)
 CK = Target(_ck_include_dirs, _ABI_HEADER, _emit_ck, hip_toolchain, of_hip_build, hip_flags, family_flags)
+
+
+@functools.cache
+def _cuda(arch: CudaArch) -> Target:
+    def resources(folder: Path, output: str) -> Resources:
+        return of_cuda_build(folder, output, arch)
+
+    return replace(HOST, emit=_emit_cuda, toolchain=cuda_toolchain, resources=resources, flags=cuda_flags)
 
 
 def target_of(arch: str) -> Target:
@@ -83,4 +99,6 @@ def target_of(arch: str) -> Target:
         return HOST
     if arch in hip_facts().arches:
         return CK
+    if arch in cuda_facts().arches:
+        return _cuda(cuda_facts().arches[arch])
     raise BuildError(f"kernels for {arch} cannot be built yet", hint="catalog doctor lists the arches that can")

@@ -172,8 +172,8 @@ class Toolchain:
 
     The flags are all that may shape the output. Include folders come on top, and ``places``: flags that say where on
     this machine things lie whose content ``compiler.digest`` covers. The launcher is assumed to change speed only.
-    ``scan_flags`` narrow a compiler of several passes to one, for the list of headers. ``check`` raises ToolchainError
-    where something trivial does not compile.
+    ``scan_flags`` narrow a compiler of several passes to one, for the list of headers. ``to_host_compiler`` goes before
+    a flag that is not the driver's own. ``check`` raises ToolchainError where something trivial does not compile.
     """
 
     compiler: Compiler
@@ -183,6 +183,7 @@ class Toolchain:
     launcher: tuple[str, ...] = ()
     places: tuple[str, ...] = ()
     scan_flags: tuple[str, ...] = ()
+    to_host_compiler: tuple[str, ...] = ()
     check: Callable[[Toolchain], None] = _check_host
 
     @property
@@ -204,7 +205,9 @@ class Toolchain:
 
     def compile_command(self, include_dirs: Sequence[Path]) -> list[str]:
         """Compile without linking: the only step that launchers know how to cache or distribute."""
-        unmapped = [f"-ffile-prefix-map={folder}=." for folder in include_dirs]
+        unmapped = [
+            flag for folder in include_dirs for flag in (*self.to_host_compiler, f"-ffile-prefix-map={folder}=.")
+        ]
         compiler = [*self.launcher, *self.compiler.command]
         flags = (*self.compile_flags, *self.places, *unmapped, *_search(include_dirs))
         return [*compiler, *flags, "-c", SOURCE, "-o", OBJECT]
@@ -279,6 +282,15 @@ def identify(path: Path, arguments: tuple[str, ...] = ()) -> Compiler:
     return Compiler(path, "clang" if "clang" in version else "gnu", version, digest, arguments)
 
 
+def find_host_compiler(chosen: str | None, search_path: str) -> Compiler:
+    """``chosen``, or the first of :data:`CANDIDATES` on ``search_path``.
+
+    Raises:
+        ToolchainError: there is none, or it does not run.
+    """
+    return identify(_find_compiler(chosen, search_path))
+
+
 def _find_compiler(chosen: str | None, search_path: str) -> Path:
     for name in CANDIDATES if chosen is None else (chosen,):
         found = shutil.which(name, path=search_path)
@@ -313,7 +325,7 @@ def find_host_toolchain(arch: str, chosen: str | None, launcher: str | None, sea
     """
     facts = host_facts()
     host_flags(arch)
-    compiler = identify(_find_compiler(chosen, search_path))
+    compiler = find_host_compiler(chosen, search_path)
     return Toolchain(
         compiler=compiler,
         isa=facts.arches[arch].isa,
@@ -385,4 +397,5 @@ _MAKE_ESCAPE = re.compile(r"\\(.)|\$(\$)")
 def parse_make_rule(rule: str) -> list[str]:
     """The prerequisites of the make rule that ``-M`` prints, unescaped."""
     words = _MAKE_WORD.findall(rule.replace("\\\n", " "))
-    return [_MAKE_ESCAPE.sub(lambda m: m[1] or m[2], word) for word in words[1:]]
+    first = 1 + next((place for place, word in enumerate(words) if word.endswith(":")), 0)
+    return [_MAKE_ESCAPE.sub(lambda m: m[1] or m[2], word) for word in words[first:]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -11,12 +11,12 @@ import numpy as np
 from catalog.errors import TensorError
 from catalog.runtime.devices.arguments import template
 from catalog.runtime.inputs import make_inputs
-from catalog.runtime.tensors import Strided, check_inputs, check_outputs, make_outputs, results
+from catalog.runtime.tensors import Strided, check_inputs, check_outputs, results
 from catalog.runtime.workspace import NO_WORKSPACE, Workspace, splits_of, workspace_of
 from catalog.schema.stages import WORKSPACES
 
 if TYPE_CHECKING:
-    from catalog.runtime.devices import Device
+    from catalog.runtime.devices import Device, Layout
     from catalog.runtime.devices.arguments import Call
     from catalog.runtime.devices.loading import LoadedKernel
     from catalog.runtime.plan import Plan
@@ -32,7 +32,8 @@ class BoundPlan:
 
     A launch reads what the inputs hold at the time, and writes ``outputs``, arrays by name, in place. On a GPU, NumPy
     arrays are copied there and back by each launch, arrays in its memory are used where they are. The work is on the
-    GPU's default stream: what other streams do to such arrays between launches must be done, or ordered before it.
+    caller's current stream, PyTorch's where the process uses it, else the default one: what other streams do to such
+    arrays between launches must be done, or ordered before it.
     """
 
     outputs: Mapping[str, Any] = field(repr=False)
@@ -43,13 +44,29 @@ class BoundPlan:
     def launch(self) -> None:
         """Run all stages once, without a check; on return the outputs are written, in whatever memory they are.
 
-        Nothing is allocated, but for a dense copy of each strided NumPy array that a GPU gets.
+        Nothing is allocated, but for a dense copy of each strided NumPy array that a GPU gets. While the stream is
+        captured into a graph, the work becomes part of it, and nothing is waited for.
 
         Raises:
             DeviceError: a kernel refuses the call, fails or has no memory: a length or a page number of the inputs no
                 longer fits.
+            TensorError: a NumPy array would have to be copied in a graph.
         """
         self.device.run(self.kernels, self._call)
+
+    def enqueue(self, stream: Any = None) -> None:
+        """Queue all stages once on ``stream``, without a check, and return at once: for arrays in a GPU's memory.
+
+        ``stream`` is a handle or an object that tells it (PyTorch's, CuPy's, what has ``__cuda_stream__``), by default
+        the caller's current stream. Later work of the stream sees the outputs; where the work fails, the next call that
+        waits for the GPU says so. Keep this object until the work is done. The host runs the stages at once.
+
+        Raises:
+            TensorError: a tensor is a NumPy array, and the device is a GPU.
+            UsageError: ``stream`` is no stream.
+            DeviceError: a kernel refuses the call or has no memory, or the GPU does not take the launch.
+        """
+        self.device.enqueue(self.kernels, self._call, stream)
 
     def time(self, launches: int = 1, *, cold: bool = False) -> list[int]:
         """Nanoseconds of each of so many launches, by the device's clock: wall time on the host, a GPU's own on a GPU.
@@ -87,8 +104,9 @@ def take(
     """
     inputs: Mapping[str, Any] = check_inputs(problem, given, device.array) if given else make_inputs(problem, seed)
     if into is None:
-        outputs: Mapping[str, Any] = make_outputs(problem, inputs)
-        return Taken({**inputs, **outputs}, results(problem, {**inputs, **given, **outputs}))
+        made = device.outputs(problem, inputs, given)
+        outputs = {name: device.array(problem, name, value) for name, value in made.items()}
+        return Taken({**inputs, **outputs}, results(problem, {**inputs, **given, **made}))
     outputs = check_outputs(problem, into, device.array)
     arrays = {**inputs, **outputs}
     _check_apart(arrays, tuple(outputs))
@@ -97,9 +115,35 @@ def take(
 
 def bind(plan: Plan, device: Device[Any], kernels: tuple[LoadedKernel, ...], taken: Taken) -> BoundPlan:
     """The loaded kernels of a plan with the tensors of a run."""
-    problem = plan.problem
-    workspace = agreed_workspace(problem, kernels, splits_of(problem, plan.kernels, device.threads))
-    return BoundPlan(taken.results, kernels, device, device.call(problem, taken.arrays, workspace))
+    call = device.call(plan.problem, taken.arrays, _workspace(plan, device, kernels))
+    return BoundPlan(taken.results, kernels, device, call)
+
+
+def enqueue(
+    plan: Plan, device: Device[Any], kernels: tuple[LoadedKernel, ...], taken: Taken, layout: Layout | None
+) -> Callable[[Mapping[str, Any]], Mapping[str, Any]] | None:
+    """Queue the loaded kernels of a plan once with the tensors of a run.
+
+    What is returned does so on other tensors of the ``layout`` of the given ones, where they have one and the outputs
+    were made.
+
+    Raises:
+        TensorError, DeviceError: as :meth:`Plan.enqueue`.
+    """
+    workspace = _workspace(plan, device, kernels)
+    call = device.once(plan.problem, taken.arrays, workspace)
+    device.enqueue(kernels, call)
+    return None if layout is None else layout.repeat(device, plan.problem, kernels, call, workspace)
+
+
+def _workspace(plan: Plan, device: Device[Any], kernels: tuple[LoadedKernel, ...]) -> Workspace:
+    """What the stages of a plan share on a device: asked of the kernels once."""
+    threads = device.threads
+    workspace = plan.workspaces.get(threads)
+    if workspace is None:
+        wanted = splits_of(plan.problem, plan.kernels, threads)
+        workspace = plan.workspaces[threads] = agreed_workspace(plan.problem, kernels, wanted)
+    return workspace
 
 
 def agreed_workspace(problem: Problem, kernels: Sequence[LoadedKernel], num_splits: int) -> Workspace:

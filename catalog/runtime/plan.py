@@ -15,10 +15,10 @@ from catalog.schema.problem import Problem
 if TYPE_CHECKING:
     from catalog.build.builder import Artifact
     from catalog.runtime.bound import BoundPlan
-    from catalog.runtime.devices import Device
+    from catalog.runtime.devices import Device, Layout
     from catalog.runtime.devices.loading import LoadedKernel
     from catalog.runtime.select import Choice
-    from catalog.runtime.tensors import Array
+    from catalog.runtime.workspace import Workspace
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class Result:
     took, 0 for what the cache had.
     """
 
-    outputs: Mapping[str, Array] = field(repr=False)
+    outputs: Mapping[str, Any] = field(repr=False)
     time_ms: float
     tflops: float
     kernels: tuple[str, ...]
@@ -57,6 +57,9 @@ class Services:
     guard: Callable[[Problem, tuple[Kernel, ...], tuple[Artifact, ...], Device[Any]], None]
 
 
+_MOST_LAYOUTS = 256
+"""Layouts of tensors that a plan remembers how to launch on; beyond that it forgets all."""
+
 _told: set[str] = set()
 """Ids of the kernels that the user has been told about, because others took their place."""
 
@@ -73,6 +76,8 @@ class Plan:
         self.arch = arch
         self.kernels = kernels
         self.services = services
+        self.workspaces: dict[int, Workspace] = {}  # by the threads of the device, for catalog.runtime.bound
+        self._repeats: dict[Layout, Callable[[Mapping[str, Any]], Mapping[str, Any]]] = {}
         self._loaded: tuple[LoadedKernel, ...] = ()
 
     def __repr__(self) -> str:
@@ -137,10 +142,13 @@ class Plan:
     ) -> Result:
         """Run the plan on tensors, ``run(q=q, k=k, v=v)`` or ``run(inputs)``; without any, on seeded random ones.
 
-        A plan of an AMD arch runs on the first GPU of that arch that the process may use. It takes NumPy arrays, which
-        are copied there and back, and arrays in that GPU's memory (``__dlpack__`` or ``__cuda_array_interface__``,
-        PyTorch's for one), which are used where they are and whose lengths and page numbers are not checked. Outputs
-        are NumPy arrays all the same; :meth:`bind` takes others.
+        A plan of the host takes NumPy arrays, CPU tensors of PyTorch, and what has ``__dlpack__`` on the CPU, all on
+        their own memory. A plan of a GPU's arch runs on the first GPU of that arch that the process may use, or on the
+        one of that arch that PyTorch's tensors are on. It takes NumPy arrays, which are copied there and back, and
+        arrays in that GPU's memory (``__dlpack__`` or ``__cuda_array_interface__``, PyTorch's for one), which are used
+        where they are and whose lengths and page numbers are not checked. Outputs are tensors of PyTorch's on the
+        device where an input is one, else NumPy arrays; :meth:`bind` takes others. A run waits for the GPU,
+        :meth:`enqueue` does not.
 
         Args:
             inputs: the inputs by name, arrays as :attr:`Problem.tensors` describes them.
@@ -178,8 +186,8 @@ class Plan:
         Args:
             inputs: as :meth:`run` takes them; without any, seeded random ones are made.
             outputs: arrays to write into, by the names of :attr:`Problem.tensors`, for a GPU also arrays in its memory;
-                without any, new NumPy arrays are made. What a run leaves alone (rows behind the real length of a
-                sequence, skipped sequences) keeps its value in a given array.
+                without any, new ones are made, as of :meth:`run`. What a run leaves alone (rows behind the real length
+                of a sequence, skipped sequences) keeps its value in a given array.
             seed: of the random inputs.
             tensors: the inputs as keywords.
 
@@ -190,11 +198,47 @@ class Plan:
         """
         return self._bind({**(inputs or {}), **tensors}, outputs, seed)[0]
 
+    def enqueue(
+        self, inputs: Mapping[str, Any] | None = None, /, *, outputs: Mapping[str, Any] | None = None, **tensors: Any
+    ) -> Mapping[str, Any]:
+        """Queue the plan on the caller's current stream, ``enqueue(q=q, k=k, v=v)``; the results, as they will be.
+
+        For tensors in a GPU's memory: nothing is copied, and nothing is waited for once the kernels are loaded. The
+        current stream is PyTorch's where the process uses it (``with torch.cuda.stream(...)`` chooses), else CuPy's,
+        else the default one. :meth:`bind` costs less where the same tensors come again. The host runs the plan.
+
+        Args:
+            inputs: as :meth:`run` takes them, arrays in one GPU's memory.
+            outputs: as :meth:`bind` takes them; without any, tensors of PyTorch's are made where an input is one.
+            tensors: the inputs as keywords.
+
+        Raises:
+            TensorError, DeviceError, BuildError, ToolchainError: as :meth:`bind`; TensorError also where a tensor is a
+                NumPy array, and the plan is of a GPU's arch.
+        """
+        given = {**(inputs or {}), **tensors}
+        device = self.services.device(self.arch)
+        layout = device.layout(given) if outputs is None else None
+        known = None if layout is None else self._repeats.get(layout)
+        if known is not None:
+            return known(given)
+        from catalog.runtime.bound import enqueue, take
+
+        device = device.beside(given)
+        taken = take(self.problem, device, given, outputs, 0)
+        self._load(device)
+        repeat = enqueue(self, device, self._loaded, taken, layout)
+        if layout is not None and repeat is not None:
+            if len(self._repeats) >= _MOST_LAYOUTS:
+                self._repeats.clear()
+            self._repeats[layout] = repeat
+        return taken.results
+
     def _bind(self, given: Mapping[str, Any], outputs: Mapping[str, Any] | None, seed: int) -> tuple[BoundPlan, float]:
         """The bound plan, and the seconds that compiling it took."""
         from catalog.runtime.bound import bind, take
 
-        device = self.services.device(self.arch)
+        device = self.services.device(self.arch).beside(given)
         taken = take(self.problem, device, given, outputs, seed)  # before anything is compiled for them
         compile_seconds = self._load(device)
         return bind(self, device, self._loaded, taken), compile_seconds

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache, lru_cache
 from typing import Any, Protocol
 
@@ -97,21 +97,30 @@ def element_strides(tensor: Tensor, strides: Sequence[int], itemsize: int) -> tu
     return batch, nhead, seqlen
 
 
-def make_outputs(problem: Problem, inputs: Mapping[str, Any] | None = None) -> dict[str, Array]:
-    """Arrays for the outputs: zeros where kernels leave some elements alone, else uninitialised.
+def zeroed_outputs(problem: Problem, inputs: Collection[str]) -> frozenset[str]:
+    """The outputs of which kernels leave some elements alone, given inputs of these names: they begin as zeros.
 
     Left alone are rows behind the real length of a sequence, skipped sequences, what a mask hides of dbias, and what of
     randval has no key.
+    """
+    if problem.min_seqlen_q > 0 or "seqlens_q" in inputs or "seqlens_k" in inputs:
+        return frozenset(problem.made)
+    return _NEVER_FILLED
+
+
+_NEVER_FILLED = frozenset({"dbias", "randval"})
+
+
+def make_outputs(problem: Problem, inputs: Mapping[str, Any] | None = None) -> dict[str, Array]:
+    """Arrays for the outputs: zeros where kernels leave some elements alone, else uninitialised.
 
     Raises:
         TensorError: the problem's tensors are larger than this machine's memory.
     """
     check_memory(problem)
-    partial = problem.min_seqlen_q > 0 or any(name in (inputs or {}) for name in ("seqlens_q", "seqlens_k"))
+    zeroed = zeroed_outputs(problem, inputs or ())
     return {
-        name: (np.zeros if partial or name in ("dbias", "randval") else np.empty)(
-            problem.shapes[name], element_type(problem, name)
-        )
+        name: (np.zeros if name in zeroed else np.empty)(problem.shapes[name], element_type(problem, name))
         for name in problem.made
     }
 
@@ -125,7 +134,7 @@ def numpy_array(problem: Problem, name: str, value: Any) -> Array:
     if not isinstance(value, np.ndarray):
         raise TensorError(
             f"{name} is a {type(value).__name__}: expected a NumPy array, {_expected(problem, name)}",
-            hint="NumPy arrays of other libraries' CPU tensors: numpy.asarray(tensor), numpy.from_dlpack(tensor)",
+            hint="Arrays of other libraries, in memory of the device, are taken too: what has __dlpack__.",
         )
     return value
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from catalog.runtime.catalog import Catalog
-from catalog.runtime.devices import is_amd
+from catalog.runtime.devices import is_gpu
 from catalog.runtime.inputs import make_inputs
 from catalog.runtime.plan import Plan, Result
 from catalog.runtime.reference import reference
@@ -48,7 +48,7 @@ class Expected:
         self.problem = problem
         self.inputs = inputs
         # The matrix units of a GPU take the weights in the type of Q.
-        self._weights = problem.tensors["q"].element if is_amd(arch) else "float32"
+        self._weights = problem.tensors["q"].element if is_gpu(arch) else "float32"
 
     @cached_property
     def _outputs(self) -> Mapping[str, Array]:

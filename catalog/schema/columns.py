@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from catalog.schema.fields import TRAITS
+from catalog.schema.fields import LATER_TRAITS, TRAITS, Trait
 
 
 class Column(NamedTuple):
@@ -36,11 +36,14 @@ _IDENTITY = (
     Column("target", "TEXT", "text", "", "codegen target that upstream appends to the name"),
 )
 
-_STATE = (
+_SELECTION = (
     Column("hw_valid", "INTEGER", "0, 1", "", "the hardware can run it; selection skips the others"),
     Column(
         "dispatch_order", "INTEGER", "integer >= 0", "", "place in upstream's dispatch order within its enumeration"
     ),
+)
+
+_STATE = (
     Column("dispatcher_name", "TEXT", "text", "", "what CK's dispatcher calls it; empty for the spaces ck and native"),
     Column(
         "receipts",
@@ -61,7 +64,13 @@ BUILD = (
     Column("scalar_registers", "INTEGER", "integer >= 0, or NULL", "", "scalar registers of a wave"),
     Column("spills", "INTEGER", "integer >= 0, or NULL", "", "registers that live in memory"),
     Column("scratch_bytes", "INTEGER", "integer >= 0, or NULL", "", "private memory of a thread"),
-    Column("shared_bytes", "INTEGER", "integer >= 0, or NULL", "", "static shared memory (LDS) of a block"),
+    Column(
+        "shared_bytes",
+        "INTEGER",
+        "integer >= 0, or NULL",
+        "",
+        "shared memory (LDS) of a block; AMD: what is static of it",
+    ),
     Column("occupancy", "INTEGER", "integer >= 1, or NULL", "", "waves a SIMD that registers and LDS leave room for"),
     Column("code_bytes", "INTEGER", "integer >= 0, or NULL", "", "machine code in its newest library"),
     Column("stack_bytes", "INTEGER", "integer >= 0, or NULL", "", "largest stack frame of a function, on CPUs"),
@@ -70,11 +79,16 @@ BUILD = (
 or no such thing on the target."""
 
 
+def _of_trait(trait: Trait) -> Column:
+    default = "" if trait.default is None else str(int(trait.default) if trait.kind == "bool" else trait.default)
+    return Column(trait.name, trait.sql_type, trait.domain, default, trait.meaning)
+
+
 def _columns() -> Iterator[Column]:
     yield from _IDENTITY
-    for trait in TRAITS.values():
-        default = "" if trait.default is None else str(int(trait.default) if trait.kind == "bool" else trait.default)
-        yield Column(trait.name, trait.sql_type, trait.domain, default, trait.meaning)
+    yield from (_of_trait(trait) for trait in TRAITS.values() if trait.name not in LATER_TRAITS)
+    yield from _SELECTION
+    yield from (_of_trait(TRAITS[name]) for name in LATER_TRAITS)  # where a migration can add a column
     yield from _STATE
     yield from BUILD
 

@@ -150,6 +150,8 @@ class Pipeline(_Word):
     KR_KTR_VR = "kr_ktr_vr"
     KR_KTR_VR_IGLP = "kr_ktr_vr_iglp"
     HOST_PANEL = "host_panel"
+    SM90_MMA = "sm90_mma"
+    SM90_WGMMA = "sm90_wgmma"
 
 
 Count = Annotated[int, Field(ge=0)]
@@ -233,6 +235,7 @@ class Algorithm(_Traits):
     trload: bool = _trait(False, "loads through the transposing LDS read of gfx950")
     kv_load_mode: KvLoadMode = _trait(KvLoadMode.NO, "instruction that reads a paged KV cache")
     tile_tag: str = _trait("", "label that tells tiles of equal extents apart")
+    stages: Count = _trait(0, "tiles of K and V in shared memory at a time; 0: the pipeline decides")
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,6 +299,9 @@ TRAITS: Mapping[str, Trait] = MappingProxyType(
     | {name: _as_trait(name, "algorithm", info) for name, info in Algorithm.model_fields.items()}
 )
 """Every trait by name, in column order."""
+
+LATER_TRAITS = ("stages",)
+"""Traits that came after the first catalogs: at its default such a trait takes no part in a kernel's id."""
 
 IDENTITY = ("arch", "revision", "space", "mask_impl", "target")
 """Columns that, with the traits, identify a kernel."""

@@ -10,7 +10,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from catalog.schema.fields import IDENTITY, TRAITS, Algorithm, Family, Signature
+from catalog.schema.fields import IDENTITY, LATER_TRAITS, TRAITS, Algorithm, Family, Signature
+from catalog.schema.name_parts import sql_literal
 from catalog.schema.names import grammar_of
 
 
@@ -44,8 +45,13 @@ class Kernel(BaseModel):
 
     @property
     def canonical_json(self) -> str:
-        """Every field, keys sorted, no spaces: equal kernels have equal bytes."""
-        return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        """Every field, keys sorted, no spaces: equal kernels have equal bytes. Later traits show unless default."""
+        fields = self.model_dump(mode="json")
+        for name in LATER_TRAITS:
+            group = fields[TRAITS[name].group]
+            if group[name] == TRAITS[name].default:
+                del group[name]
+        return json.dumps(fields, sort_keys=True, separators=(",", ":"))
 
     @property
     def family(self) -> Family:
@@ -84,9 +90,18 @@ def canonical_json_sql() -> str:
         )
         return f'"{column}":%{"d" if kind == "int" else "s"}'
 
+    def later(column: str, text: str) -> str:
+        shown = f"printf('{text},', {arguments.pop()})"
+        arguments.append(f"iif({column} = {sql_literal(TRAITS[column].default or 0)}, '', {shown})")
+        return "%s"
+
     def group(name: str) -> str:
         traits = sorted((trait.name, trait.kind) for trait in TRAITS.values() if trait.group == name)
-        return f'"{name}":{{' + ",".join(member(*trait) for trait in traits) + "}"
+        first, *others = (
+            later(column, member(column, kind)) if column in LATER_TRAITS else member(column, kind) + ","
+            for column, kind in traits
+        )
+        return f'"{name}":{{' + first + "".join(others).removesuffix(",") + "}"
 
     members = [
         group(name) if name in {"signature", "algorithm"} else member(name, "text")

@@ -29,6 +29,7 @@ def _triple(kind: str, gemm: int) -> tuple[str, str, str]:
 _HEAD: tuple[Part, ...] = (Extents("_d", ("hdim_q",)), Word("_", "dtype"))
 _BLOCK = ("tile_m0", "tile_n0", "tile_k0", "tile_n1", "tile_k1", "tile_k0max")
 _OCCUPANCY = Extents("_o", ("block_per_cu",), absent=-1)
+_STAGES = Extents("_s", ("stages",), absent=0)
 _TILE: tuple[Part, ...] = (
     Extents("b", _BLOCK),
     Extents("_r", _triple("wave", 0)),
@@ -36,6 +37,7 @@ _TILE: tuple[Part, ...] = (
     Extents("_w", _triple("warp", 0)),
     Extents("_w", _triple("warp", 1)),
     _OCCUPANCY,
+    _STAGES,
 )
 _TILE_BWD: tuple[Part, ...] = (
     Extents("b", (*_BLOCK, "tile_bwd6", "tile_bwd7", "tile_bwd8")),
@@ -45,6 +47,7 @@ _TILE_BWD: tuple[Part, ...] = (
     Extents("_w", _triple("warp", 0)),
     Extents("_w", _triple("warp", 1)),
     Extents("_o", ("block_per_cu",)),
+    _STAGES,
     Extents("_maxq", ("max_seq_q",)),
 )
 _VLAYOUT = words("vlayout", row="_vr", col="_vc")
@@ -73,6 +76,7 @@ _DROPOUT_NATIVE = Choice(
     ("dropout", "store_randval"),
     {(False, False): "_ndropout", (True, False): "_dropout", (True, True): "_dropout_storerandval"},
 )
+_PIPELINE_BWD = words("pipeline", no="", sm90_mma="_sm90_mma", sm90_wgmma="_sm90_wgmma")
 
 Implied = Callable[[Row], dict[str, Any]]
 
@@ -249,10 +253,13 @@ _OLDER: Mapping[str, Mapping[Family, Grammar]] = MappingProxyType(
 """The families that older revisions call differently."""
 
 
-def _native(grammar: Grammar, implied: Implied | None = None, **replaced: Part) -> Grammar:
-    """Upstream's grammar for our own kernels, of other targets; ``replaced``: parts, by the trait that they show."""
+def _native(grammar: Grammar, implied: Implied | None = None, more: Sequence[Part] = (), **replaced: Part) -> Grammar:
+    """Upstream's grammar for our own kernels, of other targets.
+
+    ``replaced``: parts, by the trait that they show; ``more``: parts that upstream's names have not.
+    """
     parts = [replaced.get(part.traits[0], part) if part.traits else part for part in grammar.parts[:-1]]
-    return Grammar(grammar.family, (*parts, _NATIVE), implied or grammar.implied)
+    return Grammar(grammar.family, (*parts, *more, _NATIVE), implied or grammar.implied)
 
 
 _NATIVE_GRAMMARS: Mapping[Family, Grammar] = MappingProxyType(
@@ -261,7 +268,9 @@ _NATIVE_GRAMMARS: Mapping[Family, Grammar] = MappingProxyType(
         Family.FWD_SPLITKV: _native(GRAMMARS[Family.FWD_SPLITKV], _v_is_n1),
         Family.FWD_APPENDKV: _native(GRAMMARS[Family.FWD_APPENDKV], _v_is_n1),
         Family.BATCH_PREFILL: _native(GRAMMARS[Family.BATCH_PREFILL], kv_load_mode=words("kv_load_mode", no="")),
-        Family.BWD_DQ_DK_DV: _native(GRAMMARS[Family.BWD_DQ_DK_DV], _v_is_bwd8, dropout=_DROPOUT_NATIVE),
+        Family.BWD_DQ_DK_DV: _native(
+            GRAMMARS[Family.BWD_DQ_DK_DV], _v_is_bwd8, (_PIPELINE_BWD,), dropout=_DROPOUT_NATIVE
+        ),
     }
 )
 """The same for our own kernels: V may have another head dim than Q everywhere, and dropout has one variant."""

@@ -22,6 +22,7 @@
 #pragma once
 
 #include "fwd_wgmma_consumer.hpp"
+#include "launch.hpp"
 
 namespace catalog::cuda {
 
@@ -166,5 +167,8 @@ inline std::int32_t launch_fmha_fwd_wgmma(const catalog_args* args, cudaStream_t
     }
     return cudaGetLastError() == cudaSuccess && ready ? CATALOG_OK : CATALOG_DEVICE_ERROR;
 }
+
+template <class Row>
+inline constexpr Block block_of{FwdShared<Row>::threads, FwdShared<Row>::bytes + FwdShared<Row>::alignment};
 
 }  // namespace catalog::cuda

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from catalog.build.ck.facts import hip_facts, hip_flags
 from catalog.build.ck.toolchain import device_libraries, rocm_root
+from catalog.build.cuda.facts import cuda_facts, cuda_flags
 from catalog.build.targets import Target
 from catalog.build.toolchains import CANDIDATES, Compiler, Toolchain, host_facts, host_flags
 from catalog.errors import ToolchainError
@@ -54,9 +55,15 @@ def toolset_of(arch: str, target: Target, families: Iterable[Family] = ()) -> To
         SpecError: a file of facts is missing or malformed.
     """
     toolchain = _toolchain(arch, target)
-    toolset = _host_toolset(arch, toolchain) if arch in host_facts().arches else _hip_toolset(arch, toolchain)
+    toolset = _toolset(arch, toolchain)
     more = dict.fromkeys(flag for family in sorted(set(families)) for flag in target.family_flags(family))
     return replace(toolset, compile_flags=(*toolset.compile_flags, *more))
+
+
+def _toolset(arch: str, toolchain: Toolchain | None) -> Toolset:
+    if arch in host_facts().arches:
+        return _host_toolset(arch, toolchain)
+    return _cuda_toolset(arch, toolchain) if arch in cuda_facts().arches else _hip_toolset(arch, toolchain)
 
 
 def _toolchain(arch: str, target: Target) -> Toolchain | None:
@@ -80,6 +87,16 @@ def _host_toolset(arch: str, toolchain: Toolchain | None) -> Toolset:
         isa=facts.arches[arch].isa,
         compile_flags=host_flags(arch, family),
         link_flags=facts.families[family].link,
+    )
+
+
+def _cuda_toolset(arch: str, toolchain: Toolchain | None) -> Toolset:
+    facts = cuda_facts()
+    return Toolset(
+        compiler=facts.names[0] if toolchain is None else _called(toolchain.compiler),
+        isa=facts.arches[arch].isa,
+        compile_flags=cuda_flags(arch),
+        link_flags=facts.link,
     )
 
 

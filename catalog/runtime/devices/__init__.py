@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -33,6 +33,26 @@ class DeviceInfo:
     cores: int
 
 
+class Layout(Protocol):
+    """All that checks of tensors and a call on them depend on but their addresses."""
+
+    def __hash__(self) -> int:
+        """As of equal ones."""
+
+    def repeat(
+        self, device: Any, problem: Problem, kernels: Sequence[LoadedKernel], call: Any, workspace: Workspace
+    ) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
+        """Queues kernels anew on tensors of this layout, by name and unchecked, and gives the results.
+
+        Args:
+            device: where the tensors are.
+            problem: what the kernels compute.
+            kernels: loaded.
+            call: of :meth:`Device.once`, on tensors of this layout, with outputs that were made.
+            workspace: of the call.
+        """
+
+
 class Device(Protocol[C]):
     """What a plan needs of a device: a place for tensors, kernels loaded, launched and timed."""
 
@@ -48,12 +68,27 @@ class Device(Protocol[C]):
     def threads(self) -> int:
         """What a kernel's work is divided among."""
 
+    def beside(self, tensors: Mapping[str, Any]) -> Device[C]:
+        """The device for these tensors, by name: this one, or another of the same arch, whose memory they are in."""
+
     def array(self, problem: Problem, name: str, value: Any) -> Strided:
         """The array that ``value``, given as the tensor ``name``, is to this device; not checked any further.
 
         Raises:
             TensorError: it is none, or is where the device's kernels cannot use it.
         """
+
+    def outputs(self, problem: Problem, inputs: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Arrays for the outputs, of the kind of the inputs; these as :meth:`array` gave them, and as they were given.
+
+        They begin as zeros where kernels leave some elements alone, else uninitialised.
+
+        Raises:
+            TensorError: they would be larger than this machine's memory.
+        """
+
+    def layout(self, given: Mapping[str, Any]) -> Layout | None:
+        """The layout of these tensors, by name; None where each of them has to be looked at each time."""
 
     def load(self, path: Path, sha256: str, kernel_id: str) -> LoadedKernel:
         """As :meth:`Libraries.load`, for kernels that the device can run.
@@ -69,6 +104,24 @@ class Device(Protocol[C]):
 
         Raises:
             DeviceError: there is no memory for it.
+        """
+
+    def once(self, problem: Problem, tensors: Mapping[str, Any], workspace: Workspace = ...) -> C:
+        """As :meth:`call`, for one :meth:`enqueue`; it need not be kept until that work is done.
+
+        Raises:
+            DeviceError: as :meth:`call`.
+        """
+
+    def enqueue(self, kernels: Sequence[LoadedKernel], call: C, stream: Any = None) -> None:
+        """Queue the kernels, one after the other, on a GPU's stream, None: the caller's current one; without waiting.
+
+        A device that has no streams runs them.
+
+        Raises:
+            TensorError: a tensor is not in the device's memory.
+            UsageError: ``stream`` is no stream of the device's.
+            DeviceError: a kernel refuses the call or has no memory, or the device does not take the launch.
         """
 
     def run(self, kernels: Sequence[LoadedKernel], call: C) -> None:
@@ -96,12 +149,26 @@ def is_amd(arch: str) -> bool:
     return arch.startswith("gfx")
 
 
+def is_nvidia(arch: str) -> bool:
+    """Whether kernels of ``arch`` run on an NVIDIA GPU."""
+    return arch.startswith("sm_")
+
+
+def is_gpu(arch: str) -> bool:
+    """Whether kernels of ``arch`` run on a GPU, whoever made it."""
+    return is_amd(arch) or is_nvidia(arch)
+
+
 def why_unavailable(arch: str) -> str | None:
     """Why kernels of ``arch`` cannot run on this machine; None where they can."""
     if is_amd(arch):  # without NumPy: whoever selects for a GPU on a laptop asks this
         from catalog.runtime.devices import hip_driver
 
         return hip_driver.why_unavailable(arch)
+    if is_nvidia(arch):
+        from catalog.runtime.devices import cuda_driver
+
+        return cuda_driver.why_unavailable(arch)
     from catalog.runtime.devices import host
 
     return host.why_unavailable(arch)

@@ -6,71 +6,31 @@ libraries for AMD GPUs have under the same name.
 
 from __future__ import annotations
 
-import ctypes
-import weakref
-from collections.abc import Mapping, Sequence
-from ctypes import c_char_p, c_int, c_int32, c_int64, c_uint8, c_uint16, c_uint64, c_void_p, py_object
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import accumulate
-from operator import mul
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from catalog.errors import TensorError
-from catalog.runtime.tensors import numpy_dtype
+from catalog.runtime.devices.dlpack import CPU, ELEMENT_NAMES, dense_strides, shared
+from catalog.runtime.devices.vendors import AMD, NVIDIA, Vendor
 
-ROCM = 10
-"""DLPack's number of AMD GPUs' memory, kDLROCM."""
-
-_MEMORIES: Mapping[int, str] = MappingProxyType(
-    {1: "the CPU", 2: "an NVIDIA GPU", 3: "the CPU, pinned by CUDA", ROCM: "an AMD GPU", 11: "the CPU, pinned by HIP"}
-)
-
-_FLOATS: Mapping[tuple[int, int], str] = MappingProxyType(
+MEMORIES: Mapping[int, str] = MappingProxyType(
     {
-        (2, 16): "float16",
-        (2, 32): "float32",
-        (2, 64): "float64",
-        (4, 16): "bfloat16",
-        (10, 8): "float8_e4m3fn",
-        (11, 8): "float8_e4m3fnuz",
-        (12, 8): "float8_e5m2",
-        (13, 8): "float8_e5m2fnuz",
+        CPU: "the CPU",
+        NVIDIA.memory: "an NVIDIA GPU",
+        3: "the CPU, pinned by CUDA",
+        AMD.memory: "an AMD GPU",
+        11: "the CPU, pinned by HIP",
+        13: "CUDA, which moves it between CPU and GPU",
     }
 )
-"""NumPy's or ml_dtypes' names of DLPack's (code, bits)."""
-
-_WORDS = {(code, bits): f"{kind}{bits}" for code, kind in enumerate(("int", "uint")) for bits in (8, 16, 32, 64)}
-_ELEMENTS: Mapping[tuple[int, int], str] = MappingProxyType({**_FLOATS, **_WORDS, (6, 8): "bool"})
-
-_NEW, _USED = b"dltensor", b"used_dltensor"
-_valid = ctypes.PYFUNCTYPE(c_int, py_object, c_char_p)(("PyCapsule_IsValid", ctypes.pythonapi))
-_pointer = ctypes.PYFUNCTYPE(c_void_p, py_object, c_char_p)(("PyCapsule_GetPointer", ctypes.pythonapi))
-_rename = ctypes.PYFUNCTYPE(c_int, py_object, c_char_p)(("PyCapsule_SetName", ctypes.pythonapi))
+"""What DLPack's numbers stand for."""
 
 
-class _Managed(ctypes.Structure):
-    """``DLManagedTensor``, its DLTensor unfolded."""
-
-    _fields_ = (
-        ("data", c_void_p),
-        ("device_type", c_int32),
-        ("device_id", c_int32),
-        ("ndim", c_int32),
-        ("code", c_uint8),
-        ("bits", c_uint8),
-        ("lanes", c_uint16),
-        ("shape", ctypes.POINTER(c_int64)),
-        ("strides", ctypes.POINTER(c_int64)),  # in elements; NULL: dense
-        ("byte_offset", c_uint64),
-        ("manager_ctx", c_void_p),
-        ("deleter", c_void_p),
-    )
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DeviceFlags:
     """As the flags of a NumPy array."""
 
@@ -78,12 +38,13 @@ class DeviceFlags:
     aligned: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DeviceArray:
     """An array in a GPU's memory, to checks like a NumPy array; it keeps that memory alive.
 
     ``strides`` are in bytes. ``index`` is the GPU's number where the object says it. ``stream`` is the handle of a
-    stream whose work must be done before the array may be used, if any.
+    stream whose work must be done before the array may be used, if any. Nobody changes one, but to make a frozen one
+    takes three times as long, for each tensor of a launch.
     """
 
     address: int
@@ -112,14 +73,14 @@ class DeviceArray:
         }
 
 
-def device_array(name: str, value: Any, stream: int) -> DeviceArray:
+def device_array(name: str, value: Any, stream: int, vendor: Vendor) -> DeviceArray:
     """The array that ``value``, the tensor ``name``, is, to be used on the stream with the handle ``stream``.
 
     Raises:
-        TensorError: it is none in an AMD GPU's memory, cannot be shared, or has elements that no kernel takes.
+        TensorError: it is none in memory of the vendor's GPUs, cannot be shared, or has elements that no kernel takes.
     """
     if hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__"):
-        return _from_dlpack(name, value, stream)
+        return _from_dlpack(name, value, stream, vendor)
     try:
         interface = getattr(value, "__cuda_array_interface__", None)
     except Exception as error:  # PyTorch's own are of several types
@@ -132,56 +93,35 @@ def device_array(name: str, value: Any, stream: int) -> DeviceArray:
     return _from_interface(name, value, interface)
 
 
-def dense_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
-    """Strides in bytes of an array in C order."""
-    return tuple(accumulate((itemsize, *reversed(shape[1:])), mul))[: len(shape)][::-1]
-
-
 def _not_shared(name: str, error: Exception) -> TensorError:
     return TensorError(f"{name} cannot be shared: {error}", hint=f"PyTorch: use {name}.detach()")
 
 
-def _from_dlpack(name: str, value: Any, stream: int) -> DeviceArray:
+def _from_dlpack(name: str, value: Any, stream: int, vendor: Vendor) -> DeviceArray:
     try:
         kind, index = map(int, value.__dlpack_device__())
-        if kind != ROCM:
+        if kind != vendor.memory:
+            where = MEMORIES.get(kind, f"device type {kind}")
             raise TensorError(
-                f"{name} is in memory of {_MEMORIES.get(kind, f'device type {kind}')}: expected an AMD GPU's",
+                f"{name} is in memory of {where}: expected an {vendor.company} GPU's",
                 hint=f"Put it there, PyTorch: {name}.to('cuda'), or give a NumPy array, which is copied.",
             )
-        capsule = value.__dlpack__(stream=stream)
+        capsule = value.__dlpack__(stream=stream or vendor.default_stream)
     except TensorError:
         raise
     except Exception as error:  # each library raises its own
         raise _not_shared(name, error) from None
-    if not _valid(capsule, _NEW):
-        raise TensorError(f"{name}: its __dlpack__ gave no DLPack capsule, or one that is used up: {capsule!r}")
-    managed = _Managed.from_address(_pointer(capsule, _NEW))
-    _rename(capsule, _USED)  # from here on the tensor is ours, and so is the call of its deleter
-    weakref.finalize(managed, _delete, ctypes.addressof(managed), managed.deleter)
-    dtype = _ELEMENTS.get((managed.code, managed.bits))
-    if dtype is None or managed.lanes != 1:
-        raise TensorError(
-            f"{name} has elements that no kernel takes: DLPack's type {managed.code} of {managed.bits} bits, "
-            f"{managed.lanes} in one"
-        )
-    shape, itemsize = tuple(managed.shape[: managed.ndim]), managed.bits // 8
-    strides = tuple(step * itemsize for step in managed.strides[: managed.ndim]) if managed.strides else None
+    array = shared(name, capsule)
     return DeviceArray(
-        (managed.data or 0) + managed.byte_offset,
-        shape,
-        strides or dense_strides(shape, itemsize),
-        numpy_dtype(dtype),
+        array.address,
+        array.shape,
+        array.strides,
+        array.dtype,
         index,
-        True,  # this version of the protocol lends no read-only array
+        array.writable is not False,  # a capsule without a version lends no read-only array
         None,  # the library has ordered its work before ours
-        managed,
+        array.owner,
     )
-
-
-def _delete(address: int, deleter: int | None) -> None:
-    if deleter:
-        ctypes.CFUNCTYPE(None, c_void_p)(deleter)(address)
 
 
 def _from_interface(name: str, value: Any, interface: Mapping[str, Any]) -> DeviceArray:
@@ -191,7 +131,7 @@ def _from_interface(name: str, value: Any, interface: Mapping[str, Any]) -> Devi
         address, read_only = interface["data"]
     except (KeyError, TypeError, ValueError) as error:
         raise TensorError(f"{name} has a __cuda_array_interface__ that cannot be read: {error!r}") from None
-    if not dtype.isnative or dtype.name not in _ELEMENTS.values():
+    if not dtype.isnative or dtype.name not in ELEMENT_NAMES:
         raise TensorError(
             f"{name} has elements that no kernel takes: {interface['typestr']}",
             hint="__cuda_array_interface__ has no bfloat16 and no fp8; DLPack has them.",

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from catalog.runtime.devices import DeviceInfo, check_available, is_amd
+from catalog.runtime.devices import DeviceInfo, check_available, is_amd, is_nvidia
 from catalog.settings import settings
 
 if TYPE_CHECKING:
@@ -63,6 +63,10 @@ class Devices:
             from catalog.runtime.devices import hip
 
             return hip.first_gpu(arch)
+        if is_nvidia(arch):
+            from catalog.runtime.devices import cuda
+
+            return cuda.first_gpu(arch)
         return self.host
 
 

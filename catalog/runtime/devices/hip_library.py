@@ -33,6 +33,7 @@ _SIGNATURES: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "hipMemsetAsync": (c_int, c_void_p, c_int, c_size_t, c_void_p),
         "hipPointerGetAttributes": (c_int, c_void_p, c_void_p),
         "hipStreamCreateWithFlags": (c_int, c_void_p, c_uint),
+        "hipStreamIsCapturing": (c_int, c_void_p, c_void_p),
         "hipStreamSynchronize": (c_int, c_void_p),
         "hipStreamDestroy": (c_int, c_void_p),
         "hipEventCreateWithFlags": (c_int, c_void_p, c_uint),
@@ -45,7 +46,7 @@ _SIGNATURES: Mapping[str, tuple[Any, ...]] = MappingProxyType(
 
 _MAPS = Path("/proc/self/maps")
 
-_OPTIONAL = ("hipGetDeviceProperties", "hipGetDevicePropertiesR0600")
+_OPTIONAL = ("hipGetDeviceProperties", "hipGetDevicePropertiesR0600", "hipStreamIsCapturing")
 """Functions that not every ROCm has."""
 
 

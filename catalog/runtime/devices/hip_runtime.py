@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from ctypes import byref, c_int, c_size_t
-from dataclasses import dataclass
+from collections.abc import Mapping
+from ctypes import byref, c_float, c_int, c_size_t, c_void_p
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from catalog.errors import DeviceError
 from catalog.runtime.devices import DeviceInfo
+from catalog.runtime.devices.gpu_runtime import SUCCESS, Gpu, GpuRuntime
 from catalog.runtime.devices.hip_library import open_library
+from catalog.runtime.devices.vendors import AMD
+
+if TYPE_CHECKING:
+    from catalog.runtime.devices.loading import LoadedKernel
 
 _PROPERTIES: Mapping[str, int] = MappingProxyType({"hipGetDevicePropertiesR0600": 1160, "hipGetDeviceProperties": 396})
 """Where gcnArchName is in the struct that each fills, in bytes. ROCm 6 has another layout under another name, and keeps
@@ -26,11 +29,11 @@ _MULTIPROCESSOR_COUNT = 63  # hipDeviceAttributeMultiprocessorCount
 _POINTER_DEVICE = 4  # offset of `device` in hipPointerAttribute_t, behind an enum that ROCm 6 renumbered
 _HOST_TO_DEVICE, _DEVICE_TO_HOST = 1, 2
 
-_SUCCESS, _INVALID_VALUE, _INVALID_POINTER = 0, 1, 17
+_INVALID_VALUE, _INVALID_POINTER = 1, 17
 
 NO_GPU = (
     "HIP needs an AMD GPU, the amdgpu driver, and a user who may open /dev/kfd and /dev/dri (groups render and video); "
-    "HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES may hide GPUs"
+    f"{AMD.hidden_by} may hide GPUs"
 )
 _LOST = "The GPU stopped a kernel: this process cannot use it any more. Check lengths and page tables, and start anew."
 _NOT_ITS = "The memory, stream or event was released, or belongs to another GPU or another copy of the HIP runtime."
@@ -61,22 +64,15 @@ REMEDIES: Mapping[str, str] = MappingProxyType(
 _OTHERWISE = "AMD_LOG_LEVEL=3 in the environment makes the HIP runtime say more."
 
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """A GPU that the runtime sees: its number, what it is, and its memory."""
-
-    index: int
-    info: DeviceInfo
-    memory_bytes: int
-
-
-class HipRuntime:
+class HipRuntime(GpuRuntime):
     """The runtime's library, opened when it is first used.
 
     Args:
         path: the library; by default the one that this process has already loaded, else the one of ``$ROCM_PATH``, of
             the loader's folders, or of /opt/rocm.
     """
+
+    vendor, remedies, otherwise, no_gpu = AMD, REMEDIES, _OTHERWISE, NO_GPU
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
@@ -93,20 +89,26 @@ class HipRuntime:
                 runtime.
         """
         status = self._functions[name](*arguments)
-        if status != _SUCCESS:
+        if status != SUCCESS:
             raise self.failure(f"{name}{about}", status)
 
-    def failure(self, what: str, status: int) -> DeviceError:
-        """The error for ``what`` that gave the hipError_t ``status``."""
-        # The runtime keeps the error for whoever asks next, PyTorch for one: it has been told here.
-        self._functions["hipGetLastError"]()
-        name, means = self.error_name(status), self._functions["hipGetErrorString"](status).decode()
-        explained = name if means == name else f"{name}, {means}"
-        return DeviceError(f"{what} failed: {explained} ({status})", hint=REMEDIES.get(name, _OTHERWISE))
+    def _number(self, name: str, *arguments: Any) -> int:
+        number = c_int()
+        self.call(name, byref(number), *arguments)
+        return number.value
+
+    def _handle(self, name: str, argument: int, about: str) -> int:
+        handle = c_void_p()
+        self.call(name, byref(handle), argument, about=about)
+        return handle.value or 0
 
     def error_name(self, status: int) -> str:
         """The runtime's name of a hipError_t."""
         return str(self._functions["hipGetErrorName"](status).decode())
+
+    def error_text(self, status: int) -> str:
+        """What the runtime says a hipError_t means."""
+        return str(self._functions["hipGetErrorString"](status).decode())
 
     def take_last_error(self) -> int:
         """The hipError_t that this thread's calls have left, 0 for none; it is forgotten."""
@@ -122,19 +124,9 @@ class HipRuntime:
         number = self._number("hipRuntimeGetVersion")
         return f"{number // 10_000_000}.{number // 100_000 % 100}.{number % 100_000}"
 
-    @cached_property
-    def gpus(self) -> tuple[Gpu, ...]:
-        """The GPUs of this machine that the process may use, at least one.
-
-        Raises:
-            DeviceError: there is none, or there is no runtime.
-        """
+    def _count(self) -> tuple[int, int]:
         count = c_int()
-        status = self._functions["hipGetDeviceCount"](byref(count))
-        if status != _SUCCESS or not count.value:
-            reason = f" ({self.failure('hipGetDeviceCount', status).message})" if status != _SUCCESS else ""
-            raise DeviceError(f"the HIP runtime {self.version} finds no GPU{reason}", hint=NO_GPU)
-        return tuple(map(self._gpu, range(count.value)))
+        return self._functions["hipGetDeviceCount"](byref(count)), count.value
 
     def _gpu(self, index: int) -> Gpu:
         name, memory = ctypes.create_string_buffer(256), c_size_t()
@@ -159,72 +151,92 @@ class HipRuntime:
             hint="Its hipDeviceProp_t has a layout that this version of the catalog does not know.",
         )
 
-    def _number(self, name: str, *arguments: Any) -> int:
-        number = c_int()
-        self.call(name, byref(number), *arguments)
-        return number.value
+    def current(self) -> int:
+        """As :meth:`GpuRuntime.current`."""
+        return self._number("hipGetDevice")
 
-    @contextmanager
-    def on(self, index: int) -> Iterator[None]:
-        """Let this thread's calls be for GPU ``index``; afterwards for the one that they were for before.
-
-        Raises:
-            DeviceError: there is no such GPU.
-        """
-        before = self._number("hipGetDevice")
-        if before == index:
-            yield
-            return
+    def _make_current(self, index: int) -> None:
         self.call("hipSetDevice", index)
-        try:
-            yield
-        finally:
-            self.call("hipSetDevice", before)
+
+    def allocate(self, size: int, about: str = "") -> int:
+        """As :meth:`GpuRuntime.allocate`."""
+        return self._handle("hipMalloc", size, about)
+
+    def free(self, address: int) -> None:
+        """As :meth:`GpuRuntime.free`."""
+        self.call("hipFree", address)
+
+    def make_stream(self, about: str = "") -> int:
+        """As :meth:`GpuRuntime.make_stream`: a hipStream_t."""
+        return self._handle("hipStreamCreateWithFlags", 0, about)
+
+    def drop_stream(self, stream: int) -> None:
+        """As :meth:`GpuRuntime.drop_stream`."""
+        self.call("hipStreamDestroy", stream)
+
+    def make_event(self, about: str = "") -> int:
+        """As :meth:`GpuRuntime.make_event`: a hipEvent_t."""
+        return self._handle("hipEventCreateWithFlags", 0, about)
+
+    def drop_event(self, event: int) -> None:
+        """As :meth:`GpuRuntime.drop_event`."""
+        self.call("hipEventDestroy", event)
+
+    def record(self, event: int, stream: int) -> None:
+        """As :meth:`GpuRuntime.record`."""
+        self.call("hipEventRecord", event, stream)
+
+    def await_event(self, event: int) -> None:
+        """As :meth:`GpuRuntime.await_event`."""
+        self.call("hipEventSynchronize", event)
+
+    def milliseconds(self, start: int, stop: int) -> float:
+        """As :meth:`GpuRuntime.milliseconds`."""
+        elapsed = c_float()
+        self.call("hipEventElapsedTime", byref(elapsed), start, stop)
+        return elapsed.value
 
     def copy_in(self, target: int, source: int, size: int, stream: int) -> None:
-        """Start to copy ``size`` bytes of host memory to a GPU; both must live until the stream is synchronised.
-
-        Raises:
-            DeviceError: the copy fails.
-        """
+        """As :meth:`GpuRuntime.copy_in`."""
         self.call("hipMemcpyAsync", target, source, size, _HOST_TO_DEVICE, stream, about=f" of {size:,} bytes")
 
     def copy_out(self, target: int, source: int, size: int, stream: int) -> None:
-        """Start to copy ``size`` bytes of a GPU's memory to the host; as :meth:`copy_in`.
-
-        Raises:
-            DeviceError: the copy fails.
-        """
+        """As :meth:`GpuRuntime.copy_out`."""
         self.call("hipMemcpyAsync", target, source, size, _DEVICE_TO_HOST, stream, about=f" of {size:,} bytes")
 
     def fill(self, target: int, value: int, size: int, stream: int) -> None:
-        """Start to set ``size`` bytes of a GPU's memory to a byte.
-
-        Raises:
-            DeviceError: the call fails.
-        """
+        """As :meth:`GpuRuntime.fill`."""
         self.call("hipMemsetAsync", target, value, size, stream, about=f" of {size:,} bytes")
 
     def synchronize(self, stream: int) -> None:
-        """Wait for all work of a stream, 0: the default one.
-
-        Raises:
-            DeviceError: some of that work failed.
-        """
+        """As :meth:`GpuRuntime.synchronize`."""
         self.call("hipStreamSynchronize", stream)
 
-    def owner(self, address: int) -> int | None:
-        """The GPU whose memory ``address`` is in; None for memory that the runtime does not know.
+    def capturing(self, stream: int) -> bool:
+        """As :meth:`GpuRuntime.capturing`; a runtime that does not tell counts as one that is not."""
+        return "hipStreamIsCapturing" in self._functions and self._captures(stream)
 
-        Raises:
-            DeviceError: the runtime cannot tell.
-        """
+    def _captures(self, stream: int) -> bool:
+        status = c_int()
+        self.call("hipStreamIsCapturing", stream, byref(status))
+        return status.value != 0
+
+    def owner(self, address: int) -> int | None:
+        """As :meth:`GpuRuntime.owner`."""
         attributes = ctypes.create_string_buffer(256)
         status = self._functions["hipPointerGetAttributes"](attributes, address)
         if status in (_INVALID_VALUE, _INVALID_POINTER):
             self.take_last_error()
             return None
-        if status != _SUCCESS:
+        if status != SUCCESS:
             raise self.failure("hipPointerGetAttributes", status)
         index = c_int.from_buffer(attributes, _POINTER_DEVICE).value
         return index if index >= 0 else None
+
+    def launch(self, kernel: LoadedKernel, pointer: Any, stream: int) -> None:
+        """As :meth:`GpuRuntime.launch`; a kernel's library shares the runtime, and so its last error."""
+        self.take_last_error()  # what others left is not this launch's
+        kernel.launch(pointer, stream)
+        status = self.take_last_error()
+        if status:
+            raise self.failure(f"the launch of kernel {kernel.id}", status)

@@ -1,4 +1,4 @@
-"""The host CPU: kernels are shared libraries in this process, tensors are NumPy arrays."""
+"""The host CPU: kernels are shared libraries in this process, tensors are arrays in its memory."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from catalog.errors import DeviceError
+from catalog.errors import DeviceError, UsageError
 from catalog.runtime.devices import DeviceInfo
 from catalog.runtime.devices.arguments import Call, template
+from catalog.runtime.devices.host_arrays import host_array, host_outputs
 from catalog.runtime.devices.loading import Libraries, LoadedKernel
-from catalog.runtime.tensors import Array, numpy_array
+from catalog.runtime.tensors import Array, make_outputs, numpy_array
 from catalog.runtime.workspace import NO_WORKSPACE, Workspace
 from catalog.schema.problem import Problem
 
@@ -49,13 +50,31 @@ class HostDevice:
         """
         return DeviceInfo(resolve_host_arch(), _cpu_name(), self.threads)
 
+    def beside(self, tensors: Mapping[str, Any]) -> HostDevice:
+        """This device: there is one host."""
+        return self
+
     def array(self, problem: Problem, name: str, value: Any) -> Array:
-        """``value``, which is a NumPy array.
+        """The NumPy array that ``value`` is, or that is on its memory: a tensor of PyTorch's, or by ``__dlpack__``.
 
         Raises:
-            TensorError: it is not.
+            TensorError: it is no array, is in a GPU's memory, cannot be shared without a copy, or has elements that no
+                kernel takes.
         """
-        return numpy_array(problem, name, value)
+        array = host_array(name, value)
+        return numpy_array(problem, name, value) if array is None else array
+
+    def outputs(self, problem: Problem, inputs: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Arrays for the outputs: tensors of PyTorch's where an input is one, else NumPy's.
+
+        Raises:
+            TensorError: the problem's tensors are larger than this machine's memory.
+        """
+        made = host_outputs(problem, inputs, given)
+        return make_outputs(problem, inputs) if made is None else made
+
+    def layout(self, given: Mapping[str, Any]) -> None:
+        """None: NumPy arrays are cheap to check."""
 
     def load(self, path: Path, sha256: str, kernel_id: str) -> LoadedKernel:
         """As :meth:`Libraries.load`."""
@@ -84,6 +103,10 @@ class HostDevice:
         kept = (*tensors.values(), *filled.starts.values(), *(array for _, array, _ in partials))
         return Call(args, ctypes.byref(args), kept)
 
+    def once(self, problem: Problem, tensors: Mapping[str, Array], workspace: Workspace = NO_WORKSPACE) -> Call:
+        """As :meth:`call`."""
+        return self.call(problem, tensors, workspace)
+
     def launch(self, kernel: LoadedKernel, call: Call) -> None:
         """Run the kernel; on return the outputs are written.
 
@@ -100,6 +123,17 @@ class HostDevice:
         """
         for kernel in kernels:
             kernel.launch(call.pointer)
+
+    def enqueue(self, kernels: Sequence[LoadedKernel], call: Call, stream: Any = None) -> None:
+        """As :meth:`run`: the host has no streams.
+
+        Raises:
+            UsageError: a stream is given.
+            DeviceError: as :meth:`launch`.
+        """
+        if stream is not None:
+            raise UsageError("host kernels take no stream: on return they have run")
+        self.run(kernels, call)
 
     def time(self, kernels: Sequence[LoadedKernel], call: Call, launches: int, *, cold: bool = False) -> list[int]:
         """Nanoseconds of each of so many launches of the kernels, one after the other.

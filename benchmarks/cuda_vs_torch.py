@@ -1,0 +1,260 @@
+"""Time the catalog's kernels for NVIDIA GPUs beside PyTorch's attention, and hold them to targets.
+
+Kernels are tuned, selected and checked against PyTorch before anything is timed. All sides of a problem take turns on
+one stream; figures are medians, by the GPU's clock. See benchmarks/README.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from catalog import Catalog, Problem
+from catalog.runtime.measure import StopRule
+from catalog.runtime.tune import TuneOptions, tune
+
+TOKENS, HIDDEN = 16_384, 2_048
+COPY_BYTES = 1 << 32
+BACKENDS: Mapping[str, SDPBackend] = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
+CLOSE = 2e-2
+"""Relative distance, in the Frobenius norm, of two bf16 answers that both are right."""
+
+Call = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Row:
+    """Figures of one problem: TFLOP/s of each side, or what the scenario's title says, and whether targets are met."""
+
+    scenario: str
+    labels: Mapping[str, Any]
+    figures: Mapping[str, float]
+    targets: Mapping[str, bool] = field(default_factory=dict)
+    kernel: str = ""
+
+
+def medians(sides: Mapping[str, Call], seconds: float) -> dict[str, float]:
+    """Median milliseconds of each side; they take turns, launch by launch, for so long together."""
+    for call in sides.values():
+        for _ in range(3):
+            call()
+    torch.cuda.synchronize()
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline or len(next(iter(times.values()))) < 10:
+        marks = []
+        for name, call in sides.items():
+            start, end = event(), event()
+            start.record()
+            call()
+            end.record()
+            marks.append((name, start, end))
+        torch.cuda.synchronize()
+        for name, start, end in marks:
+            times[name].append(start.elapsed_time(end))
+    return {name: statistics.median(taken) for name, taken in times.items()}
+
+
+def event() -> Any:
+    return torch.cuda.Event(enable_timing=True)
+
+
+def tensors(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
+
+
+def check(name: str, actual: torch.Tensor, expected: torch.Tensor) -> None:
+    distance = float((actual.double() - expected.double()).norm() / expected.double().norm())
+    if not distance < CLOSE:
+        raise SystemExit(f"{name}: relative distance {distance:.3g} from PyTorch: nothing is timed")
+
+
+class Bench:
+    """The catalog, and how long to tune and to time."""
+
+    def __init__(self, catalog: Catalog, options: argparse.Namespace) -> None:
+        self.catalog = catalog
+        self.candidates: int = options.candidates
+        self.seconds: float = options.seconds
+
+    def bound(self, problem: Problem, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> tuple[Any, str]:
+        """The selected plan with its tensors, and its main kernel's name."""
+        plan = self.catalog.select(problem, arch="sm_90")
+        bound = plan.bind(inputs, outputs=outputs)
+        bound.enqueue()
+        torch.cuda.synchronize()
+        return bound, max((kernel.name for kernel in plan.kernels), key=len)
+
+    def forward(self, hdims: Sequence[int], seqlens: Sequence[int]) -> Iterator[Row]:
+        for hdim in hdims:
+            for seqlen in seqlens:
+                for mask in ("no", "causal"):
+                    yield self._forward(hdim, seqlen, mask)
+
+    def _forward(self, hdim: int, seqlen: int, mask: str) -> Row:
+        problem = forward_problem(hdim, seqlen, mask)
+        q, k, v = (tensors(problem.batch, problem.nhead_q, seqlen, hdim) for _ in range(3))
+        o = torch.empty_like(q)
+        bound, kernel = self.bound(problem, {"q": q, "k": k, "v": v}, {"o": o})
+        causal = mask == "causal"
+
+        def torch_side(backend: SDPBackend) -> Call:
+            def call() -> torch.Tensor:
+                with sdpa_kernel(backend):
+                    return scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+            return call
+
+        sides: dict[str, Call] = {name: torch_side(backend) for name, backend in BACKENDS.items()}
+        check(f"forward {problem.key}", o, sides["flash"]())
+        times = medians({"ours": bound.enqueue, **sides}, self.seconds)
+        rates = {name: problem.flops / ms / 1e9 for name, ms in times.items()}
+        ratios = {f"of {name}": rates["ours"] / rates[name] for name in sides}
+        targets = {"flash x 1.5": ratios["of flash"] >= 1.5}
+        if seqlen >= 4096:
+            targets["cudnn x 1.0"] = ratios["of cudnn"] >= 1.0
+        labels = {"hdim": hdim, "seqlen": seqlen, "mask": mask}
+        return Row("forward", labels, rates | ratios, targets, kernel)
+
+    def backward(self, hdims: Sequence[int], seqlens: Sequence[int]) -> Iterator[Row]:
+        for hdim in hdims:
+            for seqlen in seqlens:
+                for mask in ("no", "causal"):
+                    yield self._backward(hdim, seqlen, mask)
+
+    def _backward(self, hdim: int, seqlen: int, mask: str) -> Row:
+        problem = backward_problem(hdim, seqlen, mask)
+        causal = mask == "causal"
+        q, k, v = (tensors(problem.batch, problem.nhead_q, seqlen, hdim).requires_grad_() for _ in range(3))
+        grad = tensors(*q.shape)
+        o, lse = torch.empty_like(q), torch.empty(q.shape[:3], device="cuda", dtype=torch.float32)
+        forward = forward_problem(hdim, seqlen, mask).model_copy(update={"lse": True})
+        given = {"q": q.detach(), "k": k.detach(), "v": v.detach()}
+        self.bound(forward, given, {"o": o.detach(), "lse": lse})
+        gradients = {name: torch.empty_like(q).detach() for name in ("dq", "dk", "dv")}
+        bound, kernel = self.bound(problem, {**given, "o": o.detach(), "lse": lse, "do": grad}, gradients)
+
+        def torch_side(backend: SDPBackend) -> Call:
+            with sdpa_kernel(backend):
+                out = scaled_dot_product_attention(q, k, v, is_causal=causal)
+            return lambda: torch.autograd.grad(out, (q, k, v), grad, retain_graph=True)
+
+        sides: dict[str, Call] = {name: torch_side(backend) for name, backend in BACKENDS.items()}
+        for (name, gradient), expected in zip(gradients.items(), sides["flash"](), strict=True):
+            check(f"backward {problem.key}: {name}", gradient, expected)
+        times = medians({"ours": bound.enqueue, **sides}, self.seconds)
+        rates = {name: problem.flops / ms / 1e9 for name, ms in times.items()}
+        ratios = {f"of {name}": rates["ours"] / rates[name] for name in sides}
+        labels = {"hdim": hdim, "seqlen": seqlen, "mask": mask}
+        return Row("backward", labels, rates | ratios, {"flash x 1.2": ratios["of flash"] >= 1.2}, kernel)
+
+    def decode(self, seqlens: Sequence[int]) -> Iterator[Row]:
+        source = torch.empty(COPY_BYTES // 2, device="cuda", dtype=torch.uint8)
+        target = torch.empty_like(source)
+        for seqlen in seqlens:
+            problem = decode_problem(seqlen)
+            q = tensors(problem.batch, problem.nhead_q, 1, problem.hdim_q)
+            k, v = (tensors(problem.batch, problem.nhead_k, seqlen, problem.hdim_q) for _ in range(2))
+            o = torch.empty_like(q)
+            bound, kernel = self.bound(problem, {"q": q, "k": k, "v": v}, {"o": o})
+            check(f"decode {problem.key}", o, scaled_dot_product_attention(q, k, v, enable_gqa=True))
+            times = medians({"ours": bound.enqueue, "copy": lambda: target.copy_(source)}, self.seconds)
+            rates = {"ours": problem.bytes / times["ours"] / 1e6, "copy": COPY_BYTES / times["copy"] / 1e6}
+            share = rates["ours"] / rates["copy"]
+            yield Row("decode", {"seqlen": seqlen}, rates | {"of copy": share}, {"copy x 0.85": share >= 0.85}, kernel)
+
+    def launch(self) -> Iterator[Row]:
+        problem = Problem(batch=1, nhead_q=4, seqlen_q=128, hdim_q=64, dtype="bf16")
+        q, k, v = (tensors(1, 4, 128, 64) for _ in range(3))
+        bound, kernel = self.bound(problem, {"q": q, "k": k, "v": v}, {"o": torch.empty_like(q)})
+        taken = {}
+        for name, call in {"ours": bound.enqueue, "torch": lambda: scaled_dot_product_attention(q, k, v)}.items():
+            durations = []
+            for _ in range(300):
+                torch.cuda.synchronize()
+                started = time.perf_counter()
+                call()
+                durations.append((time.perf_counter() - started) * 1e6)
+            taken[name] = statistics.median(durations)
+        yield Row("launch", {"unit": "us"}, taken, {"15 us": taken["ours"] <= 15}, kernel)
+
+
+def forward_problem(hdim: int, seqlen: int, mask: str) -> Problem:
+    heads = HIDDEN // hdim
+    return Problem(batch=TOKENS // seqlen, nhead_q=heads, seqlen_q=seqlen, hdim_q=hdim, dtype="bf16", mask=mask)
+
+
+def backward_problem(hdim: int, seqlen: int, mask: str) -> Problem:
+    heads = HIDDEN // hdim
+    return Problem(
+        op="bwd", batch=TOKENS // seqlen, nhead_q=heads, seqlen_q=seqlen, hdim_q=hdim, dtype="bf16", mask=mask
+    )
+
+
+def decode_problem(seqlen: int) -> Problem:
+    return Problem(op="splitkv", batch=16, nhead_q=64, nhead_k=8, seqlen_q=1, seqlen_k=seqlen, hdim_q=128, dtype="bf16")
+
+
+def print_row(row: Row) -> None:
+    labels = " ".join(f"{name}={value}" for name, value in row.labels.items())
+    figures = "  ".join(f"{name} {value:.4g}" for name, value in row.figures.items())
+    verdict = ", ".join(f"{'met' if met else 'NOT met'}: {name}" for name, met in row.targets.items())
+    print(f"{row.scenario:8} {labels:32} {figures}  [{verdict}]  {row.kernel.partition('_batch_')[2][:64]}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    add = parser.add_argument
+    add("--scenario", nargs="+", choices=("forward", "backward", "decode", "launch"), default=None)
+    add("--seqlen", type=int, nargs="+", default=(2048, 4096, 8192, 16384))
+    add("--hdim", type=int, nargs="+", default=(128, 64))
+    add("--candidates", type=int, default=4, help="kernels of each problem that are tuned; 0: what is recorded counts")
+    add("--seconds", type=float, default=0.5, help="of the sides of one problem together")
+    add("--db", type=Path, default=None, help="the catalog")
+    add("--json", type=Path, metavar="FILE", help="write the figures there too")
+    options = parser.parse_args()
+    chosen = options.scenario or ("forward", "backward", "decode", "launch")
+    catalog = Catalog(options.db)
+    catalog.populate("sm_90")
+    problems = []
+    for hdim in options.hdim:
+        for seqlen in options.seqlen:
+            for mask in ("no", "causal"):
+                problems += [forward_problem(hdim, seqlen, mask)] if "forward" in chosen else []
+                problems += [backward_problem(hdim, seqlen, mask)] if "backward" in chosen else []
+    problems += [decode_problem(seqlen) for seqlen in options.seqlen] if "decode" in chosen else []
+    if options.candidates:
+        rule = StopRule(seconds=0.1, warm_up_seconds=0.02)
+        report = tune(catalog, problems, TuneOptions(arch="sm_90", candidates=options.candidates, rule=rule))
+        print(f"tuned {len(report.tuned)} problems, {report.gain:.3f} times the static order on geometric mean")
+    print(torch.cuda.get_device_name(), "PyTorch", torch.__version__)
+    bench = Bench(catalog, options)
+    rows: list[Row] = []
+    scenarios: dict[str, Callable[[], Iterator[Row]]] = {
+        "forward": lambda: bench.forward(options.hdim, options.seqlen),
+        "backward": lambda: bench.backward(options.hdim, options.seqlen),
+        "decode": lambda: bench.decode(options.seqlen),
+        "launch": bench.launch,
+    }
+    for name in chosen:
+        for row in scenarios[name]():
+            rows.append(row)
+            print_row(row)
+    met = [met for row in rows for met in row.targets.values()]
+    print(f"{sum(met)} of {len(met)} targets met")
+    if options.json is not None:
+        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+// The main stage of backward for head dims up to 128: each warpgroup owns 64 keys. As scores are transposed, weights
+// and their gradients are, as they leave the arithmetic, the left operands of dV and dK in registers.
+//
+// dS goes through shared memory to dQ, dQ from there by additions of TMA to device memory. While a tile's dQ is
+// multiplied the next tile's scores are started.
+#pragma once
+
+#include "bwd_warpgroup.hpp"
+
+namespace catalog::cuda {
+
+template <class Row>
+class BackwardConsumer : BackwardWarpgroup<Row> {
+    using Base = BackwardWarpgroup<Row>;
+    using typename Base::T;
+    using typename Base::Tile;
+    using Base::all_consumers, Base::args, Base::barriers, Base::base, Base::lane, Base::m, Base::maps, Base::row_step;
+    using Base::warp, Base::warpgroup, Base::work;
+
+   public:
+    using Base::Base;
+
+    __device__ __forceinline__ void run() {
+        float dk[Tile::hdim_q / 2], dv[Tile::hdim_v / 2];
+        Base::clear(dk);
+        Base::clear(dv);
+        const int heads = heads_per_key_head(args);
+        if (work.end() > work.begin()) {
+            float s[m / 2];
+            RingPlace<Tile::stages> place;
+            int head = 0, tile = work.begin();
+            std::uint32_t ds = Tile::ds_at;
+            barrier_wait(barriers.k(), 0);
+            start_scores(place, true, s);
+            wgmma_wait<0>();
+            pin(s);
+            barrier_wait(barriers.v(), 0);
+            while (head < heads) {
+                const bool last = tile + 1 == work.end();
+                visit(head, tile, ds, !last || head + 1 < heads, place, s, dk, dv);
+                place = place.next();
+                ds ^= Tile::ds_at ^ (Tile::ds_at + Tile::ds_bytes);
+                tile = last ? work.begin() : tile + 1;
+                head += last;
+            }
+            named_barrier_sync(all_consumers, Tile::consumers);  // K is read by all warpgroups
+        }
+        Base::store_rows(dv, 1.0f, Tile::v_at, warpgroup * 64, 0, &maps.dv, args.dv);
+        Base::store_rows(dk, Base::final_scale(), Tile::k_at, warpgroup * 64, 0, &maps.dk, args.dk);
+        Base::finish_stores();
+    }
+
+   private:
+    // S^T of a tile, or dP^T: this warpgroup's rows of `keys`, times `queries`.
+    template <int hdim>
+    __device__ __forceinline__ void multiply_rows(std::uint32_t keys, std::uint32_t queries, float (&d)[m / 2]) const {
+        const std::uint64_t a = describe_panel<Major::k>(base + keys + warpgroup * 64 * panel_row_bytes);
+        const std::uint64_t b = describe_panel<Major::k>(base + queries);
+        wgmma_fence();
+#pragma unroll
+        for (int step = 0; step < hdim / 16; ++step)
+            wgmma<T>(d, advance(a, step / 4 * Tile::key_panel + step % 4 * 32),
+                     advance(b, step / 4 * Tile::query_panel + step % 4 * 32), step > 0);
+        wgmma_commit();
+    }
+
+    // dV or dK += weights^T rows.
+    template <int hdim>
+    __device__ __forceinline__ void add_to_keys(const std::uint32_t (&weights)[m / 16][4], std::uint32_t rows,
+                                                float (&d)[hdim]) const {
+        const std::uint64_t b = describe_panel<Major::mn>(base + rows, Tile::query_panel);
+        wgmma_fence();
+#pragma unroll
+        for (int step = 0; step < m / 16; ++step)
+            wgmma<T, Major::mn>(d, weights[step], advance(b, step * row_step), true);
+        wgmma_commit();
+    }
+
+    // Without a tile they are multiplied all the same, of what memory holds: then the loop has one shape.
+    __device__ __forceinline__ void start_scores(RingPlace<Tile::stages> place, bool there, float (&s)[m / 2]) const {
+        if (there) barrier_wait(barriers.full_q(place.stage), place.phase);
+        multiply_rows<Tile::hdim_q>(Tile::k_at, Tile::q_at + place.stage * Tile::q_bytes, s);
+    }
+
+    __device__ __forceinline__ void start_dq(std::uint32_t ds, float (&dq)[Tile::dq_columns / 2]) const {
+        wgmma_fence();
+        if constexpr (Tile::divides_queries) {
+            const std::uint64_t a = describe_panel<Major::k>(base + ds + warpgroup * 64 * panel_row_bytes);
+            const std::uint64_t b = describe_panel<Major::mn>(base + Tile::k_at, Tile::key_panel);
+#pragma unroll
+            for (int step = 0; step < Tile::n / 16; ++step)
+                wgmma<T, Major::mn>(dq, advance(a, step / 4 * Tile::query_panel + step % 4 * 32),
+                                    advance(b, step * row_step), step > 0);
+        } else {
+            const std::uint64_t a = describe_panel<Major::mn>(base + Tile::k_at + warpgroup * Tile::key_panel);
+            const std::uint64_t b = describe_panel<Major::k>(base + ds);
+#pragma unroll
+            for (int step = 0; step < Tile::n / 16; ++step)
+                wgmma<T, Major::k, Major::mn>(dq, advance(a, step * row_step),
+                                              advance(b, step / 4 * Tile::query_panel + step % 4 * 32), step > 0);
+        }
+        wgmma_commit();
+    }
+
+    // As rows of queries: a panel for each warpgroup's keys.
+    __device__ __forceinline__ void store_ds(const std::uint32_t (&ds)[m / 16][4], std::uint32_t target) const {
+        const std::uint32_t row = lane / 16 * 8 + lane % 8, column = warp * 32 + lane / 8 % 2 * 16;
+        const std::uint32_t first = base + target + warpgroup * Tile::query_panel + swizzled(row, column);
+#pragma unroll
+        for (int step = 0; step < m / 16; ++step)
+            store_matrices_transposed(first + step * row_step, ds[step][0], ds[step][1], ds[step][2],
+                                      ds[step][3]);
+    }
+
+    __device__ __forceinline__ void stage_dq(const float (&dq)[Tile::dq_columns / 2]) const {
+        if constexpr (Tile::divides_queries) {
+            Base::template stage_rows<0, Tile::dq_columns / 2>(dq, Tile::dq_at, warpgroup * 64);
+        } else {
+            const std::uint32_t column = warp % 2 * 64 + lane / 4 * 4, row = 2 * (lane % 4);
+            const std::uint32_t panel = base + Tile::dq_at + (2 * warpgroup + warp / 2) * Tile::query_panel;
+#pragma unroll
+            for (int i = 0; i < Tile::dq_columns / 2; ++i)
+                store_number(panel + swizzled(row + i / 4 * 8 + i % 2, column + i / 2 % 2 * 32), Base::final_dq(dq[i]));
+        }
+    }
+
+    // One tile, whose scores are there; leaves those of the next one.
+    __device__ __forceinline__ void visit(int head, int tile, std::uint32_t ds_memory, bool more,
+                                          RingPlace<Tile::stages> place, float (&s)[m / 2],
+                                          float (&dk)[Tile::hdim_q / 2], float (&dv)[Tile::hdim_v / 2]) const {
+        const int stage = place.stage;
+        const std::uint32_t q = Tile::q_at + stage * Tile::q_bytes;
+        const std::uint32_t grad_o = Tile::grad_o_at + stage * Tile::grad_o_bytes;
+        std::uint32_t weights[m / 16][4], ds[m / 16][4];
+        {
+            float dp[m / 2];
+            barrier_wait(barriers.full_grad_o(stage), place.phase);
+            multiply_rows<Tile::hdim_v>(Tile::v_at, grad_o, dp);
+            Base::template weigh<m>(head, tile, 0, stage, s);
+            if constexpr (Tile::early_dv) {
+                Base::template pack_weights<m>(s, weights);
+                add_to_keys(weights, grad_o, dv);
+                wgmma_wait<1>();
+            } else {
+                wgmma_wait<0>();
+            }
+            pin(dp);
+            Base::template differentiate<!Tile::early_dv, m>(0, stage, s, dp, weights, ds);
+            if constexpr (!Tile::early_dv) add_to_keys(weights, grad_o, dv);
+            add_to_keys(ds, q, dk);
+        }
+        store_ds(ds, ds_memory);
+        fence_proxy_async();
+        named_barrier_sync(all_consumers, Tile::consumers);
+        if constexpr (Tile::late_dq) {
+            wgmma_wait<1>();
+            pin(dv);
+        }
+        float dq[Tile::dq_columns / 2];
+        start_dq(ds_memory, dq);
+        wgmma_wait<1>();
+        pin(dv);
+        pin(dk);
+        Base::release(barriers.empty_grad_o(stage));
+        Base::release(barriers.empty_q(stage));
+        start_scores(place.next(), more, s);
+        wgmma_wait<1>();
+        pin(dq);
+        barrier_wait(barriers.empty_dq(warpgroup), ds_memory == Tile::ds_at);  // 1 for the first tile
+        stage_dq(dq);
+        fence_proxy_async();
+        Base::release(barriers.full_dq(warpgroup));
+        wgmma_wait<0>();  // the compiler leaves no product in flight around a loop
+        pin(s);
+    }
+};
+
+}  // namespace catalog::cuda

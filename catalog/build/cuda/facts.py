@@ -1,0 +1,89 @@
+"""What nvcc is told, arch by arch, and what a multiprocessor has: the content of ``data/toolchains/cuda.json``."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+from catalog.build.toolchains import read_facts
+from catalog.settings import data_dir
+
+
+class _Facts(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class CudaArch(_Facts):
+    """An arch to nvcc, and the resources of one of its multiprocessors.
+
+    ``registers`` of 32 bits are given to warps in units of ``register_unit``, ``shared_bytes`` to blocks, of which each
+    loses ``shared_of_block``.
+    """
+
+    isa: str
+    compile: tuple[str, ...]
+    registers: int
+    register_unit: int
+    threads: int
+    blocks: int
+    shared_bytes: int
+    shared_of_block: int
+    warp: int
+    schedulers: int
+
+    def occupancy(self, registers: int, threads: int, shared_bytes: int) -> int:
+        """Warps of a scheduler that fit at a time.
+
+        Args:
+            registers: of a thread.
+            threads: of a block.
+            shared_bytes: of a block, static and dynamic.
+        """
+        warps = -(-threads // self.warp)
+        of_warp = -(-registers * self.warp // self.register_unit) * self.register_unit
+        blocks = min(
+            self.blocks,
+            self.threads // (warps * self.warp),
+            self.registers // (of_warp * warps),
+            self.shared_bytes // (shared_bytes + self.shared_of_block),
+        )
+        return blocks * warps // self.schedulers
+
+
+class CudaFacts(_Facts):
+    """The content of ``data/toolchains/cuda.json``.
+
+    ``release`` is the first CUDA that will do; ``package`` the Python package whose folder has ``program``.
+    """
+
+    source: str
+    release: tuple[int, int]
+    compile: tuple[str, ...]
+    link: tuple[str, ...]
+    names: tuple[str, ...]
+    package: str
+    program: str
+    arches: dict[str, CudaArch]
+    install: dict[str, dict[str, str]]
+
+    def remedy(self, part: str) -> str:
+        """How to install ``part``, as one line."""
+        return "; ".join(f"{system}: {command}" for system, command in self.install[part].items())
+
+
+def cuda_facts() -> CudaFacts:
+    """Arches, flags and places of nvcc.
+
+    Raises:
+        SpecError: the file is missing or malformed; the message names it and the field.
+    """
+    return read_facts(CudaFacts, data_dir() / "toolchains" / "cuda.json")
+
+
+def cuda_flags(arch: str) -> tuple[str, ...]:
+    """The compile flags of an NVIDIA arch.
+
+    Raises:
+        SpecError: ``data/toolchains/cuda.json`` is missing or malformed.
+    """
+    facts = cuda_facts()
+    return (*facts.compile, *facts.arches[arch].compile)

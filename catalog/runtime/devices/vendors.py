@@ -1,0 +1,24 @@
+"""What differs between vendors' GPUs but is no call of a runtime: names, and numbers that libraries agree on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Vendor:
+    """A vendor of GPUs.
+
+    ``company`` and ``runtime`` are names as messages have them; ``hidden_by`` the environment variables that hide GPUs.
+    ``memory`` is DLPack's number of the GPUs' memory, ``default_stream`` its number of the stream with the handle 0.
+    """
+
+    company: str
+    runtime: str
+    hidden_by: str
+    memory: int
+    default_stream: int
+
+
+AMD = Vendor("AMD", "HIP", "HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES", memory=10, default_stream=0)
+NVIDIA = Vendor("NVIDIA", "CUDA", "CUDA_VISIBLE_DEVICES", memory=2, default_stream=1)

@@ -1,0 +1,112 @@
+"""The kernels of sm_90 on a real GPU, against the float64 reference and PyTorch: make test-cuda.
+
+Every pair of values of two traits that some row has together is in a problem, and every tile.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from host_problems import Signature, draw_inputs, problem_fields, signatures
+
+from catalog.runtime.catalog import Catalog
+from catalog.runtime.devices import why_unavailable
+from catalog.runtime.inputs import make_inputs
+from catalog.runtime.validate import Expected
+from catalog.schema.kernel import Kernel
+from catalog.schema.problem import Problem
+from catalog.schema.problem_fields import Op
+from catalog.schema.stages import MAIN_STAGE
+
+ARCH = "sm_90"
+OPS: tuple[Op, ...] = ("fwd", "splitkv", "pagedkv", "bwd")
+PROBLEMS_OF_A_SIGNATURE = 6
+SIZES: dict[Op, dict[str, Any]] = {
+    "fwd": {"seqlen_q": 333, "seqlen_k": 457},
+    "splitkv": {"seqlen_q": 3, "seqlen_k": 1500},
+    "pagedkv": {"seqlen_q": 77, "seqlen_k": 457, "page_size": 16},
+    "bwd": {"seqlen_q": 333, "seqlen_k": 457},
+}
+
+
+@pytest.fixture(scope="module")
+def catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Catalog]:
+    reason = why_unavailable(ARCH)
+    if reason is not None:
+        pytest.exit(f"no GPU of arch {ARCH}: {reason}", 2)
+    catalog = Catalog(tmp_path_factory.mktemp("cuda") / "catalog.db")
+    catalog.populate(ARCH)
+    yield catalog
+    catalog.close()
+
+
+def drawn(signature: Signature, seed: int) -> Problem:
+    pick = random.Random(seed)  # noqa: S311
+    return Problem(**problem_fields(signature, lambda *values: pick.choice(values)))
+
+
+def build(catalog: Catalog, kernels: Iterable[Kernel]) -> None:
+    report = catalog.builder.build_many({kernel.id: kernel for kernel in kernels}.values())
+    assert not report.failures, report.failures[0]
+
+
+def wrong(catalog: Catalog, problem: Problem, seed: int, kernel: Kernel) -> list[Any]:
+    """The outputs of ``kernel`` that are not what the reference computes, with their errors."""
+    expected = Expected(problem, draw_inputs(problem, seed), ARCH)
+    return [check for check in expected.check(expected.run(catalog.plan(problem, kernel))) if not check.passed]
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_drawn_problems_of_all_pairs_of_traits(catalog: Catalog, op: Op) -> None:
+    of = signatures(catalog, op, ARCH)
+    problems = [drawn(signature, seed) for signature in of for seed in range(PROBLEMS_OF_A_SIGNATURE)]
+    plans = [catalog.select(problem, arch=ARCH) for problem in problems]
+    build(catalog, (kernel for plan in plans for kernel in plan.kernels))
+    main = MAIN_STAGE[op]
+    failed = []
+    for seed, (problem, plan) in enumerate(zip(problems, plans, strict=True)):
+        kernel = next(kernel for kernel in plan.kernels if kernel.family is main)
+        failed += [(problem.key, kernel.name, check) for check in wrong(catalog, problem, seed, kernel)]
+    assert not failed, f"{len(failed)} of {len(problems)}: {failed[:5]}"
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_every_tile(catalog: Catalog, op: Op) -> None:
+    where = f"family = '{MAIN_STAGE[op]}' AND mode = 'batch' AND mask = 'causal' AND bias = 'no' AND NOT logits"
+    paged = f" AND paged_kv = {int(op == 'pagedkv')}"
+    lse = " AND lse" if op in ("fwd", "pagedkv") else ""
+    kernels = catalog.kernels(where + paged + lse, arch=ARCH, limit=200)
+    build(catalog, kernels)
+    failed = []
+    for seed, kernel in enumerate(kernels):
+        signature = kernel.signature
+        problem = Problem(
+            op=op, batch=2, nhead_q=4, nhead_k=2, hdim_q=signature.hdim_q, hdim_v=signature.hdim_v, mask="causal",
+            dtype=signature.dtype, lse=bool(lse), **SIZES[op],
+        )  # fmt: skip
+        failed += [(kernel.name, check) for check in wrong(catalog, problem, seed, kernel)]
+    assert not failed, f"{len(failed)} outputs of {len(kernels)} kernels: {failed[:5]}"
+
+
+@pytest.mark.parametrize("mask", ["no", "causal"])
+@pytest.mark.parametrize("hdim", [64, 128])
+def test_forward_and_backward_agree_with_pytorch(catalog: Catalog, hdim: int, mask: str) -> None:
+    torch = pytest.importorskip("torch")
+    shape = {"batch": 2, "nhead_q": 4, "seqlen_q": 515, "hdim_q": hdim, "dtype": "fp16", "mask": mask}
+    inputs = make_inputs(Problem(**shape), 1)
+    leaves = {name: torch.tensor(inputs[name], device="cuda", requires_grad=True) for name in "qkv"}
+    o = torch.nn.functional.scaled_dot_product_attention(*leaves.values(), is_causal=mask == "causal")
+    grad = torch.randn_like(o)
+    o.backward(grad)
+
+    forward = catalog.select(Problem(**shape, lse=True), arch=ARCH).run(inputs).outputs
+    np.testing.assert_allclose(forward["o"].astype(np.float32), o.detach().float().cpu().numpy(), atol=4e-3)
+    backward = catalog.select(Problem(op="bwd", **shape), arch=ARCH)
+    given = {**inputs, "o": forward["o"], "lse": forward["lse"], "do": grad.cpu().numpy()}
+    for name, gradient in backward.run(given).outputs.items():
+        expected = leaves[name.removeprefix("d")].grad.float().cpu().numpy()
+        assert np.linalg.norm(gradient.astype(np.float32) - expected) < 4e-3 * np.linalg.norm(expected), name

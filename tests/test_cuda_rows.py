@@ -1,0 +1,104 @@
+"""Rows of sm_90, compiled by the nvcc of this machine: a row of every family and pipeline, without a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from catalog.build.cuda.facts import cuda_facts
+from catalog.build.cuda.toolchain import cuda_toolchain
+from catalog.errors import BuildError, ToolchainError
+from catalog.query import Query, run
+from catalog.runtime.catalog import Catalog
+from catalog.schema.fields import Bias, Family, Pipeline
+from catalog.schema.kernel import Kernel
+from catalog.schema.problem import Problem
+
+ROWS = (
+    (Family.FWD, Pipeline.SM90_WGMMA),
+    (Family.FWD, Pipeline.SM90_MMA),
+    (Family.FWD_SPLITKV, Pipeline.SM90_MMA),
+    (Family.FWD_SPLITKV_COMBINE, Pipeline.UNUSED),
+    (Family.FWD_PAGEDKV, Pipeline.SM90_MMA),
+    (Family.BWD_DOT_DO_O, Pipeline.NO),
+    (Family.BWD_DQ_DK_DV, Pipeline.SM90_WGMMA),
+    (Family.BWD_CONVERT_DQ, Pipeline.NO),
+)
+
+
+@pytest.fixture(scope="module")
+def catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Catalog]:
+    catalog = Catalog(tmp_path_factory.mktemp("cuda") / "catalog.db")
+    catalog.populate("sm_90")
+    yield catalog
+    catalog.close()
+
+
+@pytest.fixture(scope="module")
+def nvcc() -> None:
+    try:
+        cuda_toolchain("sm_90").verify()
+    except ToolchainError as error:
+        pytest.skip(f"{error}")
+
+
+def row(catalog: Catalog, family: Family, pipeline: Pipeline) -> Kernel:
+    where = f"family = '{family}' AND pipeline = '{pipeline}' AND dtype = 'bf16' AND mask <> 'generic' AND bias = 'no'"
+    return catalog.kernels(f"{where} AND mode = 'batch' AND hdim_q IN (128, 256)", arch="sm_90", limit=1)[0]
+
+
+@pytest.mark.usefixtures("nvcc")
+@pytest.mark.parametrize(("family", "pipeline"), ROWS)
+def test_a_row_of_every_family(catalog: Catalog, family: Family, pipeline: Pipeline) -> None:
+    kernel = row(catalog, family, pipeline)
+    artifact = catalog.build(kernel)
+    library = ctypes.CDLL(str(artifact.path))
+    library.catalog_describe.restype = ctypes.c_char_p
+    assert json.loads(library.catalog_describe())["id"] == kernel.id
+    assert library.catalog_launch(None, None) == 2, "no arguments"
+    columns = ("registers", "spills", "scratch_bytes", "shared_bytes", "occupancy", "code_bytes")
+    query = Query(f"id = '{kernel.id}' AND built", columns=columns)
+    ((registers, spills, scratch, shared, occupancy, code),) = run(catalog.path, query, timeout=10)
+    assert 16 <= registers <= 255
+    assert (spills, scratch) == (0, 0)
+    assert shared <= 232_448, "227 KiB is what a block may have"
+    assert 1 <= occupancy <= 16
+    assert code > 500
+
+
+def test_every_family_has_rows_and_no_other(catalog: Catalog) -> None:
+    found = catalog.connection.execute("SELECT DISTINCT family, pipeline FROM kernel WHERE arch = 'sm_90'")
+    assert {tuple(pair) for pair in found} == {(family.value, pipeline.value) for family, pipeline in ROWS}
+
+
+def test_a_trait_that_the_headers_do_not_know_is_refused(catalog: Catalog) -> None:
+    kernel = row(catalog, Family.FWD, Pipeline.SM90_WGMMA)
+    biased = kernel.model_copy(update={"signature": kernel.signature.model_copy(update={"bias": Bias.BIAS})})
+    with pytest.raises(BuildError, match="NVIDIA has no kernels for bias = bias"):
+        catalog.build(biased)
+
+
+@pytest.mark.parametrize(
+    ("problem", "families"),
+    [
+        ({"seqlen_q": 4096, "mask": "causal"}, ["fwd"]),
+        ({"op": "splitkv", "seqlen_q": 1, "seqlen_k": 16384}, ["fwd_splitkv", "fwd_splitkv_combine"]),
+        ({"op": "pagedkv", "seqlen_q": 16, "seqlen_k": 1000, "page_size": 16}, ["fwd_pagedkv"]),
+        ({"op": "bwd", "seqlen_q": 4096}, ["bwd_dot_do_o", "bwd_dq_dk_dv", "bwd_convert_dq"]),
+    ],
+)
+def test_problems_select_rows(catalog: Catalog, problem: dict[str, object], families: list[str]) -> None:
+    plan = catalog.select(Problem(batch=2, nhead_q=16, nhead_k=4, hdim_q=128, dtype="bf16", **problem), arch="sm_90")
+    assert [kernel.family for kernel in plan.kernels] == families
+
+
+@pytest.mark.parametrize(
+    ("registers", "threads", "shared_bytes", "warps"),
+    [(168, 384, 230_000, 3), (128, 128, 0, 4), (255, 128, 100_000, 2), (32, 1024, 0, 16), (16, 32, 0, 8)],
+)
+def test_occupancy_is_what_cuda_says(registers: int, threads: int, shared_bytes: int, warps: int) -> None:
+    """Against cudaOccupancyMaxActiveBlocksPerMultiprocessor on an H200, times warps of a block, by scheduler."""
+    assert cuda_facts().arches["sm_90"].occupancy(registers, threads, shared_bytes) == warps

@@ -38,8 +38,8 @@ inline std::int32_t launch_fmha_bwd_convert_dq(const catalog_args* args, cudaStr
     if (const catalog_status status = check_rows<Row>(args); status != CATALOG_OK) return status;
     if (!valid_hdim(args->hdim_q, Row::hdim_q, Row::pad_d)) return CATALOG_BAD_ARGUMENT;
     if (!has_rows(*args)) return CATALOG_OK;
-    const bool valid = args->dq.data && args->dq_acc.data && has_aligned_rows<T>(args->dq) &&
-                       has_aligned_rows<float>(args->dq_acc);
+    const bool valid = args->dq.data && args->dq_acc.data && has_aligned_rows<T>(*args, args->dq, args->nhead_q) &&
+                       has_aligned_rows<float>(*args, args->dq_acc, args->nhead_q);
     return valid ? launch_rows<Row::hdim_q>(*args, stream, convert_dq<Row>) : CATALOG_BAD_ARGUMENT;
 }
 

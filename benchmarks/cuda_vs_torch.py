@@ -20,6 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from catalog import Catalog, Problem
+from catalog.runtime.inputs import forward_of
 from catalog.runtime.measure import StopRule
 from catalog.runtime.tune import TuneOptions, tune
 
@@ -28,6 +29,8 @@ COPY_BYTES = 1 << 32
 BACKENDS: Mapping[str, SDPBackend] = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
 CLOSE = 2e-2
 """Relative distance, in the Frobenius norm, of two bf16 answers that both are right."""
+
+LAUNCH = Problem(batch=1, nhead_q=4, seqlen_q=128, hdim_q=64, dtype="bf16")
 
 Call = Callable[[], Any]
 
@@ -138,7 +141,7 @@ class Bench:
         q, k, v = (tensors(problem.batch, problem.nhead_q, seqlen, hdim).requires_grad_() for _ in range(3))
         grad = tensors(*q.shape)
         o, lse = torch.empty_like(q), torch.empty(q.shape[:3], device="cuda", dtype=torch.float32)
-        forward = forward_problem(hdim, seqlen, mask).model_copy(update={"lse": True})
+        forward = forward_of(problem)
         given = {"q": q.detach(), "k": k.detach(), "v": v.detach()}
         self.bound(forward, given, {"o": o.detach(), "lse": lse})
         gradients = {name: torch.empty_like(q).detach() for name in ("dq", "dk", "dv")}
@@ -174,8 +177,8 @@ class Bench:
             yield Row("decode", {"seqlen": seqlen}, rates | {"of copy": share}, {"copy x 0.85": share >= 0.85}, kernel)
 
     def launch(self) -> Iterator[Row]:
-        problem = Problem(batch=1, nhead_q=4, seqlen_q=128, hdim_q=64, dtype="bf16")
-        q, k, v = (tensors(1, 4, 128, 64) for _ in range(3))
+        problem = LAUNCH
+        q, k, v = (tensors(problem.batch, problem.nhead_q, problem.seqlen_q, problem.hdim_q) for _ in range(3))
         bound, kernel = self.bound(problem, {"q": q, "k": k, "v": v}, {"o": torch.empty_like(q)})
         taken = {}
         for name, call in {"ours": bound.enqueue, "torch": lambda: scaled_dot_product_attention(q, k, v)}.items():
@@ -203,6 +206,14 @@ def backward_problem(hdim: int, seqlen: int, mask: str) -> Problem:
 
 def decode_problem(seqlen: int) -> Problem:
     return Problem(op="splitkv", batch=16, nhead_q=64, nhead_k=8, seqlen_q=1, seqlen_k=seqlen, hdim_q=128, dtype="bf16")
+
+
+def build(catalog: Catalog, problems: Sequence[Problem]) -> None:
+    """Compile what is selected for all problems, on every core."""
+    plans = [catalog.select(problem, arch="sm_90") for problem in problems]
+    kernels = {kernel.id: kernel for plan in plans for kernel in plan.kernels}
+    for failure in catalog.builder.build_many(kernels.values()).failures:
+        print(f"{failure.kernel.name}: {failure.error}")
 
 
 def print_row(row: Row) -> None:
@@ -237,6 +248,7 @@ def main() -> None:
         rule = StopRule(seconds=0.1, warm_up_seconds=0.02)
         report = tune(catalog, problems, TuneOptions(arch="sm_90", candidates=options.candidates, rule=rule))
         print(f"tuned {len(report.tuned)} problems, {report.gain:.3f} times the static order on geometric mean")
+    build(catalog, [*problems, *(forward_of(problem) for problem in problems if problem.op == "bwd"), LAUNCH])
     print(torch.cuda.get_device_name(), "PyTorch", torch.__version__)
     bench = Bench(catalog, options)
     rows: list[Row] = []

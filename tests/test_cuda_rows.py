@@ -13,6 +13,7 @@ from catalog.build.cuda.toolchain import cuda_toolchain
 from catalog.errors import BuildError, ToolchainError
 from catalog.query import Query, run
 from catalog.runtime.catalog import Catalog
+from catalog.runtime.workspace import splits_of
 from catalog.schema.fields import Bias, Family, Pipeline
 from catalog.schema.kernel import Kernel
 from catalog.schema.problem import Problem
@@ -102,3 +103,15 @@ def test_problems_select_rows(catalog: Catalog, problem: dict[str, object], fami
 def test_occupancy_is_what_cuda_says(registers: int, threads: int, shared_bytes: int, warps: int) -> None:
     """Against cudaOccupancyMaxActiveBlocksPerMultiprocessor on an H200, times warps of a block, by scheduler."""
     assert cuda_facts().arches["sm_90"].occupancy(registers, threads, shared_bytes) == warps
+
+
+@pytest.mark.parametrize(
+    ("batch", "seqlen_k", "splits"), [(1, 32768, 29), (16, 16384, 2), (20, 8192, 3), (64, 2048, 1), (1, 100, 1)]
+)
+def test_splits_fill_the_gpu(catalog: Catalog, batch: int, seqlen_k: int, splits: int) -> None:
+    """132 multiprocessors with two blocks each; a batch has eight key heads, whose queries are one tile."""
+    heads = {"nhead_q": 32, "nhead_k": 8, "hdim_q": 128, "dtype": "bf16"}
+    problem = Problem(op="splitkv", batch=batch, seqlen_q=1, seqlen_k=seqlen_k, **heads)
+    plan = catalog.select(problem, arch="sm_90")
+    assert plan.kernels[0].algorithm.block_per_cu == 2
+    assert splits_of(problem, plan.kernels, 132) == splits

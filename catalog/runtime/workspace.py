@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from operator import mul
 
+from catalog.runtime.devices import is_nvidia
 from catalog.schema.fields import Family, Mode
 from catalog.schema.kernel import Kernel
 from catalog.schema.problem import Problem
@@ -19,6 +20,7 @@ _SHORTEST_SPLIT = 512
 """Keys of a split that are worth a work item of their own."""
 
 _ITEMS_PER_THREAD = 4
+_NEARLY_FULL = 0.85
 _DETERMINISTIC_SPLITS = 8
 
 
@@ -53,15 +55,32 @@ def splits_of(problem: Problem, kernels: Sequence[Kernel], threads: int) -> int:
     columns = max(1, problem.batch * problem.nhead_k)
     most = max(1, -(-problem.seqlen_k // _SHORTEST_SPLIT))
     if problem.op == "splitkv":
-        tile_m0 = next(k.algorithm.tile_m0 for k in kernels if k.family is Family.FWD_SPLITKV)
-        items = columns * max(1, -(-problem.seqlen_q * problem.ratio // tile_m0))
-        wanted = -(-_ITEMS_PER_THREAD * threads // items)
-        return problem.num_splits or min(wanted, most, MAX_SPLITS)
+        main = next(kernel for kernel in kernels if kernel.family is Family.FWD_SPLITKV)
+        items = columns * max(1, -(-problem.seqlen_q * problem.ratio // main.algorithm.tile_m0))
+        if problem.num_splits:
+            return problem.num_splits
+        if is_nvidia(main.arch):
+            return _whole_waves(items, threads * max(1, main.algorithm.block_per_cu), min(most, MAX_SPLITS))
+        return min(-(-_ITEMS_PER_THREAD * threads // items), most, MAX_SPLITS)
     if problem.op == "bwd":
         if problem.deterministic:
             return min(_DETERMINISTIC_SPLITS, most)
         return min(-(-_ITEMS_PER_THREAD * threads // columns), most)
     return 1
+
+
+def _whole_waves(items: int, places: int, most: int) -> int:
+    """The fewest splits of each of ``items`` that nearly fill the ``places`` whenever blocks run side by side.
+
+    As FlashAttention-2 chooses them: the last wave of blocks is what leaves multiprocessors idle.
+    """
+
+    def filled(splits: int) -> float:
+        waves = items * splits / places
+        return waves / math.ceil(waves)
+
+    enough = _NEARLY_FULL * max(map(filled, range(1, most + 1)))
+    return next(splits for splits in range(1, most + 1) if filled(splits) >= enough)
 
 
 def workspace_of(problem: Problem, num_splits: int, least: Mapping[str, int] | None = None) -> Workspace:

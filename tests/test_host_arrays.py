@@ -13,6 +13,7 @@ from conftest import missing
 from catalog.errors import TensorError
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices.host_arrays import host_array
+from catalog.runtime.devices.host_calls import host_layout
 from catalog.runtime.inputs import make_inputs
 from catalog.schema.problem import Problem
 
@@ -147,3 +148,31 @@ def test_pytorchs_tensors_that_are_refused(torch):
     ):
         with pytest.raises(TensorError, match=message):
             host_array("q", tensor)
+
+
+def test_tensors_of_a_known_layout_are_launched_on_without_being_looked_at_again(torch, plan):
+    first, second = ({name: torch.from_numpy(array) for name, array in make_inputs(PROBLEM, s).items()} for s in (1, 2))
+    expected = plan.run(second).outputs
+    plan.enqueue(first)
+    assert host_layout(first) == host_layout(second)
+    assert host_layout(second) in plan._repeats
+    for name, tensor in plan.enqueue(second).items():
+        assert torch.equal(tensor, expected[name])
+
+
+def test_what_has_to_be_looked_at_each_time_has_no_layout(torch):
+    q = torch.zeros(2, 3)
+    assert host_layout({"q": q}) == (("q", torch.float32, (2, 3), (3, 1)),)
+    odd = torch.zeros(9, dtype=torch.uint8)[1:].view(torch.uint8)
+    odd = torch.from_numpy(np.ndarray(2, np.float32, odd.numpy()))
+    for value in (
+        np.zeros(3),
+        torch.zeros(2, dtype=torch.int32),
+        torch.zeros(0),
+        torch.nn.Parameter(q),
+        torch._neg_view(q),
+        q.to("meta"),
+        q.to_sparse(),
+        odd,
+    ):
+        assert host_layout({"q": q, "other": value}) is None

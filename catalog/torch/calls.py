@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -13,12 +14,9 @@ from catalog.runtime.catalog import Catalog
 from catalog.schema.fields import Dtype
 from catalog.schema.problem import Problem
 from catalog.schema.problem_fields import MaskWord
-from catalog.torch.repeats import Named, run
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 Shape = tuple[int, ...]
+Named = Sequence[tuple[str, torch.Tensor]]
 Layout = Literal["bhsd", "bshd", "packed"]
 
 _DTYPES: Mapping[torch.dtype, Dtype] = MappingProxyType(
@@ -155,8 +153,6 @@ def call(case: Case, device: torch.device, tensors: Named) -> Mapping[str, torch
     except SelectionError as error:
         instead = "torch.nn.functional.scaled_dot_product_attention, or torch.nn.attention.flex_attention, may take it."
         raise SelectionError(error.message, hint=f"{error.hint}\nInstead: {instead}") from None
-    if arch == "host" and case.op != "pagedkv":
-        return run(plan, [(name, _dense(tensor)) for name, tensor in tensors])
     ready = _dense if arch == "host" else _vectors
     results: Mapping[str, torch.Tensor] = plan.enqueue({name: ready(tensor.detach()) for name, tensor in tensors})
     return results
@@ -190,5 +186,6 @@ def _vectors(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.dim() < 3 or not tensor.is_floating_point():
         return tensor
     vector = _VECTOR_BYTES // tensor.element_size()
-    fits = tensor.data_ptr() % _VECTOR_BYTES == 0 and all(step % vector == 0 for step in tensor.stride()[:-1])
+    axes = zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True)
+    fits = tensor.data_ptr() % _VECTOR_BYTES == 0 and all(step % vector == 0 for size, step in axes if size > 1)
     return tensor if fits else tensor.contiguous()

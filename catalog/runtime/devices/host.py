@@ -16,6 +16,7 @@ from catalog.errors import DeviceError, UsageError
 from catalog.runtime.devices import DeviceInfo
 from catalog.runtime.devices.arguments import Call, template
 from catalog.runtime.devices.host_arrays import host_array, host_outputs
+from catalog.runtime.devices.host_calls import HostCall, HostLayout, host_layout
 from catalog.runtime.devices.loading import Libraries, LoadedKernel
 from catalog.runtime.tensors import Array, make_outputs, numpy_array
 from catalog.runtime.workspace import NO_WORKSPACE, Workspace
@@ -73,14 +74,15 @@ class HostDevice:
         made = host_outputs(problem, inputs, given)
         return make_outputs(problem, inputs) if made is None else made
 
-    def layout(self, given: Mapping[str, Any]) -> None:
-        """None: NumPy arrays are cheap to check."""
+    def layout(self, given: Mapping[str, Any]) -> HostLayout | None:
+        """The layout of PyTorch's tensors; None where one is something else: NumPy arrays are cheap to check."""
+        return host_layout(given)
 
     def load(self, path: Path, sha256: str, kernel_id: str) -> LoadedKernel:
         """As :meth:`Libraries.load`."""
         return self._libraries.load(path, sha256, kernel_id)
 
-    def call(self, problem: Problem, tensors: Mapping[str, Array], workspace: Workspace = NO_WORKSPACE) -> Call:
+    def call(self, problem: Problem, tensors: Mapping[str, Array], workspace: Workspace = NO_WORKSPACE) -> HostCall:
         """The argument struct of a problem with its checked tensors, inputs and outputs together.
 
         All stages of a plan take it. The call keeps the tensors alive and may be launched any number of times.
@@ -100,10 +102,10 @@ class HostDevice:
         args.num_splits = workspace.num_splits
         if "kv_page_indices" in tensors:
             args.num_page_indices = len(tensors["kv_page_indices"])
-        kept = (*tensors.values(), *filled.starts.values(), *(array for _, array, _ in partials))
-        return Call(args, ctypes.byref(args), kept)
+        kept = (*tensors.values(), *(array for _, array, _ in partials))
+        return HostCall(args, ctypes.byref(args), kept, tuple(filled.starts.values()))
 
-    def once(self, problem: Problem, tensors: Mapping[str, Array], workspace: Workspace = NO_WORKSPACE) -> Call:
+    def once(self, problem: Problem, tensors: Mapping[str, Array], workspace: Workspace = NO_WORKSPACE) -> HostCall:
         """As :meth:`call`."""
         return self.call(problem, tensors, workspace)
 

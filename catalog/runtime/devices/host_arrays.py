@@ -35,7 +35,7 @@ def host_array(name: str, value: Any) -> Array | None:
     """
     if isinstance(value, np.ndarray):
         return value
-    torch = _torch()
+    torch = imported_torch()
     if torch is not None and isinstance(value, torch.Tensor) and value.device.type == "cpu":
         return _of_torch(torch, name, value)
     if not (hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__")):
@@ -65,7 +65,7 @@ def host_outputs(problem: Problem, inputs: Mapping[str, Any], given: Mapping[str
     Raises:
         TensorError: the problem's tensors are larger than this machine's memory.
     """
-    torch = _torch()
+    torch = imported_torch()
     if torch is None or not any(isinstance(value, torch.Tensor) for value in given.values()):
         return None
     check_memory(problem)
@@ -78,8 +78,8 @@ def host_outputs(problem: Problem, inputs: Mapping[str, Any], given: Mapping[str
     }
 
 
-def _torch() -> Any:
-    """The module torch, where the process has it; one that is being imported has no tensors yet."""
+def imported_torch() -> Any:
+    """The module torch, where the process has it, else None; one that is being imported has no tensors yet."""
     torch = sys.modules.get("torch")
     return torch if hasattr(torch, "Tensor") else None
 

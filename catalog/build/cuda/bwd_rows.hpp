@@ -1,5 +1,5 @@
 // The stages of backward that treat every query row of every head by itself: a row is read by neighbouring lanes, 8
-// elements each, and each lane has several rows in flight.
+// elements each, as many lanes as the head dim needs, and each lane has several rows in flight.
 #pragma once
 
 #include "bwd_call.hpp"
@@ -21,35 +21,22 @@ __device__ __forceinline__ uint4 load_eight(const T* elements) {
     return __ldg(reinterpret_cast<const uint4*>(elements));
 }
 
-constexpr int power_of_two_from(int least) {
-    int power = 1;
-    while (power < least) power *= 2;
-    return power;
-}
-
-template <int hdim>
-struct RowLanes {
-    static constexpr int lanes = power_of_two_from((hdim + 7) / 8);
-    static constexpr int rows = row_threads / lanes;  // that a block treats at a time
-    static_assert(lanes <= 32, "a row belongs to one warp");
-};
-
 // The rows of a thread. Heads follow each other fastest: in most layouts they are neighbours in memory.
-template <class Row, int hdim>
+template <class Row, int lanes>
 struct ThreadRows {
-    using Lanes = RowLanes<hdim>;
+    static constexpr int rows = row_threads / lanes;  // that a block treats at a time
 
     Sequence sequence;
     int head, lane, first;
 
     __device__ __forceinline__ ThreadRows(const catalog_args& args)
-        : head(blockIdx.x % static_cast<unsigned>(args.nhead_q)), lane(threadIdx.x % Lanes::lanes) {
+        : head(blockIdx.x % static_cast<unsigned>(args.nhead_q)), lane(threadIdx.x % lanes) {
         find_queries<Row>(args, blockIdx.y, sequence);
         const int block = blockIdx.x / static_cast<unsigned>(args.nhead_q);
-        first = block * Lanes::rows * rows_in_flight + threadIdx.x / Lanes::lanes;
+        first = block * rows * rows_in_flight + threadIdx.x / lanes;
     }
 
-    __device__ __forceinline__ int query(int i) const { return first + i * Lanes::rows; }
+    __device__ __forceinline__ int query(int i) const { return first + i * rows; }
     __device__ __forceinline__ bool has(int i) const { return query(i) < sequence.seqlen_q; }
 
     // The elements of row i that are this lane's.
@@ -67,9 +54,9 @@ inline catalog_status check_rows(const catalog_args* args) {
     return valid ? CATALOG_OK : CATALOG_BAD_ARGUMENT;
 }
 
-template <int hdim, class Kernel>
+template <int lanes, class Kernel>
 inline catalog_status launch_rows(const catalog_args& args, cudaStream_t stream, Kernel kernel) {
-    constexpr std::int64_t rows = RowLanes<hdim>::rows * rows_in_flight;
+    constexpr std::int64_t rows = row_threads / lanes * rows_in_flight;
     const std::int64_t blocks = (args.seqlen_q + rows - 1) / rows * args.nhead_q;
     if (blocks > 0x7fffffff) return CATALOG_BAD_ARGUMENT;
     const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(args.batch));

@@ -7,10 +7,10 @@
 
 namespace catalog::cuda {
 
-template <class Row>
+template <class Row, int lanes>
 __global__ void __launch_bounds__(row_threads) convert_dq(const __grid_constant__ catalog_args args) {
     using T = typename Row::dtype;
-    const ThreadRows<Row, Row::hdim_q> rows(args);
+    const ThreadRows<Row, lanes> rows(args);
     if (rows.lane * 8 >= args.hdim_q) return;
     float sum[rows_in_flight][8] = {};
     for (int split = 0; split < args.num_splits; ++split) {
@@ -35,12 +35,16 @@ __global__ void __launch_bounds__(row_threads) convert_dq(const __grid_constant_
 template <class Row>
 inline std::int32_t launch_fmha_bwd_convert_dq(const catalog_args* args, cudaStream_t stream) noexcept {
     using T = typename Row::dtype;
+    static_assert(Row::hdim_q <= 256, "a row belongs to one warp");
     if (const catalog_status status = check_rows<Row>(args); status != CATALOG_OK) return status;
     if (!valid_hdim(args->hdim_q, Row::hdim_q, Row::pad_d)) return CATALOG_BAD_ARGUMENT;
     if (!has_rows(*args)) return CATALOG_OK;
     const bool valid = args->dq.data && args->dq_acc.data && has_aligned_rows<T>(*args, args->dq, args->nhead_q) &&
                        has_aligned_rows<float>(*args, args->dq_acc, args->nhead_q);
-    return valid ? launch_rows<Row::hdim_q>(*args, stream, convert_dq<Row>) : CATALOG_BAD_ARGUMENT;
+    if (!valid) return CATALOG_BAD_ARGUMENT;
+    if (args->hdim_q <= 64) return launch_rows<8>(*args, stream, convert_dq<Row, 8>);
+    if (args->hdim_q <= 128) return launch_rows<16>(*args, stream, convert_dq<Row, 16>);
+    return launch_rows<32>(*args, stream, convert_dq<Row, 32>);
 }
 
 template <class Row>

@@ -6,10 +6,10 @@
 
 namespace catalog::cuda {
 
-template <class Row>
+template <class Row, int lanes>
 __global__ void __launch_bounds__(row_threads) dot_do_o(const __grid_constant__ catalog_args args) {
     using T = typename Row::otype;
-    const ThreadRows<Row, Row::hdim_v> rows(args);
+    const ThreadRows<Row, lanes> rows(args);
     Eight<T> grad_o[rows_in_flight], o[rows_in_flight];
 #pragma unroll
     for (int i = 0; i < rows_in_flight; ++i) {
@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(row_threads) dot_do_o(const __grid_constant__ 
         for (int j = 0; j < 8; ++j)
             sum += static_cast<float>(grad_o[i].element[j]) * static_cast<float>(o[i].element[j]);
 #pragma unroll
-        for (int distance = RowLanes<Row::hdim_v>::lanes / 2; distance > 0; distance /= 2)
+        for (int distance = lanes / 2; distance > 0; distance /= 2)
             sum += __shfl_xor_sync(~0u, sum, distance);
         if (rows.lane == 0 && rows.has(i)) *rows.template of<float>(args.delta, i) = sum;
     }
@@ -34,13 +34,17 @@ __global__ void __launch_bounds__(row_threads) dot_do_o(const __grid_constant__ 
 template <class Row>
 inline std::int32_t launch_fmha_bwd_dot_do_o(const catalog_args* args, cudaStream_t stream) noexcept {
     using T = typename Row::otype;
+    static_assert(Row::hdim_v <= 256, "a row belongs to one warp");
     if (const catalog_status status = check_rows<Row>(args); status != CATALOG_OK) return status;
     if (!valid_hdim(args->hdim_v, Row::hdim_v, Row::pad_dv)) return CATALOG_BAD_ARGUMENT;
     if (!has_rows(*args)) return CATALOG_OK;
     const bool valid = args->grad_o.data && args->o.data && args->delta.data &&
                        has_aligned_rows<T>(*args, args->grad_o, args->nhead_q) &&
                        has_aligned_rows<T>(*args, args->o, args->nhead_q);
-    return valid ? launch_rows<Row::hdim_v>(*args, stream, dot_do_o<Row>) : CATALOG_BAD_ARGUMENT;
+    if (!valid) return CATALOG_BAD_ARGUMENT;
+    if (args->hdim_v <= 64) return launch_rows<8>(*args, stream, dot_do_o<Row, 8>);
+    if (args->hdim_v <= 128) return launch_rows<16>(*args, stream, dot_do_o<Row, 16>);
+    return launch_rows<32>(*args, stream, dot_do_o<Row, 32>);
 }
 
 template <class Row>

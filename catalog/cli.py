@@ -21,6 +21,7 @@ from catalog.cli_output import FormatOption
 from catalog.cli_output import print_rows as _print
 from catalog.cli_output import read_format as _format
 from catalog.cli_problem import with_problem
+from catalog.cli_replay import replay
 from catalog.cli_report import datasette_metadata, report
 from catalog.cli_shapes import shapes
 from catalog.cli_tune import tune
@@ -439,6 +440,7 @@ def run(
 
 
 app.command()(bench)
+app.command()(replay)
 
 
 @app.command()

@@ -49,6 +49,15 @@ class HostDevice:
         """
         return DeviceInfo(resolve_host_arch(), _cpu_name(), self.threads)
 
+    @property
+    def queues(self) -> bool:
+        """Never: a host kernel has run when its launch returns."""
+        return False
+
+    def on_host(self, array: Array) -> Array:
+        """``array`` itself."""
+        return array
+
     def beside(self, tensors: Mapping[str, Any]) -> HostDevice:
         """This device: there is one host."""
         return self

@@ -15,6 +15,7 @@ from catalog import cli_bundle, cli_quarantine  # noqa: F401 - their commands re
 from catalog import cli_options as options
 from catalog.cli_bench import bench
 from catalog.cli_cache import cache_app, timings_app
+from catalog.cli_conformance import conformance
 from catalog.cli_export import export
 from catalog.cli_options import ArchOption, CkRootOption, MaskImplOption, RevisionOption
 from catalog.cli_output import FormatOption
@@ -440,6 +441,7 @@ def run(
 
 
 app.command()(bench)
+app.command()(conformance)
 app.command()(replay)
 
 

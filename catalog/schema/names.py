@@ -19,7 +19,20 @@ from typing import Any
 
 from catalog.errors import UsageError
 from catalog.schema.fields import TRAITS, Family
-from catalog.schema.name_parts import Choice, Extents, Literal, Pads, Part, Row, Target, Word, flag, joined_sql, words
+from catalog.schema.name_parts import (
+    Choice,
+    Extents,
+    Literal,
+    NativeTarget,
+    Pads,
+    Part,
+    Row,
+    Target,
+    Word,
+    flag,
+    joined_sql,
+    words,
+)
 
 
 def _triple(kind: str, gemm: int) -> tuple[str, str, str]:
@@ -167,7 +180,7 @@ def _grammar(family: Family, implied: Implied, *parts: Part | Sequence[Part]) ->
 
 
 _UPSTREAM = Target(r"(?:_gfx\w+)?")
-_NATIVE = Target(r"_(?:x86_64_v\d|aarch64|sm_\d+)")
+_NATIVE = NativeTarget("")
 _MODE = Word("_", "mode")
 _1D: tuple[Part, ...] = (Extents("_b", ("tile_m0",)), _MODE, Extents("_o", ("block_per_cu",)))
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from catalog.cli_options import CkRootOption, Jobs, RevisionOption
-from catalog.cli_output import FormatOption, print_rows, read_format
+from catalog.cli_output import FormatOption, print_rows
 
 
 def conformance(
@@ -35,7 +35,6 @@ def conformance(
     from catalog.conformance.findings import COLUMNS, Finding, Verdict
     from catalog.settings import choose
 
-    read_format(form)  # a wrong one is told before the work
     choose(ck_root=ck_root)
 
     def on_finding(finding: Finding) -> None:

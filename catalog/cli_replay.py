@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from catalog.cli_options import Jobs
-from catalog.cli_output import FormatOption, print_rows, read_format
+from catalog.cli_output import FormatOption, print_rows
 from catalog.cli_progress import each_timed
 from catalog.errors import INTERRUPTED
 
@@ -44,7 +44,6 @@ def replay(
     from catalog.runtime.traces import read_trace
     from catalog.settings import settings
 
-    read_format(form)  # a wrong one is told before the work
     trace = read_trace(file)
     catalog = Catalog(context.find_root().params["db"] or settings().db)
     options = ReplayOptions(arch, repeats, StopRule() if bench else None, verify, jobs)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from catalog.cli_options import ArchOption, Jobs
-from catalog.cli_output import FormatOption, print_rows, read_format
+from catalog.cli_output import FormatOption, print_rows
 from catalog.cli_problem import with_problem
 from catalog.cli_progress import each_timed
 
@@ -69,7 +69,6 @@ def tune(
     from catalog.runtime.tune import tune as tune_problems
     from catalog.settings import settings
 
-    read_format(form)  # a wrong one is told before the work
     catalog = Catalog(context.find_root().params["db"] or settings().db)
     problems = _problems(catalog, arch, shapes, misses, trace, fields)
     with each_timed("tuning", len(problems)) as (advance, _), _pool(scheduler) as pool:

@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 EXTRAS ?= $(if $(filter true,$(CI)),dev$(comma)torch,dev)
 comma  := ,
 
-.PHONY: demo test test-ck lint clean
+.PHONY: demo test test-ck test-cuda lint clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -18,6 +18,10 @@ test: $(VENV)/.installed-$(EXTRAS)
 # Rows of AMD arches, compiled for real: CK_ROOT=path/of/a/CK/checkout make test-ck
 test-ck: $(VENV)/.installed-$(EXTRAS)$(comma)gfx950
 	@$(BIN)/python -m pytest -rs -s tests/ck_rows.py $(ARGS)
+
+# Rows of sm_90, run on a Hopper GPU against the reference and PyTorch
+test-cuda: $(VENV)/.installed-$(EXTRAS)
+	@$(BIN)/python -m pytest -rs tests/cuda_kernels.py tests/cuda_streams.py $(ARGS)
 
 lint: $(VENV)/.installed-$(EXTRAS)
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

@@ -54,7 +54,7 @@ def medians(sides: Mapping[str, Call], seconds: float) -> dict[str, float]:
     while time.monotonic() < deadline or len(next(iter(times.values()))) < 10:
         marks = []
         for name, call in sides.items():
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start, end = event(), event()
             start.record()
             call()
             end.record()
@@ -63,6 +63,10 @@ def medians(sides: Mapping[str, Call], seconds: float) -> dict[str, float]:
         for name, start, end in marks:
             times[name].append(start.elapsed_time(end))
     return {name: statistics.median(taken) for name, taken in times.items()}
+
+
+def event() -> Any:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 def tensors(*shape: int) -> torch.Tensor:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from catalog import Catalog, Problem
 from catalog.runtime.devices.here import resolve_arch
-from catalog.runtime.select import NOISE
+from catalog.runtime.select import noise_of
 from catalog.runtime.timings import most_measured, nearest
 
 NEAR = 1.10
@@ -33,7 +33,7 @@ class Verdict:
 
 def verdicts(catalog: Catalog, arch: str) -> list[Verdict]:
     """One for each measured problem of the device of ``arch`` with the most timings."""
-    device = most_measured(catalog.connection, arch)
+    device, noise = most_measured(catalog.connection, arch), noise_of(arch)
     rows = catalog.connection.execute(
         "SELECT problem.id, key, kernel_id, min(median_ms) FROM timing JOIN problem ON problem.id = problem_id "
         "WHERE device_id = ? AND NOT cold GROUP BY problem.id, kernel_id",
@@ -50,22 +50,22 @@ def verdicts(catalog: Catalog, arch: str) -> list[Verdict]:
         best = min(times.values())
         first = catalog.candidates(problem, arch=arch, limit=1, static=True)[0].kernel.id
         other = nearest(catalog.connection, problem, device, others=True)
-        left_out = None if other is None else times.get(_choice(medians[other.id], times))
+        left_out = None if other is None else times.get(_choice(medians[other.id], times, noise))
         found.append(
             Verdict(
                 problem,
                 static=times[first] / best if first in times else None,
-                measured=times[_choice(times, times)] / best,
+                measured=times[_choice(times, times, noise)] / best,
                 neighbour=None if left_out is None else left_out / best,
             )
         )
     return found
 
 
-def _choice(by: Mapping[str, float], among: Mapping[str, float]) -> str:
+def _choice(by: Mapping[str, float], among: Mapping[str, float], noise: float) -> str:
     """What selection takes ``among`` kernels, going ``by`` these medians: of those within noise the least id."""
     known = {kernel_id: median_ms for kernel_id, median_ms in by.items() if kernel_id in among}
-    limit = min(known.values(), default=0.0) * (1 + NOISE)
+    limit = min(known.values(), default=0.0) * (1 + noise)
     return min((kernel_id for kernel_id, median_ms in known.items() if median_ms <= limit), default="")
 
 

@@ -11,6 +11,7 @@ from typing import NoReturn
 
 import pytest
 
+from catalog import registry
 from catalog.build.toolchains import digest_of
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices.gpu import GpuDevice
@@ -23,12 +24,25 @@ def missing(what: str) -> NoReturn:
     """Skip for a missing tool on a user's machine; fail in CI, where every tool must be there."""
     if os.environ.get("CI") == "true":
         pytest.fail(f"{what} is missing in CI")
-    pytest.skip(f"{what} is missing")
+    pytest.skip(f"{what} is missing", allow_module_level=True)
 
 
 def load(device: HostDevice | GpuDevice, path: Path, row: str = "ROW") -> LoadedKernel:
     """The library at ``path`` as it is now, built from ``row``."""
     return device.load(path, digest_of(str(path)), row)
+
+
+def older_catalog(path: Path, steps: int, now: Catalog) -> sqlite3.Connection:
+    """A catalog of a program that knew only the first ``steps`` migrations, with one of the kernels of ``now``."""
+    row = dict(now.connection.execute("SELECT * FROM kernel WHERE family = 'fwd' LIMIT 1").fetchone())
+    with pytest.MonkeyPatch.context() as older:
+        older.setattr(registry, "_MIGRATIONS", registry._MIGRATIONS[:steps])
+        connection = registry.connect(path)
+    there = {column["name"] for column in connection.execute("PRAGMA table_info(kernel)")}
+    known = [column for column in row if column in there]
+    holes = ", ".join(f":{name}" for name in known)
+    connection.execute(f"INSERT INTO kernel ({', '.join(known)}) VALUES ({holes})", row)
+    return connection
 
 
 @pytest.fixture(scope="session", autouse=True)

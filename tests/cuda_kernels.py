@@ -78,7 +78,7 @@ def test_drawn_problems_of_all_pairs_of_traits(catalog: Catalog, op: Op) -> None
 def test_every_tile(catalog: Catalog, op: Op) -> None:
     where = f"family = '{MAIN_STAGE[op]}' AND mode = 'batch' AND mask = 'causal' AND bias = 'no' AND NOT logits"
     paged = f" AND paged_kv = {int(op == 'pagedkv')}"
-    lse = " AND lse" if op == "fwd" else ""
+    lse = " AND lse" if op in ("fwd", "pagedkv") else ""
     kernels = catalog.kernels(where + paged + lse, arch=ARCH, limit=200)
     build(catalog, kernels)
     failed = []
@@ -86,7 +86,7 @@ def test_every_tile(catalog: Catalog, op: Op) -> None:
         signature = kernel.signature
         problem = Problem(
             op=op, batch=2, nhead_q=4, nhead_k=2, hdim_q=signature.hdim_q, hdim_v=signature.hdim_v, mask="causal",
-            dtype=signature.dtype, lse=signature.lse and op == "fwd", **SIZES[op],
+            dtype=signature.dtype, lse=bool(lse), **SIZES[op],
         )  # fmt: skip
         failed += [(kernel.name, check) for check in wrong(catalog, problem, seed, kernel)]
     assert not failed, f"{len(failed)} outputs of {len(kernels)} kernels: {failed[:5]}"

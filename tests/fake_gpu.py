@@ -4,18 +4,33 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import shutil
 import subprocess
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from conftest import missing
+from tiny_project import ARCH
 
 import catalog
+from catalog.build.describe import describe
+from catalog.build.resources import of_host_build
+from catalog.build.targets import Target
+from catalog.build.toolchains import find_host_toolchain
+from catalog.schema.fields import Family
 
 INCLUDE = Path(catalog.__file__).parent / "build" / "abi"
 FAKE = Path(__file__).parent / "fake_hip.c"
+
+STAGES = {
+    Family.FWD_SPLITKV: "MAIN",
+    Family.FWD_SPLITKV_COMBINE: "COMBINE",
+    Family.FWD_APPENDKV: "APPEND",
+}
+"""The stand-in kernel of a family; of all others WHOLE."""
 
 # O is V of the same token, or of the first where O has one. Of split-KV's stages the main one writes that to the last
 # split of the workspace, whence the other takes it. Appending writes the first new row to the cache's begin.
@@ -62,6 +77,36 @@ def kernel_source(described: str, element_bytes: int, stage: str = "WHOLE") -> s
         KERNEL.replace("DESCRIBED", json.dumps(described))
         .replace("ELEMENT", str(element_bytes))
         .replace("STAGE", stage)
+    )
+
+
+def target(described=lambda row: row):
+    """Builds the stand-in kernels of rows; ``described`` changes what a library says of its row."""
+    toolchain = replace(
+        find_host_toolchain(ARCH, None, None, os.environ["PATH"]),
+        compile_flags=("-O0", "-fPIC"),
+        link_flags=("-shared",),
+    )
+
+    def emit(kernel, _memory):
+        return kernel_source(described(describe(kernel)), 2, STAGES.get(kernel.signature.family, "WHOLE"))
+
+    return Target(
+        lambda: {"abi": INCLUDE},
+        INCLUDE / "catalog_abi.h",
+        emit,
+        lambda _arch: toolchain,
+        of_host_build,
+        lambda _arch: toolchain.compile_flags,
+    )
+
+
+def held(memory, like):
+    """What the memory holds, as an array like another: a real GPU's would be out of reach."""
+    return (
+        np.ctypeslib.as_array((ctypes.c_uint8 * like.nbytes).from_address(memory.handle))
+        .view(like.dtype)
+        .reshape(like.shape)
     )
 
 

@@ -15,6 +15,7 @@ static struct { const char* name; int calls, status; } functions[NAMES];
 static struct { char* address; size_t size; int gpu; } resources[RESOURCES];
 static struct { void *target; const void* source; size_t size; } pending[RESOURCES];
 static int live, copies, gpus = 2, current, last_error;
+static void* captured;
 
 static int find(const char* name) {
     int i = 0;
@@ -146,6 +147,10 @@ int hipPointerGetAttributes(int* filled, char* address) {
     return 0;
 }
 int hipStreamCreateWithFlags(void** out, unsigned flags) { ENTER; (void)flags; return make(out, 8); }
+#if ROCM >= 6 /* older ones may lack it */
+int hipStreamIsCapturing(void* stream, int* status) { ENTER; *status = stream && stream == captured; return 0; }
+#endif
+void fake_capture(void* stream) { captured = stream; }
 int hipStreamSynchronize(void* stream) { ENTER; (void)stream; settle(); return 0; }
 int hipStreamDestroy(void* stream) { ENTER; return drop(stream); }
 int hipEventCreateWithFlags(void** out, unsigned flags) { ENTER; (void)flags; return make(out, sizeof(struct timespec)); }

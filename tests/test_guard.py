@@ -13,8 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from conftest import older_catalog
 
-from catalog import registry
 from catalog.build import targets
 from catalog.build.describe import describe
 from catalog.build.host import emit as host
@@ -350,27 +350,25 @@ def test_the_command_line_lists_and_releases(catalog: Catalog, flaw: Callable[..
     assert Catalog(catalog.path).select(PROBLEM).kernels == (best,)
 
 
-def test_an_older_catalog_keeps_builds_and_timings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_older_catalog_keeps_builds_and_timings(tmp_path: Path) -> None:
     path = tmp_path / "catalog.db"
-    with monkeypatch.context() as older:
-        older.setattr(registry, "_MIGRATIONS", registry._MIGRATIONS[:2])
-        catalog = Catalog(path)
-        catalog.populate("x86_64_v3")
-        connection = catalog.connection
-        for key, rowid in (("newer", 7), ("older", 3)):
-            connection.execute(
-                "INSERT INTO artifact (rowid, key, kernel_id, arch, toolchain, flags, status, log, compile_s, created, "
-                "code_bytes) SELECT ?1, ?2, id, arch, '', '', 'built', '', 1, '2026-01-01', ?1 FROM kernel LIMIT 1",
-                (rowid, key),
-            )
-        connection.execute("INSERT INTO device VALUES (1, 'x86_64_v3', 'a device', '{}')")
-        connection.execute("INSERT INTO problem VALUES (1, '{}')")
+    now = Catalog(tmp_path / "now.db")
+    now.populate("x86_64_v3")
+    connection = older_catalog(path, 2, now)
+    for key, rowid in (("newer", 7), ("older", 3)):
         connection.execute(
-            "INSERT INTO timing SELECT 1, kernel_id, 1, key, 9, 1, 1, 1, 1, 1, 1, '' FROM artifact WHERE key = 'newer'"
+            "INSERT INTO artifact (rowid, key, kernel_id, arch, toolchain, flags, status, log, compile_s, created, "
+            "code_bytes) SELECT ?1, ?2, id, arch, '', '', 'built', '', 1, '2026-01-01', ?1 FROM kernel LIMIT 1",
+            (rowid, key),
         )
-        before = connection.execute("SELECT rowid, * FROM artifact ORDER BY key").fetchall()
-        columns = [row[1] for row in connection.execute("PRAGMA table_info(artifact)")]
-        catalog.close()
+    connection.execute("INSERT INTO device VALUES (1, 'x86_64_v3', 'a device', '{}')")
+    connection.execute("INSERT INTO problem VALUES (1, '{}')")
+    connection.execute(
+        "INSERT INTO timing SELECT 1, kernel_id, 1, key, 9, 1, 1, 1, 1, 1, 1, '' FROM artifact WHERE key = 'newer'"
+    )
+    before = connection.execute("SELECT rowid, * FROM artifact ORDER BY key").fetchall()
+    columns = [row[1] for row in connection.execute("PRAGMA table_info(artifact)")]
+    connection.close()
 
     connection = Catalog(path).connection
     after = connection.execute(f"SELECT rowid, {', '.join(columns)} FROM artifact ORDER BY key").fetchall()

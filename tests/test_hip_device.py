@@ -195,6 +195,27 @@ def test_a_kernel_reads_and_writes_the_tensors(runtime, fake, kernel, problem, s
         assert fake.fake_live() == 1
 
 
+@pytest.mark.parametrize("version", [5, 6])
+def test_a_captured_stream_is_given_launches_and_nothing_else(libraries, kernel, version):
+    """A runtime that does not tell of captures counts as one that has none."""
+    fake, runtime = ctypes.CDLL(str(libraries[version])), HipRuntime(libraries[version])
+    fake.fake_reset(2)
+    with Stream(runtime, 0) as stream:
+        device = HipDevice(stream=stream, runtime=runtime)
+        loaded = load(device, kernel(arch="gfx942"))
+        problem = Problem(batch=8, nhead_q=4, seqlen_q=1, hdim_q=16, dtype="fp32")
+        tensors = {name: Exposed(Memory(runtime, 0, Q.nbytes), problem.shapes[name]) for name in ("q", "k", "v", "o")}
+        call = call_of(device, problem, tensors)
+        device.run([loaded], call)
+        waits = fake.fake_calls(b"hipStreamSynchronize")
+        assert waits == 1
+        fake.fake_capture(ctypes.c_void_p(stream.handle))
+        device.run([loaded], call)
+        assert fake.fake_calls(b"hipStreamSynchronize") == waits + (version == 5)
+        fake.fake_capture(None)
+        del call, device, tensors
+
+
 def test_numpy_arrays_are_sent_and_fetched_whatever_their_strides(runtime, kernel):
     device = HipDevice(runtime=runtime)
     loaded = load(device, kernel(arch="gfx942"))

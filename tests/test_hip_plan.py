@@ -7,33 +7,27 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import os
 import threading
-from dataclasses import replace
 
 import numpy as np
 import pytest
-from fake_gpu import INCLUDE, Exposed, Shared, expected, kernel_source, make_runtime
+from fake_gpu import Exposed, Shared, expected, held, make_runtime, target
 from tiny_project import ARCH
 
 from catalog.build.builder import Builder
-from catalog.build.describe import describe
-from catalog.build.resources import of_host_build
-from catalog.build.targets import Target
-from catalog.build.toolchains import find_host_toolchain
 from catalog.errors import DeviceError, TensorError
 from catalog.runtime.bench import COLUMNS, bench_problem
 from catalog.runtime.bench_shapes import BenchOptions
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices import hip_driver, hip_library, why_unavailable
 from catalog.runtime.devices.gpu_resources import Memory
+from catalog.runtime.devices.here import Devices
 from catalog.runtime.inputs import make_inputs
 from catalog.runtime.measure import StopRule
 from catalog.runtime.tensors import make_outputs
 from catalog.runtime.traces import read_trace
 from catalog.runtime.tracing import trace
 from catalog.runtime.validate import run_problem
-from catalog.schema.fields import Family
 from catalog.schema.problem import Problem
 
 DENSE = Problem(batch=2, nhead_q=4, nhead_k=2, seqlen_q=5, seqlen_k=70, hdim_q=128, dtype="fp16")
@@ -45,33 +39,6 @@ APPEND = Problem(
 PAGED = Problem(
     op="pagedkv", batch=2, nhead_q=4, nhead_k=2, seqlen_q=1, seqlen_k=128, page_size=128, hdim_q=128, dtype="fp16"
 )
-
-STAGES = {
-    Family.FWD_SPLITKV: "MAIN",
-    Family.FWD_SPLITKV_COMBINE: "COMBINE",
-    Family.FWD_APPENDKV: "APPEND",
-}
-
-
-def target(described=lambda row: row):
-    """Builds the stand-in kernels of rows; ``described`` changes what a library says of its row."""
-    toolchain = replace(
-        find_host_toolchain(ARCH, None, None, os.environ["PATH"]),
-        compile_flags=("-O0", "-fPIC"),
-        link_flags=("-shared",),
-    )
-
-    def emit(kernel, _memory):
-        return kernel_source(described(describe(kernel)), 2, STAGES.get(kernel.signature.family, "WHOLE"))
-
-    return Target(
-        lambda: {"abi": INCLUDE},
-        INCLUDE / "catalog_abi.h",
-        emit,
-        lambda _arch: toolchain,
-        of_host_build,
-        lambda _arch: toolchain.compile_flags,
-    )
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +79,7 @@ def catalog(fake, folder):
     catalog.builder = Builder(folder / "cache", targets=lambda _arch: target())
     yield catalog
     catalog.close()
+    catalog._devices = Devices(None)  # pytest keeps the catalog for longer than the runtime's memory may live
 
 
 @pytest.fixture
@@ -124,15 +92,6 @@ def on_gpu(catalog):
         return Exposed(memory, array.shape, typestr=array.dtype.str, **changed)
 
     return on_gpu
-
-
-def held(memory, like):
-    """What the memory holds, as an array like another: a real GPU's would be out of reach."""
-    return (
-        np.ctypeslib.as_array((ctypes.c_uint8 * like.nbytes).from_address(memory.handle))
-        .view(like.dtype)
-        .reshape(like.shape)
-    )
 
 
 @pytest.mark.parametrize("arch", ["gfx942", "gfx1100"])

@@ -135,4 +135,5 @@ def _use_flags(project: Project, *flags: str) -> None:
 
 
 def test_make_rules_are_unescaped() -> None:
+    assert parse_make_rule("kernel.o : kernel.cpp \\\n") == ["kernel.cpp"], "as nvcc writes it"
     assert parse_make_rule("kernel.o: kernel.cpp a\\ b/$$x.h \\\n /c\\#.h\n") == ["kernel.cpp", "a b/$x.h", "/c#.h"]

@@ -51,14 +51,20 @@ Time = tuple[int, int, int, int, str, float]
 """Problem, kernel, toolchain, device, day, median."""
 
 
+def there(connection: sqlite3.Connection, table: str) -> list[str]:
+    """The columns that a table of this file's version has."""
+    return [row["name"] for row in connection.execute(f"PRAGMA table_info({table})")]
+
+
 def write(path: Path, kernels: Sequence[Kernel], records: Sequence[Record], times: Sequence[Time] = ()) -> Path:
     """A catalog at ``path`` with the rows that are asked for, and those that they refer to."""
     connection = connect(path)
     for number, toolchain, status, day in records:
         kernel = kernels[number]
         row = {**dict.fromkeys(KERNEL_COLUMNS, 1), **kernel.to_row(), "id": kernel.id, "name": kernel.name}
-        holes = ", ".join(f":{name}" for name in KERNEL_COLUMNS)
-        connection.execute(f"INSERT OR IGNORE INTO kernel ({', '.join(KERNEL_COLUMNS)}) VALUES ({holes})", row)
+        columns = [name for name in KERNEL_COLUMNS if name in there(connection, "kernel")]
+        holes = ", ".join(f":{name}" for name in columns)
+        connection.execute(f"INSERT OR IGNORE INTO kernel ({', '.join(columns)}) VALUES ({holes})", row)
         connection.execute("INSERT OR IGNORE INTO kernel_receipt VALUES (?, ?)", (kernel.id, number))
         connection.execute(
             "INSERT OR IGNORE INTO artifact (key, kernel_id, arch, toolchain, flags, status, log, compile_s, created) "
@@ -69,10 +75,9 @@ def write(path: Path, kernels: Sequence[Kernel], records: Sequence[Record], time
         kernel = kernels[number]
         connection.execute("INSERT OR IGNORE INTO problem (key) VALUES (?)", (f"problem {problem}",))
         connection.execute("INSERT OR IGNORE INTO device (arch, name, facts) VALUES ('a', ?, '{}')", (f"gpu {device}",))
-        there = [row["name"] for row in connection.execute("PRAGMA table_info(timing)")]  # of this file's version
         row = {"kernel_id": kernel.id, "artifact_key": f"{kernel.id}{toolchain}", "n": 9, "cold": 0, "created": day}
         row |= dict.fromkeys(("min_ms", "median_ms", "p10_ms", "p90_ms", "low_ms", "high_ms", "tflops", "gbps"), median)
-        row = {name: value for name, value in row.items() if name in there}
+        row = {name: value for name, value in row.items() if name in there(connection, "timing")}
         connection.execute(
             f"INSERT OR IGNORE INTO timing (problem_id, device_id, {', '.join(row)}) SELECT problem.id, device.id, "
             f"{', '.join('?' * len(row))} FROM problem, device WHERE key = ? AND name = ?",

@@ -15,14 +15,14 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from conftest import older_catalog
 from test_schema import edit
 
-from catalog import query, registry
+from catalog import query
 from catalog.errors import MissingReferenceError, RegistryError, SpecError, UsageError
 from catalog.rules.receipts import resolve_receipts
 from catalog.rules.restriction import Restriction
 from catalog.runtime.catalog import Catalog
-from catalog.schema.fields import LATER_TRAITS
 from catalog.schema.problem import Problem
 from catalog.schema.spec_files import load_spec
 
@@ -246,23 +246,16 @@ def test_a_catalog_of_a_newer_program_is_refused(copied: Catalog) -> None:
         copied.populate("gfx950")
 
 
-def test_a_catalog_of_an_older_program_keeps_its_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_catalog_of_an_older_program_keeps_its_builds(tmp_path: Path) -> None:
     path = tmp_path / "catalog.db"
     now = Catalog(tmp_path / "now.db")
     now.populate("x86_64_v3")
-    row = dict(now.connection.execute("SELECT * FROM kernel WHERE family = 'fwd' LIMIT 1").fetchone())
-    with monkeypatch.context() as older:
-        older.setattr(registry, "_MIGRATIONS", registry._MIGRATIONS[:1])
-        connection = registry.connect(path)
-        known = [column for column in row if column not in LATER_TRAITS]
-        connection.execute(
-            f"INSERT INTO kernel ({', '.join(known)}) VALUES ({', '.join(f':{name}' for name in known)})", row
-        )
-        connection.execute(
-            "INSERT INTO artifact (key, kernel_id, arch, toolchain, flags, status, log, compile_seconds, created) "
-            "SELECT 'k', id, arch, 'g++', '', 'built', '', 1.5, '2026-01-01' FROM kernel"
-        )
-        connection.close()
+    connection = older_catalog(path, 1, now)
+    connection.execute(
+        "INSERT INTO artifact (key, kernel_id, arch, toolchain, flags, status, log, compile_seconds, created) "
+        "SELECT 'k', id, arch, 'g++', '', 'built', '', 1.5, '2026-01-01' FROM kernel"
+    )
+    connection.close()
     asked = query.Query("built", columns=("compile_s", "isa", "code_bytes"))
     catalog = Catalog(path)
     catalog.connection  # noqa: B018  # opening it migrates it

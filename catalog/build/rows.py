@@ -28,6 +28,7 @@ class Dialect:
         enums: types of traits that the headers know by the same name.
         unknown: values of those types that they do not know.
         numbers: traits of the algorithm that the struct has.
+        sized: headers that say themselves how large workspaces are, by a function workspace_size_<header>.
         footer: what follows the exported functions.
     """
 
@@ -37,6 +38,7 @@ class Dialect:
     enums: tuple[type[Enum], ...]
     unknown: frozenset[str]
     numbers: tuple[str, ...]
+    sized: frozenset[str] = frozenset()
     footer: str = ""
 
     def source(self, kernel: Kernel, header: str) -> str:
@@ -48,6 +50,10 @@ class Dialect:
         members = "\n".join(f"    {member}" for member in self._members(kernel))
         # JSON of JSON: ASCII, with quotes and backslashes escaped as C++ escapes them.
         description = json.dumps(describe(kernel))
+        launch = f"catalog::{self.folder}::launch_{header}<Row>"
+        export = f"CATALOG_EXPORT({launch}"
+        if header in self.sized:
+            export = f"CATALOG_EXPORT_SIZED({launch}, catalog::{self.folder}::workspace_size_{header}<Row>"
         return f"""\
 // {kernel.name}
 #include "{self.folder}/{header}.hpp"
@@ -60,7 +66,7 @@ struct Row {{
 
 }}  // namespace
 
-CATALOG_EXPORT(catalog::{self.folder}::launch_{header}<Row>, {description}, {uses(kernel)})
+{export}, {description}, {uses(kernel)})
 {self.footer}"""
 
     def _members(self, kernel: Kernel) -> list[str]:

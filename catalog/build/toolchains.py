@@ -401,4 +401,5 @@ _MAKE_ESCAPE = re.compile(r"\\(.)|\$(\$)")
 def parse_make_rule(rule: str) -> list[str]:
     """The prerequisites of the make rule that ``-M`` prints, unescaped."""
     words = _MAKE_WORD.findall(rule.replace("\\\n", " "))
-    return [_MAKE_ESCAPE.sub(lambda m: m[1] or m[2], word) for word in words[1:]]
+    first = 1 + next((place for place, word in enumerate(words) if word.endswith(":")), 0)
+    return [_MAKE_ESCAPE.sub(lambda m: m[1] or m[2], word) for word in words[first:]]

@@ -22,7 +22,7 @@ from catalog.report.data import (
     collect,
 )
 from catalog.report.files import publish
-from catalog.runtime.select import NOISE
+from catalog.runtime.select import GPU_NOISE, HOST_NOISE
 
 if TYPE_CHECKING:
     from catalog.runtime.catalog import Catalog
@@ -168,8 +168,7 @@ def _sections(report: Report) -> Iterator[Section]:
         "Selected and best",
         "What selection takes now for each measured problem, and the first of the static order, which it took before "
         "anything was measured. On the diagonal it is the best of all measured kernels. Medians within "
-        f"{NOISE:.0%} of the best "
-        "count as equal.",
+        f"{HOST_NOISE:.0%} of the best, on GPUs {GPU_NOISE:.0%}, count as equal.",
         tuple(figures.selection(found) for found in report.selections if found.problems),
         no_timings
         if not report.devices

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from catalog.runtime.workspace import NO_WORKSPACE, Workspace, splits_of, worksp
 from catalog.schema.stages import WORKSPACES
 
 if TYPE_CHECKING:
-    from catalog.runtime.devices import Device
+    from catalog.runtime.devices import Device, Layout
     from catalog.runtime.devices.arguments import Call
     from catalog.runtime.devices.loading import LoadedKernel
     from catalog.runtime.plan import Plan
@@ -145,19 +145,25 @@ def bind(plan: Plan, device: Device[Any], kernels: tuple[LoadedKernel, ...], tak
     return BoundPlan(taken.results, kernels, device, call, plan, taken)
 
 
-def enqueue(plan: Plan, device: Device[Any], kernels: tuple[LoadedKernel, ...], taken: Taken) -> Mapping[str, Any]:
-    """Queue the loaded kernels of a plan once with the tensors of a run, and give the results, written later.
+def enqueue(
+    plan: Plan, device: Device[Any], kernels: tuple[LoadedKernel, ...], taken: Taken, layout: Layout | None
+) -> Callable[[Mapping[str, Any]], Mapping[str, Any]] | None:
+    """Queue the loaded kernels of a plan once with the tensors of a run.
+
+    What is returned does so on other tensors of the ``layout`` of the given ones, where they have one and the outputs
+    were made.
 
     Raises:
         TensorError, DeviceError: as :meth:`Plan.enqueue`.
     """
-    call = device.once(plan.problem, taken.arrays, _workspace(plan, device, kernels))
+    workspace = _workspace(plan, device, kernels)
+    call = device.once(plan.problem, taken.arrays, workspace)
     if tracing.active:
         with tracing.Recorded("enqueue", plan, device, taken):
             device.enqueue(kernels, call)
     else:
         device.enqueue(kernels, call)
-    return taken.results
+    return None if layout is None else layout.repeat(device, plan.problem, kernels, call, workspace)
 
 
 def _workspace(plan: Plan, device: Device[Any], kernels: tuple[LoadedKernel, ...]) -> Workspace:

@@ -285,11 +285,6 @@ class Catalog(CatalogFile):
             self._memo.clear()
             self._measured.clear()
 
-    def close(self) -> None:
-        """As :meth:`CatalogFile.close`; devices are let go of, with what they remember in their memory."""
-        super().close()
-        self._devices.forget()
-
     def _file_changed(self) -> None:
         self._selectors.clear()
         self.forget()

@@ -16,7 +16,7 @@ from catalog.schema.problem import Problem
 if TYPE_CHECKING:
     from catalog.build.builder import Artifact
     from catalog.runtime.bound import BoundPlan
-    from catalog.runtime.devices import Device
+    from catalog.runtime.devices import Device, Layout
     from catalog.runtime.devices.loading import LoadedKernel
     from catalog.runtime.select import Choice
     from catalog.runtime.workspace import Workspace
@@ -58,6 +58,9 @@ class Services:
     guard: Callable[[Problem, tuple[Kernel, ...], tuple[Artifact, ...], Device[Any]], None]
 
 
+_MOST_LAYOUTS = 256
+"""Layouts of tensors that a plan remembers how to launch on; beyond that it forgets all."""
+
 _told: set[str] = set()
 """Ids of the kernels that the user has been told about, because others took their place."""
 
@@ -75,6 +78,7 @@ class Plan:
         self.kernels = kernels
         self.services = services
         self.workspaces: dict[int, Workspace] = {}  # by the threads of the device, for catalog.runtime.bound
+        self._repeats: dict[Layout, Callable[[Mapping[str, Any]], Mapping[str, Any]]] = {}
         self._loaded: tuple[LoadedKernel, ...] = ()
 
     def __repr__(self) -> str:
@@ -211,13 +215,23 @@ class Plan:
             TensorError, DeviceError, BuildError, ToolchainError: as :meth:`bind`; TensorError also where a tensor is a
                 NumPy array, and the plan is of a GPU's arch.
         """
+        given = {**(inputs or {}), **tensors}
+        device = self.services.device(self.arch)
+        layout = device.layout(given) if outputs is None else None
+        known = None if layout is None or tracing.active else self._repeats.get(layout)
+        if known is not None:
+            return known(given)
         from catalog.runtime.bound import enqueue, take
 
-        given = {**(inputs or {}), **tensors}
-        device = self.services.device(self.arch).beside(given)
+        device = device.beside(given)
         taken = take(self.problem, device, given, outputs, 0)
         self._load(device)
-        return enqueue(self, device, self._loaded, taken)
+        repeat = enqueue(self, device, self._loaded, taken, layout)
+        if layout is not None and repeat is not None:
+            if len(self._repeats) >= _MOST_LAYOUTS:
+                self._repeats.clear()
+            self._repeats[layout] = repeat
+        return taken.results
 
     def _bind(self, given: Mapping[str, Any], outputs: Mapping[str, Any] | None, seed: int) -> tuple[BoundPlan, float]:
         """The bound plan, and the seconds that compiling it took."""

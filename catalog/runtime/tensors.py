@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache, lru_cache
 from typing import Any, Protocol
 
@@ -97,8 +97,8 @@ def element_strides(tensor: Tensor, strides: Sequence[int], itemsize: int) -> tu
     return batch, nhead, seqlen
 
 
-def zeroed_outputs(problem: Problem, inputs: Mapping[str, Any]) -> frozenset[str]:
-    """The outputs of which kernels leave some elements alone, and which begin as zeros for that reason.
+def zeroed_outputs(problem: Problem, inputs: Collection[str]) -> frozenset[str]:
+    """The outputs of which kernels leave some elements alone, given inputs of these names: they begin as zeros.
 
     Left alone are rows behind the real length of a sequence, skipped sequences, what a mask hides of dbias, and what of
     randval has no key.
@@ -118,7 +118,7 @@ def make_outputs(problem: Problem, inputs: Mapping[str, Any] | None = None) -> d
         TensorError: the problem's tensors are larger than this machine's memory.
     """
     check_memory(problem)
-    zeroed = zeroed_outputs(problem, inputs or {})
+    zeroed = zeroed_outputs(problem, inputs or ())
     return {
         name: (np.zeros if name in zeroed else np.empty)(problem.shapes[name], element_type(problem, name))
         for name in problem.made

@@ -8,8 +8,8 @@ roundoff of float32, the analysis is to first order in u and knows three kinds o
   case, n u, takes n roundings that all point the same way. Of a dot product, |a| |b| (the 2-norms) bounds that sum.
 - A few roundings in a row (scaling, a change of base, exp2 of a few units in the last place, log, a reciprocal) are off
   by at most ``8 u`` relative to the largest number involved.
-- The rounding of a result to its type: its unit roundoff relative to the result, or half a step below the smallest
-  normal number.
+- The rounding of a result to its type, and of weights to that in which they are multiplied: its unit roundoff relative
+  to the number, or half a step below the smallest normal one.
 
 So a score's error E is ``(4 sqrt(hdim_q) + 8) u scale |q| |k| + 8 u (|score| + |bias| + |lse| + 2)``, and 8 u times the
 cap if there is one: tanh has a slope of at most 1. Descales are part of q and k. From there, with weights
@@ -99,7 +99,19 @@ def tolerances(problem: Problem, inputs: Mapping[str, Array], weights: str = "fl
         weights: the element type that the kernel rounds P and dS to before it multiplies them. Host kernels keep them
             in float32; a GPU's matrix units take them in the type of Q.
     """
-    return _OPERATIONS[problem.op](problem, inputs, _ROUNDING[weights][0])
+    return _OPERATIONS[problem.op](problem, inputs, _Weights(*_ROUNDING[weights]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """How P and dS are rounded before they are multiplied."""
+
+    roundoff: float
+    smallest: float
+
+    def lost(self, weights: Float64) -> Float64:
+        """Absolute error of each weight below the smallest normal number; what is hidden is exactly 0."""
+        return np.where(weights > 0, self.roundoff * self.smallest, 0.0)
 
 
 def max_error(actual: Array, expected: Array) -> float:
@@ -116,7 +128,7 @@ def _errors(actual: Array, expected: Array) -> Float64:
     return np.abs(errors, out=errors)
 
 
-def _attention(problem: Problem, inputs: Mapping[str, Array], u_weights: float) -> dict[str, Tolerance]:
+def _attention(problem: Problem, inputs: Mapping[str, Array], rounded: _Weights) -> dict[str, Tolerance]:
     o_errors, lse_errors = np.zeros(problem.shapes["o"]), np.zeros(lse_shape(problem))
     for sequence in sequences(problem, inputs):
         o, lse_error = sequence.tokens(o_errors, "q"), sequence.rows(lse_errors)
@@ -128,14 +140,17 @@ def _attention(problem: Problem, inputs: Mapping[str, Array], u_weights: float) 
                 p = probabilities(scores, lse)
                 of_scores = _of_scores(head, rows, scores, lse)
                 of_lse = np.sum(p * of_scores, axis=1) + of_sum + 2 * _FEW
-                of_weights = of_scores + of_lse[:, np.newaxis] + of_sum + _FEW + u_weights
+                of_weights = of_scores + of_lse[:, np.newaxis] + of_sum + _FEW + rounded.roundoff
                 lse_error[head.index, rows] = of_lse
-                o[head.index, rows] = (head.dropout(rows) * p * of_weights) @ np.abs(head.v) + _step(problem, "o")
+                # A kernel rounds weights that are relative to the row's largest.
+                lost = rounded.lost(p) * np.max(p, axis=1, initial=0.0, keepdims=True)
+                of_p = head.dropout(rows) * (p * of_weights + lost)
+                o[head.index, rows] = of_p @ np.abs(head.v) + _step(problem, "o")
     results = {"o": Tolerance(o_errors, _roundoff(problem, "o")), "lse": Tolerance(lse_errors, _FEW)}
     return results | ({"randval": EXACT} if problem.randval else {})
 
 
-def _backward(problem: Problem, inputs: Mapping[str, Array], u_weights: float) -> dict[str, Tolerance]:
+def _backward(problem: Problem, inputs: Mapping[str, Array], rounded: _Weights) -> dict[str, Tolerance]:
     names = [name for name in ("dq", "dk", "dv", "dbias") if name in problem.shapes]
     errors = {name: np.zeros(problem.shapes[name]) for name in names}
     scale, step = problem.softmax_scale, _step(problem, "dq")
@@ -151,12 +166,13 @@ def _backward(problem: Problem, inputs: Mapping[str, Array], u_weights: float) -
                 z, scores = head.dropout(rows), head.scores(rows)
                 p = probabilities(scores, lse[head.index, rows])
                 ds = p * np.abs(z * (do[rows] @ head.v.T) - np.sum(do[rows] * o[rows], axis=1, keepdims=True))
-                of_p = _of_scores(head, rows, scores, lse[head.index, rows]) + _FEW + u_weights
+                of_p = _of_scores(head, rows, scores, lse[head.index, rows]) + _FEW + rounded.roundoff
                 dots = _norms(do[rows]) * (z * _norms(head.v).T + _norms(o[rows]))
-                of_ds = ds * of_p + of_dot * p * dots
+                lost = rounded.lost(p)
+                of_ds = ds * of_p + of_dot * p * dots + lost
                 dq[head.index, rows] = scale * (of_ds + of_dq * ds) @ np.abs(head.k)
                 dk[head.key_index] += scale * (of_ds + of_dk * ds).T @ np.abs(head.q[rows])
-                dv[head.key_index] += (z * p * (of_p + of_dk)).T @ np.abs(do[rows])
+                dv[head.key_index] += (z * (p * (of_p + of_dk) + lost)).T @ np.abs(do[rows])
                 if "dbias" in errors:
                     sequence.pairs(errors["dbias"], head.index)[rows] = of_ds + step
         for gradient in (dq, dk, dv):
@@ -165,7 +181,7 @@ def _backward(problem: Problem, inputs: Mapping[str, Array], u_weights: float) -
     return results | ({"randval": EXACT} if problem.randval else {})
 
 
-def _append(problem: Problem, inputs: Mapping[str, Array], _: float) -> dict[str, Tolerance]:
+def _append(problem: Problem, inputs: Mapping[str, Array], _: _Weights) -> dict[str, Tolerance]:
     if problem.rope is Rope.NO:
         return dict.fromkeys(("q", "k_cache", "v_cache"), EXACT)
     empty = {name: np.zeros(problem.shapes[name]) for name in ("k_cache", "v_cache", "v_new")}
@@ -214,7 +230,7 @@ def _step(problem: Problem, name: str) -> float:
     return max(roundoff * smallest, _LOST)
 
 
-_OPERATIONS: Mapping[Op, Callable[[Problem, Mapping[str, Array], float], dict[str, Tolerance]]] = MappingProxyType(
+_OPERATIONS: Mapping[Op, Callable[[Problem, Mapping[str, Array], _Weights], dict[str, Tolerance]]] = MappingProxyType(
     {
         "fwd": _attention,
         "splitkv": _attention,

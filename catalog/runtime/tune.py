@@ -17,10 +17,10 @@ from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from catalog.errors import CatalogError, SelectionError
-from catalog.runtime.inputs import make_inputs
+from catalog.runtime.inputs import draw_inputs
 from catalog.runtime.measure import Measurement, StopRule, Stopwatch
 from catalog.runtime.measuring import keep, library_key, main_kernel, prepared
-from catalog.runtime.select import NOISE
+from catalog.runtime.select import noise_of
 from catalog.runtime.tensors import Array, make_outputs
 from catalog.runtime.timings import Timing, measured
 
@@ -177,7 +177,7 @@ class _Tuning:
         fresh = keys.keys() - medians.keys()
         if fresh:  # all of them, so that they are compared under the same conditions
             runners = dict(self._runners(problem, dict(zip(kernels, plans, strict=True)), keys, failures))
-            taken = _race(runners, self._options.rule, failures)
+            taken = _race(runners, self._options.rule, noise_of(self._device.arch), failures)
             timings = [Timing(kernel_id, keys[kernel_id], measurement) for kernel_id, measurement in taken.items()]
             keep(self._catalog, problem, self._device, timings)
             medians = {kernel_id: measurement.median_ms for kernel_id, measurement in taken.items()}
@@ -188,7 +188,7 @@ class _Tuning:
         self, problem: Problem, plans: Mapping[str, Plan], keys: Mapping[str, str], failures: dict[str, str]
     ) -> Iterator[tuple[str, Stopwatch]]:
         """The candidates that were built, bound to the same tensors and warmed up."""
-        inputs = make_inputs(problem, seed=0)
+        inputs = draw_inputs(problem)
         outputs: dict[str, Array] = make_outputs(problem, inputs)
         for kernel_id in keys:
             try:
@@ -204,11 +204,11 @@ def _launches_of_a_turn(stopwatch: Stopwatch, rule: StopRule) -> int:
     return max(FEWEST, min(rule.least, round(TURN_SECONDS * 1e3 / stopwatch.typical_ms)))
 
 
-def _faster(racing: Mapping[str, Stopwatch]) -> dict[str, Stopwatch]:
+def _faster(racing: Mapping[str, Stopwatch], noise: float) -> dict[str, Stopwatch]:
     """The faster half, at least :data:`FINALISTS`, and what is as good as the best for all that noise lets see."""
     ordered = sorted(racing, key=lambda kernel_id: (racing[kernel_id].median_ms, kernel_id))
     half = max(FINALISTS, math.ceil(len(ordered) / 2))
-    limit = racing[ordered[0]].median_ms * (1 + NOISE) if ordered else 0.0
+    limit = racing[ordered[0]].median_ms * (1 + noise) if ordered else 0.0
     return {
         kernel_id: racing[kernel_id]
         for place, kernel_id in enumerate(ordered)
@@ -216,7 +216,9 @@ def _faster(racing: Mapping[str, Stopwatch]) -> dict[str, Stopwatch]:
     }
 
 
-def _race(runners: Mapping[str, Stopwatch], rule: StopRule, failures: dict[str, str]) -> dict[str, Measurement]:
+def _race(
+    runners: Mapping[str, Stopwatch], rule: StopRule, noise: float, failures: dict[str, str]
+) -> dict[str, Measurement]:
     """What was measured of each: of all but the finalists as little as it took to see that they are slower."""
     racing = dict(runners)
     last = False
@@ -230,7 +232,7 @@ def _race(runners: Mapping[str, Stopwatch], rule: StopRule, failures: dict[str, 
         if last:
             racing = {kernel_id: stopwatch for kernel_id, stopwatch in racing.items() if not stopwatch.done}
         else:
-            finalists = _faster(racing)
+            finalists = _faster(racing, noise)
             last = len(finalists) in (len(racing), FINALISTS)
             racing = finalists
     return {kernel_id: stopwatch.measurement() for kernel_id, stopwatch in runners.items() if kernel_id not in failures}

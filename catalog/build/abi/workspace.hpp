@@ -1,6 +1,7 @@
 // The size of the workspaces between stages, on every target.
 #pragma once
 
+#include <cstdint>
 #include <initializer_list>
 
 #include "check.hpp"

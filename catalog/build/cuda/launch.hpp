@@ -4,6 +4,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <cstdint>
 
 #include "../abi/workspace.hpp"
 #include "traits.hpp"
@@ -24,18 +25,22 @@ struct Block {
 
 }  // namespace catalog::cuda
 
-// `launch` takes the arguments and the stream; the last arguments are those of catalog::Uses.
-#define CATALOG_EXPORT(launch, description, ...)                                                                 \
+// `launch` takes the arguments and the stream, `workspace` the arguments, what is used, and the size to fill in; the last
+// arguments are those of catalog::Uses.
+#define CATALOG_EXPORT_SIZED(launch, workspace, description, ...)                                                \
     extern "C" {                                                                                                 \
     __attribute__((visibility("default"))) const char* catalog_describe(void) { return description; }            \
     __attribute__((visibility("default"))) int32_t catalog_workspace_size(const catalog_args* args,              \
                                                                           catalog_workspace* size) {             \
-        return catalog::cuda::workspace_size(args, {__VA_ARGS__}, size);                                         \
+        return workspace(args, {__VA_ARGS__}, size);                                                             \
     }                                                                                                            \
     __attribute__((visibility("default"))) int32_t catalog_launch(const catalog_args* args, void* stream) {      \
         return launch(args, static_cast<cudaStream_t>(stream));                                                  \
     }                                                                                                            \
     }
+
+#define CATALOG_EXPORT(launch, description, ...) \
+    CATALOG_EXPORT_SIZED(launch, catalog::cuda::workspace_size, description, __VA_ARGS__)
 
 // Read from the library's file, for the registry.
 #define CATALOG_EXPORT_BLOCK(block)                                                                              \

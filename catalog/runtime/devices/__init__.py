@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -31,6 +31,26 @@ class DeviceInfo:
     arch: str
     name: str
     cores: int
+
+
+class Layout(Protocol):
+    """All that checks of tensors and a call on them depend on but their addresses."""
+
+    def __hash__(self) -> int:
+        """As of equal ones."""
+
+    def repeat(
+        self, device: Any, problem: Problem, kernels: Sequence[LoadedKernel], call: Any, workspace: Workspace
+    ) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
+        """Queues kernels anew on tensors of this layout, by name and unchecked, and gives the results.
+
+        Args:
+            device: where the tensors are.
+            problem: what the kernels compute.
+            kernels: loaded.
+            call: of :meth:`Device.once`, on tensors of this layout, with outputs that were made.
+            workspace: of the call.
+        """
 
 
 class Device(Protocol[C]):
@@ -77,6 +97,9 @@ class Device(Protocol[C]):
         Raises:
             TensorError: they would be larger than this machine's memory.
         """
+
+    def layout(self, given: Mapping[str, Any]) -> Layout | None:
+        """The layout of these tensors, by name; None where each of them has to be looked at each time."""
 
     def load(self, path: Path, sha256: str, kernel_id: str) -> LoadedKernel:
         """As :meth:`Libraries.load`, for kernels that the device can run.

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,11 @@ from catalog.runtime.devices.abi import ABI_VERSION, TENSORS, CatalogArgs
 from catalog.runtime.tensors import Array, element_strides, numpy_dtype
 from catalog.schema.problem import Problem
 
-_TENSOR, _POINTER = struct.Struct("@Pqqqq"), struct.Struct("@P")
-_OFFSETS = {name: getattr(CatalogArgs, name).offset for name in (*TENSORS, "seqstart_q", "seqstart_k")}
+_TENSOR, POINTER = struct.Struct("@Pqqqq"), struct.Struct("@P")
+OFFSETS: Mapping[str, int] = MappingProxyType(
+    {name: getattr(CatalogArgs, name).offset for name in (*TENSORS, "seqstart_q", "seqstart_k")}
+)
+"""Where in the struct a tensor begins, with its address, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +57,11 @@ class Template:
         """
         args = CatalogArgs.from_buffer_copy(self.args)
         for offset, address in zip(self.offsets, addresses, strict=True):
-            _POINTER.pack_into(args, offset, address)
+            POINTER.pack_into(args, offset, address)
         for slot, address, strides in workspace:
-            _TENSOR.pack_into(args, _OFFSETS[slot], address, *strides)
+            _TENSOR.pack_into(args, OFFSETS[slot], address, *strides)
         for name, address in starts.items():
-            _POINTER.pack_into(args, _OFFSETS[name], address)
+            POINTER.pack_into(args, OFFSETS[name], address)
         return args
 
 
@@ -100,7 +104,7 @@ def template(problem: Problem, layout: tuple[tuple[str, tuple[int, ...]], ...]) 
     offsets = []
     for name, strides in layout:
         tensor = problem.tensors[name]
-        offsets.append(_OFFSETS[tensor.slot])
+        offsets.append(OFFSETS[tensor.slot])
         _TENSOR.pack_into(
             args, offsets[-1], 0, *element_strides(tensor, strides, numpy_dtype(tensor.element).itemsize), 0
         )

@@ -78,7 +78,7 @@ class _Managed(ctypes.Structure):
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DeviceFlags:
     """As the flags of a NumPy array."""
 
@@ -86,12 +86,13 @@ class DeviceFlags:
     aligned: bool
 
 
-@dataclass(slots=True)  # not frozen: one is made for each tensor of a launch, and that takes three times as long
+@dataclass(slots=True)
 class DeviceArray:
     """An array in a GPU's memory, to checks like a NumPy array; it keeps that memory alive.
 
     ``strides`` are in bytes. ``index`` is the GPU's number where the object says it. ``stream`` is the handle of a
-    stream whose work must be done before the array may be used, if any.
+    stream whose work must be done before the array may be used, if any. Nobody changes one, but to make a frozen one
+    takes three times as long, for each tensor of a launch.
     """
 
     address: int

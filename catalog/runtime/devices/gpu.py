@@ -20,6 +20,7 @@ from catalog.runtime.devices.gpu_resources import Event, Memory
 from catalog.runtime.devices.gpu_runtime import Gpu, GpuRuntime
 from catalog.runtime.devices.loading import REBUILD, Libraries, LoadedKernel
 from catalog.runtime.devices.streams import current_stream, handle_of
+from catalog.runtime.devices.torch_calls import TorchLayout, layout_of
 from catalog.runtime.devices.torch_tensors import TorchMemory, gpu_of, torch_array, torch_memory, torch_outputs
 from catalog.runtime.tensors import Array, make_outputs
 from catalog.runtime.workspace import NO_WORKSPACE, Workspace
@@ -184,8 +185,12 @@ class GpuDevice:
         Raises:
             TensorError: NumPy arrays would be larger than this machine's memory.
         """
-        made = torch_outputs(problem, given, self.runtime.vendor, self.index)
+        made = torch_outputs(problem, inputs, given, self.runtime.vendor, self.index)
         return make_outputs(problem, inputs) if made is None else made
+
+    def layout(self, given: Mapping[str, Any]) -> TorchLayout | None:
+        """The layout of PyTorch's tensors on GPUs; None where one is something else, or the device has a stream."""
+        return None if self._given is not None else layout_of(given, self.runtime.vendor)
 
     def load(self, path: Path, sha256: str, kernel_id: str) -> LoadedKernel:
         """As :meth:`Libraries.load`.
@@ -295,6 +300,9 @@ class GpuDevice:
 
     def _fetch(self, copies: Sequence[_Copy], stream: int) -> None:
         """Wait for the stream, and copy what kernels wrote back to the NumPy arrays."""
+        if not copies:
+            self.runtime.synchronize(stream)
+            return
         written = [copy for copy in copies if copy.back]
         dense = [
             copy.array if copy.array.flags.c_contiguous else np.empty(copy.array.shape, copy.array.dtype)
@@ -310,14 +318,14 @@ class GpuDevice:
             if array is not copy.array:
                 copy.array[...] = array
 
-    def _start(self, kernels: Sequence[LoadedKernel], call: Call, stream: int) -> None:
+    def _start(self, kernels: Sequence[LoadedKernel], pointer: Any, stream: int) -> None:
         runtime = self.runtime
         if runtime.current() != self.index:
             with runtime.on(self.index):
-                self._start(kernels, call, stream)
+                self._start(kernels, pointer, stream)
             return
         for kernel in kernels:
-            runtime.launch(kernel, call.pointer, stream)
+            runtime.launch(kernel, pointer, stream)
 
     def enqueue(self, kernels: Sequence[LoadedKernel], call: GpuCall, stream: Any = None) -> None:
         """Queue the kernels, one after the other, on ``stream``, by default :attr:`stream`, and return at once.
@@ -336,10 +344,17 @@ class GpuDevice:
                 "arrays in GPU memory",
                 hint="Give outputs in GPU memory too; or launch(), which copies and waits.",
             )
-        handle = self.stream if stream is None else handle_of(stream)
-        if call.own and self.runtime.capturing(handle):
-            self._captured.update(call.own)
-        self._start(kernels, call, handle)
+        self.queue(kernels, call.pointer, call.own, self.stream if stream is None else handle_of(stream))
+
+    def queue(self, kernels: Sequence[LoadedKernel], pointer: Any, own: Sequence[Memory], stream: int) -> None:
+        """As :meth:`enqueue`, with a pointer to arguments that use the memory ``own``, on a stream by its handle.
+
+        Raises:
+            DeviceError: as :meth:`enqueue`.
+        """
+        if own and self.runtime.capturing(stream):
+            self._captured.update(own)
+        self._start(kernels, pointer, stream)
 
     def run(self, kernels: Sequence[LoadedKernel], call: GpuCall) -> None:
         """Run the kernels, one after the other, between copies of NumPy arrays; on return all is done.
@@ -356,7 +371,7 @@ class GpuDevice:
                 self.enqueue(kernels, call, stream)
                 return
             self._send(call.copies, stream)
-            self._start(kernels, call, stream)
+            self._start(kernels, call.pointer, stream)
             self._fetch(call.copies, stream)
 
     def time(self, kernels: Sequence[LoadedKernel], call: GpuCall, launches: int, *, cold: bool = False) -> list[int]:
@@ -383,7 +398,7 @@ class GpuDevice:
                 if cold:
                     self.runtime.fill(self._flood.handle, 0, _FLOOD_BYTES, stream)
                 start.record(stream)
-                self._start(kernels, call, stream)
+                self._start(kernels, call.pointer, stream)
                 stop.record(stream)
             self._fetch(call.copies, stream)
             return [round(stop.since(start) * 1e6) for start, stop in points]

@@ -57,11 +57,6 @@ class Devices:
         """
         return replace(self.of(arch).device, arch=resolve_arch(arch))
 
-    def forget(self) -> None:
-        """Let go of all devices: what is bound keeps the one that it is bound to."""
-        with self._lock:
-            self._devices.clear()
-
     def _open(self, arch: str) -> Device[Any]:
         check_available(arch)
         if is_amd(arch):

@@ -73,6 +73,9 @@ class HostDevice:
         """As :func:`~catalog.runtime.tensors.make_outputs`."""
         return make_outputs(problem, inputs)
 
+    def layout(self, given: Mapping[str, Any]) -> None:
+        """None: NumPy arrays are cheap to check."""
+
     def load(self, path: Path, sha256: str, kernel_id: str) -> LoadedKernel:
         """As :meth:`Libraries.load`."""
         return self._libraries.load(path, sha256, kernel_id)

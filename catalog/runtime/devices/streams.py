@@ -49,12 +49,19 @@ def current_stream(vendor: Vendor, index: int) -> int:
     return 0
 
 
+_torch: dict[str, Any] = {}
+"""The module torch by the runtime that it has used: asked for at every launch, and that it has remains so."""
+
+
 def torch_on(vendor: Vendor) -> Any:
     """The module torch, where the process has it, made for GPUs of the vendor, and has used one; else None."""
     torch = sys.modules.get("torch")
+    if torch is None or torch is _torch.get(vendor.runtime):
+        return torch
     try:
-        if torch is None or getattr(torch.version, vendor.runtime.lower()) is None or not torch.cuda.is_initialized():
+        if getattr(torch.version, vendor.runtime.lower()) is None or not torch.cuda.is_initialized():
             return None
     except AttributeError:  # another module of this name, or one that is being imported
         return None
+    _torch[vendor.runtime] = torch
     return torch

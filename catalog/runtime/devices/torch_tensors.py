@@ -5,9 +5,9 @@ A serving loop binds new tensors at each call, and a capsule costs as much Pytho
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from catalog.runtime.devices.streams import torch_on
 from catalog.runtime.devices.vendors import Vendor
 from catalog.runtime.tensors import numpy_dtype, zeroed_outputs
 from catalog.schema.problem import Problem
+from catalog.schema.problem_tensors import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,34 +63,43 @@ def gpu_of(values: Iterable[Any], vendor: Vendor) -> int | None:
     return None
 
 
-def torch_outputs(problem: Problem, given: Mapping[str, Any], vendor: Vendor, index: int) -> dict[str, Any] | None:
+def torch_outputs(
+    problem: Problem, inputs: Mapping[str, Any], given: Mapping[str, Any], vendor: Vendor, index: int
+) -> dict[str, Any] | None:
     """Tensors for the outputs, as :func:`~catalog.runtime.tensors.make_outputs` makes arrays.
 
     None where no input is a tensor of PyTorch's on a GPU of the vendor.
     """
     if gpu_of(given.values(), vendor) is None:
         return None
-    torch, zeroed = torch_on(vendor), zeroed_outputs(problem, given)
-    return {
-        name: (torch.zeros if name in zeroed else torch.empty)(
-            problem.tensors[name].shape, dtype=getattr(torch, problem.tensors[name].element), device=_place(index)
-        )
-        for name in problem.made
-    }
+    zeroed = zeroed_outputs(problem, inputs)
+    return {name: maker(problem.tensors[name], name in zeroed, vendor, index)() for name in problem.made}
+
+
+def maker(tensor: Tensor, zeroed: bool, vendor: Vendor, index: int) -> Callable[[], Any]:
+    """Makes tensors of PyTorch's, which the process has, like one of a problem's; ``zeroed``: of zeros."""
+    torch = torch_on(vendor)
+    make = torch.zeros if zeroed else torch.empty
+    return partial(make, tensor.shape, dtype=getattr(torch, tensor.element), device=_place(torch, index))
+
+
+def scratch_maker(size: int, vendor: Vendor, index: int) -> Callable[[], Any]:
+    """Makes tensors of so many bytes, uninitialised, with PyTorch, which the process has."""
+    torch = torch_on(vendor)
+    return partial(torch.empty, max(1, size), dtype=torch.uint8, device=_place(torch, index))
 
 
 def torch_memory(size: int, vendor: Vendor, index: int) -> TorchMemory | None:
     """So many bytes, uninitialised, for work of PyTorch's current stream; None where the process has no PyTorch."""
-    torch = torch_on(vendor)
-    if torch is None:
+    if torch_on(vendor) is None:
         return None
-    tensor = torch.empty(max(1, size), dtype=torch.uint8, device=_place(index))
+    tensor = scratch_maker(size, vendor, index)()
     return TorchMemory(tensor.data_ptr(), tensor)
 
 
 @lru_cache(maxsize=64)
-def _place(index: int) -> str:
-    return f"cuda:{index}"  # PyTorch calls AMD's GPUs so too
+def _place(torch: Any, index: int) -> Any:
+    return torch.device("cuda", index)  # PyTorch calls AMD's GPUs so too
 
 
 @lru_cache(maxsize=64)

@@ -1,0 +1,300 @@
+// Forward attention with mma.sync: a block answers a tile of rows of one K/V head of one sequence.
+//
+// Every group of warps (see mma_tile.hpp) streams its keys through a ring of shared memory: while a tile is worked on,
+// the copies of the next ones are under way. Each copy of K, and each of V, is a group of cp.async of its own, so that
+// work on K starts before V is there. The groups know nothing of each other until their results are merged.
+#pragma once
+
+#include <climits>
+
+#include "mma_results.hpp"
+
+namespace catalog::cuda {
+
+// `partial`: O and LSE of one split go to the workspaces o_acc and lse_acc.
+template <class Row, bool partial>
+class MmaAttention {
+    using T = typename Row::dtype;
+    using Shape = MmaShape<Row>;
+    static constexpr int atoms = Shape::atoms, keys = Shape::keys, stages = Shape::stages;
+    static constexpr int tile_m0 = Row::tile_m0, tile_n0 = Row::tile_n0, hdim_v = Row::hdim_v;
+
+   public:
+    __device__ __forceinline__ MmaAttention(const catalog_args& args, const MmaWork<Row, partial>& work,
+                                            std::uint32_t shared)
+        : args(args),
+          work(work),
+          shared(shared),
+          window(window_of<Row::mask>(args, work.seq.seqlen_q, work.seq.seqlen_k, keys_of(args, work))),
+          scores(work.grid.scores),
+          k_copy(args.k, work.seq, work.head_k, static_cast<int>(args.hdim_q)),
+          v_copy(args.v, work.seq, work.head_k, static_cast<int>(args.hdim_v)),
+          tile(shared + thread.warp_m * Shape::rows * Row::hdim_q * 2, thread.lane) {
+#pragma unroll
+        for (int m = 0; m < atoms; ++m)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                max[m][half] = minus_infinity();
+                sum[m][half] = 0.0f;
+            }
+    }
+
+    __device__ __forceinline__ void run() {
+        const KeyRange first = window.visible(work.row_at(0).query),
+                       last = window.visible(work.row_at(work.rows - 1).query);
+        const KeyRange some = seen_by_some(first, last), all = seen_by_all(first, last);
+        const int first_key = some.begin / tile_n0 * tile_n0;
+        end = some.end;
+        ring = shared + Shape::q_bytes + thread.warp_n * Shape::group_bytes;
+
+        start_copies(first_key);
+        for (int key = first_key, slot = 0; key < end; key += tile_n0, slot = slot + 1 < stages ? slot + 1 : 0) {
+            copy_wait<2 * stages - 2>();  // K of this tile
+            sync_group();                 // nobody reads V of the last tile any more
+            start_v(key + (stages - 1) * tile_n0, slot > 0 ? slot - 1 : stages - 1);
+            find_places(key + stages * tile_n0);
+            tile.multiply_q_k(ring + slot * Shape::k_bytes);
+            finish_scores(key + thread.warp_n * keys, all);
+            weigh();
+            copy_wait<2 * stages - 2>();  // V of this tile
+            sync_group();                 // nobody reads K of this tile any more
+            start_k(key + stages * tile_n0, slot);
+            tile.multiply_p_v(ring + stages * Shape::k_bytes + slot * Shape::v_bytes);
+        }
+        copy_wait<0>();
+    }
+
+    __device__ __forceinline__ void finish(const MmaWork<Row, partial>& work) {
+#pragma unroll
+        for (int m = 0; m < atoms; ++m)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) max[m][half] *= scores.exponent;
+        MmaResults<Row, partial>(args, work, shared, tile.o, max, sum).finish();
+    }
+
+   private:
+    static __device__ __forceinline__ KeyRange keys_of(const catalog_args& args, const MmaWork<Row, partial>& work) {
+        const int stored = work.seq.seqlen_k;
+        if constexpr (!partial) return {0, stored};
+        return keys_of_split(stored, work.split, static_cast<int>(args.num_splits), tile_n0);
+    }
+
+    // ---- Copies
+
+    __device__ __forceinline__ void sync_group() const {
+        if constexpr (Shape::waves_n == 1)
+            __syncthreads();
+        else if constexpr (Shape::waves_m == 1)
+            __syncwarp();
+        else
+            named_barrier_sync(1 + thread.warp_n, 32 * Shape::waves_m);
+    }
+
+    // `key` here and below: the first of a tile, of all groups.
+    __device__ __forceinline__ void find_places(int key) {
+        if constexpr (Row::paged_kv)
+            places.find(args, work.grid.page_size, work.seq.index,
+                        key + thread.warp_n * keys + thread.warp_m * Shape::copied, end);
+    }
+
+    // To a slot of the ring: the next tile of K. A group even where there is no such tile: waits count groups.
+    __device__ __forceinline__ void start_k(int key, int slot) { start(k_copy, ring + slot * Shape::k_bytes, key); }
+
+    __device__ __forceinline__ void start_v(int key, int slot) {
+        start(v_copy, ring + stages * Shape::k_bytes + slot * Shape::v_bytes, key);
+    }
+
+    template <class Copy>
+    __device__ __forceinline__ void start(Copy& copy, std::uint32_t target, int key) {
+        if (key < end) {
+            if constexpr (Row::paged_kv)
+                copy.copy(target, places);
+            else
+                copy.copy(target, end - key - thread.warp_n * keys);
+            copy.advance(tile_n0);
+        }
+        copy_commit();
+    }
+
+    __device__ __forceinline__ void start_copies(int first_key) {
+        k_copy.advance(first_key + thread.warp_n * keys);
+        v_copy.advance(first_key + thread.warp_n * keys);
+        find_places(first_key);
+        copy_queries();
+        copy_commit();
+#pragma unroll
+        for (int number = 0; number < stages; ++number) {
+            const int key = first_key + number * tile_n0;
+            if (number > 0) {
+                start_v(key - tile_n0, number - 1);
+                find_places(key);
+            }
+            start_k(key, number);
+        }
+        copy_wait<2 * stages - 1>();
+        __syncthreads();
+        if (!(args.scale > 0.0f)) {
+            rescale_queries();
+            __syncthreads();
+        }
+        tile.load_queries();
+    }
+
+    __device__ __forceinline__ void copy_queries() const {
+        constexpr int pieces = Row::hdim_q / 8;
+        const int hdim = static_cast<int>(args.hdim_q);
+#pragma unroll
+        for (int first = 0; first < tile_m0 * pieces; first += Shape::threads) {
+            const int index = first + static_cast<int>(threadIdx.x), row = index / pieces, piece = index % pieces;
+            if (tile_m0 * pieces % Shape::threads && row >= tile_m0) break;
+            const bool exists = row < work.rows && (!Row::pad_d || piece * 8 < hdim);
+            const T* source = work.template element_of<const T>(args.q, work.row_at(row < work.rows ? row : 0));
+            copy_async(shared + piece_offset<Row::hdim_q>(row, piece), source + piece * 8, exists);
+        }
+    }
+
+    // See Scores.
+    __device__ __forceinline__ void rescale_queries() const {
+        const std::uint32_t kept = args.scale == 0.0f ? 0 : 0xffffffffu;
+        const std::uint32_t flipped = args.scale == 0.0f ? 0 : 0x80008000u;
+        for (int offset = threadIdx.x * 4; offset < Shape::q_bytes; offset += Shape::threads * 4) {
+            std::uint32_t pair;
+            asm volatile("ld.shared.u32 %0, [%1];" : "=r"(pair) : "r"(shared + offset) : "memory");
+            asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared + offset), "r"((pair & kept) ^ flipped) : "memory");
+        }
+    }
+
+    // ---- Scores
+
+    // Products become scores, -infinity where the query does not see the key. `all`: keys that every row sees.
+    __device__ __forceinline__ void finish_scores(int key, KeyRange all) {
+        const bool hidden = key < all.begin || all.end < key + keys;
+        if (!Scores<Row>::finished && !hidden) return;
+#pragma unroll
+        for (int m = 0; m < atoms; ++m)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const QueryRow at = work.row_at(opaque(thread.row(m, half)));
+                const int first = key + thread.lane % 4 * 2;
+                if constexpr (Scores<Row>::finished) {
+                    const float slope = Row::bias == Bias::alibi ? slope_of(args, work.seq.index, work.head_of(at)) : 0;
+                    const int distance = first - window.center(at.query);
+#pragma unroll
+                    for (int n = 0; n < keys / 8; ++n)
+#pragma unroll
+                        for (int c = 0; c < 2; ++c) {
+                            float& score = tile.s[m][n][2 * half + c];
+                            score = scores.finish(score, slope, distance + 8 * n + c);
+                        }
+                }
+                if (!hidden) continue;
+                const KeyRange seen = window.visible(at.query);
+#pragma unroll
+                for (int n = 0; n < keys / 8; ++n)
+#pragma unroll
+                    for (int c = 0; c < 2; ++c) {
+                        const int column = 8 * n + c;
+                        const bool before = Row::mask == Mask::generic && column < seen.begin - first;
+                        if (before || column >= seen.end - first) tile.s[m][n][2 * half + c] = minus_infinity();
+                    }
+            }
+    }
+
+    // Scores become weights, relative to the largest score so far, or to an earlier one that was less than 2^8 times
+    // smaller: they fit any type, and few tiles change what earlier tiles have accumulated.
+    __device__ __forceinline__ void weigh() {
+        float rescale[atoms][2];
+        bool changed = false;
+#pragma unroll
+        for (int m = 0; m < atoms; ++m)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                float& reference = max[m][half];
+                float largest = minus_infinity();
+#pragma unroll
+                for (int n = 0; n < keys / 8; ++n)
+                    largest = fmaxf(largest, fmaxf(tile.s[m][n][2 * half], tile.s[m][n][2 * half + 1]));
+                largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 1));
+                largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 2));
+                const bool grows = (largest - reference) * scores.exponent > 8.0f;
+                rescale[m][half] = grows ? exp2_approximate((reference - largest) * scores.exponent) : 1.0f;
+                reference = grows ? largest : reference;
+                changed |= grows;
+                sum[m][half] *= rescale[m][half];
+            }
+        if (__any_sync(0xffffffff, changed))
+#pragma unroll
+            for (int m = 0; m < atoms; ++m)
+#pragma unroll
+                for (int n = 0; n < hdim_v / 8; ++n)
+#pragma unroll
+                    for (int c = 0; c < 4; ++c) tile.o[m][n][c] *= rescale[m][c / 2];
+#pragma unroll
+        for (int m = 0; m < atoms; ++m)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                // A row that has seen no key: subtracting -infinity from itself would give NaN.
+                const float zero = max[m][half] == minus_infinity() ? 0.0f : max[m][half] * scores.exponent;
+#pragma unroll
+                for (int n = 0; n < keys / 8; ++n)
+#pragma unroll
+                    for (int c = 0; c < 2; ++c) {
+                        float& weight = tile.s[m][n][2 * half + c];
+                        weight = exp2_approximate(fmaf(weight, scores.exponent, -zero));
+                        sum[m][half] += weight;
+                    }
+            }
+    }
+
+    const catalog_args& args;
+    const MmaWork<Row, partial>& work;
+    const MmaThread<Row> thread;
+    const std::uint32_t shared;
+    const Window<Row::mask> window;
+    const Scores<Row>& scores;
+    KvCopy<Row, Row::hdim_q, Shape::copied, Shape::waves_m, Row::pad_d> k_copy;
+    KvCopy<Row, hdim_v, Shape::copied, Shape::waves_m, Row::pad_dv> v_copy;
+    Places<Shape::copied> places;
+    MmaTile<Row> tile;
+
+    int end;             // no row sees keys from here on
+    std::uint32_t ring;  // the group's stages of K, then those of V
+    float max[atoms][2], sum[atoms][2];  // of the lane's rows: what weights are relative to, the lane's part of the sum
+};
+
+template <class Row, bool partial>
+__global__ void __launch_bounds__(MmaShape<Row>::threads, MmaShape<Row>::blocks)
+    attend_mma(const __grid_constant__ catalog_args args, const __grid_constant__ MmaGrid<Row> grid) {
+    extern __shared__ __align__(1024) unsigned char shared[];
+    const MmaWork<Row, partial> work(args, grid);
+    if constexpr (partial) let_next_kernel_start();
+    if (work.rows == 0) return;
+    MmaAttention<Row, partial> attention(args, work, shared_address(shared));
+    attention.run();
+    // Where registers are scarce the main loop need not keep what the results' places follow from.
+    if constexpr (MmaShape<Row>::waves_n > 1)
+        attention.finish(work);
+    else
+        attention.finish(MmaWork<Row, partial>(args, grid));
+}
+
+template <class Row, bool partial>
+inline catalog_status launch_attend_mma(const catalog_args& args, cudaStream_t stream) {
+    using Shape = MmaShape<Row>;
+    if (!has_queries(args)) return CATALOG_OK;
+    const std::int64_t heads = heads_per_kv_head(args);
+    const std::int64_t tiles = (args.seqlen_q * heads + Row::tile_m0 - 1) / Row::tile_m0;
+    const std::int64_t splits = partial ? args.num_splits : 1;
+    std::int64_t blocks;
+    if (__builtin_mul_overflow(tiles * splits, args.batch * args.nhead_k, &blocks) || blocks > INT_MAX)
+        return CATALOG_BAD_ARGUMENT;
+    const auto kernel = attend_mma<Row, partial>;
+    if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::shared_bytes) != cudaSuccess)
+        return launched(), CATALOG_DEVICE_ERROR;
+    const MmaGrid<Row> grid{static_cast<int>(tiles), Divisor(heads), Divisor(Row::paged_kv ? args.page_size : 1),
+                            Scores<Row>(args)};
+    kernel<<<static_cast<unsigned>(blocks), Shape::threads, Shape::shared_bytes, stream>>>(args, grid);
+    return launched();
+}
+
+}  // namespace catalog::cuda

@@ -1,0 +1,94 @@
+// What the stages of backward share: the checks of a call, on the host, and where a sequence lies, on the device.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <initializer_list>
+
+#include <cuda_runtime.h>
+
+#include "../abi/check.hpp"
+#include "traits.hpp"
+
+namespace catalog::cuda {
+
+// Coordinates and distances of tokens are 32 bits wide.
+inline constexpr std::int64_t longest_sequence = 1 << 28;
+inline constexpr std::int64_t largest_grid = 65535;  // along y and z
+
+inline bool valid_sizes(const catalog_args& args) {
+    const bool whole_groups = args.nhead_k > 0 ? args.nhead_q % args.nhead_k == 0 : args.nhead_q == 0;
+    return args.batch >= 0 && args.nhead_q >= 0 && args.nhead_k >= 0 && whole_groups && args.seqlen_q >= 0 &&
+           args.seqlen_k >= 0 && args.num_splits >= 1 && args.batch <= largest_grid && args.nhead_q <= largest_grid &&
+           args.seqlen_q <= longest_sequence && args.seqlen_k <= longest_sequence;
+}
+
+// Rows are read 16 bytes at a time.
+inline bool valid_hdim(std::int64_t hdim, int row_hdim, bool padded) {
+    return padded ? 1 <= hdim && hdim <= row_hdim && hdim % 8 == 0 : hdim == row_hdim;
+}
+
+template <class Row>
+inline bool valid_mask(const catalog_args& args) {
+    if (args.mask_corner != CATALOG_TOP_LEFT && args.mask_corner != CATALOG_BOTTOM_RIGHT) return false;
+    return Row::mask != Mask::causal || (args.window_left < 0 && args.window_right == 0);
+}
+
+template <class Element>
+inline bool has_aligned_rows(const catalog_tensor& tensor) {
+    const std::int64_t step = 16 / sizeof(Element);
+    return reinterpret_cast<std::uintptr_t>(tensor.data) % 16 == 0 && tensor.stride_batch % step == 0 &&
+           tensor.stride_nhead % step == 0 && tensor.stride_seqlen % step == 0 && tensor.stride_split % step == 0;
+}
+
+// Takes the error that a launch left behind.
+inline catalog_status launched() { return cudaGetLastError() == cudaSuccess ? CATALOG_OK : CATALOG_DEVICE_ERROR; }
+
+// One sequence: `batch` is its place along the batch axis, 0 in group mode.
+struct Sequence {
+    std::int64_t batch, first_q, first_k;
+    int seqlen_q, seqlen_k;
+};
+
+// Whatever device memory says, no sequence is longer than what is stored.
+__device__ __forceinline__ int real_length(const catalog_tensor& lengths, int index, std::int64_t stored) {
+    const std::int64_t length = lengths.data ? static_cast<const std::int32_t*>(lengths.data)[index] : stored;
+    return static_cast<int>(max(std::int64_t{0}, min(length, stored)));
+}
+
+template <class Row>
+__device__ __forceinline__ void find_queries(const catalog_args& args, int index, Sequence& sequence) {
+    std::int64_t stored = args.seqlen_q;
+    sequence.batch = index;
+    sequence.first_q = 0;
+    if constexpr (Row::mode == Mode::group) {
+        sequence.batch = 0;
+        sequence.first_q = max(0, args.seqstart_q[index]);
+        const std::int64_t end = min(static_cast<std::int64_t>(args.seqstart_q[index + 1]), args.tokens_q);
+        stored = min(end - sequence.first_q, longest_sequence);
+    }
+    sequence.seqlen_q = real_length(args.seqlens_q, index, stored);
+}
+
+template <class Row>
+__device__ __forceinline__ void find_keys(const catalog_args& args, int index, Sequence& sequence) {
+    std::int64_t stored = args.seqlen_k;
+    sequence.first_k = 0;
+    if constexpr (Row::mode == Mode::group) {
+        sequence.first_k = args.seqstart_k[index];
+        stored = min(args.seqstart_k[index + 1] - sequence.first_k, longest_sequence);
+    }
+    sequence.seqlen_k = real_length(args.seqlens_k, index, stored);
+}
+
+__device__ __forceinline__ int heads_per_key_head(const catalog_args& args) {
+    return static_cast<int>(args.nhead_q) / static_cast<int>(args.nhead_k);
+}
+
+// In elements, from the start of the tensor.
+__device__ __forceinline__ std::int64_t offset_of(const catalog_tensor& tensor, std::int64_t batch, int head,
+                                                  std::int64_t token) {
+    return batch * tensor.stride_batch + head * tensor.stride_nhead + token * tensor.stride_seqlen;
+}
+
+}  // namespace catalog::cuda

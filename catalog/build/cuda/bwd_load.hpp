@@ -1,0 +1,152 @@
+// The main stage of backward: the warps that do not multiply. One loads tiles, one LSE, one delta, and one V; then
+// it adds dQ up.
+#pragma once
+
+#include "bwd_tile.hpp"
+
+namespace catalog::cuda {
+
+__device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
+
+template <class T>
+__device__ __forceinline__ RaggedRows ragged(const catalog_tensor& tensor, std::int64_t batch, int head,
+                                             std::int64_t first, int rows) {
+    return {offset_of(tensor, batch, head, first) * static_cast<std::int64_t>(sizeof(T)),
+            tensor.stride_seqlen * static_cast<std::int64_t>(sizeof(T)), rows};
+}
+
+// `columns` elements of each row, panel by panel.
+template <int columns, int panel_bytes>
+__device__ __forceinline__ void load_panels(std::uint32_t target, const CUtensorMap* map, std::uint32_t barrier,
+                                            const RaggedRows& rows, int first) {
+#pragma unroll
+    for (int panel = 0; panel < columns / panel_columns; ++panel)
+        tma_load(target + panel * panel_bytes, map, barrier, panel * panel_columns, rows.first_row + first, rows.low,
+                 rows.high, RaggedRows::wrap);
+}
+
+// By one thread: all but V.
+template <class Row>
+__device__ __forceinline__ void load_tiles(const catalog_args& args, const BackwardMaps& maps, std::uint32_t base) {
+    using Tile = BackwardTile<Row>;
+    using T = typename Row::dtype;
+    const WorkInMemory work{base + Tile::work_at};
+    const BackwardBarriers<Row> barriers{base + Tile::barriers_at};
+    const int heads = heads_per_key_head(args);
+    {
+        const RaggedRows k = ragged<T>(args.k, work.batch(), blockIdx.y, work.first_k(), work.seqlen_k());
+        barrier_arrive_expect(barriers.k(), Tile::k_bytes);
+        load_panels<Tile::hdim_q, Tile::key_panel>(base + Tile::k_at, &maps.k, barriers.k(), k, blockIdx.x * Tile::n);
+    }
+    RingPlace<Tile::stages> place;
+    for (int head = blockIdx.y * heads; head < (blockIdx.y + 1) * heads; ++head) {
+        const RaggedRows q = ragged<T>(args.q, work.batch(), head, work.first_q(), work.seqlen_q());
+        const RaggedRows grad_o = ragged<T>(args.grad_o, work.batch(), head, work.first_q(), work.seqlen_q());
+        for (int tile = work.begin(); tile < work.end(); ++tile) {
+            const std::uint32_t full_q = barriers.full_q(place.stage), full_grad_o = barriers.full_grad_o(place.stage);
+            barrier_wait(barriers.empty_q(place.stage), place.phase ^ 1);
+            barrier_arrive_expect(full_q, Tile::q_bytes);
+            load_panels<Tile::hdim_q, Tile::query_panel>(base + Tile::q_at + place.stage * Tile::q_bytes, &maps.q,
+                                                         full_q, q, tile * Tile::m);
+            barrier_wait(barriers.empty_grad_o(place.stage), place.phase ^ 1);
+            barrier_arrive_expect(full_grad_o, Tile::grad_o_bytes);
+            load_panels<Tile::hdim_v, Tile::query_panel>(base + Tile::grad_o_at + place.stage * Tile::grad_o_bytes,
+                                                         &maps.grad_o, full_grad_o, grad_o, tile * Tile::m);
+            place = place.next();
+        }
+    }
+}
+
+// By one thread: V, which is not needed first.
+template <class Row>
+__device__ __forceinline__ void load_v(const catalog_args& args, const BackwardMaps& maps, std::uint32_t base) {
+    using Tile = BackwardTile<Row>;
+    using T = typename Row::dtype;
+    const WorkInMemory work{base + Tile::work_at};
+    const BackwardBarriers<Row> barriers{base + Tile::barriers_at};
+    const RaggedRows v = ragged<T>(args.v, work.batch(), blockIdx.y, work.first_k(), work.seqlen_k());
+    barrier_arrive_expect(barriers.v(), Tile::v_bytes);
+    load_panels<Tile::hdim_v, Tile::key_panel>(base + Tile::v_at, &maps.v, barriers.v(), v, blockIdx.x * Tile::n);
+}
+
+// By one thread: adds what the warpgroups stage of each tile to dQ in device memory.
+template <class Row>
+__device__ __forceinline__ void add_dq(const catalog_args& args, const BackwardMaps& maps, std::uint32_t base) {
+    using Tile = BackwardTile<Row>;
+    constexpr int panels = Tile::divides_queries ? Tile::hdim_q / 32 : Tile::hdim_q / 32 / Tile::warpgroups;
+    const WorkInMemory work{base + Tile::work_at};
+    const BackwardBarriers<Row> barriers{base + Tile::barriers_at};
+    const int heads = heads_per_key_head(args);
+    std::uint32_t phase = 0;
+    for (int head = 0; head < heads; ++head) {
+        const RaggedRows rows((work.dq_offset() + head * args.dq_acc.stride_nhead) * 4, args.dq_acc.stride_seqlen * 4,
+                              work.seqlen_q());
+        for (int tile = work.begin(); tile < work.end(); ++tile) {
+#pragma unroll
+            for (int warpgroup = 0; warpgroup < Tile::warpgroups; ++warpgroup) {
+                const int first_panel = Tile::divides_queries ? 0 : warpgroup * panels;
+                const int first_row = Tile::divides_queries ? warpgroup * 64 : 0;
+                barrier_wait(barriers.full_dq(warpgroup), phase);
+#pragma unroll
+                for (int panel = first_panel; panel < first_panel + panels; ++panel)
+                    tma_reduce_add(&maps.dq_acc,
+                                   base + Tile::dq_at + panel * Tile::query_panel + first_row * panel_row_bytes,
+                                   panel * 32, rows.first_row + tile * Tile::m + first_row, rows.low, rows.high,
+                                   RaggedRows::wrap);
+                bulk_commit();
+            }
+            if constexpr (Tile::warpgroups == 3) {
+                bulk_wait_read<2>();
+                barrier_arrive(barriers.empty_dq(0));
+            }
+            bulk_wait_read<1>();
+            barrier_arrive(barriers.empty_dq(Tile::warpgroups - 2));
+            bulk_wait_read<0>();
+            barrier_arrive(barriers.empty_dq(Tile::warpgroups - 1));
+            phase ^= 1;
+        }
+    }
+}
+
+// By a warp: a number for each query. LSE comes in base 2, and as infinity where a row is none or sees no key, so that its
+// weights are 0.
+template <class Row, bool of_lse>
+__device__ __forceinline__ void load_rows(const catalog_args& args, std::uint32_t base) {
+    using Tile = BackwardTile<Row>;
+    constexpr bool shifted = of_lse && Row::bias == Bias::alibi && Row::mask == Mask::causal;
+    const WorkInMemory work{base + Tile::work_at};
+    const BackwardBarriers<Row> barriers{base + Tile::barriers_at};
+    const int lane = threadIdx.x % 32, heads = heads_per_key_head(args);
+    const catalog_tensor& tensor = of_lse ? args.lse : args.delta;
+    RingPlace<Tile::stages> place;
+    for (int head = blockIdx.y * heads; head < (blockIdx.y + 1) * heads; ++head) {
+        float slope = 0;
+        if constexpr (shifted) slope = slope_of(args, blockIdx.z, head);
+        for (int tile = work.begin(); tile < work.end(); ++tile) {
+            const int first = tile * Tile::m + lane, rest = work.seqlen_q() - first;
+            const float* const rows = static_cast<const float*>(tensor.data) +
+                                      offset_of(tensor, work.batch(), head, work.first_q() + first);
+            float number[(Tile::m + 31) / 32];
+#pragma unroll
+            for (int i = 0; i < Tile::m; i += 32) {
+                float& x = number[i / 32];
+                x = of_lse ? infinity() : 0.0f;
+                if (i >= rest) continue;
+                x = __ldg(rows + i * tensor.stride_seqlen);
+                if constexpr (shifted) x -= slope * static_cast<float>(first + i + work.diagonal());
+                if constexpr (of_lse) x = x == -infinity() ? infinity() : x * log2_e;
+                if constexpr (!of_lse && Tile::scales_ds) x *= args.scale;
+            }
+            barrier_wait(of_lse ? barriers.empty_q(place.stage) : barriers.empty_grad_o(place.stage), place.phase ^ 1);
+            const std::uint32_t target = base + (of_lse ? Tile::lse_at : Tile::delta_at) +
+                                         place.stage * Tile::row_bytes + lane * 4;
+#pragma unroll
+            for (int i = 0; i < Tile::m; i += 32)
+                if (i + lane < Tile::m) store_number(target + i * 4, number[i / 32]);
+            barrier_arrive(of_lse ? barriers.full_q(place.stage) : barriers.full_grad_o(place.stage));
+            place = place.next();
+        }
+    }
+}
+
+}  // namespace catalog::cuda

@@ -1,0 +1,209 @@
+// The main stage of backward: how a block divides its tile, what lies where in shared memory, and which tiles it visits.
+//
+// A block owns tile_n0 keys of one head, 64 to a warpgroup, and visits tile_m0 queries at a time, of all query heads
+// that read the head. One more warpgroup loads.
+#pragma once
+
+#include "bwd_call.hpp"
+#include "hopper.hpp"
+#include "tensor_map.hpp"
+#include "wgmma.hpp"
+
+namespace catalog::cuda {
+
+constexpr int round_up(int length, int step) { return (length + step - 1) / step * step; }
+
+template <class Row>
+struct BackwardTile {
+    using T = typename Row::dtype;
+
+    static constexpr int m = Row::tile_m0, n = Row::tile_n0, stages = Row::stages;
+    static constexpr int hdim_q = round_up(Row::hdim_q, panel_columns), hdim_v = round_up(Row::hdim_v, panel_columns);
+    static constexpr int warpgroups = n / 64;  // of consumers
+    static constexpr int consumers = warpgroups * 128, threads = consumers + 128;
+    static constexpr int consumer_registers = warpgroups == 2 ? 240 : 160;
+    static constexpr int loader_registers = warpgroups == 2 ? 24 : 32;
+
+    // Warpgroups divide a tile of dQ by its queries, or by the head dim; then a tile that has not 64 queries is transposed.
+    static constexpr bool divides_queries = m % (64 * warpgroups) == 0;
+    static constexpr bool transposes_dq = !divides_queries && m != 64;
+    static constexpr int dq_rows = divides_queries ? 64 : m;  // of a warpgroup
+    static constexpr int dq_columns = transposes_dq ? m : divides_queries ? hdim_q : hdim_q / warpgroups;
+
+    // dV takes the weights as soon as they are there, where registers allow to hold them once more.
+    static constexpr bool early_dv = (hdim_q + hdim_v) / 2 + m + m / 4 <= 212;
+
+    // dQ waits until dV has no more use for the registers of the weights, where there are none for both.
+    static constexpr bool late_dq = (hdim_q + hdim_v) / 2 + m / 2 + dq_columns / 2 > 200;
+
+    // dK and dQ contain the factor of the scores if dS does; halves have too small an exponent for that.
+    static constexpr bool scales_ds = std::is_same_v<T, bf16>;
+
+    static_assert(warpgroups == 2 || warpgroups == 3, "a warpgroup owns 64 keys");
+    static_assert(m % 16 == 0 && m <= 256 && stages >= 1);
+    static_assert(divides_queries || hdim_q == 64 * warpgroups, "each warpgroup has 64 queries or 64 columns of dQ");
+
+    // Panels of 64 columns (32 of float32), each a whole number of rows of 128 bytes.
+    static constexpr int query_panel = m * panel_row_bytes, key_panel = n * panel_row_bytes;
+    static constexpr int q_bytes = hdim_q / 64 * query_panel, grad_o_bytes = hdim_v / 64 * query_panel;
+    static constexpr int k_bytes = hdim_q / 64 * key_panel, v_bytes = hdim_v / 64 * key_panel;
+    static constexpr int ds_bytes = warpgroups * query_panel, dq_bytes = hdim_q / 32 * query_panel;
+    static constexpr int row_bytes = m * 4;  // a number for each query
+
+    static constexpr int k_at = 0, v_at = k_at + k_bytes, q_at = v_at + v_bytes, grad_o_at = q_at + stages * q_bytes;
+    static constexpr int ds_at = grad_o_at + stages * grad_o_bytes, dq_at = ds_at + 2 * ds_bytes;
+    static constexpr int lse_at = dq_at + dq_bytes, delta_at = lse_at + stages * row_bytes;
+    static constexpr int barriers_at = delta_at + stages * row_bytes, work_at = barriers_at + (8 + 4 * stages) * 8;
+    static constexpr int shared_bytes = work_at + 48;
+    static_assert(shared_bytes <= 232448, "a block has 227 KiB of shared memory");
+};
+
+// Barriers: who reads waits for full, who writes for empty.
+template <class Row>
+struct BackwardBarriers {
+    std::uint32_t first;
+
+    __device__ __forceinline__ std::uint32_t k() const { return first; }
+    __device__ __forceinline__ std::uint32_t v() const { return first + 8; }
+    __device__ __forceinline__ std::uint32_t full_dq(int warpgroup) const { return first + 16 + warpgroup * 16; }
+    __device__ __forceinline__ std::uint32_t empty_dq(int warpgroup) const { return full_dq(warpgroup) + 8; }
+    __device__ __forceinline__ std::uint32_t full_q(int stage) const { return first + 64 + stage * 32; }
+    __device__ __forceinline__ std::uint32_t full_grad_o(int stage) const { return full_q(stage) + 8; }
+    __device__ __forceinline__ std::uint32_t empty_q(int stage) const { return full_q(stage) + 16; }
+    __device__ __forceinline__ std::uint32_t empty_grad_o(int stage) const { return full_q(stage) + 24; }
+
+    __device__ __forceinline__ void init() const {
+        barrier_init(k(), 1);
+        barrier_init(v(), 1);
+        for (int warpgroup = 0; warpgroup < BackwardTile<Row>::warpgroups; ++warpgroup) {
+            barrier_init(full_dq(warpgroup), 4);  // its warps
+            barrier_init(empty_dq(warpgroup), 1);
+        }
+        for (int stage = 0; stage < BackwardTile<Row>::stages; ++stage) {
+            barrier_init(full_q(stage), 1 + 32);  // the copy, and a warp that stores LSE or delta
+            barrier_init(full_grad_o(stage), 1 + 32);
+            barrier_init(empty_q(stage), BackwardTile<Row>::consumers / 32);
+            barrier_init(empty_grad_o(stage), BackwardTile<Row>::consumers / 32);
+        }
+        barrier_init_fence();
+    }
+};
+
+// Stages of the ring, in turn; `phase` is the parity of the barriers of this round.
+template <int stages>
+struct RingPlace {
+    int stage = 0;
+    std::uint32_t phase = 0;
+
+    __device__ __forceinline__ RingPlace next() const {
+        return stage + 1 < stages ? RingPlace{stage + 1, phase} : RingPlace{0, phase ^ 1u};
+    }
+};
+
+__device__ __forceinline__ float2 load_pair(std::uint32_t address) {
+    float2 pair;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(pair.x), "=f"(pair.y) : "r"(address) : "memory");
+    return pair;
+}
+
+__device__ __forceinline__ void store_pair(std::uint32_t address, float x, float y) {
+    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(x), "f"(y) : "memory");
+}
+
+__device__ __forceinline__ void store_number(std::uint32_t address, float x) {
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
+}
+
+inline constexpr float log2_e = 0x1.715476p+0f;
+
+__device__ __forceinline__ float slope_of(const catalog_args& args, int sequence, int head) {
+    const catalog_tensor& slopes = args.alibi_slopes;
+    return static_cast<const float*>(slopes.data)[sequence * slopes.stride_batch + head * slopes.stride_nhead];
+}
+
+struct BackwardMaps {
+    CUtensorMap q, k, v, grad_o, dk, dv, dq_acc;
+};
+
+// What a block works on: keys from first_key on, against the tiles [begin, end) of queries of every head of the group.
+template <class Row>
+struct BackwardWork {
+    using Tile = BackwardTile<Row>;
+
+    Sequence sequence;
+    int first_key, head_k, heads;
+    int begin, end;
+    int diagonal, left, right;  // key - query - diagonal lies in [-left, right]
+
+    __device__ __forceinline__ BackwardWork(const catalog_args& args)
+        : first_key(blockIdx.x * Tile::n), head_k(blockIdx.y), heads(heads_per_key_head(args)) {
+        find_queries<Row>(args, blockIdx.z, sequence);
+        find_keys<Row>(args, blockIdx.z, sequence);
+        const int longest = sequence.seqlen_q + sequence.seqlen_k;
+        const bool last = Row::mask == Mask::none || args.mask_corner == CATALOG_BOTTOM_RIGHT;
+        diagonal = last ? sequence.seqlen_k - sequence.seqlen_q : 0;
+        left = bound(Row::mask == Mask::generic ? args.window_left : -1, longest);
+        right = bound(Row::mask == Mask::none ? -1 : Row::mask == Mask::causal ? 0 : args.window_right, longest);
+        const int last_key = min(first_key + Tile::n, sequence.seqlen_k) - 1;
+        begin = max(0, first_key - right - diagonal) / Tile::m;
+        end = (max(0, min(sequence.seqlen_q, last_key + left - diagonal + 1)) + Tile::m - 1) / Tile::m;
+        begin = min(begin, end);
+    }
+
+    // For all who come after: they have no registers to spare.
+    __device__ __forceinline__ void store(const catalog_args& args, std::uint32_t to) const {
+        const std::int64_t dq = offset_of(args.dq_acc, sequence.batch, head_k * heads, sequence.first_q) +
+                                (Row::deterministic ? blockIdx.x * args.dq_acc.stride_split : 0);
+        const int numbers[10] = {sequence.seqlen_q,
+                                sequence.seqlen_k,
+                                diagonal,
+                                left,
+                                right,
+                                begin,
+                                end,
+                                static_cast<int>(sequence.first_k),
+                                static_cast<int>(sequence.first_q),
+                                static_cast<int>(sequence.batch)};
+#pragma unroll
+        for (int i = 0; i < 10; ++i)
+            asm volatile("st.shared.s32 [%0], %1;" ::"r"(to + 4 * i), "r"(numbers[i]) : "memory");
+        asm volatile("st.shared.s64 [%0], %1;" ::"r"(to + 40), "l"(dq) : "memory");
+    }
+
+   private:
+    static __device__ __forceinline__ int bound(std::int64_t window, int longest) {
+        return window < 0 ? longest : static_cast<int>(min(window, static_cast<std::int64_t>(longest)));
+    }
+};
+
+// BackwardWork in shared memory.
+struct WorkInMemory {
+    std::uint32_t at;
+
+    __device__ __forceinline__ int seqlen_q() const { return number(0); }
+    __device__ __forceinline__ int seqlen_k() const { return number(1); }
+    __device__ __forceinline__ int diagonal() const { return number(2); }
+    __device__ __forceinline__ int left() const { return number(3); }
+    __device__ __forceinline__ int right() const { return number(4); }
+    __device__ __forceinline__ int begin() const { return number(5); }
+    __device__ __forceinline__ int end() const { return number(6); }
+    __device__ __forceinline__ int first_k() const { return number(7); }
+    __device__ __forceinline__ int first_q() const { return number(8); }
+    __device__ __forceinline__ int batch() const { return number(9); }
+
+    // Of dQ's first row of the group's first head, in elements.
+    __device__ __forceinline__ std::int64_t dq_offset() const {
+        std::int64_t offset;
+        asm volatile("ld.shared.s64 %0, [%1];" : "=l"(offset) : "r"(at + 40) : "memory");
+        return offset;
+    }
+
+   private:
+    __device__ __forceinline__ int number(int index) const {
+        int number;
+        asm volatile("ld.shared.s32 %0, [%1];" : "=r"(number) : "r"(at + 4 * index) : "memory");
+        return number;
+    }
+};
+
+}  // namespace catalog::cuda

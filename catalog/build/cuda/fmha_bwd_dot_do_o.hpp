@@ -1,0 +1,48 @@
+// Backward attention, first stage: delta of a query row is the sum of dO * O over its head dim.
+#pragma once
+
+#include "bwd_rows.hpp"
+#include "launch.hpp"
+
+namespace catalog::cuda {
+
+template <class Row>
+__global__ void __launch_bounds__(row_threads) dot_do_o(const __grid_constant__ catalog_args args) {
+    using T = typename Row::otype;
+    const ThreadRows<Row, Row::hdim_v> rows(args);
+    Eight<T> grad_o[rows_in_flight], o[rows_in_flight];
+#pragma unroll
+    for (int i = 0; i < rows_in_flight; ++i) {
+        grad_o[i].bits = o[i].bits = make_uint4(0, 0, 0, 0);
+        if (!rows.has(i) || rows.lane * 8 >= args.hdim_v) continue;
+        grad_o[i].bits = load_eight(rows.template of<const T>(args.grad_o, i));
+        o[i].bits = load_eight(rows.template of<const T>(args.o, i));
+    }
+#pragma unroll
+    for (int i = 0; i < rows_in_flight; ++i) {
+        float sum = 0;
+#pragma unroll
+        for (int j = 0; j < 8; ++j)
+            sum += static_cast<float>(grad_o[i].element[j]) * static_cast<float>(o[i].element[j]);
+#pragma unroll
+        for (int distance = RowLanes<Row::hdim_v>::lanes / 2; distance > 0; distance /= 2)
+            sum += __shfl_xor_sync(~0u, sum, distance);
+        if (rows.lane == 0 && rows.has(i)) *rows.template of<float>(args.delta, i) = sum;
+    }
+}
+
+template <class Row>
+inline std::int32_t launch_fmha_bwd_dot_do_o(const catalog_args* args, cudaStream_t stream) noexcept {
+    using T = typename Row::otype;
+    if (const catalog_status status = check_rows<Row>(args); status != CATALOG_OK) return status;
+    if (!valid_hdim(args->hdim_v, Row::hdim_v, Row::pad_dv)) return CATALOG_BAD_ARGUMENT;
+    if (!has_rows(*args)) return CATALOG_OK;
+    const bool valid = args->grad_o.data && args->o.data && args->delta.data && has_aligned_rows<T>(args->grad_o) &&
+                       has_aligned_rows<T>(args->o);
+    return valid ? launch_rows<Row::hdim_v>(*args, stream, dot_do_o<Row>) : CATALOG_BAD_ARGUMENT;
+}
+
+template <class Row>
+inline constexpr Block block_of{row_threads, 0};
+
+}  // namespace catalog::cuda

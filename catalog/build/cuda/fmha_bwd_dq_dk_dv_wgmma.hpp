@@ -1,0 +1,125 @@
+// Backward attention, the main stage: dK, dV, and dQ in float32, added up in device memory, or, where results must be the
+// same bits every time, one part for each tile of keys.
+#pragma once
+
+#include "bwd_consume.hpp"
+#include "launch.hpp"
+
+namespace catalog::cuda {
+
+template <class Row>
+__global__ void __launch_bounds__(BackwardTile<Row>::threads, 1)
+    dq_dk_dv(const __grid_constant__ catalog_args args, const __grid_constant__ BackwardMaps maps) {
+    using Tile = BackwardTile<Row>;
+    extern __shared__ __align__(1024) std::uint8_t memory[];
+    const BackwardWork<Row> work(args);
+    if (work.first_key >= work.sequence.seqlen_k) return;
+    const std::uint32_t base = shared_address(memory);
+    if (threadIdx.x == 0) {
+        BackwardBarriers<Row>{base + Tile::barriers_at}.init();
+        work.store(args, base + Tile::work_at);
+    }
+    __syncthreads();
+    if (threadIdx.x < 128) {
+        release_registers<Tile::loader_registers>();
+        const WorkInMemory work_in_memory{base + Tile::work_at};
+        if (work_in_memory.begin() == work_in_memory.end()) return;
+        if (threadIdx.x >= 96)
+            load_rows<Row, false>(args, base);
+        else if (threadIdx.x >= 64)
+            load_rows<Row, true>(args, base);
+        else if (threadIdx.x == 32)
+            load_v<Row>(args, maps, base), add_dq<Row>(args, maps, base);
+        else if (threadIdx.x == 0)
+            load_tiles<Row>(args, maps, base);
+    } else {
+        claim_registers<Tile::consumer_registers>();
+        BackwardConsumer<Row>(args, maps, base).run();
+    }
+}
+
+// Parts of dQ that a launch writes.
+template <class Row>
+inline std::int64_t dq_splits(const catalog_args& args) {
+    return Row::deterministic ? std::max<std::int64_t>(1, divide_up(args.seqlen_k, Row::tile_n0)) : 1;
+}
+
+template <class Row>
+inline std::int32_t workspace_size_fmha_bwd_dq_dk_dv_wgmma(const catalog_args* args, Uses uses,
+                                                           catalog_workspace* size) {
+    if (const catalog_status status = check_abi(args); status != CATALOG_OK) return status;
+    if (!size) return CATALOG_BAD_ARGUMENT;
+    return dense_workspace(*args, uses, dq_splits<Row>(*args), *size);
+}
+
+// Bytes from the first element of dQ's parts to the last, -1 where they are not dense: then they cannot be cleared.
+template <class Row>
+inline std::int64_t dense_dq_bytes(const catalog_args& args) {
+    const catalog_tensor& dq = args.dq_acc;
+    const bool group = Row::mode == Mode::group;
+    const std::int64_t tokens = group ? args.tokens_q : args.seqlen_q, batch = group ? 1 : args.batch;
+    const std::int64_t all = args.num_splits * batch * args.nhead_q * tokens * args.hdim_q;
+    const std::int64_t last = (args.num_splits - 1) * dq.stride_split + (batch - 1) * dq.stride_batch +
+                              (args.nhead_q - 1) * dq.stride_nhead + (tokens - 1) * dq.stride_seqlen + args.hdim_q;
+    return last == all || all == 0 ? all * static_cast<std::int64_t>(sizeof(float)) : -1;
+}
+
+template <class Row>
+inline bool has_backward_tensors(const catalog_args& args) {
+    using T = typename Row::dtype;
+    const auto rows = [](const catalog_tensor& tensor) { return tensor.data && has_aligned_rows<T>(tensor); };
+    if (args.seqlen_k > 0 && !(rows(args.dk) && rows(args.dv))) return false;
+    if (args.seqlen_q == 0) return true;
+    if (!args.dq_acc.data || !has_aligned_rows<float>(args.dq_acc)) return false;
+    if (args.seqlen_k == 0) return true;
+    return rows(args.q) && rows(args.k) && rows(args.v) && rows(args.grad_o) && args.lse.data && args.delta.data &&
+           (Row::bias != Bias::alibi || args.alibi_slopes.data);
+}
+
+template <class Row>
+inline bool make_maps(const catalog_args& args, BackwardMaps& maps) {
+    using Tile = BackwardTile<Row>;
+    using T = typename Row::dtype;
+    const auto rows_of = [](CUtensorMap& map, const catalog_tensor& tensor, std::int64_t hdim, int box_rows) {
+        return !tensor.data || make_ragged_map<T>(map, tensor.data, tensor.stride_seqlen * sizeof(T), hdim,
+                                                  panel_columns, box_rows);
+    };
+    const std::int64_t dq_row_bytes = args.dq_acc.stride_seqlen * sizeof(float);
+    return rows_of(maps.q, args.q, args.hdim_q, Tile::m) && rows_of(maps.grad_o, args.grad_o, args.hdim_v, Tile::m) &&
+           rows_of(maps.k, args.k, args.hdim_q, Tile::n) && rows_of(maps.v, args.v, args.hdim_v, Tile::n) &&
+           rows_of(maps.dk, args.dk, args.hdim_q, 64) && rows_of(maps.dv, args.dv, args.hdim_v, 64) &&
+           (!args.dq_acc.data || make_ragged_map<float>(maps.dq_acc, args.dq_acc.data, dq_row_bytes, args.hdim_q, 32,
+                                                        Tile::dq_rows));
+}
+
+template <class Row>
+inline std::int32_t launch_fmha_bwd_dq_dk_dv_wgmma(const catalog_args* args, cudaStream_t stream) noexcept {
+    using Tile = BackwardTile<Row>;
+    if (const catalog_status status = check_abi(args); status != CATALOG_OK) return status;
+    const bool starts = Row::mode == Mode::batch || args->batch == 0 || (args->seqstart_q && args->seqstart_k);
+    if (!valid_sizes(*args) || !valid_hdim(args->hdim_q, Row::hdim_q, Row::pad_d) || !starts ||
+        !valid_hdim(args->hdim_v, Row::hdim_v, Row::pad_dv) || !valid_mask<Row>(*args))
+        return CATALOG_BAD_ARGUMENT;
+    if (args->batch == 0 || args->nhead_q == 0) return CATALOG_OK;
+    if (!has_backward_tensors<Row>(*args) || args->num_splits < dq_splits<Row>(*args)) return CATALOG_BAD_ARGUMENT;
+    if (args->seqlen_q > 0) {
+        const std::int64_t bytes = dense_dq_bytes<Row>(*args);
+        if (bytes < 0) return CATALOG_BAD_ARGUMENT;
+        if (cudaMemsetAsync(args->dq_acc.data, 0, bytes, stream) != cudaSuccess) return launched();
+    }
+    if (args->seqlen_k == 0) return CATALOG_OK;
+    BackwardMaps maps{};
+    if (!make_maps<Row>(*args, maps)) return CATALOG_BAD_ARGUMENT;
+    const auto kernel = dq_dk_dv<Row>;
+    if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Tile::shared_bytes) != cudaSuccess)
+        return launched();
+    const dim3 grid(static_cast<unsigned>(divide_up(args->seqlen_k, Tile::n)), static_cast<unsigned>(args->nhead_k),
+                    static_cast<unsigned>(args->batch));
+    kernel<<<grid, Tile::threads, Tile::shared_bytes, stream>>>(*args, maps);
+    return launched();
+}
+
+template <class Row>
+inline constexpr Block block_of{BackwardTile<Row>::threads, BackwardTile<Row>::shared_bytes};
+
+}  // namespace catalog::cuda

@@ -1,0 +1,169 @@
+// Forward attention for Hopper, specialised for one row of the catalog: family fwd, pipeline sm90_wgmma.
+//
+// A block has one warpgroup that loads, a single thread of it through TMA, and one for every 64 of its tile_m0 queries
+// that compute. A block works on tile after tile, so that the loads of the next tile hide behind the products of this
+// one.
+//
+// A translation unit defines a struct Row whose constexpr members are the row's traits, and exports it:
+//
+//     struct Row {
+//         using dtype = catalog::cuda::bf16;
+//         static constexpr auto mode = catalog::cuda::Mode::batch;
+//         static constexpr int hdim_q = 128, hdim_v = 128;     // multiples of 64
+//         static constexpr int tile_m0 = 128, tile_n0 = 128;   // queries and keys of one tile
+//         static constexpr int stages = 2;                     // blocks of K, and of V, in shared memory
+//         ...                                                  // every other trait of the signature
+//     };
+//     CATALOG_EXPORT(catalog::cuda::launch_fmha_fwd_wgmma<Row>, "{\"family\": \"fwd\"}", false, false, false, false)
+#pragma once
+
+#include "fwd_wgmma_consumer.hpp"
+#include "launch.hpp"
+
+namespace catalog::cuda {
+
+// Loads what the consumers of a block read, in the order in which they do. One thread.
+template <class Row>
+class FwdProducer {
+    using Shared = FwdShared<Row>;
+
+   public:
+    __device__ __forceinline__ FwdProducer(const FwdCall& call, std::uint32_t shared) : call(call), shared(shared) {}
+
+    __device__ __forceinline__ void run() {
+        tma_prefetch_map(&call.q_map);
+        tma_prefetch_map(&call.k_map);
+        tma_prefetch_map(&call.v_map);
+        for (int round = 0; round * static_cast<int>(gridDim.x) < call.tiles; ++round) {
+            const int tile = tile_of_round(round);
+            if (tile >= call.tiles) continue;
+            const Work<Row> work(call, tile);
+            if (work.has_queries() && work.has_keys()) load_tile(work);
+        }
+    }
+
+   private:
+    __device__ __forceinline__ static RaggedRows rows_of(const ByteStrides& strides, const Work<Row>& work, int head,
+                                                         std::int64_t first, int rows) {
+        const std::int64_t batch = Work<Row>::group ? 0 : work.batch;
+        return {batch * strides.batch + head * strides.nhead + first * strides.seqlen, strides.seqlen, rows};
+    }
+
+    __device__ __forceinline__ void load_tile(const Work<Row>& work) {
+        const int head_k = work.head / call.heads_per_kv_head;
+        const RaggedRows keys = rows_of(call.k, work, head_k, work.first_k, work.seqlen_k);
+        const RaggedRows values = rows_of(call.v, work, head_k, work.first_k, work.seqlen_k);
+        int block = work.end_block - 1;
+        load_k(keys, block);
+        load_q(rows_of(call.q, work, work.head, work.first_q, work.seqlen_q), work.first_query);
+        while (--block >= work.first_block) {
+            load_k(keys, block);
+            load_v(values, block + 1);
+        }
+        load_v(values, block + 1);
+    }
+
+    __device__ __forceinline__ void load_q(const RaggedRows& rows, int first_query) {
+        for (int group = 0; group < Shared::groups; ++group) {
+            const std::uint32_t full = Shared::q_full(shared, group);
+            barrier_wait(Shared::q_empty(shared, group), q_phase ^ 1);
+            barrier_arrive_expect(full, Shared::q_group_bytes);
+            load_panels<Row::hdim_q, 64>(call.q_map, shared + Shared::q + group * Shared::q_group_bytes, full, rows,
+                                         first_query + 64 * group);
+        }
+        q_phase ^= 1;
+    }
+
+    __device__ __forceinline__ void load_k(const RaggedRows& rows, int block) {
+        const std::uint32_t full = Shared::k_full(shared, k_ring.stage);
+        barrier_wait(Shared::k_empty(shared, k_ring.stage), k_ring.phase ^ 1);
+        barrier_arrive_expect(full, Shared::k_bytes);
+        load_panels<Row::hdim_q, Row::tile_n0>(call.k_map, shared + Shared::k + k_ring.stage * Shared::k_bytes, full,
+                                               rows, block * Row::tile_n0);
+        k_ring.next();
+    }
+
+    __device__ __forceinline__ void load_v(const RaggedRows& rows, int block) {
+        const std::uint32_t full = Shared::v_full(shared, v_ring.stage);
+        barrier_wait(Shared::v_empty(shared, v_ring.stage), v_ring.phase ^ 1);
+        barrier_arrive_expect(full, Shared::v_bytes);
+        load_panels<Row::hdim_v, Row::tile_n0>(call.v_map, shared + Shared::v + v_ring.stage * Shared::v_bytes, full,
+                                               rows, block * Row::tile_n0);
+        v_ring.next();
+    }
+
+    template <int hdim, int count>
+    __device__ __forceinline__ void load_panels(const CUtensorMap& map, std::uint32_t target, std::uint32_t full,
+                                                const RaggedRows& rows, int first) {
+#pragma unroll
+        for (int panel = 0; panel < hdim / panel_columns; ++panel)
+            tma_load(target + panel * count * panel_row_bytes, &map, full, panel * panel_columns,
+                     rows.first_row + first, rows.low, rows.high, RaggedRows::wrap);
+    }
+
+    const FwdCall& call;
+    const std::uint32_t shared;
+    Ring<Row::stages> k_ring, v_ring;
+    std::uint32_t q_phase = 0;
+};
+
+// Registers of each thread after the block has shared them out anew; 0: they stay as they are.
+struct RegisterBudget {
+    int producer, consumer;
+};
+
+constexpr RegisterBudget fwd_budget(int groups, int blocks) {
+    if (groups == 3) return {32, 160};
+    if (groups == 2) return {24, 240};
+    return blocks == 1 ? RegisterBudget{0, 0} : RegisterBudget{24, 232};
+}
+
+template <class Row>
+inline constexpr int fwd_blocks = Row::block_per_cu > 1 ? Row::block_per_cu : 1;
+
+template <class Row>
+__global__ __launch_bounds__(FwdShared<Row>::threads, fwd_blocks<Row>) void fmha_fwd_wgmma(
+    const __grid_constant__ FwdCall call) {
+    using Shared = FwdShared<Row>;
+    constexpr RegisterBudget budget = fwd_budget(Shared::groups, fwd_blocks<Row>);
+    extern __shared__ char memory[];
+    const std::uint32_t shared = (shared_address(memory) + Shared::alignment - 1) & ~(Shared::alignment - 1u);
+    if (threadIdx.x == 0) Shared::init(shared);
+    __syncthreads();
+
+    // The same for all lanes, and known to be.
+    const int warpgroup = __shfl_sync(all_lanes, static_cast<int>(threadIdx.x) / 128, 0);
+    if (warpgroup == 0) {
+        if constexpr (budget.producer > 0) release_registers<budget.producer>();
+        if (threadIdx.x == 0) FwdProducer<Row>(call, shared).run();
+    } else {
+        if constexpr (budget.consumer > 0) claim_registers<budget.consumer>();
+        FwdConsumer<Row>(call, shared, warpgroup - 1).run();
+    }
+}
+
+template <class Row>
+inline std::int32_t launch_fmha_fwd_wgmma(const catalog_args* args, cudaStream_t stream) noexcept {
+    using Shared = FwdShared<Row>;
+    constexpr int bytes = Shared::bytes + Shared::alignment;
+    FwdCall call;
+    if (const catalog_status status = prepare_fwd<Row>(args, call); status != CATALOG_OK) return status;
+    if (call.tiles == 0) return CATALOG_OK;
+
+    int device, processors;
+    const bool ready = cudaGetDevice(&device) == cudaSuccess &&
+                       cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device) == cudaSuccess &&
+                       cudaFuncSetAttribute(fmha_fwd_wgmma<Row>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) ==
+                           cudaSuccess;
+    if (ready) {
+        // Sequences that differ in length are left to the hardware, which gives a block that is done the next tile.
+        const int blocks = Row::mode == Mode::group ? call.tiles : std::min(call.tiles, processors * fwd_blocks<Row>);
+        fmha_fwd_wgmma<Row><<<blocks, Shared::threads, bytes, stream>>>(call);
+    }
+    return cudaGetLastError() == cudaSuccess && ready ? CATALOG_OK : CATALOG_DEVICE_ERROR;
+}
+
+template <class Row>
+inline constexpr Block block_of{FwdShared<Row>::threads, FwdShared<Row>::bytes + FwdShared<Row>::alignment};
+
+}  // namespace catalog::cuda

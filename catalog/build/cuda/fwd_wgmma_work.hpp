@@ -1,0 +1,92 @@
+// What a block of the forward kernel works on: a tile of queries of one head, and the keys that they see.
+#pragma once
+
+#include "fwd_wgmma_call.hpp"
+
+namespace catalog::cuda {
+
+struct KeyRange {
+    int begin, end;
+};
+
+// Tiles of queries, in the order in which they are worked on: heads in sections whose keys stay in the L2 cache, and
+// within a section the blocks with most keys first.
+struct TileIndex {
+    int block, head, batch;
+
+    __device__ __forceinline__ TileIndex(const FwdCall& call, int index, bool last_block_first) {
+        const int section_tiles = call.section_heads * call.blocks;
+        const int first_head = index / section_tiles * call.section_heads;
+        const int heads = min(call.section_heads, call.heads - first_head);
+        const int rest = index % section_tiles;
+        block = last_block_first ? call.blocks - 1 - rest / heads : rest / heads;
+        const int instance = first_head + rest % heads;
+        batch = instance / call.nhead_q;
+        head = instance % call.nhead_q;
+    }
+};
+
+// The tile that a block of the grid works on in its turn `round`. Every second round goes backwards, so that the blocks
+// whose tiles are longer in one round have the shorter ones of the next.
+__device__ __forceinline__ int tile_of_round(int round) {
+    const int blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
+    return round * blocks + (round % 2 ? blocks - 1 - block : block);
+}
+
+template <class Row>
+struct Work {
+    static constexpr bool group = Row::mode == Mode::group;
+    static constexpr bool masked = Row::mask != Mask::none;
+
+    int head, batch, first_query;  // the tile's first, of its sequence
+    int seqlen_q, seqlen_k;
+    std::int64_t first_q, first_k;  // tokens in front of the sequence
+    int diagonal;                   // query i and key i + diagonal are aligned
+    int window_left, window_right;  // at least as large as any distance where they are unbounded
+    int first_block, end_block;     // of keys
+
+    __device__ __forceinline__ Work(const FwdCall& call, int tile) {
+        const TileIndex index(call, tile, masked);
+        head = index.head;
+        batch = index.batch;
+        first_query = index.block * Row::tile_m0;
+        first_q = first_k = 0;
+        seqlen_q = call.seqlen_q;
+        seqlen_k = call.seqlen_k;
+        if constexpr (group) {
+            first_q = call.seqstart_q[batch];
+            first_k = call.seqstart_k[batch];
+            seqlen_q = static_cast<int>(min(call.seqstart_q[batch + 1] - first_q, static_cast<std::int64_t>(seqlen_q)));
+            seqlen_k = static_cast<int>(call.seqstart_k[batch + 1] - first_k);
+        }
+        if (call.seqlens_q) seqlen_q = min(seqlen_q, call.seqlens_q[batch]);
+        if (call.seqlens_k) seqlen_k = min(seqlen_k, call.seqlens_k[batch]);
+        seqlen_q = max(seqlen_q, 0);
+        seqlen_k = max(seqlen_k, 0);
+
+        diagonal = !masked || call.bottom_right ? seqlen_k - seqlen_q : 0;
+        constexpr int unbounded = 1 << 30;
+        window_left = Row::mask == Mask::generic && call.window_left >= 0 ? call.window_left : unbounded;
+        window_right = Row::mask == Mask::causal                                 ? 0
+                       : Row::mask == Mask::generic && call.window_right >= 0 ? call.window_right
+                                                                                : unbounded;
+
+        const int last_query = min(first_query + Row::tile_m0, seqlen_q) - 1;
+        const KeyRange keys{visible(first_query).begin, visible(last_query).end};
+        first_block = keys.begin / Row::tile_n0;
+        end_block = keys.begin < keys.end ? (keys.end + Row::tile_n0 - 1) / Row::tile_n0 : first_block;
+    }
+
+    __device__ __forceinline__ bool has_queries() const { return first_query < seqlen_q; }
+    __device__ __forceinline__ bool has_keys() const { return first_block < end_block; }
+
+    // Keys that a query sees. Lengths are at most 2^29: nothing overflows.
+    __device__ __forceinline__ KeyRange visible(int query) const {
+        if constexpr (!masked) return {0, seqlen_k};
+        const int center = query + diagonal;
+        const int begin = Row::mask == Mask::generic ? max(center - window_left, 0) : 0;
+        return {begin, min(center + window_right + 1, seqlen_k)};
+    }
+};
+
+}  // namespace catalog::cuda

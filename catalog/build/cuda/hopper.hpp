@@ -1,0 +1,249 @@
+// Hopper's instructions beside wgmma: barriers in shared memory, TMA, named barriers, register budgets.
+//
+// Addresses in shared memory are 32 bits wide: shared_address() of a pointer. Barriers are 8 bytes.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <type_traits>
+
+#include "traits.hpp"
+
+namespace catalog::cuda {
+
+__device__ __forceinline__ std::uint32_t shared_address(const void* pointer) {
+    return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// ---- Barriers in shared memory. A phase ends when `arrivals` threads have arrived and the bytes expected are there.
+
+__device__ __forceinline__ void barrier_init(std::uint32_t barrier, int arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+// After barrier_init, by the threads that did it; a __syncthreads() follows.
+__device__ __forceinline__ void barrier_init_fence() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+__device__ __forceinline__ void barrier_arrive(std::uint32_t barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// Arrives, and makes the phase wait for so many bytes more.
+__device__ __forceinline__ void barrier_arrive_expect(std::uint32_t barrier, std::uint32_t bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+__device__ __forceinline__ bool barrier_try_wait(std::uint32_t barrier, std::uint32_t parity) {
+    std::uint32_t done;
+    asm volatile(
+        "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+        : "=r"(done)
+        : "r"(barrier), "r"(parity)
+        : "memory");
+    return done != 0;
+}
+
+// Until the phase of that parity is over; phases count 0, 1, 0, ...: of a fresh barrier, parity 1 is over.
+__device__ __forceinline__ void barrier_wait(std::uint32_t barrier, std::uint32_t parity) {
+    while (!barrier_try_wait(barrier, parity)) {
+    }
+}
+
+// ---- Named barriers, 0 to 15; 0 is that of __syncthreads(). `threads` are all that sync or arrive, whole warps.
+
+__device__ __forceinline__ void named_barrier_sync(int name, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
+}
+
+__device__ __forceinline__ void named_barrier_arrive(int name, int threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(name), "r"(threads) : "memory");
+}
+
+// ---- Register budgets of a warpgroup, multiples of 8 from 24 to 240.
+
+template <int registers>
+__device__ __forceinline__ void release_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
+}
+
+template <int registers>
+__device__ __forceinline__ void claim_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
+}
+
+// ---- Shared memory that threads have written, before tensor cores or TMA read it: by each writer, then a barrier.
+
+__device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// ---- TMA. Coordinates count elements, the innermost axis first; what lies outside of the tensor reads as zeros and is
+// not written. By one thread. The map is a __grid_constant__ parameter of the kernel.
+
+__device__ __forceinline__ void tma_prefetch_map(const CUtensorMap* map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+__device__ __forceinline__ void tma_load(std::uint32_t target, const CUtensorMap* map, std::uint32_t barrier, int x0,
+                                         int x1) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(
+            target),
+        "l"(map), "r"(barrier), "r"(x0), "r"(x1)
+        : "memory");
+}
+
+__device__ __forceinline__ void tma_load(std::uint32_t target, const CUtensorMap* map, std::uint32_t barrier, int x0,
+                                         int x1, int x2) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::
+            "r"(target),
+        "l"(map), "r"(barrier), "r"(x0), "r"(x1), "r"(x2)
+        : "memory");
+}
+
+__device__ __forceinline__ void tma_load(std::uint32_t target, const CUtensorMap* map, std::uint32_t barrier, int x0,
+                                         int x1, int x2, int x3) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
+        "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(target),
+        "l"(map), "r"(barrier), "r"(x0), "r"(x1), "r"(x2), "r"(x3)
+        : "memory");
+}
+
+__device__ __forceinline__ void tma_load(std::uint32_t target, const CUtensorMap* map, std::uint32_t barrier, int x0,
+                                         int x1, int x2, int x3, int x4) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
+        "[%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(target),
+        "l"(map), "r"(barrier), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(x4)
+        : "memory");
+}
+
+__device__ __forceinline__ void tma_store(const CUtensorMap* map, std::uint32_t source, int x0, int x1) {
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map), "r"(source),
+                 "r"(x0), "r"(x1)
+                 : "memory");
+}
+
+__device__ __forceinline__ void tma_store(const CUtensorMap* map, std::uint32_t source, int x0, int x1, int x2,
+                                          int x3) {
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
+                 "r"(source), "r"(x0), "r"(x1), "r"(x2), "r"(x3)
+                 : "memory");
+}
+
+__device__ __forceinline__ void tma_store(const CUtensorMap* map, std::uint32_t source, int x0, int x1, int x2, int x3,
+                                          int x4) {
+    asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];" ::"l"(map),
+                 "r"(source), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(x4)
+                 : "memory");
+}
+
+// Adds in place of storing.
+__device__ __forceinline__ void tma_reduce_add(const CUtensorMap* map, std::uint32_t source, int x0, int x1, int x2,
+                                               int x3) {
+    asm volatile("cp.reduce.async.bulk.tensor.4d.global.shared::cta.add.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(
+                     map),
+                 "r"(source), "r"(x0), "r"(x1), "r"(x2), "r"(x3)
+                 : "memory");
+}
+
+__device__ __forceinline__ void tma_reduce_add(const CUtensorMap* map, std::uint32_t source, int x0, int x1, int x2,
+                                               int x3, int x4) {
+    asm volatile(
+        "cp.reduce.async.bulk.tensor.5d.global.shared::cta.add.bulk_group "
+        "[%0, {%2, %3, %4, %5, %6}], [%1];" ::"l"(map),
+        "r"(source), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(x4)
+        : "memory");
+}
+
+// Copies without a map: whole multiples of 16 bytes, aligned to 16.
+__device__ __forceinline__ void bulk_load(std::uint32_t target, const void* source, std::uint32_t bytes,
+                                          std::uint32_t barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     target),
+                 "l"(source), "r"(bytes), "r"(barrier)
+                 : "memory");
+}
+
+__device__ __forceinline__ void bulk_reduce_add(float* target, std::uint32_t source, std::uint32_t bytes) {
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(target),
+                 "r"(source), "r"(bytes)
+                 : "memory");
+}
+
+// Stores and reductions of this thread so far form a group.
+__device__ __forceinline__ void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+// Until all groups but `pending` have read their shared memory.
+template <int pending>
+__device__ __forceinline__ void bulk_wait_read() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory");
+}
+
+// Until all groups but `pending` are written.
+template <int pending>
+__device__ __forceinline__ void bulk_wait() {
+    asm volatile("cp.async.bulk.wait_group %0;" ::"n"(pending) : "memory");
+}
+
+// ---- Matrices of 8 x 8 16-bit elements between registers and shared memory; lane i gives the address of row i % 8 of
+// matrix i / 8.
+
+__device__ __forceinline__ void store_matrices(std::uint32_t address, std::uint32_t r0, std::uint32_t r1,
+                                               std::uint32_t r2, std::uint32_t r3) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r0), "r"(r1),
+                 "r"(r2), "r"(r3)
+                 : "memory");
+}
+
+__device__ __forceinline__ void store_matrices_transposed(std::uint32_t address, std::uint32_t r0, std::uint32_t r1,
+                                                          std::uint32_t r2, std::uint32_t r3) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r0),
+                 "r"(r1), "r"(r2), "r"(r3)
+                 : "memory");
+}
+
+__device__ __forceinline__ void load_matrices(std::uint32_t address, std::uint32_t (&r)[4]) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address)
+                 : "memory");
+}
+
+__device__ __forceinline__ void load_matrices_transposed(std::uint32_t address, std::uint32_t (&r)[4]) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address)
+                 : "memory");
+}
+
+// Where TMA's 128-byte swizzle puts byte `column` of row `row` of a panel (rows of 128 bytes, aligned to 1024).
+__device__ __forceinline__ std::uint32_t swizzled(std::uint32_t row, std::uint32_t column) {
+    return row * 128 + (column ^ ((row & 7) << 4));
+}
+
+// ---- Arithmetic.
+
+__device__ __forceinline__ float exp2_approximate(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// Two numbers rounded to 16 bits, `low` in the low half.
+template <class T>
+__device__ __forceinline__ std::uint32_t pack(float low, float high) {
+    std::uint32_t packed;
+    if constexpr (std::is_same_v<T, bf16>)
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+    else
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+    return packed;
+}
+
+}  // namespace catalog::cuda

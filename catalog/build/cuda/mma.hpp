@@ -1,0 +1,60 @@
+// Instructions of Ampere that Hopper has too: mma.sync, and copies into shared memory that do not wait (cp.async).
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "hopper.hpp"
+
+namespace catalog::cuda {
+
+// Elements of a and b are 16 bits wide, two in a register. c (16 x 8) += a (16 x 16) * b (16 x 8).
+template <class T>
+__device__ __forceinline__ void mma_16x8x16(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
+                                            std::uint32_t b1) {
+    if constexpr (std::is_same_v<T, bf16>)
+        asm(
+            "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+            "{%0, %1, %2, %3};"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    else
+        asm(
+            "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+            "{%0, %1, %2, %3};"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Copies 16 bytes, or writes 16 zero bytes and reads nothing. The L2 fetches the whole line of 128 bytes.
+__device__ __forceinline__ void copy_async(std::uint32_t target, const void* source, bool exists) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(target), "l"(source),
+                 "r"(exists ? 16 : 0)
+                 : "memory");
+}
+
+// Copies of this thread so far form a group.
+__device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Until all groups of this thread but `pending` are there.
+template <int pending>
+__device__ __forceinline__ void copy_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
+}
+
+// The compiler does not know what it is, and so computes what follows from it where it is needed, rather than before
+// the main loop, whose registers are scarce.
+__device__ __forceinline__ int opaque(int number) {
+    asm volatile("" : "+r"(number));
+    return number;
+}
+
+// The kernel that follows in the stream may be launched now, if it waits for this one by itself.
+__device__ __forceinline__ void let_next_kernel_start() {
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+// Until the kernel before in the stream is over, and all that it has written can be read.
+__device__ __forceinline__ void wait_for_last_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+}  // namespace catalog::cuda

@@ -1,0 +1,220 @@
+// What becomes of the registers of fmha forward's main loop with mma.sync: groups of warps merge their results, rows
+// are normalised and stored.
+#pragma once
+
+#include "mma_tile.hpp"
+#include "scores.hpp"
+
+namespace catalog::cuda {
+
+// What the host computes for a launch.
+template <class Row>
+struct MmaGrid {
+    int tiles;  // of the longest sequence
+    Divisor heads, page_size;
+    Scores<Row> scores;
+};
+
+// The compiler does not know that it is always the same, and so keeps nothing that follows from it in registers.
+__device__ __forceinline__ int block_index() {
+    int index;
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(index));
+    return index;
+}
+
+// What a block answers: up to tile_m0 rows of one K/V head of one sequence, against one split of the keys.
+template <class Row, bool partial>
+struct MmaWork {
+    const MmaGrid<Row>& grid;
+    Sequence seq;
+    int head_k, split, first_row, rows;  // no rows: there is nothing to do
+
+    // Heads of one sequence are worked on at the same time; the last tiles, which see most under a causal mask, first.
+    __device__ __forceinline__ MmaWork(const catalog_args& args, const MmaGrid<Row>& grid) : grid(grid) {
+        const int nhead_k = static_cast<int>(args.nhead_k), batch = static_cast<int>(args.batch);
+        const int splits = partial ? static_cast<int>(args.num_splits) : 1;
+        const int block = block_index(), of_head = block / nhead_k, of_sequence = of_head / batch;
+        head_k = block - of_head * nhead_k;
+        split = of_sequence % splits;
+        first_row = (grid.tiles - 1 - of_sequence / splits) * Row::tile_m0;
+        seq = sequence_of<Row>(args, of_head - of_sequence * batch);
+        rows = max(0, min(Row::tile_m0, seq.seqlen_q * static_cast<int>(grid.heads.divisor) - first_row));
+    }
+
+    __device__ __forceinline__ QueryRow row_at(int row) const { return query_row(first_row + row, grid.heads); }
+
+    __device__ __forceinline__ int head_of(const QueryRow& at) const {
+        return head_k * static_cast<int>(grid.heads.divisor) + at.head;
+    }
+
+    template <class Element>
+    __device__ __forceinline__ Element* element_of(const catalog_tensor& tensor, const QueryRow& at) const {
+        return rows_of<Element>(tensor, seq.batch, head_of(at), seq.first_q + at.query, split);
+    }
+};
+
+template <class Row, bool partial>
+class MmaResults {
+    using T = typename Row::otype;
+    using Shape = MmaShape<Row>;
+    static constexpr int atoms = Shape::atoms, tile_m0 = Row::tile_m0, hdim_v = Row::hdim_v;
+
+   public:
+    using Accumulator = float[atoms][hdim_v / 8][4];
+    using PerRow = float[atoms][2];
+
+    // `max` in units of log2; `sum`: the lane's part of the rows' sums.
+    __device__ __forceinline__ MmaResults(const catalog_args& args, const MmaWork<Row, partial>& work,
+                                          std::uint32_t shared, const Accumulator& o, const PerRow& max,
+                                          const PerRow& sum)
+        : args(args),
+          work(work),
+          window(window_of<Row::mask>(args, work.seq.seqlen_q, work.seq.seqlen_k, {})),
+          hdim(static_cast<int>(args.hdim_v)),
+          shared(shared),
+          o(o),
+          max(max) {
+#pragma unroll
+        for (int m = 0; m < atoms; ++m)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                float total = sum[m][half];
+                total += __shfl_xor_sync(0xffffffff, total, 1);
+                this->sum[m][half] = total + __shfl_xor_sync(0xffffffff, total, 2);
+            }
+    }
+
+    __device__ __forceinline__ void finish() const {
+        if constexpr (Shape::waves_n > 1)
+            merge();
+        else
+            store();
+    }
+
+   private:
+    __device__ __forceinline__ RowEnd end_of(const QueryRow& at, float largest, float total) const {
+        return end_of_row<Row>(args, largest, total, work.seq.index, work.head_of(at), window.center(at.query),
+                               work.split == 0);
+    }
+
+    __device__ __forceinline__ void store_lse(const QueryRow& at, float lse) const {
+        if constexpr (partial || Row::lse)
+            *work.template element_of<float>(partial ? args.lse_acc : args.lse, at) = lse;
+    }
+
+    // Where no other group has part in the rows. 16-bit results take the way through the warp's rows of Q.
+    __device__ __forceinline__ void store() const {
+        const std::uint32_t staged = shared + thread.warp_m * Shape::rows * Row::hdim_q * 2;
+        __syncwarp();
+#pragma unroll
+        for (int m = 0; m < atoms; ++m)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int row = thread.row(m, half);
+                const QueryRow at = work.row_at(row < work.rows ? row : 0);
+                const RowEnd row_end = end_of(at, max[m][half], sum[m][half]);
+                if (row < work.rows && thread.lane % 4 == 0) store_lse(at, row_end.lse);
+                float* target = partial ? work.template element_of<float>(args.o_acc, at) : nullptr;
+#pragma unroll
+                for (int n = 0; n < hdim_v / 8; ++n) {
+                    const float first = o[m][n][2 * half] * row_end.normalize;
+                    const float second = o[m][n][2 * half + 1] * row_end.normalize;
+                    if constexpr (partial) {
+                        const int column = 8 * n + thread.lane % 4 * 2;
+                        if (row < work.rows && column < hdim)
+                            *reinterpret_cast<float2*>(target + column) = make_float2(first, second);
+                    } else {
+                        const std::uint32_t offset = piece_offset<hdim_v>(16 * m + 8 * half + thread.lane / 4, n);
+                        asm volatile("st.shared.u32 [%0], %1;" ::"r"(staged + offset + thread.lane % 4 * 4),
+                                     "r"(pack<T>(first, second))
+                                     : "memory");
+                    }
+                }
+            }
+        if constexpr (!partial) store_staged(staged);
+    }
+
+    __device__ __forceinline__ void store_staged(std::uint32_t staged) const {
+        constexpr int pieces = hdim_v / 8;
+        __syncwarp();
+#pragma unroll
+        for (int first = 0; first < Shape::rows * pieces; first += 32) {
+            const int index = first + thread.lane, row = index / pieces, piece = index % pieces;
+            const int in_tile = thread.warp_m * Shape::rows + row;
+            uint4 data;
+            asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                         : "=r"(data.x), "=r"(data.y), "=r"(data.z), "=r"(data.w)
+                         : "r"(staged + piece_offset<hdim_v>(row, piece))
+                         : "memory");
+            if (in_tile < work.rows && piece * 8 < hdim)
+                *reinterpret_cast<uint4*>(work.template element_of<T>(args.o, work.row_at(in_tile)) + piece * 8) = data;
+        }
+    }
+
+    // Every group has weighed its keys by itself.
+    __device__ __forceinline__ void merge() const {
+        extern __shared__ __align__(1024) float merged[];
+        float* maxima = merged + Shape::merge_rows * Shape::merge_stride;
+        float* sums = maxima + Shape::merge_rows;
+        __syncthreads();
+#pragma unroll
+        for (int m = 0; m < atoms; ++m)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int row = thread.warp_n * tile_m0 + thread.row(m, half);
+                if (thread.lane % 4 == 0) {
+                    maxima[row] = max[m][half];
+                    sums[row] = sum[m][half];
+                }
+#pragma unroll
+                for (int n = 0; n < hdim_v / 8; ++n)
+                    *reinterpret_cast<float2*>(merged + row * Shape::merge_stride + 8 * n + thread.lane % 4 * 2) =
+                        make_float2(o[m][n][2 * half], o[m][n][2 * half + 1]);
+            }
+        __syncthreads();
+        for (int index = threadIdx.x; index < work.rows * (hdim_v / 4); index += Shape::threads)
+            merge_piece(index / (hdim_v / 4), index % (hdim_v / 4) * 4, merged, maxima, sums);
+    }
+
+    // Four columns of a row.
+    __device__ __forceinline__ void merge_piece(int row, int column, const float* merged, const float* maxima,
+                                                const float* sums) const {
+        float largest = minus_infinity(), total = 0.0f;
+#pragma unroll
+        for (int group = 0; group < Shape::waves_n; ++group) largest = fmaxf(largest, maxima[group * tile_m0 + row]);
+        const float reference = largest == minus_infinity() ? 0.0f : largest;
+        float4 o = make_float4(0, 0, 0, 0);
+#pragma unroll
+        for (int group = 0; group < Shape::waves_n; ++group) {
+            const int place = group * tile_m0 + row;
+            const float weight = exp2_approximate(maxima[place] - reference);
+            const float4 part = *reinterpret_cast<const float4*>(merged + place * Shape::merge_stride + column);
+            total = fmaf(sums[place], weight, total);
+            o = make_float4(fmaf(part.x, weight, o.x), fmaf(part.y, weight, o.y), fmaf(part.z, weight, o.z),
+                            fmaf(part.w, weight, o.w));
+        }
+        const QueryRow at = work.row_at(row);
+        const RowEnd row_end = end_of(at, largest, total);
+        if (column == 0) store_lse(at, row_end.lse);
+        if (column >= hdim) return;
+        const float scale = row_end.normalize;
+        if constexpr (partial)
+            *reinterpret_cast<float4*>(work.template element_of<float>(args.o_acc, at) + column) =
+                make_float4(o.x * scale, o.y * scale, o.z * scale, o.w * scale);
+        else
+            *reinterpret_cast<uint2*>(work.template element_of<T>(args.o, at) + column) =
+                make_uint2(pack<T>(o.x * scale, o.y * scale), pack<T>(o.z * scale, o.w * scale));
+    }
+
+    const catalog_args& args;
+    const MmaWork<Row, partial>& work;
+    const Window<Row::mask> window;
+    const MmaThread<Row> thread;
+    const int hdim;
+    const std::uint32_t shared;
+    const Accumulator& o;
+    const PerRow& max;
+    PerRow sum;
+};
+
+}  // namespace catalog::cuda

@@ -1,0 +1,92 @@
+// Where one sequence lies in the tensors, and how long it is. What memory says of that is clamped to what is stored, so
+// that nothing outside of a tensor is touched, whatever the memory holds.
+#pragma once
+
+#include <cstdint>
+
+#include "call.hpp"
+
+namespace catalog::cuda {
+
+// `batch` is the sequence's place along the batch axis, 0 in group mode; `index` its number in both modes.
+struct Sequence {
+    int batch, index;
+    std::int64_t first_q, first_k;  // first token; 0 in batch mode
+    int seqlen_q, seqlen_k;
+};
+
+__device__ __forceinline__ int clamp_length(std::int64_t length, std::int64_t most) {
+    return static_cast<int>(max(std::int64_t{0}, min(length, most)));
+}
+
+__device__ __forceinline__ int length_of(const catalog_tensor& lengths, int index, int stored) {
+    return lengths.data ? clamp_length(static_cast<const std::int32_t*>(lengths.data)[index], stored) : stored;
+}
+
+// The queries of a sequence; its keys are none.
+template <class Row>
+__device__ __forceinline__ Sequence queries_of(const catalog_args& args, int index) {
+    Sequence seq{index, index, 0, 0, static_cast<int>(args.seqlen_q), 0};
+    if constexpr (Row::mode == Mode::group) {
+        const std::int64_t first = args.seqstart_q[index], end = args.seqstart_q[index + 1];
+        seq.batch = 0;
+        seq.first_q = max(std::int64_t{0}, min(first, args.tokens_q));
+        seq.seqlen_q = clamp_length(min(end, args.tokens_q) - seq.first_q, args.seqlen_q);
+    }
+    seq.seqlen_q = length_of(args.seqlens_q, index, seq.seqlen_q);
+    return seq;
+}
+
+template <class Row>
+__device__ __forceinline__ Sequence sequence_of(const catalog_args& args, int index) {
+    Sequence seq = queries_of<Row>(args, index);
+    if constexpr (Row::paged_kv) {
+        const std::int64_t room = min(args.seqlen_k, args.pages_per_sequence * args.page_size);
+        seq.seqlen_k = length_of(args.seqlens_k, index, static_cast<int>(room));
+    } else {
+        seq.seqlen_k = static_cast<int>(args.seqlen_k);
+        if constexpr (Row::mode == Mode::group) {
+            seq.first_k = max(0, args.seqstart_k[index]);
+            seq.seqlen_k = clamp_length(args.seqstart_k[index + 1] - seq.first_k, args.seqlen_k > 0 ? most_tokens : 0);
+        }
+        seq.seqlen_k = length_of(args.seqlens_k, index, seq.seqlen_k);
+    }
+    return seq;
+}
+
+// The rows of one head of one sequence; `first` is a token.
+template <class Element>
+__device__ __forceinline__ Element* rows_of(const catalog_tensor& tensor, int batch, int head, std::int64_t first,
+                                            int split = 0) {
+    return static_cast<Element*>(tensor.data) + (split * tensor.stride_split + batch * tensor.stride_batch +
+                                                 head * tensor.stride_nhead + first * tensor.stride_seqlen);
+}
+
+// Division by a number that is known when a kernel is launched, exact for dividends below 2^31: factor * divisor
+// exceeds 2^(31 + shift) by less than 2^shift.
+struct Divisor {
+    std::uint32_t divisor, factor, shift;
+
+    __host__ explicit Divisor(std::int64_t number) : divisor(static_cast<std::uint32_t>(number)), factor(0), shift(0) {
+        while ((1ull << shift) < divisor) ++shift;
+        factor = static_cast<std::uint32_t>(((1ull << (31 + shift)) + divisor - 1) / divisor);
+    }
+
+    __device__ __forceinline__ int quotient(int dividend) const {
+        return static_cast<int>((static_cast<std::uint64_t>(static_cast<std::uint32_t>(dividend)) * factor) >>
+                                (31 + shift));
+    }
+};
+
+// A query, and its head among those that share a K/V head. Rows count the heads fastest: the rows of a tile see nearly
+// the same keys, and the heads of one decode step fill one tile.
+struct QueryRow {
+    int query, head;
+};
+
+__device__ __forceinline__ QueryRow query_row(int row, const Divisor& heads) {
+    const int query = heads.quotient(row);
+    return {query, row - query * static_cast<int>(heads.divisor)};
+}
+
+}  // namespace catalog::cuda

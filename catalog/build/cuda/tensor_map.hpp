@@ -1,0 +1,83 @@
+// Tensor maps: what TMA is told about a tensor and the box that it copies. Host code; no library is linked for it.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <type_traits>
+
+#include "traits.hpp"
+
+namespace catalog::cuda {
+
+using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
+
+// NULL where the driver is too old.
+inline EncodeTiled find_encode_tiled() {
+    void* function = nullptr;
+    cudaDriverEntryPointQueryResult result;
+    const cudaError_t error =
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &result);
+    const bool found = error == cudaSuccess && result == cudaDriverEntryPointSuccess;
+    return found ? reinterpret_cast<EncodeTiled>(function) : nullptr;
+}
+
+template <class T>
+inline constexpr CUtensorMapDataType tensor_map_type = std::is_same_v<T, bf16>   ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                                       : std::is_same_v<T, fp16> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                                                                 : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+
+// Extents and box in elements, the innermost axis first; strides in bytes, of all axes but the innermost. False: TMA
+// cannot address such a tensor. Boxes are swizzled in rows of 128 bytes unless told otherwise.
+template <class T, int rank>
+inline bool make_tensor_map(CUtensorMap& map, const void* data, const std::uint64_t (&extents)[rank],
+                            const std::uint64_t (&strides)[rank - 1], const std::uint32_t (&box)[rank],
+                            CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_128B) {
+    static const EncodeTiled encode = find_encode_tiled();
+    std::uint32_t steps[rank];
+    for (std::uint32_t& step : steps) step = 1;
+    return encode && encode(&map, tensor_map_type<T>, rank, const_cast<void*>(data), extents, strides, box, steps,
+                            CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                            CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+// Rows of one sequence, wherever it starts and however long it is: a map of which only the row stride is fixed.
+//
+// The tensor ends at row `ragged_rows`, and row i of a sequence of n rows has the coordinate ragged_rows - n + i: rows
+// from n on lie outside of it. The last axis takes those ragged_rows back out of the address, which is modulo 2^64,
+// and two more axes add where the sequence ends, in steps of 16 bytes and of 2^34 bytes.
+inline constexpr std::uint64_t ragged_rows = 1ull << 30;
+
+// `row_bytes` is the stride of rows.
+template <class T>
+inline bool make_ragged_map(CUtensorMap& map, const void* data, std::int64_t row_bytes, std::int64_t hdim,
+                            int box_columns, int box_rows) {
+    constexpr std::uint64_t most = 1ull << 31, step = 1ull << 34;
+    const std::uint64_t stride = static_cast<std::uint64_t>(row_bytes);
+    if (stride >= step) return false;
+    const std::uint64_t extents[5] = {static_cast<std::uint64_t>(hdim), ragged_rows, most, most, most};
+    const std::uint64_t strides[4] = {stride, 16, step, step - stride};
+    const std::uint32_t columns = box_columns, rows = box_rows;
+    return make_tensor_map<T>(map, data, extents, strides, {columns, rows, 1, 1, 1});
+}
+
+// Coordinates of a sequence in a ragged map: row i is at first_row + i.
+struct RaggedRows {
+    int first_row, low, high;
+
+    // `offset` is that of the sequence's first row, in bytes, a multiple of 16; `row_bytes` is the stride of rows.
+    __device__ __forceinline__ RaggedRows(std::int64_t offset, std::int64_t row_bytes, int rows)
+        : first_row(static_cast<int>(ragged_rows) - rows),
+          low(static_cast<int>((end(offset, row_bytes, rows) >> 4) & ((1 << 30) - 1))),
+          high(static_cast<int>(end(offset, row_bytes, rows) >> 34)) {}
+
+    static constexpr int wrap = static_cast<int>(ragged_rows);
+
+   private:
+    static __device__ __forceinline__ std::uint64_t end(std::int64_t offset, std::int64_t row_bytes, int rows) {
+        return static_cast<std::uint64_t>(offset) + static_cast<std::uint64_t>(row_bytes) * static_cast<unsigned>(rows);
+    }
+};
+
+}  // namespace catalog::cuda

@@ -1,0 +1,172 @@
+"""Streams, graphs and PyTorch's tensors on a real GPU of arch sm_90: make test-cuda."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from catalog.errors import TensorError
+from catalog.runtime.catalog import Catalog
+from catalog.runtime.devices import why_unavailable
+from catalog.schema.problem import Problem
+
+ARCH = "sm_90"
+SHAPE: dict[str, Any] = {"batch": 2, "nhead_q": 8, "nhead_k": 2, "hdim_q": 128, "dtype": "bf16", "lse": True}
+PROBLEMS = {
+    "dense": Problem(**SHAPE, seqlen_q=515, mask="causal"),
+    "packed": Problem(
+        **{name: value for name, value in SHAPE.items() if name != "batch"}, seqlens_q=[100, 0, 333], mask="causal"
+    ),
+    "splitkv": Problem(**SHAPE, op="splitkv", seqlen_q=1, seqlen_k=3000),
+}
+
+
+@pytest.fixture(scope="module")
+def torch() -> Any:
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+    return torch
+
+
+@pytest.fixture(scope="module")
+def catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Catalog]:
+    reason = why_unavailable(ARCH)
+    if reason is not None:
+        pytest.exit(f"no GPU of arch {ARCH}: {reason}", 2)
+    catalog = Catalog(tmp_path_factory.mktemp("cuda") / "catalog.db")
+    catalog.populate(ARCH)
+    yield catalog
+    catalog.close()
+
+
+def drawn(torch: Any, problem: Problem) -> dict[str, Any]:
+    return {
+        name: torch.randn(problem.shapes[name], device="cuda", dtype=getattr(torch, problem.tensors[name].element))
+        for name in problem.needed
+    }
+
+
+def attention(torch: Any, problem: Problem, given: dict[str, Any]) -> Any:
+    attend = torch.nn.functional.scaled_dot_product_attention
+    causal = problem.mask != "no"
+    if problem.seqlens_q is None:
+        return attend(*given.values(), is_causal=causal, enable_gqa=True)
+    parts = (tensor.split(problem.seqlens_q) for tensor in given.values())
+    return torch.cat(
+        [
+            attend(*(one.transpose(0, 1)[None] for one in sequence), is_causal=causal, enable_gqa=True)[0].transpose(
+                0, 1
+            )
+            for sequence in zip(*parts, strict=True)
+            if sequence[0].shape[0]
+        ]
+    )
+
+
+def close(torch: Any, actual: Any, expected: Any) -> bool:
+    return bool((actual.double() - expected.double()).norm() < 1e-2 * expected.double().norm())
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_queued_launches_follow_pytorchs_order(torch: Any, catalog: Catalog, name: str) -> None:
+    problem = PROBLEMS[name]
+    plan = catalog.select(problem, arch=ARCH)
+    for stream in (torch.cuda.current_stream(), torch.cuda.Stream()):
+        with torch.cuda.stream(stream):
+            for _ in range(5):
+                given = drawn(torch, problem)
+                torch.cuda._sleep(2_000_000)  # about a millisecond: what is queued does not start yet
+                for tensor in given.values():
+                    tensor.mul_(0.5)
+                o = plan.enqueue(given)["o"]
+                scaled = o * 2
+                assert close(torch, scaled, attention(torch, problem, given) * 2)
+    torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("start", ["launch", "enqueue"])
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_a_captured_launch_replays(torch: Any, catalog: Catalog, name: str, start: str) -> None:
+    problem = PROBLEMS[name]
+    given = drawn(torch, problem)
+    outputs = {
+        made: torch.empty(problem.shapes[made], device="cuda", dtype=getattr(torch, problem.tensors[made].element))
+        for made in problem.made
+    }
+    bound = catalog.select(problem, arch=ARCH).bind(given, outputs=outputs)
+    bound.launch()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        getattr(bound, start)()
+    del bound
+    for _ in range(3):
+        for tensor in given.values():
+            tensor.normal_()
+        graph.replay()
+        assert close(torch, outputs["o"], attention(torch, problem, given))
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_a_captured_plan_replays_into_the_tensors_that_it_made(torch: Any, catalog: Catalog, name: str) -> None:
+    problem = PROBLEMS[name]
+    plan, given = catalog.select(problem, arch=ARCH), drawn(torch, problem)
+    for _ in range(2):
+        plan.enqueue(given)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        o = plan.enqueue(given)["o"]
+    torch.empty(1 << 20, device="cuda").fill_(float("nan"))
+    for _ in range(3):
+        given["q"].normal_()
+        graph.replay()
+        assert close(torch, o, attention(torch, problem, given))
+
+
+def test_numpy_arrays_end_no_capture(torch: Any, catalog: Catalog) -> None:
+    bound = catalog.select(PROBLEMS["dense"], arch=ARCH).bind()
+    graph, x = torch.cuda.CUDAGraph(), torch.zeros(4, device="cuda")
+    with torch.cuda.graph(graph):
+        with pytest.raises(TensorError, match="NumPy arrays"):
+            bound.launch()
+        x += 1
+    graph.replay()
+    assert x.tolist() == [1] * 4
+
+
+def test_runs_are_timed_and_agree_on_pytorchs_tensors_and_numpys(torch: Any, catalog: Catalog) -> None:
+    problem = Problem(**{**SHAPE, "dtype": "fp16"}, seqlen_q=257)
+    plan, given = catalog.select(problem, arch=ARCH), drawn(torch, problem)
+    on_gpu = plan.run(given, repeats=5)
+    copied = plan.run({name: tensor.cpu().numpy() for name, tensor in given.items()}, repeats=5)
+    assert np.array_equal(on_gpu.outputs["o"].cpu().numpy(), copied.outputs["o"])
+    assert 1e-3 < on_gpu.time_ms < 5
+    assert 300 < (catalog.device(ARCH).clock_mhz() or 0) < 3000
+
+
+def test_what_a_queued_launch_costs(torch: Any, catalog: Catalog) -> None:
+    problem = PROBLEMS["dense"]
+    plan, given = catalog.select(problem, arch=ARCH), drawn(torch, problem)
+    bound = plan.bind(given)
+
+    def median_us(call: Any) -> float:
+        taken = []
+        for _ in range(300):
+            torch.cuda.synchronize()
+            started = time.perf_counter()
+            call()
+            taken.append((time.perf_counter() - started) * 1e6)
+        return statistics.median(taken)
+
+    figures = {
+        "bound.enqueue": median_us(bound.enqueue),
+        "plan.enqueue": median_us(lambda: plan.enqueue(given)),
+        "bound.launch": median_us(bound.launch),
+        "PyTorch": median_us(lambda: attention(torch, problem, given)),
+    }
+    print({name: round(value, 1) for name, value in figures.items()})
+    assert figures["bound.enqueue"] < 15

@@ -32,10 +32,10 @@ def replay(
 ) -> None:
     """Run the calls of a trace again, each problem once, with the kernels that selection takes now.
 
-    Inputs are those that the trace kept, else seeded ones. Exits with 1 when a problem does not run or is wrong, 130
+    CATALOG_TRACE=calls.jsonl python train.py writes one. Inputs are those that it kept, else seeded ones. Exits with 1 when a problem does not run or is wrong, 130
     after Ctrl-C.
 
-    Example: CATALOG_TRACE=calls.jsonl python train.py; catalog replay calls.jsonl --bench --verify
+    Example: catalog replay calls.jsonl --bench --verify
     """
     from catalog.runtime.catalog import Catalog
     from catalog.runtime.measure import StopRule

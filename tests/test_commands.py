@@ -42,7 +42,7 @@ def examples(command):
     """What help says to type, as words after ``catalog``."""
     text = (command.help or "").replace("\n\n", "\0").replace("\n", " ")
     found = re.findall(r"Example: ([^\0]+)", text)
-    return [shlex.split(example.rpartition("; ")[2])[1:] for example in found]
+    return [shlex.split(example)[1:] for example in found]
 
 
 def parsed(words):

@@ -212,6 +212,7 @@ class Tracer:
             if limit < 0:
                 raise UsageError(f"a trace's {name} is {limit}: expected 0 or more")
         self.path = path
+        self._folder = folder_of(path.absolute())  # the process may go to another folder
         self._tensors, self._max_bytes, self._max_calls = tensors, max_bytes, max_calls
         self._calls = count(1)
         self._kept: dict[str, int] = {}
@@ -251,14 +252,14 @@ class Tracer:
 
     def keep(self, plan: Plan, device: Device[Any], taken: Taken) -> str | None:
         """Write the inputs of a call, if they are wanted, and there are any but seeded ones; the file's name."""
-        if not self._tensors or taken.seed is not None or not self._open:
-            return None
         problem = plan.problem
+        if taken.seed is not None or not self._open or self._kept.get(problem.key, 0) >= self._tensors:
+            return None
         inputs = {name: array for name, array in taken.arrays.items() if problem.tensors[name].role != "output"}
         size = sum(math.prod(array.shape) * array.dtype.itemsize for array in inputs.values())
         with self._lock:
             if self._kept.get(problem.key, 0) >= self._tensors:
-                return None
+                return None  # another thread's call was first
             self._kept[problem.key] = self._kept.get(problem.key, 0) + 1
             fits = self._bytes + size <= self._max_bytes
             self._bytes += size * fits
@@ -267,7 +268,12 @@ class Tracer:
             return None
         try:
             arrays = _on_host(device, inputs)
-            return None if arrays is None else _save(folder_of(self.path), problem.key, arrays)
+            if arrays is not None:
+                return _save(self._folder, problem.key, arrays)
+            with self._lock:  # the next call's are kept instead
+                self._kept[problem.key] -= 1
+                self._bytes -= size
+            return None
         except (OSError, CatalogError) as error:
             _log.warning("%s: the inputs of a call are not kept: %s", self.path, error)
             return None

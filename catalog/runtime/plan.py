@@ -143,11 +143,13 @@ class Plan:
     ) -> Result:
         """Run the plan on tensors, ``run(q=q, k=k, v=v)`` or ``run(inputs)``; without any, on seeded random ones.
 
-        A plan of a GPU's arch runs on the first GPU of that arch that the process may use, or on the one of that arch
-        that PyTorch's tensors are on. It takes NumPy arrays, which are copied there and back, and arrays in that GPU's
-        memory (``__dlpack__`` or ``__cuda_array_interface__``, PyTorch's for one), which are used where they are and
-        whose lengths and page numbers are not checked. Outputs are tensors of PyTorch's on that GPU where an input is
-        one, else NumPy arrays; :meth:`bind` takes others. A run waits for the GPU, :meth:`enqueue` does not.
+        A plan of the host takes NumPy arrays, CPU tensors of PyTorch, and what has ``__dlpack__`` on the CPU, all on
+        their own memory. A plan of a GPU's arch runs on the first GPU of that arch that the process may use, or on the
+        one of that arch that PyTorch's tensors are on. It takes NumPy arrays, which are copied there and back, and
+        arrays in that GPU's memory (``__dlpack__`` or ``__cuda_array_interface__``, PyTorch's for one), which are used
+        where they are and whose lengths and page numbers are not checked. Outputs are tensors of PyTorch's on the
+        device where an input is one, else NumPy arrays; :meth:`bind` takes others. A run waits for the GPU,
+        :meth:`enqueue` does not.
 
         Args:
             inputs: the inputs by name, arrays as :attr:`Problem.tensors` describes them.

@@ -134,7 +134,7 @@ def numpy_array(problem: Problem, name: str, value: Any) -> Array:
     if not isinstance(value, np.ndarray):
         raise TensorError(
             f"{name} is a {type(value).__name__}: expected a NumPy array, {_expected(problem, name)}",
-            hint="NumPy arrays of other libraries' CPU tensors: numpy.asarray(tensor), numpy.from_dlpack(tensor)",
+            hint="Arrays of other libraries, in memory of the device, are taken too: what has __dlpack__.",
         )
     return value
 

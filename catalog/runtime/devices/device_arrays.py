@@ -6,25 +6,20 @@ libraries for AMD GPUs have under the same name.
 
 from __future__ import annotations
 
-import ctypes
-import weakref
-from collections.abc import Mapping, Sequence
-from ctypes import c_char_p, c_int, c_int32, c_int64, c_uint8, c_uint16, c_uint64, c_void_p, py_object
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import accumulate
-from operator import mul
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from catalog.errors import TensorError
+from catalog.runtime.devices.dlpack import CPU, ELEMENT_NAMES, dense_strides, shared
 from catalog.runtime.devices.vendors import AMD, NVIDIA, Vendor
-from catalog.runtime.tensors import numpy_dtype
 
-_MEMORIES: Mapping[int, str] = MappingProxyType(
+MEMORIES: Mapping[int, str] = MappingProxyType(
     {
-        1: "the CPU",
+        CPU: "the CPU",
         NVIDIA.memory: "an NVIDIA GPU",
         3: "the CPU, pinned by CUDA",
         AMD.memory: "an AMD GPU",
@@ -33,49 +28,6 @@ _MEMORIES: Mapping[int, str] = MappingProxyType(
     }
 )
 """What DLPack's numbers stand for."""
-
-_FLOATS: Mapping[tuple[int, int], str] = MappingProxyType(
-    {
-        (2, 16): "float16",
-        (2, 32): "float32",
-        (2, 64): "float64",
-        (4, 16): "bfloat16",
-        (10, 8): "float8_e4m3fn",
-        (11, 8): "float8_e4m3fnuz",
-        (12, 8): "float8_e5m2",
-        (13, 8): "float8_e5m2fnuz",
-    }
-)
-"""NumPy's or ml_dtypes' names of DLPack's (code, bits)."""
-
-_WORDS = {(code, bits): f"{kind}{bits}" for code, kind in enumerate(("int", "uint")) for bits in (8, 16, 32, 64)}
-_ELEMENTS: Mapping[tuple[int, int], str] = MappingProxyType({**_FLOATS, **_WORDS, (6, 8): "bool"})
-ELEMENT_NAMES = frozenset(_ELEMENTS.values())
-"""NumPy's or ml_dtypes' names of the element types that an array may have."""
-
-_NEW, _USED = b"dltensor", b"used_dltensor"
-_valid = ctypes.PYFUNCTYPE(c_int, py_object, c_char_p)(("PyCapsule_IsValid", ctypes.pythonapi))
-_pointer = ctypes.PYFUNCTYPE(c_void_p, py_object, c_char_p)(("PyCapsule_GetPointer", ctypes.pythonapi))
-_rename = ctypes.PYFUNCTYPE(c_int, py_object, c_char_p)(("PyCapsule_SetName", ctypes.pythonapi))
-
-
-class _Managed(ctypes.Structure):
-    """``DLManagedTensor``, its DLTensor unfolded."""
-
-    _fields_ = (
-        ("data", c_void_p),
-        ("device_type", c_int32),
-        ("device_id", c_int32),
-        ("ndim", c_int32),
-        ("code", c_uint8),
-        ("bits", c_uint8),
-        ("lanes", c_uint16),
-        ("shape", ctypes.POINTER(c_int64)),
-        ("strides", ctypes.POINTER(c_int64)),  # in elements; NULL: dense
-        ("byte_offset", c_uint64),
-        ("manager_ctx", c_void_p),
-        ("deleter", c_void_p),
-    )
 
 
 @dataclass(slots=True)
@@ -141,11 +93,6 @@ def device_array(name: str, value: Any, stream: int, vendor: Vendor) -> DeviceAr
     return _from_interface(name, value, interface)
 
 
-def dense_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
-    """Strides in bytes of an array in C order."""
-    return tuple(accumulate((itemsize, *reversed(shape[1:])), mul))[: len(shape)][::-1]
-
-
 def _not_shared(name: str, error: Exception) -> TensorError:
     return TensorError(f"{name} cannot be shared: {error}", hint=f"PyTorch: use {name}.detach()")
 
@@ -154,7 +101,7 @@ def _from_dlpack(name: str, value: Any, stream: int, vendor: Vendor) -> DeviceAr
     try:
         kind, index = map(int, value.__dlpack_device__())
         if kind != vendor.memory:
-            where = _MEMORIES.get(kind, f"device type {kind}")
+            where = MEMORIES.get(kind, f"device type {kind}")
             raise TensorError(
                 f"{name} is in memory of {where}: expected an {vendor.company} GPU's",
                 hint=f"Put it there, PyTorch: {name}.to('cuda'), or give a NumPy array, which is copied.",
@@ -164,34 +111,17 @@ def _from_dlpack(name: str, value: Any, stream: int, vendor: Vendor) -> DeviceAr
         raise
     except Exception as error:  # each library raises its own
         raise _not_shared(name, error) from None
-    if not _valid(capsule, _NEW):
-        raise TensorError(f"{name}: its __dlpack__ gave no DLPack capsule, or one that is used up: {capsule!r}")
-    managed = _Managed.from_address(_pointer(capsule, _NEW))
-    _rename(capsule, _USED)  # from here on the tensor is ours, and so is the call of its deleter
-    weakref.finalize(managed, _delete, ctypes.addressof(managed), managed.deleter)
-    dtype = _ELEMENTS.get((managed.code, managed.bits))
-    if dtype is None or managed.lanes != 1:
-        raise TensorError(
-            f"{name} has elements that no kernel takes: DLPack's type {managed.code} of {managed.bits} bits, "
-            f"{managed.lanes} in one"
-        )
-    shape, itemsize = tuple(managed.shape[: managed.ndim]), managed.bits // 8
-    strides = tuple(step * itemsize for step in managed.strides[: managed.ndim]) if managed.strides else None
+    array = shared(name, capsule)
     return DeviceArray(
-        (managed.data or 0) + managed.byte_offset,
-        shape,
-        strides or dense_strides(shape, itemsize),
-        numpy_dtype(dtype),
+        array.address,
+        array.shape,
+        array.strides,
+        array.dtype,
         index,
-        True,  # this version of the protocol lends no read-only array
+        array.writable is not False,  # a capsule without a version lends no read-only array
         None,  # the library has ordered its work before ours
-        managed,
+        array.owner,
     )
-
-
-def _delete(address: int, deleter: int | None) -> None:
-    if deleter:
-        ctypes.CFUNCTYPE(None, c_void_p)(deleter)(address)
 
 
 def _from_interface(name: str, value: Any, interface: Mapping[str, Any]) -> DeviceArray:

@@ -15,7 +15,8 @@ import numpy as np
 from catalog.errors import DeviceError, TensorError
 from catalog.runtime.devices import DeviceInfo
 from catalog.runtime.devices.arguments import Call, Template, template
-from catalog.runtime.devices.device_arrays import DeviceArray, dense_strides, device_array
+from catalog.runtime.devices.device_arrays import DeviceArray, device_array
+from catalog.runtime.devices.dlpack import dense_strides
 from catalog.runtime.devices.gpu_resources import Event, Memory
 from catalog.runtime.devices.gpu_runtime import Gpu, GpuRuntime
 from catalog.runtime.devices.loading import REBUILD, Libraries, LoadedKernel

@@ -1,4 +1,4 @@
-"""The host CPU: kernels are shared libraries in this process, tensors are NumPy arrays."""
+"""The host CPU: kernels are shared libraries in this process, tensors are arrays in its memory."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from catalog.build.toolchains import host_facts
 from catalog.errors import DeviceError, SpecError, UsageError
 from catalog.runtime.devices import DeviceInfo
 from catalog.runtime.devices.arguments import Call, template
+from catalog.runtime.devices.host_arrays import host_array, host_outputs
 from catalog.runtime.devices.loading import Libraries, LoadedKernel
 from catalog.runtime.tensors import Array, make_outputs, numpy_array
 from catalog.runtime.workspace import NO_WORKSPACE, Workspace
@@ -62,16 +63,23 @@ class HostDevice:
         return self
 
     def array(self, problem: Problem, name: str, value: Any) -> Array:
-        """``value``, which is a NumPy array.
+        """The NumPy array that ``value`` is, or that is on its memory: a tensor of PyTorch's, or by ``__dlpack__``.
 
         Raises:
-            TensorError: it is not.
+            TensorError: it is no array, is in a GPU's memory, cannot be shared without a copy, or has elements that no
+                kernel takes.
         """
-        return numpy_array(problem, name, value)
+        array = host_array(name, value)
+        return numpy_array(problem, name, value) if array is None else array
 
-    def outputs(self, problem: Problem, inputs: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str, Array]:
-        """As :func:`~catalog.runtime.tensors.make_outputs`."""
-        return make_outputs(problem, inputs)
+    def outputs(self, problem: Problem, inputs: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Arrays for the outputs: tensors of PyTorch's where an input is one, else NumPy's.
+
+        Raises:
+            TensorError: the problem's tensors are larger than this machine's memory.
+        """
+        made = host_outputs(problem, inputs, given)
+        return make_outputs(problem, inputs) if made is None else made
 
     def layout(self, given: Mapping[str, Any]) -> None:
         """None: NumPy arrays are cheap to check."""

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from catalog.runtime.devices.device_arrays import ELEMENT_NAMES, DeviceArray
+from catalog.runtime.devices.device_arrays import DeviceArray
+from catalog.runtime.devices.dlpack import ELEMENT_NAMES
 from catalog.runtime.devices.streams import torch_on
 from catalog.runtime.devices.vendors import Vendor
 from catalog.runtime.tensors import numpy_dtype, zeroed_outputs

@@ -1,0 +1,194 @@
+"""Calls of plans with PyTorch's tensors: from tensors and options to a problem, its plan, and its results."""
+
+from __future__ import annotations
+
+from functools import cache, lru_cache
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import torch
+
+from catalog.errors import DeviceError, SelectionError, TensorError
+from catalog.runtime.catalog import Catalog
+from catalog.schema.fields import Dtype
+from catalog.schema.problem import Problem
+from catalog.schema.problem_fields import MaskWord
+from catalog.torch.repeats import Named, run
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+Shape = tuple[int, ...]
+Layout = Literal["bhsd", "bshd", "packed"]
+
+_DTYPES: Mapping[torch.dtype, Dtype] = MappingProxyType(
+    {torch.float32: Dtype.FP32, torch.float16: Dtype.FP16, torch.bfloat16: Dtype.BF16}
+)
+_REMEDIES: Mapping[torch.dtype, str] = MappingProxyType(
+    {torch.float64: "Kernels compute in float32: give .float() tensors, and .double() the result."}
+)
+_VECTOR_BYTES = 16
+"""What GPU kernels load at once: rows begin at multiples of it."""
+
+
+class Options(NamedTuple):
+    """What a call computes, besides its tensors.
+
+    ``layout`` is that of Q, K, V and O: (batch, heads, tokens, head dim), (batch, tokens, heads, head dim), or packed
+    (tokens, heads, head dim). ``left`` and ``right`` are keys on each side of the diagonal, -1 for all, and mean
+    something under a mask only. ``scale`` None is the default one; ``soft_cap`` 0 is none.
+    """
+
+    layout: Layout
+    mask: MaskWord
+    left: int
+    right: int
+    scale: float | None
+    soft_cap: float
+    dropout: float
+    deterministic: bool
+
+
+class Sizes(NamedTuple):
+    """Of Q: (batch, heads, tokens, head dim), 0 tokens where they are packed."""
+
+    batch: int
+    heads: int
+    tokens: int
+    hdim: int
+
+
+def sizes_of(shape: Shape, layout: Layout) -> Sizes:
+    """The sizes of Q, K or V in a layout; batch and tokens of packed ones are 1 and all.
+
+    Raises:
+        TensorError: it has another number of axes.
+    """
+    if len(shape) != (3 if layout == "packed" else 4):
+        axes = {"bhsd": "(batch, heads, tokens, head dim)", "bshd": "(batch, tokens, heads, head dim)"}
+        raise TensorError(f"a tensor is {tuple(shape)}: expected {axes.get(layout, '(tokens, heads, head dim)')}")
+    if layout == "packed":
+        return Sizes(1, shape[1], shape[0], shape[2])
+    if layout == "bhsd":
+        return Sizes(shape[0], shape[1], shape[2], shape[3])
+    return Sizes(shape[0], shape[2], shape[1], shape[3])
+
+
+class Case(NamedTuple):
+    """What a problem is made of: remembered by this, for making one takes longer than a small kernel."""
+
+    op: Literal["fwd", "bwd", "pagedkv"]
+    dtype: torch.dtype
+    q: Shape
+    k: Shape
+    v: Shape
+    lengths_q: Shape | None
+    lengths_k: Shape | None
+    pages: int
+    bias: Literal["no", "bias", "alibi"]
+    bias_dims: Literal["1h", "bh"]
+    dbias: bool
+    options: Options
+
+
+@lru_cache(maxsize=16_384)
+def problem_of(case: Case) -> Problem:
+    """The problem of a case; ``pages`` are columns of the page table.
+
+    Raises:
+        TensorError: kernels do not take the dtype, or tensors have the wrong number of axes.
+        ProblemError: sizes or options are outside of what a problem may have, or contradict each other.
+    """
+    dtype = _DTYPES.get(case.dtype)
+    if dtype is None:
+        raise TensorError(
+            f"query, key and value are {case.dtype}: kernels take {', '.join(map(str, _DTYPES))}",
+            hint=_REMEDIES.get(case.dtype),
+        )
+    options = case.options
+    q = sizes_of(case.q, options.layout)
+    fields: dict[str, Any] = {
+        "op": case.op,
+        "dtype": dtype,
+        "nhead_q": q.heads,
+        "hdim_q": q.hdim,
+        "hdim_v": case.v[-1],
+        "mask": options.mask,
+        "window": None if options.mask == "no" else (options.left, options.right),
+        "scale": options.scale,
+        "bias": case.bias,
+        "bias_dims": case.bias_dims,
+    }
+    if case.op == "pagedkv":
+        fields |= {"num_pages": case.k[0], "page_size": case.k[1], "nhead_k": case.k[2]}
+        fields |= {"seqlens_q": case.lengths_q, "seqlen_k": case.pages * case.k[1]}
+    else:
+        k = sizes_of(case.k, options.layout)
+        fields |= {"nhead_k": k.heads, "dropout": options.dropout}
+        if options.layout == "packed":
+            fields |= {"seqlens_q": case.lengths_q, "seqlens_k": case.lengths_k}
+        else:
+            fields |= {"batch": q.batch, "seqlen_q": q.tokens, "seqlen_k": k.tokens, "layout": options.layout}
+    if case.op == "bwd":
+        fields |= {"dbias": case.dbias, "deterministic": options.deterministic}
+    else:
+        fields |= {"lse": True, "logits_soft_cap": options.soft_cap or None}
+    return Problem(**fields)
+
+
+def call(case: Case, device: torch.device, tensors: Named) -> Mapping[str, torch.Tensor]:
+    """The results of a case by name, new tensors on the device; on a GPU its current stream writes them.
+
+    Args:
+        case: what is computed.
+        device: that of the tensors.
+        tensors: the inputs by the names of :attr:`Problem.tensors`, with any strides.
+
+    Raises:
+        SelectionError: no kernel answers the problem; says which trait is missing, and what else takes the call.
+        TensorError: a tensor is of the wrong shape or dtype, or on another device.
+        DeviceError, BuildError, ToolchainError: as :meth:`catalog.runtime.plan.Plan.enqueue`.
+    """
+    problem, arch = problem_of(case), arch_of(device)
+    try:
+        plan = Catalog.select(problem, arch=arch)
+    except SelectionError as error:
+        instead = "torch.nn.functional.scaled_dot_product_attention, or torch.nn.attention.flex_attention, may take it."
+        raise SelectionError(error.message, hint=f"{error.hint}\nInstead: {instead}") from None
+    if arch == "host" and case.op != "pagedkv":
+        return run(plan, [(name, _dense(tensor)) for name, tensor in tensors])
+    ready = _dense if arch == "host" else _vectors
+    results: Mapping[str, torch.Tensor] = plan.enqueue({name: ready(tensor.detach()) for name, tensor in tensors})
+    return results
+
+
+@cache
+def arch_of(device: torch.device) -> str:
+    """The catalog's name of a device's arch; ``host`` for the CPU.
+
+    Raises:
+        DeviceError: the catalog has no kernels for such devices.
+    """
+    if device.type == "cpu":
+        return "host"
+    if device.type != "cuda":
+        raise DeviceError(f"tensors are on {device}: there are kernels for the CPU and for CUDA devices")
+    facts = torch.cuda.get_device_properties(device)
+    if torch.version.hip is not None:
+        return str(facts.gcnArchName).partition(":")[0]
+    return f"sm_{facts.major}{facts.minor}"
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or a copy where its innermost axis is strided."""
+    return tensor if tensor.dim() == 0 or tensor.stride(-1) == 1 or tensor.size(-1) == 1 else tensor.contiguous()
+
+
+def _vectors(tensor: torch.Tensor) -> torch.Tensor:
+    """As :func:`_dense`, for rows that also begin where a GPU loads vectors."""
+    tensor = _dense(tensor)
+    if tensor.dim() < 3 or not tensor.is_floating_point():
+        return tensor
+    vector = _VECTOR_BYTES // tensor.element_size()
+    fits = tensor.data_ptr() % _VECTOR_BYTES == 0 and all(step % vector == 0 for step in tensor.stride()[:-1])
+    return tensor if fits else tensor.contiguous()

@@ -1,0 +1,149 @@
+"""Attention with the signatures of the package flash-attn: tokens before heads, causal masks from the bottom right."""
+
+from __future__ import annotations
+
+import torch
+
+from catalog.errors import TensorError
+from catalog.schema.problem_fields import MaskWord
+from catalog.torch.calls import Layout, Options
+from catalog.torch.inputs import rng_state
+from catalog.torch.ops import forward
+
+Window = tuple[int, int]
+Attended = torch.Tensor | tuple[torch.Tensor, torch.Tensor, None]
+
+
+def flash_attn_func(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Attended:
+    """As ``flash_attn.flash_attn_func``, by the catalog's kernels; on the CPU too, and for float32.
+
+    Differentiable once in q, k and v. A row that sees no key gives zeros.
+
+    Args:
+        q: (batch, queries, heads, head dim), float32, float16 or bfloat16, with any strides.
+        k: (batch, keys, heads of k, head dim), of the type of q; these heads divide those of q.
+        v: (batch, keys, heads of k, head dim of the result), of the type of q.
+        dropout_p: the probability that a weight is dropped, from 0 to below 1, in steps of 1/256. The random numbers
+            are the catalog's: PyTorch's generator gives their seed.
+        softmax_scale: factor of the scores, positive; default 1 / sqrt(head dim).
+        causal: query i sees the keys up to i + keys - queries.
+        window_size: (left, right): query i sees the keys from i + keys - queries - left to i + keys - queries + right;
+            -1 for no limit.
+        softcap: c of c * tanh(score / c); 0: none. Without gradients, and without slopes.
+        alibi_slopes: (heads,) or (batch, heads), float32: -slope * |i + keys - queries - j| is added to the scores.
+        deterministic: gradients are the same bits in every run.
+        return_attn_probs: return more than O.
+
+    Returns:
+        O, (batch, queries, heads, head dim of v), of the type of q; with ``return_attn_probs`` (O, LSE, None): the
+        log-sum-exp of the scores of each row is float32, (batch, heads, queries), without a gradient. The third of
+        flash-attn's results, weights for its own tests, is not made.
+
+    Raises:
+        TensorError: tensors have shapes, types or devices that do not go together, or types that no kernel takes.
+        ProblemError: an option is outside of what it may be.
+        SelectionError: no kernel of the arch can do it; says what is missing.
+        UsageError: a gradient is wanted together with ``softcap``.
+        DeviceError, BuildError, ToolchainError: as :meth:`catalog.runtime.plan.Plan.enqueue`.
+    """
+    slopes = _slopes_of(alibi_slopes)
+    options = _options("bshd", k.shape[1], dropout_p, softmax_scale, causal, window_size, softcap, deterministic)
+    o, lse = forward(q, k, v, None, slopes, None, None, None, rng_state(dropout_p, q.device), options)
+    return (o, lse, None) if return_attn_probs else o
+
+
+def flash_attn_varlen_func(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    block_table: torch.Tensor | None = None,
+) -> Attended:
+    """As ``flash_attn.flash_attn_varlen_func``, by the catalog's kernels: sequences packed behind each other.
+
+    As :func:`flash_attn_func`, whose arguments and errors it has, with these differences.
+
+    Args:
+        q: (all queries, heads, head dim).
+        k: (all keys, heads of k, head dim), or with ``block_table`` pages, (pages, page size, heads of k, head dim).
+        v: as k, with the head dim of the result.
+        cu_seqlens_q: int32, (batch + 1,): the first query of each sequence, and the end of the last one. The lengths
+            are read on the CPU: of a GPU's tensor that waits for the GPU, a tensor on the CPU may be given instead.
+        cu_seqlens_k: int32, (batch + 1,), likewise of the keys; with ``block_table`` its differences are the lengths.
+        max_seqlen_q: the longest sequence; the lengths themselves are what counts.
+        max_seqlen_k: likewise.
+        dropout_p: as there, but 0 with ``block_table``.
+        softmax_scale: as there.
+        causal: as there.
+        window_size: as there.
+        softcap: as there.
+        alibi_slopes: as there.
+        deterministic: as there.
+        return_attn_probs: as there.
+        block_table: int32, (batch, pages of the longest sequence): the pages of each sequence, in order. Without
+            gradients.
+
+    Returns:
+        O, (all queries, heads, head dim of v), of the type of q; with ``return_attn_probs`` (O, LSE, None), LSE
+        float32, (heads, all queries).
+
+    Raises:
+        TensorError: as there, or the starts are not ascending, or do not end with the last token.
+        UsageError: a gradient is wanted together with ``softcap`` or ``block_table``.
+        ProblemError, SelectionError, DeviceError, BuildError, ToolchainError: as there.
+    """
+    if block_table is not None and dropout_p:
+        raise TensorError("dropout_p does not go with block_table: kernels over a paged cache have no dropout")
+    slopes = _slopes_of(alibi_slopes)
+    options = _options("packed", max_seqlen_k, dropout_p, softmax_scale, causal, window_size, softcap, deterministic)
+    state = rng_state(dropout_p, q.device)
+    o, lse = forward(q, k, v, None, slopes, cu_seqlens_q, cu_seqlens_k, block_table, state, options)
+    return (o, lse, None) if return_attn_probs else o
+
+
+def _slopes_of(alibi_slopes: torch.Tensor | None) -> torch.Tensor | None:
+    """(1 or batch, heads)."""
+    return alibi_slopes[None] if alibi_slopes is not None and alibi_slopes.dim() == 1 else alibi_slopes
+
+
+def _options(
+    layout: Layout,
+    keys: int,
+    dropout: float,
+    scale: float | None,
+    causal: bool,
+    window_size: Window,
+    softcap: float,
+    deterministic: bool,
+) -> Options:
+    left, right = window_size
+    if causal:
+        right = 0
+    # Every window that hides nothing is the same one: no further kernel is compiled for it.
+    left = -1 if left < 0 or left >= keys else left
+    right = -1 if right < 0 else right
+    mask: MaskWord = "no" if left < 0 and right < 0 else "bottom_right"
+    return Options(layout, mask, left, right, scale, softcap, dropout, deterministic)

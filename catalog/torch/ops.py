@@ -1,0 +1,301 @@
+"""The operators ``catalog::fwd`` and ``catalog::bwd``: kernels, shapes for tracing, gradients.
+
+Both are functional and take Q, K and V in one of the layouts of :class:`~catalog.torch.calls.Options`. All results are
+dense.
+
+- ``bias``: (batch, query heads, queries, keys), of the type of Q; any axis may be expanded.
+- ``alibi_slopes``: (1 or batch, query heads), float32.
+- ``cu_seqlens_q``, ``cu_seqlens_k``: int32, (sequences + 1,), the first tokens of packed sequences and their end.
+- ``block_table``: int32, (sequences, pages): K and V are then pages, (pages, tokens, heads, head dim).
+- ``rng_state``: int64, (2,), seed and offset of the dropout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from catalog.errors import TensorError, UsageError
+from catalog.torch.calls import Case, Options, Shape, call, sizes_of
+
+_OPTIONS = "str layout, str mask, int left, int right, float? scale, float soft_cap, float dropout, bool deterministic"
+_FEATURES = "Tensor? bias, Tensor? alibi_slopes, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k"
+
+_library = torch.library.Library("catalog", "DEF")
+_library.define(
+    f"fwd(Tensor q, Tensor k, Tensor v, {_FEATURES}, Tensor? block_table, Tensor? rng_state, {_OPTIONS})"
+    " -> (Tensor o, Tensor lse)",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+_library.define(
+    f"bwd(Tensor grad_o, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, {_FEATURES}, Tensor? rng_state,"
+    f" bool dbias, {_OPTIONS}) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias)",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+
+Optional = torch.Tensor | None
+
+
+def forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    bias: Optional,
+    alibi_slopes: Optional,
+    cu_seqlens_q: Optional,
+    cu_seqlens_k: Optional,
+    block_table: Optional,
+    rng_state: Optional,
+    options: Options,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``catalog::fwd`` through PyTorch's dispatcher: O, like Q but with the head dim of V, and LSE.
+
+    LSE is float32, (batch, heads, queries), or (heads, tokens) of packed sequences, and has no gradient.
+
+    Raises:
+        SelectionError, TensorError, ProblemError, DeviceError, BuildError, ToolchainError: as
+            :func:`~catalog.torch.calls.problem_of` and :func:`~catalog.torch.calls.call`.
+        UsageError: a gradient is wanted of what no backward kernel can do.
+    """
+    tensors = (q, k, v, bias, alibi_slopes, cu_seqlens_q, cu_seqlens_k, block_table, rng_state)
+    result: tuple[torch.Tensor, torch.Tensor] = torch.ops.catalog.fwd.default(*tensors, *options)
+    return result
+
+
+def _run_fwd(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    bias: Optional,
+    alibi_slopes: Optional,
+    cu_seqlens_q: Optional,
+    cu_seqlens_k: Optional,
+    block_table: Optional,
+    rng_state: Optional,
+    *options: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    paged = block_table is not None
+    case = Case(
+        "pagedkv" if paged else "fwd",
+        q.dtype,
+        tuple(q.shape),
+        tuple(k.shape),
+        tuple(v.shape),
+        _lengths(cu_seqlens_q),
+        None if paged else _lengths(cu_seqlens_k),
+        block_table.shape[1] if block_table is not None else 0,
+        *_bias_of(bias, alibi_slopes),
+        False,
+        Options(*options),
+    )
+    suffix = "_cache" if paged else ""
+    tensors = [("q", q), (f"k{suffix}", k), (f"v{suffix}", v), *_features(bias, alibi_slopes, rng_state)]
+    if block_table is not None and cu_seqlens_k is not None:
+        tensors += [("block_table", block_table), ("seqlens_k", torch.diff(cu_seqlens_k).to(q.device))]
+    results = call(case, q.device, tensors)
+    return results["o"], results["lse"]
+
+
+def _run_bwd(
+    grad_o: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    o: torch.Tensor,
+    lse: torch.Tensor,
+    bias: Optional,
+    alibi_slopes: Optional,
+    cu_seqlens_q: Optional,
+    cu_seqlens_k: Optional,
+    rng_state: Optional,
+    dbias: bool,
+    *options: Any,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    case = Case(
+        "bwd",
+        q.dtype,
+        tuple(q.shape),
+        tuple(k.shape),
+        tuple(v.shape),
+        _lengths(cu_seqlens_q),
+        _lengths(cu_seqlens_k),
+        0,
+        *_bias_of(bias, alibi_slopes),
+        dbias,
+        Options(*options),
+    )
+    tensors = [("q", q), ("k", k), ("v", v), ("o", o), ("lse", lse), ("do", grad_o)]
+    results = call(case, q.device, [*tensors, *_features(bias, alibi_slopes, rng_state)])
+    return results["dq"], results["dk"], results["dv"], results["dbias"] if dbias else q.new_empty(0)
+
+
+def _features(bias: Optional, alibi_slopes: Optional, rng_state: Optional) -> list[tuple[str, torch.Tensor]]:
+    features = []
+    if bias is not None:
+        features.append(("bias", bias))
+    if alibi_slopes is not None:
+        features.append(("alibi_slopes", alibi_slopes))
+    if rng_state is not None:
+        features.append(("rng_state", rng_state.view(torch.uint64)))
+    return features
+
+
+def _bias_of(bias: Optional, alibi_slopes: Optional) -> tuple[Any, Any]:
+    if bias is not None:
+        return "bias", "bh"
+    if alibi_slopes is not None:
+        return "alibi", "1h" if alibi_slopes.shape[0] == 1 else "bh"
+    return "no", "1h"
+
+
+def _lengths(starts: Optional) -> Shape | None:
+    """The lengths of packed sequences; of a GPU's tensor it waits for the values.
+
+    Raises:
+        TensorError: it is no list of int32 that ascends from 0.
+    """
+    if starts is None:
+        return None
+    if starts.dtype != torch.int32 or starts.dim() != 1 or not len(starts):
+        raise TensorError(f"cu_seqlens is {starts.dtype} {tuple(starts.shape)}: expected int32 (sequences + 1,)")
+    values = starts.tolist()
+    lengths = tuple(end - start for start, end in pairwise(values))
+    if values[0] != 0 or min(lengths, default=0) < 0:
+        raise TensorError(f"cu_seqlens is {values}: must ascend from 0")
+    return lengths
+
+
+def _check_devices(*tensors: Optional) -> None:
+    """All tensors are on one device; real kernels find out by themselves.
+
+    Raises:
+        TensorError: they are not.
+    """
+    devices = sorted({str(tensor.device) for tensor in tensors if tensor is not None})
+    if len(devices) > 1:
+        raise TensorError(f"tensors are on {' and '.join(devices)}: expected one device")
+
+
+def _fake_fwd(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    _check_devices(q, k, v, *rest[:2], *rest[4:6])
+    layout = rest[6]
+    sizes = sizes_of(q.shape, layout)
+    rows = (sizes.heads, sizes.tokens) if layout == "packed" else (sizes.batch, sizes.heads, sizes.tokens)
+    return q.new_empty((*q.shape[:-1], v.shape[-1])), q.new_empty(rows, dtype=torch.float32)
+
+
+def _fake_bwd(
+    grad_o: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor, *rest: Any
+) -> tuple[torch.Tensor, ...]:
+    _check_devices(grad_o, q, k, v, o, *rest[:3], rest[5])
+    bias, dbias = rest[1], rest[6]
+    like = [q.new_empty(x.shape) for x in (q, k, v)]
+    return *like, q.new_empty(bias.shape if dbias else 0)
+
+
+_BACKWARD = (
+    "Use backward() or torch.autograd.grad() once; or torch.nn.functional.scaled_dot_product_attention under "
+    "torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)."
+)
+"""What gradients there are, and what has others."""
+
+_BIAS, _TABLE, _RNG = 3, 7, 8
+_TENSORS = 9
+_SOFT_CAP = 5
+"""Places of tensors among the inputs of the forward, their number, and the soft cap's among the options."""
+
+
+class _Attention(torch.autograd.Function):
+    """The forward with its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, keys: Any, *inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        options = inputs[_TENSORS:]
+        if options[_SOFT_CAP]:
+            raise UsageError(
+                "the catalog's backward has no soft cap of the scores",
+                hint="Without gradients: torch.no_grad(). With them: torch.nn.attention.flex_attention, a score_mod.",
+            )
+        if inputs[_TABLE] is not None:
+            raise UsageError(
+                "attention over a paged cache has no gradient", hint="Use torch.no_grad(), or packed K and V."
+            )
+        o, lse = _below(torch.ops.catalog.fwd.default, keys, inputs)
+        ctx.save_for_backward(*inputs[:_TABLE], inputs[_RNG], o, lse)
+        ctx.options = options
+        ctx.mark_non_differentiable(lse)
+        ctx.set_materialize_grads(False)
+        return o, lse
+
+    @staticmethod
+    def backward(ctx: Any, grad_o: Optional, grad_lse: Optional) -> tuple[Any, ...]:
+        rest = [None] * (_TENSORS - _BIAS - 1 + len(ctx.options))
+        if grad_o is None:
+            return None, None, None, None, None, *rest
+        q, k, v, *features, rng_state, o, lse = ctx.saved_tensors
+        dbias = ctx.needs_input_grad[1 + _BIAS]
+        tensors = (grad_o, q, k, v, o, lse, *features, rng_state)
+        gradients = torch.ops.catalog.bwd.default(*tensors, dbias, *ctx.options)
+        return None, *gradients[:3], gradients[3] if dbias else None, *rest
+
+
+class _Gradient(torch.autograd.Function):
+    """The backward, which has no gradient of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, keys: Any, *inputs: Any) -> tuple[torch.Tensor, ...]:
+        gradients: tuple[torch.Tensor, ...] = _below(torch.ops.catalog.bwd.default, keys, inputs)
+        return gradients
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Optional) -> Any:
+        raise UsageError("the catalog's attention has no second derivative", hint=_BACKWARD)
+
+
+def _below(op: Any, keys: Any, inputs: tuple[Any, ...]) -> Any:
+    """The operator, as the dispatcher goes on with it after autograd."""
+    with torch._C._AutoDispatchBelowAutograd():
+        return op.redispatch(keys & torch._C._after_autograd_keyset, *inputs)
+
+
+def _differentiable(function: type[torch.autograd.Function], op: Any) -> Callable[..., Any]:
+    """The operator's kernel for autograd.
+
+    :func:`torch.library.register_autograd` makes the like, which takes 100 us more: it reads the schema at each call.
+    """
+
+    def kernel(keys: Any, *inputs: Any) -> Any:
+        if forward_ad._current_level >= 0:
+            _check_tangents(inputs)
+        if torch.is_grad_enabled() and torch._C._any_requires_grad(*inputs):
+            if torch._C._functorch.peek_interpreter_stack() is not None:
+                raise UsageError("the catalog's attention has no gradient in transforms of torch.func", hint=_BACKWARD)
+            return function.apply(keys, *inputs)
+        return _below(op, keys, inputs)
+
+    return kernel
+
+
+def _check_tangents(inputs: tuple[Any, ...]) -> None:
+    """No tensor has a tangent, which would be lost.
+
+    Raises:
+        UsageError: one has.
+    """
+    tensors = (value for value in inputs if isinstance(value, torch.Tensor))
+    if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
+        raise UsageError("the catalog's attention has no forward-mode derivative", hint=_BACKWARD)
+
+
+for _name, _kernel, _fake, _function in (
+    ("fwd", _run_fwd, _fake_fwd, _Attention),
+    ("bwd", _run_bwd, _fake_bwd, _Gradient),
+):
+    _op = getattr(torch.ops.catalog, _name).default
+    _library.impl(_name, _kernel, "CompositeExplicitAutograd")
+    _library.impl(_name, _differentiable(_function, _op), "Autograd", with_keyset=True)
+    torch.library.register_fake(f"catalog::{_name}", _fake, lib=_library)

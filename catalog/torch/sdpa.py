@@ -1,0 +1,158 @@
+"""Attention with the signature of :func:`torch.nn.functional.scaled_dot_product_attention`."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch.nn.attention.bias import CausalBias, CausalVariant
+
+from catalog.errors import TensorError, UsageError
+from catalog.schema.problem_fields import MaskWord
+from catalog.torch.calls import Options
+from catalog.torch.inputs import cast_as_autocast, rng_state
+from catalog.torch.ops import forward
+
+_CAST = ("cpu", "cuda")
+"""Types of devices that have kernels, and that autocast knows."""
+
+
+def scaled_dot_product_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """As :func:`torch.nn.functional.scaled_dot_product_attention`, by the catalog's kernels.
+
+    Differentiable once in query, key, value and a float mask. A row that sees no key gives zeros. Under
+    :class:`torch.autocast` tensors are cast as PyTorch's own function casts them. They may have any strides; those
+    whose head dim is strided are copied.
+
+    Args:
+        query: (..., heads, queries, head dim), float32, float16 or bfloat16. Leading axes are optional, and broadcast.
+        key: (..., heads, keys, head dim), of the type of query.
+        value: (..., heads, keys, head dim of the result), of the type of query.
+        attn_mask: what broadcasts to (..., heads, queries, keys): bool, True where a key is seen, or of the type of
+            query, added to the scores; or a :class:`torch.nn.attention.bias.CausalBias`.
+        dropout_p: the probability that a weight is dropped, from 0 to below 1, in steps of 1/256. The random numbers
+            are the catalog's: PyTorch's generator gives their seed.
+        is_causal: query i sees the keys up to i, of those that ``attn_mask`` shows.
+        scale: factor of the scores; default 1 / sqrt(head dim).
+        enable_gqa: key and value may have fewer heads than query, by a divisor.
+
+    Returns:
+        (..., heads, queries, head dim of value), of the type of query. In memory tokens come before heads where they
+        do in query, else it is dense.
+
+    Raises:
+        TensorError: tensors have shapes, types or devices that do not go together, or types that no kernel takes.
+        ProblemError: an option is outside of what it may be.
+        SelectionError: no kernel of the arch can do it; says what is missing.
+        UsageError: ``is_causal`` is given together with a ``CausalBias``.
+        DeviceError, BuildError, ToolchainError: as :meth:`catalog.runtime.plan.Plan.enqueue`.
+    """
+    mask, attn_mask = _mask_of(attn_mask, is_causal)
+    if query.device.type in _CAST and torch.is_autocast_enabled(query.device.type):
+        query, key, value = (cast_as_autocast(tensor) for tensor in (query, key, value))
+        attn_mask = None if attn_mask is None else cast_as_autocast(attn_mask)
+    query, key, value, batch = _four_axes(query, key, value, enable_gqa)
+    bias = None
+    if attn_mask is not None:
+        rows = (*batch, query.shape[2], key.shape[2])
+        bias = _bias_of(attn_mask, query.dtype, rows).reshape(*query.shape[:2], *rows[-2:])
+    if scale is not None and scale <= 0:  # kernels know positive ones
+        query, scale = (-query, -scale) if scale < 0 else (query * 0, 1.0)
+
+    # The result has the axes of Q in memory, so that merging the heads into the model's axis copies nothing.
+    tokens_first = query.shape[2] > 1 and query.stride(1) < query.stride(2)
+    if tokens_first:
+        query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+    options = Options("bshd" if tokens_first else "bhsd", mask, -1, 0, scale, 0.0, dropout_p, False)
+    state = rng_state(dropout_p, query.device)
+    o, _ = forward(query, key, value, bias, None, None, None, None, state, options)
+    if tokens_first:
+        o = o.transpose(1, 2)
+    return o if len(batch) == 2 else o.reshape(*batch, *o.shape[2:])
+
+
+def _mask_of(attn_mask: torch.Tensor | None, is_causal: bool) -> tuple[MaskWord, torch.Tensor | None]:
+    """The mask that kernels know, and the elementwise one beside it."""
+    if isinstance(attn_mask, CausalBias):
+        if is_causal:
+            raise UsageError("is_causal is given together with a CausalBias", hint="Leave one of them out.")
+        return ("top_left" if attn_mask.variant is CausalVariant.UPPER_LEFT else "bottom_right"), None
+    return ("top_left" if is_causal else "no"), attn_mask
+
+
+def _four_axes(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, enable_gqa: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, tuple[int, ...]]:
+    """The tensors as (batch, heads, tokens, head dim), views where strides allow; and all axes of the result but two.
+
+    Raises:
+        TensorError: their shapes do not go together.
+    """
+    tensors = (query, key, value)
+    heads = [tensor.shape[-3] if tensor.dim() > 2 else 1 for tensor in tensors]
+    simple = query.dim() == key.dim() == value.dim() == 4 and query.shape[0] == key.shape[0] == value.shape[0]
+    if simple and heads[1] == heads[2] and (heads[0] == heads[1] or enable_gqa):
+        batch: tuple[int, ...] = query.shape[:2]
+        if heads[1] == 0 or heads[0] % heads[1]:
+            raise _unshapely(*tensors, "heads of key must divide those of query")
+        return query, key, value, batch
+    if min(query.dim(), key.dim(), value.dim()) < (3 if enable_gqa else 2):
+        raise _unshapely(*tensors, "expected (..., heads, tokens, head dim)")
+    if enable_gqa and (heads[1] != heads[2] or heads[1] == 0 or heads[0] % heads[1]):
+        raise _unshapely(*tensors, "key and value must have as many heads, which divide those of query")
+    try:
+        leading = torch.broadcast_shapes(*(tensor.shape[:-3] for tensor in tensors))
+        most = torch.broadcast_shapes(*((count,) for count in heads))[0] if not enable_gqa else heads[0]
+    except RuntimeError:
+        raise _unshapely(
+            *tensors, "the axes before the last two do not broadcast (heads are grouped by enable_gqa)"
+        ) from None
+    flat = math.prod(leading)
+    shaped = [
+        tensor.expand(*leading, count if enable_gqa else most, *tensor.shape[-2:]).reshape(
+            flat, count if enable_gqa else most, *tensor.shape[-2:]
+        )
+        for tensor, count in zip(tensors, heads, strict=True)
+    ]
+    has_heads = max(query.dim(), key.dim(), value.dim()) > 2
+    return shaped[0], shaped[1], shaped[2], (*leading, most) if has_heads else ()
+
+
+def _unshapely(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, why: str) -> TensorError:
+    shapes = ", ".join(
+        f"{name} {tuple(tensor.shape)}" for name, tensor in (("query", query), ("key", key), ("value", value))
+    )
+    return TensorError(f"{shapes}: {why}")
+
+
+def _bias_of(attn_mask: torch.Tensor, dtype: torch.dtype, rows: tuple[int, ...]) -> torch.Tensor:
+    """What a mask adds to the scores, expanded to the axes ``rows``, its innermost axis dense.
+
+    Raises:
+        TensorError: the mask is neither bool nor of the type ``dtype``, or does not broadcast.
+    """
+    if attn_mask.dtype == torch.bool:
+        seen = torch.zeros(attn_mask.shape, dtype=dtype, device=attn_mask.device)
+        attn_mask = seen.masked_fill(attn_mask.logical_not(), -torch.inf)
+    elif attn_mask.dtype != dtype:
+        raise TensorError(
+            f"attn_mask is {attn_mask.dtype}: expected torch.bool, or {dtype} as query is",
+            hint="Cast it: attn_mask.to(query.dtype). What is then too large becomes infinite.",
+        )
+    if attn_mask.dim() == 0 or attn_mask.shape[-1] != rows[-1]:
+        attn_mask = attn_mask.expand(*attn_mask.shape[:-1], rows[-1])
+    try:
+        return attn_mask.contiguous().expand(rows)
+    except RuntimeError:
+        shape = tuple(attn_mask.shape)
+        raise TensorError(f"attn_mask {shape} does not broadcast to (..., heads, queries, keys), {rows}") from None

@@ -1,0 +1,149 @@
+"""Arrays of other libraries as tensors of host plans: taken where they are, or refused, never copied."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import ml_dtypes
+import numpy as np
+import pytest
+from conftest import missing
+
+from catalog.errors import TensorError
+from catalog.runtime.catalog import Catalog
+from catalog.runtime.devices.host_arrays import host_array
+from catalog.runtime.inputs import make_inputs
+from catalog.schema.problem import Problem
+
+PROBLEM = Problem(batch=2, nhead_q=4, nhead_k=2, seqlen_q=5, seqlen_k=70, hdim_q=32, dtype="fp32", lse=True)
+
+
+class Foreign:
+    """An array of another library, which has nothing but DLPack."""
+
+    def __init__(self, array, *, versioned=True, device=1):
+        self.array, self.versioned, self.device = array, versioned, device
+
+    def __dlpack_device__(self):
+        return self.device, 0
+
+    def __dlpack__(self, **asked):
+        if not self.versioned and asked:
+            raise TypeError("unexpected keyword argument")
+        return self.array.__dlpack__(**asked)
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory):
+    return Catalog(tmp_path_factory.mktemp("arrays") / "catalog.db").select(PROBLEM)
+
+
+@pytest.mark.parametrize("versioned", [False, True])
+def test_arrays_are_taken_where_they_are(versioned):
+    array = np.arange(24, dtype=np.float32).reshape(2, 3, 4)[:, ::2]
+    taken = host_array("q", Foreign(array, versioned=versioned))
+    assert taken.dtype == array.dtype
+    assert taken.strides == array.strides
+    assert np.shares_memory(taken, array)
+    array[1, 1, 3] = -1
+    assert taken[1, 1, 3] == -1
+
+
+def test_what_is_taken_lives_as_long_as_it_is_used():
+    array = np.ones((2, 3), np.float32)
+    dead = weakref.ref(array)
+    taken = host_array("q", Foreign(array))
+    del array
+    gc.collect()
+    assert dead() is not None
+    assert taken.sum() == 6
+    del taken
+    gc.collect()
+    assert dead() is None
+
+
+def test_plans_run_on_them(plan):
+    inputs = make_inputs(PROBLEM)
+    expected = plan.run(inputs).outputs
+    o = np.empty_like(expected["o"])
+    outputs = plan.bind(
+        {name: Foreign(array) for name, array in inputs.items()},
+        outputs={"o": Foreign(o), "lse": np.empty_like(expected["lse"])},
+    )
+    outputs.launch()
+    assert np.array_equal(o, expected["o"])
+    assert isinstance(plan.run({name: Foreign(array) for name, array in inputs.items()}).outputs["o"], np.ndarray)
+
+
+def test_only_what_says_that_it_may_be_written_is_written(plan):
+    inputs = make_inputs(PROBLEM)
+    outputs = plan.run(inputs).outputs
+    fixed = outputs["o"].copy()
+    fixed.flags.writeable = False
+    for value in (Foreign(outputs["o"], versioned=False), Foreign(fixed)):
+        with pytest.raises(TensorError, match="o is read-only"):
+            plan.bind(inputs, outputs={**outputs, "o": value})
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (Foreign(np.zeros(3), device=2), "q is in memory of an NVIDIA GPU: expected the CPU's"),
+        (Foreign(np.zeros(3, ">f4")), "q, a Foreign, cannot be shared without a copy(.|\n)*numpy.array"),
+        (Foreign(np.zeros(3, np.complex64)), "q has elements that no kernel takes"),
+    ],
+)
+def test_what_is_refused(value, message):
+    with pytest.raises(TensorError, match=message):
+        host_array("q", value)
+
+
+def test_other_things_are_no_arrays():
+    assert host_array("q", [1.0]) is None
+
+
+@pytest.fixture
+def torch():
+    try:
+        import torch
+    except ImportError:
+        missing("torch")
+    return torch
+
+
+def test_elements_that_numpy_lacks(torch):
+    tensor = torch.arange(6, dtype=torch.bfloat16).reshape(2, 3)
+    for value in (tensor, Foreign(tensor), Foreign(tensor, versioned=False)):
+        taken = host_array("q", value)
+        assert taken.dtype == ml_dtypes.bfloat16
+        assert taken.tolist() == tensor.tolist()
+        tensor[0, 0] += 1
+        assert float(taken[0, 0]) == float(tensor[0, 0])
+    assert host_array("q", torch.zeros(2, dtype=torch.float8_e4m3fn)).dtype == ml_dtypes.float8_e4m3fn
+
+
+def test_pytorchs_tensors_give_pytorchs_tensors(torch, plan):
+    inputs = make_inputs(PROBLEM)
+    expected = plan.run(inputs).outputs
+    result = plan.run({name: torch.from_numpy(array) for name, array in inputs.items()})
+    for name, array in expected.items():
+        assert isinstance(result.outputs[name], torch.Tensor)
+        assert np.array_equal(result.outputs[name].numpy(), array)
+
+
+def test_lengths_in_pytorchs_tensors_are_checked_too(torch, plan):
+    inputs = {name: torch.from_numpy(array) for name, array in make_inputs(PROBLEM).items()}
+    with pytest.raises(TensorError, match=r"seqlens_k\[1\] is 71"):
+        plan.run(inputs, seqlens_k=torch.tensor([70, 71], dtype=torch.int32))
+
+
+def test_pytorchs_tensors_that_are_refused(torch):
+    for tensor, message in (
+        (torch.zeros(2, requires_grad=True), "requires a gradient(.|\n)*catalog.torch"),
+        (torch.zeros(2).to_sparse(), "sparse"),
+        (torch._neg_view(torch.zeros(2)), "negated"),
+        (torch.zeros(2, dtype=torch.complex64), "no kernel takes: torch.complex64"),
+    ):
+        with pytest.raises(TensorError, match=message):
+            host_array("q", tensor)

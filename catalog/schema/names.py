@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -33,6 +34,7 @@ from catalog.schema.name_parts import (
     joined_sql,
     words,
 )
+from catalog.settings import data_dir
 
 
 def _triple(kind: str, gemm: int) -> tuple[str, str, str]:
@@ -133,8 +135,13 @@ def _rows_of_64(row: Row) -> dict[str, Any]:
     return {"hdim_v": row["hdim_q"], "tile_m0": 64}
 
 
-@cache
 def _pattern(parts: tuple[Part, ...]) -> re.Pattern[str]:
+    return _compiled(parts, data_dir())
+
+
+@cache
+def _compiled(parts: tuple[Part, ...], _data: Path) -> re.Pattern[str]:
+    """Targets are those of the data folder."""
     return re.compile("".join(f"({part.regex()})" for part in parts))
 
 

@@ -66,7 +66,7 @@ def medians(sides: Mapping[str, Call], seconds: float) -> dict[str, float]:
 
 
 def event() -> Any:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    return torch.cuda.Event(enable_timing=True)
 
 
 def tensors(*shape: int) -> torch.Tensor:

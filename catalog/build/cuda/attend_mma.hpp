@@ -24,12 +24,13 @@ class MmaAttention {
                                             std::uint32_t shared)
         : args(args),
           work(work),
+          thread(0),
           shared(shared),
           window(window_of<Row::mask>(args, work.seq.seqlen_q, work.seq.seqlen_k, keys_of(args, work))),
           scores(work.grid.scores),
-          k_copy(args.k, work.seq, work.head_k, static_cast<int>(args.hdim_q)),
-          v_copy(args.v, work.seq, work.head_k, static_cast<int>(args.hdim_v)),
-          tile(shared + thread.warp_m * Shape::rows * Row::hdim_q * 2, thread.lane) {
+          k_copy(args.k, work.grid.k_steps, args.hdim_q, work.seq, work.head_k),
+          v_copy(args.v, work.grid.v_steps, args.hdim_v, work.seq, work.head_k),
+          tile(shared) {
 #pragma unroll
         for (int m = 0; m < atoms; ++m)
 #pragma unroll
@@ -39,37 +40,42 @@ class MmaAttention {
             }
     }
 
-    __device__ __forceinline__ void run() {
+    // For what is returned see zero_of.
+    __device__ __forceinline__ int run() {
         const KeyRange first = window.visible(work.row_at(0).query),
                        last = window.visible(work.row_at(work.rows - 1).query);
         const KeyRange some = seen_by_some(first, last), all = seen_by_all(first, last);
         const int first_key = some.begin / tile_n0 * tile_n0;
-        end = some.end;
+        // Of the mask of a split its first key is left out, so a split without keys must not have a tile.
+        end = partial && some.begin >= some.end ? first_key : some.end;
         ring = shared + Shape::q_bytes + thread.warp_n * Shape::group_bytes;
 
         start_copies(first_key);
-        for (int key = first_key, slot = 0; key < end; key += tile_n0, slot = slot + 1 < stages ? slot + 1 : 0) {
+        int key = first_key;
+        asm volatile("" : "+r"(key));  // so that it could be negative: see zero_of
+        for (int slot = 0; key < end; key += tile_n0, slot = slot + 1 < stages ? slot + 1 : 0) {
             copy_wait<2 * stages - 2>();  // K of this tile
             sync_group();                 // nobody reads V of the last tile any more
             start_v(key + (stages - 1) * tile_n0, slot > 0 ? slot - 1 : stages - 1);
             find_places(key + stages * tile_n0);
-            tile.multiply_q_k(ring + slot * Shape::k_bytes);
+            tile.multiply_q_k(ring + slot * Shape::k_bytes, zero_of(key));
             finish_scores(key + thread.warp_n * keys, all);
             weigh();
             copy_wait<2 * stages - 2>();  // V of this tile
             sync_group();                 // nobody reads K of this tile any more
             start_k(key + stages * tile_n0, slot);
-            tile.multiply_p_v(ring + stages * Shape::k_bytes + slot * Shape::v_bytes);
+            tile.multiply_p_v(ring + stages * Shape::k_bytes + slot * Shape::v_bytes, zero_of(key));
         }
         copy_wait<0>();
+        return zero_of(key);
     }
 
-    __device__ __forceinline__ void finish(const MmaWork<Row, partial>& work) {
+    __device__ __forceinline__ void finish(const MmaWork<Row, partial>& work, int zero) {
 #pragma unroll
         for (int m = 0; m < atoms; ++m)
 #pragma unroll
             for (int half = 0; half < 2; ++half) max[m][half] *= scores.exponent;
-        MmaResults<Row, partial>(args, work, shared, tile.o, max, sum).finish();
+        MmaResults<Row, partial>(args, work, shared, tile.o, max, sum, zero).finish();
     }
 
    private:
@@ -108,17 +114,16 @@ class MmaAttention {
     __device__ __forceinline__ void start(Copy& copy, std::uint32_t target, int key) {
         if (key < end) {
             if constexpr (Row::paged_kv)
-                copy.copy(target, places);
+                copy.copy(target, places, zero_of(key));
             else
-                copy.copy(target, end - key - thread.warp_n * keys);
-            copy.advance(tile_n0);
+                copy.copy(target, end - key - thread.warp_n * keys, zero_of(key));
         }
         copy_commit();
     }
 
     __device__ __forceinline__ void start_copies(int first_key) {
-        k_copy.advance(first_key + thread.warp_n * keys);
-        v_copy.advance(first_key + thread.warp_n * keys);
+        k_copy.start_at(first_key + thread.warp_n * keys);
+        v_copy.start_at(first_key + thread.warp_n * keys);
         find_places(first_key);
         copy_queries();
         copy_commit();
@@ -170,11 +175,12 @@ class MmaAttention {
     __device__ __forceinline__ void finish_scores(int key, KeyRange all) {
         const bool hidden = key < all.begin || all.end < key + keys;
         if (!Scores<Row>::finished && !hidden) return;
+        const MmaThread<Row> thread(zero_of(key));
 #pragma unroll
         for (int m = 0; m < atoms; ++m)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const QueryRow at = work.row_at(opaque(thread.row(m, half)));
+                const QueryRow at = work.row_at(thread.row(m, half));
                 const int first = key + thread.lane % 4 * 2;
                 if constexpr (Scores<Row>::finished) {
                     const float slope = Row::bias == Bias::alibi ? slope_of(args, work.seq.index, work.head_of(at)) : 0;
@@ -252,8 +258,8 @@ class MmaAttention {
     const std::uint32_t shared;
     const Window<Row::mask> window;
     const Scores<Row>& scores;
-    KvCopy<Row, Row::hdim_q, Shape::copied, Shape::waves_m, Row::pad_d> k_copy;
-    KvCopy<Row, hdim_v, Shape::copied, Shape::waves_m, Row::pad_dv> v_copy;
+    typename Shape::KCopy k_copy;
+    typename Shape::VCopy v_copy;
     Places<Shape::copied> places;
     MmaTile<Row> tile;
 
@@ -266,16 +272,16 @@ template <class Row, bool partial>
 __global__ void __launch_bounds__(MmaShape<Row>::threads, MmaShape<Row>::blocks)
     attend_mma(const __grid_constant__ catalog_args args, const __grid_constant__ MmaGrid<Row> grid) {
     extern __shared__ __align__(1024) unsigned char shared[];
-    const MmaWork<Row, partial> work(args, grid);
+    const MmaWork<Row, partial> work(args, grid, 0);
     if constexpr (partial) let_next_kernel_start();
     if (work.rows == 0) return;
     MmaAttention<Row, partial> attention(args, work, shared_address(shared));
-    attention.run();
+    const int zero = attention.run();
     // Where registers are scarce the main loop need not keep what the results' places follow from.
     if constexpr (MmaShape<Row>::waves_n > 1)
-        attention.finish(work);
+        attention.finish(work, zero);
     else
-        attention.finish(MmaWork<Row, partial>(args, grid));
+        attention.finish(MmaWork<Row, partial>(args, grid, zero), zero);
 }
 
 template <class Row, bool partial>
@@ -292,7 +298,7 @@ inline catalog_status launch_attend_mma(const catalog_args& args, cudaStream_t s
     if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::shared_bytes) != cudaSuccess)
         return launched(), CATALOG_DEVICE_ERROR;
     const MmaGrid<Row> grid{static_cast<int>(tiles), Divisor(heads), Divisor(Row::paged_kv ? args.page_size : 1),
-                            Scores<Row>(args)};
+                            Scores<Row>(args), Shape::KCopy::steps_of(args.k), Shape::VCopy::steps_of(args.v)};
     kernel<<<static_cast<unsigned>(blocks), Shape::threads, Shape::shared_bytes, stream>>>(args, grid);
     return launched();
 }

@@ -34,11 +34,15 @@ inline bool valid_mask(const catalog_args& args) {
     return Row::mask != Mask::causal || (args.window_left < 0 && args.window_right == 0);
 }
 
+// Whether every row of a tensor with so many heads starts at a multiple of 16 bytes. The stride of an axis of one
+// element means nothing.
 template <class Element>
-inline bool has_aligned_rows(const catalog_tensor& tensor) {
-    const std::int64_t step = 16 / sizeof(Element);
-    return reinterpret_cast<std::uintptr_t>(tensor.data) % 16 == 0 && tensor.stride_batch % step == 0 &&
-           tensor.stride_nhead % step == 0 && tensor.stride_seqlen % step == 0 && tensor.stride_split % step == 0;
+inline bool has_aligned_rows(const catalog_args& args, const catalog_tensor& tensor, std::int64_t nhead) {
+    constexpr std::int64_t step = 16 / sizeof(Element);
+    const auto aligned = [](std::int64_t extent, std::int64_t stride) { return extent <= 1 || stride % step == 0; };
+    return reinterpret_cast<std::uintptr_t>(tensor.data) % 16 == 0 && tensor.stride_seqlen % step == 0 &&
+           aligned(args.batch, tensor.stride_batch) && aligned(nhead, tensor.stride_nhead) &&
+           aligned(args.num_splits, tensor.stride_split);
 }
 
 // Takes the error that a launch left behind.

@@ -39,20 +39,24 @@ __device__ __forceinline__ void load_tiles(const catalog_args& args, const Backw
         load_panels<Tile::hdim_q, Tile::key_panel>(base + Tile::k_at, &maps.k, barriers.k(), k, blockIdx.x * Tile::n);
     }
     RingPlace<Tile::stages> place;
+    RingPlace<Tile::grad_o_stages> grad_o_place;
     for (int head = blockIdx.y * heads; head < (blockIdx.y + 1) * heads; ++head) {
         const RaggedRows q = ragged<T>(args.q, work.batch(), head, work.first_q(), work.seqlen_q());
         const RaggedRows grad_o = ragged<T>(args.grad_o, work.batch(), head, work.first_q(), work.seqlen_q());
         for (int tile = work.begin(); tile < work.end(); ++tile) {
-            const std::uint32_t full_q = barriers.full_q(place.stage), full_grad_o = barriers.full_grad_o(place.stage);
+            const std::uint32_t full_q = barriers.full_q(place.stage);
+            const std::uint32_t full_grad_o = barriers.full_grad_o(grad_o_place.stage);
             barrier_wait(barriers.empty_q(place.stage), place.phase ^ 1);
             barrier_arrive_expect(full_q, Tile::q_bytes);
             load_panels<Tile::hdim_q, Tile::query_panel>(base + Tile::q_at + place.stage * Tile::q_bytes, &maps.q,
                                                          full_q, q, tile * Tile::m);
-            barrier_wait(barriers.empty_grad_o(place.stage), place.phase ^ 1);
+            barrier_wait(barriers.empty_grad_o(grad_o_place.stage), grad_o_place.phase ^ 1);
             barrier_arrive_expect(full_grad_o, Tile::grad_o_bytes);
-            load_panels<Tile::hdim_v, Tile::query_panel>(base + Tile::grad_o_at + place.stage * Tile::grad_o_bytes,
-                                                         &maps.grad_o, full_grad_o, grad_o, tile * Tile::m);
+            load_panels<Tile::hdim_v, Tile::query_panel>(
+                base + Tile::grad_o_at + grad_o_place.stage * Tile::grad_o_bytes, &maps.grad_o, full_grad_o, grad_o,
+                tile * Tile::m);
             place = place.next();
+            grad_o_place = grad_o_place.next();
         }
     }
 }
@@ -73,7 +77,6 @@ __device__ __forceinline__ void load_v(const catalog_args& args, const BackwardM
 template <class Row>
 __device__ __forceinline__ void add_dq(const catalog_args& args, const BackwardMaps& maps, std::uint32_t base) {
     using Tile = BackwardTile<Row>;
-    constexpr int panels = Tile::divides_queries ? Tile::hdim_q / 32 : Tile::hdim_q / 32 / Tile::warpgroups;
     const WorkInMemory work{base + Tile::work_at};
     const BackwardBarriers<Row> barriers{base + Tile::barriers_at};
     const int heads = heads_per_key_head(args);
@@ -83,33 +86,34 @@ __device__ __forceinline__ void add_dq(const catalog_args& args, const BackwardM
                               work.seqlen_q());
         for (int tile = work.begin(); tile < work.end(); ++tile) {
 #pragma unroll
-            for (int warpgroup = 0; warpgroup < Tile::warpgroups; ++warpgroup) {
-                const int first_panel = Tile::divides_queries ? 0 : warpgroup * panels;
-                const int first_row = Tile::divides_queries ? warpgroup * 64 : 0;
-                barrier_wait(barriers.full_dq(warpgroup), phase);
+            for (int round = 0; round < Tile::dq_rounds; ++round) {
 #pragma unroll
-                for (int panel = first_panel; panel < first_panel + panels; ++panel)
-                    tma_reduce_add(&maps.dq_acc,
-                                   base + Tile::dq_at + panel * Tile::query_panel + first_row * panel_row_bytes,
-                                   panel * 32, rows.first_row + tile * Tile::m + first_row, rows.low, rows.high,
-                                   RaggedRows::wrap);
-                bulk_commit();
-            }
-            if constexpr (Tile::warpgroups == 3) {
-                bulk_wait_read<2>();
+                for (int warpgroup = 0; warpgroup < Tile::warpgroups; ++warpgroup) {
+                    const int staged = Tile::divides_queries ? 0 : warpgroup * Tile::dq_panels;
+                    const int first_panel = staged * Tile::dq_rounds + round * Tile::dq_panels;
+                    const int first_row = Tile::divides_queries ? warpgroup * 64 : 0;
+                    barrier_wait(barriers.full_dq(warpgroup), phase);
+#pragma unroll
+                    for (int panel = 0; panel < Tile::dq_panels; ++panel)
+                        tma_reduce_add(
+                            &maps.dq_acc,
+                            base + Tile::dq_at + (staged + panel) * Tile::query_panel + first_row * panel_row_bytes,
+                            (first_panel + panel) * 32, rows.first_row + tile * Tile::m + first_row, rows.low,
+                            rows.high, RaggedRows::wrap);
+                    bulk_commit();
+                }
+                bulk_wait_read<1>();
                 barrier_arrive(barriers.empty_dq(0));
+                bulk_wait_read<0>();
+                barrier_arrive(barriers.empty_dq(1));
+                phase ^= 1;
             }
-            bulk_wait_read<1>();
-            barrier_arrive(barriers.empty_dq(Tile::warpgroups - 2));
-            bulk_wait_read<0>();
-            barrier_arrive(barriers.empty_dq(Tile::warpgroups - 1));
-            phase ^= 1;
         }
     }
 }
 
-// By a warp: a number for each query. LSE comes in base 2, and as infinity where a row is none or sees no key, so that its
-// weights are 0.
+// By a warp: a number for each query. LSE comes in base 2, and as infinity where a row is none or sees no key, so that
+// its weights are 0.
 template <class Row, bool of_lse>
 __device__ __forceinline__ void load_rows(const catalog_args& args, std::uint32_t base) {
     using Tile = BackwardTile<Row>;
@@ -118,7 +122,7 @@ __device__ __forceinline__ void load_rows(const catalog_args& args, std::uint32_
     const BackwardBarriers<Row> barriers{base + Tile::barriers_at};
     const int lane = threadIdx.x % 32, heads = heads_per_key_head(args);
     const catalog_tensor& tensor = of_lse ? args.lse : args.delta;
-    RingPlace<Tile::stages> place;
+    RingPlace<of_lse ? Tile::stages : Tile::grad_o_stages> place;
     for (int head = blockIdx.y * heads; head < (blockIdx.y + 1) * heads; ++head) {
         float slope = 0;
         if constexpr (shifted) slope = slope_of(args, blockIdx.z, head);

@@ -1,7 +1,7 @@
-// The main stage of backward: how a block divides its tile, what lies where in shared memory, and which tiles it visits.
+// The main stage of backward: how a block divides its tile, what lies where in shared memory, which tiles it visits.
 //
-// A block owns tile_n0 keys of one head, 64 to a warpgroup, and visits tile_m0 queries at a time, of all query heads
-// that read the head. One more warpgroup loads.
+// A block owns tile_n0 keys of one head and visits tile_m0 queries at a time, of all query heads that read the head.
+// Two warpgroups multiply, one more loads.
 #pragma once
 
 #include "bwd_call.hpp"
@@ -17,18 +17,24 @@ template <class Row>
 struct BackwardTile {
     using T = typename Row::dtype;
 
-    static constexpr int m = Row::tile_m0, n = Row::tile_n0, stages = Row::stages;
-    static constexpr int hdim_q = round_up(Row::hdim_q, panel_columns), hdim_v = round_up(Row::hdim_v, panel_columns);
-    static constexpr int warpgroups = n / 64;  // of consumers
-    static constexpr int consumers = warpgroups * 128, threads = consumers + 128;
-    static constexpr int consumer_registers = warpgroups == 2 ? 240 : 160;
-    static constexpr int loader_registers = warpgroups == 2 ? 24 : 32;
+    static constexpr int m = Row::tile_m0, n = Row::tile_n0;
 
-    // Warpgroups divide a tile of dQ by its queries, or by the head dim; then a tile that has not 64 queries is transposed.
+    // Two warpgroups of consumers divide the keys, 64 to each; wide heads they divide by the head dim.
+    static constexpr bool divides_hdim = Row::hdim_q > 128 || Row::hdim_v > 128;
+    static constexpr int warpgroups = 2;
+    static constexpr int hdim_step = divides_hdim ? 2 * panel_columns : panel_columns;
+    static constexpr int hdim_q = round_up(Row::hdim_q, hdim_step), hdim_v = round_up(Row::hdim_v, hdim_step);
+    static constexpr int stages = Row::stages, grad_o_stages = divides_hdim ? 1 : stages;
+    static constexpr int consumers = warpgroups * 128, threads = consumers + 128;
+    static constexpr int consumer_registers = 240, loader_registers = 24;
+
+    // Of dQ they divide the queries, or else the head dim, for which narrow heads transpose it. A tile is staged in so
+    // many rounds.
     static constexpr bool divides_queries = m % (64 * warpgroups) == 0;
-    static constexpr bool transposes_dq = !divides_queries && m != 64;
     static constexpr int dq_rows = divides_queries ? 64 : m;  // of a warpgroup
-    static constexpr int dq_columns = transposes_dq ? m : divides_queries ? hdim_q : hdim_q / warpgroups;
+    static constexpr int dq_columns = divides_hdim ? hdim_q / warpgroups : divides_queries ? hdim_q : m;
+    static constexpr int dq_rounds = divides_hdim ? 2 : 1;
+    static constexpr int dq_panels = hdim_q / 32 / dq_rounds / (divides_queries ? 1 : warpgroups);  // at a time
 
     // dV takes the weights as soon as they are there, where registers allow to hold them once more.
     static constexpr bool early_dv = (hdim_q + hdim_v) / 2 + m + m / 4 <= 212;
@@ -39,19 +45,20 @@ struct BackwardTile {
     // dK and dQ contain the factor of the scores if dS does; halves have too small an exponent for that.
     static constexpr bool scales_ds = std::is_same_v<T, bf16>;
 
-    static_assert(warpgroups == 2 || warpgroups == 3, "a warpgroup owns 64 keys");
     static_assert(m % 16 == 0 && m <= 256 && stages >= 1);
-    static_assert(divides_queries || hdim_q == 64 * warpgroups, "each warpgroup has 64 queries or 64 columns of dQ");
+    static_assert(divides_hdim ? m == 64 && n == 64 : n == 64 * warpgroups);
+    static_assert(divides_hdim || divides_queries || hdim_q == 64 * warpgroups);
 
     // Panels of 64 columns (32 of float32), each a whole number of rows of 128 bytes.
     static constexpr int query_panel = m * panel_row_bytes, key_panel = n * panel_row_bytes;
     static constexpr int q_bytes = hdim_q / 64 * query_panel, grad_o_bytes = hdim_v / 64 * query_panel;
     static constexpr int k_bytes = hdim_q / 64 * key_panel, v_bytes = hdim_v / 64 * key_panel;
-    static constexpr int ds_bytes = warpgroups * query_panel, dq_bytes = hdim_q / 32 * query_panel;
+    static constexpr int ds_bytes = divides_hdim ? 2 * key_panel : warpgroups * query_panel;  // P too, if divides_hdim
+    static constexpr int dq_bytes = hdim_q / 32 * query_panel / dq_rounds;
     static constexpr int row_bytes = m * 4;  // a number for each query
 
     static constexpr int k_at = 0, v_at = k_at + k_bytes, q_at = v_at + v_bytes, grad_o_at = q_at + stages * q_bytes;
-    static constexpr int ds_at = grad_o_at + stages * grad_o_bytes, dq_at = ds_at + 2 * ds_bytes;
+    static constexpr int ds_at = grad_o_at + grad_o_stages * grad_o_bytes, dq_at = ds_at + 2 * ds_bytes;
     static constexpr int lse_at = dq_at + dq_bytes, delta_at = lse_at + stages * row_bytes;
     static constexpr int barriers_at = delta_at + stages * row_bytes, work_at = barriers_at + (8 + 4 * stages) * 8;
     static constexpr int shared_bytes = work_at + 48;

@@ -17,7 +17,8 @@ __global__ void __launch_bounds__(row_threads) convert_dq(const __grid_constant_
 #pragma unroll
         for (int i = 0; i < rows_in_flight; ++i) {
             if (!rows.has(i)) continue;
-            const auto* const part = reinterpret_cast<const float4*>(rows.template of<const float>(args.dq_acc, i, split));
+            const auto* const part =
+                reinterpret_cast<const float4*>(rows.template of<const float>(args.dq_acc, i, split));
             const float4 low = __ldcs(part), high = __ldcs(part + 1);
             sum[i][0] += low.x, sum[i][1] += low.y, sum[i][2] += low.z, sum[i][3] += low.w;
             sum[i][4] += high.x, sum[i][5] += high.y, sum[i][6] += high.z, sum[i][7] += high.w;
@@ -37,8 +38,8 @@ inline std::int32_t launch_fmha_bwd_convert_dq(const catalog_args* args, cudaStr
     if (const catalog_status status = check_rows<Row>(args); status != CATALOG_OK) return status;
     if (!valid_hdim(args->hdim_q, Row::hdim_q, Row::pad_d)) return CATALOG_BAD_ARGUMENT;
     if (!has_rows(*args)) return CATALOG_OK;
-    const bool valid = args->dq.data && args->dq_acc.data && has_aligned_rows<T>(args->dq) &&
-                       has_aligned_rows<float>(args->dq_acc);
+    const bool valid = args->dq.data && args->dq_acc.data && has_aligned_rows<T>(*args, args->dq, args->nhead_q) &&
+                       has_aligned_rows<float>(*args, args->dq_acc, args->nhead_q);
     return valid ? launch_rows<Row::hdim_q>(*args, stream, convert_dq<Row>) : CATALOG_BAD_ARGUMENT;
 }
 

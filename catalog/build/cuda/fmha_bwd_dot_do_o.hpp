@@ -37,8 +37,9 @@ inline std::int32_t launch_fmha_bwd_dot_do_o(const catalog_args* args, cudaStrea
     if (const catalog_status status = check_rows<Row>(args); status != CATALOG_OK) return status;
     if (!valid_hdim(args->hdim_v, Row::hdim_v, Row::pad_dv)) return CATALOG_BAD_ARGUMENT;
     if (!has_rows(*args)) return CATALOG_OK;
-    const bool valid = args->grad_o.data && args->o.data && args->delta.data && has_aligned_rows<T>(args->grad_o) &&
-                       has_aligned_rows<T>(args->o);
+    const bool valid = args->grad_o.data && args->o.data && args->delta.data &&
+                       has_aligned_rows<T>(*args, args->grad_o, args->nhead_q) &&
+                       has_aligned_rows<T>(*args, args->o, args->nhead_q);
     return valid ? launch_rows<Row::hdim_v>(*args, stream, dot_do_o<Row>) : CATALOG_BAD_ARGUMENT;
 }
 

@@ -1,8 +1,9 @@
-// Backward attention, the main stage: dK, dV, and dQ in float32, added up in device memory, or, where results must be the
-// same bits every time, one part for each tile of keys.
+// Backward attention, the main stage: dK, dV, and dQ in float32, added up in device memory, or, where results must be
+// the same bits every time, one part for each tile of keys.
 #pragma once
 
 #include "bwd_consume.hpp"
+#include "bwd_consume_wide.hpp"
 #include "launch.hpp"
 
 namespace catalog::cuda {
@@ -34,7 +35,10 @@ __global__ void __launch_bounds__(BackwardTile<Row>::threads, 1)
             load_tiles<Row>(args, maps, base);
     } else {
         claim_registers<Tile::consumer_registers>();
-        BackwardConsumer<Row>(args, maps, base).run();
+        if constexpr (Tile::divides_hdim)
+            WideBackwardConsumer<Row>(args, maps, base).run();
+        else
+            BackwardConsumer<Row>(args, maps, base).run();
     }
 }
 
@@ -67,12 +71,15 @@ inline std::int64_t dense_dq_bytes(const catalog_args& args) {
 template <class Row>
 inline bool has_backward_tensors(const catalog_args& args) {
     using T = typename Row::dtype;
-    const auto rows = [](const catalog_tensor& tensor) { return tensor.data && has_aligned_rows<T>(tensor); };
-    if (args.seqlen_k > 0 && !(rows(args.dk) && rows(args.dv))) return false;
+    const auto rows = [&](const catalog_tensor& tensor, std::int64_t nhead) {
+        return tensor.data && has_aligned_rows<T>(args, tensor, nhead);
+    };
+    if (args.seqlen_k > 0 && !(rows(args.dk, args.nhead_k) && rows(args.dv, args.nhead_k))) return false;
     if (args.seqlen_q == 0) return true;
-    if (!args.dq_acc.data || !has_aligned_rows<float>(args.dq_acc)) return false;
+    if (!args.dq_acc.data || !has_aligned_rows<float>(args, args.dq_acc, args.nhead_q)) return false;
     if (args.seqlen_k == 0) return true;
-    return rows(args.q) && rows(args.k) && rows(args.v) && rows(args.grad_o) && args.lse.data && args.delta.data &&
+    return rows(args.q, args.nhead_q) && rows(args.k, args.nhead_k) && rows(args.v, args.nhead_k) &&
+           rows(args.grad_o, args.nhead_q) && args.lse.data && args.delta.data &&
            (Row::bias != Bias::alibi || args.alibi_slopes.data);
 }
 

@@ -9,13 +9,9 @@
 
 namespace catalog::cuda {
 
-// A block combines the parts of one row. Threads have four columns each; more threads than columns divide the parts.
-template <class Row>
-struct CombineShape {
-    static constexpr int columns = Row::hdim_v / 4, threads = columns > 128 ? columns : 128;
-    static constexpr int groups = threads / columns;
-    static_assert(Row::hdim_v % 32 == 0 && threads % columns == 0);
-};
+// Of a block, which combines the parts of one row. Threads have four columns each; more threads than columns form groups
+// that divide the parts.
+inline constexpr int combine_threads = 128;
 
 template <class Row>
 struct CombinedRow {
@@ -52,11 +48,11 @@ struct LseOfSplits {
 // Groups take turns at the splits; those of weight 0 need not have an O.
 template <class Row>
 __device__ __forceinline__ float4 sum_of_splits(const CombinedRow<Row>& row, const LseOfSplits& lse, int splits,
-                                                int group, int column) {
+                                                int group, int groups, int column) {
     float4 total = make_float4(0, 0, 0, 0);
-    if (column >= row.args.hdim_v) return total;
+    if (group >= groups) return total;
 #pragma unroll 4
-    for (int split = group; split < splits; split += CombineShape<Row>::groups) {
+    for (int split = group; split < splits; split += groups) {
         const float weight = expf(row.lse_of(split) - lse.reference);
         const float* o = row.template of<const float>(row.args.o_acc, split);
         const float4 part = *reinterpret_cast<const float4*>(o + column);
@@ -68,10 +64,10 @@ __device__ __forceinline__ float4 sum_of_splits(const CombinedRow<Row>& row, con
 }
 
 template <class Row>
-__global__ void __launch_bounds__(CombineShape<Row>::threads)
+__global__ void __launch_bounds__(combine_threads)
     combine_splits(const __grid_constant__ catalog_args args) {
-    using Shape = CombineShape<Row>;
-    __shared__ float4 totals[Shape::threads];
+    static_assert(Row::hdim_v <= 4 * combine_threads);
+    __shared__ float4 totals[combine_threads];
     const int nhead_q = static_cast<int>(args.nhead_q), seqlen_q = static_cast<int>(args.seqlen_q);
     const int index = static_cast<int>(blockIdx.x), splits = static_cast<int>(args.num_splits);
     const Sequence seq = queries_of<Row>(args, index / seqlen_q / nhead_q);
@@ -79,18 +75,18 @@ __global__ void __launch_bounds__(CombineShape<Row>::threads)
     if (row.query >= seq.seqlen_q) return;
     wait_for_last_kernel();
 
-    const int column = static_cast<int>(threadIdx.x) % Shape::columns * 4;
+    const int thread = static_cast<int>(threadIdx.x), pieces = static_cast<int>(args.hdim_v) / 4;
+    const int groups = combine_threads / pieces, group = thread / pieces, column = (thread - group * pieces) * 4;
     const LseOfSplits lse(row, splits);
-    totals[threadIdx.x] = sum_of_splits(row, lse, splits, static_cast<int>(threadIdx.x) / Shape::columns, column);
+    totals[thread] = sum_of_splits(row, lse, splits, group, groups, column);
     __syncthreads();
     if constexpr (Row::lse)
-        if (threadIdx.x == 0) *row.template of<float>(args.lse) = lse.reference + logf(lse.sum);
-    if (threadIdx.x >= Shape::columns || column >= args.hdim_v) return;
+        if (thread == 0) *row.template of<float>(args.lse) = lse.reference + logf(lse.sum);
+    if (group > 0) return;
     const float normalize = lse.sum == 0.0f ? 0.0f : 1.0f / lse.sum;
     float4 o = make_float4(0, 0, 0, 0);
-#pragma unroll
-    for (int group = 0; group < Shape::groups; ++group) {
-        const float4 part = totals[group * Shape::columns + threadIdx.x];
+    for (int of_group = 0; of_group < groups; ++of_group) {
+        const float4 part = totals[of_group * pieces + thread];
         o = make_float4(o.x + part.x, o.y + part.y, o.z + part.z, o.w + part.w);
     }
     using T = typename Row::otype;
@@ -118,7 +114,7 @@ inline std::int32_t launch_fmha_fwd_splitkv_combine(const catalog_args* args, cu
     early.val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config{};
     config.gridDim = static_cast<unsigned>(rows);
-    config.blockDim = CombineShape<Row>::threads;
+    config.blockDim = combine_threads;
     config.stream = stream;
     config.attrs = &early;
     config.numAttrs = 1;
@@ -127,6 +123,6 @@ inline std::int32_t launch_fmha_fwd_splitkv_combine(const catalog_args* args, cu
 }
 
 template <class Row>
-inline constexpr Block block_of{CombineShape<Row>::threads, 0};
+inline constexpr Block block_of{combine_threads, 0};
 
 }  // namespace catalog::cuda

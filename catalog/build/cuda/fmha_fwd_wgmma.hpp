@@ -4,6 +4,10 @@
 // that compute. A block works on tile after tile, so that the loads of the next tile hide behind the products of this
 // one.
 //
+// On an H200 the tensor cores are busy for 84 % of the time (bf16, hdim 128, 8192 keys), at a clock that the power
+// limit holds at 1.66 GHz. Slower were: the first product of the next tile together with the last one of this; two
+// blocks of scores in registers (tile_n0 = 96); the wait for P V behind all of the softmax.
+//
 // A translation unit defines a struct Row whose constexpr members are the row's traits, and exports it:
 //
 //     struct Row {
@@ -107,15 +111,16 @@ class FwdProducer {
     std::uint32_t q_phase = 0;
 };
 
-// Registers of each thread after the block has shared them out anew; 0: they stay as they are.
+// Registers of each thread once the block has shared out anew what its threads start with; 0: they keep that.
 struct RegisterBudget {
     int producer, consumer;
 };
 
 constexpr RegisterBudget fwd_budget(int groups, int blocks) {
-    if (groups == 3) return {32, 160};
-    if (groups == 2) return {24, 240};
-    return blocks == 1 ? RegisterBudget{0, 0} : RegisterBudget{24, 232};
+    constexpr int producer = 24, most = 240;
+    const int warpgroups = groups + 1, at_start = 65536 / (128 * warpgroups * blocks) / 8 * 8;
+    if (at_start >= most) return {0, 0};
+    return {producer, std::min(most, (at_start * warpgroups - producer) / groups / 8 * 8)};
 }
 
 template <class Row>

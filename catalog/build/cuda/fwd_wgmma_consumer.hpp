@@ -28,7 +28,7 @@ class FwdConsumer {
           first_row(64 * group + static_cast<int>(threadIdx.x) % 128 / 32 * 16 + lane() / 4) {}
 
     __device__ __forceinline__ void run() {
-        if (Shared::groups > 1 && group == Shared::groups - 1) let_go(0);
+        if (Shared::takes_turns && group == Shared::groups - 1) let_go(0);
         for (int round = 0; round * static_cast<int>(gridDim.x) < call.tiles; ++round) {
             const int tile = tile_of_round(round);
             if (tile >= call.tiles) continue;
@@ -50,6 +50,7 @@ class FwdConsumer {
         if (lane() == 0) barrier_arrive(barrier);
     }
 
+    // The turn to issue products goes round the warpgroups.
     __device__ __forceinline__ void take_turn() const { named_barrier_sync(1 + group, 256); }
     __device__ __forceinline__ void let_go(int next) const { named_barrier_arrive(1 + next, 256); }
 

@@ -36,6 +36,7 @@ struct FwdShared {
     static constexpr int alignment = 1024;
 
     static_assert(Row::tile_m0 % 64 == 0 && groups <= 3 && Row::tile_n0 % 16 == 0 && Row::tile_n0 <= 256);
+    static_assert(std::is_same_v<typename Row::dtype, typename Row::otype> && !Row::paged_kv);
     static_assert(Row::hdim_q % panel_columns == 0 && Row::hdim_v % panel_columns == 0 && Row::hdim_v <= 256);
 
     static __device__ __forceinline__ std::uint32_t barrier(std::uint32_t base, int index) {

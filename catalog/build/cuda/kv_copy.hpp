@@ -40,23 +40,28 @@ struct Places {
     }
 };
 
+// Distances in bytes: of neighbouring rows (of one page), of the rows that a lane copies, of tiles. The host computes
+// them, and so the kernel needs no registers for them.
+struct KvSteps {
+    std::int64_t row, turn, tile;
+};
+
 // Copies, tile after tile, the rows of one of the `warps` warps that share this: `rows` each. A lane has pieces of rows
 // `turn_rows` apart; which, repeats after `period` steps.
 template <class Row, int hdim, int rows, int warps, bool padded>
 class KvCopy {
-    using T = typename Row::dtype;
-
     static constexpr int pieces = hdim / 8;
     static constexpr int period = pieces / std::gcd(pieces, 32), turn_rows = 32 * period / pieces;
     static_assert(hdim % 64 == 0 && rows % turn_rows == 0);
     static_assert(rows % 8 == 0 || 8 % rows == 0);  // so that a turn changes the permutation of pieces by a constant
 
-    // The first of a lane's pieces. Computed anew for every tile: registers are scarce.
+    // The first of a lane's pieces. For `zero` see zero_of.
     struct Piece {
         int row, row_of_warp, piece;
+        bool exists;
 
-        __device__ __forceinline__ Piece(int part, int hdim_stored) {
-            const int thread = opaque(static_cast<int>(threadIdx.x)), number = 32 * part + thread % 32;
+        __device__ __forceinline__ Piece(int part, std::int64_t hdim_stored, int zero) {
+            const int thread = static_cast<int>(threadIdx.x) + zero, number = 32 * part + thread % 32;
             row_of_warp = number / pieces;
             row = thread / 32 % warps * rows + row_of_warp;
             piece = number % pieces;
@@ -67,51 +72,57 @@ class KvCopy {
         __device__ __forceinline__ std::uint32_t target(std::uint32_t tile, int rows_before) const {
             return ((tile + piece_offset<hdim>(row, piece)) ^ (rows_before % 8 << 4)) + rows_before * (hdim * 2);
         }
-
-        bool exists;
     };
 
    public:
-    __device__ __forceinline__ KvCopy(const catalog_tensor& tensor, const Sequence& seq, int head, int hdim_stored)
-        : tensor(tensor), hdim_stored(hdim_stored) {
-        const T* start = rows_of<const T>(tensor, Row::paged_kv ? 0 : seq.batch, head, seq.first_k);
+    static __host__ KvSteps steps_of(const catalog_tensor& tensor) {
+        const std::int64_t row = tensor.stride_seqlen * 2;
+        return {row, row * turn_rows, row * Row::tile_n0};
+    }
+
+    __device__ __forceinline__ KvCopy(const catalog_tensor& tensor, const KvSteps& steps, std::int64_t hdim_stored,
+                                      const Sequence& seq, int head)
+        : tensor(tensor), steps(steps), hdim_stored(hdim_stored) {
+        const auto* start = rows_of<const std::uint16_t>(tensor, Row::paged_kv ? 0 : seq.batch, head, seq.first_k);
 #pragma unroll
         for (int part = 0; part < period; ++part) {
-            const Piece first(part, hdim_stored);
-            source[part] = start + first.piece * 8 + (Row::paged_kv ? 0 : first.row * stride());
+            const Piece first(part, hdim_stored, 0);
+            source[part] = reinterpret_cast<const char*>(start + first.piece * 8) +
+                           (Row::paged_kv ? 0 : first.row * steps.row);
         }
     }
 
-    // The first key of the next tile is `keys` further on.
-    __device__ __forceinline__ void advance(int keys) {
+    __device__ __forceinline__ void start_at(int key) {
         if constexpr (!Row::paged_kv)
 #pragma unroll
-            for (int part = 0; part < period; ++part) source[part] += keys * stride();
+            for (int part = 0; part < period; ++part) source[part] += key * steps.row;
     }
 
     // To `tile`. `left`: keys that there are from the tile's first on; the others are zeros.
-    __device__ __forceinline__ void copy(std::uint32_t tile, int left) const {
+    __device__ __forceinline__ void copy(std::uint32_t tile, int left, int zero) {
 #pragma unroll
         for (int part = 0; part < period; ++part) {
-            const Piece first(part, hdim_stored);
+            const Piece first(part, hdim_stored, zero);
             const int rows_left = first.exists ? left - first.row : 0;
+            const char* from = source[part];
 #pragma unroll
-            for (int row = 0; row < rows; row += turn_rows)
-                copy_async(first.target(tile, row), source[part] + row * stride(), row < rows_left);
+            for (int row = 0; row < rows; row += turn_rows, from += steps.turn)
+                copy_async(first.target(tile, row), from, row < rows_left);
+            source[part] += steps.tile;
         }
     }
 
-    __device__ __forceinline__ void copy(std::uint32_t tile, const Places<rows>& places) const {
+    __device__ __forceinline__ void copy(std::uint32_t tile, const Places<rows>& places, int zero) const {
         std::int64_t offset[Places<rows>::count];
         std::uint32_t exist[Places<rows>::count];
 #pragma unroll
         for (int i = 0; i < Places<rows>::count; ++i) {
-            offset[i] = places.page[i] * tensor.stride_batch + places.slot[i] * stride();
+            offset[i] = places.page[i] * (tensor.stride_batch * 2) + places.slot[i] * steps.row;
             exist[i] = __ballot_sync(0xffffffff, places.page[i] >= 0);
         }
 #pragma unroll
         for (int part = 0; part < period; ++part) {
-            const Piece first(part, hdim_stored);
+            const Piece first(part, hdim_stored, zero);
 #pragma unroll
             for (int row = 0; row < rows; row += turn_rows) {
                 const std::uint32_t exists = first.exists ? exist[row / 32] >> first.row_of_warp : 0;
@@ -122,11 +133,10 @@ class KvCopy {
     }
 
    private:
-    __device__ __forceinline__ std::int64_t stride() const { return tensor.stride_seqlen; }
-
     const catalog_tensor& tensor;
-    const T* source[period];
-    int hdim_stored;
+    const KvSteps& steps;
+    const std::int64_t hdim_stored;
+    const char* source[period];
 };
 
 }  // namespace catalog::cuda

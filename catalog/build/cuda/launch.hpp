@@ -25,8 +25,8 @@ struct Block {
 
 }  // namespace catalog::cuda
 
-// `launch` takes the arguments and the stream, `workspace` the arguments, what is used, and the size to fill in; the last
-// arguments are those of catalog::Uses.
+// `launch` takes the arguments and the stream, `workspace` the arguments, what is used, and the size to fill in; the
+// last arguments are those of catalog::Uses.
 #define CATALOG_EXPORT_SIZED(launch, workspace, description, ...)                                                \
     extern "C" {                                                                                                 \
     __attribute__((visibility("default"))) const char* catalog_describe(void) { return description; }            \

@@ -13,14 +13,8 @@ struct MmaGrid {
     int tiles;  // of the longest sequence
     Divisor heads, page_size;
     Scores<Row> scores;
+    KvSteps k_steps, v_steps;
 };
-
-// The compiler does not know that it is always the same, and so keeps nothing that follows from it in registers.
-__device__ __forceinline__ int block_index() {
-    int index;
-    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(index));
-    return index;
-}
 
 // What a block answers: up to tile_m0 rows of one K/V head of one sequence, against one split of the keys.
 template <class Row, bool partial>
@@ -30,10 +24,10 @@ struct MmaWork {
     int head_k, split, first_row, rows;  // no rows: there is nothing to do
 
     // Heads of one sequence are worked on at the same time; the last tiles, which see most under a causal mask, first.
-    __device__ __forceinline__ MmaWork(const catalog_args& args, const MmaGrid<Row>& grid) : grid(grid) {
+    __device__ __forceinline__ MmaWork(const catalog_args& args, const MmaGrid<Row>& grid, int zero) : grid(grid) {
         const int nhead_k = static_cast<int>(args.nhead_k), batch = static_cast<int>(args.batch);
         const int splits = partial ? static_cast<int>(args.num_splits) : 1;
-        const int block = block_index(), of_head = block / nhead_k, of_sequence = of_head / batch;
+        const int block = static_cast<int>(blockIdx.x) + zero, of_head = block / nhead_k, of_sequence = of_head / batch;
         head_k = block - of_head * nhead_k;
         split = of_sequence % splits;
         first_row = (grid.tiles - 1 - of_sequence / splits) * Row::tile_m0;
@@ -63,13 +57,14 @@ class MmaResults {
     using Accumulator = float[atoms][hdim_v / 8][4];
     using PerRow = float[atoms][2];
 
-    // `max` in units of log2; `sum`: the lane's part of the rows' sums.
+    // `max` in units of log2; `sum`: the lane's part of the rows' sums. For `zero` see zero_of, here and below.
     __device__ __forceinline__ MmaResults(const catalog_args& args, const MmaWork<Row, partial>& work,
                                           std::uint32_t shared, const Accumulator& o, const PerRow& max,
-                                          const PerRow& sum)
+                                          const PerRow& sum, int zero)
         : args(args),
           work(work),
           window(window_of<Row::mask>(args, work.seq.seqlen_q, work.seq.seqlen_k, {})),
+          thread(zero),
           hdim(static_cast<int>(args.hdim_v)),
           shared(shared),
           o(o),

@@ -31,17 +31,21 @@ struct MmaShape {
     // Registers of a thread for O, scores and Q: where they are few, Q is read from shared memory once.
     static constexpr bool q_in_registers = atoms * (hdim_v / 2 + keys / 2 + hdim_q / 4) <= 160;
 
+    using KCopy = KvCopy<Row, hdim_q, copied, waves_m, Row::pad_d>;
+    using VCopy = KvCopy<Row, hdim_v, copied, waves_m, Row::pad_dv>;
+
     static_assert(rows % 16 == 0 && keys % 16 == 0 && keys % waves_m == 0 && stages >= 1 && hdim_v <= hdim_q);
     static_assert(shared_bytes <= 227 * 1024);
 };
 
-// A thread's place in its block: its lane, its warp's number among those of the group, and the group's.
+// A thread's place in its block: its lane, its warp's number among those of the group, and the group's. For `zero` see
+// zero_of.
 template <class Row>
 struct MmaThread {
     int lane, warp_m, warp_n;
 
-    __device__ __forceinline__ MmaThread() {
-        const int thread = opaque(static_cast<int>(threadIdx.x));
+    __device__ __forceinline__ explicit MmaThread(int zero) {
+        const int thread = static_cast<int>(threadIdx.x) + zero;
         lane = thread % 32;
         warp_m = thread / 32 % MmaShape<Row>::waves_m;
         warp_n = MmaShape<Row>::waves_n > 1 ? thread / 32 / MmaShape<Row>::waves_m : 0;
@@ -53,19 +57,22 @@ struct MmaThread {
     }
 };
 
-// Where a lane finds its rows of 8 x 8 matrices in a tile. Steps along the head dim change bits 5 and 6 of the address,
+// Where a lane finds its rows of 8 x 8 matrices in one tile. Steps along the head dim change bits 5 and 6 of the address,
 // which the permutation of pieces occupies too, and then the address by 128.
 template <int hdim>
-struct MatrixRows {
-    std::uint32_t offset;
-
+class MatrixRows {
+   public:
     // The lane's row of the first 16 rows, and its piece of the first two.
-    __device__ __forceinline__ MatrixRows(int row, int piece) : offset(piece_offset<hdim>(row, piece)) {}
+    __device__ __forceinline__ MatrixRows(std::uint32_t tile, int row, int piece)
+        : address(tile + piece_offset<hdim>(row, piece)) {}
 
     // In the 16 rows from `first_row` on, the 16 columns from 16 * step on.
     __device__ __forceinline__ std::uint32_t at(int first_row, int step) const {
-        return (offset ^ (step % 4 << 5)) + first_row * (hdim * 2) + step / 4 * 128;
+        return (address ^ (step % 4 << 5)) + first_row * (hdim * 2) + step / 4 * 128;
     }
+
+   private:
+    std::uint32_t address;
 };
 
 template <class Row>
@@ -79,12 +86,8 @@ class MmaTile {
     float s[atoms][keys / 8][4];
     float o[atoms][Row::hdim_v / 8][4];
 
-    // `q`: the warp's first row.
-    __device__ __forceinline__ MmaTile(std::uint32_t q, int lane)
-        : q(q),
-          q_rows(lane % 16, lane / 16),
-          k_rows(lane % 8 + lane / 16 * 8, lane / 8 % 2),
-          v_rows(lane % 16, lane / 16) {
+    // `q`: the tile's first row.
+    __device__ __forceinline__ explicit MmaTile(std::uint32_t q) : q(q) {
 #pragma unroll
         for (int m = 0; m < atoms; ++m)
 #pragma unroll
@@ -95,32 +98,38 @@ class MmaTile {
 
     // Q has arrived.
     __device__ __forceinline__ void load_queries() {
-        if constexpr (Shape::q_in_registers)
+        if constexpr (Shape::q_in_registers) {
+            const MatrixRows<Row::hdim_q> q_rows = rows_of_q(0);
 #pragma unroll
-            for (int step = 0; step < Row::hdim_q / 16; ++step) load_queries(step, held[step]);
+            for (int step = 0; step < Row::hdim_q / 16; ++step) load_queries(q_rows, step, held[step]);
+        }
     }
 
-    __device__ __forceinline__ void multiply_q_k(std::uint32_t k) {
+    __device__ __forceinline__ void multiply_q_k(std::uint32_t k, int zero) {
 #pragma unroll
         for (int m = 0; m < atoms; ++m)
 #pragma unroll
             for (int n = 0; n < keys / 8; ++n)
 #pragma unroll
                 for (int c = 0; c < 4; ++c) s[m][n][c] = 0.0f;
+        const int lane = MmaThread<Row>(zero).lane;
+        const MatrixRows<Row::hdim_q> q_rows = rows_of_q(zero), k_rows(k, lane % 8 + lane / 16 * 8, lane / 8 % 2);
 #pragma unroll
         for (int step = 0; step < Row::hdim_q / 16; ++step) {
             if constexpr (Shape::q_in_registers) {
-                multiply_step(k, step, held[step]);
+                multiply_step(k_rows, step, held[step]);
             } else {
                 std::uint32_t queries[atoms][4];
-                load_queries(step, queries);
-                multiply_step(k, step, queries);
+                load_queries(q_rows, step, queries);
+                multiply_step(k_rows, step, queries);
             }
         }
     }
 
     // O += s * V
-    __device__ __forceinline__ void multiply_p_v(std::uint32_t v) {
+    __device__ __forceinline__ void multiply_p_v(std::uint32_t v, int zero) {
+        const int lane = MmaThread<Row>(zero).lane;
+        const MatrixRows<Row::hdim_v> v_rows(v, lane % 16, lane / 16);
 #pragma unroll
         for (int step = 0; step < keys / 16; ++step) {
             std::uint32_t weights[atoms][4];
@@ -134,7 +143,7 @@ class MmaTile {
 #pragma unroll
             for (int n = 0; n < Row::hdim_v / 16; ++n) {
                 std::uint32_t values[4];
-                load_matrices_transposed(v + v_rows.at(16 * step, n), values);
+                load_matrices_transposed(v_rows.at(16 * step, n), values);
 #pragma unroll
                 for (int m = 0; m < atoms; ++m) {
                     mma_16x8x16<T>(o[m][2 * n], weights[m], values[0], values[1]);
@@ -145,16 +154,23 @@ class MmaTile {
     }
 
    private:
-    __device__ __forceinline__ void load_queries(int step, std::uint32_t (&queries)[atoms][4]) const {
-#pragma unroll
-        for (int m = 0; m < atoms; ++m) load_matrices(q + q_rows.at(16 * m, step), queries[m]);
+    __device__ __forceinline__ MatrixRows<Row::hdim_q> rows_of_q(int zero) const {
+        const MmaThread<Row> thread(zero);
+        return {q, thread.warp_m * Shape::rows + thread.lane % 16, thread.lane / 16};
     }
 
-    __device__ __forceinline__ void multiply_step(std::uint32_t k, int step, const std::uint32_t (&queries)[atoms][4]) {
+    static __device__ __forceinline__ void load_queries(const MatrixRows<Row::hdim_q>& q_rows, int step,
+                                                        std::uint32_t (&queries)[atoms][4]) {
+#pragma unroll
+        for (int m = 0; m < atoms; ++m) load_matrices(q_rows.at(16 * m, step), queries[m]);
+    }
+
+    __device__ __forceinline__ void multiply_step(const MatrixRows<Row::hdim_q>& k_rows, int step,
+                                                  const std::uint32_t (&queries)[atoms][4]) {
 #pragma unroll
         for (int n = 0; n < keys / 16; ++n) {
             std::uint32_t rows[4];
-            load_matrices(k + k_rows.at(16 * n, step), rows);
+            load_matrices(k_rows.at(16 * n, step), rows);
 #pragma unroll
             for (int m = 0; m < atoms; ++m) {
                 mma_16x8x16<T>(s[m][2 * n], queries[m], rows[0], rows[1]);
@@ -164,8 +180,6 @@ class MmaTile {
     }
 
     const std::uint32_t q;
-    const MatrixRows<Row::hdim_q> q_rows, k_rows;
-    const MatrixRows<Row::hdim_v> v_rows;
     std::uint32_t held[Shape::q_in_registers ? Row::hdim_q / 16 : 1][atoms][4];
 };
 

@@ -1,0 +1,165 @@
+// The main stage of backward for head dims over 128: both warpgroups own all 64 keys of the block, and each half of the
+// columns of dK, dV and dQ. Of the scores each computes those of half of the queries; weights and their gradients reach
+// the other one through shared memory.
+#pragma once
+
+#include "bwd_warpgroup.hpp"
+
+namespace catalog::cuda {
+
+template <class Row>
+class WideBackwardConsumer : BackwardWarpgroup<Row> {
+    using Base = BackwardWarpgroup<Row>;
+    using typename Base::T;
+    using typename Base::Tile;
+    using Base::all_consumers, Base::args, Base::barriers, Base::base, Base::lane, Base::m, Base::maps, Base::row_step;
+    using Base::warp, Base::warpgroup, Base::work;
+    static constexpr int columns = m / Tile::warpgroups;  // queries of a warpgroup's scores
+    static constexpr int panels_q = Tile::hdim_q / panel_columns / 2, panels_v = Tile::hdim_v / panel_columns / 2;
+
+   public:
+    using Base::Base;
+
+    __device__ __forceinline__ void run() {
+        float dk[panels_q * 32], dv[panels_v * 32];
+        Base::clear(dk);
+        Base::clear(dv);
+        const int heads = heads_per_key_head(args);
+        if (work.end() > work.begin()) {
+            float s[columns / 2];
+            RingPlace<Tile::stages> place;
+            RingPlace<Tile::grad_o_stages> grad_o_place;
+            int head = 0, tile = work.begin();
+            std::uint32_t weights = Tile::ds_at;
+            barrier_wait(barriers.k(), 0);
+            start_scores(place, true, s);
+            wgmma_wait<0>();
+            pin(s);
+            barrier_wait(barriers.v(), 0);
+            while (head < heads) {
+                const bool last = tile + 1 == work.end();
+                visit(head, tile, weights, !last || head + 1 < heads, place, grad_o_place, s, dk, dv);
+                place = place.next();
+                grad_o_place = grad_o_place.next();
+                weights ^= Tile::ds_at ^ (Tile::ds_at + Tile::ds_bytes);
+                tile = last ? work.begin() : tile + 1;
+                head += last;
+            }
+            named_barrier_sync(all_consumers, Tile::consumers);  // K and V are read by both
+        }
+        Base::store_rows(dv, 1.0f, Tile::v_at, 0, warpgroup * panels_v, &maps.dv, args.dv);
+        Base::store_rows(dk, Base::final_scale(), Tile::k_at, 0, warpgroup * panels_q, &maps.dk, args.dk);
+        Base::finish_stores();
+    }
+
+   private:
+    // S^T of this warpgroup's queries, or dP^T.
+    template <int hdim>
+    __device__ __forceinline__ void multiply_rows(std::uint32_t keys, std::uint32_t queries,
+                                                  float (&d)[columns / 2]) const {
+        const std::uint64_t a = describe_panel<Major::k>(base + keys);
+        const std::uint64_t b = describe_panel<Major::k>(base + queries + warpgroup * columns * panel_row_bytes);
+        wgmma_fence();
+#pragma unroll
+        for (int step = 0; step < hdim / 16; ++step)
+            wgmma<T>(d, advance(a, step / 4 * Tile::key_panel + step % 4 * 32),
+                     advance(b, step / 4 * Tile::query_panel + step % 4 * 32), step > 0);
+        wgmma_commit();
+    }
+
+    // Without a tile they are multiplied all the same, of what memory holds: then the loop has one shape.
+    __device__ __forceinline__ void start_scores(RingPlace<Tile::stages> place, bool there,
+                                                 float (&s)[columns / 2]) const {
+        if (there) barrier_wait(barriers.full_q(place.stage), place.phase);
+        multiply_rows<Tile::hdim_q>(Tile::k_at, Tile::q_at + place.stage * Tile::q_bytes, s);
+    }
+
+    // dV or dK += weights^T rows, in this warpgroup's panels.
+    template <int panels>
+    __device__ __forceinline__ void add_to_keys(std::uint32_t weights, std::uint32_t rows,
+                                                float (&d)[panels * 32]) const {
+        const std::uint64_t a = describe_panel<Major::k>(base + weights);
+        const std::uint64_t b = describe_panel<Major::mn>(base + rows + warpgroup * panels * Tile::query_panel,
+                                                          Tile::query_panel);
+        wgmma_fence();
+#pragma unroll
+        for (int step = 0; step < m / 16; ++step)
+            wgmma<T, Major::mn>(d, advance(a, step * 32), advance(b, step * row_step), true);
+        wgmma_commit();
+    }
+
+    __device__ __forceinline__ void start_dq(std::uint32_t ds, float (&dq)[panels_q * 32]) const {
+        const std::uint64_t a = describe_panel<Major::mn>(base + ds);
+        const std::uint64_t b =
+            describe_panel<Major::mn>(base + Tile::k_at + warpgroup * panels_q * Tile::key_panel, Tile::key_panel);
+        wgmma_fence();
+#pragma unroll
+        for (int step = 0; step < Tile::n / 16; ++step)
+            wgmma<T, Major::mn, Major::mn>(dq, advance(a, step * row_step), advance(b, step * row_step), step > 0);
+        wgmma_commit();
+    }
+
+    // As rows of keys.
+    __device__ __forceinline__ void store_weights(const std::uint32_t (&weights)[columns / 16][4],
+                                                  std::uint32_t target) const {
+        const std::uint32_t row = warp * 16 + lane % 16, column = warpgroup * columns * 2 + lane / 16 * 16;
+#pragma unroll
+        for (int step = 0; step < columns / 16; ++step)
+            store_matrices(base + target + swizzled(row, column + step * 32), weights[step][0], weights[step][1],
+                           weights[step][2], weights[step][3]);
+    }
+
+    template <int round>
+    __device__ __forceinline__ void hand_over(const float (&dq)[panels_q * 32]) const {
+        constexpr int count = panels_q * 16;
+        barrier_wait(barriers.empty_dq(warpgroup), (round + 1) % 2);
+        Base::template stage_rows<round * count, (round + 1) * count>(
+            dq, Tile::dq_at + warpgroup * Tile::dq_panels * Tile::query_panel, 0);
+        fence_proxy_async();
+        Base::release(barriers.full_dq(warpgroup));
+    }
+
+    // One tile, whose scores are there; leaves those of the next one.
+    __device__ __forceinline__ void visit(int head, int tile, std::uint32_t memory, bool more,
+                                          RingPlace<Tile::stages> place, RingPlace<Tile::grad_o_stages> grad_o_place,
+                                          float (&s)[columns / 2], float (&dk)[panels_q * 32],
+                                          float (&dv)[panels_v * 32]) const {
+        const std::uint32_t q = Tile::q_at + place.stage * Tile::q_bytes;
+        const std::uint32_t grad_o = Tile::grad_o_at + grad_o_place.stage * Tile::grad_o_bytes;
+        const std::uint32_t ds_memory = memory + Tile::key_panel;
+        const int first_column = warpgroup * columns;
+        {
+            float dp[columns / 2];
+            std::uint32_t weights[columns / 16][4], ds[columns / 16][4];
+            barrier_wait(barriers.full_grad_o(grad_o_place.stage), grad_o_place.phase);
+            multiply_rows<Tile::hdim_v>(Tile::v_at, grad_o, dp);
+            Base::template weigh<columns>(head, tile, first_column, place.stage, s);
+            Base::template pack_weights<columns>(s, weights);
+            store_weights(weights, memory);
+            wgmma_wait<0>();
+            pin(dp);
+            Base::template differentiate<false, columns>(first_column, grad_o_place.stage, s, dp, weights, ds);
+            store_weights(ds, ds_memory);
+        }
+        fence_proxy_async();
+        named_barrier_sync(all_consumers, Tile::consumers);
+        add_to_keys<panels_v>(memory, grad_o, dv);
+        add_to_keys<panels_q>(ds_memory, q, dk);
+        float dq[panels_q * 32];
+        start_dq(ds_memory, dq);
+        wgmma_wait<1>();
+        pin(dv);
+        pin(dk);
+        Base::release(barriers.empty_grad_o(grad_o_place.stage));
+        Base::release(barriers.empty_q(place.stage));
+        start_scores(place.next(), more, s);
+        wgmma_wait<1>();
+        pin(dq);
+        hand_over<0>(dq);
+        hand_over<1>(dq);
+        wgmma_wait<0>();  // the compiler leaves no product in flight around a loop
+        pin(s);
+    }
+};
+
+}  // namespace catalog::cuda

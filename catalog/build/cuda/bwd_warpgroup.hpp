@@ -1,0 +1,205 @@
+// The main stage of backward: what the warpgroups that multiply have in common. Scores are transposed, keys by queries.
+//
+// With P = exp(S - LSE), dV = P^T dO, dP = dO V^T, dS = P * (dP - delta), dK = scale dS^T Q and dQ = scale dS K.
+#pragma once
+
+#include "bwd_load.hpp"
+
+namespace catalog::cuda {
+
+template <class Row>
+class BackwardWarpgroup {
+   public:
+    __device__ __forceinline__ BackwardWarpgroup(const catalog_args& args, const BackwardMaps& maps, std::uint32_t base)
+        : args(args),
+          maps(maps),
+          base(base),
+          work{base + Tile::work_at},
+          barriers{base + Tile::barriers_at},
+          warpgroup(__shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128 - 1, 0)),
+          warp(threadIdx.x / 32 % 4),
+          lane(threadIdx.x % 32) {}
+
+   protected:
+    using Tile = BackwardTile<Row>;
+    using T = typename Row::dtype;
+    static constexpr int m = Tile::m, row_step = 16 * panel_row_bytes;  // 16 rows of a panel
+    static constexpr int all_consumers = 1, own_warpgroup = 2;          // names of barriers
+
+    template <int count>
+    static __device__ __forceinline__ void clear(float (&registers)[count]) {
+#pragma unroll
+        for (int i = 0; i < count; ++i) registers[i] = 0;
+    }
+
+    __device__ __forceinline__ bool leads() const { return threadIdx.x % 128 == 0; }
+
+    __device__ __forceinline__ int first_key() const { return blockIdx.x * Tile::n; }
+
+    // The first key of this thread's rows, counted from the first of the block.
+    __device__ __forceinline__ int first_row() const {
+        return (Tile::divides_hdim ? 0 : warpgroup * 64) + warp * 16 + lane / 4;
+    }
+
+    // P^T from S^T, for the columns of a tile from `first_column` on. `head` counts from the group's first.
+    template <int columns>
+    __device__ __forceinline__ void weigh(int head, int tile, int first_column, int stage,
+                                          float (&s)[columns / 2]) const {
+        const int first_query = tile * m + first_column;
+        const float scale = args.scale * log2_e;
+        const int column = 2 * (lane % 4);
+        const std::uint32_t lse = base + Tile::lse_at + stage * Tile::row_bytes + (first_column + column) * 4;
+        [[maybe_unused]] float slope = 0, distance = 0;
+        if constexpr (Row::bias == Bias::alibi) {
+            slope = slope_of(args, blockIdx.z, blockIdx.y * heads_per_key_head(args) + head) * log2_e;
+            distance = static_cast<float>(first_distance(first_query));
+        }
+#pragma unroll
+        for (int j = 0; j < columns / 8; ++j) {
+            const float2 of_rows = load_pair(lse + 32 * j);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                float x = fmaf(s[4 * j + i], scale, i % 2 ? -of_rows.y : -of_rows.x);
+                if constexpr (Row::bias == Bias::alibi) {
+                    const float d = distance + static_cast<float>(i / 2 * 8 - (8 * j + i % 2));
+                    x = fmaf(Row::mask == Mask::causal ? d : -fabsf(d), slope, x);
+                }
+                s[4 * j + i] = exp2_approximate(x);
+            }
+        }
+        if (!all_visible(tile * m)) hide<columns>(first_query, s);
+    }
+
+    // Key - query - diagonal of this thread's first element.
+    __device__ __forceinline__ int first_distance(int first_query) const {
+        const int key = first_key() + first_row();
+        return key - work.diagonal() - first_query - 2 * (lane % 4);
+    }
+
+    // Whether every query of a tile sees every key of the block; queries behind the last one do not count.
+    __device__ __forceinline__ bool all_visible(int first_query) const {
+        bool all = first_key() + Tile::n <= work.seqlen_k();
+        if constexpr (Row::mask != Mask::none)
+            all &= first_key() + Tile::n - 1 - first_query - work.diagonal() <= work.right();
+        if constexpr (Row::mask == Mask::generic)
+            all &= first_key() - (first_query + m - 1) - work.diagonal() >= -work.left();
+        return all;
+    }
+
+    // The query i of a thread's columns sees the key from `least` on, up to `most`.
+    template <int columns>
+    __device__ __forceinline__ void hide(int first_query, float (&p)[columns / 2]) const {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int key = first_key() + first_row() + 8 * half;
+            const int distance = first_distance(first_query) + 8 * half;
+            const int least = key < work.seqlen_k() ? distance - work.right() : columns, most = distance + work.left();
+#pragma unroll
+            for (int j = 0; j < columns / 8; ++j) {
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    const bool left_hides = Row::mask == Mask::generic && 8 * j + i > most;
+                    if (8 * j + i < least || left_hides) p[4 * j + 2 * half + i] = 0;
+                }
+            }
+        }
+    }
+
+    // dS^T from P^T and dP^T, packed; what was packed needs no more registers.
+    template <bool packs_weights, int columns>
+    __device__ __forceinline__ void differentiate(int first_column, int stage, const float (&p)[columns / 2],
+                                                  const float (&dp)[columns / 2],
+                                                  std::uint32_t (&weights)[columns / 16][4],
+                                                  std::uint32_t (&ds)[columns / 16][4]) const {
+        const std::uint32_t delta =
+            base + Tile::delta_at + stage * Tile::row_bytes + first_column * 4 + lane % 4 * 8;
+        const float scale = Tile::scales_ds ? args.scale : 1.0f;
+#pragma unroll
+        for (int j = 0; j < columns / 8; ++j) {
+            const float2 of_rows = load_pair(delta + 32 * j);
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int i = 4 * j + 2 * half;
+                ds[j / 2][j % 2 * 2 + half] = pack<T>(p[i] * fmaf(dp[i], scale, -of_rows.x),
+                                                      p[i + 1] * fmaf(dp[i + 1], scale, -of_rows.y));
+                if constexpr (packs_weights) weights[j / 2][j % 2 * 2 + half] = pack<T>(p[i], p[i + 1]);
+            }
+        }
+    }
+
+    template <int columns>
+    static __device__ __forceinline__ void pack_weights(const float (&p)[columns / 2],
+                                                        std::uint32_t (&weights)[columns / 16][4]) {
+#pragma unroll
+        for (int i = 0; i < columns / 4; ++i) weights[i / 4][i % 4] = pack<T>(p[2 * i], p[2 * i + 1]);
+    }
+
+    // What sums of dK or dQ still lack.
+    __device__ __forceinline__ float final_scale() const { return Tile::scales_ds ? 1.0f : args.scale; }
+
+    // 64 rows of dK or dV, through the memory of K or V, which nobody reads any more.
+    template <int count>
+    __device__ __forceinline__ void store_rows(const float (&sums)[count], float scale, std::uint32_t memory,
+                                               int first_row, int first_panel, const CUtensorMap* map,
+                                               const catalog_tensor& tensor) const {
+        const std::uint32_t target = base + memory + first_panel * Tile::key_panel;
+        const std::uint32_t row = first_row + warp * 16 + lane % 16, column = lane / 16 * 16;
+#pragma unroll
+        for (int i = 0; i < count; i += 8) {
+            std::uint32_t packed[4];
+#pragma unroll
+            for (int j = 0; j < 4; ++j) packed[j] = pack<T>(sums[i + 2 * j] * scale, sums[i + 2 * j + 1] * scale);
+            store_matrices(target + i / 32 * Tile::key_panel + swizzled(row, column + i / 8 % 4 * 32), packed[0],
+                           packed[1], packed[2], packed[3]);
+        }
+        fence_proxy_async();
+        named_barrier_sync(own_warpgroup + warpgroup, 128);
+        if (!leads()) return;
+        const RaggedRows rows = ragged<T>(tensor, work.batch(), blockIdx.y, work.first_k(), work.seqlen_k());
+#pragma unroll
+        for (int panel = 0; panel < count / 32; ++panel)
+            tma_store(map, target + panel * Tile::key_panel + first_row * panel_row_bytes,
+                      (first_panel + panel) * panel_columns, rows.first_row + first_key() + first_row, rows.low,
+                      rows.high, RaggedRows::wrap);
+        bulk_commit();
+    }
+
+    __device__ __forceinline__ void finish_stores() const {
+        if (leads()) bulk_wait_read<0>();
+    }
+
+    // 64 rows of dQ from `first_row` on, a whole number of panels of columns: to where `memory` says.
+    template <int begin, int end, int count>
+    __device__ __forceinline__ void stage_rows(const float (&dq)[count], std::uint32_t memory, int first_row) const {
+        // Odd rows store their columns in another order: so 16 lanes, which store at a time, reach all banks.
+        const bool odd = lane / 4 % 2;
+        const std::uint32_t row = first_row + warp * 16 + lane / 4, column = odd * 64 + lane % 4 * 8;
+#pragma unroll
+        for (int i = begin; i < end; i += 2) {
+            const int other = i ^ 8;
+            const float x = odd ? dq[other] : dq[i], y = odd ? dq[other + 1] : dq[i + 1];
+            store_pair(base + memory + (i - begin) / 16 * Tile::query_panel +
+                           swizzled(row + i / 2 % 2 * 8, column ^ (i / 4 % 4 * 32)),
+                       final_dq(x), final_dq(y));
+        }
+    }
+
+    __device__ __forceinline__ float final_dq(float sum) const {
+        if constexpr (Tile::scales_ds) return sum;
+        return sum * args.scale;
+    }
+
+    __device__ __forceinline__ void release(std::uint32_t barrier) const {
+        __syncwarp();
+        if (lane == 0) barrier_arrive(barrier);
+    }
+
+    const catalog_args& args;
+    const BackwardMaps& maps;
+    const std::uint32_t base;
+    const WorkInMemory work;
+    const BackwardBarriers<Row> barriers;
+    const int warpgroup, warp, lane;
+};
+
+}  // namespace catalog::cuda

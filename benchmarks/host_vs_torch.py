@@ -20,7 +20,7 @@ from timing import SGEMM_SIZE, STREAM_BYTES, Pace, interleaved
 from turns import Turn
 
 from catalog import Catalog
-from catalog.runtime.devices.host import HOST_ARCHES, resolve_host_arch
+from catalog.runtime.devices.host import host_archs, resolve_host_arch
 from catalog.runtime.tolerance import max_error
 
 QUICK_RUNS = 3
@@ -73,7 +73,7 @@ def parsed() -> argparse.Namespace:
     add("--runs", type=int, help="timed runs of each side (default: 7; short: 300)")
     add("--seconds", type=float, default=8.0, help="of one problem; slow ones get fewer runs, at least 3 (default 8)")
     add("--threads", type=int, default=torch.get_num_threads(), help="of each side (default: PyTorch's)")
-    add("--arch", choices=HOST_ARCHES, default=resolve_host_arch(), help="of our kernels (default: the best here)")
+    add("--arch", choices=host_archs(), default=resolve_host_arch(), help="of our kernels (default: the best here)")
     add("--max-gb", type=float, default=2.0, help="GiB that K and V of decode may take (default 2)")
     add("--quick", action="store_true", help="a few problems of each scenario, few runs: about a minute")
     add("--json", type=Path, metavar="FILE", help="write the figures there too")

@@ -15,12 +15,14 @@ from catalog import cli_bundle, cli_quarantine  # noqa: F401 - their commands re
 from catalog import cli_options as options
 from catalog.cli_bench import bench
 from catalog.cli_cache import cache_app, timings_app
+from catalog.cli_conformance import conformance
 from catalog.cli_export import export
 from catalog.cli_options import ArchOption, CkRootOption, MaskImplOption, RevisionOption
-from catalog.cli_output import FormatOption
+from catalog.cli_output import FormatOption, print_told
 from catalog.cli_output import print_rows as _print
 from catalog.cli_output import read_format as _format
 from catalog.cli_problem import with_problem
+from catalog.cli_replay import replay
 from catalog.cli_report import datasette_metadata, report
 from catalog.cli_shapes import shapes
 from catalog.cli_tune import tune
@@ -30,7 +32,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="catalog",
-    help="One queryable catalog of every attention kernel that can exist: whether it is built, and how fast it is.",
+    help="One queryable catalog of every attention kernel that can exist: whether it is built, and how fast it is."
+    "\n\nExample: catalog run --batch 1 --nhead-q 8 --seqlen-q 512 --hdim-q 64 --dtype fp32 --validate",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -91,6 +94,7 @@ def populate(
     filter_file: Annotated[
         Path | None, typer.Option(help="Only kernels that filter_config(c) of this Python file keeps.")
     ] = None,
+    form: FormatOption = "table",
 ) -> None:
     """Materialise every valid kernel of an arch.
 
@@ -117,19 +121,20 @@ def populate(
             on_progress=on_progress,
         )
     what = f"{spec.arch} (revision {spec.revision}, space {spec.space}, masks {mask_impl})"
-    if done.unchanged:
+    if done.unchanged and form == "table":
         print(f"Unchanged: {what} has its {done.kernels:,} kernels already; --force makes them again.")
         return
-    columns, families = ["family", "kernels"], done.families
-    rows: list[list[Any]] = [[family, f"{n:,}"] for family, n in families.items()]
+    columns = ["family", "kernels"]
+    rows: list[list[Any]] = [[family, n] for family, n in done.families.items()]
     if 0 in spec.receipt_numbers:
         columns.append("receipt 0")
         default = count_by_family(catalog.connection, done.request, receipt=0)
-        rows = [[*row, f"{default.get(str(row[0]), 0):,}"] for row in rows]
-        rows.append(["total", f"{done.kernels:,}", f"{sum(default.values()):,}"])
-    else:
-        rows.append(["total", f"{done.kernels:,}"])
-    _print(columns, rows, "table")
+        rows = [[family, n, default.get(str(family), 0)] for family, n in rows]
+    if form != "table":
+        _print([column.replace(" ", "_") for column in columns], rows, form)
+        return
+    rows.append(["total", *(sum(row[i] for row in rows) for i in range(1, len(columns)))])
+    _print(columns, [[family, *(f"{n:,}" for n in counts)] for family, *counts in rows], form)
     print(f"{done.kernels:,} kernels of {what} in {done.seconds:.2f} s -> {catalog.path}")
 
 
@@ -196,6 +201,7 @@ def parity(
         Path | None, typer.Option(help="Your CK checkout: ask its generator instead of the lists that come along.")
     ] = None,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that its generator may take for one API.")] = 600.0,
+    form: FormatOption = "table",
 ) -> None:
     """Compare the catalog's kernel names with those that upstream's generator lists.
 
@@ -207,6 +213,7 @@ def parity(
     Example: catalog parity --receipt 0 --arch gfx950
     """
     from catalog.errors import MissingReferenceError
+    from catalog.rules.parity import COLUMNS
     from catalog.rules.receipts import resolve_receipts
 
     catalog, generator = _catalog(), None
@@ -216,7 +223,7 @@ def parity(
         generator = find_generator(ck_root, timeout)
         revision = revision or generator.revision
         _note(generator.about)
-    worst = 0
+    worst, rows = 0, []
     for name in arch or ["gfx950"]:
         for number in resolve_receipts(catalog.spec(name, revision), receipt):
             try:
@@ -225,8 +232,12 @@ def parity(
                 _note(f"Error: {error}")
                 worst = worst or error.exit_code
                 continue
-            print(comparison.report())
+            rows.append(comparison.row)
+            if form == "table":
+                print(comparison.report())
             worst = worst if comparison.passed else 1
+    if form != "table":
+        _print(COLUMNS, rows, form)
     if worst:
         raise typer.Exit(worst)
 
@@ -241,18 +252,24 @@ def diff(
     names: Annotated[
         bool, typer.Option("--names", help="Print every kernel: + appeared, - vanished, ~ changed.")
     ] = False,
+    form: FormatOption = "table",
 ) -> None:
     """Show which kernels appeared, vanished or changed between two upstream revisions, by family.
 
     Example: catalog diff --from 2025-07 --to 2026-05 --arch gfx942 --receipt 0
     """
+    from catalog.rules import diff as difference
     from catalog.rules.receipts import resolve_receipts
 
-    catalog = _catalog()
+    catalog, rows = _catalog(), list[list[Any]]()
     receipts = resolve_receipts(catalog.spec(arch, after), receipt) if receipt is not None else (None,)
     for number in receipts:
         found = catalog.diff(arch, before, after, mask_impl=mask_impl, receipt=number)
-        print(found.listing() if names else found.report())
+        if form == "table":
+            print(found.listing() if names else found.report())
+        rows += found.kernel_rows() if names else found.family_rows()
+    if form != "table":
+        _print(difference.KERNEL_COLUMNS if names else difference.FAMILY_COLUMNS, rows, form)
 
 
 @app.command()
@@ -266,6 +283,7 @@ def build(
     keep_going: options.KeepGoing = True,
     verbose: options.Verbose = False,
     compile_only: options.CompileOnly = False,
+    form: FormatOption = "table",
 ) -> None:
     """Compile kernels into the cache, in parallel; those of AMD arches from a CK checkout, with or without a GPU.
 
@@ -278,7 +296,8 @@ def build(
     from catalog.settings import choose
 
     choose(ck_root=ck_root)
-    asked = Asked(where, arch, jobs=jobs, limit=limit, scheduler=scheduler, fail_fast=not keep_going, verbose=verbose)
+    fail_fast = not keep_going
+    asked = Asked(where, arch, jobs, limit, scheduler=scheduler, fail_fast=fail_fast, verbose=verbose, form=form)
     code = build_with_progress(_catalog(), asked)
     if code:
         raise typer.Exit(code)
@@ -288,6 +307,7 @@ def build(
 def fallback(
     arch: Annotated[str, typer.Option("--arch", help="AMD arch: gfx90a, gfx942, ...")],
     ck_root: CkRootOption = None,
+    form: FormatOption = "table",
 ) -> None:
     """Compile one known-good forward kernel of an AMD arch (fp16, hdim 128) for smoke tests, and print its library.
 
@@ -297,12 +317,14 @@ def fallback(
     from catalog.settings import choose
 
     choose(ck_root=ck_root)
-    print(build_fallback(_catalog(), arch))
+    built = build_fallback(_catalog(), arch)
+    print_told(str(built), ["arch", "library"], [[arch, str(built)]], form)
 
 
 @app.command()
 def merge(
     others: Annotated[list[Path], typer.Argument(metavar="OTHER.db...", help="Catalogs of other machines; only read.")],
+    form: FormatOption = "table",
 ) -> None:
     """Take over the records of builds and the timings of other machines' catalogs, all of them or nothing.
 
@@ -311,7 +333,7 @@ def merge(
     from catalog.merge import COLUMNS
 
     merged = _catalog().merge(others)
-    _print(list(COLUMNS), [row for one in merged for row in one.rows], "table")
+    _print(list(COLUMNS), [row for one in merged for row in one.rows], form)
     for note in (note for one in merged for note in one.notes):
         _note(note)
 
@@ -439,6 +461,8 @@ def run(
 
 
 app.command()(bench)
+app.command()(conformance)
+app.command()(replay)
 
 
 @app.command()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from catalog.cli_options import ArchOption, Jobs
-from catalog.cli_output import FormatOption, print_rows, read_format
+from catalog.cli_output import FormatOption, print_rows
 from catalog.cli_problem import with_problem
 from catalog.cli_progress import each_timed
 
@@ -66,7 +66,6 @@ def bench(
     from catalog.schema.shapes import load_shapes
     from catalog.settings import settings
 
-    read_format(form)  # a wrong one is told before the work
     files = BenchFiles(csv, json)
     if shapes is not None and fields:
         raise UsageError("name one of: a problem by its options, --shapes SET")

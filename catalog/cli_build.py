@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from catalog.build.builder import Artifact, BuildFailure, BuildReport, CompileError
 from catalog.build.pools import Pool, Threads
+from catalog.cli_output import print_told
 from catalog.errors import INTERRUPTED, BuildError, UsageError
 from catalog.query import Query, hints
 from catalog.runtime.catalog import Catalog
@@ -28,6 +30,7 @@ class Asked:
     scheduler: str | None = None
     fail_fast: bool = False
     verbose: bool = False
+    form: str = "table"
 
 
 def build_with_progress(catalog: Catalog, asked: Asked) -> int:
@@ -66,8 +69,8 @@ def build_with_progress(catalog: Catalog, asked: Asked) -> int:
         tuple(ended for ended in done if isinstance(ended, BuildFailure)),
         len(kernels) - len(done),
     )
-    for line in _summary(report, interrupted=code == INTERRUPTED):
-        print(line)
+    summary = "\n".join(_summary(report, interrupted=code == INTERRUPTED))
+    print_told(summary, COLUMNS, [_row(ended, names) for ended in done], asked.form)
     return code or int(bool(report.failures))
 
 
@@ -143,6 +146,18 @@ def _progress(total: int, at_once: int) -> Iterator[tuple[Callable[[bool], None]
             progress.update(task, advance=1)
 
         yield advance, lambda text: progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+COLUMNS = ("kernel", "status", "compile_s", "bytes", "id", "error")
+"""What became of a kernel, as a row."""
+
+
+def _row(ended: Artifact | BuildFailure, names: Mapping[str, str]) -> list[Any]:
+    """The values of :data:`COLUMNS`."""
+    if isinstance(ended, BuildFailure):
+        return [ended.kernel.name, "failed", None, None, ended.kernel.id, str(ended.error)]
+    status = "cached" if ended.cached else "compiled"
+    return [names[ended.kernel_id], status, round(ended.compile_seconds, 3), ended.so_bytes, ended.kernel_id, None]
 
 
 def _line(ended: Artifact | BuildFailure, names: Mapping[str, str]) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from catalog.cli_cache import cache_app
+from catalog.cli_output import FormatOption, print_told
 
 
 @cache_app.command("export")
@@ -15,6 +17,7 @@ def export_command(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The bundle to write.")],
     where: Annotated[str, typer.Option(metavar="EXPR", help="SQL expression: which kernels. Default: all.")] = "",
     arch: Annotated[str | None, typer.Option("--arch", help="Only this arch; host is this machine's CPU.")] = None,
+    form: FormatOption = "table",
 ) -> None:
     """Write built kernels, with what is known of them, into one file for other machines.
 
@@ -25,15 +28,17 @@ def export_command(
     from catalog.runtime.exchange import export_bundle
 
     done = export_bundle(_catalog(), where, file, None if arch is None else resolve_arch(arch))
-    print(f"{done.libraries:,} libraries and {done.timings:,} timings -> {file} ({done.bytes / 1e6:.1f} MB)")
+    told = f"{done.libraries:,} libraries and {done.timings:,} timings -> {file} ({done.bytes / 1e6:.1f} MB)"
     if done.unbuilt:
-        print(f"{done.unbuilt:,} more kernels are selected, and not built.")
+        told += f"\n{done.unbuilt:,} more kernels are selected, and not built."
+    print_told(told, ["file", *asdict(done)], [[str(file), *asdict(done).values()]], form)
 
 
 @cache_app.command("import")
 def import_command(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A bundle that catalog cache export wrote.")],
     trust: Annotated[bool, typer.Option("--trust", help="I trust its source: its libraries are code.")] = False,
+    form: FormatOption = "table",
 ) -> None:
     """Take in the built kernels of a bundle; everything in it is checked before anything is written.
 
@@ -43,6 +48,7 @@ def import_command(
     from catalog.runtime.exchange import import_bundle
 
     done = import_bundle(_catalog(), file, trust=trust)
-    print(f"{done.new:,} libraries are new, {done.present:,} were there; {done.timings:,} new timings")
+    told = f"{done.new:,} libraries are new, {done.present:,} were there; {done.timings:,} new timings"
     if done.no_rows:
-        print(f"{done.no_rows:,} are of no row of this catalog: they are stored, not recorded.")
+        told += f"\n{done.no_rows:,} are of no row of this catalog: they are stored, not recorded."
+    print_told(told, list(asdict(done)), [list(asdict(done).values())], form)

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from catalog.cli_output import FormatOption, print_rows, print_told
 
 if TYPE_CHECKING:
     from catalog.build.cache import Cache
     from catalog.build.housekeeping import Collected
 
 cache_app = typer.Typer(
-    name="cache", help="The cache of compiled kernels.", no_args_is_help=True, rich_markup_mode=None
+    name="cache",
+    help="The cache of compiled kernels.\n\nExample: catalog cache ls",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
-timings_app = typer.Typer(name="timings", help="The measured times.", no_args_is_help=True, rich_markup_mode=None)
+timings_app = typer.Typer(
+    name="timings",
+    help="The measured times.\n\nExample: catalog timings clear --yes",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
 
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
@@ -36,47 +44,45 @@ def _db(context: typer.Context) -> Path:
     return chosen or settings().db
 
 
-def _print(columns: list[str], rows: list[list[object]]) -> None:
-    from catalog.output import Format, write_rows
-
-    write_rows(columns, rows, Format.TABLE, sys.stdout)
-
-
-def _tell(done: Collected, verb: str) -> None:
+def _tell(done: Collected, verb: str, form: str, before: str = "") -> None:
     from catalog.units import format_size
 
     kept = f", {done.in_use:,} in use were kept" if done.in_use else ""
-    print(
+    told = (
         f"{verb} {len(done.dropped):,} libraries ({format_size(done.dropped_bytes)}) and {done.leftovers:,} other "
         f"files{kept}; left: {done.left:,} libraries ({format_size(done.left_bytes)})"
     )
+    facts = {**asdict(done), "dropped": len(done.dropped)}
+    print_told(before + told, list(facts), [list(facts.values())], form)
 
 
 @cache_app.command("path")
-def show_path() -> None:
+def show_path(form: FormatOption = "table") -> None:
     """Show the cache folder, its file system, and how builders lock it.
 
     Example: catalog cache path
     """
     from catalog.doctor import about_cache
 
-    _print(["what", "value", "about"], [list(finding) for finding in about_cache()])
+    print_rows(["what", "value", "about"], [list(finding) for finding in about_cache()], form)
 
 
 @cache_app.command("ls")
 def list_entries(
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list; sizes in bytes.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
+    form: FormatOption = "table",
 ) -> None:
     """List the libraries, the last used first.
 
     Example: catalog cache ls
     """
-    from catalog.build.housekeeping import entries
+    from catalog.build.housekeeping import Entry, entries
     from catalog.units import format_size
 
     found = entries(_cache())
-    if as_json:
-        print(json.dumps([asdict(entry) for entry in found], indent=1))
+    if as_json or form != "table":
+        columns = [field.name for field in fields(Entry)]
+        print_rows(columns, [list(asdict(entry).values()) for entry in found], "json" if as_json else form)
         return
     rows: list[list[object]] = [
         [
@@ -90,7 +96,7 @@ def list_entries(
         ]
         for entry in found
     ]
-    _print(["key", "arch", "size", "compile_s", "created", "last_used", "kernel"], rows)
+    print_rows(["key", "arch", "size", "compile_s", "created", "last_used", "kernel"], rows, form)
     print(f"{len(found):,} libraries, {format_size(sum(entry.bytes for entry in found))}")
 
 
@@ -98,6 +104,7 @@ def list_entries(
 def verify_entries(
     context: typer.Context,
     delete: Annotated[bool, typer.Option("--delete", help="Delete what is damaged.")] = False,
+    form: FormatOption = "table",
 ) -> None:
     """Hold every library against its record.
 
@@ -109,13 +116,17 @@ def verify_entries(
 
     store = _cache()
     damages = verify(store, delete=delete)
-    for damage in damages:
-        fate = "deleted" if damage.deleted else "the next build replaces it"
-        print(f"{damage.key}  {damage.kernel or '?'}: {damage.reason}; {fate}")
     if delete:
         tell_registry(store, _db(context))
     sound = len(entries(store)) - sum(not damage.deleted for damage in damages)
-    print(f"{sound:,} libraries are sound, {len(damages):,} damaged")
+    lines = [
+        f"{damage.key}  {damage.kernel or '?'}: {damage.reason}; "
+        f"{'deleted' if damage.deleted else 'the next build replaces it'}"
+        for damage in damages
+    ]
+    told = "\n".join([*lines, f"{sound:,} libraries are sound, {len(damages):,} damaged"])
+    rows = [[damage.key, damage.kernel, damage.reason, int(damage.deleted)] for damage in damages]
+    print_told(told, ["key", "kernel", "reason", "deleted"], rows, form)
     if damages:
         raise typer.Exit(1)
 
@@ -126,6 +137,7 @@ def collect_garbage(
     max_size: Annotated[str | None, typer.Option(help="Drop the longest unused until so much is left: 2G.")] = None,
     older_than: Annotated[str | None, typer.Option(help="Drop what was not used for so long: 30d, 12h.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Tell what would go, and leave it.")] = False,
+    form: FormatOption = "table",
 ) -> None:
     """Drop libraries that were not used for long, and what killed builders left behind. What is in use stays.
 
@@ -138,16 +150,14 @@ def collect_garbage(
     seconds = None if older_than is None else parse_age(older_than)
     store = _cache()
     done = collect(store, max_bytes, seconds, dry_run=dry_run)
-    if dry_run:
-        for key in done.dropped:
-            print(key)
-    else:
+    if not dry_run:
         tell_registry(store, _db(context))
-    _tell(done, "Would drop" if dry_run else "Dropped")
+    keys = "".join(f"{key}\n" for key in done.dropped) if dry_run else ""
+    _tell(done, "Would drop" if dry_run else "Dropped", form, keys)
 
 
 @cache_app.command("clear")
-def clear_cache(context: typer.Context, yes: YesOption = False) -> None:
+def clear_cache(context: typer.Context, yes: YesOption = False, form: FormatOption = "table") -> None:
     """Drop every library that is not in use; measured times stay (catalog timings clear).
 
     Example: catalog cache clear --yes
@@ -159,7 +169,7 @@ def clear_cache(context: typer.Context, yes: YesOption = False) -> None:
         typer.confirm(f"Drop all libraries in {store.folder}?", abort=True)
     done = clear(store)
     tell_registry(store, _db(context))
-    _tell(done, "Dropped")
+    _tell(done, "Dropped", form)
 
 
 @timings_app.command("clear")
@@ -169,6 +179,7 @@ def drop_timings(
         str, typer.Option("--where", metavar="EXPR", help="SQL expression: of which kernels. Default: of all.")
     ] = "",
     yes: YesOption = False,
+    form: FormatOption = "table",
 ) -> None:
     """Drop measured times; libraries stay (catalog cache clear).
 
@@ -179,4 +190,5 @@ def drop_timings(
     path = _db(context)
     if not yes:
         typer.confirm(f"Drop the times of {where or 'all kernels'} in {path}?", abort=True)
-    print(f"Dropped {clear_timings(path, where):,} timings")
+    dropped = clear_timings(path, where)
+    print_told(f"Dropped {dropped:,} timings", ["dropped"], [[dropped]], form)

@@ -10,7 +10,20 @@ import typer
 CkRootOption = Annotated[
     Path | None, typer.Option("--ck-root", help="Your CK checkout. Default: CATALOG_CK_ROOT, or ROCm's.")
 ]
-ArchOption = Annotated[str, typer.Option("--arch", help="Arch: gfx950, x86_64_v3, ...; host is this machine's CPU.")]
+
+
+def _archs() -> list[str]:
+    """What the shell offers after ``--arch``."""
+    from catalog.schema.spec_files import known_archs
+    from catalog.settings import data_dir
+
+    return ["host", *known_archs(data_dir() / "arch_specs")]
+
+
+ArchOption = Annotated[
+    str,
+    typer.Option("--arch", help="Arch: gfx950, x86_64_v3, ...; host is this machine's CPU.", autocompletion=_archs),
+]
 RevisionOption = Annotated[str | None, typer.Option("--revision", help="Upstream revision. Default: the arch's own.")]
 MaskImplOption = Annotated[str, typer.Option("--mask-impl", help="Mask implementation: generic or simplified.")]
 

@@ -11,31 +11,45 @@ import typer
 if TYPE_CHECKING:
     from catalog.output import Format
 
-FORMATS = "table, json, jsonl or csv."
+FORMATS = ("table", "json", "jsonl", "csv")
+_IN_WORDS = "table, json, jsonl or csv."
 
-FormatOption = Annotated[str, typer.Option("--format", help=f"Output: {FORMATS}")]
+
+def _offered() -> list[str]:
+    return list(FORMATS)
+
+
+def _known(name: str) -> str:
+    """``name``, which is a format: a wrong one is told before the work."""
+    from catalog.errors import UsageError
+
+    if name not in FORMATS:
+        raise UsageError(f"--format {name}: it is one of {_IN_WORDS}")
+    return name
+
+
+FormatOption = Annotated[
+    str, typer.Option("--format", help=f"Output: {_IN_WORDS}", callback=_known, autocompletion=_offered)
+]
 
 
 def read_format(name: str) -> Format:
-    """The format called ``name``.
-
-    Raises:
-        UsageError: there is none.
-    """
-    from catalog.errors import UsageError
+    """The format called ``name``, one of :data:`FORMATS`."""
     from catalog.output import Format
 
-    if name not in [form.value for form in Format]:
-        raise UsageError(f"--format {name}: it is one of {FORMATS}")
     return Format(name)
 
 
-def print_rows(columns: Sequence[str], rows: Iterable[Sequence[Any]], form: str) -> None:
-    """Print ``rows`` to stdout in the format called ``form``.
+def print_told(text: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], form: str) -> None:
+    """Print ``text`` for people; in other formats than a table ``rows``, which say the same."""
+    if form == "table":
+        print(text)
+    else:
+        print_rows(columns, rows, form)
 
-    Raises:
-        UsageError: there is no such format.
-    """
+
+def print_rows(columns: Sequence[str], rows: Iterable[Sequence[Any]], form: str) -> None:
+    """Print ``rows`` to stdout in the format called ``form``."""
     from catalog.output import write_rows
 
     write_rows(columns, rows, read_format(form), sys.stdout)

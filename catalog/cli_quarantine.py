@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from catalog.cli_cache import cache_app
-from catalog.cli_output import FormatOption, print_rows
+from catalog.cli_output import FormatOption, print_rows, print_told
 
 
 @cache_app.command()
@@ -29,6 +29,7 @@ def quarantined(form: FormatOption = "table") -> None:
 def unquarantine(
     which: Annotated[str | None, typer.Argument(metavar="[NAME|ID]", help="Of a quarantined kernel.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Every quarantined kernel.")] = False,
+    form: FormatOption = "table",
 ) -> None:
     """Give quarantined kernels another chance: they are selected again, and their next run is a guarded one.
 
@@ -40,7 +41,5 @@ def unquarantine(
     if everything is (which is not None):
         raise UsageError("name a kernel, or --all", hint="catalog cache quarantined lists them")
     released = _catalog().history.release(which)
-    for one in released:
-        print(f"released {one.kernel}")
-    if not released:
-        print("No kernel is quarantined.")
+    told = "\n".join(f"released {one.kernel}" for one in released) or "No kernel is quarantined."
+    print_told(told, ["kernel", "arch", "id"], [[one.kernel, one.arch, one.kernel_id] for one in released], form)

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from catalog.cli_output import FormatOption, print_told
+
 
 def report(
     context: typer.Context,
@@ -17,6 +19,7 @@ def report(
     peaks: Annotated[
         bool, typer.Option("--peaks", help="Measure what this machine's CPU reaches, for its rooflines.")
     ] = False,
+    form: FormatOption = "table",
 ) -> None:
     """Write a page of plots: rooflines, speed by length and tile, selection, compile times, coverage.
 
@@ -30,7 +33,8 @@ def report(
     from catalog.settings import settings
 
     catalog = Catalog(context.find_root().params["db"] or settings().db)
-    print(write_report(catalog, out, arch and resolve_arch(arch), peaks=peaks))
+    page = write_report(catalog, out, arch and resolve_arch(arch), peaks=peaks)
+    print_told(str(page), ["page"], [[str(page)]], form)
 
 
 def datasette_metadata(

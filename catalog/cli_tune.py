@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from catalog.cli_options import ArchOption, Jobs
-from catalog.cli_output import FormatOption, print_rows, read_format
+from catalog.cli_output import FormatOption, print_rows
 from catalog.cli_problem import with_problem
 from catalog.cli_progress import each_timed
 
@@ -30,6 +31,9 @@ def tune(
         str | None, typer.Option("--shapes", metavar="SET", help="Tune a set: smoke, full, nightly, or a YAML file.")
     ] = None,
     misses: Annotated[bool, typer.Option("--misses", help="Tune what was asked for and never measured.")] = False,
+    trace: Annotated[
+        Path | None, typer.Option("--trace", metavar="FILE", help="Tune what a trace has calls of, most time first.")
+    ] = None,
     candidates: Annotated[int, typer.Option(min=1, help="Kernels of a problem at the most.")] = 6,
     budget: Annotated[
         float | None, typer.Option(min=0, metavar="SECONDS", help="Stop after so long; tune again to go on.")
@@ -50,12 +54,14 @@ def tune(
 ) -> None:
     """Time the kernels that answer problems, and record the medians: selection goes by them from then on.
 
-    One problem by its options, a set of them, or those that were asked for before. A tuning that was stopped goes on
-    where it was.
+    One problem by its options, a set of them, those that were asked for before, or those of a trace. A tuning
+    that was stopped goes on where it was.
 
     Example: catalog tune --batch 1 --nhead-q 8 --seqlen-q 1024 --hdim-q 64 --dtype fp32
 
     Example: catalog tune --shapes smoke --budget 1200
+
+    Example: catalog tune --trace calls.jsonl
     """
     from catalog.runtime.catalog import Catalog
     from catalog.runtime.measure import StopRule
@@ -63,9 +69,8 @@ def tune(
     from catalog.runtime.tune import tune as tune_problems
     from catalog.settings import settings
 
-    read_format(form)  # a wrong one is told before the work
     catalog = Catalog(context.find_root().params["db"] or settings().db)
-    problems = _problems(catalog, arch, shapes, misses, fields)
+    problems = _problems(catalog, arch, shapes, misses, trace, fields)
     with each_timed("tuning", len(problems)) as (advance, _), _pool(scheduler) as pool:
         done = count(1)
         options = TuneOptions(arch, candidates, budget, StopRule(precision=precision), jobs, pool, again)
@@ -93,7 +98,7 @@ def _pool(scheduler: str | None) -> AbstractContextManager[Pool | None]:
 
 
 def _problems(
-    catalog: Catalog, arch: str, shapes: str | None, misses: bool, fields: dict[str, Any]
+    catalog: Catalog, arch: str, shapes: str | None, misses: bool, trace: Path | None, fields: dict[str, Any]
 ) -> dict[str, Problem]:
     """What is to be tuned, by name."""
     import json
@@ -103,8 +108,8 @@ def _problems(
     from catalog.schema.problem import Problem
     from catalog.schema.shape_names import name_of
 
-    if (shapes is not None) + misses + bool(fields) != 1:
-        raise UsageError("name one of: a problem by its options, --shapes SET, --misses")
+    if (shapes is not None) + misses + (trace is not None) + bool(fields) != 1:
+        raise UsageError("name one of: a problem by its options, --shapes SET, --misses, --trace FILE")
     if shapes is not None:
         from catalog.schema.shapes import load_shapes
 
@@ -112,6 +117,10 @@ def _problems(
     if misses:
         asked = [Problem(**json.loads(key)) for key, _ in catalog.misses(resolve_arch(arch))]
         return {name_of(problem): problem for problem in asked}
+    if trace is not None:
+        from catalog.runtime.traces import read_trace
+
+        return {name_of(problem): problem for problem in read_trace(trace).problems}
     problem = Problem(**fields)
     return {name_of(problem): problem}
 

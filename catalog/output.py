@@ -16,7 +16,8 @@ from catalog.errors import CatalogError, UsageError
 from catalog.schema.fields import TRAITS
 
 BOOLEAN_COLUMNS = frozenset(
-    {"hw_valid", "built", "verified"} | {trait.name for trait in TRAITS.values() if trait.kind == "bool"}
+    {"hw_valid", "built", "verified", "same_kernels", "passed", "deleted"}
+    | {trait.name for trait in TRAITS.values() if trait.kind == "bool"}
 )
 """Columns that JSON shows as true and false; everywhere else they are 0 and 1, as in an expression."""
 

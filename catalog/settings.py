@@ -14,6 +14,9 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 APP = "kernel-catalog"
 
+TRACE_MAX_BYTES, TRACE_MAX_CALLS = 2**30, 100_000
+"""Limits of a trace that says nothing else."""
+
 
 def _default_db() -> Path:
     return platformdirs.user_data_path(APP) / "catalog.db"
@@ -68,6 +71,10 @@ class Settings(BaseSettings):
     guard_timeout: float = Field(60.0, gt=0, description="seconds that such a first run may take")
     num_threads: int = Field(0, ge=0, description="threads of a host kernel; 0: every core the process may use")
     record_misses: bool = Field(True, description="record problems that are asked for and were never measured")
+    trace: Path | None = Field(None, description="file that every call of a plan is recorded in (default: none)")
+    trace_tensors: int = Field(0, ge=0, description="calls of each problem whose inputs a trace keeps")
+    trace_max_bytes: int = Field(TRACE_MAX_BYTES, ge=0, description="bytes of inputs that a process keeps for a trace")
+    trace_max_calls: int = Field(TRACE_MAX_CALLS, ge=0, description="calls of a process that a trace records")
     query_timeout: float = Field(10.0, gt=0, description="seconds that a query expression may run")
 
 

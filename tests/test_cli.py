@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from catalog.cli import app
-from catalog.cli_export import export
 from catalog.cli_problem import OPTIONS
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices.host import resolve_host_arch
@@ -146,15 +144,6 @@ def test_doctor_lists_every_setting_and_arch(database: Path) -> None:
     told = catalog("doctor", db=database).stdout
     for word in ("CATALOG_DB", "CATALOG_CACHE_DIR", "CATALOG_CXX", "gfx950", "x86_64_v3", "aarch64"):
         assert word in told
-
-
-def test_every_command_has_help_with_an_example() -> None:
-    groups = [group.typer_instance for group in app.registered_groups]
-    commands = [command for group in (app, *groups) if group is not None for command in group.registered_commands]
-    for command in (*commands, export.registered_callback):
-        assert command is not None
-        assert command.callback is not None
-        assert "Example: catalog " in (command.callback.__doc__ or "")
 
 
 def test_every_field_of_a_problem_is_an_option() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import json
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -25,6 +26,8 @@ from catalog.runtime.devices.gpu_resources import Memory, Stream
 from catalog.runtime.devices.here import Devices
 from catalog.runtime.inputs import make_inputs
 from catalog.runtime.tensors import make_outputs
+from catalog.runtime.traces import read_trace
+from catalog.runtime.tracing import trace
 from catalog.schema.problem import Problem
 
 try:
@@ -229,6 +232,35 @@ def test_pytorchs_tensors_make_pytorchs_outputs_without_a_wait(catalog, fake, to
     ran = plan.run(given)
     assert np.array_equal(ran.outputs["o"].numpy(), expected(problem, inputs["v"]))
     assert ran.time_ms > 0
+
+
+def test_a_trace_has_queued_calls_on_tensors_of_a_known_layout_too(catalog, torch, tmp_path):
+    plan, inputs = catalog.select(DENSE, arch="sm_90"), make_inputs(DENSE)
+    given = {name: torch.tensor(array) for name, array in inputs.items()}
+    plan.enqueue(given)
+    with trace(tmp_path / "calls.jsonl", tensors=1):
+        for _ in range(3):
+            plan.enqueue(given)
+    plan.enqueue(given)
+    (used,) = read_trace(tmp_path / "calls.jsonl").used
+    assert (used.calls, used.times, used.arch) == (3, [], "sm_90")
+    (recording,) = used.recordings
+    kept = recording.load(DENSE)
+    assert all(np.array_equal(kept[name], inputs[name]) for name in inputs)
+
+
+def test_a_trace_waits_for_nothing_while_a_stream_is_captured(bind, fake, tmp_path):
+    plan, _ = bind()
+    fake.captured.add(0)
+    fake.log.clear()
+    with trace(tmp_path / "calls.jsonl", tensors=1):
+        plan.launch()
+        assert set(fake.names()) <= {"cudaGetDevice", "cudaStreamIsCapturing"}
+        fake.captured.clear()
+        plan.launch()
+    captured, waited = map(json.loads, (tmp_path / "calls.jsonl").read_text().splitlines())
+    assert "tensors" not in captured
+    assert "tensors" in waited
 
 
 def test_outputs_with_rows_that_no_kernel_writes_begin_as_zeros(catalog, torch):

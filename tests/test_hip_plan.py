@@ -25,6 +25,8 @@ from catalog.runtime.devices.here import Devices
 from catalog.runtime.inputs import make_inputs
 from catalog.runtime.measure import StopRule
 from catalog.runtime.tensors import make_outputs
+from catalog.runtime.traces import read_trace
+from catalog.runtime.tracing import trace
 from catalog.runtime.validate import run_problem
 from catalog.schema.problem import Problem
 
@@ -272,6 +274,34 @@ def test_threads_share_one_device_of_an_arch(catalog):
     assert len(devices) == 8
     assert {id(device) for device in devices} == {id(catalog.device(arch)) for arch in ("gfx942", "gfx1100")}
     assert catalog.device("host") is catalog.device(ARCH) is catalog.host()
+
+
+def test_a_trace_keeps_what_is_in_gpu_memory(catalog, on_gpu, tmp_path):
+    inputs = {name: array.copy() for name, array in make_inputs(DENSE).items()}
+    apart = np.zeros((2, 2, 2, 70, 128), np.float16)  # every second batch is another's
+    apart[:, 0] = inputs["k"]
+    held_apart = on_gpu(apart)
+    strides = {"strides": (apart.strides[0], *apart.strides[2:])}
+    given = {
+        "q": on_gpu(inputs["q"]),
+        "k": Exposed(held_apart.memory, DENSE.shapes["k"], typestr="<f2", **strides, **pointing_to(held_apart)),
+        "v": on_gpu(inputs["v"]),
+    }
+    outputs = {"o": on_gpu(make_outputs(DENSE)["o"])}
+    plan = catalog.select(DENSE, arch="gfx942")
+    with trace(tmp_path / "calls.jsonl", tensors=2):
+        plan.bind(given, outputs=outputs).launch()
+        plan.enqueue(given, outputs=outputs)
+    (used,) = read_trace(tmp_path / "calls.jsonl").used
+    assert len(used.times) == 1, "what is only queued has no time"
+    assert len(used.recordings) == 2
+    for recording in used.recordings:
+        kept = recording.load(DENSE)
+        assert all(np.array_equal(kept[name], inputs[name]) for name in inputs)
+
+
+def pointing_to(exposed):
+    return {"data": exposed.__cuda_array_interface__["data"]}
 
 
 def test_benchmarks_and_the_comparison_with_the_reference_run_on_a_gpu(catalog):

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from catalog.build.builder import Artifact
 from catalog.runtime.catalog import Catalog
-from catalog.runtime.devices.host import HOST_ARCHES, HostDevice, why_unavailable
+from catalog.runtime.devices.host import HostDevice, host_archs, why_unavailable
 from catalog.runtime.inputs import make_inputs
 from catalog.runtime.plan import Plan
 from catalog.runtime.reference import reference
@@ -30,7 +30,7 @@ from catalog.schema.kernel import Kernel
 from catalog.schema.problem import Problem
 from catalog.schema.problem_fields import Op
 
-ARCHES = tuple(arch for arch in HOST_ARCHES if why_unavailable(arch) is None)
+ARCHES = tuple(arch for arch in host_archs() if why_unavailable(arch) is None)
 PROBLEMS_PER_OP = 340
 """2,040 in all."""
 

@@ -21,6 +21,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from catalog.errors import ProblemError, SelectionError, TensorError, UsageError
+from catalog.runtime.traces import read_trace
+from catalog.runtime.tracing import trace
 
 try:
     import torch
@@ -460,3 +462,18 @@ def test_operators_have_the_arguments_that_options_have():
     assert [argument.name for argument in torch.ops.catalog.fwd.default._schema.arguments][ops._TENSORS :] == [
         *Options._fields
     ]
+
+
+def test_a_trace_has_every_call_and_its_gradient(tmp_path):
+    query, key, value = (normal(1, 2, 20, 16, seed=seed, dtype=torch.bfloat16) for seed in range(3))
+    scaled_dot_product_attention(query, key, value)  # makes the layout known
+    with trace(tmp_path / "calls.jsonl", tensors=True):
+        for _ in range(3):
+            scaled_dot_product_attention(query, key, value)
+        scaled_dot_product_attention(query.requires_grad_(), key, value).sum().backward()
+    found = read_trace(tmp_path / "calls.jsonl").used
+    assert sum(used.calls for used in found if used.problem.op == "fwd") == 4
+    assert [used.calls for used in found if used.problem.op == "bwd"] == [1]
+    for used in found:
+        (recording,) = used.recordings
+        assert np.array_equal(recording.load(used.problem)["q"].astype(np.float32), query.detach().float().numpy())

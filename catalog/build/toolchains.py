@@ -51,14 +51,18 @@ class FamilyFlags(_Facts):
 
 
 class ArchFlags(_Facts):
-    """What an arch is to a compiler: the ISA by name, and the flags that choose it."""
+    """What an arch is to a compiler: the ISA by name, and the flags that choose it.
+
+    ``cpu`` is archspec's name of the least CPU that runs it, None: that of the arch.
+    """
 
     isa: str
     compile: tuple[str, ...]
+    cpu: str | None = None
 
 
 class HostFacts(_Facts):
-    """The content of ``data/toolchains/host.json``."""
+    """The content of ``data/toolchains/host.json``; of the ``arches``, ``host`` is the first that a CPU runs."""
 
     source: str
     families: dict[str, FamilyFlags]

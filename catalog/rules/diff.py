@@ -19,6 +19,10 @@ from catalog.schema.fields import TRAITS, Family, Signature
 FEW = 4
 """Algorithm traits in which two kernels may differ to be the same one, changed."""
 
+FAMILY_COLUMNS = ("receipt", "family", "appeared", "vanished", "changed", "same")
+KERNEL_COLUMNS = ("receipt", "family", "change", "name", "before", "traits")
+"""What a difference is as rows: a row a family, or a kernel."""
+
 Traits = tuple[Any, ...]
 """The value of every trait, in the order of TRAITS: the signature first."""
 
@@ -85,6 +89,23 @@ class Difference:
         of = "" if self.receipt is None else f", receipt {self.receipt}"
         head = f"{_population(self.before)} -> {_population(self.after)}{of}: {_counts(self.families)}"
         return "\n".join([head, *(line for family in self.families for line in family.report())])
+
+    def family_rows(self) -> list[list[Any]]:
+        """The values of :data:`FAMILY_COLUMNS`."""
+        return [
+            [self.receipt, of.family.value, len(of.appeared), len(of.vanished), len(of.changed), of.same]
+            for of in self.families
+        ]
+
+    def kernel_rows(self) -> list[list[Any]]:
+        """The values of :data:`KERNEL_COLUMNS`, for each kernel that is not the same in both."""
+        rows: list[list[Any]] = []
+        for of in self.families:
+            found: list[list[Any]] = [["changed", change.after, change.before, change.traits] for change in of.changed]
+            found += [["vanished", name, None, None] for name in of.vanished]
+            found += [["appeared", name, None, None] for name in of.appeared]
+            rows += [[self.receipt, of.family.value, *row] for row in found]
+        return rows
 
     def listing(self) -> str:
         """One line a kernel that is not the same in both."""

@@ -29,6 +29,10 @@ class Reference(Protocol):
         """
 
 
+COLUMNS = ("arch", "revision", "mask_impl", "receipt", "passed", "kernels", "missing", "extra")
+"""What a comparison is as a row: of the names their numbers."""
+
+
 @dataclass(frozen=True)
 class Comparison:
     """Two sets of kernel names: what the catalog has, and what the reference lists."""
@@ -54,6 +58,13 @@ class Comparison:
     def extra(self) -> dict[str, list[str]]:
         """Names that only the catalog has, by family."""
         return _by_family(self.catalog - self.reference)
+
+    @property
+    def row(self) -> tuple[str | int, ...]:
+        """The values of :data:`COLUMNS`."""
+        missing, extra = len(self.reference - self.catalog), len(self.catalog - self.reference)
+        about = (self.arch, self.revision, self.mask_impl, self.receipt)
+        return (*about, int(self.passed), len(self.reference), missing, extra)
 
     def report(self) -> str:
         """One line when the sets are equal, else every missing and extra name, by family."""

@@ -14,6 +14,7 @@ from catalog.runtime.measuring import keep, library_key, main_kernel, prepared
 from catalog.runtime.plan import Plan
 from catalog.runtime.tensors import make_outputs
 from catalog.runtime.timings import Timing
+from catalog.runtime.tracing import paused
 from catalog.runtime.validate import Check, Expected
 from catalog.schema.shape_names import name_of
 from catalog.schema.shapes import Shape
@@ -183,13 +184,13 @@ def _of_shape(shape: Shape, plans: Sequence[Plan], options: BenchOptions) -> Ite
         # Drawn, not computed: what a launch takes does not depend on the values of a backward's O and LSE.
         inputs = draw_inputs(shape.problem, options.seed)
         outputs = make_outputs(shape.problem, inputs)
-        expected = _expected(shape.problem, options) if options.verify else None
+        expected = expected_of(shape.problem, options.arch, options.seed) if options.verify else None
     except CatalogError as error:
         yield NotBenched(shape, None, error)
         return
     for key, (main, plan) in built.items():
         try:
-            checks = () if expected is None else _checks(plan, expected)
+            checks = () if expected is None else checks_of(plan, expected)
             right = all(check.passed for check in checks)
             measurement = measure(plan.bind(inputs, outputs=outputs), options.rule) if right else None
         except CatalogError as error:
@@ -198,13 +199,22 @@ def _of_shape(shape: Shape, plans: Sequence[Plan], options: BenchOptions) -> Ite
             yield Benched(shape, main, plan.kernels, key, checks, measurement)
 
 
-def _expected(problem: Problem, options: BenchOptions) -> Expected:
-    """What the reference says of the problem, or of a smaller one with the same traits."""
+def expected_of(problem: Problem, arch: str, seed: int = 0) -> Expected:
+    """What the reference says of the problem, or of a smaller one with the same traits.
+
+    Raises:
+        TensorError: the problem's tensors are larger than this machine's memory.
+    """
     small = guarded_problem(problem, MOST_CHECKED_FLOPS)
-    return Expected(small, make_inputs(small, options.seed), options.arch)
+    return Expected(small, make_inputs(small, seed), arch)
 
 
-def _checks(plan: Plan, expected: Expected) -> tuple[Check, ...]:
-    """Every output of the kernels of ``plan`` on the problem that something is expected of."""
+def checks_of(plan: Plan, expected: Expected) -> tuple[Check, ...]:
+    """Every output of the kernels of ``plan`` on the problem that something is expected of.
+
+    Raises:
+        CatalogError: as :meth:`Plan.run`.
+    """
     checked = Plan(expected.problem, plan.arch, plan.kernels, plan.services)
-    return tuple(expected.check(expected.run(checked)))
+    with paused():
+        return tuple(expected.check(expected.run(checked)))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from catalog.errors import TensorError
+from catalog.runtime import tracing
 from catalog.runtime.devices.arguments import template
 from catalog.runtime.inputs import make_inputs
 from catalog.runtime.tensors import Strided, check_inputs, check_outputs, results
@@ -40,6 +41,8 @@ class BoundPlan:
     kernels: tuple[LoadedKernel, ...]
     device: Device[Any] = field(repr=False)
     _call: Call = field(repr=False)
+    _plan: Plan = field(repr=False)
+    _taken: Taken = field(repr=False)
 
     def launch(self) -> None:
         """Run all stages once, without a check; on return the outputs are written, in whatever memory they are.
@@ -52,6 +55,10 @@ class BoundPlan:
                 longer fits.
             TensorError: a NumPy array would have to be copied in a graph.
         """
+        if tracing.active:
+            with tracing.Recorded("launch", self._plan, self.device, self._taken):
+                self.device.run(self.kernels, self._call)
+            return
         self.device.run(self.kernels, self._call)
 
     def enqueue(self, stream: Any = None) -> None:
@@ -66,7 +73,24 @@ class BoundPlan:
             UsageError: ``stream`` is no stream.
             DeviceError: a kernel refuses the call or has no memory, or the GPU does not take the launch.
         """
+        if tracing.active:
+            with tracing.Recorded("enqueue", self._plan, self.device, self._taken):
+                self.device.enqueue(self.kernels, self._call, stream)
+            return
         self.device.enqueue(self.kernels, self._call, stream)
+
+    def run(self, launches: int) -> list[int]:
+        """As :meth:`time`, for a caller who wants the outputs: a call that a trace records.
+
+        Raises:
+            DeviceError: as :meth:`launch`.
+        """
+        if not tracing.active:
+            return self.time(launches)
+        with tracing.Recorded("run", self._plan, self.device, self._taken) as call:
+            durations = self.time(launches)
+            call.took(durations)
+        return durations
 
     def time(self, launches: int = 1, *, cold: bool = False) -> list[int]:
         """Nanoseconds of each of so many launches, by the device's clock: wall time on the host, a GPU's own on a GPU.
@@ -87,11 +111,12 @@ class BoundPlan:
 @dataclass(frozen=True, slots=True)
 class Taken:
     """The tensors of a run, inputs, then outputs: ``arrays`` as the device takes them; ``results`` as they were given
-    or made, those that are written, by the names of the results.
+    or made, those that are written, by the names of the results; ``seed`` that of inputs that were made.
     """
 
     arrays: Mapping[str, Strided]
     results: Mapping[str, Any]
+    seed: int | None
 
 
 def take(
@@ -103,20 +128,21 @@ def take(
         TensorError: as :meth:`Plan.bind`.
     """
     inputs: Mapping[str, Any] = check_inputs(problem, given, device.array) if given else make_inputs(problem, seed)
+    made_of = None if given else seed
     if into is None:
         made = device.outputs(problem, inputs, given)
         outputs = {name: device.array(problem, name, value) for name, value in made.items()}
-        return Taken({**inputs, **outputs}, results(problem, {**inputs, **given, **made}))
+        return Taken({**inputs, **outputs}, results(problem, {**inputs, **given, **made}), made_of)
     outputs = check_outputs(problem, into, device.array)
     arrays = {**inputs, **outputs}
     _check_apart(arrays, tuple(outputs))
-    return Taken(arrays, results(problem, {**inputs, **given, **into}))
+    return Taken(arrays, results(problem, {**inputs, **given, **into}), made_of)
 
 
 def bind(plan: Plan, device: Device[Any], kernels: tuple[LoadedKernel, ...], taken: Taken) -> BoundPlan:
     """The loaded kernels of a plan with the tensors of a run."""
     call = device.call(plan.problem, taken.arrays, _workspace(plan, device, kernels))
-    return BoundPlan(taken.results, kernels, device, call)
+    return BoundPlan(taken.results, kernels, device, call, plan, taken)
 
 
 def enqueue(
@@ -132,7 +158,11 @@ def enqueue(
     """
     workspace = _workspace(plan, device, kernels)
     call = device.once(plan.problem, taken.arrays, workspace)
-    device.enqueue(kernels, call)
+    if tracing.active:
+        with tracing.Recorded("enqueue", plan, device, taken):
+            device.enqueue(kernels, call)
+    else:
+        device.enqueue(kernels, call)
     return None if layout is None else layout.repeat(device, plan.problem, kernels, call, workspace)
 
 

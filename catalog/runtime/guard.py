@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from catalog.build.first_runs import FirstRuns, Quarantine
 from catalog.errors import ProblemError, QuarantinedError
-from catalog.runtime.devices.host import HOST_ARCHES
+from catalog.runtime.devices.host import host_archs
 from catalog.runtime.tensors import memory_bytes
 from catalog.runtime.workspace import splits_of
 from catalog.schema.problem import Problem
@@ -100,7 +100,7 @@ class Guard:
             quarantine = self._runs.quarantine_of(artifact.key, arch)
             if quarantine is not None:
                 raise self._refusal(quarantine)
-        if kernels[0].arch not in HOST_ARCHES:
+        if kernels[0].arch not in host_archs():
             return
         known = all(self._runs.passed(artifact.key, artifact.sha256, arch) for artifact in artifacts)
         if known or settings().guard == "never":

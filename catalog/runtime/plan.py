@@ -9,6 +9,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from catalog.errors import BuildError, ChangedLibraryError, MissingKernelError, QuarantinedError, SelectionError
+from catalog.runtime import tracing
 from catalog.schema.kernel import Kernel
 from catalog.schema.problem import Problem
 
@@ -163,7 +164,7 @@ class Plan:
             BuildError, ToolchainError: as :meth:`build`.
         """
         bound, compile_seconds = self._bind({**(inputs or {}), **tensors}, None, seed)
-        time_ms = median(bound.time(max(1, repeats))) / 1e6
+        time_ms = median(bound.run(max(1, repeats))) / 1e6
         return Result(
             bound.outputs,
             time_ms,
@@ -219,7 +220,7 @@ class Plan:
         given = {**(inputs or {}), **tensors}
         device = self.services.device(self.arch)
         layout = device.layout(given) if outputs is None else None
-        known = None if layout is None else self._repeats.get(layout)
+        known = None if layout is None or tracing.active else self._repeats.get(layout)
         if known is not None:
             return known(given)
         from catalog.runtime.bound import enqueue, take
@@ -247,6 +248,7 @@ class Plan:
         """Load the kernels, unless they are; the seconds that compiling took."""
         if self._loaded:
             return 0.0
+        tracing.follow_settings()
         artifacts = self._ready(device)
         try:
             self._loaded = _load(device, artifacts)

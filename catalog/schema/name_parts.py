@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from catalog.schema.fields import TRAITS
+from catalog.settings import data_dir
 
 Row = Mapping[str, Any]
 
@@ -233,6 +234,15 @@ class Target:
 
     def read(self, text: str) -> dict[str, Any]:
         return {"target": text[1:]}
+
+
+@dataclass(frozen=True, eq=False)
+class NativeTarget(Target):
+    """The target of our own kernels: their arch, any that the data folder has a spec of when a name is first read."""
+
+    def regex(self) -> str:
+        names = [path.stem for path in (data_dir() / "arch_specs" / "native").glob("*.json")]
+        return "_" + _any_of(names) if names else r"_(?!)"
 
 
 def _any_of(texts: Any) -> str:

@@ -14,12 +14,27 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from catalog.errors import UsageError
 from catalog.schema.fields import TRAITS, Family
-from catalog.schema.name_parts import Choice, Extents, Literal, Pads, Part, Row, Target, Word, flag, joined_sql, words
+from catalog.schema.name_parts import (
+    Choice,
+    Extents,
+    Literal,
+    NativeTarget,
+    Pads,
+    Part,
+    Row,
+    Target,
+    Word,
+    flag,
+    joined_sql,
+    words,
+)
+from catalog.settings import data_dir
 
 
 def _triple(kind: str, gemm: int) -> tuple[str, str, str]:
@@ -120,8 +135,13 @@ def _rows_of_64(row: Row) -> dict[str, Any]:
     return {"hdim_v": row["hdim_q"], "tile_m0": 64}
 
 
-@cache
 def _pattern(parts: tuple[Part, ...]) -> re.Pattern[str]:
+    return _compiled(parts, data_dir())
+
+
+@cache
+def _compiled(parts: tuple[Part, ...], _data: Path) -> re.Pattern[str]:
+    """Targets are those of the data folder."""
     return re.compile("".join(f"({part.regex()})" for part in parts))
 
 
@@ -167,7 +187,7 @@ def _grammar(family: Family, implied: Implied, *parts: Part | Sequence[Part]) ->
 
 
 _UPSTREAM = Target(r"(?:_gfx\w+)?")
-_NATIVE = Target(r"_(?:x86_64_v\d|aarch64|sm_\d+)")
+_NATIVE = NativeTarget("")
 _MODE = Word("_", "mode")
 _1D: tuple[Part, ...] = (Extents("_b", ("tile_m0",)), _MODE, Extents("_o", ("block_per_cu",)))
 

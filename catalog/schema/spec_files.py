@@ -71,6 +71,19 @@ def _wrong_expressions(spec: ArchSpec) -> Iterator[tuple[str, str]]:
             yield where, reason
 
 
+def _wrong_receipts(spec: ArchSpec) -> Iterator[tuple[str, str]]:
+    """Every enumeration says of each receipt of the spec, and of no other, what it lists."""
+    there = ", ".join(map(str, spec.receipt_numbers)) or "none"
+    for name, enumeration in spec.enumerations.items():
+        at = f"enumerations.{name}.receipts"
+        for receipt in enumeration.receipts:
+            if receipt not in spec.receipt_numbers:
+                yield f"{at}.{receipt}", f"no receipt has this number; there are: {there}"
+        for receipt in spec.receipt_numbers:
+            if receipt not in enumeration.receipts:
+                yield at, f"receipt {receipt} is missing"
+
+
 def _expressions(spec: ArchSpec) -> Iterator[tuple[str, str, tuple[str, ...]]]:
     """Every SQL expression of a spec: the path to it, its text, the parameters that it may use."""
     general: tuple[tuple[str, Sequence[Rule]], ...] = (("hw_rules", spec.hw_rules), ("invariants", spec.invariants))
@@ -160,6 +173,9 @@ def load_spec_file(path: Path, space: str | None = None) -> ArchSpec:
     """
     merged = {key: value for key, value in _load_raw(path).items() if key != "extends"}
     spec = _validate(merged, path)
+    wrong = [f"{path}: {where}: {reason}" for where, reason in _wrong_receipts(spec)]
+    if wrong:
+        raise SpecError("\n".join(wrong))
     if space is not None:
         spec = _of_space(spec, space)
     for field in ("arch", "revision", "space"):

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from catalog.runtime.devices.arguments import Call
     from catalog.runtime.devices.loading import LoadedKernel
-    from catalog.runtime.tensors import Strided
+    from catalog.runtime.tensors import Array, Strided
     from catalog.runtime.workspace import Workspace
     from catalog.schema.problem import Problem
 
@@ -67,6 +67,17 @@ class Device(Protocol[C]):
     @property
     def threads(self) -> int:
         """What a kernel's work is divided among."""
+
+    @property
+    def queues(self) -> bool:
+        """Whether :meth:`enqueue` returns before the work is done."""
+
+    def on_host(self, array: Any) -> Array | None:
+        """What an array that :meth:`array` gave holds now; None where the work of the stream is not to be waited for.
+
+        Raises:
+            DeviceError: it cannot be copied.
+        """
 
     def beside(self, tensors: Mapping[str, Any]) -> Device[C]:
         """The device for these tensors, by name: this one, or another of the same arch, whose memory they are in."""

@@ -113,6 +113,32 @@ class GpuDevice:
         """What a kernel's work is divided among: compute units, multiprocessors."""
         return self.device.cores
 
+    @property
+    def queues(self) -> bool:
+        """Always: a GPU's stream is a queue."""
+        return True
+
+    def on_host(self, array: Array | DeviceArray) -> Array | None:
+        """What ``array`` holds when the work of the stream is done; None in a stream that is being captured.
+
+        Raises:
+            DeviceError: work of the stream failed, or the copy.
+        """
+        if isinstance(array, np.ndarray):
+            return array
+        stream, itemsize = self.stream, array.dtype.itemsize
+        steps = zip(array.shape, array.strides, strict=True)
+        size = 0 if 0 in array.shape else sum((extent - 1) * step for extent, step in steps) + itemsize
+        memory = np.empty(size, np.uint8)
+        with self.runtime.on(self.index):
+            if self.runtime.capturing(stream):
+                return None
+            if size:
+                self.runtime.copy_out(memory.ctypes.data, array.address, size, stream)
+            self.runtime.synchronize(stream)
+        strided: Array = np.ndarray(array.shape, array.dtype, memory, strides=array.strides)
+        return strided
+
     def beside(self, tensors: Mapping[str, Any]) -> GpuDevice:
         """The device for these tensors: this one, or the one of its arch that the first tensor of PyTorch's is on.
 

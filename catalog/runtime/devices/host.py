@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from catalog.errors import DeviceError, UsageError
+from catalog.build.toolchains import host_facts
+from catalog.errors import DeviceError, SpecError, UsageError
 from catalog.runtime.devices import DeviceInfo
 from catalog.runtime.devices.arguments import Call, template
 from catalog.runtime.devices.host_arrays import host_array, host_outputs
@@ -21,9 +22,7 @@ from catalog.runtime.devices.loading import Libraries, LoadedKernel
 from catalog.runtime.tensors import Array, make_outputs, numpy_array
 from catalog.runtime.workspace import NO_WORKSPACE, Workspace
 from catalog.schema.problem import Problem
-
-HOST_ARCHES = ("x86_64_v4", "x86_64_v3", "aarch64")
-"""Compile targets of host kernels, best first."""
+from catalog.settings import data_dir
 
 _FLOODS = 2
 _LARGE_CACHE = 64 << 20
@@ -50,6 +49,15 @@ class HostDevice:
             DeviceError: no host arch runs on this CPU.
         """
         return DeviceInfo(resolve_host_arch(), _cpu_name(), self.threads)
+
+    @property
+    def queues(self) -> bool:
+        """Never: a host kernel has run when its launch returns."""
+        return False
+
+    def on_host(self, array: Array) -> Array:
+        """``array`` itself."""
+        return array
 
     def beside(self, tensors: Mapping[str, Any]) -> HostDevice:
         """This device: there is one host."""
@@ -170,12 +178,31 @@ class HostDevice:
         return self.num_threads or _usable_cores()
 
 
+def host_archs() -> tuple[str, ...]:
+    """Compile targets of host kernels, best first.
+
+    Raises:
+        SpecError: ``data/toolchains/host.json`` is missing or malformed.
+    """
+    return tuple(host_facts().arches)
+
+
 def why_unavailable(arch: str) -> str | None:
-    """Why kernels of ``arch`` cannot run on this CPU; None where they can."""
-    if arch not in HOST_ARCHES:
-        return f"{arch} is not a CPU: host archs are {', '.join(HOST_ARCHES)}"
-    cpu = _archspec()
-    target, host = cpu.TARGETS[arch], cpu.host()
+    """Why kernels of ``arch`` cannot run on this CPU; None where they can.
+
+    Raises:
+        SpecError: ``data/toolchains/host.json`` is missing or malformed, or names a CPU that archspec does not know.
+    """
+    facts = host_facts().arches.get(arch)
+    if facts is None:
+        return f"{arch} is not a CPU: host archs are {', '.join(host_archs())}"
+    cpu, needed = _archspec(), facts.cpu or arch
+    if needed not in cpu.TARGETS:
+        raise SpecError(
+            f"{data_dir() / 'toolchains' / 'host.json'}: arches.{arch}.cpu: archspec knows no CPU {needed!r}",
+            hint='Say by "cpu" which CPU runs the arch at the least: x86_64_v3, zen3, neoverse_v1, ...',
+        )
+    target, host = cpu.TARGETS[needed], cpu.host()
     if target <= host:
         return None
     if target.family != host.family:
@@ -189,14 +216,15 @@ def resolve_host_arch() -> str:
 
     Raises:
         DeviceError: none runs; says which CPU was found.
+        SpecError: as :func:`why_unavailable`.
     """
-    for arch in HOST_ARCHES:
+    for arch in host_archs():
         if why_unavailable(arch) is None:
             return arch
     host = _archspec().host()
     raise DeviceError(
         f"no host arch runs on this CPU, {host.name} of family {host.family}",
-        hint="\n".join(reason for reason in map(why_unavailable, HOST_ARCHES) if reason),
+        hint="\n".join(reason for reason in map(why_unavailable, host_archs()) if reason),
     )
 
 

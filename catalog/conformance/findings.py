@@ -1,0 +1,78 @@
+"""What a conformance run says: a finding for each thing that was looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+COLUMNS = ("check", "subject", "verdict", "about")
+"""What a finding shows."""
+
+
+class Verdict(str, Enum):
+    """What came of a check; only a failure counts against the arch."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+    NOTED = "noted"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report: what was checked, of what, and why it came out so."""
+
+    check: str
+    subject: str
+    verdict: Verdict
+    about: str = ""
+
+    @property
+    def row(self) -> tuple[str, str, str, str]:
+        """The values of :data:`COLUMNS`."""
+        return (self.check, self.subject, str(self.verdict), self.about)
+
+
+OnFinding = Callable[[Finding], None]
+
+
+def passed(check: str, subject: str, about: str = "") -> Finding:
+    """A finding that is as it should be."""
+    return Finding(check, subject, Verdict.PASSED, about)
+
+
+def failed(check: str, subject: str, about: str) -> Finding:
+    """A finding against the arch."""
+    return Finding(check, subject, Verdict.FAILED, about)
+
+
+def skipped(check: str, subject: str, about: str) -> Finding:
+    """What could not be looked at here, and why."""
+    return Finding(check, subject, Verdict.SKIPPED, about)
+
+
+@dataclass(frozen=True)
+class Report:
+    """All findings about an arch, in the order of the checks."""
+
+    arch: str
+    findings: Sequence[Finding]
+
+    def count(self, verdict: Verdict) -> int:
+        """How many findings came out so."""
+        return sum(finding.verdict is verdict for finding in self.findings)
+
+    @property
+    def conforms(self) -> bool:
+        """Whether nothing failed."""
+        return not self.count(Verdict.FAILED)
+
+    @property
+    def summary(self) -> str:
+        """The numbers in a sentence."""
+        counts = ", ".join(f"{self.count(verdict)} {verdict}" for verdict in Verdict if self.count(verdict))
+        return f"{self.arch} {'conforms' if self.conforms else 'DOES NOT CONFORM'}: {counts}."

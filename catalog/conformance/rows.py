@@ -1,0 +1,177 @@
+"""Checks of a spec and its rows, which need no compiler: is it valid, is every row itself, does every rule do work?"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from catalog.conformance.findings import Finding, Verdict, failed, passed
+from catalog.errors import CatalogError
+from catalog.rules.enumeration import Join
+from catalog.rules.populate import Request
+from catalog.runtime.catalog import Catalog
+from catalog.schema.arch_spec import ArchSpec, Enumeration, Rule
+from catalog.schema.expressions import SELECT_PARAMETERS, columns_read
+from catalog.schema.fields import IDENTITY, TRAITS
+from catalog.schema.kernel import Kernel
+from catalog.schema.names import grammar_of
+
+_Row = Mapping[str, Any]
+
+
+def spec_findings(spec: ArchSpec, path: Path) -> Iterator[Finding]:
+    """What loading has not checked: an arch is its file's name, and every family that has kernels can be selected."""
+    arch = str(spec.arch)
+    if spec.arch != path.stem:
+        yield failed("spec", arch, f"{path}: arch: {arch!r} is not the file's name, {path.stem!r}")
+    if spec.hardware is None:
+        yield failed("spec", arch, f"{path}: hardware: missing; vendor and isa are asked for")
+    if not spec.families:
+        yield failed("spec", arch, f"{path}: enumerations: none of them yields a family")
+    for family in spec.families:
+        if family not in spec.select:
+            yield failed("spec", family.value, f"{path}: select.{family.value}: missing, so that no problem finds it")
+    yield passed("spec", arch, f"{path.name}: {len(spec.enumerations)} enumerations, {len(spec.families)} families")
+
+
+def row_findings(catalog: Catalog, spec: ArchSpec, mask_impl: str) -> Iterator[Finding]:
+    """Each row of a mask implementation: its id, its name, and what these say when they are read again.
+
+    Raises:
+        CatalogError: as :meth:`Catalog.populate`.
+    """
+    request = Request(spec, mask_impl)
+    populated = catalog.populate(str(spec.arch), revision=spec.revision, mask_impl=mask_impl)
+    for family in spec.families:
+        rows = populated.families.get(family.value, 0)
+        found = passed if rows else failed
+        yield found("rows", family.value, f"{rows:,} rows, masks {mask_impl}")
+    where = " AND ".join(f"{column} = :{column}" for column in request.identity)
+    connection = catalog.connection
+    twice = connection.execute(
+        f"SELECT name, count(*) FROM kernel WHERE {where} GROUP BY name HAVING count(*) > 1", request.identity
+    ).fetchall()
+    told = f"masks {mask_impl}: {len(twice)} names of several rows, such as {twice[0][0]}" if twice else mask_impl
+    yield (failed if twice else passed)("names unique", str(spec.arch), told)
+    columns = ", ".join(dict.fromkeys(("id", "name", *IDENTITY, *TRAITS)))
+    wrong: dict[str, tuple[int, str]] = {}
+    count = 0
+    for row in connection.execute(f"SELECT {columns} FROM kernel WHERE {where}", request.identity):
+        count += 1
+        for check, reason in _misfits(row):
+            wrong[check] = (wrong.get(check, (0, reason))[0] + 1, wrong.get(check, (0, reason))[1])
+    for check in ("ids round trip", "names round trip"):
+        if check in wrong:
+            yield failed(
+                check, str(spec.arch), f"masks {mask_impl}: {wrong[check][0]:,} rows, such as {wrong[check][1]}"
+            )
+        else:
+            yield passed(check, str(spec.arch), f"{count:,} rows, masks {mask_impl}")
+
+
+def _misfits(row: sqlite3.Row) -> Iterator[tuple[str, str]]:
+    """What of a row is lost when it is read and written again."""
+    written: _Row = {name: row[name] for name in (*IDENTITY, *TRAITS)}
+    try:
+        kernel = Kernel.from_row(written)
+    except ValidationError as error:
+        first = error.errors()[0]
+        yield "ids round trip", f"{row['name']}: {first['loc'][-1]}: {first['msg']}"
+        return
+    if kernel.id != row["id"] or kernel.to_row() != written:
+        yield "ids round trip", f"{row['name']}: id {row['id']}, as a model {kernel.id}"
+    if kernel.name != row["name"]:
+        yield "names round trip", f"{row['name']}, as a model {kernel.name}"
+        return
+    parsed = grammar_of(kernel.family, kernel.revision).parse(kernel.name)
+    expected = {name: written[name] for name in ("target", *TRAITS)}
+    if parsed != expected:
+        lost = "none" if parsed is None else ", ".join(name for name in expected if parsed[name] != expected[name])
+        yield "names round trip", f"{kernel.name}: read as {lost if parsed is None else f'another {lost}'}"
+
+
+def rule_findings(catalog: Catalog, spec: ArchSpec, mask_impl: str, path: Path) -> Iterator[Finding]:
+    """Every constraint rejects something, every variant yields something, every rule is about kernels.
+
+    A rule that the arch has from a base may have nothing to do here: it is noted. One of its own file may not.
+
+    Raises:
+        SpecError: an expression cannot be evaluated.
+    """
+    own = _own_ids(path)
+    identity = Request(spec, mask_impl).identity
+    for name, enumeration in spec.enumerations.items():
+        if enumeration.sweep is not None:
+            continue
+        idle, barren = _without_work(catalog.connection, spec, name, enumeration, identity)
+        for what, ids, reason in (
+            ("constraint", idle, "rejects nothing"),
+            ("variant", barren, "yields nothing: every combination is rejected, or its dtype has no tiles"),
+        ):
+            for rule_id in ids:
+                is_own = (name, rule_id) in own
+                verdict = Verdict.FAILED if is_own else Verdict.NOTED
+                whose = f"stated in {path.name}" if is_own else "stated in a base, for other archs"
+                yield Finding(
+                    f"{what} reachable", f"{name}: {rule_id}", verdict, f"{reason}, masks {mask_impl}; {whose}"
+                )
+        constraints, variants = len(enumeration.constraints) - len(idle), len(enumeration.variants) - len(barren)
+        yield passed(
+            "rules reachable", name, f"{constraints} constraints reject, {variants} variants yield, masks {mask_impl}"
+        )
+
+
+def naming_findings(spec: ArchSpec) -> Iterator[Finding]:
+    """A rule that names no column of the kernels takes all, or none; one of selection may ask of the problem alone."""
+    rules: list[tuple[str, Rule]] = [("hw_rules", rule) for rule in spec.hw_rules]
+    rules += [("invariants", rule) for rule in spec.invariants]
+    rules += [(f"select.{family.value}", rule) for family, select in spec.select.items() for rule in select.rules]
+    for scope, rule in rules:
+        asks = scope.startswith("select.") and any(f":{name}" in rule.expr for name in SELECT_PARAMETERS)
+        if not columns_read(rule.expr) and not asks:
+            yield failed("rules name columns", f"{scope}: {rule.id}", f"{rule.expr!r} names no column of the kernels")
+    orders = [(family.value, expr) for family, select in spec.select.items() for expr in select.order]
+    for family, expr in orders:
+        if not columns_read(expr):
+            yield failed("rules name columns", f"select.{family}.order", f"{expr!r} names no column of the kernels")
+    yield passed("rules name columns", str(spec.arch), f"{len(rules)} rules, {len(orders)} orders")
+
+
+def _own_ids(path: Path) -> set[tuple[str, str]]:
+    """(enumeration, id) of the constraints and variants that the file itself states."""
+    raw = json.loads(path.read_text(encoding="utf-8"))
+    return {
+        (name, rule["id"])
+        for name, enumeration in raw.get("enumerations", {}).items()
+        for kind in ("constraints", "variants")
+        for rule in enumeration.get(kind, ())
+    }
+
+
+def _without_work(
+    connection: sqlite3.Connection, spec: ArchSpec, name: str, enumeration: Enumeration, identity: Mapping[str, str]
+) -> tuple[list[str], list[str]]:
+    """The ids of the constraints that reject nothing, and of the variants that yield nothing."""
+    free = Join(spec, enumeration.model_copy(update={"constraints": []}), identity)
+    try:
+        free.fill(connection)
+        connection.execute("DROP TABLE IF EXISTS temp.combination")
+        connection.execute(free.combine_sql(spec.receipt_numbers))
+        idle = [
+            rule.id
+            for rule in enumeration.constraints
+            if connection.execute(f"SELECT 1 FROM combination WHERE NOT ({rule.expr}) LIMIT 1").fetchone() is None
+        ]
+        kept = " AND ".join(f"({rule.expr})" for rule in enumeration.constraints) or "1"
+        yielding = {
+            place for (place,) in connection.execute(f"SELECT DISTINCT variant_seq FROM combination WHERE {kept}")
+        }
+        connection.execute("DROP TABLE temp.combination")
+    except sqlite3.Error as error:
+        raise CatalogError(f"enumerations.{name}: {error}") from None
+    return idle, [variant.id for place, variant in enumerate(enumeration.variants) if place not in yielding]

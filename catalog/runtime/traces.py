@@ -1,0 +1,244 @@
+"""Reading traces: the calls of a file that :mod:`catalog.runtime.tracing` wrote, by problem."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal
+from zipfile import BadZipFile
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from catalog.errors import CatalogError, ProblemError, UsageError
+from catalog.runtime.tensors import Array, check_inputs, element_type
+from catalog.runtime.tracing import FORMAT, folder_of
+from catalog.schema.problem import Problem
+from catalog.schema.shape_names import name_of
+
+_START = b'{"format":'
+"""What every line begins with: where it comes inside a line, the end of an earlier one is missing."""
+
+
+class _Line(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    format: Literal[1]
+    at: float
+    pid: int
+
+
+class _CallLine(_Line):
+    call: Literal["run", "launch", "enqueue"]
+    ms: float | None = Field(ge=0, allow_inf_nan=False)
+    launches: int = Field(ge=1)
+    seed: int | None = Field(None, ge=0)
+    error: str | None = None
+    tensors: str | None = Field(None, pattern=r"^[0-9a-f-]+\.npz$")
+    arch: str
+    revision: str
+    mask_impl: str
+    device: str
+    cores: int
+    kernels: tuple[str, ...] = Field(min_length=1)
+    problem: dict[str, Any]
+
+
+class _FullLine(_Line):
+    call: Literal["full"]
+    calls: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """The inputs of a call, in a file; ``where`` is the line that names it, for messages."""
+
+    path: Path
+    where: str
+
+    def load(self, problem: Problem) -> dict[str, Array]:
+        """The inputs, as a run takes them.
+
+        Raises:
+            UsageError: the file is damaged, or has other tensors than the problem.
+        """
+        try:
+            with np.load(self.path, allow_pickle=False) as file:
+                bits = {name: file[name] for name in file.files}
+            arrays = {name: array.view(element_type(problem, name)) for name, array in bits.items()}
+            check_inputs(problem, arrays)
+        except (OSError, ValueError, KeyError, TypeError, EOFError, BadZipFile, CatalogError) as error:
+            reason = f"no tensor {error}" if isinstance(error, KeyError) else str(error)
+            raise UsageError(f"{self.where}: tensors {self.path.name} cannot be used: {reason}") from None
+        return arrays
+
+
+@dataclass
+class Used:
+    """The recorded calls of one problem on one arch.
+
+    ``calls`` are how often it was called, ``launches`` how often its kernels ran, as a run may repeat them; ``times``
+    are milliseconds of a launch, one a call that knew; ``kernels`` are those of the last call, ``failed`` counts calls
+    that ended with an error.
+    """
+
+    problem: Problem
+    arch: str
+    revision: str
+    mask_impl: str
+    kernels: tuple[str, ...] = ()
+    calls: int = 0
+    launches: int = 0
+    failed: int = 0
+    total_ms: float = 0.0
+    seed: int = 0
+    times: list[float] = field(default_factory=list, repr=False)
+    recordings: list[Recording] = field(default_factory=list, repr=False)
+
+    @property
+    def name(self) -> str:
+        """The problem's."""
+        return name_of(self.problem)
+
+    @property
+    def median_ms(self) -> float | None:
+        """Of a launch; None where no call knew, being queued only."""
+        return median(self.times) if self.times else None
+
+    def add(self, line: _CallLine, recording: Recording | None) -> None:
+        """Count one more call."""
+        self.calls += 1
+        self.launches += line.launches
+        self.kernels = line.kernels
+        self.seed = self.seed if line.seed is None else line.seed
+        if line.error is not None:
+            self.failed += 1
+        elif line.ms is not None:
+            self.times.append(line.ms)
+            self.total_ms += line.ms * line.launches
+        if recording is not None:
+            self.recordings.append(recording)
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What a file holds: problems, those that took the most time first.
+
+    ``torn`` counts lines that a kill cut short, ``full`` the processes that made more calls than their limit.
+    """
+
+    path: Path
+    used: tuple[Used, ...]
+    torn: int = 0
+    full: int = 0
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """Each once, whatever arch it ran on."""
+        return tuple(dict.fromkeys(used.problem for used in self.used))
+
+    @property
+    def about(self) -> str:
+        """The file in a sentence."""
+        calls, total = sum(used.calls for used in self.used), sum(used.total_ms for used in self.used)
+        failed = sum(used.failed for used in self.used)
+        parts = [f"{calls:,} calls of {len(self.problems):,} problems, {total:,.1f} ms"]
+        parts += [f"{failed:,} failed"] if failed else []
+        parts += [f"{self.torn:,} cut short by a kill and left out"] if self.torn else []
+        parts += [f"{self.full:,} processes made more calls than they were to record"] if self.full else []
+        return f"{self.path}: {'; '.join(parts)}."
+
+
+def read_trace(path: Path) -> Trace:
+    """The calls of the trace at ``path``, whoever writes it just now.
+
+    Raises:
+        UsageError: it cannot be read, holds no call, or a line is none of a trace: says which, and what is wrong.
+    """
+    try:
+        with open(path, "rb") as file:
+            return _Reader(path).read(file)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+class _Reader:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._used: dict[tuple[str, ...], Used] = {}
+        self._problems: dict[str, Problem] = {}
+        self._torn = self._full = 0
+
+    def read(self, lines: Iterable[bytes]) -> Trace:
+        for number, raw in enumerate(lines, start=1):
+            where = f"{self._path}: line {number}"
+            for line in self._whole(raw, where):
+                self._add(line, where)
+        if not self._used:
+            raise UsageError(f"{self._path}: there is no call in it")
+        order = sorted(self._used.values(), key=lambda used: (-used.total_ms, -used.calls, used.name, used.arch))
+        return Trace(self._path, tuple(order), self._torn, self._full)
+
+    def _whole(self, raw: bytes, where: str) -> Iterator[dict[str, Any]]:
+        """The line as an object; of two, of which the first is torn, the second; none where it is torn itself."""
+        try:
+            yield _parsed(raw, where)
+        except UsageError:
+            last = raw.rfind(_START)
+            torn = raw[:last] if last > 0 else raw
+            if torn.endswith(b"\n") or torn[: len(_START)] != _START[: len(torn)]:
+                raise
+            self._torn += 1
+            if last > 0:
+                yield from self._whole(raw[last:], where)
+
+    def _add(self, fields: dict[str, Any], where: str) -> None:
+        if fields.get("format") != FORMAT:
+            raise UsageError(f"{where}: format {fields.get('format')!r}: this version reads {FORMAT}")
+        try:
+            if fields.get("call") == "full":
+                _FullLine.model_validate(fields)
+                self._full += 1
+                return
+            line = _CallLine.model_validate(fields)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            raise UsageError(f"{where}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        problem = self._problem(line.problem, where)
+        key = (problem.key, line.arch, line.revision, line.mask_impl)
+        used = self._used.setdefault(key, Used(problem, line.arch, line.revision, line.mask_impl))
+        used.add(line, self._recording(line.tensors, where))
+
+    def _problem(self, fields: dict[str, Any], where: str) -> Problem:
+        text = json.dumps(fields, sort_keys=True)
+        if text not in self._problems:
+            try:
+                self._problems[text] = Problem(**fields)
+            except ProblemError as error:
+                raise UsageError(f"{where}: problem: {error.message}") from None
+        return self._problems[text]
+
+    def _recording(self, name: str | None, where: str) -> Recording | None:
+        if name is None:
+            return None
+        path = folder_of(self._path) / name
+        if not path.is_file():
+            raise UsageError(f"{where}: tensors {path} are not there", hint="Move the folder along with the file.")
+        return Recording(path, where)
+
+
+def _parsed(raw: bytes, where: str) -> dict[str, Any]:
+    try:
+        fields = json.loads(raw)
+    except UnicodeDecodeError:
+        raise UsageError(f"{where}: not UTF-8") from None
+    except json.JSONDecodeError as error:
+        raise UsageError(f"{where}: not JSON: {error.msg} (column {error.colno})") from None
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{where}: not JSON: {error}") from None
+    if not isinstance(fields, dict):
+        raise UsageError(f"{where}: a {type(fields).__name__}, expected an object")
+    return fields

@@ -1,0 +1,195 @@
+"""A walk over all commands: help, examples, formats, exit codes, completion."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from catalog.cli import app
+from catalog.errors import UsageError
+from catalog.runtime.catalog import Catalog
+from catalog.settings import settings
+
+ROOT = Path(__file__).parent.parent
+PROGRAM = typer.main.get_command(app)
+NO_ROWS = {"export", "export register", "export wrap", "datasette-metadata"}
+"""Their --format is another one, or their output is JSON as it is."""
+
+
+def walk(command, path=()):
+    """Every command with the words that call it, groups among them."""
+    yield " ".join(path), command
+    for name, child in getattr(command, "commands", {}).items():
+        yield from walk(child, (*path, name))
+
+
+COMMANDS = dict(walk(PROGRAM))
+JOBS = {path: command for path, command in COMMANDS.items() if not hasattr(command, "commands")}
+
+
+def examples(command):
+    """What help says to type, as words after ``catalog``."""
+    text = (command.help or "").replace("\n\n", "\0").replace("\n", " ")
+    found = re.findall(r"Example: ([^\0]+)", text)
+    return [shlex.split(example)[1:] for example in found]
+
+
+def parsed(words):
+    """The command that the words call, and the path to it; nothing is run."""
+    command, context, path = PROGRAM, None, []
+    while True:
+        context = command.make_context(path[-1] if path else "catalog", list(words), parent=context)
+        rest = [*getattr(context, "_protected_args", []), *context.args]
+        if not rest or rest[0] not in getattr(command, "commands", {}):
+            return " ".join(path)
+        path.append(rest[0])
+        command, words = command.commands[rest[0]], rest[1:]
+
+
+def options(command):
+    return {name for parameter in command.params for name in parameter.opts}
+
+
+@pytest.mark.parametrize("path", COMMANDS)
+def test_every_command_has_help_and_an_example_that_would_run(path):
+    shown = CliRunner().invoke(app, [*path.split(), "--help"])
+    assert shown.exit_code == 0, shown.output
+    found = examples(COMMANDS[path])
+    assert found, "no example"
+    for words in found:
+        assert parsed(words).startswith(path)
+    assert "Example: " in shown.output
+
+
+@pytest.mark.parametrize("path", COMMANDS)
+def test_an_unknown_option_is_bad_usage(path):
+    done = CliRunner().invoke(app, [*path.split(), "--nonsense"])
+    assert done.exit_code == 2
+
+
+@pytest.mark.parametrize("path", [path for path in JOBS if path not in NO_ROWS])
+def test_every_command_with_output_has_formats_and_refuses_others_before_the_work(path):
+    words = examples(JOBS[path])[0]
+    done = CliRunner().invoke(app, [*words, "--format", "xml"])
+    assert isinstance(done.exception, UsageError)
+    assert str(done.exception) == "--format xml: it is one of table, json, jsonl or csv."
+    assert done.output == ""
+
+
+def test_exceptions_are_commands():
+    assert set(COMMANDS) >= NO_ROWS
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory):
+    """A catalog and a cache of its own, with a library and a time in them."""
+    folder = tmp_path_factory.mktemp("commands")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CATALOG_DB", str(folder / "catalog.db"))
+        patch.setenv("CATALOG_CACHE_DIR", str(folder / "cache"))
+        settings.cache_clear()
+        catalog = Catalog()
+        catalog.populate("host")
+        catalog.populate("sm_90")
+        catalog.close()
+        yield folder
+    settings.cache_clear()
+
+
+@pytest.fixture
+def invoke(workplace, monkeypatch):
+    monkeypatch.setenv("CATALOG_DB", str(workplace / "catalog.db"))
+    monkeypatch.setenv("CATALOG_CACHE_DIR", str(workplace / "cache"))
+    monkeypatch.chdir(workplace)
+    settings.cache_clear()
+    return lambda *words: CliRunner().invoke(app, words, catch_exceptions=False)
+
+
+PROBLEM = "--batch 1 --nhead-q 2 --seqlen-q 64 --hdim-q 64"
+SHOWN = [  # in an order in which each has something to show
+    "populate --arch sm_90",
+    "query 'hdim_q = 64' --arch sm_90 --limit 2",
+    "columns",
+    "rules --arch sm_90",
+    "shapes smoke",
+    f"select {PROBLEM} --arch sm_90",
+    f"explain {PROBLEM} --arch sm_90",
+    "explain family=fwd dtype=fp32 --arch sm_90",
+    "conformance --arch sm_90 --no-build",
+    "build \"family='bwd_convert_dq' AND dtype='fp32'\" --limit 1",
+    "cache path",
+    "cache ls",
+    "cache verify",
+    "cache export kernels.bundle --where built",
+    "cache import kernels.bundle --trust",
+    "cache quarantined",
+    "cache unquarantine --all",
+    "cache gc --older-than 1d --dry-run",
+    "cache clear --yes",
+    "timings clear --yes",
+]
+EMPTY = {"cache verify", "cache quarantined", "cache unquarantine --all"}
+
+
+@pytest.mark.parametrize("words", SHOWN, ids=lambda words: " ".join(words.split()[:2]))
+def test_formats_say_the_same(invoke, words):
+    told = {}
+    for form in ("csv", "json"):
+        done = invoke(*shlex.split(words), "--format", form)
+        assert done.exit_code == 0, done.output
+        told[form] = done.stdout
+    rows = json.loads(told["json"])
+    table = list(csv.DictReader(io.StringIO(told["csv"])))
+    assert bool(rows) is (words not in EMPTY)
+    assert [list(row) for row in table] == [list(row) for row in rows]
+
+
+def test_nothing_to_compare_with_is_an_exit_code_and_no_row(invoke):
+    done = invoke("parity", "--arch", "gfx1201", "--format", "json")
+    assert (done.exit_code, json.loads(done.stdout)) == (2, [])
+
+
+def complete(line):
+    """What bash would offer at the end of the line."""
+    words = line.split(" ")
+    variables = {"_CATALOG_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
+    code = "import sys; sys.argv = ['catalog']; from catalog.__main__ import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ, **variables}
+    )
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("catalog co", ["columns", "conformance"]),
+        ("catalog cache q", ["quarantined"]),
+        ("catalog columns --format js", ["json", "jsonl"]),
+        ("catalog populate --arch gfx95", ["gfx950"]),
+        ("catalog replay calls.jsonl --ver", ["--verify"]),
+    ],
+)
+def test_the_shell_completes(line, offered):
+    assert complete(line) == offered
+
+
+def test_the_page_names_every_exit_code_and_what_is_no_format():
+    page = (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| (\d+) \|", page, re.MULTILINE) == ["0", "1", "2", "130"]
+    by_findings = page.partition("exit with 1 by what they find:")[2].partition("##")[0]
+    for words in re.findall(r"`([^`]+)`", by_findings):
+        path = words.partition(" --")[0]
+        assert path in JOBS
+        assert "1 " in re.sub(r"\s+", " ", JOBS[path].help or ""), f"{path} does not say when it exits with 1"

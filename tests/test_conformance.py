@@ -1,0 +1,252 @@
+"""The conformance kit: what it says of archs that conform, and of ones that do not; and its page, to the letter."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from test_schema import edit
+
+from catalog.build import targets
+from catalog.build.toolchains import find_host_toolchain
+from catalog.conformance.check import ConformanceOptions, check_arch
+from catalog.conformance.findings import Verdict
+from catalog.conformance.kernels import STEPS, kernel_findings
+from catalog.errors import DeviceError, SpecError
+from catalog.runtime.catalog import Catalog
+from catalog.runtime.devices.host import why_unavailable
+from catalog.schema.fields import Family
+from catalog.schema.kernel import canonical_json_sql
+
+PAGE = Path(__file__).parent.parent / "docs" / "add-an-arch.md"
+BLOCKS = re.findall(r"^```(sh|json)\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+COPY, SPEC, TOOLCHAIN, USE = (text for _, text in BLOCKS)
+ARCH = "my_cpu"
+
+on_x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="the page's arch is an x86_64 CPU")
+
+
+TWIN = {"id": "twin", "dtype": ["fp32"], "traits": {"pad_s": 1, "pad_dv": 1, "tile_tag": "not in names"}}
+
+
+def add_the_arch(data):
+    """What the page says to write."""
+    (data / "arch_specs" / "native" / f"{ARCH}.json").write_text(SPEC)
+    facts = data / "toolchains" / "host.json"
+    content = json.loads(facts.read_text())
+    content["arches"] |= json.loads(TOOLCHAIN)
+    facts.unlink()
+    facts.write_text(json.dumps(content))
+
+
+@pytest.fixture
+def spec(specs):
+    """The spec of the page's arch, to change."""
+    toolchains = specs / "toolchains"
+    source = toolchains.resolve()
+    toolchains.unlink()
+    shutil.copytree(source, toolchains)
+    add_the_arch(specs)
+    return specs / "arch_specs" / "native" / f"{ARCH}.json"
+
+
+def rows_of():
+    return check_arch(ConformanceOptions(ARCH, build=False))
+
+
+def failures(report):
+    return [(f.check, f.subject, f.about) for f in report.findings if f.verdict is Verdict.FAILED]
+
+
+@on_x86
+def test_the_page_followed_to_the_letter_gives_an_arch_that_conforms_and_runs(tmp_path):
+    (tmp_path / "bin").mkdir()
+    for name, module in (("python", ""), ("catalog", " -m catalog")):
+        program = tmp_path / "bin" / name
+        program.write_text(f'#!/bin/sh\nexec "{sys.executable}"{module} "$@"\n')
+        program.chmod(0o755)
+
+    def shell(script):
+        environment = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "CATALOG_DB": "catalog.db"}
+        environment["PYTHONPATH"] = str(PAGE.parent.parent)
+        command = ["bash", "-euc", script]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    shell(COPY)
+    add_the_arch(tmp_path / "mydata")
+    setting = COPY.splitlines()[1]
+    conforms, run, _tune = USE.splitlines()
+    report = json.loads(shell(f"{setting}\n{conforms} --format json"))
+    assert {row["verdict"] for row in report} == {"passed"}
+    for step in ("rows", "built", "described", "run", "verified"):
+        assert sorted(row["subject"] for row in report if row["check"] == step) == sorted(Family)
+    assert "passed" in shell(f"{setting}\n{run}")
+
+
+@pytest.mark.parametrize(
+    ("change", "check", "subject", "told"),
+    [
+        (("arch", "your_cpu"), "spec", "your_cpu", "is not the file's name, 'my_cpu'"),
+        (("enumerations", "fwd", "tiles", [{}]), "spec", ARCH, "enumerations.fwd.tiles[0].dtype: Field required"),
+        (
+            ("enumerations", "fwd", "constraints", [["idle", "tile_m0 < 999"]]),
+            "constraint reachable",
+            "fwd: idle",
+            "rejects nothing, masks generic; stated in my_cpu.json",
+        ),
+        (
+            ("enumerations", "fwd_appendkv", "constraints", [["all", "hdim_q < 0"]]),
+            "rows",
+            "fwd_appendkv",
+            "0 rows",
+        ),
+        (("enumerations", "fwd_appendkv", "receipts", {"7": "1"}), "spec", ARCH, "fwd_appendkv.receipts.7: no receipt"),
+        (("receipts", [{"receipt": 7, "names": [], "about": "x"}]), "spec", ARCH, "fwd.receipts: receipt 7 is missing"),
+        (
+            ("select", {"fwd": {"rules": [["odd", "1 = 1"]]}}),
+            "rules name columns",
+            "select.fwd: odd",
+            "names no column",
+        ),
+        (("hw_rules", [["odd", "1"]]), "rules name columns", "hw_rules: odd", "names no column"),
+        (("select", {"fwd": {"order": ["random()"]}}), "rules name columns", "select.fwd.order", "names no column"),
+        (
+            ("enumerations", "bwd_dot_do_o", "variants", [TWIN]),
+            "rows",
+            ARCH,
+            "gives some kernel twice",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_does_not_conform_is_told(spec, change, check, subject, told):
+    *place, value = change
+    edit(spec, *place, value=_rules(value))
+    report = rows_of()
+    assert not report.conforms
+    assert "DOES NOT CONFORM" in report.summary
+    found = [about for *what, about in failures(report) if what == [check, subject]]
+    assert found, failures(report)
+    assert told in found[0]
+
+
+def _rules(value):
+    """Rules are written as [id, expr] above."""
+    if isinstance(value, dict):
+        return {name: _rules(item) for name, item in value.items()}
+    if isinstance(value, list) and value and isinstance(value[0], list):
+        return [{"id": name, "expr": expr, "reason": "a test", "source": "here"} for name, expr in value]
+    return value
+
+
+def test_inherited_rules_without_work_are_noted_and_do_not_count(spec):
+    edit(spec, "enumerations", "fwd", "tiles", 0, "dtype", value=["fp32", "fp16", "bf16"])
+    report = rows_of()
+    noted = {finding.subject for finding in report.findings if finding.verdict is Verdict.NOTED}
+    assert "fwd_quantised: padded" in noted
+    assert report.conforms
+
+
+@pytest.mark.usefixtures("spec")
+def test_a_row_with_another_id_is_told(monkeypatch):
+    other = f"{canonical_json_sql()} || ' '"
+    monkeypatch.setattr("catalog.rules.enumeration.canonical_json_sql", lambda: other)
+    assert [check for check, *_ in failures(rows_of())] == ["ids round trip"]
+
+
+@pytest.fixture
+def appendkv(spec, tmp_path):
+    """Finds what there is to say of the kernels of one family."""
+    catalog = Catalog(tmp_path / "catalog.db")
+    catalog.populate(ARCH)
+    whole = catalog.spec(ARCH)
+    alone = whole.model_copy(update={"enumerations": {"fwd_appendkv": whole.enumerations["fwd_appendkv"]}})
+    return lambda: {finding.check: finding for finding in kernel_findings(catalog, alone, "generic", None)}
+
+
+def broken_source(kernel, memory):
+    return "#error broken\n"
+
+
+def broken_launch(*_):
+    raise DeviceError("it burns")
+
+
+@on_x86
+@pytest.mark.parametrize(
+    ("patch", "step", "told"),
+    [
+        (("catalog.build.targets.HOST", replace(targets.HOST, emit=broken_source)), "built", "does not compile"),
+        (("catalog.conformance.kernels.describe", lambda kernel: f"not {kernel.id}"), "described", "does not say its"),
+        (("catalog.runtime.devices.host.HostDevice.launch", broken_launch), "run", "it burns"),
+        (("catalog.runtime.tolerance.Tolerance.used", lambda *_: 2.0), "verified", "200.0% of what is allowed"),
+    ],
+    ids=["built", "described", "run", "verified"],
+)
+def test_a_kernel_that_fails_at_a_step_is_told_and_later_steps_are_skipped(appendkv, monkeypatch, patch, step, told):
+    monkeypatch.setattr(*patch)
+    found = appendkv()
+    assert found[step].verdict is Verdict.FAILED
+    assert told in found[step].about
+    before, after = STEPS[: STEPS.index(step)], STEPS[STEPS.index(step) + 1 :]
+    assert all(found[name].verdict is Verdict.PASSED for name in before)
+    assert all(found[name].verdict is Verdict.SKIPPED for name in after)
+
+
+@pytest.fixture
+def lacking(spec):
+    """The arch with a CPU that this machine has not, and a flag that no compiler knows."""
+    facts = spec.parent.parent.parent / "toolchains" / "host.json"
+    edit(facts, "arches", ARCH, "cpu", value="power10le")
+    edit(facts, "arches", ARCH, "compile", value=["-march=none"])
+    find_host_toolchain.cache_clear()
+    yield
+    find_host_toolchain.cache_clear()
+
+
+@pytest.mark.usefixtures("lacking")
+def test_what_a_machine_lacks_is_said_and_skipped(appendkv):
+    found = appendkv()
+    assert {found[step].verdict for step in STEPS} == {Verdict.SKIPPED}
+    assert "does not compile for" in found["built"].about
+    assert "needs a CPU of family ppc64le" in why_unavailable(ARCH)
+
+
+def test_a_cpu_that_nobody_knows_is_a_mistake_of_the_file(spec):
+    edit(spec.parent.parent.parent / "toolchains" / "host.json", "arches", ARCH, "cpu", value="z80")
+    with pytest.raises(SpecError, match=r"arches\.my_cpu\.cpu: archspec knows no CPU 'z80'"):
+        why_unavailable(ARCH)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (["--arch", "gfx9000"], 2, "No arch is called 'gfx9000'"),
+        (["--arch", "gfx950", "--revision", "1999-01"], 2, "has no revision '1999-01'"),
+        (["--arch", "sm_90", "--no-build", "--failures"], 0, "sm_90 conforms: "),
+    ],
+)
+def test_the_command_exits_with_what_it_found(words, code, told):
+    command = [sys.executable, "-m", "catalog", "conformance", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, "Traceback" in done.stderr) == (code, False)
+    assert told in done.stderr
+
+
+def test_a_failure_is_an_exit_code(spec):
+    edit(spec, "enumerations", "fwd", "constraints", value=_rules([["idle", "tile_m0 < 999"]]))
+    command = [sys.executable, "-m", "catalog", "conformance", "--arch", ARCH, "--no-build", "--format", "json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "DOES NOT CONFORM" in done.stderr
+    assert [row["subject"] for row in json.loads(done.stdout) if row["verdict"] == "failed"] == ["fwd: idle"]

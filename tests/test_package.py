@@ -1,0 +1,119 @@
+"""What is published: the files of the sdist and of the wheel, and the wheel at work, installed by itself."""
+
+from __future__ import annotations
+
+import email
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+from conftest import missing
+
+ROOT = Path(__file__).parent.parent
+CACHES = {"__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache"}
+
+
+def files_below(folder):
+    """The files that belong to a folder, relative to it."""
+    found = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    return {path.as_posix() for path in found if not CACHES & set(path.parts)}
+
+
+def built(kind, source, folder):
+    """The archive of that kind which the build backend makes of ``source``."""
+    if importlib.util.find_spec("hatchling") is None:
+        missing("hatchling")
+    code = f"import hatchling.build as b, sys; print(b.build_{kind}(sys.argv[1]))"
+    command = [sys.executable, "-c", code, str(folder)]
+    done = subprocess.run(command, cwd=source, capture_output=True, text=True, check=True)
+    return folder / done.stdout.splitlines()[-1]
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory):
+    """The sdist, unpacked."""
+    folder = tmp_path_factory.mktemp("sdist")
+    with tarfile.open(built("sdist", ROOT, folder)) as archive:
+        archive.extractall(folder, filter="data")
+    (unpacked,) = (path for path in folder.iterdir() if path.is_dir())
+    return unpacked
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist, tmp_path_factory):
+    """The wheel that is built of the sdist, as installers do where there is no wheel."""
+    return built("wheel", sdist, tmp_path_factory.mktemp("wheel"))
+
+
+def test_the_sdist_has_what_builds_and_explains_the_package(sdist):
+    assert {path.name for path in sdist.iterdir()} == {
+        *("catalog", "data", "docs", "examples", "pyproject.toml", "PKG-INFO", ".gitignore"),
+        *("README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile"),
+    }
+    for folder in ("catalog", "data", "docs", "examples"):
+        assert files_below(sdist / folder) == files_below(ROOT / folder)
+
+
+def test_the_wheel_has_the_package_its_data_and_nothing_else(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        metadata = next(name for name in names if name.endswith(".dist-info/METADATA"))
+        about = email.message_from_bytes(archive.read(metadata))
+    own = {name for name in names if ".dist-info/" not in name}
+    package = {f"catalog/{name}" for name in files_below(ROOT / "catalog")}
+    data = {f"catalog/_data/{name}" for name in files_below(ROOT / "data")}
+    assert own == package | data
+    for name in ("catalog/py.typed", "catalog/build/abi/catalog_abi.h", "catalog/build/host/traits.hpp"):
+        assert name in own
+    assert not [name for name in names if "test" in Path(name).name or CACHES & set(Path(name).parts)]
+    assert (about["License-Expression"], about["License-File"]) == ("MIT", "LICENSE")
+    assert metadata.replace("METADATA", "licenses/LICENSE") in names
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory):
+    """A virtual environment with the wheel. Dependencies are those of the tests: nothing is downloaded."""
+    folder = tmp_path_factory.mktemp("installed")
+    venv.create(folder / "venv", symlinks=True)
+    program = folder / "venv" / "bin" / "python"
+    site = Path(sysconfig.get_path("purelib", vars={"base": str(folder / "venv")}))
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    pip = [sys.executable, "-m", "pip", "--python", str(program)]
+    options = ["--no-deps", "--no-index", "--quiet", "--disable-pip-version-check", "--ignore-installed"]
+    subprocess.run([*pip, "install", *options, str(wheel)], check=True)
+    return program
+
+
+def run(program, *words, cwd):
+    hidden = ("PYTHONPATH", "CATALOG_DATA_DIR")
+    environment = {name: value for name, value in os.environ.items() if name not in hidden}
+    command = [str(program), *map(str, words)]
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_installed_package_does_the_demos_job_from_any_folder(installed, tmp_path):
+    shutil.copy(ROOT / "examples" / "demo.py", tmp_path / "job.py")
+    where = run(installed, "-c", "import catalog; print(catalog.__file__)", cwd=tmp_path)
+    assert Path(where.strip()).is_relative_to(installed.parent.parent)
+    told = run(installed, "job.py", cwd=tmp_path)
+    assert "PASS: 34,889 kernels" in told
+    assert told.splitlines()[-1].startswith("All good")
+    assert "No kernel is quarantined" in run(
+        installed.parent / "catalog", "cache", "unquarantine", "--all", cwd=tmp_path
+    )
+    assert files_below(tmp_path) == {"job.py"}
+
+
+def test_type_checkers_see_the_types(installed, tmp_path):
+    spec = run(installed, "-c", "import importlib.resources as r; print(r.files('catalog') / 'py.typed')", cwd=tmp_path)
+    assert Path(spec.strip()).is_file()

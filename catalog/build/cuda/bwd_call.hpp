@@ -7,8 +7,7 @@
 
 #include <cuda_runtime.h>
 
-#include "../abi/check.hpp"
-#include "traits.hpp"
+#include "call.hpp"
 
 namespace catalog::cuda {
 
@@ -16,22 +15,9 @@ namespace catalog::cuda {
 inline constexpr std::int64_t longest_sequence = 1 << 28;
 inline constexpr std::int64_t largest_grid = 65535;  // along y and z
 
-inline bool valid_sizes(const catalog_args& args) {
-    const bool whole_groups = args.nhead_k > 0 ? args.nhead_q % args.nhead_k == 0 : args.nhead_q == 0;
-    return args.batch >= 0 && args.nhead_q >= 0 && args.nhead_k >= 0 && whole_groups && args.seqlen_q >= 0 &&
-           args.seqlen_k >= 0 && args.num_splits >= 1 && args.batch <= largest_grid && args.nhead_q <= largest_grid &&
+inline bool valid_backward_sizes(const catalog_args& args) {
+    return valid_sizes(args) && args.batch <= largest_grid && args.nhead_q <= largest_grid &&
            args.seqlen_q <= longest_sequence && args.seqlen_k <= longest_sequence;
-}
-
-// Rows are read 16 bytes at a time.
-inline bool valid_hdim(std::int64_t hdim, int row_hdim, bool padded) {
-    return padded ? 1 <= hdim && hdim <= row_hdim && hdim % 8 == 0 : hdim == row_hdim;
-}
-
-template <class Row>
-inline bool valid_mask(const catalog_args& args) {
-    if (args.mask_corner != CATALOG_TOP_LEFT && args.mask_corner != CATALOG_BOTTOM_RIGHT) return false;
-    return Row::mask != Mask::causal || (args.window_left < 0 && args.window_right == 0);
 }
 
 // Whether every row of a tensor with so many heads starts at a multiple of 16 bytes. The stride of an axis of one
@@ -44,9 +30,6 @@ inline bool has_aligned_rows(const catalog_args& args, const catalog_tensor& ten
            aligned(args.batch, tensor.stride_batch) && aligned(nhead, tensor.stride_nhead) &&
            aligned(args.num_splits, tensor.stride_split);
 }
-
-// Takes the error that a launch left behind.
-inline catalog_status launched() { return cudaGetLastError() == cudaSuccess ? CATALOG_OK : CATALOG_DEVICE_ERROR; }
 
 // One sequence: `batch` is its place along the batch axis, 0 in group mode.
 struct Sequence {

@@ -50,7 +50,7 @@ struct ThreadRows {
 template <class Row>
 inline catalog_status check_rows(const catalog_args* args) {
     if (const catalog_status status = check_abi(args); status != CATALOG_OK) return status;
-    const bool valid = valid_sizes(*args) && (Row::mode == Mode::batch || args->batch == 0 || args->seqstart_q);
+    const bool valid = valid_backward_sizes(*args) && (Row::mode == Mode::batch || args->batch == 0 || args->seqstart_q);
     return valid ? CATALOG_OK : CATALOG_BAD_ARGUMENT;
 }
 
@@ -63,7 +63,5 @@ inline catalog_status launch_rows(const catalog_args& args, cudaStream_t stream,
     kernel<<<grid, row_threads, 0, stream>>>(args);
     return launched();
 }
-
-inline bool has_rows(const catalog_args& args) { return args.batch > 0 && args.nhead_q > 0 && args.seqlen_q > 0; }
 
 }  // namespace catalog::cuda

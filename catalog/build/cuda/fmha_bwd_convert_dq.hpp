@@ -38,7 +38,7 @@ inline std::int32_t launch_fmha_bwd_convert_dq(const catalog_args* args, cudaStr
     static_assert(Row::hdim_q <= 256, "a row belongs to one warp");
     if (const catalog_status status = check_rows<Row>(args); status != CATALOG_OK) return status;
     if (!valid_hdim(args->hdim_q, Row::hdim_q, Row::pad_d)) return CATALOG_BAD_ARGUMENT;
-    if (!has_rows(*args)) return CATALOG_OK;
+    if (!has_queries(*args)) return CATALOG_OK;
     const bool valid = args->dq.data && args->dq_acc.data && has_aligned_rows<T>(*args, args->dq, args->nhead_q) &&
                        has_aligned_rows<float>(*args, args->dq_acc, args->nhead_q);
     if (!valid) return CATALOG_BAD_ARGUMENT;

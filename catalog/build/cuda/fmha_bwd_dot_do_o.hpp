@@ -37,7 +37,7 @@ inline std::int32_t launch_fmha_bwd_dot_do_o(const catalog_args* args, cudaStrea
     static_assert(Row::hdim_v <= 256, "a row belongs to one warp");
     if (const catalog_status status = check_rows<Row>(args); status != CATALOG_OK) return status;
     if (!valid_hdim(args->hdim_v, Row::hdim_v, Row::pad_dv)) return CATALOG_BAD_ARGUMENT;
-    if (!has_rows(*args)) return CATALOG_OK;
+    if (!has_queries(*args)) return CATALOG_OK;
     const bool valid = args->grad_o.data && args->o.data && args->delta.data &&
                        has_aligned_rows<T>(*args, args->grad_o, args->nhead_q) &&
                        has_aligned_rows<T>(*args, args->o, args->nhead_q);

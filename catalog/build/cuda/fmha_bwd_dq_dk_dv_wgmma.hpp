@@ -104,8 +104,8 @@ inline std::int32_t launch_fmha_bwd_dq_dk_dv_wgmma(const catalog_args* args, cud
     using Tile = BackwardTile<Row>;
     if (const catalog_status status = check_abi(args); status != CATALOG_OK) return status;
     const bool starts = Row::mode == Mode::batch || args->batch == 0 || (args->seqstart_q && args->seqstart_k);
-    if (!valid_sizes(*args) || !valid_hdim(args->hdim_q, Row::hdim_q, Row::pad_d) || !starts ||
-        !valid_hdim(args->hdim_v, Row::hdim_v, Row::pad_dv) || !valid_mask<Row>(*args))
+    if (!valid_backward_sizes(*args) || !valid_hdim(args->hdim_q, Row::hdim_q, Row::pad_d) || !starts ||
+        !valid_hdim(args->hdim_v, Row::hdim_v, Row::pad_dv) || !valid_mask<Row::mask>(*args))
         return CATALOG_BAD_ARGUMENT;
     if (args->batch == 0 || args->nhead_q == 0) return CATALOG_OK;
     if (!has_backward_tensors<Row>(*args) || args->num_splits < dq_splits<Row>(*args)) return CATALOG_BAD_ARGUMENT;

@@ -165,7 +165,8 @@ inline std::int32_t launch_fmha_fwd_wgmma(const catalog_args* args, cudaStream_t
         const int blocks = Row::mode == Mode::group ? call.tiles : std::min(call.tiles, processors * fwd_blocks<Row>);
         fmha_fwd_wgmma<Row><<<blocks, Shared::threads, bytes, stream>>>(call);
     }
-    return cudaGetLastError() == cudaSuccess && ready ? CATALOG_OK : CATALOG_DEVICE_ERROR;
+    const catalog_status status = launched();
+    return ready ? status : CATALOG_DEVICE_ERROR;
 }
 
 template <class Row>

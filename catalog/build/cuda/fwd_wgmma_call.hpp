@@ -4,9 +4,8 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "../abi/check.hpp"
+#include "call.hpp"
 #include "tensor_map.hpp"
-#include "traits.hpp"
 
 namespace catalog::cuda {
 
@@ -34,7 +33,6 @@ struct FwdCall {
     int blocks, heads, section_heads, tiles;
 };
 
-inline constexpr std::int64_t longest_sequence = 1 << 29;
 inline constexpr float log2_e = 0x1.715476p+0f;
 inline constexpr float ln_2 = 0x1.62e43p-1f;
 
@@ -43,17 +41,9 @@ inline constexpr std::int64_t section_bytes = 32 << 20;
 
 template <class Row>
 inline bool valid_fwd(const catalog_args& args) {
-    const bool whole_groups = args.nhead_k > 0 ? args.nhead_q % args.nhead_k == 0 : args.nhead_q == 0;
-    const auto valid_hdim = [](std::int64_t hdim, int row_hdim, bool padded) {
-        return padded ? 1 <= hdim && hdim <= row_hdim && hdim % 8 == 0 : hdim == row_hdim;
-    };
-    const auto valid_length = [](std::int64_t length) { return 0 <= length && length <= longest_sequence; };
-    const bool valid_corner = args.mask_corner == CATALOG_TOP_LEFT || args.mask_corner == CATALOG_BOTTOM_RIGHT;
-    if (args.batch < 0 || args.nhead_q < 0 || args.nhead_k < 0 || !whole_groups || args.num_splits != 1) return false;
-    if (!valid_length(args.seqlen_q) || !valid_length(args.seqlen_k) || !valid_corner) return false;
+    if (!valid_sizes(args) || args.num_splits != 1 || !valid_mask<Row::mask>(args)) return false;
     if (!valid_hdim(args.hdim_q, Row::hdim_q, Row::pad_d) || !valid_hdim(args.hdim_v, Row::hdim_v, Row::pad_dv))
         return false;
-    if (Row::mask == Mask::causal && (args.window_left >= 0 || args.window_right != 0)) return false;
     if (Row::logits && !(args.logits_soft_cap > 0.0f)) return false;
     // The largest score is that of the largest product.
     return args.scale >= 0.0f;
@@ -84,18 +74,18 @@ inline catalog_status prepare_fwd(const catalog_args* given, FwdCall& call) {
     const catalog_args& args = *given;
     if (!valid_fwd<Row>(args)) return CATALOG_BAD_ARGUMENT;
     call.tiles = 0;
-    if (args.batch == 0 || args.nhead_q == 0 || args.seqlen_q == 0) return CATALOG_OK;
+    if (!has_queries(args)) return CATALOG_OK;
 
-    const bool has_keys = args.seqlen_k > 0;
-    if (!args.q.data || !args.o.data || (has_keys && (!args.k.data || !args.v.data))) return CATALOG_BAD_ARGUMENT;
+    const bool keys = has_keys(args);
+    if (!args.q.data || !args.o.data || (keys && (!args.k.data || !args.v.data))) return CATALOG_BAD_ARGUMENT;
     if (group && (!args.seqstart_q || !args.seqstart_k)) return CATALOG_BAD_ARGUMENT;
     if (Row::lse && !args.lse.data) return CATALOG_BAD_ARGUMENT;
     if (Row::bias == Bias::alibi && !args.alibi_slopes.data) return CATALOG_BAD_ARGUMENT;
 
     // In group mode the sequences lie one behind the other, and have no stride.
     const std::int64_t batch = group ? 1 : args.batch;
-    const std::int64_t rows_q = group ? longest_sequence : args.seqlen_q;
-    const std::int64_t rows_k = group ? longest_sequence : args.seqlen_k;
+    const std::int64_t rows_q = group ? most_tokens : args.seqlen_q;
+    const std::int64_t rows_k = group ? most_tokens : args.seqlen_k;
     const std::int64_t bytes_q = args.hdim_q * sizeof(T), bytes_v = args.hdim_v * sizeof(T);
     call.q = byte_strides<T>(args.q, batch, args.nhead_q, rows_q, bytes_q);
     call.k = byte_strides<T>(args.k, batch, args.nhead_k, rows_k, bytes_q);
@@ -103,9 +93,9 @@ inline catalog_status prepare_fwd(const catalog_args* given, FwdCall& call) {
     call.o = byte_strides<T>(args.o, batch, args.nhead_q, rows_q, bytes_v);
     call.lse = byte_strides<float>(args.lse, batch, args.nhead_q, rows_q, 0);
     // A tensor without elements may be anything; nothing is read through its map.
-    const catalog_tensor& k = has_keys ? args.k : args.q;
-    const catalog_tensor& v = has_keys ? args.v : args.q;
-    if (!has_keys) call.k = call.v = call.q;
+    const catalog_tensor& k = keys ? args.k : args.q;
+    const catalog_tensor& v = keys ? args.v : args.q;
+    if (!keys) call.k = call.v = call.q;
     if (!aligned_rows(args.q, call.q) || !aligned_rows(k, call.k) || !aligned_rows(v, call.v) ||
         !aligned_rows(args.o, call.o))
         return CATALOG_BAD_ARGUMENT;
@@ -141,7 +131,7 @@ inline catalog_status prepare_fwd(const catalog_args* given, FwdCall& call) {
 
     const std::int64_t blocks = (args.seqlen_q + Row::tile_m0 - 1) / Row::tile_m0;
     const std::int64_t heads = args.batch * args.nhead_q;
-    if (heads > longest_sequence || blocks * heads > longest_sequence) return CATALOG_BAD_ARGUMENT;
+    if (heads > most_tokens || blocks * heads > most_tokens) return CATALOG_BAD_ARGUMENT;
     const std::int64_t kv_heads = section_bytes / std::max<std::int64_t>(1, args.seqlen_k * (bytes_q + bytes_v));
     call.blocks = static_cast<int>(blocks);
     call.heads = static_cast<int>(heads);

@@ -34,7 +34,7 @@ from catalog.schema.name_parts import (
     joined_sql,
     words,
 )
-from catalog.settings import data_dir
+from catalog.settings import settings
 
 
 def _triple(kind: str, gemm: int) -> tuple[str, str, str]:
@@ -136,12 +136,12 @@ def _rows_of_64(row: Row) -> dict[str, Any]:
 
 
 def _pattern(parts: tuple[Part, ...]) -> re.Pattern[str]:
-    return _compiled(parts, data_dir())
+    return _compiled(parts, settings().data_dir)
 
 
 @cache
-def _compiled(parts: tuple[Part, ...], _data: Path) -> re.Pattern[str]:
-    """Targets are those of the data folder."""
+def _compiled(parts: tuple[Part, ...], _chosen: Path | None) -> re.Pattern[str]:
+    """Targets are those of the data folder, the one that is chosen or the built-in one."""
     return re.compile("".join(f"({part.regex()})" for part in parts))
 
 

@@ -50,8 +50,8 @@ struct ThreadRows {
 template <class Row>
 inline catalog_status check_rows(const catalog_args* args) {
     if (const catalog_status status = check_abi(args); status != CATALOG_OK) return status;
-    const bool valid = valid_backward_sizes(*args) && (Row::mode == Mode::batch || args->batch == 0 || args->seqstart_q);
-    return valid ? CATALOG_OK : CATALOG_BAD_ARGUMENT;
+    const bool starts = Row::mode == Mode::batch || args->batch == 0 || args->seqstart_q;
+    return valid_backward_sizes(*args) && starts ? CATALOG_OK : CATALOG_BAD_ARGUMENT;
 }
 
 template <int lanes, class Kernel>

@@ -9,8 +9,8 @@
 
 namespace catalog::cuda {
 
-// Of a block, which combines the parts of one row. Threads have four columns each; more threads than columns form groups
-// that divide the parts.
+// Of a block, which combines the parts of one row. Threads have four columns each; more threads than columns form
+// groups that divide the parts.
 inline constexpr int combine_threads = 128;
 
 template <class Row>

@@ -42,8 +42,8 @@ __device__ __forceinline__ void copy_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 }
 
-// 0, which the compiler does not know, as `number` could be negative. What is made to depend on a loop's variable like that
-// is computed where it is needed, and occupies no register in the rest of the loop.
+// 0, which the compiler does not know, as `number` could be negative. What is made to depend on a loop's variable like
+// that is computed where it is needed, and occupies no register in the rest of the loop.
 __device__ __forceinline__ int zero_of(int number) { return number >> 31; }
 
 // The kernel that follows in the stream may be launched now, if it waits for this one by itself.

@@ -57,8 +57,8 @@ struct MmaThread {
     }
 };
 
-// Where a lane finds its rows of 8 x 8 matrices in one tile. Steps along the head dim change bits 5 and 6 of the address,
-// which the permutation of pieces occupies too, and then the address by 128.
+// Where a lane finds its rows of 8 x 8 matrices in one tile. Steps along the head dim change bits 5 and 6 of the
+// address, which the permutation of pieces occupies too, and then the address by 128.
 template <int hdim>
 class MatrixRows {
    public:

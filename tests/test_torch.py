@@ -29,6 +29,7 @@ try:
 except ImportError:
     missing("torch")
 
+from torch import library
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention import bias as biases
@@ -318,14 +319,14 @@ def test_operators_keep_pytorchs_rules():
     bias, nothing = normal(2, 2, 5, 5), [None] * 4
     fwd, bwd = torch.ops.catalog.fwd.default, torch.ops.catalog.bwd.default
     leaves = [tensor.requires_grad_() for tensor in (q, k, v, bias)]
-    torch.library.opcheck(fwd, (*leaves[:3], None, *nothing, None, *CAUSAL))
-    torch.library.opcheck(fwd, (*leaves, *nothing, None, *PLAIN))
+    library.opcheck(fwd, (*leaves[:3], None, *nothing, None, *CAUSAL))
+    library.opcheck(fwd, (*leaves, *nothing, None, *PLAIN))
     o, lse = fwd(*leaves, *nothing, None, *PLAIN)
     saved = [tensor.detach() for tensor in (o, *leaves[:3], o, lse, bias)]
-    torch.library.opcheck(bwd, (*saved, None, None, None, None, True, *PLAIN))
+    library.opcheck(bwd, (*saved, None, None, None, None, True, *PLAIN))
     packed = PLAIN._replace(layout="packed", mask="bottom_right")
     qkv = normal(16, 4, 8), normal(31, 2, 8), normal(31, 2, 8)
-    torch.library.opcheck(fwd, (*qkv, None, None, STARTS_Q, STARTS_K, None, None, *packed))
+    library.opcheck(fwd, (*qkv, None, None, STARTS_Q, STARTS_K, None, None, *packed))
 
 
 def test_compiled_whole_graphs_give_what_eager_gives():

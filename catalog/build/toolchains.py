@@ -39,18 +39,31 @@ _PROGRAMS = ("cc1plus", "as", "ld")
 _OPENMP_PROBE = "#include <omp.h>\nint catalog_probe() { return omp_get_max_threads(); }\n"
 
 
-class _Facts(BaseModel):
+class Facts(BaseModel):
+    """A part of a file of facts."""
+
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class FamilyFlags(_Facts):
+class ToolchainFacts(Facts):
+    """What every file of ``data/toolchains`` about compilers has: its source, and how to install each part."""
+
+    source: str
+    install: dict[str, dict[str, str]]
+
+    def remedy(self, part: str) -> str:
+        """How to install ``part`` per distribution, as one line."""
+        return "; ".join(f"{system}: {command}" for system, command in self.install[part].items())
+
+
+class FamilyFlags(Facts):
     """Flags of a compiler family, whatever the arch."""
 
     compile: tuple[str, ...]
     link: tuple[str, ...]
 
 
-class ArchFlags(_Facts):
+class ArchFlags(Facts):
     """What an arch is to a compiler: the ISA by name, and the flags that choose it.
 
     ``cpu`` is archspec's name of the least CPU that runs it, None: that of the arch.
@@ -61,17 +74,11 @@ class ArchFlags(_Facts):
     cpu: str | None = None
 
 
-class HostFacts(_Facts):
+class HostFacts(ToolchainFacts):
     """The content of ``data/toolchains/host.json``; of the ``arches``, ``host`` is the first that a CPU runs."""
 
-    source: str
     families: dict[str, FamilyFlags]
     arches: dict[str, ArchFlags]
-    install: dict[str, dict[str, str]]
-
-    def remedy(self, part: str) -> str:
-        """How to install ``part`` per distribution, as one line."""
-        return "; ".join(f"{system}: {command}" for system, command in self.install[part].items())
 
 
 _F = TypeVar("_F", bound=BaseModel)

@@ -17,6 +17,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+from torch import library
 from torch.autograd import forward_ad
 
 from catalog.errors import TensorError, UsageError
@@ -25,7 +26,7 @@ from catalog.torch.calls import Case, Options, Shape, call, sizes_of
 _OPTIONS = "str layout, str mask, int left, int right, float? scale, float soft_cap, float dropout, bool deterministic"
 _FEATURES = "Tensor? bias, Tensor? alibi_slopes, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k"
 
-_library = torch.library.Library("catalog", "DEF")
+_library = library.Library("catalog", "DEF")
 _library.define(
     f"fwd(Tensor q, Tensor k, Tensor v, {_FEATURES}, Tensor? block_table, Tensor? rng_state, {_OPTIONS})"
     " -> (Tensor o, Tensor lse)",
@@ -265,7 +266,7 @@ def _below(op: Any, keys: Any, inputs: tuple[Any, ...]) -> Any:
 def _differentiable(function: type[torch.autograd.Function], op: Any) -> Callable[..., Any]:
     """The operator's kernel for autograd.
 
-    :func:`torch.library.register_autograd` makes the like, which takes 100 us more: it reads the schema at each call.
+    PyTorch's own ``register_autograd`` makes the like, which takes 100 us more: it reads the schema at each call.
     """
 
     def kernel(keys: Any, *inputs: Any) -> Any:
@@ -298,4 +299,4 @@ for _name, _kernel, _fake, _function in (
     _op = getattr(torch.ops.catalog, _name).default
     _library.impl(_name, _kernel, "CompositeExplicitAutograd")
     _library.impl(_name, _differentiable(_function, _op), "Autograd", with_keyset=True)
-    torch.library.register_fake(f"catalog::{_name}", _fake, lib=_library)
+    library.register_fake(f"catalog::{_name}", _fake, lib=_library)

@@ -5,19 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
-
-from catalog.build.toolchains import read_facts
+from catalog.build.toolchains import Facts, ToolchainFacts, read_facts
 from catalog.settings import data_dir
 
 _VERSION = re.compile(r"clang version (\d+)")
 
 
-class _Facts(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class HipArch(_Facts):
+class HipArch(Facts):
     """An arch to a HIP compiler.
 
     ``clang`` is the first one that knows it, ``isa_version`` its number in the device libraries, ``wavefront`` the
@@ -30,7 +24,7 @@ class HipArch(_Facts):
     compile: tuple[str, ...] = ()
 
 
-class CodeObjects(_Facts):
+class CodeObjects(Facts):
     """From clang ``clang`` on, device libraries need the module ``module``; without it, kernels need ``otherwise``."""
 
     clang: int
@@ -38,7 +32,7 @@ class CodeObjects(_Facts):
     otherwise: tuple[str, ...]
 
 
-class LeftOut(_Facts):
+class LeftOut(Facts):
     """From clang ``clang`` on, the driver leaves out the module ``module``, and with it the value of a constant."""
 
     clang: int
@@ -47,7 +41,7 @@ class LeftOut(_Facts):
     value: int
 
 
-class Zig(_Facts):
+class Zig(Facts):
     """Where Zig is found (programs, Python package), and what makes it a clang."""
 
     names: tuple[str, ...]
@@ -55,7 +49,7 @@ class Zig(_Facts):
     arguments: tuple[str, ...]
 
 
-class Lent(_Facts):
+class Lent(Facts):
     """What a clang without HIP needs of one that has it: headers in its resource folder, and programs."""
 
     headers: tuple[str, ...]
@@ -63,10 +57,9 @@ class Lent(_Facts):
     programs: tuple[str, ...]
 
 
-class HipFacts(_Facts):
+class HipFacts(ToolchainFacts):
     """The content of ``data/toolchains/hip.json``; paths are relative to the root of ROCm."""
 
-    source: str
     compile: tuple[str, ...]
     vendors: dict[str, tuple[str, ...]]
     since: dict[int, tuple[str, ...]]
@@ -81,11 +74,6 @@ class HipFacts(_Facts):
     zig: Zig
     lent: Lent
     arches: dict[str, HipArch]
-    install: dict[str, dict[str, str]]
-
-    def remedy(self, part: str) -> str:
-        """How to install ``part``, as one line."""
-        return "; ".join(f"{system}: {command}" for system, command in self.install[part].items())
 
 
 def hip_facts() -> HipFacts:

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
-
-from catalog.build.toolchains import read_facts
+from catalog.build.toolchains import Facts, ToolchainFacts, read_facts
 from catalog.settings import data_dir
 
 
-class _Facts(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class CudaArch(_Facts):
+class CudaArch(Facts):
     """An arch to nvcc, and the resources of one of its multiprocessors.
 
     ``registers`` of 32 bits are given to warps in units of ``register_unit``, ``shared_bytes`` to blocks, of which each
@@ -49,13 +43,12 @@ class CudaArch(_Facts):
         return blocks * warps // self.schedulers
 
 
-class CudaFacts(_Facts):
+class CudaFacts(ToolchainFacts):
     """The content of ``data/toolchains/cuda.json``.
 
     ``release`` is the first CUDA that will do; ``package`` the Python package whose folder has ``program``.
     """
 
-    source: str
     release: tuple[int, int]
     compile: tuple[str, ...]
     link: tuple[str, ...]
@@ -63,11 +56,6 @@ class CudaFacts(_Facts):
     package: str
     program: str
     arches: dict[str, CudaArch]
-    install: dict[str, dict[str, str]]
-
-    def remedy(self, part: str) -> str:
-        """How to install ``part``, as one line."""
-        return "; ".join(f"{system}: {command}" for system, command in self.install[part].items())
 
 
 def cuda_facts() -> CudaFacts:

@@ -1,17 +1,16 @@
-"""Host launches on PyTorch's tensors of a layout that has been checked: what is left is to fill in the addresses."""
+"""Calls on the host, and layouts of PyTorch's CPU tensors."""
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from catalog.runtime.devices.abi import CatalogArgs
-from catalog.runtime.devices.arguments import OFFSETS, POINTER, Call
+from catalog.runtime.devices.arguments import Call
 from catalog.runtime.devices.host_arrays import imported_torch
-from catalog.runtime.tensors import Array, results, zeroed_outputs
+from catalog.runtime.devices.repeats import Repeat
+from catalog.runtime.tensors import Array
 
 if TYPE_CHECKING:
     from catalog.runtime.devices.loading import LoadedKernel
@@ -33,9 +32,23 @@ class HostLayout(tuple[Any, ...]):
 
     def repeat(
         self, device: Any, problem: Problem, kernels: Sequence[LoadedKernel], call: HostCall, workspace: Workspace
-    ) -> HostCalls:
+    ) -> Repeat:
         """As :meth:`Layout.repeat`."""
-        return HostCalls(problem, kernels, call, [name for name, *_ in self], workspace)
+
+        def start(pointer: Any) -> None:
+            for kernel in kernels:
+                kernel.launch(pointer)
+
+        return Repeat(
+            problem,
+            args=call.args,
+            kept=call.starts,
+            given=[name for name, *_ in self],
+            workspace=workspace,
+            output=lambda tensor, zeroed: _maker(tensor.shape, tensor.element, zeroed),
+            scratch=lambda size: _maker((max(1, size),), "uint8", False),
+            start=start,
+        )
 
 
 def host_layout(given: Mapping[str, Any]) -> HostLayout | None:
@@ -63,62 +76,6 @@ def host_layout(given: Mapping[str, Any]) -> HostLayout | None:
             return None
         layout.append((name, value.dtype, value.shape, value.stride()))
     return HostLayout(layout)
-
-
-class HostCalls:
-    """Runs the kernels of a call on tensors of the layout that it was made for, and makes outputs each time.
-
-    Args:
-        problem: what the kernels compute.
-        kernels: loaded.
-        call: a call of theirs, on tensors of that layout, with outputs that were made.
-        given: the names of these tensors.
-        workspace: what stages share.
-    """
-
-    def __init__(
-        self,
-        problem: Problem,
-        kernels: Sequence[LoadedKernel],
-        call: HostCall,
-        given: Iterable[str],
-        workspace: Workspace,
-    ) -> None:
-        tensors, names = problem.tensors, tuple(given)
-        zeroed = zeroed_outputs(problem, names)
-        self._kernels = kernels
-        self._args = CatalogArgs.from_buffer_copy(call.args)
-        self._starts = call.starts
-        self._inputs = [(name, OFFSETS[tensors[name].slot]) for name in names]
-        self._made = [
-            (name, OFFSETS[tensors[name].slot], _maker(tensors[name].shape, tensors[name].element, name in zeroed))
-            for name in problem.made
-        ]
-        self._partials = [
-            (OFFSETS[slot], _maker((max(1, part.bytes),), "uint8", False)) for slot, part in workspace.partials.items()
-        ]
-        self._results = results(problem, {name: name for name in (*names, *problem.made)})
-
-    def __call__(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Run the kernels on the tensors; the results.
-
-        Raises:
-            DeviceError: a kernel refuses the call or has no memory.
-        """
-        args, tensors = CatalogArgs.from_buffer_copy(self._args), dict(given)
-        for name, offset in self._inputs:
-            POINTER.pack_into(args, offset, tensors[name].data_ptr())
-        for name, offset, make in self._made:
-            tensor = tensors[name] = make()
-            POINTER.pack_into(args, offset, tensor.data_ptr())
-        rooms = []
-        for offset, make in self._partials:
-            rooms.append(make())
-            POINTER.pack_into(args, offset, rooms[-1].data_ptr())
-        pointer = ctypes.byref(args)
-        for kernel in self._kernels:
-            kernel.launch(pointer)
-        return {result: tensors[name] for result, name in self._results.items()}
 
 
 def _maker(shape: tuple[int, ...], element: str, zeroed: bool) -> Callable[[], Any]:

@@ -171,9 +171,10 @@ import sys
 from catalog import Catalog, Problem
 problem = Problem(batch=1, nhead_q=2, seqlen_q=int(sys.argv[2]), hdim_q=32, dtype="fp32")
 bound = Catalog(sys.argv[1], num_threads=1).select(problem).bind()
-print("ready", flush=True)
-for _ in range(int(sys.argv[3])):
+for call in range(int(sys.argv[3])):
     bound.launch()
+    if call == 100:
+        print("ready", flush=True)
 """
 
 
@@ -196,7 +197,7 @@ def test_processes_share_a_file_and_killed_ones_leave_it_readable(catalog, file)
     trace = read_trace(file)
     calls = {used.problem.seqlen_q: used.calls for used in trace.used}
     assert (calls[31], calls[32]) == (1500, 1500)
-    assert calls[33] > 0
+    assert calls[33] > 100
     assert trace.torn <= 1
 
 

@@ -186,7 +186,7 @@ def test_the_shell_completes(line, offered):
 
 
 def test_the_page_names_every_exit_code_and_what_is_no_format():
-    page = (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "command-line.md").read_text(encoding="utf-8")
     assert re.findall(r"^\| (\d+) \|", page, re.MULTILINE) == ["0", "1", "2", "130"]
     by_findings = page.partition("exit with 1 by what they find:")[2].partition("##")[0]
     for words in re.findall(r"`([^`]+)`", by_findings):

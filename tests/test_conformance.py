@@ -26,7 +26,7 @@ from catalog.runtime.devices.host import why_unavailable
 from catalog.schema.fields import Family
 from catalog.schema.kernel import canonical_json_sql
 
-PAGE = Path(__file__).parent.parent / "docs" / "add-an-arch.md"
+PAGE = Path(__file__).parent.parent / "docs" / "how-to" / "add-an-arch.md"
 BLOCKS = re.findall(r"^```(sh|json)\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
 COPY, SPEC, TOOLCHAIN, USE = (text for _, text in BLOCKS)
 ARCH = "my_cpu"

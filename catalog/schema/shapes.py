@@ -214,7 +214,7 @@ def _read(path: Path) -> ShapeFile:
     except ValueError as error:
         raise (SpecError if _is_builtin(path) else UsageError)(str(error)) from None
     if not isinstance(raw, dict):
-        raise _error(path, "the top level must be about: and grids:, as docs/shapes.md shows")
+        raise _error(path, "the top level must be about: and grids:, as docs/reference/shapes.md shows")
     try:
         return ShapeFile.model_validate(raw)
     except ValidationError as error:

@@ -1,0 +1,152 @@
+"""Every command and every Python block of the pages runs, page by page, as a reader would go through them."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shlex
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from pages import PAGES, ROOT, Block, Command, blocks_of, commands_of
+from test_commands import parsed
+
+TIMEOUT_S = 240.0
+RUN = {"console", "python"}
+FOLLOWED_ELSEWHERE = {"docs/how-to/add-an-arch.md": "test_conformance.py"}
+EMPTIES_THE_CACHE = re.compile(r"catalog cache (clear|gc)")
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def blocks_that(page: Path, run: bool) -> list[Block]:
+    return [block for block in blocks_of(page) if (block.language in RUN or block.title) and (not block.needs) == run]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_blocks_say_what_they_are(page: Path) -> None:
+    """A command hides nowhere: whatever is one stands in a block that is run, or says what it needs."""
+    for block in blocks_of(page):
+        where = f"{name_of(page)}:{block.line}"
+        commands = re.findall(r"^\s*(?:\$ |catalog |make |pip )", block.text, re.MULTILINE)
+        assert block.language == "console" or not commands, f"{where}: commands in a block of {block.language or 'text'}"
+        if block.language == "console":
+            assert list(commands_of(block)), f"{where}: no command"
+
+
+class Script:
+    """A page as one script of bash, which leaves each step's output and exit code in a file."""
+
+    def __init__(self, folder: Path) -> None:
+        self._out = folder / "steps"
+        self._out.mkdir()
+        self.steps: list[tuple[str, Command]] = []
+        self._lines: list[str] = []
+
+    def add(self, block: Block) -> None:
+        if block.title:
+            self._lines += [f"mkdir -p {shlex.quote(str(Path(block.title).parent))}", _write(block.title, block.text)]
+        elif block.language == "python":
+            program = self._out / f"line_{block.line}.py"
+            program.write_text(block.text, encoding="utf-8")
+            self._step(f"line {block.line}", Command(f"python {shlex.quote(str(program))}", ()))
+        else:
+            for command in commands_of(block):
+                self._step(f"line {block.line}: {command.text}", command)
+
+    def _step(self, where: str, command: Command) -> None:
+        out = shlex.quote(str(self._out / str(len(self.steps))))
+        self.steps.append((where, command))
+        # The newline ends a comment; a group, not a subshell, so that exports and folders last.
+        self._lines += [f"{{ {command.text}\n}} >{out} 2>&1 </dev/null", f"echo $? >{out}.rc"]
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self._lines)
+
+    def result(self, step: int) -> tuple[int, str]:
+        out = self._out / str(step)
+        return int(out.with_suffix(".rc").read_text()), out.read_text(encoding="utf-8")
+
+
+def _write(path: str, text: str) -> str:
+    return f"cat >{shlex.quote(path)} <<'END OF FILE'\n{text}END OF FILE"
+
+
+def pattern_of(line: str) -> str:
+    """Numbers are another machine's, columns fit another terminal, and dots stand for what was left out."""
+    parts = re.split(r"(\.\.\.|[\d.,:]*\d|\s+|-{3,})", line.strip())
+    names = {"...": ".*", "-": "-+", " ": r"\s+"}
+    return "".join(
+        re.escape(part) if index % 2 == 0 else names.get(part[0] if part != "..." else part, r"[\d.,:]*\d")
+        for index, part in enumerate(parts)
+    )
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What one page compiled, the others have."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if name_of(page) not in FOLLOWED_ELSEWHERE and blocks_that(page, True)], ids=name_of
+)
+def test_page_runs(page: Path, tmp_path: Path, cache: Path) -> None:
+    script = Script(tmp_path)
+    for block in blocks_that(page, True):
+        script.add(block)
+    folder = tmp_path / "page"
+    folder.mkdir()
+    for name in ("data", "examples"):
+        (folder / name).symlink_to(ROOT / name)
+    own_cache = EMPTIES_THE_CACHE.search(script.text)
+    environment = os.environ | {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "HOME": str(tmp_path),
+        "COLUMNS": "160",
+        "CATALOG_DB": str(tmp_path / "catalog.db"),
+        "CATALOG_CACHE_DIR": str(tmp_path / "cache" if own_cache else cache),
+    }
+    subprocess.run(["bash", "-c", script.text], cwd=folder, env=environment, check=False, timeout=TIMEOUT_S)
+    for number, (where, command) in enumerate(script.steps):
+        code, output = script.result(number)
+        assert (code != 0) == command.fails, f"{where}: exit code {code}\n{output}"
+        if command.shown:
+            lines = [line.strip() for line in output.splitlines()]
+            pattern = pattern_of(command.shown[0])
+            assert any(re.fullmatch(pattern, line) for line in lines), f"{where}: {command.shown[0]}\nprints\n{output}"
+
+
+UNRUN = [
+    pytest.param(block, id=f"{name_of(page)}:{block.line}")
+    for page in PAGES
+    if name_of(page) not in FOLLOWED_ELSEWHERE
+    for block in blocks_that(page, False)
+]
+
+
+@pytest.mark.parametrize("block", UNRUN)
+def test_what_this_machine_cannot_run_would_be_understood(block: Block) -> None:
+    if block.language == "python":
+        for node in ast.walk(ast.parse(block.text)):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "catalog":
+                module = import_module(node.module or "")
+                assert all(hasattr(module, alias.name) for alias in node.names)
+    elif block.language == "console":
+        for command in commands_of(block):
+            for program, *words in command.programs:
+                if program == "catalog":
+                    parsed(words)
+
+
+def test_pages_that_other_tests_follow_are_there() -> None:
+    for page, test in FOLLOWED_ELSEWHERE.items():
+        assert Path(page).name in (Path(__file__).parent / test).read_text(encoding="utf-8")
+        assert (ROOT / page).is_file()

@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 EXTRAS ?= $(if $(filter true,$(CI)),dev$(comma)torch,dev)
 comma  := ,
 
-.PHONY: demo test test-ck test-cuda lint clean
+.PHONY: demo test test-ck test-cuda docs lint clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -22,6 +22,10 @@ test-ck: $(VENV)/.installed-$(EXTRAS)$(comma)gfx950
 # Rows of sm_90, run on a Hopper GPU against the reference and PyTorch
 test-cuda: $(VENV)/.installed-$(EXTRAS)
 	@$(BIN)/python -m pytest -rs tests/cuda_kernels.py tests/cuda_streams.py $(ARGS)
+
+# The site, into site/; a link that leads nowhere is an error
+docs: $(VENV)/.installed-docs
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet && echo site/index.html
 
 lint: $(VENV)/.installed-$(EXTRAS)
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
@@ -39,4 +43,4 @@ $(VENV)/.installed-%: $(VENV)/.python pyproject.toml
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]' && touch $@
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) site .pytest_cache .mypy_cache .ruff_cache .hypothesis

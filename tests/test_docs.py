@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ast
 import os
+import platform
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -16,8 +19,22 @@ from pages import PAGES, ROOT, Block, Command, blocks_of, commands_of
 from test_commands import parsed
 
 TIMEOUT_S = 240.0
+TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
 RUN = {"console", "python"}
-FOLLOWED_ELSEWHERE = {"docs/how-to/add-an-arch.md": "test_conformance.py"}
+HERE = {
+    "PyTorch": find_spec("torch") is not None,
+    "nvcc": shutil.which("nvcc") is not None,
+    "an x86-64 CPU": platform.machine() == "x86_64",
+}
+"""Needs that this machine may meet; no other is met by any."""
+MADE = {
+    "commands": "catalog cache unquarantine",
+    "settings": "CATALOG_CACHE_DIR",
+    "traits": "interleaved or half-rotated pairs",
+    "tables": "kernel_receipt",
+    "python": "scaled_dot_product_attention",
+}
+"""Pages of the site that are made of the program, and something that each says."""
 EMPTIES_THE_CACHE = re.compile(r"catalog cache (clear|gc)")
 
 
@@ -25,8 +42,12 @@ def name_of(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
+def can_run(block: Block) -> bool:
+    return block.needs is None or HERE.get(block.needs, False)
+
+
 def blocks_that(page: Path, run: bool) -> list[Block]:
-    return [block for block in blocks_of(page) if (block.language in RUN or block.title) and (not block.needs) == run]
+    return [block for block in blocks_of(page) if (block.language in RUN or block.title) and can_run(block) == run]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -34,8 +55,8 @@ def test_blocks_say_what_they_are(page: Path) -> None:
     """A command hides nowhere: whatever is one stands in a block that is run, or says what it needs."""
     for block in blocks_of(page):
         where = f"{name_of(page)}:{block.line}"
-        commands = re.findall(r"^\s*(?:\$ |catalog |make |pip )", block.text, re.MULTILINE)
-        assert block.language == "console" or not commands, f"{where}: commands in a block of {block.language or 'text'}"
+        commands = re.findall(r"^\s*(?:\$ |catalog |make |pip |from catalog|import )", block.text, re.MULTILINE)
+        assert block.language in RUN or not commands, f"{where}: commands in a block of {block.language or 'text'}"
         if block.language == "console":
             assert list(commands_of(block)), f"{where}: no command"
 
@@ -80,7 +101,7 @@ def _write(path: str, text: str) -> str:
 
 
 def pattern_of(line: str) -> str:
-    """Numbers are another machine's, columns fit another terminal, and dots stand for what was left out."""
+    """How a line begins: a terminal cuts it, numbers are another machine's, dots stand for what was left out."""
     parts = re.split(r"(\.\.\.|[\d.,:]*\d|\s+|-{3,})", line.strip())
     names = {"...": ".*", "-": "-+", " ": r"\s+"}
     return "".join(
@@ -95,9 +116,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
-@pytest.mark.parametrize(
-    "page", [page for page in PAGES if name_of(page) not in FOLLOWED_ELSEWHERE and blocks_that(page, True)], ids=name_of
-)
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks_that(page, True)], ids=name_of)
 def test_page_runs(page: Path, tmp_path: Path, cache: Path) -> None:
     script = Script(tmp_path)
     for block in blocks_that(page, True):
@@ -121,14 +140,11 @@ def test_page_runs(page: Path, tmp_path: Path, cache: Path) -> None:
         if command.shown:
             lines = [line.strip() for line in output.splitlines()]
             pattern = pattern_of(command.shown[0])
-            assert any(re.fullmatch(pattern, line) for line in lines), f"{where}: {command.shown[0]}\nprints\n{output}"
+            assert any(re.match(pattern, line) for line in lines), f"{where}: {command.shown[0]}\nprints\n{output}"
 
 
 UNRUN = [
-    pytest.param(block, id=f"{name_of(page)}:{block.line}")
-    for page in PAGES
-    if name_of(page) not in FOLLOWED_ELSEWHERE
-    for block in blocks_that(page, False)
+    pytest.param(block, id=f"{name_of(page)}:{block.line}") for page in PAGES for block in blocks_that(page, False)
 ]
 
 
@@ -144,9 +160,18 @@ def test_what_this_machine_cannot_run_would_be_understood(block: Block) -> None:
             for program, *words in command.programs:
                 if program == "catalog":
                     parsed(words)
+                elif program == "make" and "-C" not in words:
+                    assert set(words) <= TARGETS
 
 
-def test_pages_that_other_tests_follow_are_there() -> None:
-    for page, test in FOLLOWED_ELSEWHERE.items():
-        assert Path(page).name in (Path(__file__).parent / test).read_text(encoding="utf-8")
-        assert (ROOT / page).is_file()
+def test_the_site_is_built_of_every_page_without_a_dead_link(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    site = tmp_path / "site"
+    pages = [page.relative_to(ROOT / "docs").with_suffix("") for page in PAGES if ROOT / "docs" in page.parents]
+    for page in [*pages, *(Path("reference") / made for made in MADE)]:
+        assert (site / (page.parent if page.name == "index" else page) / "index.html").is_file()
+    for page, text in MADE.items():
+        assert text in (site / "reference" / page / "index.html").read_text(encoding="utf-8")
+    assert "fonts.googleapis" not in (site / "index.html").read_text(encoding="utf-8")

@@ -55,10 +55,10 @@ def wheel(sdist, tmp_path_factory):
 
 def test_the_sdist_has_what_builds_and_explains_the_package(sdist):
     assert {path.name for path in sdist.iterdir()} == {
-        *("catalog", "data", "docs", "examples", "pyproject.toml", "PKG-INFO", ".gitignore"),
-        *("README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile"),
+        *("catalog", "data", "docs", "examples", "benchmarks", "pyproject.toml", "PKG-INFO"),
+        *("README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile", "mkdocs.yml", ".gitignore"),
     }
-    for folder in ("catalog", "data", "docs", "examples"):
+    for folder in ("catalog", "data", "docs", "examples", "benchmarks"):
         assert files_below(sdist / folder) == files_below(ROOT / folder)
 
 

@@ -110,14 +110,8 @@ def pattern_of(line: str) -> str:
     )
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What one page compiled, the others have."""
-    return tmp_path_factory.mktemp("cache")
-
-
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks_that(page, True)], ids=name_of)
-def test_page_runs(page: Path, tmp_path: Path, cache: Path) -> None:
+def test_page_runs(page: Path, tmp_path: Path) -> None:
     script = Script(tmp_path)
     for block in blocks_that(page, True):
         script.add(block)
@@ -125,14 +119,14 @@ def test_page_runs(page: Path, tmp_path: Path, cache: Path) -> None:
     folder.mkdir()
     for name in ("data", "examples"):
         (folder / name).symlink_to(ROOT / name)
-    own_cache = EMPTIES_THE_CACHE.search(script.text)
     environment = os.environ | {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "HOME": str(tmp_path),
         "COLUMNS": "160",
         "CATALOG_DB": str(tmp_path / "catalog.db"),
-        "CATALOG_CACHE_DIR": str(tmp_path / "cache" if own_cache else cache),
     }
+    if EMPTIES_THE_CACHE.search(script.text):
+        environment["CATALOG_CACHE_DIR"] = str(tmp_path / "cache")  # all other tests share one
     subprocess.run(["bash", "-c", script.text], cwd=folder, env=environment, check=False, timeout=TIMEOUT_S)
     for number, (where, command) in enumerate(script.steps):
         code, output = script.result(number)

@@ -79,6 +79,10 @@ class CacheError(BuildError):
     """The cache folder cannot be used: others have access to it, or it cannot be written."""
 
 
+class UntrustedCacheError(CacheError):
+    """Others have access to the cache folder, so nothing in it is loaded, whatever the kernel."""
+
+
 class MissingKernelError(BuildError):
     """The cache has no library of a kernel, and compiling is forbidden: says how to build it elsewhere."""
 

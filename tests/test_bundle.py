@@ -23,7 +23,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from catalog.build.cache import Cache
-from catalog.errors import BundleError, RegistryError, UsageError
+from catalog.build.trust import require_private
+from catalog.errors import BundleError, CacheError, RegistryError, UsageError
 from catalog.registry import transaction
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices import DeviceInfo
@@ -373,6 +374,15 @@ def test_when_the_catalog_cannot_be_written_nothing_stays(shipped: Shipped, here
     with pytest.raises(RegistryError):
         import_bundle(here, shipped.path, trust=True)
     assert_nothing_written(here)
+
+
+def test_a_cache_that_strangers_can_reach_is_not_exported(shipped: Shipped, here: Catalog, tmp_path: Path) -> None:
+    import_bundle(here, shipped.path, trust=True)
+    settings().cache_dir.chmod(0o770)
+    require_private.cache_clear()  # a new process, as it were
+    with pytest.raises(CacheError, match="is open to others"):
+        export_bundle(here, "", tmp_path / "out.bundle")
+    assert not (tmp_path / "out.bundle").exists()
 
 
 def test_the_command_line(shipped: Shipped, here: Catalog, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import pytest
 from rough import FORK, Disk, give_up_privileges, in_child, unwritable
 from tiny_project import Project, answer_of, make_kernel, make_project
 
-from catalog import Catalog
+from catalog import Catalog, Problem
 from catalog.build import locks
 from catalog.build.builder import Builder
 from catalog.build.cache import ArtifactRecord, Cache
@@ -309,6 +309,18 @@ def test_a_cache_that_strangers_can_reach_is_refused(stranger: str, project: Pro
     with pytest.raises(CacheError, match=told) as caught:
         project.builder(cache).build(make_kernel())
     assert "CATALOG_CACHE_DIR" in str(caught.value)
+
+
+def test_a_cache_that_strangers_can_reach_is_refused_once_and_not_kernel_by_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "cache").mkdir(mode=0o755)
+    monkeypatch.setenv("CATALOG_CACHE_DIR", str(tmp_path / "cache"))
+    settings.cache_clear()
+    problem = Problem(batch=1, nhead_q=1, seqlen_q=5, hdim_q=32, dtype="fp32")
+    with pytest.raises(CacheError, match="is open to others"):
+        Catalog(tmp_path / "catalog.db").select(problem).build()
+    assert not caplog.records
 
 
 def test_a_sticky_parent_is_safe(project: Project, tmp_path: Path) -> None:

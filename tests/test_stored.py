@@ -15,7 +15,8 @@ import pytest
 from tiny_project import ARCH, Project, make_kernel, make_project
 
 from catalog.build.stored import StoredBuilder
-from catalog.errors import BuildError, MissingKernelError
+from catalog.build.trust import require_private
+from catalog.errors import BuildError, CacheError, MissingKernelError
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.inputs import make_inputs
 from catalog.schema.problem import Problem
@@ -146,6 +147,15 @@ def test_served_is_the_newest_sound_entry(
     forbid(project, monkeypatch)
     artifact = stored(project, cache).build(make_kernel())
     assert (artifact.path, artifact.cached, artifact.kernel_id) == (paths[served], True, make_kernel().id)
+
+
+def test_nothing_of_a_cache_that_strangers_can_reach_is_served(project: Project, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    project.builder(cache).build(make_kernel())
+    cache.chmod(0o770)
+    require_private.cache_clear()  # a new process, as it were
+    with pytest.raises(CacheError, match="is open to others"):
+        stored(project, cache).build(make_kernel())
 
 
 def test_entries_that_come_and_go_while_the_process_runs(

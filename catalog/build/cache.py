@@ -177,9 +177,11 @@ class Cache:
         """The record of ``key``, checked against the library's bytes.
 
         Raises:
+            CacheError: others have access to the folder.
             DamagedEntry: they differ, or others may write to the library.
             OSError: there is no entry, or it cannot be read.
         """
+        require_private(self.folder)
         record, _ = self.read(key)
         try:
             with self.so_path(key).open("rb") as library:
@@ -197,6 +199,7 @@ class Cache:
         """As :meth:`check`; None when there is no sound entry.
 
         Raises:
+            CacheError: others have access to the folder.
             OSError: the folder exists but cannot be read.
         """
         return self._sound(self.check, key)

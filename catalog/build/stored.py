@@ -70,7 +70,7 @@ class StoredBuilder(Builder):
 
         Raises:
             MissingKernelError: the cache has none.
-            BuildError: there is no target for the kernel's arch, or the cache cannot be read.
+            BuildError: there is no target for the kernel's arch, or the cache cannot be read or is open to others.
         """
         record = self._find_sound(kernel.id, kernel.arch)
         if record is None:

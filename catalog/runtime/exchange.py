@@ -54,6 +54,7 @@ def export_bundle(catalog: Catalog, where: str, path: Path, arch: str | None = N
     Raises:
         QueryError, RegistryError: the expression is wrong or refused, or there is no catalog.
         UsageError: nothing is selected, or nothing of it is built.
+        CacheError: others have access to the cache folder.
         BundleError: the file cannot be written; then there is none.
     """
     with run(catalog.path, Query(where, arch, ("id",)), settings.settings().query_timeout) as result:

@@ -8,7 +8,14 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from catalog.errors import BuildError, ChangedLibraryError, MissingKernelError, QuarantinedError, SelectionError
+from catalog.errors import (
+    BuildError,
+    ChangedLibraryError,
+    MissingKernelError,
+    QuarantinedError,
+    SelectionError,
+    UntrustedCacheError,
+)
 from catalog.runtime import tracing
 from catalog.schema.kernel import Kernel
 from catalog.schema.problem import Problem
@@ -118,6 +125,8 @@ class Plan:
                 if others == self.kernels:
                     raise
                 self.kernels = others
+            except UntrustedCacheError:
+                raise  # no other kernel would fare better
             except BuildError as error:
                 self._replace(unfit, self.kernels[len(artifacts)].id, error)
             except QuarantinedError as error:

@@ -7,12 +7,18 @@ from typing import Annotated
 
 import typer
 
-from catalog.cli_options import CkRootOption, Jobs, RevisionOption
+from catalog.cli_options import CkRootOption, Jobs, RevisionOption, arch_names
 from catalog.cli_output import FormatOption, print_rows
 
 
 def conformance(
-    arch: Annotated[str, typer.Option("--arch", help="Arch to check; host is this machine's CPU.")],
+    arch: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Arch to check, may be repeated; host is this machine's CPU. Default: every arch, in each revision.",
+            autocompletion=arch_names,
+        ),
+    ] = None,
     revision: RevisionOption = None,
     build: Annotated[
         bool, typer.Option("--build/--no-build", help="Build and run a kernel of each family. Default: build.")
@@ -24,14 +30,14 @@ def conformance(
     jobs: Jobs = None,
     form: FormatOption = "table",
 ) -> None:
-    """Check that an arch holds what all archs must: spec, names, ids, rules, and a kernel of each family.
+    """Check that archs hold what all archs must: spec, names, ids, rules, and a kernel of each family.
 
     It works in a scratch catalog; compiled kernels stay in the cache. Steps that this machine lacks something for are
     skipped, with the reason. Exits with 1 when something failed.
 
     Example: catalog conformance --arch host
     """
-    from catalog.conformance.check import ConformanceOptions, check_arch
+    from catalog.conformance.check import ConformanceOptions, asked_archs, check_arch
     from catalog.conformance.findings import COLUMNS, Finding, Verdict
     from catalog.settings import choose
 
@@ -41,9 +47,11 @@ def conformance(
         if sys.stderr.isatty() and finding.verdict is Verdict.FAILED:
             print(f"{finding.check}, {finding.subject}: {finding.about}", file=sys.stderr)
 
-    report = check_arch(ConformanceOptions(arch, revision, build, jobs), on_finding)
-    shown = [f for f in report.findings if not problems_only or f.verdict is not Verdict.PASSED]
-    print_rows(COLUMNS, [finding.row for finding in shown], form)
-    print(report.summary, file=sys.stderr)
-    if not report.conforms:
+    asked = asked_archs(arch or (), revision)
+    reports = [check_arch(ConformanceOptions(name, its, build, jobs), on_finding) for name, its in asked]
+    shown = [verdict for verdict in Verdict if not (problems_only and verdict is Verdict.PASSED)]
+    print_rows(COLUMNS, [row for report in reports for row in report.rows(*shown)], form)
+    for report in reports:
+        print(report.summary, file=sys.stderr)
+    if not all(report.conforms for report in reports):
         raise typer.Exit(1)

@@ -12,7 +12,7 @@ CkRootOption = Annotated[
 ]
 
 
-def _archs() -> list[str]:
+def arch_names() -> list[str]:
     """What the shell offers after ``--arch``."""
     from catalog.schema.spec_files import known_archs
     from catalog.settings import data_dir
@@ -22,7 +22,7 @@ def _archs() -> list[str]:
 
 ArchOption = Annotated[
     str,
-    typer.Option("--arch", help="Arch: gfx950, x86_64_v3, ...; host is this machine's CPU.", autocompletion=_archs),
+    typer.Option("--arch", help="Arch: gfx950, x86_64_v3, ...; host is this machine's CPU.", autocompletion=arch_names),
 ]
 RevisionOption = Annotated[str | None, typer.Option("--revision", help="Upstream revision. Default: the arch's own.")]
 MaskImplOption = Annotated[str, typer.Option("--mask-impl", help="Mask implementation: generic or simplified.")]

@@ -15,7 +15,7 @@ from test_schema import edit
 
 from catalog.build import targets
 from catalog.build.toolchains import find_host_toolchain
-from catalog.conformance.check import ConformanceOptions, check_arch
+from catalog.conformance.check import ConformanceOptions, asked_archs, check_arch
 from catalog.conformance.findings import Verdict
 from catalog.conformance.kernels import STEPS, kernel_findings
 from catalog.errors import DeviceError, SpecError
@@ -202,6 +202,8 @@ def test_a_cpu_that_nobody_knows_is_a_mistake_of_the_file(spec):
     [
         (["--arch", "gfx9000"], 2, "No arch is called 'gfx9000'"),
         (["--arch", "gfx950", "--revision", "1999-01"], 2, "has no revision '1999-01'"),
+        (["--arch", "sm_90", "--arch", "sm_09"], 2, "No arch is called 'sm_09'; did you mean sm_90?"),
+        (["--revision", "1999-01"], 2, "no arch has a revision '1999-01'"),
         (["--arch", "sm_90", "--no-build", "--failures"], 0, "sm_90 conforms: "),
     ],
 )
@@ -219,3 +221,9 @@ def test_a_failure_is_an_exit_code(spec):
     assert done.returncode == 1
     assert "DOES NOT CONFORM" in done.stderr
     assert [row["subject"] for row in json.loads(done.stdout) if row["verdict"] == "failed"] == ["fwd: idle"]
+
+
+def test_without_a_name_it_is_every_arch_in_each_revision():
+    asked = asked_archs(())
+    assert {("gfx942", "2025-07"), ("gfx942", "2026-05"), ("sm_90", None), ("x86_64_v3", None)} < set(asked)
+    assert asked_archs((), "2025-07") == [(arch, "2025-07") for arch in ("gfx90a", "gfx942", "gfx950")]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +12,11 @@ from catalog import settings
 from catalog.conformance.findings import Finding, OnFinding, Report, failed, skipped
 from catalog.conformance.kernels import STEPS, kernel_findings
 from catalog.conformance.rows import naming_findings, row_findings, rule_findings, spec_findings
-from catalog.errors import CatalogError, SpecError
+from catalog.errors import CatalogError, SpecError, UsageError
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices.here import resolve_arch
 from catalog.schema.arch_spec import ArchSpec
+from catalog.schema.spec_files import find_revision, known_archs
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,28 @@ def check_arch(options: ConformanceOptions, on_finding: OnFinding | None = None)
             findings.append(finding)
             if on_finding is not None:
                 on_finding(finding)
-    return Report(arch, findings)
+    return Report(arch, options.revision, findings)
+
+
+def asked_archs(names: Sequence[str], revision: str | None = None) -> list[tuple[str, str | None]]:
+    """Archs with a revision each, None: the arch's own. Without ``names`` all that have specs, in every revision.
+
+    Raises:
+        UsageError: there is no such arch or revision.
+        DeviceError: ``host``, and no host arch runs on this CPU.
+    """
+    root = settings.data_dir() / "arch_specs"
+    archs = [resolve_arch(name) for name in names]
+    if archs:
+        for arch in archs:
+            find_revision(root, arch, revision)
+        return [(arch, revision) for arch in archs]
+    known = known_archs(root)
+    found = [(arch, one) for arch, its in known.items() for one in its if revision in (None, one)]
+    if not found:
+        every = sorted({one for its in known.values() for one in its})
+        raise UsageError(f"no arch has a revision {revision!r}", hint=f"There are: {', '.join(every)}.")
+    return [(arch, one if len(known[arch]) > 1 else None) for arch, one in found]
 
 
 def _findings(catalog: Catalog, arch: str, options: ConformanceOptions) -> Iterator[Finding]:

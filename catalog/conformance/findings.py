@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-COLUMNS = ("check", "subject", "verdict", "about")
-"""What a finding shows."""
+COLUMNS = ("arch", "check", "subject", "verdict", "about")
+"""What a line of a report shows."""
 
 
 class Verdict(str, Enum):
@@ -31,11 +31,6 @@ class Finding:
     verdict: Verdict
     about: str = ""
 
-    @property
-    def row(self) -> tuple[str, str, str, str]:
-        """The values of :data:`COLUMNS`."""
-        return (self.check, self.subject, str(self.verdict), self.about)
-
 
 OnFinding = Callable[[Finding], None]
 
@@ -57,10 +52,27 @@ def skipped(check: str, subject: str, about: str) -> Finding:
 
 @dataclass(frozen=True)
 class Report:
-    """All findings about an arch, in the order of the checks."""
+    """All findings about an arch, in the order of the checks.
+
+    ``revision`` is the one that was asked for, None: the arch's own.
+    """
 
     arch: str
+    revision: str | None
     findings: Sequence[Finding]
+
+    @property
+    def title(self) -> str:
+        """The arch, and the revision where one was named."""
+        return self.arch if self.revision is None else f"{self.arch} {self.revision}"
+
+    def rows(self, *verdicts: Verdict) -> list[tuple[str, ...]]:
+        """The findings that came out so, each as the values of :data:`COLUMNS`."""
+        return [
+            (self.title, finding.check, finding.subject, str(finding.verdict), finding.about)
+            for finding in self.findings
+            if finding.verdict in verdicts
+        ]
 
     def count(self, verdict: Verdict) -> int:
         """How many findings came out so."""
@@ -75,4 +87,4 @@ class Report:
     def summary(self) -> str:
         """The numbers in a sentence."""
         counts = ", ".join(f"{self.count(verdict)} {verdict}" for verdict in Verdict if self.count(verdict))
-        return f"{self.arch} {'conforms' if self.conforms else 'DOES NOT CONFORM'}: {counts}."
+        return f"{self.title} {'conforms' if self.conforms else 'DOES NOT CONFORM'}: {counts}."

@@ -226,6 +226,16 @@ def load_spec(root: Path, arch: str, revision: str | None = None, space: str | N
         SpecError: a spec file is wrong.
     """
     kind = "" if space is None or space in OWN_SPACES else "sweeps"
+    folder = f"{find_revision(root, arch, revision, kind)}.{kind}".rstrip(".")
+    return load_spec_file(root / folder / f"{arch}.json", space if kind else None)
+
+
+def find_revision(root: Path, arch: str, revision: str | None = None, kind: str = "") -> str:
+    """The revision of ``arch``'s spec that is asked for: by default the default revision, or the only one.
+
+    Raises:
+        UsageError: no such arch or revision.
+    """
     archs = known_archs(root, kind)
     revisions = archs.get(arch)
     if revisions is None:
@@ -238,5 +248,4 @@ def load_spec(root: Path, arch: str, revision: str | None = None, space: str | N
         revision = DEFAULT_REVISION if DEFAULT_REVISION in revisions else revisions[0]
     if revision not in revisions:
         raise UsageError(f"{arch} has no revision {revision!r}.", hint=f"There are: {', '.join(revisions)}.")
-    folder = f"{revision}.{kind}".rstrip(".")
-    return load_spec_file(root / folder / f"{arch}.json", space if kind else None)
+    return revision

@@ -92,6 +92,18 @@ def installed(wheel, tmp_path_factory):
     return program
 
 
+def other_pythons():
+    """Pythons of this machine that the package is for and the tests do not run by, one a minor version."""
+    places = [*Path(sys.base_prefix).parent.glob("*/bin"), Path("/usr/bin"), Path("/usr/local/bin")]
+    found = {}
+    for place in places:
+        for path in place.glob("python3.*"):
+            minor = path.name.removeprefix("python3.")
+            if minor.isdecimal() and int(minor) >= 10 and int(minor) != sys.version_info.minor:
+                found.setdefault(path.name, path)
+    return [found[name] for name in sorted(found)]
+
+
 def run(program, *words, cwd):
     hidden = ("PYTHONPATH", "CATALOG_DATA_DIR")
     environment = {name: value for name, value in os.environ.items() if name not in hidden}
@@ -101,17 +113,38 @@ def run(program, *words, cwd):
     return done.stdout
 
 
-def test_the_installed_package_does_the_demos_job_from_any_folder(installed, tmp_path):
-    shutil.copy(ROOT / "examples" / "demo.py", tmp_path / "job.py")
-    where = run(installed, "-c", "import catalog; print(catalog.__file__)", cwd=tmp_path)
-    assert Path(where.strip()).is_relative_to(installed.parent.parent)
-    told = run(installed, "job.py", cwd=tmp_path)
+def assert_does_the_demos_job(program, folder):
+    shutil.copy(ROOT / "examples" / "demo.py", folder / "job.py")
+    told = run(program, "job.py", cwd=folder)
     assert "PASS: 34,889 kernels" in told
     assert told.splitlines()[-1].startswith("All good")
+
+
+def test_the_installed_package_does_the_demos_job_from_any_folder(installed, tmp_path):
+    where = run(installed, "-c", "import catalog; print(catalog.__file__)", cwd=tmp_path)
+    assert Path(where.strip()).is_relative_to(installed.parent.parent)
+    assert_does_the_demos_job(installed, tmp_path)
     assert "No kernel is quarantined" in run(
         installed.parent / "catalog", "cache", "unquarantine", "--all", cwd=tmp_path
     )
     assert files_below(tmp_path) == {"job.py"}
+
+
+@pytest.mark.parametrize("python", other_pythons(), ids=lambda path: path.name)
+def test_the_wheel_and_what_it_depends_on_work_with_every_python_here(python, wheel, tmp_path):
+    """Unlike above, an installer chooses the dependencies, for that Python."""
+    made = subprocess.run([python, "-m", "venv", tmp_path / "venv"], capture_output=True, text=True, check=False)
+    if made.returncode != 0:
+        missing(f"the module venv of {python}")
+    program = tmp_path / "venv" / "bin" / "python"
+    install = [program, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", wheel]
+    done = subprocess.run(install, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        missing(f"an index to install from, or a dependency for {python.name} in it ({done.stderr.strip()[-300:]})")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    assert_does_the_demos_job(program, folder)
+    assert files_below(folder) == {"job.py"}
 
 
 def test_type_checkers_see_the_types(installed, tmp_path):

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from catalog import Catalog, Problem
+from catalog.backends import backend_of
 from catalog.runtime.devices.here import resolve_arch
-from catalog.runtime.select import noise_of
 from catalog.runtime.timings import most_measured, nearest
 
 NEAR = 1.10
@@ -33,7 +33,7 @@ class Verdict:
 
 def verdicts(catalog: Catalog, arch: str) -> list[Verdict]:
     """One for each measured problem of the device of ``arch`` with the most timings."""
-    device, noise = most_measured(catalog.connection, arch), noise_of(arch)
+    device, noise = most_measured(catalog.connection, arch), backend_of(arch).noise
     rows = catalog.connection.execute(
         "SELECT problem.id, key, kernel_id, min(median_ms) FROM timing JOIN problem ON problem.id = problem_id "
         "WHERE device_id = ? AND NOT cold GROUP BY problem.id, kernel_id",

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from catalog.backends import HIP, backend_of
 from catalog.build.builder import Artifact, BuildFailure, BuildReport, CompileError
 from catalog.build.pools import Pool, Threads
 from catalog.cli_output import print_told
@@ -97,10 +98,9 @@ def _populate(catalog: Catalog, arch: str) -> None:
     if catalog.populated(arch):
         return
     from catalog.build.ck.sources import find_checkout
-    from catalog.build.targets import CK, target_of
 
     revision = None
-    if target_of(arch) is CK:
+    if backend_of(arch) is HIP:
         try:
             revision = find_checkout().generator.revision
         except BuildError:

@@ -14,10 +14,10 @@ CkRootOption = Annotated[
 
 def arch_names() -> list[str]:
     """What the shell offers after ``--arch``."""
+    from catalog.backends import spec_folders
     from catalog.schema.spec_files import known_archs
-    from catalog.settings import data_dir
 
-    return ["host", *known_archs(data_dir() / "arch_specs")]
+    return ["host", *known_archs(*spec_folders())]
 
 
 ArchOption = Annotated[

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from catalog.errors import CatalogError
-from catalog.settings import Settings, data_dir, settings
+from catalog.errors import BackendError, CatalogError
+from catalog.settings import Settings, settings
 
 
 class Finding(NamedTuple):
@@ -25,6 +25,7 @@ def diagnose(db: Path) -> Iterator[Finding]:
     yield from _file(db)
     yield from about_cache()
     yield _checkout()
+    yield from _plugins()
     yield from _gpus()
     yield from _arches()
 
@@ -85,11 +86,20 @@ def _checkout() -> Finding:
     return Finding("CK checkout", str(generator.path), about)
 
 
-def _gpus() -> Iterator[Finding]:
-    from catalog.runtime.devices.cuda_runtime import CudaRuntime
-    from catalog.runtime.devices.hip_runtime import HipRuntime
+def _plugins() -> Iterator[Finding]:
+    from catalog.backends import plugins
 
-    for runtime in (HipRuntime(), CudaRuntime()):
+    for plugin in plugins():
+        if plugin.backend is None:
+            yield Finding(plugin.title, "unusable", plugin.broken or "")
+        else:
+            yield Finding(plugin.title, "usable", ", ".join(plugin.backend.isas))
+
+
+def _gpus() -> Iterator[Finding]:
+    from catalog.backends import GpuBackend, backends
+
+    for runtime in (backend.runtime() for backend in backends() if isinstance(backend, GpuBackend)):
         what = f"{runtime.vendor.company} GPUs"
         try:
             names = [f"{gpu.info.name} ({gpu.info.arch})" for gpu in runtime.gpus]
@@ -99,20 +109,26 @@ def _gpus() -> Iterator[Finding]:
 
 
 def _arches() -> Iterator[Finding]:
-    from catalog.build import toolchains
-    from catalog.build.ck import toolchain as hip
-    from catalog.build.cuda import toolchain as cuda
-    from catalog.runtime.devices import why_unavailable
+    from catalog.backends import spec_folders
     from catalog.schema.spec_files import known_archs
 
-    diagnoses = {diagnosis.arch: diagnosis for diagnosis in (*toolchains.doctor(), *hip.doctor(), *cuda.doctor())}
-    for arch in known_archs(data_dir() / "arch_specs"):
-        diagnosis = diagnoses.get(arch)
-        reason = why_unavailable(arch)
-        runs = "runs here" if reason is None else f"does not run here: {reason}"
-        if diagnosis is None:
-            yield Finding(arch, "no toolchain", f"this version does not compile for it; {runs}")
-        elif diagnosis.compiler is None or diagnosis.missing is not None:
-            yield Finding(arch, "no toolchain", f"{diagnosis.missing}; {runs}")
-        else:
-            yield Finding(arch, str(diagnosis.compiler.path), f"{diagnosis.compiler.title}; {runs}")
+    for arch in known_archs(*spec_folders()):
+        try:
+            yield _arch(arch)
+        except BackendError as error:
+            yield Finding(arch, "unusable", str(error))
+
+
+def _arch(arch: str) -> Finding:
+    from catalog.backends import backend_of
+    from catalog.build import toolchains
+
+    backend = backend_of(arch)
+    reason = backend.why_unavailable(arch)
+    runs = "runs here" if reason is None else f"does not run here: {reason}"
+    if arch not in backend.isas:
+        return Finding(arch, "no toolchain", f"this version does not compile for it; {runs}")
+    diagnosis = toolchains.diagnose(arch, backend.target(arch).toolchain)
+    if diagnosis.compiler is None or diagnosis.missing is not None:
+        return Finding(arch, "no toolchain", f"{diagnosis.missing}; {runs}")
+    return Finding(arch, str(diagnosis.compiler.path), f"{diagnosis.compiler.title}; {runs}")

@@ -33,6 +33,10 @@ class SpecError(CatalogError):
     """An arch spec in data/arch_specs is malformed: names the file and the path inside it."""
 
 
+class BackendError(CatalogError):
+    """Two backends own one arch: names the distributions that they come from."""
+
+
 class MissingReferenceError(UsageError):
     """No parity reference exists for what was asked."""
 

@@ -97,7 +97,6 @@ def target(described=lambda row: row):
         emit,
         lambda _arch: toolchain,
         of_host_build,
-        lambda _arch: toolchain.compile_flags,
     )
 
 

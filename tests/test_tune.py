@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from catalog.backends import HOST
 from catalog.runtime import timings
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.measure import StopRule
-from catalog.runtime.select import HOST_NOISE
 from catalog.runtime.tune import TuneOptions, tune
 from catalog.schema.problem import Problem
 from catalog.settings import settings
@@ -66,7 +66,7 @@ def test_tuning_measures_records_and_selects(catalog: Catalog) -> None:
     assert choice.evidence == "measured"
     assert tuned.best is not None
     assert choice.candidates[0].median_ms is not None
-    assert choice.candidates[0].median_ms <= (1 + HOST_NOISE) * tuned.best[1]
+    assert choice.candidates[0].median_ms <= (1 + HOST.noise) * tuned.best[1]
     after = catalog.select(problem)
     assert after is not before, "what was chosen before is forgotten"
     assert after.kernels[0].id == choice.candidates[0].kernel.id

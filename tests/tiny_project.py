@@ -55,7 +55,6 @@ class Project:
             lambda kernel, memory: self.source.format(hdim=kernel.signature.hdim_q),
             lambda arch: self.toolchain,
             of_host_build,
-            lambda arch: self.toolchain.compile_flags,
         )
 
     def builder(self, cache_dir: Path, record: Callable[[ArtifactRecord], None] | None = None) -> Builder:

@@ -25,12 +25,10 @@ from typing import Annotated, BinaryIO
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from catalog.backends import GpuBackend, backend_of
 from catalog.build.cache import ArtifactRecord, Cache, Origin
-from catalog.build.ck.facts import hip_facts
-from catalog.build.cuda.facts import cuda_facts
 from catalog.build.keys import abi_number
 from catalog.build.targets import BUILD_DIR
-from catalog.build.toolchains import host_facts
 from catalog.errors import BundleError, ProblemError
 from catalog.schema.kernel import Kernel
 from catalog.schema.problem import Problem
@@ -305,15 +303,12 @@ def _what_is_wrong(entry: Entry, why_unavailable: Callable[[str], str | None]) -
 
 def _why_not_here(arch: str, isa: str, why_unavailable: Callable[[str], str | None]) -> str | None:
     """Libraries for GPUs are stored on any machine; those of host arches must run on this one."""
-    host = host_facts().arches.get(arch)
-    isas = {name: facts.isa for name, facts in host_facts().arches.items()}
-    isas |= {name: facts.isa for name, facts in cuda_facts().arches.items()}
-    isas |= {name: name for name in hip_facts().arches}
-    if arch not in isas:
+    backend = backend_of(arch)
+    if arch not in backend.isas:
         return f"this version does not know arch {arch!r}"
-    if isa != isas[arch]:
+    if isa != backend.isas[arch]:
         return f"ISA {isa!r} is not that of {arch}"
-    return None if host is None else why_unavailable(arch)
+    return None if isinstance(backend, GpuBackend) else why_unavailable(arch)
 
 
 def _is_problem(key: str) -> bool:

@@ -7,17 +7,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from catalog.backends import backend_of
 from catalog.build.ck import emit as ck
-from catalog.build.ck.facts import hip_facts, hip_flags
 from catalog.build.ck.sources import family_flags, find_checkout
 from catalog.build.ck.toolchain import hip_toolchain
 from catalog.build.cuda import emit as cuda
-from catalog.build.cuda.facts import CudaArch, cuda_facts, cuda_flags
+from catalog.build.cuda.facts import CudaArch, cuda_facts
 from catalog.build.cuda.toolchain import cuda_toolchain
 from catalog.build.host import emit as host
 from catalog.build.keys import TranslationUnit, abi_number
 from catalog.build.resources import Resources, of_cuda_build, of_hip_build, of_host_build
-from catalog.build.toolchains import Toolchain, host_facts, host_flags, host_toolchain
+from catalog.build.toolchains import Toolchain, host_toolchain
 from catalog.errors import BuildError
 from catalog.schema.fields import Family
 from catalog.schema.kernel import Kernel
@@ -28,9 +28,9 @@ BUILD_DIR = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Target:
-    """How rows of some arches become libraries: where a new kind of device is added.
+    """How rows of some arches become libraries.
 
-    ``flags`` are those of an arch, ``family_flags`` those that rows of a family have besides.
+    ``family_flags`` are those that rows of a family have besides the toolchain's.
     """
 
     include_dirs: Callable[[], Mapping[str, Path]]
@@ -38,7 +38,6 @@ class Target:
     emit: Callable[[Kernel, Path], str]
     toolchain: Callable[[str], Toolchain]
     resources: Callable[[Path, str], Resources]
-    flags: Callable[[str], tuple[str, ...]]
     family_flags: Callable[[Family], tuple[str, ...]] = lambda _family: ()
 
     def toolchain_of(self, kernel: Kernel) -> Toolchain:
@@ -77,8 +76,17 @@ def _ck_include_dirs() -> Mapping[str, Path]:
 
 
 _ABI_HEADER = BUILD_DIR / "abi" / "catalog_abi.h"
-HOST = Target(lambda: {"build": BUILD_DIR}, _ABI_HEADER, _emit_host, host_toolchain, of_host_build, host_flags)
-CK = Target(_ck_include_dirs, _ABI_HEADER, _emit_ck, hip_toolchain, of_hip_build, hip_flags, family_flags)
+HOST = Target(lambda: {"build": BUILD_DIR}, _ABI_HEADER, _emit_host, host_toolchain, of_host_build)
+CK = Target(_ck_include_dirs, _ABI_HEADER, _emit_ck, hip_toolchain, of_hip_build, family_flags)
+
+
+def cuda_target(arch: str) -> Target:
+    """The target of an NVIDIA arch, which says how many warps its multiprocessors have room for.
+
+    Raises:
+        SpecError: ``data/toolchains/cuda.json`` is missing or malformed.
+    """
+    return _cuda(cuda_facts().arches[arch])
 
 
 @functools.cache
@@ -86,7 +94,7 @@ def _cuda(arch: CudaArch) -> Target:
     def resources(folder: Path, output: str) -> Resources:
         return of_cuda_build(folder, output, arch)
 
-    return replace(HOST, emit=_emit_cuda, toolchain=cuda_toolchain, resources=resources, flags=cuda_flags)
+    return replace(HOST, emit=_emit_cuda, toolchain=cuda_toolchain, resources=resources)
 
 
 def target_of(arch: str) -> Target:
@@ -94,11 +102,9 @@ def target_of(arch: str) -> Target:
 
     Raises:
         BuildError: none does.
+        BackendError: two backends own it.
     """
-    if arch in host_facts().arches:
-        return HOST
-    if arch in hip_facts().arches:
-        return CK
-    if arch in cuda_facts().arches:
-        return _cuda(cuda_facts().arches[arch])
-    raise BuildError(f"kernels for {arch} cannot be built yet", hint="catalog doctor lists the arches that can")
+    backend = backend_of(arch)
+    if arch not in backend.isas:
+        raise BuildError(f"kernels for {arch} cannot be built yet", hint="catalog doctor lists the arches that can")
+    return backend.target(arch)

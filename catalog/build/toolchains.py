@@ -1,8 +1,8 @@
 """Compilers of this machine, and the commands that turn a translation unit into a library.
 
 Flags are data: ``data/toolchains/host.json``. What identifies a compiler (path, version, digest) is read once per
-process. Whether it really compiles is asked only when something has failed, and by :func:`doctor`: a kernel that is in
-the cache never pays for that answer.
+process. Whether it really compiles is asked only when something has failed, and by :func:`diagnose`: a kernel that is
+in the cache never pays for that answer.
 """
 
 from __future__ import annotations
@@ -390,15 +390,6 @@ def diagnose(arch: str, find: Callable[[str], Toolchain]) -> Diagnosis:
     except ToolchainError as error:
         return Diagnosis(arch, compiler, str(error))
     return Diagnosis(arch, compiler, None)
-
-
-def doctor() -> list[Diagnosis]:
-    """One row per host arch: its compiler, and what is missing to build for it.
-
-    Raises:
-        SpecError: ``data/toolchains/host.json`` is missing or malformed.
-    """
-    return [diagnose(arch, host_toolchain) for arch in host_facts().arches]
 
 
 _MAKE_WORD = re.compile(r"(?:\\.|\$\$|[^\s\\])+")

@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from catalog import settings
+from catalog.backends import spec_folders
 from catalog.conformance.findings import Finding, OnFinding, Report, failed, skipped
 from catalog.conformance.kernels import STEPS, kernel_findings
 from catalog.conformance.rows import naming_findings, row_findings, rule_findings, spec_findings
@@ -16,7 +16,7 @@ from catalog.errors import CatalogError, SpecError, UsageError
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices.here import resolve_arch
 from catalog.schema.arch_spec import ArchSpec
-from catalog.schema.spec_files import find_revision, known_archs
+from catalog.schema.spec_files import find_spec, known_archs
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +59,12 @@ def asked_archs(names: Sequence[str], revision: str | None = None) -> list[tuple
         UsageError: there is no such arch or revision.
         DeviceError: ``host``, and no host arch runs on this CPU.
     """
-    root = settings.data_dir() / "arch_specs"
     archs = [resolve_arch(name) for name in names]
     if archs:
         for arch in archs:
-            find_revision(root, arch, revision)
+            find_spec(spec_folders(arch), arch, revision)
         return [(arch, revision) for arch in archs]
-    known = known_archs(root)
+    known = known_archs(*spec_folders())
     found = [(arch, one) for arch, its in known.items() for one in its if revision in (None, one)]
     if not found:
         every = sorted({one for its in known.values() for one in its})
@@ -79,7 +78,7 @@ def _findings(catalog: Catalog, arch: str, options: ConformanceOptions) -> Itera
     except SpecError as error:
         yield failed("spec", arch, str(error))
         return
-    path = settings.data_dir() / "arch_specs" / str(spec.revision) / f"{arch}.json"
+    path = catalog.spec_file(arch, spec.revision)
     found = list(spec_findings(spec, path))
     yield from found
     try:

@@ -9,6 +9,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from catalog.backends import GPU_NOISE, HOST, HOST_NOISE, backend_of
 from catalog.report import plots
 from catalog.report.data import (
     Compiles,
@@ -22,7 +23,6 @@ from catalog.report.data import (
     collect,
 )
 from catalog.report.files import publish
-from catalog.runtime.select import GPU_NOISE, HOST_NOISE
 
 if TYPE_CHECKING:
     from catalog.runtime.catalog import Catalog
@@ -89,11 +89,11 @@ def write_report(catalog: Catalog, out: Path, arch: str | None = None, *, peaks:
 
 def _peaks(catalog: Catalog, devices: Sequence[Device]) -> dict[int, Peaks]:
     """The peaks of those ``devices`` that are this machine's CPU."""
-    from catalog.runtime.devices import is_gpu, why_unavailable
+    from catalog.runtime.devices import why_unavailable
     from catalog.runtime.peaks import measure_peaks
     from catalog.runtime.timings import device_id
 
-    here = [device for device in devices if not is_gpu(device.arch) and why_unavailable(device.arch) is None]
+    here = [device for device in devices if backend_of(device.arch) is HOST and why_unavailable(device.arch) is None]
     return {
         device.id: measure_peaks(catalog.builder, device.arch, catalog.host().threads)
         for device in here

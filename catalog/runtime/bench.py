@@ -6,8 +6,8 @@ import logging
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from catalog.backends import HOST, backend_of
 from catalog.runtime.bench_shapes import Benched, BenchOptions, NotBenched, OnDone, Outcome, outcomes, shape_of
-from catalog.runtime.devices import is_gpu
 from catalog.runtime.peaks import Peaks, measure_peaks
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def bench_problem(
     catalog.candidates(problem, arch=options.arch, limit=1)  # before a device is looked for: says why there is none
     device = catalog.device_info(options.arch)
     threads = catalog.device(device.arch).threads
-    peaks = None if is_gpu(device.arch) else measure_peaks(catalog.builder, device.arch, threads)
+    peaks = measure_peaks(catalog.builder, device.arch, threads) if backend_of(device.arch) is HOST else None
     done: list[Outcome] = []
     for outcome in outcomes(catalog, [shape_of(problem)], options):
         done.append(outcome)

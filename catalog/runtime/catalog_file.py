@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from catalog import settings
+from catalog.backends import spec_folders
 from catalog.errors import RegistryError
 from catalog.registry import connect
 from catalog.runtime import timings
@@ -20,7 +21,7 @@ from catalog.runtime.select import Population
 from catalog.schema.arch_spec import ArchSpec
 from catalog.schema.fields import IDENTITY, TRAITS, Family
 from catalog.schema.kernel import Kernel
-from catalog.schema.spec_files import DEFAULT_REVISION, OWN_SPACES, load_spec
+from catalog.schema.spec_files import DEFAULT_REVISION, OWN_SPACES, find_spec, load_spec_file
 
 if TYPE_CHECKING:
     from catalog.merge import Merged
@@ -65,7 +66,17 @@ class CatalogFile:
             SpecError: a spec file is wrong.
             DeviceError: ``host``, and no host arch runs on this CPU.
         """
-        return load_spec(settings.data_dir() / "arch_specs", resolve_arch(arch), revision, space)
+        return load_spec_file(self.spec_file(arch, revision, space), space)
+
+    def spec_file(self, arch: str, revision: str | None = None, space: str | None = None) -> Path:
+        """Where the spec of ``arch`` is: in the data folder, or beside the backend that brings it along.
+
+        Raises:
+            UsageError, SpecError, DeviceError: as :meth:`spec`.
+            BackendError: two backends own it.
+        """
+        arch = resolve_arch(arch)
+        return find_spec(spec_folders(arch), arch, revision, space)
 
     def populate(
         self,

@@ -17,7 +17,7 @@ from catalog.build.cache import Cache
 from catalog.errors import BundleError, UsageError
 from catalog.query import Query, run
 from catalog.registry import transaction
-from catalog.runtime.devices.host import why_unavailable
+from catalog.runtime.devices import why_unavailable
 from catalog.runtime.timings import add_timings, timings_of
 from catalog.schema.kernel import Kernel
 from catalog.schema.spec_files import OWN_SPACES

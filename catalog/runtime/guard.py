@@ -6,7 +6,7 @@ reads a file of a few bytes per library.
 
 The first run is on random inputs of the problem's shapes, or of a smaller problem with the same traits where those
 would take long or need much memory (:func:`guarded_problem`). What a kernel does with other shapes is not proven.
-Kernels of the host are guarded; one of a GPU fails there, and the driver tells.
+Kernels that run in this process are guarded; one of a GPU fails there, and the driver tells.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from catalog.backends import GpuBackend, backend_of
 from catalog.build.first_runs import FirstRuns, Quarantine
 from catalog.errors import ProblemError, QuarantinedError
-from catalog.runtime.devices.host import host_archs
 from catalog.runtime.tensors import memory_bytes
 from catalog.runtime.workspace import splits_of
 from catalog.schema.problem import Problem
@@ -100,7 +100,7 @@ class Guard:
             quarantine = self._runs.quarantine_of(artifact.key, arch)
             if quarantine is not None:
                 raise self._refusal(quarantine)
-        if kernels[0].arch not in host_archs():
+        if isinstance(backend_of(kernels[0].arch), GpuBackend):
             return
         known = all(self._runs.passed(artifact.key, artifact.sha256, arch) for artifact in artifacts)
         if known or settings().guard == "never":

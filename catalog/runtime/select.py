@@ -3,7 +3,7 @@
 The query asks for signature equality, for hardware validity, and for every applicability rule of the arch's spec. It
 orders by evidence: by the measured medians of this very problem on this device, else by those of the nearest measured
 problem of its kind (:mod:`catalog.schema.likeness`), then by the spec's static order, then by kernel id. Medians within
-noise (:func:`noise_of`) of the best count as equal, so two runs choose alike. Kernels that did not compile or are
+noise (:attr:`Backend.noise`) of the best count as equal, so two runs choose alike. Kernels that did not compile or are
 quarantined are passed over, until their content key changes.
 """
 
@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from catalog.backends import backend_of
 from catalog.errors import SelectionError
-from catalog.runtime.devices import is_gpu
 from catalog.runtime.narrow import PASSED_OVER, POPULATION, SIGNATURE, Step, narrow
 from catalog.runtime.timings import Neighbour, nearest
 from catalog.schema.expressions import SELECT_PARAMETERS
@@ -28,15 +28,6 @@ if TYPE_CHECKING:
     from catalog.rules.explain import Finding
 
 Traits = Mapping[str, Any]
-
-HOST_NOISE, GPU_NOISE = 0.05, 0.01
-"""By how much medians of a kernel differ from one tuning to the next: 75 % of them by less on two cores of a shared
-machine, a GPU's, by its own clock, hardly by more."""
-
-
-def noise_of(arch: str) -> float:
-    """Kernels of ``arch`` that are nearer than that to the best are as good."""
-    return GPU_NOISE if is_gpu(arch) else HOST_NOISE
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +170,7 @@ class Selector:
         parameters = self._parameters(problem, family) | {
             "device": device,
             "measured": None if neighbour is None else neighbour.id,
-            "as_good": 1 + noise_of(self._population.arch),
+            "as_good": 1 + backend_of(self._population.arch).noise,
         }
         for row in self._connection.execute(self._query(family), parameters):
             yield Candidate(Kernel.from_row(row), row["median_ms"]), bool(row["passed_over"])

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
+from catalog.backends import backend_of
 from catalog.errors import CatalogError, SelectionError
 from catalog.runtime.inputs import draw_inputs
 from catalog.runtime.measure import Measurement, StopRule, Stopwatch
 from catalog.runtime.measuring import keep, library_key, main_kernel, prepared
-from catalog.runtime.select import noise_of
 from catalog.runtime.tensors import Array, make_outputs
 from catalog.runtime.timings import Timing, measured
 
@@ -177,7 +177,7 @@ class _Tuning:
         fresh = keys.keys() - medians.keys()
         if fresh:  # all of them, so that they are compared under the same conditions
             runners = dict(self._runners(problem, dict(zip(kernels, plans, strict=True)), keys, failures))
-            taken = _race(runners, self._options.rule, noise_of(self._device.arch), failures)
+            taken = _race(runners, self._options.rule, backend_of(self._device.arch).noise, failures)
             timings = [Timing(kernel_id, keys[kernel_id], measurement) for kernel_id, measurement in taken.items()]
             keep(self._catalog, problem, self._device, timings)
             medians = {kernel_id: measurement.median_ms for kernel_id, measurement in taken.items()}

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from catalog.backends import backend_of
 from catalog.runtime.catalog import Catalog
-from catalog.runtime.devices import is_gpu
 from catalog.runtime.inputs import make_inputs
 from catalog.runtime.plan import Plan, Result
 from catalog.runtime.reference import reference
@@ -47,8 +47,7 @@ class Expected:
     def __init__(self, problem: Problem, inputs: Mapping[str, Array], arch: str = "host") -> None:
         self.problem = problem
         self.inputs = inputs
-        # The matrix units of a GPU take the weights in the type of Q.
-        self._weights = problem.tensors["q"].element if is_gpu(arch) else "float32"
+        self._weights = problem.tensors["q"].element if backend_of(arch).rounds_weights else "float32"
 
     @cached_property
     def _outputs(self) -> Mapping[str, Array]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from operator import mul
 
-from catalog.runtime.devices import is_nvidia
+from catalog.backends import backend_of
 from catalog.schema.fields import Family, Mode
 from catalog.schema.kernel import Kernel
 from catalog.schema.problem import Problem
@@ -59,7 +59,7 @@ def splits_of(problem: Problem, kernels: Sequence[Kernel], threads: int) -> int:
         items = columns * max(1, -(-problem.seqlen_q * problem.ratio // main.algorithm.tile_m0))
         if problem.num_splits:
             return problem.num_splits
-        if is_nvidia(main.arch):
+        if backend_of(main.arch).whole_waves:
             return _whole_waves(items, threads * max(1, main.algorithm.block_per_cu), min(most, MAX_SPLITS))
         return min(-(-_ITEMS_PER_THREAD * threads // items), most, MAX_SPLITS)
     if problem.op == "bwd":

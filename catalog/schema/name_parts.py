@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from catalog.backends import spec_folders
 from catalog.schema.fields import TRAITS
-from catalog.settings import data_dir
 
 Row = Mapping[str, Any]
 
@@ -238,10 +238,10 @@ class Target:
 
 @dataclass(frozen=True, eq=False)
 class NativeTarget(Target):
-    """The target of our own kernels: their arch, any that the data folder has a spec of when a name is first read."""
+    """The target of kernels that are not upstream's: their arch, any that has a spec when a name is first read."""
 
     def regex(self) -> str:
-        names = [path.stem for path in (data_dir() / "arch_specs" / "native").glob("*.json")]
+        names = [path.stem for folder in spec_folders() for path in (folder / "native").glob("*.json")]
         return "_" + _any_of(names) if names else r"_(?!)"
 
 

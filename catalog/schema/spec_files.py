@@ -165,7 +165,7 @@ def _load_raw(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
 
 
 def load_spec_file(path: Path, space: str | None = None) -> ArchSpec:
-    """The spec of ``path``, merged with what it extends; of a file that describes several spaces, one of them.
+    """The spec of ``path``, merged with what it extends; of a file of sweeps, which describes several spaces, one.
 
     Raises:
         UsageError: the file describes no such space.
@@ -176,7 +176,7 @@ def load_spec_file(path: Path, space: str | None = None) -> ArchSpec:
     wrong = [f"{path}: {where}: {reason}" for where, reason in _wrong_receipts(spec)]
     if wrong:
         raise SpecError("\n".join(wrong))
-    if space is not None:
+    if space is not None and space not in OWN_SPACES:
         spec = _of_space(spec, space)
     for field in ("arch", "revision", "space"):
         if getattr(spec, field) is None:
@@ -203,40 +203,33 @@ def _of_space(spec: ArchSpec, space: str) -> ArchSpec:
     return spec.model_copy(update={"space": space, "enumerations": enumerations, "sweeps": sweeps})
 
 
-def known_archs(root: Path, kind: str = "") -> dict[str, tuple[str, ...]]:
-    """The revisions of every arch that has a spec below ``root``, a data/arch_specs folder.
+def known_archs(*roots: Path, kind: str = "") -> dict[str, dict[str, Path]]:
+    """The specs of every arch, by revision, below folders like data/arch_specs; the first that has an arch counts.
 
     Folders are called by the revision; those of sweeps, of the ``kind`` "sweeps", have it as a suffix: 2026-05.sweeps.
     """
-    archs: dict[str, list[str]] = {}
-    for path in sorted(root.glob("*/*.json")):
-        revision, _, suffix = path.parent.name.partition(".")
-        if suffix == kind and "arch" in _read_object(path):
-            archs.setdefault(path.stem, []).append(revision)
-    return {arch: tuple(revisions) for arch, revisions in archs.items()}
+    archs: dict[str, dict[str, Path]] = {}
+    for root in roots:
+        here: dict[str, dict[str, Path]] = {}
+        for path in sorted(root.glob("*/*.json")):
+            revision, _, suffix = path.parent.name.partition(".")
+            if suffix == kind and "arch" in _read_object(path):
+                here.setdefault(path.stem, {})[revision] = path
+        archs = archs | {arch: specs for arch, specs in here.items() if arch not in archs}
+    return archs
 
 
-def load_spec(root: Path, arch: str, revision: str | None = None, space: str | None = None) -> ArchSpec:
-    """The spec of ``arch`` at ``revision``, by default the default revision, or the only one.
+def find_spec(roots: Sequence[Path], arch: str, revision: str | None = None, space: str | None = None) -> Path:
+    """The spec file of ``arch`` at ``revision``, by default the default revision, or the only one.
 
     ``space`` is one of the sweeps' spaces; None, ck and native mean the arch's own.
 
     Raises:
-        UsageError: no such arch, revision or space.
-        SpecError: a spec file is wrong.
+        UsageError: no such arch or revision.
+        SpecError: a spec file cannot be read.
     """
     kind = "" if space is None or space in OWN_SPACES else "sweeps"
-    folder = f"{find_revision(root, arch, revision, kind)}.{kind}".rstrip(".")
-    return load_spec_file(root / folder / f"{arch}.json", space if kind else None)
-
-
-def find_revision(root: Path, arch: str, revision: str | None = None, kind: str = "") -> str:
-    """The revision of ``arch``'s spec that is asked for: by default the default revision, or the only one.
-
-    Raises:
-        UsageError: no such arch or revision.
-    """
-    archs = known_archs(root, kind)
+    archs = known_archs(*roots, kind=kind)
     revisions = archs.get(arch)
     if revisions is None:
         near = get_close_matches(arch, archs, n=1)
@@ -245,7 +238,17 @@ def find_revision(root: Path, arch: str, revision: str | None = None, kind: str 
             hint=f"There are: {', '.join(sorted(archs))}" + (", and host for this machine's CPU." if not kind else "."),
         )
     if revision is None:
-        revision = DEFAULT_REVISION if DEFAULT_REVISION in revisions else revisions[0]
+        revision = DEFAULT_REVISION if DEFAULT_REVISION in revisions else next(iter(revisions))
     if revision not in revisions:
         raise UsageError(f"{arch} has no revision {revision!r}.", hint=f"There are: {', '.join(revisions)}.")
-    return revision
+    return revisions[revision]
+
+
+def load_spec(root: Path, arch: str, revision: str | None = None, space: str | None = None) -> ArchSpec:
+    """The spec that :func:`find_spec` finds below ``root``.
+
+    Raises:
+        UsageError: no such arch, revision or space.
+        SpecError: a spec file is wrong.
+    """
+    return load_spec_file(find_spec((root,), arch, revision, space), space)

@@ -24,9 +24,7 @@ from catalog.build.toolchains import (
     PROBE_TIMEOUT_SECONDS,
     SOURCE,
     Compiler,
-    Diagnosis,
     Toolchain,
-    diagnose,
     digest_of,
     identify,
 )
@@ -251,12 +249,3 @@ def check(toolchain: Toolchain) -> None:
                 f"{toolchain.compiler.path} does not build HIP for {toolchain.isa}: {error}",
                 hint=f"install what is missing ({facts.remedy(part)}), or set CATALOG_HIPCXX or CATALOG_ROCM_PATH",
             )
-
-
-def doctor() -> list[Diagnosis]:
-    """One row per AMD arch: its compiler, and what is missing to build for it.
-
-    Raises:
-        SpecError: ``data/toolchains/hip.json`` is missing or malformed.
-    """
-    return [diagnose(arch, hip_toolchain) for arch in hip_facts().arches]

@@ -20,10 +20,8 @@ from catalog.build.toolchains import (
     PROBE_TIMEOUT_SECONDS,
     SOURCE,
     Compiler,
-    Diagnosis,
     Toolchain,
     ask,
-    diagnose,
     digest_of,
     find_host_compiler,
 )
@@ -148,12 +146,3 @@ def check(toolchain: Toolchain) -> None:
                     hint="nvcc takes only host compilers of its time: set CATALOG_CXX to one that it knows, "
                     f"or install another ({cuda_facts().remedy('compiler')})",
                 )
-
-
-def doctor() -> list[Diagnosis]:
-    """One row per NVIDIA arch: its compiler, and what is missing to build for it.
-
-    Raises:
-        SpecError: ``data/toolchains/cuda.json`` is missing or malformed.
-    """
-    return [diagnose(arch, cuda_toolchain) for arch in cuda_facts().arches]

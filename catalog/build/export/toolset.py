@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from catalog.backends import backend_of
 from catalog.build.ck.facts import hip_facts, hip_flags
 from catalog.build.ck.toolchain import device_libraries, rocm_root
 from catalog.build.cuda.facts import cuda_facts, cuda_flags
@@ -52,18 +53,12 @@ def toolset_of(arch: str, target: Target, families: Iterable[Family] = ()) -> To
         families: of the kernels; a project has one list of flags, so it has those of all of them.
 
     Raises:
+        ToolchainError: there is no compiler here, and its backend does not say what it is called.
         SpecError: a file of facts is missing or malformed.
     """
-    toolchain = _toolchain(arch, target)
-    toolset = _toolset(arch, toolchain)
+    toolset = backend_of(arch).toolset(arch)
     more = dict.fromkeys(flag for family in sorted(set(families)) for flag in target.family_flags(family))
     return replace(toolset, compile_flags=(*toolset.compile_flags, *more))
-
-
-def _toolset(arch: str, toolchain: Toolchain | None) -> Toolset:
-    if arch in host_facts().arches:
-        return _host_toolset(arch, toolchain)
-    return _cuda_toolset(arch, toolchain) if arch in cuda_facts().arches else _hip_toolset(arch, toolchain)
 
 
 def _toolchain(arch: str, target: Target) -> Toolchain | None:
@@ -80,27 +75,49 @@ def _called(compiler: Compiler) -> str:
     return shlex.join([name, *compiler.arguments])
 
 
-def _host_toolset(arch: str, toolchain: Toolchain | None) -> Toolset:
-    facts, family = host_facts(), "gnu" if toolchain is None else toolchain.compiler.family
+def toolset_from(toolchain: Toolchain) -> Toolset:
+    """The compiler and the flags of ``toolchain``, none of which has a place of this machine in it."""
     return Toolset(
-        compiler=CANDIDATES[0] if toolchain is None else _called(toolchain.compiler),
-        isa=facts.arches[arch].isa,
-        compile_flags=host_flags(arch, family),
-        link_flags=facts.families[family].link,
+        compiler=_called(toolchain.compiler),
+        isa=toolchain.isa,
+        compile_flags=toolchain.compile_flags,
+        link_flags=toolchain.link_flags,
     )
 
 
-def _cuda_toolset(arch: str, toolchain: Toolchain | None) -> Toolset:
+def host_toolset(arch: str, target: Target) -> Toolset:
+    """That of a host arch: g++ and its flags where there is no compiler.
+
+    Raises:
+        SpecError: ``data/toolchains/host.json`` is missing or malformed.
+    """
+    toolchain = _toolchain(arch, target)
+    if toolchain is not None:
+        return toolset_from(toolchain)
+    facts = host_facts()
+    return Toolset(CANDIDATES[0], facts.arches[arch].isa, host_flags(arch), facts.families["gnu"].link)
+
+
+def cuda_toolset(arch: str, target: Target) -> Toolset:
+    """That of an NVIDIA arch: nvcc where there is none.
+
+    Raises:
+        SpecError: ``data/toolchains/cuda.json`` is missing or malformed.
+    """
+    toolchain = _toolchain(arch, target)
+    if toolchain is not None:
+        return toolset_from(toolchain)
     facts = cuda_facts()
-    return Toolset(
-        compiler=facts.names[0] if toolchain is None else _called(toolchain.compiler),
-        isa=facts.arches[arch].isa,
-        compile_flags=cuda_flags(arch),
-        link_flags=facts.link,
-    )
+    return Toolset(facts.names[0], facts.arches[arch].isa, cuda_flags(arch), facts.link)
 
 
-def _hip_toolset(arch: str, toolchain: Toolchain | None) -> Toolset:
+def hip_toolset(arch: str, target: Target) -> Toolset:
+    """That of an AMD arch, with ROCm's folders as variables: ROCm's compiler where there is none.
+
+    Raises:
+        SpecError: ``data/toolchains/hip.json`` is missing or malformed.
+    """
+    toolchain = _toolchain(arch, target)
     facts, root = hip_facts(), rocm_root()
     places = tuple(_hip_places())
     flags: tuple[str, ...] = hip_flags(arch)

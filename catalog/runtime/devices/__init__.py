@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from catalog.backends import backend_of
 from catalog.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -155,34 +156,9 @@ class Device(Protocol[C]):
         """The clock now, where the device says; of several cores the mean."""
 
 
-def is_amd(arch: str) -> bool:
-    """Whether kernels of ``arch`` run on an AMD GPU."""
-    return arch.startswith("gfx")
-
-
-def is_nvidia(arch: str) -> bool:
-    """Whether kernels of ``arch`` run on an NVIDIA GPU."""
-    return arch.startswith("sm_")
-
-
-def is_gpu(arch: str) -> bool:
-    """Whether kernels of ``arch`` run on a GPU, whoever made it."""
-    return is_amd(arch) or is_nvidia(arch)
-
-
 def why_unavailable(arch: str) -> str | None:
     """Why kernels of ``arch`` cannot run on this machine; None where they can."""
-    if is_amd(arch):  # without NumPy: whoever selects for a GPU on a laptop asks this
-        from catalog.runtime.devices import hip_driver
-
-        return hip_driver.why_unavailable(arch)
-    if is_nvidia(arch):
-        from catalog.runtime.devices import cuda_driver
-
-        return cuda_driver.why_unavailable(arch)
-    from catalog.runtime.devices import host
-
-    return host.why_unavailable(arch)
+    return backend_of(arch).why_unavailable(arch)
 
 
 def check_available(arch: str) -> None:

@@ -13,13 +13,3 @@ class CudaDevice(GpuDevice):
 
     def __init__(self, index: int = 0, stream: Any = None, runtime: CudaRuntime | None = None) -> None:
         super().__init__(runtime or CudaRuntime(), index, stream)
-
-
-def first_gpu(arch: str) -> CudaDevice:
-    """The first GPU of ``arch`` that the process may use.
-
-    Raises:
-        DeviceError: cuda-bindings or the driver is missing, or there is no such GPU.
-    """
-    runtime = CudaRuntime()
-    return CudaDevice(runtime.first(arch), runtime=runtime)

@@ -23,10 +23,10 @@ def why_unavailable(arch: str) -> str | None:
         )
     if not _has_bindings():
         return f"it needs the Python package cuda-bindings: {INSTALL}"
-    from catalog.runtime.devices.cuda import first_gpu
+    from catalog.runtime.devices.cuda_runtime import CudaRuntime
 
     try:
-        first_gpu(arch)
+        CudaRuntime().first(arch)
     except DeviceError as error:
         return error.message
     return None

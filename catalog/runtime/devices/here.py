@@ -7,7 +7,8 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from catalog.runtime.devices import DeviceInfo, check_available, is_amd, is_nvidia
+from catalog.backends import GpuBackend, backend_of
+from catalog.runtime.devices import DeviceInfo, check_available
 from catalog.settings import settings
 
 if TYPE_CHECKING:
@@ -59,15 +60,8 @@ class Devices:
 
     def _open(self, arch: str) -> Device[Any]:
         check_available(arch)
-        if is_amd(arch):
-            from catalog.runtime.devices import hip
-
-            return hip.first_gpu(arch)
-        if is_nvidia(arch):
-            from catalog.runtime.devices import cuda
-
-            return cuda.first_gpu(arch)
-        return self.host
+        backend = backend_of(arch)
+        return backend.device(arch) if isinstance(backend, GpuBackend) else self.host
 
 
 def resolve_arch(arch: str) -> str:

@@ -13,13 +13,3 @@ class HipDevice(GpuDevice):
 
     def __init__(self, index: int = 0, stream: Any = None, runtime: HipRuntime | None = None) -> None:
         super().__init__(runtime or HipRuntime(), index, stream)
-
-
-def first_gpu(arch: str) -> HipDevice:
-    """The first GPU of ``arch`` that the process may use.
-
-    Raises:
-        DeviceError: there is no HIP runtime, or it finds no such GPU.
-    """
-    runtime = HipRuntime()
-    return HipDevice(runtime.first(arch), runtime=runtime)

@@ -19,10 +19,10 @@ def why_unavailable(arch: str) -> str | None:
     archs = sorted(_present_archs())
     if arch not in archs:
         return f"it needs an AMD GPU of arch {arch}; the GPUs here are {', '.join(archs) or 'of no known arch'}"
-    from catalog.runtime.devices.hip import first_gpu
+    from catalog.runtime.devices.hip_runtime import HipRuntime
 
     try:
-        first_gpu(arch)
+        HipRuntime().first(arch)
     except DeviceError as error:
         return error.message
     return None

@@ -25,7 +25,7 @@ def diagnose(db: Path) -> Iterator[Finding]:
     yield from _file(db)
     yield from about_cache()
     yield _checkout()
-    yield from _plugins()
+    yield from about_plugins()
     yield from _gpus()
     yield from _arches()
 
@@ -86,7 +86,8 @@ def _checkout() -> Finding:
     return Finding("CK checkout", str(generator.path), about)
 
 
-def _plugins() -> Iterator[Finding]:
+def about_plugins() -> Iterator[Finding]:
+    """The backends of other distributions, with their archs, or why they cannot be used."""
     from catalog.backends import plugins
 
     for plugin in plugins():

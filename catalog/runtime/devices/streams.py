@@ -44,7 +44,7 @@ def current_stream(vendor: Vendor, index: int) -> int:
     if torch is not None:
         return int(torch._C._cuda_getCurrentRawStream(index))
     cupy = sys.modules.get("cupy")
-    if cupy is not None and cupy.cuda.runtime.is_hip is (vendor.runtime == "HIP"):
+    if cupy is not None and vendor.runtime == ("HIP" if cupy.cuda.runtime.is_hip else "CUDA"):
         return int(cupy.cuda.get_current_stream(index).ptr)
     return 0
 

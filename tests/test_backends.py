@@ -1,0 +1,109 @@
+"""Backends of other distributions: what is told of one that cannot be used. The page's own runs in test_docs.py."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from catalog import backends, doctor
+from catalog.backends import CUDA, HIP, HOST, backend_of
+from catalog.errors import BackendError, UsageError
+from catalog.runtime.catalog import Catalog
+from catalog.runtime.devices.host import host_archs
+
+ODD = """\
+from catalog.backends import Backend
+
+class Odd(Backend):
+    name = "odd"
+    isas = {"ARCH": "odd"}
+
+    def target(self, arch):
+        raise NotImplementedError
+
+    def why_unavailable(self, arch):
+        return "there is none"
+
+BACKEND = Odd()
+"""
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], None]]:
+    """Puts a distribution with one backend where this process, and those that it starts, look for packages."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(backends.__file__).parent.parent}")
+
+    def install(name: str, source: str) -> None:
+        (tmp_path / f"{name}.py").write_text(source)
+        facts = tmp_path / f"{name}-1.2.dist-info"
+        facts.mkdir()
+        (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.2\n")
+        (facts / "entry_points.txt").write_text(f"[{backends.GROUP}]\nodd = {name}:BACKEND\n")
+
+    backends.plugins.cache_clear()
+    yield install
+    backends.plugins.cache_clear()
+    for path in tmp_path.glob("*.py"):
+        sys.modules.pop(path.stem, None)
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
+        ("BACKEND = 'odd'", "broken:BACKEND is no catalog.backends.Backend, but 'odd'"),
+        (ODD.replace("def target", "def aim"), "TypeError: Can't instantiate abstract class Odd"),
+        (ODD.replace("ARCH", "x86_64_v3"), "x86_64_v3 is an arch of the built-in backend host"),
+        (ODD.replace("ARCH", "gfx9999"), "gfx9999 is an arch of the built-in backend hip"),
+    ],
+    ids=["import", "object", "abstract", "host", "gfx"],
+)
+def test_a_backend_that_cannot_be_used_is_told_once_and_left_out(
+    install: Callable[[str, str], None], caplog: pytest.LogCaptureFixture, source: str, reason: str
+) -> None:
+    install("broken", source)
+    with caplog.at_level(logging.WARNING):
+        assert backend_of("odd_arch") is HOST
+        assert backend_of("odder_arch") is HOST
+    (told,) = caplog.messages
+    assert told.startswith(f"backend odd of broken 1.2 cannot be used: {reason}")
+    (finding,) = doctor.about_plugins()
+    assert finding[:2] == ("backend odd of broken 1.2", "unusable")
+    assert finding.about.startswith(reason)
+
+
+def test_the_command_line_tells_it_without_a_traceback(install: Callable[[str, str], None]) -> None:
+    install("broken", "1 / 0")
+    command = [sys.executable, "-m", "catalog", "populate", "--arch", "odd_arch"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    warning, error, *_ = done.stderr.splitlines()
+    assert warning == "backend odd of broken 1.2 cannot be used: ZeroDivisionError: division by zero"
+    assert error == "Error: No arch is called 'odd_arch'."
+    assert done.returncode == 2
+
+
+def test_an_arch_has_one_backend(install: Callable[[str, str], None]) -> None:
+    for name in ("first", "second"):
+        install(name, ODD.replace("ARCH", "odd_arch"))
+    with pytest.raises(BackendError) as raised:
+        backend_of("odd_arch")
+    for name in ("first", "second"):
+        assert f"backend odd of {name} 1.2" in str(raised.value)
+
+
+def test_an_arch_without_a_spec_is_no_arch(install: Callable[[str, str], None], tmp_path: Path) -> None:
+    install("bare", ODD.replace("ARCH", "odd_arch"))
+    with pytest.raises(UsageError, match="No arch is called 'odd_arch'"):
+        Catalog(tmp_path / "catalog.db").populate("odd_arch")
+
+
+def test_archs_of_built_in_backends_ask_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(backends, "plugins")
+    assert [backend_of(arch) for arch in ("gfx950", "sm_90", "host", *host_archs())][:3] == [HIP, CUDA, HOST]
+    assert all(backend_of(arch) is HOST for arch in host_archs())

@@ -46,6 +46,16 @@ _PYTHON = (
     ("Recording", ("catalog.runtime.tracing.trace", "catalog.runtime.traces")),
     ("Tuning and sets of problems", ("catalog.runtime.tune", "catalog.schema.shapes")),
     ("Conformance", ("catalog.conformance.check",)),
+    (
+        "Backends",
+        (
+            "catalog.backends.Backend",
+            "catalog.backends.GpuBackend",
+            "catalog.build.targets.Target",
+            "catalog.build.toolchains.Toolchain",
+            "catalog.runtime.devices.gpu_runtime.GpuRuntime",
+        ),
+    ),
     ("Errors", ("catalog.errors",)),
 )
 """What the page of Python has: chapters of modules, classes and functions."""

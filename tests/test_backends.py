@@ -103,6 +103,21 @@ def test_an_arch_without_a_spec_is_no_arch(install: Callable[[str, str], None], 
         Catalog(tmp_path / "catalog.db").populate("odd_arch")
 
 
+def test_a_spec_beside_a_backend_extends_one_of_the_data_folder(
+    install: Callable[[str, str], None], tmp_path: Path
+) -> None:
+    source = ODD.replace("ARCH", "odd_arch").replace(
+        "    name =", "    specs = Path(__file__).parent / 'specs'\n    name ="
+    )
+    install("extending", f"from pathlib import Path\n{source}")
+    path = tmp_path / "specs" / "native" / "odd_arch.json"
+    path.parent.mkdir(parents=True)
+    path.write_text('{"extends": "host", "arch": "odd_arch", "hardware": {"vendor": "odd"}}')
+    catalog = Catalog(tmp_path / "catalog.db")
+    assert catalog.spec_file("odd_arch") == path
+    assert set(catalog.spec("odd_arch").enumerations) == set(catalog.spec("aarch64").enumerations)
+
+
 def test_archs_of_built_in_backends_ask_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(backends, "plugins")
     assert [backend_of(arch) for arch in ("gfx950", "sm_90", "host", *host_archs())][:3] == [HIP, CUDA, HOST]

@@ -1,7 +1,7 @@
 """Reading arch specs: the files of data/arch_specs, checked, and merged along ``extends``.
 
-Files of one revision lie in one folder; ``extends`` names a sibling. Merging: objects merge by key, lists append (the
-parent's items first), scalars override.
+Files of one revision lie in one folder; ``extends`` names a sibling, or one of the data folder's. Merging: objects
+merge by key, lists append (the parent's items first), scalars override.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from catalog.schema.arch_spec import (
     Yield,
 )
 from catalog.schema.expressions import SELECT_PARAMETERS, what_is_wrong
+from catalog.settings import data_dir
 
 DEFAULT_REVISION = "2026-05"
 """The upstream revision meant when an arch has several."""
@@ -160,8 +161,14 @@ def _load_raw(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     parent = raw.get("extends")
     if parent is None:
         return raw
-    merged: dict[str, Any] = _merge(_load_raw(path.with_name(f"{parent}.json"), (*seen, path)), raw)
+    merged: dict[str, Any] = _merge(_load_raw(_base(path, parent), (*seen, path)), raw)
     return merged
+
+
+def _base(path: Path, name: str) -> Path:
+    """The spec ``name`` that ``path`` extends: beside it, else, of a backend's own specs, in the data folder."""
+    beside = path.with_name(f"{name}.json")
+    return beside if beside.is_file() else data_dir() / "arch_specs" / path.parent.name / beside.name
 
 
 def load_spec_file(path: Path, space: str | None = None) -> ArchSpec:

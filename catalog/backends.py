@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from catalog.errors import BackendError
@@ -40,7 +41,6 @@ class Backend(ABC):
     """A kind of device. This one's kernels run in this process, on the host CPU; those of others: :class:`GpuBackend`.
 
     Attributes:
-        name: how messages call it.
         specs: a folder like ``data/arch_specs``, with the specs of its archs; None: they are in the data folder.
         noise: kernels that are nearer than that to the best are as good, as a share of its median.
         rounds_weights: the attention weights are rounded to the type of Q before they multiply V, as the matrix units
@@ -48,7 +48,6 @@ class Backend(ABC):
         whole_waves: the keys are split so that blocks fill whole waves of the device.
     """
 
-    name: ClassVar[str]
     specs: ClassVar[Path | None] = None
     noise: ClassVar[float] = HOST_NOISE
     rounds_weights: ClassVar[bool] = False
@@ -116,8 +115,6 @@ class GpuBackend(Backend):
 class _Host(Backend):
     """CPUs, with kernels of our own."""
 
-    name = "host"
-
     @property
     def isas(self) -> Mapping[str, str]:
         from catalog.build.toolchains import host_facts
@@ -145,8 +142,6 @@ class _Host(Backend):
 
 class _Hip(GpuBackend):
     """AMD GPUs, with kernels of CK Tile."""
-
-    name = "hip"
 
     @property
     def isas(self) -> Mapping[str, str]:
@@ -181,7 +176,6 @@ class _Hip(GpuBackend):
 class _Cuda(GpuBackend):
     """NVIDIA GPUs, with kernels of our own."""
 
-    name = "cuda"
     whole_waves = True
 
     @property
@@ -216,16 +210,17 @@ class _Cuda(GpuBackend):
 
 HIP, CUDA, HOST = _Hip(), _Cuda(), _Host()
 
-_BUILT_IN: tuple[Backend, ...] = (HIP, CUDA, HOST)  # the host's archs are in a file: it is asked last
+_BUILT_IN: Mapping[str, Backend] = MappingProxyType({"hip": HIP, "cuda": CUDA, "host": HOST})
+"""By name; the host's archs are in a file, so that it is asked last."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """A backend of another distribution: ``title`` says whose it is, ``broken`` why it cannot be used."""
+    """A backend of another distribution: ``title`` says whose; where it cannot be used, ``broken`` says why."""
 
     title: str
-    backend: Backend | None
-    broken: str | None = None
+    backend: Backend | None = None
+    broken: str = ""
 
 
 @functools.cache
@@ -235,7 +230,7 @@ def plugins() -> tuple[Plugin, ...]:
 
     found = tuple(map(_load, entry_points(group=GROUP)))
     for plugin in found:
-        if plugin.broken is not None:
+        if plugin.broken:
             _log.warning("%s cannot be used: %s", plugin.title, plugin.broken)
     return found
 
@@ -246,19 +241,21 @@ def _load(point: EntryPoint) -> Plugin:
     try:
         backend = point.load()
         if not isinstance(backend, Backend):
-            return Plugin(title, None, f"{point.value} is no catalog.backends.Backend, but {backend!r}")
-        taken = {arch: other.name for other in _BUILT_IN for arch in backend.isas if other.owns(arch)}
+            return Plugin(title, broken=f"{point.value} is no catalog.backends.Backend, but {backend!r}")
+        taken = [
+            f"{arch} is an arch of the built-in backend {name}"
+            for name, other in _BUILT_IN.items()
+            for arch in backend.isas
+            if other.owns(arch)
+        ]
     except Exception as error:  # whatever somebody else's code raises when it is imported
-        return Plugin(title, None, f"{type(error).__name__}: {error}")
-    if taken:
-        whose = ", ".join(f"{arch} is an arch of the built-in backend {other}" for arch, other in taken.items())
-        return Plugin(title, None, whose)
-    return Plugin(title, backend)
+        return Plugin(title, broken=f"{type(error).__name__}: {error}")
+    return Plugin(title, broken="; ".join(taken)) if taken else Plugin(title, backend)
 
 
 def backends() -> tuple[Backend, ...]:
     """All that can be used, the built-in ones first."""
-    return (*_BUILT_IN, *(plugin.backend for plugin in plugins() if plugin.backend is not None))
+    return (*_BUILT_IN.values(), *(plugin.backend for plugin in plugins() if plugin.backend is not None))
 
 
 def backend_of(arch: str) -> Backend:
@@ -280,7 +277,7 @@ def backend_of(arch: str) -> Backend:
 
 
 def _built_in(arch: str) -> Backend | None:
-    return next((backend for backend in _BUILT_IN if backend.owns(arch)), None)
+    return next((backend for backend in _BUILT_IN.values() if backend.owns(arch)), None)
 
 
 def spec_folders(arch: str | None = None) -> tuple[Path, ...]:

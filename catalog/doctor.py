@@ -92,7 +92,7 @@ def about_plugins() -> Iterator[Finding]:
 
     for plugin in plugins():
         if plugin.backend is None:
-            yield Finding(plugin.title, "unusable", plugin.broken or "")
+            yield Finding(plugin.title, "unusable", plugin.broken)
         else:
             yield Finding(plugin.title, "usable", ", ".join(plugin.backend.isas))
 

@@ -20,7 +20,6 @@ ODD = """\
 from catalog.backends import Backend
 
 class Odd(Backend):
-    name = "odd"
     isas = {"ARCH": "odd"}
 
     def target(self, arch):
@@ -107,7 +106,7 @@ def test_a_spec_beside_a_backend_extends_one_of_the_data_folder(
     install: Callable[[str, str], None], tmp_path: Path
 ) -> None:
     source = ODD.replace("ARCH", "odd_arch").replace(
-        "    name =", "    specs = Path(__file__).parent / 'specs'\n    name ="
+        "    isas =", "    specs = Path(__file__).parent / 'specs'\n    isas ="
     )
     install("extending", f"from pathlib import Path\n{source}")
     path = tmp_path / "specs" / "native" / "odd_arch.json"

@@ -85,17 +85,17 @@ def interval(ordered: Sequence[float]) -> tuple[float, float]:
 
 def summarise(nanoseconds: Iterable[int], *, cold: bool = False, clock_mhz: float | None = None) -> Measurement:
     """What is kept of durations, at least one of them."""
-    ordered = sorted(duration / 1e6 for duration in nanoseconds)
+    ordered = sorted(nanoseconds)
     low, high = interval(ordered)
     deciles = quantiles(ordered, n=10, method="inclusive") if len(ordered) > 1 else ordered * 9
     return Measurement(
         n=len(ordered),
-        min_ms=ordered[0],
-        median_ms=median(ordered),
-        p10_ms=deciles[0],
-        p90_ms=deciles[-1],
-        low_ms=low,
-        high_ms=high,
+        min_ms=ordered[0] / 1e6,  # the last step: means of whole nanoseconds have few digits
+        median_ms=median(ordered) / 1e6,
+        p10_ms=deciles[0] / 1e6,
+        p90_ms=deciles[-1] / 1e6,
+        low_ms=low / 1e6,
+        high_ms=high / 1e6,
         cold=cold,
         load=os.getloadavg()[0],
         clock_mhz=clock_mhz,

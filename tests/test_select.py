@@ -206,17 +206,19 @@ def test_any_one_kernel_that_upstream_would_not_dispatch_is_not_a_candidate(gfx9
         assert kernel.signature.hdim_q >= 128
 
 
-def record_timings(catalog: Catalog, asked: Problem, medians: dict[str, float]) -> None:
+def record_timings(
+    catalog: Catalog, asked: Problem, medians: dict[str, float], library: str = "", stamp: str = ""
+) -> None:
     """As a tuning would: a library and a measurement of each kernel."""
-    rows = [(kernel_id, GPU.arch) for kernel_id in medians]
+    rows = [(kernel_id, GPU.arch, kernel_id + library) for kernel_id in medians]
     catalog.connection.executemany(
         "INSERT OR IGNORE INTO artifact (key, kernel_id, arch, toolchain, isa, flags, status, log, compile_s, created) "
-        "VALUES (?1, ?1, ?2, '', '', '', 'built', '', 0, '')",
+        "VALUES (?3, ?1, ?2, '', '', '', 'built', '', 0, '')",
         rows,
     )
-    timings = [Timing(id, id, summarise([round(median_ms * 1e6)] * 9)) for id, median_ms in medians.items()]
+    timings = [Timing(id, id + library, summarise([round(ms * 1e6)] * 9)) for id, ms in medians.items()]
     with transaction(catalog.connection):
-        record(catalog.connection, asked, GPU, timings)
+        record(catalog.connection, asked, GPU, timings, stamp=stamp)
 
 
 def test_a_measured_kernel_comes_before_the_static_order(copied: Catalog) -> None:
@@ -253,6 +255,18 @@ def test_medians_within_noise_are_equal_and_the_id_decides(copied: Catalog) -> N
     record_timings(copied, asked, {ids[0]: 1.005, ids[1]: 1.0, ids[2]: 1.1})
     found = copied.candidates(asked, arch="gfx950", limit=3)
     assert [candidate.kernel.id for candidate in found] == ids
+
+
+def test_of_several_libraries_of_a_row_the_one_measured_last_counts(copied: Catalog) -> None:
+    asked = problem()
+    first, second = sorted(candidate.kernel.id for candidate in copied.candidates(asked, arch="gfx950", limit=2))
+    record_timings(copied, asked, {first: 1.0, second: 2.0}, "old", "2026-01-01T00:00:00+00:00")
+    record_timings(copied, asked, {first: 3.0}, "new", "2026-01-02T00:00:00+00:00")
+    choice = copied.choice(asked, arch="gfx950", limit=2)
+    assert [(c.kernel.id, c.median_ms) for c in choice.candidates] == [(second, 2.0), (first, 3.0)]
+    about, *lines = str(choice).splitlines()
+    assert about == "Measured: 2 of these kernels were timed on this very problem."
+    assert [line.split()[:2] for line in lines] == [["2", "ms"], ["3", "ms"]]
 
 
 def test_a_choice_is_remembered_until_the_catalog_changes(copied: Catalog) -> None:

@@ -58,7 +58,7 @@ class Choice:
 
     @property
     def about(self) -> str:
-        """What decides, as a sentence."""
+        """What decides, as a sentence. Printing the choice gives it, and the candidates below it."""
         if self.evidence == "static" or self.neighbour is None:
             return "Static order: nothing of this problem's kind was measured on this device."
         count = sum(candidate.median_ms is not None for candidate in self.candidates)
@@ -68,6 +68,11 @@ class Choice:
             f"Nearest: {count} of these kernels were timed on a problem of the same kind at distance "
             f"{self.neighbour.distance:.2f}, {self.neighbour.key}."
         )
+
+    def __str__(self) -> str:
+        times = ["" if c.median_ms is None else f"{c.median_ms:.4g} ms" for c in self.candidates]
+        lines = [f"{time:>12}  {c.kernel.name}" for time, c in zip(times, self.candidates, strict=True)]
+        return "\n".join([self.about, *lines])
 
 
 @dataclass(frozen=True)
@@ -200,7 +205,8 @@ class Selector:
                 "SELECT * FROM ("
                 f"SELECT kernel.*, median_ms, min(median_ms) OVER () AS best_ms, {PASSED_OVER} AS passed_over "
                 "FROM kernel LEFT JOIN ("
-                "  SELECT kernel_id, min(median_ms) AS median_ms FROM timing"
+                # Of several libraries of a row the one measured last counts: SQLite takes the columns from its row.
+                "  SELECT kernel_id, median_ms, max(created) FROM timing"
                 "  WHERE problem_id = :measured AND device_id = :device AND NOT cold GROUP BY kernel_id"
                 f") AS measured ON measured.kernel_id = kernel.id WHERE {kept}) AS kernel "
                 f"ORDER BY {', '.join(by)}"

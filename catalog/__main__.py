@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from catalog.errors import INTERRUPTED, CatalogError
 
@@ -15,12 +18,26 @@ def main() -> None:
     from catalog.cli import app
 
     try:
-        app()
+        with _warnings():
+            app()
     except CatalogError as error:
-        print(f"Error: {error}", file=sys.stderr)
+        print(error.printed, file=sys.stderr)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
+
+
+@contextmanager
+def _warnings() -> Iterator[None]:
+    """What the library warns of goes to stderr, and says that it is a warning."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("Warning: %(message)s"))
+    logger = logging.getLogger("catalog")
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
 
 
 if __name__ == "__main__":

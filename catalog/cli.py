@@ -101,6 +101,7 @@ def populate(
     Example: catalog populate --arch gfx950
     """
     from catalog.cli_progress import fraction_done
+    from catalog.messages import counted
     from catalog.rules.populate import count_by_family
     from catalog.rules.receipts import resolve_receipts
     from catalog.rules.restriction import restriction
@@ -122,7 +123,7 @@ def populate(
         )
     what = f"{spec.arch} (revision {spec.revision}, space {spec.space}, masks {mask_impl})"
     if done.unchanged and form == "table":
-        print(f"Unchanged: {what} has its {done.kernels:,} kernels already; --force makes them again.")
+        print(f"Unchanged: {what} has its {counted(done.kernels, 'kernel')} already; --force makes them again.")
         return
     columns = ["family", "kernels"]
     rows: list[list[Any]] = [[family, n] for family, n in done.families.items()]
@@ -135,7 +136,7 @@ def populate(
         return
     rows.append(["total", *(sum(row[i] for row in rows) for i in range(1, len(columns)))])
     _print(columns, [[family, *(f"{n:,}" for n in counts)] for family, *counts in rows], form)
-    print(f"{done.kernels:,} kernels of {what} in {done.seconds:.2f} s -> {catalog.path}")
+    print(f"{counted(done.kernels, 'kernel')} of {what} in {done.seconds:.2f} s -> {catalog.path}")
 
 
 @app.command()
@@ -176,8 +177,11 @@ def query(
         with engine.run(path, asked, timeout) as result:
             found = write_rows(result.columns, result, shown, sys.stdout)
     if not found:
-        for hint in engine.hints(asked):
+        hints = engine.hints(asked)
+        for hint in hints:
             _note(f"Hint: {hint}")
+        if not hints and not count:
+            _note("No kernel meets the expression.")
 
 
 @app.command("columns")
@@ -229,7 +233,7 @@ def parity(
             try:
                 comparison = catalog.parity(name, number, revision=revision, mask_impl=mask_impl, reference=generator)
             except MissingReferenceError as error:
-                _note(f"Error: {error}")
+                _note(error.printed)
                 worst = worst or error.exit_code
                 continue
             rows.append(comparison.row)
@@ -422,7 +426,8 @@ def list_rules(
     rules = _catalog().rules(arch, revision=revision, family=shown, kind=kind and table.read_kind(kind))
     _print(list(table.COLUMNS), rules, form)
     if not rules:
-        _note("Hint: there is no such rule, or no arch is populated: name one, as in catalog rules --arch gfx950")
+        _note("No rule is so.")
+        _note("Hint: Without --arch, rules are those of populated archs. Name one: catalog rules --arch gfx950")
 
 
 app.command()(shapes)

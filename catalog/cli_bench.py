@@ -68,7 +68,9 @@ def bench(
 
     files = BenchFiles(csv, json)
     if shapes is not None and fields:
-        raise UsageError("name one of: a problem by its options, --shapes SET")
+        raise UsageError(
+            "what to time is one of: a problem by its options, --shapes SET", hint="As in: catalog bench --shapes smoke"
+        )
     asked = (shape_of(Problem(**fields)),) if shapes is None else load_shapes(shapes).shapes
     catalog = Catalog(context.find_root().params["db"] or settings().db, num_threads=threads)
     options = BenchOptions(arch, candidates, StopRule(least=runs, cold=cold), verify, jobs)

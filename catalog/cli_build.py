@@ -15,6 +15,7 @@ from catalog.build.builder import Artifact, BuildFailure, BuildReport, CompileEr
 from catalog.build.pools import Pool, Threads
 from catalog.cli_output import print_told
 from catalog.errors import INTERRUPTED, BuildError, UsageError
+from catalog.messages import counted
 from catalog.query import Query, hints
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices.here import resolve_arch
@@ -45,7 +46,8 @@ def build_with_progress(catalog: Catalog, asked: Asked) -> int:
     _populate(catalog, arch)
     kernels = catalog.kernels(asked.where, arch=arch, limit=asked.limit)
     if not kernels:
-        for hint in (f"no kernel of {arch} is so", *hints(Query(asked.where))):
+        print(f"No kernel of {arch} meets the expression.", file=sys.stderr)
+        for hint in hints(Query(asked.where)):
             print(f"Hint: {hint}", file=sys.stderr)
     names = {kernel.id: kernel.name for kernel in kernels}
     done: list[Artifact | BuildFailure] = []
@@ -54,7 +56,7 @@ def build_with_progress(catalog: Catalog, asked: Asked) -> int:
         with _pool(asked) as pool, _progress(len(kernels), pool.at_once) as (advance, say):
             before = catalog.built(kernels)
             if before:
-                say(f"{before} of {len(kernels)} kernels were built before: {len(kernels) - before} are left")
+                say(f"{before:,} of {counted(len(kernels), 'kernel')} built before: {len(kernels) - before:,} left")
 
             def on_done(ended: Artifact | BuildFailure) -> None:
                 done.append(ended)
@@ -70,8 +72,11 @@ def build_with_progress(catalog: Catalog, asked: Asked) -> int:
         tuple(ended for ended in done if isinstance(ended, BuildFailure)),
         len(kernels) - len(done),
     )
-    summary = "\n".join(_summary(report, interrupted=code == INTERRUPTED))
-    print_told(summary, COLUMNS, [_row(ended, names) for ended in done], asked.form)
+    for line in _reasons(report):
+        print(line, file=sys.stderr)
+    print_told(
+        _summary(report, interrupted=code == INTERRUPTED), COLUMNS, [_row(ended, names) for ended in done], asked.form
+    )
     return code or int(bool(report.failures))
 
 
@@ -83,7 +88,11 @@ def build_fallback(catalog: Catalog, arch: str) -> Path:
         UsageError: the arch is none of that revision's.
     """
     from catalog.build.ck.sources import ck_facts, find_checkout
+    from catalog.build.targets import CK, target_of
 
+    arch = str(catalog.spec(arch).arch)
+    if target_of(arch) is not CK:
+        raise UsageError(f"{arch} is no AMD arch", hint="As in: catalog fallback --arch gfx942")
     revision = find_checkout().generator.revision
     catalog.populate(arch, revision=revision)
     kernels = catalog.kernels(f"revision = '{revision}' AND {ck_facts().fallback}", arch=arch)
@@ -148,6 +157,9 @@ def _progress(total: int, at_once: int) -> Iterator[tuple[Callable[[bool], None]
         yield advance, lambda text: progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
+NAMED = 10
+"""Kernels that are named with the reason why they failed; each had its line when it did."""
+
 COLUMNS = ("kernel", "status", "compile_s", "bytes", "id", "error")
 """What became of a kernel, as a row."""
 
@@ -169,20 +181,27 @@ def _line(ended: Artifact | BuildFailure, names: Mapping[str, str]) -> str:
     return f"{'failed':<8} {took:>9} {'':>12}  {ended.kernel.name}"
 
 
-def _summary(report: BuildReport, interrupted: bool) -> list[str]:
-    """What became of the kernels in a line, then each reason of failures once, with the kernels that it stopped."""
+def _summary(report: BuildReport, interrupted: bool) -> str:
+    """What became of the kernels in a line."""
     compiled = [artifact for artifact in report.artifacts if not artifact.cached]
     seconds = sum(artifact.compile_seconds for artifact in compiled)
     kernels = len(report.artifacts) + len(report.failures) + report.left
-    left = f", {report.left} left: the same command goes on from here" if report.left else ""
+    left = f", {report.left:,} left: the same command goes on from here" if report.left else ""
     cached, failed = len(report.artifacts) - len(compiled), len(report.failures)
-    lines = [
-        f"{'Interrupted. ' if interrupted else ''}{kernels} kernels: {len(compiled)} compiled in {seconds:.1f} s of "
-        f"compiler time, {cached} in the cache already, {failed} failed{left}"
-    ]
+    return (
+        f"{'Interrupted. ' if interrupted else ''}{counted(kernels, 'kernel')}: {len(compiled):,} compiled in "
+        f"{seconds:.1f} s of compiler time, {cached:,} in the cache already, {failed:,} failed{left}"
+    )
+
+
+def _reasons(report: BuildReport) -> list[str]:
+    """Each reason of failures once, with the first of the kernels that it stopped."""
+    lines: list[str] = []
     reasons: dict[str, list[str]] = {}
     for failure in report.failures:
-        reasons.setdefault(str(failure.error), []).append(failure.kernel.name)
+        reasons.setdefault(failure.error.printed, []).append(failure.kernel.name)
     for reason, stopped in reasons.items():
-        lines += ["", reason, *(f"    {name}" for name in stopped if name not in reason)]
+        named = [name for name in stopped if name not in reason]
+        lines += [reason, *(f"    {name}" for name in named[:NAMED])]
+        lines += [f"    and {counted(len(named) - NAMED, 'more kernel')}"] if len(named) > NAMED else []
     return lines

@@ -24,13 +24,15 @@ def export_command(
     Example: catalog cache export --where "hdim_q=128" --arch host kernels.bundle
     """
     from catalog.cli import _catalog
+    from catalog.messages import counted, subject
     from catalog.runtime.devices.here import resolve_arch
     from catalog.runtime.exchange import export_bundle
 
     done = export_bundle(_catalog(), where, file, None if arch is None else resolve_arch(arch))
-    told = f"{done.libraries:,} libraries and {done.timings:,} timings -> {file} ({done.bytes / 1e6:.1f} MB)"
+    what = f"{counted(done.libraries, 'library')} and {counted(done.timings, 'timing')}"
+    told = f"{what} -> {file} ({done.bytes / 1e6:.1f} MB)"
     if done.unbuilt:
-        told += f"\n{done.unbuilt:,} more kernels are selected, and not built."
+        told += f"\n{subject(done.unbuilt, 'more kernel')} selected, and not built."
     print_told(told, ["file", *asdict(done)], [[str(file), *asdict(done).values()]], form)
 
 
@@ -45,10 +47,12 @@ def import_command(
     Example: catalog cache import --trust kernels.bundle
     """
     from catalog.cli import _catalog
+    from catalog.messages import counted, subject
     from catalog.runtime.exchange import import_bundle
 
     done = import_bundle(_catalog(), file, trust=trust)
-    told = f"{done.new:,} libraries are new, {done.present:,} were there; {done.timings:,} new timings"
+    there = f"{done.present:,} {'was' if done.present == 1 else 'were'} there"
+    told = f"{subject(done.new, 'library')} new, {there}; {counted(done.timings, 'new timing')}"
     if done.no_rows:
-        told += f"\n{done.no_rows:,} are of no row of this catalog: they are stored, not recorded."
+        told += f"\n{subject(done.no_rows, 'library')} of no row of this catalog: stored, not recorded."
     print_told(told, list(asdict(done)), [list(asdict(done).values())], form)

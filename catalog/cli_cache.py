@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from catalog.cli_output import FormatOption, print_rows, print_told
+from catalog.messages import counted, subject
 
 if TYPE_CHECKING:
     from catalog.build.cache import Cache
@@ -49,8 +50,9 @@ def _tell(done: Collected, verb: str, form: str, before: str = "") -> None:
 
     kept = f", {done.in_use:,} in use were kept" if done.in_use else ""
     told = (
-        f"{verb} {len(done.dropped):,} libraries ({format_size(done.dropped_bytes)}) and {done.leftovers:,} other "
-        f"files{kept}; left: {done.left:,} libraries ({format_size(done.left_bytes)})"
+        f"{verb} {counted(len(done.dropped), 'library')} ({format_size(done.dropped_bytes)}) and "
+        f"{counted(done.leftovers, 'other file')}{kept}; "
+        f"left: {counted(done.left, 'library')} ({format_size(done.left_bytes)})"
     )
     facts = {**asdict(done), "dropped": len(done.dropped)}
     print_told(before + told, list(facts), [list(facts.values())], form)
@@ -97,7 +99,7 @@ def list_entries(
         for entry in found
     ]
     print_rows(["key", "arch", "size", "compile_s", "created", "last_used", "kernel"], rows, form)
-    print(f"{len(found):,} libraries, {format_size(sum(entry.bytes for entry in found))}")
+    print(f"{counted(len(found), 'library')}, {format_size(sum(entry.bytes for entry in found))}")
 
 
 @cache_app.command("verify")
@@ -124,7 +126,7 @@ def verify_entries(
         f"{'deleted' if damage.deleted else 'the next build replaces it'}"
         for damage in damages
     ]
-    told = "\n".join([*lines, f"{sound:,} libraries are sound, {len(damages):,} damaged"])
+    told = "\n".join([*lines, f"{subject(sound, 'library')} sound, {len(damages):,} damaged"])
     rows = [[damage.key, damage.kernel, damage.reason, int(damage.deleted)] for damage in damages]
     print_told(told, ["key", "kernel", "reason", "deleted"], rows, form)
     if damages:
@@ -191,4 +193,4 @@ def drop_timings(
     if not yes:
         typer.confirm(f"Drop the times of {where or 'all kernels'} in {path}?", abort=True)
     dropped = clear_timings(path, where)
-    print_told(f"Dropped {dropped:,} timings", ["dropped"], [[dropped]], form)
+    print_told(f"Dropped {counted(dropped, 'timing')}", ["dropped"], [[dropped]], form)

@@ -31,9 +31,9 @@ def explain(catalog: Catalog, words: Sequence[str], fields: Mapping[str, Any], f
         CatalogError: as the catalog's methods.
     """
     if bool(words) == bool(fields):
-        stated = "Both traits and options of a problem are stated" if words else "There is nothing to explain"
+        stated = "both traits and options of a problem are stated" if words else "there is nothing to explain"
         raise UsageError(
-            f"{stated}.",
+            stated,
             hint="State a kernel (catalog explain family=fwd hdim_q=128) or a problem (catalog explain --batch 1 ...).",
         )
     if words:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from catalog.cli_options import ArchOption, CkRootOption
+from catalog.messages import counted
 
 if TYPE_CHECKING:
     from catalog.schema.kernel import Kernel
@@ -43,10 +44,16 @@ def project(
     if context.invoked_subcommand is not None:
         for name in context.params:
             if (source := context.get_parameter_source(name)) is not None and source.name == "COMMANDLINE":
-                raise UsageError(f"options of catalog export {context.invoked_subcommand} come after its name")
+                raise UsageError(
+                    f"options of catalog export {context.invoked_subcommand} come after its name",
+                    hint=f"As in: catalog export {context.invoked_subcommand} --out kernels",
+                )
         return
     if where is None or out is None:
-        raise UsageError(f"catalog export needs {'--where EXPR' if where is None else '--out FOLDER'}")
+        raise UsageError(
+            f"catalog export needs {'--where EXPR' if where is None else '--out FOLDER'}",
+            hint="As in: catalog export --where \"hdim_q=64 AND dtype='fp32'\" --out kernels",
+        )
     from catalog.build.export import export_project
     from catalog.build.export.projects import how_to_build, read_format
 
@@ -54,7 +61,7 @@ def project(
     kernels = _kernels(context, where, arch, ck_root)
     with _each_told(len(kernels)) as on_done:
         written = export_project(kernels, out, prefix, chosen, on_done)
-    print(f"{len(kernels)} kernels in {out}: {len(written)} files written or changed")
+    print(f"{counted(len(kernels), 'kernel')} in {out}: {counted(len(written), 'file')} written or changed")
     print(f"Build: {how_to_build(chosen, out)}")
 
 
@@ -76,7 +83,7 @@ def register(
     kernels = _kernels(context, where, arch, ck_root)
     with _each_told(len(kernels)) as on_done:
         written = export_register(kernels, out, prefix, on_done)
-    print(f"{len(kernels)} kernels in {out}: {len(written)} files written or changed")
+    print(f"{counted(len(kernels), 'kernel')} in {out}: {counted(len(written), 'file')} written or changed")
 
 
 @export.command()
@@ -104,7 +111,7 @@ def wrap(
     written = wrap_headers(
         kernel_dir, out, prefix, chosen, arch=resolve_arch(arch), pattern=pattern, on_done=names.append
     )
-    print(f"{len(names)} kernels in {out}: {len(written)} files written or changed")
+    print(f"{counted(len(names), 'kernel')} in {out}: {counted(len(written), 'file')} written or changed")
     print(f"Build: {how_to_build(chosen, out)}")
 
 

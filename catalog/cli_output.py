@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from catalog.output import Format
 
 FORMATS = ("table", "json", "jsonl", "csv")
-_IN_WORDS = "table, json, jsonl or csv."
+_IN_WORDS = "table, json, jsonl or csv"
 
 
 def _offered() -> list[str]:
@@ -22,14 +22,15 @@ def _offered() -> list[str]:
 def _known(name: str) -> str:
     """``name``, which is a format: a wrong one is told before the work."""
     from catalog.errors import UsageError
+    from catalog.messages import did_you_mean
 
     if name not in FORMATS:
-        raise UsageError(f"--format {name}: it is one of {_IN_WORDS}")
+        raise UsageError(f"--format {name} is not allowed{did_you_mean(name, FORMATS)}", hint=f"Allowed: {_IN_WORDS}.")
     return name
 
 
 FormatOption = Annotated[
-    str, typer.Option("--format", help=f"Output: {_IN_WORDS}", callback=_known, autocompletion=_offered)
+    str, typer.Option("--format", help=f"Output: {_IN_WORDS}.", callback=_known, autocompletion=_offered)
 ]
 
 

@@ -39,7 +39,10 @@ def unquarantine(
     from catalog.errors import UsageError
 
     if everything is (which is not None):
-        raise UsageError("name a kernel, or --all", hint="catalog cache quarantined lists them")
+        raise UsageError(
+            "no kernel is named" if which is None else "a kernel and --all are both named",
+            hint="Name one, or give --all; catalog cache quarantined lists them.",
+        )
     released = _catalog().history.release(which)
     told = "\n".join(f"released {one.kernel}" for one in released) or "No kernel is quarantined."
     print_told(told, ["kernel", "arch", "id"], [[one.kernel, one.arch, one.kernel_id] for one in released], form)

@@ -14,11 +14,12 @@ from catalog.cli_options import ArchOption, Jobs
 from catalog.cli_output import FormatOption, print_rows
 from catalog.cli_problem import with_problem
 from catalog.cli_progress import each_timed
+from catalog.messages import counted
 
 if TYPE_CHECKING:
     from catalog.build.pools import Pool
     from catalog.runtime.catalog import Catalog
-    from catalog.runtime.tune import Tuned
+    from catalog.runtime.tune import Tuned, TuneReport
     from catalog.schema.problem import Problem
 
 
@@ -82,11 +83,7 @@ def tune(
     print_rows(columns, [[names[tuned.problem.key], *_row(tuned)] for tuned in report.tuned], form)
     for key, reason in report.unanswered.items():
         print(f"{names[key]}: {reason}", file=sys.stderr)
-    print(
-        f"{len(report.tuned)} problems tuned; the best kernels are {report.gain:.3f} times as fast as the first of the "
-        f"static order (geometric mean); {len(report.left)} left, {len(report.unanswered)} without a kernel.",
-        file=sys.stderr,
-    )
+    print(_summary(report), file=sys.stderr)
 
 
 def _pool(scheduler: str | None) -> AbstractContextManager[Pool | None]:
@@ -109,7 +106,10 @@ def _problems(
     from catalog.schema.shape_names import name_of
 
     if (shapes is not None) + misses + (trace is not None) + bool(fields) != 1:
-        raise UsageError("name one of: a problem by its options, --shapes SET, --misses, --trace FILE")
+        raise UsageError(
+            "what to tune is one of: a problem by its options, --shapes SET, --misses, --trace FILE",
+            hint="As in: catalog tune --shapes smoke",
+        )
     if shapes is not None:
         from catalog.schema.shapes import load_shapes
 
@@ -123,6 +123,14 @@ def _problems(
         return {name_of(problem): problem for problem in read_trace(trace).problems}
     problem = Problem(**fields)
     return {name_of(problem): problem}
+
+
+def _summary(report: TuneReport) -> str:
+    gain = f"the best kernels are {report.gain:.3f} times as fast as the first of the static order (geometric mean); "
+    return (
+        f"{counted(len(report.tuned), 'problem')} tuned; {gain if report.tuned else ''}"
+        f"{len(report.left):,} left, {len(report.unanswered):,} without a kernel."
+    )
 
 
 def _about(tuned: Tuned) -> str:

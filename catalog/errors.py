@@ -1,4 +1,7 @@
-"""One exception tree: every error says what is wrong, where, and what to do next."""
+"""One exception tree: every error says what is wrong, where, and what to do next.
+
+``message`` says the first two, ``hint`` the last; :mod:`catalog.messages` says how they are written.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,11 @@ class CatalogError(Exception):
 
     def __str__(self) -> str:
         return self.message if self.hint is None else f"{self.message}\n{self.hint}"
+
+    @property
+    def printed(self) -> str:
+        """The error as the command line prints it."""
+        return f"Error: {self.message}" + ("" if self.hint is None else f"\nHint: {self.hint}")
 
 
 class UsageError(CatalogError):

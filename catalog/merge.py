@@ -17,6 +17,7 @@ The other file is only read. One transaction: everything, or nothing.
 from __future__ import annotations
 
 import json
+import shlex
 import sqlite3
 import tempfile
 from collections import Counter
@@ -27,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from catalog.errors import RegistryError, UsageError
+from catalog.messages import counted
 from catalog.registry import KERNEL_COLUMNS, connect, is_current, transaction
 from catalog.schema.kernel import Kernel
 from catalog.schema.likeness import SIZES
@@ -58,7 +60,7 @@ class Merged:
     def notes(self) -> list[str]:
         """What was left out and why, a line a reason."""
         return [
-            f"{self.path}: left out {kernels} kernels with all that is about them, {reason}"
+            f"{self.path}: left out {counted(kernels, 'kernel')}, with builds and timings, {reason}"
             for reason, kernels in self.left_out.items()
         ]
 
@@ -72,7 +74,7 @@ def merge(connection: sqlite3.Connection, own: Path, paths: Sequence[Path]) -> l
     """
     for path in paths:
         if path.exists() and path.samefile(own):
-            raise UsageError(f"{path} is the catalog that others are merged into.")
+            raise UsageError(f"{path} is the catalog that others are merged into")
     with ExitStack() as stack:
         others = [(path, stack.enter_context(_opened(path))) for path in paths]
         with transaction(connection):
@@ -83,13 +85,13 @@ def merge(connection: sqlite3.Connection, own: Path, paths: Sequence[Path]) -> l
 def _opened(path: Path) -> Iterator[sqlite3.Connection]:
     """The catalog at ``path`` as it is now, to be read only; one with an older schema as a migrated copy."""
     if not path.is_file():
-        raise RegistryError(f"There is no catalog at {path}.")
+        raise RegistryError(f"there is no catalog at {path}")
     with ExitStack() as stack:
         with _reading(path):
             other = stack.enter_context(closing(_read_only(path)))
             if not is_current(other, path):
                 if not other.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
-                    raise RegistryError(f"{path} is empty: no catalog.")
+                    raise RegistryError(f"{path} is empty: no catalog")
                 copy = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="catalog-"))) / "catalog.db"
                 with closing(sqlite3.connect(copy)) as target:
                     other.backup(target)
@@ -124,8 +126,8 @@ def _reading(path: Path) -> Iterator[None]:
     try:
         yield
     except (sqlite3.Error, OverflowError) as error:
-        hint = "Nothing was changed. Is it whole, and a catalog? catalog doctor with --db tells."
-        raise RegistryError(f"{path} cannot be merged: {error}.", hint=hint) from None
+        hint = f"Nothing was changed. What there is of it: catalog --db {shlex.quote(str(path))} doctor"
+        raise RegistryError(f"{path} cannot be merged: {error}", hint=hint) from None
 
 
 class _Merge:

@@ -14,35 +14,34 @@ What stands between an expression and the machine, each enough for most of it:
 from __future__ import annotations
 
 import re
-import shlex
 import sqlite3
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from catalog.errors import CatalogError, QueryError, RegistryError
+from catalog.messages import did_you_mean, near
+from catalog.query_hints import (
+    FUNCTIONS,
+    archs_there,
+    looks_like_text,
+    near_columns,
+    near_function,
+    populate_command,
+    quoted,
+    syntax_hint,
+)
 from catalog.query_text import Expression, Token, check_text, condition, ordering
 from catalog.registry import unwritable
 from catalog.schema.fields import TRAITS
+from catalog.schema.spec_files import known_archs
 from catalog.schema.tables import TABLES, VIEW
-
-_FUNCTION_NAMES = """
-    -> ->> abs acos asin atan atan2 avg ceil ceiling coalesce cos count cume_dist current_date current_time
-    current_timestamp date datetime dense_rank exp first_value floor glob group_concat ifnull if iif instr
-    json_array_length json_extract json_type json_valid julianday lag last_value lead length like likelihood likely
-    ln log log10 log2 lower ltrim max median min mod nth_value ntile nullif percent_rank pi pow power random rank
-    replace round row_number rtrim sign sin sqrt strftime substr substring sum tan time total trim trunc typeof
-    unicode unixepoch unlikely upper
-"""
-
-FUNCTIONS = frozenset(_FUNCTION_NAMES.split())
-"""What an expression may call: no function with an effect, and none that makes a large value of a small one."""
+from catalog.settings import data_dir
 
 HAS_LIMITS = sys.version_info >= (3, 11)
 
@@ -51,7 +50,6 @@ STEPS_PER_CHECK = 100
 ROWS_PER_FETCH = 256
 MAX_ROWS = 2**63 - 1
 
-_COMPARISONS = {"=", "==", "!=", "<>", "IS", "<", ">", "<=", ">="}
 _EQUALITIES = {"=", "==", "!=", "<>", "IS"}
 _ARITHMETIC = {"+", "-", "*", "/", "%", "&", "|", "||", "~", "<<", ">>"}
 
@@ -152,8 +150,7 @@ def hints(query: Query, domains: Mapping[str, Sequence[str | int]] | None = None
         values = [str(value) for value in known.get(column, ())]
         if not values or literal.value in values:
             continue
-        near = get_close_matches(literal.value.lower(), values, n=3)
-        instead = f"near: {', '.join(near)}" if near else f"it has: {', '.join(values)}"
+        instead = near(literal.value, values) or f"it has: {', '.join(values)}"
         found.append(f"{column} has no value {literal.text}; {instead}")
     return list(dict.fromkeys(found))
 
@@ -202,7 +199,7 @@ class _Statement:
         for term in terms:
             session.check(term.expression)
         if query.limit is not None and query.limit < 0:
-            raise QueryError(f"limit: {query.limit} is negative.")
+            raise QueryError(f"limit: {query.limit} is negative")
         parameters.append(MAX_ROWS if query.limit is None else min(query.limit, MAX_ROWS))
         order = f"ORDER BY {', '.join(term.sql for term in terms)}" if terms else ""
         return cls(_chosen(query.columns, session.columns), " AND ".join(conditions), order, tuple(parameters))
@@ -219,13 +216,8 @@ def _chosen(wanted: tuple[str, ...], existing: tuple[str, ...]) -> tuple[str, ..
     by_name = {name.lower(): name for name in existing}
     for name in wanted:
         if name.strip().lower() not in by_name:
-            raise QueryError(f"columns: no such column: {name.strip()!r}", hint=_near_columns(name, existing))
+            raise QueryError(f"columns: no such column: {name.strip()!r}", hint=near_columns(name, existing))
     return tuple(dict.fromkeys(by_name[name.strip().lower()] for name in wanted)) or existing
-
-
-def _near_columns(name: str, existing: tuple[str, ...]) -> str:
-    near = get_close_matches(name.strip().lower(), existing, n=3)
-    return f"Near: {', '.join(near)}." if near else "`catalog columns` lists every column."
 
 
 class _Session:
@@ -235,8 +227,10 @@ class _Session:
         self._path = path
         self._guard = _Guard()
         self._clock = _Clock(seconds)
+        if path.is_dir():
+            raise RegistryError(f"{path} is a folder", hint="Choose a file with --db or CATALOG_DB.")
         if not path.is_file():
-            raise RegistryError(f"There is no catalog at {path}.", hint="Make one: catalog populate --arch ARCH")
+            raise RegistryError(f"there is no catalog at {path}", hint=f"Make one: {populate_command(path, 'host')}")
         try:
             self.connection, self.columns = self._open("mode=ro")
         except sqlite3.Error as error:
@@ -269,12 +263,14 @@ class _Session:
     def _unreadable(self, error: Exception) -> RegistryError:
         message = str(error)
         if "no such table" in message:
-            return RegistryError(f"{self._path} is a SQLite file, but no catalog.", hint="Choose another with --db.")
+            return RegistryError(f"{self._path} is a SQLite file, but no catalog", hint="Choose another with --db.")
         if "not a database" in message:
-            return RegistryError(f"{self._path} is no SQLite file.", hint="Choose another with --db.")
+            return RegistryError(f"{self._path} is no SQLite file", hint="Choose another with --db.")
         if "locked" in message:
-            return RegistryError(f"{self._path} is locked by another process.", hint="Try again when it is done.")
-        return RegistryError(f"{self._path} cannot be read: {message}.")
+            return RegistryError(f"{self._path} is locked by another process", hint="Try again when it is done.")
+        if "malformed" in message:
+            return RegistryError(f"{self._path} is damaged", hint="Move it away and populate again.")
+        return RegistryError(f"{self._path} cannot be read: {message}")
 
     def execute(
         self, sql: str, parameters: Sequence[str | int] | Mapping[str, str | int | None] = ()
@@ -304,9 +300,12 @@ class _Session:
         if self.execute(f"SELECT 1 FROM {VIEW} WHERE arch = ? LIMIT 1", (arch,)).fetchone():
             return
         present = [row[0] for row in self.execute("SELECT DISTINCT arch FROM population ORDER BY arch")]
+        known = known_archs(*spec_folders())
+        if arch not in known:
+            raise QueryError(f"no arch is called {arch!r}{did_you_mean(arch, known)}", hint=archs_there(present))
         raise QueryError(
-            f"{self._path} has no kernels of arch {arch!r}" + (f"; it has {', '.join(present)}." if present else "."),
-            hint=f"Add them: catalog populate --arch {shlex.quote(arch)}",
+            f"{self._path} has no kernels of {arch}" + (f", but of {', '.join(present)}" if present else ""),
+            hint=f"Add them: {populate_command(self._path, arch)}",
         )
 
     def _compile(self, sql: str) -> None:
@@ -326,7 +325,7 @@ class _Session:
             return expression.error(message, token, hint=self._column_hint(match[1], token, expression))
         if match := re.search(r"function:? (\w+)|(\w+)\(\)", message):
             name = match[1] or match[2]
-            hint = _near_function(name) if message.startswith("no such") else None
+            hint = near_function(name) if message.startswith("no such") else None
             return expression.error(message, expression.find(name, call=True) or expression.find(name), hint=hint)
         if match := re.search(r"(?:no such table|collation sequence|ambiguous column name): (?:.*\.)?(.+)", message):
             hint = f"Tables: {', '.join(TABLES)}." if "table" in message else None
@@ -350,7 +349,7 @@ class _Session:
         if bad > len(expression.tokens):
             return expression.error_at_end("the expression is incomplete")
         token = expression.tokens[bad - 1]
-        return expression.error(message, token, hint=_syntax_hint(token, expression))
+        return expression.error(message, token, hint=syntax_hint(token, expression))
 
     def _prefix_error(self, prefix: str) -> str | None:
         try:
@@ -361,10 +360,10 @@ class _Session:
 
     def _column_hint(self, name: str, token: Token | None, expression: Expression) -> str:
         if token is not None and token.text[0] == '"':
-            return f"Double quotes name columns; text takes single quotes: {_quoted(token.value)}"
-        if token is not None and _looks_like_text(token, expression):
-            return f"Text takes single quotes: {_quoted(token.value)}"
-        return _near_columns(name.rpartition(".")[2], self.columns)
+            return f"Double quotes name columns; text takes single quotes: {quoted(token.value)}"
+        if token is not None and looks_like_text(token, expression):
+            return f"Text takes single quotes: {quoted(token.value)}"
+        return near_columns(name.rpartition(".")[2], self.columns)
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -380,7 +379,7 @@ class _Session:
             if not self._clock.expired:
                 raise KeyboardInterrupt  # SQLite swallowed it: the handler of a signal ran inside the progress handler
             return QueryError(
-                f"The query took longer than {self._clock.seconds:g} s and was stopped.",
+                f"the query took longer than {self._clock.seconds:g} s and was stopped",
                 hint="Narrow it, or set CATALOG_QUERY_TIMEOUT to more seconds.",
             )
         if re.search("locked|malformed$|disk|not a database|unable to open", message):
@@ -394,35 +393,6 @@ class _Session:
         except BaseException:
             self.connection.close()
             raise
-
-
-def _looks_like_text(token: Token, expression: Expression) -> bool:
-    before = expression.before(token)
-    in_domain = any(token.value.lower() in trait.values for trait in TRAITS.values())
-    return before is not None and (before.text.upper() in _COMPARISONS or (before.text in {"(", ","} and in_domain))
-
-
-def _syntax_hint(token: Token, expression: Expression) -> str | None:
-    if token.is_word("ORDER"):
-        return "Order with --order-by."
-    if token.is_word("LIMIT"):
-        return "Limit with --limit."
-    if token.kind == "word" and _looks_like_text(token, expression):
-        return f"Text takes single quotes: {_quoted(token.value)}"
-    if token.text in {"&", "|"}:
-        return "Join conditions by AND or OR."
-    return None
-
-
-def _near_function(name: str) -> str | None:
-    if name.upper() == "REGEXP":
-        return "Use LIKE ('%async%') or GLOB ('*async*')."
-    near = get_close_matches(name.lower(), FUNCTIONS, n=3)
-    return f"Near: {', '.join(near)}." if near else None
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
 
 
 class _Guard:

@@ -193,7 +193,7 @@ def _order_term(whole: Expression, tokens: tuple[Token, ...]) -> OrderTerm:
             direction[:0] = [token.text.upper() for token in tokens[-length:]]
             tokens = tokens[:-length]
     if not tokens:
-        raise whole.error("a term is empty", hint="Separate terms by commas: hdim_q DESC, name")
+        raise whole.error("a term is empty", hint="Separate terms by commas: hdim_q DESC, name.")
     if len(tokens) == 1 and tokens[0].kind == "number":
         raise whole.error("a number orders nothing", tokens[0], hint="Order by a column's name, not by its place.")
     return OrderTerm(Expression(whole.what, whole.text, tokens), " ".join(direction))
@@ -206,13 +206,13 @@ def check_text(what: str, text: str) -> None:
         QueryError: ``text`` is too long, has a NUL, or is not Unicode.
     """
     if len(text) > MAX_LENGTH:
-        raise QueryError(f"{what}: {len(text)} characters; at most {MAX_LENGTH} are allowed.")
+        raise QueryError(f"{what}: {len(text)} characters; at most {MAX_LENGTH} are allowed")
     if "\0" in text:
-        raise QueryError(f"{what}: a NUL character is not allowed.")
+        raise QueryError(f"{what}: a NUL character is not allowed")
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise QueryError(f"{what}: byte or character {error.start + 1} is not valid UTF-8.") from None
+        raise QueryError(f"{what}: byte or character {error.start + 1} is not valid UTF-8") from None
 
 
 def _tokens(what: str, text: str) -> Iterator[Token]:

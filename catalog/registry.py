@@ -318,7 +318,7 @@ def _cannot_open(path: Path, error: Exception) -> RegistryError:
         hint = "It has a log of changes (-wal) that cannot be read in a folder that cannot be written: copy both away."
     elif "locked" in str(error):
         hint = "Another process is writing to it; try again when it is done."
-    return RegistryError(f"The catalog {path} cannot be opened: {error}.", hint=hint)
+    return RegistryError(f"the catalog {path} cannot be opened: {error}", hint=hint)
 
 
 def is_current(connection: sqlite3.Connection, path: Path) -> bool:
@@ -333,12 +333,12 @@ def is_current(connection: sqlite3.Connection, path: Path) -> bool:
         return True
     if version > len(_MIGRATIONS) and application_id == APPLICATION_ID:
         raise RegistryError(
-            f"The catalog {path} has schema version {version}; this program knows up to {len(_MIGRATIONS)}.",
+            f"the catalog {path} has schema version {version}; this program knows up to {len(_MIGRATIONS)}",
             hint="Upgrade kernel-catalog, or choose another file with --db or CATALOG_DB.",
         )
     if application_id != APPLICATION_ID and connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
         raise RegistryError(
-            f"{path} is a SQLite file, but no catalog.", hint="Choose another file with --db or CATALOG_DB."
+            f"{path} is a SQLite file, but no catalog", hint="Choose another file with --db or CATALOG_DB."
         )
     return False
 
@@ -386,7 +386,7 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
     except sqlite3.OperationalError as error:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
-        raise RegistryError(f"The catalog cannot be written: {error}.", hint="Nothing was changed.") from None
+        raise RegistryError(f"the catalog cannot be written: {error}", hint="Nothing was changed.") from None
 
 
 @contextmanager

@@ -88,13 +88,15 @@ def settings() -> Settings:
     from pydantic import ValidationError
 
     from catalog.errors import UsageError
+    from catalog.messages import expected
 
     try:
         return Settings(**_chosen)
     except ValidationError as error:
         first = error.errors()[0]
-        name = f"CATALOG_{str(first['loc'][0]).upper()}"
-        raise UsageError(f"{name}={first.get('input')!r}: {first['msg']}") from None
+        field = str(first["loc"][0])
+        name, about = f"CATALOG_{field.upper()}", Settings.model_fields[field].description
+        raise UsageError(f"{name}={first.get('input')!r}: {expected(first)}", hint=f"{name} is: {about}.") from None
 
 
 _chosen: dict[str, Any] = {}

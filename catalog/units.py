@@ -20,7 +20,7 @@ def parse_size(text: str) -> int:
     """
     match = _SIZE.fullmatch(text.strip())
     if match is None:
-        raise UsageError(f"{text!r} is no size.", hint="Sizes are numbers with K, M, G or T, as 500M or 2G.")
+        raise UsageError(f"{text!r} is no size", hint="Sizes are numbers with K, M, G or T, as 500M or 2G.")
     return int(float(match[1]) * _SIZES[match[2].upper()])
 
 
@@ -32,7 +32,7 @@ def parse_age(text: str) -> float:
     """
     match = _AGE.fullmatch(text.strip())
     if match is None:
-        raise UsageError(f"{text!r} is no age.", hint="Ages are numbers with s, m, h, d or w, as 12h or 30d.")
+        raise UsageError(f"{text!r} is no age", hint="Ages are numbers with s, m, h, d or w, as 12h or 30d.")
     return float(match[1]) * _AGES[match[2].lower()]
 
 

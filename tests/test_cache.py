@@ -188,7 +188,7 @@ def test_a_population_on_a_full_disk_changes_nothing(disk: Disk, gfx950: Catalog
     path = disk.folder / "catalog.db"
     Catalog(path).connection.close()
     told = disk.with_room(2_000, lambda: Catalog(path).populate("gfx950"))
-    assert told.startswith("RegistryError: The catalog cannot be written"), told
+    assert told.startswith("RegistryError: the catalog cannot be written"), told
     assert "Nothing was changed" in told
     catalog = Catalog(path)
     assert catalog.connection.execute("PRAGMA integrity_check").fetchone()[0] == "ok"

@@ -55,13 +55,13 @@ def test_query_options_choose_columns_order_and_number(database: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "told"),
     [
-        (["query", "hdim=128"], 2, "Near: hdim"),
-        (["query", "pipeline='qr_asinc'"], 0, "near: qr_async"),
+        (["query", "hdim=128"], 2, "Did you mean hdim_v or hdim_q?"),
+        (["query", "pipeline='qr_asinc'"], 0, "did you mean qr_async or qr_async_trload?"),
         (["query", "1); DROP TABLE kernel; --"], 2, "Error"),
-        (["query", "1", "--arch", "gfx942"], 2, "catalog populate --arch gfx942"),
+        (["query", "1", "--arch", "gfx942"], 2, "populate --arch gfx942"),
         (["query", "1", "--format", "xml"], 2, "table, json, jsonl or csv"),
         (["populate", "--arch", "gfx95"], 2, "did you mean gfx950?"),
-        (["populate", "--arch", "gfx950", "--receipt", "flahs"], 2, "near: flash"),
+        (["populate", "--arch", "gfx950", "--receipt", "flahs"], 2, "did you mean flash?"),
         (["populate", "--arch", "host", "--receipt", "0"], 2, "has none"),
         (["populate", "--arch", "gfx950", "--mask-impl", "none"], 2, "generic, simplified"),
         (["parity", "--receipt", "100"], 2, "no reference list for receipt 100"),
@@ -136,7 +136,7 @@ def test_a_problem_is_selected_built_run_and_validated_from_the_shell(tmp_path: 
     assert facts["validation"] == "passed"
     assert facts["max_error_o"] < 1e-5
     built = catalog("build", f"name='{selected['name']}'", db=db)
-    assert "1 kernels: 0 compiled" in built.stdout
+    assert "1 kernel: 0 compiled" in built.stdout
     assert catalog("query", "built", "--count", db=db).stdout == "1\n"
 
 

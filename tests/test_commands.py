@@ -83,7 +83,7 @@ def test_every_command_with_output_has_formats_and_refuses_others_before_the_wor
     words = examples(JOBS[path])[0]
     done = CliRunner().invoke(app, [*words, "--format", "xml"])
     assert isinstance(done.exception, UsageError)
-    assert str(done.exception) == "--format xml: it is one of table, json, jsonl or csv."
+    assert str(done.exception) == "--format xml is not allowed\nAllowed: table, json, jsonl or csv."
     assert done.output == ""
 
 

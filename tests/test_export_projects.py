@@ -205,7 +205,7 @@ def test_rows_of_two_arches_make_no_project(kernels: list[Kernel], tmp_path: Pat
         (["--where", "1"], "--out"),
         (["--out", "out"], "--where"),
         (["--where", "1", "--out", "out", "--format", "bazel"], "cmake, make, ninja"),
-        (["--where", "hdim=1", "--out", "out"], "Near: hdim"),
+        (["--where", "hdim=1", "--out", "out"], "Did you mean hdim"),
         (["--where", "hdim_q=1", "--out", "out"], "no kernels"),
         (["--format", "make", "wrap", "--kernel-dir", ".", "--out", "out"], "come after its name"),
         (["--where", "1", "register", "--where", "1", "--out", "out"], "come after its name"),
@@ -229,6 +229,6 @@ def test_the_plain_command_writes_a_project_and_says_how_to_build_it(
     command += ["--where", f"id = '{kernels[0].id}'", "--out", str(out), "--prefix", "mine"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"1 kernels in {out}: ")
+    assert done.stdout.startswith(f"1 kernel in {out}: ")
     assert f"ninja -C {out}" in done.stdout
     assert (out / "build.ninja").is_file()

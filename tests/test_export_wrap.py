@@ -317,7 +317,7 @@ def test_the_command_line_wraps(generated: Path, tmp_path: Path) -> None:
     words = [*command, "--out", str(tmp_path / "out"), "--pattern", "some*.hpp"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"1 kernels in {tmp_path / 'out'}: ")
+    assert done.stdout.startswith(f"1 kernel in {tmp_path / 'out'}: ")
     assert "cmake -S" in done.stdout
     assert (tmp_path / "out" / "CMakeLists.txt").is_file()
     wrong = subprocess.run([*command, "--out", str(generated)], capture_output=True, text=True, check=False)

@@ -348,7 +348,7 @@ def test_the_commands(cache: Cache, measured: Catalog) -> None:
     assert "the next build replaces it" in damaged.stdout
 
     done = catalog("cache", "gc", "--older-than", "60h")
-    assert done.stdout.startswith("Dropped 1 libraries"), done
+    assert done.stdout.startswith("Dropped 1 library"), done
     assert catalog("query", "built", "--count").stdout == "0\n"
     for words, told in (
         (["cache", "gc", "--max-size", "2X"], "'2X' is no size."),

@@ -166,7 +166,7 @@ def test_a_failing_generator_is_one_message_and_exit_code_2(database: Path, tmp_
     done = parity(database, make_checkout(tmp_path / "ck", "sys.exit('out of luck')"), "--receipt", "pytorch")
     assert done.returncode == 2
     assert done.stdout == ""
-    assert "exit status 1.\n  out of luck\nRun it yourself" in done.stderr
+    assert "exit status 1.\n  out of luck\nHint: Run it yourself" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -170,7 +170,7 @@ def test_kernels_of_other_facts_stay_out_of_a_whole_population(
     alien = Kernel.from_row(kernels[0].to_row() | {"tile_m0": 8})
     there = write(empty / "there.db", [alien], [(0, 0, "built", "")], [(0, 0, 0, 0, "", 1.0)])
     [done] = copied.merge([there])
-    assert "left out 1 kernels" in done.notes[0]
+    assert "left out 1 kernel" in done.notes[0]
     assert "the facts here give for gfx950 2026-05 ck generic" in done.notes[0]
     assert copied.connection.execute("SELECT count(*) FROM timing").fetchone()[0] == 0
     assert copied.parity("gfx950", 0).passed
@@ -232,7 +232,7 @@ def _lying(path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "told"),
     [
-        (Path.unlink, "There is no catalog at"),
+        (Path.unlink, "there is no catalog at"),
         (_nothing, "is empty: no catalog"),
         (_no_database, "not a database"),
         (_foreign, "no catalog"),
@@ -272,4 +272,4 @@ def test_the_command_prints_what_was_added(kernels: list[Kernel], empty: Path) -
         {"arch": "gfx950", "built": False}
     ]
     failed = subprocess.run([*words, str(empty)], capture_output=True, text=True, check=False)
-    assert (failed.returncode, failed.stderr) == (1, f"Error: There is no catalog at {empty}.\n")
+    assert (failed.returncode, failed.stderr) == (1, f"Error: there is no catalog at {empty}\n")

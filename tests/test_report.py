@@ -299,7 +299,7 @@ def test_what_goes_wrong_is_one_message(
 
 def test_no_catalog_is_made_to_report_on(tmp_path: Path) -> None:
     done = catalog_command("report", "--out", str(tmp_path / "page"), db=tmp_path / "none.db")
-    assert (done.returncode, "There is no catalog" in done.stderr) == (1, True)
+    assert (done.returncode, "there is no catalog" in done.stderr) == (1, True)
     assert list(tmp_path.iterdir()) == []
 
 

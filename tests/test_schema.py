@@ -104,7 +104,12 @@ def edit(path: Path, *steps: str | int, value: Any) -> None:
             ["b1x2"],
             ["fwd.tiles[0].tiles", "'b1x2' is not a tile"],
         ),
-        ("gfx9", ("enumerations", "fwd", "variants", 0, "traits"), {"pipelin": "qr"}, ["'pipelin'", "near: pipeline"]),
+        (
+            "gfx9",
+            ("enumerations", "fwd", "variants", 0, "traits"),
+            {"pipelin": "qr"},
+            ["did you mean pipeline?"],
+        ),
         (
             "gfx9",
             ("enumerations", "fwd", "variants", 0, "traits"),
@@ -118,7 +123,7 @@ def edit(path: Path, *steps: str | int, value: Any) -> None:
             "ck",
             ("enumerations", "fwd", "constraints", 0, "expr"),
             "mod = 'x'",
-            ["fwd.constraints[0].expr", "near: mode"],
+            ["fwd.constraints[0].expr", "did you mean mode?"],
         ),
         ("ck", ("enumerations", "fwd", "receipts", "2"), "lse AND", ["fwd.receipts.2", "syntax error"]),
         (

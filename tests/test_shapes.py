@@ -301,7 +301,7 @@ def test_errors_name_file_grid_field_and_reason(tmp_path: Path, grid: str, told:
         ("- 1", "the top level must be about: and grids:"),
         ("about: x\ngrids: []", "grids: must not be empty"),
         ("about: x\ngrids: [smoke]", "grids[0]: must be a mapping"),
-        ("about: x\nextends: smok\ngrids: [{name: a, category: b}]", "extends: No set of shapes is called 'smok'; did"),
+        ("about: x\nextends: smok\ngrids: [{name: a, category: b}]", "extends: no set of shapes is called 'smok'; did"),
         ("about: x\nextends: ./mine.yaml\ngrids: [{name: a, category: b}]", "extends itself"),
         ("about: x\nextends: ./none.yaml\ngrids: [{name: a, category: b}]", "none.yaml: cannot be read: No such"),
         ("about: \0", "not YAML: "),
@@ -358,7 +358,7 @@ def test_the_command_prints_chosen_columns_of_a_file(tmp_path: Path) -> None:
     [
         (["smok"], "did you mean smoke?"),
         (["./none.yaml"], "none.yaml: cannot be read: No such file or directory"),
-        (["smoke", "--columns", "hdim"], "No column of shapes is called 'hdim'"),
+        (["smoke", "--columns", "hdim"], "no column of shapes is called 'hdim'"),
         (["smoke", "--format", "xml"], "--format xml"),
     ],
 )

@@ -174,7 +174,7 @@ class Job:
         compiler = f"{self.toolchain.compiler.path} ({self.toolchain.label})"
         return CompileError(
             f"{self.subject.title} does not compile with {compiler}: {failure.reason}",
-            hint=f"the compiler's output is in {log}",
+            hint=f"The compiler's output is in {log}",
             log=failure.output,
             record=self.record(failure.output, seconds),
         )
@@ -197,6 +197,8 @@ def _run_compiler(unit: TranslationUnit, toolchain: Toolchain, folder: Path, sto
         output += done.output
         if done.failure is not None:
             raise _CommandFailed(done.failure, output)
+    if not (folder / LIBRARY).is_file():
+        raise _CommandFailed(f"{command[0]} ended well, but wrote no library", output)
     return output
 
 
@@ -389,7 +391,7 @@ class Builder:
             self.cache.create()
             with self.cache.lock(record.key, stop):
                 path = self.cache.keep_log(record.key, log)
-        return CompileError(message, hint=f"the compiler's output is in {path}", log=log, record=record)
+        return CompileError(message, hint=f"The compiler's output is in {path}", log=log, record=record)
 
     def _job(self, subject: _Subject, target: Target, source: str, toolchain: Toolchain, stop: threading.Event) -> Job:
         unit = target.unit(source)
@@ -425,7 +427,7 @@ class Builder:
         if short is not None:
             raise BuildError(
                 f"{job.subject.title} was not compiled, for lack of memory or of room on a disk: {short[0].strip()}",
-                hint=f"make room in {self.cache.folder} (catalog cache gc) and in the compiler's TMPDIR, or use "
+                hint=f"Make room in {self.cache.folder} (catalog cache gc) and in the compiler's TMPDIR, or use "
                 "fewer --jobs",
                 log=failure.output,
             )
@@ -454,7 +456,7 @@ class Builder:
         seconds = time.perf_counter() - started
         changed = job.key.changed_headers()
         if changed:
-            raise BuildError(f"{job.subject.title}: {changed[0]} changed while it compiled", hint="build it again")
+            raise BuildError(f"{job.subject.title}: {changed[0]} changed while it compiled", hint="Build it again.")
         resources = job.target.resources(folder, output)
         record = job.record(output, seconds, (folder / LIBRARY).read_bytes(), resources)
         self.cache.publish(folder / LIBRARY, record, job.origin)

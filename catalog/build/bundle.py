@@ -30,6 +30,7 @@ from catalog.build.cache import ArtifactRecord, Cache, Origin
 from catalog.build.keys import abi_number
 from catalog.build.targets import BUILD_DIR
 from catalog.errors import BundleError, ProblemError
+from catalog.messages import expected
 from catalog.schema.kernel import Kernel
 from catalog.schema.problem import Problem
 
@@ -136,7 +137,7 @@ def write_bundle(path: Path, manifest: Manifest, cache: Cache) -> int:
                 partial.unlink(missing_ok=True)
         return path.stat().st_size
     except OSError as error:
-        raise BundleError(f"{error.filename or path}: {error.strerror}", hint="choose another file") from None
+        raise BundleError(f"{error.filename or path}: {error.strerror}", hint="Choose another file.") from None
 
 
 def _write(file: BinaryIO, manifest: Manifest, cache: Cache) -> None:
@@ -147,7 +148,7 @@ def _write(file: BinaryIO, manifest: Manifest, cache: Cache) -> None:
             library = cache.so_path(entry.artifact.key).read_bytes()
             if hashlib.sha256(library).hexdigest() != entry.artifact.so_sha256:
                 raise BundleError(
-                    f"{cache.so_path(entry.artifact.key)} has changed", hint="build it again, then export"
+                    f"{cache.so_path(entry.artifact.key)} has changed", hint="Build it again, then export."
                 )
             archive.writestr(_member(entry.member), library)
     file.flush()
@@ -237,7 +238,7 @@ def _check_seal(path: Path) -> None:
     except OSError as error:
         raise BundleError(f"{path}: {error.strerror}") from None
     if not sound:
-        raise BundleError(f"{path} is no bundle, or a damaged one", hint="copy or export it again")
+        raise BundleError(f"{path} is no bundle, or a damaged one", hint="Copy or export it again.")
 
 
 def _read(archive: zipfile.ZipFile, name: str, most: int, path: Path) -> bytes:
@@ -262,20 +263,22 @@ def _manifest(archive: zipfile.ZipFile, path: Path) -> Manifest:
         raise BundleError(f"{path}: {_MANIFEST} is not JSON: {error}") from None
     stated = found.get("format") if isinstance(found, dict) else None
     if stated != FORMAT:
-        raise BundleError(f"{path} has format {stated!r}; this version knows {FORMAT}", hint="upgrade, or export again")
+        raise BundleError(
+            f"{path} has format {stated!r}; this version knows {FORMAT}", hint="Upgrade, or export again."
+        )
     try:
         return Manifest.model_validate_json(data)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
-        raise BundleError(f"{path}: {_MANIFEST}: {place}: {first['msg']}") from None
+        raise BundleError(f"{path}: {_MANIFEST}: {place}: {expected(first)}") from None
 
 
 def _check(manifest: Manifest, why_unavailable: Callable[[str], str | None], path: Path) -> None:
     if manifest.abi != abi():
         raise BundleError(
             f"{path}: its libraries have ABI {manifest.abi}; this version has ABI {abi()}",
-            hint="export it again with this version",
+            hint="Export it again with this version.",
         )
     for entry in manifest.entries:
         wrong = _what_is_wrong(entry, why_unavailable)

@@ -47,7 +47,7 @@ WORKERLESS_SECONDS = 60.0
 TRIES = 3
 """How often a kernel is sent out again after a worker failed in a way that it did not explain."""
 
-RESUME = "what is finished is in the cache; the same command goes on from there"
+RESUME = "What is finished is in the cache; the same command goes on from there."
 
 _CHECK_SECONDS = 1.0
 _RUNNING = frozenset({"executing", "long-running"})
@@ -226,7 +226,7 @@ def connect(address: str) -> Iterator[Cluster]:
         except Exception as error:  # whatever the network, TLS and Dask can say
             raise ClusterError(
                 f"no Dask scheduler is reached at {address}: {_brief(error)}",
-                hint="dask scheduler starts one and prints its address, as tcp://host:8786",
+                hint="dask scheduler starts one and prints its address, as tcp://host:8786.",
             ) from None
     try:
         yield Cluster.of(client, address)
@@ -261,13 +261,13 @@ class Cluster:
             answers = client.run(release, on_error="return")
         except (OSError, TimeoutError):
             raise ClusterError(
-                f"the scheduler at {address} has no workers", hint=f"start some: dask worker {address} --nthreads 8"
+                f"the scheduler at {address} has no workers", hint=f"Start some: dask worker {address} --nthreads 8"
             ) from None
         unfit = {worker: why for worker, answer in answers.items() if (why := _why_unfit(answer)) is not None}
         if len(unfit) == len(answers):
             raise ClusterError(
                 f"no worker of {address} can build for this client, which has {release()}: {_told(unfit)}",
-                hint="workers need the same version of kernel-catalog: install it there, and start them anew",
+                hint="Workers need the same version of kernel-catalog: install it there, and start them anew.",
             )
         return cls(client, address, unfit)
 

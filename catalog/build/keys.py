@@ -123,7 +123,7 @@ def _refuse_flags(flags: Iterable[str]) -> None:
         if _UNOBSERVABLE_FLAG.match(flag):
             raise BuildError(
                 f"no content key: what flag {flag} does cannot be observed",
-                hint="name the ISA instead of native, and list flags instead of files of flags",
+                hint="Name the ISA instead of native, and list flags instead of files of flags.",
             )
 
 

@@ -88,7 +88,7 @@ class StoredBuilder(Builder):
         if record is None:
             raise MissingKernelError(
                 f"{name} for {arch} is not in the cache {self.cache.folder}, and compiling is forbidden",
-                hint="run once with CATALOG_COMPILE=true",
+                hint="Run once with CATALOG_COMPILE=true.",
             )
         return self._built(record, cached=True).artifact
 

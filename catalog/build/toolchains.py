@@ -25,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from catalog.build import processes
 from catalog.errors import SpecError, ToolchainError
+from catalog.messages import expected
 from catalog.settings import data_dir, settings
 
 CANDIDATES = ("g++", "clang++", "c++")
@@ -102,7 +103,7 @@ def _read_facts(model: type[BaseModel], path: Path) -> BaseModel:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or "the file"
-        raise SpecError(f"{path}: {place}: {first['msg']}") from None
+        raise SpecError(f"{path}: {place}: {expected(first)}") from None
 
 
 def host_facts() -> HostFacts:
@@ -166,14 +167,14 @@ def _check_host(toolchain: Toolchain) -> None:
         if error is not None:
             raise ToolchainError(
                 f"{path} does not compile for {toolchain.isa} on this {platform.machine()}: {error}",
-                hint="set CATALOG_CXX to a compiler that does",
+                hint="Set CATALOG_CXX to a compiler that does.",
             )
         source.write_text(_OPENMP_PROBE)
         error = _probe(toolchain.compile_command(()), work_dir) or _probe(toolchain.link_command(), work_dir)
         if error is not None:
             raise ToolchainError(
                 f"{path} does not build with OpenMP: {error}",
-                hint=f"install it ({host_facts().remedy('openmp')}), or set CATALOG_CXX to another compiler",
+                hint=f"Install it ({host_facts().remedy('openmp')}), or set CATALOG_CXX to another compiler.",
             )
 
 
@@ -261,7 +262,7 @@ def ask(command: Sequence[str]) -> str:
     except OSError as error:
         raise ToolchainError(f"{command[0]} cannot be run: {error.strerror}") from None
     if done.failure is not None:
-        raise ToolchainError(f"{shlex.join(command)}: {done.failure}", hint=done.output.strip() or None)
+        raise ToolchainError(f"{shlex.join(command)}: {done.failure}\n{done.output}".strip())
     return done.output.strip()
 
 
@@ -310,7 +311,7 @@ def _find_compiler(chosen: str | None, search_path: str) -> Path:
     missing = "no C++ compiler: none of " + ", ".join(CANDIDATES) + " is on PATH"
     if chosen is not None:
         missing = f"no C++ compiler: CATALOG_CXX={chosen} is not a program"
-    raise ToolchainError(missing, hint=f"install one ({host_facts().remedy('compiler')}), or set CATALOG_CXX")
+    raise ToolchainError(missing, hint=f"Install one ({host_facts().remedy('compiler')}), or set CATALOG_CXX.")
 
 
 def host_flags(arch: str, family: str = "gnu") -> tuple[str, ...]:
@@ -362,7 +363,7 @@ def _verify(toolchain: Toolchain) -> None:
     if toolchain.launcher and shutil.which(toolchain.launcher[0]) is None:
         raise ToolchainError(
             f"CATALOG_COMPILER_LAUNCHER: {toolchain.launcher[0]} is not a program",
-            hint="install it, or unset the variable",
+            hint="Install it, or unset the variable.",
         )
     toolchain.check(toolchain)
 

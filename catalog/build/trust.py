@@ -13,7 +13,7 @@ from pathlib import Path
 
 from catalog.errors import UntrustedCacheError
 
-ANOTHER = "CATALOG_CACHE_DIR chooses another cache folder"
+ANOTHER = "CATALOG_CACHE_DIR chooses another cache folder."
 
 
 def make_private(folder: Path) -> None:
@@ -46,7 +46,7 @@ def require_private(folder: Path) -> None:
     if info.st_mode & 0o077:
         raise UntrustedCacheError(
             f"the cache folder {folder} is open to others (mode {stat.S_IMODE(info.st_mode):04o})",
-            hint=f"chmod 700 {shlex.quote(str(folder))}, if nobody else has written to it; or {ANOTHER}",
+            hint=f"Run chmod 700 {shlex.quote(str(folder))}, if nobody else has written to it. Or: {ANOTHER}",
         )
     require_safe(folder)
 
@@ -66,7 +66,7 @@ def require_safe(folder: Path) -> None:
                 raise UntrustedCacheError(
                     f"libraries in {folder} are not loaded: anybody may write to {place} "
                     f"(mode {stat.S_IMODE(mode):04o})",
-                    hint=f"chmod o-w {shlex.quote(str(place))}; or {ANOTHER}",
+                    hint=f"Run chmod o-w {shlex.quote(str(place))}. Or: {ANOTHER}",
                 )
 
 

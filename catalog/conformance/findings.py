@@ -86,5 +86,5 @@ class Report:
     @property
     def summary(self) -> str:
         """The numbers in a sentence."""
-        counts = ", ".join(f"{self.count(verdict)} {verdict}" for verdict in Verdict if self.count(verdict))
+        counts = ", ".join(f"{self.count(verdict):,} {verdict}" for verdict in Verdict if self.count(verdict))
         return f"{self.title} {'conforms' if self.conforms else 'DOES NOT CONFORM'}: {counts}."

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from catalog.backends import GPU_NOISE, HOST, HOST_NOISE, backend_of
+from catalog.messages import counted
 from catalog.report import plots
 from catalog.report.data import (
     Compiles,
@@ -251,10 +252,8 @@ class _Figures:
         ]
         drawn = len(plots.MARKERS)
         muted = "" if len(labels) <= drawn else f"; the {drawn} fastest have a colour"
-        about = (
-            f"{group.device.label}. {len(labels)} kernels{muted}. A label is pipeline, tile (m0 x n0 x k0 x n1 x k1), "
-        )
-        about += "warp tile and padded axes."
+        about = f"{group.device.label}. {counted(len(labels), 'kernel')}{muted}. A label is pipeline, "
+        about += "tile (m0 x n0 x k0 x n1 x k1), warp tile and padded axes."
         return Figure(plots.lengths(group, self._name()), group.problems, about, columns, rows)
 
     def tiles(self, kind: Tiles) -> Figure:
@@ -290,8 +289,8 @@ class _Figures:
         untimed = sum(problem.tflops is None for problem in problems)
         about = _mean("What is selected now reaches", [(p.tflops, p.best) for p in found.problems])
         about += _mean("The static order's first reaches", [(p.static, p.best) for p in found.problems])
-        about += f" {untimed} selected kernels were not timed on their problem." if untimed else ""
-        about += f" {found.unanswered} problems have no kernel now." if found.unanswered else ""
+        about += f" Selected, but not timed on its problem: {counted(untimed, 'kernel')}." if untimed else ""
+        about += f" Without a kernel now: {counted(found.unanswered, 'problem')}." if found.unanswered else ""
         svg = plots.selection(replace(found, problems=tuple(problems)), self._name())
         return Figure(svg, found.device.label, about.strip() + left_out, columns, rows)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from catalog.errors import UsageError
+from catalog.messages import counted
 from catalog.rules.populate import Request, check_populated
 from catalog.schema.fields import TRAITS, Family, Signature
 
@@ -60,7 +61,7 @@ class FamilyDifference:
                 shown = (f"{trait} {', '.join(map(str, those))}" for trait, those in values.items())
                 yield f"  {word}: {'; '.join(shown)}"
         for traits, n in Counter(change.traits for change in self.changed).most_common():
-            yield f"  changed, {n:,} kernels: {traits}"
+            yield f"  changed, {counted(n, 'kernel')}: {traits}"
 
     def listing(self) -> Iterator[str]:
         """Every kernel that appeared (+), vanished (-) or changed (~)."""
@@ -133,7 +134,7 @@ def _check_receipt(request: Request, receipt: int | None) -> None:
     if receipt is not None and receipt not in spec.receipt_numbers:
         there = ", ".join(map(str, spec.receipt_numbers)) or "none"
         raise UsageError(
-            f"{spec.arch} has no receipt {receipt} at {spec.revision}.", hint=f"Its receipts there: {there}."
+            f"{spec.arch} has no receipt {receipt} at {spec.revision}", hint=f"Its receipts there: {there}."
         )
 
 

@@ -103,7 +103,7 @@ def explain(
     """
     if "family" not in stated:
         there = ", ".join(spec.families)
-        raise UsageError("Which family? State it, as in family=fwd.", hint=f"{identity['arch']} has: {there}.")
+        raise UsageError("no family is stated", hint=f"State one, as in family=fwd; {identity['arch']} has {there}.")
     family = Family(stated["family"])
     rows = _Rows(connection, identity, stated)
     sources = [

@@ -114,7 +114,7 @@ class Generator:
         if wrong:
             carries = "carry no target" if self.takes_targets else "carry a target"
             raise GeneratorError(
-                f"{self.path} has the command line of revision {self.revision}, but its names {carries}: {min(wrong)}.",
+                f"{self.path} has the command line of revision {self.revision}, but its names {carries}: {min(wrong)}",
                 hint="It lies between the revisions that the catalog has; --revision names another to compare with.",
             )
 
@@ -132,7 +132,7 @@ def find_generator(root: Path, timeout: float) -> Generator:
     path = _locate(root.expanduser().resolve())
     apis = tuple(sorted(m.name.removeprefix("fmha_") for m in pkgutil.iter_modules([str(_ops(path))])))
     if not apis:
-        raise UsageError(f"{_ops(path)} has no module: no API to list.", hint="Is the checkout complete?")
+        raise UsageError(f"{_ops(path)} has no module: no API to list", hint="Is the checkout complete?")
     with tempfile.TemporaryDirectory(prefix="catalog-parity-") as scratch:
         told = run_generator([sys.executable, str(path), "--help"], Path(scratch), timeout, threading.Event())
     lacks = [option for option in _OPTIONS if option not in told]
@@ -155,14 +155,14 @@ def _locate(root: Path) -> Path:
     for place in _PLACES:
         found = sorted({path.resolve() for path in root.glob(place) if _ops(path).is_dir()})
         if len(found) > 1:
-            raise UsageError(f"{root} holds several CK checkouts.", hint="Name one: " + ", ".join(map(str, found)))
+            raise UsageError(f"{root} holds several CK checkouts", hint="Name one: " + ", ".join(map(str, found)))
         if found:
             return found[0]
     if (root / "include" / "ck_tile").is_dir():
         why = "CK's headers are there, its generator is not: ROCm packages leave it out."
     else:
         why = f"A composable_kernel checkout has it as {_EXAMPLE}, with a folder codegen beside it."
-    raise UsageError(f"{root} holds no FMHA generator of CK Tile.", hint=why)
+    raise UsageError(f"{root} holds no FMHA generator of CK Tile", hint=why)
 
 
 def run_generator(command: list[str], scratch: Path, timeout: float, stop: threading.Event) -> str:
@@ -175,7 +175,7 @@ def run_generator(command: list[str], scratch: Path, timeout: float, stop: threa
     try:
         done = processes.run(command, scratch, timeout, stop, variables=_ENVIRONMENT)
     except OSError as error:
-        raise GeneratorError(f"{shlex.join(command)}: cannot be started: {error}.") from None
+        raise GeneratorError(f"{shlex.join(command)}: cannot be started: {error}") from None
     if done.failure is None:
         return done.output
     raise GeneratorError(
@@ -206,7 +206,7 @@ def _kernels(listing: str, generator: Path, api: str) -> Iterator[str]:
         path = PurePath(line.strip())
         if path.suffix != ".cpp" or not path.stem.startswith("fmha_"):
             raise GeneratorError(
-                f"{generator}: line {number} of the list for API {api} is no path of a kernel: {line[:300]!r}.",
+                f"{generator}: line {number} of the list for API {api} is no path of a kernel: {line[:300]!r}",
                 hint="It must be CK Tile's FMHA generator, unchanged, which lists one .cpp file a line.",
             )
         if not _API_SOURCE.search(path.stem):

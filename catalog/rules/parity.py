@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from catalog.errors import CatalogError, MissingReferenceError, SpecError
+from catalog.messages import counted
 from catalog.rules.populate import Request, check_populated
 from catalog.schema.fields import Family
 from catalog.schema.names import parse_name
@@ -70,11 +71,13 @@ class Comparison:
         """One line when the sets are equal, else every missing and extra name, by family."""
         what = f"({self.arch}, receipt {self.receipt}, {self.mask_impl})"
         if self.passed:
-            return f"PASS: {len(self.reference):,} kernels across {len(self.families)} families {what}"
+            return (
+                f"PASS: {counted(len(self.reference), 'kernel')} across {counted(len(self.families), 'family')} {what}"
+            )
         missing, extra = self.missing, self.extra
         lines = [
             f"FAIL: {sum(map(len, missing.values())):,} missing, {sum(map(len, extra.values())):,} extra "
-            f"of {len(self.reference):,} kernels {what}"
+            f"of {counted(len(self.reference), 'kernel')} {what}"
         ]
         for word, names in (("missing", missing), ("extra", extra)):
             for family, listed in names.items():
@@ -106,8 +109,8 @@ class Lists:
         if names is None:
             there = _receipts_with_reference(self.folder, request)
             raise MissingReferenceError(
-                f"There is no reference list for receipt {receipt} of {spec.arch} "
-                f"({spec.revision}, {request.mask_impl}).",
+                f"there is no reference list for receipt {receipt} of {spec.arch} "
+                f"({spec.revision}, {request.mask_impl})",
                 hint=f"The lists in {self.folder} have, for it: {there}. A CK checkout has every receipt: --ck-root.",
             )
         return names
@@ -151,7 +154,7 @@ def _receipts_listed(references: Path, revision: str) -> list[int]:
     try:
         return list(json.loads(path.read_text(encoding="utf-8"))["receipts"].get(revision, ()))
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise SpecError(f"{path}: not an index of reference lists: {error}.") from None
+        raise SpecError(f"{path}: not an index of reference lists: {error}") from None
 
 
 @lru_cache(maxsize=4)
@@ -164,7 +167,7 @@ def _read(path: Path) -> dict[int, frozenset[str]]:
                     names.setdefault(int(receipt), set()).add(row["name"])
     except (lzma.LZMAError, EOFError, KeyError, ValueError, AttributeError, OSError) as error:
         raise SpecError(
-            f"{path}: not a reference list: {error}.",
+            f"{path}: not a reference list: {error}",
             hint="It must be xz-compressed CSV with the columns name and receipts.",
         ) from None
     return {receipt: frozenset(listed) for receipt, listed in names.items()}

@@ -120,24 +120,24 @@ def check_populated(connection: sqlite3.Connection, request: Request, receipt: i
     which = f"({spec.revision}, {request.mask_impl})"
     again = f"Run: catalog populate --arch {spec.arch} --revision {spec.revision} --mask-impl {request.mask_impl}"
     if row is None:
-        raise UsageError(f"The catalog holds no kernels of {spec.arch} {which}.", hint=again)
+        raise UsageError(f"the catalog holds no kernels of {spec.arch} {which}", hint=again)
     if row[0] and str(receipt) not in row[0].split():
-        raise UsageError(f"The catalog was populated for receipts {row[0]} of {spec.arch} only {which}.", hint=again)
+        raise UsageError(f"the catalog was populated for receipts {row[0]} of {spec.arch} only {which}", hint=again)
     if row[1]:
-        raise UsageError(f"The catalog was populated with a part of {spec.arch} only {which}: {row[1]}.", hint=again)
+        raise UsageError(f"the catalog was populated with a part of {spec.arch} only {which}: {row[1]}", hint=again)
 
 
 def _check(request: Request) -> None:
     spec = request.spec
     if request.mask_impl not in spec.mask_impls:
         raise UsageError(
-            f"{spec.arch} has no mask implementation {request.mask_impl!r}.",
+            f"{spec.arch} has no mask implementation {request.mask_impl!r}",
             hint=f"There are: {', '.join(spec.mask_impls)}.",
         )
     unknown = sorted(set(request.receipts) - set(spec.receipt_numbers))
     if unknown:
         there = ", ".join(map(str, spec.receipt_numbers)) or "none: its kernels are our own"
-        raise UsageError(f"{spec.arch} has no receipt {unknown[0]}.", hint=f"Its receipts: {there}.")
+        raise UsageError(f"{spec.arch} has no receipt {unknown[0]}", hint=f"Its receipts: {there}.")
 
 
 def _where(request: Request) -> tuple[str, list[str]]:
@@ -225,7 +225,7 @@ def _explained(request: Request) -> Iterator[None]:
         raise
     except sqlite3.IntegrityError as error:
         raise SpecError(
-            f"The spec of {request.spec.arch} gives some kernel twice: {error}.",
+            f"the spec of {request.spec.arch} gives some kernel twice: {error}",
             hint="Two of its tiles or variants are alike, or a yield keeps too few traits to tell kernels apart.",
         ) from None
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
-
 from catalog.errors import UsageError
+from catalog.messages import did_you_mean
 from catalog.schema.arch_spec import ArchSpec
 
 
@@ -19,8 +18,7 @@ def resolve_receipts(spec: ArchSpec, text: str) -> tuple[int, ...]:
     if found and set(found) <= set(numbers):
         return found
     names = sorted({name for receipt in spec.receipts for name in receipt.names})
-    near = get_close_matches(text, names, n=1)
     there = f"There are: {', '.join(map(str, numbers))}, or by name: {', '.join(names)}." if numbers else (
         "It has none: receipts are upstream's product subsets, and its kernels are our own."
     )  # fmt: skip
-    raise UsageError(f"{spec.arch} has no receipt {text!r}" + (f"; near: {near[0]}." if near else "."), hint=there)
+    raise UsageError(f"{spec.arch} has no receipt {text!r}{did_you_mean(text, names)}", hint=there)

@@ -13,12 +13,12 @@ import importlib.util
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 from catalog.errors import UsageError
+from catalog.messages import did_you_mean
 from catalog.schema.arch_spec import ArchSpec
 from catalog.schema.expressions import what_is_wrong
 from catalog.schema.fields import TRAITS
@@ -134,15 +134,15 @@ def _read_sweep(spec: ArchSpec, path: Path) -> SweepFile:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UsageError(f"{path}: cannot be read: {error.strerror}.") from None
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
     except ValueError as error:
-        raise UsageError(f"{path}: not JSON: {error}.") from None
+        raise UsageError(f"{path}: not JSON: {error}") from None
     if not isinstance(document, dict) or not isinstance(document.get("trait_config", {}), dict):
-        raise UsageError(f"{path}: a sweep file is an object with variant and trait_config.")
+        raise UsageError(f"{path}: a sweep file is an object with variant and trait_config")
     _check_known(path, "top level", "field", document, ("variant", "trait_config"))
     variant = document.get("variant", "fwd")
     if not spec.sweeps:
-        raise UsageError(f"The space {spec.space} of {spec.arch} has no sweeps.", hint="Add --space rules.")
+        raise UsageError(f"the space {spec.space} of {spec.arch} has no sweeps", hint="Add --space rules.")
     _check_known(path, "variant", "variant", [variant], spec.sweeps)
     traits = {}
     for name, entry in document.get("trait_config", {}).items():
@@ -154,7 +154,7 @@ def _read_sweep(spec: ArchSpec, path: Path) -> SweepFile:
 def _values(path: Path, name: str, entry: Any) -> Values:
     at = f"trait_config.{name}"
     if not isinstance(entry, dict) or set(entry) != {"values"}:
-        raise UsageError(f'{path}: {at}: must be {{"values": [...]}}.')
+        raise UsageError(f'{path}: {at}: must be {{"values": [...]}}')
     values = entry["values"] if isinstance(entry["values"], list) else [entry["values"]]
     trait = TRAITS[_TRAITS[name]]
     allowed: tuple[Any, ...] = (
@@ -167,16 +167,15 @@ def _values(path: Path, name: str, entry: Any) -> Values:
             fits = value in allowed and isinstance(value, bool) == (trait.kind == "bool")
         if not fits:
             shown = "integers above 0, or -1" if trait.kind == "int" else ", ".join(json.dumps(v) for v in allowed)
-            raise UsageError(f"{path}: {at}.values: {json.dumps(value)} is not allowed.", hint=f"Allowed: {shown}.")
+            raise UsageError(f"{path}: {at}.values: {json.dumps(value)} is not allowed", hint=f"Allowed: {shown}.")
     return tuple(_MASKS[value] if name == "mask" else value for value in values)
 
 
 def _check_known(path: Path, at: str, kind: str, words: Any, known: Any) -> None:
     for word in words:
         if word not in known:
-            near = get_close_matches(str(word), list(known), n=1)
             raise UsageError(
-                f"{path}: {at}: no {kind} is called {word!r}" + (f"; did you mean {near[0]}?" if near else "."),
+                f"{path}: {at}: no {kind} is called {word!r}{did_you_mean(str(word), known)}",
                 hint=f"There are: {', '.join(known)}.",
             )
 
@@ -187,16 +186,16 @@ def _read_filter(path: Path) -> Filter:
         content = path.read_bytes()
         module_spec = importlib.util.spec_from_file_location("filter_file", path)
         if module_spec is None or module_spec.loader is None:
-            raise UsageError(f"{path}: a filter file is Python, and ends in .py.")
+            raise UsageError(f"{path}: a filter file is Python, and ends in .py")
         module = importlib.util.module_from_spec(module_spec)
         module_spec.loader.exec_module(module)
     except OSError as error:
-        raise UsageError(f"{path}: cannot be read: {error.strerror}.") from None
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
     except UsageError:
         raise
     except Exception as error:
-        raise UsageError(f"{path}: {type(error).__name__}: {error}.", hint="The filter file itself failed.") from None
+        raise UsageError(f"{path}: {type(error).__name__}: {error}", hint="The filter file itself failed.") from None
     keep = getattr(module, "filter_config", None)
     if not callable(keep):
-        raise UsageError(f"{path}: defines no function filter_config(c), which says whether to keep the kernel c.")
+        raise UsageError(f"{path}: defines no function filter_config(c), which says whether to keep the kernel c")
     return Filter(path, hashlib.sha256(content).hexdigest(), keep)

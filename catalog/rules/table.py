@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from catalog.errors import UsageError
+from catalog.messages import did_you_mean
 from catalog.schema.arch_spec import ArchSpec
 from catalog.schema.fields import Family
 from catalog.schema.name_parts import sql_literal
-from catalog.schema.words import near
 
 KINDS = ("variant", "constraint", "receipt", "hardware", "invariant", "applicability", "order")
 """What a rule is for, in the order of the listing."""
@@ -26,7 +26,9 @@ def read_kind(text: str) -> str:
         UsageError: it is not.
     """
     if text not in KINDS:
-        raise UsageError(f"No rule has the kind {text!r}{near(text, KINDS)}.", hint=f"Kinds: {', '.join(KINDS)}.")
+        raise UsageError(
+            f"no rule has the kind {text!r}{did_you_mean(text, KINDS)}", hint=f"Kinds: {', '.join(KINDS)}."
+        )
     return text
 
 

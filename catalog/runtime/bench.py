@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from catalog.backends import HOST, backend_of
+from catalog.messages import counted
 from catalog.runtime.bench_shapes import Benched, BenchOptions, NotBenched, OnDone, Outcome, outcomes, shape_of
 from catalog.runtime.peaks import Peaks, measure_peaks
 
@@ -76,7 +77,7 @@ class Report:
         if self.peaks is None:
             return f"Timed by the clock of {self.device.name}, {self.device.arch}; its peaks are not measured."
         return (
-            f"Measured peaks of {self.device.arch}, {cores} thread{'s' * (cores > 1)} of {self.device.name}: "
+            f"Measured peaks of {self.device.arch}, {counted(cores, 'thread')} of {self.device.name}: "
             f"{self.peaks.gflops:.1f} GFLOP/s in fp32, {self.peaks.gb_per_s:.1f} GB/s of reads."
         )
 

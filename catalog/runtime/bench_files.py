@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from catalog.errors import INTERRUPTED, UsageError
+from catalog.messages import counted
 from catalog.output import Format, check_file, write_file, write_rows
 from catalog.runtime.bench_shapes import Benched, BenchOptions, Outcome
 from catalog.schema.fields import IDENTITY, TRAITS
@@ -151,9 +152,9 @@ class BenchRun:
         """The numbers of :attr:`metadata` as a sentence."""
         about = self.metadata
         return (
-            f"{'Interrupted. ' if self.interrupted else ''}{about['total_measurements']} measurements of "
-            f"{about['total_kernels']} kernels on {about['shapes_benchmarked']} of {len(self.shapes)} shapes; "
-            f"{about['wrong']} kernels wrong, {about['failed']} could not be timed."
+            f"{'Interrupted. ' if self.interrupted else ''}{counted(about['total_measurements'], 'measurement')} of "
+            f"{counted(about['total_kernels'], 'kernel')} on {about['shapes_benchmarked']:,} of "
+            f"{counted(len(self.shapes), 'shape')}; {about['wrong']:,} wrong, {about['failed']:,} could not be timed."
         )
 
 

@@ -203,7 +203,7 @@ def _check_apart(tensors: Mapping[str, Strided], outputs: tuple[str, ...]) -> No
     for name in outputs:
         for other, array in tensors.items():
             if other != name and _share(tensors[name], array):
-                raise TensorError(f"the output {name} shares memory with {other}", hint="give it an array of its own")
+                raise TensorError(f"the output {name} shares memory with {other}", hint="Give it an array of its own.")
 
 
 def _share(a: Strided, b: Strided) -> bool:

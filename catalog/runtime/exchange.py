@@ -15,6 +15,7 @@ from catalog.build.bundle import FORMAT as BUNDLE_FORMAT
 from catalog.build.bundle import Bundle, Device, Entry, Manifest, Timing, abi, open_bundle, placed, write_bundle
 from catalog.build.cache import Cache
 from catalog.errors import BundleError, UsageError
+from catalog.messages import counted
 from catalog.query import Query, run
 from catalog.registry import transaction
 from catalog.runtime.devices import why_unavailable
@@ -65,7 +66,8 @@ def export_bundle(catalog: Catalog, where: str, path: Path, arch: str | None = N
     entries = _entries(catalog.connection, cache, chosen)
     if not entries:
         raise UsageError(
-            f"none of the {len(chosen):,} kernels is in the cache {cache.folder}", hint="catalog build builds them"
+            f"none of {counted(len(chosen), 'kernel')} is in the cache {cache.folder}",
+            hint="catalog build builds them.",
         )
     timings = timings_of(catalog.connection, {entry.artifact.key for entry in entries})
     manifest = Manifest(
@@ -117,7 +119,7 @@ def import_bundle(catalog: Catalog, path: Path, *, trust: bool) -> Imported:
     if not trust:
         raise UsageError(
             f"{path}: the libraries of a bundle are code, which runs with all of your rights",
-            hint="If you trust where it comes from: --trust",
+            hint="Add --trust if you trust where it comes from.",
         )
     cache = Cache(settings.settings().cache_dir)
     with open_bundle(path, why_unavailable) as bundle:

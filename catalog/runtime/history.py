@@ -118,7 +118,7 @@ class History:
         released = [one for one in self.quarantined() if which in (None, one.kernel, one.kernel_id)]
         if which is not None and not released:
             raise UsageError(
-                f"no quarantined kernel has the name or id {which!r}", hint="catalog cache quarantined lists them"
+                f"no quarantined kernel has the name or id {which!r}", hint="catalog cache quarantined lists them."
             )
         connection, cache = self._catalog.connection, self._catalog.builder.cache
         try:

@@ -50,7 +50,7 @@ def measure_peaks(builder: Builder, arch: str, threads: int) -> Peaks:
     reason = why_unavailable(arch)
     if reason is not None:
         raise DeviceError(
-            f"the peaks of {arch} cannot be measured on this machine: {reason}.",
+            f"the peaks of {arch} cannot be measured on this machine: {reason}",
             hint="--arch host is this machine's CPU.",
         )
     artifact = builder.build_helper("peak probe", arch, PEAK_PROBE)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from catalog.backends import backend_of
 from catalog.errors import SelectionError
+from catalog.messages import counted
 from catalog.runtime.narrow import PASSED_OVER, POPULATION, SIGNATURE, Step, narrow
 from catalog.runtime.timings import Neighbour, nearest
 from catalog.schema.expressions import SELECT_PARAMETERS
@@ -231,7 +232,7 @@ class Selector:
             told = [f"{rule.id} forbids {', '.join(rule.traits)}: {rule.reason}" for rule in rules.values()]
             reason = "; ".join([steps[-1].reason, *told])
         return SelectionError(
-            f"No {family} kernel of {arch} answers the problem {problem.key}: {reason}.",
+            f"no {family} kernel of {arch} answers the problem {problem.key}: {reason}",
             hint=f"What there is: catalog query \"family='{family}'\" --arch {arch}",
         )
 
@@ -240,5 +241,5 @@ def _rejections(steps: Sequence[Step]) -> str:
     """The rules that reject kernels of the right signature, the strictest first."""
     total = next(step.left for step in reversed(steps) if step.kind == "trait")
     biting = sorted((step for step in steps if step.kind != "trait" and step.rejects), key=lambda step: -step.rejects)
-    told = "; ".join(f"{step.id} rejects {step.rejects} ({step.reason})" for step in biting)
-    return f"of {total} kernels with its signature, {told or 'none could be built or was fit to run'}"
+    told = "; ".join(f"{step.id} rejects {step.rejects:,} ({step.reason})" for step in biting)
+    return f"of {counted(total, 'kernel')} with its signature, {told or 'none could be built or was fit to run'}"

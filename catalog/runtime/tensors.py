@@ -210,7 +210,7 @@ def _checked(
         if not array.flags.aligned:
             raise TensorError(
                 f"{name} is not aligned to its {array.dtype.itemsize}-byte elements",
-                hint=f"use {name}.copy(), PyTorch: {name}.clone()",
+                hint=f"Use {name}.copy(), PyTorch: {name}.clone().",
             )
     return checked
 
@@ -235,7 +235,7 @@ def _check_layout(
                 f"{name} has a stride of {strides[axis]} bytes along "
                 f"{'the head dim' if tensor.contiguous == 1 else f'axis {axis}'}: expected contiguous elements, "
                 f"{dense} bytes apart",
-                hint=f"use numpy.ascontiguousarray({name}), PyTorch: {name}.contiguous()",
+                hint=f"Use numpy.ascontiguousarray({name}), PyTorch: {name}.contiguous().",
             )
         dense *= shape[axis]
 
@@ -260,5 +260,5 @@ def check_memory(problem: Problem) -> None:
         largest = max(problem.shapes, key=lambda name: math.prod(problem.shapes[name]))
         raise TensorError(
             f"the tensors need {problem.bytes:,} bytes, and this machine has {memory_bytes():,} bytes of memory",
-            hint=f"the largest is {largest}: {_expected(problem, largest)}",
+            hint=f"The largest is {largest}: {_expected(problem, largest)}.",
         )

@@ -14,6 +14,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from catalog.errors import CatalogError, ProblemError, UsageError
+from catalog.messages import counted, expected
 from catalog.runtime.tensors import Array, check_inputs, element_type
 from catalog.runtime.tracing import FORMAT, folder_of
 from catalog.schema.problem import Problem
@@ -145,10 +146,10 @@ class Trace:
         """The file in a sentence."""
         calls, total = sum(used.calls for used in self.used), sum(used.total_ms for used in self.used)
         failed = sum(used.failed for used in self.used)
-        parts = [f"{calls:,} calls of {len(self.problems):,} problems, {total:,.1f} ms"]
+        parts = [f"{counted(calls, 'call')} of {counted(len(self.problems), 'problem')}, {total:,.1f} ms"]
         parts += [f"{failed:,} failed"] if failed else []
         parts += [f"{self.torn:,} cut short by a kill and left out"] if self.torn else []
-        parts += [f"{self.full:,} processes made more calls than they were to record"] if self.full else []
+        parts += [f"{counted(self.full, 'process')} made more calls than a trace records"] if self.full else []
         return f"{self.path}: {'; '.join(parts)}."
 
 
@@ -206,7 +207,7 @@ class _Reader:
             line = _CallLine.model_validate(fields)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            raise UsageError(f"{where}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+            raise UsageError(f"{where}: {'.'.join(map(str, first['loc']))}: {expected(first)}") from None
         problem = self._problem(line.problem, where)
         key = (problem.key, line.arch, line.revision, line.mask_impl)
         used = self._used.setdefault(key, Used(problem, line.arch, line.revision, line.mask_impl))

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from difflib import get_close_matches
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from catalog.errors import UsageError
+from catalog.messages import did_you_mean
 from catalog.schema.fields import TRAITS, Dtype, Family
 from catalog.schema.names import parse_tile
 
@@ -32,8 +32,7 @@ def _check_traits(traits: dict[str, Domain]) -> dict[str, Domain]:
     for name, domain in traits.items():
         trait = TRAITS.get(name)
         if trait is None:
-            near = get_close_matches(name, TRAITS, n=3)
-            raise ValueError(f"no trait is called {name!r}" + (f"; near: {', '.join(near)}" if near else ""))
+            raise ValueError(f"no trait is called {name!r}{did_you_mean(name, TRAITS)}")
         if domain == MASK_OF_IMPL and name == "mask":
             continue
         for value in domain if isinstance(domain, list) else [domain]:
@@ -129,7 +128,7 @@ class Variant(_Spec):
 def _check_names(traits: Any) -> None:
     for name in traits:
         if name not in TRAITS:
-            raise ValueError(f"no trait is called {name!r}; near: {', '.join(get_close_matches(name, TRAITS, n=3))}")
+            raise ValueError(f"no trait is called {name!r}{did_you_mean(name, TRAITS)}")
 
 
 class Yield(_Spec):

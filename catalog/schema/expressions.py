@@ -6,9 +6,9 @@ import re
 import sqlite3
 import threading
 from collections.abc import Iterable
-from difflib import get_close_matches
 from functools import cache
 
+from catalog.messages import did_you_mean
 from catalog.schema.fields import IDENTITY, TRAITS
 
 SELECT_PARAMETERS = (
@@ -72,6 +72,6 @@ def what_is_wrong(expression: str, parameters: Iterable[str] = ()) -> str | None
     except sqlite3.Error as error:
         message = str(error)
         missing = re.fullmatch(r"no such column: (\w+)", message)
-        near = get_close_matches(missing.group(1), (*IDENTITY, *TRAITS), n=3) if missing else []
-        return f"{message} in {expression!r}" + (f"; near: {', '.join(near)}" if near else "")
+        meant = did_you_mean(missing.group(1), (*IDENTITY, *TRAITS)) if missing else ""
+        return f"{message} in {expression!r}{meant}"
     return None

@@ -321,7 +321,7 @@ def parse_tile(text: str) -> dict[str, int]:
                 traits |= part.read(piece)
             return traits | (_third_gemm(traits) if parts is _TILE_BWD else {})
     raise UsageError(
-        f"{text!r} is not a tile.",
+        f"{text!r} is not a tile",
         hint="Tiles are written as in kernel names: b64x64x32x64x32x64_r4x1x1_r4x1x1_w16x16x16_w16x16x16.",
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import struct
@@ -13,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError, model_validator
 
 from catalog.errors import ProblemError
+from catalog.messages import did_you_mean
 from catalog.schema.cost import flops_of
 from catalog.schema.fields import Bias, Dtype, KvLookupTable, KvMemoryLayout, Mask, Mode, Qscale, Rope
 from catalog.schema.problem_fields import (
@@ -166,8 +166,8 @@ class Problem(BaseModel):
         for name in fields:
             if name not in type(self).model_fields:
                 raise ProblemError(
-                    f"a problem has no field {name!r}{_nearest(name, type(self).model_fields)}",
-                    hint=f"fields: {', '.join(type(self).model_fields)}",
+                    f"a problem has no field {name!r}{did_you_mean(name, type(self).model_fields)}",
+                    hint=f"Fields: {', '.join(type(self).model_fields)}.",
                 )
         try:
             super().__init__(**{name: value for name, value in fields.items() if value is not None})
@@ -383,17 +383,11 @@ def _normal_mask(mask: MaskWord, window: tuple[int, int] | None) -> tuple[MaskWo
     if mask in ("no", "causal"):
         raise ProblemError(
             f"window={window} does not go with mask={mask!r}",
-            hint="masks that take a window: window (aligned bottom-right), top_left, bottom_right",
+            hint="Masks that take a window: window (aligned bottom-right), top_left, bottom_right.",
         )
     if window == _UNBOUNDED:
         return "no", None
     return ("top_left" if mask == "top_left" else "bottom_right"), (None if window == _CAUSAL else window)
-
-
-def _nearest(word: str, known: Iterable[str]) -> str:
-    """``; did you mean …?``, or nothing when no known word is near."""
-    close = difflib.get_close_matches(word.lower(), known, n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def _explained(error: ValidationError) -> ProblemError:
@@ -406,6 +400,7 @@ def _explained(error: ValidationError) -> ProblemError:
         return ProblemError(f"a problem needs {name}: {meaning}")
     if name in CHOICES:
         allowed = CHOICES[name]
-        return ProblemError(f"{name}={value!r}: allowed: {', '.join(allowed)}{_nearest(str(value), allowed)}")
+        meant = did_you_mean(str(value), allowed)
+        return ProblemError(f"{name}={value!r} is not allowed{meant}", hint=f"Allowed: {', '.join(allowed)}.")
     element = "" if is_missing else "".join(f"[{index}]" for index in indices)
     return ProblemError(f"{name}{element}={value!r}: {meaning}")

@@ -26,7 +26,7 @@ def check_relevance(problem: Problem) -> None:
         if name in _OF_SOME_OPS and name not in OP_FIELDS[problem.op] and value != fields[name].default:
             ops = [op for op, names in OP_FIELDS.items() if name in names]
             raise ProblemError(
-                f"{name}={value!s} does not apply to op={problem.op!r}", hint=f"ops that take {name}: {', '.join(ops)}"
+                f"{name}={value!s} does not apply to op={problem.op!r}", hint=f"Ops that take {name}: {', '.join(ops)}."
             )
 
 
@@ -45,7 +45,7 @@ def check_lengths(problem: Problem) -> None:
     if problem.page_size and problem.seqlens_k is not None:
         raise ProblemError(
             "seqlens_k does not go with a paged cache, whose lengths are a tensor of the run",
-            hint="state seqlen_k, the longest sequence that the page table has room for",
+            hint="State seqlen_k, the longest sequence that the page table has room for.",
         )
     _check_packed(problem, "q", problem.seqlens_q)
     if problem.seqlens_k is not None:
@@ -58,7 +58,7 @@ def check_lengths(problem: Problem) -> None:
     if problem.layout != "bhsd":
         raise ProblemError(
             f"layout={problem.layout!r} does not apply to packed sequences, which are (tokens, nhead, hdim)",
-            hint="leave layout out",
+            hint="Leave layout out.",
         )
 
 
@@ -68,7 +68,7 @@ def _check_packed(problem: Problem, axis: str, lengths: tuple[int, ...]) -> None
         if getattr(problem, name) != implied:
             raise ProblemError(
                 f"{name}={getattr(problem, name)} contradicts {source}, which makes it {implied}",
-                hint=f"leave {name} out",
+                hint=f"Leave {name} out.",
             )
     if sum(lengths) > MAX_SIZE:
         raise ProblemError(f"{source} adds up to {sum(lengths)} tokens: at most {MAX_SIZE}")
@@ -144,7 +144,7 @@ def _check_quantisation(problem: Problem) -> None:
     if problem.dtype not in QUANTISED:
         raise ProblemError(
             f"qscale={str(problem.qscale)!r} does not go with dtype={str(problem.dtype)!r}",
-            hint=f"dtypes with scales: {', '.join(sorted(map(str, QUANTISED)))}",
+            hint=f"Dtypes with scales: {', '.join(sorted(map(str, QUANTISED)))}.",
         )
     if problem.qscale not in QSCALES[problem.op]:
         allowed = ", ".join(str(scale) for scale in Qscale if scale in QSCALES[problem.op])

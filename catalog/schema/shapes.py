@@ -9,7 +9,6 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
@@ -17,6 +16,7 @@ from typing import Annotated, Any, TypeAlias
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from catalog.errors import CatalogError, ProblemError, SpecError, UsageError
+from catalog.messages import did_you_mean, expected
 from catalog.schema.problem import Problem
 from catalog.schema.shape_names import name_of
 
@@ -36,8 +36,7 @@ def _one_value(value: Any) -> Any:
 
 def _known_field(name: Any) -> Any:
     if name not in Problem.model_fields:
-        close = get_close_matches(str(name), Problem.model_fields, n=1)
-        raise ValueError(f"a problem has no field {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
+        raise ValueError(f"a problem has no field {name!r}{did_you_mean(str(name), Problem.model_fields)}")
     return name
 
 
@@ -184,9 +183,8 @@ def _path_of(name: str, folder: Path) -> Path:
         return folder / Path(name).expanduser()
     path = _folder() / f"{name}.yaml"
     if name not in builtin_sets():
-        close = get_close_matches(name, builtin_sets(), n=1)
         raise UsageError(
-            f"No set of shapes is called {name!r}" + (f"; did you mean {close[0]}?" if close else "."),
+            f"no set of shapes is called {name!r}{did_you_mean(name, builtin_sets())}",
             hint=f"There are: {', '.join(builtin_sets()) or 'none'}; a file of your own is a path that ends in .yaml.",
         )
     return path
@@ -237,10 +235,11 @@ def _where(location: tuple[int | str, ...], raw: dict[str, Any]) -> str:
 def _explain(item: Any) -> str:
     if item["type"] == "extra_forbidden":
         model = Grid if len(item["loc"]) > 1 else ShapeFile
-        return f"unknown field; allowed: {', '.join(model.model_fields)}"
+        meant = did_you_mean(str(item["loc"][-1]), model.model_fields)
+        return f"unknown field; allowed: {', '.join(model.model_fields)}{meant}"
     if item["type"] == "string_pattern_mismatch":
         return f"{item['input']!r}: lower-case letters, digits, '_', '.' and '-', beginning with a letter or digit"
-    return _PLAIN.get(item["type"], str(item["msg"]).removeprefix("Value error, "))
+    return _PLAIN.get(item["type"]) or expected(item)
 
 
 _PLAIN = {
@@ -304,9 +303,8 @@ def choose_columns(shapes: ShapeSet, chosen: Sequence[str] = ()) -> tuple[str, .
     all_columns = (*_WORK, *Problem.model_fields)
     for name in chosen:
         if name not in all_columns:
-            close = get_close_matches(name, all_columns, n=1)
             raise UsageError(
-                f"No column of shapes is called {name!r}" + (f"; did you mean {close[0]}?" if close else "."),
+                f"no column of shapes is called {name!r}{did_you_mean(name, all_columns)}",
                 hint=f"There are: {', '.join(all_columns)}.",
             )
     dumped = [shape.problem.model_dump() for shape in shapes.shapes]

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from catalog.errors import SpecError, UsageError
+from catalog.messages import did_you_mean, expected
 from catalog.schema.arch_spec import (
     ArchSpec,
     Enumeration,
@@ -116,9 +116,8 @@ def _expressions(spec: ArchSpec) -> Iterator[tuple[str, str, tuple[str, ...]]]:
 def _explain(item: Any) -> str:
     if item["type"] == "extra_forbidden":
         allowed = _fields_at(item["loc"][:-1])
-        near = get_close_matches(str(item["loc"][-1]), allowed, n=1)
-        return f"unknown field; allowed: {', '.join(allowed)}" + (f" (near: {near[0]})" if near else "")
-    return str(item["msg"]).removeprefix("Value error, ")
+        return f"unknown field; allowed: {', '.join(allowed)}{did_you_mean(str(item['loc'][-1]), allowed)}"
+    return expected(item)
 
 
 def _fields_at(location: tuple[int | str, ...]) -> list[str]:
@@ -194,7 +193,7 @@ def load_spec_file(path: Path, space: str | None = None) -> ArchSpec:
 def _of_space(spec: ArchSpec, space: str) -> ArchSpec:
     """The part of a spec that ``space`` has."""
     if space not in spec.spaces:
-        raise UsageError(f"No space is called {space!r}.", hint=f"There are: {', '.join(['ck', *spec.spaces])}.")
+        raise UsageError(f"no space is called {space!r}", hint=f"There are: {', '.join(['ck', *spec.spaces])}.")
 
     def kept(items: list[Any]) -> list[Any]:
         return [item for item in items if item.spaces is None or space in item.spaces]
@@ -238,16 +237,17 @@ def find_spec(roots: Sequence[Path], arch: str, revision: str | None = None, spa
     kind = "" if space is None or space in OWN_SPACES else "sweeps"
     archs = known_archs(*roots, kind=kind)
     revisions = archs.get(arch)
+    if revisions is None and kind and arch in known_archs(*roots):
+        raise UsageError(f"{arch} has no space {space!r}", hint=f"Archs with sweeps: {', '.join(sorted(archs))}.")
     if revisions is None:
-        near = get_close_matches(arch, archs, n=1)
         raise UsageError(
-            f"No arch is called {arch!r}" + (f"; did you mean {near[0]}?" if near else "."),
+            f"no arch is called {arch!r}{did_you_mean(arch, ['host', *archs])}",
             hint=f"There are: {', '.join(sorted(archs))}" + (", and host for this machine's CPU." if not kind else "."),
         )
     if revision is None:
         revision = DEFAULT_REVISION if DEFAULT_REVISION in revisions else next(iter(revisions))
     if revision not in revisions:
-        raise UsageError(f"{arch} has no revision {revision!r}.", hint=f"There are: {', '.join(revisions)}.")
+        raise UsageError(f"{arch} has no revision {revision!r}", hint=f"There are: {', '.join(revisions)}.")
     return revisions[revision]
 
 

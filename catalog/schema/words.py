@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from difflib import get_close_matches
 from typing import Any
 
 from catalog.errors import UsageError
+from catalog.messages import did_you_mean
 from catalog.schema.fields import IDENTITY, TRAITS, Family, Trait
 
 _TRUTH = {"0": False, "false": False, "1": True, "true": True}
@@ -23,9 +23,9 @@ def read_traits(words: Iterable[str]) -> dict[str, Any]:
     for word in words:
         name, equals, text = word.partition("=")
         if not equals:
-            raise UsageError(f"{word!r} states no trait.", hint="Write trait=value, as in hdim_q=128.")
+            raise UsageError(f"{word!r} states no trait", hint="Write trait=value, as in hdim_q=128.")
         if name in traits:
-            raise UsageError(f"{name} is stated twice: {shown(traits[name])} and {text}.")
+            raise UsageError(f"{name} is stated twice: {shown(traits[name])} and {text}")
         traits[name] = _value(_trait(name), text)
     return traits
 
@@ -44,19 +44,13 @@ def shown(value: Any) -> str:
     return str(int(value) if isinstance(value, bool) else value)
 
 
-def near(word: str, known: Iterable[str]) -> str:
-    """``; near: …``, or nothing when no known word is."""
-    close = get_close_matches(word.lower(), list(known), n=3)
-    return f"; near: {', '.join(close)}" if close else ""
-
-
 def _trait(name: str) -> Trait:
     if name in TRAITS:
         return TRAITS[name]
-    hint = "`catalog columns` lists every trait."
     if name in IDENTITY:
-        hint = "It is no trait: use the options --arch, --revision and --mask-impl."
-    raise UsageError(f"No trait is called {name!r}{near(name, TRAITS)}.", hint=hint)
+        raise UsageError(f"{name} is no trait", hint="It has an option: --arch, --revision or --mask-impl.")
+    hint = "`catalog columns` lists every trait."
+    raise UsageError(f"no trait is called {name!r}{did_you_mean(name, TRAITS)}", hint=hint)
 
 
 def _value(trait: Trait, text: str) -> Any:
@@ -70,4 +64,5 @@ def _value(trait: Trait, text: str) -> Any:
         return text
     values = [str(value) for value in trait.values]
     digits = ", of at most 9 digits" if trait.kind == "int" and not values else ""
-    raise UsageError(f"{trait.name}={text}{near(text, values)}.", hint=f"Allowed: {trait.domain}{digits}.")
+    meant = did_you_mean(text, values)
+    raise UsageError(f"{trait.name}={text} is not allowed{meant}", hint=f"Allowed: {trait.domain}{digits}.")

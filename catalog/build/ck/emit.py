@@ -47,7 +47,7 @@ def emit(kernel: Kernel, generated: str) -> str:
     if launcher is None:
         raise BuildError(
             f"kernel {kernel.name}: the generated source defines no launcher that takes a stream and arguments",
-            hint="the CK checkout is of a revision that this version does not know",
+            hint="The CK checkout is of a revision that this version does not know.",
         )
     signature, algorithm = kernel.signature, kernel.algorithm
     traits = (

@@ -95,7 +95,7 @@ class Checkout:
             raise BuildError(
                 f"kernel {kernel.name} is of revision {kernel.revision}; {self.generator.path} looks like revision "
                 f"{self.generator.revision}",
-                hint=f"CATALOG_CK_ROOT or --ck-root names a checkout of revision {kernel.revision}",
+                hint=f"CATALOG_CK_ROOT or --ck-root names a checkout of revision {kernel.revision}.",
             )
         question = {"checkout": [self.digest], "kernel": [kernel.name, kernel.arch, kernel.mask_impl]}
         remembered = memory / f"{hash_parts(question)}.cpp"
@@ -113,7 +113,7 @@ class Checkout:
         if facts.api not in self.generator.apis:
             raise BuildError(
                 f"kernel {kernel.name}: {self.generator.path} has no API {facts.api}",
-                hint=f"it has: {', '.join(self.generator.apis)}",
+                hint=f"It has: {', '.join(self.generator.apis)}.",
             )
         spec = load_spec(data_dir() / "arch_specs", kernel.arch, kernel.revision)
         for receipt in spec.receipt_numbers:
@@ -124,12 +124,12 @@ class Checkout:
             raise BuildError(
                 f"kernel {kernel.name} is of space {kernel.space}: no list of upstream's generator has it, so there is "
                 "no source for it",
-                hint="catalog query \"space='ck'\" shows the rows that have one",
+                hint="catalog query \"space='ck'\" shows the rows that have one.",
             )
         raise BuildError(
             f"{self.generator.path} knows no kernel {kernel.name} in any of its receipts "
             f"{', '.join(map(str, spec.receipt_numbers))}; the row is of revision {kernel.revision}",
-            hint=f"catalog parity --ck-root {self.generator.path} shows how the checkout differs from that revision",
+            hint=f"catalog parity --ck-root {self.generator.path} shows how the checkout differs from that revision.",
         )
 
     def _write(self, kernel: Kernel, facts: FamilyFacts, options: Sequence[str]) -> str | None:
@@ -161,7 +161,7 @@ def open_checkout(root: Path) -> Checkout:
     for above in example.parents:
         if (above / "include" / "ck_tile").is_dir():
             return Checkout(generator, example, above / "include")
-    raise BuildError(f"{example}: CK's headers, include/ck_tile, lie in no folder above it", hint="is it complete?")
+    raise BuildError(f"{example}: CK's headers, include/ck_tile, lie in no folder above it", hint="Is it complete?")
 
 
 def find_checkout() -> Checkout:
@@ -181,5 +181,5 @@ def find_checkout() -> Checkout:
         raise BuildError(
             "kernels of AMD arches come from a CK checkout, and none is named",
             hint="CATALOG_CK_ROOT or --ck-root names one: a clone of composable_kernel, or what carries it inside, "
-            "such as the source distribution of flash-attn",
+            "such as the source distribution of flash-attn.",
         ) from None

@@ -134,7 +134,7 @@ def _compiler_for(arch: str, root: Path, chosen: str | None, newer: str | None) 
         seen.append(error.message)
     raise ToolchainError(
         f"no HIP compiler for {arch}, which needs clang {needed} or newer: {'; '.join(seen)}",
-        hint=f"install one ({facts.remedy('compiler')}), or set CATALOG_HIPCXX or CATALOG_HIPCXX_DEVICE",
+        hint=f"Install one ({facts.remedy('compiler')}), or set CATALOG_HIPCXX or CATALOG_HIPCXX_DEVICE.",
     )
 
 
@@ -151,7 +151,7 @@ def device_libraries(root: Path) -> Path:
                 return folder
     raise ToolchainError(
         f"no device libraries of ROCm in {root}: none of {', '.join(facts.device_libs)} has ocml.bc",
-        hint=f"install them ({facts.remedy('device_libs')}), or set CATALOG_ROCM_PATH",
+        hint=f"Install them ({facts.remedy('device_libs')}), or set CATALOG_ROCM_PATH.",
     )
 
 
@@ -195,7 +195,7 @@ def _with_constants(libraries: Path, module: str, constants: str, compiler: Comp
         raise ToolchainError(
             f"{libraries} lacks constants of {module}, and {error.filename or folder} cannot be written: "
             f"{error.strerror}",
-            hint="CATALOG_CACHE_DIR chooses another cache folder",
+            hint="CATALOG_CACHE_DIR chooses another cache folder.",
         ) from None
     return folder
 
@@ -217,7 +217,7 @@ def _make_module(module: Path, constants: str, compiler: Compiler) -> None:
     if done.failure is not None:
         raise ToolchainError(
             f"the device libraries lack constants of {module.name}, and {compiler.path} cannot make it: {done.failure}",
-            hint=f"newer ones have it ({hip_facts().remedy('device_libs')})",
+            hint=f"Newer ones have it ({hip_facts().remedy('device_libs')}).",
         )
     source.unlink()
 
@@ -247,5 +247,5 @@ def check(toolchain: Toolchain) -> None:
                 part = "device_libs"
             raise ToolchainError(
                 f"{toolchain.compiler.path} does not build HIP for {toolchain.isa}: {error}",
-                hint=f"install what is missing ({facts.remedy(part)}), or set CATALOG_HIPCXX or CATALOG_ROCM_PATH",
+                hint=f"Install what is missing ({facts.remedy(part)}), or set CATALOG_HIPCXX or CATALOG_ROCM_PATH.",
             )

@@ -98,7 +98,7 @@ def _find_nvcc(chosen: str | None, search_path: str) -> Path:
     tried = "; ".join(seen) or "none is on PATH, in /usr/local/cuda or installed by pip"
     raise ToolchainError(
         f"no nvcc of CUDA {needed} or newer: {tried}",
-        hint=f"install it ({facts.remedy('compiler')}), or set CATALOG_NVCC",
+        hint=f"Install it ({facts.remedy('compiler')}), or set CATALOG_NVCC.",
     )
 
 
@@ -121,7 +121,7 @@ def _identify(path: Path, host: Compiler) -> Compiler:
         digests = [digest_of(str(part)) for part in parts]
     except OSError as error:
         raise ToolchainError(
-            f"{path} lacks {error.filename}", hint=f"install all of it ({cuda_facts().remedy('compiler')})"
+            f"{path} lacks {error.filename}", hint=f"Install all of it ({cuda_facts().remedy('compiler')})."
         ) from None
     digest = hashlib.sha256("\n".join([*digests, host.digest]).encode()).hexdigest()
     version = release[0] if release else ""
@@ -144,5 +144,5 @@ def check(toolchain: Toolchain) -> None:
                 raise ToolchainError(
                     f"{toolchain.compiler.path} does not build for {toolchain.isa}: {error}",
                     hint="nvcc takes only host compilers of its time: set CATALOG_CXX to one that it knows, "
-                    f"or install another ({cuda_facts().remedy('compiler')})",
+                    f"or install another ({cuda_facts().remedy('compiler')}).",
                 )

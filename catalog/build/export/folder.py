@@ -41,13 +41,13 @@ def write_export(folder: Path, files: Mapping[str, str], inventory: Mapping[str,
             _remove(folder, name)
         return [path for name, text in texts.items() if _write(path := folder / name, text)]
     except OSError as error:
-        raise BuildError(f"{error.filename or folder}: {error.strerror}", hint="choose another --out") from None
+        raise BuildError(f"{error.filename or folder}: {error.strerror}", hint="Choose another --out.") from None
 
 
 def _exported(folder: Path) -> set[str]:
     """The files of the export that ``folder`` holds; none where it is empty or not there."""
     if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{folder} is no folder", hint="choose another --out")
+        raise UsageError(f"{folder} is no folder", hint="Choose another --out.")
     if not folder.exists() or not any(folder.iterdir()):
         return set()
     try:
@@ -57,7 +57,7 @@ def _exported(folder: Path) -> set[str]:
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         pass
     raise UsageError(
-        f"{folder} is not empty, and has no {INVENTORY} of an export", hint="choose another --out, or empty it"
+        f"{folder} is not empty, and has no {INVENTORY} of an export", hint="Choose another --out, or empty it."
     )
 
 

@@ -95,7 +95,7 @@ def export_project(
     rows = _Rows.of(kernels, prefix)
     if len(rows.targets) > 1:
         raise UsageError(
-            f"a project is for one arch, and these rows are of {', '.join(rows.targets)}", hint="--arch chooses one"
+            f"a project is for one arch, and these rows are of {', '.join(rows.targets)}", hint="--arch chooses one."
         )
     ((arch, target),) = rows.targets.items()
     project = Project(prefix, [kernel.name for kernel in rows.kernels], rows.toolsets[arch], _include_dirs(target))
@@ -127,7 +127,7 @@ class _Rows:
         for one, other in itertools.pairwise(chosen):
             if one.name == other.name:
                 raise UsageError(
-                    f"two rows are called {one.name}", hint="narrow the expression: arch, revision, space or mask_impl"
+                    f"two rows are called {one.name}", hint="Narrow the expression: arch, revision, space or mask_impl."
                 )
         targets = {arch: target_of(arch) for arch in sorted({kernel.arch for kernel in chosen})}
         families = {arch: {kernel.family for kernel in chosen if kernel.arch == arch} for arch in targets}

@@ -165,7 +165,7 @@ class _Wrapped:
 
 def _wrap(kernel_dir: Path, pattern: str) -> list[_Wrapped]:
     if not kernel_dir.is_dir():
-        raise UsageError(f"{kernel_dir} is no folder", hint="--kernel-dir names one with generated headers")
+        raise UsageError(f"{kernel_dir} is no folder", hint="--kernel-dir names one with generated headers.")
     try:
         found = sorted(kernel_dir.glob(pattern))
     except (ValueError, NotImplementedError, IndexError) as error:
@@ -173,7 +173,7 @@ def _wrap(kernel_dir: Path, pattern: str) -> list[_Wrapped]:
     except OSError as error:
         raise BuildError(f"{error.filename or kernel_dir}: {error.strerror}") from None
     if not found:
-        raise UsageError(f"no header of {kernel_dir} matches {pattern}", hint="--pattern '**/*.hpp' searches below it")
+        raise UsageError(f"no header of {kernel_dir} matches {pattern}", hint="--pattern '**/*.hpp' searches below it.")
     wrapped = [_read(path, path.relative_to(kernel_dir).as_posix()) for path in found]
     _check_distinct(wrapped, [kernel.stem for kernel in wrapped], "become the C identifier")
     _check_distinct(wrapped, [kernel.name for kernel in wrapped], "are of a kernel called")
@@ -183,7 +183,7 @@ def _wrap(kernel_dir: Path, pattern: str) -> list[_Wrapped]:
 def _read(path: Path, header: str) -> _Wrapped:
     if not header.isprintable() or '"' in header or "\\" in header:
         raise UsageError(
-            f"{header!r}: no #include can name it", hint="rename the header, or choose others by --pattern"
+            f"{header!r}: no #include can name it", hint="Rename the header, or choose others by --pattern."
         )
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
@@ -197,7 +197,7 @@ def _check_distinct(wrapped: Sequence[_Wrapped], names: Sequence[str], what: str
     headers: dict[str, str] = {}
     for kernel, name in zip(wrapped, names, strict=True):
         if name in headers:
-            raise UsageError(f"{headers[name]} and {kernel.header} both {what} {name}", hint="rename one of them")
+            raise UsageError(f"{headers[name]} and {kernel.header} both {what} {name}", hint="Rename one of them.")
         headers[name] = kernel.header
 
 

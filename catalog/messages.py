@@ -1,0 +1,76 @@
+"""What messages are made of: counts, lists, near words, and what a malformed field should have been.
+
+A message begins in lower case and has no full stop: it stands behind ``Error: `` or behind a file, a field, a kernel.
+Its hint is a sentence, or ends in a command to run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+_IRREGULAR = {"library": "libraries", "family": "families", "process": "processes"}
+
+_EXPECTED = {
+    "missing": "missing",
+    "extra_forbidden": "unknown field",
+    "bool": "expected true or false",
+    "int": "expected an integer",
+    "float": "expected a number",
+    "finite": "expected a finite number",
+    "string": "expected text",
+    "list": "expected a list",
+    "tuple": "expected a list",
+    "dict": "expected an object",
+    "model": "expected an object",
+    "path": "expected a path",
+    "greater_than": "must be above {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be below {lt}",
+    "less_than_equal": "must be at most {le}",
+    "too_short": "must have at least {min_length}",
+    "too_long": "must have at most {max_length}",
+    "string_too_short": "must not be empty",
+    "literal_error": "expected {expected}",
+    "enum": "expected {expected}",
+    "value_error": "{error}",
+    "json_invalid": "not JSON: {error}",
+}
+"""What is wrong with a field by the type of pydantic's failure, or by the word before its first ``_``."""
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 kernel``, ``2,345 kernels``, ``0 new libraries``."""
+    before, _, last = noun.rpartition(" ")
+    plural = f"{before} {_IRREGULAR.get(last, f'{last}s')}".lstrip()
+    return f"{number:,} {noun if number == 1 else plural}"
+
+
+def subject(number: int, noun: str) -> str:
+    """``1 kernel is``, ``2,345 kernels are``."""
+    return f"{counted(number, noun)} {'is' if number == 1 else 'are'}"
+
+
+def either(words: Sequence[str]) -> str:
+    """``a``, ``a or b``, ``a, b or c``."""
+    return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def near(word: str, known: Iterable[object]) -> str:
+    """What ``word`` may have been meant to be: ``did you mean a or b?``, or nothing when no known word is near."""
+    close = get_close_matches(word.strip().lower(), [str(name) for name in known], n=3)
+    return f"did you mean {either(close)}?" if close else ""
+
+
+def did_you_mean(word: str, known: Iterable[object]) -> str:
+    """:func:`near` as the end of a message, behind a semicolon."""
+    question = near(word, known)
+    return f"; {question}" if question else ""
+
+
+def expected(failure: Mapping[str, Any]) -> str:
+    """What is wrong with a field, from one of the failures that pydantic tells."""
+    kind = failure["type"]
+    words = _EXPECTED.get(kind) or _EXPECTED.get(kind.partition("_")[0])
+    return str(failure["msg"]) if words is None else words.format(**failure.get("ctx", {}))

@@ -7,10 +7,13 @@ Its hint is a sentence, or ends in a command to run.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 from typing import Any
 
 _IRREGULAR = {"library": "libraries", "family": "families", "process": "processes"}
+
+_AS_NEAR = 0.1
+"""How much less alike than the nearest word another one may be, to be offered too."""
 
 _EXPECTED = {
     "missing": "missing",
@@ -25,10 +28,10 @@ _EXPECTED = {
     "dict": "expected an object",
     "model": "expected an object",
     "path": "expected a path",
-    "greater_than": "must be above {gt}",
-    "greater_than_equal": "must be at least {ge}",
-    "less_than": "must be below {lt}",
-    "less_than_equal": "must be at most {le}",
+    "greater_than": "must be above {gt:g}",
+    "greater_than_equal": "must be at least {ge:g}",
+    "less_than": "must be below {lt:g}",
+    "less_than_equal": "must be at most {le:g}",
     "too_short": "must have at least {min_length}",
     "too_long": "must have at most {max_length}",
     "string_too_short": "must not be empty",
@@ -59,8 +62,11 @@ def either(words: Sequence[str]) -> str:
 
 def near(word: str, known: Iterable[object]) -> str:
     """What ``word`` may have been meant to be: ``did you mean a or b?``, or nothing when no known word is near."""
-    close = get_close_matches(word.strip().lower(), [str(name) for name in known], n=3)
-    return f"did you mean {either(close)}?" if close else ""
+    word = word.strip().lower()
+    close = get_close_matches(word, [str(name) for name in known], n=3)
+    likeness = [SequenceMatcher(None, name, word).ratio() for name in close]
+    as_near = [name for name, ratio in zip(close, likeness, strict=True) if ratio > likeness[0] - _AS_NEAR]
+    return f"did you mean {either(as_near)}?" if close else ""
 
 
 def did_you_mean(word: str, known: Iterable[object]) -> str:

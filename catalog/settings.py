@@ -96,7 +96,7 @@ def settings() -> Settings:
         first = error.errors()[0]
         field = str(first["loc"][0])
         name, about = f"CATALOG_{field.upper()}", Settings.model_fields[field].description
-        raise UsageError(f"{name}={first.get('input')!r}: {expected(first)}", hint=f"{name} is: {about}.") from None
+        raise UsageError(f"{name}={first.get('input')!r}: {expected(first)}", hint=f"It sets: {about}.") from None
 
 
 _chosen: dict[str, Any] = {}

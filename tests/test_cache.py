@@ -228,9 +228,9 @@ def test_a_read_only_catalog_and_cache_serve_what_they_have(tmp_path: Path) -> N
         assert (second["kernel"], second["compile_s"], second["validation"]) == (first["kernel"], 0, "passed")
 
         for words, told in (
-            (["run", *problem, "--lse"], "Permission denied\nCATALOG_CACHE_DIR chooses another"),
+            (["run", *problem, "--lse"], "Permission denied\nHint: CATALOG_CACHE_DIR chooses another"),
             (["populate", "--arch", "gfx950"], "cannot be written: attempt to write a readonly database"),
-            (["cache", "clear", "--yes"], "Permission denied\nCATALOG_CACHE_DIR chooses another"),
+            (["cache", "clear", "--yes"], "Permission denied\nHint: CATALOG_CACHE_DIR chooses another"),
         ):
             refused = catalog(*words)
             assert refused.returncode == 1
@@ -288,9 +288,9 @@ def _foreign(cache: Path) -> None:
 
 
 STRANGERS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "others may read": (lambda cache: cache.chmod(0o755), r"is open to others \(mode 0755\)\nchmod 700 .*cache"),
+    "others may read": (lambda cache: cache.chmod(0o755), r"is open to others \(mode 0755\)\nRun chmod 700 .*cache"),
     "a group may write": (lambda cache: cache.chmod(0o770), r"is open to others \(mode 0770\)"),
-    "anybody may write to a parent": (_open_parent, r"anybody may write to .*parent \(mode 0777\)\nchmod o-w"),
+    "anybody may write to a parent": (_open_parent, r"anybody may write to .*parent \(mode 0777\)\nRun chmod o-w"),
     "somebody else owns it": (_foreign, r"belongs to .*, and this process runs as"),
 }
 

@@ -56,7 +56,7 @@ def test_query_options_choose_columns_order_and_number(database: Path) -> None:
     ("words", "code", "told"),
     [
         (["query", "hdim=128"], 2, "Did you mean hdim_v or hdim_q?"),
-        (["query", "pipeline='qr_asinc'"], 0, "did you mean qr_async or qr_async_trload?"),
+        (["query", "pipeline='qr_asinc'"], 0, "did you mean qr_async?"),
         (["query", "1); DROP TABLE kernel; --"], 2, "Error"),
         (["query", "1", "--arch", "gfx942"], 2, "populate --arch gfx942"),
         (["query", "1", "--format", "xml"], 2, "table, json, jsonl or csv"),

@@ -351,8 +351,8 @@ def test_the_commands(cache: Cache, measured: Catalog) -> None:
     assert done.stdout.startswith("Dropped 1 library"), done
     assert catalog("query", "built", "--count").stdout == "0\n"
     for words, told in (
-        (["cache", "gc", "--max-size", "2X"], "'2X' is no size."),
-        (["cache", "gc", "--older-than", "soon"], "'soon' is no age."),
+        (["cache", "gc", "--max-size", "2X"], "'2X' is no size\nHint: "),
+        (["cache", "gc", "--older-than", "soon"], "'soon' is no age\nHint: "),
         (["timings", "clear", "--where", "hdim=1", "--yes"], "no such column: hdim"),
     ):
         wrong = catalog(*words)

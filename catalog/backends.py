@@ -271,7 +271,7 @@ def backend_of(arch: str) -> Backend:
     owners = {plugin.title: plugin.backend for plugin in plugins() if plugin.backend and plugin.backend.owns(arch)}
     if len(owners) > 1:
         raise BackendError(
-            f"{arch} is an arch of {len(owners)} backends: {'; '.join(owners)}", hint="uninstall all but one of them"
+            f"{arch} is an arch of {len(owners)} backends: {'; '.join(owners)}", hint="Uninstall all but one of them."
         )
     return next(iter(owners.values()), HOST)
 

@@ -24,6 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from catalog.backends import spec_folders
 from catalog.errors import CatalogError, QueryError, RegistryError
 from catalog.messages import did_you_mean, near
 from catalog.query_hints import (
@@ -41,7 +42,6 @@ from catalog.registry import unwritable
 from catalog.schema.fields import TRAITS
 from catalog.schema.spec_files import known_archs
 from catalog.schema.tables import TABLES, VIEW
-from catalog.settings import data_dir
 
 HAS_LIMITS = sys.version_info >= (3, 11)
 

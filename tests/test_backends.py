@@ -82,8 +82,8 @@ def test_the_command_line_tells_it_without_a_traceback(install: Callable[[str, s
     command = [sys.executable, "-m", "catalog", "populate", "--arch", "odd_arch"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     warning, error, *_ = done.stderr.splitlines()
-    assert warning == "backend odd of broken 1.2 cannot be used: ZeroDivisionError: division by zero"
-    assert error == "Error: No arch is called 'odd_arch'."
+    assert warning == "Warning: backend odd of broken 1.2 cannot be used: ZeroDivisionError: division by zero"
+    assert error == "Error: no arch is called 'odd_arch'"
     assert done.returncode == 2
 
 
@@ -98,7 +98,7 @@ def test_an_arch_has_one_backend(install: Callable[[str, str], None]) -> None:
 
 def test_an_arch_without_a_spec_is_no_arch(install: Callable[[str, str], None], tmp_path: Path) -> None:
     install("bare", ODD.replace("ARCH", "odd_arch"))
-    with pytest.raises(UsageError, match="No arch is called 'odd_arch'"):
+    with pytest.raises(UsageError, match="no arch is called 'odd_arch'"):
         Catalog(tmp_path / "catalog.db").populate("odd_arch")
 
 

@@ -204,7 +204,7 @@ def test_rows_of_two_arches_make_no_project(kernels: list[Kernel], tmp_path: Pat
     [
         (["--where", "1"], "--out"),
         (["--out", "out"], "--where"),
-        (["--where", "1", "--out", "out", "--format", "bazel"], "cmake, make, ninja"),
+        (["--where", "1", "--out", "out", "--format", "bazel"], "cmake, make or ninja"),
         (["--where", "hdim=1", "--out", "out"], "Did you mean hdim"),
         (["--where", "hdim_q=1", "--out", "out"], "no kernels"),
         (["--format", "make", "wrap", "--kernel-dir", ".", "--out", "out"], "come after its name"),

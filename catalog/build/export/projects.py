@@ -18,6 +18,7 @@ from typing import Any, cast
 
 from catalog.build.export.toolset import PlacedFlag, Toolset
 from catalog.errors import UsageError
+from catalog.messages import did_you_mean, either
 
 UNITS = "kernels"
 """Folder of the translation units."""
@@ -279,7 +280,9 @@ def read_format(name: str) -> ProjectFormat:
     try:
         return ProjectFormat(name)
     except ValueError:
-        raise UsageError(f"--format {name}: it is one of {', '.join(form.value for form in ProjectFormat)}") from None
+        known = [form.value for form in ProjectFormat]
+        meant = did_you_mean(name, known)
+        raise UsageError(f"--format {name} is not allowed{meant}", hint=f"Allowed: {either(known)}.") from None
 
 
 def how_to_build(form: ProjectFormat, folder: Path) -> str:

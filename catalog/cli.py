@@ -45,9 +45,20 @@ app.add_typer(cache_app)
 app.add_typer(timings_app)
 
 
+def _tell_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        print(f"catalog {version('kernel-catalog')}")
+        raise typer.Exit
+
+
 @app.callback()
 def _options(
     db: Annotated[Path | None, typer.Option("--db", help="The catalog's SQLite file. Default: CATALOG_DB.")] = None,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
 ) -> None:
     if db is not None:
         _State.db = db

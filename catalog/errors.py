@@ -88,11 +88,7 @@ class BuildError(CatalogError):
 
 
 class CacheError(BuildError):
-    """The cache folder cannot be used: others have access to it, or it cannot be written."""
-
-
-class UntrustedCacheError(CacheError):
-    """Others have access to the cache folder, so nothing in it is loaded, whatever the kernel."""
+    """The cache folder cannot be used, whatever the kernel: others have access to it, or it cannot be written."""
 
 
 class MissingKernelError(BuildError):

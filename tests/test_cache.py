@@ -386,7 +386,7 @@ def test_a_library_that_changes_after_its_build_is_not_loaded(change: str, victi
 
     told = in_child(try_to_load)
     assert str(victim.path) in told
-    assert "build the kernel anew" in told
+    assert "Build the kernel anew" in told
     assert not (tmp_path / "trace").exists()
 
     assert in_child(lambda: ctypes.CDLL(str(tmp_path / "copy.so")) is not None)

@@ -228,7 +228,6 @@ def test_no_word_of_pydantics_own_reaches_a_message() -> None:
 
 
 COMMANDS = ("catalog ", "chmod ", "dask ", "nvcc ", "pip ")
-UNFINISHED = "runtime/devices/__init__.py"  # its one message still ends in a full stop
 
 
 def _ends(node: ast.expr) -> tuple[str, str]:
@@ -251,7 +250,7 @@ def test_messages_begin_in_lower_case_and_hints_are_sentences() -> None:
     wrong: list[Any] = []
     for place, call in _errors():
         first, last = _ends(call.args[0])
-        if re.match(r"[A-Z][a-z]", first) or (last == "." and not place.startswith(UNFINISHED)):
+        if re.match(r"[A-Z][a-z]", first) or last == ".":
             wrong.append((place, ast.unparse(call.args[0])))
         for hint in (keyword.value for keyword in call.keywords if keyword.arg == "hint"):
             if re.match(r"[a-z]", _ends(hint)[0]) and not ast.unparse(hint).lstrip("f'\"").startswith(COMMANDS):

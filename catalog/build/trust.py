@@ -11,7 +11,7 @@ import shlex
 import stat
 from pathlib import Path
 
-from catalog.errors import UntrustedCacheError
+from catalog.errors import CacheError
 
 ANOTHER = "CATALOG_CACHE_DIR chooses another cache folder."
 
@@ -32,19 +32,18 @@ def require_private(folder: Path) -> None:
     """Refuse a cache folder that is not the caller's alone.
 
     Raises:
-        UntrustedCacheError: others own it or have access to it, or may write to a folder on the way; says how to mend
-            that.
+        CacheError: others own it or have access to it, or may write to a folder on the way; says how to mend that.
         OSError: it is not there.
     """
     info = folder.stat()
     if info.st_uid != os.geteuid():
-        raise UntrustedCacheError(
+        raise CacheError(
             f"the cache folder {folder} belongs to {_user(info.st_uid)}, and this process runs as "
             f"{_user(os.geteuid())}: libraries of others are not loaded",
             hint=ANOTHER,
         )
     if info.st_mode & 0o077:
-        raise UntrustedCacheError(
+        raise CacheError(
             f"the cache folder {folder} is open to others (mode {stat.S_IMODE(info.st_mode):04o})",
             hint=f"Run chmod 700 {shlex.quote(str(folder))}, if nobody else has written to it. Or: {ANOTHER}",
         )
@@ -56,14 +55,14 @@ def require_safe(folder: Path) -> None:
     """Refuse a folder whose files others could replace: itself or one on the way is writable by all, and not sticky.
 
     Raises:
-        UntrustedCacheError: it is so; names the folder in question.
+        CacheError: it is so; names the folder in question.
         OSError: it is not there.
     """
     for start in dict.fromkeys((folder.absolute(), folder.resolve())):
         for place in (start, *start.parents):
             mode = place.stat().st_mode
             if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-                raise UntrustedCacheError(
+                raise CacheError(
                     f"libraries in {folder} are not loaded: anybody may write to {place} "
                     f"(mode {stat.S_IMODE(mode):04o})",
                     hint=f"Run chmod o-w {shlex.quote(str(place))}. Or: {ANOTHER}",

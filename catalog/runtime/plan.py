@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from catalog.errors import (
     BuildError,
+    CacheError,
     ChangedLibraryError,
     MissingKernelError,
     QuarantinedError,
     SelectionError,
-    UntrustedCacheError,
 )
 from catalog.runtime import tracing
 from catalog.schema.kernel import Kernel
@@ -125,7 +125,7 @@ class Plan:
                 if others == self.kernels:
                     raise
                 self.kernels = others
-            except UntrustedCacheError:
+            except CacheError:
                 raise  # no other kernel would fare better
             except BuildError as error:
                 self._replace(unfit, self.kernels[len(artifacts)].id, error)

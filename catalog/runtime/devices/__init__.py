@@ -170,6 +170,6 @@ def check_available(arch: str) -> None:
     reason = why_unavailable(arch)
     if reason is not None:
         raise DeviceError(
-            f"{arch} kernels cannot run on this machine: {reason}.",
-            hint="Select with arch='host' to run on this machine's CPU.",
+            f"{arch} kernels cannot run on this machine: {reason}",
+            hint="This machine's CPU is the arch 'host': --arch host, arch='host'.",
         )

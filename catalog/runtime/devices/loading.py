@@ -22,7 +22,7 @@ from catalog.build.trust import require_safe
 from catalog.errors import CacheError, ChangedLibraryError, DeviceError
 from catalog.runtime.devices.abi import ABI_VERSION, CatalogArgs, CatalogWorkspace
 
-REBUILD = "build the kernel anew"
+REBUILD = "Build the kernel anew."
 
 _OK, _ABI_MISMATCH = 0, 1
 

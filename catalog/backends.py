@@ -135,9 +135,9 @@ class _Host(Backend):
         return host.why_unavailable(arch)
 
     def toolset(self, arch: str) -> Toolset:
-        from catalog.build.export.toolset import host_toolset
+        from catalog.build.export.toolset import host_toolset, toolset_here
 
-        return host_toolset(arch, self.target(arch))
+        return toolset_here(arch, self.target(arch)) or host_toolset(arch)
 
 
 class _Hip(GpuBackend):
@@ -203,9 +203,9 @@ class _Cuda(GpuBackend):
         return CudaRuntime()
 
     def toolset(self, arch: str) -> Toolset:
-        from catalog.build.export.toolset import cuda_toolset
+        from catalog.build.export.toolset import cuda_toolset, toolset_here
 
-        return cuda_toolset(arch, self.target(arch))
+        return toolset_here(arch, self.target(arch)) or cuda_toolset(arch)
 
 
 HIP, CUDA, HOST = _Hip(), _Cuda(), _Host()

@@ -85,28 +85,28 @@ def toolset_from(toolchain: Toolchain) -> Toolset:
     )
 
 
-def host_toolset(arch: str, target: Target) -> Toolset:
-    """That of a host arch: g++ and its flags where there is no compiler.
+def toolset_here(arch: str, target: Target) -> Toolset | None:
+    """That of the toolchain which this machine has for ``arch``, if any."""
+    toolchain = _toolchain(arch, target)
+    return None if toolchain is None else toolset_from(toolchain)
+
+
+def host_toolset(arch: str) -> Toolset:
+    """For a host arch where there is no compiler: g++ and its flags.
 
     Raises:
         SpecError: ``data/toolchains/host.json`` is missing or malformed.
     """
-    toolchain = _toolchain(arch, target)
-    if toolchain is not None:
-        return toolset_from(toolchain)
     facts = host_facts()
     return Toolset(CANDIDATES[0], facts.arches[arch].isa, host_flags(arch), facts.families["gnu"].link)
 
 
-def cuda_toolset(arch: str, target: Target) -> Toolset:
-    """That of an NVIDIA arch: nvcc where there is none.
+def cuda_toolset(arch: str) -> Toolset:
+    """For an NVIDIA arch where there is no nvcc.
 
     Raises:
         SpecError: ``data/toolchains/cuda.json`` is missing or malformed.
     """
-    toolchain = _toolchain(arch, target)
-    if toolchain is not None:
-        return toolset_from(toolchain)
     facts = cuda_facts()
     return Toolset(facts.names[0], facts.arches[arch].isa, cuda_flags(arch), facts.link)
 

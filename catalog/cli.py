@@ -60,8 +60,7 @@ def _options(
         bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    if db is not None:
-        _State.db = db
+    _State.db = db
 
 
 class _State:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parent.parent
 DOCS = "docs"
-PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "examples/README.md", "benchmarks/README.md")
+PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "examples/README.md", "benchmarks/README.md", "data/parity/README.md")
 """Pages of the repository that are pages of the site too."""
 EXAMPLES = "examples"
 """The folder whose programs are pages."""

@@ -16,6 +16,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 _NEEDS = re.compile(r"<!-- needs: (.+) -->")
 _TITLE = re.compile(r'title="([^"]+)"')
 _BETWEEN = {"|", "||", "&&", ";", "&"}
+_PRINTED = re.compile(r"^\s*print\(.*\)  # (.+)$", re.MULTILINE)
 _ASSIGNMENT = re.compile(r"\w+=")
 
 
@@ -32,7 +33,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Command:
-    """A shell command and the output that the page shows."""
+    """A shell command and the lines of output that the page shows."""
 
     text: str
     shown: tuple[str, ...]
@@ -67,6 +68,11 @@ def blocks_of(page: Path) -> Iterator[Block]:
             needs = None
         elif token.type == "code_block":
             yield Block("", None, None, token.content, token.map[0] + 1)
+
+
+def printed_by(program: str) -> tuple[str, ...]:
+    """What the comments behind calls of print say that they print."""
+    return tuple(_PRINTED.findall(program))
 
 
 def commands_of(block: Block) -> Iterator[Command]:

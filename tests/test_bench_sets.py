@@ -319,4 +319,4 @@ def test_a_file_that_cannot_be_written_is_told_before_the_work(files: dict[str, 
 def test_a_set_and_a_problem_are_one_too_many(bench: Callable[..., Result]) -> None:
     done = bench(HEADER, "--batch", "1")
     assert isinstance(done.exception, UsageError)
-    assert "name one of" in str(done.exception)
+    assert "what to time is one of" in str(done.exception)

@@ -66,7 +66,7 @@ def failures(report):
     ("change", "check", "subject", "told"),
     [
         (("arch", "your_cpu"), "spec", "your_cpu", "is not the file's name, 'my_cpu'"),
-        (("enumerations", "fwd", "tiles", [{}]), "spec", ARCH, "enumerations.fwd.tiles[0].dtype: Field required"),
+        (("enumerations", "fwd", "tiles", [{}]), "spec", ARCH, "enumerations.fwd.tiles[0].tiles: missing"),
         (
             ("enumerations", "fwd", "constraints", [["idle", "tile_m0 < 999"]]),
             "constraint reachable",

@@ -13,9 +13,10 @@ import sys
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
-from pages import PAGES, ROOT, Block, Command, blocks_of, commands_of
+from pages import PAGES, ROOT, Block, Command, blocks_of, commands_of, printed_by
 from test_commands import parsed
 
 TIMEOUT_S = 240.0
@@ -61,13 +62,21 @@ def test_blocks_say_what_they_are(page: Path) -> None:
             assert list(commands_of(block)), f"{where}: no command"
 
 
+class Step(NamedTuple):
+    """A command, where the page has it, and how lines begin that it prints: of a table the first, numbers differ."""
+
+    where: str
+    command: Command
+    prints: tuple[str, ...]
+
+
 class Script:
     """A page as one script of bash, which leaves each step's output and exit code in a file."""
 
     def __init__(self, folder: Path) -> None:
         self._out = folder / "steps"
         self._out.mkdir()
-        self.steps: list[tuple[str, Command]] = []
+        self.steps: list[Step] = []
         self._lines: list[str] = []
 
     def add(self, block: Block) -> None:
@@ -76,14 +85,15 @@ class Script:
         elif block.language == "python":
             program = self._out / f"line_{block.line}.py"
             program.write_text(block.text, encoding="utf-8")
-            self._step(f"line {block.line}", Command(f"python {shlex.quote(str(program))}", ()))
+            command = Command(f"python {shlex.quote(str(program))}", printed_by(block.text))
+            self._step(f"line {block.line}", command, whole=True)
         else:
             for command in commands_of(block):
                 self._step(f"line {block.line}: {command.text}", command)
 
-    def _step(self, where: str, command: Command) -> None:
+    def _step(self, where: str, command: Command, whole: bool = False) -> None:
         out = shlex.quote(str(self._out / str(len(self.steps))))
-        self.steps.append((where, command))
+        self.steps.append(Step(where, command, command.shown if whole else command.shown[:1]))
         # The newline ends a comment; a group, not a subshell, so that exports and folders last.
         self._lines += [f"{{ {command.text}\n}} >{out} 2>&1 </dev/null", f"echo $? >{out}.rc"]
 
@@ -128,13 +138,13 @@ def test_page_runs(page: Path, tmp_path: Path) -> None:
     if EMPTIES_THE_CACHE.search(script.text):
         environment["CATALOG_CACHE_DIR"] = str(tmp_path / "cache")  # all other tests share one
     subprocess.run(["bash", "-c", script.text], cwd=folder, env=environment, check=False, timeout=TIMEOUT_S)
-    for number, (where, command) in enumerate(script.steps):
+    for number, step in enumerate(script.steps):
         code, output = script.result(number)
-        assert (code != 0) == command.fails, f"{where}: exit code {code}\n{output}"
-        if command.shown:
-            lines = [line.strip() for line in output.splitlines()]
-            pattern = pattern_of(command.shown[0])
-            assert any(re.match(pattern, line) for line in lines), f"{where}: {command.shown[0]}\nprints\n{output}"
+        assert (code != 0) == step.command.fails, f"{step.where}: exit code {code}\n{output}"
+        lines = [line.strip() for line in output.splitlines()]
+        for shown in step.prints:
+            pattern = pattern_of(shown)
+            assert any(re.match(pattern, line) for line in lines), f"{step.where}: {shown}\nprints\n{output}"
 
 
 UNRUN = [

@@ -236,9 +236,7 @@ def lacking(request, fake, monkeypatch, tmp_path):
 )
 @pytest.mark.usefixtures("lacking")
 def test_a_machine_without_such_a_gpu_says_what_it_lacks(catalog, reason):
-    with pytest.raises(
-        DeviceError, match=f"gfx1100 kernels cannot run on this machine: .*{reason}.*\nSelect"
-    ) as raised:
+    with pytest.raises(DeviceError, match=f"gfx1100 kernels cannot run on this machine: .*{reason}") as raised:
         catalog.select(DENSE, arch="gfx1100").run()
     assert str(why_unavailable("gfx1100")) in str(raised.value)
 

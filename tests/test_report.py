@@ -278,8 +278,8 @@ def test_the_command_writes_a_page_with_measured_peaks(filled: Catalog, tmp_path
 @pytest.mark.parametrize(
     ("words", "first", "told"),
     [
-        (["--out", "HERE/page", "--arch", "gfx942"], "pass", "catalog populate --arch gfx942"),
-        (["--out", "HERE/page", "--arch", "gfx9"], "pass", "no kernels of arch 'gfx9'"),
+        (["--out", "HERE/page", "--arch", "gfx942"], "pass", "populate --arch gfx942"),
+        (["--out", "HERE/page", "--arch", "gfx9"], "pass", "no arch is called 'gfx9'; did you mean gfx950"),
         (["--out", "HERE/file/page"], "pass", "cannot be written"),
         (["--out", "HERE/page"], "sys.modules['matplotlib'] = None", "pip install 'kernel-catalog[report]'"),
         ([], "pass", "--out"),

@@ -292,7 +292,7 @@ def test_selecting_populates_what_is_not_there(tmp_path: Any) -> None:
         ({"hdim_q": 257}, ["hdim_fits rejects", "head dims that hold the problem's"]),
         ({"dtype": "fp8bf16", "lse": True}, ["lse=1, and there is only: 0"]),
         ({"op": "splitkv", "dtype": "fp32"}, ["fwd_splitkv", "dtype=fp32, and there is only: bf16, fp16, fp8"]),
-        ({"op": "splitkv", "lse": True, **FP8}, ["No fwd_splitkv_combine kernel", "lse=1, and there is only: 0"]),
+        ({"op": "splitkv", "lse": True, **FP8}, ["no fwd_splitkv_combine kernel", "lse=1, and there is only: 0"]),
         ({"op": "splitkv", "page_size": 16, **FP8}, ["paged_kv=1, and there is only: 0"]),
         ({"op": "splitkv", "hdim_q": 48, **FP8}, ["hdim_q_divides rejects", "multiple of the tile's head dim"]),
         ({"op": "splitkv", "num_splits": 129}, ["split_count rejects", "at most 128 splits"]),
@@ -304,8 +304,8 @@ def test_selecting_populates_what_is_not_there(tmp_path: Any) -> None:
         (PREFILL | {"hdim_q": 100}, ["hdim_q_divides rejects", "16 bytes"]),
         (PREFILL | {"dtype": "fp8bf16"}, ["qscale=no, and there is only: kv_blockscale, pertensor"]),
         (PREFILL | {"dtype": "fp8bf16", "qscale": "kv_blockscale"}, ["page_size_is rejects"]),
-        ({"op": "bwd", "dtype": "fp32", "hdim_q": 256}, ["No bwd_dq_dk_dv kernel", "hdim_fits rejects"]),
-        ({"op": "bwd", "hdim_q": 264}, ["No bwd_dq_dk_dv kernel", "hdim_fits rejects"]),
+        ({"op": "bwd", "dtype": "fp32", "hdim_q": 256}, ["no bwd_dq_dk_dv kernel", "hdim_fits rejects"]),
+        ({"op": "bwd", "hdim_q": 264}, ["no bwd_dq_dk_dv kernel", "hdim_fits rejects"]),
     ],
 )  # fmt: skip
 def test_when_nothing_fits_the_error_says_which_trait_or_rule(

@@ -200,7 +200,9 @@ def test_a_file_extends_a_set_that_comes_along(tmp_path: Path) -> None:
 
 def test_the_example_of_the_docs_is_as_it_says(tmp_path: Path) -> None:
     page = (Path(__file__).parent.parent / "docs" / "reference" / "shapes.md").read_text(encoding="utf-8")
-    (tmp_path / "ours.yaml").write_text(page.partition("```yaml\n")[2].partition("```")[0], encoding="utf-8")
+    (tmp_path / "ours.yaml").write_text(
+        page.partition('```yaml title="ours.yaml"\n')[2].partition("```")[0], encoding="utf-8"
+    )
     names = [shape.name for shape in load_shapes(str(tmp_path / "ours.yaml")).shapes]
     assert len([name for name in names if name.startswith("chat/")]) == 16
     assert "chat/b6-h24x8-s500-d128-bf16-causal-lse" in names

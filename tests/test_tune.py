@@ -167,4 +167,4 @@ def test_the_command_tunes_a_problem_and_a_file_of_them(catalog: Catalog, tmp_pa
         assert told in done.stderr
     wrong = subprocess.run([*command, "--misses", "--shapes", "smoke"], capture_output=True, text=True, check=False)
     assert wrong.returncode == 2
-    assert "name one of" in wrong.stderr
+    assert "what to tune is one of" in wrong.stderr

@@ -110,17 +110,23 @@ def _gpus() -> Iterator[Finding]:
 
 
 def _arches() -> Iterator[Finding]:
+    from concurrent.futures import ThreadPoolExecutor
+
     from catalog.backends import spec_folders
     from catalog.schema.spec_files import known_archs
 
-    for arch in known_archs(*spec_folders()):
-        try:
-            yield _arch(arch)
-        except BackendError as error:
-            yield Finding(arch, "unusable", str(error))
+    with ThreadPoolExecutor() as pool:  # each arch's compiler compiles a program
+        yield from pool.map(_arch, known_archs(*spec_folders()))
 
 
 def _arch(arch: str) -> Finding:
+    try:
+        return _toolchain(arch)
+    except BackendError as error:
+        return Finding(arch, "unusable", str(error))
+
+
+def _toolchain(arch: str) -> Finding:
     from catalog.backends import backend_of
     from catalog.build import toolchains
 

@@ -1,13 +1,14 @@
 """Random problems for kernels of our own: signatures are rows of the catalog, sizes and tensors are drawn.
 
-Every two values of two traits that some row has together are in some signature. A kernel is compiled for each, so
-signatures are few; problems of one signature run on one plan.
+Every two values of two traits that some row has together are in some signature; where an operation shares another's
+tiles, not every data type with every head dim. A kernel is compiled for each, so signatures are few; problems of one
+signature run on one plan.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -43,6 +44,9 @@ HEAD_DIMS: Mapping[tuple[int, int], tuple[tuple[int, int], ...]] = {
 VECTOR = 8
 """Head dims of kernels that are padded to so many elements are multiples of it."""
 
+TILES_OF_FWD: tuple[Op, ...] = ("splitkv", "pagedkv", "batch_prefill")
+"""They attend as fwd does, whose signatures have every data type with every head dim."""
+
 _TRAITS = (*(t.name for t in TRAITS.values() if t.group == "signature" and t.name != "family"), "pad_d")
 
 
@@ -58,18 +62,23 @@ class Signature:
         return not self.traits["pad_d"]
 
 
-def pairwise_cover(rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """Some of the rows, such that every pair of values that a row has in two columns is in one of them."""
+def pairwise_cover(rows: Sequence[tuple[Any, ...]], apart: Collection[frozenset[int]] = ()) -> list[tuple[Any, ...]]:
+    """Some of the rows, such that every pair of values that a row has in two columns is in one of them.
 
-    def pairs(row: tuple[Any, ...]) -> frozenset[Any]:
-        return frozenset(combinations(enumerate(row), 2))
+    Pairs of the columns ``apart`` do not count.
+    """
+
+    columns = [pair for pair in combinations(range(len(rows[0])), 2) if frozenset(pair) not in apart]
+
+    def pairs(row: tuple[Any, ...]) -> set[Any]:
+        return {((i, row[i]), (j, row[j])) for i, j in columns}
 
     rng = random.Random(SEED)  # noqa: S311
-    missing = set().union(*map(pairs, rows))
+    missing = {((i, a), (j, b)) for i, j in columns for a, b in {(row[i], row[j]) for row in rows}}
     chosen = []
     while missing:
-        target = min(missing, key=repr)
-        holders = [row for row in rows if target in pairs(row)]
+        (i, a), (j, b) = min(missing, key=repr)
+        holders = [row for row in rows if row[i] == a and row[j] == b]
         best = max(rng.sample(holders, min(len(holders), 60)), key=lambda row: len(pairs(row) & missing))
         chosen.append(best)
         missing -= pairs(best)
@@ -85,7 +94,9 @@ def signatures(catalog: Catalog, op: Op, arch: str = "host") -> tuple[Signature,
     ).fetchall()
     varying = [i for i in range(len(_TRAITS)) if len({row[i] for row in rows}) > 1]
     reduced = {tuple(row[i] for i in varying): tuple(row) for row in rows}
-    cover = pairwise_cover(sorted(reduced))
+    columns = [_TRAITS[i] for i in varying]
+    shared = ("hdim_q", "hdim_v") if op in TILES_OF_FWD else ()
+    cover = pairwise_cover(sorted(reduced), [frozenset(map(columns.index, ("dtype", name))) for name in shared])
     return tuple(Signature(op, dict(zip(_TRAITS, reduced[key], strict=True))) for key in cover)
 
 

@@ -19,6 +19,10 @@ from catalog.runtime.devices.host import HostDevice
 from catalog.runtime.devices.loading import LoadedKernel
 from catalog.settings import settings
 
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Workers share the cores: threads of kernels that spin while they wait would take them from each other.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 
 def missing(what: str) -> NoReturn:
     """Skip for a missing tool on a user's machine; fail in CI, where every tool must be there."""

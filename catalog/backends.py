@@ -248,7 +248,7 @@ def _load(point: EntryPoint) -> Plugin:
             for arch in backend.isas
             if other.owns(arch)
         ]
-    except Exception as error:  # whatever somebody else's code raises when it is imported
+    except (Exception, SystemExit) as error:  # whatever somebody else's code raises when it is imported
         return Plugin(title, broken=f"{type(error).__name__}: {error}")
     return Plugin(title, broken="; ".join(taken)) if taken else Plugin(title, backend)
 

@@ -56,12 +56,13 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
     ("source", "reason"),
     [
         ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
+        ("raise SystemExit('no such GPU')", "SystemExit: no such GPU"),
         ("BACKEND = 'odd'", "broken:BACKEND is no catalog.backends.Backend, but 'odd'"),
         (ODD.replace("def target", "def aim"), "TypeError: Can't instantiate abstract class Odd"),
         (ODD.replace("ARCH", "x86_64_v3"), "x86_64_v3 is an arch of the built-in backend host"),
         (ODD.replace("ARCH", "gfx9999"), "gfx9999 is an arch of the built-in backend hip"),
     ],
-    ids=["import", "object", "abstract", "host", "gfx"],
+    ids=["import", "exit", "object", "abstract", "host", "gfx"],
 )
 def test_a_backend_that_cannot_be_used_is_told_once_and_left_out(
     install: Callable[[str, str], None], caplog: pytest.LogCaptureFixture, source: str, reason: str

@@ -93,7 +93,7 @@ def wrap_headers(
     gpu_header = next((kernel.header for kernel in wrapped if kernel.says.needs_hip), None)
     if target is not CK and gpu_header is not None:
         _log.warning(
-            "%s includes headers of CK or HIP, and %s is a CPU: --arch with an AMD one chooses a HIP compiler",
+            "%s includes headers of CK or HIP, and %s is no AMD arch: --arch with one chooses a HIP compiler",
             gpu_header,
             arch,
         )

@@ -152,10 +152,13 @@ PROVOKED = {
         "Error: 'abc' is no size\nHint: Sizes are numbers with K, M, G or T, as 500M or 2G.",
     ),
     "cache export none.bundle --where hdim_q=129": (2, "Error: no kernel meets 'hdim_q=129': nothing to export"),
-    "cache import --trust not.bundle": (
-        1,
-        "Error: not.bundle is no bundle, or a damaged one\nHint: Copy or export it again.",
-    ),
+    **{
+        f"cache import {option}not.bundle": (
+            1,
+            "Error: not.bundle is no bundle, or a damaged one\nHint: Copy or export it again.",
+        )
+        for option in ("", "--trust ")
+    },
     "merge none.db": (1, "Error: there is no catalog at none.db"),
     "merge text.db": (
         1,

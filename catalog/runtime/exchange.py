@@ -116,13 +116,13 @@ def import_bundle(catalog: Catalog, path: Path, *, trust: bool) -> Imported:
         BundleError: the bundle is damaged, or not for this version or this machine; or the cache cannot be written.
         RegistryError: the catalog cannot be written. In all of these cases nothing of the bundle is kept.
     """
-    if not trust:
-        raise UsageError(
-            f"{path}: the libraries of a bundle are code, which runs with all of your rights",
-            hint="Add --trust if you trust where it comes from.",
-        )
     cache = Cache(settings.settings().cache_dir)
     with open_bundle(path, why_unavailable) as bundle:
+        if not trust:
+            raise UsageError(
+                f"{path}: the libraries of a bundle are code, which runs with all of your rights",
+                hint="Add --trust if you trust where it comes from.",
+            )
         _populate(catalog, bundle)
         try:
             with placed(bundle, cache) as new, transaction(catalog.connection):

@@ -19,6 +19,7 @@ from catalog.messages import counted
 from catalog.query import Query, hints
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices.here import resolve_arch
+from catalog.schema.kernel import Kernel
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def build_with_progress(catalog: Catalog, asked: Asked) -> int:
         tuple(ended for ended in done if isinstance(ended, BuildFailure)),
         len(kernels) - len(done),
     )
-    for line in _reasons(report):
+    for line in _reasons(report, catalog.refusal):
         print(line, file=sys.stderr)
     print_told(
         _summary(report, interrupted=code == INTERRUPTED), COLUMNS, [_row(ended, names) for ended in done], asked.form
@@ -194,12 +195,14 @@ def _summary(report: BuildReport, interrupted: bool) -> str:
     )
 
 
-def _reasons(report: BuildReport) -> list[str]:
+def _reasons(report: BuildReport, refusal: Callable[[Kernel], str | None]) -> list[str]:
     """Each reason of failures once, with the first of the kernels that it stopped."""
     lines: list[str] = []
     reasons: dict[str, list[str]] = {}
     for failure in report.failures:
-        reasons.setdefault(failure.error.printed, []).append(failure.kernel.name)
+        known = refusal(failure.kernel)
+        reason = failure.error.printed if known is None else f"Error: {failure.kernel.revision} lists it, but {known}"
+        reasons.setdefault(reason, []).append(failure.kernel.name)
     for reason, stopped in reasons.items():
         named = [name for name in stopped if name not in reason]
         lines += [reason, *(f"    {name}" for name in named[:NAMED])]

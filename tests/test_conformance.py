@@ -140,7 +140,7 @@ def appendkv(spec, tmp_path):
     catalog.populate(ARCH)
     whole = catalog.spec(ARCH)
     alone = whole.model_copy(update={"enumerations": {"fwd_appendkv": whole.enumerations["fwd_appendkv"]}})
-    return lambda: {finding.check: finding for finding in kernel_findings(catalog, alone, "generic", None)}
+    return lambda: {finding.check: finding for finding in kernel_findings(catalog, alone, None)}
 
 
 def broken_source(kernel, memory):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_schema import kernel_rows
 
+from catalog.build import targets
+from catalog.build.builder import Builder, CompileError
+from catalog.cli_build import Asked, build_with_progress
 from catalog.errors import SelectionError
 from catalog.rules.parity import Comparison
 from catalog.runtime.catalog import Catalog
+from catalog.runtime.devices.here import resolve_arch
 from catalog.schema.fields import TRAITS, Family
 from catalog.schema.kernel import Kernel
 from catalog.schema.names import GRAMMARS, grammar_of, parse_name
@@ -118,7 +123,7 @@ def test_receipt_1_adds_kernels_that_no_other_receipt_lists(catalog: Catalog) ->
 
 def test_quirks_are_kept_and_explained(catalog: Catalog) -> None:
     rules = catalog.connection.execute("SELECT * FROM rule WHERE kind <> 'order'").fetchall()
-    assert all(rule["reason"] and rule["source"].startswith(("ops/", "codegen/")) for rule in rules)
+    assert all(rule["reason"] and rule["source"].startswith(("ops/", "codegen/", "include/")) for rule in rules)
     quirks = {(rule["scope"], rule["kind"], rule["id"]) for rule in rules if rule["quirk"]}
     assert quirks >= {
         ("fwd_splitkv", "receipt", "4"),
@@ -192,3 +197,43 @@ def test_receipt_1_covers_any_head_dim(catalog: Catalog) -> None:
     problem = Problem(batch=2, nhead_q=4, hdim_q=100, seqlen_q=128)
     chosen = catalog.candidates(problem, arch="gfx942", revision=REVISION, limit=1)[0].kernel
     assert (chosen.signature.hdim_q, chosen.algorithm.pipeline.value, chosen.algorithm.pad_d) == (128, "qr", 1)
+
+
+@pytest.fixture(scope="module")
+def refusing(tmp_path_factory: pytest.TempPathFactory) -> Catalog:
+    """Both mask implementations on gfx942, and a compiler that refuses every kernel."""
+    folder = tmp_path_factory.mktemp("refusing")
+    catalog = Catalog(folder / "catalog.db")
+    for mask_impl in COUNTS:
+        catalog.populate("gfx942", revision=REVISION, mask_impl=mask_impl)
+    compiler = targets.HOST.toolchain(resolve_arch("host"))
+    target = replace(targets.HOST, toolchain=lambda arch: compiler, emit=lambda kernel, memory: "#error refused")
+    catalog.builder = Builder(folder / "cache", catalog.history.record, targets=lambda arch: target)
+    return catalog
+
+
+@pytest.mark.parametrize(
+    ("where", "refused"),
+    [
+        ("family = 'fwd_splitkv'", "with simplified masks only"),
+        ("family = 'fwd_splitkv' AND pipeline = 'qr_async' AND mask_impl = 'simplified'", "no asynchronous pipeline"),
+        ("family = 'fwd_splitkv' AND pipeline = 'qr' AND mask_impl = 'simplified'", None),
+        ("family = 'batch_prefill' AND vlayout = 'col'", "of values in rows only"),
+        ("family = 'batch_prefill' AND vlayout = 'row'", None),
+        ("family = 'fwd'", None),
+    ],
+)
+def test_a_failed_build_says_what_the_headers_refuse(
+    refusing: Catalog, capsys: pytest.CaptureFixture[str], where: str, refused: str | None
+) -> None:
+    [kernel] = refusing.kernels(f"revision = '{REVISION}' AND {where}", arch="gfx942", limit=1)
+
+    with pytest.raises(CompileError) as caught:
+        refusing.build(kernel)
+    log = "The compiler's output is in "
+    assert "refused" in caught.value.message
+    assert str(caught.value.hint).startswith(f"{REVISION} lists it, but its headers" if refused else log)
+    assert (refused or log) in str(caught.value.hint)
+
+    assert build_with_progress(refusing, Asked(f"id = '{kernel.id}'", "gfx942")) == 1
+    assert (refused or log) in capsys.readouterr().err

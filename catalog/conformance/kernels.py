@@ -57,8 +57,10 @@ _FORMS: Mapping[Op, tuple[dict[str, Any], ...]] = MappingProxyType(
 """Small problems of each operation, the plainest first: lengths that no tile needs padding for."""
 
 
-def kernel_findings(catalog: Catalog, spec: ArchSpec, mask_impl: str, jobs: int | None) -> Iterator[Finding]:
+def kernel_findings(catalog: Catalog, spec: ArchSpec, jobs: int | None) -> Iterator[Finding]:
     """A row of each family, the one that a small problem selects: built, described, run and verified.
+
+    Its mask implementation is the first of the spec's that the problem has kernels of which the headers compile.
 
     What this machine lacks for a step is said, and the step skipped.
 
@@ -71,7 +73,10 @@ def kernel_findings(catalog: Catalog, spec: ArchSpec, mask_impl: str, jobs: int 
     for op, main in MAIN_STAGE.items():
         if main not in there:
             continue
-        plan = _plan(catalog, spec, mask_impl, op)
+        found = [plan for mask_impl in spec.mask_impls if (plan := _plan(catalog, spec, mask_impl, op))]
+        plan = next(
+            (plan for plan in found if not any(map(catalog.refusal, plan.kernels))), found[0] if found else None
+        )
         if plan is None:
             yield failed("selected", main.value, f"no small problem of {op} selects a row of it")
         else:

@@ -129,6 +129,7 @@ def rule_findings(catalog: Catalog, spec: ArchSpec, mask_impl: str, path: Path) 
 def naming_findings(spec: ArchSpec) -> Iterator[Finding]:
     """A rule that names no column of the kernels takes all, or none; one of selection may ask of the problem alone."""
     rules: list[tuple[str, Rule]] = [("hw_rules", rule) for rule in spec.hw_rules]
+    rules += [("header_rules", rule) for rule in spec.header_rules]
     rules += [("invariants", rule) for rule in spec.invariants]
     rules += [(f"select.{family.value}", rule) for family, select in spec.select.items() for rule in select.rules]
     for scope, rule in rules:

@@ -117,6 +117,7 @@ def explain(
     findings += rows.unused([trait for trait in stated if trait not in explained])
     with closing(_Row({**identity, **stated})) as row:
         findings += [row.finding("hardware", rule) for rule in spec.hw_rules]
+        findings += [row.finding("headers", rule) for rule in spec.header_rules]
         findings += [row.finding("invariant", rule) for rule in spec.invariants if rule.concerns(family)]
     kernels = rows.count()
     matches = rows.exact(limit) if kernels else rows.nearest(limit)

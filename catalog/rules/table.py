@@ -12,7 +12,7 @@ from catalog.schema.arch_spec import ArchSpec
 from catalog.schema.fields import Family
 from catalog.schema.name_parts import sql_literal
 
-KINDS = ("variant", "constraint", "receipt", "hardware", "invariant", "applicability", "order")
+KINDS = ("variant", "constraint", "receipt", "hardware", "headers", "invariant", "applicability", "order")
 """What a rule is for, in the order of the listing."""
 
 COLUMNS = ("arch", "revision", "space", "id", "kind", "scope", "expr", "reason", "source", "quirk")
@@ -75,6 +75,8 @@ def rules_of(spec: ArchSpec) -> Iterator[dict[str, Any]]:
             })  # fmt: skip
     for i, rule in enumerate(spec.hw_rules):
         yield row("hardware", "", i, rule.model_dump(exclude={"spaces"}))
+    for i, rule in enumerate(spec.header_rules):
+        yield row("headers", "", i, rule.model_dump(exclude={"spaces"}))
     for i, invariant in enumerate(spec.invariants):
         for scope in [family.value for family in invariant.families] or [""]:
             yield row("invariant", scope, i, invariant.model_dump(exclude={"spaces", "families"}))

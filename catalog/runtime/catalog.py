@@ -255,7 +255,15 @@ class Catalog(CatalogFile):
             MissingKernelError: it is not in the cache, and compiling is forbidden.
             ToolchainError: there is no usable compiler.
         """
-        return self.builder.build(kernel)
+        from catalog.build.builder import CompileError
+
+        try:
+            return self.builder.build(kernel)
+        except CompileError as error:
+            reason = self.refusal(kernel)
+            if reason is not None:
+                error.hint = f"{kernel.revision} lists it, but {reason}. {error.hint}"
+            raise
 
     def host(self) -> HostDevice:
         """The host CPU as a device."""

@@ -193,6 +193,21 @@ class CatalogFile:
         with run(self.path, asked, settings.settings().query_timeout) as result:
             return [Kernel.from_row(dict(zip(result.columns, row, strict=True))) for row in result]
 
+    def refusal(self, kernel: Kernel) -> str | None:
+        """Why the headers of the kernel's revision do not compile it, where its spec knows; None: they should."""
+        population = (kernel.arch, kernel.revision, kernel.space)
+        with self._lock:
+            rules = self.connection.execute(
+                "SELECT expr, reason FROM rule WHERE kind = 'headers' AND arch = ? AND revision = ? AND space = ? "
+                "ORDER BY position",
+                population,
+            ).fetchall()
+            for expr, reason in rules:
+                broken = f"SELECT 1 FROM kernel WHERE id = ? AND NOT ({expr})"
+                if self.connection.execute(broken, [kernel.id]).fetchone() is not None:
+                    return str(reason)
+        return None
+
     def rules(
         self,
         arch: str | None = None,

@@ -254,6 +254,7 @@ class ArchSpec(_Spec):
     mask_impls: dict[str, list[str]] = {}
     receipts: list[Receipt] = []
     hw_rules: list[Rule] = []
+    header_rules: list[Rule] = Field([], description="what the revision's own headers compile")
     invariants: list[Invariant] = []
     enumerations: dict[str, Enumeration] = {}
     sweeps: dict[str, list[str]] = Field({}, description="the enumerations of every variant of sweep files")

@@ -87,7 +87,11 @@ def _wrong_receipts(spec: ArchSpec) -> Iterator[tuple[str, str]]:
 
 def _expressions(spec: ArchSpec) -> Iterator[tuple[str, str, tuple[str, ...]]]:
     """Every SQL expression of a spec: the path to it, its text, the parameters that it may use."""
-    general: tuple[tuple[str, Sequence[Rule]], ...] = (("hw_rules", spec.hw_rules), ("invariants", spec.invariants))
+    general: tuple[tuple[str, Sequence[Rule]], ...] = (
+        ("hw_rules", spec.hw_rules),
+        ("header_rules", spec.header_rules),
+        ("invariants", spec.invariants),
+    )
     for field, rules in general:
         yield from ((f"{field}[{i}].expr", rule.expr, ()) for i, rule in enumerate(rules))
     for name, enumeration in spec.enumerations.items():
@@ -131,7 +135,8 @@ def _fields_at(location: tuple[int | str, ...]) -> list[str]:
         "yields": Yield,
         "sweep": Sweep,
     }
-    steps |= {"select": Select, "rules": Rule, "hw_rules": Rule, "invariants": Invariant, "hardware": Hardware}
+    steps |= dict.fromkeys(("rules", "hw_rules", "header_rules"), Rule)
+    steps |= {"select": Select, "invariants": Invariant, "hardware": Hardware}
     for part in location:
         if part == "receipts" and model is ArchSpec:
             model = Receipt

@@ -65,7 +65,7 @@ TABLES: Mapping[str, Table] = MappingProxyType(
             "The rules that make, check and select kernels.",
             _words(
                 ("arch", "revision", "space"),
-                kind="variant, constraint, receipt, hardware, invariant, applicability or order",
+                kind="variant, constraint, receipt, hardware, headers, invariant, applicability or order",
                 scope="enumeration or family that it is about; empty: all",
                 id="name of the rule; of a receipt its number",
                 position="place among the rules of its kind",

@@ -19,9 +19,9 @@ test: $(VENV)/.installed-$(EXTRAS)
 test-ck: $(VENV)/.installed-$(EXTRAS)$(comma)gfx950
 	@$(BIN)/python -m pytest -rs -s tests/ck_rows.py $(ARGS)
 
-# Rows of sm_90, run on a Hopper GPU against the reference and PyTorch
+# Rows of sm_90, run on a Hopper GPU against the reference and PyTorch, and under compute-sanitizer
 test-cuda: $(VENV)/.installed-$(EXTRAS)
-	@$(BIN)/python -m pytest -rs tests/cuda_kernels.py tests/cuda_streams.py $(ARGS)
+	@$(BIN)/python -m pytest -rs -n 8 tests/cuda_kernels.py tests/cuda_streams.py tests/cuda_sanitizer.py $(ARGS)
 
 # The site, into site/; a link that leads nowhere is an error
 docs: $(VENV)/.installed-docs

@@ -203,9 +203,9 @@ class _Cuda(GpuBackend):
         return CudaRuntime()
 
     def toolset(self, arch: str) -> Toolset:
-        from catalog.build.export.toolset import cuda_toolset, toolset_here
+        from catalog.build.export.toolset import cuda_toolset
 
-        return toolset_here(arch, self.target(arch)) or cuda_toolset(arch)
+        return cuda_toolset(arch, self.target(arch))
 
 
 HIP, CUDA, HOST = _Hip(), _Cuda(), _Host()

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cuda_gpu import ARCH, need_gpu
 from host_problems import Signature, draw_inputs, problem_fields, signatures
 
 from catalog.runtime.catalog import Catalog
-from catalog.runtime.devices import why_unavailable
 from catalog.runtime.inputs import make_inputs
 from catalog.runtime.validate import Expected
 from catalog.schema.kernel import Kernel
@@ -22,7 +22,8 @@ from catalog.schema.problem import Problem
 from catalog.schema.problem_fields import Op
 from catalog.schema.stages import MAIN_STAGE
 
-ARCH = "sm_90"
+need_gpu()
+
 OPS: tuple[Op, ...] = ("fwd", "splitkv", "pagedkv", "bwd")
 PROBLEMS_OF_A_SIGNATURE = 6
 SIZES: dict[Op, dict[str, Any]] = {
@@ -35,9 +36,6 @@ SIZES: dict[Op, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Catalog]:
-    reason = why_unavailable(ARCH)
-    if reason is not None:
-        pytest.exit(f"no GPU of arch {ARCH}: {reason}", 2)
     catalog = Catalog(tmp_path_factory.mktemp("cuda") / "catalog.db")
     catalog.populate(ARCH)
     yield catalog

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+from cuda_gpu import ARCH, need_gpu
 
 from catalog.errors import TensorError
 from catalog.runtime.catalog import Catalog
-from catalog.runtime.devices import why_unavailable
 from catalog.schema.problem import Problem
 
-ARCH = "sm_90"
+need_gpu()
+
 SHAPE: dict[str, Any] = {"batch": 2, "nhead_q": 8, "nhead_k": 2, "hdim_q": 128, "dtype": "bf16", "lse": True}
 PROBLEMS = {
     "dense": Problem(**SHAPE, seqlen_q=515, mask="causal"),
@@ -35,9 +34,6 @@ def torch() -> Any:
 
 @pytest.fixture(scope="module")
 def catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Catalog]:
-    reason = why_unavailable(ARCH)
-    if reason is not None:
-        pytest.exit(f"no GPU of arch {ARCH}: {reason}", 2)
     catalog = Catalog(tmp_path_factory.mktemp("cuda") / "catalog.db")
     catalog.populate(ARCH)
     yield catalog
@@ -146,27 +142,3 @@ def test_runs_are_timed_and_agree_on_pytorchs_tensors_and_numpys(torch: Any, cat
     assert np.array_equal(on_gpu.outputs["o"].cpu().numpy(), copied.outputs["o"])
     assert 1e-3 < on_gpu.time_ms < 5
     assert 300 < (catalog.device(ARCH).clock_mhz() or 0) < 3000
-
-
-def test_what_a_queued_launch_costs(torch: Any, catalog: Catalog) -> None:
-    problem = PROBLEMS["dense"]
-    plan, given = catalog.select(problem, arch=ARCH), drawn(torch, problem)
-    bound = plan.bind(given)
-
-    def median_us(call: Any) -> float:
-        taken = []
-        for _ in range(300):
-            torch.cuda.synchronize()
-            started = time.perf_counter()
-            call()
-            taken.append((time.perf_counter() - started) * 1e6)
-        return statistics.median(taken)
-
-    figures = {
-        "bound.enqueue": median_us(bound.enqueue),
-        "plan.enqueue": median_us(lambda: plan.enqueue(given)),
-        "bound.launch": median_us(bound.launch),
-        "PyTorch": median_us(lambda: attention(torch, problem, given)),
-    }
-    print({name: round(value, 1) for name, value in figures.items()})
-    assert figures["bound.enqueue"] < 15

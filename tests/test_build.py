@@ -385,8 +385,4 @@ def test_host_kernel_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert records[0].isa in ("x86-64-v3", "armv8-a")
     assert 1000 < (records[0].resources.code_bytes or 0) < artifact.path.stat().st_size
     assert 100 < (records[0].resources.stack_bytes or 0) < 100_000
-
-    started = time.perf_counter()
-    for _ in range(20):
-        assert builder.build(kernel).cached
-    assert (time.perf_counter() - started) / 20 < 0.02  # measured: 0.6 ms; the margin is for a busy machine
+    assert builder.build(kernel).cached

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -129,6 +130,20 @@ count = ctypes.c_size_t()
 ctypes.CDLL(sys.argv[1]).mine_kernels(ctypes.byref(count))
 print(count.value)
 """
+
+
+def test_each_tool_builds_a_library_of_kernels_for_nvidia_gpus(form: ProjectFormat, tmp_path: Path) -> None:
+    if shutil.which("nvcc") is None:
+        pytest.skip("nvcc is missing")
+    with Catalog(tmp_path / "catalog.db") as catalog:
+        catalog.populate("sm_90")
+        kernels = catalog.kernels("family = 'bwd_convert_dq' AND dtype = 'bf16'", arch="sm_90")[:2]
+    export_project(kernels, tmp_path / "out", "mine", form)
+    assert len(build(form, tmp_path / "out", LDFLAGS="-Wl,--no-undefined", CXXFLAGS="-Wall")) == len(kernels) + 1
+
+    table = registered(library(form, tmp_path / "out", "libmine.so"))
+    assert {json.loads(entry.describe())["id"] for entry in table.values()} == {kernel.id for kernel in kernels}
+    assert build(form, tmp_path / "out", LDFLAGS="-Wl,--no-undefined", CXXFLAGS="-Wall") == []
 
 
 def test_the_compiler_is_a_variable(kernels: list[Kernel], form: ProjectFormat, tmp_path: Path) -> None:

@@ -24,6 +24,8 @@ from catalog.schema.kernel import Kernel
 from catalog.schema.spec_files import DEFAULT_REVISION, OWN_SPACES, find_spec, load_spec_file
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from catalog.merge import Merged
     from catalog.rules.diff import Difference
     from catalog.rules.explain import Explanation
@@ -304,8 +306,14 @@ class CatalogFile:
         ).fetchone()
         return None if row is None else Population(**dict(row))
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self.close()
+
     def close(self) -> None:
-        """Close the file; the object opens it again when it is used again."""
+        """Close the file, as the end of a ``with`` statement does; the object opens it again when it is used again."""
         if "connection" in self.__dict__:
             self.connection.close()
             del self.__dict__["connection"]

@@ -161,8 +161,8 @@ class BackwardConsumer : BackwardWarpgroup<Row> {
         wgmma_wait<1>();
         pin(dv);
         pin(dk);
-        Base::release(barriers.empty_grad_o(stage));
-        Base::release(barriers.empty_q(stage));
+        barrier_arrive(barriers.empty_grad_o(stage));
+        barrier_arrive(barriers.empty_q(stage));
         start_scores(place.next(), more, s);
         wgmma_wait<1>();
         pin(dq);

@@ -150,8 +150,8 @@ class WideBackwardConsumer : BackwardWarpgroup<Row> {
         wgmma_wait<1>();
         pin(dv);
         pin(dk);
-        Base::release(barriers.empty_grad_o(grad_o_place.stage));
-        Base::release(barriers.empty_q(place.stage));
+        barrier_arrive(barriers.empty_grad_o(grad_o_place.stage));
+        barrier_arrive(barriers.empty_q(place.stage));
         start_scores(place.next(), more, s);
         wgmma_wait<1>();
         pin(dq);

@@ -89,8 +89,8 @@ struct BackwardBarriers {
         for (int stage = 0; stage < BackwardTile<Row>::stages; ++stage) {
             barrier_init(full_q(stage), 1 + 32);  // the copy, and a warp that stores LSE or delta
             barrier_init(full_grad_o(stage), 1 + 32);
-            barrier_init(empty_q(stage), BackwardTile<Row>::consumers / 32);
-            barrier_init(empty_grad_o(stage), BackwardTile<Row>::consumers / 32);
+            barrier_init(empty_q(stage), BackwardTile<Row>::consumers);
+            barrier_init(empty_grad_o(stage), BackwardTile<Row>::consumers);
         }
         barrier_init_fence();
     }

@@ -43,15 +43,26 @@ class CudaArch(Facts):
         return blocks * warps // self.schedulers
 
 
+class ProjectFacts(Facts):
+    """nvcc in another build: ``driver_flags`` make it take what build tools and users tell a host compiler,
+    ``objects_option`` stands before the name of a file that lists objects."""
+
+    driver_flags: tuple[str, ...]
+    objects_option: str
+
+
 class CudaFacts(ToolchainFacts):
     """The content of ``data/toolchains/cuda.json``.
 
-    ``release`` is the first CUDA that will do; ``package`` the Python package whose folder has ``program``.
+    ``release`` is the first CUDA that will do; ``report`` has nvcc print a kernel's resources; ``package`` is the
+    Python package whose folder has ``program``.
     """
 
     release: tuple[int, int]
     compile: tuple[str, ...]
     link: tuple[str, ...]
+    report: tuple[str, ...]
+    project: ProjectFacts
     names: tuple[str, ...]
     package: str
     program: str

@@ -1,4 +1,5 @@
 // A warpgroup of the forward kernel that computes: 64 queries of a tile against their keys, from the last to the first.
+// Blocks of keys that only other warpgroups of the tile see cost it nothing but its turn.
 //
 // While the tensor cores multiply the weights of one block of keys with its values, the warpgroup turns the scores of
 // the next block into weights. The warpgroups take turns at issuing products, so that one is in its softmax while the
@@ -28,7 +29,7 @@ class FwdConsumer {
           first_row(64 * group + static_cast<int>(threadIdx.x) % 128 / 32 * 16 + lane() / 4) {}
 
     __device__ __forceinline__ void run() {
-        if (Shared::takes_turns && group == Shared::groups - 1) let_go(0);
+        if (group == Shared::groups - 1) let_go();
         for (int round = 0; round * static_cast<int>(gridDim.x) < call.tiles; ++round) {
             const int tile = tile_of_round(round);
             if (tile >= call.tiles) continue;
@@ -51,50 +52,79 @@ class FwdConsumer {
     }
 
     // The turn to issue products goes round the warpgroups.
-    __device__ __forceinline__ void take_turn() const { named_barrier_sync(1 + group, 256); }
-    __device__ __forceinline__ void let_go(int next) const { named_barrier_arrive(1 + next, 256); }
+    __device__ __forceinline__ void take_turn() const {
+        if constexpr (Shared::takes_turns) named_barrier_sync(1 + group, 256);
+    }
+    __device__ __forceinline__ void let_go() const {
+        if constexpr (Shared::takes_turns) named_barrier_arrive(group + 1 == Shared::groups ? 1 : 2 + group, 256);
+    }
 
     __device__ __forceinline__ void attend(const Work<Row>& work, Softmax<Row>& softmax) {
         const int group_query = work.first_query + 64 * group;
-        // Blocks that all rows see whole.
+        // Blocks that some of the warpgroup's rows see, and those that all of them see whole.
+        const BlockRange mine = work.blocks_of(group_query, 64);
         const KeyRange of_first = work.visible(group_query), of_last = work.visible(group_query + 63);
         const int whole_begin = (of_last.begin + keys - 1) / keys, whole_end = of_first.end / keys;
 
         barrier_wait(Shared::q_full(shared, group), q_phase);
         q_phase ^= 1;
         int block = work.end_block - 1;
+        for (; block >= mine.end; --block) pass(work, block);
+        if (mine.begin < mine.end) {
+            begin(softmax, block * keys, block + 1 < work.end_block, block == work.first_block);
+            while (--block >= mine.begin) {
+                const bool last = block == work.first_block;
+                if (block >= whole_begin && block < whole_end)
+                    step<false>(softmax, block * keys, last);
+                else
+                    step<true>(softmax, block * keys, last);
+            }
+            barrier_wait(Shared::v_full(shared, v_ring.stage), v_ring.phase);
+            multiply_p_v();
+            wgmma_wait<0>();
+            pin(o);
+            release_v();
+        }
+        for (; block >= work.first_block; --block) pass(work, block);
+    }
+
+    // A block that only other warpgroups see. It is waited for: what is released before it is there would count for the
+    // block that it replaces.
+    __device__ __forceinline__ void pass(const Work<Row>& work, int block) {
         barrier_wait(Shared::k_full(shared, k_ring.stage), k_ring.phase);
+        if (block + 1 < work.end_block) {
+            take_turn();
+            let_go();
+        }
+        release_k(block == work.first_block);
+        barrier_wait(Shared::v_full(shared, v_ring.stage), v_ring.phase);
+        release_v();
+    }
+
+    // Weights of the block at `key`, the warpgroup's first. Nobody takes turns at the first block of a tile.
+    __device__ __forceinline__ void begin(Softmax<Row>& softmax, int key, bool in_turn, bool last) {
+        barrier_wait(Shared::k_full(shared, k_ring.stage), k_ring.phase);
+        if (in_turn) take_turn();
         multiply_q_k();
+        if (in_turn) let_go();
         wgmma_wait<0>();
         pin(s);
-        release_k(block == work.first_block);
+        release_k(last);
         float factor[2];
-        softmax.template finish_scores<true>(s, block * keys);
+        softmax.template finish_scores<true>(s, key);
         softmax.weigh(s, factor);
         pack_weights();
-        while (--block >= work.first_block) {
-            const bool last = block == work.first_block;
-            if (block >= whole_begin && block < whole_end)
-                step<false>(softmax, block * keys, last);
-            else
-                step<true>(softmax, block * keys, last);
-        }
-        barrier_wait(Shared::v_full(shared, v_ring.stage), v_ring.phase);
-        multiply_p_v();
-        wgmma_wait<0>();
-        pin(o);
-        release_v();
     }
 
     // Weights of the block at `key`, while those of the block before meet their values.
     template <bool masked>
     __device__ __forceinline__ void step(Softmax<Row>& softmax, int key, bool last) {
         barrier_wait(Shared::k_full(shared, k_ring.stage), k_ring.phase);
-        if constexpr (Shared::takes_turns) take_turn();
+        take_turn();
         multiply_q_k();
         barrier_wait(Shared::v_full(shared, v_ring.stage), v_ring.phase);
         multiply_p_v();
-        if constexpr (Shared::takes_turns) let_go(group + 1 == Shared::groups ? 0 : group + 1);
+        let_go();
         wgmma_wait<1>();
         pin(s);
         release_k(last);

@@ -9,6 +9,11 @@ struct KeyRange {
     int begin, end;
 };
 
+// Of blocks of keys.
+struct BlockRange {
+    int begin, end;
+};
+
 // Tiles of queries, in the order in which they are worked on: heads in sections whose keys stay in the L2 cache, and
 // within a section the blocks with most keys first.
 struct TileIndex {
@@ -71,10 +76,18 @@ struct Work {
                        : Row::mask == Mask::generic && call.window_right >= 0 ? call.window_right
                                                                                 : unbounded;
 
-        const int last_query = min(first_query + Row::tile_m0, seqlen_q) - 1;
-        const KeyRange keys{visible(first_query).begin, visible(last_query).end};
-        first_block = keys.begin / Row::tile_n0;
-        end_block = keys.begin < keys.end ? (keys.end + Row::tile_n0 - 1) / Row::tile_n0 : first_block;
+        const BlockRange blocks = blocks_of(first_query, Row::tile_m0);
+        first_block = blocks.begin;
+        end_block = blocks.end;
+    }
+
+    // Blocks that some of `count` queries from `query` on see; those behind the sequence's end see none.
+    __device__ __forceinline__ BlockRange blocks_of(int query, int count) const {
+        const int last_query = min(query + count, seqlen_q) - 1;
+        const KeyRange keys{visible(query).begin, visible(last_query).end};
+        const int begin = keys.begin / Row::tile_n0;
+        const bool any = query <= last_query && keys.begin < keys.end;
+        return {begin, any ? (keys.end + Row::tile_n0 - 1) / Row::tile_n0 : begin};
     }
 
     __device__ __forceinline__ bool has_queries() const { return first_query < seqlen_q; }

@@ -56,7 +56,7 @@ def _find(arch: str, chosen: Settings, search_path: str) -> Toolchain:
     return Toolchain(
         compiler=_identify(_find_nvcc(chosen.nvcc, search_path), host),
         isa=facts.arches[arch].isa,
-        compile_flags=cuda_flags(arch),
+        compile_flags=(*cuda_flags(arch), *facts.report),
         link_flags=facts.link,
         launcher=tuple(shlex.split(chosen.compiler_launcher or "")),
         places=(f"-ccbin={host.path}",),

@@ -71,6 +71,16 @@ class Project:
         return (*(PlacedFlag("-I", name) for name in self.include_dirs), *self.toolset.placed_compile_flags)
 
     @property
+    def compile_flags(self) -> tuple[str, ...]:
+        """What the compiler is told of every source."""
+        return (*self.toolset.driver_flags, *self.toolset.compile_flags)
+
+    @property
+    def link_flags(self) -> tuple[str, ...]:
+        """What it is told as a linker."""
+        return (*self.toolset.driver_flags, *self.toolset.link_flags)
+
+    @property
     def sources(self) -> list[str]:
         """Every source file, without its suffix; the table last."""
         return [*(f"{UNITS}/{unit}" for unit in self.units), f"{self.prefix}_register"]
@@ -119,14 +129,18 @@ def _ninja(project: Project) -> dict[str, str]:
     write.variable("CXX", escape(f"${{CXX:-{project.toolset.compiler}}}"))
     for name, path in project.variables.items():
         write.variable(name, escape(_single_quoted(path)))
-    write.variable("FLAGS", escape(shlex.join(project.toolset.compile_flags)))
+    write.variable("FLAGS", escape(shlex.join(project.compile_flags)))
     write.variable("INCLUDES", ["-Iinclude", _placed(project.placed_compile_flags, _NINJA_VARIABLE)])
-    write.variable("LINK_FLAGS", escape(shlex.join(project.toolset.link_flags)))
+    write.variable("LINK_FLAGS", escape(shlex.join(project.link_flags)))
     write.variable("LINK_PLACES", _placed(project.toolset.placed_link_flags, _NINJA_VARIABLE))
     write.newline()
     compile_command = "$CXX $FLAGS $INCLUDES $$CXXFLAGS -MMD -MF $out.d -c $in -o $out"
     write.rule("compile", compile_command, description="compile $in", depfile="$out.d", deps="gcc")
-    write.rule("link", f"$CXX @{_OBJECTS} $LINK_FLAGS $LINK_PLACES $$LDFLAGS -o $out", description="link $out")
+    write.rule(
+        "link",
+        f"$CXX {project.toolset.objects_option}{_OBJECTS} $LINK_FLAGS $LINK_PLACES $$LDFLAGS -o $out",
+        description="link $out",
+    )
     write.newline()
     for source in project.sources:
         write.build([_object(source)], "compile", [f"{source}.cpp"])
@@ -154,7 +168,7 @@ all: $(LIBRARY)
 
 $(LIBRARY): $(OBJECTS) {objects} flags.mk
 \t@echo "link $@"
-\t$(Q)$(CXX) @{objects} $(LINK_FLAGS) $(LDFLAGS) -o $@
+\t$(Q)$(CXX) {objects_option}{objects} $(LINK_FLAGS) $(LDFLAGS) -o $@
 
 $(OBJECTS): obj/%.o: %.cpp flags.mk
 \t@mkdir -p $(@D)
@@ -187,6 +201,7 @@ def _make(project: Project) -> dict[str, str]:
         library=project.output,
         sources=" \\\n".join(f"    {source}" for source in project.sources),
         objects=_OBJECTS,
+        objects_option=toolset.objects_option,
         count=len(project.sources),
         numbers="\n".join(f"{_object(source)}: NUMBER := {number}" for number, source in enumerate(project.sources, 1)),
     )
@@ -195,9 +210,9 @@ def _make(project: Project) -> dict[str, str]:
         variables="\n".join(
             f"{name} ?= {_make_escaped(_single_quoted(path))}" for name, path in project.variables.items()
         ),
-        flags=_make_escaped(shlex.join(toolset.compile_flags)),
+        flags=_make_escaped(shlex.join(project.compile_flags)),
         places=_placed(project.placed_compile_flags, "$({})"),
-        link_flags=_make_escaped(shlex.join(toolset.link_flags)),
+        link_flags=_make_escaped(shlex.join(project.link_flags)),
         link_places=_placed(toolset.placed_link_flags, "$({})"),
     )
     return {"Makefile": makefile, "flags.mk": flags, _OBJECTS: _objects(project)}
@@ -215,7 +230,8 @@ cmake_minimum_required(VERSION 3.16)
 if(NOT DEFINED CMAKE_CXX_COMPILER AND NOT DEFINED ENV{{CXX}})
   set(ENV{{CXX}} {compiler})
 endif()
-project({prefix}_kernels LANGUAGES CXX)
+{driver}project({prefix}_kernels LANGUAGES CXX)
+set(CMAKE_CXX_RESPONSE_FILE_LINK_FLAG {objects_option})
 
 {variables}
 add_library({prefix}_kernels SHARED
@@ -237,6 +253,10 @@ def _cmake(project: Project) -> dict[str, str]:
         library=project.output,
         prefix=project.prefix,
         compiler=_bracketed(toolset.compiler),
+        driver=f"set(CMAKE_CXX_FLAGS_INIT {_bracketed(shlex.join(toolset.driver_flags))})\n"
+        if toolset.driver_flags
+        else "",
+        objects_option=_bracketed(toolset.objects_option),
         variables="".join(
             f"if(NOT DEFINED {name})\n  set({name} {_bracketed(path)})\nendif()\n"
             for name, path in project.variables.items()

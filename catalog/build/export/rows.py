@@ -30,6 +30,9 @@ _EXPORTED = {
 }
 """What every translation unit defines, with its declaration: in one library each row needs names of its own."""
 
+_RENAMED = (*_EXPORTED, "catalog_block")
+"""All symbols of units, whatever their arch; the last one is read from the file of a library of one row."""
+
 _OURS = "build"
 """The include folder that an export holds a copy of."""
 
@@ -145,7 +148,7 @@ class _Rows:
         with contextlib.suppress(OSError):  # it only spares upstream's generator from being asked again
             cache.create()
         for kernel in self.kernels:
-            renamed = "".join(f"#define {name} {name}_{_symbol(kernel)}\n" for name in _EXPORTED)
+            renamed = "".join(f"#define {name} {name}_{_symbol(kernel)}\n" for name in _RENAMED)
             yield _unit(kernel), renamed + self.targets[kernel.arch].emit(kernel, cache.scans)
             if on_done is not None:
                 on_done(kernel)

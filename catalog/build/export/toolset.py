@@ -33,7 +33,11 @@ class PlacedFlag:
 
 @dataclass(frozen=True)
 class Toolset:
-    """A compiler as a shell calls it, what it is asked for, its flags, and the paths that some of them have."""
+    """A compiler as a shell calls it, what it is asked for, its flags, and the paths that some of them have.
+
+    ``driver_flags`` are given whenever the compiler is called, also by a build tool that tries it out;
+    ``objects_option`` stands before the name of a file that lists objects to link.
+    """
 
     compiler: str
     isa: str
@@ -42,6 +46,8 @@ class Toolset:
     variables: Mapping[str, Path] = field(default_factory=dict)
     placed_compile_flags: tuple[PlacedFlag, ...] = ()
     placed_link_flags: tuple[PlacedFlag, ...] = ()
+    driver_flags: tuple[str, ...] = ()
+    objects_option: str = "@"
 
 
 def toolset_of(arch: str, target: Target, families: Iterable[Family] = ()) -> Toolset:
@@ -101,14 +107,21 @@ def host_toolset(arch: str) -> Toolset:
     return Toolset(CANDIDATES[0], facts.arches[arch].isa, host_flags(arch), facts.families["gnu"].link)
 
 
-def cuda_toolset(arch: str) -> Toolset:
-    """For an NVIDIA arch where there is no nvcc.
+def cuda_toolset(arch: str, target: Target) -> Toolset:
+    """That of an NVIDIA arch: nvcc by its usual name where there is none.
 
     Raises:
         SpecError: ``data/toolchains/cuda.json`` is missing or malformed.
     """
-    facts = cuda_facts()
-    return Toolset(facts.names[0], facts.arches[arch].isa, cuda_flags(arch), facts.link)
+    toolchain, facts = _toolchain(arch, target), cuda_facts()
+    return Toolset(
+        compiler=facts.names[0] if toolchain is None else _called(toolchain.compiler),
+        isa=facts.arches[arch].isa,
+        compile_flags=cuda_flags(arch),
+        link_flags=facts.link,
+        driver_flags=facts.project.driver_flags,
+        objects_option=facts.project.objects_option,
+    )
 
 
 def hip_toolset(arch: str, target: Target) -> Toolset:

@@ -139,11 +139,12 @@ def test_each_tool_builds_a_library_of_kernels_for_nvidia_gpus(form: ProjectForm
         catalog.populate("sm_90")
         kernels = catalog.kernels("family = 'bwd_convert_dq' AND dtype = 'bf16'", arch="sm_90")[:2]
     export_project(kernels, tmp_path / "out", "mine", form)
-    assert len(build(form, tmp_path / "out", LDFLAGS="-Wl,--no-undefined", CXXFLAGS="-Wall")) == len(kernels) + 1
+    environment = {"CXX": "false", "CXXFLAGS": "-Wall", "LDFLAGS": "-Wl,--no-undefined"}
+    assert len(build(form, tmp_path / "out", **environment)) == len(kernels) + 1
 
     table = registered(library(form, tmp_path / "out", "libmine.so"))
     assert {json.loads(entry.describe())["id"] for entry in table.values()} == {kernel.id for kernel in kernels}
-    assert build(form, tmp_path / "out", LDFLAGS="-Wl,--no-undefined", CXXFLAGS="-Wall") == []
+    assert build(form, tmp_path / "out", **environment) == []
 
 
 def test_the_compiler_is_a_variable(kernels: list[Kernel], form: ProjectFormat, tmp_path: Path) -> None:

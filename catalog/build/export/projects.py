@@ -121,12 +121,12 @@ _NINJA_VARIABLE = "${{{}}}"
 def _ninja(project: Project) -> dict[str, str]:
     from ninja import Writer, escape
 
-    text = io.StringIO()
+    text, compiler = io.StringIO(), project.toolset.compiler_variable
     # Its stub asks for a str where it writes to a file; its wrapping would lose blanks of paths.
     write = Writer(cast("Any", text), width=2**31)
-    write.comment(f"{project.output}: ninja. CXX and CXXFLAGS are taken from the environment.")
+    write.comment(f"{project.output}: ninja. {compiler}, CXXFLAGS and LDFLAGS are taken from the environment.")
     write.variable("ninja_required_version", "1.5")
-    write.variable("CXX", escape(f"${{CXX:-{project.toolset.compiler}}}"))
+    write.variable(compiler, escape(f"${{{compiler}:-{project.toolset.compiler}}}"))
     for name, path in project.variables.items():
         write.variable(name, escape(_single_quoted(path)))
     write.variable("FLAGS", escape(shlex.join(project.compile_flags)))
@@ -134,11 +134,11 @@ def _ninja(project: Project) -> dict[str, str]:
     write.variable("LINK_FLAGS", escape(shlex.join(project.link_flags)))
     write.variable("LINK_PLACES", _placed(project.toolset.placed_link_flags, _NINJA_VARIABLE))
     write.newline()
-    compile_command = "$CXX $FLAGS $INCLUDES $$CXXFLAGS -MMD -MF $out.d -c $in -o $out"
+    compile_command = f"${compiler} $FLAGS $INCLUDES $$CXXFLAGS -MMD -MF $out.d -c $in -o $out"
     write.rule("compile", compile_command, description="compile $in", depfile="$out.d", deps="gcc")
     write.rule(
         "link",
-        f"$CXX {project.toolset.objects_option}{_OBJECTS} $LINK_FLAGS $LINK_PLACES $$LDFLAGS -o $out",
+        f"${compiler} {project.toolset.objects_option}{_OBJECTS} $LINK_FLAGS $LINK_PLACES $$LDFLAGS -o $out",
         description="link $out",
     )
     write.newline()
@@ -152,7 +152,7 @@ def _ninja(project: Project) -> dict[str, str]:
 # make
 
 _MAKEFILE = """\
-# {library}: make -j8. V=1 shows the commands; CXX, CXXFLAGS and LDFLAGS are yours to set.
+# {library}: make -j8. V=1 shows the commands; {variable}, CXXFLAGS and LDFLAGS are yours to set.
 include flags.mk
 
 LIBRARY := {library}
@@ -168,12 +168,12 @@ all: $(LIBRARY)
 
 $(LIBRARY): $(OBJECTS) {objects} flags.mk
 \t@echo "link $@"
-\t$(Q)$(CXX) {objects_option}{objects} $(LINK_FLAGS) $(LDFLAGS) -o $@
+\t$(Q)$({variable}) {objects_option}{objects} $(LINK_FLAGS) $(LDFLAGS) -o $@
 
 $(OBJECTS): obj/%.o: %.cpp flags.mk
 \t@mkdir -p $(@D)
 \t@echo "[$(NUMBER)/{count}] $*"
-\t$(Q)$(CXX) $(FLAGS) $(INCLUDES) $(CXXFLAGS) -MMD -MP -c $< -o $@
+\t$(Q)$({variable}) $(FLAGS) $(INCLUDES) $(CXXFLAGS) -MMD -MP -c $< -o $@
 
 clean:
 \trm -rf obj $(LIBRARY)
@@ -185,8 +185,8 @@ clean:
 
 _FLAGS_MK = """\
 # What every object depends on: a change here compiles all of them again.
-ifeq ($(origin CXX),default)
-CXX := {compiler}
+ifneq ($(filter default undefined,$(origin {variable})),)
+{variable} := {compiler}
 endif
 {variables}
 FLAGS := {flags}
@@ -199,6 +199,7 @@ def _make(project: Project) -> dict[str, str]:
     toolset = project.toolset
     makefile = _MAKEFILE.format(
         library=project.output,
+        variable=toolset.compiler_variable,
         sources=" \\\n".join(f"    {source}" for source in project.sources),
         objects=_OBJECTS,
         objects_option=toolset.objects_option,
@@ -206,6 +207,7 @@ def _make(project: Project) -> dict[str, str]:
         numbers="\n".join(f"{_object(source)}: NUMBER := {number}" for number, source in enumerate(project.sources, 1)),
     )
     flags = _FLAGS_MK.format(
+        variable=toolset.compiler_variable,
         compiler=_make_escaped(toolset.compiler),
         variables="\n".join(
             f"{name} ?= {_make_escaped(_single_quoted(path))}" for name, path in project.variables.items()
@@ -225,11 +227,12 @@ def _make_escaped(text: str) -> str:
 # CMake
 
 _CMAKE = """\
-# {library}: cmake -S . -B build && cmake --build build -j8. The environment's CXX or CMAKE_CXX_COMPILER compiles.
+# {library}: cmake -S . -B build && cmake --build build -j8. CMAKE_CXX_COMPILER compiles, or what {variable} names.
 cmake_minimum_required(VERSION 3.16)
-if(NOT DEFINED CMAKE_CXX_COMPILER AND NOT DEFINED ENV{{CXX}})
-  set(ENV{{CXX}} {compiler})
+if(NOT DEFINED ENV{{{variable}}})
+  set(ENV{{{variable}}} {compiler})
 endif()
+set(ENV{{CXX}} "$ENV{{{variable}}}")
 {driver}project({prefix}_kernels LANGUAGES CXX)
 set(CMAKE_CXX_RESPONSE_FILE_LINK_FLAG {objects_option})
 
@@ -251,6 +254,7 @@ def _cmake(project: Project) -> dict[str, str]:
     options = [flag for flag in toolset.link_flags if flag not in libraries]
     text = _CMAKE.format(
         library=project.output,
+        variable=toolset.compiler_variable,
         prefix=project.prefix,
         compiler=_bracketed(toolset.compiler),
         driver=f"set(CMAKE_CXX_FLAGS_INIT {_bracketed(shlex.join(toolset.driver_flags))})\n"

@@ -35,8 +35,8 @@ class PlacedFlag:
 class Toolset:
     """A compiler as a shell calls it, what it is asked for, its flags, and the paths that some of them have.
 
-    ``driver_flags`` are given whenever the compiler is called, also by a build tool that tries it out;
-    ``objects_option`` stands before the name of a file that lists objects to link.
+    ``compiler_variable`` of the environment chooses another compiler; ``driver_flags`` are given whenever it is called,
+    also by a build tool that tries it out; ``objects_option`` stands before the name of a file that lists objects.
     """
 
     compiler: str
@@ -46,6 +46,7 @@ class Toolset:
     variables: Mapping[str, Path] = field(default_factory=dict)
     placed_compile_flags: tuple[PlacedFlag, ...] = ()
     placed_link_flags: tuple[PlacedFlag, ...] = ()
+    compiler_variable: str = "CXX"
     driver_flags: tuple[str, ...] = ()
     objects_option: str = "@"
 
@@ -119,6 +120,7 @@ def cuda_toolset(arch: str, target: Target) -> Toolset:
         isa=facts.arches[arch].isa,
         compile_flags=cuda_flags(arch),
         link_flags=facts.link,
+        compiler_variable=facts.project.compiler_variable,
         driver_flags=facts.project.driver_flags,
         objects_option=facts.project.objects_option,
     )

@@ -89,6 +89,7 @@ struct BackwardBarriers {
         for (int stage = 0; stage < BackwardTile<Row>::stages; ++stage) {
             barrier_init(full_q(stage), 1 + 32);  // the copy, and a warp that stores LSE or delta
             barrier_init(full_grad_o(stage), 1 + 32);
+            // Every thread says that it has read LSE and delta: then nothing rests on the order within a warp.
             barrier_init(empty_q(stage), BackwardTile<Row>::consumers);
             barrier_init(empty_grad_o(stage), BackwardTile<Row>::consumers);
         }

@@ -26,6 +26,7 @@ PAGE_ROWS = 500
 
 _GAP = "  "
 _NARROWEST_COLUMN = 6
+_DIGITS = 6
 
 
 class Format(str, Enum):
@@ -199,6 +200,9 @@ def _records(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[
 
 
 def _cell(value: Any) -> str:
+    """For people: six digits of a float. The other formats have all of them."""
+    if isinstance(value, float) and abs(value) < 10**_DIGITS:
+        return f"{value:.{_DIGITS}g}"
     return "" if value is None else str(value)
 
 

@@ -356,6 +356,17 @@ class Terminal(io.StringIO):
         return True
 
 
+@pytest.mark.parametrize(
+    ("number", "shown"),
+    [(6.615200856002048, "6.6152"), (113.0, "113"), (2.5e-7, "2.5e-07"), (12345678.9, "12345678.9")],
+)
+def test_a_table_shows_six_digits_of_a_float_and_other_formats_all(number: float, shown: str) -> None:
+    row = ("x", 1, 1, number)
+    assert printed(Format.TABLE, [row]).split()[-1] == shown
+    assert json.loads(printed(Format.JSON, [row]))[0]["best_ms"] == number
+    assert float(printed(Format.CSV, [row]).split(",")[-1]) == number
+
+
 def test_a_table_on_a_terminal_fits_its_width(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "50")
     monkeypatch.setenv("TERM", "xterm")

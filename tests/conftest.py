@@ -12,7 +12,9 @@ from typing import NoReturn
 import pytest
 
 from catalog import registry
+from catalog.build.cuda.toolchain import cuda_toolchain
 from catalog.build.toolchains import digest_of
+from catalog.errors import ToolchainError
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices.gpu import GpuDevice
 from catalog.runtime.devices.host import HostDevice
@@ -47,6 +49,15 @@ def older_catalog(path: Path, steps: int, now: Catalog) -> sqlite3.Connection:
     holes = ", ".join(f":{name}" for name in known)
     connection.execute(f"INSERT INTO kernel ({', '.join(known)}) VALUES ({holes})", row)
     return connection
+
+
+@pytest.fixture(scope="session")
+def nvcc() -> None:
+    """Skip where nvcc does not work."""
+    try:
+        cuda_toolchain("sm_90").verify()
+    except ToolchainError as error:
+        pytest.skip(f"{error}")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -6,18 +6,16 @@ Every pair of values of two traits that some row has together is in a problem, a
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from cuda_gpu import ARCH, need_gpu
+from cuda_gpu import ARCH, build, need_gpu, wrong
 from host_problems import Signature, draw_inputs, problem_fields, signatures
 
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.inputs import make_inputs
-from catalog.runtime.validate import Expected
-from catalog.schema.kernel import Kernel
 from catalog.schema.problem import Problem
 from catalog.schema.problem_fields import Op
 from catalog.schema.stages import MAIN_STAGE
@@ -47,17 +45,6 @@ def drawn(signature: Signature, seed: int) -> Problem:
     return Problem(**problem_fields(signature, lambda *values: pick.choice(values)))
 
 
-def build(catalog: Catalog, kernels: Iterable[Kernel]) -> None:
-    report = catalog.builder.build_many({kernel.id: kernel for kernel in kernels}.values())
-    assert not report.failures, report.failures[0]
-
-
-def wrong(catalog: Catalog, problem: Problem, seed: int, kernel: Kernel) -> list[Any]:
-    """The outputs of ``kernel`` that are not what the reference computes, with their errors."""
-    expected = Expected(problem, draw_inputs(problem, seed), ARCH)
-    return [check for check in expected.check(expected.run(catalog.plan(problem, kernel))) if not check.passed]
-
-
 @pytest.mark.parametrize("op", OPS)
 def test_drawn_problems_of_all_pairs_of_traits(catalog: Catalog, op: Op) -> None:
     of = signatures(catalog, op, ARCH)
@@ -68,7 +55,10 @@ def test_drawn_problems_of_all_pairs_of_traits(catalog: Catalog, op: Op) -> None
     failed = []
     for seed, (problem, plan) in enumerate(zip(problems, plans, strict=True)):
         kernel = next(kernel for kernel in plan.kernels if kernel.family is main)
-        failed += [(problem.key, kernel.name, check) for check in wrong(catalog, problem, seed, kernel)]
+        failed += [
+            (problem.key, kernel.name, check)
+            for check in wrong(catalog.plan(problem, kernel), draw_inputs(problem, seed))
+        ]
     assert not failed, f"{len(failed)} of {len(problems)}: {failed[:5]}"
 
 
@@ -86,7 +76,7 @@ def test_every_tile(catalog: Catalog, op: Op) -> None:
             op=op, batch=2, nhead_q=4, nhead_k=2, hdim_q=signature.hdim_q, hdim_v=signature.hdim_v, mask="causal",
             dtype=signature.dtype, lse=bool(lse), **SIZES[op],
         )  # fmt: skip
-        failed += [(kernel.name, check) for check in wrong(catalog, problem, seed, kernel)]
+        failed += [(kernel.name, check) for check in wrong(catalog.plan(problem, kernel), draw_inputs(problem, seed))]
     assert not failed, f"{len(failed)} outputs of {len(kernels)} kernels: {failed[:5]}"
 
 

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from catalog.build.cuda.facts import cuda_facts
-from catalog.build.cuda.toolchain import cuda_toolchain
-from catalog.errors import BuildError, ToolchainError
+from catalog.errors import BuildError
 from catalog.query import Query, run
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.workspace import splits_of
@@ -36,14 +35,6 @@ def catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Catalog]:
     catalog.populate("sm_90")
     yield catalog
     catalog.close()
-
-
-@pytest.fixture(scope="module")
-def nvcc() -> None:
-    try:
-        cuda_toolchain("sm_90").verify()
-    except ToolchainError as error:
-        pytest.skip(f"{error}")
 
 
 def row(catalog: Catalog, family: Family, pipeline: Pipeline) -> Kernel:

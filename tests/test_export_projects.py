@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -132,9 +131,8 @@ print(count.value)
 """
 
 
+@pytest.mark.usefixtures("nvcc")
 def test_each_tool_builds_a_library_of_kernels_for_nvidia_gpus(form: ProjectFormat, tmp_path: Path) -> None:
-    if shutil.which("nvcc") is None:
-        pytest.skip("nvcc is missing")
     with Catalog(tmp_path / "catalog.db") as catalog:
         catalog.populate("sm_90")
         kernels = catalog.kernels("family = 'bwd_convert_dq' AND dtype = 'bf16'", arch="sm_90")[:2]

@@ -44,9 +44,11 @@ class CudaArch(Facts):
 
 
 class ProjectFacts(Facts):
-    """nvcc in another build: the environment's variable that names it, as CMake reads it; ``driver_flags`` make it take
-    what build tools and users tell a host compiler; ``objects_option`` stands before the name of a file that lists
-    objects."""
+    """nvcc in another build.
+
+    ``compiler_variable`` of the environment names it, as for CMake; ``driver_flags`` make it take what build tools and
+    users tell a host compiler; ``objects_option`` stands before the name of a file that lists objects.
+    """
 
     compiler_variable: str
     driver_flags: tuple[str, ...]

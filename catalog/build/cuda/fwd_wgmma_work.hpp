@@ -2,17 +2,9 @@
 #pragma once
 
 #include "fwd_wgmma_call.hpp"
+#include "mask.hpp"
 
 namespace catalog::cuda {
-
-struct KeyRange {
-    int begin, end;
-};
-
-// Of blocks of keys.
-struct BlockRange {
-    int begin, end;
-};
 
 // Tiles of queries, in the order in which they are worked on: heads in sections whose keys stay in the L2 cache, and
 // within a section the blocks with most keys first.
@@ -76,13 +68,13 @@ struct Work {
                        : Row::mask == Mask::generic && call.window_right >= 0 ? call.window_right
                                                                                 : unbounded;
 
-        const BlockRange blocks = blocks_of(first_query, Row::tile_m0);
+        const KeyRange blocks = blocks_of(first_query, Row::tile_m0);
         first_block = blocks.begin;
         end_block = blocks.end;
     }
 
-    // Blocks that some of `count` queries from `query` on see; those behind the sequence's end see none.
-    __device__ __forceinline__ BlockRange blocks_of(int query, int count) const {
+    // In blocks of tile_n0 keys: those that some of `count` queries from `query` on see; those behind the sequence's end see none.
+    __device__ __forceinline__ KeyRange blocks_of(int query, int count) const {
         const int last_query = min(query + count, seqlen_q) - 1;
         const KeyRange keys{visible(query).begin, visible(last_query).end};
         const int begin = keys.begin / Row::tile_n0;

@@ -2,32 +2,42 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-# PyTorch is the second opinion on numerics. CI has it always; elsewhere: make test EXTRAS=dev,torch
-EXTRAS ?= $(if $(filter true,$(CI)),dev$(comma)torch,dev)
 comma  := ,
+# Optional dependencies. Without PyTorch and nvcc their tests are skipped: make test-all EXTRAS=dev,torch,nvcc
+CI_HAS := $(if $(filter true,$(CI)),dev$(comma)torch$(comma)nvcc)
+FOR_TESTS := $(or $(EXTRAS),$(CI_HAS),test)
+FOR_ALL   := $(or $(EXTRAS),$(CI_HAS),dev)
+# Modules are compiled when they are first imported: that is a third of pip's time, and most are never imported.
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable
+PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal --durations=15
 
-.PHONY: demo test test-ck test-cuda docs lint clean
+.PHONY: demo test test-all test-ck test-cuda docs lint clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
 	@$(BIN)/python examples/demo.py
 
-test: $(VENV)/.installed-$(EXTRAS)
-	@$(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
+# Minutes: every part of the program, without the tests marked slow
+test: $(VENV)/.installed-$(FOR_TESTS)
+	@$(PYTEST) -m "not slow" $(ARGS)
+
+# Half an hour: everything
+test-all: $(VENV)/.installed-$(FOR_ALL)
+	@$(PYTEST) $(ARGS)
 
 # Rows of AMD arches, compiled for real: CK_ROOT=path/of/a/CK/checkout make test-ck
-test-ck: $(VENV)/.installed-$(EXTRAS)$(comma)gfx950
+test-ck: $(VENV)/.installed-$(FOR_TESTS)$(comma)gfx950
 	@$(BIN)/python -m pytest -rs -s tests/ck_rows.py $(ARGS)
 
 # Rows of sm_90, run on a Hopper GPU against the reference and PyTorch, and under compute-sanitizer
-test-cuda: $(VENV)/.installed-$(EXTRAS)
+test-cuda: $(VENV)/.installed-$(FOR_TESTS)
 	@$(BIN)/python -m pytest -rs -n 8 tests/cuda_kernels.py tests/cuda_streams.py tests/cuda_sanitizer.py $(ARGS)
 
 # The site, into site/; a link that leads nowhere is an error
 docs: $(VENV)/.installed-docs
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet && echo site/index.html
 
-lint: $(VENV)/.installed-$(EXTRAS)
+lint: $(VENV)/.installed-$(FOR_ALL)
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
 $(VENV)/.python:
@@ -37,10 +47,10 @@ $(VENV)/.python:
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.python pyproject.toml
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable . && touch $@
+	@$(PIP) . && touch $@
 
 $(VENV)/.installed-%: $(VENV)/.python pyproject.toml
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]' && touch $@
+	@$(PIP) '.[$*]' && touch $@
 
 clean:
 	rm -rf $(VENV) site .pytest_cache .mypy_cache .ruff_cache .hypothesis

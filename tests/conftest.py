@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from filelock import FileLock
 
 from catalog import registry
 from catalog.build.cuda.toolchain import cuda_toolchain
 from catalog.build.toolchains import digest_of
-from catalog.errors import ToolchainError
+from catalog.build.trust import require_safe
+from catalog.errors import CacheError, ToolchainError
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices.gpu import GpuDevice
 from catalog.runtime.devices.host import HostDevice
@@ -57,20 +59,40 @@ def nvcc() -> None:
     try:
         cuda_toolchain("sm_90").verify()
     except ToolchainError as error:
-        pytest.skip(f"{error}")
+        missing(f"nvcc ({error})")
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that the workers of this run have together."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def kept_kernels(config: pytest.Config, shared: Path) -> Path:
+    """The cache of the kernels that tests compile: kept between runs, by content key, in pytest's own cache."""
+    if not config.pluginmanager.has_plugin("cacheprovider"):
+        return shared / "kernels"
+    folder = config.cache.mkdir("kernels")
+    try:
+        require_safe(folder)
+    except CacheError:  # anybody may write to the checkout
+        return shared / "kernels"
+    return folder / "cache"
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _private_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def _private_settings(
+    tmp_path_factory: pytest.TempPathFactory, shared: Path, pytestconfig: pytest.Config
+) -> Iterator[None]:
     """The user's own catalog, cache and settings stay out of the tests."""
-    folder = tmp_path_factory.mktemp("settings")
-    parallel = "PYTEST_XDIST_WORKER" in os.environ
-    shared = tmp_path_factory.getbasetemp().parent if parallel else folder  # what one worker compiled, all have
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith("CATALOG_")]:
             patch.delenv(name)
-        patch.setenv("CATALOG_DB", str(folder / "catalog.db"))
-        patch.setenv("CATALOG_CACHE_DIR", str(shared / "cache"))
+        patch.setenv("CATALOG_DB", str(tmp_path_factory.mktemp("settings") / "catalog.db"))
+        patch.setenv("CATALOG_CACHE_DIR", str(kept_kernels(pytestconfig, shared)))
         patch.setenv("CATALOG_GUARD", "never")  # its own tests turn it on: a process a kernel would take minutes
         settings.cache_clear()
         Catalog.default.cache_clear()
@@ -79,21 +101,39 @@ def _private_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 
 
 @pytest.fixture(scope="session")
-def gfx950(tmp_path_factory: pytest.TempPathFactory) -> Catalog:
-    """A catalog with every kernel of gfx950, generic masks. Read it only."""
-    catalog = Catalog(tmp_path_factory.mktemp("gfx950") / "catalog.db")
-    catalog.populate("gfx950")
-    return catalog
+def populated(shared: Path) -> Callable[..., Path]:
+    """The file of a catalog with every kernel of an arch, made once for all workers. Copy it."""
+
+    def populated(arch: str, revision: str | None = None) -> Path:
+        path = shared / f"{arch}-{revision}.db"
+        with FileLock(f"{path}.lock"):
+            if not path.exists():
+                with Catalog(path.with_suffix(".new")) as catalog:
+                    catalog.populate(arch, revision=revision)
+                    catalog.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                catalog.path.replace(path)
+        return path
+
+    return populated
 
 
 @pytest.fixture(scope="session")
-def host_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The file of a catalog with every kernel of this machine's CPU. Read it, or copy it."""
-    catalog = Catalog(tmp_path_factory.mktemp("host") / "catalog.db")
-    catalog.populate("host")
-    catalog.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    catalog.close()
-    return catalog.path
+def gfx950(populated: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Catalog:
+    """A catalog with every kernel of gfx950, generic masks. Read it only."""
+    return Catalog(shutil.copy(populated("gfx950"), tmp_path_factory.mktemp("gfx950") / "catalog.db"))
+
+
+@pytest.fixture(scope="session")
+def host_file(populated: Callable[..., Path]) -> Path:
+    """The file of a catalog with every kernel of this machine's CPU. Copy it."""
+    return populated("host")
+
+
+@pytest.fixture(scope="module")
+def host_catalog(host_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Catalog]:
+    """A catalog with every kernel of this machine's CPU, for the tests of one file to write to."""
+    with Catalog(shutil.copy(host_file, tmp_path_factory.mktemp("host") / "catalog.db")) as catalog:
+        yield catalog
 
 
 def copy_of(catalog: Catalog, path: Path) -> Catalog:

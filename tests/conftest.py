@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 from filelock import FileLock
@@ -53,13 +53,20 @@ def older_catalog(path: Path, steps: int, now: Catalog) -> sqlite3.Connection:
     return connection
 
 
-@pytest.fixture(scope="session")
-def nvcc() -> None:
-    """Skip where nvcc does not work."""
+def has_nvcc() -> bool:
+    """Whether kernels of sm_90 can be compiled here."""
     try:
         cuda_toolchain("sm_90").verify()
-    except ToolchainError as error:
-        missing(f"nvcc ({error})")
+    except ToolchainError:
+        return False
+    return True
+
+
+@pytest.fixture(scope="session")
+def nvcc() -> None:
+    """Skip where nvcc does not work; fail in CI."""
+    if not has_nvcc():
+        missing("nvcc")
 
 
 @pytest.fixture(scope="session")
@@ -129,11 +136,13 @@ def host_file(populated: Callable[..., Path]) -> Path:
     return populated("host")
 
 
-@pytest.fixture(scope="module")
-def host_catalog(host_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Catalog]:
-    """A catalog with every kernel of this machine's CPU, for the tests of one file to write to."""
-    with Catalog(shutil.copy(host_file, tmp_path_factory.mktemp("host") / "catalog.db")) as catalog:
-        yield catalog
+def slow_but(quick: Collection[Any], values: Iterable[Any]) -> list[Any]:
+    """The values as parameters of a test, tuples as rows of several; ``make test`` runs those in ``quick`` only."""
+    parameters = []
+    for value in values:
+        row = value if isinstance(value, tuple) else (value,)
+        parameters.append(pytest.param(*row, marks=() if value in quick else pytest.mark.slow))
+    return parameters
 
 
 def copy_of(catalog: Catalog, path: Path) -> Catalog:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import shutil
 from pathlib import Path
 
+import command
 import pytest
 
 from catalog.build.builder import Builder
@@ -34,10 +34,11 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def catalog(tmp_path_factory: pytest.TempPathFactory) -> Catalog:
-    return Catalog(tmp_path_factory.mktemp("bench") / "catalog.db", num_threads=1)
+def catalog(host_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Catalog:
+    return Catalog(shutil.copy(host_file, tmp_path_factory.mktemp("bench") / "catalog.db"), num_threads=1)
 
 
+@pytest.mark.slow
 def test_peaks_are_plausible_for_any_cpu(cache: Path) -> None:
     one, two = (measure_peaks(Builder(cache), resolve_host_arch(), threads) for threads in (1, 2))
     assert 1 < one.gflops < 2000
@@ -66,6 +67,7 @@ def test_peaks_of_a_device_that_is_not_here(arch: str, told: str, cache: Path) -
         measure_peaks(Builder(cache), arch, 1)
 
 
+@pytest.mark.slow
 def test_figures_of_a_benchmark_agree(catalog: Catalog) -> None:
     report = bench_problem(catalog, PROBLEM, BenchOptions(candidates=2, rule=StopRule(least=3)))
     best = catalog.candidates(PROBLEM, limit=2)
@@ -80,6 +82,7 @@ def test_figures_of_a_benchmark_agree(catalog: Catalog) -> None:
         assert benchmark.percent_of_bandwidth * report.peaks.gb_per_s == pytest.approx(100 * benchmark.gb_per_s)
 
 
+@pytest.mark.slow
 def test_all_stages_are_timed(catalog: Catalog) -> None:
     problem = Problem(op="splitkv", batch=1, nhead_q=1, seqlen_q=1, seqlen_k=256, hdim_q=64, dtype="fp32")
     [benchmark] = bench_problem(catalog, problem, BenchOptions(rule=StopRule(least=1, cold=True))).benchmarks
@@ -92,13 +95,10 @@ def test_a_problem_without_a_kernel(catalog: Catalog) -> None:
         bench_problem(catalog, Problem(batch=1, nhead_q=1, seqlen_q=8, hdim_q=999))
 
 
-def command(catalog: Catalog, *words: str) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "catalog", "--db", str(catalog.path), "bench", *words]
-    return subprocess.run(line, capture_output=True, text=True, check=False, timeout=300)
-
-
 def test_the_command_prints_rows_and_says_what_the_peaks_are_of(catalog: Catalog) -> None:
-    done = command(catalog, *OPTIONS, "--candidates", "2", "--runs", "2", "--threads", "1", "--format", "json")
+    done = command.catalog(
+        "bench", *OPTIONS, "--candidates", "2", "--runs", "2", "--threads", "1", "--format", "json", db=catalog.path
+    )
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)
     assert [tuple(row) for row in rows] == [COLUMNS] * 2
@@ -120,7 +120,7 @@ def test_the_command_prints_rows_and_says_what_the_peaks_are_of(catalog: Catalog
     ],
 )
 def test_mistakes_get_one_message_and_an_exit_code(catalog: Catalog, words: list[str], code: int, told: str) -> None:
-    done = command(catalog, *words)
+    done = command.catalog("bench", *words, db=catalog.path)
     assert (done.returncode, done.stdout) == (code, "")
     assert told in done.stderr
     assert "Traceback" not in done.stderr

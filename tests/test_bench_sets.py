@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -76,8 +77,8 @@ EXPORT int32_t catalog_launch(const catalog_args* args, void*) {{
 
 
 @pytest.fixture(scope="module")
-def catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Catalog]:
-    catalog = Catalog(tmp_path_factory.mktemp("bench") / "catalog.db")
+def catalog(host_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Catalog]:
+    catalog = Catalog(shutil.copy(host_file, tmp_path_factory.mktemp("bench") / "catalog.db"))
     yield catalog
     catalog.close()
 

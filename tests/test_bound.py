@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tracemalloc
 
 import numpy as np
@@ -22,8 +23,8 @@ BACKWARD = Problem(op="bwd", batch=1, nhead_q=2, seqlen_q=40, hdim_q=32, dtype="
 
 
 @pytest.fixture(scope="module")
-def catalog(tmp_path_factory):
-    return Catalog(tmp_path_factory.mktemp("bound") / "catalog.db")
+def catalog(host_file, tmp_path_factory):
+    return Catalog(shutil.copy(host_file, tmp_path_factory.mktemp("bound") / "catalog.db"))
 
 
 @pytest.mark.parametrize("problem", [PROBLEM, SPLIT, BACKWARD], ids=lambda problem: problem.op)

@@ -9,7 +9,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import warnings
 import zipfile
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import command
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
@@ -55,12 +55,10 @@ class Shipped:
 
 
 @pytest.fixture(scope="module")
-def shipped(tmp_path_factory: pytest.TempPathFactory) -> Shipped:
+def shipped(host_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Shipped:
     folder = tmp_path_factory.mktemp("shipped")
-    catalog = Catalog(folder / "catalog.db")
-    catalog.populate("host")
-    catalog.close()
-    shutil.copy(folder / "catalog.db", folder / "empty.db")
+    catalog = Catalog(shutil.copy(host_file, folder / "catalog.db"))
+    shutil.copy(host_file, folder / "empty.db")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CATALOG_CACHE_DIR", str(folder / "cache"))
         settings.cache_clear()
@@ -309,6 +307,7 @@ def test_a_changed_bundle_is_refused_whole(name: str, shipped: Shipped, here: Ca
     assert not list(tmp_path.rglob("evil*"))
 
 
+@pytest.mark.slow
 def test_libraries_of_gpus_are_stored_on_any_machine(
     shipped: Shipped, copied: Catalog, here: Catalog, tmp_path: Path
 ) -> None:
@@ -387,8 +386,7 @@ def test_a_cache_that_strangers_can_reach_is_not_exported(shipped: Shipped, here
 
 def test_the_command_line(shipped: Shipped, here: Catalog, tmp_path: Path) -> None:
     def cli(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "catalog", "--db", str(here.path), "cache", *words]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
+        return command.catalog("cache", *words, db=here.path)
 
     distrusted = cli("import", str(shipped.path))
     assert (distrusted.returncode, "are code" in distrusted.stderr, "--trust" in distrusted.stderr) == (2, True, True)

@@ -184,6 +184,7 @@ def test_a_build_on_a_full_disk_fails_clearly_and_loses_nothing(kib: int, projec
     assert {record.status for record in records} == {"built"}
 
 
+@pytest.mark.slow
 def test_a_population_on_a_full_disk_changes_nothing(disk: Disk, gfx950: Catalog) -> None:
     path = disk.folder / "catalog.db"
     Catalog(path).connection.close()
@@ -201,6 +202,7 @@ def test_a_population_on_a_full_disk_changes_nothing(disk: Disk, gfx950: Catalog
 # Read-only disks
 
 
+@pytest.mark.slow
 def test_a_read_only_catalog_and_cache_serve_what_they_have(tmp_path: Path) -> None:
     place = tmp_path / "place"
     place.mkdir(mode=0o700)

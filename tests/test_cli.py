@@ -1,15 +1,15 @@
-"""The command line as a user types it: real processes, exit codes, one message and no traceback."""
+"""The command line as a user types it: exit codes, one message and no traceback."""
 
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from command import catalog
 
 from catalog.cli_problem import OPTIONS
 from catalog.runtime.catalog import Catalog
@@ -26,11 +26,20 @@ def database(gfx950: Catalog, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def catalog(*words: str, db: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "catalog", *(("--db", str(db)) if db else ()), *words]
-    return subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=300, env={**os.environ, **variables}
-    )
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (["query", "hdim_q = 128", "--count"], 0, ""),
+        (["select", "--batch", "1", "--nhead-q", "8", "--seqlen-q", "9", "--hdim-q", "999"], 1, "hdim_q_fits rejects"),
+        (["query", "hdim=128"], 2, "Did you mean hdim_v or hdim_q?"),
+    ],
+)
+def test_a_process_exits_with_what_it_found(database: Path, words: list[str], code: int, told: str) -> None:
+    command = [sys.executable, "-m", "catalog", "--db", str(database), *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert (done.returncode, bool(done.stdout)) == (code, code == 0)
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_the_users_own_query_works_as_typed(database: Path) -> None:

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -92,15 +93,14 @@ def test_exceptions_are_commands():
 
 
 @pytest.fixture(scope="module")
-def workplace(tmp_path_factory):
+def workplace(host_file, tmp_path_factory):
     """A catalog and a cache of its own, with a library and a time in them."""
     folder = tmp_path_factory.mktemp("commands")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CATALOG_DB", str(folder / "catalog.db"))
         patch.setenv("CATALOG_CACHE_DIR", str(folder / "cache"))
         settings.cache_clear()
-        catalog = Catalog()
-        catalog.populate("host")
+        catalog = Catalog(shutil.copy(host_file, folder / "catalog.db"))
         catalog.populate("sm_90")
         catalog.close()
         yield folder

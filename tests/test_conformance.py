@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import platform
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 
+import command
 import pytest
+from conftest import slow_but
 from pages import ROOT, blocks_of
 from test_schema import edit
 
@@ -62,40 +62,43 @@ def failures(report):
     return [(f.check, f.subject, f.about) for f in report.findings if f.verdict is Verdict.FAILED]
 
 
+NONCONFORMING = [
+    (("arch", "your_cpu"), "spec", "your_cpu", "is not the file's name, 'my_cpu'"),
+    (("enumerations", "fwd", "tiles", [{}]), "spec", ARCH, "enumerations.fwd.tiles[0].tiles: missing"),
+    (
+        ("enumerations", "fwd", "constraints", [["idle", "tile_m0 < 999"]]),
+        "constraint reachable",
+        "fwd: idle",
+        "rejects nothing, masks generic; stated in my_cpu.json",
+    ),
+    (
+        ("enumerations", "fwd_appendkv", "constraints", [["all", "hdim_q < 0"]]),
+        "rows",
+        "fwd_appendkv",
+        "0 rows",
+    ),
+    (("enumerations", "fwd_appendkv", "receipts", {"7": "1"}), "spec", ARCH, "fwd_appendkv.receipts.7: no receipt"),
+    (("receipts", [{"receipt": 7, "names": [], "about": "x"}]), "spec", ARCH, "fwd.receipts: receipt 7 is missing"),
+    (
+        ("select", {"fwd": {"rules": [["odd", "1 = 1"]]}}),
+        "rules name columns",
+        "select.fwd: odd",
+        "names no column",
+    ),
+    (("hw_rules", [["odd", "1"]]), "rules name columns", "hw_rules: odd", "names no column"),
+    (("select", {"fwd": {"order": ["random()"]}}), "rules name columns", "select.fwd.order", "names no column"),
+    (
+        ("enumerations", "bwd_dot_do_o", "variants", [TWIN]),
+        "rows",
+        ARCH,
+        "gives some kernel twice",
+    ),
+]
+
+
 @pytest.mark.parametrize(
     ("change", "check", "subject", "told"),
-    [
-        (("arch", "your_cpu"), "spec", "your_cpu", "is not the file's name, 'my_cpu'"),
-        (("enumerations", "fwd", "tiles", [{}]), "spec", ARCH, "enumerations.fwd.tiles[0].tiles: missing"),
-        (
-            ("enumerations", "fwd", "constraints", [["idle", "tile_m0 < 999"]]),
-            "constraint reachable",
-            "fwd: idle",
-            "rejects nothing, masks generic; stated in my_cpu.json",
-        ),
-        (
-            ("enumerations", "fwd_appendkv", "constraints", [["all", "hdim_q < 0"]]),
-            "rows",
-            "fwd_appendkv",
-            "0 rows",
-        ),
-        (("enumerations", "fwd_appendkv", "receipts", {"7": "1"}), "spec", ARCH, "fwd_appendkv.receipts.7: no receipt"),
-        (("receipts", [{"receipt": 7, "names": [], "about": "x"}]), "spec", ARCH, "fwd.receipts: receipt 7 is missing"),
-        (
-            ("select", {"fwd": {"rules": [["odd", "1 = 1"]]}}),
-            "rules name columns",
-            "select.fwd: odd",
-            "names no column",
-        ),
-        (("hw_rules", [["odd", "1"]]), "rules name columns", "hw_rules: odd", "names no column"),
-        (("select", {"fwd": {"order": ["random()"]}}), "rules name columns", "select.fwd.order", "names no column"),
-        (
-            ("enumerations", "bwd_dot_do_o", "variants", [TWIN]),
-            "rows",
-            ARCH,
-            "gives some kernel twice",
-        ),
-    ],
+    slow_but(NONCONFORMING[:3], NONCONFORMING),
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_does_not_conform_is_told(spec, change, check, subject, told):
@@ -118,6 +121,7 @@ def _rules(value):
     return value
 
 
+@pytest.mark.slow
 def test_inherited_rules_without_work_are_noted_and_do_not_count(spec):
     edit(spec, "enumerations", "fwd", "tiles", 0, "dtype", value=["fp32", "fp16", "bf16"])
     report = rows_of()
@@ -126,6 +130,7 @@ def test_inherited_rules_without_work_are_noted_and_do_not_count(spec):
     assert report.conforms
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("spec")
 def test_a_row_with_another_id_is_told(monkeypatch):
     other = f"{canonical_json_sql()} || ' '"
@@ -208,16 +213,15 @@ def test_a_cpu_that_nobody_knows_is_a_mistake_of_the_file(spec):
     ],
 )
 def test_the_command_exits_with_what_it_found(words, code, told):
-    command = [sys.executable, "-m", "catalog", "conformance", *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = command.catalog("conformance", *words)
     assert (done.returncode, "Traceback" in done.stderr) == (code, False)
     assert told in done.stderr
 
 
+@pytest.mark.slow
 def test_a_failure_is_an_exit_code(spec):
     edit(spec, "enumerations", "fwd", "constraints", value=_rules([["idle", "tile_m0 < 999"]]))
-    command = [sys.executable, "-m", "catalog", "conformance", "--arch", ARCH, "--no-build", "--format", "json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = command.catalog("conformance", "--arch", ARCH, "--no-build", "--format", "json")
     assert done.returncode == 1
     assert "DOES NOT CONFORM" in done.stderr
     assert [row["subject"] for row in json.loads(done.stdout) if row["verdict"] == "failed"] == ["fwd: idle"]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import slow_but
 from test_schema import edit
 from typer.testing import CliRunner
 
@@ -120,7 +121,7 @@ def test_no_rule_is_against_a_kernel_that_exists_and_some_rule_against_any_other
         assert bool(changed.kernels) is not bool(changed.rejections)
 
 
-@pytest.mark.parametrize("arch", ["gfx950", "gfx942", "gfx90a", "gfx1100", "gfx1201"])
+@pytest.mark.parametrize("arch", slow_but(["gfx950"], ["gfx950", "gfx942", "gfx90a", "gfx1100", "gfx1201"]))
 def test_every_kernel_that_its_hardware_runs_meets_the_invariants(others: Catalog, gfx950: Catalog, arch: str) -> None:
     catalog = gfx950 if arch == "gfx950" else others
     catalog.populate(arch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,6 @@ import pytest
 from catalog.build.export import export_register
 from catalog.errors import UsageError
 from catalog.runtime.catalog import Catalog
-from catalog.runtime.devices.here import resolve_arch
 
 MAIN = """
 #include <stdio.h>
@@ -30,10 +30,8 @@ int main(void) { return mine_register_kernels(add, NULL) * 10 + mine_register_ke
 
 
 @pytest.fixture(scope="module")
-def catalog(tmp_path_factory: pytest.TempPathFactory) -> Catalog:
-    catalog = Catalog(tmp_path_factory.mktemp("export") / "catalog.db")
-    catalog.populate(resolve_arch("host"))
-    return catalog
+def catalog(host_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Catalog:
+    return Catalog(shutil.copy(host_file, tmp_path_factory.mktemp("export") / "catalog.db"))
 
 
 def test_a_set_of_kernels_links_into_a_program_of_c(catalog: Catalog, tmp_path: Path) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from build_tools import build, library
+from conftest import slow_but
 
 from catalog.build.export import export_project, export_register
 from catalog.build.export.projects import ProjectFormat
@@ -18,7 +20,6 @@ from catalog.errors import BuildError, UsageError
 from catalog.runtime.bound import take
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices.abi import ABI_VERSION
-from catalog.runtime.devices.here import resolve_arch
 from catalog.runtime.devices.host import HostDevice
 from catalog.runtime.devices.loading import LoadedKernel
 from catalog.runtime.reference import reference
@@ -53,10 +54,8 @@ ADD = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.POINTER(Entry), ctypes.c_void_p)
 
 
 @pytest.fixture(scope="module")
-def catalog(tmp_path_factory: pytest.TempPathFactory) -> Catalog:
-    catalog = Catalog(tmp_path_factory.mktemp("export") / "catalog.db")
-    catalog.populate(resolve_arch("host"))
-    return catalog
+def catalog(host_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Catalog:
+    return Catalog(shutil.copy(host_file, tmp_path_factory.mktemp("export") / "catalog.db"))
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +64,7 @@ def kernels(catalog: Catalog) -> list[Kernel]:
     return [catalog.select(problem).kernels[0] for problem in PROBLEMS]
 
 
-@pytest.fixture(params=list(ProjectFormat), ids=[form.value for form in ProjectFormat])
+@pytest.fixture(params=slow_but([ProjectFormat.MAKE], ProjectFormat), ids=[form.value for form in ProjectFormat])
 def form(request: pytest.FixtureRequest) -> ProjectFormat:
     return ProjectFormat(request.param)
 
@@ -131,6 +130,7 @@ print(count.value)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("nvcc")
 def test_each_tool_builds_a_library_of_kernels_for_nvidia_gpus(form: ProjectFormat, tmp_path: Path) -> None:
     with Catalog(tmp_path / "catalog.db") as catalog:

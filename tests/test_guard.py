@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import command
 import pytest
-from conftest import older_catalog
+from conftest import older_catalog, slow_but
 
 from catalog.build import targets
 from catalog.build.describe import describe
@@ -75,23 +76,15 @@ def _guarded(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings.cache_clear()
 
 
-@pytest.fixture(scope="module")
-def populated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    catalog = Catalog(tmp_path_factory.mktemp("populated") / "catalog.db")
-    catalog.populate("host")
-    catalog.close()
-    return catalog.path
-
-
 @pytest.fixture
-def new(populated: Path, tmp_path: Path) -> Catalog:
+def new(host_file: Path, tmp_path: Path) -> Catalog:
     """A catalog that knows of no build."""
-    return Catalog(shutil.copy(populated, tmp_path / "new.db"))
+    return Catalog(shutil.copy(host_file, tmp_path / "new.db"))
 
 
 @pytest.fixture
-def catalog(populated: Path, tmp_path: Path) -> Iterator[Catalog]:
-    catalog = Catalog(shutil.copy(populated, tmp_path / "catalog.db"))
+def catalog(host_file: Path, tmp_path: Path) -> Iterator[Catalog]:
+    catalog = Catalog(shutil.copy(host_file, tmp_path / "catalog.db"))
     yield catalog
     catalog.close()
 
@@ -135,7 +128,7 @@ def count_processes(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Callable[[
     return lambda: len(started.read_text().splitlines()) if started.exists() else 0
 
 
-@pytest.mark.parametrize("name", FLAWS)
+@pytest.mark.parametrize("name", slow_but(["segfault"], FLAWS))
 def test_a_kernel_that_does_not_come_back_gives_way_to_the_next(  # noqa: PLR0917 - fixtures
     name: str,
     catalog: Catalog,
@@ -186,6 +179,7 @@ def test_a_kernel_that_refuses_the_call_is_not_quarantined(catalog: Catalog, fla
     assert [row.name for row in catalog.kernels("built")] == [best.name]
 
 
+@pytest.mark.slow
 def test_of_several_stages_only_the_one_at_fault_is_replaced(catalog: Catalog, flaw: Callable[..., None]) -> None:
     problem = Problem(op="splitkv", batch=1, nhead_q=2, seqlen_q=1, seqlen_k=600, hdim_q=32, dtype="fp32")
     best, second = best_two(catalog, problem)
@@ -213,6 +207,7 @@ def test_when_no_kernel_is_left_the_error_says_what_happened_and_how_to_go_on(
     catalog.history.release(None)
 
 
+@pytest.mark.slow
 def test_another_content_key_is_another_chance(catalog: Catalog, flaw: Callable[..., None]) -> None:
     best, second = best_two(catalog)
     flaw([best], "exit", version="one")
@@ -338,8 +333,7 @@ def test_the_command_line_lists_and_releases(catalog: Catalog, flaw: Callable[..
     assert_right(catalog, [second])
 
     def cli(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "catalog", "--db", str(catalog.path), "cache", *words]
-        return subprocess.run(command, check=False, capture_output=True, text=True)
+        return command.catalog("cache", *words, db=catalog.path)
 
     listed = json.loads(cli("quarantined", "--format", "json").stdout)
     assert {"kernel": best.name, "reason": "died of SIGSEGV", "problem": PROBLEM.key}.items() <= listed[-1].items()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import shutil
 import weakref
 
 import ml_dtypes
@@ -36,8 +37,8 @@ class Foreign:
 
 
 @pytest.fixture(scope="module")
-def plan(tmp_path_factory):
-    return Catalog(tmp_path_factory.mktemp("arrays") / "catalog.db").select(PROBLEM)
+def plan(host_file, tmp_path_factory):
+    return Catalog(shutil.copy(host_file, tmp_path_factory.mktemp("arrays") / "catalog.db")).select(PROBLEM)
 
 
 @pytest.mark.parametrize("versioned", [False, True])

@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -44,9 +46,9 @@ drawn = settings(
 
 
 @pytest.fixture(scope="module")
-def catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Catalog]:
+def catalog(host_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Catalog]:
     """A catalog to run from; it compiles each kernel once for all tests of this file."""
-    catalog = Catalog(tmp_path_factory.mktemp("host") / "catalog.db")
+    catalog = Catalog(shutil.copy(host_file, tmp_path_factory.mktemp("host") / "catalog.db"))
     yield catalog
     catalog.close()
 

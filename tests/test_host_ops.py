@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from conftest import slow_but
 from host_problems import SEED, draw_inputs
 
 from catalog.errors import SelectionError
@@ -24,8 +27,8 @@ DENSE: dict[str, Any] = HEADS | {"batch": 2, "lse": True}
 
 
 @pytest.fixture(scope="module")
-def catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Catalog]:
-    catalog = Catalog(tmp_path_factory.mktemp("ops") / "catalog.db")
+def catalog(host_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Catalog]:
+    catalog = Catalog(shutil.copy(host_file, tmp_path_factory.mktemp("ops") / "catalog.db"))
     yield catalog
     catalog.close()
 
@@ -35,7 +38,10 @@ def agree(problem: Problem, inputs: dict[str, Array], one: Array, other: Array, 
     return tolerances(problem, inputs)[name].allows(one, other)
 
 
-@pytest.mark.parametrize("mask", [{}, {"mask": "causal"}, {"mask": "bottom_right", "window": (40, 0), "sink_size": 3}])
+MASKS: list[dict[str, Any]] = [{}, {"mask": "causal"}, {"mask": "bottom_right", "window": (40, 0), "sink_size": 3}]
+
+
+@pytest.mark.parametrize("mask", slow_but(MASKS[1:2], MASKS))
 def test_splitkv_equals_fwd_for_every_number_of_splits(catalog: Catalog, mask: dict[str, Any]) -> None:
     problem = Problem(**DENSE, seqlen_q=5, seqlen_k=1000, **mask)
     inputs = make_inputs(problem, SEED) | {"sink": np.array([0.5, -1, 2, -np.inf], np.float32)}
@@ -46,7 +52,10 @@ def test_splitkv_equals_fwd_for_every_number_of_splits(catalog: Catalog, mask: d
         assert all(agree(problem, inputs, parts[name], whole[name], name) for name in ("o", "lse")), num_splits
 
 
-@pytest.mark.parametrize(("rope", "page_size"), [("no", 0), ("inter", 16), ("half", 0), ("half", 1)])
+APPENDED = [("no", 0), ("inter", 16), ("half", 0), ("half", 1)]
+
+
+@pytest.mark.parametrize(("rope", "page_size"), slow_but(APPENDED[1:2], APPENDED))
 def test_append_then_attend_equals_attention_over_everything(catalog: Catalog, rope: str, page_size: int) -> None:
     """Tokens appended in two calls, the second rotated too, against one forward over all of them."""
     batch, new, lengths = 2, 7, np.array([30, 51], np.int32)
@@ -78,7 +87,7 @@ def test_append_then_attend_equals_attention_over_everything(catalog: Catalog, r
         assert agree(alone, given, o[sequence][None], catalog.select(alone).run(given).outputs["o"])
 
 
-@pytest.mark.parametrize("page_size", [1, 16, 64, 1024])
+@pytest.mark.parametrize("page_size", slow_but([16], [1, 16, 64, 1024]))
 def test_lookup_tables_and_memory_layouts_agree(catalog: Catalog, page_size: int) -> None:
     packed = HEADS | {"op": "batch_prefill", "seqlens_q": [40, 1, 0, 70], "seqlen_k": 150, "page_size": page_size}
     vllm = Problem(**packed, mask="bottom_right", kv_lookup_table="vllm")
@@ -146,6 +155,7 @@ def test_packed_qkv_is_read_through_strides(catalog: Catalog) -> None:
 DROPPED: dict[str, Any] = DENSE | {"seqlen_q": 150, "seqlen_k": 301, "hdim_q": 256, "dropout": 0.3}
 
 
+@pytest.mark.slow
 def test_dropout_bits_are_the_same_for_every_tile_and_both_directions(catalog: Catalog) -> None:
     problem = Problem(**DROPPED, randval=True)
     state = {"rng_state": np.array([2**63 + 12345, 2**40 + 7], np.uint64)}
@@ -163,7 +173,7 @@ def test_dropout_bits_are_the_same_for_every_tile_and_both_directions(catalog: C
     assert (other_seed != first["randval"]).mean() > 0.9
 
 
-@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("p", slow_but([0.5], [0.1, 0.5, 0.9]))
 def test_dropout_keeps_what_its_random_bytes_say_and_as_often_as_asked(catalog: Catalog, p: float) -> None:
     """Equal weights and one-hot values: O shows which keys were kept."""
     problem = Problem(
@@ -193,6 +203,7 @@ for _ in range(3):
 """
 
 
+@pytest.mark.slow
 def test_deterministic_backward_is_bitwise_equal_over_runs_and_thread_counts(catalog: Catalog) -> None:
     problem = Problem(**HEADS, op="bwd", batch=1, seqlen_q=300, seqlen_k=1300, mask="causal", deterministic=True)
     catalog.select(problem).build()

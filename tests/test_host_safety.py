@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass, replace
@@ -33,8 +34,8 @@ from catalog.schema.problem_fields import Op
 
 
 @pytest.fixture(scope="module")
-def catalog(tmp_path_factory: pytest.TempPathFactory) -> Catalog:
-    return Catalog(tmp_path_factory.mktemp("host") / "catalog.db")
+def catalog(host_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Catalog:
+    return Catalog(shutil.copy(host_file, tmp_path_factory.mktemp("host") / "catalog.db"))
 
 
 # Builds that fail, devices that are not there

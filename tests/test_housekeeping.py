@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 
+import command
 import pytest
 from rough import FORK, in_child
 from tiny_project import Project, make_kernel, make_project
@@ -329,9 +329,7 @@ def test_a_library_that_is_built_again_counts_again(project: Project, cache: Cac
 
 def test_the_commands(cache: Cache, measured: Catalog) -> None:
     def catalog(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "catalog", "--db", str(measured.path), *words]
-        env = os.environ | {"CATALOG_CACHE_DIR": str(cache.folder)}
-        return subprocess.run(command, check=False, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=env)
+        return command.catalog(*words, db=measured.path, CATALOG_CACHE_DIR=cache.folder)
 
     assert len(json.loads(catalog("cache", "ls", "--json").stdout)) == 3
     assert catalog("cache", "ls").stdout.splitlines()[-1].startswith("3 libraries, ")

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import shutil
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 
+import command
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
@@ -106,6 +105,7 @@ records = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 1), st.sampled_fr
 times = st.lists(st.tuples(*[st.integers(0, 1)] * 4, days, st.sampled_from([0.5, 1.0, 2.0])))
 
 
+@pytest.mark.slow
 @given(data=st.data())
 @hypothesis_settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_order_and_repetition_do_not_count(
@@ -262,14 +262,12 @@ def test_a_catalog_is_not_merged_into_itself(empty: Path) -> None:
 
 def test_the_command_prints_what_was_added(kernels: list[Kernel], empty: Path) -> None:
     there = write(empty / "mi300.db", kernels, [(0, 0, "built", "")], [(0, 0, 0, 0, "", 1.0)])
-    words = [sys.executable, "-m", "catalog", "--db", str(empty / "empty.db"), "merge"]
-    done = subprocess.run([*words, str(there)], capture_output=True, text=True, check=True)
+    db = empty / "empty.db"
+    done = command.catalog("merge", there, db=db)
     assert [line.split() for line in done.stdout.splitlines()[2:]] == [
         ["mi300.db", f"{table}s", "1", "0", "0"] for table in ("kernel", "artifact", "device", "problem", "timing")
     ]
-    shown = [*words[:-1], "query", "best_ms = 1.0", "--columns", "arch,built", "--format", "json"]
-    assert json.loads(subprocess.run(shown, capture_output=True, text=True, check=True).stdout) == [
-        {"arch": "gfx950", "built": False}
-    ]
-    failed = subprocess.run([*words, str(empty)], capture_output=True, text=True, check=False)
+    shown = command.catalog("query", "best_ms = 1.0", "--columns", "arch,built", "--format", "json", db=db)
+    assert json.loads(shown.stdout) == [{"arch": "gfx950", "built": False}]
+    failed = command.catalog("merge", empty, db=db)
     assert (failed.returncode, failed.stderr) == (1, f"Error: there is no catalog at {empty}\n")

@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import command
 import pytest
 from browser import browser
 from conftest import copy_of
@@ -91,13 +92,6 @@ def report(filled: Catalog) -> Report:
 @pytest.fixture(scope="module")
 def page(filled: Catalog, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_report(filled, tmp_path_factory.mktemp("page") / "new" / "folder")
-
-
-def catalog_command(*words: str, db: Path, first: str = "pass") -> subprocess.CompletedProcess[str]:
-    start = f"import sys; {first}; from catalog.__main__ import main; main()"
-    return subprocess.run(
-        [sys.executable, "-c", start, "--db", str(db), *words], capture_output=True, text=True, check=False
-    )
 
 
 def test_a_roofline_has_the_fastest_kernel_of_each_problem(filled: Catalog, report: Report) -> None:
@@ -268,7 +262,7 @@ def test_an_empty_catalog_says_what_is_missing_and_how_to_get_it(tmp_path: Path)
 
 
 def test_the_command_writes_a_page_with_measured_peaks(filled: Catalog, tmp_path: Path) -> None:
-    done = catalog_command("report", "--out", str(tmp_path / "out"), "--arch", "host", "--peaks", db=filled.path)
+    done = command.catalog("report", "--out", tmp_path / "out", "--arch", "host", "--peaks", db=filled.path)
     assert (done.returncode, done.stdout.strip()) == (0, str(tmp_path / "out" / "index.html")), done.stderr
     text = (tmp_path / "out" / "index.html").read_text()
     assert "measured peaks of this machine" in text
@@ -276,29 +270,35 @@ def test_the_command_writes_a_page_with_measured_peaks(filled: Catalog, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("words", "first", "told"),
+    ("words", "told"),
     [
-        (["--out", "HERE/page", "--arch", "gfx942"], "pass", "populate --arch gfx942"),
-        (["--out", "HERE/page", "--arch", "gfx9"], "pass", "no arch is called 'gfx9'; did you mean gfx950"),
-        (["--out", "HERE/file/page"], "pass", "cannot be written"),
-        (["--out", "HERE/page"], "sys.modules['matplotlib'] = None", "pip install 'kernel-catalog[report]'"),
-        ([], "pass", "--out"),
+        (["--out", "HERE/page", "--arch", "gfx942"], "populate --arch gfx942"),
+        (["--out", "HERE/page", "--arch", "gfx9"], "no arch is called 'gfx9'; did you mean gfx950"),
+        (["--out", "HERE/file/page"], "cannot be written"),
+        ([], "--out"),
     ],
 )
-def test_what_goes_wrong_is_one_message(
-    filled: Catalog, tmp_path: Path, words: list[str], first: str, told: str
-) -> None:
+def test_what_goes_wrong_is_one_message(filled: Catalog, tmp_path: Path, words: list[str], told: str) -> None:
     (tmp_path / "file").touch()
     here = [word.replace("HERE", str(tmp_path)) for word in words]
-    done = catalog_command("report", *here, db=filled.path, first=first)
+    done = command.catalog("report", *here, db=filled.path)
     assert done.returncode == 2, done.stderr
     assert told in done.stderr
     assert "Traceback" not in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["file"], "nothing half-written"
 
 
+def test_a_page_needs_an_extra(filled: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    done = command.catalog("report", "--out", tmp_path / "page", db=filled.path)
+    assert done.returncode == 2
+    assert "pip install 'kernel-catalog[report]'" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "page").exists()
+
+
 def test_no_catalog_is_made_to_report_on(tmp_path: Path) -> None:
-    done = catalog_command("report", "--out", str(tmp_path / "page"), db=tmp_path / "none.db")
+    done = command.catalog("report", "--out", tmp_path / "page", db=tmp_path / "none.db")
     assert (done.returncode, "there is no catalog" in done.stderr) == (1, True)
     assert list(tmp_path.iterdir()) == []
 

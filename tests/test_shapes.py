@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 from collections import Counter
 from itertools import combinations
 from pathlib import Path
 
+import command
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -331,15 +330,10 @@ def test_a_file_that_comes_along_is_ours_to_mend(specs: Path) -> None:
 # The command line
 
 
-def catalog(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "catalog", "shapes", *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-
-
 def test_the_command_lists_sets_and_shapes() -> None:
-    sets = json.loads(catalog("--format", "json").stdout)
+    sets = json.loads(command.catalog("shapes", "--format", "json").stdout)
     assert [row["name"] for row in sets] == ["smoke", "full", "nightly"]
-    rows = json.loads(catalog("smoke", "--format", "json").stdout)
+    rows = json.loads(command.catalog("shapes", "smoke", "--format", "json").stdout)
     assert len(rows) == sets[0]["shapes"]
     by_name = {shape.name: shape.problem for shape in load_shapes("smoke").shapes}
     for row in rows:
@@ -351,7 +345,7 @@ def test_the_command_lists_sets_and_shapes() -> None:
 
 
 def test_the_command_prints_chosen_columns_of_a_file(tmp_path: Path) -> None:
-    done = catalog(written(tmp_path, FIELDS), "--columns", "name,lse,dropout", "--format", "csv")
+    done = command.catalog("shapes", written(tmp_path, FIELDS), "--columns", "name,lse,dropout", "--format", "csv")
     assert done.stdout.splitlines() == ["name,lse,dropout", "small/b1-h8-s8-d64-fp16,False,0.0"]
 
 
@@ -365,7 +359,7 @@ def test_the_command_prints_chosen_columns_of_a_file(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_usage_is_one_message_and_exit_code_2(words: list[str], told: str) -> None:
-    done = catalog(*words)
+    done = command.catalog("shapes", *words)
     assert done.returncode == 2
     assert told in done.stderr
     assert "Traceback" not in done.stderr

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import command
 import pytest
 from tiny_project import ARCH, Project, make_kernel, make_project
 
@@ -53,10 +54,12 @@ def forbid(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Project, "target", replace(project.target, toolchain=toolchain, emit=lambda *_: toolchain("")))
 
 
-def test_what_is_cached_runs_in_a_process_that_starts_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_cached_runs_in_a_process_that_starts_none(
+    host_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CATALOG_CACHE_DIR", str(tmp_path / "cache"))  # where only this row's own library is
     settings.cache_clear()
-    catalog = Catalog(tmp_path / "catalog.db")
+    catalog = Catalog(shutil.copy(host_file, tmp_path / "catalog.db"))
     plan = catalog.select(PROBLEM)
     catalog.close()
     shutil.copy(catalog.path, tmp_path / "new.db")
@@ -77,8 +80,10 @@ def test_what_is_cached_runs_in_a_process_that_starts_none(tmp_path: Path, monke
     assert Catalog(tmp_path / "new.db").kernels("built") == list(plan.kernels)
 
 
-def test_selection_takes_the_best_of_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    catalog = Catalog(tmp_path / "catalog.db")
+def test_selection_takes_the_best_of_what_there_is(
+    host_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalog = Catalog(shutil.copy(host_file, tmp_path / "catalog.db"))
     best, *others = (candidate.kernel for candidate in catalog.candidates(PROBLEM, limit=4))
     monkeypatch.setenv("CATALOG_CACHE_DIR", str(tmp_path / "cache"))
     settings.cache_clear()
@@ -96,18 +101,12 @@ def test_selection_takes_the_best_of_what_there_is(tmp_path: Path, monkeypatch: 
     assert [candidate.kernel for candidate in candidates] == [others[1]]
 
 
-def test_the_command_line_says_what_is_missing_and_how_to_build_it(tmp_path: Path) -> None:
-    kernel = Catalog(tmp_path / "catalog.db").select(PROBLEM).kernels[0]
-    environment = {"CATALOG_COMPILE": "false", "CATALOG_CACHE_DIR": str(tmp_path / "cache")}
+def test_the_command_line_says_what_is_missing_and_how_to_build_it(host_file: Path, tmp_path: Path) -> None:
+    kernel = Catalog(shutil.copy(host_file, tmp_path / "catalog.db")).select(PROBLEM).kernels[0]
+    environment = {"CATALOG_COMPILE": "false", "CATALOG_CACHE_DIR": tmp_path / "cache"}
     problem = ["--batch", "1", "--nhead-q", "2", "--seqlen-q", "33", "--hdim-q", "32", "--dtype", "fp32"]
-    for command in (["build", f"id = '{kernel.id}'"], ["run", *problem]):
-        done = subprocess.run(
-            [sys.executable, "-m", "catalog", "--db", str(tmp_path / "catalog.db"), *command],
-            env=os.environ | environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+    for words in (["build", f"id = '{kernel.id}'"], ["run", *problem]):
+        done = command.catalog(*words, db=tmp_path / "catalog.db", **environment)
         assert done.returncode == 1
         assert f"catalog build \"id='{kernel.id}'\"" in done.stdout + done.stderr
         assert "Traceback" not in done.stderr

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 
+import command
 import numpy as np
 import pytest
 
@@ -30,8 +32,8 @@ PADDED = Problem(op="splitkv", batch=2, nhead_q=2, seqlen_q=1, seqlen_k=90, hdim
 
 
 @pytest.fixture(scope="module")
-def catalog(tmp_path_factory):
-    return Catalog(tmp_path_factory.mktemp("tracing") / "catalog.db")
+def catalog(host_file, tmp_path_factory):
+    return Catalog(shutil.copy(host_file, tmp_path_factory.mktemp("tracing") / "catalog.db"))
 
 
 @pytest.fixture
@@ -41,12 +43,6 @@ def file(tmp_path):
 
 def lines(file):
     return [json.loads(line) for line in file.read_text().splitlines()]
-
-
-def command(*words, db=None, **variables):
-    program = [sys.executable, "-m", "catalog", *(("--db", str(db)) if db else ()), *map(str, words)]
-    environment = {**os.environ, **{name: str(value) for name, value in variables.items()}}
-    return subprocess.run(program, capture_output=True, text=True, check=False, timeout=120, env=environment)
 
 
 def test_runs_launches_and_what_is_enqueued_are_recorded(catalog, file):
@@ -161,7 +157,7 @@ def test_the_settings_start_a_trace_and_end_it(catalog, file, tmp_path, monkeypa
 
 def test_a_setting_that_cannot_be_followed_is_told():
     run = ["run", "--batch", 1, "--nhead-q", 2, "--seqlen-q", 33, "--hdim-q", 32, "--dtype", "fp32"]
-    done = command(*run, CATALOG_TRACE="/none/calls.jsonl")
+    done = command.catalog(*run, CATALOG_TRACE="/none/calls.jsonl")
     assert done.returncode == 2
     assert done.stderr == "Error: /none/calls.jsonl: no trace can be written there: No such file or directory\n"
 
@@ -257,7 +253,7 @@ def test_bad_files_get_one_message_that_names_the_line(traced, change, told):
     ("name", "told"), [("none", "cannot be read: No such file"), (".", "cannot be read: Is a dir")]
 )
 def test_files_that_cannot_be_read_get_one_message(tmp_path, words, name, told):
-    done = command(*words, tmp_path / name)
+    done = command.catalog(*words, tmp_path / name)
     assert (done.returncode, done.stdout) == (2, "")
     assert told in done.stderr
     assert "Traceback" not in done.stderr
@@ -284,7 +280,7 @@ def test_damaged_inputs_get_one_message(catalog, traced, damage, told):
 def test_replay_runs_each_problem_once_most_time_first(catalog, traced):
     with traced.open("ab") as file:
         file.write(traced.read_bytes())
-    done = command("replay", traced, "--verify", "--format", "json", db=catalog.path)
+    done = command.catalog("replay", traced, "--verify", "--format", "json", db=catalog.path)
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)
     assert [row["problem"] for row in rows] == ["b1-h2-s17-d32-bf16-causal", "b1-h2-s33-d32-fp32"]
@@ -298,7 +294,7 @@ def test_replay_runs_each_problem_once_most_time_first(catalog, traced):
         assert row["same_kernels"] is True
         assert row["speedup"] == pytest.approx(1 / row["median_ms"], rel=0.01, abs=0.002)
     assert "4 calls of 2 problems" in done.stderr
-    table = command("replay", traced, "--bench", "--limit", 1, db=catalog.path)
+    table = command.catalog("replay", traced, "--bench", "--limit", 1, db=catalog.path)
     assert table.stdout.splitlines()[0].split()[:3] == ["problem", "arch", "calls"]
     assert len(table.stdout.splitlines()) == 3
 
@@ -317,7 +313,7 @@ def test_replay_tells_what_is_wrong_and_what_does_not_run(catalog, traced, monke
     (wrong,) = replay(catalog, [right.used], ReplayOptions(verify=True))
     assert wrong.verified is False
     assert wrong.about.startswith("WRONG: o is off by ")
-    done = command("replay", traced, db=catalog.path)
+    done = command.catalog("replay", traced, db=catalog.path)
     assert done.returncode == 1
     assert "gfx942 kernels cannot run" in done.stderr
 
@@ -332,9 +328,9 @@ def test_replay_takes_the_seed_of_runs_without_inputs(catalog, file):
 
 def test_tuning_a_trace_takes_what_was_used_most_time_first(traced, tmp_path):
     db = tmp_path / "catalog.db"
-    done = command("tune", "--trace", traced, "--candidates", 1, "--format", "json", db=db)
+    done = command.catalog("tune", "--trace", traced, "--candidates", 1, "--format", "json", db=db)
     assert done.returncode == 0, done.stderr
     assert [row["problem"] for row in json.loads(done.stdout)] == ["b1-h2-s17-d32-bf16-causal", "b1-h2-s33-d32-fp32"]
-    both = command("tune", "--trace", traced, "--misses", db=db)
+    both = command.catalog("tune", "--trace", traced, "--misses", db=db)
     assert both.returncode == 2
     assert "--trace FILE" in both.stderr

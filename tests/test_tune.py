@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import command
 import pytest
 
 from catalog.backends import HOST
@@ -28,8 +28,8 @@ def small(**fields: Any) -> Problem:
 
 
 @pytest.fixture(scope="module")
-def catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Catalog]:
-    catalog = Catalog(tmp_path_factory.mktemp("tune") / "catalog.db")
+def catalog(host_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Catalog]:
+    catalog = Catalog(shutil.copy(host_file, tmp_path_factory.mktemp("tune") / "catalog.db"))
     yield catalog
     catalog.close()
 
@@ -160,13 +160,13 @@ def test_the_command_tunes_a_problem_and_a_file_of_them(catalog: Catalog, tmp_pa
         "about: two small ones\ngrids:\n  - name: mine\n    about: small\n    category: prefill\n"
         "    fixed: {batch: 1, nhead_q: 2, hdim_q: 32, dtype: fp32}\n    vary: {seqlen_q: [70, 64]}\n"
     )
-    command = [sys.executable, "-m", "catalog", "--db", str(catalog.path), "tune", "--candidates", "2"]
     for budget, tuned, told in ((["--budget", "0"], 0, "2 left"), ([], 2, "2 problems tuned")):
         options = ["--shapes", str(shapes), "--format", "json", *budget]
-        done = subprocess.run([*command, *options], capture_output=True, text=True, check=True)
+        done = command.catalog("tune", "--candidates", "2", *options, db=catalog.path)
+        assert done.returncode == 0, done.stderr
         rows = json.loads(done.stdout)
         assert [row["kernels"] for row in rows] == [2] * tuned
         assert told in done.stderr
-    wrong = subprocess.run([*command, "--misses", "--shapes", "smoke"], capture_output=True, text=True, check=False)
+    wrong = command.catalog("tune", "--candidates", "2", "--misses", "--shapes", "smoke", db=catalog.path)
     assert wrong.returncode == 2
     assert "what to tune is one of" in wrong.stderr

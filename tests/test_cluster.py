@@ -12,11 +12,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from build_command import WHERE, build_command
 from cluster_processes import Processes, wait_until
+from conftest import missing
 
 from catalog.build.builder import Artifact, BuildFailure
 from catalog.build.cache import Cache
@@ -26,6 +28,9 @@ from catalog.errors import ClusterError
 from catalog.runtime.catalog import Catalog
 from catalog.schema.kernel import Kernel
 from catalog.settings import settings
+
+if find_spec("distributed") is None:
+    missing("distributed")
 
 ROOT = Path(__file__).parent.parent
 
@@ -106,6 +111,7 @@ def check(artifact: Artifact, kernel: Kernel) -> None:
     assert json.loads(library.catalog_describe())["id"] == kernel.id
 
 
+@pytest.mark.slow
 def test_no_kernel_is_lost_with_a_worker(cluster: Processes, catalog: Catalog, launcher: Path, tmp_path: Path) -> None:
     (tmp_path / "wait").touch()
     workers = [cluster.worker(CATALOG_COMPILER_LAUNCHER=str(launcher)) for _ in range(3)]
@@ -133,6 +139,7 @@ def test_no_kernel_is_lost_with_a_worker(cluster: Processes, catalog: Catalog, l
     assert catalog.built(kernels) == 6
 
 
+@pytest.mark.slow
 def test_a_worker_with_another_compiler_is_passed_over(
     cluster: Processes, catalog: Catalog, launcher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,6 +173,7 @@ def test_a_worker_with_another_compiler_is_passed_over(
         check(artifact, three)
 
 
+@pytest.mark.slow
 def test_workers_of_another_release_are_named(cluster: Processes, tmp_path: Path) -> None:
     package = tmp_path / "older" / "catalog"
     shutil.copytree(ROOT / "catalog", package)
@@ -184,6 +192,7 @@ def test_a_scheduler_needs_no_package_of_ours() -> None:
     subprocess.run([sys.executable, "-c", code], input=dumps(_task()), check=True)
 
 
+@pytest.mark.slow
 def test_a_cluster_that_vanishes_is_an_error(
     cluster: Processes, catalog: Catalog, launcher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -221,6 +230,7 @@ def test_a_cluster_that_vanishes_is_an_error(
 THREE = ("--limit", "3")
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_compilers_of_the_workers(cluster: Processes, launcher: Path, tmp_path: Path) -> None:
     (tmp_path / "wait").touch()
     for _ in range(2):
@@ -243,6 +253,7 @@ def test_ctrl_c_ends_the_compilers_of_the_workers(cluster: Processes, launcher: 
     assert done.stderr.count("compiled ") == 3
 
 
+@pytest.mark.slow
 def test_nobody_at_the_address_is_told_within_seconds() -> None:
     started = time.monotonic()
     done = subprocess.run(

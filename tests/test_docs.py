@@ -168,6 +168,7 @@ def test_what_this_machine_cannot_run_would_be_understood(block: Block) -> None:
                     assert set(words) <= TARGETS
 
 
+@pytest.mark.slow
 def test_the_site_is_built_of_every_page_without_a_dead_link(tmp_path: Path) -> None:
     if find_spec("mkdocs") is None:
         missing("mkdocs")

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch_attention
-from conftest import missing
+from conftest import missing, slow_but
 from host_problems import OPS, SEED, Signature, draw_inputs, problem_fields, problems, signatures
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -33,11 +33,10 @@ from catalog.schema.problem import Problem
 from catalog.schema.problem_fields import Op
 
 ARCHES = tuple(arch for arch in host_archs() if why_unavailable(arch) is None)
-PROBLEMS_PER_OP = 340
-"""2,040 in all."""
+FEW, ALL = (2, 30), (None, 340)
+"""How many signatures of an op are compiled, and how many problems are drawn of them: 180, and 2,040 in all."""
 
 drawn = settings(
-    max_examples=PROBLEMS_PER_OP,
     deadline=None,
     derandomize=True,
     suppress_health_check=list(HealthCheck),
@@ -62,9 +61,9 @@ def build(catalog: Catalog, kernels: list[Kernel]) -> tuple[Artifact, ...]:
     return tuple(libraries[kernel.id] for kernel in kernels)
 
 
-def built_signatures(catalog: Catalog, op: Op) -> tuple[Signature, ...]:
-    """The op's signatures, their kernels compiled."""
-    found = signatures(catalog, op)
+def built_signatures(catalog: Catalog, op: Op, count: int | None) -> tuple[Signature, ...]:
+    """The op's first signatures, their kernels compiled."""
+    found = signatures(catalog, op)[:count]
     simplest = [Problem(**problem_fields(signature, lambda *values: values[0])) for signature in found]
     build(catalog, [kernel for problem in simplest for kernel in catalog.select(problem).kernels])
     return found
@@ -103,11 +102,14 @@ def run(plan: Plan, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
     return plan.run({**inputs, **updated}).outputs
 
 
+@pytest.mark.parametrize(("count", "examples"), slow_but([FEW], [FEW, ALL]), ids=["few", "all"])
 @pytest.mark.parametrize("op", OPS)
-def test_random_problems(catalog: Catalog, op: Op, record_property: Callable[[str, object], None]) -> None:
-    errors, drawn_signatures = Errors(), built_signatures(catalog, op)
+def test_random_problems(
+    catalog: Catalog, op: Op, count: int | None, examples: int, record_property: Callable[[str, object], None]
+) -> None:
+    errors, drawn_signatures = Errors(), built_signatures(catalog, op, count)
 
-    @drawn
+    @settings(drawn, max_examples=examples)
     @given(problems(drawn_signatures), st.integers(0, 99))
     def check(problem: Problem, seed: int) -> None:
         inputs, plan = draw_inputs(problem, seed), catalog.select(problem)
@@ -117,6 +119,7 @@ def test_random_problems(catalog: Catalog, op: Op, record_property: Callable[[st
     errors.report(op, record_property)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", [op for op in OPS if op != "appendkv"])
 def test_random_problems_against_pytorch(
     catalog: Catalog, op: Op, record_property: Callable[[str, object], None]
@@ -125,7 +128,7 @@ def test_random_problems_against_pytorch(
         import torch
     except ImportError:
         missing("PyTorch")
-    errors, drawn_signatures = Errors(), built_signatures(catalog, op)
+    errors, drawn_signatures = Errors(), built_signatures(catalog, op, None)
 
     @settings(drawn, max_examples=120)
     @given(problems(drawn_signatures), st.integers(0, 99))
@@ -154,6 +157,7 @@ TILED: dict[str, tuple[dict[str, Any], ...]] = {
 TILED_HEAD_DIMS = ((32, 32), (64, 64), (96, 96), (128, 128), (192, 128), (256, 256))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", ARCHES)
 @pytest.mark.parametrize("op", TILED)
 def test_every_tile(catalog: Catalog, op: Op, arch: str, record_property: Callable[[str, object], None]) -> None:
@@ -192,7 +196,7 @@ NO_KEY = {
 }
 
 
-@pytest.mark.parametrize("fields", NO_KEY.values(), ids=NO_KEY)
+@pytest.mark.parametrize("fields", slow_but([NO_KEY["no keys"]], NO_KEY.values()), ids=NO_KEY)
 def test_a_query_without_a_key_gives_exactly_zero(catalog: Catalog, fields: dict[str, Any]) -> None:
     problem = Problem(batch=2, nhead_q=4, nhead_k=2, hdim_q=64, dtype="fp16", lse=True, **fields)
     inputs = make_inputs(problem, SEED)
@@ -204,7 +208,7 @@ def test_a_query_without_a_key_gives_exactly_zero(catalog: Catalog, fields: dict
     assert np.isfinite(lse[~blind]).all()
 
 
-@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp8", "bf8"])
+@pytest.mark.parametrize("dtype", slow_but(["fp16"], ["fp16", "bf16", "fp8", "bf8"]))
 def test_every_number_is_read_and_rounded_exactly(catalog: Catalog, dtype: str) -> None:
     """Zero queries make O the mean of two keys' values, exact in float32: what is left is rounding to nearest even."""
     problem = Problem(batch=1, nhead_q=1024, seqlen_q=5, seqlen_k=2, hdim_q=64, dtype=dtype)
@@ -255,20 +259,19 @@ def bits(library: Artifact, problem: Problem, num_threads: int) -> list[bytes]:
 
 
 FOUR_HEADS = {"batch": 1, "nhead_q": 4, "hdim_q": 64, "dtype": "fp32", "lse": True}
+HIDDEN = {"causal": {"mask": "causal"}, "window": {"mask": "window", "window": (100, 0)}}
 
 
-@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize("num_threads", slow_but([2], [1, 2]))
 def test_results_are_the_same_in_every_run(catalog: Catalog, num_threads: int) -> None:
-    for fields in ({"mask": "causal"}, {"mask": "window", "window": (100, 0)}):
+    for fields in HIDDEN.values():
         problem = Problem(**FOUR_HEADS, seqlen_q=600, **fields)
         [library] = build(catalog, list(catalog.select(problem).kernels))
         first = bits(library, problem, num_threads)
         assert all(bits(library, problem, num_threads) == first for _ in range(5))
 
 
-@pytest.mark.parametrize(
-    "fields", [{"mask": "causal"}, {"mask": "window", "window": (100, 0)}], ids=["causal", "window"]
-)
+@pytest.mark.parametrize("fields", slow_but([HIDDEN["causal"]], HIDDEN.values()), ids=HIDDEN)
 def test_results_do_not_depend_on_the_number_of_threads(catalog: Catalog, fields: dict[str, Any]) -> None:
     [kernel] = catalog.select(Problem(**FOUR_HEADS, seqlen_q=1, **fields)).kernels
     [library] = build(catalog, [kernel])

@@ -30,6 +30,8 @@ PROBLEMS = {
     "bias, window": SIZES
     | {"dtype": "fp32", "mask": "window", "window": (70, 0), "bias": "bias", "dbias": True, "deterministic": True},
 }
+pytestmark = pytest.mark.slow
+
 MACHINE = ("-march=x86-64",) if platform.machine() == "x86_64" else ()
 """Vectors of 16 bytes: the sanitizer does not watch accesses to wider ones."""
 

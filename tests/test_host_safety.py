@@ -143,6 +143,7 @@ def sanitizer(tmp_path_factory: pytest.TempPathFactory) -> Sanitizer:
 PROBLEMS_OF_A_SIGNATURE = 9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", OPS)
 def test_sanitizers_find_nothing(catalog: Catalog, sanitizer: Sanitizer, op: Op) -> None:
     """Every tenth signature of the op, over shapes that are drawn, on each of this machine's archs in turn."""
@@ -169,6 +170,7 @@ FINDINGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flaw", FINDINGS)
 def test_sanitizers_would_find(catalog: Catalog, sanitizer: Sanitizer, flaw: str) -> None:
     problem = Problem(batch=1, nhead_q=1, seqlen_q=33, hdim_q=64, dtype="fp32", lse=True, bias="bias", bias_dims="11")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sqlite3
 import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 
+import command
 import pytest
 
 from catalog.errors import GeneratorError, UsageError
@@ -88,8 +88,7 @@ def reference(
 
 
 def parity(db: Path, root: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "catalog", "--db", str(db), "parity", "--ck-root", str(root), *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return command.catalog("parity", "--ck-root", root, *words, db=db)
 
 
 def snapshot(root: Path) -> dict[str, int]:

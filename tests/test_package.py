@@ -120,6 +120,7 @@ def assert_does_the_demos_job(program, folder):
     assert told.splitlines()[-1].startswith("All good")
 
 
+@pytest.mark.slow
 def test_the_installed_package_does_the_demos_job_from_any_folder(installed, tmp_path):
     where = run(installed, "-c", "import catalog; print(catalog.__file__)", cwd=tmp_path)
     assert Path(where.strip()).is_relative_to(installed.parent.parent)
@@ -130,6 +131,7 @@ def test_the_installed_package_does_the_demos_job_from_any_folder(installed, tmp
     assert files_below(tmp_path) == {"job.py"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("python", other_pythons(), ids=lambda path: path.name)
 def test_the_wheel_and_what_it_depends_on_work_with_every_python_here(python, wheel, tmp_path):
     """Unlike above, an installer chooses the dependencies, for that Python."""
@@ -147,6 +149,7 @@ def test_the_wheel_and_what_it_depends_on_work_with_every_python_here(python, wh
     assert files_below(folder) == {"job.py"}
 
 
+@pytest.mark.slow
 def test_type_checkers_see_the_types(installed, tmp_path):
     spec = run(installed, "-c", "import importlib.resources as r; print(r.files('catalog') / 'py.typed')", cwd=tmp_path)
     assert Path(spec.strip()).is_file()

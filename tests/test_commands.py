@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from catalog.cli import app
 from catalog.errors import UsageError
 from catalog.runtime.catalog import Catalog
+from catalog.runtime.exchange import export_bundle
 from catalog.settings import settings
 
 ROOT = Path(__file__).parent.parent
@@ -92,9 +93,12 @@ def test_exceptions_are_commands():
     assert set(COMMANDS) >= NO_ROWS
 
 
+BUILT = "family='bwd_convert_dq' AND dtype='fp32'"
+
+
 @pytest.fixture(scope="module")
 def workplace(host_file, tmp_path_factory):
-    """A catalog and a cache of its own, with a library and a time in them."""
+    """A catalog, a cache with a library, and a bundle of it."""
     folder = tmp_path_factory.mktemp("commands")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CATALOG_DB", str(folder / "catalog.db"))
@@ -102,6 +106,9 @@ def workplace(host_file, tmp_path_factory):
         settings.cache_clear()
         catalog = Catalog(shutil.copy(host_file, folder / "catalog.db"))
         catalog.populate("sm_90")
+        [kernel] = catalog.kernels(BUILT, arch="host", limit=1)
+        catalog.build(kernel)
+        export_bundle(catalog, "built", folder / "kernels.bundle")
         catalog.close()
         yield folder
     settings.cache_clear()
@@ -117,7 +124,7 @@ def invoke(workplace, monkeypatch):
 
 
 PROBLEM = "--batch 1 --nhead-q 2 --seqlen-q 64 --hdim-q 64"
-SHOWN = [  # in an order in which each has something to show
+SHOWN = [  # what clears comes last
     "populate --arch sm_90",
     "query 'hdim_q = 64' --arch sm_90 --limit 2",
     "columns",
@@ -127,7 +134,7 @@ SHOWN = [  # in an order in which each has something to show
     f"explain {PROBLEM} --arch sm_90",
     "explain family=fwd dtype=fp32 --arch sm_90",
     "conformance --arch sm_90 --no-build",
-    "build \"family='bwd_convert_dq' AND dtype='fp32'\" --limit 1",
+    f'build "{BUILT}" --limit 1',
     "cache path",
     "cache ls",
     "cache verify",

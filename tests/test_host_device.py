@@ -9,7 +9,7 @@ from pathlib import Path
 
 import archspec.cpu
 import pytest
-from conftest import load
+from conftest import load, missing
 from tiny_project import make_kernel
 
 import catalog
@@ -45,11 +45,7 @@ int32_t catalog_launch(const catalog_args* args, void* stream) {
 
 @pytest.fixture(scope="module")
 def compiler():
-    found = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    if found is None and os.environ.get("CI") != "true":
-        pytest.skip("no C compiler")
-    assert found
-    return found
+    return shutil.which("cc") or shutil.which("gcc") or shutil.which("clang") or missing("a C compiler")
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sqlite3
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
@@ -22,6 +23,10 @@ from catalog.runtime.devices.gpu import GpuDevice
 from catalog.runtime.devices.host import HostDevice
 from catalog.runtime.devices.loading import LoadedKernel
 from catalog.settings import settings
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # As of a shell's background jobs; what tests start and interrupt would inherit it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Workers share the cores: threads of kernels that spin while they wait would take them from each other.

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from conftest import has_nvcc, missing
+from conftest import has_nvcc, missing, slow_but
 from pages import PAGES, ROOT, Block, Command, blocks_of, commands_of, printed_by
 from test_commands import parsed
 
@@ -34,6 +34,11 @@ MADE = {
     "python": "scaled_dot_product_attention",
 }
 """Pages of the site that are made of the program, and something that each says."""
+QUICK = [
+    ROOT / "docs" / page
+    for page in ("index.md", "how-to/exporting.md", "how-to/reports.md", "how-to/tracing.md", "reference/shapes.md")
+]
+"""Pages that take few seconds."""
 EMPTIES_THE_CACHE = re.compile(r"catalog cache (clear|gc)")
 
 
@@ -47,6 +52,10 @@ def can_run(block: Block) -> bool:
 
 def blocks_that(page: Path, run: bool) -> list[Block]:
     return [block for block in blocks_of(page) if (block.language in RUN or block.title) and can_run(block) == run]
+
+
+def has_something_to_run(page: Path) -> bool:
+    return bool(blocks_that(page, True))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -118,7 +127,7 @@ def pattern_of(line: str) -> str:
     )
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks_that(page, True)], ids=name_of)
+@pytest.mark.parametrize("page", slow_but(QUICK, filter(has_something_to_run, PAGES)), ids=name_of)
 def test_page_runs(page: Path, tmp_path: Path) -> None:
     script = Script(tmp_path)
     for block in blocks_that(page, True):

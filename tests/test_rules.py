@@ -129,6 +129,7 @@ def test_populating_again_changes_nothing_and_says_so(copied: Catalog) -> None:
     assert not copied.populate("gfx950", force=True).unchanged
 
 
+@pytest.mark.slow
 def test_a_population_restricted_to_a_receipt_has_its_kernels_only(tmp_path: Path) -> None:
     catalog = Catalog(tmp_path / "catalog.db")
     assert catalog.populate("gfx950", receipts=(4,)).kernels == 10_584
@@ -247,6 +248,7 @@ def test_a_catalog_of_a_newer_program_is_refused(copied: Catalog) -> None:
         copied.populate("gfx950")
 
 
+@pytest.mark.slow
 def test_a_catalog_of_an_older_program_keeps_its_builds(tmp_path: Path) -> None:
     path = tmp_path / "catalog.db"
     now = Catalog(tmp_path / "now.db")

@@ -27,6 +27,7 @@ def sweep(catalog: Catalog, arch: str, config: Path, *, space: str = "rules", wh
     return catalog.populate(arch, space=space, restriction=restricted).kernels
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arch", "config"),
     [(arch, config) for arch in ("gfx942", "gfx950") for config in ("appendkv", "bwd", "fwd_ci", "pagedkv")]

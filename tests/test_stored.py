@@ -80,6 +80,7 @@ def test_what_is_cached_runs_in_a_process_that_starts_none(
     assert Catalog(tmp_path / "new.db").kernels("built") == list(plan.kernels)
 
 
+@pytest.mark.slow
 def test_selection_takes_the_best_of_what_there_is(
     host_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

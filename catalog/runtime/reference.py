@@ -54,8 +54,8 @@ def _backward(problem: Problem, inputs: Mapping[str, Array]) -> dict[str, Array]
 
     With P = softmax(S), S = scale Q K^T + bias and Z the dropout's factors, O = (Z * P) V. So dV = (Z * P)^T dO, and
     dP = Z * (dO V^T). The softmax's derivative is dS = P * (dP - delta), delta = sum over keys of dP * P, which is the
-    sum over the head dim of dO * O; that of LSE by S is P, so that dLSE is taken from delta. Then dQ = scale dS K, dK = scale dS^T Q, dbias = dS. Keys and values gather from
-    all query heads that read them.
+    sum over the head dim of dO * O; that of LSE is P, so dLSE is subtracted from delta. Then dQ = scale dS K,
+    dK = scale dS^T Q, dbias = dS. Keys and values gather from all query heads that read them.
     """
     results = _zeros(problem, "dq", "dk", "dv", "dbias", "randval")
     for sequence in sequences(problem, inputs):

@@ -149,7 +149,7 @@ TILED: dict[str, tuple[dict[str, Any], ...]] = {
     ),
     "bwd": ({"mask": "causal"}, {"bias": "bias", "dbias": True, "dropout": 0.3}),
 }
-TILED_HEAD_DIMS = ((32, 32), (64, 64), (96, 96), (128, 128), (192, 128), (256, 256))
+TILED_HEAD_DIMS = ((32, 32), (64, 64), (96, 96), (128, 128), (192, 128), (256, 256), (512, 512))
 
 
 @pytest.mark.parametrize("arch", ARCHES)

@@ -220,7 +220,7 @@ def test_backward_of_a_window_without_keys_is_zero(catalog: Catalog) -> None:
     ("fields", "rule"),
     [
         ({"logits_soft_cap": 5.0, "bias": "bias"}, "soft_cap_excludes_bias forbids bias=bias, logits=1"),
-        ({"hdim_q": 257}, "hdim_q_fits rejects"),
+        ({"hdim_q": 513}, "hdim_q_fits rejects"),
         ({"dtype": "fp8", "dropout": 0.1}, "needs dropout=1"),
     ],
 )

@@ -40,8 +40,13 @@ def attention(torch: Any, problem: Problem, inputs: Mapping[str, Array]) -> dict
         if problem.op != "bwd":
             sequence.tokens(results["o"], "q")[...] = o.detach().numpy()
             continue
-        do = torch.from_numpy(np.ascontiguousarray(sequence.tokens(inputs["do"], "q").astype(np.float64)))
-        for name, gradient in zip(names, torch.autograd.grad(o, tensors, do), strict=True):
+        outputs, grads = [o], [sequence.tokens(inputs["do"], "q")]
+        if problem.dlse:
+            keys = k.repeat_interleave(problem.ratio, 0)
+            outputs.append(torch.logsumexp(problem.softmax_scale * (q @ keys.mT) + mask, -1))
+            grads.append(sequence.rows(inputs["dlse"]))
+        doubles = [torch.from_numpy(np.ascontiguousarray(grad.astype(np.float64))) for grad in grads]
+        for name, gradient in zip(names, torch.autograd.grad(outputs, tensors, doubles), strict=True):
             sequence.tokens(results[name], "q" if name == "dq" else "k")[...] = gradient.numpy()
     return results
 

@@ -123,13 +123,13 @@ def test_random_problems_against_pytorch(
         import torch
     except ImportError:
         missing("PyTorch")
-    errors, drawn_signatures = Errors(), built_signatures(catalog, op)
+    errors, drawn_signatures = Errors(), tuple(filter(torch_attention.expresses, built_signatures(catalog, op)))
 
     @settings(drawn, max_examples=120)
     @given(problems(drawn_signatures), st.integers(0, 99))
     def check(problem: Problem, seed: int) -> None:
         inputs = draw_inputs(problem, seed)
-        if not torch_attention.expresses(problem, inputs):
+        if "sink" in inputs:  # PyTorch has none
             return
         plan = catalog.select(problem)
         outputs, expected = dict(run(plan, inputs)), torch_attention.attention(torch, problem, inputs)

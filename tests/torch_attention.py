@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from host_problems import Signature
 
 from catalog.runtime.reference_sequences import Sequence, sequences
 from catalog.runtime.tensors import Array
@@ -13,15 +14,15 @@ from catalog.schema.fields import Bias, Dtype
 from catalog.schema.problem import Problem
 
 
-def expresses(problem: Problem, inputs: Mapping[str, Array]) -> bool:
+def expresses(signature: Signature) -> bool:
     """Whether PyTorch has the features: no soft cap, dropout, sinks or skipped sequences.
 
     Of gradients fp32 ones only: PyTorch takes the O that it has computed, a kernel the O that it is given, rounded.
     """
-    if problem.op == "appendkv" or (problem.op == "bwd" and problem.dtype is not Dtype.FP32):
+    traits = signature.traits
+    if signature.op == "appendkv" or (signature.op == "bwd" and traits["dtype"] != Dtype.FP32.value):
         return False
-    lacking = problem.logits_soft_cap or problem.dropout or problem.sink_size or problem.min_seqlen_q
-    return not lacking and "sink" not in inputs
+    return not any(traits[name] for name in ("logits", "dropout", "sink", "skip_min_seqlen_q"))
 
 
 def attention(torch: Any, problem: Problem, inputs: Mapping[str, Array]) -> dict[str, Array]:

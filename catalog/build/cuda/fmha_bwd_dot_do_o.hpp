@@ -5,7 +5,6 @@
 
 #include "bwd_rows.hpp"
 #include "launch.hpp"
-#include "scores.hpp"
 
 namespace catalog::cuda {
 
@@ -32,7 +31,7 @@ __global__ void __launch_bounds__(row_threads) dot_do_o(const __grid_constant__ 
             sum += __shfl_xor_sync(~0u, sum, distance);
         if (rows.lane != 0 || !rows.has(i)) continue;
         // The LSE of a row that sees no key is constant: what its gradient says must not reach the keys.
-        if (args.dlse.data && *rows.template of<const float>(args.lse, i) != minus_infinity())
+        if (args.dlse.data && *rows.template of<const float>(args.lse, i) != -infinity())
             sum -= *rows.template of<const float>(args.dlse, i);
         *rows.template of<float>(args.delta, i) = sum;
     }

@@ -39,8 +39,8 @@ $(VENV)/.python:
 $(VENV)/.installed: $(VENV)/.python pyproject.toml
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable . && touch $@
 
-$(VENV)/.installed-%: $(VENV)/.python pyproject.toml
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]' && touch $@
+$(VENV)/.installed-%: $(VENV)/.python pyproject.toml tests/constraints.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint tests/constraints.txt --editable '.[$*]' && touch $@
 
 clean:
 	rm -rf $(VENV) site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,7 +1,8 @@
 """How far from the float64 reference a correct kernel may be: a rounding error analysis of every operation.
 
-A kernel takes its inputs exactly, multiplies and adds in float32, and rounds each result once. With u = 2^-24, the unit
-roundoff of float32, the analysis is to first order in u and knows three kinds of error:
+A kernel takes its inputs exactly, multiplies and adds in float32, and rounds each result once; a GPU's also rounds the
+weights that it multiplies. Of a backward, O and LSE are inputs: what the forward has rounded of them is no error here.
+With u = 2^-24, the unit roundoff of float32, the analysis is to first order in u and knows three kinds of error:
 
 - A sum of n products is off by at most ``4 sqrt(n) u`` times the sum of their absolute values, in whatever order it is
   made: Higham and Mary, "A New Approach to Probabilistic Rounding Error Analysis" (2019), with lambda = 4. The worst

@@ -119,6 +119,13 @@ def test_bfloat16():
     agree([normal(2, 3, 20, 16, seed=seed) for seed in range(3)], {"is_causal": True}, torch.bfloat16)
 
 
+@pytest.mark.slow  # two kernels of its own to compile
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_head_dims_up_to_512(dtype):
+    shapes = ((1, 4, 40, 264), (1, 2, 50, 264), (1, 2, 50, 511))
+    agree([normal(*shape, seed=seed) for seed, shape in enumerate(shapes)], {"enable_gqa": True}, dtype)
+
+
 @pytest.mark.parametrize("shape", [(4, 7, 9), (2, 1, 1, 9), (7, 1)])
 def test_a_mask_learns(shape):
     tensors = [normal(2, 4, 7, 8), normal(2, 4, 9, 8, seed=1), normal(2, 4, 9, 8, seed=2), normal(*shape, seed=3)]

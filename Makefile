@@ -49,8 +49,8 @@ $(VENV)/.python:
 $(VENV)/.installed: $(VENV)/.python pyproject.toml
 	@$(PIP) . && touch $@
 
-$(VENV)/.installed-%: $(VENV)/.python pyproject.toml
-	@$(PIP) '.[$*]' && touch $@
+$(VENV)/.installed-%: $(VENV)/.python pyproject.toml tests/constraints.txt
+	@$(PIP) '.[$*]' --constraint tests/constraints.txt && touch $@
 
 clean:
 	rm -rf $(VENV) site .pytest_cache .mypy_cache .ruff_cache .hypothesis

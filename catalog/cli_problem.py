@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 _LISTS = ("seqlens_q", "seqlens_k", "window")
-_FLAGS = ("lse", "randval", "dbias", "deterministic")
+_FLAGS = ("lse", "randval", "dbias", "dlse", "deterministic")
 _FLOATS = ("scale", "logits_soft_cap", "dropout")
 _WORDS = (
     *("op", "dtype", "mask", "layout", "bias", "bias_dims", "qscale", "rope"),
@@ -52,6 +52,7 @@ OPTIONS = {
     "rope": "Rotary embedding: no, inter, half.",
     "rotary_dim": "Leading elements of a head that are rotated. Default: all.",
     "dbias": "Compute the gradient of the bias.",
+    "dlse": "LSE has a gradient too, which is an input.",
     "deterministic": "dQ is the same in every run.",
     "layout": "Axis order of dense tensors: bhsd or bshd.",
 }

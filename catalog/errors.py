@@ -9,8 +9,11 @@ INTERRUPTED = 130
 """What a program that Ctrl-C ended exits with: 128 and the signal's number."""
 
 
-class CatalogError(Exception):
+class CatalogError(RuntimeError):
     """Base of every error that the catalog raises on purpose.
+
+    A RuntimeError, as what PyTorch raises: code that handles the errors of PyTorch's attention handles those of
+    :mod:`catalog.torch`.
 
     ``exit_code`` is what the command line exits with: 1 for a failed job, 2 for bad usage.
     """
@@ -69,6 +72,10 @@ class ProblemError(UsageError):
 
 class TensorError(UsageError):
     """A tensor is missing, superfluous, or of the wrong shape or dtype."""
+
+
+class ArgumentError(UsageError, ValueError):
+    """Two arguments contradict each other: where PyTorch raises a ValueError, and so one too."""
 
 
 class SelectionError(CatalogError):

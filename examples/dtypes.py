@@ -1,6 +1,6 @@
 """Element types: fp32, fp16 and bf16 tensors, and how far each is from float64 attention on the same tensors.
 
-NumPy has no bf16 of its own: ml_dtypes adds it. Kernels add in float32 and round each result once.
+NumPy has no bf16 of its own: ml_dtypes adds it. Kernels add in float32 and round O once.
 """
 
 import ml_dtypes

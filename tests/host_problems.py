@@ -38,6 +38,7 @@ HEAD_DIMS: Mapping[tuple[int, int], tuple[tuple[int, int], ...]] = {
     (128, 128): ((100, 128), (128, 97), (112, 100)),
     (192, 128): ((136, 104), (192, 1), (176, 128)),
     (256, 256): ((256, 129), (200, 200), (208, 256)),
+    (512, 512): ((257, 300), (512, 511), (320, 320), (400, 512)),
 }
 """The head dims of problems that padded kernels of each size answer, the next smaller ones do not."""
 
@@ -135,7 +136,7 @@ def problem_fields(signature: Signature, pick: Callable[..., Any]) -> dict[str, 
             "randval": bool(traits["store_randval"]) if op == "bwd" else pick(True, False),
         }
     if op == "bwd":
-        return fields | {name: bool(traits[name]) for name in ("dbias", "deterministic")}
+        return fields | {name: bool(traits[name]) for name in ("dbias", "deterministic")} | {"dlse": pick(False, True)}
     fields |= {"lse": bool(traits["lse"]) if op != "splitkv" else pick(True, False), "qscale": traits["qscale"]}
     if traits["logits"]:
         fields["logits_soft_cap"] = pick(0.5, 5.0, 30.0)
@@ -212,6 +213,8 @@ def draw_inputs(problem: Problem, seed: int) -> dict[str, Array]:
         _shorten(problem, inputs, rng)
     if problem.op == "bwd":
         inputs |= _forward(problem, inputs)
+    if "dlse" in inputs:  # what is constant has no gradient, whatever is said of it
+        inputs["dlse"][np.isneginf(inputs["lse"])] = np.nan
     return {name: _stored(name, problem, array, seed + index) for index, (name, array) in enumerate(inputs.items())}
 
 

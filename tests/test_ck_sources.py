@@ -295,7 +295,11 @@ def test_a_backward_starts_from_zeros_and_insists_on_room(rows: Catalog, tmp_pat
     args.dq_acc.data, args.dq_acc.stride_split = ctypes.addressof(dq_acc), 2
     assert library.catalog_launch(ctypes.byref(args), None) == OK
     assert list(dq_acc) == [1, 0, 0, 0, 3, 3]
-    args.num_splits = 1
+    args.dlse.data = args.dq_acc.data
+    assert library.catalog_launch(ctypes.byref(args), None) == BAD_ARGUMENT, "CK would leave it out"
+    args.dlse.data, args.p_drop = None, 1.0
+    assert library.catalog_launch(ctypes.byref(args), None) == BAD_ARGUMENT, "CK would multiply by infinity"
+    args.p_drop, args.num_splits = 0.0, 1
     assert library.catalog_launch(ctypes.byref(args), None) == BAD_ARGUMENT
     args = arguments(seqlen_k=2 * kernel.algorithm.tile_n0 + 1, nhead_q=3, tokens_q=10, hdim_q=7, num_splits=1)
     assert size_of(library, args) == (3, 0, 0, 4 * 2 * 3 * 5, 3 * 4 * 2 * 3 * 5 * 7), "a split for each tile of keys"

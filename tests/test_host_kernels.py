@@ -128,13 +128,14 @@ def test_random_problems_against_pytorch(
         import torch
     except ImportError:
         missing("PyTorch")
-    errors, drawn_signatures = Errors(), built_signatures(catalog, op, None)
+    errors = Errors()
+    drawn_signatures = tuple(filter(torch_attention.expresses, built_signatures(catalog, op, None)))
 
     @settings(drawn, max_examples=120)
     @given(problems(drawn_signatures), st.integers(0, 99))
     def check(problem: Problem, seed: int) -> None:
         inputs = draw_inputs(problem, seed)
-        if not torch_attention.expresses(problem, inputs):
+        if "sink" in inputs:  # PyTorch has none
             return
         plan = catalog.select(problem)
         outputs, expected = dict(run(plan, inputs)), torch_attention.attention(torch, problem, inputs)
@@ -154,7 +155,7 @@ TILED: dict[str, tuple[dict[str, Any], ...]] = {
     ),
     "bwd": ({"mask": "causal"}, {"bias": "bias", "dbias": True, "dropout": 0.3}),
 }
-TILED_HEAD_DIMS = ((32, 32), (64, 64), (96, 96), (128, 128), (192, 128), (256, 256))
+TILED_HEAD_DIMS = ((32, 32), (64, 64), (96, 96), (128, 128), (192, 128), (256, 256), (512, 512))
 
 
 @pytest.mark.slow

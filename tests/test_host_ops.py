@@ -18,6 +18,7 @@ from host_problems import SEED, draw_inputs
 from catalog.errors import SelectionError
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.inputs import make_inputs
+from catalog.runtime.reference import reference
 from catalog.runtime.tensors import Array
 from catalog.runtime.tolerance import tolerances
 from catalog.schema.problem import Problem
@@ -189,7 +190,34 @@ def test_dropout_keeps_what_its_random_bytes_say_and_as_often_as_asked(catalog: 
     assert abs(kept.mean() - (1 - p)) < 5 * deviation + 1 / 256  # a byte is as fine as that
 
 
+def test_a_dropout_of_1_keeps_nothing(catalog: Catalog) -> None:
+    problem = Problem(**(DROPPED | {"dropout": 1.0}), randval=True)
+    inputs = make_inputs(problem, SEED)
+    outputs, expected = catalog.select(problem).run(inputs).outputs, reference(problem, inputs)
+    assert not outputs["o"].any()
+    assert not expected["o"].any()
+    assert agree(problem, inputs, outputs["lse"], expected["lse"], "lse")
+    assert 0 in outputs["randval"]  # which any smaller probability keeps
+    backward = Problem(**(DROPPED | {"lse": False, "dropout": 1.0}), op="bwd", randval=True)
+    gradients = catalog.select(backward).run(make_inputs(backward, SEED)).outputs
+    assert not any(gradients[name].any() for name in ("dq", "dk", "dv"))
+
+
 # Backward
+
+
+def test_the_gradient_of_lse_alone(catalog: Catalog) -> None:
+    """Rows that see no key have none, whatever is said of it."""
+    problem = Problem(**HEADS, op="bwd", seqlens_q=[40, 0, 9], seqlens_k=[33, 5, 20], mask="bottom_right", dlse=True)
+    inputs = make_inputs(problem, SEED)
+    inputs["do"][...] = 0
+    inputs["dlse"][np.isneginf(inputs["lse"])] = np.inf
+    gradients, expected = catalog.select(problem).run(inputs).outputs, reference(problem, inputs)
+    assert all(agree(problem, inputs, gradients[name], expected[name], name) for name in ("dq", "dk", "dv"))
+    assert not gradients["dv"].any()
+    assert not gradients["dq"][:7].any()
+    assert gradients["dk"][:33].all()
+
 
 THREADS = """
 import sys, numpy as np
@@ -231,7 +259,7 @@ def test_backward_of_a_window_without_keys_is_zero(catalog: Catalog) -> None:
     ("fields", "rule"),
     [
         ({"logits_soft_cap": 5.0, "bias": "bias"}, "soft_cap_excludes_bias forbids bias=bias, logits=1"),
-        ({"hdim_q": 257}, "hdim_q_fits rejects"),
+        ({"hdim_q": 513}, "hdim_q_fits rejects"),
         ({"dtype": "fp8", "dropout": 0.1}, "needs dropout=1"),
     ],
 )

@@ -55,7 +55,7 @@ APPEND = {"op": "appendkv", "seqlen_new": 1}
         (DENSE | {"batch": 2**31 - 1, "seqlen_q": 2**31 - 1}, r"multiply to .* do not fit in 63 bits"),
         (DENSE | {"bias": "alibii"}, r"bias='alibii' is not allowed; did you mean alibi\?\nAllowed: no, bias, alibi"),
         (DENSE | {"bias": "alibi", "bias_dims": "11"}, r"bias_dims='11' does not go with bias='alibi'"),
-        (DENSE | {"dropout": 1.0}, r"dropout=1.0: .* below 1"),
+        (DENSE | {"dropout": 1.5}, r"dropout=1.5: .* from 0 to 1$"),
         (DENSE | {"randval": True}, r"randval needs dropout"),
         (DENSE | {"logits_soft_cap": 0}, r"logits_soft_cap=0: .* positive"),
         (DENSE | {"num_splits": 2}, r"num_splits=2 does not apply to op='fwd'"),

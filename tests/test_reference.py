@@ -402,6 +402,8 @@ GRADIENTS = {
     "rows without a key, bshd": {"batch": 1, "seqlen_q": 5, "seqlen_k": 3, "mask": "bottom_right", "layout": "bshd"},
     "group, bias and window": {"seqlens_q": [3, 2], "seqlens_k": [4, 3], "bias": "bias", "mask": "window"},
     "group, alibi and dropout": {"seqlens_q": [3, 0, 2], "bias": "alibi", "dropout": 0.2, "scale": 1.3},
+    "of LSE, rows without a key": {"batch": 1, "seqlen_q": 5, "seqlen_k": 3, "mask": "bottom_right", "dlse": True},
+    "of LSE, group and dropout": {"seqlens_q": [3, 0, 2], "dropout": 0.2, "bias": "bias", "dlse": True},
 }
 GRADIENTS["group, bias and window"]["window"] = (1, 1)
 
@@ -418,7 +420,10 @@ def test_gradients_are_finite_differences(fields, options):
     given = {name: inputs[name] for name in inputs if name in forward.tensors} | optional
 
     def loss(changed):
-        return float(np.sum(do * reference(forward, given | changed)["o"]))
+        results = reference(forward, given | changed)
+        seen = np.isfinite(results["lse"])
+        of_lse = np.sum(inputs["dlse"][seen] * results["lse"][seen]) if problem.dlse else 0.0
+        return float(np.sum(do * results["o"]) + of_lse)
 
     answer = reference(forward, given | variables)
     with_sink = {name: array for name, array in optional.items() if name != "sink"}  # the forward's lse knows the sink

@@ -158,6 +158,7 @@ CHANGES = {
     "rope": ["inter"],
     "rotary_dim": [8],
     "dbias": [True],
+    "dlse": [True],
     "deterministic": [True],
     "layout": ["bshd"],
 }

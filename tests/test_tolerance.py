@@ -39,7 +39,8 @@ def float32_gradients(problem, inputs, weights):
     q, k, v, o, do, bias = matrices(inputs, "q", "k", "v", "o", "do", "bias")
     scale = np.float32(problem.softmax_scale)
     p = np.exp(scale * (q @ k.swapaxes(1, 2)) + bias - inputs["lse"][0, ..., np.newaxis])
-    ds = p * (do @ v.swapaxes(1, 2) - (do * o).sum(axis=2, keepdims=True))
+    delta = (do * o).sum(axis=2, keepdims=True) - inputs["dlse"][0, ..., np.newaxis]
+    ds = p * (do @ v.swapaxes(1, 2) - delta)
     rounded_p, rounded_ds = (matrix.astype(weights).astype(np.float32) for matrix in (p, ds))
     dq, dk = scale * rounded_ds @ k, scale * rounded_ds.swapaxes(1, 2) @ q
     results = {"dq": dq, "dk": dk, "dv": rounded_p.swapaxes(1, 2) @ do, "dbias": ds}
@@ -62,7 +63,7 @@ CASES = {
 )
 def test_tolerances_allow_an_honest_kernel_and_no_wrong_one(op, case):
     fields, weights = CASES[case]
-    also = {"dbias": True} if op == "bwd" else {"lse": True}
+    also = {"dbias": True, "dlse": True} if op == "bwd" else {"lse": True}
     problem = Problem(op=op, **SIZES, **fields, bias="bias", **also)
     inputs = make_inputs(problem)
     expected, allowed = reference(problem, inputs), tolerances(problem, inputs, weights)

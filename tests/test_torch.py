@@ -18,7 +18,7 @@ from conftest import missing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from catalog.errors import ProblemError, SelectionError, TensorError, UsageError
+from catalog.errors import CatalogError, ProblemError, SelectionError, TensorError, UsageError
 from catalog.runtime.traces import read_trace
 from catalog.runtime.tracing import trace
 
@@ -119,6 +119,13 @@ def test_bfloat16():
     agree([normal(2, 3, 20, 16, seed=seed) for seed in range(3)], {"is_causal": True}, torch.bfloat16)
 
 
+@pytest.mark.slow  # two kernels of its own to compile
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_head_dims_up_to_512(dtype):
+    shapes = ((1, 4, 40, 264), (1, 2, 50, 264), (1, 2, 50, 511))
+    agree([normal(*shape, seed=seed) for seed, shape in enumerate(shapes)], {"enable_gqa": True}, dtype)
+
+
 @pytest.mark.parametrize("shape", [(4, 7, 9), (2, 1, 1, 9), (7, 1)])
 def test_a_mask_learns(shape):
     tensors = [normal(2, 4, 7, 8), normal(2, 4, 9, 8, seed=1), normal(2, 4, 9, 8, seed=2), normal(*shape, seed=3)]
@@ -190,6 +197,23 @@ def test_dropout_is_pytorchs_but_for_the_random_numbers():
     assert not torch.equal(scaled_dot_product_attention(q, k, v, dropout_p=0.25), weights)
 
 
+def test_a_dropout_of_1_gives_zeros_as_in_pytorch():
+    leaves = [normal(2, 5, 5, 8, seed=seed).requires_grad_() for seed in range(3)]
+    packed = [x.flatten(0, 1) for x in leaves]
+    starts = torch.tensor([0, 5, 10], dtype=torch.int32)
+    lse = flash_attn_func(*leaves, return_attn_probs=True)[1]
+    of_flash, same_lse, _ = flash_attn_func(*leaves, dropout_p=1.0, return_attn_probs=True)
+    results = [
+        scaled_dot_product_attention(*leaves, dropout_p=1.0),
+        of_flash,
+        flash_attn_varlen_func(*packed, starts, starts, 5, 5, dropout_p=1.0),
+    ]
+    for o in results:
+        assert torch.equal(o, torch.zeros_like(o))
+        assert not any(gradient.any() for gradient in torch.autograd.grad(o, leaves, torch.ones_like(o)))
+    close(same_lse, lse)
+
+
 def test_autocast_casts_as_for_pytorchs():
     q, k, v = (
         normal(1, 2, 6, 8, seed=seed, dtype=dtype) for seed, dtype in enumerate([torch.bfloat16] + [torch.float32] * 2)
@@ -231,16 +255,45 @@ def test_flash_attention(queries, causal, window):
     assert torch.equal(flash_attn_func(q, k, v, causal=causal, window_size=window), o)
 
 
-def test_the_gradients_of_flash_attention():
-    leaves = [tensor.requires_grad_() for tensor in (normal(2, 5, 4, 8), normal(2, 9, 2, 8), normal(2, 9, 2, 8))]
-    o, lse, _ = flash_attn_func(*leaves, causal=True, return_attn_probs=True)
-    expected, _ = flash64(*leaves, bottom_right(5, 9, right=0))
-    grad = normal(*o.shape, seed=3)
-    for gradient, wanted in zip(
-        torch.autograd.grad(o, leaves, grad), torch.autograd.grad(expected, leaves, grad.double()), strict=True
-    ):
-        close(gradient, wanted)
-    assert not lse.requires_grad
+@pytest.mark.parametrize("of", [("o",), ("lse",), ("o", "lse")], ids=" and ".join)
+@pytest.mark.parametrize("queries", [5, 13])  # of 13, the first four see no key: their LSE is -inf
+def test_the_gradients_of_flash_attention(queries, of):
+    leaves = [tensor.requires_grad_() for tensor in (normal(2, queries, 4, 8), normal(2, 9, 2, 8), normal(2, 9, 2, 8))]
+    actual = dict(zip(("o", "lse"), flash_attn_func(*leaves, causal=True, return_attn_probs=True), strict=False))
+    expected = dict(zip(("o", "lse"), flash64(*leaves, bottom_right(queries, 9, right=0)), strict=True))
+    grads = [normal(*actual[name].shape, seed=3) for name in of]
+    wanted = torch.autograd.grad(
+        [expected[name] for name in of], leaves, [grad.double() for grad in grads], materialize_grads=True
+    )
+    if "lse" in of:
+        grads[-1][actual["lse"].isneginf()] = torch.inf  # what is constant has no derivative, whatever it is used for
+    for gradient, right in zip(torch.autograd.grad([actual[name] for name in of], leaves, grads), wanted, strict=True):
+        close(gradient, right)
+
+
+def attend_with_sink(sink, o, lse):
+    """O as if each row had one more logit, its head's, without a value."""
+    return o * torch.sigmoid(lse - sink[:, None]).transpose(-1, -2)[..., None].to(o.dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_sink_that_is_made_of_lse_trains_as_a_sink(dtype):
+    shapes = ((2, 13, 4, 8), (2, 9, 2, 8), (2, 9, 2, 8))
+    q, k, v = (normal(*shape, seed=seed, dtype=dtype).requires_grad_() for seed, shape in enumerate(shapes))
+    sink = normal(4, seed=5).requires_grad_()
+    o = attend_with_sink(sink, *flash_attn_func(q, k, v, causal=True, return_attn_probs=True)[:2])
+
+    q64, k64, v64 = (x.detach().double().requires_grad_() for x in (q, k, v))
+    sink64 = sink.detach().double().requires_grad_()
+    k2, v2 = (x.transpose(1, 2).repeat_interleave(2, 1) for x in (k64, v64))
+    scores = (q64.transpose(1, 2) @ k2.mT / math.sqrt(8)).masked_fill(~bottom_right(13, 9, right=0), -torch.inf)
+    logits = torch.cat([scores, sink64.view(1, 4, 1, 1).expand(2, 4, 13, 1)], -1)
+    expected = (torch.softmax(logits, -1)[..., :-1] @ v2).transpose(1, 2)
+    close(o, expected, dtype)
+    grad = normal(*o.shape, seed=7, dtype=dtype)
+    wanted = torch.autograd.grad(expected, (q64, k64, v64, sink64), grad.double())
+    for gradient, right in zip(torch.autograd.grad(o, (q, k, v, sink), grad), wanted, strict=True):
+        close(gradient, right, dtype)
 
 
 @pytest.mark.parametrize("per_sequence", [False, True])
@@ -283,11 +336,11 @@ def test_packed_sequences_are_each_for_itself():
     expected = torch.cat([part[0][0] for part in parts])
     close(o, expected)
     close(lse, torch.cat([part[1][0] for part in parts], 1))
-    grad = normal(*o.shape, seed=3)
-    for gradient, wanted in zip(
-        torch.autograd.grad(o, leaves, grad), torch.autograd.grad(expected, leaves, grad.double()), strict=True
-    ):
-        close(gradient, wanted)
+    expected_lse = torch.cat([part[1][0] for part in parts], 1)
+    grads = normal(*o.shape, seed=3), normal(*lse.shape, seed=4)
+    wanted = torch.autograd.grad((expected, expected_lse), leaves, [grad.double() for grad in grads])
+    for gradient, right in zip(torch.autograd.grad((o, lse), leaves, grads), wanted, strict=True):
+        close(gradient, right)
 
 
 def test_packed_queries_over_a_paged_cache():
@@ -320,8 +373,9 @@ def test_operators_keep_pytorchs_rules():
     library.opcheck(fwd, (*leaves[:3], None, *nothing, None, *CAUSAL))
     library.opcheck(fwd, (*leaves, *nothing, None, *PLAIN))
     o, lse = fwd(*leaves, *nothing, None, *PLAIN)
-    saved = [tensor.detach() for tensor in (o, *leaves[:3], o, lse, bias)]
-    library.opcheck(bwd, (*saved, None, None, None, None, True, *PLAIN))
+    saved = [tensor.detach() for tensor in (*leaves[:3], o, lse, bias)]
+    for grad_lse in (None, lse.detach()):
+        library.opcheck(bwd, (o.detach(), grad_lse, *saved, None, None, None, None, True, *PLAIN))
     packed = PLAIN._replace(layout="packed", mask="bottom_right")
     qkv = normal(16, 4, 8), normal(31, 2, 8), normal(31, 2, 8)
     library.opcheck(fwd, (*qkv, None, None, STARTS_Q, STARTS_K, None, None, *packed))
@@ -332,8 +386,9 @@ def test_compiled_whole_graphs_give_what_eager_gives():
         q, k, v = (each.transpose(1, 2) for each in x.sin().unflatten(-1, (3, 2, 8)).unbind(2))
         learned = scaled_dot_product_attention(q, k, v, attn_mask=mask)
         dropped = scaled_dot_product_attention(q, k, v, dropout_p=1e-9, scale=0.5)
-        causal = flash_attn_func(*(each.transpose(1, 2) for each in (q, k, v)), causal=True)
-        return (learned + dropped).cos().sum() + causal.sin().sum()
+        tokens_first = (each.transpose(1, 2) for each in (q, k, v))
+        causal, lse, _ = flash_attn_func(*tokens_first, causal=True, return_attn_probs=True)
+        return (learned + dropped).cos().sum() + causal.sin().sum() + lse.sin().sum()
 
     compiled = torch.compile(model, fullgraph=True, dynamic=True)
     for tokens in (5, 9):
@@ -388,16 +443,37 @@ ERRORS = [
     (TensorError, "expected .*heads, tokens, head dim", lambda: (Q[0, 0, 0],) * 3, {}),
     (TensorError, "attn_mask is torch.int32.*\n.*query.dtype", lambda: (Q, Q, Q), {"attn_mask": Q[0, 0, :, :5].int()}),
     (TensorError, "does not broadcast", lambda: (Q, Q, Q), {"attn_mask": torch.zeros(4, 5)}),
-    (ProblemError, "dropout=1.0", lambda: (Q, Q, Q), {"dropout_p": 1.0}),
+    (ProblemError, "dropout=1.5: .* from 0 to 1$", lambda: (Q, Q, Q), {"dropout_p": 1.5}),
     (ProblemError, "scale=nan", lambda: (Q, Q, Q), {"scale": math.nan}),
-    (SelectionError, r"hdim_q_fits(.|\n)*Instead: torch", lambda: (torch.zeros(1, 1, 2, 257),) * 3, {}),
+    (SelectionError, r"hdim_q_fits(.|\n)*Instead: torch", lambda: (torch.zeros(1, 1, 2, 513),) * 3, {}),
 ]
 
 
 @pytest.mark.parametrize(("kind", "message", "tensors", "options"), ERRORS, ids=[error[1][:18] for error in ERRORS])
 def test_errors_say_what_to_use_instead(kind, message, tensors, options):
-    with pytest.raises(kind, match=message):
+    with pytest.raises(kind, match=message) as raised:
         scaled_dot_product_attention(*tensors(), **options)
+    assert isinstance(raised.value, RuntimeError)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "options"),
+    [
+        ((Q, Q[..., :7], Q), {}),
+        ((Q, Q, Q.bfloat16()), {}),
+        ((Q, Q[:, :1].expand(1, 3, 5, 8), Q), {}),
+        ((Q, Q.to("meta"), Q), {}),
+        ((Q, Q, Q), {"attn_mask": torch.zeros(4, 5)}),
+        ((Q, Q, Q), {"dropout_p": 1.5}),
+        ((Q, Q, Q), {"attn_mask": biases.causal_upper_left(5, 5), "is_causal": True}),
+    ],
+)
+def test_errors_are_of_the_types_of_pytorchs_own(tensors, options):
+    with pytest.raises((RuntimeError, ValueError)) as theirs:
+        functional.scaled_dot_product_attention(*tensors, **options)
+    with pytest.raises(theirs.type) as raised:
+        scaled_dot_product_attention(*tensors, **options)
+    assert isinstance(raised.value, CatalogError)
 
 
 def test_errors_of_the_functions_of_flash_attention():

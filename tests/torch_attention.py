@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from host_problems import Signature
 
 from catalog.runtime.reference_sequences import Sequence, sequences
 from catalog.runtime.tensors import Array
@@ -13,15 +14,15 @@ from catalog.schema.fields import Bias, Dtype
 from catalog.schema.problem import Problem
 
 
-def expresses(problem: Problem, inputs: Mapping[str, Array]) -> bool:
+def expresses(signature: Signature) -> bool:
     """Whether PyTorch has the features: no soft cap, dropout, sinks or skipped sequences.
 
     Of gradients fp32 ones only: PyTorch takes the O that it has computed, a kernel the O that it is given, rounded.
     """
-    if problem.op == "appendkv" or (problem.op == "bwd" and problem.dtype is not Dtype.FP32):
+    traits = signature.traits
+    if signature.op == "appendkv" or (signature.op == "bwd" and traits["dtype"] != Dtype.FP32.value):
         return False
-    lacking = problem.logits_soft_cap or problem.dropout or problem.sink_size or problem.min_seqlen_q
-    return not lacking and "sink" not in inputs
+    return not any(traits[name] for name in ("logits", "dropout", "sink", "skip_min_seqlen_q"))
 
 
 def attention(torch: Any, problem: Problem, inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -40,8 +41,13 @@ def attention(torch: Any, problem: Problem, inputs: Mapping[str, Array]) -> dict
         if problem.op != "bwd":
             sequence.tokens(results["o"], "q")[...] = o.detach().numpy()
             continue
-        do = torch.from_numpy(np.ascontiguousarray(sequence.tokens(inputs["do"], "q").astype(np.float64)))
-        for name, gradient in zip(names, torch.autograd.grad(o, tensors, do), strict=True):
+        outputs, grads = [o], [sequence.tokens(inputs["do"], "q")]
+        if problem.dlse:
+            keys = k.repeat_interleave(problem.ratio, 0)
+            outputs.append(torch.logsumexp(problem.softmax_scale * (q @ keys.mT) + mask, -1))
+            grads.append(sequence.rows(inputs["dlse"]))
+        doubles = [torch.from_numpy(np.ascontiguousarray(grad.astype(np.float64))) for grad in grads]
+        for name, gradient in zip(names, torch.autograd.grad(outputs, tensors, doubles), strict=True):
             sequence.tokens(results[name], "q" if name == "dq" else "k")[...] = gradient.numpy()
     return results
 

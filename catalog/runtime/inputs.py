@@ -107,7 +107,7 @@ _MAKERS: Mapping[str, Callable[[Problem, str, Rng], Array]] = MappingProxyType(
 
 def forward_of(problem: Problem) -> Problem:
     """The forward problem whose gradient a backward problem asks for."""
-    only_backward = {"dbias": False, "deterministic": False, "randval": False}
+    only_backward = {"dbias": False, "dlse": False, "deterministic": False, "randval": False}
     return problem.model_copy(update={"op": "fwd", "lse": True, **only_backward})
 
 

@@ -50,16 +50,16 @@ def _attention(problem: Problem, inputs: Mapping[str, Array]) -> dict[str, Array
 
 
 def _backward(problem: Problem, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """The gradients of sum(dO * O).
+    """The gradients of sum(dO * O) + sum(dLSE * LSE).
 
     With P = softmax(S), S = scale Q K^T + bias and Z the dropout's factors, O = (Z * P) V. So dV = (Z * P)^T dO, and
     dP = Z * (dO V^T). The softmax's derivative is dS = P * (dP - delta), delta = sum over keys of dP * P, which is the
-    sum over the head dim of dO * O. Then dQ = scale dS K, dK = scale dS^T Q, dbias = dS. Keys and values gather from
-    all query heads that read them.
+    sum over the head dim of dO * O; that of LSE is P, so dLSE is subtracted from delta. Then dQ = scale dS K,
+    dK = scale dS^T Q, dbias = dS. Keys and values gather from all query heads that read them.
     """
     results = _zeros(problem, "dq", "dk", "dv", "dbias", "randval")
     for sequence in sequences(problem, inputs):
-        lse = sequence.rows(inputs["lse"])
+        lse, dlse = sequence.rows(inputs["lse"]), sequence.rows(lse_gradient(problem, inputs))
         dq = sequence.tokens(results["dq"], "q")
         dk, dv = (sequence.tokens(results[name], "k") for name in ("dk", "dv"))
         for head in sequence.heads():
@@ -68,7 +68,7 @@ def _backward(problem: Problem, inputs: Mapping[str, Array]) -> dict[str, Array]
                 z = head.dropout(rows)
                 p = probabilities(head.scores(rows), lse[head.index, rows])
                 dp = z * (do[rows] @ head.v.T)
-                delta = np.sum(do[rows] * o[rows], axis=1, keepdims=True)
+                delta = np.sum(do[rows] * o[rows], axis=1, keepdims=True) - dlse[head.index, rows, np.newaxis]
                 ds = p * (dp - delta)
                 dq[head.index, rows] = problem.softmax_scale * ds @ head.k
                 dk[head.key_index] += problem.softmax_scale * ds.T @ head.q[rows]
@@ -90,6 +90,13 @@ def lse_shape(problem: Problem) -> tuple[int, ...]:
     if problem.seqlens_q is not None:
         return problem.nhead_q, sum(problem.seqlens_q)
     return problem.batch, problem.nhead_q, problem.seqlen_q
+
+
+def lse_gradient(problem: Problem, inputs: Mapping[str, Array]) -> Float64:
+    """The gradient of LSE of every row; 0 where there is none, and where a row sees no key: its LSE is constant."""
+    if not problem.dlse:
+        return np.zeros(lse_shape(problem))
+    return np.where(np.isneginf(inputs["lse"]), 0.0, inputs["dlse"].astype(np.float64))
 
 
 def log_sum_exp(scores: Float64, sink: float) -> Float64:

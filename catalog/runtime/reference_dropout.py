@@ -61,8 +61,10 @@ def random_bytes(rng_state: Array | None, head: int, rows: slice, seqlen_k: int)
 def dropout_factors(probability: float, random: NDArray[np.uint8]) -> Float64:
     """1 / (1 - p) where a weight is kept, 0 where it is dropped; p is the float32 that kernels get.
 
-    A weight is kept if its byte is at most (1 - p) * 255, rounded down, in float32.
+    A weight is kept if its byte is at most (1 - p) * 255, rounded down, in float32; none is where p is 1.
     """
     kept = np.float32(1) - np.float32(probability)
+    if not kept:
+        return np.zeros(random.shape)
     threshold = int(np.floor(kept * np.float32(255)))
     return np.where(random <= threshold, 1.0 / (1.0 - float(np.float32(probability))), 0.0)

@@ -1,7 +1,8 @@
 """How far from the float64 reference a correct kernel may be: a rounding error analysis of every operation.
 
-A kernel takes its inputs exactly, multiplies and adds in float32, and rounds each result once. With u = 2^-24, the unit
-roundoff of float32, the analysis is to first order in u and knows three kinds of error:
+A kernel takes its inputs exactly, multiplies and adds in float32, and rounds each result once; a GPU's also rounds the
+weights that it multiplies. Of a backward, O and LSE are inputs: what the forward has rounded of them is no error here.
+With u = 2^-24, the unit roundoff of float32, the analysis is to first order in u and knows three kinds of error:
 
 - A sum of n products is off by at most ``4 sqrt(n) u`` times the sum of their absolute values, in whatever order it is
   made: Higham and Mary, "A New Approach to Probabilistic Rounding Error Analysis" (2019), with lambda = 4. The worst
@@ -17,7 +18,8 @@ P = exp(score - lse) that are off by a factor of exp(E):
 
 - lse: sum(P E), for it is a weighted mean of the scores, plus the errors of the sum and of the logarithm.
 - O = P V: sum(P |V| (E + error of lse + error of the sum)).
-- dS = P (dP - delta): P |dP - delta| E, plus P times the errors of two dot products over hdim_v. That is dbias.
+- dS = P (dP - delta): P |dP - delta| E, plus P times the errors of two dot products over hdim_v, and P 8 u |dLSE| where
+  delta has the gradient of LSE in it. That is dbias.
 - dQ = scale dS K: scale times sum(error of dS |K|), plus the error of the sum. dK likewise.
 - dV = P^T dO: sum(P |dO| (E + error of the sum)).
 
@@ -35,7 +37,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from catalog.runtime.reference import log_sum_exp, lse_shape, probabilities
+from catalog.runtime.reference import log_sum_exp, lse_gradient, lse_shape, probabilities
 from catalog.runtime.reference_append import appended, rotary_pairs
 from catalog.runtime.reference_sequences import Head, sequences
 from catalog.schema.fields import Rope
@@ -156,7 +158,7 @@ def _backward(problem: Problem, inputs: Mapping[str, Array], rounded: _Weights) 
     scale, step = problem.softmax_scale, _step(problem, "dq")
     of_dot = _of_sum(problem.hdim_v) + _FEW
     for sequence in sequences(problem, inputs):
-        lse = sequence.rows(inputs["lse"])
+        lse, dlse = sequence.rows(inputs["lse"]), sequence.rows(lse_gradient(problem, inputs))
         dq = sequence.tokens(errors["dq"], "q")
         dk, dv = (sequence.tokens(errors[name], "k") for name in ("dk", "dv"))
         of_dq, of_dk = _of_sum(sequence.seqlen_k) + _FEW, _of_sum(sequence.seqlen_q * problem.ratio) + _FEW
@@ -165,11 +167,13 @@ def _backward(problem: Problem, inputs: Mapping[str, Array], rounded: _Weights) 
             for rows in sequence.blocks():
                 z, scores = head.dropout(rows), head.scores(rows)
                 p = probabilities(scores, lse[head.index, rows])
-                ds = p * np.abs(z * (do[rows] @ head.v.T) - np.sum(do[rows] * o[rows], axis=1, keepdims=True))
+                of_lse = dlse[head.index, rows, np.newaxis]
+                delta = np.sum(do[rows] * o[rows], axis=1, keepdims=True) - of_lse
+                ds = p * np.abs(z * (do[rows] @ head.v.T) - delta)
                 of_p = _of_scores(head, rows, scores, lse[head.index, rows]) + _FEW + rounded.roundoff
                 dots = _norms(do[rows]) * (z * _norms(head.v).T + _norms(o[rows]))
                 lost = rounded.lost(p)
-                of_ds = ds * of_p + of_dot * p * dots + lost
+                of_ds = ds * of_p + p * (of_dot * dots + _FEW * np.abs(of_lse)) + lost
                 dq[head.index, rows] = scale * (of_ds + of_dq * ds) @ np.abs(head.k)
                 dk[head.key_index] += scale * (of_ds + of_dk * ds).T @ np.abs(head.q[rows])
                 dv[head.key_index] += (z * (p * (of_p + of_dk) + lost)).T @ np.abs(do[rows])

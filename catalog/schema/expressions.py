@@ -14,7 +14,7 @@ from catalog.schema.fields import IDENTITY, TRAITS
 SELECT_PARAMETERS = (
     *("batch", "nhead_q", "nhead_k", "seqlen_q", "seqlen_k", "hdim_q", "hdim_v"),
     *("tokens_k", "page_size", "num_pages", "num_splits", "seqlen_new", "rotary_dim"),
-    "compute_units",
+    *("dropout", "dlse", "compute_units"),
 )
 """What a selection rule may ask of the problem (group mode: the longest sequences) and of the device."""
 

@@ -143,8 +143,8 @@ class Problem(BaseModel):
     logits_soft_cap: _Positive | None = Field(
         None, description="c of c * tanh(score / c), a positive float32; default: no cap"
     )
-    dropout: Annotated[float, Field(ge=0, lt=1)] = Field(
-        0.0, description="probability that an attention weight is dropped, a number from 0 to below 1"
+    dropout: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.0, description="probability that an attention weight is dropped, a number from 0 to 1"
     )
     randval: StrictBool = Field(False, description="whether to store the dropout's random bytes, True or False")
     qscale: Scale = Field(Qscale.NO, description="granularity of the scales of fp8 and bf8 tensors")
@@ -159,6 +159,7 @@ class Problem(BaseModel):
     rope: Rope = Field(Rope.NO, description="rotary embedding: interleaved or half-rotated pairs")
     rotary_dim: Extent | None = Field(None, description="leading elements of a head that are rotated, an even integer")
     dbias: StrictBool = Field(False, description="whether to compute the gradient of the bias, True or False")
+    dlse: StrictBool = Field(False, description="whether LSE has a gradient, which is an input, True or False")
     deterministic: StrictBool = Field(False, description="whether dQ must be the same in every run, True or False")
     layout: Layout = Field("bhsd", description="axis order of the dense tensors")
 

@@ -65,7 +65,7 @@ OP_FIELDS: Mapping[Op, frozenset[str]] = MappingProxyType(
         "pagedkv": frozenset({*_INFERENCE, *_CACHE, "min_seqlen_q"}),
         "appendkv": frozenset({*_CACHE, "mask", "window", "seqlen_new", "rope", "rotary_dim"}),
         "batch_prefill": frozenset({*_INFERENCE, *_CACHE, "dropout", "randval", "kv_memory_layout", "kv_lookup_table"}),
-        "bwd": frozenset({*_SCORES, "dropout", "randval", "dbias", "deterministic"}),
+        "bwd": frozenset({*_SCORES, "dropout", "randval", "dbias", "dlse", "deterministic"}),
     }
 )
 """Fields that mean something to each operation, besides the sizes, which mean something to all."""

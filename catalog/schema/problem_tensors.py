@@ -243,6 +243,8 @@ def _backward(shapes: _Shapes) -> dict[str, Tensor]:
         "lse": shapes.lse("input"),
         "do": shapes.rows("grad_o", "q", problem.hdim_v),
     }
+    if problem.dlse:
+        tensors["dlse"] = replace(shapes.lse("input"), slot="dlse")
     tensors |= _bias(shapes) | _optional(shapes)
     tensors |= {
         "dq": shapes.rows("dq", "q", problem.hdim_q, "output"),

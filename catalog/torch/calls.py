@@ -86,6 +86,7 @@ class Case(NamedTuple):
     bias: Literal["no", "bias", "alibi"]
     bias_dims: Literal["1h", "bh"]
     dbias: bool
+    dlse: bool
     options: Options
 
 
@@ -128,7 +129,7 @@ def problem_of(case: Case) -> Problem:
         else:
             fields |= {"batch": q.batch, "seqlen_q": q.tokens, "seqlen_k": k.tokens, "layout": options.layout}
     if case.op == "bwd":
-        fields |= {"dbias": case.dbias, "deterministic": options.deterministic}
+        fields |= {"dbias": case.dbias, "dlse": case.dlse, "deterministic": options.deterministic}
     else:
         fields |= {"lse": True, "logits_soft_cap": options.soft_cap or None}
     return Problem(**fields)

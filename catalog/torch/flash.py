@@ -35,8 +35,8 @@ def flash_attn_func(
         q: (batch, queries, heads, head dim), float32, float16 or bfloat16, with any strides.
         k: (batch, keys, heads of k, head dim), of the type of q; these heads divide those of q.
         v: (batch, keys, heads of k, head dim of the result), of the type of q.
-        dropout_p: the probability that a weight is dropped, from 0 to below 1, in steps of 1/256. The random numbers
-            are the catalog's: PyTorch's generator gives their seed.
+        dropout_p: the probability that a weight is dropped, from 0 to 1, in steps of 1/256; 1 makes O zeros. The
+            random numbers are the catalog's: PyTorch's generator gives their seed.
         softmax_scale: factor of the scores, positive; default 1 / sqrt(head dim).
         causal: query i sees the keys up to i + keys - queries.
         window_size: (left, right): query i sees the keys from i + keys - queries - left to i + keys - queries + right;
@@ -48,8 +48,8 @@ def flash_attn_func(
 
     Returns:
         O, (batch, queries, heads, head dim of v), of the type of q; with ``return_attn_probs`` (O, LSE, None): the
-        log-sum-exp of the scores of each row is float32, (batch, heads, queries), without a gradient. The third of
-        flash-attn's results, weights for its own tests, is not made.
+        log-sum-exp of the scores of each row is float32, (batch, heads, queries), and differentiable once as O is (in
+        flash-attn it is not). The third of flash-attn's results, weights for its own tests, is not made.
 
     Raises:
         TensorError: tensors have shapes, types or devices that do not go together, or types that no kernel takes.

@@ -8,6 +8,7 @@ dense.
 - ``cu_seqlens_q``, ``cu_seqlens_k``: int32, (sequences + 1,), the first tokens of packed sequences and their end.
 - ``block_table``: int32, (sequences, pages): K and V are then pages, (pages, tokens, heads, head dim).
 - ``rng_state``: int64, (2,), seed and offset of the dropout.
+- ``lse``: float32, (batch, query heads, queries), or (query heads, tokens) of packed sequences; ``grad_lse`` likewise.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ _library.define(
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 _library.define(
-    f"bwd(Tensor grad_o, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, {_FEATURES}, Tensor? rng_state,"
-    f" bool dbias, {_OPTIONS}) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias)",
+    f"bwd(Tensor grad_o, Tensor? grad_lse, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, {_FEATURES},"
+    f" Tensor? rng_state, bool dbias, {_OPTIONS}) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias)",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 
@@ -55,7 +56,7 @@ def forward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``catalog::fwd`` through PyTorch's dispatcher: O, like Q but with the head dim of V, and LSE.
 
-    LSE is float32, (batch, heads, queries), or (heads, tokens) of packed sequences, and has no gradient.
+    LSE is float32, (batch, heads, queries), or (heads, tokens) of packed sequences. Both are differentiable once.
 
     Raises:
         SelectionError, TensorError, ProblemError, DeviceError, BuildError, ToolchainError: as
@@ -91,6 +92,7 @@ def _run_fwd(
         block_table.shape[1] if block_table is not None else 0,
         *_bias_of(bias, alibi_slopes),
         False,
+        False,
         Options(*options),
     )
     suffix = "_cache" if paged else ""
@@ -103,6 +105,7 @@ def _run_fwd(
 
 def _run_bwd(
     grad_o: torch.Tensor,
+    grad_lse: Optional,
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -127,9 +130,12 @@ def _run_bwd(
         0,
         *_bias_of(bias, alibi_slopes),
         dbias,
+        grad_lse is not None,
         Options(*options),
     )
     tensors = [("q", q), ("k", k), ("v", v), ("o", o), ("lse", lse), ("do", grad_o)]
+    if grad_lse is not None:
+        tensors.append(("dlse", grad_lse))
     results = call(case, q.device, [*tensors, *_features(bias, alibi_slopes, rng_state)])
     return results["dq"], results["dk"], results["dv"], results["dbias"] if dbias else q.new_empty(0)
 
@@ -190,9 +196,15 @@ def _fake_fwd(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any) -> 
 
 
 def _fake_bwd(
-    grad_o: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor, *rest: Any
+    grad_o: torch.Tensor,
+    grad_lse: Optional,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    o: torch.Tensor,
+    *rest: Any,
 ) -> tuple[torch.Tensor, ...]:
-    _check_devices(grad_o, q, k, v, o, *rest[:3], rest[5])
+    _check_devices(grad_o, grad_lse, q, k, v, o, *rest[:3], rest[5])
     bias, dbias = rest[1], rest[6]
     like = [q.new_empty(x.shape) for x in (q, k, v)]
     return *like, q.new_empty(bias.shape if dbias else 0)
@@ -228,18 +240,19 @@ class _Attention(torch.autograd.Function):
         o, lse = _below(torch.ops.catalog.fwd.default, keys, inputs)
         ctx.save_for_backward(*inputs[:_TABLE], inputs[_RNG], o, lse)
         ctx.options = options
-        ctx.mark_non_differentiable(lse)
         ctx.set_materialize_grads(False)
         return o, lse
 
     @staticmethod
     def backward(ctx: Any, grad_o: Optional, grad_lse: Optional) -> tuple[Any, ...]:
         rest = [None] * (_TENSORS - _BIAS - 1 + len(ctx.options))
-        if grad_o is None:
+        if grad_o is None and grad_lse is None:
             return None, None, None, None, None, *rest
         q, k, v, *features, rng_state, o, lse = ctx.saved_tensors
+        if grad_o is None:
+            grad_o = torch.zeros_like(o)
         dbias = ctx.needs_input_grad[1 + _BIAS]
-        tensors = (grad_o, q, k, v, o, lse, *features, rng_state)
+        tensors = (grad_o, grad_lse, q, k, v, o, lse, *features, rng_state)
         gradients = torch.ops.catalog.bwd.default(*tensors, dbias, *ctx.options)
         return None, *gradients[:3], gradients[3] if dbias else None, *rest
 

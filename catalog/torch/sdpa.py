@@ -7,7 +7,7 @@ import math
 import torch
 from torch.nn.attention.bias import CausalBias, CausalVariant
 
-from catalog.errors import TensorError, UsageError
+from catalog.errors import ArgumentError, TensorError
 from catalog.schema.problem_fields import MaskWord
 from catalog.torch.calls import Options
 from catalog.torch.inputs import cast_as_autocast, rng_state
@@ -40,8 +40,8 @@ def scaled_dot_product_attention(
         value: (..., heads, keys, head dim of the result), of the type of query.
         attn_mask: what broadcasts to (..., heads, queries, keys): bool, True where a key is seen, or of the type of
             query, added to the scores; or a :class:`torch.nn.attention.bias.CausalBias`.
-        dropout_p: the probability that a weight is dropped, from 0 to below 1, in steps of 1/256. The random numbers
-            are the catalog's: PyTorch's generator gives their seed.
+        dropout_p: the probability that a weight is dropped, from 0 to 1, in steps of 1/256; 1 makes the result zeros.
+            The random numbers are the catalog's: PyTorch's generator gives their seed.
         is_causal: query i sees the keys up to i, of those that ``attn_mask`` shows.
         scale: factor of the scores; default 1 / sqrt(head dim).
         enable_gqa: key and value may have fewer heads than query, by a divisor.
@@ -54,7 +54,7 @@ def scaled_dot_product_attention(
         TensorError: tensors have shapes, types or devices that do not go together, or types that no kernel takes.
         ProblemError: an option is outside of what it may be.
         SelectionError: no kernel of the arch can do it; says what is missing.
-        UsageError: ``is_causal`` is given together with a ``CausalBias``.
+        ArgumentError: ``is_causal`` is given together with a ``CausalBias``.
         DeviceError, BuildError, ToolchainError: as :meth:`catalog.runtime.plan.Plan.enqueue`.
     """
     mask, attn_mask = _mask_of(attn_mask, is_causal)
@@ -85,7 +85,7 @@ def _mask_of(attn_mask: torch.Tensor | None, is_causal: bool) -> tuple[MaskWord,
     """The mask that kernels know, and the elementwise one beside it."""
     if isinstance(attn_mask, CausalBias):
         if is_causal:
-            raise UsageError("is_causal is given together with a CausalBias", hint="Leave one of them out.")
+            raise ArgumentError("is_causal is given together with a CausalBias", hint="Leave one of them out.")
         return ("top_left" if attn_mask.variant is CausalVariant.UPPER_LEFT else "bottom_right"), None
     return ("top_left" if is_causal else "no"), attn_mask
 

@@ -10,7 +10,7 @@
 
 #include <stdint.h>
 
-#define CATALOG_ABI_VERSION 3
+#define CATALOG_ABI_VERSION 4
 
 #ifdef __cplusplus
 extern "C" {
@@ -79,6 +79,7 @@ typedef struct catalog_args {
     catalog_tensor dk;     /* like K */
     catalog_tensor dv;     /* like V */
     catalog_tensor dbias;  /* (batch, nhead_q, seqlen_q, seqlen_k), group: (nhead_q, tokens_q, seqlen_k); zeroed */
+    catalog_tensor dlse;   /* gradient of LSE, like it; NULL: none, and so where LSE is -infinity */
 
     /* Workspaces between stages, float32, at least as large as catalog_workspace_size says. */
     catalog_tensor o_acc;   /* O of each split: (num_splits, batch, nhead_q, seqlen_q, hdim_v) */

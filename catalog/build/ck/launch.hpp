@@ -122,6 +122,8 @@ inline std::int32_t launch(const catalog_args* from, void* queue, const Traits& 
     if (const catalog_status status = check_abi(from); status != CATALOG_OK) return status;
     constexpr bool own_workspace = has_own_workspace<Args>;
     if (from->batch < 0) return CATALOG_BAD_ARGUMENT;
+    // CK has no gradient of LSE, and multiplies what it keeps of weights by 1 / (1 - p_drop).
+    if (from->dlse.data || from->p_drop >= 1) return CATALOG_BAD_ARGUMENT;
     if (row.uses.dq_acc && own_workspace && !from->dq_acc.data) return CATALOG_BAD_ARGUMENT;
     if (row.uses.dq_acc && !own_workspace && from->num_splits < splits_of(*from, row)) return CATALOG_BAD_ARGUMENT;
     const auto stream = static_cast<hipStream_t>(queue);

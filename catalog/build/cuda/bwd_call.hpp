@@ -15,6 +15,8 @@ namespace catalog::cuda {
 inline constexpr std::int64_t longest_sequence = 1 << 28;
 inline constexpr std::int64_t largest_grid = 65535;  // along y and z
 
+__device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
+
 inline bool valid_backward_sizes(const catalog_args& args) {
     return valid_sizes(args) && args.batch <= largest_grid && args.nhead_q <= largest_grid &&
            args.seqlen_q <= longest_sequence && args.seqlen_k <= longest_sequence;

@@ -6,8 +6,6 @@
 
 namespace catalog::cuda {
 
-__device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
-
 template <class T>
 __device__ __forceinline__ RaggedRows ragged(const catalog_tensor& tensor, std::int64_t batch, int head,
                                              std::int64_t first, int rows) {

@@ -1,4 +1,6 @@
-// Backward attention, first stage: delta of a query row is the sum of dO * O over its head dim.
+// Backward attention, first stage: delta of a query row is the sum of dO * O over its head dim, less the gradient of LSE.
+//
+// dS = P * (dP - sum of dO * O) is what O gives; LSE adds P * dLSE, because P is its derivative by S.
 #pragma once
 
 #include "bwd_rows.hpp"
@@ -27,7 +29,11 @@ __global__ void __launch_bounds__(row_threads) dot_do_o(const __grid_constant__ 
 #pragma unroll
         for (int distance = lanes / 2; distance > 0; distance /= 2)
             sum += __shfl_xor_sync(~0u, sum, distance);
-        if (rows.lane == 0 && rows.has(i)) *rows.template of<float>(args.delta, i) = sum;
+        if (rows.lane != 0 || !rows.has(i)) continue;
+        // The LSE of a row that sees no key is constant: what its gradient says must not reach the keys.
+        if (args.dlse.data && *rows.template of<const float>(args.lse, i) != -infinity())
+            sum -= *rows.template of<const float>(args.dlse, i);
+        *rows.template of<float>(args.delta, i) = sum;
     }
 }
 
@@ -39,6 +45,7 @@ inline std::int32_t launch_fmha_bwd_dot_do_o(const catalog_args* args, cudaStrea
     if (!valid_hdim(args->hdim_v, Row::hdim_v, Row::pad_dv)) return CATALOG_BAD_ARGUMENT;
     if (!has_queries(*args)) return CATALOG_OK;
     const bool valid = args->grad_o.data && args->o.data && args->delta.data &&
+                       (args->lse.data || !args->dlse.data) &&
                        has_aligned_rows<T>(*args, args->grad_o, args->nhead_q) &&
                        has_aligned_rows<T>(*args, args->o, args->nhead_q);
     if (!valid) return CATALOG_BAD_ARGUMENT;

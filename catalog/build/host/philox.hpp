@@ -6,7 +6,7 @@
 //     Philox(counter = {j / 16, i, b * nhead_q + h, low word of offset},
 //            key     = {low word of seed, high word of seed ^ high word of offset})
 //
-// and the weight is kept when the byte is at most floor(255 (1 - p)), as in CK Tile.
+// and the weight is kept when the byte is at most floor(255 (1 - p)), as in CK Tile; none is where p is 1.
 #pragma once
 
 #include <cmath>
@@ -36,7 +36,7 @@ class Dropout {
    public:
     static constexpr int chunk = 16;  // keys of one Philox call
 
-    explicit Dropout(const catalog_args& args) : keep(1.0f - args.p_drop), scale(1.0f / keep) {
+    explicit Dropout(const catalog_args& args) : keep(1.0f - args.p_drop), scale(keep > 0 ? 1.0f / keep : 0.0f) {
         const auto state = list_of<std::uint64_t>(args.rng_state);
         const std::uint64_t seed = state ? state[0] : 0, offset = state ? state[1] : 0;
         key0 = static_cast<std::uint32_t>(seed);

@@ -6,7 +6,7 @@ import ctypes
 
 from catalog.schema.stages import WORKSPACES
 
-ABI_VERSION = 3
+ABI_VERSION = 4
 """CATALOG_ABI_VERSION of the header that this module mirrors."""
 
 
@@ -27,7 +27,7 @@ TENSORS = (
     *("q_descale", "k_descale", "v_descale", "seqlens_q", "seqlens_k"),
     *("block_table", "kv_indptr", "kv_page_indices", "kv_last_page_lens"),
     *("k_new", "v_new", "rotary_cos", "rotary_sin", "q_out"),
-    *("grad_o", "dq", "dk", "dv", "dbias"),
+    *("grad_o", "dq", "dk", "dv", "dbias", "dlse"),
     *WORKSPACES,
 )
 """The tensors of the struct, in order."""

@@ -105,8 +105,9 @@ class CudaRuntime(GpuRuntime):
             DeviceError: the function fails: its name, the error's, what it means and what to do; or there is no
                 runtime.
         """
+        function = getattr(self.bindings, name)
         try:
-            status, *results = getattr(self.bindings, name)(*arguments)
+            status, *results = function(*arguments)
         except RuntimeError as error:  # the driver's library is missing, or lacks the function
             raise DeviceError(f"{name} cannot be called: {error}", hint=self.no_gpu) from None
         if status != SUCCESS:

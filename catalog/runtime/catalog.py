@@ -293,6 +293,9 @@ class Catalog(CatalogFile):
             self._memo.clear()
             self._measured.clear()
 
+    def _connection_closed(self) -> None:
+        self._selectors.clear()
+
     def _file_changed(self) -> None:
         self._selectors.clear()
         self.forget()

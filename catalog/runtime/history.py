@@ -55,9 +55,8 @@ class History:
 
     def record(self, record: ArtifactRecord) -> None:
         """Write a build into the catalog; where that fails the process remembers a kernel that did not compile."""
-        connection = self._catalog.connection
         try:
-            with self._lock, transaction(connection):
+            with self._catalog.writing() as connection:
                 record_artifact(connection, record.columns)
         except (RegistryError, sqlite3.IntegrityError) as error:
             # The library is in the cache all the same: a catalog that cannot be written must not stop a run.
@@ -67,15 +66,15 @@ class History:
 
     def miss(self, problem: Problem, arch: str) -> None:
         """Count that a problem was asked for and never measured; where the catalog cannot be written now, don't."""
-        connection = self._catalog.connection
-        with suppress(RegistryError, sqlite3.Error), self._lock, impatient(connection), transaction(connection):
-            record_miss(connection, problem, arch)
+        with suppress(RegistryError, sqlite3.Error), self._lock:
+            connection = self._catalog.connection
+            with impatient(connection), transaction(connection):
+                record_miss(connection, problem, arch)
 
     def quarantine(self, quarantine: Quarantine) -> None:
         """Mark a library in the catalog; where that fails the process remembers it."""
-        connection = self._catalog.connection
         self._unrecorded[quarantine.kernel_id] = quarantine.key
-        with suppress(RegistryError), self._lock, transaction(connection):
+        with suppress(RegistryError), self._catalog.writing() as connection:
             if quarantine_artifact(connection, quarantine.key, quarantine.log):
                 del self._unrecorded[quarantine.kernel_id]
 
@@ -120,9 +119,9 @@ class History:
             raise UsageError(
                 f"no quarantined kernel has the name or id {which!r}", hint="catalog cache quarantined lists them."
             )
-        connection, cache = self._catalog.connection, self._catalog.builder.cache
+        cache = self._catalog.builder.cache
         try:
-            with self._lock, transaction(connection):
+            with self._catalog.writing() as connection:
                 for one in released:
                     record = cache.load(one.key)
                     release_artifact(connection, one.key, "" if record is None else record.log)

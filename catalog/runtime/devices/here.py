@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from catalog.backends import GpuBackend, backend_of
+from catalog.forks import Lock
 from catalog.runtime.devices import DeviceInfo, check_available
 from catalog.settings import settings
+from catalog.threads import checked
 
 if TYPE_CHECKING:
     from catalog.runtime.devices import Device
@@ -20,13 +21,16 @@ class Devices:
     """One object a device, made when it is first asked for, in any thread.
 
     Args:
-        num_threads: threads of a host kernel, 0: every core that the process may use; None: as the settings say.
+        num_threads: threads of a host kernel, as :class:`~.host.HostDevice` takes them; None: as the settings say.
+
+    Raises:
+        UsageError: so many threads are not allowed.
     """
 
     def __init__(self, num_threads: int | None) -> None:
-        self._num_threads = num_threads
+        self._num_threads = None if num_threads is None else checked(num_threads)
         self._devices: dict[str, Device[Any]] = {}
-        self._lock = threading.RLock()
+        self._lock = Lock()
 
     @cached_property
     def host(self) -> HostDevice:

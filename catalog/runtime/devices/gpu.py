@@ -84,7 +84,12 @@ class GpuDevice:
 
     @property
     def stream(self) -> int:
-        """The handle of the stream that work is given to now."""
+        """The handle of the stream that work is given to now.
+
+        Raises:
+            DeviceError: the process was forked since the GPU was used.
+        """
+        self.runtime.check_process()
         return current_stream(self.runtime.vendor, self.index) if self._given is None else handle_of(self._given)
 
     @cached_property

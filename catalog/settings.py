@@ -73,6 +73,9 @@ class Settings(BaseSettings):
         "first_run", description="first_run: libraries new to this machine first run in a process of their own"
     )
     guard_timeout: float = Field(60.0, gt=0, description="seconds that such a first run may take")
+    quarantine_days: float = Field(
+        30.0, gt=0, le=36_500, description="days until a kernel that crashed or hung gets another first run"
+    )
     num_threads: Threads = Field(0, description="threads of a host kernel; 0: OMP_NUM_THREADS, else every core")
     record_misses: bool = Field(True, description="record problems that are asked for and were never measured")
     trace: Path | None = Field(None, description="file that every call of a plan is recorded in (default: none)")

@@ -189,7 +189,7 @@ class GpuDevice:
         """Arrays for the outputs: tensors of PyTorch's in this GPU's memory where an input is one, else NumPy's.
 
         Raises:
-            TensorError: NumPy arrays would be larger than this machine's memory.
+            ProblemError: NumPy arrays would be larger than this machine's memory.
         """
         made = torch_outputs(problem, inputs, given, self.runtime.vendor, self.index)
         return make_outputs(problem, inputs) if made is None else made

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from catalog.backends import GpuBackend, backend_of
 from catalog.forks import Lock
-from catalog.runtime.devices import DeviceInfo, check_available
+from catalog.runtime.devices import DeviceInfo, check_available, why_unavailable
 from catalog.settings import settings
 from catalog.threads import checked
 
@@ -30,6 +30,7 @@ class Devices:
     def __init__(self, num_threads: int | None) -> None:
         self._num_threads = None if num_threads is None else checked(num_threads)
         self._devices: dict[str, Device[Any]] = {}
+        self._on_host: dict[str, bool] = {}
         self._lock = Lock()
 
     @cached_property
@@ -39,6 +40,15 @@ class Devices:
 
         chosen = self._num_threads
         return HostDevice(settings().num_threads if chosen is None else chosen)
+
+    def host_of(self, arch: str) -> HostDevice | None:
+        """The host CPU, if it runs kernels of ``arch``, which no GPU does."""
+        runs = self._on_host.get(arch)
+        if runs is None:
+            resolved = resolve_arch(arch)
+            runs = not isinstance(backend_of(resolved), GpuBackend) and why_unavailable(resolved) is None
+            self._on_host[arch] = runs
+        return self.host if runs else None
 
     def of(self, arch: str) -> Device[Any]:
         """What kernels of ``arch`` run on: the host CPU, or the first GPU of that arch which the process may use.

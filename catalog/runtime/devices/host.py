@@ -83,7 +83,7 @@ class HostDevice:
         """Arrays for the outputs: tensors of PyTorch's where an input is one, else NumPy's.
 
         Raises:
-            TensorError: the problem's tensors are larger than this machine's memory.
+            ProblemError: what a run makes is larger than this machine's memory.
         """
         made = host_outputs(problem, inputs, given)
         return make_outputs(problem, inputs) if made is None else made

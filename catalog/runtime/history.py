@@ -99,8 +99,9 @@ class History:
     def quarantined(self) -> list[Quarantine]:
         """Every quarantine that the cache or the catalog knows, the oldest first."""
         known = {quarantine.key: quarantine for quarantine in self.runs.quarantined()}
-        for key, told in self._recorded().items():
-            known.setdefault(key, told)
+        for key, quarantine in self._recorded().items():
+            if not quarantine.over:
+                known.setdefault(key, quarantine)
         return sorted(known.values(), key=lambda one: (one.when, one.kernel, one.key))
 
     def _recorded(self) -> dict[str, Quarantine]:

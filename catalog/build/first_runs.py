@@ -37,6 +37,9 @@ class Quarantine:
     """A library that must not be run: since ``when`` (ISO 8601, in UTC), because ``reason``.
 
     ``device`` is the arch of the device that it ran on, ``problem`` the key of the problem that it ran.
+
+    Raises:
+        ValueError: ``when`` is no time with a time zone.
     """
 
     key: str

@@ -6,7 +6,6 @@ happens in the child: locks that they held would stay locked, and the threads of
 
 from __future__ import annotations
 
-import ctypes
 import os
 import threading
 import weakref
@@ -81,6 +80,8 @@ def _after_fork_in_child() -> None:
 
 
 def _is_loaded(library: str) -> bool:
+    import ctypes
+
     try:
         ctypes.CDLL(library, mode=os.RTLD_NOLOAD)
     except OSError:

@@ -6,7 +6,6 @@ transaction a job; readers never see half of one (WAL).
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -276,6 +275,8 @@ def leak(connection: sqlite3.Connection, path: Path) -> None:
     SQLite keeps one account a process of the locks on a file. The child's says that it holds those of its parent, which
     it does not: a connection that relied on it could damage the file, and closing one could delete the parent's log.
     """
+    import ctypes
+
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
     with suppress(OSError):
         _crossed.add(_file_of(path))

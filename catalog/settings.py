@@ -76,7 +76,9 @@ class Settings(BaseSettings):
     quarantine_days: float = Field(
         30.0, gt=0, le=36_500, description="days until a kernel that crashed or hung gets another first run"
     )
-    num_threads: Threads = Field(0, description="threads of a host kernel; 0: OMP_NUM_THREADS, else every core")
+    num_threads: Threads = Field(
+        0, description="threads of a host kernel, 16 a core or 64 at most; 0: OMP_NUM_THREADS, else every core"
+    )
     record_misses: bool = Field(True, description="record problems that are asked for and were never measured")
     trace: Path | None = Field(None, description="file that every call of a plan is recorded in (default: none)")
     trace_tensors: int = Field(0, ge=0, description="calls of each problem whose inputs a trace keeps")

@@ -68,46 +68,50 @@ def first_run(request: Mapping[str, Any], seconds: float) -> Ending:
         )
     except OSError as error:
         return Ending("unguarded", about=f"{sys.executable}: {error.strerror}")
-    why = None
+    asked = json.dumps({**request, "seconds": PATIENCE * seconds + _LATER_SECONDS}).encode()
     try:
-        why = _watch(process, json.dumps({**request, "seconds": PATIENCE * seconds + _LATER_SECONDS}), seconds)
+        output, said, why = _watched(process, asked, seconds)
     finally:
         if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # and what the library has started
-        output, said = process.communicate()
+            _killed(process)
     return _ending(list(_messages(output)), why, process.returncode, said.decode(errors="replace"))
 
 
-def _watch(process: subprocess.Popen[bytes], asked: str, seconds: float) -> Ending | None:
-    """Ask the process and wait until it ends; what to make of it where its time is up before.
+def _killed(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
+    """End the process and what its libraries have started; what it has printed."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    return process.communicate()
+
+
+def _watched(process: subprocess.Popen[bytes], asked: bytes, seconds: float) -> tuple[bytes, bytes, Ending | None]:
+    """Ask the process and wait until it ends: what it printed, and what to make of it where its time was up before.
 
     Once it has started it has ``seconds``, by the clock and of CPU time: a machine that is suspended or overloaded is
     not the kernel's fault. A process all of whose threads sleep waits for what never comes: it needs no more CPU time.
     """
     started, began, before = False, time.monotonic(), 0.0
-    question: bytes | None = asked.encode()
+    question: bytes | None = asked
     last: _Activity | None = None
     while True:
         try:
-            process.communicate(question, timeout=_POLL_SECONDS)
+            return *process.communicate(question, timeout=_POLL_SECONDS), None
         except subprocess.TimeoutExpired as expired:
             output = expired.output or b""
-        else:
-            return None
         question = None  # is asked once
         now = _activity(process.pid)
         if not started and b"\n" in output:
             started, began, before = True, time.monotonic(), now.cpu_seconds if now else 0.0
         elapsed = time.monotonic() - began
         if not started and elapsed >= START_SECONDS:
-            return Ending("unguarded", about=f"it takes more than {START_SECONDS:g} s")
+            return *_killed(process), Ending("unguarded", about=f"it takes more than {START_SECONDS:g} s")
         if started and elapsed >= seconds:
             had = seconds if now is None else now.cpu_seconds - before
             if had >= seconds or (now is not None and now.asleep and now == last):
-                return Ending("blamed", about=f"did not end within {seconds:g} s")
+                return *_killed(process), Ending("blamed", about=f"did not end within {seconds:g} s")
             if elapsed >= PATIENCE * seconds:
-                return Ending("unknown", about=f"had {had:.2g} s of CPU time in {elapsed:.0f} s and did not end")
+                about = f"had {had:.2g} s of CPU time in {elapsed:.0f} s and did not end"
+                return *_killed(process), Ending("unknown", about=about)
         last = now
 
 

@@ -14,7 +14,7 @@ from catalog.runtime import timings
 from catalog.runtime.catalog_file import CatalogFile
 from catalog.runtime.devices import why_unavailable
 from catalog.runtime.devices.here import Devices, resolve_arch
-from catalog.runtime.memory import check_room
+from catalog.runtime.memory import check_room, surely_fits
 from catalog.runtime.narrow import Step
 from catalog.runtime.on_default import on_default
 from catalog.runtime.plan import Plan, Services
@@ -198,7 +198,7 @@ class Catalog(CatalogFile):
         services = Services(choice, self.build, reselect, self.device, guard)
         kernels, by = choose(frozenset())
         host = self._devices.host_of(arch)
-        if host is not None:
+        if host is not None and not surely_fits(problem):
             check_room(problem, splits_of(problem, kernels, host.threads))
         return Plan(problem, resolve_arch(arch), kernels, services), by
 

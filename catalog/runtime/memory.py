@@ -13,6 +13,9 @@ from catalog.schema.problem import Problem
 
 _POOLS = ("k_cache", "v_cache")
 
+_ANY_SPLITS = 4096
+"""More parts of the keys than are ever chosen: a few for each thread."""
+
 
 def memory_bytes() -> int:
     """Memory that this process may have: the machine's, or less where ``ulimit -v`` says so."""
@@ -31,6 +34,11 @@ def needed_bytes(problem: Problem, num_splits: int = 0) -> int:
     ``num_splits`` are the parts that the keys are divided into, 0: as many as the problem states, at least one.
     """
     return problem.bytes + sum(_workspace(problem, num_splits).values())
+
+
+def surely_fits(problem: Problem) -> bool:
+    """Whether all of it fits into this machine's memory, however many splits are chosen: what is cheap to ask first."""
+    return needed_bytes(problem, problem.num_splits or _ANY_SPLITS) <= memory_bytes()
 
 
 def check_memory(problem: Problem) -> None:
@@ -56,8 +64,6 @@ def check_room(problem: Problem, num_splits: int = 0) -> None:
     Raises:
         ProblemError: as :func:`check_memory`.
     """
-    if needed_bytes(problem, num_splits) <= memory_bytes():
-        return
     held = {
         name: tensor.bytes
         for name, tensor in problem.tensors.items()

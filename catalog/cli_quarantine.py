@@ -12,16 +12,18 @@ from catalog.cli_output import FormatOption, print_rows, print_told
 
 @cache_app.command()
 def quarantined(form: FormatOption = "table") -> None:
-    """List the kernels that ended their process or hung when they were first run.
+    """List the kernels that crashed or hung when they were first run, and until when they are passed over.
 
     Example: catalog cache quarantined
     """
     from catalog.cli import _catalog
 
-    columns = ["when", "kernel", "arch", "reason", "problem", "id"]
+    columns = ["when", "until", "kernel", "arch", "reason", "problem", "id"]
     found = _catalog().history.quarantined()
     print_rows(
-        columns, [[one.when, one.kernel, one.arch, one.reason, one.problem, one.kernel_id] for one in found], form
+        columns,
+        [[one.when, one.until, one.kernel, one.arch, one.reason, one.problem, one.kernel_id] for one in found],
+        form,
     )
 
 

@@ -115,7 +115,7 @@ class ChangedLibraryError(DeviceError):
 
 
 class QuarantinedError(DeviceError):
-    """A kernel, the row ``kernel_id``, ended its process or hung when it was first run: it is not run again."""
+    """A kernel, the row ``kernel_id``, crashed or hung when it was first run: for some time it is not run again."""
 
     def __init__(self, message: str, *, hint: str, kernel_id: str) -> None:
         super().__init__(message, hint=hint)

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from catalog.errors import RegistryError
+from catalog.forks import SPAWN
 from catalog.schema.columns import BUILD
 from catalog.schema.dispatcher_names import dispatcher_name_sql
 from catalog.schema.fields import IDENTITY, LATER_TRAITS, TRAITS, Family
@@ -264,6 +265,28 @@ def connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
+_crossed: set[tuple[int, int]] = set()
+"""Device and inode of the files whose connections this process has inherited."""
+
+
+def leak(connection: sqlite3.Connection, path: Path) -> None:
+    """Never close a connection that a fork has copied, nor open its file again in this process.
+
+    SQLite keeps one account a process of the locks on a file. The child's says that it holds those of its parent, which
+    it does not: a connection that relied on it could damage the file, and closing one could delete the parent's log.
+    """
+    import ctypes
+
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
+    with suppress(OSError):
+        _crossed.add(_file_of(path))
+
+
+def _file_of(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_dev, found.st_ino
+
+
 def _open_as_allowed(path: Path) -> sqlite3.Connection:
     try:
         return _open(path)
@@ -293,6 +316,10 @@ def _has_bytes(path: Path) -> bool:
 
 
 def _open(path: Path, parameters: str = "mode=rwc") -> sqlite3.Connection:
+    if _crossed and path.exists() and _file_of(path) in _crossed:
+        raise RegistryError(
+            f"the catalog {path} was in use when this process was forked, and cannot be used in it", hint=SPAWN
+        )
     uri = f"{path.resolve().as_uri()}?{parameters}"
     connection = sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
     try:

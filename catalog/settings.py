@@ -12,6 +12,8 @@ import platformdirs
 from pydantic import AfterValidator, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from catalog import threads
+
 APP = "kernel-catalog"
 
 TRACE_MAX_BYTES, TRACE_MAX_CALLS = 2**30, 100_000
@@ -34,6 +36,8 @@ def _splits(command: str) -> str:
 
 Command = Annotated[str, AfterValidator(_splits)]
 """A program with arguments, as a shell would read them."""
+
+Threads = Annotated[int, AfterValidator(threads.allowed)]
 
 
 class Settings(BaseSettings):
@@ -69,7 +73,12 @@ class Settings(BaseSettings):
         "first_run", description="first_run: libraries new to this machine first run in a process of their own"
     )
     guard_timeout: float = Field(60.0, gt=0, description="seconds that such a first run may take")
-    num_threads: int = Field(0, ge=0, description="threads of a host kernel; 0: every core the process may use")
+    quarantine_days: float = Field(
+        30.0, gt=0, le=36_500, description="days until a kernel that crashed or hung gets another first run"
+    )
+    num_threads: Threads = Field(
+        0, description="threads of a host kernel, 16 a core or 64 at most; 0: OMP_NUM_THREADS, else every core"
+    )
     record_misses: bool = Field(True, description="record problems that are asked for and were never measured")
     trace: Path | None = Field(None, description="file that every call of a plan is recorded in (default: none)")
     trace_tensors: int = Field(0, ge=0, description="calls of each problem whose inputs a trace keeps")

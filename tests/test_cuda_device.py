@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import json
+import os
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -116,6 +117,25 @@ def test_no_gpu_is_one_clear_error():
         DeviceError, match=r"finds no GPU \(cudaGetDeviceCount failed: cudaErrorNoDevice \(100\)\)\nCUDA"
     ):
         CudaDevice(runtime=runtime).device  # noqa: B018
+
+
+def test_a_child_of_a_fork_is_told_to_spawn_and_leaves_the_parents_gpu_alone(runtime, fake):
+    memory, device = Memory(runtime, 0, 100), CudaDevice(runtime=runtime)
+    device.gpu  # noqa: B018
+    calls = len(fake.log)
+    pid = os.fork()
+    if not pid:
+        refused = 0
+        for use in (lambda: device.stream, runtime.current, lambda: Memory(runtime, 0, 1)):
+            try:
+                use()
+            except DeviceError as error:
+                refused += "forked after CUDA was used" in error.message and "spawn" in error.hint
+        memory.close()
+        os._exit(0 if refused == 3 and len(fake.log) == calls else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    memory.close()
+    assert fake.live == 0
 
 
 @pytest.mark.parametrize(("kind", "size"), [(Memory, [100]), (Memory, [0]), (Stream, []), (Event, [])])

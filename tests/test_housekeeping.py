@@ -7,6 +7,7 @@ import os
 import subprocess
 import time
 from dataclasses import replace
+from datetime import datetime, timezone
 from pathlib import Path
 
 import command
@@ -173,7 +174,8 @@ def test_first_runs_are_forgotten_with_their_libraries_and_quarantines_are_not(c
     kept, dropped = entries(cache)[0].key, entries(cache)[-1].key
     for key in (kept, dropped):
         runs.remember(key, "digest", "cpu")
-    runs.quarantine(Quarantine("f" * 64, "id", "kernel", "cpu", "cpu", "died of SIGSEGV", "{}", "2026"))
+    now = datetime.now(timezone.utc).isoformat()
+    runs.quarantine(Quarantine("f" * 64, "id", "kernel", "cpu", "cpu", "died of SIGSEGV", "{}", now))
     assert collect(cache, older_than=2.5 * DAY_SECONDS).dropped == (dropped,)
     assert [runs.passed(key, "digest", "cpu") for key in (kept, dropped)] == [True, False]
     assert [quarantine.reason for quarantine in runs.quarantined()] == ["died of SIGSEGV"]

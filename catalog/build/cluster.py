@@ -32,11 +32,12 @@ from typing import Any
 from catalog.build.builder import Builder, Built, CompileError
 from catalog.build.cache import ArtifactRecord, Origin
 from catalog.build.keys import KEY_SCHEMA, abi_number
-from catalog.build.pools import Results, available_cores
+from catalog.build.pools import Results
 from catalog.build.processes import Interrupted
 from catalog.build.targets import BUILD_DIR
 from catalog.errors import BuildError, CatalogError, ClusterError, ToolchainError
 from catalog.schema.kernel import Kernel
+from catalog.threads import usable_cores
 
 CONNECT_SECONDS = 10.0
 """How long a scheduler, and then its first worker, is waited for."""
@@ -348,7 +349,7 @@ class _Run:
         self._workers_seen = time.monotonic()
 
     def results(self) -> Results:
-        threads = ThreadPoolExecutor(available_cores(), thread_name_prefix="keys")
+        threads = ThreadPoolExecutor(usable_cores(), thread_name_prefix="keys")
         try:
             for place, kernel in enumerate(self._kernels):
                 prepared = threads.submit(self._prepare, kernel)

@@ -3,8 +3,8 @@
     guard/<key>.<arch of the device>    one small JSON file each
 
 A library that ran to its end is remembered with its digest: another library under the same key is run anew. One that
-ended its process or hung is quarantined under its key until it is released. What cannot be written, because the cache
-is read-only, is remembered by the process.
+crashed or hung is quarantined under its key until it is released, at the latest after the days of the settings. What
+cannot be written, because the cache is read-only, is remembered by the process.
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ import tempfile
 import time
 from collections.abc import Mapping, Set
 from dataclasses import asdict, dataclass, fields
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
+
+from catalog.settings import settings
 
 _log = logging.getLogger(__name__)
 
@@ -34,6 +37,9 @@ class Quarantine:
     """A library that must not be run: since ``when`` (ISO 8601, in UTC), because ``reason``.
 
     ``device`` is the arch of the device that it ran on, ``problem`` the key of the problem that it ran.
+
+    Raises:
+        ValueError: ``when`` is no time with a time zone.
     """
 
     key: str
@@ -45,6 +51,25 @@ class Quarantine:
     problem: str
     when: str
 
+    def __post_init__(self) -> None:
+        if datetime.fromisoformat(self.when).tzinfo is None or not self.until:
+            raise ValueError(f"{self.when} is in no time zone")
+
+    @property
+    def until(self) -> str:
+        """When it is over, as ``when``: by the settings of now."""
+        return self._end.isoformat(timespec="seconds")
+
+    @property
+    def over(self) -> bool:
+        """Whether the library may have another first run."""
+        return self._end <= datetime.now(timezone.utc)
+
+    @property
+    def _end(self) -> datetime:
+        begin = datetime.fromisoformat(self.when)
+        return begin + timedelta(days=settings().quarantine_days)
+
     @property
     def log(self) -> str:
         """The fields as lines of text, for the registry."""
@@ -55,7 +80,9 @@ class Quarantine:
         """The quarantine of :attr:`log`; None where it is another text."""
         told = dict(line.split(": ", 1) for line in log.splitlines() if ": " in line)
         names = [field.name for field in fields(cls)]
-        return cls(**{name: told[name] for name in names}) if told.keys() >= set(names) else None
+        with contextlib.suppress(ValueError, OverflowError):
+            return cls(**{name: told[name] for name in names}) if told.keys() >= set(names) else None
+        return None
 
 
 class FirstRuns:
@@ -152,6 +179,8 @@ class FirstRuns:
 
 
 def _quarantine(remembered: Mapping[str, Any]) -> Quarantine | None:
-    with contextlib.suppress(KeyError, TypeError):
-        return Quarantine(**remembered["quarantined"])
+    """The quarantine of a library, unless it is over."""
+    with contextlib.suppress(KeyError, TypeError, ValueError, OverflowError):
+        quarantine = Quarantine(**remembered["quarantined"])
+        return None if quarantine.over else quarantine
     return None

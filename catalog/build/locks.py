@@ -112,7 +112,10 @@ class Locks:
             except BlockingIOError:
                 yield False
                 return
-            yield os.fstat(descriptor).st_nlink > 0  # else its holder has just forgotten it
+            try:
+                yield os.fstat(descriptor).st_nlink > 0  # else its holder has just forgotten it
+            finally:
+                fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing is not enough where a fork has copied the descriptor
         finally:
             os.close(descriptor)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from catalog.schema.kernel import Kernel
+from catalog.threads import usable_cores
 
 if TYPE_CHECKING:
     from catalog.build.builder import Builder, Built
@@ -29,13 +29,6 @@ class Pool(Protocol):
         """Build ``kernels`` with ``builder``'s cache; closing the generator ends what has not ended yet."""
 
 
-def available_cores() -> int:
-    """Cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 @dataclass(frozen=True)
 class Threads:
     """Threads of this process, ``jobs`` at a time (None: one per core).
@@ -48,7 +41,7 @@ class Threads:
     @property
     def at_once(self) -> int:
         """How many at a time."""
-        return self.jobs or available_cores()
+        return self.jobs or usable_cores()
 
     def results(self, builder: Builder, kernels: Sequence[Kernel]) -> Results:
         """Build ``kernels``; closing the generator ends the running compilers."""

@@ -203,7 +203,7 @@ def expected_of(problem: Problem, arch: str, seed: int = 0) -> Expected:
     """What the reference says of the problem, or of a smaller one with the same traits.
 
     Raises:
-        TensorError: the problem's tensors are larger than this machine's memory.
+        ProblemError: what a run needs is larger than this machine's memory.
     """
     small = guarded_problem(problem, MOST_CHECKED_FLOPS)
     return Expected(small, make_inputs(small, seed), arch)

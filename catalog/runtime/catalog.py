@@ -14,10 +14,12 @@ from catalog.runtime import timings
 from catalog.runtime.catalog_file import CatalogFile
 from catalog.runtime.devices import why_unavailable
 from catalog.runtime.devices.here import Devices, resolve_arch
+from catalog.runtime.memory import check_room, surely_fits
 from catalog.runtime.narrow import Step
 from catalog.runtime.on_default import on_default
 from catalog.runtime.plan import Plan, Services
 from catalog.runtime.select import Candidate, Choice, Selector
+from catalog.runtime.workspace import splits_of
 from catalog.schema.fields import Family
 from catalog.schema.kernel import Kernel
 from catalog.schema.problem import Problem
@@ -75,6 +77,7 @@ class Catalog(CatalogFile):
 
         Raises:
             SelectionError: no kernel answers the problem; says which trait or rule leaves none.
+            ProblemError: the arch is this machine's, and a run would need more memory than it has.
             UsageError, SpecError, RegistryError, DeviceError: as :meth:`populate`.
         """
         key = (problem.key, arch, revision, mask_impl)
@@ -194,12 +197,16 @@ class Catalog(CatalogFile):
 
         services = Services(choice, self.build, reselect, self.device, guard)
         kernels, by = choose(frozenset())
+        host = self._devices.host_of(arch)
+        if host is not None and not surely_fits(problem):
+            check_room(problem, splits_of(problem, kernels, host.threads))
         return Plan(problem, resolve_arch(arch), kernels, services), by
 
     def _selector(self, arch: str, revision: str | None, mask_impl: str) -> Selector:
         key = (arch, revision, mask_impl)
         if key not in self._selectors:
             population = self._populated(arch, revision, mask_impl)
+            self.history.end_quarantines()
 
             def forbidding(traits: Mapping[str, Any]) -> list[Finding]:
                 explained = self.explain(traits, arch=arch, revision=population.revision, mask_impl=mask_impl, limit=1)
@@ -292,6 +299,9 @@ class Catalog(CatalogFile):
         with self._lock:
             self._memo.clear()
             self._measured.clear()
+
+    def _connection_closed(self) -> None:
+        self._selectors.clear()
 
     def _file_changed(self) -> None:
         self._selectors.clear()

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sqlite3
-import threading
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from catalog import settings
 from catalog.backends import spec_folders
 from catalog.errors import RegistryError
-from catalog.registry import connect
+from catalog.forks import Lock
+from catalog.registry import connect, leak, transaction
 from catalog.runtime import timings
 from catalog.runtime.devices.here import resolve_arch
 from catalog.runtime.select import Population
@@ -36,6 +39,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_FORK_WAIT_SECONDS = 10.0
+"""How long a fork waits for another thread to be done with the file."""
+
 
 class CatalogFile:
     """The kernels of one SQLite file, which is made when it is not there.
@@ -46,19 +52,38 @@ class CatalogFile:
 
     def __init__(self, path: Path | str | None = None) -> None:
         self.path = Path(path) if path is not None else settings.settings().db
-        self._lock = threading.RLock()
+        self._lock = Lock()
+        self._connection: sqlite3.Connection | None = None
+        self._held = False
+        _files[id(self)] = self
 
     def _file_changed(self) -> None:
         """What was remembered of the file's content does not hold any more."""
 
-    @cached_property
+    def _connection_closed(self) -> None:
+        """What refers to the connection is of no use any more."""
+
+    @property
     def connection(self) -> sqlite3.Connection:
-        """The connection of this object, opened when first used.
+        """The connection of this object, opened when first used. A fork closes it: do not keep it across one.
 
         Raises:
             RegistryError: the file cannot be opened or is no catalog.
         """
-        return connect(self.path)
+        if self._connection is None:
+            with self._lock:
+                self._connection = self._connection or connect(self.path)
+        return self._connection
+
+    @contextmanager
+    def writing(self) -> Iterator[sqlite3.Connection]:
+        """One write transaction of this object's connection, which no other thread uses meanwhile.
+
+        Raises:
+            RegistryError: as :attr:`connection`, or the file cannot be written; nothing is changed then.
+        """
+        with self._lock, transaction(self.connection):
+            yield self.connection
 
     def spec(self, arch: str, revision: str | None = None, space: str | None = None) -> ArchSpec:
         """The spec of ``arch``; ``host`` is this machine's CPU. ``space``: its own, or a sweep of the dispatcher.
@@ -314,7 +339,61 @@ class CatalogFile:
 
     def close(self) -> None:
         """Close the file, as the end of a ``with`` statement does; the object opens it again when it is used again."""
-        if "connection" in self.__dict__:
-            self.connection.close()
-            del self.__dict__["connection"]
+        with self._lock:
+            self._close()
         self._file_changed()
+
+    def _close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+            self._connection_closed()
+
+    def before_fork(self) -> None:
+        """Close the file, and let nobody open it before :meth:`after_fork`.
+
+        SQLite's connections must not cross a fork: the child's would believe that they hold the locks of the parent's.
+        Where another thread works on the file for long, or this one within a transaction, it stays open, and the child
+        cannot use it.
+        """
+        self._held = self._lock.acquire(_FORK_WAIT_SECONDS)
+        if self._held and self._connection is not None and not self._connection.in_transaction:
+            with suppress(sqlite3.Error):
+                self._close()
+
+    def after_fork(self, *, child: bool) -> None:
+        """Go on, in the parent or in the child."""
+        if child and self._connection is not None:
+            leak(self._connection, self.path)
+            self._connection = None
+            self._connection_closed()
+        if self._held:
+            self._lock.release()
+
+
+_files: weakref.WeakValueDictionary[int, CatalogFile] = weakref.WeakValueDictionary()
+
+_fork = Lock()
+_forking: list[CatalogFile] = []
+
+
+def _before_fork() -> None:
+    _fork.acquire()  # of threads that fork at once, one comes after the other
+    for reference in _files.valuerefs():  # a list: other threads may make catalogs meanwhile
+        file = reference()
+        if file is not None:
+            _forking.append(file)
+            file.before_fork()
+
+
+def _after_fork(*, child: bool) -> None:
+    while _forking:
+        _forking.pop().after_fork(child=child)
+    _fork.release()
+
+
+os.register_at_fork(
+    before=_before_fork,
+    after_in_parent=partial(_after_fork, child=False),
+    after_in_child=partial(_after_fork, child=True),
+)

@@ -17,7 +17,6 @@ from catalog.build.cache import Cache
 from catalog.errors import BundleError, UsageError
 from catalog.messages import counted
 from catalog.query import Query, run
-from catalog.registry import transaction
 from catalog.runtime.devices import why_unavailable
 from catalog.runtime.timings import add_timings, timings_of
 from catalog.schema.kernel import Kernel
@@ -125,8 +124,8 @@ def import_bundle(catalog: Catalog, path: Path, *, trust: bool) -> Imported:
             )
         _populate(catalog, bundle)
         try:
-            with placed(bundle, cache) as new, transaction(catalog.connection):
-                known, timings = _record(catalog.connection, bundle.manifest)
+            with placed(bundle, cache) as new, catalog.writing() as connection:
+                known, timings = _record(connection, bundle.manifest)
         except (OverflowError, sqlite3.IntegrityError) as error:
             raise BundleError(f"{path}: its manifest has what no catalog can have: {error}") from None
         catalog.forget()

@@ -1,8 +1,9 @@
 """Guarded first runs: a library that is new to this machine runs in a process of its own first, with a time limit.
 
-A kernel that ends that process or hangs is quarantined: remembered beside the cache entry and in the registry, and
-passed over by selection. One that ran to its end is remembered too, so that it is guarded once, and a warm process
-reads a file of a few bytes per library.
+A kernel that crashes that process or hangs is quarantined: remembered beside the cache entry and in the registry, and
+passed over by selection until the verdict expires. One that ran to its end is remembered too, so that it is guarded
+once, and a warm process reads a file of a few bytes per library. Whatever else ends the process says nothing of the
+kernel: it is neither loaded here nor quarantined, and the next run tries again.
 
 The first run is on random inputs of the problem's shapes, or of a smaller problem with the same traits where those
 would take long or need much memory (:func:`guarded_problem`). What a kernel does with other shapes is not proven.
@@ -12,23 +13,17 @@ Kernels that run in this process are guarded; one of a GPU fails there, and the 
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import math
-import os
-import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from catalog.backends import GpuBackend, backend_of
 from catalog.build.first_runs import FirstRuns, Quarantine
-from catalog.errors import ProblemError, QuarantinedError
-from catalog.runtime.tensors import memory_bytes
+from catalog.errors import DeviceError, ProblemError, QuarantinedError
+from catalog.runtime.first_run import first_run
+from catalog.runtime.memory import memory_bytes, needed_bytes
 from catalog.runtime.workspace import splits_of
 from catalog.schema.problem import Problem
 from catalog.settings import settings
@@ -52,27 +47,10 @@ MOST_FLOPS = 20 * 10**9
 _SEQUENCE = 1024
 """A shortened sequence is as long as its rest modulo this, plus this: what divides it, a tile or a page, still does."""
 
-START_SECONDS = 60.0
-"""How long the process may take to start; the time limit counts from then on."""
+_FEW_SPLITS = 8
+"""Parts of the keys in a first run of a problem that states many."""
 
-_MARGIN_SECONDS = 5.0
-"""How much later than the process itself its parent notices that the time is up."""
-
-_CHILD = "catalog.runtime.guard_child"
-
-
-@dataclass(frozen=True)
-class Ending:
-    """How a first run ended: ``stage`` is the one that ended it, if ``fatal`` says how; else ``passed``, or not.
-
-    A run that neither passed nor was fatal tells nothing of the kernels: one refused the call, or the process did not
-    start; ``about`` says so.
-    """
-
-    passed: bool = False
-    stage: int = 0
-    fatal: str | None = None
-    about: str = ""
+_HINT = "It is not quarantined: the next run tries again. CATALOG_GUARD=never runs new libraries without a first run."
 
 
 class Guard:
@@ -94,6 +72,7 @@ class Guard:
 
         Raises:
             QuarantinedError: one of them must not, from now on or since an earlier run.
+            DeviceError: the process of their first run was ended by something that says nothing of them.
         """
         arch = device.device.arch
         for artifact in artifacts:
@@ -106,32 +85,38 @@ class Guard:
         if known or settings().guard == "never":
             return
         small = guarded_problem(problem)
-        ending = _first_run(_request(small, kernels, artifacts, device), settings().guard_timeout)
-        if ending.fatal is not None:
-            kernel, artifact = kernels[ending.stage], artifacts[ending.stage]
+        ending = first_run(_request(small, kernels, artifacts, device), settings().guard_timeout)
+        kernel, artifact = kernels[ending.stage], artifacts[ending.stage]
+        if ending.kind == "blamed":
             quarantine = Quarantine(
                 key=artifact.key,
                 kernel_id=kernel.id,
                 kernel=kernel.name,
                 arch=kernel.arch,
                 device=arch,
-                reason=ending.fatal,
+                reason=ending.about,
                 problem=small.key,
                 when=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             )
             self._runs.quarantine(quarantine)
             raise self._refusal(quarantine)
-        if ending.passed:
+        if ending.kind == "unknown":
+            told = f"the first run of kernel {kernel.name}, in a process of its own, proves nothing: it {ending.about}"
+            _log.warning("%s", told)
+            raise DeviceError(told, hint=_HINT)
+        if ending.kind == "passed":
             for artifact in artifacts:
                 self._runs.remember(artifact.key, artifact.sha256, arch)
+        elif ending.kind == "refused":
+            _log.info("the first run of %s proves nothing: %s", kernel.name, ending.about)
         else:
-            _log.info("the first run of %s proves nothing: %s", kernels[0].name, ending.about)
+            _log.warning("kernels run unguarded: the process for their first run does not start (%s)", ending.about)
 
     def _refusal(self, quarantine: Quarantine) -> QuarantinedError:
         self._record(quarantine)
         return QuarantinedError(
             f"kernel {quarantine.kernel} {quarantine.reason} when it was first run ({quarantine.when}, on "
-            f"{quarantine.device}, problem {quarantine.problem}): it is quarantined",
+            f"{quarantine.device}, problem {quarantine.problem}): it is quarantined until {quarantine.until}",
             hint=f"To give it another chance: catalog cache unquarantine {quarantine.kernel_id}",
             kernel_id=quarantine.kernel_id,
         )
@@ -141,13 +126,13 @@ def guarded_problem(problem: Problem, most_flops: int = MOST_FLOPS) -> Problem:
     """What a first run computes: ``problem``, or a smaller one with the same traits that fits the limits.
 
     The limits are :data:`MOST_BYTES` and ``most_flops``, which the smallest of its kind may exceed. In this order,
-    until it fits: one sequence, the longest; one group of heads; a cache without spare pages; sequences of fewer than
-    2048 tokens; two query heads of a group.
+    until it fits: one sequence, the longest; one group of heads; a cache without spare pages; few splits; sequences of
+    fewer than 2048 tokens; two query heads of a group.
     """
-    room = min(MOST_BYTES, max(0, memory_bytes() - problem.bytes) // _COPIES)
+    room = min(MOST_BYTES, max(0, memory_bytes() - needed_bytes(problem)) // _COPIES)
     small = problem
-    for shrink in (_one_sequence, _one_group, _no_spare_pages, _short_sequences, _two_heads):
-        if small.bytes <= room and small.flops <= most_flops:
+    for shrink in (_one_sequence, _one_group, _no_spare_pages, _few_splits, _short_sequences, _two_heads):
+        if needed_bytes(small) <= room and small.flops <= most_flops:
             break
         with contextlib.suppress(ProblemError):  # sizes that only fit together stay as they are
             small = small.model_copy(update=shrink(small))
@@ -167,6 +152,10 @@ def _one_group(problem: Problem) -> dict[str, Any]:
 
 def _no_spare_pages(problem: Problem) -> dict[str, Any]:
     return _fitting_pages(problem)
+
+
+def _few_splits(problem: Problem) -> dict[str, Any]:
+    return {"num_splits": min(problem.num_splits, _FEW_SPLITS)}
 
 
 def _short_sequences(problem: Problem) -> dict[str, Any]:
@@ -199,7 +188,7 @@ def _short(length: int) -> int:
 def _request(
     problem: Problem, kernels: Sequence[Kernel], artifacts: Sequence[Artifact], device: Device[Any]
 ) -> dict[str, Any]:
-    """What :mod:`catalog.runtime.guard_child` reads."""
+    """What :mod:`catalog.runtime.guard_child` reads, but for the time."""
     return {
         "problem": problem.key,
         "num_threads": device.threads,
@@ -209,63 +198,3 @@ def _request(
             for artifact in artifacts
         ],
     }
-
-
-def _first_run(request: Mapping[str, Any], seconds: float) -> Ending:
-    """Run the libraries in a process of their own, which ends with this call."""
-    folder = Path(__file__).parents[2]  # -m looks there first: it finds the package that this module is of
-    search_path = map(os.path.abspath, filter(None, [*sys.path, str(folder)]))
-    try:
-        process = subprocess.Popen(  # noqa: S603 - this Python, and a module of ours
-            [sys.executable, "-m", _CHILD],
-            cwd=folder,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(search_path)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
-    except OSError as error:
-        return _did_not_start(f"{sys.executable}: {error.strerror}")
-    late = False
-    try:
-        output, said = process.communicate(
-            json.dumps({**request, "seconds": seconds}), START_SECONDS + seconds + _MARGIN_SECONDS
-        )
-    except subprocess.TimeoutExpired:
-        late = True
-    finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # and what the library has started
-            output, said = process.communicate()
-    return _ending(list(_messages(output)), late, process.returncode, seconds, said)
-
-
-def _messages(output: str) -> Iterator[Mapping[str, Any]]:
-    for line in output.splitlines():
-        with contextlib.suppress(ValueError):
-            yield json.loads(line)
-
-
-def _ending(messages: Sequence[Mapping[str, Any]], late: bool, status: int, seconds: float, said: str) -> Ending:
-    """What the messages of the process and its exit status say; it may have ended anywhere."""
-    stages = [message["stage"] for message in messages if "stage" in message]
-    if messages and "end" in messages[-1]:
-        end = messages[-1]["end"]
-        return Ending(passed=True) if end == "passed" else Ending(about=end)
-    if not stages:
-        return _did_not_start(said.strip().rpartition("\n")[2] or f"it ended with status {status}")
-    if late or status == -signal.SIGALRM:
-        return Ending(stage=stages[-1], fatal=f"did not end within {seconds:g} s")
-    if status < 0:
-        return Ending(stage=stages[-1], fatal=f"died of {signal.Signals(-status).name}")
-    return Ending(stage=stages[-1], fatal=f"ended its process with exit status {status}")
-
-
-def _did_not_start(reason: str) -> Ending:
-    """Not the kernels' fault: they run unguarded."""
-    _log.warning("kernels run unguarded: the process for their first run does not start (%s)", reason)
-    return Ending(about=reason)

@@ -1,9 +1,9 @@
-"""The process of a first run: ``python -m catalog.runtime.guard_child``, started by :mod:`catalog.runtime.guard`.
+"""The process of a first run: ``python -m catalog.runtime.guard_child``, started by :mod:`catalog.runtime.first_run`.
 
 It reads one JSON object from stdin, loads the libraries, launches them once on random inputs, and writes JSON lines to
-stdout: ``{"stage": i}`` before it loads and before it launches library i, ``{"end": "passed"}``, or ``{"end": reason}``
-where a library cannot be loaded or refuses the call. Whatever else it does, dying or hanging, the library did: the
-process imports all that it needs before the first line, and leaves without cleaning up after the last.
+stdout: ``{"stage": i}`` before it loads and before it launches library i, ``{"end": "passed"}``, ``{"end": reason}``
+where a library cannot be loaded or refuses the call, or ``{"unknown": reason}`` where it ran out of memory by itself.
+The process imports all that it needs before the first line, and leaves without cleaning up after the last.
 """
 
 from __future__ import annotations
@@ -31,24 +31,30 @@ def main() -> None:
     request = json.load(sys.stdin)
     tell = _private_stdout()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    # The default action of SIGALRM ends the process wherever it is: a loop in C needs no help of Python's.
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, request["seconds"])
+    try:
+        _run(request, tell)
+        tell(end="passed")
+    except CatalogError as error:
+        tell(end=str(error))
+    except MemoryError as error:
+        tell(unknown=f"ran out of memory: {error}")
+    os._exit(0)
+
+
+def _run(request: dict[str, Any], tell: Any) -> None:
     problem = Problem(**json.loads(request["problem"]))
     # Drawn, not computed: a backward's O and LSE would take a forward by the reference.
     inputs = draw_inputs(problem, seed=0)
     tensors = inputs | make_outputs(problem, inputs)
     device = HostDevice(request["num_threads"])
-    # The default action of SIGALRM ends the process wherever it is: a loop in C needs no help of Python's.
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_REAL, request["seconds"])
-    try:
-        loaded = _load(device, request["libraries"], tell)
-        call = device.call(problem, tensors, agreed_workspace(problem, loaded, request["num_splits"]))
-        for stage, kernel in enumerate(loaded):
-            tell(stage=stage)
-            device.launch(kernel, call)
-        tell(end="passed")
-    except CatalogError as error:
-        tell(end=str(error))
-    os._exit(0)
+    loaded = _load(device, request["libraries"], tell)
+    call = device.call(problem, tensors, agreed_workspace(problem, loaded, request["num_splits"]))
+    for stage, kernel in enumerate(loaded):
+        tell(stage=stage)
+        device.launch(kernel, call)
 
 
 def _load(device: HostDevice, libraries: list[dict[str, str]], tell: Any) -> list[LoadedKernel]:

@@ -55,9 +55,8 @@ class History:
 
     def record(self, record: ArtifactRecord) -> None:
         """Write a build into the catalog; where that fails the process remembers a kernel that did not compile."""
-        connection = self._catalog.connection
         try:
-            with self._lock, transaction(connection):
+            with self._catalog.writing() as connection:
                 record_artifact(connection, record.columns)
         except (RegistryError, sqlite3.IntegrityError) as error:
             # The library is in the cache all the same: a catalog that cannot be written must not stop a run.
@@ -67,15 +66,15 @@ class History:
 
     def miss(self, problem: Problem, arch: str) -> None:
         """Count that a problem was asked for and never measured; where the catalog cannot be written now, don't."""
-        connection = self._catalog.connection
-        with suppress(RegistryError, sqlite3.Error), self._lock, impatient(connection), transaction(connection):
-            record_miss(connection, problem, arch)
+        with suppress(RegistryError, sqlite3.Error), self._lock:
+            connection = self._catalog.connection
+            with impatient(connection), transaction(connection):
+                record_miss(connection, problem, arch)
 
     def quarantine(self, quarantine: Quarantine) -> None:
         """Mark a library in the catalog; where that fails the process remembers it."""
-        connection = self._catalog.connection
         self._unrecorded[quarantine.kernel_id] = quarantine.key
-        with suppress(RegistryError), self._lock, transaction(connection):
+        with suppress(RegistryError), self._catalog.writing() as connection:
             if quarantine_artifact(connection, quarantine.key, quarantine.log):
                 del self._unrecorded[quarantine.kernel_id]
 
@@ -99,14 +98,31 @@ class History:
 
     def quarantined(self) -> list[Quarantine]:
         """Every quarantine that the cache or the catalog knows, the oldest first."""
+        known = {quarantine.key: quarantine for quarantine in self.runs.quarantined()}
+        for key, quarantine in self._recorded().items():
+            if not quarantine.over:
+                known.setdefault(key, quarantine)
+        return sorted(known.values(), key=lambda one: (one.when, one.kernel, one.key))
+
+    def _recorded(self) -> dict[str, Quarantine]:
+        """The quarantines in the catalog, by key."""
         from catalog.build.first_runs import Quarantine
 
-        known = {quarantine.key: quarantine for quarantine in self.runs.quarantined()}
-        for key, log in quarantined_artifacts(self._catalog.connection).items():
-            told = Quarantine.of_log(log)
-            if told is not None:
-                known.setdefault(key, told)
-        return sorted(known.values(), key=lambda one: (one.when, one.kernel, one.key))
+        logs = quarantined_artifacts(self._catalog.connection)
+        told = {key: Quarantine.of_log(log) for key, log in logs.items()}
+        return {key: quarantine for key, quarantine in told.items() if quarantine is not None}
+
+    def end_quarantines(self) -> None:
+        """Let kernels be taken again whose quarantine is over; where the catalog cannot be written now, don't."""
+        over = [key for key, quarantine in self._recorded().items() if quarantine.over]
+        if over:
+            with suppress(RegistryError), self._catalog.writing() as connection:
+                for key in over:
+                    self._let_go(connection, key)
+
+    def _let_go(self, connection: sqlite3.Connection, key: str) -> None:
+        record = self._catalog.builder.cache.load(key)
+        release_artifact(connection, key, "" if record is None else record.log)
 
     def release(self, which: str | None) -> list[Quarantine]:
         """Let quarantined kernels be run again, of the name or id ``which``, None: all; what they were in for.
@@ -120,12 +136,10 @@ class History:
             raise UsageError(
                 f"no quarantined kernel has the name or id {which!r}", hint="catalog cache quarantined lists them."
             )
-        connection, cache = self._catalog.connection, self._catalog.builder.cache
         try:
-            with self._lock, transaction(connection):
+            with self._catalog.writing() as connection:
                 for one in released:
-                    record = cache.load(one.key)
-                    release_artifact(connection, one.key, "" if record is None else record.log)
+                    self._let_go(connection, one.key)
                     self.runs.forget(one.key)
                     self._unrecorded.pop(one.kernel_id, None)
         except OSError as error:

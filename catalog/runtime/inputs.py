@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from catalog.runtime.tensors import check_memory, element_type
+from catalog.runtime.memory import check_memory
+from catalog.runtime.tensors import element_type
 from catalog.schema.problem import Problem
 
 Array = NDArray[Any]
@@ -27,7 +28,7 @@ def make_inputs(problem: Problem, seed: int = 0) -> dict[str, Array]:
     those of its forward, by the reference.
 
     Raises:
-        TensorError: the problem's tensors are larger than this machine's memory.
+        ProblemError: what a run needs is larger than this machine's memory.
     """
     inputs = draw_inputs(problem, seed)
     if problem.op == "bwd":
@@ -39,7 +40,7 @@ def draw_inputs(problem: Problem, seed: int = 0) -> dict[str, Array]:
     """As :func:`make_inputs`, but O and LSE of a backward are random: right shapes, wrong gradients, little time.
 
     Raises:
-        TensorError: the problem's tensors are larger than this machine's memory.
+        ProblemError: what a run needs is larger than this machine's memory.
     """
     check_memory(problem)
     inputs: dict[str, Array] = {}

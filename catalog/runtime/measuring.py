@@ -7,7 +7,6 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from catalog.errors import SelectionError
-from catalog.registry import transaction
 from catalog.runtime.timings import Timing, record
 from catalog.schema.stages import MAIN_STAGE
 
@@ -86,5 +85,5 @@ def keep(catalog: Catalog, problem: Problem, device: DeviceInfo, timings: Iterab
     Raises:
         RegistryError: the catalog cannot be written.
     """
-    with transaction(catalog.connection):
-        record(catalog.connection, problem, device, timings)
+    with catalog.writing() as connection:
+        record(connection, problem, device, timings)

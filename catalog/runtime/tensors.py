@@ -8,8 +8,6 @@ error says how to copy.
 
 from __future__ import annotations
 
-import math
-import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache, lru_cache
 from typing import Any, Protocol
@@ -19,6 +17,7 @@ from numpy.typing import NDArray
 
 from catalog.errors import TensorError
 from catalog.runtime.index_tensors import check_indices
+from catalog.runtime.memory import check_room
 from catalog.schema.problem import Problem
 from catalog.schema.problem_tensors import Tensor
 
@@ -115,9 +114,9 @@ def make_outputs(problem: Problem, inputs: Mapping[str, Any] | None = None) -> d
     """Arrays for the outputs: zeros where kernels leave some elements alone, else uninitialised.
 
     Raises:
-        TensorError: the problem's tensors are larger than this machine's memory.
+        ProblemError: what a run makes is larger than this machine's memory.
     """
-    check_memory(problem)
+    check_room(problem)
     zeroed = zeroed_outputs(problem, inputs or ())
     return {
         name: (np.zeros if name in zeroed else np.empty)(problem.shapes[name], element_type(problem, name))
@@ -242,23 +241,3 @@ def _check_layout(
 
 def _expected(problem: Problem, name: str) -> str:
     return f"{element_type(problem, name)} {problem.tensors[name].shape}"
-
-
-@cache
-def memory_bytes() -> int:
-    """Physical memory of this machine."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def check_memory(problem: Problem) -> None:
-    """The tensors that a run needs fit into this machine's memory.
-
-    Raises:
-        TensorError: they don't.
-    """
-    if problem.bytes > memory_bytes():
-        largest = max(problem.shapes, key=lambda name: math.prod(problem.shapes[name]))
-        raise TensorError(
-            f"the tensors need {problem.bytes:,} bytes, and this machine has {memory_bytes():,} bytes of memory",
-            hint=f"The largest is {largest}: {_expected(problem, largest)}.",
-        )

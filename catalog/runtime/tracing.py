@@ -12,7 +12,6 @@ import json
 import logging
 import math
 import os
-import threading
 import time
 import uuid
 import weakref
@@ -24,6 +23,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
 from catalog.errors import CatalogError, UsageError
+from catalog.forks import Lock
 from catalog.settings import TRACE_MAX_BYTES, TRACE_MAX_CALLS, settings
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ _NANO = 1e6
 active: tuple[Tracer, ...] = ()
 """What records now. Calls look here first: while it is empty, this look is all that they pay."""
 
-_switch = threading.RLock()
+_switch = Lock()
 _by_settings: Tracer | None = None
 _pauses = 0
 
@@ -217,7 +217,7 @@ class Tracer:
         self._calls = count(1)
         self._kept: dict[str, int] = {}
         self._bytes = 0
-        self._lock = threading.Lock()
+        self._lock = Lock()
         try:
             self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:

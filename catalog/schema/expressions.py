@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import sqlite3
-import threading
 from collections.abc import Iterable
 from functools import cache
 
+from catalog.forks import Lock, forks
 from catalog.messages import did_you_mean
 from catalog.schema.fields import IDENTITY, TRAITS
 
@@ -26,7 +26,7 @@ class _Reader:
 
     def __init__(self) -> None:
         self._seen: set[str] = set()
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._connection = sqlite3.connect(":memory:", check_same_thread=False, cached_statements=0)
         self._connection.execute(f"CREATE TABLE kernel ({', '.join((*IDENTITY, *TRAITS, *SELECT_COLUMNS))})")
         self._connection.set_authorizer(self._note)
@@ -48,7 +48,10 @@ class _Reader:
             return frozenset(self._seen)
 
 
-_reader = cache(_Reader)
+@cache
+def _reader(process: int) -> _Reader:
+    """The reader of this process, which is so many forks away from the first one: each has a connection of its own."""
+    return _Reader()
 
 
 @cache
@@ -58,7 +61,7 @@ def columns_read(expression: str) -> frozenset[str]:
     Raises:
         sqlite3.Error: it is no SQL over the kernel columns and :data:`SELECT_PARAMETERS`.
     """
-    return _reader().columns(expression)
+    return _reader(forks()).columns(expression)
 
 
 def what_is_wrong(expression: str, parameters: Iterable[str] = ()) -> str | None:

@@ -96,7 +96,7 @@ class Device(Protocol[C]):
         They begin as zeros where kernels leave some elements alone, else uninitialised.
 
         Raises:
-            TensorError: they would be larger than this machine's memory.
+            ProblemError: they would be larger than this machine's memory.
         """
 
     def layout(self, given: Mapping[str, Any]) -> Layout | None:

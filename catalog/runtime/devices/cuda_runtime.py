@@ -150,8 +150,7 @@ class CudaRuntime(GpuRuntime):
         info = DeviceInfo(f"sm_{about.major}{about.minor}", name, about.multiProcessorCount)
         return Gpu(index, info, about.totalGlobalMem)
 
-    def current(self) -> int:
-        """As :meth:`GpuRuntime.current`."""
+    def _current(self) -> int:
         status, index = self.bindings.cudaGetDevice()
         if status != SUCCESS:
             raise self.failure("cudaGetDevice", status)

@@ -84,7 +84,12 @@ class GpuDevice:
 
     @property
     def stream(self) -> int:
-        """The handle of the stream that work is given to now."""
+        """The handle of the stream that work is given to now.
+
+        Raises:
+            DeviceError: the process was forked since the GPU was used.
+        """
+        self.runtime.check_process()
         return current_stream(self.runtime.vendor, self.index) if self._given is None else handle_of(self._given)
 
     @cached_property
@@ -184,7 +189,7 @@ class GpuDevice:
         """Arrays for the outputs: tensors of PyTorch's in this GPU's memory where an input is one, else NumPy's.
 
         Raises:
-            TensorError: NumPy arrays would be larger than this machine's memory.
+            ProblemError: NumPy arrays would be larger than this machine's memory.
         """
         made = torch_outputs(problem, inputs, given, self.runtime.vendor, self.index)
         return make_outputs(problem, inputs) if made is None else made

@@ -34,7 +34,7 @@ class _Resource:
             self.handle = make(f"{about} on GPU {index}")
         self.runtime = runtime
         self._release = release
-        self._finalizer = weakref.finalize(self, _let_go, release, self.handle)
+        self._finalizer = weakref.finalize(self, _let_go, runtime, release, self.handle)
 
     def close(self) -> None:
         """Release it; a second time does nothing.
@@ -42,7 +42,7 @@ class _Resource:
         Raises:
             DeviceError: the runtime cannot release it.
         """
-        if self._finalizer.detach() is not None:
+        if self._finalizer.detach() is not None and not self.runtime.forked:
             self._release(self.handle)
 
     def __enter__(self) -> Self:
@@ -52,8 +52,10 @@ class _Resource:
         self.close()
 
 
-def _let_go(release: Callable[[int], None], handle: int) -> None:
-    """Release what nobody refers to any more: nobody is there to catch an error either."""
+def _let_go(runtime: GpuRuntime, release: Callable[[int], None], handle: int) -> None:
+    """Release what nobody refers to any more: nobody is there to catch an error either. A fork's child owns nothing."""
+    if runtime.forked:
+        return
     try:
         release(handle)
     except DeviceError as error:

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from catalog.errors import DeviceError
+from catalog.forks import SPAWN, forks
 from catalog.runtime.devices import DeviceInfo
 from catalog.runtime.devices.vendors import Vendor
 
@@ -68,8 +69,8 @@ class GpuRuntime(ABC):
         """The GPU of this number."""
 
     @abstractmethod
-    def current(self) -> int:
-        """The GPU that this thread's calls are for."""
+    def _current(self) -> int:
+        """As :meth:`current`."""
 
     @abstractmethod
     def _make_current(self, index: int) -> None:
@@ -139,6 +140,36 @@ class GpuRuntime(ABC):
     def launch(self, kernel: LoadedKernel, pointer: Any, stream: int) -> None:
         """Start a kernel of the current GPU with a pointer to its arguments; it is done when the stream is."""
 
+    @cached_property
+    def _process(self) -> int:
+        """The process that has used this runtime, by its :func:`forks`."""
+        return forks()
+
+    @property
+    def forked(self) -> bool:
+        """Whether the process that has used this runtime is a parent of this one: then it must not be called."""
+        return self._process != forks()
+
+    def check_process(self) -> None:
+        """This process may call the runtime.
+
+        Raises:
+            DeviceError: a process has used it of which this one is a fork: contexts of GPUs do not survive that.
+        """
+        if self.forked:
+            raise DeviceError(
+                f"this process was forked after {self.vendor.runtime} was used, which no fork survives", hint=SPAWN
+            )
+
+    def current(self) -> int:
+        """The GPU that this thread's calls are for.
+
+        Raises:
+            DeviceError: as :meth:`check_process`, or the runtime fails.
+        """
+        self.check_process()
+        return self._current()
+
     def order(self, before: int, after: int) -> None:
         """What the stream ``after`` is given from now on begins when the stream ``before`` has done what it has now."""
         self.synchronize(before)
@@ -162,13 +193,13 @@ class GpuRuntime(ABC):
         Raises:
             DeviceError: there is none, or there is no runtime.
         """
+        self.check_process()
         status, count = self._count()
         if status != SUCCESS or not count:
             called = f"{self.vendor.runtime.lower()}GetDeviceCount"
             reason = f" ({self.failure(called, status).message})" if status != SUCCESS else ""
-            raise DeviceError(
-                f"the {self.vendor.runtime} runtime {self.version} finds no GPU{reason}", hint=self.no_gpu
-            )
+            hint = f"This process was forked. {SPAWN}\n{self.no_gpu}" if forks() else self.no_gpu
+            raise DeviceError(f"the {self.vendor.runtime} runtime {self.version} finds no GPU{reason}", hint=hint)
         return tuple(map(self._gpu, range(count)))
 
     def first(self, arch: str) -> int:

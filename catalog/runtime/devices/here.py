@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from catalog.backends import GpuBackend, backend_of
-from catalog.runtime.devices import DeviceInfo, check_available
+from catalog.forks import Lock
+from catalog.runtime.devices import DeviceInfo, check_available, why_unavailable
 from catalog.settings import settings
+from catalog.threads import checked
 
 if TYPE_CHECKING:
     from catalog.runtime.devices import Device
@@ -20,13 +21,17 @@ class Devices:
     """One object a device, made when it is first asked for, in any thread.
 
     Args:
-        num_threads: threads of a host kernel, 0: every core that the process may use; None: as the settings say.
+        num_threads: threads of a host kernel, as :class:`~.host.HostDevice` takes them; None: as the settings say.
+
+    Raises:
+        UsageError: so many threads are not allowed.
     """
 
     def __init__(self, num_threads: int | None) -> None:
-        self._num_threads = num_threads
+        self._num_threads = None if num_threads is None else checked(num_threads)
         self._devices: dict[str, Device[Any]] = {}
-        self._lock = threading.RLock()
+        self._on_host: dict[str, bool] = {}
+        self._lock = Lock()
 
     @cached_property
     def host(self) -> HostDevice:
@@ -35,6 +40,15 @@ class Devices:
 
         chosen = self._num_threads
         return HostDevice(settings().num_threads if chosen is None else chosen)
+
+    def host_of(self, arch: str) -> HostDevice | None:
+        """The host CPU, if it runs kernels of ``arch``, which no GPU does."""
+        runs = self._on_host.get(arch)
+        if runs is None:
+            resolved = resolve_arch(arch)
+            runs = not isinstance(backend_of(resolved), GpuBackend) and why_unavailable(resolved) is None
+            self._on_host[arch] = runs
+        return self.host if runs else None
 
     def of(self, arch: str) -> Device[Any]:
         """What kernels of ``arch`` run on: the host CPU, or the first GPU of that arch which the process may use.

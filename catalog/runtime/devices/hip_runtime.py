@@ -151,8 +151,7 @@ class HipRuntime(GpuRuntime):
             hint="Its hipDeviceProp_t has a layout that this version of the catalog does not know.",
         )
 
-    def current(self) -> int:
-        """As :meth:`GpuRuntime.current`."""
+    def _current(self) -> int:
         return self._number("hipGetDevice")
 
     def _make_current(self, index: int) -> None:

@@ -14,15 +14,17 @@ import numpy as np
 
 from catalog.build.toolchains import host_facts
 from catalog.errors import DeviceError, SpecError, UsageError
+from catalog.forks import openmp_lost
 from catalog.runtime.devices import DeviceInfo
 from catalog.runtime.devices.arguments import Call, template
 from catalog.runtime.devices.host_arrays import host_array, host_outputs
-from catalog.runtime.devices.host_calls import HostCall, HostLayout, host_layout
+from catalog.runtime.devices.host_calls import HostCall, HostLayout, host_layout, start
 from catalog.runtime.devices.loading import Libraries, LoadedKernel
 from catalog.runtime.tensors import Array, make_outputs, numpy_array
 from catalog.runtime.workspace import NO_WORKSPACE, Workspace
 from catalog.schema.problem import Problem
 from catalog.settings import data_dir
+from catalog.threads import checked, default_threads
 
 _FLOODS = 2
 _LARGE_CACHE = 64 << 20
@@ -34,11 +36,15 @@ class HostDevice:
     """Loads, launches and times host kernels.
 
     Args:
-        num_threads: threads of a kernel; 0: every core that the process may use.
+        num_threads: threads of a kernel, at most :func:`catalog.threads.most_threads`; 0: those of
+            ``OMP_NUM_THREADS``, else one for each core that the process may use.
+
+    Raises:
+        UsageError: so many threads are not allowed.
     """
 
     def __init__(self, num_threads: int = 0) -> None:
-        self.num_threads = num_threads
+        self._threads = checked(num_threads) or default_threads()
         self._libraries = Libraries()
 
     @property
@@ -77,7 +83,7 @@ class HostDevice:
         """Arrays for the outputs: tensors of PyTorch's where an input is one, else NumPy's.
 
         Raises:
-            TensorError: the problem's tensors are larger than this machine's memory.
+            ProblemError: what a run makes is larger than this machine's memory.
         """
         made = host_outputs(problem, inputs, given)
         return make_outputs(problem, inputs) if made is None else made
@@ -106,7 +112,7 @@ class HostDevice:
             [(slot, array.ctypes.data, strides) for slot, array, strides in partials],
             {},
         )
-        args.num_threads = self.num_threads
+        args.num_threads = self.threads
         args.num_splits = workspace.num_splits
         if "kv_page_indices" in tensors:
             args.num_page_indices = len(tensors["kv_page_indices"])
@@ -123,7 +129,7 @@ class HostDevice:
         Raises:
             DeviceError: the kernel refuses the call or has no memory.
         """
-        kernel.launch(call.pointer)
+        start((kernel,), call.pointer)
 
     def run(self, kernels: Sequence[LoadedKernel], call: Call) -> None:
         """Run the kernels, one after the other; on return the outputs are written.
@@ -131,8 +137,7 @@ class HostDevice:
         Raises:
             DeviceError: as :meth:`launch`.
         """
-        for kernel in kernels:
-            kernel.launch(call.pointer)
+        start(kernels, call.pointer)
 
     def enqueue(self, kernels: Sequence[LoadedKernel], call: Call, stream: Any = None) -> None:
         """As :meth:`run`: the host has no streams.
@@ -158,10 +163,9 @@ class HostDevice:
         for _ in range(launches):
             if cold:
                 self._flood += 1
-            start = clock()
-            for kernel in kernels:
-                self.launch(kernel, call)
-            durations.append(clock() - start)
+            began = clock()
+            start(kernels, call.pointer)
+            durations.append(clock() - began)
         return durations
 
     @cached_property
@@ -174,8 +178,8 @@ class HostDevice:
 
     @property
     def threads(self) -> int:
-        """Threads that a kernel uses."""
-        return self.num_threads or _usable_cores()
+        """Threads that a kernel uses; one where a fork has taken those of OpenMP away."""
+        return 1 if openmp_lost() else self._threads
 
 
 def host_archs() -> tuple[str, ...]:
@@ -256,11 +260,3 @@ def _cpu_name() -> str:
     """The product name, where the CPU tells it."""
     cpu = _archspec()
     return str(cpu.brand_string() or cpu.host().name)
-
-
-@cache
-def _usable_cores() -> int:
-    """Cores that this process may run on; OpenMP too asks once."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

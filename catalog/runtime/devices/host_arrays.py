@@ -15,7 +15,8 @@ import numpy as np
 from catalog.errors import TensorError
 from catalog.runtime.devices.device_arrays import MEMORIES
 from catalog.runtime.devices.dlpack import CPU, ELEMENT_NAMES, shared
-from catalog.runtime.tensors import Array, check_memory, numpy_dtype, zeroed_outputs
+from catalog.runtime.memory import check_room
+from catalog.runtime.tensors import Array, numpy_dtype, zeroed_outputs
 from catalog.schema.problem import Problem
 
 _READABLE = (CPU, 3, 11)
@@ -63,12 +64,12 @@ def host_outputs(problem: Problem, inputs: Mapping[str, Any], given: Mapping[str
     """Tensors of PyTorch's for the outputs, where an input is one; else None.
 
     Raises:
-        TensorError: the problem's tensors are larger than this machine's memory.
+        ProblemError: what a run makes is larger than this machine's memory.
     """
     torch = imported_torch()
     if torch is None or not any(isinstance(value, torch.Tensor) for value in given.values()):
         return None
-    check_memory(problem)
+    check_room(problem)
     zeroed = zeroed_outputs(problem, inputs)
     return {
         name: (torch.zeros if name in zeroed else torch.empty)(

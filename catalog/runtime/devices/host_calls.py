@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from catalog.forks import SPAWN, openmp_lost
+from catalog.runtime.devices.abi import CatalogArgs
 from catalog.runtime.devices.arguments import Call
 from catalog.runtime.devices.host_arrays import imported_torch
 from catalog.runtime.devices.repeats import Repeat
@@ -16,6 +20,8 @@ if TYPE_CHECKING:
     from catalog.runtime.devices.loading import LoadedKernel
     from catalog.runtime.workspace import Workspace
     from catalog.schema.problem import Problem
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +41,6 @@ class HostLayout(tuple[Any, ...]):
     ) -> Repeat:
         """As :meth:`Layout.repeat`."""
 
-        def start(pointer: Any) -> None:
-            for kernel in kernels:
-                kernel.launch(pointer)
-
         return Repeat(
             problem,
             args=call.args,
@@ -47,8 +49,33 @@ class HostLayout(tuple[Any, ...]):
             workspace=workspace,
             output=lambda tensor, zeroed: _maker(tensor.shape, tensor.element, zeroed),
             scratch=lambda size: _maker((max(1, size),), "uint8", False),
-            start=start,
+            start=partial(start, kernels),
         )
+
+
+_told = False
+
+
+def start(kernels: Sequence[LoadedKernel], pointer: Any) -> None:
+    """Run the kernels, one after the other, with a pointer to the argument struct, as :func:`ctypes.byref` gives it.
+
+    Where a fork has taken the threads of OpenMP away they run on one thread, also on arguments of the parent.
+
+    Raises:
+        DeviceError: a kernel refuses the call or has no memory.
+    """
+    if openmp_lost():
+        _on_one_thread(pointer._obj)
+    for kernel in kernels:
+        kernel.launch(pointer)
+
+
+def _on_one_thread(args: CatalogArgs) -> None:
+    global _told  # noqa: PLW0603 - once a process
+    if not _told and args.num_threads != 1:
+        _told = True
+        _log.info("process %d was forked: its host kernels run on one thread. %s", os.getpid(), SPAWN)
+    args.num_threads = 1
 
 
 def host_layout(given: Mapping[str, Any]) -> HostLayout | None:

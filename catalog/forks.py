@@ -1,0 +1,92 @@
+"""What a fork leaves in order: locks that are free in the child, and what the child must know of its parent.
+
+A fork copies the memory of a process, but only the thread that forks. What other threads were about to do, never
+happens in the child: locks that they held would stay locked, and the threads of an OpenMP pool are gone.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from types import TracebackType
+
+SPAWN = (
+    "Start processes by multiprocessing.get_context('spawn') or 'forkserver' (PyTorch's DataLoader: "
+    "multiprocessing_context='spawn'), or fork before the first use."
+)
+"""What to do where something does not survive a fork."""
+
+_GNU_OPENMP = "libgomp.so.1"
+
+
+class Lock:
+    """A reentrant lock that no thread which a fork has left behind can hold in the child."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        _locks.add(self)
+
+    def acquire(self, timeout: float = -1) -> bool:
+        """Take the lock, and wait for it at most ``timeout`` seconds, -1: without limit; whether it was taken."""
+        return self._lock.acquire(timeout=timeout)
+
+    def release(self) -> None:
+        """Release the lock, as often as it was taken."""
+        self._lock.release()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._lock.release()
+
+    def free_in_child(self) -> None:
+        """Be a new lock, unless it is free or the forking thread's: that thread goes on in the child."""
+        if self._lock.acquire(blocking=False):
+            self._lock.release()
+        else:
+            self._lock = threading.RLock()
+
+
+_locks: weakref.WeakSet[Lock] = weakref.WeakSet()
+
+_forks = 0
+_openmp_lost = False
+
+
+def forks() -> int:
+    """How many forks lie between this process and the one that imported this module."""
+    return _forks
+
+
+def openmp_lost() -> bool:
+    """Whether a parallel region of more than one thread may hang: GNU's OpenMP was loaded when the process was forked.
+
+    It goes on counting on the threads of its pool, which the fork has left behind. One thread needs no pool. LLVM's
+    runtime starts a new pool in the child.
+    """
+    return _openmp_lost
+
+
+def _after_fork_in_child() -> None:
+    global _forks, _openmp_lost  # noqa: PLW0603 - a process has one state
+    _forks += 1
+    _openmp_lost = _openmp_lost or _is_loaded(_GNU_OPENMP)
+    for lock in _locks:
+        lock.free_in_child()
+
+
+def _is_loaded(library: str) -> bool:
+    import ctypes
+
+    try:
+        ctypes.CDLL(library, mode=os.RTLD_NOLOAD)
+    except OSError:
+        return False
+    return True
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -168,7 +168,6 @@ def query(
     from catalog import query as engine
     from catalog.output import write_rows
     from catalog.runtime.devices.here import resolve_arch
-    from catalog.settings import settings
 
     shown = _format(form)
     chosen = columns.split(",") if columns else ["arch", "family", "dtype", "hdim_q", "hdim_v", "mask", "built", "name"]
@@ -179,12 +178,11 @@ def query(
         order_by=order_by,
         limit=limit,
     )
-    path, timeout = _db(), settings().query_timeout
     if count:
-        found = engine.count(path, asked, timeout)
+        found = engine.count(_db(), asked)
         print(found)
     else:
-        with engine.run(path, asked, timeout) as result:
+        with engine.run(_db(), asked) as result:
             found = write_rows(result.columns, result, shown, sys.stdout)
     if not found:
         hints = engine.hints(asked)

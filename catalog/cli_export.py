@@ -33,7 +33,9 @@ def project(
     prefix: Annotated[str, typer.Option(help="Of the C names and of the library: libPREFIX.so.")] = "catalog",
     ck_root: CkRootOption = None,
 ) -> None:
-    """Write a project that builds a library of kernels without the catalog: sources, headers, a table, build files.
+    """Write kernels as a project that builds a library.
+
+    It builds without the catalog: sources, headers, a table, build files.
 
     Written again, only files that changed are touched, so that only their kernels compile again.
 
@@ -74,7 +76,9 @@ def register(
     arch: ArchOption = "host",
     ck_root: CkRootOption = None,
 ) -> None:
-    """Write a translation unit for each kernel, and a C function that registers them all.
+    """Write translation units and a C function that registers them.
+
+    One unit for each kernel.
 
     Example: catalog export register --where "hdim_q=64 AND dtype='fp32' AND lse" --out kernels
     """
@@ -96,7 +100,9 @@ def wrap(
     arch: ArchOption = "host",
     ck_root: CkRootOption = None,
 ) -> None:
-    """Write a project that builds a library of generated headers, as those of the dispatcher of CK: a unit each.
+    """Write a project that builds a library of generated headers.
+
+    One unit for each header, as the dispatcher of CK generates them.
 
     Example: catalog export wrap --kernel-dir generated --out wrapped --arch gfx942
     """

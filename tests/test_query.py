@@ -429,6 +429,23 @@ def test_a_table_on_a_terminal_fits_its_width(monkeypatch: pytest.MonkeyPatch) -
     assert "c39  39" in many.getvalue().splitlines()
 
 
+def test_a_table_on_a_terminal_shows_what_tells_long_names_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "dumb")
+    name = "fmha_fwd_d128_bf16_group_b64x128_r4x1x1_r4x1x1_{}_nbias_{}_nsink_gfx950"
+    rows = [(name.format(pipeline, lse),) for pipeline, lse in (("qr", "lse"), ("qr_async", "nlse"))]
+    page, one = Terminal(), Terminal()
+    write_rows(["name"], rows, Format.TABLE, page)
+    lines = [line.strip() for line in page.getvalue().splitlines()]
+    assert lines[3:5] == ["lse", "async…nlse"]
+    assert lines[-1] == (
+        "Every name has: fmha_fwd_d128_bf16_group_b64x128_r4x1x1_r4x1x1_qr_nbias…nsink_gfx950. "
+        "Whole ones: --format csv."
+    )
+    write_rows(["name"], rows[:1], Format.TABLE, one)
+    assert rows[0][0] in one.getvalue(), "a single name stays whole"
+
+
 @pytest.mark.parametrize("form", list(Format))
 def test_a_reader_that_goes_away_ends_it_quietly(form: Format) -> None:
     script = (

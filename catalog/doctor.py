@@ -136,6 +136,7 @@ def _toolchain(arch: str) -> Finding:
     if arch not in backend.isas:
         return Finding(arch, "no toolchain", f"this version does not compile for it; {runs}")
     diagnosis = toolchains.diagnose(arch, backend.target(arch).toolchain)
-    if diagnosis.compiler is None or diagnosis.missing is not None:
-        return Finding(arch, "no toolchain", f"{runs}; {diagnosis.missing}")
+    missing = diagnosis.missing or ""
+    if diagnosis.compiler is None or missing:
+        return Finding(arch, "no toolchain", f"{missing.rstrip('.')}; {runs}")
     return Finding(arch, str(diagnosis.compiler.path), f"{diagnosis.compiler.title}; {runs}")

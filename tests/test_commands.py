@@ -78,8 +78,9 @@ def test_help_names_every_command_once_and_cuts_no_summary():
     assert sorted(listed) == sorted(PROGRAM.commands)
     for group in ("", "cache", "export", "timings"):
         shown = CliRunner().invoke(app, [*group.split(), "--help"], terminal_width=80).output
-        assert max(map(len, shown.splitlines())) <= 80
-        assert "..." not in shown.replace("x86_64_v3, ...;", ""), shown
+        lines = shown.splitlines()
+        assert max(map(len, lines)) <= 80
+        assert not [line for line in lines if line.endswith("...") and not line.startswith("Usage:")]
 
 
 @pytest.mark.parametrize("path", COMMANDS)

@@ -66,11 +66,7 @@ class Result:
     def __init__(self, columns: tuple[str, ...], rows: Iterator[Row], session: Session) -> None:
         self.columns = columns
         self._session = session
-        self._rows = self._until_end(rows)
-
-    def _until_end(self, rows: Iterator[Row]) -> Iterator[Row]:
-        with self._session:
-            yield from rows
+        self._rows = _until_end(rows, session)
 
     def __iter__(self) -> Iterator[Row]:
         return self._rows
@@ -86,6 +82,11 @@ class Result:
     def close(self) -> None:
         """End the query and let go of the file; needless after the last row."""
         self._session.close()
+
+
+def _until_end(rows: Iterator[Row], session: Session) -> Iterator[Row]:
+    with session:
+        yield from rows
 
 
 def run(db_path: Path, query: Query, limits: Limits | None = None) -> Result:

@@ -1,7 +1,7 @@
 """A process of its own for the SQL of queries, which can be ended at any moment.
 
-Inside one SQL function SQLite calls no handler, so an interpreter that runs SQLite itself can neither stop it nor
-answer Ctrl-C. The process (:mod:`catalog.sandbox_child`) holds nothing but a read-only connection under an authorizer.
+Inside one SQL function SQLite calls no handler, so a process that runs SQLite itself can neither stop it nor answer
+Ctrl-C. The other process (:mod:`catalog.sandbox_child`) holds nothing but a read-only connection under an authorizer.
 The operating system limits its memory and the size of any file it might write; the parent waits for its answers with a
 deadline, and kills it.
 """
@@ -142,6 +142,9 @@ class Sandbox:
             raise self._ended() from None
         except TimeoutError:
             raise self._too_slow() from None
+        except BaseException:  # Ctrl-C: nobody will read the answer
+            self.close()
+            raise
         if kind == "memory":
             raise self._too_large()
         if kind == "sql":

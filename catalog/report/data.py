@@ -231,9 +231,9 @@ def collect(catalog: Catalog, arch: str | None, peaks: Mapping[int, Peaks]) -> R
         QueryError: there are no kernels of the arch, or a query took too long.
         RegistryError: the file does not exist, is no catalog, or cannot be read.
     """
-    if arch is not None:
-        query.count(catalog.path, query.Query(arch=arch, limit=1))  # says what is there
     with query.Session(catalog.path) as session:
+        if arch is not None:
+            session.count(query.Query(arch=arch, limit=1))  # says what is there
         return _Collector(catalog, arch, session).report(peaks)
 
 

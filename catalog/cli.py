@@ -24,6 +24,7 @@ from catalog.cli_output import read_format as _format
 from catalog.cli_problem import with_problem
 from catalog.cli_replay import replay
 from catalog.cli_report import datasette_metadata, report
+from catalog.cli_sections import Sections
 from catalog.cli_shapes import shapes
 from catalog.cli_tune import tune
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="catalog",
+    cls=Sections,
     help="One queryable catalog of every attention kernel that can exist: whether it is built, and how fast it is."
     "\n\nExample: catalog run --batch 1 --nhead-q 8 --seqlen-q 512 --hdim-q 64 --dtype fp32 --validate",
     no_args_is_help=True,
@@ -106,7 +108,7 @@ def populate(
     ] = None,
     form: FormatOption = "table",
 ) -> None:
-    """Materialise every valid kernel of an arch.
+    """Make every valid kernel of an arch a row.
 
     Example: catalog populate --arch gfx950
     """
@@ -161,14 +163,13 @@ def query(
     count: Annotated[bool, typer.Option("--count", help="Print how many rows there are.")] = False,
     form: FormatOption = "table",
 ) -> None:
-    """Ask for kernels by a SQL expression over their columns.
+    """List the kernels that meet a SQL expression.
 
     Example: catalog query "hdim_q=128 AND pipeline='qr_async'" --limit 5
     """
     from catalog import query as engine
     from catalog.output import write_rows
     from catalog.runtime.devices.here import resolve_arch
-    from catalog.settings import settings
 
     shown = _format(form)
     chosen = columns.split(",") if columns else ["arch", "family", "dtype", "hdim_q", "hdim_v", "mask", "built", "name"]
@@ -179,12 +180,11 @@ def query(
         order_by=order_by,
         limit=limit,
     )
-    path, timeout = _db(), settings().query_timeout
     if count:
-        found = engine.count(path, asked, timeout)
+        found = engine.count(_db(), asked)
         print(found)
     else:
-        with engine.run(path, asked, timeout) as result:
+        with engine.run(_db(), asked) as result:
             found = write_rows(result.columns, result, shown, sys.stdout)
     if not found:
         hints = engine.hints(asked)
@@ -196,7 +196,9 @@ def query(
 
 @app.command("columns")
 def list_columns(form: FormatOption = "table") -> None:
-    """List every column that a query may use: type, domain, default, meaning.
+    """List the columns that an expression may use.
+
+    Each with its type, domain, default and meaning.
 
     Example: catalog columns
     """
@@ -217,7 +219,7 @@ def parity(
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that its generator may take for one API.")] = 600.0,
     form: FormatOption = "table",
 ) -> None:
-    """Compare the catalog's kernel names with those that upstream's generator lists.
+    """Compare kernel names with upstream's generator.
 
     With --ck-root the generator of that checkout runs now, and the revision is the one that it looks like, unless
     --revision names another. Nothing is written into the checkout.
@@ -268,7 +270,9 @@ def diff(
     ] = False,
     form: FormatOption = "table",
 ) -> None:
-    """Show which kernels appeared, vanished or changed between two upstream revisions, by family.
+    """Compare the kernels of two upstream revisions.
+
+    Kernels that appeared, vanished or changed, counted by family.
 
     Example: catalog diff --from 2025-07 --to 2026-05 --arch gfx942 --receipt 0
     """
@@ -299,10 +303,12 @@ def build(
     compile_only: options.CompileOnly = False,
     form: FormatOption = "table",
 ) -> None:
-    """Compile kernels into the cache, in parallel; those of AMD arches from a CK checkout, with or without a GPU.
+    """Compile kernels into the cache, in parallel.
 
-    Nothing is loaded or run. Kernels that are in the cache are not compiled again, so the same command goes on where
-    Ctrl-C ended it: running compilers end, what is finished stays. Exits with 1 when a kernel failed, 130 after Ctrl-C.
+    Those of AMD arches come from a CK checkout. No GPU is needed: nothing is loaded or run.
+
+    Kernels that are in the cache are not compiled again, so the same command goes on where Ctrl-C ended it: running
+    compilers end, what is finished stays. Exits with 1 when a kernel failed, 130 after Ctrl-C.
 
     Example: catalog build "hdim_q=64 AND dtype='fp32' AND mask='causal'" --jobs 2
     """
@@ -323,7 +329,9 @@ def fallback(
     ck_root: CkRootOption = None,
     form: FormatOption = "table",
 ) -> None:
-    """Compile one known-good forward kernel of an AMD arch (fp16, hdim 128) for smoke tests, and print its library.
+    """Compile a known-good AMD kernel for smoke tests.
+
+    A forward kernel (fp16, hdim 128); prints the path of its library.
 
     Example: catalog fallback --arch gfx90a --ck-root ~/composable_kernel
     """
@@ -340,7 +348,9 @@ def merge(
     others: Annotated[list[Path], typer.Argument(metavar="OTHER.db...", help="Catalogs of other machines; only read.")],
     form: FormatOption = "table",
 ) -> None:
-    """Take over the records of builds and the timings of other machines' catalogs, all of them or nothing.
+    """Take over the records of other machines' catalogs.
+
+    Records of builds and timings, all of them or nothing.
 
     Example: catalog merge mi300.db epyc.db
     """
@@ -364,9 +374,10 @@ def select(
     form: FormatOption = "table",
     fields: dict[str, Any],
 ) -> None:
-    """Show the kernels that answer a problem, one a stage, and the next best ones.
+    """Show the kernels that answer a problem.
 
-    The medians are those that selection goes by: of this problem, or of the nearest one that was measured.
+    One for each stage, and with --limit the next best ones. The medians are those that selection goes by: of this
+    problem, or of the nearest one that was measured.
 
     Example: catalog select --batch 1 --nhead-q 8 --seqlen-q 2048 --hdim-q 128 --mask causal --arch gfx950
     """
@@ -401,7 +412,7 @@ def explain(
     form: FormatOption = "table",
     fields: dict[str, Any],
 ) -> None:
-    """Show why a kernel exists or not, by rule; or, for a problem, why each candidate was kept or dropped.
+    """Say why a kernel exists or not, or was selected.
 
     Traits as words: each rule holds, is violated (rejected), or depends on traits that are not stated. A problem, by
     its options: how many kernels each trait and each rule drops.
@@ -425,7 +436,9 @@ def list_rules(
     kind: Annotated[str | None, typer.Option("--kind", help="Only this kind: constraint, invariant, ...")] = None,
     form: FormatOption = "table",
 ) -> None:
-    """List the rules that make, check and select kernels: expression, reason, upstream source.
+    """List the rules that make and select kernels.
+
+    Each with its expression, its reason, and its source upstream.
 
     Example: catalog rules --arch gfx950 --family fwd --kind constraint
     """
@@ -457,7 +470,9 @@ def run(
     form: FormatOption = "table",
     fields: dict[str, Any],
 ) -> None:
-    """Select, build and run the kernel for a problem on random inputs.
+    """Run the kernel for a problem on random inputs.
+
+    It is selected, and built when it is not in the cache.
 
     Exits with 1 when --validate finds an error above the tolerance of the dtype.
 
@@ -482,7 +497,9 @@ app.command()(replay)
 
 @app.command()
 def doctor(form: FormatOption = "table") -> None:
-    """Show the settings, the catalog file, and which toolchain each arch would use or what it lacks.
+    """Show settings, the catalog file and toolchains.
+
+    For each arch: the compiler that it would use, or what it lacks.
 
     Example: catalog doctor
     """

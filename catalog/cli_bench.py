@@ -46,7 +46,9 @@ def bench(
     form: FormatOption = "table",
     fields: dict[str, Any],
 ) -> None:
-    """Time the kernels that answer a problem, beside what this machine reaches at best; or those of a set of problems.
+    """Time the kernels of a problem or of a set.
+
+    Speeds of one problem come beside what this machine reaches at best.
 
     The peaks of a CPU are measured: fp32 multiply-adds between registers, and reads of memory in order. Of a set the
     medians are recorded, and selection goes by them from then on. Files are written also when Ctrl-C ends it.

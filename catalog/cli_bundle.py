@@ -19,7 +19,9 @@ def export_command(
     arch: Annotated[str | None, typer.Option("--arch", help="Only this arch; host is this machine's CPU.")] = None,
     form: FormatOption = "table",
 ) -> None:
-    """Write built kernels, with what is known of them, into one file for other machines.
+    """Write built kernels into one file for other machines.
+
+    What is known of them goes along.
 
     Example: catalog cache export --where "hdim_q=128" --arch host kernels.bundle
     """
@@ -42,7 +44,9 @@ def import_command(
     trust: Annotated[bool, typer.Option("--trust", help="I trust its source: its libraries are code.")] = False,
     form: FormatOption = "table",
 ) -> None:
-    """Take in the built kernels of a bundle; everything in it is checked before anything is written.
+    """Take in the built kernels of a bundle.
+
+    Everything in it is checked before anything is written.
 
     Example: catalog cache import --trust kernels.bundle
     """

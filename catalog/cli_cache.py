@@ -60,7 +60,7 @@ def _tell(done: Collected, verb: str, form: str, before: str = "") -> None:
 
 @cache_app.command("path")
 def show_path(form: FormatOption = "table") -> None:
-    """Show the cache folder, its file system, and how builders lock it.
+    """Show the cache folder and how builders lock it.
 
     Example: catalog cache path
     """
@@ -141,7 +141,9 @@ def collect_garbage(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Tell what would go, and leave it.")] = False,
     form: FormatOption = "table",
 ) -> None:
-    """Drop libraries that were not used for long, and what killed builders left behind. What is in use stays.
+    """Drop libraries that were not used for long.
+
+    What killed builders left behind goes too. What is in use stays.
 
     Example: catalog cache gc --max-size 2G --older-than 30d
     """
@@ -160,7 +162,9 @@ def collect_garbage(
 
 @cache_app.command("clear")
 def clear_cache(context: typer.Context, yes: YesOption = False, form: FormatOption = "table") -> None:
-    """Drop every library that is not in use; measured times stay (catalog timings clear).
+    """Drop every library that is not in use.
+
+    Measured times stay (catalog timings clear).
 
     Example: catalog cache clear --yes
     """

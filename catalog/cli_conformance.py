@@ -30,7 +30,9 @@ def conformance(
     jobs: Jobs = None,
     form: FormatOption = "table",
 ) -> None:
-    """Check that archs hold what all archs must: spec, names, ids, rules, and a kernel of each family.
+    """Check that archs hold what all archs must.
+
+    Spec, names, ids, rules, and a kernel of each family.
 
     It works in a scratch catalog; compiled kernels stay in the cache. Steps that this machine lacks something for are
     skipped, with the reason. Exits with 1 when something failed.

@@ -1,4 +1,4 @@
-"""``catalog explain``: the rules' verdicts and the kernels, as two tables for people and as one for programs."""
+"""``catalog explain``: the answer, the kernels and the rules' verdicts for people; one table for programs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ def _explain_traits(catalog: Catalog, words: Sequence[str], form: Format, where:
         (f.kind, f.id, f.verdict.value, " ".join(f.traits), f.reason, f.source, f.quirk) for f in explained.findings
     ]
     matches = [(" ".join(m.changes), m.kernels, m.receipts, m.name, m.id) for m in explained.matches]
-    _print(explained.summary, (FINDINGS, findings), (MATCHES, matches), form)
+    nearest = "" if explained.kernels or not matches else "\nThe nearest kernels, and what to change for them:"
+    _print(explained.summary + nearest, (FINDINGS, findings), (MATCHES, matches), form)
 
 
 def _explain_problem(catalog: Catalog, problem: Problem, form: Format, where: Mapping[str, Any]) -> None:
@@ -69,13 +70,13 @@ def _explain_problem(catalog: Catalog, problem: Problem, form: Format, where: Ma
 
 
 def _print(summary: str, rules: tuple[Sequence[str], Rows], kernels: tuple[Sequence[str], Rows], form: Format) -> None:
-    """Print both tables, the answer between them; in other formats one, whose kernels are the rows of kind kernel."""
+    """Print the answer, the kernels, then the rules; in other formats one table, the kernels last, of kind kernel."""
     if form is Format.TABLE:
-        write_rows(*rules, form, sys.stdout)
-        print(f"\n{summary}")
-        if kernels[1]:
-            print()
-            write_rows(*kernels, form, sys.stdout)
+        print(summary)
+        for table in (kernels, rules):
+            if table[1]:
+                print(flush=True)
+                write_rows(*table, form, sys.stdout)
         return
     columns = list(dict.fromkeys((*rules[0], *kernels[0])))
     rows = [dict(zip(rules[0], row, strict=True)) for row in rules[1]]

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from catalog.schema.kernel import Kernel
 
 OutOption = Annotated[Path, typer.Option("--out", help="Folder to write into: new, empty, or of an export before.")]
+LimitOption = Annotated[int | None, typer.Option(min=1, help="At most N kernels, in order of id.", metavar="N")]
 ProjectOption = Annotated[str, typer.Option("--format", help="Build files: cmake, make or ninja.")]
 
 export = typer.Typer(invoke_without_command=True, no_args_is_help=True)
@@ -31,9 +32,12 @@ def project(
     form: ProjectOption = "cmake",
     arch: ArchOption = "host",
     prefix: Annotated[str, typer.Option(help="Of the C names and of the library: libPREFIX.so.")] = "catalog",
+    limit: LimitOption = None,
     ck_root: CkRootOption = None,
 ) -> None:
-    """Write a project that builds a library of kernels without the catalog: sources, headers, a table, build files.
+    """Write kernels as a project that builds a library.
+
+    It builds without the catalog: sources, headers, a table, build files.
 
     Written again, only files that changed are touched, so that only their kernels compile again.
 
@@ -58,7 +62,7 @@ def project(
     from catalog.build.export.projects import how_to_build, read_format
 
     chosen = read_format(form)
-    kernels = _kernels(context, where, arch, ck_root)
+    kernels = _kernels(context, where, arch, limit, ck_root)
     with _each_told(len(kernels)) as on_done:
         written = export_project(kernels, out, prefix, chosen, on_done)
     print(f"{counted(len(kernels), 'kernel')} in {out}: {counted(len(written), 'file')} written or changed")
@@ -72,15 +76,18 @@ def register(
     out: OutOption,
     prefix: Annotated[str, typer.Option(help="Of the C names: PREFIX_register_kernels.")] = "catalog",
     arch: ArchOption = "host",
+    limit: LimitOption = None,
     ck_root: CkRootOption = None,
 ) -> None:
-    """Write a translation unit for each kernel, and a C function that registers them all.
+    """Write translation units and a C function that registers them.
+
+    One unit for each kernel.
 
     Example: catalog export register --where "hdim_q=64 AND dtype='fp32' AND lse" --out kernels
     """
     from catalog.build.export import export_register
 
-    kernels = _kernels(context, where, arch, ck_root)
+    kernels = _kernels(context, where, arch, limit, ck_root)
     with _each_told(len(kernels)) as on_done:
         written = export_register(kernels, out, prefix, on_done)
     print(f"{counted(len(kernels), 'kernel')} in {out}: {counted(len(written), 'file')} written or changed")
@@ -96,7 +103,9 @@ def wrap(
     arch: ArchOption = "host",
     ck_root: CkRootOption = None,
 ) -> None:
-    """Write a project that builds a library of generated headers, as those of the dispatcher of CK: a unit each.
+    """Write a project that builds a library of generated headers.
+
+    One unit for each header, as the dispatcher of CK generates them.
 
     Example: catalog export wrap --kernel-dir generated --out wrapped --arch gfx942
     """
@@ -115,14 +124,14 @@ def wrap(
     print(f"Build: {how_to_build(chosen, out)}")
 
 
-def _kernels(context: typer.Context, where: str, arch: str, ck_root: Path | None) -> list[Kernel]:
+def _kernels(context: typer.Context, where: str, arch: str, limit: int | None, ck_root: Path | None) -> list[Kernel]:
     from catalog.runtime.catalog import Catalog
     from catalog.runtime.devices.here import resolve_arch
     from catalog.settings import choose, settings
 
     choose(ck_root=ck_root)
     catalog = Catalog(context.find_root().params["db"] or settings().db)
-    return catalog.kernels(where, arch=resolve_arch(arch))
+    return catalog.kernels(where, arch=resolve_arch(arch), limit=limit)
 
 
 @contextmanager

@@ -12,7 +12,9 @@ from catalog.cli_output import FormatOption, print_rows, print_told
 
 @cache_app.command()
 def quarantined(form: FormatOption = "table") -> None:
-    """List the kernels that crashed or hung when they were first run, and until when they are passed over.
+    """List the kernels that failed when they were first run.
+
+    They crashed or hung, and are passed over until the time that the list gives.
 
     Example: catalog cache quarantined
     """
@@ -33,7 +35,9 @@ def unquarantine(
     everything: Annotated[bool, typer.Option("--all", help="Every quarantined kernel.")] = False,
     form: FormatOption = "table",
 ) -> None:
-    """Give quarantined kernels another chance: they are selected again, and their next run is a guarded one.
+    """Give quarantined kernels another chance.
+
+    They are selected again, and their next run is a guarded one.
 
     Example: catalog cache unquarantine --all
     """

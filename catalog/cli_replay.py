@@ -30,7 +30,9 @@ def replay(
     jobs: Jobs = None,
     form: FormatOption = "table",
 ) -> None:
-    """Run the calls of a trace again, each problem once, with the kernels that selection takes now.
+    """Run the calls of a trace again.
+
+    Each problem runs once, with the kernels that selection takes now.
 
     CATALOG_TRACE=calls.jsonl python train.py writes one. Inputs are those that it kept, else seeded ones. Exits with 1
     when a problem does not run or is wrong, 130 after Ctrl-C.

@@ -21,7 +21,9 @@ def report(
     ] = False,
     form: FormatOption = "table",
 ) -> None:
-    """Write a page of plots: rooflines, speed by length and tile, selection, compile times, coverage.
+    """Write a page of plots of what was measured.
+
+    Rooflines, speed by length and tile, selection, compile times, coverage.
 
     One file that needs nothing else, to open in a browser, send or print. It needs the extra "report".
 
@@ -43,7 +45,9 @@ def datasette_metadata(
         Path | None, typer.Option("--out", metavar="FILE", help="Write it there. Default: print it.")
     ] = None,
 ) -> None:
-    """Write metadata for Datasette, a browser of SQLite files: what columns mean, and queries to start from.
+    """Write metadata for Datasette, a SQLite browser.
+
+    What columns mean, and queries to start from.
 
     Then: datasette catalog.db --metadata metadata.json
 

@@ -17,7 +17,9 @@ def shapes(
     columns: Annotated[str | None, typer.Option(help="Columns, separated by commas. Default: all.")] = None,
     form: FormatOption = "table",
 ) -> None:
-    """List the sets of problems to tune and benchmark with, or the problems of one: name, work, fields.
+    """List the problem sets to tune and benchmark with.
+
+    Or the problems of one: name, work, fields.
 
     Example: catalog shapes smoke --columns name,gflop,mb
     """

@@ -53,7 +53,7 @@ def tune(
     form: FormatOption = "table",
     fields: dict[str, Any],
 ) -> None:
-    """Time the kernels that answer problems, and record the medians: selection goes by them from then on.
+    """Time kernels, and select by the medians from then on.
 
     One problem by its options, a set of them, those that were asked for before, or those of a trace. A tuning
     that was stopped goes on where it was.

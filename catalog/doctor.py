@@ -46,7 +46,7 @@ def _file(db: Path) -> Iterator[Finding]:
     try:
         connection = connect(db)
     except CatalogError as error:
-        yield Finding("catalog", "unusable", str(error))
+        yield Finding("catalog", "unusable", error.line)
         return
     rows = connection.execute("SELECT arch, revision, space, mask_impl, kernels FROM population ORDER BY 1, 2, 3, 4")
     populations = [f"{row[0]} ({row[1]}, {row[2]}, {row[3]}): {row[4]:,}" for row in rows]
@@ -80,7 +80,7 @@ def _checkout() -> Finding:
     try:
         checkout = find_checkout()
     except CatalogError as error:
-        return Finding("CK checkout", "none", str(error))
+        return Finding("CK checkout", "none", error.line)
     generator = checkout.generator
     about = f"like revision {generator.revision}; APIs {', '.join(generator.apis)}"
     return Finding("CK checkout", str(generator.path), about)
@@ -106,7 +106,7 @@ def _gpus() -> Iterator[Finding]:
             names = [f"{gpu.info.name} ({gpu.info.arch})" for gpu in runtime.gpus]
             yield Finding(what, ", ".join(names), f"{runtime.vendor.runtime} runtime {runtime.version}")
         except CatalogError as error:
-            yield Finding(what, "none", str(error))
+            yield Finding(what, "none", error.line)
 
 
 def _arches() -> Iterator[Finding]:
@@ -123,7 +123,7 @@ def _arch(arch: str) -> Finding:
     try:
         return _toolchain(arch)
     except BackendError as error:
-        return Finding(arch, "unusable", str(error))
+        return Finding(arch, "unusable", error.line)
 
 
 def _toolchain(arch: str) -> Finding:
@@ -136,6 +136,7 @@ def _toolchain(arch: str) -> Finding:
     if arch not in backend.isas:
         return Finding(arch, "no toolchain", f"this version does not compile for it; {runs}")
     diagnosis = toolchains.diagnose(arch, backend.target(arch).toolchain)
-    if diagnosis.compiler is None or diagnosis.missing is not None:
-        return Finding(arch, "no toolchain", f"{diagnosis.missing}; {runs}")
+    missing = diagnosis.missing or ""
+    if diagnosis.compiler is None or missing:
+        return Finding(arch, "no toolchain", f"{missing.rstrip('.')}; {runs}")
     return Finding(arch, str(diagnosis.compiler.path), f"{diagnosis.compiler.title}; {runs}")

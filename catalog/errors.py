@@ -29,6 +29,11 @@ class CatalogError(RuntimeError):
         return self.message if self.hint is None else f"{self.message}\n{self.hint}"
 
     @property
+    def line(self) -> str:
+        """The error in one line, as a cell of a table."""
+        return " ".join((self.message if self.hint is None else f"{self.message}. {self.hint}").split())
+
+    @property
     def printed(self) -> str:
         """The error as the command line prints it."""
         return f"Error: {self.message}" + ("" if self.hint is None else f"\nHint: {self.hint}")

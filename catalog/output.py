@@ -14,6 +14,7 @@ from typing import Any, Literal, TextIO
 
 from catalog.errors import CatalogError, UsageError
 from catalog.schema.fields import TRAITS
+from catalog.short_names import told_apart
 
 BOOLEAN_COLUMNS = frozenset(
     {"hw_valid", "built", "verified", "same_kernels", "passed", "deleted"}
@@ -27,6 +28,10 @@ PAGE_ROWS = 500
 _GAP = "  "
 _NARROWEST_COLUMN = 6
 _DIGITS = 6
+
+_NAMES = ("name", "kernel")
+_LONG_NAME = 48
+"""Characters of a kernel name that fit beside other columns."""
 
 
 class Format(str, Enum):
@@ -42,7 +47,8 @@ def write_rows(columns: Sequence[str], rows: Iterable[Sequence[Any]], form: Form
     """Print ``rows`` and return how many there were. JSON Lines, CSV and JSON are printed as the rows come.
 
     A reader that goes away (``| head``) ends the printing quietly. On a terminal a table fits its width and repeats the
-    header, or shows a line a value where the columns are too many; elsewhere no value is cut or wrapped.
+    header, or shows a line a value where the columns are too many. Of long kernel names it shows what differs, and
+    below the table what they share. Elsewhere no value is cut or wrapped.
 
     Raises:
         QueryError, RegistryError: as the iteration of ``rows`` does.
@@ -177,6 +183,7 @@ def _terminal_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], strea
     remaining = iter(rows)
     page = list(islice(remaining, PAGE_ROWS))
     while True:
+        page, notes = _with_short_names(columns, page)
         grid = table.Table(box=box.SIMPLE_HEAD, pad_edge=False)
         for index, name in enumerate(columns):
             numeric = bool(page) and all(row[index] is None or isinstance(row[index], (int, float)) for row in page)
@@ -186,10 +193,26 @@ def _terminal_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], strea
             grid.add_row(*(text.Text(_cell(value)) for value in row))
         with terminal.capture() as captured:
             terminal.print(grid)
+            for note in notes:
+                terminal.print(text.Text(note), soft_wrap=True)
         yield captured.get()
         page = list(islice(remaining, PAGE_ROWS))
         if not page:
             return
+
+
+def _with_short_names(columns: Sequence[str], page: list[Sequence[Any]]) -> tuple[list[Sequence[Any]], list[str]]:
+    """The rows with long kernel names cut to what differs, and what to say of it below."""
+    notes = []
+    for index in (index for index, name in enumerate(columns) if name in _NAMES):
+        names = [str(row[index]) for row in page]
+        if max(map(len, names), default=0) <= _LONG_NAME:
+            continue
+        short, shared = told_apart(names)
+        page = [(*row[:index], name, *row[index + 1 :]) for row, name in zip(page, short, strict=True)]
+        if shared:
+            notes.append(f"Every {columns[index]} has: {shared}. Whole ones: --format csv.")
+    return page, notes
 
 
 def _records(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[str]:
@@ -200,10 +223,10 @@ def _records(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[
 
 
 def _cell(value: Any) -> str:
-    """For people: six digits of a float. The other formats have all of them."""
+    """For people: six digits of a float, text in one line. The other formats have all of it."""
     if isinstance(value, float) and abs(value) < 10**_DIGITS:
         return f"{value:.{_DIGITS}g}"
-    return "" if value is None else str(value)
+    return "" if value is None else " ".join(str(value).splitlines())
 
 
 _TEXTS = {Format.TABLE: _table, Format.JSON: _json, Format.JSONL: _jsonl, Format.CSV: _csv}

@@ -1,28 +1,23 @@
 """Questions to the catalog: the user's SQL expression over the view ``kernels``, run where it can only read.
 
-What stands between an expression and the machine, each enough for most of it:
+What stands between an expression and the machine:
 
 - the text is one expression in parentheses (:mod:`catalog.query_text`);
-- the file is opened read-only, so SQLite itself cannot write to it, and is never created;
-- an authorizer admits SELECT, the tables of the catalog and a list of functions, and denies everything else:
-  pragmas, other files, extensions, and the functions that make values of any size;
-- limits on the size of values and statements, where Python can set them (3.11); before, `replace` is denied too and
-  SQLite's own limit of 1 GB holds;
-- a time limit, which counts only the time spent inside SQLite: a slow reader of the rows costs nothing.
+- it runs in a process of its own (:mod:`catalog.sandbox`), whose time and memory are limited, and which Ctrl-C ends;
+- there the file is opened read-only, so SQLite itself cannot write to it, and is never created;
+- an authorizer admits SELECT, the tables of the catalog and a list of functions, and denies everything else: pragmas,
+  other files, extensions.
+
+The time limit counts only the time spent inside SQLite: a slow reader of the rows costs nothing.
 """
 
 from __future__ import annotations
 
 import re
-import sqlite3
-import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from catalog.backends import spec_folders
 from catalog.errors import CatalogError, QueryError, RegistryError
@@ -39,21 +34,16 @@ from catalog.query_hints import (
 )
 from catalog.query_text import Expression, Token, check_text, condition, ordering
 from catalog.registry import unwritable
+from catalog.sandbox import Limits, Parameters, Row, Sandbox, SqlError
 from catalog.schema.fields import TRAITS
 from catalog.schema.spec_files import known_archs
 from catalog.schema.tables import TABLES, VIEW
 
-HAS_LIMITS = sys.version_info >= (3, 11)
-
-BUSY_TIMEOUT_S = 5.0
-STEPS_PER_CHECK = 100
 ROWS_PER_FETCH = 256
 MAX_ROWS = 2**63 - 1
 
 _EQUALITIES = {"=", "==", "!=", "<>", "IS"}
 _ARITHMETIC = {"+", "-", "*", "/", "%", "&", "|", "||", "~", "<<", ">>"}
-
-Row = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -73,10 +63,10 @@ class Result:
     Iterating raises what :func:`run` raises: a row may be the one where the time is up.
     """
 
-    def __init__(self, columns: tuple[str, ...], rows: Iterator[Row], connection: sqlite3.Connection) -> None:
+    def __init__(self, columns: tuple[str, ...], rows: Iterator[Row], session: Session) -> None:
         self.columns = columns
-        self._rows = rows
-        self._connection = connection
+        self._session = session
+        self._rows = _until_end(rows, session)
 
     def __iter__(self) -> Iterator[Row]:
         return self._rows
@@ -90,47 +80,38 @@ class Result:
         self.close()
 
     def close(self) -> None:
-        """Let go of the file; needless after the last row."""
-        self._connection.close()
+        """End the query and let go of the file; needless after the last row."""
+        self._session.close()
 
 
-def run(db_path: Path, query: Query, timeout: float) -> Result:
-    """The rows of the catalog at ``db_path`` that ``query`` asks for, within ``timeout`` seconds.
+def _until_end(rows: Iterator[Row], session: Session) -> Iterator[Row]:
+    with session:
+        yield from rows
+
+
+def run(db_path: Path, query: Query, limits: Limits | None = None) -> Result:
+    """The rows of the catalog at ``db_path`` that ``query`` asks for, within ``limits``; None: those of the settings.
 
     Raises:
-        QueryError: an expression or column is wrong or refused, the arch has no rows, or the time is up.
+        QueryError: an expression or column is wrong or refused, the arch has no rows, or a limit is exceeded.
         RegistryError: the file does not exist, is no catalog, or cannot be read.
     """
-    session = _Session(db_path, timeout)
-    with session.closed_on_error():
-        statement = _Statement.of(session, query)
-        cursor = session.execute(statement.rows(), statement.parameters)
-        return Result(statement.columns, session.rows(cursor), session.connection)
+    session = Session(db_path, limits)
+    try:
+        return Result(*session.ask(query), session)
+    except BaseException:
+        session.close()
+        raise
 
 
-def count(db_path: Path, query: Query, timeout: float) -> int:
+def count(db_path: Path, query: Query, limits: Limits | None = None) -> int:
     """How many rows :func:`run` would give.
 
     Raises:
         QueryError, RegistryError: as :func:`run`.
     """
-    session = _Session(db_path, timeout)
-    with session.closed_on_error():
-        statement = _Statement.of(session, query)
-        [(rows,)] = session.rows(session.execute(statement.count(), statement.parameters))
-    return int(rows)
-
-
-def read(db_path: Path, statement: str, parameters: Mapping[str, str | int | None], timeout: float) -> list[Row]:
-    """All rows of a SELECT of our own, over the catalog's tables, within ``timeout`` seconds.
-
-    Raises:
-        QueryError: the time is up.
-        RegistryError: as :func:`run`.
-    """
-    session = _Session(db_path, timeout)
-    with session.closed_on_error():
-        return list(session.rows(session.execute(statement, parameters)))
+    with Session(db_path, limits) as session:
+        return session.count(query)
 
 
 def hints(query: Query, domains: Mapping[str, Sequence[str | int]] | None = None) -> list[str]:
@@ -185,7 +166,7 @@ class _Statement:
     parameters: tuple[str | int, ...]
 
     @classmethod
-    def of(cls, session: _Session, query: Query) -> _Statement:
+    def of(cls, session: Session, query: Query) -> _Statement:
         conditions, parameters = ["TRUE"], list[str | int]()
         if query.arch is not None:
             session.check_arch(query.arch)
@@ -220,45 +201,90 @@ def _chosen(wanted: tuple[str, ...], existing: tuple[str, ...]) -> tuple[str, ..
     return tuple(dict.fromkeys(by_name[name.strip().lower()] for name in wanted)) or existing
 
 
-class _Session:
-    """One read-only connection, shut off from everything but reading the catalog, for a limited time."""
+class Session:
+    """Questions to the catalog at ``path``, one after the other, within ``limits`` each; None: those of the settings.
 
-    def __init__(self, path: Path, seconds: float) -> None:
+    A question ends the answer to the one before. An exceeded limit ends the session.
+
+    Raises:
+        RegistryError: the file does not exist, is no catalog, or cannot be read.
+    """
+
+    def __init__(self, path: Path, limits: Limits | None = None) -> None:
         self._path = path
-        self._guard = _Guard()
-        self._clock = _Clock(seconds)
+        self._statements = 0
         if path.is_dir():
             raise RegistryError(f"{path} is a folder", hint="Choose a file with --db or CATALOG_DB.")
         if not path.is_file():
             raise RegistryError(f"there is no catalog at {path}", hint=f"Make one: {populate_command(path, 'host')}")
+        self._sandbox = Sandbox(limits or Limits.of_settings())
         try:
-            self.connection, self.columns = self._open("mode=ro")
-        except sqlite3.Error as error:
-            self.connection, self.columns = self._open_immutable(error)
-
-    def _open_immutable(self, error: sqlite3.Error) -> tuple[sqlite3.Connection, tuple[str, ...]]:
-        parameters = unwritable(self._path, error)
-        if parameters is None:
-            raise self._unreadable(error) from None
-        try:
-            return self._open(parameters)
-        except sqlite3.Error as second:
-            raise self._unreadable(second) from None
-
-    def _open(self, parameters: str) -> tuple[sqlite3.Connection, tuple[str, ...]]:
-        uri = f"{self._path.resolve().as_uri()}?{parameters}"
-        connection = sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None)
-        try:
-            connection.execute("PRAGMA query_only = ON")
-            connection.execute("PRAGMA trusted_schema = OFF")
-            _set_limits(connection)
-            connection.set_authorizer(self._guard)
-            connection.set_progress_handler(self._clock, STEPS_PER_CHECK)
-            description = connection.execute(f"SELECT * FROM {VIEW} LIMIT 0").description
+            self.columns = self._open()
         except BaseException:
-            connection.close()
+            self.close()
             raise
-        return connection, tuple(column[0] for column in description)
+
+    def ask(self, query: Query) -> tuple[tuple[str, ...], Iterator[Row]]:
+        """The columns of an answer and its rows, read as they are asked for.
+
+        Raises:
+            QueryError, RegistryError: as :func:`run`; so does reading the rows.
+        """
+        self._sandbox.restart_clock()
+        statement = _Statement.of(self, query)
+        self._execute(statement.rows(), statement.parameters)
+        return statement.columns, self._fetched()
+
+    def count(self, query: Query) -> int:
+        """How many rows the answer has.
+
+        Raises:
+            QueryError, RegistryError: as :func:`run`.
+        """
+        self._sandbox.restart_clock()
+        statement = _Statement.of(self, query)
+        self._execute(statement.count(), statement.parameters)
+        [(rows,)] = self._fetched()
+        return int(rows)
+
+    def rows(self, statement: str, parameters: Parameters = ()) -> list[Row]:
+        """All rows of a SELECT of our own over the catalog's tables.
+
+        Raises:
+            QueryError, RegistryError: as :func:`run`.
+        """
+        self._sandbox.restart_clock()
+        self._execute(statement, parameters)
+        return list(self._fetched())
+
+    def close(self) -> None:
+        """End the question that is being answered, and let go of the file."""
+        self._sandbox.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _open(self) -> tuple[str, ...]:
+        """Open the file; the columns of its view."""
+        try:
+            return self._open_with("mode=ro")
+        except SqlError as error:
+            parameters = unwritable(self._path, error)
+            if parameters is None:
+                raise self._unreadable(error) from None
+        try:
+            return self._open_with(parameters)
+        except SqlError as error:
+            raise self._unreadable(error) from None
+
+    def _open_with(self, parameters: str) -> tuple[str, ...]:
+        self._sandbox.open(f"{self._path.resolve().as_uri()}?{parameters}", TABLES, FUNCTIONS)
+        return self._sandbox.execute(f"SELECT * FROM {VIEW} LIMIT 0")
 
     def _unreadable(self, error: Exception) -> RegistryError:
         message = str(error)
@@ -272,34 +298,44 @@ class _Session:
             return RegistryError(f"{self._path} is damaged", hint="Move it away and populate again.")
         return RegistryError(f"{self._path} cannot be read: {message}")
 
-    def execute(
-        self, sql: str, parameters: Sequence[str | int] | Mapping[str, str | int | None] = ()
-    ) -> sqlite3.Cursor:
-        with self._errors(), self._clock.running():
-            return self.connection.execute(sql, parameters)
+    def _execute(self, sql: str, parameters: Parameters = ()) -> None:
+        self._statements += 1
+        try:
+            self._sandbox.execute(sql, parameters)
+        except SqlError as error:
+            raise self._translated(error) from None
 
-    def rows(self, cursor: sqlite3.Cursor) -> Iterator[Row]:
-        with self.closed_on_error():
-            while True:
-                with self._errors(), self._clock.running():
-                    batch = cursor.fetchmany(ROWS_PER_FETCH)
-                if not batch:
-                    break
-                yield from batch
-        self.connection.close()
+    def _fetched(self) -> Iterator[Row]:
+        """The rows of the last statement, fetched as they are read."""
+        return self._fetch(self._statements)
+
+    def _fetch(self, statement: int) -> Iterator[Row]:
+        more = True
+        while more:
+            if statement != self._statements:
+                raise QueryError("the session has been asked something else since")
+            try:
+                batch = self._sandbox.fetch(ROWS_PER_FETCH)
+            except SqlError as error:
+                raise self._translated(error) from None
+            yield from batch
+            more = len(batch) == ROWS_PER_FETCH
 
     def check(self, expression: Expression) -> None:
         """Have SQLite compile the expression alone, so that what it says is about this text."""
         try:
             self._compile(f"({expression.sql}\n)")
-        except sqlite3.Error as error:
+        except SqlError as error:
             raise self._located(error, expression) from None
 
     def check_arch(self, arch: str) -> None:
+        """Refuse an arch that has no kernels here."""
         check_text("arch", arch)
-        if self.execute(f"SELECT 1 FROM {VIEW} WHERE arch = ? LIMIT 1", (arch,)).fetchone():
+        self._execute(f"SELECT 1 FROM {VIEW} WHERE arch = ? LIMIT 1", (arch,))
+        if list(self._fetched()):
             return
-        present = [row[0] for row in self.execute("SELECT DISTINCT arch FROM population ORDER BY arch")]
+        self._execute("SELECT DISTINCT arch FROM population ORDER BY arch")
+        present = [row[0] for row in self._fetched()]
         known = known_archs(*spec_folders())
         if arch not in known:
             raise QueryError(f"no arch is called {arch!r}{did_you_mean(arch, known)}", hint=archs_there(present))
@@ -309,14 +345,11 @@ class _Session:
         )
 
     def _compile(self, sql: str) -> None:
-        self._guard.denied = None
-        with self._clock.running():
-            self.connection.execute(f"EXPLAIN SELECT 1 FROM {VIEW} WHERE {sql}").close()
+        self._sandbox.compile(f"SELECT 1 FROM {VIEW} WHERE {sql}")
 
-    def _located(self, error: sqlite3.Error, expression: Expression) -> CatalogError:
-        if self._guard.denied is not None:
-            name, message, hint = self._guard.denied
-            return expression.error(message, expression.find(name), hint=hint)
+    def _located(self, error: SqlError, expression: Expression) -> CatalogError:
+        if error.denied is not None:
+            return _refusal(*error.denied, expression)
         message = str(error)
         if re.search("syntax error|unrecognized token|incomplete input", message):
             return self._syntax_error(expression)
@@ -330,7 +363,7 @@ class _Session:
         if match := re.search(r"(?:no such table|collation sequence|ambiguous column name): (?:.*\.)?(.+)", message):
             hint = f"Tables: {', '.join(TABLES)}." if "table" in message else None
             return expression.error(message, expression.find(match[1]), hint=hint)
-        return self._translated(error) or expression.error(message)
+        return self._about_file(error) or expression.error(message)
 
     def _syntax_error(self, expression: Expression) -> QueryError:
         """The error at the first token that SQLite's parser cannot go on from.
@@ -354,7 +387,7 @@ class _Session:
     def _prefix_error(self, prefix: str) -> str | None:
         try:
             self._compile(f"({prefix}")
-        except sqlite3.Error as error:
+        except SqlError as error:
             return None if "incomplete input" in str(error) else str(error)
         return None
 
@@ -365,94 +398,20 @@ class _Session:
             return f"Text takes single quotes: {quoted(token.value)}"
         return near_columns(name.rpartition(".")[2], self.columns)
 
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        try:
-            yield
-        except (sqlite3.Error, MemoryError) as error:
-            raise self._translated(error) or QueryError(f"expression: {error or 'out of memory'}") from None
+    def _translated(self, error: SqlError) -> CatalogError:
+        return self._about_file(error) or QueryError(f"expression: {error}")
 
-    def _translated(self, error: Exception) -> CatalogError | None:
-        """The error as ours where it is about the file or the time, not about the expression."""
-        message = str(error)
-        if message == "interrupted":
-            if not self._clock.expired:
-                raise KeyboardInterrupt  # SQLite swallowed it: the handler of a signal ran inside the progress handler
-            return QueryError(
-                f"the query took longer than {self._clock.seconds:g} s and was stopped",
-                hint="Narrow it, or set CATALOG_QUERY_TIMEOUT to more seconds.",
-            )
-        if re.search("locked|malformed$|disk|not a database|unable to open", message):
-            return self._unreadable(error)
-        return None
-
-    @contextmanager
-    def closed_on_error(self) -> Iterator[None]:
-        try:
-            yield
-        except BaseException:
-            self.connection.close()
-            raise
+    def _about_file(self, error: SqlError) -> RegistryError | None:
+        about_file = re.search("locked|malformed$|disk|not a database|unable to open", str(error))
+        return self._unreadable(error) if about_file else None
 
 
-class _Guard:
-    """The authorizer; ``denied`` is the last refusal: what it was about, the message and a hint."""
-
-    def __init__(self) -> None:
-        self.denied: tuple[str, str, str | None] | None = None
-        self._functions = FUNCTIONS if HAS_LIMITS else FUNCTIONS - {"replace"}
-
-    def __call__(
-        self, action: int, first: str | None, second: str | None, database: str | None, source: str | None
-    ) -> int:
-        if action == sqlite3.SQLITE_SELECT:
-            return sqlite3.SQLITE_OK
-        if action == sqlite3.SQLITE_READ and first is not None:
-            if first.lower() in TABLES:
-                return sqlite3.SQLITE_OK
-            self.denied = first, f"'{first}' cannot be read here", f"Tables: {', '.join(TABLES)}."
-        elif action == sqlite3.SQLITE_FUNCTION and second is not None:
-            if second.lower() in self._functions:
-                return sqlite3.SQLITE_OK
-            self.denied = second, f"function {second} is not allowed", None
-        else:
-            self.denied = first or "", "only the tables of the catalog can be read", f"Tables: {', '.join(TABLES)}."
-        return sqlite3.SQLITE_DENY
-
-
-class _Clock:
-    """The progress handler: true, which interrupts SQLite, once more than ``seconds`` were spent :meth:`running`."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        self.expired = False
-        self._left = seconds
-        self._deadline = float("inf")
-
-    def __call__(self) -> bool:
-        self.expired = time.monotonic() > self._deadline
-        return self.expired
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        self._deadline = time.monotonic() + self._left
-        try:
-            yield
-        finally:
-            self._left = self._deadline - time.monotonic()
-            self._deadline = float("inf")
-
-
-def _set_limits(connection: sqlite3.Connection) -> None:
-    if sys.version_info >= (3, 11):
-        for limit, value in {
-            sqlite3.SQLITE_LIMIT_LENGTH: 256 * 1024,  # a function of two values takes the product of their lengths
-            sqlite3.SQLITE_LIMIT_SQL_LENGTH: 1_000_000,
-            sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 1_000,
-            sqlite3.SQLITE_LIMIT_EXPR_DEPTH: 1_000,
-            sqlite3.SQLITE_LIMIT_COMPOUND_SELECT: 50,
-            sqlite3.SQLITE_LIMIT_VDBE_OP: 250_000,
-            sqlite3.SQLITE_LIMIT_ATTACHED: 0,
-            sqlite3.SQLITE_LIMIT_WORKER_THREADS: 0,
-        }.items():
-            connection.setlimit(limit, value)
+def _refusal(kind: str, name: str, expression: Expression) -> QueryError:
+    """The error at ``name``, which the authorizer refused."""
+    tables = f"Tables: {', '.join(TABLES)}."
+    message, hint = {
+        "table": (f"'{name}' cannot be read here", tables),
+        "function": (f"function {name} is not allowed", None),
+        "statement": ("only the tables of the catalog can be read", tables),
+    }[kind]
+    return expression.error(message, expression.find(name), hint=hint)

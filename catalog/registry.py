@@ -23,6 +23,9 @@ BUSY_TIMEOUT_S = 30.0
 CACHE_KIB = 524_288
 """Page cache: a population fits, so that its transaction writes every page once."""
 
+STEPS_PER_SIGNAL_CHECK = 100_000
+"""Instructions of SQLite's machine, a few milliseconds of them."""
+
 APPLICATION_ID = 0x6B636174  # "kcat": tells a catalog from any other SQLite file
 
 KERNEL_COLUMNS = ("id", "name", *IDENTITY, *TRAITS, "hw_valid", "dispatch_order")
@@ -414,6 +417,20 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise RegistryError(f"the catalog cannot be written: {error}", hint="Nothing was changed.") from None
+
+
+@contextmanager
+def interruptible(connection: sqlite3.Connection) -> Iterator[None]:
+    """Let Ctrl-C end a long statement: Python handles signals whenever SQLite calls back."""
+    connection.set_progress_handler(lambda: False, STEPS_PER_SIGNAL_CHECK)
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        if str(error) != "interrupted":
+            raise
+        raise KeyboardInterrupt from None  # SQLite ended the statement, and swallowed it
+    finally:
+        connection.set_progress_handler(None, 0)
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Train a GPT of three million parameters with PyTorch's attention and with the catalog's: the same losses, how fast?
 
 Two equal models read the same batches of this repository's own docs, byte by byte, and take turns, so that what else
-the machine does costs both the same. It needs PyTorch: pip install 'kernel-catalog[torch]'.
+the machine does costs both the same. It needs PyTorch: pip install '.[torch]' in the checkout.
 """
 
 import argparse

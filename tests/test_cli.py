@@ -153,6 +153,8 @@ def test_doctor_lists_every_setting_and_arch(database: Path) -> None:
     told = catalog("doctor", db=database).stdout
     for word in ("CATALOG_DB", "CATALOG_CACHE_DIR", "CATALOG_CXX", "gfx950", "x86_64_v3", "aarch64"):
         assert word in told
+    rows = json.loads(catalog("doctor", "--format", "json", db=database).stdout)
+    assert len(told.splitlines()) == len(rows) + 2, "a finding is a line, with its hint"
 
 
 def test_every_field_of_a_problem_is_an_option() -> None:

@@ -18,6 +18,7 @@ import typer
 from typer.testing import CliRunner
 
 from catalog.cli import app
+from catalog.cli_sections import SECTIONS
 from catalog.errors import UsageError
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.exchange import export_bundle
@@ -72,6 +73,16 @@ def test_every_command_has_help_and_an_example_that_would_run(path):
     for words in found:
         assert parsed(words).startswith(path)
     assert "Example: " in shown.output
+
+
+def test_help_names_every_command_once_and_cuts_no_summary():
+    listed = [name for names in SECTIONS.values() for name in names]
+    assert sorted(listed) == sorted(PROGRAM.commands)
+    for group in ("", "cache", "export", "timings"):
+        shown = CliRunner().invoke(app, [*group.split(), "--help"], terminal_width=80).output
+        lines = shown.splitlines()
+        assert max(map(len, lines)) <= 80
+        assert not [line for line in lines if line.endswith("...") and not line.startswith("Usage:")]
 
 
 @pytest.mark.parametrize("path", COMMANDS)

@@ -86,7 +86,7 @@ NONCONFORMING = [
         "names no column",
     ),
     (("hw_rules", [["odd", "1"]]), "rules name columns", "hw_rules: odd", "names no column"),
-    (("select", {"fwd": {"order": ["random()"]}}), "rules name columns", "select.fwd.order", "names no column"),
+    (("select", {"fwd": {"order": ["abs(1)"]}}), "rules name columns", "select.fwd.order", "names no column"),
     (
         ("enumerations", "bwd_dot_do_o", "variants", [TWIN]),
         "rows",

@@ -240,7 +240,8 @@ def test_the_plain_command_writes_a_project_and_says_how_to_build_it(
 ) -> None:
     out = tmp_path / "out"
     command = [sys.executable, "-m", "catalog", "--db", str(catalog.path), "export", "--format", "ninja"]
-    command += ["--where", f"id = '{kernels[0].id}'", "--out", str(out), "--prefix", "mine"]
+    where = f"id IN {tuple(kernel.id for kernel in kernels)}"
+    command += ["--where", where, "--limit", "1", "--out", str(out), "--prefix", "mine"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"1 kernel in {out}: ")

@@ -5,12 +5,17 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+import os
+import re
+import signal
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from catalog.errors import UsageError
+from catalog.registry import interruptible
 from catalog.rules.restriction import restriction
 from catalog.runtime.catalog import Catalog
 
@@ -46,6 +51,30 @@ def test_sweeps_stand_beside_upstreams_codegen_and_are_not_selected_from(copied:
     assert sweep(copied, "gfx950", DATA / "sweeps" / "fwd_ci.json") == 1860
     assert copied.connection.execute("SELECT count(*) FROM kernel WHERE space = 'ck'").fetchone()[0] == before
     assert copied.parity("gfx950", 0).passed
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        ("EXISTS (SELECT 1 FROM kernel)", "subqueries are not allowed"),
+        ("length(replace(dtype, 'f', name)) > 9", "function replace is not allowed"),
+        ("max(hdim_q) = 128", "misuse of aggregate"),
+        ("hdim_q = 128) OR (1", "never opened"),
+        ("hdim_q = 128 AND hdmi_v = 64", "did you mean hdim_v?"),
+    ],
+)
+def test_a_restriction_decides_on_one_row(copied: Catalog, where: str, said: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(said)):
+        restriction(copied.spec("gfx950", space="rules"), (), where, None)
+
+
+def test_ctrl_c_ends_a_statement_that_makes_rows(copied: Catalog) -> None:
+    endless = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
+    ctrl_c = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+    ctrl_c.start()
+    with pytest.raises(KeyboardInterrupt), interruptible(copied.connection):
+        copied.connection.execute(endless)
+    assert copied.connection.execute("SELECT 1").fetchone()[0] == 1, "the connection is of use as before"
 
 
 def test_another_restriction_replaces_the_rows_of_the_space(tmp_path: Path) -> None:

@@ -389,7 +389,7 @@ def diagnose(arch: str, find: Callable[[str], Toolchain]) -> Diagnosis:
         compiler = toolchain.compiler
         toolchain.verify()
     except ToolchainError as error:
-        return Diagnosis(arch, compiler, str(error))
+        return Diagnosis(arch, compiler, error.line)
     return Diagnosis(arch, compiler, None)
 
 

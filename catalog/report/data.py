@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from catalog import query
 from catalog.errors import SelectionError
+from catalog.sandbox import Row
 from catalog.schema.likeness import kind_words
 from catalog.schema.problem import Problem
 from catalog.schema.shape_names import name_of
 from catalog.schema.spec_files import OWN_SPACES
-from catalog.settings import settings
 
 if TYPE_CHECKING:
     from catalog.runtime.catalog import Catalog
@@ -231,9 +231,10 @@ def collect(catalog: Catalog, arch: str | None, peaks: Mapping[int, Peaks]) -> R
         QueryError: there are no kernels of the arch, or a query took too long.
         RegistryError: the file does not exist, is no catalog, or cannot be read.
     """
-    if arch is not None:
-        query.count(catalog.path, query.Query(arch=arch, limit=1), settings().query_timeout)  # says what is there
-    return _Collector(catalog, arch).report(peaks)
+    with query.Session(catalog.path) as session:
+        if arch is not None:
+            session.count(query.Query(arch=arch, limit=1))  # says what is there
+        return _Collector(catalog, arch, session).report(peaks)
 
 
 _WARM = "FROM timing JOIN device ON device.id = device_id WHERE NOT cold AND device.arch = coalesce(:arch, device.arch)"
@@ -248,9 +249,10 @@ _JOINED = "JOIN problem ON problem.id = problem_id JOIN kernel ON kernel.id = ti
 
 
 class _Collector:
-    def __init__(self, catalog: Catalog, arch: str | None) -> None:
+    def __init__(self, catalog: Catalog, arch: str | None, session: query.Session) -> None:
         self._catalog = catalog
         self._arch = arch
+        self._session = session
         self._devices = {device.id: device for device in self._read_devices()}
 
     def report(self, peaks: Mapping[int, Peaks]) -> Report:
@@ -274,8 +276,8 @@ class _Collector:
             coverage=tuple(self._coverage(populations)),
         )
 
-    def _rows(self, statement: str) -> list[query.Row]:
-        return query.read(self._catalog.path, statement, {"arch": self._arch}, settings().query_timeout)
+    def _rows(self, statement: str) -> list[Row]:
+        return self._session.rows(statement, {"arch": self._arch})
 
     def _read_devices(self) -> Iterator[Device]:
         rows = self._rows(

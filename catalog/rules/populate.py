@@ -14,7 +14,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from catalog.errors import SpecError, UsageError
-from catalog.registry import KERNEL_COLUMNS, transaction, written_once
+from catalog.registry import KERNEL_COLUMNS, interruptible, transaction, written_once
 from catalog.rules.enumeration import Join, make_table
 from catalog.rules.restriction import NOTHING_LEFT_OUT, Restriction
 from catalog.rules.table import rules_of
@@ -81,7 +81,8 @@ def populate(
     Raises:
         UsageError: the spec has no such mask implementation or receipt.
         SpecError: an expression of the spec is wrong.
-        RegistryError: the file cannot be written; nothing is changed then.
+        RegistryError: the file cannot be written.
+        KeyboardInterrupt: Ctrl-C ended it. Nothing is changed then, as after any error.
     """
     _check(request)
     joins = list(_joins(request))
@@ -92,7 +93,8 @@ def populate(
     if not force and there is not None and there["digest"] == digest:
         return Population(request, json.loads(there["families"]), time.perf_counter() - started, unchanged=True)
     sweeps = any(join.enumeration.sweep is not None for join in joins)
-    with written_once(connection) if sweeps else nullcontext(), transaction(connection), _explained(request):
+    rewritten = written_once(connection) if sweeps else nullcontext()
+    with rewritten, transaction(connection), interruptible(connection), _explained(request):
         families = _Writer(connection, request, receipts).write(joins, on_progress or (lambda done: None))
         done = Population(request, families, time.perf_counter() - started)
         _record(connection, done, digest)

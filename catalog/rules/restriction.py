@@ -19,6 +19,7 @@ from typing import Any
 
 from catalog.errors import UsageError
 from catalog.messages import did_you_mean
+from catalog.query_text import condition
 from catalog.schema.arch_spec import ArchSpec
 from catalog.schema.expressions import what_is_wrong
 from catalog.schema.fields import TRAITS
@@ -121,13 +122,14 @@ def restriction(spec: ArchSpec, configs: tuple[Path, ...], where: str, filter_fi
     Raises:
         UsageError: one of them is wrong; names the file, the place in it, and what is allowed.
     """
-    reason = what_is_wrong(where) if where else None
+    expression = condition(where)
+    reason = what_is_wrong(expression.sql) if expression else None
     if reason is not None:
-        raise UsageError(
-            f"--where: {reason}", hint="It is a SQL expression over the columns that `catalog columns` lists."
-        )
+        hint = "It is a SQL expression over the columns of one row; `catalog columns` lists them."
+        raise UsageError(f"--where: {reason}", hint=hint)
     sweeps = tuple(_read_sweep(spec, path) for path in configs)
-    return Restriction(sweeps, where, _read_filter(filter_file) if filter_file is not None else None)
+    kept = _read_filter(filter_file) if filter_file is not None else None
+    return Restriction(sweeps, expression.sql if expression else "", kept)
 
 
 def _read_sweep(spec: ArchSpec, path: Path) -> SweepFile:

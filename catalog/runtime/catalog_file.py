@@ -217,7 +217,7 @@ class CatalogFile:
         from catalog.query import Query, run
 
         asked = Query(where, arch and resolve_arch(arch), (*IDENTITY, *TRAITS), "id", limit)
-        with run(self.path, asked, settings.settings().query_timeout) as result:
+        with run(self.path, asked) as result:
             return [Kernel.from_row(dict(zip(result.columns, row, strict=True))) for row in result]
 
     def refusal(self, kernel: Kernel) -> str | None:

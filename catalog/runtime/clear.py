@@ -6,7 +6,6 @@ from pathlib import Path
 
 from catalog.query import Query, run
 from catalog.registry import connect, transaction
-from catalog.settings import settings
 
 
 def clear_timings(path: Path, where: str = "") -> int:
@@ -20,7 +19,7 @@ def clear_timings(path: Path, where: str = "") -> int:
         QueryError: the expression is wrong or refused.
         RegistryError: there is no catalog, or it cannot be written; nothing is deleted then.
     """
-    with run(path, Query(where, columns=("id",)), settings().query_timeout) as result:
+    with run(path, Query(where, columns=("id",))) as result:
         kernels = [tuple(row) for row in result] if where.strip() else None
     connection = connect(path)
     try:

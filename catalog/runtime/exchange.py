@@ -57,7 +57,7 @@ def export_bundle(catalog: Catalog, where: str, path: Path, arch: str | None = N
         CacheError: others have access to the cache folder.
         BundleError: the file cannot be written; then there is none.
     """
-    with run(catalog.path, Query(where, arch, ("id",)), settings.settings().query_timeout) as result:
+    with run(catalog.path, Query(where, arch, ("id",))) as result:
         chosen = {row[0] for row in result}
     if not chosen:
         raise UsageError(f"no kernel meets {where!r}: nothing to export")

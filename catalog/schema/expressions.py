@@ -1,4 +1,8 @@
-"""Check the SQL expressions of a spec when it is loaded, against the columns that they may use."""
+"""Check the SQL expressions of specs and of restrictions when they are loaded.
+
+They run while rows are made and while kernels are selected, inside of this process and without a time limit. So they
+may only compute with the columns of one row: no subqueries, and no function that makes a long value of a short one.
+"""
 
 from __future__ import annotations
 
@@ -21,30 +25,55 @@ SELECT_PARAMETERS = (
 SELECT_COLUMNS = ("hw_valid", "dispatch_order")
 
 
+FUNCTIONS = frozenset(
+    (
+        *("abs", "coalesce", "glob", "ifnull", "iif", "instr", "length", "like", "likelihood", "likely", "lower"),
+        *("max", "min", "nullif", "round", "sign", "substr", "substring", "typeof", "unlikely", "upper"),
+    )
+)
+"""What an expression may call; aggregates are no functions of one row."""
+
+
 class _Reader:
     """Lets SQLite itself say which columns an expression reads, or why it is none."""
 
     def __init__(self) -> None:
         self._seen: set[str] = set()
+        self._selects = 0
+        self._refused: str | None = None
         self._lock = Lock()
         self._connection = sqlite3.connect(":memory:", check_same_thread=False, cached_statements=0)
         self._connection.execute(f"CREATE TABLE kernel ({', '.join((*IDENTITY, *TRAITS, *SELECT_COLUMNS))})")
         self._connection.set_authorizer(self._note)
 
-    def _note(self, action: int, _table: str | None, column: str | None, *_: str | None) -> int:
-        if action == sqlite3.SQLITE_READ and column:
-            self._seen.add(column)
-        return sqlite3.SQLITE_OK
+    def _note(self, action: int, first: str | None, second: str | None, *_: str | None) -> int:
+        if action == sqlite3.SQLITE_READ and second:
+            self._seen.add(second)
+        elif action == sqlite3.SQLITE_SELECT:
+            self._selects += 1
+            if self._selects > 1:
+                self._refused = "subqueries are not allowed"
+        elif action == sqlite3.SQLITE_FUNCTION and second not in FUNCTIONS:
+            self._refused = f"function {second} is not allowed"
+        return sqlite3.SQLITE_OK if self._refused is None else sqlite3.SQLITE_DENY
 
     def columns(self, expression: str) -> frozenset[str]:
         """The columns that ``expression`` reads.
 
         Raises:
-            sqlite3.Error: it is no SQL over the kernel columns and :data:`SELECT_PARAMETERS`.
+            sqlite3.Error: it is no SQL over the kernel columns and :data:`SELECT_PARAMETERS`, or not of one row.
         """
         with self._lock:
             self._seen.clear()
-            self._connection.execute(f"EXPLAIN SELECT ({expression}) FROM kernel", dict.fromkeys(SELECT_PARAMETERS))
+            self._selects, self._refused = 0, None
+            try:
+                self._connection.execute(
+                    f"EXPLAIN SELECT 1 FROM kernel WHERE ({expression})", dict.fromkeys(SELECT_PARAMETERS)
+                )
+            except sqlite3.DatabaseError:
+                if self._refused is None:
+                    raise
+                raise sqlite3.DatabaseError(self._refused) from None
             return frozenset(self._seen)
 
 

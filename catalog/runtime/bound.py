@@ -103,6 +103,10 @@ class BoundPlan:
         """
         return self.device.time(self.kernels, self._call, launches, cold=cold)
 
+    def waited(self) -> int:
+        """Nanoseconds for which the threads of launches have waited for a core so far; 0 where that is unknown."""
+        return self.device.waited()
+
     def clock_mhz(self) -> float | None:
         """The device's clock now, where it says."""
         return self.device.clock_mhz()

@@ -152,6 +152,12 @@ class Device(Protocol[C]):
             DeviceError: as :meth:`run`.
         """
 
+    def waited(self) -> int:
+        """Nanoseconds for which the threads of launches have waited for a core so far.
+
+        0 where that is unknown, and of a device whose clock leaves such waits out.
+        """
+
     def clock_mhz(self) -> float | None:
         """The clock now, where the device says; of several cores the mean."""
 

@@ -6,6 +6,7 @@ import ctypes
 import os
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ _FLOODS = 2
 _LARGE_CACHE = 64 << 20
 _CPU_FREQUENCIES = Path("/sys/devices/system/cpu")
 _CPU_INFO = Path("/proc/cpuinfo")
+_TASKS = "/proc/self/task"
 
 
 class HostDevice:
@@ -168,6 +170,10 @@ class HostDevice:
     def _flood(self) -> Array:
         return np.zeros(_FLOODS * _cache_bytes(), np.uint8)
 
+    def waited(self) -> int:
+        """Nanoseconds for which this process's threads were ready to run while others had the cores; 0 but on Linux."""
+        return _waited_ns()
+
     def clock_mhz(self) -> float | None:
         """The mean of the clocks that the cores have now; None where the kernel does not show them."""
         return _clock_mhz()
@@ -240,6 +246,17 @@ def _cache_bytes() -> int:
     """Bytes of the last-level cache."""
     names = [name for name in ("SC_LEVEL3_CACHE_SIZE", "SC_LEVEL2_CACHE_SIZE") if name in os.sysconf_names]
     return max([size for size in map(os.sysconf, names) if size > 0], default=_LARGE_CACHE)
+
+
+def _waited_ns() -> int:
+    """The second number of schedstat is what a thread has spent in a run queue. A thread that has ended takes its own
+    with it, so that the sum may shrink."""
+    total = 0
+    with suppress(OSError):
+        for thread in os.listdir(_TASKS):
+            with suppress(OSError, IndexError), open(f"{_TASKS}/{thread}/schedstat", "rb", buffering=0) as file:
+                total += int(file.read().split()[1])
+    return total
 
 
 def _clock_mhz() -> float | None:

@@ -164,12 +164,14 @@ def _confidence(tuned: Tuned) -> str:
 
 def _troubles(tuned: Tuned) -> Iterator[str]:
     """Why kernels have no times, a line each, and why the problem has none."""
+    from catalog.runtime.measure import remedy
+
     for kernel_id, reason in tuned.failures.items():
         first, *_ = reason.splitlines()
         name = tuned.kernels[kernel_id].name
         yield first if name in first else f"{name}: {first}"
     if tuned.best is None and tuned.verdict is not None:
-        yield f"nothing is recorded: {tuned.verdict.remedy}"
+        yield f"nothing is recorded: {remedy(tuned.verdict.disturbance)}"
 
 
 def _row(tuned: Tuned) -> list[Any]:

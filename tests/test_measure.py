@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from catalog.runtime.measure import Measurement, StopRule, Stopwatch, interval, measure, summarise
+from catalog.runtime.measure import Measurement, StopRule, interval, measure, summarise
 
 QUICK = StopRule(warm_up_seconds=0, seconds=60)
 
@@ -26,6 +26,9 @@ class Clockwork:
         self.launches += launches
         self.chilled += launches * cold
         return [next(self.durations) for _ in range(launches)]
+
+    def waits(self) -> dict[str, int]:
+        return {}
 
     def clock_mhz(self) -> float | None:
         return 2000.0
@@ -72,10 +75,9 @@ def test_time_and_launches_are_bounded() -> None:
 
 def test_cold_launches_empty_the_caches_each_time() -> None:
     clockwork = Clockwork(repeat(1000))
-    stopwatch = Stopwatch(clockwork, StopRule(cold=True, warm_up_seconds=0))
-    stopwatch.go(7)
-    assert clockwork.chilled == 7
-    assert stopwatch.measurement().cold
+    measurement = measure(clockwork, StopRule(cold=True, warm_up_seconds=0))
+    assert clockwork.chilled == measurement.n == 10
+    assert measurement.cold
 
 
 @given(st.lists(st.integers(1, 10**12), min_size=1, max_size=200))

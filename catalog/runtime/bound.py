@@ -103,9 +103,9 @@ class BoundPlan:
         """
         return self.device.time(self.kernels, self._call, launches, cold=cold)
 
-    def waited(self) -> int:
-        """Nanoseconds for which the threads of launches have waited for a core so far; 0 where that is unknown."""
-        return self.device.waited()
+    def waits(self) -> Mapping[str, int]:
+        """Nanoseconds for which each thread of launches has waited for a core so far; empty where that is unknown."""
+        return self.device.waits()
 
     def clock_mhz(self) -> float | None:
         """The device's clock now, where it says."""

@@ -16,8 +16,8 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cache
-from math import comb
 from statistics import median, quantiles
 from typing import Protocol
 
@@ -31,7 +31,7 @@ BLOCK_SECONDS = 0.0005
 """About how long a block takes, if a launch takes no longer: less than the time slice of another process."""
 
 WAITED = 0.02
-"""A block counts if its threads waited for a core for no longer than this share of it, all together."""
+"""A block counts if each of its threads waited for a core for no longer than this share of it."""
 
 TRIES = 4
 """How often a block is timed in a round until it counts."""
@@ -50,8 +50,8 @@ class Timed(Protocol):
     def time(self, launches: int = 1, *, cold: bool = False) -> list[int]:
         """Nanoseconds of each launch; ``cold``: the device's caches are emptied before each."""
 
-    def waited(self) -> int:
-        """Nanoseconds for which the threads of launches have waited for a core so far; 0 where that is unknown."""
+    def waits(self) -> Mapping[str, int]:
+        """Nanoseconds for which each thread of launches has waited for a core so far; empty where that is unknown."""
 
     def clock_mhz(self) -> float | None:
         """The device's clock now, where it says."""
@@ -118,9 +118,14 @@ class Measurement:
         return self.blocks >= SOUND_BLOCKS and self.precision <= WIDEST
 
     @property
-    def sureness(self) -> str:
+    def confidence(self) -> str:
         """The precision in words, or that there is none."""
         return f"within {percent(self.precision)}" if self.sound else "too noisy"
+
+    @property
+    def disturbance(self) -> float:
+        """The share of blocks during which other processes had a core."""
+        return self.disturbed / (self.blocks + self.disturbed)
 
     def scaled(self, factor: float) -> Measurement:
         """The same with all times multiplied by ``factor``."""
@@ -133,16 +138,25 @@ def percent(share: float) -> str:
     return f"{100 * share:.{1 if share < 0.1 else 0}f} %"
 
 
+def remedy(disturbance: float) -> str:
+    """Why times are too noisy, where other processes had a core during that share of the blocks, and what to do."""
+    others = f"other processes had the cores during {percent(disturbance)} of the time"
+    return (
+        f"{others if disturbance else 'the times differ too much'}. Stop other work and measure again, or use fewer "
+        "threads: CATALOG_NUM_THREADS=1."
+    )
+
+
 @cache
 def rank(n: int, doubt: float) -> int | None:
     """Which of ``n`` ordered values bounds their median from below, counted from 0; from above, counted from the end.
 
     Both bounds together are wrong with a probability of at most ``doubt``. None where ``n`` values are too few.
     """
-    wrong, place = 0, 0
-    while 2 * (wrong + comb(n, place)) <= doubt * 2**n:
-        wrong += comb(n, place)
-        place += 1
+    share = Fraction(str(doubt))
+    wrong, place, ways = 0, 0, 1
+    while 2 * (wrong + ways) * share.denominator <= share.numerator << n:
+        wrong, place, ways = wrong + ways, place + 1, ways * (n - place) // (place + 1)
     return place - 1 if place else None
 
 
@@ -314,9 +328,9 @@ class Rounds:
 
     def _block(self, name: str) -> tuple[_Block, bool]:
         plan = self._plans[name]
-        started, waited = time.monotonic_ns(), plan.waited()
+        started, before = time.monotonic_ns(), plan.waits()
         durations = plan.time(self._launches, cold=self._rule.cold)
-        waited = plan.waited() - waited
+        waited = max((waits - before.get(thread, 0) for thread, waits in plan.waits().items()), default=0)
         total = sum(durations)
         self._tried[name] += 1
         self._spent[name] += max(total, time.monotonic_ns() - started)

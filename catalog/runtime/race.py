@@ -58,14 +58,14 @@ class Verdict:
         share: a bound that holds with confidence: how much longer the next kernel takes (SURE), or how much longer the
             best takes than any other (EQUAL, NOISY); infinite where nothing is known, 0 where there is no other.
         rivals: the other kernels of the second part.
-        disturbed: share of the blocks during which other processes had a core.
+        disturbance: the share of blocks during which other processes had a core.
     """
 
     best: str
     sureness: Sureness
     share: float
     rivals: int
-    disturbed: float
+    disturbance: float
 
     @property
     def about(self) -> str:
@@ -75,17 +75,6 @@ class Verdict:
         if self.sureness is Sureness.EQUAL:
             return f"equal within {percent(self.share)}"
         return f"sure by {percent(self.share)}" if self.rivals else "the only one"
-
-    @property
-    def remedy(self) -> str:
-        """Why it is too noisy, and what to do."""
-        if self.disturbed > 0:
-            why = f"other processes had the cores during {percent(self.disturbed)} of the blocks"
-        elif self.rivals:
-            why = "which kernel is the fastest differs from round to round"
-        else:
-            why = "the times differ too much"
-        return f"{why}. Stop other work and tune again, or use fewer threads: CATALOG_NUM_THREADS=1."
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 MAX_MISSES = 10_000
 """Problems that the table of misses holds; beyond that no new ones are added."""
 
-WIDEST = 0.25
+WIDEST = 0.1
 """A measurement is evidence if half the confidence interval of its median is at most this share of it."""
 
 SOUND = f"high_ms - low_ms <= {2 * WIDEST} * median_ms"

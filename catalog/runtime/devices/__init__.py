@@ -152,10 +152,10 @@ class Device(Protocol[C]):
             DeviceError: as :meth:`run`.
         """
 
-    def waited(self) -> int:
-        """Nanoseconds for which the threads of launches have waited for a core so far.
+    def waits(self) -> Mapping[str, int]:
+        """Nanoseconds for which each thread of launches has waited for a core so far.
 
-        0 where that is unknown, and of a device whose clock leaves such waits out.
+        Empty where that is unknown, and of a device whose own clock times launches.
         """
 
     def clock_mhz(self) -> float | None:

@@ -29,7 +29,7 @@ _FLOODS = 2
 _LARGE_CACHE = 64 << 20
 _CPU_FREQUENCIES = Path("/sys/devices/system/cpu")
 _CPU_INFO = Path("/proc/cpuinfo")
-_TASKS = "/proc/self/task"
+_THREADS = "/proc/self/task"
 
 
 class HostDevice:
@@ -170,9 +170,12 @@ class HostDevice:
     def _flood(self) -> Array:
         return np.zeros(_FLOODS * _cache_bytes(), np.uint8)
 
-    def waited(self) -> int:
-        """Nanoseconds for which this process's threads were ready to run while others had the cores; 0 but on Linux."""
-        return _waited_ns()
+    def waits(self) -> Mapping[str, int]:
+        """Nanoseconds for which each thread of this process was ready to run while others had the cores.
+
+        Empty where the system does not tell: all but Linux.
+        """
+        return _waits()
 
     def clock_mhz(self) -> float | None:
         """The mean of the clocks that the cores have now; None where the kernel does not show them."""
@@ -248,15 +251,14 @@ def _cache_bytes() -> int:
     return max([size for size in map(os.sysconf, names) if size > 0], default=_LARGE_CACHE)
 
 
-def _waited_ns() -> int:
-    """The second number of schedstat is what a thread has spent in a run queue. A thread that has ended takes its own
-    with it, so that the sum may shrink."""
-    total = 0
+def _waits() -> dict[str, int]:
+    """The second number of a thread's schedstat is the time that it has spent in run queues."""
+    waits = {}
     with suppress(OSError):
-        for thread in os.listdir(_TASKS):
-            with suppress(OSError, IndexError), open(f"{_TASKS}/{thread}/schedstat", "rb", buffering=0) as file:
-                total += int(file.read().split()[1])
-    return total
+        for thread in os.listdir(_THREADS):
+            with suppress(OSError, IndexError), open(f"{_THREADS}/{thread}/schedstat", "rb", buffering=0) as file:
+                waits[thread] = int(file.read().split()[1])
+    return waits
 
 
 def _clock_mhz() -> float | None:

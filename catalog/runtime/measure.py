@@ -59,29 +59,24 @@ class Timed(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StopRule:
-    """When enough blocks are timed.
+    """When enough launches are timed.
 
     Attributes:
         precision: half the width of the median's confidence interval, as a share of the median.
-        least: blocks that are timed in any case; :data:`SOUND_BLOCKS` if it is less.
-        most: maximum number of blocks.
-        seconds: how long the blocks of a plan may take, except for the first ``least``; :data:`PATIENCE` times as long
-            where too few of them count.
+        least: launches that are timed in any case, in :data:`SOUND_BLOCKS` blocks at least.
+        most: maximum number of launches.
+        seconds: how long the blocks of a plan may take, except for the first ``least`` launches; :data:`PATIENCE` times
+            as long where too few blocks count.
         warm_up_seconds: how long a plan is launched before it is timed, for threads, caches and clocks to settle.
         cold: empty the caches before every launch.
     """
 
     precision: float = 0.02
     least: int = 10
-    most: int = 10_000
+    most: int = 100_000
     seconds: float = 1.0
     warm_up_seconds: float = 0.05
     cold: bool = False
-
-    @property
-    def fewest(self) -> int:
-        """Blocks that are timed in any case."""
-        return max(self.least, SOUND_BLOCKS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +235,11 @@ class Rounds:
             least = min((duration for duration in fastest if duration), default=1)
             self._launches = max(1, round(BLOCK_SECONDS * 1e9 / least))
 
+    @property
+    def fewest(self) -> int:
+        """Rounds that there are in any case."""
+        return max(SOUND_BLOCKS, -(-self._rule.least // self._launches))
+
     def anew(self, names: Iterable[str]) -> Rounds:
         """New rounds of some of the plans, which are warm."""
         rounds = Rounds({name: self._plans[name] for name in names}, self._rule)
@@ -274,7 +274,7 @@ class Rounds:
     def precise(self, name: str) -> bool:
         """Whether the median of a plan is known as precisely as the rule asks."""
         ordered = self.blocks(name)
-        if len(ordered) < self._rule.fewest:
+        if len(ordered) < self.fewest:
             return False
         low, high = interval(ordered)
         return (high - low) / 2 <= self._rule.precision * median(ordered)
@@ -284,7 +284,8 @@ class Rounds:
         tried, rule = self._tried[name], self._rule
         sound = sum(name in blocks for blocks in self._rounds) >= SOUND_BLOCKS
         seconds = rule.seconds if sound else rule.seconds * PATIENCE
-        return tried >= rule.fewest and (tried >= rule.most or self._spent[name] >= seconds * 1e9)
+        launches = tried * self._launches
+        return tried >= self.fewest and (launches >= rule.most or self._spent[name] >= seconds * 1e9)
 
     def measurement(self, name: str) -> Measurement:
         """What was measured of a plan, of which at least one block was timed."""
@@ -346,7 +347,7 @@ def measure_all(plans: Mapping[str, Timed], rule: StopRule) -> tuple[dict[str, M
     rounds = Rounds(plans, rule)
     rounds.warm_up()
     while rounds.running:
-        for _ in range(rule.fewest):
+        for _ in range(rounds.fewest):
             rounds.go()
         rounds.running = [name for name in rounds.running if not (rounds.precise(name) or rounds.exhausted(name))]
     measured = {name: rounds.measurement(name) for name in plans if name not in rounds.failures}

@@ -127,7 +127,7 @@ def race(plans: Mapping[str, Timed], rule: StopRule, noise: float) -> Raced:
 def _run(rounds: Rounds, rule: StopRule, done: Callable[[], bool], looks: int = LOOKS) -> None:
     """Rounds until ``done`` at a look, or there were all the looks, or no plan may be timed for longer."""
     spread = min(SPREAD_SECONDS, rule.seconds)
-    count, due = 0, float(rule.fewest)
+    count, due = 0, float(rounds.fewest)
     for _ in range(looks):
         while count < due or rounds.seconds < spread:
             rounds.go()

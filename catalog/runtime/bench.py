@@ -130,9 +130,8 @@ def bench_problem(
     device = catalog.device_info(options.arch)
     threads = catalog.device(device.arch).threads
     peaks = measure_peaks(catalog.builder, device.arch, threads) if backend_of(device.arch) is HOST else None
-    done: list[Outcome] = []
-    for outcome in outcomes(catalog, [shape_of(problem)], options):
-        done.append(outcome)
+    (done,) = outcomes(catalog, [shape_of(problem)], options)
+    for outcome in done:
         on_done(outcome)
     errors = [outcome.error for outcome in done if isinstance(outcome, NotBenched)]
     if len(errors) == len(done):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 from typing import TYPE_CHECKING, TypeAlias
 
 from catalog.errors import CatalogError, SelectionError
@@ -141,8 +140,7 @@ def bench_shapes(
     options = options or BenchOptions()
     device = catalog.device_info(options.arch)
     done: list[Outcome] = []
-    for shape, of_shape in groupby(outcomes(catalog, shapes, options), key=lambda outcome: outcome.shape):
-        found = list(of_shape)
+    for shape, found in zip(shapes, outcomes(catalog, shapes, options), strict=True):
         timed = [one for one in found if isinstance(one, Benched)]
         timings = [Timing(one.main.id, one.artifact_key, one.measurement) for one in timed if one.measurement]
         if timings and all(timing.measurement.sound for timing in timings):  # beside noise one wins or loses by it
@@ -155,8 +153,8 @@ def bench_shapes(
     return done
 
 
-def outcomes(catalog: Catalog, shapes: Sequence[Shape], options: BenchOptions) -> Iterator[Outcome]:
-    """What comes of each shape's kernels, as it comes; nothing is recorded.
+def outcomes(catalog: Catalog, shapes: Sequence[Shape], options: BenchOptions) -> Iterator[list[Outcome]]:
+    """What comes of the kernels of each shape, as it comes; nothing is recorded.
 
     Raises:
         UsageError, SpecError, RegistryError, DeviceError: as :meth:`Catalog.select`.
@@ -170,9 +168,9 @@ def outcomes(catalog: Catalog, shapes: Sequence[Shape], options: BenchOptions) -
     )
     for shape, (_, plans) in zip(shapes, answered, strict=True):
         if isinstance(plans, SelectionError):
-            yield NotBenched(shape, None, plans)
+            yield [NotBenched(shape, None, plans)]
         else:
-            yield from _of_shape(shape, plans, options)
+            yield list(_of_shape(shape, plans, options))
 
 
 def _of_shape(shape: Shape, plans: Sequence[Plan], options: BenchOptions) -> Iterator[Outcome]:

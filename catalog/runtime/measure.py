@@ -223,6 +223,7 @@ class Rounds:
         self._rounds: list[dict[str, _Block]] = []
         self._disturbed: defaultdict[str, list[_Block]] = defaultdict(list)
         self._tried: Counter[str] = Counter()
+        self._counted: Counter[str] = Counter()
         self._spent: Counter[str] = Counter()
 
     def warm_up(self) -> None:
@@ -282,7 +283,7 @@ class Rounds:
     def exhausted(self, name: str) -> bool:
         """Whether a plan may not be timed for longer."""
         tried, rule = self._tried[name], self._rule
-        sound = sum(name in blocks for blocks in self._rounds) >= SOUND_BLOCKS
+        sound = self._counted[name] >= SOUND_BLOCKS
         seconds = rule.seconds if sound else rule.seconds * PATIENCE
         launches = tried * self._launches
         return tried >= self.fewest and (launches >= rule.most or self._spent[name] >= seconds * 1e9)
@@ -323,6 +324,7 @@ class Rounds:
             block, quiet = self._block(name)
             if quiet:
                 self._rounds[-1][name] = block
+                self._counted[name] += 1
                 return tries
             self._disturbed[name].append(block)
         return TRIES

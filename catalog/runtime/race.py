@@ -82,7 +82,9 @@ class Raced:
     """What came of a race.
 
     ``measurements`` are on one scale: those of each kernel times the factor that makes its median that of the leader
-    times the median of their ratios. ``verdict`` is None where all failed.
+    times the median of their ratios, or that of the leader where the two cannot be told apart. So selection, which
+    orders by medians, takes the kernel of the verdict, and of equal kernels the same one after every race. ``verdict``
+    is None where all failed.
     """
 
     measurements: Mapping[str, Measurement]
@@ -152,7 +154,8 @@ def _decided(rounds: Rounds, noise: float) -> bool:
     """Whether more rounds would change nothing: the best is known well, and each other one is slower or as good."""
     if not rounds.running:
         return True
-    best = choice({name: _typical(rounds, name) for name in rounds.running}, noise)
+    leader, *_ = rounds.running
+    best = choice({name: _ratio(rounds, name, leader) for name in rounds.running}, noise)
     bounds = [_bounds(rounds, best, other) for other in rounds.running if other != best]
     return rounds.precise(best) and all(
         high < 1 or (1 / (1 + noise) <= low and high <= 1 + noise) for low, high in bounds
@@ -178,11 +181,16 @@ def _on_one_scale(names: Sequence[str], first: Rounds, second: Rounds) -> Iterat
     """What was measured of plans, the leader of the first part first."""
     leader, *_ = names
     of_leader = (second if second.blocks(leader) else first).measurement(leader)
-    yield leader, of_leader
-    for name in names[1:]:
+    for name in names:
         rounds = second if second.blocks(name) else first
-        measured, ratios = rounds.measurement(name), rounds.ratios(name, leader)
-        yield name, measured.scaled(median(ratios) * of_leader.median_ms / measured.median_ms) if ratios else measured
+        measured = rounds.measurement(name)
+        yield name, measured.scaled(_ratio(rounds, name, leader) * of_leader.median_ms / measured.median_ms)
+
+
+def _ratio(rounds: Rounds, name: str, leader: str) -> float:
+    """How many times as long as the leader a plan takes: 1 where they cannot be told apart."""
+    low, high = _bounds(rounds, name, leader)
+    return 1.0 if low <= 1 <= high else median(rounds.ratios(name, leader))
 
 
 def _typical(rounds: Rounds, name: str) -> float:

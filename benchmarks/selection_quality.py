@@ -8,14 +8,15 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from catalog import Catalog, Problem
 from catalog.backends import backend_of
 from catalog.runtime.devices.here import resolve_arch
-from catalog.runtime.timings import most_measured, nearest
+from catalog.runtime.race import choice
+from catalog.runtime.timings import SOUND, most_measured, nearest
 
 NEAR = 1.10
 """A choice that takes so many times as long as the best one, or less, counts as good."""
@@ -36,7 +37,7 @@ def verdicts(catalog: Catalog, arch: str) -> list[Verdict]:
     device, noise = most_measured(catalog.connection, arch), backend_of(arch).noise
     rows = catalog.connection.execute(
         "SELECT problem.id, key, kernel_id, min(median_ms) FROM timing JOIN problem ON problem.id = problem_id "
-        "WHERE device_id = ? AND NOT cold GROUP BY problem.id, kernel_id",
+        f"WHERE device_id = ? AND NOT cold AND {SOUND} GROUP BY problem.id, kernel_id",
         (device,),
     )
     medians: dict[int, dict[str, float]] = {}
@@ -50,23 +51,17 @@ def verdicts(catalog: Catalog, arch: str) -> list[Verdict]:
         best = min(times.values())
         first = catalog.candidates(problem, arch=arch, limit=1, static=True)[0].kernel.id
         other = nearest(catalog.connection, problem, device, others=True)
-        left_out = None if other is None else times.get(_choice(medians[other.id], times, noise))
+        there = {} if other is None else {name: ms for name, ms in medians[other.id].items() if name in times}
+        left_out = times[choice(there, noise)] if there else None
         found.append(
             Verdict(
                 problem,
                 static=times[first] / best if first in times else None,
-                measured=times[_choice(times, times, noise)] / best,
+                measured=times[choice(times, noise)] / best,
                 neighbour=None if left_out is None else left_out / best,
             )
         )
     return found
-
-
-def _choice(by: Mapping[str, float], among: Mapping[str, float], noise: float) -> str:
-    """What selection takes ``among`` kernels, going ``by`` these medians: of those within noise the least id."""
-    known = {kernel_id: median_ms for kernel_id, median_ms in by.items() if kernel_id in among}
-    limit = min(known.values(), default=0.0) * (1 + noise)
-    return min((kernel_id for kernel_id, median_ms in known.items() if median_ms <= limit), default="")
 
 
 def _mean(ratios: Sequence[float]) -> float:

@@ -30,7 +30,7 @@ def bench(
         typer.Option("--shapes", metavar="SET", help="Every problem of a set: smoke, full, nightly, or a YAML file."),
     ] = None,
     candidates: Annotated[int, typer.Option(min=1, help="How many applicable kernels to time, best first.")] = 1,
-    runs: Annotated[int, typer.Option(min=1, help="Timed launches of each, at the least.")] = 10,
+    runs: Annotated[int, typer.Option(min=1, help="Minimum number of timed launches of each.")] = 10,
     cold: Annotated[bool, typer.Option("--cold", help="Empty the caches before every launch.")] = False,
     verify: Annotated[
         bool, typer.Option("--verify", help="Compare with the float64 reference first; time no kernel that is wrong.")
@@ -98,6 +98,7 @@ def _bench_problem(catalog: Catalog, run: BenchRun, files: BenchFiles, form: str
         report = bench_problem(catalog, run.shapes[0].problem, run.options, on_done)
     print_rows(COLUMNS, [benchmark.row for benchmark in report.benchmarks], form)
     print(report.about, file=sys.stderr)
+    _warn_of_noise(run)
 
 
 def _bench_set(catalog: Catalog, run: BenchRun, files: BenchFiles, form: str) -> None:
@@ -115,3 +116,12 @@ def _bench_set(catalog: Catalog, run: BenchRun, files: BenchFiles, form: str) ->
         bench_shapes(catalog, run.shapes, run.options, on_done)
     print_rows(SHOWN, printed(run.rows, SHOWN), form)
     print(run.summary, file=sys.stderr)
+    _warn_of_noise(run)
+
+
+def _warn_of_noise(run: BenchRun) -> None:
+    from catalog.runtime.measure import remedy
+
+    worst = max((noisy.measurement.disturbance for noisy in run.noisy if noisy.measurement), default=None)
+    if worst is not None:
+        print(f"Too noisy: {remedy(worst)}", file=sys.stderr)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from itertools import count
 from pathlib import Path
@@ -56,7 +57,9 @@ def tune(
     """Time kernels, and select by the medians from then on.
 
     One problem by its options, a set of them, those that were asked for before, or those of a trace. A tuning
-    that was stopped goes on where it was.
+    that was stopped goes on where it was. Of a problem whose times are too noisy nothing is recorded.
+
+    Exits with 1 when nothing could be recorded.
 
     Example: catalog tune --batch 1 --nhead-q 8 --seqlen-q 1024 --hdim-q 64 --dtype fp32
 
@@ -79,11 +82,16 @@ def tune(
             catalog, list(problems.values()), options, lambda tuned: advance(next(done), _about(tuned))
         )
     names = {problem.key: name for name, problem in problems.items()}
-    columns = ["problem", "best", "median_ms", "tflops", "gain", "kernels", "failed", "id"]
+    columns = ["problem", "best", "median_ms", "tflops", "gain", "confidence", "kernels", "failed", "id"]
     print_rows(columns, [[names[tuned.problem.key], *_row(tuned)] for tuned in report.tuned], form)
+    for tuned in report.tuned:
+        for line in _troubles(tuned):
+            print(f"{names[tuned.problem.key]}: {line}", file=sys.stderr)
     for key, reason in report.unanswered.items():
         print(f"{names[key]}: {reason}", file=sys.stderr)
     print(_summary(report), file=sys.stderr)
+    if (report.tuned or report.unanswered) and not report.recorded:
+        raise typer.Exit(1)
 
 
 def _pool(scheduler: str | None) -> AbstractContextManager[Pool | None]:
@@ -126,30 +134,57 @@ def _problems(
 
 
 def _summary(report: TuneReport) -> str:
-    gain = f"the best kernels are {report.gain:.3f} times as fast as the first of the static order (geometric mean); "
+    gain = (
+        ""
+        if report.gain is None
+        else (
+            f"the best kernels are {report.gain:.3f} times as fast as the first of the static order (geometric mean); "
+        )
+    )
     return (
-        f"{counted(len(report.tuned), 'problem')} tuned; {gain if report.tuned else ''}"
-        f"{len(report.left):,} left, {len(report.unanswered):,} without a kernel."
+        f"{counted(len(report.recorded), 'problem')} tuned; {gain}{len(report.noisy):,} too noisy, "
+        f"{len(report.failed):,} with no kernel that runs, {len(report.left):,} left, "
+        f"{len(report.unanswered):,} without a kernel."
     )
 
 
 def _about(tuned: Tuned) -> str:
-    """The best kernel in a line."""
-    best = tuned.best
-    return "" if best is None else f"{best[1]:.3f} ms, {tuned.kernels[best[0]].name}"
+    """What came of a problem in a line."""
+    if tuned.best is None:
+        return _confidence(tuned)
+    kernel_id, median_ms = tuned.best
+    return f"{median_ms:.3f} ms, {tuned.kernels[kernel_id].name}"
+
+
+def _confidence(tuned: Tuned) -> str:
+    if tuned.verdict is not None:
+        return tuned.verdict.about
+    return "measured before" if tuned.known else "every kernel failed"
+
+
+def _troubles(tuned: Tuned) -> Iterator[str]:
+    """Why kernels have no times, a line each, and why the problem has none."""
+    from catalog.runtime.measure import remedy
+
+    for kernel_id, reason in tuned.failures.items():
+        first, *_ = reason.splitlines()
+        name = tuned.kernels[kernel_id].name
+        yield first if name in first else f"{name}: {first}"
+    if tuned.best is None and tuned.verdict is not None:
+        yield f"nothing is recorded: {remedy(tuned.verdict.disturbance)}"
 
 
 def _row(tuned: Tuned) -> list[Any]:
-    if not tuned.best:
-        return [None, None, None, None, 0, len(tuned.failures), None]
-    kernel_id, median_ms = tuned.best
-    gain = tuned.gain
-    return [
-        tuned.kernels[kernel_id].name,
-        round(median_ms, 5),
-        round(tuned.problem.flops / median_ms / 1e9, 4),
-        None if gain is None else round(gain, 3),
-        len(tuned.kernels) - len(tuned.failures),
-        len(tuned.failures),
-        kernel_id,
-    ]
+    """The values of a row behind the problem's name."""
+    timed: list[Any] = [None] * 4
+    kernel_id = None
+    if tuned.best is not None:
+        kernel_id, median_ms = tuned.best
+        timed = [
+            tuned.kernels[kernel_id].name,
+            round(median_ms, 5),
+            round(tuned.problem.flops / median_ms / 1e9, 4),
+            None if tuned.gain is None else round(tuned.gain, 3),
+        ]
+    failed = len(tuned.failures)
+    return [*timed, _confidence(tuned), len(tuned.kernels) - failed, failed, kernel_id]

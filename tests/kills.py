@@ -153,7 +153,7 @@ class Tune(Job):
         catalog.close()
 
     def run(self) -> None:
-        tune(Catalog(self.path), self.problems, OPTIONS)
+        tune(Catalog(self.path, num_threads=1), self.problems, OPTIONS)
 
     def losses(self) -> list[str]:
         found = self._found({0, OPTIONS.candidates})

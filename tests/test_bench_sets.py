@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import shutil
 import signal
 import sqlite3
@@ -78,7 +79,8 @@ EXPORT int32_t catalog_launch(const catalog_args* args, void*) {{
 
 @pytest.fixture(scope="module")
 def catalog(host_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Catalog]:
-    catalog = Catalog(shutil.copy(host_file, tmp_path_factory.mktemp("bench") / "catalog.db"))
+    path = shutil.copy(host_file, tmp_path_factory.mktemp("bench") / "catalog.db")
+    catalog = Catalog(path, num_threads=1)  # what else runs disturbs few
     yield catalog
     catalog.close()
 
@@ -87,6 +89,7 @@ def catalog(host_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 def bench(catalog: Catalog, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Result]:
     """The command, in this process, on a set with these grids."""
     monkeypatch.setenv("CATALOG_DB", str(catalog.path))
+    monkeypatch.setenv("CATALOG_NUM_THREADS", "1")
     settings.cache_clear()
 
     def invoke(grids: str, *words: str) -> Result:
@@ -256,7 +259,8 @@ def test_ctrl_c_leaves_files_with_what_is_done(catalog: Catalog, tmp_path: Path)
     catalog.connection.execute("DELETE FROM timing")
     words = ["bench", "--shapes", str(shapes), "--runs", "2000", "--csv", str(in_csv), "--json", str(in_json)]
     command = [sys.executable, "-m", "catalog", "--db", str(catalog.path), *words]
-    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    environment = os.environ | {"CATALOG_NUM_THREADS": "1"}
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     try:
         deadline = time.monotonic() + 60
         while len(recorded(catalog.path)) < 2 and running.poll() is None and time.monotonic() < deadline:

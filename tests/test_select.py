@@ -257,6 +257,18 @@ def test_medians_within_noise_are_equal_and_the_id_decides(copied: Catalog) -> N
     assert [candidate.kernel.id for candidate in found] == ids
 
 
+def test_a_timing_whose_launches_disagree_is_no_evidence(copied: Catalog) -> None:
+    """As older versions recorded on a busy machine, and as other machines' catalogs bring it."""
+    asked = problem()
+    first, second = (found.kernel.id for found in copied.candidates(asked, arch="gfx950", limit=2))
+    record_timings(copied, asked, {first: 1.0, second: 2.0})
+    copied.connection.execute("UPDATE timing SET high_ms = 54 WHERE kernel_id = ?", (first,))
+    choice = copied.choice(asked, arch="gfx950", limit=2)
+    assert [(c.kernel.id, c.median_ms) for c in choice.candidates] == [(second, 2.0), (first, None)]
+    copied.connection.execute("UPDATE timing SET high_ms = 54")
+    assert copied.choice(asked, arch="gfx950").evidence == "static"
+
+
 def test_of_several_libraries_of_a_row_the_one_measured_last_counts(copied: Catalog) -> None:
     asked = problem()
     first, second = sorted(candidate.kernel.id for candidate in copied.candidates(asked, arch="gfx950", limit=2))

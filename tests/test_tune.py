@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +17,15 @@ import command
 import pytest
 
 from catalog.backends import HOST
+from catalog.build import targets
+from catalog.build.describe import describe
+from catalog.build.host import emit as host
 from catalog.runtime import timings
 from catalog.runtime.catalog import Catalog
+from catalog.runtime.devices.host import HostDevice
 from catalog.runtime.measure import StopRule
 from catalog.runtime.tune import TuneOptions, tune
+from catalog.schema.kernel import Kernel
 from catalog.schema.problem import Problem
 from catalog.settings import settings
 
@@ -29,7 +38,8 @@ def small(**fields: Any) -> Problem:
 
 @pytest.fixture(scope="module")
 def catalog(host_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Catalog]:
-    catalog = Catalog(shutil.copy(host_file, tmp_path_factory.mktemp("tune") / "catalog.db"))
+    path = shutil.copy(host_file, tmp_path_factory.mktemp("tune") / "catalog.db")
+    catalog = Catalog(path, num_threads=1)  # what else runs disturbs few
     yield catalog
     catalog.close()
 
@@ -103,21 +113,112 @@ def test_a_problem_without_a_kernel_is_told_and_stops_no_other(catalog: Catalog)
     assert [tuned.problem for tuned in report.tuned] == [small()]
 
 
-def test_a_kernel_that_does_not_compile_is_left_out(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = small(seqlen_q=40, lse=True)
-    broken = catalog.candidates(problem, limit=3, static=True)[1].kernel
-    emit = catalog.builder._targets(broken.arch).emit
-    from catalog.build import targets
+@pytest.fixture
+def emitting(monkeypatch: pytest.MonkeyPatch) -> Callable[[Mapping[str, str]], None]:
+    """Give rows, by id, other sources."""
 
-    def emitting(kernel: Any, memory: Any) -> str:
-        return "#error broken\n" if kernel.id == broken.id else emit(kernel, memory)
+    def install(sources: Mapping[str, str]) -> None:
+        def emit(kernel: Kernel, _memory: Path) -> str:
+            return sources.get(kernel.id) or host.emit(kernel)
 
-    from dataclasses import replace
+        monkeypatch.setattr(targets, "HOST", replace(targets.HOST, emit=emit))
 
-    monkeypatch.setattr(targets, "HOST", replace(targets.HOST, emit=emitting))
-    (tuned,) = tune(catalog, [problem], QUICK).tuned
-    assert "does not compile" in tuned.failures[broken.id]
-    assert len(tuned.medians) == 2
+    return install
+
+
+def tune_by_command(catalog: Catalog, seqlen_q: int, *words: str) -> subprocess.CompletedProcess[str]:
+    """``catalog tune`` of three kernels for a problem like :func:`small`."""
+    problem = f"--batch 1 --nhead-q 2 --seqlen-q {seqlen_q} --hdim-q 32 --dtype fp32 --candidates 3 --format json"
+    return command.catalog("tune", *problem.split(), *words, db=catalog.path, CATALOG_NUM_THREADS=1)
+
+
+def timings_of(catalog: Catalog, problem: Problem) -> int:
+    return sum(row[0] == problem.key for row in recorded(catalog))
+
+
+def test_a_kernel_that_does_not_compile_is_left_out_and_reported(
+    catalog: Catalog, emitting: Callable[[Mapping[str, str]], None]
+) -> None:
+    broken = catalog.candidates(small(seqlen_q=40), limit=3, static=True)[1].kernel
+    emitting({broken.id: "#error broken\n"})
+    done = tune_by_command(catalog, 40)
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(done.stdout)
+    assert (row["kernels"], row["failed"]) == (2, 1)
+    (reason,) = [line for line in done.stderr.splitlines() if broken.name in line]
+    assert "does not compile" in reason
+    assert timings_of(catalog, small(seqlen_q=40)) == 2
+
+
+def test_a_tuning_in_which_every_kernel_fails_is_a_failure(
+    catalog: Catalog, emitting: Callable[[Mapping[str, str]], None]
+) -> None:
+    problem = small(seqlen_q=41, lse=True)
+    found = [candidate.kernel for candidate in catalog.candidates(problem, limit=3, static=True)]
+    emitting({kernel.id: "#error broken\n" for kernel in found})
+    done = tune_by_command(catalog, 41, "--lse")
+    assert done.returncode == 1
+    (row,) = json.loads(done.stdout)
+    assert (row["best"], row["confidence"], row["kernels"], row["failed"]) == (None, "every kernel failed", 0, 3)
+    assert all(any(kernel.name in line for line in done.stderr.splitlines()) for kernel in found)
+    assert "times as fast" not in done.stderr
+    assert "0 problems tuned" in done.stderr
+    assert timings_of(catalog, problem) == 0
+
+
+def test_times_that_are_noise_are_not_recorded(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system says that a thread waited for a core during every launch."""
+    monkeypatch.setattr(HostDevice, "waits", lambda _: {"thread": time.monotonic_ns()})
+    problem = small(seqlen_q=42)
+    done = tune_by_command(catalog, 42)
+    assert done.returncode == 1
+    (row,) = json.loads(done.stdout)
+    assert (row["best"], row["gain"], row["confidence"]) == (None, None, "too noisy: not recorded")
+    assert "other processes had the cores during 100 % of the time. Stop other work" in done.stderr
+    assert "CATALOG_NUM_THREADS=1" in done.stderr
+    assert timings_of(catalog, problem) == 0
+
+
+SPINNING = """\
+#include "abi/catalog_abi.h"
+#define EXPORT extern "C" __attribute__((visibility("default")))
+EXPORT const char* catalog_describe() {{ return {description}; }}
+EXPORT int32_t catalog_workspace_size(const catalog_args* args, catalog_workspace* size) {{
+    *size = {{args->num_splits}};
+    return 0;
+}}
+EXPORT int32_t catalog_launch(const catalog_args* args, void*) {{
+    if (args->batch < 0) return 2;  // asked for its ABI
+    for (volatile int64_t i = 0; i < {iterations}; i = i + 1) {{}}
+    return 0;
+}}
+"""
+
+
+@pytest.mark.slow
+def test_beside_real_neighbours_the_faster_kernel_wins_or_none(
+    catalog: Catalog, emitting: Callable[[Mapping[str, str]], None]
+) -> None:
+    """Of three kernels that do nothing but count, while more processes than there are cores do so too."""
+    problem = small(seqlen_q=43)
+    found = [candidate.kernel for candidate in catalog.candidates(problem, limit=3, static=True)]
+    counts = dict(zip([kernel.id for kernel in found], (260_000, 200_000, 330_000), strict=True))
+    emitting(
+        {
+            kernel.id: SPINNING.format(description=json.dumps(describe(kernel)), iterations=counts[kernel.id])
+            for kernel in found
+        }
+    )
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range((os.cpu_count() or 1) + 1)]
+    try:
+        rows = [json.loads(tune_by_command(catalog, 43, "--again").stdout)[0] for _ in range(5)]
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+    assert {row["id"] for row in rows} <= {found[1].id, None}
+    assert all((row["id"] is None) == (row["confidence"] == "too noisy: not recorded") for row in rows)
+    assert timings_of(catalog, problem) == (3 if any(row["id"] for row in rows) else 0)
 
 
 def test_problems_that_were_never_measured_are_recorded_until_they_are(
@@ -162,7 +263,7 @@ def test_the_command_tunes_a_problem_and_a_file_of_them(catalog: Catalog, tmp_pa
     )
     for budget, tuned, told in ((["--budget", "0"], 0, "2 left"), ([], 2, "2 problems tuned")):
         options = ["--shapes", str(shapes), "--format", "json", *budget]
-        done = command.catalog("tune", "--candidates", "2", *options, db=catalog.path)
+        done = command.catalog("tune", "--candidates", "2", *options, db=catalog.path, CATALOG_NUM_THREADS=1)
         assert done.returncode == 0, done.stderr
         rows = json.loads(done.stdout)
         assert [row["kernels"] for row in rows] == [2] * tuned

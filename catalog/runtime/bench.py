@@ -24,17 +24,18 @@ _log = logging.getLogger(__name__)
 class Benchmark:
     """The speed of the kernels of a plan, all stages together.
 
-    ``median_ms``, ``min_ms``, ``p10_ms`` and ``p90_ms`` are of the times of ``runs`` launches, in milliseconds: see
-    :mod:`catalog.runtime.measure`. ``gflops`` counts :attr:`Problem.flops` and ``gb_per_s`` :attr:`Problem.traffic`,
-    both in 1e9 a second, over the median. Their percentages are of the measured
-    :class:`~catalog.runtime.peaks.Peaks`, None where none were measured; that of the bandwidth may exceed 100 where the
-    tensors stay in the caches from launch to launch.
+    ``median_ms``, ``min_ms``, ``p10_ms`` and ``p90_ms`` are in milliseconds, by ``runs`` launches, and ``confidence``
+    says how exact the median is: see :class:`~catalog.runtime.measure.Measurement`. ``gflops`` counts
+    :attr:`Problem.flops` and ``gb_per_s`` :attr:`Problem.traffic`, both in 1e9 a second, over the median. Their
+    percentages are of the measured :class:`~catalog.runtime.peaks.Peaks`, None where none were measured; that of the
+    bandwidth may exceed 100 where the tensors stay in the caches from launch to launch.
     """
 
     median_ms: float
     min_ms: float
     p10_ms: float
     p90_ms: float
+    confidence: str
     runs: int
     gflops: float
     percent_of_peak: float | None
@@ -50,6 +51,7 @@ class Benchmark:
             round(self.min_ms, 4),
             round(self.p10_ms, 4),
             round(self.p90_ms, 4),
+            self.confidence,
             self.runs,
             round(self.gflops, 1),
             None if self.percent_of_peak is None else round(self.percent_of_peak, 1),
@@ -91,6 +93,7 @@ def _benchmark(benched: Benched, measured: Measurement, peaks: Peaks | None) -> 
         min_ms=measured.min_ms,
         p10_ms=measured.p10_ms,
         p90_ms=measured.p90_ms,
+        confidence=measured.confidence,
         runs=measured.n,
         gflops=gflops,
         percent_of_peak=None if peaks is None else 100 * gflops / peaks.gflops,
@@ -127,9 +130,8 @@ def bench_problem(
     device = catalog.device_info(options.arch)
     threads = catalog.device(device.arch).threads
     peaks = measure_peaks(catalog.builder, device.arch, threads) if backend_of(device.arch) is HOST else None
-    done: list[Outcome] = []
-    for outcome in outcomes(catalog, [shape_of(problem)], options):
-        done.append(outcome)
+    (done,) = outcomes(catalog, [shape_of(problem)], options)
+    for outcome in done:
         on_done(outcome)
     errors = [outcome.error for outcome in done if isinstance(outcome, NotBenched)]
     if len(errors) == len(done):

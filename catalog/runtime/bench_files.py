@@ -41,7 +41,20 @@ OF_KERNEL: Mapping[str, str] = MappingProxyType(
 """Columns that are traits of the kernel, by name: what the problem or the plan has too is called ``kernel_…``."""
 
 MEASURED = ("latency_ms", "tflops", "bandwidth_gb_s")
-BESIDES = ("min_ms", "p10_ms", "p90_ms", "n", "verified", "kernel_id", *IDENTITY, "stages", "category", "problem")
+BESIDES = (
+    "min_ms",
+    "p10_ms",
+    "p90_ms",
+    "n",
+    "precision",
+    "sound",
+    "verified",
+    "kernel_id",
+    *IDENTITY,
+    "stages",
+    "category",
+    "problem",
+)
 COLUMNS = ("problem_name", *OF_PROBLEM, "kernel", *OF_KERNEL, *MEASURED, *BESIDES)
 """The columns of the CSV file and the fields of a result in the JSON file."""
 
@@ -71,7 +84,7 @@ def row_of(benched: Benched) -> dict[str, Any]:
 def _times(benched: Benched) -> dict[str, Any]:
     measured, problem = benched.measurement, benched.shape.problem
     if measured is None:
-        return dict.fromkeys((*MEASURED, "min_ms", "p10_ms", "p90_ms", "n"))
+        return dict.fromkeys((*MEASURED, *BESIDES[: BESIDES.index("verified")]))
     return {
         "latency_ms": round(measured.median_ms, 6),
         "tflops": round(problem.flops / measured.median_ms / 1e9, 6),
@@ -80,6 +93,8 @@ def _times(benched: Benched) -> dict[str, Any]:
         "p10_ms": round(measured.p10_ms, 6),
         "p90_ms": round(measured.p90_ms, 6),
         "n": measured.n,
+        "precision": round(measured.precision, 4),
+        "sound": measured.sound,
     }
 
 
@@ -111,6 +126,11 @@ class BenchRun:
         return [benched for benched in self.benched if not benched.timed]
 
     @property
+    def noisy(self) -> list[Benched]:
+        """Those whose times are too noisy to be recorded."""
+        return [benched for benched in self.benched if benched.measurement and not benched.measurement.sound]
+
+    @property
     def shapes_seen(self) -> int:
         """How many shapes anything came of."""
         return len({outcome.shape.name for outcome in self.outcomes})
@@ -135,6 +155,7 @@ class BenchRun:
             "total_measurements": len(timed),
             "wrong": len(self.wrong),
             "failed": len(self.outcomes) - len(self.benched),
+            "noisy": len(self.noisy),
             "interrupted": self.interrupted,
             "device": self.device.name,
             "cores": self.device.cores,
@@ -154,7 +175,8 @@ class BenchRun:
         return (
             f"{'Interrupted. ' if self.interrupted else ''}{counted(about['total_measurements'], 'measurement')} of "
             f"{counted(about['total_kernels'], 'kernel')} on {about['shapes_benchmarked']:,} of "
-            f"{counted(len(self.shapes), 'shape')}; {about['wrong']:,} wrong, {about['failed']:,} could not be timed."
+            f"{counted(len(self.shapes), 'shape')}; {about['wrong']:,} wrong, {about['failed']:,} could not be timed, "
+            f"{about['noisy']:,} too noisy."
         )
 
 

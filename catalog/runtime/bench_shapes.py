@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 from catalog.errors import CatalogError, SelectionError
 from catalog.runtime.guard import guarded_problem
 from catalog.runtime.inputs import draw_inputs, make_inputs
-from catalog.runtime.measure import Measurement, StopRule, measure
+from catalog.runtime.measure import Measurement, StopRule, measure_all
 from catalog.runtime.measuring import keep, library_key, main_kernel, prepared
 from catalog.runtime.plan import Plan
 from catalog.runtime.tensors import make_outputs
@@ -20,6 +20,7 @@ from catalog.schema.shape_names import name_of
 from catalog.schema.shapes import Shape
 
 if TYPE_CHECKING:
+    from catalog.runtime.bound import BoundPlan
     from catalog.runtime.catalog import Catalog
     from catalog.schema.kernel import Kernel
     from catalog.schema.problem import Problem
@@ -38,7 +39,7 @@ class BenchOptions:
     Attributes:
         arch: what kernels are for; this machine must have the device.
         candidates: kernels of a problem at the most, best first: the first is the one that selection takes.
-        rule: of every kernel's median.
+        rule: of every kernel's median. The kernels of a shape are timed in the same rounds.
         verify: hold each kernel against the float64 reference first, and time none that is wrong.
         jobs: compilers at once; None: one a core.
         seed: of the inputs.
@@ -57,8 +58,7 @@ class Benched:
     """A kernel on a shape: all stages of its plan together.
 
     ``main`` is the kernel that does most of the work, ``stages`` are all. ``measurement`` is None where the kernel is
-    wrong; ``checks`` are of the outputs, none where it was not verified. ``artifact_key`` is that of
-    ``main``.
+    wrong; ``checks`` are of the outputs, none where it was not verified. ``artifact_key`` is that of ``main``.
     """
 
     shape: Shape
@@ -82,7 +82,7 @@ class Benched:
     def about(self) -> str:
         """The kernel and its median, or what is wrong with it."""
         if self.measurement is not None:
-            return f"{self.measurement.median_ms:.3f} ms, {self.main.name}"
+            return f"{self.measurement.median_ms:.3f} ms {self.measurement.confidence}, {self.main.name}"
         wrong = ", ".join(
             f"{check.tensor} is off by {check.max_error:.3g}, {check.tolerance_used:.3g} times what is allowed"
             for check in self.checks
@@ -128,8 +128,9 @@ def bench_shapes(
 ) -> list[Outcome]:
     """Time the best kernels of each shape on this machine, and record the medians in the catalog as tuning does.
 
-    A kernel that is wrong, does not compile or whose launch fails is not timed, and a shape may have no kernel: the
-    outcome says so. ``on_done`` hears of each outcome when it is recorded, so that who is interrupted has what is done.
+    Those of a shape are recorded together, and only if all of them are sound. A kernel that is wrong, does not compile
+    or whose launch fails is not timed, and a shape may have no kernel: the outcome says so. ``on_done`` gets each
+    outcome when it is recorded, so that after an interrupt nothing that was done is lost.
 
     Raises:
         DeviceError: this machine has no device for the arch.
@@ -139,19 +140,21 @@ def bench_shapes(
     options = options or BenchOptions()
     device = catalog.device_info(options.arch)
     done: list[Outcome] = []
-    for outcome in outcomes(catalog, shapes, options):
-        if isinstance(outcome, Benched) and outcome.measurement is not None:
-            timing = Timing(outcome.main.id, outcome.artifact_key, outcome.measurement)
-            keep(catalog, outcome.shape.problem, device, [timing])
-        done.append(outcome)
-        if on_done is not None:
-            on_done(outcome)
+    for shape, found in zip(shapes, outcomes(catalog, shapes, options), strict=True):
+        timed = [one for one in found if isinstance(one, Benched)]
+        timings = [Timing(one.main.id, one.artifact_key, one.measurement) for one in timed if one.measurement]
+        if timings and all(timing.measurement.sound for timing in timings):  # beside noise one wins or loses by it
+            keep(catalog, shape.problem, device, timings)
+        for outcome in found:
+            done.append(outcome)
+            if on_done is not None:
+                on_done(outcome)
     catalog.forget()
     return done
 
 
-def outcomes(catalog: Catalog, shapes: Sequence[Shape], options: BenchOptions) -> Iterator[Outcome]:
-    """What comes of each shape's kernels, as it comes; nothing is recorded.
+def outcomes(catalog: Catalog, shapes: Sequence[Shape], options: BenchOptions) -> Iterator[list[Outcome]]:
+    """What comes of the kernels of each shape, as it comes; nothing is recorded.
 
     Raises:
         UsageError, SpecError, RegistryError, DeviceError: as :meth:`Catalog.select`.
@@ -165,9 +168,9 @@ def outcomes(catalog: Catalog, shapes: Sequence[Shape], options: BenchOptions) -
     )
     for shape, (_, plans) in zip(shapes, answered, strict=True):
         if isinstance(plans, SelectionError):
-            yield NotBenched(shape, None, plans)
+            yield [NotBenched(shape, None, plans)]
         else:
-            yield from _of_shape(shape, plans, options)
+            yield list(_of_shape(shape, plans, options))
 
 
 def _of_shape(shape: Shape, plans: Sequence[Plan], options: BenchOptions) -> Iterator[Outcome]:
@@ -188,15 +191,34 @@ def _of_shape(shape: Shape, plans: Sequence[Plan], options: BenchOptions) -> Ite
     except CatalogError as error:
         yield NotBenched(shape, None, error)
         return
-    for key, (main, plan) in built.items():
+    yield from _timed(shape, built, lambda plan: plan.bind(inputs, outputs=outputs), expected, options.rule)
+
+
+def _timed(
+    shape: Shape,
+    built: Mapping[str, tuple[Kernel, Plan]],
+    bind: Callable[[Plan], BoundPlan],
+    expected: Expected | None,
+    rule: StopRule,
+) -> Iterator[Outcome]:
+    """What comes of the built kernels of a shape, by the keys of their libraries: the right ones take turns."""
+    checks: dict[str, tuple[Check, ...]] = {}
+    bound: dict[str, BoundPlan] = {}
+    failures: dict[str, CatalogError] = {}
+    for key, (_, plan) in built.items():
         try:
-            checks = () if expected is None else checks_of(plan, expected)
-            right = all(check.passed for check in checks)
-            measurement = measure(plan.bind(inputs, outputs=outputs), options.rule) if right else None
+            checks[key] = () if expected is None else checks_of(plan, expected)
+            if all(check.passed for check in checks[key]):
+                bound[key] = bind(plan)
         except CatalogError as error:
-            yield NotBenched(shape, main, error)
+            failures[key] = error
+    measured, failed = measure_all(bound, rule)
+    failures |= failed
+    for key, (main, plan) in built.items():
+        if key in failures:
+            yield NotBenched(shape, main, failures[key])
         else:
-            yield Benched(shape, main, plan.kernels, key, checks, measurement)
+            yield Benched(shape, main, plan.kernels, key, checks[key], measured.get(key))
 
 
 def expected_of(problem: Problem, arch: str, seed: int = 0) -> Expected:

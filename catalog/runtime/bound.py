@@ -103,6 +103,10 @@ class BoundPlan:
         """
         return self.device.time(self.kernels, self._call, launches, cold=cold)
 
+    def waits(self) -> Mapping[str, int]:
+        """Nanoseconds for which each thread of launches has waited for a core so far; empty where that is unknown."""
+        return self.device.waits()
+
     def clock_mhz(self) -> float | None:
         """The device's clock now, where it says."""
         return self.device.clock_mhz()

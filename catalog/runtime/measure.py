@@ -1,29 +1,57 @@
-"""Timing done right: when to warm up, when to stop, what to keep.
+"""Timing: plans are launched in rounds until their medians are known well enough.
 
-Launches are timed by the device's own clock until the median is known well enough: until its 95 % confidence interval
-is no wider than asked, which order statistics give without an assumption about how durations are distributed (Conover,
-Practical Nonparametric Statistics, section 3.2).
+A *round* has one block of launches of every plan, in random order, so that whatever else the machine does meets all
+plans alike. A *block* is a few launches, about half a millisecond; its time is their median by the device's clock. A
+block in which a thread had to wait for a core was timed beside other processes: it does not count and is repeated.
+
+What is kept is the median over the blocks with its 95 % confidence interval. Order statistics give the interval without
+an assumption about how durations are distributed (Conover, Practical Nonparametric Statistics, section 3.2).
 """
 
 from __future__ import annotations
 
-import math
 import os
+import random
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from statistics import NormalDist, median, quantiles
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cache
+from statistics import median, quantiles
 from typing import Protocol
 
-CONFIDENCE = 0.95
-_Z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
+from catalog.errors import CatalogError
+from catalog.runtime.timings import WIDEST
+
+DOUBT = 0.05
+"""How often the confidence interval of a median may miss it."""
+
+BLOCK_SECONDS = 0.0005
+"""About how long a block takes, if a launch takes no longer: less than the time slice of another process."""
+
+WAITED = 0.02
+"""A block counts if each of its threads waited for a core for no longer than this share of it."""
+
+TRIES = 4
+"""How often a block is timed in a round until it counts."""
+
+SOUND_BLOCKS = 9
+"""Fewer blocks that count are no measurement. No fewer show with any confidence that one plan is slower than another:
+see :data:`catalog.runtime.race.DOUBT`."""
+
+PATIENCE = 3
+"""How many times longer a plan may be timed that has not got :data:`SOUND_BLOCKS` blocks that count."""
 
 
 class Timed(Protocol):
     """What can be launched and timed: a :class:`~catalog.runtime.bound.BoundPlan`."""
 
     def time(self, launches: int = 1, *, cold: bool = False) -> list[int]:
-        """Nanoseconds of each of so many launches; ``cold``: the device's caches are emptied before each."""
+        """Nanoseconds of each launch; ``cold``: the device's caches are emptied before each."""
+
+    def waits(self) -> Mapping[str, int]:
+        """Nanoseconds for which each thread of launches has waited for a core so far; empty where that is unknown."""
 
     def clock_mhz(self) -> float | None:
         """The device's clock now, where it says."""
@@ -34,17 +62,18 @@ class StopRule:
     """When enough launches are timed.
 
     Attributes:
-        precision: half the width of the median's confidence interval, as a part of the median.
-        least: launches that are timed even so.
-        most: launches that are timed at the most.
-        seconds: time that launches take at the most, but for ``least`` of them.
-        warm_up_seconds: launches before those that are timed, for threads, caches and clocks to settle.
-        cold: empty the caches before every launch; there is no warm-up of caches then.
+        precision: half the width of the median's confidence interval, as a share of the median.
+        least: launches that are timed in any case, in :data:`SOUND_BLOCKS` blocks at least.
+        most: maximum number of launches.
+        seconds: how long the blocks of a plan may take, except for the first ``least`` launches; :data:`PATIENCE` times
+            as long where too few blocks count.
+        warm_up_seconds: how long a plan is launched before it is timed, for threads, caches and clocks to settle.
+        cold: empty the caches before every launch.
     """
 
     precision: float = 0.02
     least: int = 10
-    most: int = 10_000
+    most: int = 100_000
     seconds: float = 1.0
     warm_up_seconds: float = 0.05
     cold: bool = False
@@ -52,10 +81,12 @@ class StopRule:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """How long ``n`` launches took, in milliseconds.
+    """How long a launch of a plan takes, in milliseconds, by ``n`` launches in ``blocks`` blocks.
 
-    ``low_ms`` to ``high_ms`` is the median's confidence interval; ``load`` the machine's load average when they ended,
-    ``clock_mhz`` the device's clock then, None where it does not say.
+    ``median_ms``, ``p10_ms`` and ``p90_ms`` are of the blocks that count, each of which has the median of its launches;
+    ``low_ms`` to ``high_ms`` is the confidence interval of ``median_ms``. Another ``disturbed`` blocks do not count;
+    where all were disturbed, ``blocks`` is 0 and the times are theirs. ``load`` is the machine's load average at the
+    end, ``clock_mhz`` the device's clock then, None where it does not say.
     """
 
     n: int
@@ -68,29 +99,91 @@ class Measurement:
     cold: bool = False
     load: float = 0.0
     clock_mhz: float | None = None
+    blocks: int = SOUND_BLOCKS
+    disturbed: int = 0
 
     @property
     def precision(self) -> float:
-        """Half the width of the confidence interval, as a part of the median."""
+        """Half the width of the confidence interval, as a share of the median."""
         return (self.high_ms - self.low_ms) / 2 / self.median_ms if self.median_ms else 0.0
 
+    @property
+    def sound(self) -> bool:
+        """Whether there are enough blocks, and they agree: only such a measurement is recorded."""
+        return self.blocks >= SOUND_BLOCKS and self.precision <= WIDEST
 
-def interval(ordered: Sequence[float]) -> tuple[float, float]:
-    """The 95 % confidence interval of the median of ``ordered`` durations, at least one; of few, all of them."""
-    n = len(ordered)
-    spread = _Z * math.sqrt(n)
-    low, high = math.floor((n - spread) / 2), math.ceil((n + spread) / 2)
-    return ordered[max(0, low)], ordered[min(n - 1, high)]
+    @property
+    def confidence(self) -> str:
+        """The precision in words, or that there is none."""
+        return f"within {percent(self.precision)}" if self.sound else "too noisy"
+
+    @property
+    def disturbance(self) -> float:
+        """The share of blocks during which other processes had a core."""
+        return self.disturbed / (self.blocks + self.disturbed)
+
+    def scaled(self, factor: float) -> Measurement:
+        """The same with all times multiplied by ``factor``."""
+        times = ("min_ms", "median_ms", "p10_ms", "p90_ms", "low_ms", "high_ms")
+        return replace(self, **{name: getattr(self, name) * factor for name in times})
 
 
-def summarise(nanoseconds: Iterable[int], *, cold: bool = False, clock_mhz: float | None = None) -> Measurement:
-    """What is kept of durations, at least one of them."""
+def percent(share: float) -> str:
+    """A share as a percentage, as exact as is of interest."""
+    return f"{100 * share:.{1 if share < 0.1 else 0}f} %"
+
+
+def remedy(disturbance: float) -> str:
+    """Why times are too noisy, where other processes had a core during that share of the blocks, and what to do."""
+    others = f"other processes had the cores during {percent(disturbance)} of the time"
+    return (
+        f"{others if disturbance else 'the times differ too much'}. Stop other work and measure again, or use fewer "
+        "threads: CATALOG_NUM_THREADS=1."
+    )
+
+
+@cache
+def rank(n: int, doubt: float) -> int | None:
+    """Which of ``n`` ordered values bounds their median from below, counted from 0; from above, counted from the end.
+
+    Both bounds together are wrong with a probability of at most ``doubt``. None where ``n`` values are too few.
+    """
+    share = Fraction(str(doubt))
+    wrong, place, ways = 0, 0, 1
+    while 2 * (wrong + ways) * share.denominator <= share.numerator << n:
+        wrong, place, ways = wrong + ways, place + 1, ways * (n - place) // (place + 1)
+    return place - 1 if place else None
+
+
+def interval(ordered: Sequence[float], doubt: float = DOUBT) -> tuple[float, float]:
+    """The confidence interval of the median of ``ordered`` values, at least one; of too few, all of them."""
+    place = rank(len(ordered), doubt) or 0
+    return ordered[place], ordered[-1 - place]
+
+
+def summarise(
+    nanoseconds: Iterable[float],
+    *,
+    cold: bool = False,
+    clock_mhz: float | None = None,
+    n: int | None = None,
+    fastest: float | None = None,
+) -> Measurement:
+    """What is kept of the durations of blocks, at least one.
+
+    Args:
+        nanoseconds: a duration for each block.
+        cold: the caches were emptied before each launch.
+        clock_mhz: of the device.
+        n: launches of all blocks; None: one each.
+        fastest: the shortest duration of a launch; None: that of a block.
+    """
     ordered = sorted(nanoseconds)
     low, high = interval(ordered)
     deciles = quantiles(ordered, n=10, method="inclusive") if len(ordered) > 1 else ordered * 9
     return Measurement(
-        n=len(ordered),
-        min_ms=ordered[0] / 1e6,  # the last step: means of whole nanoseconds have few digits
+        n=n or len(ordered),
+        min_ms=(fastest or ordered[0]) / 1e6,  # the last step: means of whole nanoseconds have few digits
         median_ms=median(ordered) / 1e6,
         p10_ms=deciles[0] / 1e6,
         p90_ms=deciles[-1] / 1e6,
@@ -99,75 +192,177 @@ def summarise(nanoseconds: Iterable[int], *, cold: bool = False, clock_mhz: floa
         cold=cold,
         load=os.getloadavg()[0],
         clock_mhz=clock_mhz,
+        blocks=len(ordered),
     )
 
 
-class Stopwatch:
-    """Times one bound plan, in as many goes as the caller likes; the measurement is of all of them."""
+@dataclass(frozen=True, slots=True)
+class _Block:
+    nanoseconds: float
+    fastest: int
 
-    def __init__(self, timed: Timed, rule: StopRule) -> None:
-        self.rule = rule
-        self._timed = timed
-        self._durations: list[int] = []
-        self._spent = 0.0
-        self._warm = 0
+
+class Rounds:
+    """Times several plans in rounds.
+
+    ``running`` are the names of those that take part in the next round; the caller may take some out. One whose launch
+    fails drops out by itself, and ``failures`` has its error.
+
+    Args:
+        plans: by name.
+        rule: says how to launch; when to stop is up to the caller.
+    """
+
+    def __init__(self, plans: Mapping[str, Timed], rule: StopRule) -> None:
+        self.failures: dict[str, CatalogError] = {}
+        self.running = list(plans)
+        self._plans = dict(plans)
+        self._rule = rule
+        self._launches = 1
+        self._order = random.Random(0)  # noqa: S311 - no secret: others' work must not keep step with it
+        self._rounds: list[dict[str, _Block]] = []
+        self._disturbed: defaultdict[str, list[_Block]] = defaultdict(list)
+        self._tried: Counter[str] = Counter()
+        self._counted: Counter[str] = Counter()
+        self._spent: Counter[str] = Counter()
 
     def warm_up(self) -> None:
-        """Launch until threads, caches and clocks have settled.
+        """Launch each plan until threads, caches and clocks have settled, and see how many launches make a block.
 
-        Raises:
-            DeviceError: a launch failed.
+        All plans have blocks of as many launches: medians of more would vary less.
         """
-        deadline = time.monotonic() + self.rule.warm_up_seconds
-        self._warm = self._timed.time(1)[0]
-        while time.monotonic() < deadline:
-            self._warm = self._timed.time(1)[0]
-
-    def go(self, launches: int) -> None:
-        """Time so many launches more.
-
-        Raises:
-            DeviceError: a launch failed.
-        """
-        started = time.monotonic()
-        self._durations += self._timed.time(launches, cold=self.rule.cold)
-        self._spent += time.monotonic() - started
+        fastest = [self._guarded(name, self._warm) for name in list(self.running)]
+        if not self._rule.cold:  # there the flood is what takes long
+            least = min((duration for duration in fastest if duration), default=1)
+            self._launches = max(1, round(BLOCK_SECONDS * 1e9 / least))
 
     @property
-    def done(self) -> bool:
-        """Whether the rule says to stop."""
-        n = len(self._durations)
-        if n < self.rule.least:
+    def fewest(self) -> int:
+        """Rounds that there are in any case."""
+        return max(SOUND_BLOCKS, -(-self._rule.least // self._launches))
+
+    def anew(self, names: Iterable[str]) -> Rounds:
+        """New rounds of some of the plans, which are warm."""
+        rounds = Rounds({name: self._plans[name] for name in names}, self._rule)
+        rounds._launches, rounds._order = self._launches, self._order
+        return rounds
+
+    def go(self) -> None:
+        """One round."""
+        order = list(self.running)
+        self._order.shuffle(order)
+        self._rounds.append({})
+        for name in order:
+            self._guarded(name, self._visit)
+
+    @property
+    def seconds(self) -> float:
+        """How long all blocks took."""
+        return sum(self._spent.values()) / 1e9
+
+    def blocks(self, name: str) -> list[float]:
+        """Nanoseconds of the blocks of a plan that count, in ascending order."""
+        return sorted(blocks[name].nanoseconds for blocks in self._rounds if name in blocks)
+
+    def ratios(self, name: str, other: str) -> list[float]:
+        """The time of a plan over that of another in each round that has both, in ascending order."""
+        return sorted(
+            blocks[name].nanoseconds / blocks[other].nanoseconds
+            for blocks in self._rounds
+            if name in blocks and other in blocks
+        )
+
+    def precise(self, name: str) -> bool:
+        """Whether the median of a plan is known as precisely as the rule asks."""
+        ordered = self.blocks(name)
+        if len(ordered) < self.fewest:
             return False
-        if n >= self.rule.most or self._spent >= self.rule.seconds:
-            return True
-        ordered = sorted(self._durations)
         low, high = interval(ordered)
-        return (high - low) / 2 <= self.rule.precision * median(ordered)
+        return (high - low) / 2 <= self._rule.precision * median(ordered)
 
-    @property
-    def median_ms(self) -> float:
-        """Of what was timed so far, at least one launch."""
-        return median(self._durations) / 1e6
+    def exhausted(self, name: str) -> bool:
+        """Whether a plan may not be timed for longer."""
+        tried, rule = self._tried[name], self._rule
+        sound = self._counted[name] >= SOUND_BLOCKS
+        seconds = rule.seconds if sound else rule.seconds * PATIENCE
+        launches = tried * self._launches
+        return tried >= self.fewest and (launches >= rule.most or self._spent[name] >= seconds * 1e9)
 
-    @property
-    def typical_ms(self) -> float:
-        """What a launch takes, as far as is known: before any was timed, what the last one of the warm-up took."""
-        return max(1, median(self._durations) if self._durations else self._warm) / 1e6
+    def measurement(self, name: str) -> Measurement:
+        """What was measured of a plan, of which at least one block was timed."""
+        counted = [blocks[name] for blocks in self._rounds if name in blocks]
+        disturbed = self._disturbed[name]
+        kept = counted or disturbed
+        measured = summarise(
+            [block.nanoseconds for block in kept],
+            cold=self._rule.cold,
+            clock_mhz=self._plans[name].clock_mhz(),
+            n=len(kept) * self._launches,
+            fastest=min(block.fastest for block in kept),
+        )
+        return replace(measured, blocks=len(counted), disturbed=len(disturbed))
 
-    def measurement(self) -> Measurement:
-        """What was timed so far, at least one launch."""
-        return summarise(self._durations, cold=self.rule.cold, clock_mhz=self._timed.clock_mhz())
+    def _guarded(self, name: str, of: Callable[[str], int]) -> int:
+        try:
+            return of(name)
+        except CatalogError as error:
+            self.failures[name] = error
+            self.running.remove(name)
+            return 0
+
+    def _warm(self, name: str) -> int:
+        """Nanoseconds of the fastest launch of the warm-up."""
+        deadline = time.monotonic() + self._rule.warm_up_seconds
+        fastest = self._plans[name].time(1)[0]
+        while time.monotonic() < deadline:
+            fastest = min(fastest, self._plans[name].time(1)[0])
+        return max(1, fastest)
+
+    def _visit(self, name: str) -> int:
+        """Time blocks of a plan until one counts; the number of tries."""
+        for tries in range(1, TRIES + 1):
+            block, quiet = self._block(name)
+            if quiet:
+                self._rounds[-1][name] = block
+                self._counted[name] += 1
+                return tries
+            self._disturbed[name].append(block)
+        return TRIES
+
+    def _block(self, name: str) -> tuple[_Block, bool]:
+        plan = self._plans[name]
+        started, before = time.monotonic_ns(), plan.waits()
+        durations = plan.time(self._launches, cold=self._rule.cold)
+        waited = max((waits - before.get(thread, 0) for thread, waits in plan.waits().items()), default=0)
+        total = sum(durations)
+        self._tried[name] += 1
+        self._spent[name] += max(total, time.monotonic_ns() - started)
+        return _Block(max(1.0, median(durations)), min(durations)), waited <= WAITED * total
 
 
-def measure(timed: Timed, rule: StopRule | None = None) -> Measurement:
-    """Warm up, and time launches until the rule says to stop.
+def measure_all(plans: Mapping[str, Timed], rule: StopRule) -> tuple[dict[str, Measurement], dict[str, CatalogError]]:
+    """Warm up, and time plans in rounds, each until its median is known or it may not be timed for longer.
+
+    Returns:
+        Measurements by name, and the errors of those whose launches failed.
+    """
+    rounds = Rounds(plans, rule)
+    rounds.warm_up()
+    while rounds.running:
+        for _ in range(rounds.fewest):
+            rounds.go()
+        rounds.running = [name for name in rounds.running if not (rounds.precise(name) or rounds.exhausted(name))]
+    measured = {name: rounds.measurement(name) for name in plans if name not in rounds.failures}
+    return measured, rounds.failures
+
+
+def measure(plan: Timed, rule: StopRule | None = None) -> Measurement:
+    """:func:`measure_all` of one plan.
 
     Raises:
         DeviceError: a launch failed.
     """
-    stopwatch = Stopwatch(timed, rule or StopRule())
-    stopwatch.warm_up()
-    while not stopwatch.done:
-        stopwatch.go(stopwatch.rule.least)
-    return stopwatch.measurement()
+    measured, failures = measure_all({"": plan}, rule or StopRule())
+    for error in failures.values():
+        raise error
+    return measured[""]

@@ -18,7 +18,7 @@ from catalog.backends import backend_of
 from catalog.errors import SelectionError
 from catalog.messages import counted
 from catalog.runtime.narrow import PASSED_OVER, POPULATION, SIGNATURE, Step, narrow
-from catalog.runtime.timings import Neighbour, nearest
+from catalog.runtime.timings import SOUND, Neighbour, nearest
 from catalog.schema.expressions import SELECT_PARAMETERS
 from catalog.schema.fields import Family
 from catalog.schema.kernel import Kernel
@@ -208,7 +208,8 @@ class Selector:
                 "FROM kernel LEFT JOIN ("
                 # Of several libraries of a row the one measured last counts: SQLite takes the columns from its row.
                 "  SELECT kernel_id, median_ms, max(created) FROM timing"
-                "  WHERE problem_id = :measured AND device_id = :device AND NOT cold GROUP BY kernel_id"
+                "  WHERE problem_id = :measured AND device_id = :device AND NOT cold"
+                f"  AND {SOUND} GROUP BY kernel_id"
                 f") AS measured ON measured.kernel_id = kernel.id WHERE {kept}) AS kernel "
                 f"ORDER BY {', '.join(by)}"
             )

@@ -19,6 +19,18 @@ if TYPE_CHECKING:
 MAX_MISSES = 10_000
 """Problems that the table of misses holds; beyond that no new ones are added."""
 
+WIDEST = 0.1
+"""A measurement is evidence if half the confidence interval of its median is at most this share of it."""
+
+SOUND = f"high_ms - low_ms <= {2 * WIDEST} * median_ms"
+"""The same in SQL: what older versions recorded may be noise, which selection must not see."""
+
+MEASURED = (
+    *("artifact_key", "cold", "n", "min_ms", "median_ms", "p10_ms", "p90_ms", "low_ms", "high_ms"),
+    *("tflops", "gbps", "load", "clock_mhz", "created"),
+)
+"""The columns of table ``timing`` that hold in any catalog."""
+
 
 @dataclass(frozen=True, slots=True)
 class Timing:
@@ -76,24 +88,16 @@ def record(
     of_device, of_problem = device_id(connection, device), _problem_id(connection, problem)
     created = stamp or datetime.now(timezone.utc).isoformat(timespec="seconds")
     for timing in timings:
-        row = asdict(timing.measurement) | {
-            "problem_id": of_problem,
-            "kernel_id": timing.kernel_id,
-            "device_id": of_device,
+        known = asdict(timing.measurement) | {
             "artifact_key": timing.artifact_key,
             "tflops": problem.flops / timing.measurement.median_ms / 1e9,
             "gbps": problem.traffic / timing.measurement.median_ms / 1e6,
             "created": created,
         }
+        row = {"problem_id": of_problem, "kernel_id": timing.kernel_id, "device_id": of_device}
+        row |= {name: known[name] for name in MEASURED}
         holes = ", ".join(f":{name}" for name in row)
         connection.execute(f"INSERT OR REPLACE INTO timing ({', '.join(row)}) VALUES ({holes})", row)
-
-
-MEASURED = (
-    *("artifact_key", "cold", "n", "min_ms", "median_ms", "p10_ms", "p90_ms", "low_ms", "high_ms"),
-    *("tflops", "gbps", "load", "clock_mhz", "created"),
-)
-"""The columns of table ``timing`` that hold in any catalog."""
 
 
 def timings_of(connection: sqlite3.Connection, keys: Set[str]) -> list[dict[str, Any]]:
@@ -144,7 +148,9 @@ def nearest(
     """
     if device is None:
         return None
-    there = "EXISTS (SELECT 1 FROM timing WHERE problem_id = problem.id AND device_id = :device AND NOT cold)"
+    there = (
+        f"EXISTS (SELECT 1 FROM timing WHERE problem_id = problem.id AND device_id = :device AND NOT cold AND {SOUND})"
+    )
     place: dict[str, object] = dict(zip(SIZES, size_of(problem), strict=True))
     place |= {"device": device, "key": problem.key, "kind": kind_of(problem), "others": others}
     squares = " + ".join(f"({name} - :{name}) * ({name} - :{name})" for name in SIZES)

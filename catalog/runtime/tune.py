@@ -1,17 +1,15 @@
 """Tuning: time the kernels that answer a problem against each other, and record what came of it.
 
-The candidates are the first of the static order, so that they do not depend on what was measured before. They take
-turns, which spreads what else the machine does over all of them; after each turn those of the slower half drop out
-that are slower than the best by more than noise, until none does or two are left. These take turns until their medians
-are known. What was measured with the same libraries before is not measured again, so a tuning that was stopped goes on
-where it was.
+The candidates are the first of the static order, so that they do not depend on what was measured before. They run a
+race (:mod:`catalog.runtime.race`), which says how sure its outcome is; where that is noise, nothing is recorded. What
+was measured with the same libraries before is not measured again, so a tuning that was stopped goes on where it was.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import TYPE_CHECKING
@@ -19,33 +17,33 @@ from typing import TYPE_CHECKING
 from catalog.backends import backend_of
 from catalog.errors import CatalogError, SelectionError
 from catalog.runtime.inputs import draw_inputs
-from catalog.runtime.measure import Measurement, StopRule, Stopwatch
+from catalog.runtime.measure import StopRule
 from catalog.runtime.measuring import keep, library_key, main_kernel, prepared
+from catalog.runtime.race import Sureness, Verdict, choice, race
 from catalog.runtime.tensors import Array, make_outputs
 from catalog.runtime.timings import Timing, measured
 
 if TYPE_CHECKING:
     from catalog.build.pools import Pool
+    from catalog.runtime.bound import BoundPlan
     from catalog.runtime.catalog import Catalog
     from catalog.runtime.plan import Plan
     from catalog.schema.kernel import Kernel
     from catalog.schema.problem import Problem
 
-FINALISTS = 2
-"""Kernels of a problem that are timed until their medians are known."""
-
-TURN_SECONDS = 0.05
-"""How long a turn of a kernel takes, if a launch takes no longer."""
-
-FEWEST = 3
-"""Launches of a turn at the least."""
-
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """What tuning a problem gave: medians in ms by kernel id, the fastest first, and why others could not be timed.
+    """What tuning a problem gave.
 
-    ``first`` is the kernel that the static order puts first; ``known`` says that all of it had been measured before.
+    Attributes:
+        problem: what the kernels compute.
+        kernels: the candidates by id.
+        medians: in ms by kernel id, the fastest first; empty where they are noise, or all kernels failed.
+        failures: why kernels could not be timed, by id.
+        first: the kernel that the static order puts first.
+        noise: medians that are nearer than that to the least are equal, as a share of it.
+        verdict: how sure the outcome is; None where all kernels failed, or all were measured before.
     """
 
     problem: Problem
@@ -53,19 +51,31 @@ class Tuned:
     medians: Mapping[str, float]
     failures: Mapping[str, str]
     first: str
-    known: bool = False
+    noise: float
+    verdict: Verdict | None
+
+    @property
+    def known(self) -> bool:
+        """Whether all of it was measured before."""
+        return self.verdict is None and bool(self.medians)
 
     @property
     def best(self) -> tuple[str, float] | None:
-        """The fastest kernel's id and its median in ms; None where none could be timed."""
-        return next(iter(self.medians.items()), None)
+        """The kernel that selection takes and its median in ms; None where nothing is known."""
+        if not self.medians:
+            return None
+        kernel_id = choice(self.medians, self.noise)
+        return kernel_id, self.medians[kernel_id]
 
     @property
     def gain(self) -> float | None:
-        """How many times faster the best is than the first of the static order; None where that was not timed."""
+        """How many times faster the best is than the first of the static order; None where that was not timed.
+
+        At least 1: kernels that are equal within noise gain nothing over each other.
+        """
         if self.best is None or self.first not in self.medians:
             return None
-        return self.medians[self.first] / self.best[1]
+        return max(1.0, self.medians[self.first] / self.best[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +86,7 @@ class TuneOptions:
         arch: what kernels are for; this machine must have the device.
         candidates: kernels of a problem at the most.
         seconds: of all problems together; None: as long as it takes. The problem at hand is finished.
-        rule: of the finalists' medians.
+        rule: of each part of a race.
         jobs: compilers at once; None: one a core.
         pool: compiles somewhere else than on this machine, which times all the same; None: here.
         again: measure also what was measured before.
@@ -103,10 +113,28 @@ class TuneReport:
     left: tuple[Problem, ...]
 
     @property
-    def gain(self) -> float:
-        """Geometric mean over the problems of how many times faster the best is than the static order's first."""
+    def recorded(self) -> tuple[Tuned, ...]:
+        """The problems whose kernels have timings now."""
+        return tuple(tuned for tuned in self.tuned if tuned.best is not None)
+
+    @property
+    def noisy(self) -> tuple[Tuned, ...]:
+        """The problems whose times are noise, and not recorded."""
+        return tuple(tuned for tuned in self.tuned if tuned.verdict is not None and tuned.best is None)
+
+    @property
+    def failed(self) -> tuple[Tuned, ...]:
+        """The problems of which every kernel failed."""
+        return tuple(tuned for tuned in self.tuned if tuned.verdict is None and tuned.best is None)
+
+    @property
+    def gain(self) -> float | None:
+        """Geometric mean over the problems of how many times faster the best is than the static order's first.
+
+        None where that is known of no problem.
+        """
         gains = [tuned.gain for tuned in self.tuned if tuned.gain is not None]
-        return math.exp(sum(map(math.log, gains)) / len(gains)) if gains else 1.0
+        return math.exp(sum(map(math.log, gains)) / len(gains)) if gains else None
 
 
 def tune(
@@ -117,7 +145,8 @@ def tune(
 ) -> TuneReport:
     """Time the candidates of each problem on this machine, and record the medians in the catalog.
 
-    A kernel that does not compile, or whose launch fails, is left out and reported.
+    A kernel that does not compile, or whose launch fails, is left out and reported. Times that are noise are not
+    recorded.
 
     Raises:
         DeviceError: this machine has no device for the arch.
@@ -174,65 +203,28 @@ class _Tuning:
                 failures[kernel_id] = error.message
         known = {} if self._options.again else measured(self._catalog.connection, problem, self._device)
         medians = {kernel_id: known[kernel_id, key] for kernel_id, key in keys.items() if (kernel_id, key) in known}
-        fresh = keys.keys() - medians.keys()
-        if fresh:  # all of them, so that they are compared under the same conditions
-            runners = dict(self._runners(problem, dict(zip(kernels, plans, strict=True)), keys, failures))
-            taken = _race(runners, self._options.rule, backend_of(self._device.arch).noise, failures)
+        noise, verdict = backend_of(self._device.arch).noise, None
+        if keys.keys() - medians.keys():  # all of them, so that they are compared under the same conditions
+            bound = dict(self._bound(problem, dict(zip(kernels, plans, strict=True)), keys, failures))
+            raced = race(bound, self._options.rule, noise)
+            failures |= {kernel_id: error.message for kernel_id, error in raced.failures.items()}
+            verdict = raced.verdict
+            sure = verdict is not None and verdict.sureness is not Sureness.NOISY
+            taken = raced.measurements if sure else {}
             timings = [Timing(kernel_id, keys[kernel_id], measurement) for kernel_id, measurement in taken.items()]
             keep(self._catalog, problem, self._device, timings)
             medians = {kernel_id: measurement.median_ms for kernel_id, measurement in taken.items()}
         ordered = dict(sorted(medians.items(), key=lambda item: (item[1], item[0])))
-        return Tuned(problem, kernels, ordered, failures, next(iter(kernels)), known=not fresh)
+        return Tuned(problem, kernels, ordered, failures, next(iter(kernels)), noise, verdict)
 
-    def _runners(
-        self, problem: Problem, plans: Mapping[str, Plan], keys: Mapping[str, str], failures: dict[str, str]
-    ) -> Iterator[tuple[str, Stopwatch]]:
-        """The candidates that were built, bound to the same tensors and warmed up."""
+    def _bound(
+        self, problem: Problem, plans: Mapping[str, Plan], keys: Iterable[str], failures: dict[str, str]
+    ) -> Iterator[tuple[str, BoundPlan]]:
+        """The candidates that were built, bound to the same tensors."""
         inputs = draw_inputs(problem)
         outputs: dict[str, Array] = make_outputs(problem, inputs)
         for kernel_id in keys:
             try:
-                stopwatch = Stopwatch(plans[kernel_id].bind(inputs, outputs=outputs), self._options.rule)
-                stopwatch.warm_up()
+                yield kernel_id, plans[kernel_id].bind(inputs, outputs=outputs)
             except CatalogError as error:
                 failures[kernel_id] = error.message
-            else:
-                yield kernel_id, stopwatch
-
-
-def _launches_of_a_turn(stopwatch: Stopwatch, rule: StopRule) -> int:
-    return max(FEWEST, min(rule.least, round(TURN_SECONDS * 1e3 / stopwatch.typical_ms)))
-
-
-def _faster(racing: Mapping[str, Stopwatch], noise: float) -> dict[str, Stopwatch]:
-    """The faster half, at least :data:`FINALISTS`, and what is as good as the best for all that noise lets see."""
-    ordered = sorted(racing, key=lambda kernel_id: (racing[kernel_id].median_ms, kernel_id))
-    half = max(FINALISTS, math.ceil(len(ordered) / 2))
-    limit = racing[ordered[0]].median_ms * (1 + noise) if ordered else 0.0
-    return {
-        kernel_id: racing[kernel_id]
-        for place, kernel_id in enumerate(ordered)
-        if place < half or racing[kernel_id].median_ms <= limit
-    }
-
-
-def _race(
-    runners: Mapping[str, Stopwatch], rule: StopRule, noise: float, failures: dict[str, str]
-) -> dict[str, Measurement]:
-    """What was measured of each: of all but the finalists as little as it took to see that they are slower."""
-    racing = dict(runners)
-    last = False
-    while racing:
-        for kernel_id, stopwatch in list(racing.items()):
-            try:
-                stopwatch.go(_launches_of_a_turn(stopwatch, rule))
-            except CatalogError as error:
-                failures[kernel_id] = error.message
-                del racing[kernel_id]
-        if last:
-            racing = {kernel_id: stopwatch for kernel_id, stopwatch in racing.items() if not stopwatch.done}
-        else:
-            finalists = _faster(racing, noise)
-            last = len(finalists) in (len(racing), FINALISTS)
-            racing = finalists
-    return {kernel_id: stopwatch.measurement() for kernel_id, stopwatch in runners.items() if kernel_id not in failures}

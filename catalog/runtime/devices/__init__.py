@@ -152,6 +152,12 @@ class Device(Protocol[C]):
             DeviceError: as :meth:`run`.
         """
 
+    def waits(self) -> Mapping[str, int]:
+        """Nanoseconds for which each thread of launches has waited for a core so far.
+
+        Empty where that is unknown, and of a device whose own clock times launches.
+        """
+
     def clock_mhz(self) -> float | None:
         """The clock now, where the device says; of several cores the mean."""
 

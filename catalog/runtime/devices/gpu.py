@@ -413,6 +413,10 @@ class GpuDevice:
     def _flood(self) -> Memory:
         return self._memory(_FLOOD_BYTES)
 
+    def waits(self) -> Mapping[str, int]:
+        """Always empty: launches are timed by the GPU's own clock."""
+        return {}
+
     def clock_mhz(self) -> float | None:
         """The clock now, where the runtime or the driver says."""
         return self.runtime.clock_mhz(self.index)

@@ -6,6 +6,7 @@ import ctypes
 import os
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ _FLOODS = 2
 _LARGE_CACHE = 64 << 20
 _CPU_FREQUENCIES = Path("/sys/devices/system/cpu")
 _CPU_INFO = Path("/proc/cpuinfo")
+_THREADS = "/proc/self/task"
 
 
 class HostDevice:
@@ -172,6 +174,13 @@ class HostDevice:
     def _flood(self) -> Array:
         return np.zeros(_FLOODS * _cache_bytes(), np.uint8)
 
+    def waits(self) -> Mapping[str, int]:
+        """Nanoseconds for which each thread of this process was ready to run while others had the cores.
+
+        Empty where the system does not tell: all but Linux.
+        """
+        return _waits()
+
     def clock_mhz(self) -> float | None:
         """The mean of the clocks that the cores have now; None where the kernel does not show them."""
         return _clock_mhz()
@@ -244,6 +253,16 @@ def _cache_bytes() -> int:
     """Bytes of the last-level cache."""
     names = [name for name in ("SC_LEVEL3_CACHE_SIZE", "SC_LEVEL2_CACHE_SIZE") if name in os.sysconf_names]
     return max([size for size in map(os.sysconf, names) if size > 0], default=_LARGE_CACHE)
+
+
+def _waits() -> dict[str, int]:
+    """The second number of a thread's schedstat is the time that it has spent in run queues."""
+    waits = {}
+    with suppress(OSError):
+        for thread in os.listdir(_THREADS):
+            with suppress(OSError, IndexError), open(f"{_THREADS}/{thread}/schedstat", "rb", buffering=0) as file:
+                waits[thread] = int(file.read().split()[1])
+    return waits
 
 
 def _clock_mhz() -> float | None:

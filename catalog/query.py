@@ -233,6 +233,8 @@ class _Session:
             raise RegistryError(f"there is no catalog at {path}", hint=f"Make one: {populate_command(path, 'host')}")
         try:
             self.connection, self.columns = self._open("mode=ro")
+        except UnicodeDecodeError as error:  # SQLite's message quotes bytes of the file
+            raise self._unreadable(error) from None
         except sqlite3.Error as error:
             self.connection, self.columns = self._open_immutable(error)
 
@@ -268,7 +270,7 @@ class _Session:
             return RegistryError(f"{self._path} is no SQLite file", hint="Choose another with --db.")
         if "locked" in message:
             return RegistryError(f"{self._path} is locked by another process", hint="Try again when it is done.")
-        if "malformed" in message:
+        if "malformed" in message or isinstance(error, UnicodeDecodeError):
             return RegistryError(f"{self._path} is damaged", hint="Move it away and populate again.")
         return RegistryError(f"{self._path} cannot be read: {message}")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -17,6 +17,9 @@ from catalog.schema.columns import BUILD
 from catalog.schema.dispatcher_names import dispatcher_name_sql
 from catalog.schema.fields import IDENTITY, LATER_TRAITS, TRAITS, Family
 from catalog.schema.likeness import SIZES
+
+SQLITE_ERRORS = (sqlite3.Error, UnicodeDecodeError)
+"""What using a file raises: a message of SQLite may quote bytes of a damaged one that are not UTF-8."""
 
 BUSY_TIMEOUT_S = 30.0
 CACHE_KIB = 524_288
@@ -251,11 +254,11 @@ def connect(path: Path) -> sqlite3.Connection:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         connection = _open_as_allowed(path)
-    except (OSError, sqlite3.Error) as error:
+    except (OSError, *SQLITE_ERRORS) as error:
         raise _cannot_open(path, error) from None
     try:
         _migrate(connection, path)
-    except sqlite3.Error as error:
+    except SQLITE_ERRORS as error:
         connection.close()
         raise _cannot_open(path, error) from None
     except BaseException:
@@ -312,7 +315,7 @@ def _open(path: Path, parameters: str = "mode=rwc") -> sqlite3.Connection:
 
 def _cannot_open(path: Path, error: Exception) -> RegistryError:
     hint = "Choose another file with --db or CATALOG_DB, or mend its permissions."
-    if "not a database" in str(error) or "malformed" in str(error):
+    if isinstance(error, UnicodeDecodeError) or "not a database" in str(error) or "malformed" in str(error):
         hint = "It is no SQLite file, or a damaged one: move it away and populate again."
     elif _has_bytes(path.with_name(path.name + "-wal")) and "unable to open" in str(error):
         hint = "It has a log of changes (-wal) that cannot be read in a folder that cannot be written: copy both away."
@@ -321,17 +324,15 @@ def _cannot_open(path: Path, error: Exception) -> RegistryError:
     return RegistryError(f"the catalog {path} cannot be opened: {error}", hint=hint)
 
 
-def is_current(connection: sqlite3.Connection, path: Path) -> bool:
-    """Whether the file at ``path`` has the schema of this program, not that of an older one, or none at all yet.
+def schema_version(connection: sqlite3.Connection, path: Path) -> int:
+    """The version of the schema that the file at ``path`` has; 0 where it has none at all yet.
 
     Raises:
         RegistryError: it is no catalog, or comes from a newer version.
         sqlite3.Error: it cannot be read.
     """
     version, application_id = _versions(connection)
-    if version == len(_MIGRATIONS) and application_id == APPLICATION_ID:
-        return True
-    if version > len(_MIGRATIONS) and application_id == APPLICATION_ID:
+    if not 0 <= version <= len(_MIGRATIONS) and application_id == APPLICATION_ID:
         raise RegistryError(
             f"the catalog {path} has schema version {version}; this program knows up to {len(_MIGRATIONS)}",
             hint="Upgrade kernel-catalog, or choose another file with --db or CATALOG_DB.",
@@ -340,20 +341,37 @@ def is_current(connection: sqlite3.Connection, path: Path) -> bool:
         raise RegistryError(
             f"{path} is a SQLite file, but no catalog", hint="Choose another file with --db or CATALOG_DB."
         )
-    return False
+    return int(version) if application_id == APPLICATION_ID else 0
+
+
+def blank(version: int) -> sqlite3.Connection:
+    """An empty catalog in memory, with the schema that files of ``version`` have, and foreign keys not enforced."""
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    connection.row_factory = sqlite3.Row
+    _run(connection, _MIGRATIONS[:version])
+    return connection
+
+
+def upgrade(connection: sqlite3.Connection, version: int) -> None:
+    """Take a catalog, and its rows, from the schema of ``version`` to that of this program."""
+    _run(connection, _MIGRATIONS[version:])
+
+
+def _run(connection: sqlite3.Connection, steps: Iterable[Callable[[], tuple[str, ...]]]) -> None:
+    for step in steps:
+        for statement in step():
+            connection.execute(statement)
 
 
 def _migrate(connection: sqlite3.Connection, path: Path) -> None:
-    if is_current(connection, path):
+    if schema_version(connection, path) == len(_MIGRATIONS):
         return
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA foreign_keys = OFF")  # a step may make anew a table that others refer to
     try:
         with transaction(connection):
             version, _ = _versions(connection)  # another process may have migrated while this one waited for the lock
-            for step in _MIGRATIONS[version:]:
-                for statement in step():
-                    connection.execute(statement)
+            upgrade(connection, version)
             connection.execute(f"PRAGMA user_version = {len(_MIGRATIONS)}")
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     finally:

@@ -304,8 +304,7 @@ def _entry(cache: Cache, key: str, files: _Files) -> Entry:
         record, origin = cache.read(key)
     except (DamagedEntry, FileNotFoundError):
         return Entry(key, None, None, files.bytes, None, None, last_used)
-    kernel = None if origin is None else origin.kernel_name
-    return Entry(key, kernel, record.arch, files.bytes, record.compile_s, record.created, last_used)
+    return Entry(key, origin.kernel_name, record.arch, files.bytes, record.compile_s, record.created, last_used)
 
 
 def _reason(cache: Cache, key: str) -> str | None:

@@ -103,6 +103,8 @@ def _read(path: Path) -> Source:
         copy = blank(version)
         try:
             other.execute("BEGIN")
+            for table in _COPIED:  # all of them before any is read, as reading one asks others
+                _require_table(other, table, _columns(copy, table))
             left = MOST_TEXT
             for table, rows in _COPIED.items():
                 left = _copy(other, copy, table, rows, left)
@@ -144,8 +146,7 @@ def _read_only(path: Path) -> sqlite3.Connection:
 
 def _copy(other: sqlite3.Connection, copy: sqlite3.Connection, table: str, rows: str, left: int) -> int:
     """Copy a table, each text cut just above the longest that is taken; how many of ``left`` characters are left."""
-    columns = [row["name"] for row in copy.execute(f"PRAGMA table_info({table})")]
-    _require_table(other, table, columns)
+    columns = _columns(copy, table)
     cut = ", ".join(
         f"iif(typeof({name}) IN ('text', 'blob'), substr({name}, 1, {MOST_CHARACTERS + 1}), {name})" for name in columns
     )
@@ -158,6 +159,10 @@ def _copy(other: sqlite3.Connection, copy: sqlite3.Connection, table: str, rows:
         copy.execute(insert, row)
     copy.execute("COMMIT")
     return left
+
+
+def _columns(copy: sqlite3.Connection, table: str) -> list[str]:
+    return [row["name"] for row in copy.execute(f"PRAGMA table_info({table})")]
 
 
 def _require_table(other: sqlite3.Connection, table: str, columns: list[str]) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from tiny_project import ARCH, Project, make_kernel, make_project
 
+from catalog.build.cache import Cache
 from catalog.build.stored import StoredBuilder
 from catalog.build.trust import require_private
 from catalog.errors import BuildError, CacheError, MissingKernelError

@@ -10,6 +10,7 @@ import hashlib
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 
 from catalog.errors import RegistryError
@@ -43,6 +44,7 @@ def _kernel_ddl() -> str:
     return f"CREATE TABLE kernel ({', '.join(columns)}, UNIQUE (name, arch, revision, mask_impl, space)) STRICT"
 
 
+@cache
 def _dispatcher_name() -> str:
     """What CK's dispatcher calls a row: made when it is read, no row carries it."""
     names = " ".join(f"WHEN '{family}' THEN {dispatcher_name_sql(family)}" for family in Family)
@@ -345,21 +347,21 @@ def schema_version(connection: sqlite3.Connection, path: Path) -> int:
 
 
 def blank(version: int) -> sqlite3.Connection:
-    """An empty catalog in memory, with the schema that files of ``version`` have, and foreign keys not enforced."""
+    """Empty tables in memory, those of files of ``version``; there are no views, and foreign keys are not enforced."""
     connection = sqlite3.connect(":memory:", isolation_level=None)
     connection.row_factory = sqlite3.Row
-    _run(connection, _MIGRATIONS[:version])
+    _run_on_tables(connection, _MIGRATIONS[:version])
     return connection
 
 
 def upgrade(connection: sqlite3.Connection, version: int) -> None:
-    """Take a catalog, and its rows, from the schema of ``version`` to that of this program."""
-    _run(connection, _MIGRATIONS[version:])
+    """Take the tables of :func:`blank`, and their rows, from the schema of ``version`` to that of this program."""
+    _run_on_tables(connection, _MIGRATIONS[version:])
 
 
-def _run(connection: sqlite3.Connection, steps: Iterable[Callable[[], tuple[str, ...]]]) -> None:
-    for step in steps:
-        for statement in step():
+def _run_on_tables(connection: sqlite3.Connection, steps: Iterable[Callable[[], tuple[str, ...]]]) -> None:
+    for statement in (statement for step in steps for statement in step()):
+        if not statement.startswith(("CREATE VIEW", "DROP VIEW")):
             connection.execute(statement)
 
 
@@ -371,7 +373,9 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
     try:
         with transaction(connection):
             version, _ = _versions(connection)  # another process may have migrated while this one waited for the lock
-            upgrade(connection, version)
+            for step in _MIGRATIONS[version:]:
+                for statement in step():
+                    connection.execute(statement)
             connection.execute(f"PRAGMA user_version = {len(_MIGRATIONS)}")
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     finally:

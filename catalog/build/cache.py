@@ -33,7 +33,8 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from catalog.build.locks import Locks
 from catalog.build.resources import RESOURCES, Resources
-from catalog.build.trust import make_private, require_private
+from catalog.build.trust import ANOTHER, make_private, require_private
+from catalog.errors import CacheError
 from catalog.files import UnsafeFileError, open_own, publish, put_in_place, read_own
 from catalog.rows import Amount, Digest, Name, Stamp, Text
 
@@ -168,6 +169,8 @@ class Cache:
         require_private(self.folder)
         for folder in (self.scans, self.locks.folder, self.logs, self.tmp):
             folder.mkdir(mode=0o700, exist_ok=True)
+            if not stat.S_ISDIR(folder.lstat().st_mode):
+                raise CacheError(f"{folder} is not a folder but a link", hint=f"Remove it. Or: {ANOTHER}")
 
     def so_path(self, key: str) -> Path:
         """Where the library of ``key`` lies, or would lie."""

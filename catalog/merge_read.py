@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import shlex
 import sqlite3
-import stat
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -24,7 +23,7 @@ from pydantic import ValidationError
 from catalog.build.cache import ArtifactRecord
 from catalog.errors import RegistryError
 from catalog.messages import expected
-from catalog.registry import SQLITE_ERRORS, blank, schema_version, upgrade
+from catalog.registry import SQLITE_ERRORS, blank, check_side_files, message_of, schema_version, upgrade
 from catalog.rows import MOST_CHARACTERS, Device, Timing, is_future
 from catalog.runtime.timings import MEASURED
 
@@ -50,8 +49,6 @@ _COPIED: Mapping[str, str] = {
     "timing": "TRUE",
 }
 """The tables that are read, and which of their rows."""
-
-_SIDE_FILES = ("-wal", "-shm", "-journal")
 
 
 @dataclass(frozen=True)
@@ -88,7 +85,9 @@ def reading(path: Path) -> Iterator[None]:
     try:
         yield
     except (*SQLITE_ERRORS, OverflowError) as error:
-        reason = f"reading it took longer than {READ_SECONDS:g} s" if str(error) == "interrupted" else str(error)
+        reason = message_of(error)
+        if reason == "interrupted":
+            reason = f"reading it took longer than {READ_SECONDS:g} s"
         hint = f"Nothing was changed. What there is of it: catalog --db {shlex.quote(str(path))} doctor"
         raise RegistryError(f"{path} cannot be merged: {reason}", hint=hint) from None
 
@@ -122,10 +121,7 @@ def _read(path: Path) -> Source:
 
 def _read_only(path: Path) -> sqlite3.Connection:
     """A connection that cannot write; where not even WAL's -shm file can be made, nobody else writes either."""
-    for suffix in _SIDE_FILES:
-        beside = path.with_name(path.name + suffix)
-        if beside.exists() and not stat.S_ISREG(beside.stat().st_mode):
-            raise sqlite3.OperationalError(f"{beside.name} beside it is not a regular file")
+    check_side_files(path)
     log = path.with_name(path.name + "-wal")
     for parameters in ("mode=ro", "mode=ro&immutable=1"):
         connection = sqlite3.connect(f"{path.resolve().as_uri()}?{parameters}", uri=True, isolation_level=None)

@@ -38,7 +38,7 @@ from catalog.query_hints import (
     syntax_hint,
 )
 from catalog.query_text import Expression, Token, check_text, condition, ordering
-from catalog.registry import unwritable
+from catalog.registry import check_side_files, unwritable
 from catalog.schema.fields import TRAITS
 from catalog.schema.spec_files import known_archs
 from catalog.schema.tables import TABLES, VIEW
@@ -248,6 +248,7 @@ class _Session:
             raise self._unreadable(second) from None
 
     def _open(self, parameters: str) -> tuple[sqlite3.Connection, tuple[str, ...]]:
+        check_side_files(self._path)
         uri = f"{self._path.resolve().as_uri()}?{parameters}"
         connection = sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None)
         try:

@@ -297,7 +297,25 @@ def _has_bytes(path: Path) -> bool:
         return False
 
 
+def message_of(error: Exception) -> str:
+    """What SQLite says, in words."""
+    return "its schema is damaged, and not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
+
+
+def check_side_files(path: Path) -> None:
+    """Refuse a file beside which SQLite's logs are no regular files: to open a pipe there would wait for ever.
+
+    Raises:
+        sqlite3.OperationalError: names what is there.
+    """
+    for suffix in ("-journal", "-wal", "-shm"):
+        beside = path.with_name(path.name + suffix)
+        if beside.exists() and not beside.is_file():
+            raise sqlite3.OperationalError(f"{beside.name} beside it is not a regular file")
+
+
 def _open(path: Path, parameters: str = "mode=rwc") -> sqlite3.Connection:
+    check_side_files(path)
     uri = f"{path.resolve().as_uri()}?{parameters}"
     connection = sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
     try:
@@ -323,7 +341,7 @@ def _cannot_open(path: Path, error: Exception) -> RegistryError:
         hint = "It has a log of changes (-wal) that cannot be read in a folder that cannot be written: copy both away."
     elif "locked" in str(error):
         hint = "Another process is writing to it; try again when it is done."
-    return RegistryError(f"the catalog {path} cannot be opened: {error}", hint=hint)
+    return RegistryError(f"the catalog {path} cannot be opened: {message_of(error)}", hint=hint)
 
 
 def schema_version(connection: sqlite3.Connection, path: Path) -> int:

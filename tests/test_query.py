@@ -10,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 from catalog.errors import QueryError, RegistryError
 from catalog.output import Format, write_rows
 from catalog.query import Query, Result, count, hints, run
+from catalog.registry import connect
 
 TIMEOUT = 5.0
 
@@ -289,6 +291,28 @@ def test_a_file_that_is_no_catalog(tmp_path: Path, content: bytes | None, said: 
     with pytest.raises(RegistryError, match=said):
         count(path, Query(), TIMEOUT)
     assert os.listdir(tmp_path) == ([] if content is None else ["catalog.db"])
+
+
+def _not_utf8(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b"CREATE TABLE kernel", b"CREATE TABLE \xff\xfe\xfd\xff(("))
+
+
+def _pipe_beside(path: Path) -> None:
+    os.mkfifo(path.with_name(path.name + "-journal"))
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"), [(_not_utf8, "damaged"), (_pipe_beside, "-journal beside it is not a regular file")]
+)
+def test_a_damaged_file_gets_one_message(tmp_path: Path, damage: Callable[[Path], None], said: str) -> None:
+    path = tmp_path / "catalog.db"
+    with contextlib.closing(connect(path)) as connection:
+        connection.execute("PRAGMA journal_mode = DELETE")
+    damage(path)
+    with pytest.raises(RegistryError, match=said):
+        count(path, Query(), TIMEOUT)
+    with pytest.raises(RegistryError, match=said):
+        connect(path)
 
 
 def test_a_query_reads_beside_a_writer(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@
     guard/                    how the first runs of libraries ended (:mod:`catalog.build.first_runs`)
 
 The library is renamed into place before its record, and a library that differs from its record is no entry. So a crash
-between any two steps, a flipped bit and a truncated copy all read as absent. The record's time is that of its last use.
+between any two steps, a flipped bit and a truncated copy all read as absent. The record has a digest of itself, and its
+time is that of the last use.
 
 The folder is the caller's alone, which is checked before anything is read (:mod:`catalog.build.trust`). It need not be
 writable to serve what it has: only a build needs locks.

@@ -31,12 +31,15 @@ def write_export(folder: Path, files: Mapping[str, str], inventory: Mapping[str,
         inventory: JSON to write beside them.
 
     Raises:
-        UsageError: the folder holds something, and is no export's.
+        UsageError: the folder holds something, and is no export's; or a link in it leads elsewhere.
         BuildError: it cannot be read or written.
     """
     listed = {"catalog_export": _FORMAT, **inventory, "files": sorted(files)}
     texts = {INVENTORY: json.dumps(listed, indent=1) + "\n", **files}  # in this order: first it is ours
     try:
+        for name in texts:
+            if not _is_inside(folder, name):
+                raise UsageError(f"{folder / name} leads out of {folder} by a link", hint="Choose another --out.")
         for name in _exported(folder) - set(texts):
             _remove(folder, name)
         return [path for name, text in texts.items() if _write(path := folder / name, text)]

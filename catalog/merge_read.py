@@ -175,17 +175,22 @@ def _refuse_timings(source: Source) -> None:
     """Drop the timings that no catalog can have."""
     measured = ", ".join(f"timing.{name}" for name in MEASURED)
     rows = source.connection.execute(
-        f"SELECT timing.rowid AS number, {measured}, problem.key AS problem, device.arch, device.name, device.facts "
-        "FROM timing JOIN problem ON problem.id = problem_id JOIN device ON device.id = device_id"
+        f"SELECT timing.rowid AS number, timing.kernel_id = artifact.kernel_id AS of_its_kernel, {measured}, "
+        "problem.key AS problem, device.arch, device.name, device.facts FROM timing "
+        "JOIN artifact ON artifact.key = artifact_key "
+        "JOIN problem ON problem.id = problem_id JOIN device ON device.id = device_id"
     )
     refused = list[int]()
     for row in map(dict, rows):
-        number = row.pop("number")
+        number, of_its_kernel = row.pop("number"), row.pop("of_its_kernel")
         device = {name: row.pop(name) for name in Device.model_fields}
         try:
             Timing.model_validate({**row, "device": device})
+            reason = None if of_its_kernel else "its artifact is another kernel's"
         except ValidationError as error:
-            source.refused["timing", _reason(error)] += 1
+            reason = _reason(error)
+        if reason is not None:
+            source.refused["timing", reason] += 1
             refused.append(number)
     source.connection.executemany("DELETE FROM timing WHERE rowid = ?", ((number,) for number in refused))
 
@@ -193,7 +198,8 @@ def _refuse_timings(source: Source) -> None:
 def _refuse_artifacts(source: Source) -> None:
     """Drop the builds that no catalog can have, and the timings of their libraries."""
     refused = list[str]()
-    for row in map(dict, source.connection.execute("SELECT * FROM artifact")):
+    of_arch = "(SELECT arch FROM kernel WHERE id = kernel_id) AS of_arch"
+    for row in map(dict, source.connection.execute(f"SELECT *, {of_arch} FROM artifact")):
         reason = _what_is_wrong(row)
         if reason is not None:
             source.refused["artifact", reason] += 1
@@ -206,13 +212,17 @@ def _refuse_artifacts(source: Source) -> None:
 
 
 def _what_is_wrong(row: dict[str, Any]) -> str | None:
-    columns = {name: value for name, value in row.items() if name not in ("elsewhere", "dropped")}
+    columns = {name: value for name, value in row.items() if name not in ("elsewhere", "dropped", "of_arch")}
+    if columns["status"] == "quarantined":
+        columns["status"] = "built"  # as its record says: the quarantine is the catalog's
     try:
         record = ArtifactRecord.from_columns(columns)
     except ValidationError as error:
         return _reason(error)
     except ValueError as error:
         return str(error)
+    if record.arch != row["of_arch"]:
+        return "arch: not that of its kernel"
     return "created: a date in the future, or none" if is_future(record.created) else None
 
 

@@ -333,6 +333,7 @@ REFUSED = {
     "UPDATE problem SET key = '{}'": "1 timing (problem: not the key of a problem)",
     "UPDATE artifact SET log = printf('%.*c', 50000000, 'x')": "1 artifact (log: must have at most 65,536 characters)",
     "UPDATE artifact SET created = '2990-01-01T00:00:00+00:00'": "1 artifact (created: a date in the future, or none)",
+    "UPDATE artifact SET arch = 'gfx942'": "1 artifact (arch: not that of its kernel)",
     "UPDATE artifact SET so_bytes = -1": "1 artifact (so_bytes: must be above 0)",
     "UPDATE artifact SET registers = 9000000000": "1 artifact (resources.registers: must be below",
 }

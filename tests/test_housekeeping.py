@@ -321,6 +321,24 @@ def test_leftovers_go_when_nobody_can_need_them(cache: Cache, project: Project) 
     assert left == set(strangers)  # what is not the cache's is left alone
 
 
+@pytest.mark.parametrize("hostile", ["pipe", "nested", "link"])
+def test_a_verdict_that_is_no_file_is_no_verdict(hostile: str, cache: Cache) -> None:
+    runs, key = FirstRuns(cache.folder), "ab" * 32
+    runs.remember(key, "cd" * 32, "x86_64_v3")
+    [file] = (cache.folder / "guard").iterdir()
+    assert runs.passed(key, "cd" * 32, "x86_64_v3")
+    file.unlink()
+    if hostile == "pipe":
+        os.mkfifo(file)
+    elif hostile == "link":
+        file.symlink_to("/dev/zero")
+    else:
+        file.write_text("[" * 50_000)
+    assert in_child(lambda: (runs.passed(key, "cd" * 32, "x86_64_v3"), runs.quarantined()), timeout=20) == (False, [])
+    runs.remember(key, "cd" * 32, "x86_64_v3")
+    assert runs.passed(key, "cd" * 32, "x86_64_v3")
+
+
 # The registry
 
 

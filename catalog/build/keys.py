@@ -182,7 +182,7 @@ def _contents(names: tuple[str, ...], digests: tuple[str, ...]) -> str:
 def _scan(unit: TranslationUnit, toolchain: Toolchain, question: str, memory: Path) -> list[str]:
     """Ask the compiler which headers the source reaches; what a killed process leaves lies where it is collected."""
     place = memory if os.access(memory, os.W_OK) else None
-    with _room(), tempfile.TemporaryDirectory(prefix="tmp", dir=place) as folder:
+    with _disk_errors(), tempfile.TemporaryDirectory(prefix="tmp", dir=place) as folder:
         work_dir = Path(os.path.realpath(folder))
         (work_dir / SOURCE).write_text(unit.source)
         command = toolchain.scan_command(tuple(unit.include_dirs.values()))
@@ -197,11 +197,11 @@ def _scan(unit: TranslationUnit, toolchain: Toolchain, question: str, memory: Pa
 
 
 @contextlib.contextmanager
-def _room() -> Iterator[None]:
-    """A disk without room for a scan is an error about the disk.
+def _disk_errors() -> Iterator[None]:
+    """A disk that has no room for a scan, or cannot be written, as an error that names the place.
 
     Raises:
-        BuildError: names the place that cannot be written.
+        BuildError: the place cannot be written.
     """
     try:
         yield

@@ -238,8 +238,8 @@ def with_field(name, value):
         (lambda line: b"{}\n" + line, "line 1: format None: this version reads 1"),
         (with_field("format", 2), "line 1: format 2"),
         (with_field("ms", "fast"), "line 1: ms: expected a number"),
-        (with_field("ms", 10**400), "line 1: a number is larger than any"),
-        (with_field("at", 10**400), "line 1: a number is larger than any"),
+        (with_field("ms", 10**400), "line 1: ms: expected a number"),
+        (with_field("at", 10**400), "line 1: at: expected a number"),
         (with_field("launches", 10**400), "line 1: launches: must be below"),
         (with_field("problem", {"batch": 10**400}), "line 1: problem: "),
         (lambda line: line[:-2] + b'"' + b" " * 2**21, "line 1: longer than 1,048,576 bytes"),
@@ -261,7 +261,7 @@ def test_bad_files_get_one_message_that_names_the_line(traced, change, told):
 
 @pytest.mark.parametrize("words", [["replay"], ["tune", "--trace"]])
 @pytest.mark.parametrize(
-    ("name", "told"), [("none", "cannot be read: No such file"), (".", "cannot be read: Is a dir")]
+    ("name", "told"), [("none", "cannot be read: No such file"), (".", "cannot be read: it is a folder")]
 )
 def test_files_that_cannot_be_read_get_one_message(tmp_path, words, name, told):
     done = command(*words, tmp_path / name)

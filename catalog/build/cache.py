@@ -344,8 +344,11 @@ class Cache:
         Raises:
             OSError: the cache folder cannot be written.
         """
-        self.record_path(key).unlink(missing_ok=True)
-        self.so_path(key).unlink(missing_ok=True)
+        for path in (self.record_path(key), self.so_path(key)):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
 
     def keep_log(self, key: str, text: str) -> Path:
         """Keep the output of a failed build, for the holder of the lock of ``key``.

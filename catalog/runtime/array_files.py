@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import math
 import os
+import re
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +16,13 @@ from numpy.typing import NDArray
 from catalog.files import Sync, open_given, published
 
 _SUFFIX = ".npy"
+_HEADER = re.compile(
+    rb"\x93NUMPY\x01\x00..\{'descr': '(?P<dtype>[^']{1,9})', 'fortran_order': (?P<fortran>True|False), "
+    rb"'shape': \((?P<shape>[0-9, ]{0,200})\), \} *\n",
+    re.DOTALL,
+)
+"""How NumPy writes the header of version 1.0 (numpy.lib.format); to read any header it would evaluate it."""
+
 _READ_ERRORS = (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError, MemoryError, OverflowError)
 """What zipfile and NumPy raise for files that are badly made, besides OSError and ValueError."""
 
@@ -56,13 +63,14 @@ def load_arrays(path: Path, most_bytes: int) -> dict[str, NDArray[Any]]:
 
 def _array(content: bytes) -> NDArray[Any]:
     """What a .npy file says; its header is held against its size before anything is allocated."""
-    file = io.BytesIO(content)
-    if np.lib.format.read_magic(file) != (1, 0):
-        raise ValueError("another version of .npy than a trace has")
-    shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
-    if dtype.hasobject:
-        raise ValueError("Object arrays are not kept")
-    if math.prod(shape) * dtype.itemsize != len(content) - file.tell() or any(extent < 0 for extent in shape):
+    header = _HEADER.match(content)
+    if header is None:
+        raise ValueError("an array's header is not one that a trace writes")
+    dtype = np.dtype(header["dtype"].decode())
+    if dtype.kind != "u":
+        raise ValueError("Object arrays are not kept" if dtype.hasobject else f"an array of {dtype}, not of bits")
+    shape = tuple(int(extent) for extent in header["shape"].split(b",") if extent.strip())
+    if math.prod(shape) * dtype.itemsize != len(content) - header.end():
         raise ValueError("an array's shape is not that of its content")
-    flat = np.frombuffer(content, dtype, offset=file.tell()).copy()  # the caller may write into it
-    return flat.reshape(shape, order="F" if fortran else "C")
+    flat = np.frombuffer(content, dtype, offset=header.end()).copy()  # the caller may write into it
+    return flat.reshape(shape, order="F" if header["fortran"] == b"True" else "C")

@@ -184,6 +184,8 @@ class _Reader:
     def read(self, lines: Iterable[bytes]) -> Trace:
         for number, raw in enumerate(lines, start=1):
             where = f"{self._path}: line {number}"
+            if len(raw) == MOST_LINE_BYTES and not raw.endswith(b"\n"):
+                raise UsageError(f"{where}: longer than {MOST_LINE_BYTES:,} bytes: no line of a trace")
             for line in self._whole(raw, where):
                 self._add(line, where)
         if not self._used:
@@ -213,7 +215,7 @@ class _Reader:
                 self._full += 1
                 return
             line = _CallLine.model_validate(fields)
-        except OverflowError:
+        except OverflowError:  # of some versions of pydantic
             raise UsageError(f"{where}: a number is larger than any that is recorded") from None
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
@@ -242,8 +244,6 @@ class _Reader:
 
 
 def _parsed(raw: bytes, where: str) -> dict[str, Any]:
-    if len(raw) == MOST_LINE_BYTES and not raw.endswith(b"\n"):
-        raise UsageError(f"{where}: longer than {MOST_LINE_BYTES:,} bytes: no line of a trace")
     try:
         fields = parse_json(raw)
     except ValueError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -24,7 +25,6 @@ from catalog.errors import UsageError
 from catalog.files import PARTIAL_PREFIX
 from catalog.runtime.clear import clear_timings
 from catalog.runtime.devices.loading import open_library
-from catalog.schema.problem import Problem
 from catalog.settings import settings
 from catalog.units import format_size, parse_age, parse_size
 
@@ -270,13 +270,14 @@ def test_a_cap_looks_again_when_so_much_was_added(cache: Cache, monkeypatch: pyt
     assert len(looks) == 16
 
 
-def test_what_the_cap_dropped_is_not_built_in_the_catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_cap_dropped_is_not_built_in_the_catalog(
+    host_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CATALOG_CACHE_DIR", str(tmp_path / "cache"))
     settings.cache_clear()
-    catalog = Catalog(tmp_path / "catalog.db")
-    problem = Problem(batch=1, nhead_q=1, seqlen_q=4, hdim_q=32, dtype="fp32")
-    old, new, *_ = (candidate.kernel for candidate in catalog.candidates(problem, limit=2))
-    [artifact] = catalog.build(old).artifacts
+    catalog = Catalog(shutil.copy(host_file, tmp_path / "catalog.db"))
+    old, new = catalog.kernels("family = 'fwd_splitkv_combine'", limit=2)
+    artifact = catalog.build(old)
     _age(artifact.path.with_suffix(".json"), DAY_SECONDS)
     monkeypatch.setenv("CATALOG_CACHE_MAX_BYTES", "1000")
     settings.cache_clear()

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import os
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
 from catalog import Catalog, Problem
 from catalog.build.builder import Builder
-from catalog.build.cache import ArtifactRecord, Cache
+from catalog.build.cache import ArtifactRecord, Cache, Origin
 from catalog.build.housekeeping import collect, entries, tell_registry, verify
 from catalog.settings import settings
 
@@ -37,10 +37,9 @@ def fill(cache: Cache, record: ArtifactRecord, number: int) -> None:
     for place in range(number):
         library = place.to_bytes(8, "big") * (LIBRARY_BYTES // 8)
         digest = hashlib.sha256(library).hexdigest()
-        columns = record.columns | {"key": digest, "so_sha256": digest, "so_bytes": len(library)}
         cache.so_path(digest).write_bytes(library)
-        cache.record_path(digest).write_text(
-            json.dumps({"kernel_name": f"kernel {place}", "abi": 0, "source": digest, **columns}, indent=1)
+        cache.put_record(
+            replace(record, key=digest, so_sha256=digest, so_bytes=len(library)), Origin(f"kernel {place}", 0, digest)
         )
         os.utime(cache.record_path(digest), (place, place))
         cache.locks.path(digest).touch()

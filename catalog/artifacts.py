@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timezone
 from typing import Any
 
 _KEPT = ("status", "log")
@@ -44,6 +45,13 @@ def release_artifact(connection: sqlite3.Connection, key: str, log: str) -> None
     """Let a quarantined library be run again, inside of the caller's transaction; ``log`` is its compiler's output."""
     released = "UPDATE artifact SET status = 'built', log = ? WHERE key = ? AND status = 'quarantined'"
     connection.execute(released, (log, key))
+
+
+def drop_artifacts(connection: sqlite3.Connection, keys: Iterable[str]) -> None:
+    """Note that the libraries of ``keys`` went from the cache now, inside of the caller's transaction."""
+    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    dropped = "UPDATE artifact SET dropped = ? WHERE key = ? AND status <> 'failed' AND NOT elsewhere"
+    connection.executemany(dropped, ((now, key) for key in keys))
 
 
 def quarantined_artifacts(connection: sqlite3.Connection) -> dict[str, str]:

@@ -53,9 +53,9 @@ def datasette_metadata(
 
     Example: catalog datasette-metadata --out metadata.json
     """
+    from catalog.output import write_file
     from catalog.report.datasette import metadata_text
-    from catalog.report.files import publish
     from catalog.settings import settings
 
     text = metadata_text(context.find_root().params["db"] or settings().db)
-    print(text, end="") if out is None else print(publish(out, text))
+    print(text, end="") if out is None else print(write_file(out, text))

@@ -55,10 +55,11 @@ def _file(db: Path) -> Iterator[Finding]:
 
 
 def about_cache() -> Iterator[Finding]:
-    """The cache folder, what it lies on, and how builders lock it."""
+    """The cache folder, what it lies on, how builders lock it, and how large it may become."""
     from catalog.build.cache import Cache
     from catalog.build.locks import STRATEGIES
     from catalog.build.trust import require_private
+    from catalog.units import format_size
 
     cache = Cache(settings().cache_dir)
     state = "made by the first build"
@@ -72,6 +73,9 @@ def about_cache() -> Iterator[Finding]:
     shared = "shared by machines" if cache.locks.file_system.network else "of this machine"
     yield Finding("cache file system", cache.locks.file_system.type or "unknown", shared)
     yield Finding("cache locks", cache.locks.strategy, STRATEGIES[cache.locks.strategy])
+    cap = settings().cache_max_bytes
+    about = "beyond it the longest unused libraries go; CATALOG_CACHE_MAX_BYTES"
+    yield Finding("cache size cap", format_size(cap) if cap else "none", about)
 
 
 def _checkout() -> Finding:

@@ -11,27 +11,27 @@
   the same content key takes the mark away.
 - Misses stay where they are: they say what was asked for on a machine, and counts cannot be merged twice.
 
-The other file is only read. One transaction: everything, or nothing.
+The other files are read first, and only read (:mod:`catalog.merge_read`). One transaction: everything, or nothing.
 """
 
 from __future__ import annotations
 
 import json
-import shlex
 import sqlite3
-import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from catalog.errors import RegistryError, UsageError
+from catalog.errors import UsageError
+from catalog.merge_read import Source, opened, reading
 from catalog.messages import counted
-from catalog.registry import KERNEL_COLUMNS, connect, is_current, transaction
+from catalog.registry import KERNEL_COLUMNS, transaction
+from catalog.runtime.timings import problem_id
 from catalog.schema.kernel import Kernel
-from catalog.schema.likeness import SIZES
+from catalog.schema.problem import Problem
 
 COLUMNS = ("from", "what", "added", "renewed", "the same")
 """Columns of :attr:`Merged.rows`."""
@@ -43,11 +43,16 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Merged:
-    """What became of the rows of one file, and why kernels, by number, were left out with all that is about them."""
+    """What became of the rows of one file.
+
+    ``left_out`` counts, by reason, kernels that were left out with all that is about them; ``refused``, by table and
+    reason, rows that no catalog can have.
+    """
 
     path: Path
     counts: Mapping[str, Counter[str]] = field(default_factory=lambda: {table: Counter() for table in _TABLES})
     left_out: Counter[str] = field(default_factory=Counter)
+    refused: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     @property
     def rows(self) -> list[list[Any]]:
@@ -58,8 +63,10 @@ class Merged:
 
     @property
     def notes(self) -> list[str]:
-        """What was left out and why, a line a reason."""
-        return [
+        """What was left out and why, a line a reason, and what was refused, in one line."""
+        refused = [f"{counted(rows, table)} ({reason})" for (table, reason), rows in self.refused.most_common()]
+        told = f"{self.path}: refused {counted(sum(self.refused.values()), 'row')}: {'; '.join(refused)}"
+        return ([told] if refused else []) + [
             f"{self.path}: left out {counted(kernels, 'kernel')}, with builds and timings, {reason}"
             for reason, kernels in self.left_out.items()
         ]
@@ -76,71 +83,20 @@ def merge(connection: sqlite3.Connection, own: Path, paths: Sequence[Path]) -> l
         if path.exists() and path.samefile(own):
             raise UsageError(f"{path} is the catalog that others are merged into")
     with ExitStack() as stack:
-        others = [(path, stack.enter_context(_opened(path))) for path in paths]
+        sources = [stack.enter_context(opened(path)) for path in paths]
         with transaction(connection):
-            return [_Merge(connection, other, Merged(path)).run() for path, other in others]
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[sqlite3.Connection]:
-    """The catalog at ``path`` as it is now, to be read only; one with an older schema as a migrated copy."""
-    if not path.is_file():
-        raise RegistryError(f"there is no catalog at {path}")
-    with ExitStack() as stack:
-        with _reading(path):
-            other = stack.enter_context(closing(_read_only(path)))
-            if not is_current(other, path):
-                if not other.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
-                    raise RegistryError(f"{path} is empty: no catalog")
-                copy = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="catalog-"))) / "catalog.db"
-                with closing(sqlite3.connect(copy)) as target:
-                    other.backup(target)
-                other = stack.enter_context(closing(connect(copy)))
-            other.execute("BEGIN")
-        yield other
-
-
-def _read_only(path: Path) -> sqlite3.Connection:
-    """A connection that cannot write; where not even WAL's -shm file can be made, nobody else writes either."""
-    log = path.with_name(path.name + "-wal")
-    for parameters in ("mode=ro", "mode=ro&immutable=1"):
-        connection = sqlite3.connect(f"{path.resolve().as_uri()}?{parameters}", uri=True, isolation_level=None)
-        try:
-            connection.execute("PRAGMA trusted_schema = OFF")
-            connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
-        except sqlite3.OperationalError:
-            connection.close()
-            if log.exists():
-                raise
-        except BaseException:
-            connection.close()
-            raise
-        else:
-            connection.row_factory = sqlite3.Row
-            return connection
-    raise sqlite3.OperationalError("unable to open it")
-
-
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (sqlite3.Error, OverflowError) as error:
-        hint = f"Nothing was changed. What there is of it: catalog --db {shlex.quote(str(path))} doctor"
-        raise RegistryError(f"{path} cannot be merged: {error}", hint=hint) from None
+            return [_Merge(connection, source).run() for source in sources]
 
 
 class _Merge:
     """One file into another, inside of the caller's transaction."""
 
-    def __init__(self, connection: sqlite3.Connection, other: sqlite3.Connection, merged: Merged) -> None:
-        self._connection, self._other, self._merged = connection, other, merged
+    def __init__(self, connection: sqlite3.Connection, source: Source) -> None:
+        self._connection, self._other = connection, source.connection
+        self._merged = Merged(source.path, refused=source.refused)
 
     def run(self) -> Merged:
-        with _reading(self._merged.path):
-            for table in ("artifact", "timing"):
-                if self._other.execute(f"PRAGMA foreign_key_check({table})").fetchone():
-                    raise sqlite3.DatabaseError(f"its table {table} refers to rows that are not there")
+        with reading(self._merged.path):
             kernels = self._kernels()
             self._artifacts(kernels)
             self._timings(kernels)
@@ -174,7 +130,7 @@ class _Merge:
         """Why this catalog cannot have a kernel row of the other."""
         try:
             kernel = Kernel.from_row(row)
-            sound = (kernel.id, kernel.name) == (row["id"], row["name"])
+            sound = (kernel.id, kernel.name) == (row["id"], row["name"]) and _in_bounds(row)
         except (ValueError, KeyError, TypeError):
             sound = False
         if not sound:
@@ -191,7 +147,8 @@ class _Merge:
         holes = ", ".join(f":{column}" for column in KERNEL_COLUMNS)
         self._connection.execute(f"INSERT INTO kernel ({', '.join(KERNEL_COLUMNS)}) VALUES ({holes})", row)
         receipts = self._other.execute(
-            "SELECT kernel_id, receipt FROM kernel_receipt WHERE kernel_id = ?", (row["id"],)
+            "SELECT kernel_id, receipt FROM kernel_receipt WHERE kernel_id = ? AND receipt BETWEEN 0 AND 1000000",
+            (row["id"],),
         )
         self._connection.executemany("INSERT INTO kernel_receipt VALUES (?, ?)", map(tuple, receipts))
         self._count("kernel", "added")
@@ -213,30 +170,31 @@ class _Merge:
         for row in self._all("SELECT * FROM timing"):
             if row["kernel_id"] not in kernels:
                 continue
-            row["device_id"] = self._same("device", ("arch", "name", "facts"), row["device_id"], devices)
-            row["problem_id"] = self._same("problem", ("key",), row["problem_id"], problems, ("kind", *SIZES))
+            device, problem = row["device_id"], row["problem_id"]
+            if device not in devices:
+                devices[device] = self._device(device)
+            if problem not in problems:
+                problems[problem] = self._problem(problem)
+            row |= {"device_id": devices[device], "problem_id": problems[problem]}
             key = ("problem_id", "kernel_id", "device_id", "artifact_key", "cold")
             self._put("timing", key, self._row("timing", {name: row[name] for name in key}), row, ("created",))
 
-    def _same(
-        self, table: str, columns: Sequence[str], number: int, known: dict[int, int], more: Sequence[str] = ()
-    ) -> int:
-        """The number here of what has ``number`` in the other file; it is added when it is new, with ``more`` of it."""
-        if number not in known:
-            names = ", ".join((*columns, *more))
-            values = dict(self._other.execute(f"SELECT {names} FROM {table} WHERE id = ?", (number,)).fetchone())
-            key = {name: values[name] for name in columns}
-            here = self._row(table, key)
-            if here is None:
-                holes = ", ".join(f":{name}" for name in values)
-                self._connection.execute(f"INSERT INTO {table} ({names}) VALUES ({holes})", values)
-                here = self._row(table, key)
-                self._count(table, "added")
-            else:
-                self._count(table, "the same")
-            assert here is not None, "it was there, or was inserted"  # noqa: S101
-            known[number] = here["id"]
-        return known[number]
+    def _device(self, number: int) -> int:
+        """The number here of the device that has ``number`` in the other file; it is added when it is new."""
+        device = dict(self._other.execute("SELECT arch, name, facts FROM device WHERE id = ?", (number,)).fetchone())
+        added = self._connection.execute(
+            "INSERT INTO device (arch, name, facts) VALUES (:arch, :name, :facts) ON CONFLICT DO NOTHING", device
+        ).rowcount
+        self._count("device", "added" if added else "the same")
+        where = "arch = :arch AND name = :name AND facts = :facts"
+        return int(self._connection.execute(f"SELECT id FROM device WHERE {where}", device).fetchone()[0])
+
+    def _problem(self, number: int) -> int:
+        """As :meth:`_device`; what is derived of a problem is derived here."""
+        [key] = self._other.execute("SELECT key FROM problem WHERE id = ?", (number,)).fetchone()
+        here = self._row("problem", {"key": key})
+        self._count("problem", "added" if here is None else "the same")
+        return problem_id(self._connection, Problem(**json.loads(key)))
 
     def _row(self, table: str, key: Mapping[str, Any]) -> Row | None:
         where = " AND ".join(f"{name} = :{name}" for name in key)
@@ -255,6 +213,10 @@ class _Merge:
             row,
         )
         self._count(table, "added" if here is None else "renewed")
+
+
+def _in_bounds(row: Row) -> bool:
+    return row["hw_valid"] in (0, 1) and 0 <= row["dispatch_order"] < 2**31
 
 
 def _rank(row: Row, order: Sequence[str]) -> tuple[Any, ...]:

@@ -35,6 +35,8 @@ _EXPECTED = {
     "too_short": "must have at least {min_length}",
     "too_long": "must have at most {max_length}",
     "string_too_short": "must not be empty",
+    "string_too_long": "must have at most {max_length:,} characters",
+    "string_pattern_mismatch": "must match {pattern}",
     "literal_error": "expected {expected}",
     "enum": "expected {expected}",
     "value_error": "{error}",

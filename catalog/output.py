@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, TextIO
 
 from catalog.errors import CatalogError, UsageError
+from catalog.files import publish
 from catalog.schema.fields import TRAITS
 from catalog.short_names import told_apart
 
@@ -82,25 +83,21 @@ def check_file(path: Path) -> None:
         raise UsageError(f"{path}: the folder {folder} cannot be written")
 
 
-def write_file(path: Path, text: str) -> None:
-    """Write ``text`` to ``path``, which appears whole or stays as it is; of a link, what it leads to.
+def write_file(path: Path, text: str) -> Path:
+    """Write ``text`` to ``path``, whose folder is made when it is not there, and return ``path``.
+
+    The file appears whole or stays as it is; of a link, the file that it leads to.
 
     Raises:
         CatalogError: it cannot be written.
     """
-    path = path.resolve()
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with open(partial, "x", encoding="utf-8", newline="") as file:
-            try:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-                os.replace(partial, path)
-            finally:
-                partial.unlink(missing_ok=True)
-    except OSError as error:
-        raise CatalogError(f"{error.filename or path}: {error.strerror}", hint="Nothing of it is written.") from None
+        path.parent.mkdir(parents=True, exist_ok=True)
+        publish(path.resolve(), text)
+    except (OSError, RuntimeError) as error:  # links that lead to each other
+        reason = getattr(error, "strerror", None) or error
+        raise CatalogError(f"{path} cannot be written: {reason}", hint="Choose another file.") from None
+    return path
 
 
 class _Counter:

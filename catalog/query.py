@@ -14,6 +14,7 @@ The time limit counts only the time spent inside SQLite: a slow reader of the ro
 from __future__ import annotations
 
 import re
+import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +34,7 @@ from catalog.query_hints import (
     syntax_hint,
 )
 from catalog.query_text import Expression, Token, check_text, condition, ordering
-from catalog.registry import unwritable
+from catalog.registry import check_side_files, unwritable
 from catalog.sandbox import Limits, Parameters, Row, Sandbox, SqlError
 from catalog.schema.fields import TRAITS
 from catalog.schema.spec_files import known_archs
@@ -271,6 +272,10 @@ class Session:
 
     def _open(self) -> tuple[str, ...]:
         """Open the file; the columns of its view."""
+        try:
+            check_side_files(self._path)
+        except sqlite3.Error as error:
+            raise self._unreadable(error) from None
         try:
             return self._open_with("mode=ro")
         except SqlError as error:

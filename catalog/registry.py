@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 
 from catalog.errors import RegistryError
@@ -18,6 +19,9 @@ from catalog.schema.columns import BUILD
 from catalog.schema.dispatcher_names import dispatcher_name_sql
 from catalog.schema.fields import IDENTITY, LATER_TRAITS, TRAITS, Family
 from catalog.schema.likeness import SIZES
+
+SQLITE_ERRORS = (sqlite3.Error, UnicodeDecodeError)
+"""What using a file raises: a message of SQLite may quote bytes of a damaged one that are not UTF-8."""
 
 BUSY_TIMEOUT_S = 30.0
 CACHE_KIB = 524_288
@@ -44,6 +48,7 @@ def _kernel_ddl() -> str:
     return f"CREATE TABLE kernel ({', '.join(columns)}, UNIQUE (name, arch, revision, mask_impl, space)) STRICT"
 
 
+@cache
 def _dispatcher_name() -> str:
     """What CK's dispatcher calls a row: made when it is read, no row carries it."""
     names = " ".join(f"WHEN '{family}' THEN {dispatcher_name_sql(family)}" for family in Family)
@@ -255,11 +260,11 @@ def connect(path: Path) -> sqlite3.Connection:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         connection = _open_as_allowed(path)
-    except (OSError, sqlite3.Error) as error:
+    except (OSError, *SQLITE_ERRORS) as error:
         raise _cannot_open(path, error) from None
     try:
         _migrate(connection, path)
-    except sqlite3.Error as error:
+    except SQLITE_ERRORS as error:
         connection.close()
         raise _cannot_open(path, error) from None
     except BaseException:
@@ -318,11 +323,29 @@ def _has_bytes(path: Path) -> bool:
         return False
 
 
+def message_of(error: Exception) -> str:
+    """What SQLite says, in words."""
+    return "its schema is damaged, and not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
+
+
+def check_side_files(path: Path) -> None:
+    """Refuse a file beside which SQLite's logs are no regular files: to open a pipe there would wait for ever.
+
+    Raises:
+        sqlite3.OperationalError: names what is there.
+    """
+    for suffix in ("-journal", "-wal", "-shm"):
+        beside = path.with_name(path.name + suffix)
+        if beside.exists() and not beside.is_file():
+            raise sqlite3.OperationalError(f"{beside.name} beside it is not a regular file")
+
+
 def _open(path: Path, parameters: str = "mode=rwc") -> sqlite3.Connection:
     if _crossed and path.exists() and _file_of(path) in _crossed:
         raise RegistryError(
             f"the catalog {path} was in use when this process was forked, and cannot be used in it", hint=SPAWN
         )
+    check_side_files(path)
     uri = f"{path.resolve().as_uri()}?{parameters}"
     connection = sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
     try:
@@ -342,26 +365,24 @@ def _open(path: Path, parameters: str = "mode=rwc") -> sqlite3.Connection:
 
 def _cannot_open(path: Path, error: Exception) -> RegistryError:
     hint = "Choose another file with --db or CATALOG_DB, or mend its permissions."
-    if "not a database" in str(error) or "malformed" in str(error):
+    if isinstance(error, UnicodeDecodeError) or "not a database" in str(error) or "malformed" in str(error):
         hint = "It is no SQLite file, or a damaged one: move it away and populate again."
     elif _has_bytes(path.with_name(path.name + "-wal")) and "unable to open" in str(error):
         hint = "It has a log of changes (-wal) that cannot be read in a folder that cannot be written: copy both away."
     elif "locked" in str(error):
         hint = "Another process is writing to it; try again when it is done."
-    return RegistryError(f"the catalog {path} cannot be opened: {error}", hint=hint)
+    return RegistryError(f"the catalog {path} cannot be opened: {message_of(error)}", hint=hint)
 
 
-def is_current(connection: sqlite3.Connection, path: Path) -> bool:
-    """Whether the file at ``path`` has the schema of this program, not that of an older one, or none at all yet.
+def schema_version(connection: sqlite3.Connection, path: Path) -> int:
+    """The version of the schema that the file at ``path`` has; 0 where it has none at all yet.
 
     Raises:
         RegistryError: it is no catalog, or comes from a newer version.
         sqlite3.Error: it cannot be read.
     """
     version, application_id = _versions(connection)
-    if version == len(_MIGRATIONS) and application_id == APPLICATION_ID:
-        return True
-    if version > len(_MIGRATIONS) and application_id == APPLICATION_ID:
+    if not 0 <= version <= len(_MIGRATIONS) and application_id == APPLICATION_ID:
         raise RegistryError(
             f"the catalog {path} has schema version {version}; this program knows up to {len(_MIGRATIONS)}",
             hint="Upgrade kernel-catalog, or choose another file with --db or CATALOG_DB.",
@@ -370,11 +391,30 @@ def is_current(connection: sqlite3.Connection, path: Path) -> bool:
         raise RegistryError(
             f"{path} is a SQLite file, but no catalog", hint="Choose another file with --db or CATALOG_DB."
         )
-    return False
+    return int(version) if application_id == APPLICATION_ID else 0
+
+
+def blank(version: int) -> sqlite3.Connection:
+    """Empty tables in memory, those of files of ``version``; there are no views, and foreign keys are not enforced."""
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    connection.row_factory = sqlite3.Row
+    _run_on_tables(connection, _MIGRATIONS[:version])
+    return connection
+
+
+def upgrade(connection: sqlite3.Connection, version: int) -> None:
+    """Take the tables of :func:`blank`, and their rows, from the schema of ``version`` to that of this program."""
+    _run_on_tables(connection, _MIGRATIONS[version:])
+
+
+def _run_on_tables(connection: sqlite3.Connection, steps: Iterable[Callable[[], tuple[str, ...]]]) -> None:
+    for statement in (statement for step in steps for statement in step()):
+        if not statement.startswith(("CREATE VIEW", "DROP VIEW")):
+            connection.execute(statement)
 
 
 def _migrate(connection: sqlite3.Connection, path: Path) -> None:
-    if is_current(connection, path):
+    if schema_version(connection, path) == len(_MIGRATIONS):
         return
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA foreign_keys = OFF")  # a step may make anew a table that others refer to

@@ -105,6 +105,8 @@ def _answer(server: _Server, method: str, *arguments: object) -> bytes:
         return marshal.dumps(("ok", getattr(server, method)(*arguments)))
     except MemoryError:
         return marshal.dumps(("memory",))
+    except UnicodeDecodeError:  # SQLite's message quotes bytes of the file
+        return marshal.dumps(("sql", "malformed schema that is not UTF-8", None))
     except sqlite3.Error as error:
         return marshal.dumps(("sql", str(error), server.guard.denied))
 

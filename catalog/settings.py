@@ -16,6 +16,9 @@ from catalog import threads
 
 APP = "kernel-catalog"
 
+CACHE_MAX_BYTES = 10 * 2**30
+"""Some 10,000 libraries for host CPUs, or 2,000 for AMD GPUs."""
+
 TRACE_MAX_BYTES, TRACE_MAX_CALLS = 2**30, 100_000
 """Limits of a trace that says nothing else."""
 
@@ -49,6 +52,9 @@ class Settings(BaseSettings):
     cache_dir: Path = Field(default_factory=_default_cache_dir, description="folder of the compiled kernels")
     cache_locks: Literal["auto", "flock", "lease"] = Field(
         "auto", description="locks of the cache: flock for a local disk, lease for one that machines share; auto: ask"
+    )
+    cache_max_bytes: int = Field(
+        CACHE_MAX_BYTES, ge=0, description="bytes of libraries that the cache keeps, the last used ones; 0: any number"
     )
     data_dir: Path | None = Field(None, description="arch specs and parity lists instead of the built-in ones")
     cxx: str | None = Field(None, description="C++ compiler for host kernels (default: g++, then clang++, then c++)")

@@ -23,6 +23,7 @@ from catalog.build import locks
 from catalog.build.builder import Builder
 from catalog.build.cache import ArtifactRecord, Cache
 from catalog.build.file_systems import file_system
+from catalog.build.housekeeping import collect, verify
 from catalog.build.trust import require_private, require_safe
 from catalog.errors import BuildError, CacheError, ChangedLibraryError
 from catalog.runtime.devices.loading import open_library
@@ -182,6 +183,15 @@ def test_a_build_on_a_full_disk_fails_clearly_and_loses_nothing(kib: int, projec
     assert builder.build(make_kernel(1)) == replace(kept, cached=True)
     assert answer_of(builder.build(make_kernel(2)).path) == 1002
     assert {record.status for record in records} == {"built"}
+
+
+def test_no_room_to_list_headers_is_an_error_about_the_disk(project: Project, disk: Disk) -> None:
+    builder = project.builder(disk.folder / "cache")
+    builder.cache.create()
+    project.source += "// " + "x" * 100_000
+    told = disk.with_room(0, lambda: builder.key_of(make_kernel()))
+    assert told.startswith("BuildError: no content key"), told
+    assert "No space left on device" in told or "File too large" in told
 
 
 @pytest.mark.slow
@@ -393,6 +403,86 @@ def test_a_library_that_changes_after_its_build_is_not_loaded(change: str, victi
 
     assert in_child(lambda: ctypes.CDLL(str(tmp_path / "copy.so")) is not None)
     assert (tmp_path / "trace").exists()  # it would have left one
+
+
+def _sparse(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 2**40)
+
+
+HOSTILE: dict[str, Callable[[Path], object]] = {
+    "a pipe": os.mkfifo,
+    "a link to an endless device": lambda path: path.symlink_to("/dev/zero"),
+    "a sparse file": _sparse,
+    "deeply nested": lambda path: path.write_bytes(b"[" * 100_000),
+    "not UTF-8": lambda path: path.write_bytes(b"\xff" * 1000),
+}
+
+
+@pytest.mark.parametrize("kind", [".so", ".json"])
+@pytest.mark.parametrize("hostile", HOSTILE)
+def test_what_is_no_file_of_a_build_is_built_again(hostile: str, kind: str, project: Project, tmp_path: Path) -> None:
+    artifact = project.builder(tmp_path / "cache").build(make_kernel())
+    path = artifact.path.with_suffix(kind)
+    path.unlink()
+    HOSTILE[hostile](path)
+
+    def rebuilt() -> tuple[list[str], bool, int]:
+        if kind == ".so":
+            with pytest.raises(ChangedLibraryError, match="Build the kernel anew"):
+                open_library(path, artifact.sha256)
+        damaged = [damage.key for damage in verify(Cache(tmp_path / "cache"))]
+        collect(Cache(tmp_path / "cache"), dry_run=True)
+        again = project.builder(tmp_path / "cache").build(make_kernel())
+        return damaged, again.cached, answer_of(again.path)
+
+    assert in_child(rebuilt, timeout=50) == ([artifact.key], False, 1064)
+    assert path.is_file()
+    assert not path.is_symlink()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+@pytest.mark.parametrize("kind", [".so", ".json"])
+def test_what_another_user_owns_is_built_again(kind: str, project: Project, tmp_path: Path) -> None:
+    builder = project.builder(tmp_path / "cache")
+    artifact = builder.build(make_kernel())
+    os.chown(artifact.path.with_suffix(kind), 12345, 12345)
+    if kind == ".so":
+        with pytest.raises(ChangedLibraryError, match="belongs to another user"):
+            open_library(artifact.path, artifact.sha256)
+    assert "belongs to another user" in verify(Cache(tmp_path / "cache"))[0].reason
+    assert not builder.build(make_kernel()).cached
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda content: content["record"].update(log="another"),
+        lambda content: content["record"].update(compile_s="long"),
+        lambda content: content["record"].update(so_bytes=2**62),
+        lambda content: content["record"]["resources"].update(registers=10**400),
+        lambda content: content["origin"].update(abi=2),
+        lambda content: content.update(more=1),
+        lambda content: content.pop("sha256"),
+    ],
+)
+def test_a_record_says_what_was_written_or_nothing(
+    change: Callable[[dict[str, dict[str, object]]], object], project: Project, tmp_path: Path
+) -> None:
+    artifact = project.builder(tmp_path / "cache").build(make_kernel())
+    path = artifact.path.with_suffix(".json")
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+    assert Cache(tmp_path / "cache").load(artifact.key) is None
+
+
+def test_a_folder_of_the_cache_that_leads_elsewhere_is_not_used(project: Project, tmp_path: Path) -> None:
+    Cache(tmp_path / "cache").create()
+    (tmp_path / "cache" / "scans").rmdir()
+    (tmp_path / "cache" / "scans").symlink_to(tmp_path)
+    with pytest.raises(CacheError, match="scans is not a folder"):
+        project.builder(tmp_path / "cache").build(make_kernel())
 
 
 def test_a_library_of_an_older_header_is_not_taken_for_the_new_one(project: Project, tmp_path: Path) -> None:

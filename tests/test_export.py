@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -82,3 +83,38 @@ def test_the_command_line_writes_the_same(catalog: Catalog, tmp_path: Path) -> N
     assert count > 1
     assert done.stdout.startswith(f"{count} kernels in {tmp_path}: "), done.stderr
     assert len(list((tmp_path / "kernels").iterdir())) == count
+
+
+@pytest.mark.parametrize("name", ["elsewhere/kept.txt", "../kept.txt", "HERE/kept.txt", "\0"])
+def test_nothing_outside_of_the_folder_is_removed(name: str, catalog: Catalog, tmp_path: Path) -> None:
+    """An inventory is a file that anybody can write: what it lists may lead out, by a link too."""
+    kernels, out, kept = catalog.kernels("family = 'fwd'", limit=1), tmp_path / "out", tmp_path / "kept.txt"
+    export_register(kernels, out, "mine")
+    kept.write_text("kept")
+    (out / "elsewhere").symlink_to(tmp_path)
+    inventory = json.loads((out / "inventory.json").read_text())
+    inventory["files"].append(name.replace("HERE", str(tmp_path)))
+    (out / "inventory.json").write_text(json.dumps(inventory))
+    export_register(kernels, out, "mine")
+    assert kept.read_text() == "kept"
+
+
+def test_nothing_is_written_through_a_link(catalog: Catalog, tmp_path: Path) -> None:
+    kernels, out = catalog.kernels("family = 'fwd'", limit=1), tmp_path / "out"
+    export_register(kernels, out, "mine")
+    (out / "include").rename(tmp_path / "moved")
+    (out / "include").symlink_to(tmp_path / "empty")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UsageError, match="by a link"):
+        export_register(kernels, out, "mine")
+    assert not any((tmp_path / "empty").iterdir())
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, "{}", None])
+def test_what_is_no_inventory_makes_no_folder_ours(content: str | None, catalog: Catalog, tmp_path: Path) -> None:
+    if content is None:
+        os.mkfifo(tmp_path / "inventory.json")
+    else:
+        (tmp_path / "inventory.json").write_text(content)
+    with pytest.raises(UsageError, match=r"has no inventory\.json of an export"):
+        export_register(catalog.kernels("family = 'fwd'", limit=1), tmp_path, "mine")

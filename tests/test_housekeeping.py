@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import time
 from dataclasses import replace
@@ -17,10 +18,12 @@ from tiny_project import Project, make_kernel, make_project
 
 from catalog import Catalog
 from catalog.artifacts import record_artifact
+from catalog.build import housekeeping
 from catalog.build.cache import Cache
 from catalog.build.first_runs import FirstRuns, Quarantine
-from catalog.build.housekeeping import DAY_SECONDS, OLD_SECONDS, clear, collect, entries, tell_registry, verify
+from catalog.build.housekeeping import DAY_SECONDS, OLD_SECONDS, SizeCap, clear, collect, entries, tell_registry, verify
 from catalog.errors import UsageError
+from catalog.files import PARTIAL_PREFIX
 from catalog.runtime.clear import clear_timings
 from catalog.runtime.devices.loading import open_library
 from catalog.settings import settings
@@ -226,6 +229,65 @@ def _age(path: Path, seconds: float) -> None:
     os.utime(path, (then, then))
 
 
+# The cap that applies itself
+
+
+def test_a_build_keeps_the_cache_below_its_cap(cache: Cache, project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The longest unused goes, but for what a process has loaded and what was used just now; the registry knows."""
+    monkeypatch.setenv("CATALOG_CACHE_MAX_BYTES", str(size_of(cache) * 2 // 3))
+    settings.cache_clear()
+    ready, stop = FORK.Event(), FORK.Event()
+    first = project.builder(cache.folder).build(make_kernel(1))
+    _age(first.path.with_suffix(".json"), 3 * DAY_SECONDS)
+
+    def hold() -> None:
+        open_library(first.path, first.sha256)
+        ready.set()
+        stop.wait(60)
+
+    holder = FORK.Process(target=hold)
+    holder.start()
+    assert ready.wait(60)
+    builder = project.builder(cache.folder)
+    builder.build(make_kernel(4))
+    stop.set()
+    holder.join()
+    assert keys(cache, project) == [1]
+    assert cache.load(project.key(cache.scans, 4).hex) is not None
+    dropped = {project.key(cache.scans, hdim).hex for hdim in (2, 3)}
+    assert set(builder.cap.take_dropped()) == dropped
+    assert builder.cap.take_dropped() == []
+
+
+def test_a_cap_looks_again_when_so_much_was_added(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = []
+    monkeypatch.setattr(housekeeping, "_scan", lambda cache: looks.append(1) or {})
+    cap = SizeCap(cache)
+    for _ in range(64):
+        cap.grew(settings().cache_max_bytes // 64)
+    assert len(looks) == 16
+    monkeypatch.setenv("CATALOG_CACHE_MAX_BYTES", "0")
+    settings.cache_clear()
+    SizeCap(cache).grew(2**60)
+    assert len(looks) == 16
+
+
+def test_what_the_cap_dropped_is_not_built_in_the_catalog(
+    host_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CATALOG_CACHE_DIR", str(tmp_path / "cache"))
+    settings.cache_clear()
+    catalog = Catalog(shutil.copy(host_file, tmp_path / "catalog.db"))
+    old, new = catalog.kernels("family = 'fwd_splitkv_combine'", limit=2)
+    artifact = catalog.build(old)
+    _age(artifact.path.with_suffix(".json"), DAY_SECONDS)
+    monkeypatch.setenv("CATALOG_CACHE_MAX_BYTES", "1000")
+    settings.cache_clear()
+    again = Catalog(tmp_path / "catalog.db")
+    again.build(new)
+    assert again.kernels("built") == [new]
+
+
 def test_leftovers_go_when_nobody_can_need_them(cache: Cache, project: Project) -> None:
     key = "ab" * 32
     lost = cache.so_path(key)
@@ -234,7 +296,8 @@ def test_leftovers_go_when_nobody_can_need_them(cache: Cache, project: Project) 
     (cache.tmp / f"{key}.x1" / "kernel.o").touch()
     (cache.tmp / f"{key}.json123").touch()
     log, memo, partial = cache.log(key), cache.scans / f"{key}.json", cache.scans / "tmpabc"
-    for path in (log, memo, partial):
+    unfinished = [folder / f"{PARTIAL_PREFIX}{key[:16]}" for folder in (cache.folder, cache.logs, cache.scans)]
+    for path in (log, memo, partial, *unfinished):
         path.touch()
     strangers = cache.folder / "notes.txt", cache.logs / "notes.txt"
     for path in strangers:
@@ -244,20 +307,39 @@ def test_leftovers_go_when_nobody_can_need_them(cache: Cache, project: Project) 
     collect(cache)
     assert not list(cache.tmp.iterdir())  # no builder is alive
     assert not list(cache.locks.folder.iterdir())
-    assert all(path.exists() for path in (lost, log, memo, partial))  # they are young
+    assert all(path.exists() for path in (lost, log, memo, partial, *unfinished))  # they are young
 
     _age(lost, 2 * DAY_SECONDS)
-    _age(partial, 2 * DAY_SECONDS)
+    for path in (partial, *unfinished):
+        _age(path, 2 * DAY_SECONDS)
     for path in (log, memo):
         _age(path, OLD_SECONDS + DAY_SECONDS)
-    assert collect(cache, dry_run=True).leftovers == 4
-    assert collect(cache).leftovers == 4
-    assert not any(path.exists() for path in (lost, log, memo, partial))
+    assert collect(cache, dry_run=True).leftovers == 7
+    assert collect(cache).leftovers == 7
+    assert not any(path.exists() for path in (lost, log, memo, partial, *unfinished))
     assert keys(cache, project) == [1, 2, 3]
 
     clear(cache)
     left = {path for path in cache.folder.rglob("*") if path.is_file()}
     assert left == set(strangers)  # what is not the cache's is left alone
+
+
+@pytest.mark.parametrize("hostile", ["pipe", "nested", "link"])
+def test_a_verdict_that_is_no_file_is_no_verdict(hostile: str, cache: Cache) -> None:
+    runs, key = FirstRuns(cache.folder), "ab" * 32
+    runs.remember(key, "cd" * 32, "x86_64_v3")
+    [file] = (cache.folder / "guard").iterdir()
+    assert runs.passed(key, "cd" * 32, "x86_64_v3")
+    file.unlink()
+    if hostile == "pipe":
+        os.mkfifo(file)
+    elif hostile == "link":
+        file.symlink_to("/dev/zero")
+    else:
+        file.write_text("[" * 50_000)
+    assert in_child(lambda: (runs.passed(key, "cd" * 32, "x86_64_v3"), runs.quarantined()), timeout=20) == (False, [])
+    runs.remember(key, "cd" * 32, "x86_64_v3")
+    assert runs.passed(key, "cd" * 32, "x86_64_v3")
 
 
 # The registry

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rough import in_child
 from tiny_project import Project, make_project
 
 from catalog.build.keys import hash_parts
@@ -137,3 +139,19 @@ def _use_flags(project: Project, *flags: str) -> None:
 def test_make_rules_are_unescaped() -> None:
     assert parse_make_rule("kernel.o : kernel.cpp \\\n") == ["kernel.cpp"], "as nvcc writes it"
     assert parse_make_rule("kernel.o: kernel.cpp a\\ b/$$x.h \\\n /c\\#.h\n") == ["kernel.cpp", "a b/$x.h", "/c#.h"]
+
+
+@pytest.mark.parametrize("memory", ["pipe", "nested", "endless header", "typed otherwise"])
+def test_what_is_remembered_of_headers_is_checked(memory: str, project: Project, tmp_path: Path) -> None:
+    """A remembered answer that is none is asked for again."""
+    key = project.key(tmp_path)
+    [memo] = tmp_path.glob("*.json")
+    kept = memo.read_text()
+    memo.unlink()
+    if memory == "pipe":
+        os.mkfifo(memo)
+    else:
+        endless = json.dumps(json.loads(kept) | {"names": ["/dev/zero"]})
+        memo.write_text({"nested": "[" * 100_000, "endless header": endless, "typed otherwise": '{"names": 1}'}[memory])
+    assert in_child(lambda: project.key(tmp_path).hex, timeout=30) == key.hex
+    assert memo.read_text() == kept

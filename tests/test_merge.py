@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sqlite3
 from collections.abc import Callable, Sequence
@@ -15,12 +16,13 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from catalog import registry
+from catalog import merge_read, registry
 from catalog.errors import RegistryError, UsageError
 from catalog.query import Query, run
 from catalog.registry import KERNEL_COLUMNS, connect
 from catalog.runtime.catalog import Catalog
 from catalog.schema.kernel import Kernel
+from catalog.schema.problem import Problem
 
 CONTENT = {
     "kernel": "SELECT * FROM kernel WHERE id IN (SELECT kernel_id FROM artifact)",
@@ -45,9 +47,19 @@ def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 Record = tuple[int, int, str, str]
-"""Kernel, toolchain, status, day."""
+"""Kernel, toolchain, status, when."""
 Time = tuple[int, int, int, int, str, float]
-"""Problem, kernel, toolchain, device, day, median."""
+"""Problem, kernel, toolchain, device, when, median."""
+
+FIRST, SECOND = "2026-01-01T00:00:00+00:00", "2026-02-01T00:00:00+00:00"
+
+
+def problem_key(number: int) -> str:
+    return Problem(batch=1 + number, nhead_q=1, seqlen_q=64, hdim_q=64, dtype="fp16").key
+
+
+def artifact_key(kernel: Kernel, toolchain: int) -> str:
+    return registry.sha256_hex(f"{kernel.id} {toolchain}")
 
 
 def there(connection: sqlite3.Connection, table: str) -> list[str]:
@@ -68,19 +80,25 @@ def write(path: Path, kernels: Sequence[Kernel], records: Sequence[Record], time
         connection.execute(
             "INSERT OR IGNORE INTO artifact (key, kernel_id, arch, toolchain, flags, status, log, compile_s, created) "
             "VALUES (?, ?, ?, ?, '', ?, '', 1.0, ?)",
-            (f"{kernel.id}{toolchain}", kernel.id, kernel.arch, f"compiler {toolchain}", status, day),
+            (artifact_key(kernel, toolchain), kernel.id, kernel.arch, f"compiler {toolchain}", status, day),
         )
     for problem, number, toolchain, device, day, median in times:
         kernel = kernels[number]
-        connection.execute("INSERT OR IGNORE INTO problem (key) VALUES (?)", (f"problem {problem}",))
+        connection.execute("INSERT OR IGNORE INTO problem (key) VALUES (?)", (problem_key(problem),))
         connection.execute("INSERT OR IGNORE INTO device (arch, name, facts) VALUES ('a', ?, '{}')", (f"gpu {device}",))
-        row = {"kernel_id": kernel.id, "artifact_key": f"{kernel.id}{toolchain}", "n": 9, "cold": 0, "created": day}
+        row = {
+            "kernel_id": kernel.id,
+            "artifact_key": artifact_key(kernel, toolchain),
+            "n": 9,
+            "cold": 0,
+            "created": day,
+        }
         row |= dict.fromkeys(("min_ms", "median_ms", "p10_ms", "p90_ms", "low_ms", "high_ms", "tflops", "gbps"), median)
         row = {name: value for name, value in row.items() if name in there(connection, "timing")}
         connection.execute(
             f"INSERT OR IGNORE INTO timing (problem_id, device_id, {', '.join(row)}) SELECT problem.id, device.id, "
             f"{', '.join('?' * len(row))} FROM problem, device WHERE key = ? AND name = ?",
-            (*row.values(), f"problem {problem}", f"gpu {device}"),
+            (*row.values(), problem_key(problem), f"gpu {device}"),
         )
     connection.close()
     return path
@@ -100,7 +118,7 @@ def merged(folder: Path, name: str, *paths: Path) -> Path:
     return folder / name
 
 
-days = st.sampled_from(["2026-01-01T00:00:00+00:00", "2026-02-01T00:00:00+00:00"])
+days = st.sampled_from([FIRST, SECOND])
 records = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 1), st.sampled_from(["built", "failed"]), days))
 times = st.lists(st.tuples(*[st.integers(0, 1)] * 4, days, st.sampled_from([0.5, 1.0, 2.0])))
 
@@ -115,7 +133,7 @@ def test_order_and_repetition_do_not_count(
     files = []
     for name in ("a", "b", "c"):
         timed = data.draw(times)
-        for_timings = [(kernel, toolchain, "built", "") for _, kernel, toolchain, *_ in timed]
+        for_timings = [(kernel, toolchain, "built", FIRST) for _, kernel, toolchain, *_ in timed]
         files.append(write(folder / f"{name}.db", kernels, data.draw(records) + for_timings, timed))
     a, b, c = files
     one = merged(folder, "one.db", a, b, c)
@@ -125,11 +143,9 @@ def test_order_and_repetition_do_not_count(
 
 
 def test_devices_stay_apart_and_the_newest_wins(kernels: list[Kernel], empty: Path) -> None:
-    builds = [(0, 0, "built", "2026-01-01"), (1, 0, "failed", "2026-01-01")]
-    here = write(empty / "here.db", kernels, builds, [(0, 0, 0, 0, "2026-01-01", 1.0)])
-    there = write(
-        empty / "there.db", kernels, builds, [(0, 0, 0, 0, "2026-01-02", 2.0), (0, 0, 0, 1, "2026-01-01", 3.0)]
-    )
+    builds = [(0, 0, "built", FIRST), (1, 0, "failed", FIRST)]
+    here = write(empty / "here.db", kernels, builds, [(0, 0, 0, 0, FIRST, 1.0)])
+    there = write(empty / "there.db", kernels, builds, [(0, 0, 0, 0, SECOND, 2.0), (0, 0, 0, 1, FIRST, 3.0)])
     catalog = Catalog(here)
     [done] = catalog.merge([there])
     counts = {table: dict(count) for table, count in done.counts.items()}
@@ -148,10 +164,10 @@ def test_built_speaks_of_this_machine_alone(kernels: list[Kernel], empty: Path) 
     there = write(
         empty / "there.db",
         kernels,
-        [(0, 0, "built", "2026-01-02"), (1, 0, "built", "2026-01-02"), (2, 0, "failed", "2026-01-02")],
-        [(0, 0, 0, 0, "2026-01-02", 2.0)],
+        [(0, 0, "built", SECOND), (1, 0, "built", SECOND), (2, 0, "failed", SECOND)],
+        [(0, 0, 0, 0, SECOND, 2.0)],
     )
-    here = write(empty / "here.db", kernels, [(1, 0, "built", "2026-01-01")])
+    here = write(empty / "here.db", kernels, [(1, 0, "built", FIRST)])
     catalog = Catalog(here)
     catalog.merge([there])
     asked = Query(columns=("id", "built", "best_ms"))
@@ -168,7 +184,7 @@ def test_kernels_of_other_facts_stay_out_of_a_whole_population(
     copied: Catalog, kernels: list[Kernel], empty: Path
 ) -> None:
     alien = Kernel.from_row(kernels[0].to_row() | {"tile_m0": 8})
-    there = write(empty / "there.db", [alien], [(0, 0, "built", "")], [(0, 0, 0, 0, "", 1.0)])
+    there = write(empty / "there.db", [alien], [(0, 0, "built", FIRST)], [(0, 0, 0, 0, FIRST, 1.0)])
     [done] = copied.merge([there])
     assert "left out 1 kernel" in done.notes[0]
     assert "the facts here give for gfx950 2026-05 ck generic" in done.notes[0]
@@ -183,7 +199,7 @@ def test_an_older_schema_is_merged_and_left_as_it_is(
 ) -> None:
     with monkeypatch.context() as older:
         older.setattr(registry, "_MIGRATIONS", registry._MIGRATIONS[:2])
-        path = write(empty / "older.db", kernels, [(0, 0, "built", "")], [(0, 0, 0, 0, "", 1.0)])
+        path = write(empty / "older.db", kernels, [(0, 0, "built", FIRST)], [(0, 0, 0, 0, FIRST, 1.0)])
     before = path.read_bytes()
     catalog = Catalog(empty / "empty.db")
     [done] = catalog.merge([path])
@@ -229,6 +245,50 @@ def _lying(path: Path) -> None:
         connection.execute("UPDATE timing SET median_ms = 'soon'")
 
 
+def _a_view_without_end(path: Path) -> None:
+    columns = ", ".join(f"i AS {name}" for name in _columns(path, "timing"))
+    endless = "WITH RECURSIVE endless(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM endless)"
+    _replace_timing(path, f"CREATE VIEW timing AS {endless} SELECT {columns} FROM endless")
+
+
+def _a_view_in_disguise(path: Path) -> None:
+    """A row of the schema that says that it is a table, and whose SQL makes a view."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("PRAGMA writable_schema = ON")
+        connection.execute("UPDATE sqlite_schema SET sql = 'CREATE VIEW timing AS SELECT 1' WHERE name = 'timing'")
+
+
+def _a_virtual_table(path: Path) -> None:
+    columns = _columns(path, "timing")
+    _replace_timing(path, f"CREATE VIRTUAL TABLE timing USING fts5({', '.join(columns)})")
+
+
+def _a_generated_column(path: Path) -> None:
+    columns = [name for name in _columns(path, "timing") if name != "n"]
+    _replace_timing(path, f"CREATE TABLE timing ({', '.join(columns)}, n AS (length(hex(zeroblob(1000000)))))")
+
+
+def _a_pipe_for_a_log(path: Path) -> None:
+    os.mkfifo(path.with_name(path.name + "-journal"))
+
+
+def _a_schema_that_is_not_utf8(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b"CREATE TABLE problem", b"CREATE TABLE \xff\xfe\xfd\xff(\xff("))
+
+
+def _columns(path: Path, table: str) -> list[str]:
+    with closing(connect(path)) as connection:
+        return there(connection, table)
+
+
+def _replace_timing(path: Path, statement: str) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("PRAGMA foreign_keys = OFF")
+        connection.execute("DROP VIEW kernels")
+        connection.execute("DROP TABLE timing")
+        connection.execute(statement)
+
+
 @pytest.mark.parametrize(
     ("damage", "told"),
     [
@@ -240,13 +300,19 @@ def _lying(path: Path) -> None:
         (_torn, "malformed"),
         (_dangling, "refers to rows that are not there"),
         (_lying, "cannot store TEXT value in REAL column"),
+        (_a_view_without_end, "its timing is a view, not a table"),
+        (_a_view_in_disguise, "malformed|not a table"),
+        (_a_virtual_table, "its timing is a virtual, not a table"),
+        (_a_generated_column, "other columns than those of a catalog"),
+        (_a_pipe_for_a_log, "not a regular file"),
+        (_a_schema_that_is_not_utf8, "cannot be merged"),
     ],
 )
 def test_a_file_that_cannot_be_merged_changes_nothing(
     damage: Callable[[Path], None], told: str, kernels: list[Kernel], empty: Path
 ) -> None:
-    sound = write(empty / "sound.db", kernels, [(0, 0, "built", "")], [(0, 0, 0, 0, "", 1.0)])
-    damaged = write(empty / "damaged.db", kernels, [(1, 0, "built", "")], [(0, 1, 0, 0, "", 1.0)])
+    sound = write(empty / "sound.db", kernels, [(0, 0, "built", FIRST)], [(0, 0, 0, 0, FIRST, 1.0)])
+    damaged = write(empty / "damaged.db", kernels, [(1, 0, "built", FIRST)], [(0, 1, 0, 0, FIRST, 1.0)])
     damage(damaged)
     catalog = Catalog(empty / "empty.db")
     with pytest.raises(RegistryError, match=told) as caught:
@@ -255,13 +321,58 @@ def test_a_file_that_cannot_be_merged_changes_nothing(
     assert not any(content(catalog.path).values())
 
 
+REFUSED = {
+    "UPDATE timing SET median_ms = -1, min_ms = -2": "1 timing (min_ms: must be at least 1e-06)",
+    "UPDATE timing SET median_ms = 9e999": "1 timing (median_ms: expected a finite number)",
+    "UPDATE timing SET tflops = 9e999": "1 timing (tflops: expected a finite number)",
+    "UPDATE timing SET p90_ms = 0.5": "1 timing (its percentiles are not in order)",
+    "UPDATE timing SET created = '2990-01-01T00:00:00+00:00'": "1 timing (created: a date in the future, or none)",
+    "UPDATE timing SET created = '2026-13-32T25:00:00+00:00'": "1 timing (created: a date in the future, or none)",
+    "UPDATE device SET facts = printf('%.*c', 100000, '[')": "1 timing (device.facts: must have at most 65,536 char",
+    "UPDATE device SET facts = printf('%.*c', 60000, '[')": "1 timing (device.facts: not JSON",
+    "UPDATE problem SET key = '{}'": "1 timing (problem: not the key of a problem)",
+    "UPDATE artifact SET log = printf('%.*c', 5000000, 'x')": "1 artifact (log: must have at most 65,536 characters)",
+    "UPDATE artifact SET created = '2990-01-01T00:00:00+00:00'": "1 artifact (created: a date in the future, or none)",
+    "UPDATE artifact SET arch = 'gfx942'": "1 artifact (arch: not that of its kernel)",
+    "UPDATE artifact SET so_bytes = -1": "1 artifact (so_bytes: must be above 0)",
+    "UPDATE artifact SET registers = 9000000000": "1 artifact (resources.registers: must be below",
+}
+
+
+@pytest.mark.parametrize("change", REFUSED)
+def test_rows_that_no_catalog_can_have_are_refused(change: str, kernels: list[Kernel], empty: Path) -> None:
+    rows = [(0, 0, "built", FIRST)], [(0, 0, 0, 0, FIRST, 1.0)]
+    sound, hostile = write(empty / "sound.db", kernels, *rows), write(empty / "hostile.db", kernels, *rows)
+    with closing(sqlite3.connect(hostile, isolation_level=None)) as connection:
+        connection.execute(change)
+    expected = content(merged(empty, "expected.db", sound))
+    catalog = Catalog(shutil.copy(sound, empty / "here.db"))
+    [done] = catalog.merge([hostile])
+    [note] = done.notes
+    assert f"{hostile}: refused " in note
+    assert REFUSED[change] in note
+    assert content(catalog.path) == expected
+
+
+def test_nobody_waits_while_a_file_is_read(kernels: list[Kernel], empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading ends at its time limit, and holds no lock of the catalog that is merged into."""
+    other = write(empty / "other.db", kernels, [(number, 0, "built", FIRST) for number in range(4)])
+    monkeypatch.setattr(merge_read, "READ_SECONDS", 0.0)
+    monkeypatch.setattr(merge_read, "_STEPS", 1)
+    catalog, writer = Catalog(empty / "empty.db"), sqlite3.connect(empty / "empty.db", timeout=0)
+    with closing(writer):
+        writer.execute("BEGIN IMMEDIATE")
+        with pytest.raises(RegistryError, match="reading it took longer than 0 s"):
+            catalog.merge([other])
+
+
 def test_a_catalog_is_not_merged_into_itself(empty: Path) -> None:
     with pytest.raises(UsageError, match="others are merged into"):
         Catalog(empty / "empty.db").merge([empty / "empty.db"])
 
 
 def test_the_command_prints_what_was_added(kernels: list[Kernel], empty: Path) -> None:
-    there = write(empty / "mi300.db", kernels, [(0, 0, "built", "")], [(0, 0, 0, 0, "", 1.0)])
+    there = write(empty / "mi300.db", kernels, [(0, 0, "built", FIRST)], [(0, 0, 0, 0, FIRST, 1.0)])
     db = empty / "empty.db"
     done = command.catalog("merge", there, db=db)
     assert [line.split() for line in done.stdout.splitlines()[2:]] == [

@@ -11,7 +11,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from catalog.errors import QueryError, RegistryError
 from catalog.output import Format, write_rows
 from catalog.query import Query, Result, Session, count, hints, run
+from catalog.registry import connect
 from catalog.sandbox import Limits
 
 LIMITS = Limits(seconds=5.0)
@@ -339,6 +340,28 @@ def test_a_file_that_is_no_catalog(tmp_path: Path, content: bytes | None, said: 
     with pytest.raises(RegistryError, match=said):
         count(path, Query(), LIMITS)
     assert os.listdir(tmp_path) == ([] if content is None else ["catalog.db"])
+
+
+def _not_utf8(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b"CREATE TABLE kernel", b"CREATE TABLE \xff\xfe\xfd\xff(("))
+
+
+def _pipe_beside(path: Path) -> None:
+    os.mkfifo(path.with_name(path.name + "-journal"))
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"), [(_not_utf8, "damaged"), (_pipe_beside, "-journal beside it is not a regular file")]
+)
+def test_a_damaged_file_gets_one_message(tmp_path: Path, damage: Callable[[Path], None], said: str) -> None:
+    path = tmp_path / "catalog.db"
+    with contextlib.closing(connect(path)) as connection:
+        connection.execute("PRAGMA journal_mode = DELETE")
+    damage(path)
+    with pytest.raises(RegistryError, match=said):
+        count(path, Query(), LIMITS)
+    with pytest.raises(RegistryError, match=said):
+        connect(path)
 
 
 def test_a_query_reads_beside_a_writer(tmp_path: Path) -> None:

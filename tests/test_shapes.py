@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections import Counter
+from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
 
@@ -306,6 +308,7 @@ def test_errors_name_file_grid_field_and_reason(tmp_path: Path, grid: str, told:
         ("about: x\nextends: smok\ngrids: [{name: a, category: b}]", "extends: no set of shapes is called 'smok'; did"),
         ("about: x\nextends: ./mine.yaml\ngrids: [{name: a, category: b}]", "extends itself"),
         ("about: x\nextends: ./none.yaml\ngrids: [{name: a, category: b}]", "none.yaml: cannot be read: No such"),
+        ('about: x\nextends: "./a\\0b.yaml"\ngrids: [{name: a, category: b}]', "its name has a NUL byte"),
         ("about: \0", "not YAML: "),
         (b"\xff", "cannot be read"),
     ],
@@ -372,3 +375,15 @@ def test_columns_are_those_that_some_problem_uses(tmp_path: Path) -> None:
     assert columns[:4] == ("name", "category", "gflop", "mb")
     assert "dropout" not in columns
     assert len(next(rows_of(mine, columns))) == len(columns)
+
+
+def _sparse(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 2**40)
+
+
+@pytest.mark.parametrize(("make", "told"), [(os.mkfifo, "a pipe, not a regular file"), (_sparse, "more than 16,777")])
+def test_a_set_that_is_no_file_of_text_is_not_read(make: Callable[[Path], object], told: str, tmp_path: Path) -> None:
+    make(tmp_path / "mine.yaml")
+    with pytest.raises(UsageError, match=told):
+        load_shapes(str(tmp_path / "mine.yaml"))

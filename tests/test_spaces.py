@@ -124,6 +124,8 @@ def test_the_exhaustive_space_leaves_the_constraints_out(tmp_path: Path) -> None
     ("text", "told"),
     [
         ("{", ["not JSON"]),
+        ("[" * 100_000, ["nested too deeply"]),
+        ('{"trait_config": {"block_per_cu": {"values": [%s]}}}' % ("1" * 5000), ["digits"]),
         ("[]", ["object"]),
         ('{"variant": "fwdd"}', ["variant", "'fwdd'", "did you mean fwd?", "splitkv"]),
         ('{"variants": "fwd"}', ["'variants'", "did you mean variant?"]),
@@ -149,6 +151,10 @@ def test_a_wrong_sweep_file_names_the_place_and_what_is_allowed(tmp_path: Path, 
         ("x = 1", "defines no function filter_config"),
         ("def filter_config(c): return c.hdimq", "hdimq"),
         ("1 / 0", "ZeroDivisionError"),
+        ("import sys; sys.exit(0)", "SystemExit: 0"),
+        ("def filter_config(c): raise SystemExit(0)", "SystemExit: 0"),
+        ("x = " + "(" * 10_000, "SyntaxError|MemoryError|RecursionError"),
+        ("x = 1\0", "null bytes"),
     ],
 )
 def test_a_filter_that_fails_says_why_and_changes_nothing(tmp_path: Path, code: str, told: str) -> None:
@@ -158,3 +164,12 @@ def test_a_filter_that_fails_says_why_and_changes_nothing(tmp_path: Path, code: 
     with pytest.raises(UsageError, match=told):
         sweep(catalog, "gfx950", DATA / "sweeps" / "fwd_ci.json", filter_file=keep)
     assert not catalog.connection.execute("SELECT count(*) FROM kernel").fetchone()[0]
+
+
+@pytest.mark.parametrize("option", ["config", "filter_file"])
+def test_a_pipe_is_not_waited_for(option: str, tmp_path: Path) -> None:
+    files = {"config": DATA / "sweeps" / "fwd_ci.json", "filter_file": None, option: tmp_path / "pipe.py"}
+    os.mkfifo(tmp_path / "pipe.py")
+    catalog = Catalog(tmp_path / "catalog.db")
+    with pytest.raises(UsageError, match="a pipe, not a regular file"):
+        sweep(catalog, "gfx950", files["config"], filter_file=files["filter_file"])

@@ -15,6 +15,7 @@ import command
 import pytest
 from tiny_project import ARCH, Project, make_kernel, make_project
 
+from catalog.build.cache import Cache
 from catalog.build.stored import StoredBuilder
 from catalog.build.trust import require_private
 from catalog.errors import BuildError, CacheError, MissingKernelError
@@ -113,18 +114,24 @@ def test_the_command_line_says_what_is_missing_and_how_to_build_it(host_file: Pa
         assert "Traceback" not in done.stderr
 
 
-def _record(path: Path) -> dict[str, object]:
-    return json.loads(path.with_suffix(".json").read_text())
+def _write_record(path: Path, abi: int = 1, **changes: object) -> None:
+    cache = Cache(path.parent)
+    record, origin = cache.read(path.stem)
+    cache.put_record(replace(record, **changes), replace(origin, abi=abi))
 
 
-def _write_record(path: Path, **changes: object) -> None:
-    path.with_suffix(".json").write_text(json.dumps(_record(path) | changes))
+def _break_record(path: Path, **changes: object) -> None:
+    """Change what a record says behind the back of its digest."""
+    file = path.with_suffix(".json")
+    content = json.loads(file.read_text())
+    file.write_text(json.dumps(content | {"origin": content["origin"] | changes}))
 
 
 DAMAGES: dict[str, tuple[Callable[[Path], object], int]] = {
     "the newest, whatever compiled it": (lambda newest: None, 0),
     "of another ABI": (lambda newest: _write_record(newest, abi=2), 1),
-    "of no known ABI": (lambda newest: _write_record(newest, abi=None), 1),
+    "of no known ABI": (lambda newest: _break_record(newest, abi=None), 1),
+    "a record that was changed": (lambda newest: _break_record(newest, kernel_name="another"), 1),
     "a flipped byte": (lambda newest: newest.write_bytes(newest.read_bytes()[:-1] + b"x"), 1),
     "no library": (lambda newest: newest.unlink(), 1),
     "half a record": (lambda newest: os.truncate(newest.with_suffix(".json"), 50), 1),

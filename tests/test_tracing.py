@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
 import sys
 import time
+import zipfile
 
 import command
 import numpy as np
@@ -232,6 +234,11 @@ def with_field(name, value):
         (lambda line: b"{}\n" + line, "line 1: format None: this version reads 1"),
         (with_field("format", 2), "line 1: format 2"),
         (with_field("ms", "fast"), "line 1: ms: expected a number"),
+        (with_field("ms", 10**400), "line 1: ms: expected a number"),
+        (with_field("at", 10**400), "line 1: at: expected a number"),
+        (with_field("launches", 10**400), "line 1: launches: must be below"),
+        (with_field("problem", {"batch": 10**400}), "line 1: problem: "),
+        (lambda line: line[:-2] + b'"' + b" " * 2**21, "line 1: longer than 1,048,576 bytes"),
         (with_field("launches", 0), "line 1: launches: "),
         (with_field("call", "jump"), "line 1: call: "),
         (with_field("what", 1), "line 1: what: unknown field"),
@@ -250,7 +257,7 @@ def test_bad_files_get_one_message_that_names_the_line(traced, change, told):
 
 @pytest.mark.parametrize("words", [["replay"], ["tune", "--trace"]])
 @pytest.mark.parametrize(
-    ("name", "told"), [("none", "cannot be read: No such file"), (".", "cannot be read: Is a dir")]
+    ("name", "told"), [("none", "cannot be read: No such file"), (".", "cannot be read: it is a folder")]
 )
 def test_files_that_cannot_be_read_get_one_message(tmp_path, words, name, told):
     done = command.catalog(*words, tmp_path / name)
@@ -266,15 +273,44 @@ def test_files_that_cannot_be_read_get_one_message(tmp_path, words, name, told):
         (lambda path: np.savez(path, q=np.zeros(3, np.uint32)), "cannot be used: "),
         (lambda path: np.savez(path, w=np.zeros(3, np.uint32)), "cannot be used: no tensor 'w'"),
         (lambda path: np.savez(path, q=np.array([{}], object)), "cannot be used: Object arrays"),
+        (lambda path: np.savez_compressed(path, q=np.zeros(2**22, np.uint8)), "is not what a trace keeps"),
+        (lambda path: archive(path, {"q.npy": header((2**40,))}), "shape is not that of its content"),
+        (lambda path: archive(path, {"q.npy": header((2**400, -1))}), "cannot be used: "),
+        (lambda path: archive(path, {"q.npy": header("(" * 9000)}), "cannot be used: "),
+        (lambda path: archive(path, {"../../q.npy": header((0,))}), "no tensor '../../q'"),
+        (lambda path: os.truncate(path, 2**40), "bytes"),
+        (lambda path: (path.unlink(), path.symlink_to("/dev/zero")), "are not there"),
     ],
 )
 def test_damaged_inputs_get_one_message(catalog, traced, damage, told):
     for path in tracing.folder_of(traced).iterdir():
         damage(path)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(UsageError) as raised:
         replay(catalog, read_trace(traced).used)
     assert told in str(raised.value)
-    assert "line 2: tensors" in str(raised.value)
+    assert ": tensors " in str(raised.value)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 << 10, "KiB: nothing large was unpacked"
+
+
+def header(shape):
+    """A .npy file of no data, whose header claims some; of text, what stands where a header should."""
+    text = shape if isinstance(shape, str) else f"{{'descr': '<u4', 'fortran_order': False, 'shape': {shape}, }}\n"
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode()
+
+
+def archive(path, members):
+    with zipfile.ZipFile(path, "w") as file:
+        for name, content in members.items():
+            file.writestr(name, content)
+
+
+@pytest.mark.parametrize("words", [["replay"], ["tune", "--trace"]])
+def test_a_pipe_is_not_waited_for(tmp_path, words):
+    os.mkfifo(tmp_path / "pipe")
+    done = command(*words, tmp_path / "pipe")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "a pipe, not a regular file" in done.stderr
 
 
 def test_replay_runs_each_problem_once_most_time_first(catalog, traced):

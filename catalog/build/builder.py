@@ -15,6 +15,7 @@ from pathlib import Path
 
 from catalog.build import processes
 from catalog.build.cache import ArtifactRecord, Cache, Origin
+from catalog.build.housekeeping import SizeCap
 from catalog.build.keys import ContentKey, KeyMaker, ScanError, TranslationUnit, hash_parts
 from catalog.build.pools import Pool, Threads
 from catalog.build.resources import Resources
@@ -220,6 +221,7 @@ class Builder:
         self._record = record
         self._targets = targets
         self._recorded: set[str] = set()
+        self.cap = SizeCap(self.cache)
 
     def build(self, kernel: Kernel) -> Artifact:
         """The library of ``kernel``, from the cache if it is there and sound.
@@ -378,6 +380,7 @@ class Builder:
                     with self.cache.workspace(record.key) as folder:
                         (folder / LIBRARY).write_bytes(library)
                         self.cache.publish(folder / LIBRARY, record, origin)
+                    self.cap.grew(len(library))
                 return self._built(there or record, cached)
 
     def admit_failure(self, record: ArtifactRecord, message: str, log: str, stop: threading.Event) -> CompileError:
@@ -460,6 +463,7 @@ class Builder:
         resources = job.target.resources(folder, output)
         record = job.record(output, seconds, (folder / LIBRARY).read_bytes(), resources)
         self.cache.publish(folder / LIBRARY, record, job.origin)
+        self.cap.grew(record.so_bytes or 0)
         return self._built(record, cached=False)
 
     def _built(self, record: ArtifactRecord, cached: bool) -> Built:

@@ -11,40 +11,36 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
-import math
 import os
-import re
 import struct
 import threading
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, BinaryIO
+from typing import BinaryIO
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 
 from catalog.backends import GpuBackend, backend_of
-from catalog.build.cache import ArtifactRecord, Cache, Origin
+from catalog.build.cache import MOST_LIBRARY_BYTES, ArtifactRecord, Cache, Origin
 from catalog.build.keys import abi_number
 from catalog.build.targets import BUILD_DIR
-from catalog.errors import BundleError, ProblemError
+from catalog.errors import BundleError
+from catalog.files import open_given, parse_json, published, read_own
 from catalog.messages import expected
+from catalog.rows import Digest, Row, Text, Timing, is_future
 from catalog.schema.kernel import Kernel
-from catalog.schema.problem import Problem
 
 FORMAT = 1
 """Raise it when the manifest or the members change."""
 
 MOST_MANIFEST_BYTES = 256 * 2**20
-MOST_LIBRARY_BYTES = 512 * 2**20
-"""The largest kernels of AMD arches have a few MiB."""
+MOST_BUNDLE_BYTES = 64 * 2**30
 
 _MANIFEST = "manifest.json"
 _SEAL_BYTES = 64
 _CHUNK = 2**20
-_HEX = re.compile(r"[0-9a-f]{64}")
 _READ_ERRORS: tuple[type[Exception], ...] = (
     *(OSError, EOFError, ValueError, KeyError, OverflowError, RuntimeError, struct.error),
     *(zipfile.BadZipFile, zlib.error),
@@ -52,17 +48,13 @@ _READ_ERRORS: tuple[type[Exception], ...] = (
 """What zipfile raises for archives that are badly made."""
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-class Entry(_Part):
+class Entry(Row):
     """A library: the row that it was built from, that row's name, the record of its build, the digest of its source."""
 
     kernel: Kernel
-    name: str
+    name: Text
     artifact: ArtifactRecord
-    source: str
+    source: Digest
 
     @property
     def member(self) -> str:
@@ -70,39 +62,7 @@ class Entry(_Part):
         return f"libraries/{self.artifact.key}.so"
 
 
-class Device(_Part):
-    """What a timing was measured on."""
-
-    arch: str
-    name: str
-    facts: str
-
-
-_Measure = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-
-
-class Timing(_Part):
-    """A row of table ``timing``, with its problem and its device spelled out."""
-
-    artifact_key: str
-    problem: str
-    device: Device
-    cold: Annotated[int, Field(ge=0, le=1)]
-    n: Annotated[int, Field(ge=1)]
-    min_ms: _Measure
-    median_ms: _Measure
-    p10_ms: _Measure
-    p90_ms: _Measure
-    low_ms: _Measure
-    high_ms: _Measure
-    tflops: _Measure
-    gbps: _Measure
-    load: _Measure | None
-    clock_mhz: _Measure | None
-    created: str
-
-
-class Manifest(_Part):
+class Manifest(Row):
     """What a bundle holds: its format, the C ABI of its libraries, and what is known of each."""
 
     format: int
@@ -127,14 +87,9 @@ def write_bundle(path: Path, manifest: Manifest, cache: Cache) -> int:
     Raises:
         BundleError: a library has changed meanwhile, or the file cannot be written; then there is none.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with open(partial, "xb+") as file:
-            try:
-                _write(file, manifest, cache)
-                os.replace(partial, path)
-            finally:
-                partial.unlink(missing_ok=True)
+        with published(path) as file:
+            _write(file, manifest, cache)
         return path.stat().st_size
     except OSError as error:
         raise BundleError(f"{error.filename or path}: {error.strerror}", hint="Choose another file.") from None
@@ -145,7 +100,7 @@ def _write(file: BinaryIO, manifest: Manifest, cache: Cache) -> None:
         archive.comment = b"0" * _SEAL_BYTES
         archive.writestr(_member(_MANIFEST), manifest.model_dump_json(indent=1))
         for entry in manifest.entries:
-            library = cache.so_path(entry.artifact.key).read_bytes()
+            library = read_own(cache.so_path(entry.artifact.key), MOST_LIBRARY_BYTES)
             if hashlib.sha256(library).hexdigest() != entry.artifact.so_sha256:
                 raise BundleError(
                     f"{cache.so_path(entry.artifact.key)} has changed", hint="Build it again, then export."
@@ -154,9 +109,7 @@ def _write(file: BinaryIO, manifest: Manifest, cache: Cache) -> None:
     file.flush()
     size = file.seek(0, os.SEEK_END) - _SEAL_BYTES
     file.seek(size)
-    file.write(_digest(file.name, size).encode())
-    file.flush()
-    os.fsync(file.fileno())
+    file.write(_digest(file, size).encode())
 
 
 def _member(name: str) -> zipfile.ZipInfo:
@@ -166,12 +119,13 @@ def _member(name: str) -> zipfile.ZipInfo:
     return member
 
 
-def _digest(path: str | Path, size: int) -> str:
+def _digest(file: BinaryIO, size: int) -> str:
+    """The SHA-256 of the first ``size`` bytes; the file is left behind them."""
     digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while size > 0 and (data := file.read(min(size, _CHUNK))):
-            digest.update(data)
-            size -= len(data)
+    file.seek(0)
+    while size > 0 and (data := file.read(min(size, _CHUNK))):
+        digest.update(data)
+        size -= len(data)
     return digest.hexdigest()
 
 
@@ -207,12 +161,14 @@ def open_bundle(path: Path, why_unavailable: Callable[[str], str | None]) -> Ite
         BundleError: it is damaged, of another format or ABI, for an arch that this version does not know or an ISA that
             this CPU does not run, or its members or its manifest are not what they must be.
     """
-    _check_seal(path)
     try:
-        file: BinaryIO = open(path, "rb")  # noqa: SIM115 - closed below
+        file = open_given(path, MOST_BUNDLE_BYTES)
+    except FileNotFoundError:
+        raise BundleError(f"there is no file {path}") from None
     except OSError as error:
         raise BundleError(f"{path}: {error.strerror}") from None
     with file:
+        _check_seal(file, path)
         try:
             archive = zipfile.ZipFile(file)
         except _READ_ERRORS as error:
@@ -226,15 +182,10 @@ def open_bundle(path: Path, why_unavailable: Callable[[str], str | None]) -> Ite
         yield bundle
 
 
-def _check_seal(path: Path) -> None:
+def _check_seal(file: BinaryIO, path: Path) -> None:
     try:
-        if not path.is_file():
-            raise BundleError(f"there is no file {path}")
-        size = path.stat().st_size - _SEAL_BYTES
-        with open(path, "rb") as file:
-            file.seek(max(0, size))
-            seal = file.read()
-        sound = size > 0 and seal == _digest(path, size).encode()
+        size = file.seek(0, os.SEEK_END) - _SEAL_BYTES
+        sound = size > 0 and _digest(file, size).encode() == file.read()
     except OSError as error:
         raise BundleError(f"{path}: {error.strerror}") from None
     if not sound:
@@ -258,9 +209,9 @@ def _read(archive: zipfile.ZipFile, name: str, most: int, path: Path) -> bytes:
 def _manifest(archive: zipfile.ZipFile, path: Path) -> Manifest:
     data = _read(archive, _MANIFEST, MOST_MANIFEST_BYTES, path)
     try:
-        found = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise BundleError(f"{path}: {_MANIFEST} is not JSON: {error}") from None
+        found = parse_json(data)
+    except ValueError as error:
+        raise BundleError(f"{path}: {_MANIFEST} is {error}") from None
     stated = found.get("format") if isinstance(found, dict) else None
     if stated != FORMAT:
         raise BundleError(
@@ -288,17 +239,16 @@ def _check(manifest: Manifest, why_unavailable: Callable[[str], str | None], pat
     if len(keys) < len(manifest.entries):
         raise BundleError(f"{path}: a library is listed twice")
     for timing in manifest.timings:
-        if timing.artifact_key not in keys or not _is_problem(timing.problem):
-            raise BundleError(f"{path}: a timing is of no library or of no problem: {timing.problem[:200]!r}")
+        if timing.artifact_key not in keys:
+            raise BundleError(f"{path}: a timing is of no library: {timing.problem[:200]!r}")
 
 
 def _what_is_wrong(entry: Entry, why_unavailable: Callable[[str], str | None]) -> str | None:
     artifact = entry.artifact
-    digests = (artifact.key, artifact.so_sha256 or "", entry.source)
-    if not all(map(_HEX.fullmatch, digests)) or artifact.status != "built" or not math.isfinite(artifact.compile_s):
+    if artifact.status != "built" or artifact.so_sha256 is None or artifact.so_bytes is None:
         return "its record is not that of a library"
-    if not 0 < (artifact.so_bytes or 0) <= MOST_LIBRARY_BYTES:
-        return f"its library has {artifact.so_bytes} bytes: at most {MOST_LIBRARY_BYTES:,} are allowed"
+    if is_future(artifact.created):
+        return f"it was built in the future, {artifact.created}"
     if (entry.kernel.id, entry.kernel.arch) != (artifact.kernel_id, artifact.arch):
         return "its record is that of another row"
     return _why_not_here(artifact.arch, artifact.isa, why_unavailable)
@@ -312,13 +262,6 @@ def _why_not_here(arch: str, isa: str, why_unavailable: Callable[[str], str | No
     if isa != backend.isas[arch]:
         return f"ISA {isa!r} is not that of {arch}"
     return None if isinstance(backend, GpuBackend) else why_unavailable(arch)
-
-
-def _is_problem(key: str) -> bool:
-    try:
-        return Problem(**json.loads(key)).key == key
-    except (ProblemError, ValueError, TypeError, RecursionError):
-        return False
 
 
 def _check_members(archive: zipfile.ZipFile, manifest: Manifest, path: Path) -> None:

@@ -6,7 +6,8 @@
     guard/                    how the first runs of libraries ended (:mod:`catalog.build.first_runs`)
 
 The library is renamed into place before its record, and a library that differs from its record is no entry. So a crash
-between any two steps, a flipped bit and a truncated copy all read as absent. The record's time is that of its last use.
+between any two steps, a flipped bit and a truncated copy all read as absent. The record has a digest of itself, and its
+time is that of the last use.
 
 The folder is the caller's alone, which is checked before anything is read (:mod:`catalog.build.trust`). It need not be
 writable to serve what it has: only a build needs locks.
@@ -15,27 +16,37 @@ writable to serve what it has: only a build needs locks.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import logging
 import os
-import secrets
 import shutil
 import stat
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from catalog.build.locks import Locks
 from catalog.build.resources import RESOURCES, Resources
-from catalog.build.trust import make_private, require_private
+from catalog.build.trust import ANOTHER, make_private, require_private
+from catalog.errors import CacheError
+from catalog.files import UnsafeFileError, open_own, publish, put_in_place, read_own
+from catalog.rows import Amount, Digest, Name, Stamp, Text
 
 _log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
+
+MOST_LIBRARY_BYTES = 512 * 2**20
+"""The largest kernels of AMD arches have a few MiB."""
+
+MOST_RECORD_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -45,20 +56,24 @@ class ArtifactRecord:
     ``log`` is the compiler's output; a failed build has no ``so_sha256``, no ``so_bytes`` and no resources. ``isa`` is
     what the compiler was asked for, ``compile_s`` in seconds, ``created`` ISO 8601, in UTC. ``kernel_id`` is empty for
     a library that is no row's, which the table leaves out.
+
+    The types bound what a record may hold that another process or machine wrote: :meth:`from_columns`.
     """
 
-    key: str
-    kernel_id: str
-    arch: str
-    toolchain: str
-    isa: str
-    flags: str
+    __pydantic_config__ = ConfigDict(strict=True, extra="forbid")
+
+    key: Digest
+    kernel_id: Name
+    arch: Name
+    toolchain: Text
+    isa: Text
+    flags: Text
     status: Literal["built", "failed"]
-    log: str
-    so_sha256: str | None
-    so_bytes: int | None
-    compile_s: float
-    created: str
+    log: Text
+    so_sha256: Digest | None
+    so_bytes: Annotated[int, Field(gt=0, le=MOST_LIBRARY_BYTES)] | None
+    compile_s: Amount
+    created: Stamp
     resources: Resources
 
     @property
@@ -69,14 +84,19 @@ class ArtifactRecord:
         return columns
 
     @classmethod
-    def from_columns(cls, columns: dict[str, Any]) -> ArtifactRecord:
+    def from_columns(cls, columns: Mapping[str, Any]) -> ArtifactRecord:
         """The record of :attr:`columns`.
 
         Raises:
-            TypeError: a column is missing, or there are others.
+            ValueError: a column is missing or has a value that it cannot have, or there are others.
         """
-        resources = Resources(**{name: columns.pop(name) for name in RESOURCES if name in columns})
-        return cls(**columns, resources=resources)
+        resources = {name: value for name, value in columns.items() if name in RESOURCES}
+        others = {name: value for name, value in columns.items() if name not in RESOURCES}
+        try:
+            text = json.dumps({**others, "resources": resources})
+        except TypeError as error:
+            raise ValueError(str(error)) from None
+        return _artifact_record().validate_json(text)
 
 
 @dataclass(frozen=True)
@@ -85,21 +105,29 @@ class Origin:
     number of its C ABI, and the SHA-256 of its emitted source.
     """
 
-    kernel_name: str
+    kernel_name: Text
     abi: int
-    source: str
+    source: Digest
 
 
-_ORIGIN = tuple(field.name for field in fields(Origin))
+class _RecordFile(BaseModel):
+    """The content of ``<key>.json``; ``sha256`` is the digest of the rest."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    sha256: Digest
+    origin: Origin
+    record: ArtifactRecord
+
+    @classmethod
+    def of(cls, record: ArtifactRecord, origin: Origin) -> _RecordFile:
+        content = json.dumps([asdict(origin), asdict(record)], sort_keys=True)
+        return cls.model_construct(sha256=hashlib.sha256(content.encode()).hexdigest(), origin=origin, record=record)
 
 
-def _sync(path: Path) -> None:
-    """Have the disk hold what ``path``, a file or a folder, contains."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+@functools.cache
+def _artifact_record() -> TypeAdapter[ArtifactRecord]:
+    return TypeAdapter(ArtifactRecord)
 
 
 class DamagedEntry(Exception):
@@ -142,6 +170,8 @@ class Cache:
         require_private(self.folder)
         for folder in (self.scans, self.locks.folder, self.logs, self.tmp):
             folder.mkdir(mode=0o700, exist_ok=True)
+            if not stat.S_ISDIR(folder.lstat().st_mode):
+                raise CacheError(f"{folder} is not a folder but a link", hint=f"Remove it. Or: {ANOTHER}")
 
     def so_path(self, key: str) -> Path:
         """Where the library of ``key`` lies, or would lie."""
@@ -155,23 +185,24 @@ class Cache:
         """Where the log of the last failed build of ``key`` lies, or would lie."""
         return self.logs / f"{key}.log"
 
-    def read(self, key: str) -> tuple[ArtifactRecord, Origin | None]:
+    def read(self, key: str) -> tuple[ArtifactRecord, Origin]:
         """What the record file of ``key`` says, unchecked.
 
         Raises:
             DamagedEntry: it makes no sense.
             OSError: there is none, or it cannot be read.
         """
-        text = self.record_path(key).read_bytes()
         try:
-            columns = json.loads(text)
-            origin = {name: columns.pop(name) for name in _ORIGIN if name in columns}
-            record = ArtifactRecord.from_columns(columns)
-        except (ValueError, TypeError, AttributeError, KeyError):
+            found = _RecordFile.model_validate_json(read_own(self.record_path(key), MOST_RECORD_BYTES))
+        except UnsafeFileError as error:
+            raise DamagedEntry(f"its record is not read: {error.strerror}") from None
+        except ValueError:
             raise DamagedEntry("its record is damaged") from None
-        if record.key != key:
+        if found.sha256 != _RecordFile.of(found.record, found.origin).sha256:
+            raise DamagedEntry("its record is not the one that was written")
+        if found.record.key != key:
             raise DamagedEntry("its record is that of another library")
-        return record, Origin(**origin) if origin.keys() == set(_ORIGIN) else None
+        return found.record, found.origin
 
     def check(self, key: str) -> ArtifactRecord:
         """The record of ``key``, checked against the library's bytes.
@@ -184,11 +215,14 @@ class Cache:
         require_private(self.folder)
         record, _ = self.read(key)
         try:
-            with self.so_path(key).open("rb") as library:
-                writable = os.fstat(library.fileno()).st_mode & stat.S_IWOTH
-                digest = hashlib.sha256(library.read()).hexdigest()
+            with open_own(self.so_path(key), record.so_bytes or 0) as library:
+                info = os.fstat(library.fileno())
+                writable = info.st_mode & stat.S_IWOTH
+                digest = hashlib.sha256(library.read(info.st_size + 1)).hexdigest()
         except FileNotFoundError:
             raise DamagedEntry("its library is missing") from None
+        except UnsafeFileError as error:
+            raise DamagedEntry(f"its library is not read: {error.strerror}") from None
         if record.so_sha256 != digest:
             raise DamagedEntry("its library is not the one that was built")
         if writable:
@@ -212,7 +246,7 @@ class Cache:
             with contextlib.suppress(OSError):
                 os.utime(record)
 
-    def told(self, key: str) -> tuple[ArtifactRecord, Origin | None] | None:
+    def told(self, key: str) -> tuple[ArtifactRecord, Origin] | None:
         """As :meth:`read`; None when there is no record that makes sense.
 
         Raises:
@@ -294,9 +328,7 @@ class Cache:
             OSError: the disk is full, or the cache folder cannot be written.
         """
         library.chmod(0o700)
-        _sync(library)
-        os.replace(library, self.so_path(key))
-        _sync(self.folder)
+        put_in_place(library, self.so_path(key))
 
     def put_record(self, record: ArtifactRecord, origin: Origin) -> None:
         """The second half of :meth:`publish`: from now on the entry exists.
@@ -304,7 +336,7 @@ class Cache:
         Raises:
             OSError: the disk is full, or the cache folder cannot be written.
         """
-        self._write(self.record_path(record.key), json.dumps({**asdict(origin), **record.columns}, indent=1))
+        publish(self.record_path(record.key), _RecordFile.of(record, origin).model_dump_json(indent=1), mode=0o600)
 
     def remove(self, key: str) -> None:
         """Remove the entry of ``key``, its record first, for the holder of the lock.
@@ -312,8 +344,11 @@ class Cache:
         Raises:
             OSError: the cache folder cannot be written.
         """
-        self.record_path(key).unlink(missing_ok=True)
-        self.so_path(key).unlink(missing_ok=True)
+        for path in (self.record_path(key), self.so_path(key)):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
 
     def keep_log(self, key: str, text: str) -> Path:
         """Keep the output of a failed build, for the holder of the lock of ``key``.
@@ -321,21 +356,8 @@ class Cache:
         Raises:
             OSError: the disk is full, or the cache folder cannot be written.
         """
-        self._write(self.log(key), text)
+        publish(self.log(key), text.encode(errors="replace"), mode=0o600)
         return self.log(key)
-
-    def _write(self, path: Path, text: str) -> None:
-        # Of two that lost a lease to each other, neither writes into the other's file.
-        partial = self.tmp / (path.name if self.locks.exclusive else f"{path.name}.{secrets.token_hex(8)}")
-        try:
-            partial.write_text(text)
-            _sync(partial)
-            os.replace(partial, path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                partial.unlink()
-            raise
-        _sync(path.parent)
 
 
 def delete(path: Path) -> None:

@@ -436,7 +436,7 @@ class _Run:
             return self._refuse(place, reply)
         try:
             record = ArtifactRecord.from_columns(dict(reply.record))
-        except TypeError:
+        except ValueError:
             return self._refuse(place, Refusal(reply.worker, "its records are of another version", whole_arch=True))
         fault = self._fault(place, record, reply)
         if fault is not None:

@@ -12,9 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import re
-import tempfile
 import time
 from collections.abc import Mapping, Set
 from dataclasses import asdict, dataclass, fields
@@ -22,12 +20,15 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
+from catalog.files import Sync, parse_json, publish, read_own
 from catalog.settings import settings
 
 _log = logging.getLogger(__name__)
 
 _unwritten: dict[Path, Mapping[str, Any]] = {}
 """What this process could not write, by the file that it belongs into."""
+
+_MOST_BYTES = 2**16
 
 _FILE = re.compile(r"[0-9a-f]{64}\..+")
 
@@ -160,7 +161,7 @@ class FirstRuns:
         if file in _unwritten:
             return _unwritten[file]
         try:
-            remembered = json.loads(file.read_bytes())
+            remembered = parse_json(read_own(file, _MOST_BYTES))
         except (OSError, ValueError):
             return {}
         return remembered if isinstance(remembered, dict) else {}
@@ -168,9 +169,7 @@ class FirstRuns:
     def _write(self, file: Path, remembered: Mapping[str, Any]) -> None:
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=self._folder, delete=False) as partial:
-                json.dump(remembered, partial)
-            os.replace(partial.name, file)
+            publish(file, json.dumps(remembered), Sync.NONE)
         except OSError as error:
             _log.debug("%s: remembered by this process only: %s", file, error)
             _unwritten[file] = remembered

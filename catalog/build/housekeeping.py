@@ -9,9 +9,12 @@ absent, and the library a leftover for the next time.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
+import logging
 import os
 import re
+import threading
 import time
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
@@ -22,11 +25,21 @@ from catalog.build.cache import Cache, DamagedEntry, delete
 from catalog.build.first_runs import FirstRuns
 from catalog.build.trust import ANOTHER
 from catalog.errors import CacheError
+from catalog.files import PARTIAL_PREFIX
 from catalog.registry import connect, transaction
+from catalog.settings import settings
 
 DAY_SECONDS = 86_400.0
+RECENT_SECONDS = 3_600.0
+"""A cap that applies itself keeps what was used within an hour: the kernels of a plan may take as long to compile."""
+
 OLD_SECONDS = 30 * DAY_SECONDS
 """Logs of failed builds and remembered answers go when they are older: they only save time."""
+
+_SHARE = 16
+"""The part of the size cap, one in so many, by which a process may exceed it between two looks."""
+
+_log = logging.getLogger(__name__)
 
 _KEY = re.compile(r"[0-9a-f]{64}")
 
@@ -140,6 +153,45 @@ def clear(cache: Cache) -> Collected:
     return _collect(_Sweep(cache, young=0.0, old=0.0), 0, None)
 
 
+class SizeCap:
+    """Keeps the libraries of a cache below ``CATALOG_CACHE_MAX_BYTES``: :func:`collect` by itself.
+
+    Looking at a whole folder at every build would be dear, so a process looks when it first builds, and then whenever
+    it has added a :data:`_SHARE` of the cap; what goes makes that much room. Never dropped is what is in use, as by
+    :func:`collect`, nor what was used within :data:`RECENT_SECONDS`: a kernel that was built may not be loaded yet.
+    """
+
+    def __init__(self, cache: Cache) -> None:
+        self._cache = cache
+        self._room = 0
+        self._dropped: list[str] = []
+        self._lock = threading.Lock()
+
+    def grew(self, added: int) -> None:
+        """Note that ``added`` bytes were published; where the folder cannot be swept, it stays as it is."""
+        cap = settings().cache_max_bytes
+        with self._lock:
+            self._room -= added
+            if not cap or self._room > 0:
+                return
+            self._room = cap // _SHARE
+            try:
+                if sum(files.bytes for files in _scan(self._cache).values()) > cap:
+                    done = _collect(_Sweep(self._cache, recent=RECENT_SECONDS), cap - cap // _SHARE, None)
+                    self._dropped += done.dropped
+                    _log.info(
+                        "%s: dropped %d libraries that were not used for long", self._cache.folder, len(done.dropped)
+                    )
+            except (OSError, CacheError) as error:
+                _log.warning("%s is not kept below %d bytes: %s", self._cache.folder, cap, error)
+
+    def take_dropped(self) -> list[str]:
+        """The keys that were dropped since the last call, for the registry."""
+        with self._lock:
+            dropped, self._dropped = self._dropped, []
+        return dropped
+
+
 def tell_registry(cache: Cache, catalog: Path) -> int:
     """Have the catalog's file, if it is there, say which of its libraries are in the cache; how many rows changed.
 
@@ -173,17 +225,24 @@ class _Sweep:
     """One pass through the cache, and what it has dropped.
 
     ``young`` is the age in seconds below which a file without a record may belong to a running builder, ``old`` the one
-    from which logs and remembered answers go.
+    from which logs and remembered answers go, ``recent`` the seconds since its last use for which an entry counts as in
+    use, of whatever process.
     """
 
     def __init__(
-        self, cache: Cache, young: float = DAY_SECONDS, old: float = OLD_SECONDS, dry_run: bool = False
+        self,
+        cache: Cache,
+        young: float = DAY_SECONDS,
+        old: float = OLD_SECONDS,
+        dry_run: bool = False,
+        recent: float = 0.0,
     ) -> None:
         self.cache = cache
         self.now = time.time()
         self.dropped: list[str] = []
         self.dropped_bytes = self.in_use = self.leftovers = 0
         self._young, self._old, self._dry_run = young, old, dry_run
+        self._recent = recent if cache.locks.exclusive else max(recent, DAY_SECONDS)
 
     def drop(self, key: str, files: _Files) -> bool:
         """Drop the entry of ``key``, unless it is in use or was used after ``files`` was read: whether it went."""
@@ -200,7 +259,7 @@ class _Sweep:
         return True
 
     def _used_again(self, key: str, files: _Files) -> bool:
-        if not self.cache.locks.exclusive and files.has_record and self.now - files.last_used < DAY_SECONDS:
+        if files.has_record and self._recent and self.now - files.last_used < self._recent:
             return True
         with contextlib.suppress(FileNotFoundError):
             return self.cache.record_path(key).stat().st_mtime > files.last_used and files.has_record
@@ -218,8 +277,14 @@ class _Sweep:
         for path in (*self._list(self.cache.logs), *self._list(self.cache.scans)):
             if self._age(path) >= self._old:
                 self._remove(path)
-        for folder in (self.cache.scans, self.cache.folder / "device-libs"):
-            for path in folder.glob("tmp*"):
+        for folder, names in (
+            (self.cache.folder, f"{PARTIAL_PREFIX}*"),
+            (self.cache.logs, f"{PARTIAL_PREFIX}*"),
+            (self.cache.scans, f"{PARTIAL_PREFIX}*"),
+            (self.cache.scans, "tmp*"),
+            (self.cache.folder / "device-libs", "tmp*"),
+        ):
+            for path in folder.glob(names):
                 if self._age(path) >= self._young:
                     self._remove(path)
         for path in self._list(self.cache.locks.folder):
@@ -287,7 +352,7 @@ def _scan(cache: Cache) -> dict[str, _Files]:
             if kind not in {"so", "json"} or not _KEY.fullmatch(key):
                 continue
             with contextlib.suppress(FileNotFoundError):
-                info = item.stat()
+                info = item.stat(follow_symlinks=False)
                 files = found.setdefault(key, _Files())
                 files.bytes += info.st_size
                 if kind == "json":
@@ -304,8 +369,7 @@ def _entry(cache: Cache, key: str, files: _Files) -> Entry:
         record, origin = cache.read(key)
     except (DamagedEntry, FileNotFoundError):
         return Entry(key, None, None, files.bytes, None, None, last_used)
-    kernel = None if origin is None else origin.kernel_name
-    return Entry(key, kernel, record.arch, files.bytes, record.compile_s, record.created, last_used)
+    return Entry(key, origin.kernel_name, record.arch, files.bytes, record.compile_s, record.created, last_used)
 
 
 def _reason(cache: Cache, key: str) -> str | None:
@@ -332,8 +396,14 @@ def _reason(cache: Cache, key: str) -> str | None:
 def _alone(library: Path) -> Iterator[bool]:
     """Whether no process has loaded ``library``; none can begin to use it meanwhile."""
     try:
-        descriptor = os.open(library, os.O_RDWR)  # NFS grants an exclusive lock to a writer only
+        # NFS grants an exclusive lock to a writer only.
+        descriptor = os.open(library, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
+        yield True
+        return
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENXIO):  # a link or a socket, which nobody loads
+            raise
         yield True
         return
     try:

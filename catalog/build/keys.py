@@ -19,18 +19,20 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import json
 import os
 import re
 import tempfile
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
 
 from catalog.build import processes
 from catalog.build.toolchains import PROBE_TIMEOUT_SECONDS, SOURCE, Toolchain, digest_of, parse_make_rule
 from catalog.errors import BuildError
+from catalog.files import MOST_TEXT_BYTES, Sync, publish, read_given, read_own
 
 KEY_SCHEMA = 2
 """Raise it when the parts of a key, or what a build does with them, change."""
@@ -180,7 +182,7 @@ def _contents(names: tuple[str, ...], digests: tuple[str, ...]) -> str:
 def _scan(unit: TranslationUnit, toolchain: Toolchain, question: str, memory: Path) -> list[str]:
     """Ask the compiler which headers the source reaches; what a killed process leaves lies where it is collected."""
     place = memory if os.access(memory, os.W_OK) else None
-    with tempfile.TemporaryDirectory(prefix="tmp", dir=place) as folder:
+    with _disk_errors(), tempfile.TemporaryDirectory(prefix="tmp", dir=place) as folder:
         work_dir = Path(os.path.realpath(folder))
         (work_dir / SOURCE).write_text(unit.source)
         command = toolchain.scan_command(tuple(unit.include_dirs.values()))
@@ -192,6 +194,22 @@ def _scan(unit: TranslationUnit, toolchain: Toolchain, question: str, memory: Pa
             raise ScanError(question, done.failure, done.output)
         read = {os.path.realpath(work_dir / word) for word in parse_make_rule(done.output)}
         return sorted(read - {str(work_dir / SOURCE)})
+
+
+@contextlib.contextmanager
+def _disk_errors() -> Iterator[None]:
+    """A disk that has no room for a scan, or cannot be written, as an error that names the place.
+
+    Raises:
+        BuildError: the place cannot be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise BuildError(
+            f"no content key: {error.filename or tempfile.gettempdir()}: {error.strerror}",
+            hint="Make room there (catalog cache gc), or set CATALOG_CACHE_DIR and TMPDIR to other folders.",
+        ) from None
 
 
 class KeyMaker:
@@ -226,12 +244,21 @@ class KeyMaker:
         return ContentKey(hash_parts({"question": [question], "headers": [reach.contents]}), reach.digests)
 
 
+class _Answer(BaseModel):
+    """What is remembered of a scan: the names of the headers, and a hash of names and contents."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    names: tuple[str, ...]
+    contents: str
+
+
 def _recall(memo: Path, headers: _Headers) -> _Reach | None:
     """The remembered answer, if the headers that it names are what they were."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        remembered = json.loads(memo.read_bytes())
-        reach = _reach(remembered["names"], headers)
-        if reach.contents == remembered["contents"]:
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        remembered = _Answer.model_validate_json(read_own(memo, MOST_TEXT_BYTES))
+        reach = _reach(remembered.names, headers)
+        if reach.contents == remembered.contents:
             return reach
     return None
 
@@ -244,16 +271,14 @@ def _ask(memo: Path, headers: _Headers, unit: TranslationUnit, scanned: Sequence
         reach = _reach(names, headers)
         for path, name in zip(reach.digests, names, strict=True):
             if not name.startswith("/"):
-                _refuse_text(path, Path(path).read_bytes())
+                _refuse_text(path, read_given(Path(path)))
     except OSError as error:
         raise BuildError(f"no content key: header {error.filename}: {error.strerror}") from None
-    _remember(memo, {"names": names, "contents": reach.contents})
+    _remember(memo, _Answer(names=tuple(names), contents=reach.contents))
     return reach
 
 
-def _remember(memo: Path, answer: Mapping[str, object]) -> None:
+def _remember(memo: Path, answer: _Answer) -> None:
     """Write the answer, or don't: it only saves time."""
     with contextlib.suppress(OSError):
-        with tempfile.NamedTemporaryFile("w", dir=memo.parent, delete=False) as file:
-            json.dump(answer, file)
-        os.replace(file.name, memo)
+        publish(memo, answer.model_dump_json(), Sync.NONE)

@@ -12,6 +12,7 @@ from typing import BinaryIO
 
 from catalog.build.cuda.facts import CudaArch
 from catalog.build.toolchains import LIBRARY, STACK_USAGE
+from catalog.rows import Count
 
 _BUNDLE_MAGIC = b"__CLANG_OFFLOAD_BUNDLE__"
 
@@ -34,15 +35,15 @@ class Resources:
         stack_bytes: largest stack frame of a function.
     """
 
-    registers: int | None = None
-    acc_registers: int | None = None
-    scalar_registers: int | None = None
-    spills: int | None = None
-    scratch_bytes: int | None = None
-    shared_bytes: int | None = None
-    occupancy: int | None = None
-    code_bytes: int | None = None
-    stack_bytes: int | None = None
+    registers: Count | None = None
+    acc_registers: Count | None = None
+    scalar_registers: Count | None = None
+    spills: Count | None = None
+    scratch_bytes: Count | None = None
+    shared_bytes: Count | None = None
+    occupancy: Count | None = None
+    code_bytes: Count | None = None
+    stack_bytes: Count | None = None
 
 
 RESOURCES = tuple(field.name for field in fields(Resources))

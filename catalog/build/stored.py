@@ -47,9 +47,8 @@ class _Index:
                 continue  # it may be on its way
             self._seen.add(key)
             record, origin = told
-            if origin is not None:
-                subject = record.kernel_id or _helper(origin.kernel_name, record.arch, origin.source)
-                self._entries.setdefault(subject, []).append((record, origin.abi))
+            subject = record.kernel_id or _helper(origin.kernel_name, record.arch, origin.source)
+            self._entries.setdefault(subject, []).append((record, origin.abi))
 
 
 def _helper(name: str, arch: str, source: str) -> str:

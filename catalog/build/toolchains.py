@@ -25,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from catalog.build import processes
 from catalog.errors import SpecError, ToolchainError
+from catalog.files import read_given
 from catalog.messages import expected
 from catalog.settings import data_dir, settings
 
@@ -33,6 +34,9 @@ SOURCE, OBJECT, LIBRARY, STACK_USAGE = "kernel.cpp", "kernel.o", "kernel.so", "k
 """Files of a build, relative to its folder: a relative name puts no path of this machine into the output."""
 
 PROBE_TIMEOUT_SECONDS = 60.0
+
+MOST_PROGRAM_BYTES = 4 * 2**30
+"""The largest part of a compiler, or header, that is read."""
 
 # What a driver runs; cc1plus, not g++, is the compiler proper.
 _PROGRAMS = ("cc1plus", "as", "ld")
@@ -97,7 +101,7 @@ def read_facts(model: type[_F], path: Path) -> _F:
 @functools.cache
 def _read_facts(model: type[BaseModel], path: Path) -> BaseModel:
     try:
-        return model.model_validate_json(path.read_bytes())
+        return model.model_validate_json(read_given(path))
     except OSError as error:
         raise SpecError(f"{path}: {error.strerror}") from None
     except ValidationError as error:
@@ -247,8 +251,7 @@ def digest_of(path: str) -> str:
     Raises:
         OSError: the file cannot be read.
     """
-    with open(path, "rb", buffering=0) as file:
-        return hashlib.sha256(file.read()).hexdigest()
+    return hashlib.sha256(read_given(Path(path), MOST_PROGRAM_BYTES)).hexdigest()
 
 
 def ask(command: Sequence[str]) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from catalog.backends import GPU_NOISE, HOST, HOST_NOISE, backend_of
 from catalog.messages import counted
+from catalog.output import write_file
 from catalog.report import plots
 from catalog.report.data import (
     Compiles,
@@ -23,7 +24,6 @@ from catalog.report.data import (
     Tiles,
     collect,
 )
-from catalog.report.files import publish
 
 if TYPE_CHECKING:
     from catalog.runtime.catalog import Catalog
@@ -77,7 +77,8 @@ def write_report(catalog: Catalog, out: Path, arch: str | None = None, *, peaks:
         peaks: measure what this machine's CPU reaches, for its rooflines: about a second an arch.
 
     Raises:
-        UsageError: the extra ``report`` is not installed, or the page cannot be written.
+        UsageError: the extra ``report`` is not installed.
+        CatalogError: the page cannot be written.
         QueryError, RegistryError: as :func:`~catalog.report.data.collect`.
         DeviceError, BuildError, ToolchainError: the peaks cannot be measured.
     """
@@ -85,7 +86,7 @@ def write_report(catalog: Catalog, out: Path, arch: str | None = None, *, peaks:
     report = collect(catalog, arch, {})  # says what is wrong with the catalog before the peaks are measured
     if peaks:
         report = collect(catalog, arch, _peaks(catalog, report.devices))
-    return publish(out / PAGE, render(report))
+    return write_file(out / PAGE, render(report))
 
 
 def _peaks(catalog: Catalog, devices: Sequence[Device]) -> dict[int, Peaks]:

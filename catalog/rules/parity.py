@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import lzma
 import sqlite3
 from collections import Counter
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from catalog.errors import CatalogError, MissingReferenceError, SpecError
+from catalog.files import parse_json, read_given
 from catalog.messages import counted
 from catalog.rules.populate import Request, check_populated
 from catalog.schema.fields import Family
@@ -152,7 +152,7 @@ def _receipts_listed(references: Path, revision: str) -> list[int]:
     """The receipts that the lists of ``revision`` were made for."""
     path = references / "lists.json"
     try:
-        return list(json.loads(path.read_text(encoding="utf-8"))["receipts"].get(revision, ()))
+        return list(parse_json(read_given(path))["receipts"].get(revision, ()))
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise SpecError(f"{path}: not an index of reference lists: {error}") from None
 
@@ -165,7 +165,7 @@ def _read(path: Path) -> dict[int, frozenset[str]]:
             for row in csv.DictReader(file):
                 for receipt in row["receipts"].split():
                     names.setdefault(int(receipt), set()).add(row["name"])
-    except (lzma.LZMAError, EOFError, KeyError, ValueError, AttributeError, OSError) as error:
+    except (lzma.LZMAError, csv.Error, EOFError, KeyError, ValueError, AttributeError, OSError) as error:
         raise SpecError(
             f"{path}: not a reference list: {error}",
             hint="It must be xz-compressed CSV with the columns name and receipts.",

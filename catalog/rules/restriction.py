@@ -9,15 +9,15 @@ Source: CK, dispatcher/codegen/fmha/instance_gen.py: expand_sweep, apply_filter.
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType, SimpleNamespace
+from types import MappingProxyType, ModuleType, SimpleNamespace
 from typing import Any
 
 from catalog.errors import UsageError
+from catalog.files import parse_json, read_given
 from catalog.messages import did_you_mean
 from catalog.query_text import condition
 from catalog.schema.arch_spec import ArchSpec
@@ -62,7 +62,7 @@ class Filter:
         kernel.use_trload = kernel.trload
         try:
             return 1 if self.keep(kernel) else 0
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             # SQLite only says that some function raised; the user needs to know what.
             self.failures.append(f"{self.path}: filter_config: {type(error).__name__}: {error}.")
             raise
@@ -134,11 +134,11 @@ def restriction(spec: ArchSpec, configs: tuple[Path, ...], where: str, filter_fi
 
 def _read_sweep(spec: ArchSpec, path: Path) -> SweepFile:
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = parse_json(read_given(path))
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
     except ValueError as error:
-        raise UsageError(f"{path}: not JSON: {error}") from None
+        raise UsageError(f"{path}: {error}") from None
     if not isinstance(document, dict) or not isinstance(document.get("trait_config", {}), dict):
         raise UsageError(f"{path}: a sweep file is an object with variant and trait_config")
     _check_known(path, "top level", "field", document, ("variant", "trait_config"))
@@ -185,17 +185,14 @@ def _check_known(path: Path, at: str, kind: str, words: Any, known: Any) -> None
 def _read_filter(path: Path) -> Filter:
     """Run the user's file; it is their code, as in upstream's dispatcher."""
     try:
-        content = path.read_bytes()
-        module_spec = importlib.util.spec_from_file_location("filter_file", path)
-        if module_spec is None or module_spec.loader is None:
-            raise UsageError(f"{path}: a filter file is Python, and ends in .py")
-        module = importlib.util.module_from_spec(module_spec)
-        module_spec.loader.exec_module(module)
+        content = read_given(path)
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
-    except UsageError:
-        raise
-    except Exception as error:
+    module = ModuleType("filter_file")
+    module.__file__ = str(path)
+    try:
+        exec(compile(content, path, "exec"), vars(module))  # noqa: S102
+    except (Exception, SystemExit) as error:
         raise UsageError(f"{path}: {type(error).__name__}: {error}", hint="The filter file itself failed.") from None
     keep = getattr(module, "filter_config", None)
     if not callable(keep):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from collections.abc import Set
 from dataclasses import dataclass
@@ -9,14 +10,17 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pydantic import ValidationError
+
 from catalog import settings
 from catalog.artifacts import quarantined_artifacts, record_artifact
 from catalog.build.bundle import FORMAT as BUNDLE_FORMAT
-from catalog.build.bundle import Bundle, Device, Entry, Manifest, Timing, abi, open_bundle, placed, write_bundle
+from catalog.build.bundle import Bundle, Entry, Manifest, abi, open_bundle, placed, write_bundle
 from catalog.build.cache import Cache
 from catalog.errors import BundleError, UsageError
 from catalog.messages import counted
 from catalog.query import Query, run
+from catalog.rows import Device, Timing
 from catalog.runtime.devices import why_unavailable
 from catalog.runtime.timings import add_timings, timings_of
 from catalog.schema.kernel import Kernel
@@ -68,20 +72,27 @@ def export_bundle(catalog: Catalog, where: str, path: Path, arch: str | None = N
             f"none of {counted(len(chosen), 'kernel')} is in the cache {cache.folder}",
             hint="catalog build builds them.",
         )
-    timings = timings_of(catalog.connection, {entry.artifact.key for entry in entries})
+    timings = _timings(catalog.connection, {entry.artifact.key for entry in entries})
     manifest = Manifest(
         format=BUNDLE_FORMAT,
         abi=abi(),
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         entries=tuple(entries),
-        timings=tuple(
-            Timing(device=Device(arch=row.pop("arch"), name=row.pop("name"), facts=row.pop("facts")), **row)
-            for row in timings
-        ),
+        timings=timings,
     )
     size = write_bundle(path, manifest, cache)
     built = {entry.kernel.id for entry in entries}
     return Exported(len(entries), len(timings), len(chosen) - len(built), size)
+
+
+def _timings(connection: sqlite3.Connection, keys: Set[str]) -> tuple[Timing, ...]:
+    """The timings of these libraries, but for those that no other catalog would take, as of a clock that was wrong."""
+    timings = []
+    for row in timings_of(connection, keys):
+        device = {name: row.pop(name) for name in Device.model_fields}
+        with contextlib.suppress(ValidationError):
+            timings.append(Timing.model_validate({**row, "device": device}))
+    return tuple(timings)
 
 
 def _entries(connection: sqlite3.Connection, cache: Cache, chosen: Set[str]) -> list[Entry]:
@@ -89,7 +100,7 @@ def _entries(connection: sqlite3.Connection, cache: Cache, chosen: Set[str]) -> 
     entries = []
     for key in sorted(cache.keys() - quarantined_artifacts(connection).keys()):
         told = cache.told(key)
-        if told is None or told[0].kernel_id not in chosen or told[1] is None or told[1].abi != abi():
+        if told is None or told[0].kernel_id not in chosen or told[1].abi != abi():
             continue
         record, origin = cache.load(key), told[1]
         if record is not None:

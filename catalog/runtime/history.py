@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from catalog import settings
 from catalog.artifacts import (
+    drop_artifacts,
     quarantine_artifact,
     quarantined_artifacts,
     record_artifact,
@@ -58,6 +59,7 @@ class History:
         try:
             with self._catalog.writing() as connection:
                 record_artifact(connection, record.columns)
+                drop_artifacts(connection, self._catalog.builder.cap.take_dropped())
         except (RegistryError, sqlite3.IntegrityError) as error:
             # The library is in the cache all the same: a catalog that cannot be written must not stop a run.
             _log.warning("%s: the build of %s is not recorded: %s", self._catalog.path, record.kernel_id, error)

@@ -85,7 +85,7 @@ def record(
         "INSERT INTO device (arch, name, facts) VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
         (device.arch, device.name, _facts(device)),
     )
-    of_device, of_problem = device_id(connection, device), _problem_id(connection, problem)
+    of_device, of_problem = device_id(connection, device), problem_id(connection, problem)
     created = stamp or datetime.now(timezone.utc).isoformat(timespec="seconds")
     for timing in timings:
         known = asdict(timing.measurement) | {
@@ -122,7 +122,7 @@ def add_timings(connection: sqlite3.Connection, timings: Iterable[Mapping[str, A
             f"INSERT OR IGNORE INTO timing (problem_id, device_id, kernel_id, {', '.join(MEASURED)}) VALUES "
             "(:problem_id, (SELECT id FROM device WHERE arch = :arch AND name = :name AND facts = :facts), :kernel_id, "
             f"{', '.join(f':{name}' for name in MEASURED)})",
-            {**timing, "problem_id": _problem_id(connection, Problem(**json.loads(timing["problem"])))},
+            {**timing, "problem_id": problem_id(connection, Problem(**json.loads(timing["problem"])))},
         )
         added += done.rowcount
     return added
@@ -171,7 +171,7 @@ def record_miss(connection: sqlite3.Connection, problem: Problem, arch: str) -> 
     connection.execute(
         "INSERT INTO miss (problem_id, arch, n, last) VALUES (?, ?, 1, ?) "
         "ON CONFLICT (problem_id, arch) DO UPDATE SET n = n + 1, last = excluded.last",
-        (_problem_id(connection, problem), arch, datetime.now(timezone.utc).isoformat(timespec="seconds")),
+        (problem_id(connection, problem), arch, datetime.now(timezone.utc).isoformat(timespec="seconds")),
     )
 
 
@@ -191,7 +191,8 @@ def _facts(device: DeviceInfo) -> str:
     return json.dumps({"cores": device.cores}, sort_keys=True)
 
 
-def _problem_id(connection: sqlite3.Connection, problem: Problem) -> int:
+def problem_id(connection: sqlite3.Connection, problem: Problem) -> int:
+    """The row of a problem, added when it is new, in the caller's transaction."""
     row = connection.execute("SELECT id FROM problem WHERE key = ?", (problem.key,)).fetchone()
     if row is None:
         columns = ("key", "kind", *SIZES)

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
-from zipfile import BadZipFile
+from typing import Annotated, Any, Literal
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from catalog.errors import CatalogError, ProblemError, UsageError
+from catalog.files import open_given, parse_json
 from catalog.messages import counted, expected
+from catalog.rows import Amount
+from catalog.runtime.array_files import load_arrays
 from catalog.runtime.tensors import Array, check_inputs, element_type
 from catalog.runtime.tracing import FORMAT, folder_of
 from catalog.schema.problem import Problem
 from catalog.schema.shape_names import name_of
+from catalog.settings import settings
+
+MOST_TRACE_BYTES, MOST_LINE_BYTES = 2**36, 2**20
+
+_HEADERS_BYTES = 2**16
+"""Of a file of tensors, besides their bits."""
 
 _START = b'{"format":'
 """What every line begins with: where it comes inside a line, the end of an earlier one is missing."""
@@ -28,15 +36,15 @@ class _Line(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     format: Literal[1]
-    at: float
+    at: Amount
     pid: int
 
 
 class _CallLine(_Line):
     call: Literal["run", "launch", "enqueue"]
-    ms: float | None = Field(ge=0, allow_inf_nan=False)
-    launches: int = Field(ge=1)
-    seed: int | None = Field(None, ge=0)
+    ms: Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)] | None
+    launches: int = Field(ge=1, lt=2**31)
+    seed: int | None = Field(None, ge=0, lt=2**64)
     error: str | None = None
     tensors: str | None = Field(None, pattern=r"^[0-9a-f-]+\.npz$")
     arch: str
@@ -66,13 +74,13 @@ class Recording:
         Raises:
             UsageError: the file is damaged, or has other tensors than the problem.
         """
+        size = sum(tensor.bytes for tensor in problem.tensors.values()) + _HEADERS_BYTES
         try:
-            with np.load(self.path, allow_pickle=False) as file:
-                bits = {name: file[name] for name in file.files}
+            bits = load_arrays(self.path, max(size, settings().trace_max_bytes))
             arrays = {name: array.view(element_type(problem, name)) for name, array in bits.items()}
             check_inputs(problem, arrays)
-        except (OSError, ValueError, KeyError, TypeError, EOFError, BadZipFile, CatalogError) as error:
-            reason = f"no tensor {error}" if isinstance(error, KeyError) else str(error)
+        except (OSError, ValueError, KeyError, TypeError, CatalogError) as error:
+            reason = f"no tensor {error}" if isinstance(error, KeyError) else getattr(error, "strerror", None) or error
             raise UsageError(f"{self.where}: tensors {self.path.name} cannot be used: {reason}") from None
         return arrays
 
@@ -160,8 +168,8 @@ def read_trace(path: Path) -> Trace:
         UsageError: it cannot be read, holds no call, or a line is none of a trace: says which, and what is wrong.
     """
     try:
-        with open(path, "rb") as file:
-            return _Reader(path).read(file)
+        with open_given(path, MOST_TRACE_BYTES) as file:
+            return _Reader(path).read(iter(functools.partial(file.readline, MOST_LINE_BYTES), b""))
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
 
@@ -176,6 +184,8 @@ class _Reader:
     def read(self, lines: Iterable[bytes]) -> Trace:
         for number, raw in enumerate(lines, start=1):
             where = f"{self._path}: line {number}"
+            if len(raw) == MOST_LINE_BYTES and not raw.endswith(b"\n"):
+                raise UsageError(f"{where}: longer than {MOST_LINE_BYTES:,} bytes: no line of a trace")
             for line in self._whole(raw, where):
                 self._add(line, where)
         if not self._used:
@@ -205,6 +215,8 @@ class _Reader:
                 self._full += 1
                 return
             line = _CallLine.model_validate(fields)
+        except OverflowError:  # of some versions of pydantic
+            raise UsageError(f"{where}: a number is larger than any that is recorded") from None
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             raise UsageError(f"{where}: {'.'.join(map(str, first['loc']))}: {expected(first)}") from None
@@ -233,13 +245,9 @@ class _Reader:
 
 def _parsed(raw: bytes, where: str) -> dict[str, Any]:
     try:
-        fields = json.loads(raw)
-    except UnicodeDecodeError:
-        raise UsageError(f"{where}: not UTF-8") from None
-    except json.JSONDecodeError as error:
-        raise UsageError(f"{where}: not JSON: {error.msg} (column {error.colno})") from None
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{where}: not JSON: {error}") from None
+        fields = parse_json(raw)
+    except ValueError as error:
+        raise UsageError(f"{where}: {error}") from None
     if not isinstance(fields, dict):
         raise UsageError(f"{where}: a {type(fields).__name__}, expected an object")
     return fields

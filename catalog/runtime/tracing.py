@@ -292,17 +292,9 @@ def _on_host(device: Device[Any], inputs: Mapping[str, Strided]) -> dict[str, Ar
 
 def _save(folder: Path, key: str, arrays: Mapping[str, Array]) -> str:
     """Write the arrays into a new file, which appears whole; its name."""
-    import numpy as np
+    from catalog.runtime.array_files import save_arrays
 
     folder.mkdir(exist_ok=True)
     name = f"{hashlib.sha256(key.encode()).hexdigest()[:12]}-{uuid.uuid4().hex[:12]}.npz"
-    partial = folder / f".{name}.{os.getpid()}"
-    try:
-        with open(partial, "wb") as file:
-            # Bits, as .npy has no bfloat16 and no fp8: the problem says what they mean.
-            bits: dict[str, Any] = {name: array.view(f"u{array.dtype.itemsize}") for name, array in arrays.items()}
-            np.savez(file, **bits)
-        os.replace(partial, folder / name)
-    finally:
-        partial.unlink(missing_ok=True)
+    save_arrays(folder / name, arrays)
     return name

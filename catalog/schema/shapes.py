@@ -192,9 +192,9 @@ def _path_of(name: str, folder: Path) -> Path:
 
 def _chain(path: Path, seen: tuple[Path, ...]) -> list[tuple[Path, ShapeFile]]:
     """The file and those that it extends, the outermost ancestor first."""
+    file = _read(path)  # first: a name with a NUL byte cannot even be resolved
     if path.resolve() in seen:
         raise _error(path, f"extends: {path.stem!r} extends itself, by way of {' -> '.join(p.stem for p in seen)}")
-    file = _read(path)
     if file.extends is None:
         return [(path, file)]
     try:

@@ -6,7 +6,6 @@ merge by key, lists append (the parent's items first), scalars override.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from catalog.errors import SpecError, UsageError
+from catalog.files import parse_json, read_given
 from catalog.messages import did_you_mean, expected
 from catalog.schema.arch_spec import (
     ArchSpec,
@@ -40,11 +40,11 @@ OWN_SPACES = ("ck", "native")
 
 def _read_object(path: Path) -> dict[str, Any]:
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise SpecError(f"{path}:{error.lineno}:{error.colno}: not JSON: {error.msg}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"{path}: cannot be read: {error}") from None
+        raw = parse_json(read_given(path))
+    except OSError as error:
+        raise SpecError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise SpecError(f"{path}: {error}") from None
     if not isinstance(raw, dict):
         raise SpecError(f"{path}: the top level must be an object")
     return raw

@@ -14,6 +14,8 @@ from typing import Any
 
 import yaml
 
+from catalog.files import read_given
+
 
 class _Loader(yaml.SafeLoader):
     """Safe: makes dicts, lists, strings, numbers, booleans and None, nothing else."""
@@ -55,7 +57,7 @@ def read_yaml(path: Path) -> Any:
         ValueError: it cannot be read or is not such YAML; the message begins with the file, and the line where known.
     """
     try:
-        loader = _Loader(path.read_text(encoding="utf-8"))
+        loader = _Loader(read_given(path).decode())
         try:
             return loader.get_single_data()
         finally:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import sys
 import tempfile
 import threading
@@ -23,6 +22,7 @@ from pydantic import BaseModel, ConfigDict
 from catalog.build.keys import hash_parts
 from catalog.build.toolchains import digest_of, read_facts
 from catalog.errors import BuildError, GeneratorError, UsageError
+from catalog.files import MOST_TEXT_BYTES, Sync, publish, read_own
 from catalog.rules.live import Generator, find_generator, run_generator
 from catalog.schema.fields import Family
 from catalog.schema.kernel import Kernel
@@ -99,13 +99,11 @@ class Checkout:
             )
         question = {"checkout": [self.digest], "kernel": [kernel.name, kernel.arch, kernel.mask_impl]}
         remembered = memory / f"{hash_parts(question)}.cpp"
-        with contextlib.suppress(OSError):
-            return remembered.read_text()
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            return read_own(remembered, MOST_TEXT_BYTES).decode()
         text = self._ask(kernel)
-        with contextlib.suppress(OSError):  # it only saves time
-            with tempfile.NamedTemporaryFile("w", dir=memory, delete=False) as file:
-                file.write(text)
-            os.replace(file.name, remembered)
+        with contextlib.suppress(OSError):
+            publish(remembered, text, Sync.NONE)
         return text
 
     def _ask(self, kernel: Kernel) -> str:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from catalog.errors import BuildError, UsageError
+from catalog.files import Sync, UnsafeFileError, parse_json, publish, read_given
 
 INVENTORY = "inventory.json"
 _FORMAT = 1
@@ -31,12 +31,15 @@ def write_export(folder: Path, files: Mapping[str, str], inventory: Mapping[str,
         inventory: JSON to write beside them.
 
     Raises:
-        UsageError: the folder holds something, and is no export's.
+        UsageError: the folder holds something, and is no export's; or a link in it leads elsewhere.
         BuildError: it cannot be read or written.
     """
     listed = {"catalog_export": _FORMAT, **inventory, "files": sorted(files)}
     texts = {INVENTORY: json.dumps(listed, indent=1) + "\n", **files}  # in this order: first it is ours
     try:
+        for name in texts:
+            if not _is_inside(folder, name):
+                raise UsageError(f"{folder / name} leads out of {folder} by a link", hint="Choose another --out.")
         for name in _exported(folder) - set(texts):
             _remove(folder, name)
         return [path for name, text in texts.items() if _write(path := folder / name, text)]
@@ -51,19 +54,22 @@ def _exported(folder: Path) -> set[str]:
     if not folder.exists() or not any(folder.iterdir()):
         return set()
     try:
-        inventory = json.loads((folder / INVENTORY).read_bytes())
+        inventory = parse_json(read_given(folder / INVENTORY))
         if inventory["catalog_export"] == _FORMAT:
-            return {name for name in inventory["files"] if _is_inside(name)}
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return {name for name in inventory["files"] if _is_inside(folder, name)}
+    except (FileNotFoundError, UnsafeFileError, ValueError, KeyError, TypeError):
         pass
     raise UsageError(
         f"{folder} is not empty, and has no {INVENTORY} of an export", hint="Choose another --out, or empty it."
     )
 
 
-def _is_inside(name: str) -> bool:
+def _is_inside(folder: Path, name: str) -> bool:
+    """Whether a name that an inventory lists is that of a file below ``folder``, and not behind a link out of it."""
     path = PurePosixPath(name)
-    return not path.is_absolute() and ".." not in path.parts
+    if path.is_absolute() or ".." in path.parts or "\0" in name:
+        return False
+    return (folder / name).parent.resolve().is_relative_to(folder.resolve())
 
 
 def _remove(folder: Path, name: str) -> None:
@@ -77,10 +83,8 @@ def _remove(folder: Path, name: str) -> None:
 def _write(path: Path, text: str) -> bool:
     """Whether the file had to be written; it appears whole."""
     content = text.encode()
-    if path.is_file() and path.read_bytes() == content:
+    if path.is_file() and path.stat().st_size == len(content) and path.read_bytes() == content:
         return False
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.new")
-    partial.write_bytes(content)
-    os.replace(partial, path)
+    publish(path, content, Sync.NONE)  # the next export looks at the content again
     return True

@@ -18,8 +18,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from catalog.build.cache import MOST_LIBRARY_BYTES
 from catalog.build.trust import require_safe
 from catalog.errors import CacheError, ChangedLibraryError, DeviceError
+from catalog.files import UnsafeFileError, open_own
 from catalog.runtime.devices.abi import ABI_VERSION, CatalogArgs, CatalogWorkspace
 
 REBUILD = "Build the kernel anew."
@@ -106,16 +108,19 @@ def open_library(path: Path, sha256: str) -> ctypes.CDLL:
     very file, which only its owner can: :mod:`catalog.build.trust`.
 
     Raises:
-        ChangedLibraryError: it is not there any more, or has another content.
+        ChangedLibraryError: it is not there any more, has another content or owner, or is a link or no regular file.
         CacheError: anybody may write to the library, or to a folder on the way to it.
         DeviceError: the loader refuses it.
     """
     path = path.absolute()
     try:
         require_safe(path.parent)
-        descriptor = os.open(path, os.O_RDONLY)
+        with open_own(path, MOST_LIBRARY_BYTES) as file:
+            descriptor = os.dup(file.fileno())
     except FileNotFoundError:
         raise ChangedLibraryError(f"{path} is gone", hint=REBUILD) from None
+    except UnsafeFileError as error:
+        raise ChangedLibraryError(f"{path} is not loaded: {error.strerror}", hint=REBUILD) from None
     except OSError as error:
         raise DeviceError(f"cannot load {path}: {error.strerror}", hint=REBUILD) from None
     try:
@@ -133,7 +138,7 @@ def open_library(path: Path, sha256: str) -> ctypes.CDLL:
 
 def _check(path: Path, descriptor: int, sha256: str) -> None:
     with open(descriptor, "rb", closefd=False) as file:
-        content = file.read()
+        content = file.read(os.fstat(descriptor).st_size + 1)
     if os.fstat(descriptor).st_mode & stat.S_IWOTH:
         raise CacheError(f"{path} is not loaded: anybody may write to it", hint=f"chmod o-w {shlex.quote(str(path))}")
     if hashlib.sha256(content).hexdigest() != sha256:

@@ -1,0 +1,214 @@
+"""Files: reading what others could have made, and writing what appears whole.
+
+A file that this process did not write itself may be anything: a pipe that nobody writes to, a device without end, a
+link, a sparse file of a terabyte. So a file is opened without waiting, what was opened is looked at, not its name, and
+no more is read than the caller has room for. Two doors differ in whom they trust:
+
+- :func:`open_given`, for a path that the user names: links are followed, and anybody may own the file.
+- :func:`open_own`, for files that this project keeps for itself: no link, and owned by this user or root.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from enum import Enum
+from pathlib import Path
+from typing import Any, BinaryIO
+
+MOST_TEXT_BYTES = 16 * 2**20
+"""The largest file that people write by hand: a spec, a set of shapes, a sweep, a filter."""
+
+PARTIAL_PREFIX = ".partial-"
+"""What the names of unfinished files begin with; one that is old was left by a process that was killed."""
+
+_KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFDIR: "a folder"}
+"""What may be opened and is no regular file; all else is a device."""
+
+
+_CHUNK = 2**16
+_FLAGS = os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+
+
+class UnsafeFileError(OSError):
+    """A file is not read: it is no regular file, a link, larger than it may be, or another user's."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(errno.EPERM, reason, str(path))
+
+
+def open_given(path: Path, most_bytes: int) -> BinaryIO:
+    """Open a file that the user names, to be read.
+
+    Raises:
+        UnsafeFileError: it is no regular file, or larger than ``most_bytes``.
+        OSError: it cannot be opened.
+    """
+    return _file(path, _given(path, most_bytes))
+
+
+def open_own(path: Path, most_bytes: int) -> BinaryIO:
+    """Open a file of the cache or of another folder of this project's own, to be read.
+
+    Raises:
+        UnsafeFileError: it is a link or no regular file, larger than ``most_bytes``, or neither this user's nor root's.
+        OSError: it cannot be opened.
+    """
+    return _file(path, _own(path, most_bytes))
+
+
+def read_given(path: Path, most_bytes: int = MOST_TEXT_BYTES) -> bytes:
+    """The content of a file that the user names.
+
+    Raises:
+        UnsafeFileError, OSError: as :func:`open_given`.
+    """
+    return _content(path, _given(path, most_bytes), most_bytes)
+
+
+def read_own(path: Path, most_bytes: int) -> bytes:
+    """The content of a file of this project's own.
+
+    Raises:
+        UnsafeFileError, OSError: as :func:`open_own`.
+    """
+    return _content(path, _own(path, most_bytes), most_bytes)
+
+
+def _given(path: Path, most_bytes: int) -> int:
+    descriptor, _ = _open(path, most_bytes, os.O_RDONLY)
+    return descriptor
+
+
+def _own(path: Path, most_bytes: int) -> int:
+    descriptor, info = _open(path, most_bytes, os.O_RDONLY | os.O_NOFOLLOW)
+    if info.st_uid not in (os.geteuid(), 0):
+        os.close(descriptor)
+        raise UnsafeFileError(path, f"it belongs to another user (number {info.st_uid})")
+    return descriptor
+
+
+def _open(path: Path, most_bytes: int, flags: int) -> tuple[int, os.stat_result]:
+    try:
+        descriptor = os.open(path, flags | _FLAGS)
+    except OSError as error:
+        if error.errno == errno.ELOOP and flags & os.O_NOFOLLOW:
+            raise UnsafeFileError(path, "it is a link") from None
+        raise
+    except ValueError:
+        raise UnsafeFileError(path, "its name has a NUL byte") from None
+    info = os.fstat(descriptor)
+    if stat.S_ISREG(info.st_mode) and info.st_size <= most_bytes:
+        return descriptor, info
+    os.close(descriptor)
+    if stat.S_ISREG(info.st_mode):
+        raise UnsafeFileError(path, _too_large(most_bytes))
+    raise UnsafeFileError(path, f"it is {_KINDS.get(stat.S_IFMT(info.st_mode), 'a device')}, not a regular file")
+
+
+def _file(path: Path, descriptor: int) -> BinaryIO:
+    return open(path, "rb", opener=lambda _name, _flags: descriptor)
+
+
+def _content(path: Path, descriptor: int, most_bytes: int) -> bytes:
+    """What a file holds, which may have grown since it was opened, or have no size as those of /proc; closes it."""
+    parts, left = list[bytes](), most_bytes + 1
+    try:
+        while left > 0 and (part := os.read(descriptor, min(left, _CHUNK))):
+            parts.append(part)
+            left -= len(part)
+    finally:
+        os.close(descriptor)
+    if left <= 0:
+        raise UnsafeFileError(path, _too_large(most_bytes))
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _too_large(most_bytes: int) -> str:
+    return f"it has more than {most_bytes:,} bytes"
+
+
+def parse_json(content: bytes | str) -> Any:
+    """What a JSON text says.
+
+    Raises:
+        ValueError: it is not JSON, not UTF-8, or nested too deeply; the message says which, and where if known.
+    """
+    try:
+        return json.loads(content)
+    except UnicodeDecodeError:
+        raise ValueError("not UTF-8") from None
+    except json.JSONDecodeError as error:
+        line = "" if error.lineno == 1 else f"line {error.lineno}, "
+        raise ValueError(f"not JSON: {error.msg} ({line}column {error.colno})") from None
+    except RecursionError:
+        raise ValueError("not JSON that is read here: it is nested too deeply") from None
+    except ValueError as error:  # a number of thousands of digits
+        raise ValueError(f"not JSON that is read here: {error}") from None
+
+
+class Sync(Enum):
+    """What a power cut may do to a file that was written."""
+
+    FULL = "nothing: content and name are on the disk when the call returns"
+    NONE = "remove or empty it: for what can be made again, and is checked whenever it is read"
+
+
+@contextlib.contextmanager
+def published(path: Path, sync: Sync = Sync.FULL, mode: int = 0o666) -> Iterator[BinaryIO]:
+    """A new file, which takes the place of ``path`` when the block ends, and vanishes when it raises.
+
+    It lies in the folder of ``path`` meanwhile. Of a link the link is replaced. ``mode`` is subject to the umask.
+
+    Raises:
+        OSError: it cannot be written; what was there before stays.
+    """
+    partial = path.with_name(f"{PARTIAL_PREFIX}{secrets.token_hex(8)}")
+    descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    try:
+        with open(descriptor, "wb+") as file:
+            yield file
+        put_in_place(partial, path, sync)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise
+
+
+def publish(path: Path, content: bytes | str, sync: Sync = Sync.FULL, mode: int = 0o666) -> None:
+    """Write ``content``, text as UTF-8, to ``path``, as :func:`published` does.
+
+    Raises:
+        OSError: it cannot be written; what was there before stays.
+    """
+    with published(path, sync, mode) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+def put_in_place(made: Path, path: Path, sync: Sync = Sync.FULL) -> None:
+    """Give a finished file of the same file system the name ``path``, whatever has it.
+
+    Raises:
+        OSError: the disk is full, or the folder cannot be written.
+    """
+    if sync is Sync.FULL:
+        _sync(made)
+    os.replace(made, path)
+    if sync is Sync.FULL:
+        _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL or not path.is_dir():  # some file systems sync no folders
+            raise
+    finally:
+        os.close(descriptor)

@@ -90,6 +90,18 @@ def test_a_forked_child_runs_what_its_parent_has_run_on_one_thread(host_file: Pa
     assert output.count("its host kernels run on one thread") == 1
 
 
+def test_each_forked_process_says_once_that_it_has_one_thread(host_file: Path, tmp_path: Path) -> None:
+    script = """
+def child():
+    plan.run()
+    assert ended(forked(plan.run)) == 0
+    plan.run()
+assert ended(forked(child)) == 0
+"""
+    output = parent(script, copied(host_file, tmp_path))
+    assert output.count("its host kernels run on one thread") == 2
+
+
 def test_workers_of_multiprocessing_run_kernels(host_file: Path, tmp_path: Path) -> None:
     script = """
 with multiprocessing.get_context("fork").Pool(2) as pool:

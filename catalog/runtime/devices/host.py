@@ -15,11 +15,10 @@ import numpy as np
 
 from catalog.build.toolchains import host_facts
 from catalog.errors import DeviceError, SpecError, UsageError
-from catalog.forks import openmp_lost
 from catalog.runtime.devices import DeviceInfo
 from catalog.runtime.devices.arguments import Call, template
 from catalog.runtime.devices.host_arrays import host_array, host_outputs
-from catalog.runtime.devices.host_calls import HostCall, HostLayout, host_layout, start
+from catalog.runtime.devices.host_calls import HostCall, HostLayout, host_layout, start, threads_left
 from catalog.runtime.devices.loading import Libraries, LoadedKernel
 from catalog.runtime.tensors import Array, make_outputs, numpy_array
 from catalog.runtime.workspace import NO_WORKSPACE, Workspace
@@ -188,7 +187,7 @@ class HostDevice:
     @property
     def threads(self) -> int:
         """Threads that a kernel uses; one where a fork has taken those of OpenMP away."""
-        return 1 if openmp_lost() else self._threads
+        return threads_left(self._threads)
 
 
 def host_archs() -> tuple[str, ...]:

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from catalog.forks import SPAWN, openmp_lost
-from catalog.runtime.devices.abi import CatalogArgs
+from catalog.forks import SPAWN, forks, openmp_lost
 from catalog.runtime.devices.arguments import Call
 from catalog.runtime.devices.host_arrays import imported_torch
 from catalog.runtime.devices.repeats import Repeat
@@ -53,7 +52,8 @@ class HostLayout(tuple[Any, ...]):
         )
 
 
-_told = False
+_told = 0
+"""How many forks away the process is that the user was told about last."""
 
 
 def start(kernels: Sequence[LoadedKernel], pointer: Any) -> None:
@@ -65,17 +65,20 @@ def start(kernels: Sequence[LoadedKernel], pointer: Any) -> None:
         DeviceError: a kernel refuses the call or has no memory.
     """
     if openmp_lost():
-        _on_one_thread(pointer._obj)
+        pointer._obj.num_threads = threads_left(pointer._obj.num_threads)
     for kernel in kernels:
         kernel.launch(pointer)
 
 
-def _on_one_thread(args: CatalogArgs) -> None:
+def threads_left(wanted: int) -> int:
+    """The threads that a kernel may use of those that are wanted: one where a fork has taken OpenMP's away."""
     global _told  # noqa: PLW0603 - once a process
-    if not _told and args.num_threads != 1:
-        _told = True
+    if wanted == 1 or not openmp_lost():
+        return wanted
+    if _told != forks():
+        _told = forks()
         _log.info("process %d was forked: its host kernels run on one thread. %s", os.getpid(), SPAWN)
-    args.num_threads = 1
+    return 1
 
 
 def host_layout(given: Mapping[str, Any]) -> HostLayout | None:

@@ -320,7 +320,7 @@ def test_selecting_populates_what_is_not_there(tmp_path: Any) -> None:
         ({"op": "bwd", "hdim_q": 264}, ["no bwd_dq_dk_dv kernel", "hdim_fits rejects"]),
         ({"op": "bwd", "dlse": True}, ["no_gradient_of_lse rejects", "takes the gradient of O alone"]),
         ({"op": "bwd", "dropout": 1.0}, ["keeps_some_weights rejects"]),
-        ({"dropout": 1.0}, ["keeps_some_weights rejects", "multiplied by 1 / (1 - dropout)"]),
+        ({"dropout": 1.0}, ["keeps_some_weights rejects", "kept weights are multiplied by 1 / (1 - dropout)"]),
     ],
 )  # fmt: skip
 def test_when_nothing_fits_the_error_says_which_trait_or_rule(

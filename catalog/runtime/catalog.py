@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Set
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 from catalog import settings
 from catalog.runtime import timings
 from catalog.runtime.catalog_file import CatalogFile
+from catalog.runtime.decisions import Decision, Decisions
 from catalog.runtime.devices import why_unavailable
 from catalog.runtime.devices.here import Devices, resolve_arch
 from catalog.runtime.narrow import Step
 from catalog.runtime.on_default import on_default
-from catalog.runtime.plan import Plan, Services
+from catalog.runtime.plan import Plan, Services, Shared
 from catalog.runtime.select import Candidate, Choice, Selector
 from catalog.schema.fields import Family
 from catalog.schema.kernel import Kernel
@@ -53,8 +54,9 @@ class Catalog(CatalogFile):
     ) -> None:
         super().__init__(path)
         self._compile = compile
-        self._memo: dict[tuple[str, str, str | None, str], Plan] = {}
-        self._selectors: dict[tuple[str, str | None, str], Selector] = {}
+        self._memo: dict[tuple[Problem, str, str | None, str], Plan] = {}
+        self._planners: dict[tuple[str, str | None, str], _Planner] = {}
+        self._settings = settings.settings()
         self._devices = Devices(num_threads)
         self._measured: dict[str, int] = {}
 
@@ -70,22 +72,26 @@ class Catalog(CatalogFile):
     ) -> Plan:
         """The plan that answers ``problem`` on ``arch``.
 
-        The choice is remembered: asking again for an equal problem runs no SQL. :meth:`populate` makes it forget. A
-        problem that was not measured is recorded as a miss, unless the settings say otherwise: see :meth:`misses`.
+        The choice is remembered: asking again for an equal problem runs no SQL, nor does asking for another one that
+        the same things decide about, :mod:`catalog.runtime.decisions`. :meth:`populate` and :meth:`forget` make it
+        forget. A problem that was not measured is recorded as a miss, unless the settings say otherwise: see
+        :meth:`misses`.
 
         Raises:
             SelectionError: no kernel answers the problem; says which trait or rule leaves none.
             UsageError, SpecError, RegistryError, DeviceError: as :meth:`populate`.
         """
-        key = (problem.key, arch, revision, mask_impl)
+        key = (problem, arch, revision, mask_impl)
         plan = self._memo.get(key)
         if plan is None:
             with self._lock:
-                plan, choice = self._plan(problem, arch, revision, mask_impl)
+                planner = self._planner(arch, revision, mask_impl)
+                decision = planner.decisions.of(problem)
+                plan = Plan(problem, planner.arch, decision.kernels, planner.services)
                 if len(self._memo) >= MEMO_SIZE:
                     self._memo.clear()
                 self._memo[key] = plan
-                if choice.evidence != "measured" and settings.settings().record_misses:
+                if decision.evidence != "measured" and self._settings.record_misses:
                     self.history.miss(problem, plan.arch)
         return plan
 
@@ -95,9 +101,12 @@ class Catalog(CatalogFile):
         Raises:
             SelectionError, UsageError, SpecError, RegistryError, DeviceError: as :meth:`select`.
         """
-        selected, _ = self._plan(problem, kernel.arch, kernel.revision, kernel.mask_impl)
-        kernels = tuple(kernel if stage.family is kernel.family else stage for stage in selected.kernels)
-        return Plan(problem, selected.arch, kernels, replace(selected.services, reselect=lambda _: kernels))
+        with self._lock:
+            planner = self._planner(kernel.arch, kernel.revision, kernel.mask_impl)
+            selected = planner.decisions.of(problem).kernels
+        kernels = tuple(kernel if stage.family is kernel.family else stage for stage in selected)
+        services = replace(planner.services, reselect=lambda *_: kernels, shared=Shared())
+        return Plan(problem, planner.arch, kernels, services)
 
     @on_default
     def candidates(
@@ -120,7 +129,7 @@ class Catalog(CatalogFile):
             SelectionError, UsageError, SpecError, RegistryError, DeviceError: as :meth:`select`.
         """
         with self._lock:
-            selector = self._selector(arch, revision, mask_impl)
+            selector = self._planner(arch, revision, mask_impl).selector
             return selector.candidates(problem, family or MAIN_STAGE[problem.op], limit, static=static)
 
     def choice(
@@ -138,7 +147,7 @@ class Catalog(CatalogFile):
             SelectionError, UsageError, SpecError, RegistryError, DeviceError: as :meth:`select`.
         """
         with self._lock:
-            selector = self._selector(arch, revision, mask_impl)
+            selector = self._planner(arch, revision, mask_impl).selector
             choice = selector.choice(problem, MAIN_STAGE[problem.op], limit)
             if not choice.candidates:
                 selector.candidates(problem, MAIN_STAGE[problem.op])  # says why
@@ -163,28 +172,50 @@ class Catalog(CatalogFile):
         """
         family = family or MAIN_STAGE[problem.op]
         with self._lock:
-            selector = self._selector(arch, revision, mask_impl)
+            selector = self._planner(arch, revision, mask_impl).selector
             return selector.steps(problem, family), selector.kept(problem, family, limit)
 
-    def _plan(self, problem: Problem, arch: str, revision: str | None, mask_impl: str) -> tuple[Plan, Choice]:
-        """A plan, and what the choice of its main stage goes by."""
+    def _planner(self, arch: str, revision: str | None, mask_impl: str) -> _Planner:
+        """What makes the plans of one population; under other settings than before it starts anew."""
+        if settings.settings() is not self._settings:
+            self._settings = settings.settings()
+            self.forget()
+        key = (arch, revision, mask_impl)
+        if key not in self._planners:
+            self._planners[key] = self._new_planner(*key)
+        return self._planners[key]
 
-        def choose(without: Set[str]) -> tuple[tuple[Kernel, ...], Choice]:
+    def _new_planner(self, arch: str, revision: str | None, mask_impl: str) -> _Planner:
+        population = self._populated(arch, revision, mask_impl)
+
+        def forbidding(traits: Mapping[str, Any]) -> list[Finding]:
+            explained = self.explain(traits, arch=arch, revision=population.revision, mask_impl=mask_impl, limit=1)
+            return [finding for finding in explained.rejections if finding.kind == "constraint"]
+
+        selector = Selector(
+            self.connection,
+            population,
+            forbidding,
+            usable=self.history.usable,
+            device=lambda: self.measured_on(population.arch),
+        )
+
+        def decide(problem: Problem, without: Set[str] = frozenset()) -> Decision:
+            main = MAIN_STAGE[problem.op]
+            choice = selector.choice(problem, main, 1, without=without)
+            chosen = (choice.candidates or selector.candidates(problem, main, without=without))[0].kernel
+            stages = (
+                chosen
+                if family is main
+                else selector.candidates(problem, family, static=True, without=without)[0].kernel
+                for family in stages_of(problem.op, chosen)
+            )
+            return Decision(tuple(stages), choice.evidence)
+
+        def reselect(problem: Problem, without: Set[str]) -> tuple[Kernel, ...]:
             with self._lock:
-                selector = self._selector(arch, revision, mask_impl)
-                main = MAIN_STAGE[problem.op]
-                choice = selector.choice(problem, main, 1, without=without)
-                chosen = (choice.candidates or selector.candidates(problem, main, without=without))[0].kernel
-                stages = (
-                    chosen
-                    if family is main
-                    else selector.candidates(problem, family, static=True, without=without)[0].kernel
-                    for family in stages_of(problem.op, chosen)
-                )
-                return tuple(stages), choice
-
-        def reselect(without: Set[str]) -> tuple[Kernel, ...]:
-            return choose(without)[0]
+                self.reconsider()
+                return decide(problem, without).kernels
 
         def choice(problem: Problem, limit: int) -> Choice:
             return self.choice(problem, arch=arch, revision=revision, mask_impl=mask_impl, limit=limit)
@@ -192,27 +223,12 @@ class Catalog(CatalogFile):
         def guard(*plan: Any) -> None:
             self.history.guard.check(*plan)  # imported with the first kernel that is loaded
 
-        services = Services(choice, self.build, reselect, self.device, guard)
-        kernels, by = choose(frozenset())
-        return Plan(problem, resolve_arch(arch), kernels, services), by
-
-    def _selector(self, arch: str, revision: str | None, mask_impl: str) -> Selector:
-        key = (arch, revision, mask_impl)
-        if key not in self._selectors:
-            population = self._populated(arch, revision, mask_impl)
-
-            def forbidding(traits: Mapping[str, Any]) -> list[Finding]:
-                explained = self.explain(traits, arch=arch, revision=population.revision, mask_impl=mask_impl, limit=1)
-                return [finding for finding in explained.rejections if finding.kind == "constraint"]
-
-            self._selectors[key] = Selector(
-                self.connection,
-                population,
-                forbidding,
-                usable=self.history.usable,
-                device=lambda: self.measured_on(population.arch),
-            )
-        return self._selectors[key]
+        return _Planner(
+            population.arch,
+            selector,
+            Decisions(self.connection, selector, decide),
+            Services(choice, self.build, reselect, self.device, guard),
+        )
 
     def measured_on(self, arch: str) -> int | None:
         """The device whose timings count: this machine's where it runs ``arch``, else the most measured one."""
@@ -292,7 +308,25 @@ class Catalog(CatalogFile):
         with self._lock:
             self._memo.clear()
             self._measured.clear()
+            self.reconsider()
+
+    def reconsider(self) -> None:
+        """Decide anew about problems that were not selected before: a kernel has failed, or can be had again."""
+        with self._lock:
+            for planner in self._planners.values():
+                planner.decisions.forget()
+                planner.services.shared.clear()
 
     def _file_changed(self) -> None:
-        self._selectors.clear()
         self.forget()
+        self._planners.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class _Planner:
+    """What makes the plans of one population: it decides by ``selector``, and remembers ``decisions``."""
+
+    arch: str
+    selector: Selector
+    decisions: Decisions
+    services: Services

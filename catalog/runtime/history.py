@@ -56,6 +56,7 @@ class History:
     def record(self, record: ArtifactRecord) -> None:
         """Write a build into the catalog; where that fails the process remembers a kernel that did not compile."""
         connection = self._catalog.connection
+        self._catalog.reconsider()
         try:
             with self._lock, transaction(connection):
                 record_artifact(connection, record.columns)
@@ -74,6 +75,7 @@ class History:
     def quarantine(self, quarantine: Quarantine) -> None:
         """Mark a library in the catalog; where that fails the process remembers it."""
         connection = self._catalog.connection
+        self._catalog.reconsider()
         self._unrecorded[quarantine.kernel_id] = quarantine.key
         with suppress(RegistryError), self._lock, transaction(connection):
             if quarantine_artifact(connection, quarantine.key, quarantine.log):
@@ -121,6 +123,7 @@ class History:
                 f"no quarantined kernel has the name or id {which!r}", hint="catalog cache quarantined lists them."
             )
         connection, cache = self._catalog.connection, self._catalog.builder.cache
+        self._catalog.reconsider()
         try:
             with self._lock, transaction(connection):
                 for one in released:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from catalog.errors import TensorError
 from catalog.runtime.index_tensors import check_indices
 from catalog.schema.problem import Problem
+from catalog.schema.problem_form import Form
 from catalog.schema.problem_tensors import Tensor
 
 Array = NDArray[Any]
@@ -64,12 +65,10 @@ _RESULT_NAMES = {"q_out": "q"}
 """Outputs that have the name of the input that they are made from."""
 
 
-def results(problem: Problem, tensors: Mapping[str, Any]) -> dict[str, Any]:
+def results(form: Form, tensors: Mapping[str, Any]) -> dict[str, Any]:
     """The tensors that a run has written, by the names of its results."""
     return {
-        _RESULT_NAMES.get(name, name): tensors[name]
-        for name, tensor in problem.tensors.items()
-        if tensor.role != "input"
+        _RESULT_NAMES.get(name, name): tensors[name] for name, tensor in form.tensors.items() if tensor.role != "input"
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
@@ -37,6 +37,46 @@ class Neighbour:
     key: str
     distance: float
     same: bool
+
+
+class Measured:
+    """The problems of one kind that were measured on a device, with warm caches: which of them is nearest?
+
+    :meth:`nearest` is :func:`nearest` in memory: the same sums of the same numbers in the same order.
+    """
+
+    def __init__(self, rows: Sequence[tuple[Any, ...]]) -> None:
+        import numpy as np
+
+        self._ids = [row[0] for row in rows]
+        self._keys = [row[1] for row in rows]
+        self._sizes = np.array([row[2:] for row in rows], np.float64).T.copy()
+
+    @classmethod
+    def of_kind(cls, connection: sqlite3.Connection, kind: str, device: int | None) -> Measured | None:
+        """Those of ``kind`` on ``device``, a row of the registry; None where there are none."""
+        rows = connection.execute(
+            f"SELECT id, key, {', '.join(SIZES)} FROM problem WHERE kind = :kind AND {_THERE} ORDER BY id",
+            {"kind": kind, "device": device},
+        ).fetchall()
+        return cls([tuple(row) for row in rows]) if rows else None
+
+    def nearest(self, problem: Problem) -> tuple[int, bool]:
+        """The row of the measured problem that is most like ``problem``, and whether it is the very problem."""
+        a, b, c, d, e = (self._sizes.T - size_of(problem)).T
+        squared = a * a + b * b + c * c + d * d + e * e
+        place = int(squared.argmin())
+        if squared[place] < _SAME_PLACE:  # of several problems at one place the very problem comes first
+            for at in (squared < _SAME_PLACE).nonzero()[0].tolist():
+                if self._keys[at] == problem.key:
+                    return self._ids[at], True
+        return self._ids[place], False
+
+
+_SAME_PLACE = 1e-12
+"""Squared distance under which two problems may be one, with coordinates from two C libraries."""
+
+_THERE = "EXISTS (SELECT 1 FROM timing WHERE problem_id = problem.id AND device_id = :device AND NOT cold)"
 
 
 def device_id(connection: sqlite3.Connection, device: DeviceInfo) -> int | None:
@@ -144,12 +184,11 @@ def nearest(
     """
     if device is None:
         return None
-    there = "EXISTS (SELECT 1 FROM timing WHERE problem_id = problem.id AND device_id = :device AND NOT cold)"
     place: dict[str, object] = dict(zip(SIZES, size_of(problem), strict=True))
     place |= {"device": device, "key": problem.key, "kind": kind_of(problem), "others": others}
     squares = " + ".join(f"({name} - :{name}) * ({name} - :{name})" for name in SIZES)
     row = connection.execute(
-        f"SELECT id, key, {squares} AS squared FROM problem WHERE kind = :kind AND {there} "
+        f"SELECT id, key, {squares} AS squared FROM problem WHERE kind = :kind AND {_THERE} "
         "AND NOT (:others AND key = :key) ORDER BY key <> :key, squared, id LIMIT 1",
         place,
     ).fetchone()

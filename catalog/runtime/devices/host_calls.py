@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from catalog.runtime.devices.arguments import Call
+from catalog.runtime.devices.arguments import Call, first_tokens
 from catalog.runtime.devices.host_arrays import imported_torch
-from catalog.runtime.devices.repeats import Repeat
+from catalog.runtime.devices.repeats import Means, Repeat
 from catalog.runtime.tensors import Array
 
 if TYPE_CHECKING:
@@ -30,25 +30,27 @@ class HostLayout(tuple[Any, ...]):
 
     __slots__ = ()
 
+    @property
+    def pattern(self) -> Hashable:
+        """As :attr:`Layout.pattern`."""
+        return tuple([(name, dtype) for name, dtype, *_ in self])
+
     def repeat(
         self, device: Any, problem: Problem, kernels: Sequence[LoadedKernel], call: HostCall, workspace: Workspace
     ) -> Repeat:
         """As :meth:`Layout.repeat`."""
 
-        def start(pointer: Any) -> None:
+        def start(pointer: Any, kept: tuple[Any, ...]) -> None:
             for kernel in kernels:
                 kernel.launch(pointer)
 
-        return Repeat(
-            problem,
-            args=call.args,
-            kept=call.starts,
-            given=[name for name, *_ in self],
-            workspace=workspace,
-            output=lambda tensor, zeroed: _maker(tensor.shape, tensor.element, zeroed),
-            scratch=lambda size: _maker((max(1, size),), "uint8", False),
-            start=start,
-        )
+        means = Means(_maker, lambda size: _maker((max(1, size),), "uint8", False), _starts, start)
+        return Repeat.of_call(problem, call.args, call.starts, [name for name, *_ in self], workspace, means)
+
+
+def _starts(problem: Problem) -> tuple[Mapping[str, int], tuple[Any, ...]]:
+    arrays = first_tokens(problem)
+    return {name: array.ctypes.data for name, array in arrays.items()}, tuple(arrays.values())
 
 
 def host_layout(given: Mapping[str, Any]) -> HostLayout | None:

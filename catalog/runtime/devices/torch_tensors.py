@@ -18,7 +18,6 @@ from catalog.runtime.devices.streams import torch_on
 from catalog.runtime.devices.vendors import Vendor
 from catalog.runtime.tensors import numpy_dtype, zeroed_outputs
 from catalog.schema.problem import Problem
-from catalog.schema.problem_tensors import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +73,17 @@ def torch_outputs(
     if gpu_of(given.values(), vendor) is None:
         return None
     zeroed = zeroed_outputs(problem, inputs)
-    return {name: maker(problem.tensors[name], name in zeroed, vendor, index)() for name in problem.made}
+    outputs = {name: problem.tensors[name] for name in problem.made}
+    return {
+        name: maker(tensor.shape, tensor.element, name in zeroed, vendor, index)() for name, tensor in outputs.items()
+    }
 
 
-def maker(tensor: Tensor, zeroed: bool, vendor: Vendor, index: int) -> Callable[[], Any]:
-    """Makes tensors of PyTorch's, which the process has, like one of a problem's; ``zeroed``: of zeros."""
+def maker(shape: tuple[int, ...], element: str, zeroed: bool, vendor: Vendor, index: int) -> Callable[[], Any]:
+    """Makes tensors of PyTorch's, which the process has, of elements of that name; ``zeroed``: of zeros."""
     torch = torch_on(vendor)
     make = torch.zeros if zeroed else torch.empty
-    return partial(make, tensor.shape, dtype=getattr(torch, tensor.element), device=_place(torch, index))
+    return partial(make, shape, dtype=getattr(torch, element), device=_place(torch, index))
 
 
 def scratch_maker(size: int, vendor: Vendor, index: int) -> Callable[[], Any]:

@@ -14,7 +14,7 @@ from catalog.runtime import timings
 from catalog.runtime.catalog_file import CatalogFile
 from catalog.runtime.decisions import Decision, Decisions
 from catalog.runtime.devices import why_unavailable
-from catalog.runtime.devices.here import Devices, resolve_arch
+from catalog.runtime.devices.here import Devices
 from catalog.runtime.narrow import Step
 from catalog.runtime.on_default import on_default
 from catalog.runtime.plan import Plan, Services, Shared

@@ -53,8 +53,8 @@ class Decision:
 class _Deciding:
     """What decides about problems of a form: which measured one is nearest, and what the rules say of the sizes.
 
-    ``asking`` is a query of the latter, with ``parameters``, of which those in ``sizes`` are a problem's own. None: there
-    is nothing to ask, the ``sizes`` themselves decide.
+    ``asking`` is a query of the latter, with ``parameters``, of which those in ``sizes`` are a problem's own. None:
+    there is nothing to ask, or too much, and the ``sizes`` themselves decide.
     """
 
     measured: Measured | None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from catalog.runtime.devices.arguments import Call, first_tokens
 from catalog.runtime.devices.host_arrays import imported_torch
-from catalog.runtime.devices.repeats import Means, Repeat
+from catalog.runtime.devices.repeats import Frame, Means, Repeat
 from catalog.runtime.tensors import Array
 
 if TYPE_CHECKING:
@@ -45,7 +45,8 @@ class HostLayout(tuple[Any, ...]):
                 kernel.launch(pointer)
 
         means = Means(_maker, lambda size: _maker((max(1, size),), "uint8", False), _starts, start)
-        return Repeat.of_call(problem, call.args, call.starts, [name for name, *_ in self], workspace, means)
+        frame = Frame(problem.form, [name for name, *_ in self], means)
+        return Repeat.of_call(frame, problem, call.args, call.starts, workspace)
 
 
 def _starts(problem: Problem) -> tuple[Mapping[str, int], tuple[Any, ...]]:

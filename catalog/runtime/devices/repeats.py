@@ -6,10 +6,10 @@ And a call of another size: what is left is to check shapes and strides, and to 
 from __future__ import annotations
 
 import ctypes
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from math import prod
 from operator import mul
 from typing import Any
 
@@ -19,12 +19,12 @@ from catalog.runtime.tensors import memory_bytes, results, zeroed_outputs
 from catalog.runtime.workspace import Workspace
 from catalog.schema.problem import Problem
 from catalog.schema.problem_form import Form
-from catalog.schema.problem_tensors import Strides, TensorForm, bytes_of_element
+from catalog.schema.problem_tensors import Shape, TensorForm, bytes_of_element, extents_of
 
 Maker = Callable[[], Any]
 """Makes a tensor."""
 
-Given = Sequence[tuple[str, Any, tuple[int, ...], tuple[int, ...]]]
+Given = Sequence[tuple[Any, ...]]
 """Name, dtype, shape and strides, in elements, of each of a call's tensors, and maybe more."""
 
 
@@ -40,7 +40,7 @@ class Means:
         start: starts the kernels on a pointer to arguments; what was kept for them comes along.
     """
 
-    output: Callable[[tuple[int, ...], str, bool], Maker]
+    output: Callable[[Shape, str, bool], Maker]
     scratch: Callable[[int], Maker]
     starts: Callable[[Problem], tuple[Mapping[str, int], tuple[Any, ...]]]
     start: Callable[[Any, tuple[Any, ...]], None]
@@ -56,14 +56,30 @@ class _Place:
     element_bytes: int
     zeroed: bool
 
+    def kernel_strides(self, strides: Sequence[int]) -> tuple[int, int, int, int]:
+        """Those along the axes that a kernel strides along, with that of splits; 0 for one that the tensor has not."""
+        batch, nhead, seqlen = self.form.strides
+        return (
+            0 if batch is None else strides[batch],
+            0 if nhead is None else strides[nhead],
+            0 if seqlen is None else strides[seqlen],
+            0,
+        )
+
     @property
     def resizable(self) -> bool:
         """Whether a shape, and a stride of 1 along the last axis, are all that is asked of it."""
         return self.form.contiguous <= 1 and not self.form.pool and self.form.role != "updated"
 
 
-class _Frame:
-    """What repeats of all sizes of a form have in common, with tensors of the same names."""
+class Frame:
+    """What repeats of all sizes of a form have in common.
+
+    Args:
+        form: of the problems.
+        given: the names of the tensors.
+        means: what the device does for it.
+    """
 
     def __init__(self, form: Form, given: Iterable[str], means: Means) -> None:
         names = tuple(given)
@@ -76,49 +92,42 @@ class _Frame:
         self.means = means
         self.inputs = [place(name) for name in names]
         self.outputs = [place(name) for name in form.made]
-        self.results = results(form, {name: name for name in (*names, *form.made)})
+        self.results = tuple(results(form, {name: name for name in (*names, *form.made)}).items())
         self.resizable = all(each.resizable for each in self.inputs)
 
 
 class Repeat:
-    """Starts the kernels of a call on tensors of the layout that it was made for, and makes outputs each time."""
+    """Starts the kernels of a call on tensors of the layout that it was made for, and makes outputs each time.
 
-    __slots__ = ("_args", "_frame", "_inputs", "_kept", "_made", "_partials")
+    Args:
+        frame: what it has in common with others.
+        args: of a call on tensors of that layout, with outputs that were made; not to be changed any more.
+        kept: what they point to besides tensors and workspaces.
+        shapes: of the outputs.
+        workspace: what stages share.
+    """
+
+    __slots__ = ("_args", "_frame", "_kept", "_made", "_partials")
 
     def __init__(
-        self, frame: _Frame, problem: Problem, args: CatalogArgs, kept: tuple[Any, ...], workspace: Workspace
+        self, frame: Frame, args: CatalogArgs, kept: tuple[Any, ...], shapes: Iterable[Shape], workspace: Workspace
     ) -> None:
-        extents, output, scratch = problem.extents, frame.means.output, frame.means.scratch
         self._frame, self._args, self._kept = frame, args, kept
-        self._inputs = [(place.name, place.offset) for place in frame.inputs]
         self._made = [
-            (place.name, place.offset, output(place.form.shape(extents), place.form.element, place.zeroed))
-            for place in frame.outputs
+            (place.name, place.offset, frame.means.output(shape, place.form.element, place.zeroed))
+            for place, shape in zip(frame.outputs, shapes, strict=True)
         ]
-        self._partials = [(OFFSETS[slot], scratch(partial.bytes)) for slot, partial in workspace.partials.items()]
+        self._partials = [
+            (OFFSETS[slot], frame.means.scratch(partial.bytes)) for slot, partial in workspace.partials.items()
+        ]
 
     @classmethod
     def of_call(
-        cls,
-        problem: Problem,
-        args: CatalogArgs,
-        kept: tuple[Any, ...],
-        given: Iterable[str],
-        workspace: Workspace,
-        means: Means,
+        cls, frame: Frame, problem: Problem, args: CatalogArgs, kept: tuple[Any, ...], workspace: Workspace
     ) -> Repeat:
-        """What repeats a call.
-
-        Args:
-            problem: what the kernels compute.
-            args: of the call, with outputs that were made; copied.
-            kept: what they point to besides tensors and workspaces.
-            given: the names of its tensors.
-            workspace: what stages share.
-            means: the device's.
-        """
-        frame = _Frame(problem.form, given, means)
-        return cls(frame, problem, CatalogArgs.from_buffer_copy(args), kept, workspace)
+        """What repeats a call of ``problem``, with its arguments, which are copied."""
+        shapes = [place.form.shape(problem.extents) for place in frame.outputs]
+        return cls(frame, CatalogArgs.from_buffer_copy(args), kept, shapes, workspace)
 
     def resized(self, problem: Problem, layout: Given, workspace: Workspace) -> Repeat | None:
         """What repeats a call of a problem of the same form, on tensors of the same names and types.
@@ -126,29 +135,34 @@ class Repeat:
         None where it is not certain that such a call would be taken: another shape, a strided innermost axis, tensors
         larger than this machine's memory. Then the checks of a first call must decide.
         """
-        frame, extents = self._frame, problem.extents
+        frame, extents = self._frame, extents_of(problem)
         if not frame.resizable:
             return None
-        args, total = sized(self._args, problem), 0
+        args, total, write = sized(self._args, problem), 0, TENSOR.pack_into
         for place, (_, _, shape, strides, *_) in zip(frame.inputs, layout, strict=True):
-            tensor = place.form
-            if shape != tensor.shape(extents) or (tensor.contiguous and strides[-1] != 1 and shape[-1] != 1):
+            if shape != place.form.shape(extents):
                 return None
-            total += math.prod(shape) * place.element_bytes
-            _write(args, place.offset, tensor.strides, strides)
+            if place.form.contiguous and strides[-1] != 1 and shape[-1] != 1:
+                return None
+            total += prod(shape) * place.element_bytes
+            write(args, place.offset, 0, *place.kernel_strides(strides))
+        shapes = []
         for place in frame.outputs:
             shape = place.form.shape(extents)
-            total += math.prod(shape) * place.element_bytes
-            _write(args, place.offset, place.form.strides, (*accumulate(shape[:0:-1], mul, initial=1),)[::-1])
+            shapes.append(shape)
+            total += prod(shape) * place.element_bytes
+            write(args, place.offset, 0, *place.kernel_strides([*accumulate(shape[:0:-1], mul, initial=1)][::-1]))
         if total > memory_bytes():
             return None
-        starts, kept = frame.means.starts(problem)
-        for slot, address in starts.items():
-            POINTER.pack_into(args, OFFSETS[slot], address)
+        kept: tuple[Any, ...] = ()
+        if problem.seqlens_q is not None:
+            starts, kept = frame.means.starts(problem)
+            for slot, address in starts.items():
+                POINTER.pack_into(args, OFFSETS[slot], address)
         for slot, partial in workspace.partials.items():
-            TENSOR.pack_into(args, OFFSETS[slot], 0, *partial.strides)
+            write(args, OFFSETS[slot], 0, *partial.strides)
         args.num_splits = workspace.num_splits
-        return Repeat(frame, problem, args, kept, workspace)
+        return Repeat(frame, args, kept, shapes, workspace)
 
     def __call__(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Start the kernels on the tensors; the results, which they write.
@@ -156,29 +170,16 @@ class Repeat:
         Raises:
             DeviceError: a kernel refuses the call or has no memory, or the device does not take the launch.
         """
-        args, tensors = CatalogArgs.from_buffer_copy(self._args), dict(given)
-        for name, offset in self._inputs:
-            POINTER.pack_into(args, offset, tensors[name].data_ptr())
+        frame, args, tensors = self._frame, CatalogArgs.from_buffer_copy(self._args), dict(given)
+        write = POINTER.pack_into
+        for place in frame.inputs:
+            write(args, place.offset, tensors[place.name].data_ptr())
         for name, offset, make in self._made:
             tensor = tensors[name] = make()
-            POINTER.pack_into(args, offset, tensor.data_ptr())
+            write(args, offset, tensor.data_ptr())
         rooms = []
         for offset, make in self._partials:
             rooms.append(make())
-            POINTER.pack_into(args, offset, rooms[-1].data_ptr())
-        self._frame.means.start(ctypes.byref(args), self._kept)
-        return {result: tensors[name] for result, name in self._frame.results.items()}
-
-
-def _write(args: CatalogArgs, offset: int, axes: Strides, strides: Sequence[int]) -> None:
-    """The strides of a tensor, in elements, along the axes that a kernel strides along; 0 for one that it has not."""
-    batch, nhead, seqlen = axes
-    TENSOR.pack_into(
-        args,
-        offset,
-        0,
-        0 if batch is None else strides[batch],
-        0 if nhead is None else strides[nhead],
-        0 if seqlen is None else strides[seqlen],
-        0,
-    )
+            write(args, offset, rooms[-1].data_ptr())
+        frame.means.start(ctypes.byref(args), self._kept)
+        return {result: tensors[name] for result, name in frame.results}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from catalog.runtime.devices.repeats import Means, Repeat
+from catalog.runtime.devices.repeats import Frame, Means, Repeat
 from catalog.runtime.devices.streams import torch_on
 from catalog.runtime.devices.torch_tensors import maker, scratch_maker
 from catalog.runtime.devices.vendors import Vendor
@@ -46,7 +46,8 @@ class TorchLayout(tuple[Any, ...]):
             starts=device.starts_of,
             start=lambda pointer, own: device.queue(kernels, pointer, own, device.stream),
         )
-        return Repeat.of_call(problem, call.args, call.own, [name for name, *_ in self], workspace, means)
+        frame = Frame(problem.form, [name for name, *_ in self], means)
+        return Repeat.of_call(frame, problem, call.args, call.own, workspace)
 
 
 def layout_of(given: Mapping[str, Any], vendor: Vendor) -> TorchLayout | None:

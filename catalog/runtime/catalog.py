@@ -303,6 +303,17 @@ class Catalog(CatalogFile):
         """
         return self._devices.info(arch)
 
+    def misses(self, arch: str) -> list[tuple[str, int]]:
+        """As :meth:`CatalogFile.misses`, with what this object has counted and not written yet."""
+        self.history.write_misses()
+        return super().misses(arch)
+
+    def close(self) -> None:
+        """As :meth:`CatalogFile.close`."""
+        if "connection" in self.__dict__ and "history" in self.__dict__:
+            self.history.write_misses()
+        super().close()
+
     def forget(self) -> None:
         """Select anew from now on: what was measured has changed."""
         with self._lock:

@@ -9,15 +9,15 @@ from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from catalog.schema.likeness import SIZES, kind_of, size_of
+from catalog.schema.likeness import SIZES, bucket_of, bucket_sql, kind_of, size_of
 from catalog.schema.problem import Problem
 
 if TYPE_CHECKING:
     from catalog.runtime.devices import DeviceInfo
     from catalog.runtime.measure import Measurement
 
-MAX_MISSES = 10_000
-"""Problems that the table of misses holds; beyond that no new ones are added."""
+MAX_MISSES = 1_000
+"""Buckets that the table of misses holds; beyond that those go that were not asked for the longest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,26 +195,45 @@ def nearest(
     return None if row is None else Neighbour(row["id"], row["key"], row["squared"] ** 0.5, row["key"] == problem.key)
 
 
-def record_miss(connection: sqlite3.Connection, problem: Problem, arch: str) -> None:
-    """Count that ``problem`` was asked for on ``arch`` without a measurement, in the caller's transaction."""
-    full = connection.execute("SELECT count(*) >= ? FROM miss", (MAX_MISSES,)).fetchone()[0]
-    known = connection.execute("SELECT id FROM problem WHERE key = ?", (problem.key,)).fetchone()
-    if full and known is None:
+def record_misses(connection: sqlite3.Connection, problem: Problem, arch: str, count: int) -> None:
+    """Count that problems like ``problem`` were asked for on ``arch`` without a measurement, in a transaction.
+
+    One row counts a whole bucket, :func:`~catalog.schema.likeness.bucket_of`; the first problem of it is its example.
+    """
+    bucket, now = bucket_of(problem), datetime.now(timezone.utc).isoformat(timespec="seconds")
+    counted = connection.execute(
+        "UPDATE miss SET n = n + ?, last = ? WHERE arch = ? AND bucket = ?", (count, now, arch, bucket)
+    )
+    if counted.rowcount:
         return
     connection.execute(
-        "INSERT INTO miss (problem_id, arch, n, last) VALUES (?, ?, 1, ?) "
-        "ON CONFLICT (problem_id, arch) DO UPDATE SET n = n + 1, last = excluded.last",
-        (_problem_id(connection, problem), arch, datetime.now(timezone.utc).isoformat(timespec="seconds")),
+        "INSERT INTO miss (arch, bucket, problem_id, n, last) VALUES (?, ?, ?, ?, ?)",
+        (arch, bucket, _problem_id(connection, problem), count, now),
+    )
+    too_many = "SELECT rowid FROM miss ORDER BY last, rowid LIMIT max(0, (SELECT count(*) FROM miss) - ?)"
+    gone = connection.execute(f"DELETE FROM miss WHERE rowid IN ({too_many}) RETURNING problem_id", (MAX_MISSES,))
+    connection.executemany(
+        "DELETE FROM problem WHERE id = ?1 AND NOT EXISTS (SELECT 1 FROM miss WHERE problem_id = ?1) "
+        "AND NOT EXISTS (SELECT 1 FROM timing WHERE problem_id = ?1)",
+        [tuple(row) for row in gone.fetchall()],
     )
 
 
+UNMEASURED = (
+    f"(miss.arch, miss.bucket) NOT IN (SELECT DISTINCT device.arch, {bucket_sql('timed')} FROM timing "
+    "JOIN device ON device.id = device_id JOIN problem AS timed ON timed.id = timing.problem_id)"
+)
+"""Of a row of table ``miss``: no problem of the bucket was measured on the arch."""
+
+
 def misses(connection: sqlite3.Connection, arch: str) -> list[tuple[str, int]]:
-    """Keys of the problems that were asked for on ``arch`` and not measured since, the most wanted first."""
+    """The key of a problem of each bucket that was asked for on ``arch`` and not measured since, the most wanted first.
+
+    With it comes how often problems of the bucket were asked for.
+    """
     rows = connection.execute(
-        "SELECT problem.key, miss.n FROM miss JOIN problem ON problem.id = problem_id WHERE arch = ? "
-        "AND NOT EXISTS (SELECT 1 FROM timing JOIN device ON device.id = device_id "
-        "  WHERE timing.problem_id = problem.id AND device.arch = miss.arch) "
-        "ORDER BY miss.n DESC, problem.id",
+        "SELECT problem.key, miss.n FROM miss JOIN problem ON problem.id = problem_id "
+        f"WHERE miss.arch = ? AND {UNMEASURED} ORDER BY miss.n DESC, problem.id",
         (arch,),
     )
     return [(row[0], row[1]) for row in rows]

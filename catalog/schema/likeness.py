@@ -63,3 +63,20 @@ def size_of(problem: Problem) -> tuple[float, ...]:
         keys = sum(length for _, length in lengths) / sequences
     extents = (problem.batch, problem.nhead_k, problem.ratio, queries, keys)
     return tuple(math.log2(1 + extent) for extent in extents)
+
+
+def steps_of(problem: Problem) -> tuple[int, ...]:
+    """The coordinates of a problem, rounded: those of two problems are equal where no size differs much."""
+    return tuple([int(size + 0.5) for size in size_of(problem)])
+
+
+def bucket_of(problem: Problem) -> str:
+    """What problems of one kind share that are about as large: :func:`steps_of`, and the kind."""
+    return f"{','.join(map(str, steps_of(problem)))} {problem.form.kind}"
+
+
+def bucket_sql(problem: str) -> str:
+    """:func:`bucket_of` in SQL, of the row ``problem`` of table ``problem``."""
+    return (
+        " || ',' || ".join(f"CAST({problem}.{name} + 0.5 AS INTEGER)" for name in SIZES) + f" || ' ' || {problem}.kind"
+    )

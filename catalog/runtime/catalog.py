@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from catalog import settings
+from catalog.errors import BuildError, ToolchainError
 from catalog.runtime import timings
 from catalog.runtime.catalog_file import CatalogFile
 from catalog.runtime.decisions import Decision, Decisions
@@ -59,6 +60,7 @@ class Catalog(CatalogFile):
         self._settings = settings.settings()
         self._devices = Devices(num_threads)
         self._measured: dict[str, int] = {}
+        self._told_lacking = False
 
     @classmethod
     @lru_cache(maxsize=1)
@@ -266,6 +268,9 @@ class Catalog(CatalogFile):
     def build(self, kernel: Kernel) -> Artifact:
         """The library of ``kernel``, compiled unless the cache has it.
 
+        Where there is no usable compiler, it is the newest sound library of this row that the cache has, whatever
+        compiled it, as where compiling is forbidden.
+
         Raises:
             BuildError: it does not compile; ``log`` is the compiler's output.
             MissingKernelError: it is not in the cache, and compiling is forbidden.
@@ -280,6 +285,29 @@ class Catalog(CatalogFile):
             if reason is not None:
                 error.hint = f"{kernel.revision} lists it, but {reason}. {error.hint}"
             raise
+        except ToolchainError as error:
+            return self._cached_instead(kernel, error)
+
+    def _cached_instead(self, kernel: Kernel, lacking: ToolchainError) -> Artifact:
+        """The library of ``kernel`` that the cache has, without asking a compiler.
+
+        Raises:
+            ToolchainError: ``lacking``, where the cache has none.
+        """
+        try:
+            artifact = self._stored.build(kernel)
+        except BuildError:
+            raise lacking from None
+        if not self._told_lacking:
+            self._told_lacking = True
+            _log.warning("%s; running what the cache has", lacking.message)
+        return artifact
+
+    @cached_property
+    def _stored(self) -> Builder:
+        from catalog.build.stored import StoredBuilder
+
+        return StoredBuilder(settings.settings().cache_dir, self.history.record)
 
     def host(self) -> HostDevice:
         """The host CPU as a device."""

@@ -90,7 +90,12 @@ def _undisturbed(tensors: tuple[Optional, ...]) -> bool:
         or forward_ad._current_level >= 0
     ):
         return False
-    return all([tensor is None or (type(tensor) is torch.Tensor and not tensor.is_neg()) for tensor in tensors])  # noqa: C419 - 1 us less
+    given = [tensor for tensor in tensors if tensor is not None]
+    on_cpu = given[0].is_cpu
+    return all(
+        type(tensor) is torch.Tensor and tensor.is_cpu is on_cpu and (on_cpu or tensor.is_cuda) and not tensor.is_neg()
+        for tensor in given
+    )
 
 
 def _run_fwd(

@@ -232,7 +232,7 @@ def _misses_by_bucket() -> tuple[str, ...]:
     What was recorded before problems had a kind stays apart. Problems that nothing refers to any more go.
     """
     sizes = " || ',' || ".join(
-        f"CAST({name} + 0.5 AS INTEGER)" for name in ("sequences", "heads", "ratio", "queries", "keys")
+        f"CAST({name} AS INTEGER)" for name in ("sequences", "heads", "ratio", "queries", "keys")
     )
     return (
         "ALTER TABLE miss RENAME TO miss_before",

@@ -240,7 +240,7 @@ class CatalogFile:
     def misses(self, arch: str) -> list[tuple[str, int]]:
         """Problems that were selected for ``arch`` and not measured since, with how often, the most wanted first.
 
-        One key stands for all problems of its kind that are about as large: each size within a factor of about 1.4.
+        One key stands for all problems of its kind that are about as large: no size twice as large as another.
 
         Raises:
             RegistryError: the file cannot be opened or is no catalog.

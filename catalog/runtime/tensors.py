@@ -96,14 +96,14 @@ def element_strides(tensor: Tensor, strides: Sequence[int], itemsize: int) -> tu
     return batch, nhead, seqlen
 
 
-def zeroed_outputs(problem: Problem, inputs: Collection[str]) -> frozenset[str]:
+def zeroed_outputs(form: Form, inputs: Collection[str]) -> frozenset[str]:
     """The outputs of which kernels leave some elements alone, given inputs of these names: they begin as zeros.
 
     Left alone are rows behind the real length of a sequence, skipped sequences, what a mask hides of dbias, and what of
     randval has no key.
     """
-    if problem.min_seqlen_q > 0 or "seqlens_q" in inputs or "seqlens_k" in inputs:
-        return frozenset(problem.made)
+    if form.blank.min_seqlen_q > 0 or "seqlens_q" in inputs or "seqlens_k" in inputs:
+        return frozenset(form.made)
     return _NEVER_FILLED
 
 
@@ -117,7 +117,7 @@ def make_outputs(problem: Problem, inputs: Mapping[str, Any] | None = None) -> d
         TensorError: the problem's tensors are larger than this machine's memory.
     """
     check_memory(problem)
-    zeroed = zeroed_outputs(problem, inputs or ())
+    zeroed = zeroed_outputs(problem.form, inputs or ())
     return {
         name: (np.zeros if name in zeroed else np.empty)(problem.shapes[name], element_type(problem, name))
         for name in problem.made

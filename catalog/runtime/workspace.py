@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import mul
 
@@ -93,7 +93,7 @@ def workspace_of(problem: Problem, num_splits: int, least: Mapping[str, int] | N
     wanted = least or {}
     return Workspace(
         num_splits,
-        {name: replace(partial, bytes=max(partial.bytes, wanted.get(name, 0))) for name, partial in partials.items()},
+        {name: Partial(max(partial.bytes, wanted.get(name, 0)), partial.strides) for name, partial in partials.items()},
     )
 
 

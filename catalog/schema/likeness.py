@@ -66,8 +66,14 @@ def size_of(problem: Problem) -> tuple[float, ...]:
 
 
 def steps_of(problem: Problem) -> tuple[int, ...]:
-    """The coordinates of a problem, rounded: those of two problems are equal where no size differs much."""
-    return tuple([int(size + 0.5) for size in size_of(problem)])
+    """The coordinates of a problem, rounded down: those of two problems are equal where no size is twice as large."""
+    sequences = max(1, problem.batch)
+    queries, keys = problem.seqlen_q, problem.seqlen_k
+    if problem.seqlens_q is not None:
+        queries = problem.tokens_q // sequences
+        keys = keys if problem.seqlens_k is None else problem.tokens_k // sequences
+    extents = (problem.batch, problem.nhead_k, problem.ratio, queries, keys)
+    return tuple([(1 + extent).bit_length() - 1 for extent in extents])
 
 
 def bucket_of(problem: Problem) -> str:
@@ -77,6 +83,4 @@ def bucket_of(problem: Problem) -> str:
 
 def bucket_sql(problem: str) -> str:
     """:func:`bucket_of` in SQL, of the row ``problem`` of table ``problem``."""
-    return (
-        " || ',' || ".join(f"CAST({problem}.{name} + 0.5 AS INTEGER)" for name in SIZES) + f" || ' ' || {problem}.kind"
-    )
+    return " || ',' || ".join(f"CAST({problem}.{name} AS INTEGER)" for name in SIZES) + f" || ' ' || {problem}.kind"

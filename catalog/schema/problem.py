@@ -241,7 +241,10 @@ class Problem(BaseModel):
         """
         certain = certain_sizes(self, sizes)
         if certain is not None:
-            return BaseModel.model_copy(self.form.blank, update=certain)
+            resized, blank = type(self).__new__(type(self)), self.form.blank
+            # As pickle makes one: what is in a problem of this form was validated, and so were these sizes.
+            resized.__setstate__({"__dict__": {**blank.__dict__, **certain}, "__pydantic_fields_set__": _FIELDS})
+            return resized
         fields = {name: value for name, value in self.model_dump().items() if name not in SIZES}
         return type(self)(**{**fields, **sizes})
 
@@ -411,6 +414,7 @@ class Problem(BaseModel):
         return traffic_of(self)
 
 
+_FIELDS = set(Problem.model_fields)
 _ALWAYS_IN_KEY = ("op", "dtype", "mask", "lse", "layout")
 
 

@@ -132,7 +132,7 @@ TABLES: Mapping[str, Table] = MappingProxyType(
             "Problems that were selected for an arch without a measurement: a row for all that are about alike.",
             _words(
                 ("arch",),
-                bucket="what they have in common: binary logarithms of their sizes, rounded, and their kind",
+                bucket="what they have in common: binary logarithms of their sizes, rounded down, and their kind",
                 problem_id="row of table problem: one of them",
                 n="how often; written as it doubles",
                 last="when last, ISO 8601 in UTC",

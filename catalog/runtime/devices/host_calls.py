@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from catalog.runtime.devices.arguments import Call, first_tokens
@@ -44,14 +44,14 @@ class HostLayout(tuple[Any, ...]):
             for kernel in kernels:
                 kernel.launch(pointer)
 
-        means = Means(_maker, lambda size: _maker((max(1, size),), "uint8", False), _starts, start)
+        means = Means(_maker, _scratch, _starts, start)
         frame = Frame(problem.form, [name for name, *_ in self], means)
         return Repeat.of_call(frame, problem, call.args, call.starts, workspace)
 
 
 def _starts(problem: Problem) -> tuple[Mapping[str, int], tuple[Any, ...]]:
     arrays = first_tokens(problem)
-    return {name: array.ctypes.data for name, array in arrays.items()}, tuple(arrays.values())
+    return {name: array.__array_interface__["data"][0] for name, array in arrays.items()}, tuple(arrays.values())
 
 
 def host_layout(given: Mapping[str, Any]) -> HostLayout | None:
@@ -81,6 +81,11 @@ def host_layout(given: Mapping[str, Any]) -> HostLayout | None:
     return HostLayout(layout)
 
 
-def _maker(shape: tuple[int, ...], element: str, zeroed: bool) -> Callable[[], Any]:
+@cache
+def _maker(element: str, zeroed: bool) -> Callable[[tuple[int, ...]], Any]:
     torch = imported_torch()
-    return partial(torch.zeros if zeroed else torch.empty, shape, dtype=getattr(torch, element), device="cpu")
+    return partial(torch.zeros if zeroed else torch.empty, dtype=getattr(torch, element), device=torch.device("cpu"))
+
+
+def _scratch(size: int) -> Any:
+    return _maker("uint8", False)((max(1, size),))

@@ -21,8 +21,8 @@ from catalog.schema.problem import Problem
 from catalog.schema.problem_form import Form
 from catalog.schema.problem_tensors import Shape, TensorForm, bytes_of_element, extents_of
 
-Maker = Callable[[], Any]
-"""Makes a tensor."""
+Maker = Callable[[Shape], Any]
+"""Makes a tensor of a shape."""
 
 Given = Sequence[tuple[Any, ...]]
 """Name, dtype, shape and strides, in elements, of each of a call's tensors, and maybe more."""
@@ -33,15 +33,15 @@ class Means:
     """What a device does for repeats.
 
     Attributes:
-        output: what makes an output of a shape, of elements of that name; told whether it begins as zeros.
-        scratch: what makes so many bytes.
+        output: what makes outputs of elements of that name; told whether they begin as zeros.
+        scratch: makes so many bytes.
         starts: the first tokens of a problem's packed sequences where kernels read them: addresses by their place in
             the argument struct, and what must be kept for that.
         start: starts the kernels on a pointer to arguments; what was kept for them comes along.
     """
 
-    output: Callable[[Shape, str, bool], Maker]
-    scratch: Callable[[int], Maker]
+    output: Callable[[str, bool], Maker]
+    scratch: Callable[[int], Any]
     starts: Callable[[Problem], tuple[Mapping[str, int], tuple[Any, ...]]]
     start: Callable[[Any, tuple[Any, ...]], None]
 
@@ -54,7 +54,6 @@ class _Place:
     offset: int
     form: TensorForm
     element_bytes: int
-    zeroed: bool
 
     def kernel_strides(self, strides: Sequence[int]) -> tuple[int, int, int, int]:
         """Those along the axes that a kernel strides along, with that of splits; 0 for one that the tensor has not."""
@@ -83,15 +82,16 @@ class Frame:
 
     def __init__(self, form: Form, given: Iterable[str], means: Means) -> None:
         names = tuple(given)
-        zeroed = zeroed_outputs(form.blank, names)
+        zeroed = zeroed_outputs(form, names)
 
         def place(name: str) -> _Place:
             tensor = form.tensors[name]
-            return _Place(name, OFFSETS[tensor.slot], tensor, bytes_of_element(tensor.element), name in zeroed)
+            return _Place(name, OFFSETS[tensor.slot], tensor, bytes_of_element(tensor.element))
 
         self.means = means
         self.inputs = [place(name) for name in names]
         self.outputs = [place(name) for name in form.made]
+        self.makers = [means.output(form.tensors[name].element, name in zeroed) for name in form.made]
         self.results = tuple(results(form, {name: name for name in (*names, *form.made)}).items())
         self.resizable = all(each.resizable for each in self.inputs)
 
@@ -107,19 +107,13 @@ class Repeat:
         workspace: what stages share.
     """
 
-    __slots__ = ("_args", "_frame", "_kept", "_made", "_partials")
+    __slots__ = ("_args", "_frame", "_kept", "_shapes", "_workspace")
 
     def __init__(
-        self, frame: Frame, args: CatalogArgs, kept: tuple[Any, ...], shapes: Iterable[Shape], workspace: Workspace
+        self, frame: Frame, args: CatalogArgs, kept: tuple[Any, ...], shapes: Sequence[Shape], workspace: Workspace
     ) -> None:
         self._frame, self._args, self._kept = frame, args, kept
-        self._made = [
-            (place.name, place.offset, frame.means.output(shape, place.form.element, place.zeroed))
-            for place, shape in zip(frame.outputs, shapes, strict=True)
-        ]
-        self._partials = [
-            (OFFSETS[slot], frame.means.scratch(partial.bytes)) for slot, partial in workspace.partials.items()
-        ]
+        self._shapes, self._workspace = shapes, workspace
 
     @classmethod
     def of_call(
@@ -174,12 +168,12 @@ class Repeat:
         write = POINTER.pack_into
         for place in frame.inputs:
             write(args, place.offset, tensors[place.name].data_ptr())
-        for name, offset, make in self._made:
-            tensor = tensors[name] = make()
-            write(args, offset, tensor.data_ptr())
+        for place, make, shape in zip(frame.outputs, frame.makers, self._shapes, strict=True):
+            tensor = tensors[place.name] = make(shape)
+            write(args, place.offset, tensor.data_ptr())
         rooms = []
-        for offset, make in self._partials:
-            rooms.append(make())
-            write(args, offset, rooms[-1].data_ptr())
+        for slot, partial in self._workspace.partials.items():
+            rooms.append(frame.means.scratch(partial.bytes))
+            write(args, OFFSETS[slot], rooms[-1].data_ptr())
         frame.means.start(ctypes.byref(args), self._kept)
         return {result: tensors[name] for result, name in frame.results}

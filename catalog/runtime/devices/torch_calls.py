@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from catalog.runtime.devices.repeats import Frame, Means, Repeat
 from catalog.runtime.devices.streams import torch_on
-from catalog.runtime.devices.torch_tensors import maker, scratch_maker
+from catalog.runtime.devices.torch_tensors import maker, scratch
 from catalog.runtime.devices.vendors import Vendor
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ class TorchLayout(tuple[Any, ...]):
         """As :meth:`Layout.repeat`."""
         vendor, index = device.runtime.vendor, device.index
         means = Means(
-            output=lambda shape, element, zeroed: maker(shape, element, zeroed, vendor, index),
-            scratch=lambda size: scratch_maker(size, vendor, index),
+            output=lambda element, zeroed: maker(element, zeroed, vendor, index),
+            scratch=lambda size: scratch(size, vendor, index),
             starts=device.starts_of,
             start=lambda pointer, own: device.queue(kernels, pointer, own, device.stream),
         )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import mul
+from types import MappingProxyType
+from typing import NamedTuple
 
 from catalog.backends import backend_of
 from catalog.schema.fields import Family, Mode
@@ -24,22 +25,20 @@ _NEARLY_FULL = 0.85
 _DETERMINISTIC_SPLITS = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Partial:
+class Partial(NamedTuple):
     """Float32 partial results, dense: bytes, and strides (batch, nhead, seqlen, split) in elements."""
 
     bytes: int
     strides: tuple[int, int, int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Workspace:
+class Workspace(NamedTuple):
     """What the stages of a plan share: the parts that the keys are divided into, and partial results by their place in
     the argument struct, which begin uninitialised.
     """
 
     num_splits: int = 1
-    partials: Mapping[str, Partial] = field(default_factory=dict)
+    partials: Mapping[str, Partial] = MappingProxyType({})
 
 
 NO_WORKSPACE = Workspace()

@@ -103,7 +103,7 @@ def _packed(sizes: Mapping[str, Any]) -> dict[str, Any] | None:
     if sizes.keys() != _PACKED_SIZES:
         return None
     q, k = sizes["seqlens_q"], sizes["seqlens_k"]
-    if not (_are_lengths(q) and _are_lengths(k) and len(q) == len(k)):
+    if not _are_lengths(q) or not (k is q or (_are_lengths(k) and len(q) == len(k))):
         return None
     return {"batch": len(q), "seqlen_q": max(q), "seqlen_k": max(k), "num_pages": None, **sizes}
 

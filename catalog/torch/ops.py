@@ -111,14 +111,15 @@ def _run_fwd(
     *options: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     paged = block_table is not None
+    lengths_q = _lengths(cu_seqlens_q)
     case = Case(
         "pagedkv" if paged else "fwd",
         q.dtype,
         q.shape,
         k.shape,
         v.shape,
-        _lengths(cu_seqlens_q),
-        None if paged else _lengths(cu_seqlens_k),
+        lengths_q,
+        None if paged else lengths_q if cu_seqlens_k is cu_seqlens_q else _lengths(cu_seqlens_k),
         block_table.shape[1] if block_table is not None else 0,
         *_bias_of(bias, alibi_slopes),
         False,
@@ -147,14 +148,15 @@ def _run_bwd(
     dbias: bool,
     *options: Any,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    lengths_q = _lengths(cu_seqlens_q)
     case = Case(
         "bwd",
         q.dtype,
         q.shape,
         k.shape,
         v.shape,
-        _lengths(cu_seqlens_q),
-        _lengths(cu_seqlens_k),
+        lengths_q,
+        lengths_q if cu_seqlens_k is cu_seqlens_q else _lengths(cu_seqlens_k),
         0,
         *_bias_of(bias, alibi_slopes),
         dbias,

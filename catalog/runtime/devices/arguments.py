@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import ctypes
 import struct
+from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
 from types import MappingProxyType
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from catalog.runtime.devices.abi import ABI_VERSION, TENSORS, CatalogArgs
-from catalog.runtime.tensors import Array, element_strides, numpy_dtype
+from catalog.runtime.tensors import element_strides, numpy_dtype
 from catalog.schema.problem import Problem
 from catalog.schema.problem_form import Form
+
+if TYPE_CHECKING:
+    Starts = array[int]
 
 TENSOR, POINTER = struct.Struct("@Pqqqq"), struct.Struct("@P")
 OFFSETS: Mapping[str, int] = MappingProxyType(
@@ -42,7 +44,7 @@ class Template:
     """
 
     args: CatalogArgs
-    starts: Mapping[str, Array]
+    starts: Mapping[str, Starts]
     offsets: tuple[int, ...]
 
     def fill(
@@ -66,10 +68,10 @@ class Template:
         return args
 
 
-def first_tokens(problem: Problem) -> dict[str, Array]:
+def first_tokens(problem: Problem) -> dict[str, Starts]:
     """The arrays seqstart_q and seqstart_k of packed sequences, by name; of others none."""
     return {
-        name: np.fromiter(accumulate(lengths, initial=0), np.int32, len(lengths) + 1)
+        name: array("i", accumulate(lengths, initial=0))
         for name, lengths in (("seqstart_q", problem.seqlens_q), ("seqstart_k", problem.seqlens_k))
         if lengths is not None
     }
@@ -120,8 +122,8 @@ def _without_sizes(form: Form) -> CatalogArgs:
 def template(problem: Problem, layout: tuple[tuple[str, tuple[int, ...]], ...]) -> Template:
     """The arguments for tensors with these names and strides, in bytes."""
     starts, args = first_tokens(problem), without_tensors(problem)
-    for name, array in starts.items():
-        POINTER.pack_into(args, OFFSETS[name], array.ctypes.data)
+    for name, tokens in starts.items():
+        POINTER.pack_into(args, OFFSETS[name], tokens.buffer_info()[0])
     offsets = []
     for name, strides in layout:
         tensor = problem.tensors[name]

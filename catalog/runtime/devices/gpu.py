@@ -291,7 +291,7 @@ class GpuDevice:
             return {}
         starts = self._starts.get(problem)
         if starts is None:
-            arrays = first_tokens(problem)
+            arrays = {name: np.array(tokens, np.int32) for name, tokens in first_tokens(problem).items()}
             starts = {name: self._memory(array.nbytes) for name, array in arrays.items()}
             self._send([_Copy(arrays[name], memory, False) for name, memory in starts.items()], self.stream)
             if len(self._starts) >= _MOST_STARTS:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from catalog.runtime.devices.arguments import Call, first_tokens
 from catalog.runtime.devices.host_arrays import imported_torch
 from catalog.runtime.devices.repeats import Frame, Means, Repeat
-from catalog.runtime.tensors import Array
 
 if TYPE_CHECKING:
     from catalog.runtime.devices.loading import LoadedKernel
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 class HostCall(Call):
     """A call on the host; ``starts`` are the first tokens of packed sequences, which follow from the problem."""
 
-    starts: tuple[Array, ...] = field(repr=False)
+    starts: tuple[Any, ...] = field(repr=False)
 
 
 class HostLayout(tuple[Any, ...]):
@@ -51,7 +50,7 @@ class HostLayout(tuple[Any, ...]):
 
 def _starts(problem: Problem) -> tuple[Mapping[str, int], tuple[Any, ...]]:
     arrays = first_tokens(problem)
-    return {name: array.__array_interface__["data"][0] for name, array in arrays.items()}, tuple(arrays.values())
+    return {name: tokens.buffer_info()[0] for name, tokens in arrays.items()}, tuple(arrays.values())
 
 
 def host_layout(given: Mapping[str, Any]) -> HostLayout | None:

@@ -14,7 +14,6 @@ from catalog.runtime.devices.arguments import without_tensors
 from catalog.runtime.inputs import make_inputs
 from catalog.runtime.tensors import Strided, check_inputs, check_outputs, results
 from catalog.runtime.workspace import NO_WORKSPACE, Workspace, splits_of, workspace_of
-from catalog.schema.stages import WORKSPACES
 
 if TYPE_CHECKING:
     from catalog.runtime.devices import Device, Layout
@@ -198,14 +197,12 @@ def agreed_workspace(problem: Problem, kernels: Sequence[LoadedKernel], num_spli
     """
     if problem.op not in ("splitkv", "bwd"):
         return NO_WORKSPACE
-    args = without_tensors(problem)
-    least = dict.fromkeys(WORKSPACES, 0)
+    args, needed = without_tensors(problem), []
     for kernel in kernels:
         args.num_splits = num_splits
-        needed = kernel.workspace(args)
-        num_splits = needed.num_splits
-        least = {name: max(size, getattr(needed, name)) for name, size in least.items()}
-    return workspace_of(problem, num_splits, least)
+        needed.append(kernel.workspace(args))
+        num_splits = needed[-1].num_splits
+    return workspace_of(problem, num_splits, needed)
 
 
 def _check_apart(tensors: Mapping[str, Strided], outputs: tuple[str, ...]) -> None:

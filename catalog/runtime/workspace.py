@@ -7,12 +7,15 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from operator import mul
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from catalog.backends import backend_of
 from catalog.schema.fields import Family, Mode
 from catalog.schema.kernel import Kernel
 from catalog.schema.problem import Problem
+
+if TYPE_CHECKING:
+    from catalog.runtime.devices.abi import CatalogWorkspace
 
 MAX_SPLITS = 128
 """More splits than this never pay: combining them costs as much as they save. CK has the same limit."""
@@ -82,18 +85,18 @@ def _whole_waves(items: int, places: int, most: int) -> int:
     return next(splits for splits in range(1, most + 1) if filled(splits) >= enough)
 
 
-def workspace_of(problem: Problem, num_splits: int, least: Mapping[str, int] | None = None) -> Workspace:
-    """The workspace with so many splits; ``least`` says how many bytes of each partial result kernels insist on."""
+def workspace_of(problem: Problem, num_splits: int, insisting: Sequence[CatalogWorkspace] = ()) -> Workspace:
+    """The workspace with so many splits; kernels may insist on more bytes of partial results."""
     partials = {}
     if problem.op == "splitkv":
         partials = {"o_acc": _rows(problem, num_splits, problem.hdim_v), "lse_acc": _rows(problem, num_splits, 1)}
     if problem.op == "bwd":
         partials = {"delta": _rows(problem, 1, 1), "dq_acc": _rows(problem, num_splits, problem.hdim_q)}
-    wanted = least or {}
-    return Workspace(
-        num_splits,
-        {name: Partial(max(partial.bytes, wanted.get(name, 0)), partial.strides) for name, partial in partials.items()},
-    )
+    for needed in insisting:
+        for name, partial in partials.items():
+            if getattr(needed, name) > partial.bytes:
+                partials[name] = partial._replace(bytes=getattr(needed, name))
+    return Workspace(num_splits, partials)
 
 
 def _rows(problem: Problem, splits: int, width: int) -> Partial:

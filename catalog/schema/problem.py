@@ -253,6 +253,9 @@ class Problem(BaseModel):
         fields = type(self).model_fields
         return type(self).model_construct(**{name: self.__dict__[name] for name in fields})
 
+    def __reduce__(self) -> tuple[Callable[[str], Problem], tuple[str]]:
+        return _of_key, (self.key,)  # what is remembered of it, its form above all, is this process's
+
     def __eq__(self, other: object) -> bool:
         return self.identity == other.identity if isinstance(other, Problem) else NotImplemented
 
@@ -416,6 +419,10 @@ class Problem(BaseModel):
 
 _FIELDS = set(Problem.model_fields)
 _ALWAYS_IN_KEY = ("op", "dtype", "mask", "lse", "layout")
+
+
+def _of_key(key: str) -> Problem:
+    return Problem(**json.loads(key))
 
 
 def _default_scale(hdim_q: int) -> float:

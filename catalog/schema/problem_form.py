@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,9 @@ MOST_FORMS = 4096
 class Form:
     """The fields of a problem but :data:`SIZES`, in normal form, and what follows from them.
 
-    Equal forms have the same :attr:`text`.
+    Args:
+        text: the fields as canonical JSON: equal of equal forms.
+        blank: a problem with these fields, of whatever sizes.
     """
 
     def __init__(self, text: str, blank: Problem) -> None:
@@ -39,9 +41,6 @@ class Form:
 
     def __repr__(self) -> str:
         return f"Form({self.text})"
-
-    def __reduce__(self) -> tuple[Callable[[str], Form], tuple[str]]:
-        return _form_of_key, (self.blank.key,)
 
     @cached_property
     def tensors(self) -> Mapping[str, TensorForm]:
@@ -102,9 +101,3 @@ def form_of(problem: Problem) -> Form:
         form = _forms.setdefault(text, Form(text, problem.without_caches()))
         form.blank.__dict__["form"] = form  # and so have its copies
     return form
-
-
-def _form_of_key(key: str) -> Form:
-    from catalog.schema.problem import Problem
-
-    return Problem(**json.loads(key)).form

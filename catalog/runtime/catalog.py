@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Set
+from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -216,7 +216,7 @@ class Catalog(CatalogFile):
 
         def reselect(problem: Problem, without: Set[str]) -> tuple[Kernel, ...]:
             with self._lock:
-                self.reconsider()
+                self.reconsider(without)
                 return decide(problem, without).kernels
 
         def choice(problem: Problem, limit: int) -> Choice:
@@ -347,14 +347,16 @@ class Catalog(CatalogFile):
         with self._lock:
             self._memo.clear()
             self._measured.clear()
-            self.reconsider()
-
-    def reconsider(self) -> None:
-        """Decide anew about problems that were not selected before: a kernel has failed, or can be had again."""
-        with self._lock:
             for planner in self._planners.values():
                 planner.decisions.forget()
                 planner.services.shared.clear()
+
+    def reconsider(self, kernel_ids: Collection[str]) -> None:
+        """Decide anew about problems that were not selected before: these kernels have failed, or can be had again."""
+        with self._lock:
+            for planner in self._planners.values():
+                planner.decisions.forget()
+                planner.services.shared.drop(kernel_ids)
 
     def _file_changed(self) -> None:
         self.forget()

@@ -70,7 +70,7 @@ class History:
     def record(self, record: ArtifactRecord) -> None:
         """Write a build into the catalog; where that fails the process remembers a kernel that did not compile."""
         connection = self._catalog.connection
-        self._catalog.reconsider()
+        self._catalog.reconsider({record.kernel_id})
         try:
             with self._lock, transaction(connection):
                 record_artifact(connection, record.columns)
@@ -108,7 +108,7 @@ class History:
     def quarantine(self, quarantine: Quarantine) -> None:
         """Mark a library in the catalog; where that fails the process remembers it."""
         connection = self._catalog.connection
-        self._catalog.reconsider()
+        self._catalog.reconsider({quarantine.kernel_id})
         self._unrecorded[quarantine.kernel_id] = quarantine.key
         with suppress(RegistryError), self._lock, transaction(connection):
             if quarantine_artifact(connection, quarantine.key, quarantine.log):
@@ -156,7 +156,7 @@ class History:
                 f"no quarantined kernel has the name or id {which!r}", hint="catalog cache quarantined lists them."
             )
         connection, cache = self._catalog.connection, self._catalog.builder.cache
-        self._catalog.reconsider()
+        self._catalog.reconsider({one.kernel_id for one in released})
         try:
             with self._lock, transaction(connection):
                 for one in released:

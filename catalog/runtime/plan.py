@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Mapping, Set
+from collections.abc import Callable, Collection, Hashable, Mapping, Set
 from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -68,6 +68,14 @@ class Shared:
 
     loaded: dict[str, LoadedKernel] = field(default_factory=dict)
     alike: dict[tuple[Form, tuple[str, ...], Hashable], Repeat] = field(default_factory=dict)
+
+    def drop(self, kernel_ids: Collection[str]) -> None:
+        """Settle these kernels anew from now on."""
+        for kernel_id in kernel_ids:
+            self.loaded.pop(kernel_id, None)
+        for place in list(self.alike):  # other threads add to it
+            if not set(place[1]).isdisjoint(kernel_ids):
+                self.alike.pop(place, None)
 
     def clear(self) -> None:
         """Settle every kernel anew from now on."""

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
+from catalog.build.notices import shown_elsewhere
+
 
 @contextmanager
 def fraction_done(what: str) -> Iterator[Callable[[float], None]]:
@@ -18,7 +20,7 @@ def fraction_done(what: str) -> Iterator[Callable[[float], None]]:
     from rich.console import Console
     from rich.progress import Progress
 
-    with Progress(console=Console(stderr=True), transient=True) as progress:
+    with shown_elsewhere(), Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(what, total=1.0)
         yield lambda done: progress.update(task, completed=done)
 
@@ -38,7 +40,8 @@ def each_timed(what: str, total: int) -> Iterator[tuple[Callable[[int, str], Non
 
     columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left:"))
     about = TextColumn("{task.description}", markup=False)
-    with Progress(*columns, TimeRemainingColumn(), about, console=Console(stderr=True)) as progress:
+    shown = Progress(*columns, TimeRemainingColumn(), about, console=Console(stderr=True))
+    with shown_elsewhere(), shown as progress:
         task = progress.add_task("", total=total)
 
         def advance(done: int, last: str) -> None:

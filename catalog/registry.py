@@ -29,6 +29,8 @@ CACHE_KIB = 524_288
 
 STEPS_PER_SIGNAL_CHECK = 100_000
 """Instructions of SQLite's machine, a few milliseconds of them."""
+LOG_BYTES = 4 << 20
+"""The log of changes beside the file is cut down to so many bytes when it begins anew."""
 
 APPLICATION_ID = 0x6B636174  # "kcat": tells a catalog from any other SQLite file
 
@@ -232,6 +234,32 @@ def _stages() -> tuple[str, ...]:
     )
 
 
+def _misses_by_bucket() -> tuple[str, ...]:
+    """One row for problems that are alike and about as large, catalog.schema.likeness.bucket_of, with an example.
+
+    What was recorded before problems had a kind stays apart. Problems that nothing refers to any more go.
+    """
+    sizes = " || ',' || ".join(
+        f"CAST({name} AS INTEGER)" for name in ("sequences", "heads", "ratio", "queries", "keys")
+    )
+    return (
+        "ALTER TABLE miss RENAME TO miss_before",
+        """CREATE TABLE miss (
+            arch TEXT NOT NULL,
+            bucket TEXT NOT NULL,
+            problem_id INTEGER NOT NULL REFERENCES problem (id) ON DELETE CASCADE,  -- the example
+            n INTEGER NOT NULL, last TEXT NOT NULL,
+            PRIMARY KEY (arch, bucket)) STRICT""",
+        f"INSERT INTO miss (arch, bucket, problem_id, n, last) SELECT arch, {sizes} || ' ' || "
+        "coalesce(nullif(kind, ''), key), min(problem_id), sum(n), max(last) "
+        "FROM miss_before JOIN problem ON problem.id = problem_id GROUP BY 1, 2",
+        "DROP TABLE miss_before",
+        "CREATE INDEX miss_problem ON miss (problem_id)",
+        "DELETE FROM problem "
+        "WHERE id NOT IN (SELECT problem_id FROM miss) AND id NOT IN (SELECT problem_id FROM timing)",
+    )
+
+
 _MIGRATIONS: tuple[Callable[[], tuple[str, ...]], ...] = (
     _initial_schema,
     _what_the_compiler_knows,
@@ -240,6 +268,7 @@ _MIGRATIONS: tuple[Callable[[], tuple[str, ...]], ...] = (
     _how_sure_timings_are,
     _dropped_libraries,
     _stages,
+    _misses_by_bucket,
 )
 """Step i takes a file from user_version i to i + 1."""
 
@@ -355,6 +384,7 @@ def _open(path: Path, parameters: str = "mode=rwc") -> sqlite3.Connection:
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
         connection.execute("PRAGMA temp_store = MEMORY")
+        connection.execute(f"PRAGMA journal_size_limit = {LOG_BYTES}")
         connection.create_function("sha256", 1, sha256_hex, deterministic=True)
         _versions(connection)  # reads the file
     except BaseException:
@@ -481,6 +511,12 @@ def impatient(connection: sqlite3.Connection) -> Iterator[None]:
         yield
     finally:
         connection.execute(f"PRAGMA busy_timeout = {int(BUSY_TIMEOUT_S * 1000)}")
+
+
+def shorten_log(connection: sqlite3.Connection) -> None:
+    """Move the log of changes into the file, and empty it, unless somebody else is using it: then it can wait."""
+    with impatient(connection), suppress(sqlite3.OperationalError):
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
 @contextmanager

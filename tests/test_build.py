@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 import stat
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -20,7 +21,7 @@ import pytest
 from tiny_project import ARCH, Project, answer_of, make_kernel, make_project
 
 from catalog.backends import HOST
-from catalog.build import processes, toolchains
+from catalog.build import notices, processes, toolchains
 from catalog.build.builder import Builder, BuildFailure
 from catalog.build.cache import ArtifactRecord, Cache
 from catalog.build.host.emit import emit
@@ -48,6 +49,29 @@ def project(tmp_path: Path) -> Project:
 
 
 # Building
+
+
+def test_a_call_that_compiles_says_so(
+    project: Project,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(notices, "PATIENCE_SECONDS", 0.01)
+    builder, kernel = project.builder(tmp_path / "cache"), make_kernel()
+    with caplog.at_level(logging.INFO, logger="catalog"):
+        builder.build(make_kernel(32))
+    assert [message.split()[0] for message in caplog.messages] == ["compiling", "compiled"]
+    builder.build(make_kernel(96))
+    assert capsys.readouterr().err == "", "no terminal"
+
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with notices.shown_elsewhere():
+        builder.build(make_kernel(128))
+    assert capsys.readouterr().err == "", "a progress bar says more"
+    builder.build(kernel)
+    assert capsys.readouterr().err == f"catalog: compiling {kernel.name}; it is kept, and later calls find it\n"
 
 
 def test_builds_once_and_tells_the_registry(project: Project, tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ def test_a_library_that_is_lost_between_build_and_load_is_built_again(build, los
     services = Services(
         choice=lambda problem, limit: Choice(None, ()),
         build=build_and_lose,
-        reselect=lambda ids: (kernel,),
+        reselect=lambda problem, ids: (kernel,),
         device=lambda arch: device,
         guard=lambda *loaded: None,
     )

@@ -3,11 +3,13 @@
 import json
 import pickle
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from catalog.errors import ProblemError
+from catalog.schema import problem_form
 from catalog.schema.fields import Mask, Mode
 from catalog.schema.problem import Problem
 from catalog.schema.problem_fields import ELEMENT_BYTES
@@ -203,3 +205,68 @@ def test_flops_and_bytes():
 def test_the_key_is_made_once():
     problem = Problem(**DENSE)
     assert problem.key is problem.key
+
+
+SIZES = st.one_of(
+    st.integers(0, 70), st.sampled_from([-1, 2**31 - 1, 2**31, 2**20, True, False, 3.0, None, "4", np.int64(5)])
+)
+LENGTHS = st.one_of(
+    st.lists(SIZES, max_size=3).map(tuple), st.lists(st.integers(0, 9), min_size=1, max_size=3).map(tuple)
+)
+FORMS = [
+    DENSE,
+    DENSE | {"op": "bwd", "mask": "causal", "bias": "bias", "dbias": True},
+    DENSE | {"op": "splitkv", "num_splits": 3, "scale": 0.5, "layout": "bshd"},
+    DENSE | {"dtype": "fp8", "qscale": "blockscale", "lse": True},
+    DENSE | APPEND | {"rope": "half"},
+    DENSE | {"op": "splitkv", "page_size": 4},
+    PACKED,
+    PACKED | {"op": "bwd", "mask": "window", "window": (3, 1), "bias": "alibi", "bias_dims": "bh"},
+    PACKED | {"min_seqlen_q": 2, "dropout": 0.5, "randval": True},
+    PAGED | {"seqlen_k": 9},
+    VECTORS | {"seqlen_k": 9},
+]
+
+
+def outcome(make):
+    try:
+        return make().key
+    except ProblemError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("fields", FORMS)
+@given(
+    sizes=st.one_of(
+        st.fixed_dictionaries({"batch": SIZES, "seqlen_q": SIZES, "seqlen_k": SIZES}),
+        st.fixed_dictionaries({"seqlens_q": LENGTHS, "seqlens_k": LENGTHS}),
+        st.lists(st.integers(0, 9), min_size=1, max_size=3).map(
+            lambda q: {"seqlens_q": tuple(q), "seqlens_k": tuple(q)}
+        ),
+        st.fixed_dictionaries({"seqlens_q": LENGTHS, "seqlen_k": SIZES, "num_pages": SIZES}),
+    )
+)
+def test_other_sizes_are_taken_as_the_constructor_takes_them(fields, sizes):
+    """The same problem or the same error, whether or not the sizes are certain enough for the short way."""
+    problem = Problem(**fields)
+    others = {name: value for name, value in problem.model_dump().items() if name not in problem_form.SIZES}
+    assert outcome(lambda: problem.resized(**sizes)) == outcome(lambda: Problem(**{**others, **sizes}))
+
+
+@pytest.mark.parametrize("fields", FORMS)
+def test_problems_of_one_form_differ_in_sizes_only(fields):
+    problem = Problem(**fields)
+    if problem.op == "appendkv" or problem.paged:
+        other = problem.model_copy(update={"seqlen_k": 80, "num_pages": None})
+    elif problem.seqlens_q is None:
+        other = problem.resized(batch=1, seqlen_q=7, seqlen_k=9)
+    else:
+        other = problem.resized(seqlens_q=(1, 2, 3, 4), seqlens_k=(5, 4, 3, 2))
+    same = Problem(**json.loads(other.key))
+    assert other == same
+    assert hash(other) == hash(same)
+    assert other != problem
+    assert other.form == problem.form
+    assert (other.tensors, other.bytes, other.flops) == (same.tensors, same.bytes, same.flops)
+    assert pickle.loads(pickle.dumps(other)) == other  # noqa: S301
+    assert Problem(**fields | {"nhead_q": 16}).form != problem.form

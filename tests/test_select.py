@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from catalog.build.first_runs import Quarantine
 from catalog.errors import SelectionError
 from catalog.registry import transaction
 from catalog.runtime.catalog import Catalog
-from catalog.runtime.devices import DeviceInfo
+from catalog.runtime.devices import DeviceInfo, why_unavailable
 from catalog.runtime.measure import summarise
-from catalog.runtime.timings import Timing, record
+from catalog.runtime.timings import Measured, Timing, nearest, record
 from catalog.schema.fields import TRAITS, Family
+from catalog.schema.kernel import Kernel
 from catalog.schema.names import grammar_of
 from catalog.schema.problem import Problem
-from catalog.schema.stages import REQUIRED_TRAITS
+from catalog.schema.stages import MAIN_STAGE, REQUIRED_TRAITS, stages_of
 
 GPU = DeviceInfo("gfx950", "AMD Instinct MI355X", 256)
 
@@ -207,10 +212,16 @@ def test_any_one_kernel_that_upstream_would_not_dispatch_is_not_a_candidate(gfx9
 
 
 def record_timings(
-    catalog: Catalog, asked: Problem, medians: dict[str, float], library: str = "", stamp: str = ""
+    catalog: Catalog,
+    asked: Problem,
+    medians: dict[str, float],
+    library: str = "",
+    stamp: str = "",
+    *,
+    device: DeviceInfo = GPU,
 ) -> None:
     """As a tuning would: a library and a measurement of each kernel."""
-    rows = [(kernel_id, GPU.arch, kernel_id + library) for kernel_id in medians]
+    rows = [(kernel_id, device.arch, kernel_id + library) for kernel_id in medians]
     catalog.connection.executemany(
         "INSERT OR IGNORE INTO artifact (key, kernel_id, arch, toolchain, isa, flags, status, log, compile_s, created) "
         "VALUES (?3, ?1, ?2, '', '', '', 'built', '', 0, '')",
@@ -218,7 +229,7 @@ def record_timings(
     )
     timings = [Timing(id, id + library, summarise([round(ms * 1e6)] * 9)) for id, ms in medians.items()]
     with transaction(catalog.connection):
-        record(catalog.connection, asked, GPU, timings, stamp=stamp)
+        record(catalog.connection, asked, device, timings, stamp=stamp)
 
 
 def test_a_measured_kernel_comes_before_the_static_order(copied: Catalog) -> None:
@@ -288,6 +299,112 @@ def test_a_choice_is_remembered_until_the_catalog_changes(copied: Catalog) -> No
     again = copied.select(problem(), arch="gfx950")
     assert again is not plan
     assert again.kernels == plan.kernels
+
+
+GROUPS: dict[str, list[dict[str, Any]]] = {
+    "gfx950": [
+        {},
+        {"mask": "causal", "lse": True, "hdim_q": 72},
+        {"packed": True},
+        {"op": "splitkv"},
+        {"op": "splitkv", "page_size": 16, "packed": True},
+        {"op": "pagedkv", "page_size": 16},
+        {"op": "appendkv", "seqlen_new": 1},
+        {"op": "batch_prefill", "page_size": 16, "packed": True, "nhead_q": 16},
+        {"op": "bwd"},
+        {"op": "bwd", "packed": True},
+    ],
+    "gfx1100": [{}, {"hdim_q": 64}, {"op": "splitkv"}],
+    "gfx1201": [{}, {"op": "splitkv", "lse": True}],
+    "sm_90": [{}, {"nhead_k": 4}, {"op": "splitkv", "nhead_k": 4}, {"packed": True}, {"op": "bwd"}],
+    "x86_64_v3": [{"dtype": "fp32", "lse": True}, {"dtype": "fp32", "op": "bwd", "packed": True}],
+}
+"""Problems by what they have but sizes; ``packed``: sequences of several lengths."""
+
+
+def resized(draw: random.Random, fields: dict[str, Any]) -> Problem:
+    """A problem of these fields, of sizes about which rules may disagree."""
+
+    def length() -> int:
+        return draw.choice([draw.randint(1, 300), 64 * draw.randint(1, 160), 64 * draw.randint(1, 160) + 1])
+
+    fields, batch = {"nhead_q": 8, "hdim_q": 128, "dtype": "bf16"} | fields, draw.randint(1, 40)
+    if fields.pop("packed", False):
+        lengths = tuple(length() for _ in range(min(batch, 3)))
+        keys = {"seqlen_k": length()} if fields.get("page_size") else {"seqlens_k": lengths}
+        return Problem(seqlens_q=lengths, **keys, **fields)
+    return Problem(batch=batch, seqlen_q=draw.choice([1, 1, length()]), seqlen_k=length() + 9000, **fields)
+
+
+def chosen(select: Callable[[], tuple[Kernel, ...]]) -> list[str] | str:
+    try:
+        return [kernel.id for kernel in select()]
+    except SelectionError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("count", [12, pytest.param(400, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("measured", [False, True])
+@pytest.mark.parametrize("arch", GROUPS)
+def test_what_is_remembered_is_what_the_query_would_choose(
+    elsewhere: Catalog, arch: str, measured: bool, count: int
+) -> None:
+    """For every problem: whatever was decided about others before it must be no other decision than its own."""
+    draw = random.Random(count)  # noqa: S311
+    elsewhere.forget()
+    elsewhere.select(resized(draw, GROUPS[arch][0]), arch=arch)
+    if measured:
+        device = elsewhere.device_info(arch) if why_unavailable(arch) is None else replace(GPU, arch=arch)
+        for fields in GROUPS[arch]:
+            for asked in (resized(draw, fields) for _ in range(4)):
+                ids = [candidate.kernel.id for candidate in elsewhere.candidates(asked, arch=arch, limit=6)]
+                medians = {kernel_id: draw.uniform(1, 2) for kernel_id in ids}
+                record_timings(elsewhere, asked, medians, device=device)
+        elsewhere.forget()
+    problems = [resized(draw, fields) for fields in GROUPS[arch] for _ in range(count)]
+    for asked in problems:
+
+        def by_query(asked: Problem = asked) -> tuple[Kernel, ...]:
+            main = MAIN_STAGE[asked.op]
+            best = elsewhere.candidates(asked, arch=arch, limit=1)[0].kernel
+            stages = [family for family in stages_of(asked.op, best) if family is not main]
+            others = {
+                family: elsewhere.candidates(asked, arch=arch, family=family, limit=1, static=True)[0].kernel
+                for family in stages
+            }
+            return tuple((others | {main: best})[family] for family in stages_of(asked.op, best))
+
+        assert chosen(lambda asked=asked: elsewhere.select(asked, arch=arch).kernels) == chosen(by_query)
+    if not measured:
+        made = elsewhere._planner(arch, None, "generic").decisions._made
+        assert len(made) <= len(problems) / (1.5 if count < 100 else 8), "most decisions are remembered ones"
+
+
+def test_the_nearest_problem_in_memory_is_the_one_of_the_query(copied: Catalog) -> None:
+    draw = random.Random(1)  # noqa: S311
+    ids = [candidate.kernel.id for candidate in copied.candidates(problem(), arch="gfx950", limit=1)]
+    known = [problem(batch=draw.randint(1, 9), seqlen_q=draw.randint(1, 99), seqlen_k=64) for _ in range(60)]
+    for asked in [*known, problem(seqlen_q=700, scale=0.5), problem(seqlen_q=700)]:
+        record_timings(copied, asked, {ids[0]: 1.0})
+    device = copied.measured_on("gfx950")
+    there = Measured.of_kind(copied.connection, problem().form.kind, device)
+    assert there is not None
+    sizes = [(draw.randint(1, 9), draw.randint(1, 99), draw.randint(1, 128)) for _ in range(500)]
+    asked = [problem(batch=batch, seqlen_q=q, seqlen_k=k) for batch, q, k in sizes]
+    for one in [*known, *asked, problem(seqlen_q=700), problem(seqlen_q=700, scale=0.5)]:
+        expected = nearest(copied.connection, one, device)
+        assert expected is not None
+        assert there.nearest(one) == (expected.id, expected.same)
+    assert Measured.of_kind(copied.connection, problem(lse=True).form.kind, device) is None
+
+
+def test_what_has_failed_is_not_remembered(copied: Catalog) -> None:
+    """A kernel that is quarantined here is nobody's any more, whatever was decided before."""
+    first = copied.select(problem(), arch="gfx950").kernels[0]
+    record_timings(copied, problem(lse=True), {first.id: 1.0})  # with the library that is quarantined
+    fields = {"key": first.id, "kernel_id": first.id, "kernel": first.name, "arch": "gfx950", "device": "gfx950"}
+    copied.history.quarantine(Quarantine(**fields, reason="hung", problem=problem().key, when="2026-01-01"))
+    assert copied.select(problem(batch=3), arch="gfx950").kernels[0] != first
 
 
 def test_selecting_populates_what_is_not_there(tmp_path: Any) -> None:

@@ -18,7 +18,7 @@ from tiny_project import ARCH, Project, make_kernel, make_project
 from catalog.build.cache import Cache
 from catalog.build.stored import StoredBuilder
 from catalog.build.trust import require_private
-from catalog.errors import BuildError, CacheError, MissingKernelError
+from catalog.errors import BuildError, CacheError, MissingKernelError, ToolchainError
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.inputs import make_inputs
 from catalog.schema.problem import Problem
@@ -101,6 +101,25 @@ def test_selection_takes_the_best_of_what_there_is(
     assert forbidding.select(PROBLEM).run().kernels == (others[1].name,)
     candidates = Catalog(catalog.path, compile=False).candidates(PROBLEM, limit=4)
     assert [candidate.kernel for candidate in candidates] == [others[1]]
+
+
+def test_without_a_compiler_what_is_cached_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CATALOG_CACHE_DIR", str(tmp_path / "cache"))
+    settings.cache_clear()
+    before = Catalog(tmp_path / "catalog.db").select(PROBLEM).run(make_inputs(PROBLEM))
+    monkeypatch.setenv("CATALOG_CXX", str(tmp_path / "no-such-compiler"))
+    settings.cache_clear()
+    catalog = Catalog(tmp_path / "catalog.db")
+    for _ in range(2):
+        assert catalog.select(PROBLEM).run(make_inputs(PROBLEM)).kernels == before.kernels
+        catalog.forget()
+    (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "no-such-compiler" in line
+    assert line.endswith("running what the cache has")
+    with pytest.raises(ToolchainError, match="no-such-compiler"):
+        catalog.select(PROBLEM.model_copy(update={"lse": True})).run()
 
 
 def test_the_command_line_says_what_is_missing_and_how_to_build_it(host_file: Path, tmp_path: Path) -> None:

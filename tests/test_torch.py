@@ -18,7 +18,9 @@ from conftest import missing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from catalog.build.builder import Builder
 from catalog.errors import CatalogError, ProblemError, SelectionError, TensorError, UsageError
+from catalog.runtime.catalog import Catalog
 from catalog.runtime.traces import read_trace
 from catalog.runtime.tracing import trace
 
@@ -410,6 +412,47 @@ def test_parameters_threads_and_inference_mode():
     other.start()
     other.join()
     assert torch.equal(q.grad, torch.autograd.grad(expected.sum(), q)[0])
+
+
+def test_new_lengths_need_no_builder_and_are_right(monkeypatch):
+    """A cache that grows, and packed sequences of other lengths: nothing is settled anew, nothing is left unchecked."""
+
+    def decode(length):
+        q, k, v = (normal(1, 2, tokens, 16, seed=seed) for seed, tokens in enumerate((1, length, length)))
+        with torch.no_grad():
+            close(scaled_dot_product_attention(q, k, v), attention64(q.double(), k.double(), v.double()))
+
+    def train(*lengths):
+        tensors = [normal(sum(lengths), 2, 16, seed=seed).requires_grad_() for seed in range(3)]
+        starts = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+        o = flash_attn_varlen_func(*tensors, starts, starts, max(lengths), max(lengths), causal=True)
+        parts = [tensor.detach().double().requires_grad_() for tensor in tensors]
+        alone = [
+            attention64(*(part[None].transpose(1, 2) for part in one), is_causal=True).transpose(1, 2)[0]
+            for one in zip(*(part.split(lengths) for part in parts), strict=True)
+        ]
+        close(o, torch.cat(alone))
+        weights = normal(*o.shape, seed=9)
+        wanted = torch.autograd.grad(torch.cat(alone), parts, weights.double())
+        for gradient, expected in zip(torch.autograd.grad(o, tensors, weights), wanted, strict=True):
+            close(gradient, expected)
+
+    decode(3)
+    train(3, 5)
+    monkeypatch.setattr(Builder, "make", lambda *_: pytest.fail("a loaded kernel was settled again"))
+    for length in (4, 5, 64, 65, 300):
+        decode(length)
+    train(4, 9)
+    train(17, 1, 30)
+    q, k, v = normal(1, 2, 1, 16), normal(1, 2, 11, 16), normal(1, 2, 12, 16)
+    with torch.no_grad(), pytest.raises(TensorError, match="v is float32"):
+        scaled_dot_product_attention(q, k, v)
+    k = normal(1, 2, 16, 13).transpose(2, 3)  # strided along the head dim
+    with torch.no_grad():
+        close(scaled_dot_product_attention(q, k, k), attention64(q.double(), k.double(), k.double()))
+    monkeypatch.undo()
+    Catalog.default().forget()
+    decode(6)
 
 
 def test_a_misaligned_tensor_is_refused_each_time():

@@ -221,29 +221,46 @@ def test_beside_real_neighbours_the_faster_kernel_wins_or_none(
     assert timings_of(catalog, problem) == (3 if any(row["id"] for row in rows) else 0)
 
 
-def test_problems_that_were_never_measured_are_recorded_until_they_are(
+def test_problems_that_were_never_measured_are_counted_until_one_of_their_size_is(
     catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def asked() -> dict[str, int]:
         return dict(catalog.misses(catalog.device("host").device.arch))
 
-    seldom, often = small(seqlen_q=111), small(seqlen_q=112)
-    for problem in (seldom, often, often):
+    seldom, often, close = (small(seqlen_q=length, mask="causal") for length in (20, 64, 120))
+    for problem in (seldom, often, close, close):
         catalog.select(problem)
         catalog.forget()
-    assert (asked()[seldom.key], asked()[often.key]) == (1, 2)
+    assert (asked()[seldom.key], asked()[often.key]) == (1, 3)
     assert next(iter(asked())) == often.key
-    tune(catalog, [often], TuneOptions(candidates=1, rule=QUICK.rule))
+    assert close.key not in asked(), "one row counts what is about as large"
+    tune(catalog, [close], TuneOptions(candidates=1, rule=QUICK.rule))
     catalog.select(often)
     assert often.key not in asked()
 
-    monkeypatch.setattr(timings, "MAX_MISSES", 1)
-    catalog.select(small(seqlen_q=113))
-    monkeypatch.undo()
     monkeypatch.setenv("CATALOG_RECORD_MISSES", "false")
     settings.cache_clear()
-    catalog.select(small(seqlen_q=114))
-    assert not {small(seqlen_q=length).key for length in (113, 114)} & asked().keys()
+    catalog.select(small(seqlen_q=700))
+    assert small(seqlen_q=700).key not in asked()
+
+
+def test_a_cache_that_grows_leaves_few_misses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row a size, not a row a length; and where there are too many sizes, those go that nobody asked for any more."""
+    catalog = Catalog(tmp_path / "catalog.db")
+    lengths = range(1, 1025)
+    for length in lengths:
+        catalog.select(small(seqlen_q=1, seqlen_k=length))
+    counts = [count for _, count in catalog.misses(catalog.device("host").device.arch)]
+    assert len(counts) == 10
+    assert sum(counts) == len(lengths)
+    assert catalog.connection.execute("SELECT count(*) FROM problem").fetchone()[0] == 10
+
+    monkeypatch.setattr(timings, "MAX_MISSES", 4)
+    catalog.select(small(seqlen_q=5000, seqlen_k=1))
+    left = [json.loads(key)["seqlen_q"] for key, _ in catalog.misses(catalog.device("host").device.arch)]
+    assert len(left) == 4
+    assert 5000 in left
+    assert catalog.connection.execute("SELECT count(*) FROM problem").fetchone()[0] == 4
 
 
 def test_a_plan_says_what_it_was_chosen_by(catalog: Catalog) -> None:

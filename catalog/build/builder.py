@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
-from catalog.build import processes
+from catalog.build import notices, processes
 from catalog.build.cache import ArtifactRecord, Cache, Origin
 from catalog.build.housekeeping import SizeCap
 from catalog.build.keys import ContentKey, KeyMaker, ScanError, TranslationUnit, hash_parts
@@ -230,7 +230,8 @@ class Builder:
             BuildError: it does not compile, or its target implements no such kernel; ``log`` is the compiler's output.
             ToolchainError: no usable compiler for its arch.
         """
-        return self._settle(lambda: self.make(kernel, threading.Event()))
+        with notices.compiling(kernel.name):
+            return self._settle(lambda: self.make(kernel, threading.Event()))
 
     def build_helper(self, name: str, arch: str, source: str) -> Artifact:
         """The library of ``source``, which is no row's, from the cache if it is there and sound; it is not recorded.
@@ -451,6 +452,7 @@ class Builder:
                 return self._compile(job, folder, stop)
 
     def _compile(self, job: Job, folder: Path, stop: threading.Event) -> Built:
+        _log.info("compiling %s with %s", job.subject.title, job.toolchain.label)
         started = time.perf_counter()
         try:
             output = _run_compiler(job.unit, job.toolchain, folder, stop)
@@ -464,6 +466,7 @@ class Builder:
         record = job.record(output, seconds, (folder / LIBRARY).read_bytes(), resources)
         self.cache.publish(folder / LIBRARY, record, job.origin)
         self.cap.grew(record.so_bytes or 0)
+        _log.info("compiled %s in %.1f s", job.subject.title, seconds)
         return self._built(record, cached=False)
 
     def _built(self, record: ArtifactRecord, cached: bool) -> Built:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from catalog.runtime.timings import UNMEASURED
 from catalog.schema.tables import TABLES, VIEW
 
 
@@ -63,10 +64,9 @@ WHERE receipt = CAST(:receipt AS INTEGER) GROUP BY arch, revision, mask_impl, fa
         "misses",
         "What was asked for and never measured",
         "The most wanted first; catalog tune --misses measures them.",
-        """SELECT miss.arch, miss.n AS times, last, problem.key AS problem
+        f"""SELECT miss.arch, miss.n AS times, last, problem.key AS example
 FROM miss JOIN problem ON problem.id = problem_id
-WHERE NOT EXISTS (SELECT 1 FROM timing JOIN device ON device.id = device_id
-  WHERE timing.problem_id = problem.id AND device.arch = miss.arch) ORDER BY times DESC, problem.id""",
+WHERE {UNMEASURED} ORDER BY times DESC, problem.id""",
     ),
     Canned(
         "failed_builds",

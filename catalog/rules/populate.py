@@ -14,7 +14,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from catalog.errors import SpecError, UsageError
-from catalog.registry import KERNEL_COLUMNS, interruptible, transaction, written_once
+from catalog.registry import KERNEL_COLUMNS, interruptible, shorten_log, transaction, written_once
 from catalog.rules.enumeration import Join, make_table
 from catalog.rules.restriction import NOTHING_LEFT_OUT, Restriction
 from catalog.rules.table import rules_of
@@ -98,6 +98,7 @@ def populate(
         families = _Writer(connection, request, receipts).write(joins, on_progress or (lambda done: None))
         done = Population(request, families, time.perf_counter() - started)
         _record(connection, done, digest)
+    shorten_log(connection)
     return done
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -10,16 +10,16 @@ import numpy as np
 
 from catalog.errors import TensorError
 from catalog.runtime import tracing
-from catalog.runtime.devices.arguments import template
+from catalog.runtime.devices.arguments import without_tensors
 from catalog.runtime.inputs import make_inputs
 from catalog.runtime.tensors import Strided, check_inputs, check_outputs, results
 from catalog.runtime.workspace import NO_WORKSPACE, Workspace, splits_of, workspace_of
-from catalog.schema.stages import WORKSPACES
 
 if TYPE_CHECKING:
     from catalog.runtime.devices import Device, Layout
     from catalog.runtime.devices.arguments import Call
     from catalog.runtime.devices.loading import LoadedKernel
+    from catalog.runtime.devices.repeats import Repeat
     from catalog.runtime.plan import Plan
     from catalog.schema.problem import Problem
 
@@ -136,11 +136,11 @@ def take(
     if into is None:
         made = device.outputs(problem, inputs, given)
         outputs = {name: device.array(problem, name, value) for name, value in made.items()}
-        return Taken({**inputs, **outputs}, results(problem, {**inputs, **given, **made}), made_of)
+        return Taken({**inputs, **outputs}, results(problem.form, {**inputs, **given, **made}), made_of)
     outputs = check_outputs(problem, into, device.array)
     arrays = {**inputs, **outputs}
     _check_apart(arrays, tuple(outputs))
-    return Taken(arrays, results(problem, {**inputs, **given, **into}), made_of)
+    return Taken(arrays, results(problem.form, {**inputs, **given, **into}), made_of)
 
 
 def bind(plan: Plan, device: Device[Any], kernels: tuple[LoadedKernel, ...], taken: Taken) -> BoundPlan:
@@ -151,7 +151,7 @@ def bind(plan: Plan, device: Device[Any], kernels: tuple[LoadedKernel, ...], tak
 
 def enqueue(
     plan: Plan, device: Device[Any], kernels: tuple[LoadedKernel, ...], taken: Taken, layout: Layout | None
-) -> Callable[[Mapping[str, Any]], Mapping[str, Any]] | None:
+) -> Repeat | None:
     """Queue the loaded kernels of a plan once with the tensors of a run.
 
     What is returned does so on other tensors of the ``layout`` of the given ones, where they have one and the outputs
@@ -168,6 +168,19 @@ def enqueue(
     else:
         device.enqueue(kernels, call)
     return None if layout is None else layout.repeat(device, plan.problem, kernels, call, workspace)
+
+
+def enqueue_alike(
+    plan: Plan, device: Device[Any], alike: Repeat, kernels: tuple[LoadedKernel, ...], layout: Any
+) -> Repeat | None:
+    """What queues the loaded kernels of a plan on tensors of ``layout``, made from what does so for other sizes.
+
+    None where the checks of a first call must decide.
+
+    Raises:
+        DeviceError: the workspace would be larger than any memory.
+    """
+    return alike.resized(plan.problem, layout, _workspace(plan, device, kernels))
 
 
 def _workspace(plan: Plan, device: Device[Any], kernels: tuple[LoadedKernel, ...]) -> Workspace:
@@ -188,14 +201,12 @@ def agreed_workspace(problem: Problem, kernels: Sequence[LoadedKernel], num_spli
     """
     if problem.op not in ("splitkv", "bwd"):
         return NO_WORKSPACE
-    args = template(problem, ()).fill((), (), {})
-    least = dict.fromkeys(WORKSPACES, 0)
+    args, needed = without_tensors(problem), []
     for kernel in kernels:
         args.num_splits = num_splits
-        needed = kernel.workspace(args)
-        num_splits = needed.num_splits
-        least = {name: max(size, getattr(needed, name)) for name, size in least.items()}
-    return workspace_of(problem, num_splits, least)
+        needed.append(kernel.workspace(args))
+        num_splits = needed[-1].num_splits
+    return workspace_of(problem, num_splits, needed)
 
 
 def _check_apart(tensors: Mapping[str, Strided], outputs: tuple[str, ...]) -> None:

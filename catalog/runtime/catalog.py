@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Set
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping, Set
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from catalog import settings
+from catalog.errors import BuildError, ToolchainError
 from catalog.runtime import timings
 from catalog.runtime.catalog_file import CatalogFile
+from catalog.runtime.decisions import Decision, Decisions
 from catalog.runtime.devices import why_unavailable
-from catalog.runtime.devices.here import Devices, resolve_arch
+from catalog.runtime.devices.here import Devices
 from catalog.runtime.memory import check_room, surely_fits
 from catalog.runtime.narrow import Step
 from catalog.runtime.on_default import on_default
-from catalog.runtime.plan import Plan, Services
+from catalog.runtime.plan import Plan, Services, Shared
 from catalog.runtime.select import Candidate, Choice, Selector
 from catalog.runtime.workspace import splits_of
 from catalog.schema.fields import Family
@@ -55,10 +57,12 @@ class Catalog(CatalogFile):
     ) -> None:
         super().__init__(path)
         self._compile = compile
-        self._memo: dict[tuple[str, str, str | None, str], Plan] = {}
-        self._selectors: dict[tuple[str, str | None, str], Selector] = {}
+        self._memo: dict[tuple[Problem, str, str | None, str], Plan] = {}
+        self._planners: dict[tuple[str, str | None, str], _Planner] = {}
+        self._settings = settings.settings()
         self._devices = Devices(num_threads)
         self._measured: dict[str, int] = {}
+        self._told_lacking = False
 
     @classmethod
     @lru_cache(maxsize=1)
@@ -72,23 +76,28 @@ class Catalog(CatalogFile):
     ) -> Plan:
         """The plan that answers ``problem`` on ``arch``.
 
-        The choice is remembered: asking again for an equal problem runs no SQL. :meth:`populate` makes it forget. A
-        problem that was not measured is recorded as a miss, unless the settings say otherwise: see :meth:`misses`.
+        The choice is remembered: asking again for an equal problem runs no SQL, nor does asking for another one that
+        the same things decide about, :mod:`catalog.runtime.decisions`. :meth:`populate` and :meth:`forget` make it
+        forget. A problem that was not measured is recorded as a miss, unless the settings say otherwise: see
+        :meth:`misses`.
 
         Raises:
             SelectionError: no kernel answers the problem; says which trait or rule leaves none.
             ProblemError: the arch is this machine's, and a run would need more memory than it has.
             UsageError, SpecError, RegistryError, DeviceError: as :meth:`populate`.
         """
-        key = (problem.key, arch, revision, mask_impl)
+        key = (problem, arch, revision, mask_impl)
         plan = self._memo.get(key)
         if plan is None:
             with self._lock:
-                plan, choice = self._plan(problem, arch, revision, mask_impl)
+                planner = self._planner(arch, revision, mask_impl)
+                decision = planner.decisions.of(problem)
+                self._check_memory(problem, arch, decision.kernels)
+                plan = Plan(problem, planner.arch, decision.kernels, planner.services)
                 if len(self._memo) >= MEMO_SIZE:
                     self._memo.clear()
                 self._memo[key] = plan
-                if choice.evidence != "measured" and settings.settings().record_misses:
+                if decision.evidence != "measured" and self._settings.record_misses:
                     self.history.miss(problem, plan.arch)
         return plan
 
@@ -98,9 +107,13 @@ class Catalog(CatalogFile):
         Raises:
             SelectionError, UsageError, SpecError, RegistryError, DeviceError: as :meth:`select`.
         """
-        selected, _ = self._plan(problem, kernel.arch, kernel.revision, kernel.mask_impl)
-        kernels = tuple(kernel if stage.family is kernel.family else stage for stage in selected.kernels)
-        return Plan(problem, selected.arch, kernels, replace(selected.services, reselect=lambda _: kernels))
+        with self._lock:
+            planner = self._planner(kernel.arch, kernel.revision, kernel.mask_impl)
+            selected = planner.decisions.of(problem).kernels
+            self._check_memory(problem, kernel.arch, selected)
+        kernels = tuple(kernel if stage.family is kernel.family else stage for stage in selected)
+        services = replace(planner.services, reselect=lambda *_: kernels, shared=Shared())
+        return Plan(problem, planner.arch, kernels, services)
 
     @on_default
     def candidates(
@@ -123,7 +136,7 @@ class Catalog(CatalogFile):
             SelectionError, UsageError, SpecError, RegistryError, DeviceError: as :meth:`select`.
         """
         with self._lock:
-            selector = self._selector(arch, revision, mask_impl)
+            selector = self._planner(arch, revision, mask_impl).selector
             return selector.candidates(problem, family or MAIN_STAGE[problem.op], limit, static=static)
 
     def choice(
@@ -141,7 +154,7 @@ class Catalog(CatalogFile):
             SelectionError, UsageError, SpecError, RegistryError, DeviceError: as :meth:`select`.
         """
         with self._lock:
-            selector = self._selector(arch, revision, mask_impl)
+            selector = self._planner(arch, revision, mask_impl).selector
             choice = selector.choice(problem, MAIN_STAGE[problem.op], limit)
             if not choice.candidates:
                 selector.candidates(problem, MAIN_STAGE[problem.op])  # says why
@@ -166,28 +179,51 @@ class Catalog(CatalogFile):
         """
         family = family or MAIN_STAGE[problem.op]
         with self._lock:
-            selector = self._selector(arch, revision, mask_impl)
+            selector = self._planner(arch, revision, mask_impl).selector
             return selector.steps(problem, family), selector.kept(problem, family, limit)
 
-    def _plan(self, problem: Problem, arch: str, revision: str | None, mask_impl: str) -> tuple[Plan, Choice]:
-        """A plan, and what the choice of its main stage goes by."""
+    def _planner(self, arch: str, revision: str | None, mask_impl: str) -> _Planner:
+        """What makes the plans of one population; under other settings than before it starts anew."""
+        if settings.settings() is not self._settings:
+            self._settings = settings.settings()
+            self.forget()
+        key = (arch, revision, mask_impl)
+        if key not in self._planners:
+            self._planners[key] = self._new_planner(*key)
+        return self._planners[key]
 
-        def choose(without: Set[str]) -> tuple[tuple[Kernel, ...], Choice]:
+    def _new_planner(self, arch: str, revision: str | None, mask_impl: str) -> _Planner:
+        population = self._populated(arch, revision, mask_impl)
+        self.history.end_quarantines()
+
+        def forbidding(traits: Mapping[str, Any]) -> list[Finding]:
+            explained = self.explain(traits, arch=arch, revision=population.revision, mask_impl=mask_impl, limit=1)
+            return [finding for finding in explained.rejections if finding.kind == "constraint"]
+
+        selector = Selector(
+            self.connection,
+            population,
+            forbidding,
+            usable=self.history.usable,
+            device=lambda: self.measured_on(population.arch),
+        )
+
+        def decide(problem: Problem, without: Set[str] = frozenset()) -> Decision:
+            main = MAIN_STAGE[problem.op]
+            choice = selector.choice(problem, main, 1, without=without)
+            chosen = (choice.candidates or selector.candidates(problem, main, without=without))[0].kernel
+            stages = (
+                chosen
+                if family is main
+                else selector.candidates(problem, family, static=True, without=without)[0].kernel
+                for family in stages_of(problem.op, chosen)
+            )
+            return Decision(tuple(stages), choice.evidence)
+
+        def reselect(problem: Problem, without: Set[str]) -> tuple[Kernel, ...]:
             with self._lock:
-                selector = self._selector(arch, revision, mask_impl)
-                main = MAIN_STAGE[problem.op]
-                choice = selector.choice(problem, main, 1, without=without)
-                chosen = (choice.candidates or selector.candidates(problem, main, without=without))[0].kernel
-                stages = (
-                    chosen
-                    if family is main
-                    else selector.candidates(problem, family, static=True, without=without)[0].kernel
-                    for family in stages_of(problem.op, chosen)
-                )
-                return tuple(stages), choice
-
-        def reselect(without: Set[str]) -> tuple[Kernel, ...]:
-            return choose(without)[0]
+                self.reconsider(without)
+                return self._planner(arch, revision, mask_impl).decide(problem, without).kernels
 
         def choice(problem: Problem, limit: int) -> Choice:
             return self.choice(problem, arch=arch, revision=revision, mask_impl=mask_impl, limit=limit)
@@ -195,31 +231,18 @@ class Catalog(CatalogFile):
         def guard(*plan: Any) -> None:
             self.history.guard.check(*plan)  # imported with the first kernel that is loaded
 
-        services = Services(choice, self.build, reselect, self.device, guard)
-        kernels, by = choose(frozenset())
+        return _Planner(
+            population.arch,
+            selector,
+            decide,
+            Decisions(self.connection, selector, decide),
+            Services(choice, self.build, reselect, self.device, guard),
+        )
+
+    def _check_memory(self, problem: Problem, arch: str, kernels: tuple[Kernel, ...]) -> None:
         host = self._devices.host_of(arch)
         if host is not None and not surely_fits(problem):
             check_room(problem, splits_of(problem, kernels, host.threads))
-        return Plan(problem, resolve_arch(arch), kernels, services), by
-
-    def _selector(self, arch: str, revision: str | None, mask_impl: str) -> Selector:
-        key = (arch, revision, mask_impl)
-        if key not in self._selectors:
-            population = self._populated(arch, revision, mask_impl)
-            self.history.end_quarantines()
-
-            def forbidding(traits: Mapping[str, Any]) -> list[Finding]:
-                explained = self.explain(traits, arch=arch, revision=population.revision, mask_impl=mask_impl, limit=1)
-                return [finding for finding in explained.rejections if finding.kind == "constraint"]
-
-            self._selectors[key] = Selector(
-                self.connection,
-                population,
-                forbidding,
-                usable=self.history.usable,
-                device=lambda: self.measured_on(population.arch),
-            )
-        return self._selectors[key]
 
     def measured_on(self, arch: str) -> int | None:
         """The device whose timings count: this machine's where it runs ``arch``, else the most measured one."""
@@ -257,6 +280,9 @@ class Catalog(CatalogFile):
     def build(self, kernel: Kernel) -> Artifact:
         """The library of ``kernel``, compiled unless the cache has it.
 
+        Where there is no usable compiler, it is the newest sound library of this row that the cache has, whatever
+        compiled it, as where compiling is forbidden.
+
         Raises:
             BuildError: it does not compile; ``log`` is the compiler's output.
             MissingKernelError: it is not in the cache, and compiling is forbidden.
@@ -271,6 +297,29 @@ class Catalog(CatalogFile):
             if reason is not None:
                 error.hint = f"{kernel.revision} lists it, but {reason}. {error.hint}"
             raise
+        except ToolchainError as error:
+            return self._cached_instead(kernel, error)
+
+    def _cached_instead(self, kernel: Kernel, lacking: ToolchainError) -> Artifact:
+        """The library of ``kernel`` that the cache has, without asking a compiler.
+
+        Raises:
+            ToolchainError: ``lacking``, where the cache has none.
+        """
+        try:
+            artifact = self._stored.build(kernel)
+        except BuildError:
+            raise lacking from None
+        if not self._told_lacking:
+            self._told_lacking = True
+            _log.warning("%s; running what the cache has", lacking.message)
+        return artifact
+
+    @cached_property
+    def _stored(self) -> Builder:
+        from catalog.build.stored import StoredBuilder
+
+        return StoredBuilder(settings.settings().cache_dir, self.history.record)
 
     def host(self) -> HostDevice:
         """The host CPU as a device."""
@@ -294,15 +343,47 @@ class Catalog(CatalogFile):
         """
         return self._devices.info(arch)
 
+    def misses(self, arch: str) -> list[tuple[str, int]]:
+        """As :meth:`CatalogFile.misses`, with what this object has counted and not written yet."""
+        self.history.write_misses()
+        return super().misses(arch)
+
+    def close(self) -> None:
+        """As :meth:`CatalogFile.close`."""
+        if self._connection is not None and "history" in self.__dict__:
+            self.history.write_misses()
+        super().close()
+
     def forget(self) -> None:
         """Select anew from now on: what was measured has changed."""
         with self._lock:
             self._memo.clear()
             self._measured.clear()
+            for planner in self._planners.values():
+                planner.decisions.forget()
+                planner.services.shared.clear()
+
+    def reconsider(self, kernel_ids: Collection[str]) -> None:
+        """Decide anew about problems that were not selected before: these kernels have failed, or can be had again."""
+        with self._lock:
+            for planner in self._planners.values():
+                planner.decisions.forget()
+                planner.services.shared.drop(kernel_ids)
 
     def _connection_closed(self) -> None:
-        self._selectors.clear()
+        self._planners.clear()
 
     def _file_changed(self) -> None:
-        self._selectors.clear()
         self.forget()
+        self._planners.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class _Planner:
+    """What makes the plans of one population: it decides by ``selector``, and remembers ``decisions``."""
+
+    arch: str
+    selector: Selector
+    decide: Callable[[Problem, Set[str]], Decision]
+    decisions: Decisions
+    services: Services

@@ -263,7 +263,9 @@ class CatalogFile:
             return [row for spec in specs for row in list_rules(self.connection, spec, family=family, kind=kind)]
 
     def misses(self, arch: str) -> list[tuple[str, int]]:
-        """Keys of the problems that were selected for ``arch`` and not measured since, with how often, the most first.
+        """Problems that were selected for ``arch`` and not measured since, with how often, the most wanted first.
+
+        One key stands for all problems of its kind that are about as large: no size twice as large as another.
 
         Raises:
             RegistryError: the file cannot be opened or is no catalog.

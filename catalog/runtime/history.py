@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sqlite3
 from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,8 @@ from catalog.artifacts import (
 )
 from catalog.errors import BuildError, CatalogError, RegistryError, ToolchainError, UsageError
 from catalog.registry import impatient, transaction
-from catalog.runtime.timings import record_miss
+from catalog.runtime.timings import MAX_MISSES, record_misses
+from catalog.schema.likeness import steps_of
 
 if TYPE_CHECKING:
     from catalog.build.cache import ArtifactRecord
@@ -32,6 +34,17 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
+@dataclass(slots=True)
+class _Missed:
+    """Problems of a bucket that were not measured: how often one was asked for, and when that is written next."""
+
+    example: Problem
+    arch: str
+    times: int = 0
+    unwritten: int = 0
+    due: int = 1
+
+
 class History:
     """The history of one catalog's libraries."""
 
@@ -39,6 +52,7 @@ class History:
         self._catalog = catalog
         self._lock = lock
         self._unrecorded: dict[str, str] = {}
+        self._misses: dict[tuple[Any, ...], _Missed] = {}
 
     @cached_property
     def runs(self) -> FirstRuns:
@@ -56,6 +70,7 @@ class History:
 
     def record(self, record: ArtifactRecord) -> None:
         """Write a build into the catalog; where that fails the process remembers a kernel that did not compile."""
+        self._catalog.reconsider({record.kernel_id})
         try:
             with self._catalog.writing() as connection:
                 record_artifact(connection, record.columns)
@@ -67,14 +82,34 @@ class History:
                 self._unrecorded[record.kernel_id] = record.key
 
     def miss(self, problem: Problem, arch: str) -> None:
-        """Count that a problem was asked for and never measured; where the catalog cannot be written now, don't."""
+        """Count that a problem was asked for and never measured; the file learns of it as the count doubles."""
+        key = (arch, problem.form.kind, *steps_of(problem))
+        missed = self._misses.get(key)
+        if missed is None:
+            if len(self._misses) >= MAX_MISSES:
+                self.write_misses()
+                self._misses.clear()
+            missed = self._misses[key] = _Missed(problem, arch)
+        missed.times += 1
+        missed.unwritten += 1
+        if missed.times >= missed.due:
+            self.write_misses()
+
+    def write_misses(self) -> None:
+        """Write what was counted and not written; where the catalog cannot be written now, don't."""
+        pending = [missed for missed in self._misses.values() if missed.unwritten]
+        for missed in pending:
+            missed.due = 2 * missed.times
         with suppress(RegistryError, sqlite3.Error), self._lock:
             connection = self._catalog.connection
             with impatient(connection), transaction(connection):
-                record_miss(connection, problem, arch)
+                for missed in pending:
+                    record_misses(connection, missed.example, missed.arch, missed.unwritten)
+                    missed.unwritten = 0
 
     def quarantine(self, quarantine: Quarantine) -> None:
         """Mark a library in the catalog; where that fails the process remembers it."""
+        self._catalog.reconsider({quarantine.kernel_id})
         self._unrecorded[quarantine.kernel_id] = quarantine.key
         with suppress(RegistryError), self._catalog.writing() as connection:
             if quarantine_artifact(connection, quarantine.key, quarantine.log):
@@ -138,6 +173,7 @@ class History:
             raise UsageError(
                 f"no quarantined kernel has the name or id {which!r}", hint="catalog cache quarantined lists them."
             )
+        self._catalog.reconsider({one.kernel_id for one in released})
         try:
             with self._catalog.writing() as connection:
                 for one in released:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Collection, Hashable, Mapping, Set
 from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     from catalog.runtime.bound import BoundPlan
     from catalog.runtime.devices import Device, Layout
     from catalog.runtime.devices.loading import LoadedKernel
+    from catalog.runtime.devices.repeats import Repeat
     from catalog.runtime.select import Choice
     from catalog.runtime.workspace import Workspace
+    from catalog.schema.problem_form import Form
 
 _log = logging.getLogger(__name__)
 
@@ -49,24 +51,54 @@ class Result:
     compile_seconds: float
 
 
+_MOST_LAYOUTS = 256
+"""Layouts of tensors that a plan remembers how to launch on; beyond that it forgets all."""
+
+_MOST_ALIKE = 4096
+"""Calls that plans of other sizes can be made from; beyond that all are forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What plans of one catalog and arch share: kernels that are loaded, by id, and calls that differ in sizes only.
+
+    A kernel that is loaded is not built, checked or guarded again. The calls are by the form of the problem, the ids of
+    the kernels and the pattern of the layout.
+    """
+
+    loaded: dict[str, LoadedKernel] = field(default_factory=dict)
+    alike: dict[tuple[Form, tuple[str, ...], Hashable], Repeat] = field(default_factory=dict)
+
+    def drop(self, kernel_ids: Collection[str]) -> None:
+        """Settle these kernels anew from now on."""
+        for kernel_id in kernel_ids:
+            self.loaded.pop(kernel_id, None)
+        for place in list(self.alike):  # other threads add to it
+            if not set(place[1]).isdisjoint(kernel_ids):
+                self.alike.pop(place, None)
+
+    def clear(self) -> None:
+        """Settle every kernel anew from now on."""
+        self.loaded.clear()
+        self.alike.clear()
+
+
 @dataclass(frozen=True, slots=True)
 class Services:
     """What a plan needs of its catalog.
 
-    ``choice`` is what selection goes by for a problem, with so many candidates; ``build`` a kernel; ``reselect`` its
-    kernels without those of some ids; the ``device`` of an arch; ``guard``: see to it that the libraries of a problem's
-    kernels may be loaded, as :meth:`catalog.runtime.guard.Guard.check`.
+    ``choice`` is what selection goes by for a problem, with so many candidates; ``build`` a kernel; ``reselect`` a
+    problem's kernels without those of some ids; the ``device`` of an arch; ``guard``: see to it that the libraries of a
+    problem's kernels may be loaded, as :meth:`catalog.runtime.guard.Guard.check`; what plans have ``shared``.
     """
 
     choice: Callable[[Problem, int], Choice]
     build: Callable[[Kernel], Artifact]
-    reselect: Callable[[Set[str]], tuple[Kernel, ...]]
+    reselect: Callable[[Problem, Set[str]], tuple[Kernel, ...]]
     device: Callable[[str], Device[Any]]
     guard: Callable[[Problem, tuple[Kernel, ...], tuple[Artifact, ...], Device[Any]], None]
+    shared: Shared = field(default_factory=Shared)
 
-
-_MOST_LAYOUTS = 256
-"""Layouts of tensors that a plan remembers how to launch on; beyond that it forgets all."""
 
 _told: set[str] = set()
 """Ids of the kernels that the user has been told about, because others took their place."""
@@ -85,7 +117,7 @@ class Plan:
         self.kernels = kernels
         self.services = services
         self.workspaces: dict[int, Workspace] = {}  # by the threads of the device, for catalog.runtime.bound
-        self._repeats: dict[Layout, Callable[[Mapping[str, Any]], Mapping[str, Any]]] = {}
+        self._repeats: dict[Layout, Repeat] = {}
         self._loaded: tuple[LoadedKernel, ...] = ()
 
     def __repr__(self) -> str:
@@ -121,7 +153,7 @@ class Plan:
                     self.services.guard(self.problem, self.kernels, tuple(artifacts), device)
                 return tuple(artifacts)
             except MissingKernelError:
-                others = self.services.reselect(unfit)  # which prefers what the cache has now
+                others = self.services.reselect(self.problem, unfit)  # which prefers what the cache has now
                 if others == self.kernels:
                     raise
                 self.kernels = others
@@ -136,7 +168,7 @@ class Plan:
         """Go on without the kernel that ``error`` is about; raises it where there is no other."""
         unfit.add(kernel_id)
         try:
-            others = self.services.reselect(unfit)
+            others = self.services.reselect(self.problem, unfit)
         except SelectionError:
             raise error from None
         if any(kernel.id in unfit for kernel in others):
@@ -229,7 +261,7 @@ class Plan:
         given = {**(inputs or {}), **tensors}
         device = self.services.device(self.arch)
         layout = device.layout(given) if outputs is None else None
-        known = None if layout is None or tracing.active else self._repeats.get(layout)
+        known = None if layout is None or tracing.active else self._repeats.get(layout) or self._alike(device, layout)
         if known is not None:
             return known(given)
         from catalog.runtime.bound import enqueue, take
@@ -239,10 +271,43 @@ class Plan:
         self._load(device)
         repeat = enqueue(self, device, self._loaded, taken, layout)
         if layout is not None and repeat is not None:
-            if len(self._repeats) >= _MOST_LAYOUTS:
-                self._repeats.clear()
-            self._repeats[layout] = repeat
+            self._remember(layout, repeat)
+            alike = self.services.shared.alike
+            if len(alike) >= _MOST_ALIKE:
+                alike.clear()
+            alike[self._place(layout)] = repeat
         return taken.results
+
+    def _alike(self, device: Device[Any], layout: Layout) -> Repeat | None:
+        """What queues the kernels on tensors of ``layout``, made from a call of another plan that differs in sizes."""
+        shared = self.services.shared
+        alike = shared.alike.get(self._place(layout))
+        if alike is None or not self._find_loaded():
+            return None
+        from catalog.runtime.bound import enqueue_alike
+
+        repeat = enqueue_alike(self, device, alike, self._loaded, layout)
+        if repeat is not None:
+            self._remember(layout, repeat)
+        return repeat
+
+    def _place(self, layout: Layout) -> tuple[Form, tuple[str, ...], Hashable]:
+        return self.problem.form, tuple([kernel.id for kernel in self.kernels]), layout.pattern
+
+    def _remember(self, layout: Layout, repeat: Repeat) -> None:
+        if len(self._repeats) >= _MOST_LAYOUTS:
+            self._repeats.clear()
+        self._repeats[layout] = repeat
+
+    def _find_loaded(self) -> bool:
+        """Whether the kernels are loaded, by this plan or another."""
+        if not self._loaded:
+            there = self.services.shared.loaded
+            loaded = [there[kernel.id] for kernel in self.kernels if kernel.id in there]
+            if len(loaded) < len(self.kernels):
+                return False
+            self._loaded = tuple(loaded)
+        return True
 
     def _bind(self, given: Mapping[str, Any], outputs: Mapping[str, Any] | None, seed: int) -> tuple[BoundPlan, float]:
         """The bound plan, and the seconds that compiling it took."""
@@ -255,7 +320,7 @@ class Plan:
 
     def _load(self, device: Device[Any]) -> float:
         """Load the kernels, unless they are; the seconds that compiling took."""
-        if self._loaded:
+        if self._find_loaded():
             return 0.0
         tracing.follow_settings()
         artifacts = self._ready(device)
@@ -265,6 +330,7 @@ class Plan:
             _log.warning("%s: building again", error.message)
             artifacts = self._ready(device)
             self._loaded = _load(device, artifacts)
+        self.services.shared.loaded.update({kernel.id: kernel for kernel in self._loaded})
         return sum(artifact.compile_seconds for artifact in artifacts if not artifact.cached)
 
 

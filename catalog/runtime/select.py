@@ -122,7 +122,7 @@ class Selector:
     ) -> None:
         self._forbidding = forbidding
         self._usable = usable
-        self._device = device
+        self.device = device
         self._connection = connection
         self._population = population
         self._rules: dict[Family, list[sqlite3.Row]] = {}
@@ -154,7 +154,7 @@ class Selector:
 
         Where no kernel that answers it is usable, those that nothing is known against.
         """
-        device = None if static else self._device()
+        device = None if static else self.device()
         neighbour = nearest(self._connection, problem, device)
         usable: list[Candidate] = []
         others: list[Candidate] = []
@@ -173,7 +173,7 @@ class Selector:
         self, problem: Problem, family: Family, device: int | None, neighbour: Neighbour | None
     ) -> Iterator[tuple[Candidate, bool]]:
         """The kernels that answer the problem, best first, and whether the newest build of each is no good."""
-        parameters = self._parameters(problem, family) | {
+        parameters = self.parameters(problem, family) | {
             "device": device,
             "measured": None if neighbour is None else neighbour.id,
             "as_good": 1 + backend_of(self._population.arch).noise,
@@ -183,9 +183,14 @@ class Selector:
 
     def steps(self, problem: Problem, family: Family) -> tuple[Step, ...]:
         """How the kernels of the population narrow down to those that answer the problem."""
-        return narrow(self._connection, self._parameters(problem, family), self._rules_of(family, "applicability"))
+        return narrow(self._connection, self.parameters(problem, family), self._rules_of(family, "applicability"))
 
-    def _parameters(self, problem: Problem, family: Family) -> dict[str, Any]:
+    def expressions(self, family: Family) -> list[str]:
+        """The rules and orders of ``family``, SQL over columns of table ``kernel`` and :meth:`parameters`."""
+        return [rule["expr"] for kind in ("applicability", "order") for rule in self._rules_of(family, kind)]
+
+    def parameters(self, problem: Problem, family: Family) -> dict[str, Any]:
+        """What the selection query is given of a problem and of the population."""
         population = self._population
         required = required_traits(problem, family, population.revision, population.mask_impl)
         return {

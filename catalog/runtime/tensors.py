@@ -19,6 +19,7 @@ from catalog.errors import TensorError
 from catalog.runtime.index_tensors import check_indices
 from catalog.runtime.memory import check_room
 from catalog.schema.problem import Problem
+from catalog.schema.problem_form import Form
 from catalog.schema.problem_tensors import Tensor
 
 Array = NDArray[Any]
@@ -63,12 +64,10 @@ _RESULT_NAMES = {"q_out": "q"}
 """Outputs that have the name of the input that they are made from."""
 
 
-def results(problem: Problem, tensors: Mapping[str, Any]) -> dict[str, Any]:
+def results(form: Form, tensors: Mapping[str, Any]) -> dict[str, Any]:
     """The tensors that a run has written, by the names of its results."""
     return {
-        _RESULT_NAMES.get(name, name): tensors[name]
-        for name, tensor in problem.tensors.items()
-        if tensor.role != "input"
+        _RESULT_NAMES.get(name, name): tensors[name] for name, tensor in form.tensors.items() if tensor.role != "input"
     }
 
 
@@ -96,14 +95,14 @@ def element_strides(tensor: Tensor, strides: Sequence[int], itemsize: int) -> tu
     return batch, nhead, seqlen
 
 
-def zeroed_outputs(problem: Problem, inputs: Collection[str]) -> frozenset[str]:
+def zeroed_outputs(form: Form, inputs: Collection[str]) -> frozenset[str]:
     """The outputs of which kernels leave some elements alone, given inputs of these names: they begin as zeros.
 
     Left alone are rows behind the real length of a sequence, skipped sequences, what a mask hides of dbias, and what of
     randval has no key.
     """
-    if problem.min_seqlen_q > 0 or "seqlens_q" in inputs or "seqlens_k" in inputs:
-        return frozenset(problem.made)
+    if form.blank.min_seqlen_q > 0 or "seqlens_q" in inputs or "seqlens_k" in inputs:
+        return frozenset(form.made)
     return _NEVER_FILLED
 
 
@@ -117,7 +116,7 @@ def make_outputs(problem: Problem, inputs: Mapping[str, Any] | None = None) -> d
         ProblemError: what a run makes is larger than this machine's memory.
     """
     check_room(problem)
-    zeroed = zeroed_outputs(problem, inputs or ())
+    zeroed = zeroed_outputs(problem.form, inputs or ())
     return {
         name: (np.zeros if name in zeroed else np.empty)(problem.shapes[name], element_type(problem, name))
         for name in problem.made

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from catalog.schema.likeness import SIZES, kind_of, size_of
+from catalog.schema.likeness import SIZES, bucket_of, bucket_sql, kind_of, size_of
 from catalog.schema.problem import Problem
 
 if TYPE_CHECKING:
     from catalog.runtime.devices import DeviceInfo
     from catalog.runtime.measure import Measurement
 
-MAX_MISSES = 10_000
-"""Problems that the table of misses holds; beyond that no new ones are added."""
+MAX_MISSES = 1_000
+"""Buckets that the table of misses holds; beyond that those go that were not asked for the longest."""
 
 WIDEST = 0.1
 """A measurement is evidence if half the confidence interval of its median is at most this share of it."""
@@ -49,6 +49,46 @@ class Neighbour:
     key: str
     distance: float
     same: bool
+
+
+class Measured:
+    """The problems of one kind that were measured on a device, with warm caches: which of them is nearest?
+
+    :meth:`nearest` is :func:`nearest` in memory: the same sums of the same numbers in the same order.
+    """
+
+    def __init__(self, rows: Sequence[tuple[Any, ...]]) -> None:
+        import numpy as np
+
+        self._ids = [row[0] for row in rows]
+        self._keys = [row[1] for row in rows]
+        self._sizes = np.array([row[2:] for row in rows], np.float64).T.copy()
+
+    @classmethod
+    def of_kind(cls, connection: sqlite3.Connection, kind: str, device: int | None) -> Measured | None:
+        """Those of ``kind`` on ``device``, a row of the registry; None where there are none."""
+        rows = connection.execute(
+            f"SELECT id, key, {', '.join(SIZES)} FROM problem WHERE kind = :kind AND {_THERE} ORDER BY id",
+            {"kind": kind, "device": device},
+        ).fetchall()
+        return cls([tuple(row) for row in rows]) if rows else None
+
+    def nearest(self, problem: Problem) -> tuple[int, bool]:
+        """The row of the measured problem that is most like ``problem``, and whether it is the very problem."""
+        a, b, c, d, e = (self._sizes.T - size_of(problem)).T
+        squared = a * a + b * b + c * c + d * d + e * e
+        place = int(squared.argmin())
+        if squared[place] < _SAME_PLACE:  # of several problems at one place the very problem comes first
+            for at in (squared < _SAME_PLACE).nonzero()[0].tolist():
+                if self._keys[at] == problem.key:
+                    return self._ids[at], True
+        return self._ids[place], False
+
+
+_SAME_PLACE = 1e-12
+"""Squared distance under which two problems may be one, with coordinates from two C libraries."""
+
+_THERE = f"EXISTS (SELECT 1 FROM timing WHERE problem_id = problem.id AND device_id = :device AND NOT cold AND {SOUND})"
 
 
 def device_id(connection: sqlite3.Connection, device: DeviceInfo) -> int | None:
@@ -148,40 +188,56 @@ def nearest(
     """
     if device is None:
         return None
-    there = (
-        f"EXISTS (SELECT 1 FROM timing WHERE problem_id = problem.id AND device_id = :device AND NOT cold AND {SOUND})"
-    )
     place: dict[str, object] = dict(zip(SIZES, size_of(problem), strict=True))
     place |= {"device": device, "key": problem.key, "kind": kind_of(problem), "others": others}
     squares = " + ".join(f"({name} - :{name}) * ({name} - :{name})" for name in SIZES)
     row = connection.execute(
-        f"SELECT id, key, {squares} AS squared FROM problem WHERE kind = :kind AND {there} "
+        f"SELECT id, key, {squares} AS squared FROM problem WHERE kind = :kind AND {_THERE} "
         "AND NOT (:others AND key = :key) ORDER BY key <> :key, squared, id LIMIT 1",
         place,
     ).fetchone()
     return None if row is None else Neighbour(row["id"], row["key"], row["squared"] ** 0.5, row["key"] == problem.key)
 
 
-def record_miss(connection: sqlite3.Connection, problem: Problem, arch: str) -> None:
-    """Count that ``problem`` was asked for on ``arch`` without a measurement, in the caller's transaction."""
-    full = connection.execute("SELECT count(*) >= ? FROM miss", (MAX_MISSES,)).fetchone()[0]
-    known = connection.execute("SELECT id FROM problem WHERE key = ?", (problem.key,)).fetchone()
-    if full and known is None:
+def record_misses(connection: sqlite3.Connection, problem: Problem, arch: str, count: int) -> None:
+    """Count that problems like ``problem`` were asked for on ``arch`` without a measurement, in a transaction.
+
+    One row counts a whole bucket, :func:`~catalog.schema.likeness.bucket_of`; the first problem of it is its example.
+    """
+    bucket, now = bucket_of(problem), datetime.now(timezone.utc).isoformat(timespec="seconds")
+    counted = connection.execute(
+        "UPDATE miss SET n = n + ?, last = ? WHERE arch = ? AND bucket = ?", (count, now, arch, bucket)
+    )
+    if counted.rowcount:
         return
     connection.execute(
-        "INSERT INTO miss (problem_id, arch, n, last) VALUES (?, ?, 1, ?) "
-        "ON CONFLICT (problem_id, arch) DO UPDATE SET n = n + 1, last = excluded.last",
-        (problem_id(connection, problem), arch, datetime.now(timezone.utc).isoformat(timespec="seconds")),
+        "INSERT INTO miss (arch, bucket, problem_id, n, last) VALUES (?, ?, ?, ?, ?)",
+        (arch, bucket, problem_id(connection, problem), count, now),
+    )
+    too_many = "SELECT rowid FROM miss ORDER BY last, rowid LIMIT max(0, (SELECT count(*) FROM miss) - ?)"
+    gone = connection.execute(f"DELETE FROM miss WHERE rowid IN ({too_many}) RETURNING problem_id", (MAX_MISSES,))
+    connection.executemany(
+        "DELETE FROM problem WHERE id = ?1 AND NOT EXISTS (SELECT 1 FROM miss WHERE problem_id = ?1) "
+        "AND NOT EXISTS (SELECT 1 FROM timing WHERE problem_id = ?1)",
+        [tuple(row) for row in gone.fetchall()],
     )
 
 
+UNMEASURED = (
+    f"(miss.arch, miss.bucket) NOT IN (SELECT DISTINCT device.arch, {bucket_sql('timed')} FROM timing "
+    "JOIN device ON device.id = device_id JOIN problem AS timed ON timed.id = timing.problem_id)"
+)
+"""Of a row of table ``miss``: no problem of the bucket was measured on the arch."""
+
+
 def misses(connection: sqlite3.Connection, arch: str) -> list[tuple[str, int]]:
-    """Keys of the problems that were asked for on ``arch`` and not measured since, the most wanted first."""
+    """The key of a problem of each bucket that was asked for on ``arch`` and not measured since, the most wanted first.
+
+    With it comes how often problems of the bucket were asked for.
+    """
     rows = connection.execute(
-        "SELECT problem.key, miss.n FROM miss JOIN problem ON problem.id = problem_id WHERE arch = ? "
-        "AND NOT EXISTS (SELECT 1 FROM timing JOIN device ON device.id = device_id "
-        "  WHERE timing.problem_id = problem.id AND device.arch = miss.arch) "
-        "ORDER BY miss.n DESC, problem.id",
+        "SELECT problem.key, miss.n FROM miss JOIN problem ON problem.id = problem_id "
+        f"WHERE miss.arch = ? AND {UNMEASURED} ORDER BY miss.n DESC, problem.id",
         (arch,),
     )
     return [(row[0], row[1]) for row in rows]

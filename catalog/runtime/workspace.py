@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from operator import mul
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
 
 from catalog.backends import backend_of
 from catalog.schema.fields import Family, Mode
 from catalog.schema.kernel import Kernel
 from catalog.schema.problem import Problem
+
+if TYPE_CHECKING:
+    from catalog.runtime.devices.abi import CatalogWorkspace
 
 MAX_SPLITS = 128
 """More splits than this never pay: combining them costs as much as they save. CK has the same limit."""
@@ -24,22 +28,20 @@ _NEARLY_FULL = 0.85
 _DETERMINISTIC_SPLITS = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Partial:
+class Partial(NamedTuple):
     """Float32 partial results, dense: bytes, and strides (batch, nhead, seqlen, split) in elements."""
 
     bytes: int
     strides: tuple[int, int, int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Workspace:
+class Workspace(NamedTuple):
     """What the stages of a plan share: the parts that the keys are divided into, and partial results by their place in
     the argument struct, which begin uninitialised.
     """
 
     num_splits: int = 1
-    partials: Mapping[str, Partial] = field(default_factory=dict)
+    partials: Mapping[str, Partial] = MappingProxyType({})
 
 
 NO_WORKSPACE = Workspace()
@@ -83,18 +85,18 @@ def _whole_waves(items: int, places: int, most: int) -> int:
     return next(splits for splits in range(1, most + 1) if filled(splits) >= enough)
 
 
-def workspace_of(problem: Problem, num_splits: int, least: Mapping[str, int] | None = None) -> Workspace:
-    """The workspace with so many splits; ``least`` says how many bytes of each partial result kernels insist on."""
+def workspace_of(problem: Problem, num_splits: int, insisting: Sequence[CatalogWorkspace] = ()) -> Workspace:
+    """The workspace with so many splits; kernels may insist on more bytes of partial results."""
     partials = {}
     if problem.op == "splitkv":
         partials = {"o_acc": _rows(problem, num_splits, problem.hdim_v), "lse_acc": _rows(problem, num_splits, 1)}
     if problem.op == "bwd":
         partials = {"delta": _rows(problem, 1, 1), "dq_acc": _rows(problem, num_splits, problem.hdim_q)}
-    wanted = least or {}
-    return Workspace(
-        num_splits,
-        {name: replace(partial, bytes=max(partial.bytes, wanted.get(name, 0))) for name, partial in partials.items()},
-    )
+    for needed in insisting:
+        for name, partial in partials.items():
+            if getattr(needed, name) > partial.bytes:
+                partials[name] = partial._replace(bytes=getattr(needed, name))
+    return Workspace(num_splits, partials)
 
 
 def _rows(problem: Problem, splits: int, width: int) -> Partial:

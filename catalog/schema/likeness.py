@@ -63,3 +63,24 @@ def size_of(problem: Problem) -> tuple[float, ...]:
         keys = sum(length for _, length in lengths) / sequences
     extents = (problem.batch, problem.nhead_k, problem.ratio, queries, keys)
     return tuple(math.log2(1 + extent) for extent in extents)
+
+
+def steps_of(problem: Problem) -> tuple[int, ...]:
+    """The coordinates of a problem, rounded down: those of two problems are equal where no size is twice as large."""
+    sequences = max(1, problem.batch)
+    queries, keys = problem.seqlen_q, problem.seqlen_k
+    if problem.seqlens_q is not None:
+        queries = problem.tokens_q // sequences
+        keys = keys if problem.seqlens_k is None else problem.tokens_k // sequences
+    extents = (problem.batch, problem.nhead_k, problem.ratio, queries, keys)
+    return tuple([(1 + extent).bit_length() - 1 for extent in extents])
+
+
+def bucket_of(problem: Problem) -> str:
+    """What problems of one kind share that are about as large: :func:`steps_of`, and the kind."""
+    return f"{','.join(map(str, steps_of(problem)))} {problem.form.kind}"
+
+
+def bucket_sql(problem: str) -> str:
+    """:func:`bucket_of` in SQL, of the row ``problem`` of table ``problem``."""
+    return " || ',' || ".join(f"CAST({problem}.{name} AS INTEGER)" for name in SIZES) + f" || ' ' || {problem}.kind"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
@@ -32,8 +32,9 @@ from catalog.schema.problem_fields import (
     Size,
     Window,
 )
-from catalog.schema.problem_rules import check_features, check_lengths, check_relevance
-from catalog.schema.problem_tensors import Tensor, bytes_of, tensors_of, traffic_of
+from catalog.schema.problem_form import SIZES, Form, form_of
+from catalog.schema.problem_rules import certain_sizes, check_features, check_lengths, check_relevance
+from catalog.schema.problem_tensors import Tensor, extents_of, traffic_of
 
 _UNBOUNDED = (-1, -1)
 _CAUSAL = (-1, 0)
@@ -195,7 +196,6 @@ class Problem(BaseModel):
         for quantity, total in (("FLOP", self.flops), ("bytes of tensors", self.bytes)):
             if total > MAX_TOTAL:
                 raise ProblemError(f"the sizes multiply to {total:.3g} {quantity}, which do not fit in 63 bits")
-        _ = self.key  # computed now, so that reading it is a plain attribute access
         return self
 
     def _set(self, **fields: Any) -> None:
@@ -228,11 +228,58 @@ class Problem(BaseModel):
         """
         return type(self)(**{**self.model_dump(), **(update or {})})
 
+    def resized(self, **sizes: Any) -> Problem:
+        """The problem of the same form with these sizes: the other sizes take their defaults.
+
+        As ``Problem(**fields)`` with the fields of this problem that are no sizes, at a tenth of the price where the
+        sizes are certain to be valid; where they are not, that very call decides.
+
+        Args:
+            sizes: fields of :data:`~catalog.schema.problem_form.SIZES`.
+
+        Raises:
+            ProblemError: as the constructor.
+        """
+        certain = certain_sizes(self, sizes)
+        if certain is not None:
+            resized, blank = type(self).__new__(type(self)), self.form.blank
+            # As pickle makes one: what is in a problem of this form was validated, and so were these sizes.
+            resized.__setstate__({"__dict__": {**blank.__dict__, **certain}, "__pydantic_fields_set__": _FIELDS})
+            return resized
+        fields = {name: value for name, value in self.model_dump().items() if name not in SIZES}
+        return type(self)(**{**fields, **sizes})
+
+    def without_caches(self) -> Problem:
+        """The same problem, with nothing remembered that follows from its fields."""
+        fields = type(self).model_fields
+        return type(self).model_construct(**{name: self.__dict__[name] for name in fields})
+
+    def __reduce__(self) -> tuple[Callable[[str], Problem], tuple[str]]:
+        return _of_key, (self.key,)  # what is remembered of it, its form above all, is this process's
+
     def __eq__(self, other: object) -> bool:
-        return self.key == other.key if isinstance(other, Problem) else NotImplemented
+        return self.identity == other.identity if isinstance(other, Problem) else NotImplemented
 
     def __hash__(self) -> int:
-        return hash(self.key)
+        return hash(self.identity)
+
+    @cached_property
+    def form(self) -> Form:
+        """What it has in common with problems of other sizes."""
+        return form_of(self)
+
+    @cached_property
+    def identity(self) -> tuple[Any, ...]:
+        """The form and the sizes: equal where the keys are, and made sooner."""
+        return (
+            self.form,
+            self.batch,
+            self.seqlen_q,
+            self.seqlen_k,
+            self.seqlens_q,
+            self.seqlens_k,
+            self.num_pages,
+        )
 
     @cached_property
     def key(self) -> str:
@@ -240,12 +287,15 @@ class Problem(BaseModel):
 
         Features that the problem does without are left out.
         """
-        fields = {
+        return json.dumps(self.key_fields(), sort_keys=True, separators=(",", ":"))
+
+    def key_fields(self, without: Collection[str] = ()) -> dict[str, Any]:
+        """The fields of :attr:`key` as JSON has them, but those ``without``."""
+        return {
             name: value
-            for name, value in self.model_dump(mode="json", exclude_none=True).items()
+            for name, value in self.model_dump(mode="json", exclude_none=True, exclude=set(without)).items()
             if name in _ALWAYS_IN_KEY or value != type(self).model_fields[name].default
         }
-        return json.dumps(fields, sort_keys=True, separators=(",", ":"))
 
     @cached_property
     def mode(self) -> Mode:
@@ -323,29 +373,34 @@ class Problem(BaseModel):
         return max(self.seqlen_new or 0, queries if self.rope is not Rope.NO else 0)
 
     @cached_property
+    def extents(self) -> Mapping[str, int]:
+        """The extents of axes in which it differs from other problems of its form, by name."""
+        return extents_of(self)
+
+    @cached_property
     def tensors(self) -> Mapping[str, Tensor]:
         """Every tensor of a run by name: inputs, required ones first, then outputs."""
-        return tensors_of(self)
+        return {name: tensor.tensor(self.extents) for name, tensor in self.form.tensors.items()}
 
     @cached_property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Shape of every tensor that a run needs: its required inputs, then its outputs. See :attr:`tensors`."""
         return {name: tensor.shape for name, tensor in self.tensors.items() if not tensor.optional}
 
-    @cached_property
+    @property
     def needed(self) -> tuple[str, ...]:
         """Names of the tensors that a run must be given, in the order of a call."""
-        return tuple(name for name, tensor in self.tensors.items() if tensor.role != "output" and not tensor.optional)
+        return self.form.needed
 
-    @cached_property
+    @property
     def accepted(self) -> tuple[str, ...]:
         """Names of the tensors that a run may be given, in the order of a call."""
-        return tuple(name for name, tensor in self.tensors.items() if tensor.role != "output")
+        return self.form.accepted
 
-    @cached_property
+    @property
     def made(self) -> tuple[str, ...]:
         """Names of the tensors that a run makes for its results."""
-        return tuple(name for name, tensor in self.tensors.items() if tensor.role == "output")
+        return self.form.made
 
     @cached_property
     def flops(self) -> int:
@@ -354,8 +409,8 @@ class Problem(BaseModel):
 
     @cached_property
     def bytes(self) -> int:
-        """Bytes of all tensors."""
-        return bytes_of(self)
+        """Bytes of all tensors that a run needs."""
+        return self.form.bytes_at(self.extents)
 
     @cached_property
     def traffic(self) -> int:
@@ -363,7 +418,12 @@ class Problem(BaseModel):
         return traffic_of(self)
 
 
+_FIELDS = set(Problem.model_fields)
 _ALWAYS_IN_KEY = ("op", "dtype", "mask", "lse", "layout")
+
+
+def _of_key(key: str) -> Problem:
+    return Problem(**json.loads(key))
 
 
 def _default_scale(hdim_q: int) -> float:

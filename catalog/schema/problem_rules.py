@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from catalog.errors import ProblemError
 from catalog.schema.fields import Bias, KvMemoryLayout, Mode, Qscale, Rope
-from catalog.schema.problem_fields import ELEMENT_BYTES, MAX_SIZE, OP_FIELDS, QSCALES, QUANTISED, VECTOR_BYTES
+from catalog.schema.problem_fields import (
+    ELEMENT_BYTES,
+    MAX_SIZE,
+    MAX_TOTAL,
+    OP_FIELDS,
+    QSCALES,
+    QUANTISED,
+    VECTOR_BYTES,
+)
 
 if TYPE_CHECKING:
     from catalog.schema.problem import Problem
@@ -60,6 +69,52 @@ def check_lengths(problem: Problem) -> None:
             f"layout={problem.layout!r} does not apply to packed sequences, which are (tokens, nhead, hdim)",
             hint="Leave layout out.",
         )
+
+
+def certain_sizes(problem: Problem, sizes: Mapping[str, Any]) -> dict[str, Any] | None:
+    """All sizes of a problem of the form of ``problem`` with these ``sizes``, where they are certain to be valid.
+
+    None where they may not be, or take defaults, or are no plain integers: then the constructor must decide. It knows
+    less than the constructor, never more: what it gives, the constructor gives.
+    """
+    if problem.op == "appendkv" or problem.page_size:
+        return None  # their sizes are limits of each other's, and of features'
+    whole = _packed(sizes) if problem.seqlens_q is not None else _dense(sizes)
+    if whole is None:
+        return None
+    # No tensor has an axis twice, and no product of matrices has a pair of tokens twice.
+    packed = whole["seqlens_q"] is not None
+    q = sum(whole["seqlens_q"]) if packed else whole["seqlen_q"]
+    k = sum(whole["seqlens_k"]) if packed else whole["seqlen_k"]
+    certain = q <= MAX_SIZE >= k and problem.form.weight * (whole["batch"] + 1) * (q + 1) * (k + 1) <= MAX_TOTAL
+    return whole if certain else None
+
+
+def _dense(sizes: Mapping[str, Any]) -> dict[str, Any] | None:
+    if sizes.keys() != _BATCH_SIZES:
+        return None
+    for size in sizes.values():
+        if type(size) is not int or not 0 <= size <= MAX_SIZE:
+            return None
+    return {"seqlens_q": None, "seqlens_k": None, "num_pages": None, **sizes}
+
+
+def _packed(sizes: Mapping[str, Any]) -> dict[str, Any] | None:
+    if sizes.keys() != _PACKED_SIZES:
+        return None
+    q, k = sizes["seqlens_q"], sizes["seqlens_k"]
+    if not _are_lengths(q) or not (k is q or (_are_lengths(k) and len(q) == len(k))):
+        return None
+    return {"batch": len(q), "seqlen_q": max(q), "seqlen_k": max(k), "num_pages": None, **sizes}
+
+
+_BATCH_SIZES = frozenset({"batch", "seqlen_q", "seqlen_k"})
+_PACKED_SIZES = frozenset({"seqlens_q", "seqlens_k"})
+_INT = {int}
+
+
+def _are_lengths(lengths: Any) -> bool:
+    return type(lengths) is tuple and set(map(type, lengths)) == _INT and min(lengths) >= 0
 
 
 def _check_packed(problem: Problem, axis: str, lengths: tuple[int, ...]) -> None:

@@ -30,7 +30,6 @@ def _words(names: tuple[str, ...], **own: str) -> Mapping[str, str]:
 
 
 _KERNEL_ID = "id of the kernel"
-_PROBLEM_ID = "id of the problem"
 _CREATED = "when, ISO 8601 in UTC"
 
 TABLES: Mapping[str, Table] = MappingProxyType(
@@ -110,7 +109,7 @@ TABLES: Mapping[str, Table] = MappingProxyType(
             "How fast a library is on a problem and device: statistics of launches, in ms.",
             _words(
                 (),
-                problem_id=_PROBLEM_ID,
+                problem_id="id of the problem",
                 kernel_id=_KERNEL_ID,
                 device_id="id of the device",
                 artifact_key="key of the library",
@@ -130,8 +129,14 @@ TABLES: Mapping[str, Table] = MappingProxyType(
             ),
         ),
         "miss": Table(
-            "Problems that were selected for an arch without a measurement.",
-            _words(("arch",), problem_id=_PROBLEM_ID, n="how often", last="when last, ISO 8601 in UTC"),
+            "Problems that were selected for an arch without a measurement: a row for all that are about alike.",
+            _words(
+                ("arch",),
+                bucket="what they have in common: binary logarithms of their sizes, rounded down, and their kind",
+                problem_id="row of table problem: one of them",
+                n="how often; written as it doubles",
+                last="when last, ISO 8601 in UTC",
+            ),
         ),
     }
 )

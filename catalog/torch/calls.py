@@ -98,20 +98,54 @@ def problem_of(case: Case) -> Problem:
         TensorError: kernels do not take the dtype, or tensors have the wrong number of axes.
         ProblemError: sizes or options are outside of what a problem may have, or contradict each other.
     """
+    options = case.options
+    q = sizes_of(case.q, options.layout)
+    sizes: dict[str, Any]
+    if case.op == "pagedkv":
+        nhead_k = case.k[2]
+        sizes = {"num_pages": case.k[0], "seqlens_q": case.lengths_q, "seqlen_k": case.pages * case.k[1]}
+    else:
+        k = sizes_of(case.k, options.layout)
+        nhead_k = k.heads
+        if options.layout == "packed":
+            sizes = {"seqlens_q": case.lengths_q, "seqlens_k": case.lengths_k}
+        else:
+            sizes = {"batch": q.batch, "seqlen_q": q.tokens, "seqlen_k": k.tokens}
+    page_size = case.k[1] if case.op == "pagedkv" else 0
+    dims = (q.heads, nhead_k, q.hdim, case.v[-1], page_size)
+    about = (case.op, case.dtype, dims, case.bias, case.bias_dims, case.dbias, options)
+    like = _examples.get(about)
+    if like is not None:
+        return like.resized(**sizes)
+    if len(_examples) >= _MOST_EXAMPLES:
+        _examples.clear()
+    problem = _examples[about] = Problem(**_fields(case, dims), **sizes)
+    return problem
+
+
+_MOST_EXAMPLES = 4096
+"""Problems that others are made from, which differ in sizes; beyond that all are forgotten."""
+
+_examples: dict[tuple[Any, ...], Problem] = {}
+
+
+def _fields(case: Case, dims: tuple[int, ...]) -> dict[str, Any]:
+    """The fields of a problem of a case that are no sizes."""
+    options = case.options
     dtype = _DTYPES.get(case.dtype)
     if dtype is None:
         raise TensorError(
             f"query, key and value are {case.dtype}: kernels take {', '.join(map(str, _DTYPES))}",
             hint=_REMEDIES.get(case.dtype),
         )
-    options = case.options
-    q = sizes_of(case.q, options.layout)
+    nhead_q, nhead_k, hdim_q, hdim_v, page_size = dims
     fields: dict[str, Any] = {
         "op": case.op,
         "dtype": dtype,
-        "nhead_q": q.heads,
-        "hdim_q": q.hdim,
-        "hdim_v": case.v[-1],
+        "nhead_q": nhead_q,
+        "nhead_k": nhead_k,
+        "hdim_q": hdim_q,
+        "hdim_v": hdim_v,
         "mask": options.mask,
         "window": None if options.mask == "no" else (options.left, options.right),
         "scale": options.scale,
@@ -119,20 +153,16 @@ def problem_of(case: Case) -> Problem:
         "bias_dims": case.bias_dims,
     }
     if case.op == "pagedkv":
-        fields |= {"num_pages": case.k[0], "page_size": case.k[1], "nhead_k": case.k[2]}
-        fields |= {"seqlens_q": case.lengths_q, "seqlen_k": case.pages * case.k[1]}
+        fields |= {"page_size": page_size}
     else:
-        k = sizes_of(case.k, options.layout)
-        fields |= {"nhead_k": k.heads, "dropout": options.dropout}
-        if options.layout == "packed":
-            fields |= {"seqlens_q": case.lengths_q, "seqlens_k": case.lengths_k}
-        else:
-            fields |= {"batch": q.batch, "seqlen_q": q.tokens, "seqlen_k": k.tokens, "layout": options.layout}
+        fields |= {"dropout": options.dropout}
+        if options.layout != "packed":
+            fields |= {"layout": options.layout}
     if case.op == "bwd":
         fields |= {"dbias": case.dbias, "dlse": case.dlse, "deterministic": options.deterministic}
     else:
         fields |= {"lse": True, "logits_soft_cap": options.soft_cap or None}
-    return Problem(**fields)
+    return fields
 
 
 def call(case: Case, device: torch.device, tensors: Named) -> Mapping[str, torch.Tensor]:
@@ -155,7 +185,7 @@ def call(case: Case, device: torch.device, tensors: Named) -> Mapping[str, torch
         instead = "torch.nn.functional.scaled_dot_product_attention, or torch.nn.attention.flex_attention, may take it."
         raise SelectionError(error.message, hint=f"{error.hint}\nInstead: {instead}") from None
     ready = _dense if arch == "host" else _vectors
-    results: Mapping[str, torch.Tensor] = plan.enqueue({name: ready(tensor.detach()) for name, tensor in tensors})
+    results: Mapping[str, torch.Tensor] = plan.enqueue({name: ready(tensor) for name, tensor in tensors})
     return results
 
 
@@ -177,7 +207,9 @@ def arch_of(device: torch.device) -> str:
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, or a copy where its innermost axis is strided."""
+    """The tensor without its gradient, or a copy where its innermost axis is strided."""
+    if tensor.requires_grad:
+        tensor = tensor.detach()
     return tensor if tensor.dim() == 0 or tensor.stride(-1) == 1 or tensor.size(-1) == 1 else tensor.contiguous()
 
 

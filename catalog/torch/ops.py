@@ -54,7 +54,7 @@ def forward(
     rng_state: Optional,
     options: Options,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``catalog::fwd`` through PyTorch's dispatcher: O, like Q but with the head dim of V, and LSE.
+    """``catalog::fwd``: O, like Q but with the head dim of V, and LSE; by PyTorch's dispatcher where it has a say.
 
     LSE is float32, (batch, heads, queries), or (heads, tokens) of packed sequences. Both are differentiable once.
 
@@ -64,8 +64,39 @@ def forward(
         UsageError: a gradient is wanted of what no backward kernel can do.
     """
     tensors = (q, k, v, bias, alibi_slopes, cu_seqlens_q, cu_seqlens_k, block_table, rng_state)
-    result: tuple[torch.Tensor, torch.Tensor] = torch.ops.catalog.fwd.default(*tensors, *options)
+    result: tuple[torch.Tensor, torch.Tensor]
+    if not _undisturbed(tensors):
+        result = torch.ops.catalog.fwd.default(*tensors, *options)
+    elif torch.is_grad_enabled() and torch._C._any_requires_grad(*tensors):
+        result = _Attention.apply(None, *tensors, *options)  # type: ignore[no-untyped-call]
+    else:
+        result = _run_fwd(*tensors, *options)
     return result
+
+
+def _undisturbed(tensors: tuple[Optional, ...]) -> bool:
+    """Whether the dispatcher would come to our own kernels, or to their gradients, and nothing else would see the call.
+
+    So it is of plain tensors outside of every mode, transform, trace and profile. The dispatcher takes 50 us for the
+    way through two kernels in Python, this 2.
+    """
+    if torch.compiler.is_compiling():  # first: what is compiled keeps the operators
+        return False
+    if (
+        torch._C._len_torch_dispatch_stack()
+        or torch._C._len_torch_function_stack()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._get_tracing_state() is not None
+        or torch._C._autograd._profiler_enabled()
+        or forward_ad._current_level >= 0
+    ):
+        return False
+    given = [tensor for tensor in tensors if tensor is not None]
+    on_cpu = given[0].is_cpu
+    return all(
+        type(tensor) is torch.Tensor and tensor.is_cpu is on_cpu and (on_cpu or tensor.is_cuda) and not tensor.is_neg()
+        for tensor in given
+    )
 
 
 def _run_fwd(
@@ -81,14 +112,15 @@ def _run_fwd(
     *options: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     paged = block_table is not None
+    lengths_q = _lengths(cu_seqlens_q)
     case = Case(
         "pagedkv" if paged else "fwd",
         q.dtype,
-        tuple(q.shape),
-        tuple(k.shape),
-        tuple(v.shape),
-        _lengths(cu_seqlens_q),
-        None if paged else _lengths(cu_seqlens_k),
+        q.shape,
+        k.shape,
+        v.shape,
+        lengths_q,
+        None if paged else lengths_q if cu_seqlens_k is cu_seqlens_q else _lengths(cu_seqlens_k),
         block_table.shape[1] if block_table is not None else 0,
         *_bias_of(bias, alibi_slopes),
         False,
@@ -119,14 +151,15 @@ def _run_bwd(
     dbias: bool,
     *options: Any,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    lengths_q = _lengths(cu_seqlens_q)
     case = Case(
         "bwd",
         q.dtype,
-        tuple(q.shape),
-        tuple(k.shape),
-        tuple(v.shape),
-        _lengths(cu_seqlens_q),
-        _lengths(cu_seqlens_k),
+        q.shape,
+        k.shape,
+        v.shape,
+        lengths_q,
+        lengths_q if cu_seqlens_k is cu_seqlens_q else _lengths(cu_seqlens_k),
         0,
         *_bias_of(bias, alibi_slopes),
         dbias,
@@ -223,7 +256,7 @@ _SOFT_CAP = 5
 
 
 class _Attention(torch.autograd.Function):
-    """The forward with its gradient."""
+    """The forward with its gradient; ``keys`` are those of the dispatcher, None where it was not asked."""
 
     @staticmethod
     def forward(ctx: Any, keys: Any, *inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -237,7 +270,7 @@ class _Attention(torch.autograd.Function):
             raise UsageError(
                 "attention over a paged cache has no gradient", hint="Use torch.no_grad(), or packed K and V."
             )
-        o, lse = _below(torch.ops.catalog.fwd.default, keys, inputs)
+        o, lse = _run_fwd(*inputs) if keys is None else _below(torch.ops.catalog.fwd.default, keys, inputs)
         ctx.save_for_backward(*inputs[:_TABLE], inputs[_RNG], o, lse)
         ctx.options = options
         ctx.set_materialize_grads(False)
@@ -253,8 +286,18 @@ class _Attention(torch.autograd.Function):
             grad_o = torch.zeros_like(o)
         dbias = ctx.needs_input_grad[1 + _BIAS]
         tensors = (grad_o, grad_lse, q, k, v, o, lse, *features, rng_state)
-        gradients = torch.ops.catalog.bwd.default(*tensors, dbias, *ctx.options)
+        alike = _alike(grad_o, o) and (grad_lse is None or _alike(grad_lse, lse))
+        if _undisturbed(tensors) and not torch.is_grad_enabled() and alike:
+            gradients = _run_bwd(*tensors, dbias, *ctx.options)
+        else:
+            gradients = torch.ops.catalog.bwd.default(*tensors, dbias, *ctx.options)
         return None, *gradients[:3], gradients[3] if dbias else None, *rest
+
+
+def _alike(gradient: torch.Tensor, o: torch.Tensor) -> bool:
+    """Whether a gradient is a tensor like O: :func:`torch.autograd.grad` makes a batch of several look like one."""
+    keys, expected = torch._C._dispatch_keys(gradient), torch._C._dispatch_keys(o)
+    return bool(keys.raw_repr() == expected.raw_repr())
 
 
 class _Gradient(torch.autograd.Function):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from catalog.runtime.devices.arguments import Call
     from catalog.runtime.devices.loading import LoadedKernel
+    from catalog.runtime.devices.repeats import Repeat
     from catalog.runtime.tensors import Array, Strided
     from catalog.runtime.workspace import Workspace
     from catalog.schema.problem import Problem
@@ -40,9 +41,13 @@ class Layout(Protocol):
     def __hash__(self) -> int:
         """As of equal ones."""
 
+    @property
+    def pattern(self) -> Hashable:
+        """What it has in common with layouts of the same tensors in other sizes."""
+
     def repeat(
         self, device: Any, problem: Problem, kernels: Sequence[LoadedKernel], call: Any, workspace: Workspace
-    ) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
+    ) -> Repeat:
         """Queues kernels anew on tensors of this layout, by name and unchecked, and gives the results.
 
         Args:

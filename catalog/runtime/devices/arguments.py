@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import ctypes
 import struct
+from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
 from types import MappingProxyType
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from catalog.runtime.devices.abi import ABI_VERSION, TENSORS, CatalogArgs
-from catalog.runtime.tensors import Array, element_strides, numpy_dtype
+from catalog.runtime.tensors import element_strides, numpy_dtype
 from catalog.schema.problem import Problem
+from catalog.schema.problem_form import Form
 
-_TENSOR, POINTER = struct.Struct("@Pqqqq"), struct.Struct("@P")
+if TYPE_CHECKING:
+    Starts = array[int]
+
+TENSOR, POINTER = struct.Struct("@Pqqqq"), struct.Struct("@P")
 OFFSETS: Mapping[str, int] = MappingProxyType(
     {name: getattr(CatalogArgs, name).offset for name in (*TENSORS, "seqstart_q", "seqstart_k")}
 )
@@ -41,7 +44,7 @@ class Template:
     """
 
     args: CatalogArgs
-    starts: Mapping[str, Array]
+    starts: Mapping[str, Starts]
     offsets: tuple[int, ...]
 
     def fill(
@@ -59,29 +62,44 @@ class Template:
         for offset, address in zip(self.offsets, addresses, strict=True):
             POINTER.pack_into(args, offset, address)
         for slot, address, strides in workspace:
-            _TENSOR.pack_into(args, OFFSETS[slot], address, *strides)
+            TENSOR.pack_into(args, OFFSETS[slot], address, *strides)
         for name, address in starts.items():
             POINTER.pack_into(args, OFFSETS[name], address)
         return args
 
 
-@lru_cache(maxsize=1024)
-def template(problem: Problem, layout: tuple[tuple[str, tuple[int, ...]], ...]) -> Template:
-    """The arguments for tensors with these names and strides, in bytes."""
-    starts = {
-        name: np.fromiter(accumulate(lengths, initial=0), np.int32, len(lengths) + 1)
+def first_tokens(problem: Problem) -> dict[str, Starts]:
+    """The arrays seqstart_q and seqstart_k of packed sequences, by name; of others none."""
+    return {
+        name: array("i", accumulate(lengths, initial=0))
         for name, lengths in (("seqstart_q", problem.seqlens_q), ("seqstart_k", problem.seqlens_k))
         if lengths is not None
     }
-    args = CatalogArgs(
+
+
+def sized(args: CatalogArgs, problem: Problem) -> CatalogArgs:
+    """A copy of the arguments of a problem of the same form, with the sizes of this one; not the tensors'."""
+    args = CatalogArgs.from_buffer_copy(args)
+    args.batch, args.seqlen_q, args.seqlen_k = problem.batch, problem.seqlen_q, problem.seqlen_k
+    args.tokens_q = problem.tokens_q
+    if problem.paged:
+        args.num_pages, args.pages_per_sequence = problem.num_pages or 0, problem.pages_per_sequence
+    return args
+
+
+def without_tensors(problem: Problem) -> CatalogArgs:
+    """The arguments of a problem but for all that is about its tensors."""
+    return sized(_without_sizes(problem.form), problem)
+
+
+@lru_cache(maxsize=1024)
+def _without_sizes(form: Form) -> CatalogArgs:
+    problem = form.blank
+    return CatalogArgs(
         struct_bytes=ctypes.sizeof(CatalogArgs),
         abi_version=ABI_VERSION,
-        **{name: array.ctypes.data for name, array in starts.items()},
-        batch=problem.batch,
         nhead_q=problem.nhead_q,
         nhead_k=problem.nhead_k,
-        seqlen_q=problem.seqlen_q,
-        seqlen_k=problem.seqlen_k,
         hdim_q=problem.hdim_q,
         hdim_v=problem.hdim_v,
         window_left=problem.window_left,
@@ -89,23 +107,28 @@ def template(problem: Problem, layout: tuple[tuple[str, tuple[int, ...]], ...]) 
         sink_size=problem.sink_size,
         min_seqlen_q=problem.min_seqlen_q,
         page_size=problem.page_size,
-        num_pages=problem.num_pages or 0,
-        pages_per_sequence=problem.pages_per_sequence if problem.paged else 0,
         seqlen_new=problem.seqlen_new or 0,
         rotary_dim=problem.rotary_dim or 0,
         block_scale_size_q=problem.block_scale_size_q,
         block_scale_size_kv=problem.block_scale_size_kv,
-        tokens_q=problem.tokens_q,
         mask_corner=problem.mask_corner,
         scale=problem.softmax_scale,
         logits_soft_cap=problem.logits_soft_cap or 0,
         p_drop=problem.dropout,
     )
+
+
+@lru_cache(maxsize=1024)
+def template(problem: Problem, layout: tuple[tuple[str, tuple[int, ...]], ...]) -> Template:
+    """The arguments for tensors with these names and strides, in bytes."""
+    starts, args = first_tokens(problem), without_tensors(problem)
+    for name, tokens in starts.items():
+        POINTER.pack_into(args, OFFSETS[name], tokens.buffer_info()[0])
     offsets = []
     for name, strides in layout:
         tensor = problem.tensors[name]
         offsets.append(OFFSETS[tensor.slot])
-        _TENSOR.pack_into(
+        TENSOR.pack_into(
             args, offsets[-1], 0, *element_strides(tensor, strides, numpy_dtype(tensor.element).itemsize), 0
         )
     return Template(args, starts, tuple(offsets))

@@ -14,7 +14,7 @@ import numpy as np
 
 from catalog.errors import DeviceError, TensorError
 from catalog.runtime.devices import DeviceInfo
-from catalog.runtime.devices.arguments import Call, Template, template
+from catalog.runtime.devices.arguments import Call, first_tokens, template
 from catalog.runtime.devices.device_arrays import DeviceArray, device_array
 from catalog.runtime.devices.dlpack import dense_strides
 from catalog.runtime.devices.gpu_resources import Event, Memory
@@ -258,7 +258,7 @@ class GpuDevice:
         copies: list[_Copy] = []
         placed = [self._place(problem, name, array, copies) for name, array in tensors.items()]
         filled = template(problem, tuple([(name, at.strides) for name, at in zip(tensors, placed, strict=True)]))
-        starts = self._starts_of(problem, filled) if filled.starts else {}
+        starts = self._memory_of_starts(problem)
         partials = [(slot, memory(partial.bytes), partial.strides) for slot, partial in workspace.partials.items()]
         args = filled.fill(
             [at.address for at in placed],
@@ -281,12 +281,24 @@ class GpuDevice:
         copies.append(_Copy(array, memory, problem.tensors[name].role != "input"))
         return _Placed(memory.handle, dense_strides(array.shape, array.itemsize), memory)
 
-    def _starts_of(self, problem: Problem, filled: Template) -> dict[str, Memory]:
-        """The first tokens of packed sequences, in this GPU's memory: they follow from the problem, and are kept."""
+    def starts_of(self, problem: Problem) -> tuple[Mapping[str, int], tuple[Memory, ...]]:
+        """The first tokens of packed sequences in this GPU's memory: addresses by name, and the memory.
+
+        Raises:
+            DeviceError: the GPU has too little memory, or a copy failed.
+        """
+        starts = self._memory_of_starts(problem)
+        return {name: memory.handle for name, memory in starts.items()}, tuple(starts.values())
+
+    def _memory_of_starts(self, problem: Problem) -> dict[str, Memory]:
+        """They follow from the problem, and are kept."""
+        if problem.seqlens_q is None:
+            return {}
         starts = self._starts.get(problem)
         if starts is None:
-            starts = {name: self._memory(array.nbytes) for name, array in filled.starts.items()}
-            self._send([_Copy(filled.starts[name], memory, False) for name, memory in starts.items()], self.stream)
+            arrays = {name: np.array(tokens, np.int32) for name, tokens in first_tokens(problem).items()}
+            starts = {name: self._memory(array.nbytes) for name, array in arrays.items()}
+            self._send([_Copy(arrays[name], memory, False) for name, memory in starts.items()], self.stream)
             if len(self._starts) >= _MOST_STARTS:
                 self._starts.clear()
             self._starts[problem] = starts

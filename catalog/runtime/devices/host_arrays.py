@@ -70,7 +70,7 @@ def host_outputs(problem: Problem, inputs: Mapping[str, Any], given: Mapping[str
     if torch is None or not any(isinstance(value, torch.Tensor) for value in given.values()):
         return None
     check_room(problem)
-    zeroed = zeroed_outputs(problem, inputs)
+    zeroed = zeroed_outputs(problem.form, inputs)
     return {
         name: (torch.zeros if name in zeroed else torch.empty)(
             problem.tensors[name].shape, dtype=getattr(torch, problem.tensors[name].element), device="cpu"

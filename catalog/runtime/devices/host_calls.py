@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from catalog.forks import SPAWN, forks, openmp_lost
-from catalog.runtime.devices.arguments import Call
+from catalog.runtime.devices.arguments import Call, first_tokens
 from catalog.runtime.devices.host_arrays import imported_torch
-from catalog.runtime.devices.repeats import Repeat
-from catalog.runtime.tensors import Array
+from catalog.runtime.devices.repeats import Frame, Means, Repeat
 
 if TYPE_CHECKING:
     from catalog.runtime.devices.loading import LoadedKernel
@@ -27,7 +26,7 @@ _log = logging.getLogger(__name__)
 class HostCall(Call):
     """A call on the host; ``starts`` are the first tokens of packed sequences, which follow from the problem."""
 
-    starts: tuple[Array, ...] = field(repr=False)
+    starts: tuple[Any, ...] = field(repr=False)
 
 
 class HostLayout(tuple[Any, ...]):
@@ -35,21 +34,24 @@ class HostLayout(tuple[Any, ...]):
 
     __slots__ = ()
 
+    @property
+    def pattern(self) -> Hashable:
+        """As :attr:`Layout.pattern`."""
+        return tuple([(name, dtype) for name, dtype, *_ in self])
+
     def repeat(
         self, device: Any, problem: Problem, kernels: Sequence[LoadedKernel], call: HostCall, workspace: Workspace
     ) -> Repeat:
         """As :meth:`Layout.repeat`."""
 
-        return Repeat(
-            problem,
-            args=call.args,
-            kept=call.starts,
-            given=[name for name, *_ in self],
-            workspace=workspace,
-            output=lambda tensor, zeroed: _maker(tensor.shape, tensor.element, zeroed),
-            scratch=lambda size: _maker((max(1, size),), "uint8", False),
-            start=partial(start, kernels),
-        )
+        means = Means(_maker, _scratch, _starts, lambda pointer, _: start(kernels, pointer))
+        frame = Frame(problem.form, [name for name, *_ in self], means)
+        return Repeat.of_call(frame, problem, call.args, call.starts, workspace)
+
+
+def _starts(problem: Problem) -> tuple[Mapping[str, int], tuple[Any, ...]]:
+    arrays = first_tokens(problem)
+    return {name: tokens.buffer_info()[0] for name, tokens in arrays.items()}, tuple(arrays.values())
 
 
 _told = 0
@@ -108,6 +110,11 @@ def host_layout(given: Mapping[str, Any]) -> HostLayout | None:
     return HostLayout(layout)
 
 
-def _maker(shape: tuple[int, ...], element: str, zeroed: bool) -> Callable[[], Any]:
+@cache
+def _maker(element: str, zeroed: bool) -> Callable[[tuple[int, ...]], Any]:
     torch = imported_torch()
-    return partial(torch.zeros if zeroed else torch.empty, shape, dtype=getattr(torch, element), device="cpu")
+    return partial(torch.zeros if zeroed else torch.empty, dtype=getattr(torch, element), device=torch.device("cpu"))
+
+
+def _scratch(size: int) -> Any:
+    return _maker("uint8", False)((max(1, size),))

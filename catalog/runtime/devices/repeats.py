@@ -1,57 +1,163 @@
-"""A call again, on other PyTorch tensors of a layout that was checked: what is left is to fill in the addresses."""
+"""A call again, on other PyTorch tensors of a layout that was checked: what is left is to fill in the addresses.
+
+And a call of another size: what is left is to check shapes and strides, and to fill in both.
+"""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from math import prod
+from operator import mul
 from typing import Any
 
 from catalog.runtime.devices.abi import CatalogArgs
-from catalog.runtime.devices.arguments import OFFSETS, POINTER
+from catalog.runtime.devices.arguments import OFFSETS, POINTER, TENSOR, sized
+from catalog.runtime.memory import memory_bytes
 from catalog.runtime.tensors import results, zeroed_outputs
 from catalog.runtime.workspace import Workspace
 from catalog.schema.problem import Problem
-from catalog.schema.problem_tensors import Tensor
+from catalog.schema.problem_form import Form
+from catalog.schema.problem_tensors import Shape, TensorForm, bytes_of_element, extents_of
 
-Maker = Callable[[], Any]
-"""Makes a tensor."""
+Maker = Callable[[Shape], Any]
+"""Makes a tensor of a shape."""
+
+Given = Sequence[tuple[Any, ...]]
+"""Name, dtype, shape and strides, in elements, of each of a call's tensors, and maybe more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What a device does for repeats.
+
+    Attributes:
+        output: what makes outputs of elements of that name; told whether they begin as zeros.
+        scratch: makes so many bytes.
+        starts: the first tokens of a problem's packed sequences where kernels read them: addresses by their place in
+            the argument struct, and what must be kept for that.
+        start: starts the kernels on a pointer to arguments; what was kept for them comes along.
+    """
+
+    output: Callable[[str, bool], Maker]
+    scratch: Callable[[int], Any]
+    starts: Callable[[Problem], tuple[Mapping[str, int], tuple[Any, ...]]]
+    start: Callable[[Any, tuple[Any, ...]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A tensor in the argument struct: where, in bytes; and what it must be at any size."""
+
+    name: str
+    offset: int
+    form: TensorForm
+    element_bytes: int
+
+    def kernel_strides(self, strides: Sequence[int]) -> tuple[int, int, int, int]:
+        """Those along the axes that a kernel strides along, with that of splits; 0 for one that the tensor has not."""
+        batch, nhead, seqlen = self.form.strides
+        return (
+            0 if batch is None else strides[batch],
+            0 if nhead is None else strides[nhead],
+            0 if seqlen is None else strides[seqlen],
+            0,
+        )
+
+    @property
+    def resizable(self) -> bool:
+        """Whether a shape, and a stride of 1 along the last axis, are all that is asked of it."""
+        return self.form.contiguous <= 1 and not self.form.pool and self.form.role != "updated"
+
+
+class Frame:
+    """What repeats of all sizes of a form have in common.
+
+    Args:
+        form: of the problems.
+        given: the names of the tensors.
+        means: what the device does for it.
+    """
+
+    def __init__(self, form: Form, given: Iterable[str], means: Means) -> None:
+        names = tuple(given)
+        zeroed = zeroed_outputs(form, names)
+
+        def place(name: str) -> _Place:
+            tensor = form.tensors[name]
+            return _Place(name, OFFSETS[tensor.slot], tensor, bytes_of_element(tensor.element))
+
+        self.means = means
+        self.inputs = [place(name) for name in names]
+        self.outputs = [place(name) for name in form.made]
+        self.makers = [means.output(form.tensors[name].element, name in zeroed) for name in form.made]
+        self.results = tuple(results(form, {name: name for name in (*names, *form.made)}).items())
+        self.resizable = all(each.resizable for each in self.inputs)
 
 
 class Repeat:
     """Starts the kernels of a call on tensors of the layout that it was made for, and makes outputs each time.
 
     Args:
-        problem: what the kernels compute.
-        args: of a call of theirs on tensors of that layout, with outputs that were made; copied.
+        frame: what it has in common with others.
+        args: of a call on tensors of that layout, with outputs that were made; not to be changed any more.
         kept: what they point to besides tensors and workspaces.
-        given: the names of these tensors.
+        shapes: of the outputs.
         workspace: what stages share.
-        output: what makes an output; told whether it begins as zeros.
-        scratch: what makes so many bytes.
-        start: starts the kernels on a pointer to arguments.
     """
 
+    __slots__ = ("_args", "_frame", "_kept", "_shapes", "_workspace")
+
     def __init__(
-        self,
-        problem: Problem,
-        *,
-        args: CatalogArgs,
-        kept: object,
-        given: Iterable[str],
-        workspace: Workspace,
-        output: Callable[[Tensor, bool], Maker],
-        scratch: Callable[[int], Maker],
-        start: Callable[[Any], None],
+        self, frame: Frame, args: CatalogArgs, kept: tuple[Any, ...], shapes: Sequence[Shape], workspace: Workspace
     ) -> None:
-        tensors, names = problem.tensors, tuple(given)
-        zeroed = zeroed_outputs(problem, names)
-        self._args, self._kept, self._start = CatalogArgs.from_buffer_copy(args), kept, start
-        self._inputs = [(name, OFFSETS[tensors[name].slot]) for name in names]
-        self._made = [
-            (name, OFFSETS[tensors[name].slot], output(tensors[name], name in zeroed)) for name in problem.made
-        ]
-        self._partials = [(OFFSETS[slot], scratch(partial.bytes)) for slot, partial in workspace.partials.items()]
-        self._results = results(problem, {name: name for name in (*names, *problem.made)})
+        self._frame, self._args, self._kept = frame, args, kept
+        self._shapes, self._workspace = shapes, workspace
+
+    @classmethod
+    def of_call(
+        cls, frame: Frame, problem: Problem, args: CatalogArgs, kept: tuple[Any, ...], workspace: Workspace
+    ) -> Repeat:
+        """What repeats a call of ``problem``, with its arguments, which are copied."""
+        shapes = [place.form.shape(problem.extents) for place in frame.outputs]
+        return cls(frame, CatalogArgs.from_buffer_copy(args), kept, shapes, workspace)
+
+    def resized(self, problem: Problem, layout: Given, workspace: Workspace) -> Repeat | None:
+        """What repeats a call of a problem of the same form, on tensors of the same names and types.
+
+        None where it is not certain that such a call would be taken: another shape, a strided innermost axis, tensors
+        larger than this machine's memory. Then the checks of a first call must decide.
+        """
+        frame, extents = self._frame, extents_of(problem)
+        if not frame.resizable:
+            return None
+        args, total, write = sized(self._args, problem), 0, TENSOR.pack_into
+        for place, (_, _, shape, strides, *_) in zip(frame.inputs, layout, strict=True):
+            if shape != place.form.shape(extents):
+                return None
+            if place.form.contiguous and strides[-1] != 1 and shape[-1] != 1:
+                return None
+            total += prod(shape) * place.element_bytes
+            write(args, place.offset, 0, *place.kernel_strides(strides))
+        shapes = []
+        for place in frame.outputs:
+            shape = place.form.shape(extents)
+            shapes.append(shape)
+            total += prod(shape) * place.element_bytes
+            write(args, place.offset, 0, *place.kernel_strides([*accumulate(shape[:0:-1], mul, initial=1)][::-1]))
+        if total > memory_bytes():
+            return None
+        kept: tuple[Any, ...] = ()
+        if problem.seqlens_q is not None:
+            starts, kept = frame.means.starts(problem)
+            for slot, address in starts.items():
+                POINTER.pack_into(args, OFFSETS[slot], address)
+        for slot, partial in workspace.partials.items():
+            write(args, OFFSETS[slot], 0, *partial.strides)
+        args.num_splits = workspace.num_splits
+        return Repeat(frame, args, kept, shapes, workspace)
 
     def __call__(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Start the kernels on the tensors; the results, which they write.
@@ -59,15 +165,16 @@ class Repeat:
         Raises:
             DeviceError: a kernel refuses the call or has no memory, or the device does not take the launch.
         """
-        args, tensors = CatalogArgs.from_buffer_copy(self._args), dict(given)
-        for name, offset in self._inputs:
-            POINTER.pack_into(args, offset, tensors[name].data_ptr())
-        for name, offset, make in self._made:
-            tensor = tensors[name] = make()
-            POINTER.pack_into(args, offset, tensor.data_ptr())
+        frame, args, tensors = self._frame, CatalogArgs.from_buffer_copy(self._args), dict(given)
+        write = POINTER.pack_into
+        for place in frame.inputs:
+            write(args, place.offset, tensors[place.name].data_ptr())
+        for place, make, shape in zip(frame.outputs, frame.makers, self._shapes, strict=True):
+            tensor = tensors[place.name] = make(shape)
+            write(args, place.offset, tensor.data_ptr())
         rooms = []
-        for offset, make in self._partials:
-            rooms.append(make())
-            POINTER.pack_into(args, offset, rooms[-1].data_ptr())
-        self._start(ctypes.byref(args))
-        return {result: tensors[name] for result, name in self._results.items()}
+        for slot, partial in self._workspace.partials.items():
+            rooms.append(frame.means.scratch(partial.bytes))
+            write(args, OFFSETS[slot], rooms[-1].data_ptr())
+        frame.means.start(ctypes.byref(args), self._kept)
+        return {result: tensors[name] for result, name in frame.results}

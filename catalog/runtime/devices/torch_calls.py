@@ -5,12 +5,12 @@ A caller's tensors are other ones at each call, and hardly ever of another shape
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from catalog.runtime.devices.repeats import Repeat
+from catalog.runtime.devices.repeats import Frame, Means, Repeat
 from catalog.runtime.devices.streams import torch_on
-from catalog.runtime.devices.torch_tensors import maker, scratch_maker
+from catalog.runtime.devices.torch_tensors import maker, scratch
 from catalog.runtime.devices.vendors import Vendor
 
 if TYPE_CHECKING:
@@ -25,6 +25,11 @@ class TorchLayout(tuple[Any, ...]):
 
     __slots__ = ()
 
+    @property
+    def pattern(self) -> Hashable:
+        """As :attr:`Layout.pattern`."""
+        return tuple([(name, dtype, index) for name, dtype, _, _, index in self])
+
     def repeat(
         self,
         device: GpuDevice,
@@ -34,17 +39,15 @@ class TorchLayout(tuple[Any, ...]):
         workspace: Workspace,
     ) -> Repeat:
         """As :meth:`Layout.repeat`."""
-        vendor, index, own = device.runtime.vendor, device.index, call.own
-        return Repeat(
-            problem,
-            args=call.args,
-            kept=own,
-            given=[name for name, *_ in self],
-            workspace=workspace,
-            output=lambda tensor, zeroed: maker(tensor, zeroed, vendor, index),
-            scratch=lambda size: scratch_maker(size, vendor, index),
-            start=lambda pointer: device.queue(kernels, pointer, own, device.stream),
+        vendor, index = device.runtime.vendor, device.index
+        means = Means(
+            output=lambda element, zeroed: maker(element, zeroed, vendor, index),
+            scratch=lambda size: scratch(size, vendor, index),
+            starts=device.starts_of,
+            start=lambda pointer, own: device.queue(kernels, pointer, own, device.stream),
         )
+        frame = Frame(problem.form, [name for name, *_ in self], means)
+        return Repeat.of_call(frame, problem, call.args, call.own, workspace)
 
 
 def layout_of(given: Mapping[str, Any], vendor: Vendor) -> TorchLayout | None:

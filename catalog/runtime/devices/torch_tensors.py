@@ -18,7 +18,6 @@ from catalog.runtime.devices.streams import torch_on
 from catalog.runtime.devices.vendors import Vendor
 from catalog.runtime.tensors import numpy_dtype, zeroed_outputs
 from catalog.schema.problem import Problem
-from catalog.schema.problem_tensors import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,28 +72,31 @@ def torch_outputs(
     """
     if gpu_of(given.values(), vendor) is None:
         return None
-    zeroed = zeroed_outputs(problem, inputs)
-    return {name: maker(problem.tensors[name], name in zeroed, vendor, index)() for name in problem.made}
+    zeroed = zeroed_outputs(problem.form, inputs)
+    outputs = {name: problem.tensors[name] for name in problem.made}
+    return {
+        name: maker(tensor.element, name in zeroed, vendor, index)(tensor.shape) for name, tensor in outputs.items()
+    }
 
 
-def maker(tensor: Tensor, zeroed: bool, vendor: Vendor, index: int) -> Callable[[], Any]:
-    """Makes tensors of PyTorch's, which the process has, like one of a problem's; ``zeroed``: of zeros."""
+def maker(element: str, zeroed: bool, vendor: Vendor, index: int) -> Callable[[tuple[int, ...]], Any]:
+    """Makes tensors of a shape with PyTorch, which the process has, of elements of that name; ``zeroed``: of zeros."""
     torch = torch_on(vendor)
     make = torch.zeros if zeroed else torch.empty
-    return partial(make, tensor.shape, dtype=getattr(torch, tensor.element), device=_place(torch, index))
+    return partial(make, dtype=getattr(torch, element), device=_place(torch, index))
 
 
-def scratch_maker(size: int, vendor: Vendor, index: int) -> Callable[[], Any]:
-    """Makes tensors of so many bytes, uninitialised, with PyTorch, which the process has."""
+def scratch(size: int, vendor: Vendor, index: int) -> Any:
+    """A tensor of so many bytes, uninitialised, made with PyTorch, which the process has."""
     torch = torch_on(vendor)
-    return partial(torch.empty, max(1, size), dtype=torch.uint8, device=_place(torch, index))
+    return torch.empty(max(1, size), dtype=torch.uint8, device=_place(torch, index))
 
 
 def torch_memory(size: int, vendor: Vendor, index: int) -> TorchMemory | None:
     """So many bytes, uninitialised, for work of PyTorch's current stream; None where the process has no PyTorch."""
     if torch_on(vendor) is None:
         return None
-    tensor = scratch_maker(size, vendor, index)()
+    tensor = scratch(size, vendor, index)
     return TorchMemory(tensor.data_ptr(), tensor)
 
 

@@ -1,0 +1,154 @@
+"""Selections that are remembered: under a key that holds what decides, and not one value more.
+
+Of a problem the selection query reads its form, the sizes that rules ask for, and which measured problem is nearest. So
+two problems get the same kernels where they have the same form and the same nearest measured problem, and every rule
+that asks for a size says the same of both. What such a rule says is asked of SQLite itself, of each combination of the
+columns that it reads which the rows of the right signature have: a handful of literals instead of a table. Most rules
+ask for no size, and the host's for none at all.
+
+The query remains the truth: it makes every decision, the key only says whether it would make the same one again.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from catalog.runtime.narrow import POPULATION, SIGNATURE
+from catalog.runtime.timings import Measured
+from catalog.schema.expressions import SELECT_PARAMETERS, columns_read
+from catalog.schema.stages import MAIN_STAGE, STAGES
+
+if TYPE_CHECKING:
+    from catalog.runtime.select import Selector
+    from catalog.schema.fields import Family
+    from catalog.schema.kernel import Kernel
+    from catalog.schema.problem import Problem
+    from catalog.schema.problem_form import Form
+
+OF_SIZES = frozenset({"batch", "seqlen_q", "seqlen_k", "tokens_k", "num_pages"})
+"""Parameters of selection rules in which problems of one form differ."""
+
+MOST_DECISIONS = 65_536
+"""Decisions that are remembered; beyond that all are forgotten."""
+
+MOST_QUESTIONS = 500
+"""Questions about sizes that cost less than the selection query; of a form with more, the sizes themselves decide."""
+
+_PARAMETER = re.compile(r":(\w+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The kernels of a plan, stage by stage, and what decided about the main one."""
+
+    kernels: tuple[Kernel, ...]
+    evidence: Literal["measured", "nearest", "static"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Deciding:
+    """What decides about problems of a form: which measured one is nearest, and what the rules say of the sizes.
+
+    ``asking`` is a query of the latter, with ``parameters``, of which those in ``sizes`` are a problem's own. None:
+    there is nothing to ask, or too much, and the ``sizes`` themselves decide.
+    """
+
+    measured: Measured | None
+    asking: str | None
+    parameters: dict[str, Any]
+    sizes: tuple[str, ...]
+
+
+class Decisions:
+    """What a selector has decided.
+
+    Args:
+        connection: of the catalog.
+        selector: of one population.
+        decide: makes a decision, by the selector's query.
+    """
+
+    def __init__(
+        self, connection: sqlite3.Connection, selector: Selector, decide: Callable[[Problem], Decision]
+    ) -> None:
+        self._connection = connection
+        self._selector = selector
+        self._decide = decide
+        self._deciding: dict[Form, _Deciding] = {}
+        self._made: dict[tuple[Any, ...], Decision] = {}
+
+    def of(self, problem: Problem) -> Decision:
+        """The decision about a problem, made now or before.
+
+        Raises:
+            SelectionError: no kernel answers the problem; says which trait or rule leaves none.
+        """
+        key = self.key_of(problem)
+        decision = self._made.get(key)
+        if decision is None:
+            decision = self._decide(problem)
+            if len(self._made) >= MOST_DECISIONS:
+                self._made.clear()
+            self._made[key] = decision
+        return decision
+
+    def forget(self) -> None:
+        """Decide anew from now on: what was measured has changed, or which kernels can be had."""
+        self._deciding.clear()
+        self._made.clear()
+
+    def key_of(self, problem: Problem) -> tuple[Any, ...]:
+        """Equal of two problems only where the selection query gives both the same."""
+        form = problem.form
+        deciding = self._deciding.get(form)
+        if deciding is None:
+            if len(self._deciding) >= MOST_DECISIONS:
+                self._deciding.clear()
+            deciding = self._deciding[form] = self._deciding_about(problem)
+        said = {name: getattr(problem, name) for name in deciding.sizes}
+        if deciding.asking is not None:
+            said = self._connection.execute(deciding.asking, deciding.parameters | said).fetchone()
+        neighbour = None if deciding.measured is None else deciding.measured.nearest(problem)
+        return form, neighbour, tuple(said) if deciding.asking is not None else tuple(said.values())
+
+    def _deciding_about(self, problem: Problem) -> _Deciding:
+        questions: dict[str, None] = {}
+        for family in STAGES[problem.op]:
+            questions.update(dict.fromkeys(self._questions(problem, family)))
+        measured = Measured.of_kind(self._connection, problem.form.kind, self._selector.device())
+        parameters = self._selector.parameters(problem, MAIN_STAGE[problem.op])
+        asked = {name for question in questions for name in _PARAMETER.findall(question)}
+        sizes = tuple(sorted(OF_SIZES & asked))
+        few = 0 < len(questions) <= MOST_QUESTIONS
+        return _Deciding(
+            measured,
+            f"SELECT {', '.join(questions)}" if few else None,
+            {name: parameters[name] for name in SELECT_PARAMETERS if name in asked},
+            sizes,
+        )
+
+    def _questions(self, problem: Problem, family: Family) -> Iterator[str]:
+        """SQL over sizes: what each rule that asks for one says of each combination of the columns that it reads."""
+        parameters = self._selector.parameters(problem, family)
+        for expression in self._selector.expressions(family):
+            if OF_SIZES.isdisjoint(_PARAMETER.findall(expression)):
+                continue
+            columns = sorted(columns_read(expression)) or ["arch"]
+            rows = self._connection.execute(
+                f"SELECT DISTINCT {', '.join(columns)} FROM kernel WHERE {POPULATION} AND {SIGNATURE}", parameters
+            )
+            for row in rows:
+                literals = [f"{_literal(value)} AS {column}" for column, value in zip(columns, row, strict=True)]
+                yield f"(SELECT ({expression}) FROM (SELECT {', '.join(literals)}) AS kernel)"
+
+
+def _literal(value: Any) -> str:
+    """A value of a column as SQL, with the affinity that the column has."""
+    if isinstance(value, str):
+        quoted = value.replace("'", "''")
+        return f"CAST('{quoted}' AS TEXT)"
+    return f"CAST({value!r} AS {'REAL' if isinstance(value, float) else 'INTEGER'})"

@@ -1,4 +1,4 @@
-"""What the tests share: a private catalog and cache, and one populated gfx950."""
+"""What the tests share: private settings, kernels that are kept between runs, and populated catalogs."""
 
 from __future__ import annotations
 
@@ -105,6 +105,7 @@ def _private_settings(
             patch.delenv(name)
         patch.setenv("CATALOG_DB", str(tmp_path_factory.mktemp("settings") / "catalog.db"))
         patch.setenv("CATALOG_CACHE_DIR", str(kept_kernels(pytestconfig, shared)))
+        patch.setenv("CATALOG_QUERY_TIMEOUT", "60")  # workers share the cores
         patch.setenv("CATALOG_GUARD", "never")  # its own tests turn it on: a process a kernel would take minutes
         settings.cache_clear()
         Catalog.default.cache_clear()

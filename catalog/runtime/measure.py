@@ -14,7 +14,8 @@ import os
 import random
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
@@ -231,10 +232,15 @@ class Rounds:
 
         All plans have blocks of as many launches: medians of more would vary less.
         """
-        fastest = [self._guarded(name, self._warm) for name in list(self.running)]
-        if not self._rule.cold:  # there the flood is what takes long
-            least = min((duration for duration in fastest if duration), default=1)
-            self._launches = max(1, round(BLOCK_SECONDS * 1e9 / least))
+        taken = []
+        for name in list(self.running):
+            with self._dropping(name):
+                deadline = time.monotonic() + self._rule.warm_up_seconds
+                taken += self._plans[name].time(1)
+                while time.monotonic() < deadline:
+                    taken += self._plans[name].time(1)
+        if taken and not self._rule.cold:  # there the flood is what takes long
+            self._launches = max(1, round(BLOCK_SECONDS * 1e9 / max(1, min(taken))))
 
     @property
     def fewest(self) -> int:
@@ -253,7 +259,8 @@ class Rounds:
         self._order.shuffle(order)
         self._rounds.append({})
         for name in order:
-            self._guarded(name, self._visit)
+            with self._dropping(name):
+                self._visit(name)
 
     @property
     def seconds(self) -> float:
@@ -302,32 +309,24 @@ class Rounds:
         )
         return replace(measured, blocks=len(counted), disturbed=len(disturbed))
 
-    def _guarded(self, name: str, of: Callable[[str], int]) -> int:
+    @contextmanager
+    def _dropping(self, name: str) -> Iterator[None]:
+        """A plan that fails inside takes part no longer."""
         try:
-            return of(name)
+            yield
         except CatalogError as error:
             self.failures[name] = error
             self.running.remove(name)
-            return 0
 
-    def _warm(self, name: str) -> int:
-        """Nanoseconds of the fastest launch of the warm-up."""
-        deadline = time.monotonic() + self._rule.warm_up_seconds
-        fastest = self._plans[name].time(1)[0]
-        while time.monotonic() < deadline:
-            fastest = min(fastest, self._plans[name].time(1)[0])
-        return max(1, fastest)
-
-    def _visit(self, name: str) -> int:
-        """Time blocks of a plan until one counts; the number of tries."""
-        for tries in range(1, TRIES + 1):
+    def _visit(self, name: str) -> None:
+        """Time blocks of a plan until one counts."""
+        for _ in range(TRIES):
             block, quiet = self._block(name)
             if quiet:
                 self._rounds[-1][name] = block
                 self._counted[name] += 1
-                return tries
+                return
             self._disturbed[name].append(block)
-        return TRIES
 
     def _block(self, name: str) -> tuple[_Block, bool]:
         plan = self._plans[name]
@@ -351,7 +350,8 @@ def measure_all(plans: Mapping[str, Timed], rule: StopRule) -> tuple[dict[str, M
     while rounds.running:
         for _ in range(rounds.fewest):
             rounds.go()
-        rounds.running = [name for name in rounds.running if not (rounds.precise(name) or rounds.exhausted(name))]
+            rounds.running = [name for name in rounds.running if not rounds.exhausted(name)]
+        rounds.running = [name for name in rounds.running if not rounds.precise(name)]
     measured = {name: rounds.measurement(name) for name in plans if name not in rounds.failures}
     return measured, rounds.failures
 

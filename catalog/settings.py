@@ -91,7 +91,9 @@ class Settings(BaseSettings):
     trace_max_bytes: int = Field(TRACE_MAX_BYTES, ge=0, description="bytes of inputs that a process keeps for a trace")
     trace_max_calls: int = Field(TRACE_MAX_CALLS, ge=0, description="calls of a process that a trace records")
     query_timeout: float = Field(10.0, gt=0, description="seconds that a query expression may run")
-    query_memory: int = Field(2**30, ge=2**20, description="bytes of memory that a query may use, sorted rows included")
+    query_memory: int = Field(
+        2**30, ge=2**20, le=2**50, description="bytes of memory that a query may use, sorted rows included"
+    )
 
 
 @lru_cache(maxsize=1)

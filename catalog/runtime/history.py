@@ -143,9 +143,11 @@ class History:
 
     def _recorded(self) -> dict[str, Quarantine]:
         """The quarantines in the catalog, by key."""
+        logs = quarantined_artifacts(self._catalog.connection)
+        if not logs:
+            return {}
         from catalog.build.first_runs import Quarantine
 
-        logs = quarantined_artifacts(self._catalog.connection)
         told = {key: Quarantine.of_log(log) for key, log in logs.items()}
         return {key: quarantine for key, quarantine in told.items() if quarantine is not None}
 

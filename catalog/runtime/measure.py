@@ -31,6 +31,9 @@ DOUBT = 0.05
 BLOCK_SECONDS = 0.0005
 """About how long a block takes, if a launch takes no longer: less than the time slice of another process."""
 
+BLOCK_LAUNCHES = 100
+"""Maximum number of launches of a block."""
+
 WAITED = 0.02
 """A block counts if each of its threads waited for a core for no longer than this share of it."""
 
@@ -240,7 +243,8 @@ class Rounds:
                 while time.monotonic() < deadline:
                     taken += self._plans[name].time(1)
         if taken and not self._rule.cold:  # there the flood is what takes long
-            self._launches = max(1, round(BLOCK_SECONDS * 1e9 / max(1, min(taken))))
+            launches = round(BLOCK_SECONDS * 1e9 / max(1, min(taken)))
+            self._launches = max(1, min(BLOCK_LAUNCHES, launches))
 
     @property
     def fewest(self) -> int:

@@ -33,6 +33,7 @@ from torch import library
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention import bias as biases
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from catalog.torch import calls, flash_attn_func, flash_attn_varlen_func, ops, scaled_dot_product_attention
 from catalog.torch.calls import Options
@@ -381,6 +382,31 @@ def test_operators_keep_pytorchs_rules():
     packed = PLAIN._replace(layout="packed", mask="bottom_right")
     qkv = normal(16, 4, 8), normal(31, 2, 8), normal(31, 2, 8)
     library.opcheck(fwd, (*qkv, None, None, STARTS_Q, STARTS_K, None, None, *packed))
+
+
+def test_modes_and_profiles_see_the_operators():
+    """Where nobody watches, calls spare PyTorch's dispatcher; whoever watches sees them."""
+
+    class Watching(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    seen, q = [], normal(1, 2, 5, 8).requires_grad_()
+    plain = scaled_dot_product_attention(q, q, q)
+    with Watching():
+        watched = scaled_dot_product_attention(q, q, q)
+        gradients = torch.autograd.grad(watched.sum(), q)
+    assert {"catalog.fwd.default", "catalog.bwd.default"} <= set(seen)
+    assert torch.equal(plain, watched)
+    assert torch.equal(torch.autograd.grad(plain.sum(), q)[0], gradients[0])
+    with torch.profiler.profile() as profile:
+        scaled_dot_product_attention(q, q, q)
+    assert "catalog::fwd" in {event.key for event in profile.key_averages()}
+    batch = torch.stack([torch.ones(1, 2, 5, 8), torch.zeros(1, 2, 5, 8)])
+    (pair,) = torch.autograd.grad(scaled_dot_product_attention(q, q, q), q, batch, is_grads_batched=True)
+    assert pair[0].isfinite().all()
+    assert not pair[1].any()
 
 
 def test_compiled_whole_graphs_give_what_eager_gives():

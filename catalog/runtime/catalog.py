@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Set
+from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +59,7 @@ class Catalog(CatalogFile):
         self._compile = compile
         self._memo: dict[tuple[Problem, str, str | None, str], Plan] = {}
         self._planners: dict[tuple[str, str | None, str], _Planner] = {}
-        self._settings = settings.settings()
+        self._settings: object = None
         self._devices = Devices(num_threads)
         self._measured: dict[str, int] = {}
         self._told_lacking = False
@@ -97,7 +97,7 @@ class Catalog(CatalogFile):
                 if len(self._memo) >= MEMO_SIZE:
                     self._memo.clear()
                 self._memo[key] = plan
-                if decision.evidence != "measured" and self._settings.record_misses:
+                if decision.evidence != "measured" and settings.settings().record_misses:
                     self.history.miss(problem, plan.arch)
         return plan
 
@@ -208,22 +208,10 @@ class Catalog(CatalogFile):
             device=lambda: self.measured_on(population.arch),
         )
 
-        def decide(problem: Problem, without: Set[str] = frozenset()) -> Decision:
-            main = MAIN_STAGE[problem.op]
-            choice = selector.choice(problem, main, 1, without=without)
-            chosen = (choice.candidates or selector.candidates(problem, main, without=without))[0].kernel
-            stages = (
-                chosen
-                if family is main
-                else selector.candidates(problem, family, static=True, without=without)[0].kernel
-                for family in stages_of(problem.op, chosen)
-            )
-            return Decision(tuple(stages), choice.evidence)
-
         def reselect(problem: Problem, without: Set[str]) -> tuple[Kernel, ...]:
             with self._lock:
                 self.reconsider(without)
-                return self._planner(arch, revision, mask_impl).decide(problem, without).kernels
+                return _decide(self._planner(arch, revision, mask_impl).selector, problem, without).kernels
 
         def choice(problem: Problem, limit: int) -> Choice:
             return self.choice(problem, arch=arch, revision=revision, mask_impl=mask_impl, limit=limit)
@@ -234,8 +222,7 @@ class Catalog(CatalogFile):
         return _Planner(
             population.arch,
             selector,
-            decide,
-            Decisions(self.connection, selector, decide),
+            Decisions(self.connection, selector, partial(_decide, selector)),
             Services(choice, self.build, reselect, self.device, guard),
         )
 
@@ -384,6 +371,21 @@ class _Planner:
 
     arch: str
     selector: Selector
-    decide: Callable[[Problem, Set[str]], Decision]
     decisions: Decisions
     services: Services
+
+
+def _decide(selector: Selector, problem: Problem, without: Set[str] = frozenset()) -> Decision:
+    """The best kernel of each stage by the selection query, none of them of the ids ``without``.
+
+    Raises:
+        SelectionError: no kernel answers the problem; says which trait or rule leaves none.
+    """
+    main = MAIN_STAGE[problem.op]
+    choice = selector.choice(problem, main, 1, without=without)
+    chosen = (choice.candidates or selector.candidates(problem, main, without=without))[0].kernel
+    stages = (
+        chosen if family is main else selector.candidates(problem, family, static=True, without=without)[0].kernel
+        for family in stages_of(problem.op, chosen)
+    )
+    return Decision(tuple(stages), choice.evidence)

@@ -242,9 +242,9 @@ class Problem(BaseModel):
         """
         certain = certain_sizes(self, sizes)
         if certain is not None:
-            resized, blank = type(self).__new__(type(self)), self.form.blank
+            resized = type(self).__new__(type(self))
             # As pickle makes one: what is in a problem of this form was validated, and so were these sizes.
-            resized.__setstate__({"__dict__": {**blank.__dict__, **certain}, "__pydantic_fields_set__": _FIELDS})
+            resized.__setstate__({"__dict__": {**self.form.fields, **certain}, "__pydantic_fields_set__": _FIELDS})
             return resized
         fields = {name: value for name, value in self.model_dump().items() if name not in SIZES}
         return type(self)(**{**fields, **sizes})

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from catalog.schema.problem_tensors import TensorForm, bytes_of_element, forms_of
 
@@ -25,12 +25,13 @@ class Form:
 
     Args:
         text: the fields as canonical JSON: equal of equal forms.
-        blank: a problem with these fields, of whatever sizes.
+        blank: a problem with these fields, of whatever sizes, which remembers nothing yet.
     """
 
     def __init__(self, text: str, blank: Problem) -> None:
         self.text = text
         self.blank = blank
+        self.fields: Mapping[str, Any] = {**blank.__dict__, "form": self}
         self._hash = hash(text)
 
     def __eq__(self, other: object) -> bool:
@@ -99,5 +100,4 @@ def form_of(problem: Problem) -> Form:
         if len(_forms) >= MOST_FORMS:
             _forms.clear()
         form = _forms.setdefault(text, Form(text, problem.without_caches()))
-        form.blank.__dict__["form"] = form  # and so have its copies
     return form

@@ -60,7 +60,7 @@ def _tell(done: Collected, verb: str, form: str, before: str = "") -> None:
 
 @cache_app.command("path")
 def show_path(form: FormatOption = "table") -> None:
-    """Show the cache folder, its file system, its locks and its size cap.
+    """Show the cache folder, how it is locked, and its size cap.
 
     Example: catalog cache path
     """

@@ -34,7 +34,7 @@ def catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Catalog]:
     yield catalog
     columns = ("family", "arch", "compile_s", *RESOURCES)
     print("", *columns, sep=" | ")
-    for row in run(folder / "catalog.db", Query("built", columns=columns, order_by="arch, family"), timeout=10):
+    for row in run(folder / "catalog.db", Query("built", columns=columns, order_by="arch, family")):
         print("", *row, sep=" | ")
     catalog.close()
 
@@ -54,7 +54,7 @@ def build(catalog: Catalog, arch: str, where: str) -> None:
     assert json.loads(library.catalog_describe())["id"] == kernel.id
     assert library.catalog_launch(None, None) == 2, "no arguments"
     query = Query(f"id = '{kernel.id}' AND built", columns=("registers", "occupancy", "code_bytes"))
-    ((registers, occupancy, code_bytes),) = run(catalog.path, query, timeout=10)
+    ((registers, occupancy, code_bytes),) = run(catalog.path, query)
     assert registers > 0
     assert occupancy > 0
     assert code_bytes > 500

@@ -162,7 +162,7 @@ def broken_launch(*_):
     [
         (("catalog.build.targets.HOST", replace(targets.HOST, emit=broken_source)), "built", "does not compile"),
         (("catalog.conformance.kernels.describe", lambda kernel: f"not {kernel.id}"), "described", "does not say its"),
-        (("catalog.runtime.devices.host.HostDevice.launch", broken_launch), "run", "it burns"),
+        (("catalog.runtime.devices.host.start", broken_launch), "run", "it burns"),
         (("catalog.runtime.tolerance.Tolerance.used", lambda *_: 2.0), "verified", "200.0% of what is allowed"),
     ],
     ids=["built", "described", "run", "verified"],

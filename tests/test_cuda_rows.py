@@ -54,7 +54,7 @@ def test_a_row_of_every_family(catalog: Catalog, family: Family, pipeline: Pipel
     assert library.catalog_launch(None, None) == 2, "no arguments"
     columns = ("registers", "spills", "scratch_bytes", "shared_bytes", "occupancy", "code_bytes")
     query = Query(f"id = '{kernel.id}' AND built", columns=columns)
-    ((registers, spills, scratch, shared, occupancy, code),) = run(catalog.path, query, timeout=10)
+    ((registers, spills, scratch, shared, occupancy, code),) = run(catalog.path, query)
     assert 16 <= registers <= 255
     assert (spills, scratch) == (0, 0)
     assert shared <= 232_448, "227 KiB is what a block may have"

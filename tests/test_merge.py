@@ -171,13 +171,13 @@ def test_built_speaks_of_this_machine_alone(kernels: list[Kernel], empty: Path) 
     catalog = Catalog(here)
     catalog.merge([there])
     asked = Query(columns=("id", "built", "best_ms"))
-    assert sorted(run(here, asked, timeout=10)) == sorted(
+    assert sorted(run(here, asked)) == sorted(
         [(kernels[0].id, 0, 2.0), (kernels[1].id, 1, None), (kernels[2].id, 0, None)]
     )
     # A whole population finds the rows that came before it, with their receipts, and what is known of them.
     catalog.populate("gfx950")
     assert catalog.parity("gfx950", 0).passed
-    assert list(run(here, Query("best_ms IS NOT NULL", columns=("id", "built")), timeout=10)) == [(kernels[0].id, 0)]
+    assert list(run(here, Query("best_ms IS NOT NULL", columns=("id", "built")))) == [(kernels[0].id, 0)]
 
 
 def test_kernels_of_other_facts_stay_out_of_a_whole_population(

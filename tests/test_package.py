@@ -56,11 +56,12 @@ def wheel(sdist, tmp_path_factory):
 
 def test_the_sdist_has_what_builds_and_explains_the_package(sdist):
     assert {path.name for path in sdist.iterdir()} == {
-        *("catalog", "data", "docs", "examples", "benchmarks", "pyproject.toml", "PKG-INFO"),
+        *("catalog", "data", "docs", "examples", "benchmarks", "tests", "pyproject.toml", "PKG-INFO"),
         *("README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile", "mkdocs.yml", ".gitignore"),
     }
     for folder in ("catalog", "data", "docs", "examples", "benchmarks"):
         assert files_below(sdist / folder) == files_below(ROOT / folder)
+    assert [path.name for path in (sdist / "tests").iterdir()] == ["constraints.txt"], "which the Makefile reads"
 
 
 def test_the_wheel_has_the_package_its_data_and_nothing_else(wheel):

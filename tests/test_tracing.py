@@ -308,7 +308,7 @@ def archive(path, members):
 @pytest.mark.parametrize("words", [["replay"], ["tune", "--trace"]])
 def test_a_pipe_is_not_waited_for(tmp_path, words):
     os.mkfifo(tmp_path / "pipe")
-    done = command(*words, tmp_path / "pipe")
+    done = command.catalog(*words, tmp_path / "pipe")
     assert (done.returncode, done.stdout) == (2, "")
     assert "a pipe, not a regular file" in done.stderr
 
@@ -364,7 +364,8 @@ def test_replay_takes_the_seed_of_runs_without_inputs(catalog, file):
 
 def test_tuning_a_trace_takes_what_was_used_most_time_first(traced, tmp_path):
     db = tmp_path / "catalog.db"
-    done = command.catalog("tune", "--trace", traced, "--candidates", 1, "--format", "json", db=db)
+    options = ["--candidates", 1, "--format", "json"]
+    done = command.catalog("tune", "--trace", traced, *options, db=db, CATALOG_NUM_THREADS=1)
     assert done.returncode == 0, done.stderr
     assert [row["problem"] for row in json.loads(done.stdout)] == ["b1-h2-s17-d32-bf16-causal", "b1-h2-s33-d32-fp32"]
     both = command.catalog("tune", "--trace", traced, "--misses", db=db)

@@ -113,7 +113,7 @@ def problem_of(case: Case) -> Problem:
             sizes = {"batch": q.batch, "seqlen_q": q.tokens, "seqlen_k": k.tokens}
     page_size = case.k[1] if case.op == "pagedkv" else 0
     dims = (q.heads, nhead_k, q.hdim, case.v[-1], page_size)
-    about = (case.op, case.dtype, dims, case.bias, case.bias_dims, case.dbias, options)
+    about = (case.op, case.dtype, dims, case.bias, case.bias_dims, case.dbias, case.dlse, options)
     like = _examples.get(about)
     if like is not None:
         return like.resized(**sizes)

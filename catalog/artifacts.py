@@ -48,7 +48,7 @@ def release_artifact(connection: sqlite3.Connection, key: str, log: str) -> None
 
 
 def drop_artifacts(connection: sqlite3.Connection, keys: Iterable[str]) -> None:
-    """Note that the libraries of ``keys`` went from the cache now, inside of the caller's transaction."""
+    """Record that the libraries of ``keys`` were dropped from the cache now, in the caller's transaction."""
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
     dropped = "UPDATE artifact SET dropped = ? WHERE key = ? AND status <> 'failed' AND NOT elsewhere"
     connection.executemany(dropped, ((now, key) for key in keys))

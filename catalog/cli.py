@@ -108,7 +108,7 @@ def populate(
     ] = None,
     form: FormatOption = "table",
 ) -> None:
-    """Make every valid kernel of an arch a row.
+    """Add every valid kernel of an arch to the catalog.
 
     Example: catalog populate --arch gfx950
     """
@@ -198,7 +198,7 @@ def query(
 def list_columns(form: FormatOption = "table") -> None:
     """List the columns that an expression may use.
 
-    Each with its type, domain, default and meaning.
+    With their types, domains, defaults and meanings.
 
     Example: catalog columns
     """
@@ -376,8 +376,8 @@ def select(
 ) -> None:
     """Show the kernels that answer a problem.
 
-    One for each stage, and with --limit the next best ones. The medians are those that selection goes by: of this
-    problem, or of the nearest one that was measured.
+    One for each stage, and with --limit the next best ones. The medians are those that selection uses: of this
+    problem, or of the nearest measured one.
 
     Example: catalog select --batch 1 --nhead-q 8 --seqlen-q 2048 --hdim-q 128 --mask causal --arch gfx950
     """
@@ -438,7 +438,7 @@ def list_rules(
 ) -> None:
     """List the rules that make and select kernels.
 
-    Each with its expression, its reason, and its source upstream.
+    With their expressions, reasons, and sources upstream.
 
     Example: catalog rules --arch gfx950 --family fwd --kind constraint
     """

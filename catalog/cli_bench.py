@@ -48,10 +48,10 @@ def bench(
 ) -> None:
     """Time the kernels of a problem or of a set.
 
-    Speeds of one problem come beside what this machine reaches at best.
+    The speeds of one problem are shown beside this machine's peaks.
 
-    The peaks of a CPU are measured: fp32 multiply-adds between registers, and reads of memory in order. Of a set the
-    medians are recorded, and selection goes by them from then on. Files are written also when Ctrl-C ends it.
+    The peaks of a CPU are measured: fp32 multiply-adds between registers, and reads of memory in order. The
+    medians of a set are recorded for selection. Files are also written when Ctrl-C ends the command.
 
     Exits with 1 when a kernel is wrong or nothing could be timed, 130 after Ctrl-C.
 

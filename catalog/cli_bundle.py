@@ -21,7 +21,7 @@ def export_command(
 ) -> None:
     """Write built kernels into one file for other machines.
 
-    What is known of them goes along.
+    With the records of their builds and their timings.
 
     Example: catalog cache export --where "hdim_q=128" --arch host kernels.bundle
     """

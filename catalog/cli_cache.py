@@ -138,12 +138,12 @@ def collect_garbage(
     context: typer.Context,
     max_size: Annotated[str | None, typer.Option(help="Drop the longest unused until so much is left: 2G.")] = None,
     older_than: Annotated[str | None, typer.Option(help="Drop what was not used for so long: 30d, 12h.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Tell what would go, and leave it.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be dropped, and drop nothing.")] = False,
     form: FormatOption = "table",
 ) -> None:
     """Drop libraries that were not used for long.
 
-    What killed builders left behind goes too. What is in use stays.
+    Leftovers of killed builders are dropped too. Libraries in use stay.
 
     Example: catalog cache gc --max-size 2G --older-than 30d
     """

@@ -70,7 +70,7 @@ def _explain_problem(catalog: Catalog, problem: Problem, form: Format, where: Ma
 
 
 def _print(summary: str, rules: tuple[Sequence[str], Rows], kernels: tuple[Sequence[str], Rows], form: Format) -> None:
-    """Print the answer, the kernels, then the rules; in other formats one table, the kernels last, of kind kernel."""
+    """Print the answer, the kernels, then the rules; other formats have one table, with kernels of kind kernel last."""
     if form is Format.TABLE:
         print(summary)
         for table in (kernels, rules):

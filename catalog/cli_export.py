@@ -15,7 +15,7 @@ from catalog.messages import counted
 if TYPE_CHECKING:
     from catalog.schema.kernel import Kernel
 
-OutOption = Annotated[Path, typer.Option("--out", help="Folder to write into: new, empty, or of an export before.")]
+OutOption = Annotated[Path, typer.Option("--out", help="Folder to write into: new, empty, or with a previous export.")]
 LimitOption = Annotated[int | None, typer.Option(min=1, help="At most N kernels, in order of id.", metavar="N")]
 ProjectOption = Annotated[str, typer.Option("--format", help="Build files: cmake, make or ninja.")]
 
@@ -27,7 +27,7 @@ def project(
     context: typer.Context,
     where: Annotated[str | None, typer.Option("--where", metavar="EXPR", help="SQL expression: which kernels.")] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Folder to write into: new, empty, or of an export before.")
+        Path | None, typer.Option("--out", help="Folder to write into: new, empty, or with a previous export.")
     ] = None,
     form: ProjectOption = "cmake",
     arch: ArchOption = "host",
@@ -37,7 +37,7 @@ def project(
 ) -> None:
     """Write kernels as a project that builds a library.
 
-    It builds without the catalog: sources, headers, a table, build files.
+    Sources, headers, a table and build files, which do not need the catalog.
 
     Written again, only files that changed are touched, so that only their kernels compile again.
 

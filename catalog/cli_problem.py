@@ -52,7 +52,7 @@ OPTIONS = {
     "rope": "Rotary embedding: no, inter, half.",
     "rotary_dim": "Leading elements of a head that are rotated. Default: all.",
     "dbias": "Compute the gradient of the bias.",
-    "dlse": "LSE has a gradient too, which is an input.",
+    "dlse": "The gradient of LSE is an input too.",
     "deterministic": "dQ is the same in every run.",
     "layout": "Axis order of dense tensors: bhsd or bshd.",
 }

@@ -14,7 +14,7 @@ from catalog.cli_output import FormatOption, print_rows, print_told
 def quarantined(form: FormatOption = "table") -> None:
     """List the kernels that failed when they were first run.
 
-    They crashed or hung, and are passed over until the time that the list gives.
+    They crashed or hung, and are not selected until the listed time.
 
     Example: catalog cache quarantined
     """

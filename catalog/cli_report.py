@@ -47,7 +47,7 @@ def datasette_metadata(
 ) -> None:
     """Write metadata for Datasette, a SQLite browser.
 
-    What columns mean, and queries to start from.
+    The meanings of columns, and queries to start from.
 
     Then: datasette catalog.db --metadata metadata.json
 

@@ -1,4 +1,4 @@
-"""The commands in ``catalog --help``, by what people do."""
+"""``catalog --help``: the commands, grouped by purpose."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SECTIONS = {
     "Ship": ("export", "merge"),
     "Check": ("doctor", "parity", "diff", "conformance"),
 }
-"""Every command, once."""
+"""Each command appears once."""
 
 
 class Sections(TyperGroup):

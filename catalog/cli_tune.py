@@ -57,7 +57,7 @@ def tune(
     """Time kernels, and select by the medians from then on.
 
     One problem by its options, a set of them, those that were asked for before, or those of a trace. A tuning
-    that was stopped goes on where it was. Of a problem whose times are too noisy nothing is recorded.
+    that was stopped goes on where it was. Times that are too noisy are not recorded.
 
     Exits with 1 when nothing could be recorded.
 
@@ -149,7 +149,7 @@ def _summary(report: TuneReport) -> str:
 
 
 def _about(tuned: Tuned) -> str:
-    """What came of a problem in a line."""
+    """The result of a problem in one line."""
     if tuned.best is None:
         return _confidence(tuned)
     kernel_id, median_ms = tuned.best
@@ -163,7 +163,7 @@ def _confidence(tuned: Tuned) -> str:
 
 
 def _troubles(tuned: Tuned) -> Iterator[str]:
-    """Why kernels have no times, a line each, and why the problem has none."""
+    """A line for each kernel without times, and one for a problem without any."""
     from catalog.runtime.measure import remedy
 
     for kernel_id, reason in tuned.failures.items():
@@ -175,7 +175,7 @@ def _troubles(tuned: Tuned) -> Iterator[str]:
 
 
 def _row(tuned: Tuned) -> list[Any]:
-    """The values of a row behind the problem's name."""
+    """The values of a row after the problem's name."""
     timed: list[Any] = [None] * 4
     kernel_id = None
     if tuned.best is not None:

@@ -55,7 +55,7 @@ def _file(db: Path) -> Iterator[Finding]:
 
 
 def about_cache() -> Iterator[Finding]:
-    """The cache folder, what it lies on, how builders lock it, and how large it may become."""
+    """The cache folder, its file system, how builders lock it, and its size cap."""
     from catalog.build.cache import Cache
     from catalog.build.locks import STRATEGIES
     from catalog.build.trust import require_private
@@ -74,7 +74,7 @@ def about_cache() -> Iterator[Finding]:
     yield Finding("cache file system", cache.locks.file_system.type or "unknown", shared)
     yield Finding("cache locks", cache.locks.strategy, STRATEGIES[cache.locks.strategy])
     cap = settings().cache_max_bytes
-    about = "beyond it the longest unused libraries go; CATALOG_CACHE_MAX_BYTES"
+    about = "above it the least recently used libraries are dropped; CATALOG_CACHE_MAX_BYTES"
     yield Finding("cache size cap", format_size(cap) if cap else "none", about)
 
 

@@ -12,7 +12,7 @@ INTERRUPTED = 130
 class CatalogError(RuntimeError):
     """Base of every error that the catalog raises on purpose.
 
-    A RuntimeError, as what PyTorch raises: code that handles the errors of PyTorch's attention handles those of
+    It is a RuntimeError, like PyTorch's errors: code that handles those of PyTorch's attention also handles those of
     :mod:`catalog.torch`.
 
     ``exit_code`` is what the command line exits with: 1 for a failed job, 2 for bad usage.
@@ -30,7 +30,7 @@ class CatalogError(RuntimeError):
 
     @property
     def line(self) -> str:
-        """The error in one line, as a cell of a table."""
+        """The error in one line, for a cell of a table."""
         return " ".join((self.message if self.hint is None else f"{self.message}. {self.hint}").split())
 
     @property
@@ -80,7 +80,7 @@ class TensorError(UsageError):
 
 
 class ArgumentError(UsageError, ValueError):
-    """Two arguments contradict each other: where PyTorch raises a ValueError, and so one too."""
+    """Two arguments contradict each other; also a ValueError, as in PyTorch."""
 
 
 class SelectionError(CatalogError):
@@ -120,7 +120,7 @@ class ChangedLibraryError(DeviceError):
 
 
 class QuarantinedError(DeviceError):
-    """A kernel, the row ``kernel_id``, crashed or hung when it was first run: for some time it is not run again."""
+    """The kernel of row ``kernel_id`` crashed or hung in its first run, and is not run again for some time."""
 
     def __init__(self, message: str, *, hint: str, kernel_id: str) -> None:
         super().__init__(message, hint=hint)

@@ -1,7 +1,7 @@
-"""What a fork leaves in order: locks that are free in the child, and what the child must know of its parent.
+"""Locks that are free in a forked child, and what the child must know about its parent.
 
-A fork copies the memory of a process, but only the thread that forks. What other threads were about to do, never
-happens in the child: locks that they held would stay locked, and the threads of an OpenMP pool are gone.
+A fork copies the memory of a process, but only the thread that forks. Other threads never go on in the child: locks
+that they held would stay locked, and the threads of an OpenMP pool are gone.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ SPAWN = (
     "Start processes by multiprocessing.get_context('spawn') or 'forkserver' (PyTorch's DataLoader: "
     "multiprocessing_context='spawn'), or fork before the first use."
 )
-"""What to do where something does not survive a fork."""
+"""The hint where something does not survive a fork."""
 
 _GNU_OPENMP = "libgomp.so.1"
 
 
 class Lock:
-    """A reentrant lock that no thread which a fork has left behind can hold in the child."""
+    """A reentrant lock that is free in a forked child, unless the forking thread holds it."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         _locks.add(self)
 
     def acquire(self, timeout: float = -1) -> bool:
-        """Take the lock, and wait for it at most ``timeout`` seconds, -1: without limit; whether it was taken."""
+        """Take the lock; return whether it was taken within ``timeout`` seconds (-1: no limit)."""
         return self._lock.acquire(timeout=timeout)
 
     def release(self) -> None:
@@ -44,7 +44,7 @@ class Lock:
         self._lock.release()
 
     def free_in_child(self) -> None:
-        """Be a new lock, unless it is free or the forking thread's: that thread goes on in the child."""
+        """Replace the lock if another thread held it at the fork: that thread does not exist in the child."""
         if self._lock.acquire(blocking=False):
             self._lock.release()
         else:
@@ -58,14 +58,14 @@ _openmp_lost = False
 
 
 def forks() -> int:
-    """How many forks lie between this process and the one that imported this module."""
+    """The number of forks between the process that imported this module and this one."""
     return _forks
 
 
 def openmp_lost() -> bool:
     """Whether a parallel region of more than one thread may hang: GNU's OpenMP was loaded when the process was forked.
 
-    It goes on counting on the threads of its pool, which the fork has left behind. One thread needs no pool. LLVM's
+    It still waits for the threads of its pool, which do not exist in the child. One thread needs no pool. LLVM's
     runtime starts a new pool in the child.
     """
     return _openmp_lost

@@ -11,7 +11,7 @@
   the same content key takes the mark away.
 - Misses stay where they are: they say what was asked for on a machine, and counts cannot be merged twice.
 
-The other files are read first, and only read (:mod:`catalog.merge_read`). One transaction: everything, or nothing.
+The other files are read first and never written (:mod:`catalog.merge_read`). One transaction: everything, or nothing.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ Row = dict[str, Any]
 class Merged:
     """What became of the rows of one file.
 
-    ``left_out`` counts, by reason, kernels that were left out with all that is about them; ``refused``, by table and
-    reason, rows that no catalog can have.
+    ``left_out`` counts kernels that were left out with their builds and timings, by reason; ``refused`` counts invalid
+    rows, by table and reason.
     """
 
     path: Path
@@ -63,10 +63,10 @@ class Merged:
 
     @property
     def notes(self) -> list[str]:
-        """What was left out and why, a line a reason, and what was refused, in one line."""
+        """A line for all refused rows, and one for each reason why kernels were left out."""
         refused = [f"{counted(rows, table)} ({reason})" for (table, reason), rows in self.refused.most_common()]
-        told = f"{self.path}: refused {counted(sum(self.refused.values()), 'row')}: {'; '.join(refused)}"
-        return ([told] if refused else []) + [
+        line = f"{self.path}: refused {counted(sum(self.refused.values()), 'row')}: {'; '.join(refused)}"
+        return ([line] if refused else []) + [
             f"{self.path}: left out {counted(kernels, 'kernel')}, with builds and timings, {reason}"
             for reason, kernels in self.left_out.items()
         ]
@@ -190,7 +190,7 @@ class _Merge:
         return int(self._connection.execute(f"SELECT id FROM device WHERE {where}", device).fetchone()[0])
 
     def _problem(self, number: int) -> int:
-        """As :meth:`_device`; what is derived of a problem is derived here."""
+        """As :meth:`_device`, for a problem; columns that derive from its key are computed anew."""
         [key] = self._other.execute("SELECT key FROM problem WHERE id = ?", (number,)).fetchone()
         here = self._row("problem", {"key": key})
         self._count("problem", "added" if here is None else "the same")

@@ -15,7 +15,7 @@ from typing import Any, Literal, TextIO
 from catalog.errors import CatalogError, UsageError
 from catalog.files import publish
 from catalog.schema.fields import TRAITS
-from catalog.short_names import told_apart
+from catalog.short_names import shortened
 
 BOOLEAN_COLUMNS = frozenset(
     {"hw_valid", "built", "verified", "same_kernels", "passed", "deleted"}
@@ -48,8 +48,8 @@ def write_rows(columns: Sequence[str], rows: Iterable[Sequence[Any]], form: Form
     """Print ``rows`` and return how many there were. JSON Lines, CSV and JSON are printed as the rows come.
 
     A reader that goes away (``| head``) ends the printing quietly. On a terminal a table fits its width and repeats the
-    header, or shows a line a value where the columns are too many. Of long kernel names it shows what differs, and
-    below the table what they share. Elsewhere no value is cut or wrapped.
+    header, or shows a line a value where the columns are too many. Long kernel names are cut to the parts that differ,
+    with the common parts below the table. Elsewhere no value is cut or wrapped.
 
     Raises:
         QueryError, RegistryError: as the iteration of ``rows`` does.
@@ -84,9 +84,9 @@ def check_file(path: Path) -> None:
 
 
 def write_file(path: Path, text: str) -> Path:
-    """Write ``text`` to ``path``, whose folder is made when it is not there, and return ``path``.
+    """Write ``text`` to ``path``, make its folder if it is missing, and return ``path``.
 
-    The file appears whole or stays as it is; of a link, the file that it leads to.
+    The file appears whole or stays as it is. A link is followed.
 
     Raises:
         CatalogError: it cannot be written.
@@ -199,16 +199,16 @@ def _terminal_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], strea
 
 
 def _with_short_names(columns: Sequence[str], page: list[Sequence[Any]]) -> tuple[list[Sequence[Any]], list[str]]:
-    """The rows with long kernel names cut to what differs, and what to say of it below."""
+    """The rows with long kernel names cut to the parts that differ, and the notes below the table."""
     notes = []
     for index in (index for index, name in enumerate(columns) if name in _NAMES):
         names = [str(row[index]) for row in page]
         if max(map(len, names), default=0) <= _LONG_NAME:
             continue
-        short, shared = told_apart(names)
+        short, shared = shortened(names)
         page = [(*row[:index], name, *row[index + 1 :]) for row, name in zip(page, short, strict=True)]
         if shared:
-            notes.append(f"Every {columns[index]} has: {shared}. Whole ones: --format csv.")
+            notes.append(f"Common to every {columns[index]}: {shared}. For whole names: --format csv.")
     return page, notes
 
 
@@ -220,7 +220,7 @@ def _records(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[
 
 
 def _cell(value: Any) -> str:
-    """For people: six digits of a float, text in one line. The other formats have all of it."""
+    """For people: six digits of a float, text in one line. Other formats have the full value."""
     if isinstance(value, float) and abs(value) < 10**_DIGITS:
         return f"{value:.{_DIGITS}g}"
     return "" if value is None else " ".join(str(value).splitlines())

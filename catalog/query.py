@@ -81,7 +81,7 @@ class Result:
         self.close()
 
     def close(self) -> None:
-        """End the query and let go of the file; needless after the last row."""
+        """End the query and close the file; not needed after the last row."""
         self._session.close()
 
 
@@ -203,9 +203,9 @@ def _chosen(wanted: tuple[str, ...], existing: tuple[str, ...]) -> tuple[str, ..
 
 
 class Session:
-    """Questions to the catalog at ``path``, one after the other, within ``limits`` each; None: those of the settings.
+    """Queries to the catalog at ``path``, one after the other, each within ``limits``; None: those of the settings.
 
-    A question ends the answer to the one before. An exceeded limit ends the session.
+    A new query ends the previous one. An exceeded limit ends the session.
 
     Raises:
         RegistryError: the file does not exist, is no catalog, or cannot be read.
@@ -226,7 +226,7 @@ class Session:
             raise
 
     def ask(self, query: Query) -> tuple[tuple[str, ...], Iterator[Row]]:
-        """The columns of an answer and its rows, read as they are asked for.
+        """The columns of a query and its rows, which are fetched as they are read.
 
         Raises:
             QueryError, RegistryError: as :func:`run`; so does reading the rows.
@@ -237,7 +237,7 @@ class Session:
         return statement.columns, self._fetched()
 
     def count(self, query: Query) -> int:
-        """How many rows the answer has.
+        """How many rows a query has.
 
         Raises:
             QueryError, RegistryError: as :func:`run`.
@@ -259,7 +259,7 @@ class Session:
         return list(self._fetched())
 
     def close(self) -> None:
-        """End the question that is being answered, and let go of the file."""
+        """End the current query and close the file."""
         self._sandbox.close()
 
     def __enter__(self) -> Session:
@@ -271,7 +271,7 @@ class Session:
         self.close()
 
     def _open(self) -> tuple[str, ...]:
-        """Open the file; the columns of its view."""
+        """Open the file, and return the columns of its view."""
         try:
             check_side_files(self._path)
         except sqlite3.Error as error:
@@ -318,7 +318,9 @@ class Session:
         more = True
         while more:
             if statement != self._statements:
-                raise QueryError("the session has been asked something else since")
+                raise QueryError(
+                    "the session has run another query since", hint="Read the rows of a query before the next one."
+                )
             try:
                 batch = self._sandbox.fetch(ROWS_PER_FETCH)
             except SqlError as error:
@@ -412,7 +414,7 @@ class Session:
 
 
 def _refusal(kind: str, name: str, expression: Expression) -> QueryError:
-    """The error at ``name``, which the authorizer refused."""
+    """The error for a ``name`` that the authorizer refused."""
     tables = f"Tables: {', '.join(TABLES)}."
     message, hint = {
         "table": (f"'{name}' cannot be read here", tables),

@@ -21,7 +21,7 @@ _FUNCTION_NAMES = """
 """
 
 FUNCTIONS = frozenset(_FUNCTION_NAMES.split())
-"""What an expression may call: no function with an effect, and none that makes a value of any size from a number."""
+"""What an expression may call: no function with side effects, and none that makes a value of any size from a number."""
 
 _COMPARISONS = {"=", "==", "!=", "<>", "IS", "<", ">", "<=", ">="}
 

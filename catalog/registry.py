@@ -21,16 +21,17 @@ from catalog.schema.fields import IDENTITY, LATER_TRAITS, TRAITS, Family
 from catalog.schema.likeness import SIZES
 
 SQLITE_ERRORS = (sqlite3.Error, UnicodeDecodeError)
-"""What using a file raises: a message of SQLite may quote bytes of a damaged one that are not UTF-8."""
+"""Errors of using a file: a message of SQLite may quote bytes of a damaged file that are not UTF-8."""
 
 BUSY_TIMEOUT_S = 30.0
 CACHE_KIB = 524_288
 """Page cache: a population fits, so that its transaction writes every page once."""
 
 STEPS_PER_SIGNAL_CHECK = 100_000
-"""Instructions of SQLite's machine, a few milliseconds of them."""
+"""Instructions of SQLite: a few milliseconds."""
+
 LOG_BYTES = 4 << 20
-"""The log of changes beside the file is cut down to so many bytes when it begins anew."""
+"""The write-ahead log beside the file is cut to this size when it starts over."""
 
 APPLICATION_ID = 0x6B636174  # "kcat": tells a catalog from any other SQLite file
 
@@ -235,9 +236,9 @@ def _stages() -> tuple[str, ...]:
 
 
 def _misses_by_bucket() -> tuple[str, ...]:
-    """One row for problems that are alike and about as large, catalog.schema.likeness.bucket_of, with an example.
+    """One row for all problems of a bucket (catalog.schema.likeness.bucket_of), with an example.
 
-    What was recorded before problems had a kind stays apart. Problems that nothing refers to any more go.
+    Rows from before problems had a kind keep a bucket each. Problems that nothing refers to any more are deleted.
     """
     sizes = " || ',' || ".join(
         f"CAST({name} AS INTEGER)" for name in ("sequences", "heads", "ratio", "queries", "keys")
@@ -303,14 +304,15 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 _crossed: set[tuple[int, int]] = set()
-"""Device and inode of the files whose connections this process has inherited."""
+"""Device and inode of the files whose connections this process has inherited through a fork."""
 
 
 def leak(connection: sqlite3.Connection, path: Path) -> None:
-    """Never close a connection that a fork has copied, nor open its file again in this process.
+    """Never close a connection that a fork has copied, and never open its file again in this process.
 
-    SQLite keeps one account a process of the locks on a file. The child's says that it holds those of its parent, which
-    it does not: a connection that relied on it could damage the file, and closing one could delete the parent's log.
+    SQLite keeps a record of the locks on a file for each process. The child's copy claims the locks of the parent,
+    which the child does not hold: another connection could damage the file, and closing this one could delete the
+    parent's log.
     """
     import ctypes
 
@@ -353,15 +355,15 @@ def _has_bytes(path: Path) -> bool:
 
 
 def message_of(error: Exception) -> str:
-    """What SQLite says, in words."""
-    return "its schema is damaged, and not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
+    """The message of an error of :data:`SQLITE_ERRORS`."""
+    return "its schema is damaged: it is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
 
 
 def check_side_files(path: Path) -> None:
-    """Refuse a file beside which SQLite's logs are no regular files: to open a pipe there would wait for ever.
+    """Refuse a file whose journal or log is not a regular file: opening a pipe there would wait forever.
 
     Raises:
-        sqlite3.OperationalError: names what is there.
+        sqlite3.OperationalError: says which file it is.
     """
     for suffix in ("-journal", "-wal", "-shm"):
         beside = path.with_name(path.name + suffix)
@@ -405,7 +407,7 @@ def _cannot_open(path: Path, error: Exception) -> RegistryError:
 
 
 def schema_version(connection: sqlite3.Connection, path: Path) -> int:
-    """The version of the schema that the file at ``path`` has; 0 where it has none at all yet.
+    """The version of the schema of the file at ``path``; 0 if it has none yet.
 
     Raises:
         RegistryError: it is no catalog, or comes from a newer version.
@@ -425,7 +427,7 @@ def schema_version(connection: sqlite3.Connection, path: Path) -> int:
 
 
 def blank(version: int) -> sqlite3.Connection:
-    """Empty tables in memory, those of files of ``version``; there are no views, and foreign keys are not enforced."""
+    """A database in memory with the empty tables of ``version``, without views; foreign keys are not enforced."""
     connection = sqlite3.connect(":memory:", isolation_level=None)
     connection.row_factory = sqlite3.Row
     _run_on_tables(connection, _MIGRATIONS[:version])
@@ -433,7 +435,7 @@ def blank(version: int) -> sqlite3.Connection:
 
 
 def upgrade(connection: sqlite3.Connection, version: int) -> None:
-    """Take the tables of :func:`blank`, and their rows, from the schema of ``version`` to that of this program."""
+    """Migrate a database of :func:`blank` and its rows from ``version`` to the schema of this program."""
     _run_on_tables(connection, _MIGRATIONS[version:])
 
 
@@ -491,14 +493,14 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 @contextmanager
 def interruptible(connection: sqlite3.Connection) -> Iterator[None]:
-    """Let Ctrl-C end a long statement: Python handles signals whenever SQLite calls back."""
+    """Let Ctrl-C end a long statement: Python handles signals when SQLite calls back."""
     connection.set_progress_handler(lambda: False, STEPS_PER_SIGNAL_CHECK)
     try:
         yield
     except sqlite3.OperationalError as error:
         if str(error) != "interrupted":
             raise
-        raise KeyboardInterrupt from None  # SQLite ended the statement, and swallowed it
+        raise KeyboardInterrupt from None  # which SQLite swallowed when it ended the statement
     finally:
         connection.set_progress_handler(None, 0)
 
@@ -514,7 +516,7 @@ def impatient(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def shorten_log(connection: sqlite3.Connection) -> None:
-    """Move the log of changes into the file, and empty it, unless somebody else is using it: then it can wait."""
+    """Move the write-ahead log into the file and empty it, unless another connection is using it."""
     with impatient(connection), suppress(sqlite3.OperationalError):
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 

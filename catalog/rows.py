@@ -1,6 +1,6 @@
-"""Rows of the catalog that another machine, or another process, wrote: what each must be to be taken over.
+"""Types of rows that another machine or process wrote.
 
-Records of the cache, bundles and catalogs that are merged are all held to the types here.
+Records of the cache, bundles and merged catalogs are all validated against them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from catalog.errors import ProblemError
 from catalog.files import parse_json
 
 CLOCK_SKEW = timedelta(days=1)
-"""How far ahead the clock of another machine may be."""
+"""How far the clock of another machine may be ahead."""
 
 MOST_CHARACTERS = 2**16
 """The longest text of a row: a record carries 20,000 characters of a compiler's output."""
@@ -26,7 +26,7 @@ _ROUNDING = 1e-9
 
 
 def is_future(stamp: str) -> bool:
-    """Whether a :data:`Stamp` is further ahead than clocks differ, or no date."""
+    """Whether a :data:`Stamp` is further ahead than :data:`CLOCK_SKEW`, or is not a date."""
     try:
         return datetime.fromisoformat(stamp) > datetime.now(timezone.utc) + CLOCK_SKEW
     except ValueError:
@@ -66,7 +66,7 @@ Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 """A SHA-256, in hex."""
 
 Name = Annotated[str, Field(max_length=500, pattern=r"^[^\x00-\x1f\x7f]*$")]
-"""One line of text."""
+"""A line of text."""
 
 Text = Annotated[str, Field(max_length=MOST_CHARACTERS)]
 
@@ -78,7 +78,7 @@ Milliseconds = Annotated[float, Field(ge=1e-6, le=1e9, allow_inf_nan=False)]
 """A measured time: from a nanosecond to eleven days."""
 
 Stamp = Annotated[str, Field(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\+00:00$")]
-"""ISO 8601 in UTC, to the second: equal instants are equal texts, and later ones sort behind."""
+"""ISO 8601 in UTC, to the second: equal instants are equal texts, and texts sort by time."""
 
 PastStamp = Annotated[Stamp, AfterValidator(_not_in_future)]
 """A stamp that is at most :data:`CLOCK_SKEW` ahead of this machine's clock."""
@@ -87,7 +87,7 @@ ProblemKey = Annotated[str, Field(max_length=MOST_CHARACTERS), AfterValidator(_i
 
 
 class Row(BaseModel):
-    """Frozen and strict: text is no number, and every column is known."""
+    """Frozen and strict: text is not taken for a number, and unknown columns are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 

@@ -1,6 +1,6 @@
-"""A process of its own for the SQL of queries, which can be ended at any moment.
+"""Running the SQL of queries in a process of its own, which can be ended at any moment.
 
-Inside one SQL function SQLite calls no handler, so a process that runs SQLite itself can neither stop it nor answer
+SQLite calls no handler inside a SQL function, so a process that runs SQLite itself can neither stop it nor answer
 Ctrl-C. The other process (:mod:`catalog.sandbox_child`) holds nothing but a read-only connection under an authorizer.
 The operating system limits its memory and the size of any file it might write; the parent waits for its answers with a
 deadline, and kills it.
@@ -38,7 +38,7 @@ Parameters = Sequence[str | int] | Mapping[str, str | int | None]
 
 @dataclass(frozen=True)
 class Limits:
-    """What a query may take: seconds inside SQLite, and bytes of memory, for sorted and temporary rows too."""
+    """Limits of a query: seconds inside SQLite, and bytes of memory, sorted and temporary rows included."""
 
     seconds: float
     memory: int = 2**30
@@ -50,7 +50,9 @@ class Limits:
 
 
 class SqlError(sqlite3.Error):
-    """What SQLite said of a statement; ``denied``: what the authorizer refused (table, function, statement), if so."""
+    """SQLite's error for a statement; ``denied`` is the kind (table, function, statement) and name that the authorizer
+    refused, or None.
+    """
 
     def __init__(self, message: str, denied: tuple[str, str] | None) -> None:
         super().__init__(message)
@@ -58,7 +60,7 @@ class SqlError(sqlite3.Error):
 
 
 class Sandbox:
-    """The process, for statements on one file, one after the other. Its time counts only while it works.
+    """The process, which runs statements on one file, one after the other. Its time counts only while it works.
 
     Every method raises QueryError when a limit is exceeded; the process has ended then, as after :meth:`close`.
     """
@@ -72,7 +74,7 @@ class Sandbox:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                start_new_session=True,  # Ctrl-C is for this process, which then ends the other
+                start_new_session=True,  # Ctrl-C reaches this process only, which then ends the other
             )
         except OSError as error:
             raise CatalogError(f"queries cannot run: {sys.executable}: {error.strerror}") from None
@@ -95,7 +97,7 @@ class Sandbox:
         self.restart_clock()
 
     def restart_clock(self) -> None:
-        """Give the next statements the whole time again."""
+        """Give the next statements the full time again."""
         self._left = self._limits.seconds
 
     def open(self, uri: str, tables: Collection[str], functions: Collection[str]) -> None:
@@ -115,7 +117,7 @@ class Sandbox:
         self._request("compile", statement)
 
     def execute(self, statement: str, parameters: Parameters = ()) -> tuple[str, ...]:
-        """Start a statement, in place of the one before; the names of its columns.
+        """Start a statement, ending the previous one, and return the names of its columns.
 
         Raises:
             SqlError: it is wrong or refused, or the file cannot be read.
@@ -131,7 +133,7 @@ class Sandbox:
         return cast("list[Row]", self._request("fetch", count))
 
     def close(self) -> None:
-        """End the process at once, whatever it does."""
+        """End the process at once, whatever it is doing."""
         self._end()
 
     def _request(self, method: str, *arguments: Any) -> object:
@@ -195,7 +197,7 @@ class Sandbox:
         )
 
     def _ended(self) -> CatalogError:
-        """Why the process is gone."""
+        """The error for a process that has ended by itself."""
         said = cast("IO[bytes]", self._process.stderr).read().decode(errors="replace").strip().rpartition("\n")[2]
         status = self._process.wait()
         self.close()

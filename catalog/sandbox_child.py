@@ -17,7 +17,7 @@ import sqlite3
 import sys
 
 INTERPRETER_BYTES = 256 * 2**20
-"""Address space beside SQLite's memory: the interpreter, its threads, and the rows on their way."""
+"""Address space besides SQLite's memory: the interpreter, its threads, and rows in transit."""
 
 FILE_BYTES = 64 * 2**20
 """Largest file: the index (-shm) of a log of 32 GB. Nothing else is ever written."""
@@ -55,13 +55,13 @@ class _Guard:
 
 
 class _Server:
-    """What a request may call; a refused or failed statement raises ``sqlite3.Error`` or ``MemoryError``."""
+    """The methods that a request may call; a failed statement raises ``sqlite3.Error`` or ``MemoryError``."""
 
     def __init__(self) -> None:
         self.guard = _Guard(frozenset(), frozenset())
 
     def open(self, uri: str, tables: frozenset[str], functions: frozenset[str], memory: int) -> None:
-        """Open a file, then give up all rights but to read it."""
+        """Open a file, then give up all rights except reading it."""
         _limit(resource.RLIMIT_AS, memory + INTERPRETER_BYTES)
         self._connection = sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None)
         # Sorted and materialised rows count as memory: no temporary file has to be limited.
@@ -75,7 +75,7 @@ class _Server:
         self._connection.execute(f"EXPLAIN {statement}").close()
 
     def execute(self, statement: str, parameters: object) -> tuple[str, ...]:
-        """Start a statement; the names of its columns."""
+        """Start a statement, and return the names of its columns."""
         self._cursor = self._connection.execute(statement, parameters)  # type: ignore[arg-type]
         return tuple(column[0] for column in self._cursor.description)
 
@@ -92,7 +92,7 @@ def _limit(which: int, amount: int) -> None:
 
 
 def _end_with_parent() -> None:
-    """End the process when stdin is closed, even inside of a SQL function."""
+    """End the process when stdin is closed, even inside a SQL function."""
     parent = select.poll()
     parent.register(0, 0)  # reports hang-ups alone
     parent.poll()

@@ -54,7 +54,9 @@ class Settings(BaseSettings):
         "auto", description="locks of the cache: flock for a local disk, lease for one that machines share; auto: ask"
     )
     cache_max_bytes: int = Field(
-        CACHE_MAX_BYTES, ge=0, description="bytes of libraries that the cache keeps, the last used ones; 0: any number"
+        CACHE_MAX_BYTES,
+        ge=0,
+        description="bytes of libraries that the cache keeps, the most recently used ones; 0: no limit",
     )
     data_dir: Path | None = Field(None, description="arch specs and parity lists instead of the built-in ones")
     cxx: str | None = Field(None, description="C++ compiler for host kernels (default: g++, then clang++, then c++)")
@@ -83,7 +85,7 @@ class Settings(BaseSettings):
         30.0, gt=0, le=36_500, description="days until a kernel that crashed or hung gets another first run"
     )
     num_threads: Threads = Field(
-        0, description="threads of a host kernel, 16 a core or 64 at most; 0: OMP_NUM_THREADS, else every core"
+        0, description="threads of a host kernel, at most 16 a core or 64; 0: OMP_NUM_THREADS, else every core"
     )
     record_misses: bool = Field(True, description="record problems that are asked for and were never measured")
     trace: Path | None = Field(None, description="file that every call of a plan is recorded in (default: none)")

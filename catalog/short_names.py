@@ -1,4 +1,4 @@
-"""Long names side by side: what tells them apart, and what they share."""
+"""Long names side by side: the parts that differ, and the parts in common."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from functools import reduce
 from operator import and_
 
 GAP = "…"
-"""Stands for words that are left out."""
+"""Stands for omitted words."""
 
 
-def told_apart(names: Sequence[str]) -> tuple[list[str], str]:
-    """The words of each name that not all ``names`` have, and the words that all have; words end at ``_``.
+def shortened(names: Sequence[str]) -> tuple[list[str], str]:
+    """The words of each name that not all ``names`` have, and the words that all have; ``_`` separates words.
 
-    Names that are all alike stay whole, and share nothing.
+    Equal names stay whole, and have no common part.
     """
     words = [name.split("_") for name in names]
     shared = reduce(and_, map(Counter, words)) if words else Counter[str]()
@@ -25,7 +25,7 @@ def told_apart(names: Sequence[str]) -> tuple[list[str], str]:
 
 
 def _without(words: Sequence[str], dropped: Counter[str]) -> list[str | None]:
-    """The words with None in the place of each one that is dropped, as often as it is in ``dropped``."""
+    """The words, with None in place of those in ``dropped``, each as often as ``dropped`` counts it."""
     left = Counter(dropped)
     kept: list[str | None] = []
     for word in words:

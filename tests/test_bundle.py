@@ -294,7 +294,7 @@ CHANGES: dict[str, tuple[Callable[[dict[str, bytes]], object], str]] = {
     "a key twice": (manifest(lambda m: m["entries"].append(m["entries"][0])), "listed twice"),
     "a key that leads elsewhere": (rename("libraries/../../evil.so"), "key: must match"),
     "an absolute key": (rename("/evil.so"), "key: must match"),
-    "a timing of nothing": (manifest(lambda m: m["timings"][0].update(artifact_key="0" * 64)), "of no library"),
+    "a timing of nothing": (manifest(lambda m: m["timings"][0].update(artifact_key="0" * 64)), "to no library"),
     "a timing of tomorrow": (manifest(lambda m: m["timings"][0].update(created=AHEAD)), "a date in the future"),
     "a build of tomorrow": (first("artifact", created=AHEAD), "built in the future"),
     "a time below zero": (manifest(lambda m: m["timings"][0].update(min_ms=-1)), "min_ms: must be at least"),

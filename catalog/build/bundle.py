@@ -120,7 +120,7 @@ def _member(name: str) -> zipfile.ZipInfo:
 
 
 def _digest(file: BinaryIO, size: int) -> str:
-    """The SHA-256 of the first ``size`` bytes; the file is left behind them."""
+    """The SHA-256 of the first ``size`` bytes, after which the file is positioned."""
     digest = hashlib.sha256()
     file.seek(0)
     while size > 0 and (data := file.read(min(size, _CHUNK))):
@@ -240,7 +240,7 @@ def _check(manifest: Manifest, why_unavailable: Callable[[str], str | None], pat
         raise BundleError(f"{path}: a library is listed twice")
     for timing in manifest.timings:
         if timing.artifact_key not in keys:
-            raise BundleError(f"{path}: a timing is of no library: {timing.problem[:200]!r}")
+            raise BundleError(f"{path}: a timing belongs to no library of the bundle: {timing.problem[:200]!r}")
 
 
 def _what_is_wrong(entry: Entry, why_unavailable: Callable[[str], str | None]) -> str | None:

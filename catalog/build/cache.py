@@ -6,8 +6,8 @@
     guard/                    how the first runs of libraries ended (:mod:`catalog.build.first_runs`)
 
 The library is renamed into place before its record, and a library that differs from its record is no entry. So a crash
-between any two steps, a flipped bit and a truncated copy all read as absent. The record has a digest of itself, and its
-time is that of the last use.
+between any two steps, a flipped bit and a truncated copy all read as absent. The record includes its own digest, and
+its modification time is that of the last use.
 
 The folder is the caller's alone, which is checked before anything is read (:mod:`catalog.build.trust`). It need not be
 writable to serve what it has: only a build needs locks.
@@ -57,7 +57,7 @@ class ArtifactRecord:
     what the compiler was asked for, ``compile_s`` in seconds, ``created`` ISO 8601, in UTC. ``kernel_id`` is empty for
     a library that is no row's, which the table leaves out.
 
-    The types bound what a record may hold that another process or machine wrote: :meth:`from_columns`.
+    Records that another process or machine wrote are validated against these types: :meth:`from_columns`.
     """
 
     __pydantic_config__ = ConfigDict(strict=True, extra="forbid")
@@ -88,7 +88,7 @@ class ArtifactRecord:
         """The record of :attr:`columns`.
 
         Raises:
-            ValueError: a column is missing or has a value that it cannot have, or there are others.
+            ValueError: a column is missing, unknown or invalid.
         """
         resources = {name: value for name, value in columns.items() if name in RESOURCES}
         others = {name: value for name, value in columns.items() if name not in RESOURCES}
@@ -111,7 +111,7 @@ class Origin:
 
 
 class _RecordFile(BaseModel):
-    """The content of ``<key>.json``; ``sha256`` is the digest of the rest."""
+    """The content of ``<key>.json``; ``sha256`` is the digest of the other fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -171,7 +171,7 @@ class Cache:
         for folder in (self.scans, self.locks.folder, self.logs, self.tmp):
             folder.mkdir(mode=0o700, exist_ok=True)
             if not stat.S_ISDIR(folder.lstat().st_mode):
-                raise CacheError(f"{folder} is not a folder but a link", hint=f"Remove it. Or: {ANOTHER}")
+                raise CacheError(f"{folder} is a link, not a folder", hint=f"Remove it. Or: {ANOTHER}")
 
     def so_path(self, key: str) -> Path:
         """Where the library of ``key`` lies, or would lie."""
@@ -195,7 +195,7 @@ class Cache:
         try:
             found = _RecordFile.model_validate_json(read_own(self.record_path(key), MOST_RECORD_BYTES))
         except UnsafeFileError as error:
-            raise DamagedEntry(f"its record is not read: {error.strerror}") from None
+            raise DamagedEntry(f"its record cannot be read: {error.strerror}") from None
         except ValueError:
             raise DamagedEntry("its record is damaged") from None
         if found.sha256 != _RecordFile.of(found.record, found.origin).sha256:
@@ -222,7 +222,7 @@ class Cache:
         except FileNotFoundError:
             raise DamagedEntry("its library is missing") from None
         except UnsafeFileError as error:
-            raise DamagedEntry(f"its library is not read: {error.strerror}") from None
+            raise DamagedEntry(f"its library cannot be read: {error.strerror}") from None
         if record.so_sha256 != digest:
             raise DamagedEntry("its library is not the one that was built")
         if writable:

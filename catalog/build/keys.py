@@ -245,7 +245,7 @@ class KeyMaker:
 
 
 class _Answer(BaseModel):
-    """What is remembered of a scan: the names of the headers, and a hash of names and contents."""
+    """The remembered result of a scan: the names of the headers, and a hash of names and contents."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 

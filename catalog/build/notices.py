@@ -1,4 +1,4 @@
-"""One line for somebody who waits at a terminal: a first call compiles its kernels, which takes seconds."""
+"""One line for people who wait at a terminal: a first call compiles its kernels, which takes seconds."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from contextvars import ContextVar
 _log = logging.getLogger("catalog")
 
 PATIENCE_SECONDS = 1.0
-"""How long a build may take before it is mentioned."""
+"""How long a build may take before the line appears."""
 
 _shown_elsewhere = ContextVar("_shown_elsewhere", default=False)
-"""Whether there is a progress bar, which says more."""
+"""Whether something else shows progress, such as a progress bar."""
 
 
 @contextmanager
 def shown_elsewhere() -> Iterator[None]:
-    """No line in this block: something else shows that work is being done."""
+    """Print no line in this block, because something else shows the progress."""
     before = _shown_elsewhere.set(True)
     try:
         yield

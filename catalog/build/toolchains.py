@@ -36,7 +36,7 @@ SOURCE, OBJECT, LIBRARY, STACK_USAGE = "kernel.cpp", "kernel.o", "kernel.so", "k
 PROBE_TIMEOUT_SECONDS = 60.0
 
 MOST_PROGRAM_BYTES = 4 * 2**30
-"""The largest part of a compiler, or header, that is read."""
+"""The largest header or program of a compiler that is read."""
 
 # What a driver runs; cc1plus, not g++, is the compiler proper.
 _PROGRAMS = ("cc1plus", "as", "ld")

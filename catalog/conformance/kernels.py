@@ -51,11 +51,11 @@ _FORMS: Mapping[Op, tuple[dict[str, Any], ...]] = MappingProxyType(
             _SIZES | {"seqlen_q": 16, "seqlen_k": 256, "seqlen_new": 16},
             _SIZES | {"seqlen_q": 16, "seqlen_k": 256, "seqlen_new": 16, "page_size": 128},
         ),
-        # An input that a kernel does not know would be ignored: what is selected with a gradient of LSE must take it.
+        # A kernel would ignore an input that it does not know: those selected with a gradient of LSE must use it.
         "bwd": tuple(form | of_lse for of_lse in ({"dlse": True}, {}) for form in (_SIZES | _LENGTHS, _PACKED)),
     }
 )
-"""Small problems of each operation, the one to try first in front: lengths that no tile needs padding for."""
+"""Small problems of each operation, in the order in which they are tried: no tile needs padding for their lengths."""
 
 
 def kernel_findings(catalog: Catalog, spec: ArchSpec, jobs: int | None) -> Iterator[Finding]:

@@ -78,11 +78,13 @@ def populate(
 
     Rows whose id stays keep their timings and artifacts; rows that the spec no longer gives are deleted.
 
+    Nothing is changed if it raises.
+
     Raises:
         UsageError: the spec has no such mask implementation or receipt.
         SpecError: an expression of the spec is wrong.
         RegistryError: the file cannot be written.
-        KeyboardInterrupt: Ctrl-C ended it. Nothing is changed then, as after any error.
+        KeyboardInterrupt: Ctrl-C ended it.
     """
     _check(request)
     joins = list(_joins(request))

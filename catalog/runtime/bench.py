@@ -24,8 +24,8 @@ _log = logging.getLogger(__name__)
 class Benchmark:
     """The speed of the kernels of a plan, all stages together.
 
-    ``median_ms``, ``min_ms``, ``p10_ms`` and ``p90_ms`` are in milliseconds, by ``runs`` launches, and ``confidence``
-    says how exact the median is: see :class:`~catalog.runtime.measure.Measurement`. ``gflops`` counts
+    ``median_ms``, ``min_ms``, ``p10_ms`` and ``p90_ms`` are in milliseconds, over ``runs`` launches, and ``confidence``
+    says how precise the median is: see :class:`~catalog.runtime.measure.Measurement`. ``gflops`` counts
     :attr:`Problem.flops` and ``gb_per_s`` :attr:`Problem.traffic`, both in 1e9 a second, over the median. Their
     percentages are of the measured :class:`~catalog.runtime.peaks.Peaks`, None where none were measured; that of the
     bandwidth may exceed 100 where the tensors stay in the caches from launch to launch.

@@ -127,7 +127,7 @@ class BenchRun:
 
     @property
     def noisy(self) -> list[Benched]:
-        """Those whose times are too noisy to be recorded."""
+        """Kernels whose times are too noisy to be recorded."""
         return [benched for benched in self.benched if benched.measurement and not benched.measurement.sound]
 
     @property

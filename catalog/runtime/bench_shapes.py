@@ -38,9 +38,9 @@ class BenchOptions:
 
     Attributes:
         arch: what kernels are for; this machine must have the device.
-        candidates: kernels of a problem at the most, best first: the first is the one that selection takes.
-        rule: of every kernel's median. The kernels of a shape are timed in the same rounds.
-        verify: hold each kernel against the float64 reference first, and time none that is wrong.
+        candidates: maximum number of kernels of a problem, best first; selection takes the first one.
+        rule: when to stop timing a kernel. The kernels of a shape are timed in the same rounds.
+        verify: compare each kernel with the float64 reference first, and time none that is wrong.
         jobs: compilers at once; None: one a core.
         seed: of the inputs.
     """
@@ -143,7 +143,7 @@ def bench_shapes(
     for shape, found in zip(shapes, outcomes(catalog, shapes, options), strict=True):
         timed = [one for one in found if isinstance(one, Benched)]
         timings = [Timing(one.main.id, one.artifact_key, one.measurement) for one in timed if one.measurement]
-        if timings and all(timing.measurement.sound for timing in timings):  # beside noise one wins or loses by it
+        if timings and all(timing.measurement.sound for timing in timings):  # noise would decide which of them wins
             keep(catalog, shape.problem, device, timings)
         for outcome in found:
             done.append(outcome)
@@ -154,7 +154,7 @@ def bench_shapes(
 
 
 def outcomes(catalog: Catalog, shapes: Sequence[Shape], options: BenchOptions) -> Iterator[list[Outcome]]:
-    """What comes of the kernels of each shape, as it comes; nothing is recorded.
+    """The outcomes of each shape, as they come; nothing is recorded.
 
     Raises:
         UsageError, SpecError, RegistryError, DeviceError: as :meth:`Catalog.select`.
@@ -201,7 +201,7 @@ def _timed(
     expected: Expected | None,
     rule: StopRule,
 ) -> Iterator[Outcome]:
-    """What comes of the built kernels of a shape, by the keys of their libraries: the right ones take turns."""
+    """The outcomes of the built kernels of a shape, by the keys of their libraries; the correct ones take turns."""
     checks: dict[str, tuple[Check, ...]] = {}
     bound: dict[str, BoundPlan] = {}
     failures: dict[str, CatalogError] = {}

@@ -104,7 +104,7 @@ class BoundPlan:
         return self.device.time(self.kernels, self._call, launches, cold=cold)
 
     def waits(self) -> Mapping[str, int]:
-        """Nanoseconds for which each thread of launches has waited for a core so far; empty where that is unknown."""
+        """Nanoseconds that each thread of launches has waited for a core so far; empty if unknown."""
         return self.device.waits()
 
     def clock_mhz(self) -> float | None:
@@ -173,7 +173,7 @@ def enqueue(
 def enqueue_alike(
     plan: Plan, device: Device[Any], alike: Repeat, kernels: tuple[LoadedKernel, ...], layout: Any
 ) -> Repeat | None:
-    """What queues the loaded kernels of a plan on tensors of ``layout``, made from what does so for other sizes.
+    """A repeat of the loaded kernels of a plan on tensors of ``layout``, made from one for other sizes.
 
     None where the checks of a first call must decide.
 

@@ -62,7 +62,7 @@ class Catalog(CatalogFile):
         self._settings: object = None
         self._devices = Devices(num_threads)
         self._measured: dict[str, int] = {}
-        self._told_lacking = False
+        self._warned_of_compiler = False
 
     @classmethod
     @lru_cache(maxsize=1)
@@ -76,8 +76,8 @@ class Catalog(CatalogFile):
     ) -> Plan:
         """The plan that answers ``problem`` on ``arch``.
 
-        The choice is remembered: asking again for an equal problem runs no SQL, nor does asking for another one that
-        the same things decide about, :mod:`catalog.runtime.decisions`. :meth:`populate` and :meth:`forget` make it
+        The choice is remembered: asking again for an equal problem runs no SQL, nor does a problem about which the same
+        facts decide (:mod:`catalog.runtime.decisions`). :meth:`populate` and :meth:`forget` make it
         forget. A problem that was not measured is recorded as a miss, unless the settings say otherwise: see
         :meth:`misses`.
 
@@ -183,7 +183,7 @@ class Catalog(CatalogFile):
             return selector.steps(problem, family), selector.kept(problem, family, limit)
 
     def _planner(self, arch: str, revision: str | None, mask_impl: str) -> _Planner:
-        """What makes the plans of one population; under other settings than before it starts anew."""
+        """The planner of one population; a change of the settings discards all planners' memory."""
         if settings.settings() is not self._settings:
             self._settings = settings.settings()
             self.forget()
@@ -267,8 +267,8 @@ class Catalog(CatalogFile):
     def build(self, kernel: Kernel) -> Artifact:
         """The library of ``kernel``, compiled unless the cache has it.
 
-        Where there is no usable compiler, it is the newest sound library of this row that the cache has, whatever
-        compiled it, as where compiling is forbidden.
+        Without a usable compiler it is the newest sound library of this row in the cache, whatever compiled it, as when
+        compiling is forbidden.
 
         Raises:
             BuildError: it does not compile; ``log`` is the compiler's output.
@@ -288,17 +288,17 @@ class Catalog(CatalogFile):
             return self._cached_instead(kernel, error)
 
     def _cached_instead(self, kernel: Kernel, lacking: ToolchainError) -> Artifact:
-        """The library of ``kernel`` that the cache has, without asking a compiler.
+        """The library of ``kernel`` in the cache, found without a compiler.
 
         Raises:
-            ToolchainError: ``lacking``, where the cache has none.
+            ToolchainError: ``lacking``, if the cache has none.
         """
         try:
             artifact = self._stored.build(kernel)
         except BuildError:
             raise lacking from None
-        if not self._told_lacking:
-            self._told_lacking = True
+        if not self._warned_of_compiler:
+            self._warned_of_compiler = True
             _log.warning("%s; running what the cache has", lacking.message)
         return artifact
 
@@ -331,7 +331,7 @@ class Catalog(CatalogFile):
         return self._devices.info(arch)
 
     def misses(self, arch: str) -> list[tuple[str, int]]:
-        """As :meth:`CatalogFile.misses`, with what this object has counted and not written yet."""
+        """As :meth:`CatalogFile.misses`, including counts that were not written yet."""
         self.history.write_misses()
         return super().misses(arch)
 
@@ -351,7 +351,7 @@ class Catalog(CatalogFile):
                 planner.services.shared.clear()
 
     def reconsider(self, kernel_ids: Collection[str]) -> None:
-        """Decide anew about problems that were not selected before: these kernels have failed, or can be had again."""
+        """Forget decisions, because these kernels have failed or can be used again; plans that were returned stay."""
         with self._lock:
             for planner in self._planners.values():
                 planner.decisions.forget()
@@ -367,7 +367,7 @@ class Catalog(CatalogFile):
 
 @dataclass(frozen=True, slots=True)
 class _Planner:
-    """What makes the plans of one population: it decides by ``selector``, and remembers ``decisions``."""
+    """Makes the plans of one population: decides by ``selector``, and remembers ``decisions``."""
 
     arch: str
     selector: Selector
@@ -376,7 +376,7 @@ class _Planner:
 
 
 def _decide(selector: Selector, problem: Problem, without: Set[str] = frozenset()) -> Decision:
-    """The best kernel of each stage by the selection query, none of them of the ids ``without``.
+    """The best kernel of each stage by the selection query, except the ids ``without``.
 
     Raises:
         SelectionError: no kernel answers the problem; says which trait or rule leaves none.

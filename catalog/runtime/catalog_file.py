@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _FORK_WAIT_SECONDS = 10.0
-"""How long a fork waits for another thread to be done with the file."""
+"""How long a fork waits for another thread that is using the file."""
 
 
 class CatalogFile:
@@ -58,14 +58,14 @@ class CatalogFile:
         _files[id(self)] = self
 
     def _file_changed(self) -> None:
-        """What was remembered of the file's content does not hold any more."""
+        """Forget what was remembered of the file's content."""
 
     def _connection_closed(self) -> None:
-        """What refers to the connection is of no use any more."""
+        """Forget everything that refers to the connection."""
 
     @property
     def connection(self) -> sqlite3.Connection:
-        """The connection of this object, opened when first used. A fork closes it: do not keep it across one.
+        """The connection of this object, opened when first used. A fork closes it, so do not keep it across a fork.
 
         Raises:
             RegistryError: the file cannot be opened or is no catalog.
@@ -77,7 +77,7 @@ class CatalogFile:
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """One write transaction of this object's connection, which no other thread uses meanwhile.
+        """A write transaction on this object's connection, which no other thread uses meanwhile.
 
         Raises:
             RegistryError: as :attr:`connection`, or the file cannot be written; nothing is changed then.
@@ -263,9 +263,9 @@ class CatalogFile:
             return [row for spec in specs for row in list_rules(self.connection, spec, family=family, kind=kind)]
 
     def misses(self, arch: str) -> list[tuple[str, int]]:
-        """Problems that were selected for ``arch`` and not measured since, with how often, the most wanted first.
+        """Keys of problems that were selected for ``arch`` and not measured since, with counts, the most wanted first.
 
-        One key stands for all problems of its kind that are about as large: no size twice as large as another.
+        One key stands for all problems of its kind of about the same size: no extent is more than twice another's.
 
         Raises:
             RegistryError: the file cannot be opened or is no catalog.
@@ -352,11 +352,11 @@ class CatalogFile:
             self._connection_closed()
 
     def before_fork(self) -> None:
-        """Close the file, and let nobody open it before :meth:`after_fork`.
+        """Close the file, and keep it closed until :meth:`after_fork`.
 
-        SQLite's connections must not cross a fork: the child's would believe that they hold the locks of the parent's.
-        Where another thread works on the file for long, or this one within a transaction, it stays open, and the child
-        cannot use it.
+        SQLite's connections must not cross a fork: the child's copy would claim the locks of the parent. If another
+        thread uses the file for too long, or this thread is in a transaction, it stays open, and the child cannot use
+        it.
         """
         self._held = self._lock.acquire(_FORK_WAIT_SECONDS)
         if self._held and self._connection is not None and not self._connection.in_transaction:
@@ -364,7 +364,7 @@ class CatalogFile:
                 self._close()
 
     def after_fork(self, *, child: bool) -> None:
-        """Go on, in the parent or in the child."""
+        """Continue, in the parent or in the child."""
         if child and self._connection is not None:
             leak(self._connection, self.path)
             self._connection = None
@@ -380,7 +380,7 @@ _forking: list[CatalogFile] = []
 
 
 def _before_fork() -> None:
-    _fork.acquire()  # of threads that fork at once, one comes after the other
+    _fork.acquire()  # threads that fork at the same time take turns
     for reference in _files.valuerefs():  # a list: other threads may make catalogs meanwhile
         file = reference()
         if file is not None:

@@ -86,7 +86,7 @@ def export_bundle(catalog: Catalog, where: str, path: Path, arch: str | None = N
 
 
 def _timings(connection: sqlite3.Connection, keys: Set[str]) -> tuple[Timing, ...]:
-    """The timings of these libraries, but for those that no other catalog would take, as of a clock that was wrong."""
+    """The valid timings of these libraries: others, as from a wrong clock, would be refused on import."""
     timings = []
     for row in timings_of(connection, keys):
         device = {name: row.pop(name) for name in Device.model_fields}

@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Missed:
-    """Problems of a bucket that were not measured: how often one was asked for, and when that is written next."""
+    """How often unmeasured problems of a bucket were asked for; the count is written when ``times`` reaches ``due``."""
 
     example: Problem
     arch: str
@@ -82,7 +82,7 @@ class History:
                 self._unrecorded[record.kernel_id] = record.key
 
     def miss(self, problem: Problem, arch: str) -> None:
-        """Count that a problem was asked for and never measured; the file learns of it as the count doubles."""
+        """Count that a problem was asked for and never measured; the file is updated when the count has doubled."""
         key = (arch, problem.form.kind, *steps_of(problem))
         missed = self._misses.get(key)
         if missed is None:
@@ -96,7 +96,7 @@ class History:
             self.write_misses()
 
     def write_misses(self) -> None:
-        """Write what was counted and not written; where the catalog cannot be written now, don't."""
+        """Write the counts that were not written yet, if the catalog can be written now."""
         with suppress(RegistryError, sqlite3.Error), self._lock:
             pending = [missed for missed in self._misses.values() if missed.unwritten]
             for missed in pending:
@@ -148,11 +148,11 @@ class History:
             return {}
         from catalog.build.first_runs import Quarantine
 
-        told = {key: Quarantine.of_log(log) for key, log in logs.items()}
-        return {key: quarantine for key, quarantine in told.items() if quarantine is not None}
+        found = {key: Quarantine.of_log(log) for key, log in logs.items()}
+        return {key: quarantine for key, quarantine in found.items() if quarantine is not None}
 
     def end_quarantines(self) -> None:
-        """Let kernels be taken again whose quarantine is over; where the catalog cannot be written now, don't."""
+        """Release kernels whose quarantine is over, if the catalog can be written now."""
         over = [key for key, quarantine in self._recorded().items() if quarantine.over]
         if over:
             with suppress(RegistryError), self._catalog.writing() as connection:
@@ -164,7 +164,7 @@ class History:
         release_artifact(connection, key, "" if record is None else record.log)
 
     def release(self, which: str | None) -> list[Quarantine]:
-        """Let quarantined kernels be run again, of the name or id ``which``, None: all; what they were in for.
+        """Let quarantined kernels be run again, of the name or id ``which``, None: all; returns their quarantines.
 
         Raises:
             UsageError: no quarantined kernel has this name or id.

@@ -41,11 +41,11 @@ TRIES = 4
 """How often a block is timed in a round until it counts."""
 
 SOUND_BLOCKS = 9
-"""Fewer blocks that count are no measurement. No fewer show with any confidence that one plan is slower than another:
-see :data:`catalog.runtime.race.DOUBT`."""
+"""Minimum number of blocks of a sound measurement: the least that can show that one plan is slower than another, see
+:data:`catalog.runtime.race.DOUBT`."""
 
 PATIENCE = 3
-"""How many times longer a plan may be timed that has not got :data:`SOUND_BLOCKS` blocks that count."""
+"""How many times longer a plan with fewer than :data:`SOUND_BLOCKS` blocks may be timed."""
 
 
 class Timed(Protocol):
@@ -118,7 +118,7 @@ class Measurement:
 
     @property
     def confidence(self) -> str:
-        """The precision in words, or that there is none."""
+        """The precision in words, or ``too noisy``."""
         return f"within {percent(self.precision)}" if self.sound else "too noisy"
 
     @property
@@ -133,12 +133,12 @@ class Measurement:
 
 
 def percent(share: float) -> str:
-    """A share as a percentage, as exact as is of interest."""
+    """A share as a percentage, with one decimal below 10 %."""
     return f"{100 * share:.{1 if share < 0.1 else 0}f} %"
 
 
 def remedy(disturbance: float) -> str:
-    """Why times are too noisy, where other processes had a core during that share of the blocks, and what to do."""
+    """Why times are too noisy, and what to do; ``disturbance``: the share of blocks with other processes on a core."""
     others = f"other processes had the cores during {percent(disturbance)} of the time"
     return (
         f"{others if disturbance else 'the times differ too much'}. Stop other work and measure again, or use fewer "
@@ -148,7 +148,7 @@ def remedy(disturbance: float) -> str:
 
 @cache
 def rank(n: int, doubt: float) -> int | None:
-    """Which of ``n`` ordered values bounds their median from below, counted from 0; from above, counted from the end.
+    """The index of the value among ``n`` ordered ones that bounds their median from below; from the end, from above.
 
     Both bounds together are wrong with a probability of at most ``doubt``. None where ``n`` values are too few.
     """
@@ -173,7 +173,7 @@ def summarise(
     n: int | None = None,
     fastest: float | None = None,
 ) -> Measurement:
-    """What is kept of the durations of blocks, at least one.
+    """The measurement from the durations of at least one block.
 
     Args:
         nanoseconds: a duration for each block.
@@ -209,8 +209,8 @@ class _Block:
 class Rounds:
     """Times several plans in rounds.
 
-    ``running`` are the names of those that take part in the next round; the caller may take some out. One whose launch
-    fails drops out by itself, and ``failures`` has its error.
+    ``running`` has the names that take part in the next round; the caller may remove some. A plan whose launch fails
+    drops out by itself, and ``failures`` has its error.
 
     Args:
         plans: by name.
@@ -231,7 +231,7 @@ class Rounds:
         self._spent: Counter[str] = Counter()
 
     def warm_up(self) -> None:
-        """Launch each plan until threads, caches and clocks have settled, and see how many launches make a block.
+        """Launch each plan until threads, caches and clocks have settled, and set the number of launches of a block.
 
         All plans have blocks of as many launches: medians of more would vary less.
         """
@@ -242,13 +242,13 @@ class Rounds:
                 taken += self._plans[name].time(1)
                 while time.monotonic() < deadline:
                     taken += self._plans[name].time(1)
-        if taken and not self._rule.cold:  # there the flood is what takes long
+        if taken and not self._rule.cold:  # emptying the caches takes longer than a launch
             launches = round(BLOCK_SECONDS * 1e9 / max(1, min(taken)))
             self._launches = max(1, min(BLOCK_LAUNCHES, launches))
 
     @property
     def fewest(self) -> int:
-        """Rounds that there are in any case."""
+        """Minimum number of rounds."""
         return max(SOUND_BLOCKS, -(-self._rule.least // self._launches))
 
     def anew(self, names: Iterable[str]) -> Rounds:
@@ -300,7 +300,7 @@ class Rounds:
         return tried >= self.fewest and (launches >= rule.most or self._spent[name] >= seconds * 1e9)
 
     def measurement(self, name: str) -> Measurement:
-        """What was measured of a plan, of which at least one block was timed."""
+        """The measurement of a plan with at least one timed block."""
         counted = [blocks[name] for blocks in self._rounds if name in blocks]
         disturbed = self._disturbed[name]
         kept = counted or disturbed
@@ -315,7 +315,7 @@ class Rounds:
 
     @contextmanager
     def _dropping(self, name: str) -> Iterator[None]:
-        """A plan that fails inside takes part no longer."""
+        """Remove a plan that fails in this block."""
         try:
             yield
         except CatalogError as error:

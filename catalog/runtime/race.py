@@ -1,8 +1,8 @@
 """Which of several kernels is the fastest, and how sure that is.
 
-Interference only adds time, and in rounds of random order it meets every kernel alike. So whatever its distribution, a
-kernel's block takes longer than the same round's block of a kernel that is as fast or faster in at least half of all
-rounds: the median of the ratios is on the right side of 1, and order statistics say how sure that is.
+Interference only adds time, and in rounds of random order it meets every kernel alike. So, whatever its distribution, a
+kernel that is not faster than another one takes longer in at least half of all rounds: the median of the ratios is on
+the right side of 1, and order statistics say how sure that is.
 
 A race has two parts. First all kernels run in rounds, and those drop out that are certainly slower than the leader by
 more than noise. Then, in new rounds, those that are left are compared once more, or the leader and the runner-up where
@@ -21,22 +21,22 @@ from catalog.errors import CatalogError
 from catalog.runtime.measure import SOUND_BLOCKS, Measurement, Rounds, StopRule, Timed, percent, rank
 
 DOUBT = 0.004
-"""How often a comparison of two kernels may be wrong: one of :data:`LOOKS`, so that all together are one time in 20."""
+"""How often a comparison of two kernels may be wrong; all :data:`LOOKS` together are wrong at most one time in 20."""
 
 LOOKS = 12
-"""How often the kernels of a part of the race are compared at most."""
+"""Maximum number of comparisons in a part of the race."""
 
 LATER = 1.5
-"""How many times as many rounds there are at the next look."""
+"""Growth of the number of rounds from one comparison to the next."""
 
 SIFTING_LOOKS = 4
-"""Looks of the first part at most: kernels that it cannot tell apart by then are left to the second."""
+"""Maximum number of comparisons in the first part: kernels that still look alike are left to the second."""
 
 SPREAD_SECONDS = 0.2
-"""How long the blocks of a part take together at least: others' work comes and goes."""
+"""Minimum duration of a part, because other work comes and goes."""
 
 FINALISTS = 2
-"""Kernels that the second part compares at least, where there are so many."""
+"""Minimum number of kernels in the second part, if there are that many."""
 
 
 class Sureness(str, Enum):
@@ -79,12 +79,12 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Raced:
-    """What came of a race.
+    """The outcome of a race.
 
     ``measurements`` are on one scale: those of each kernel times the factor that makes its median that of the leader
     times the median of their ratios, or that of the leader where the two cannot be told apart. So selection, which
     orders by medians, takes the kernel of the verdict, and of equal kernels the same one after every race. ``verdict``
-    is None where all failed.
+    is None if all failed.
     """
 
     measurements: Mapping[str, Measurement]
@@ -127,7 +127,7 @@ def race(plans: Mapping[str, Timed], rule: StopRule, noise: float) -> Raced:
 
 
 def _run(rounds: Rounds, rule: StopRule, done: Callable[[], bool], looks: int = LOOKS) -> None:
-    """Rounds until ``done`` at a look, or there were all the looks, or no plan may be timed for longer."""
+    """Run rounds until ``done``, until all ``looks`` are used, or until no plan may be timed for longer."""
     spread = min(SPREAD_SECONDS, rule.seconds)
     count, due = 0, float(rounds.fewest)
     for _ in range(looks):
@@ -142,7 +142,7 @@ def _run(rounds: Rounds, rule: StopRule, done: Callable[[], bool], looks: int = 
 
 
 def _sift(rounds: Rounds, noise: float) -> bool:
-    """Take out the plans that are certainly slower than the leader by more than noise; whether there are few left."""
+    """Remove plans that are certainly slower than the leader by more than noise; return whether few are left."""
     leader = min(rounds.running, key=lambda name: _typical(rounds, name), default="")
     rounds.running = [
         name for name in rounds.running if name == leader or _bounds(rounds, name, leader)[0] <= 1 + noise
@@ -163,7 +163,7 @@ def _decided(rounds: Rounds, noise: float) -> bool:
 
 
 def _verdict(rounds: Rounds, measurements: Mapping[str, Measurement], rule: StopRule, noise: float) -> Verdict:
-    """What the second part shows, by the times that are recorded."""
+    """The verdict of the second part on the times that are recorded."""
     best = choice({name: measurement.median_ms for name, measurement in measurements.items()}, noise)
     others = [name for name in rounds.running if name != best]
     slowest = max((_bounds(rounds, best, other)[1] for other in others), default=1.0)

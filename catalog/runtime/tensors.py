@@ -96,7 +96,7 @@ def element_strides(tensor: Tensor, strides: Sequence[int], itemsize: int) -> tu
 
 
 def zeroed_outputs(form: Form, inputs: Collection[str]) -> frozenset[str]:
-    """The outputs of which kernels leave some elements alone, given inputs of these names: they begin as zeros.
+    """The outputs that kernels do not fill completely, given inputs of these names: they begin as zeros.
 
     Left alone are rows behind the real length of a sequence, skipped sequences, what a mask hides of dbias, and what of
     randval has no key.

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from catalog.runtime.measure import Measurement
 
 MAX_MISSES = 1_000
-"""Buckets that the table of misses holds; beyond that those go that were not asked for the longest."""
+"""Maximum number of buckets in the table of misses; those last asked for the longest ago are dropped."""
 
 WIDEST = 0.1
 """A measurement is evidence if half the confidence interval of its median is at most this share of it."""
 
 SOUND = f"high_ms - low_ms <= {2 * WIDEST} * median_ms"
-"""The same in SQL: what older versions recorded may be noise, which selection must not see."""
+"""The same in SQL: older versions recorded noise too, which selection must not use."""
 
 MEASURED = (
     *("artifact_key", "cold", "n", "min_ms", "median_ms", "p10_ms", "p90_ms", "low_ms", "high_ms"),
@@ -52,7 +52,7 @@ class Neighbour:
 
 
 class Measured:
-    """The problems of one kind that were measured on a device, with warm caches: which of them is nearest?
+    """The problems of one kind that were measured on a device with warm caches, to find the nearest one.
 
     :meth:`nearest` is :func:`nearest` in memory: the same sums of the same numbers in the same order.
     """
@@ -66,7 +66,7 @@ class Measured:
 
     @classmethod
     def of_kind(cls, connection: sqlite3.Connection, kind: str, device: int | None) -> Measured | None:
-        """Those of ``kind`` on ``device``, a row of the registry; None where there are none."""
+        """The problems of ``kind`` on ``device``, a row of the registry; None if there are none."""
         rows = connection.execute(
             f"SELECT id, key, {', '.join(SIZES)} FROM problem WHERE kind = :kind AND {_THERE} ORDER BY id",
             {"kind": kind, "device": device},
@@ -74,7 +74,7 @@ class Measured:
         return cls([tuple(row) for row in rows]) if rows else None
 
     def nearest(self, problem: Problem) -> tuple[int, bool]:
-        """The row of the measured problem that is most like ``problem``, and whether it is the very problem."""
+        """The row of the measured problem nearest to ``problem``, and whether it is ``problem`` itself."""
         a, b, c, d, e = (self._sizes.T - size_of(problem)).T
         squared = a * a + b * b + c * c + d * d + e * e
         place = int(squared.argmin())
@@ -227,7 +227,7 @@ UNMEASURED = (
     f"(miss.arch, miss.bucket) NOT IN (SELECT DISTINCT device.arch, {bucket_sql('timed')} FROM timing "
     "JOIN device ON device.id = device_id JOIN problem AS timed ON timed.id = timing.problem_id)"
 )
-"""Of a row of table ``miss``: no problem of the bucket was measured on the arch."""
+"""Condition on a row of table ``miss``: no problem of its bucket was measured on the arch."""
 
 
 def misses(connection: sqlite3.Connection, arch: str) -> list[tuple[str, int]]:

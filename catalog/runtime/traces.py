@@ -26,7 +26,7 @@ from catalog.settings import settings
 MOST_TRACE_BYTES, MOST_LINE_BYTES = 2**36, 2**20
 
 _HEADERS_BYTES = 2**16
-"""Of a file of tensors, besides their bits."""
+"""Bytes of a file of tensors besides their elements."""
 
 _START = b'{"format":'
 """What every line begins with: where it comes inside a line, the end of an earlier one is missing."""

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """What tuning a problem gave.
+    """The outcome of tuning a problem.
 
     Attributes:
         problem: what the kernels compute.
@@ -42,7 +42,7 @@ class Tuned:
         medians: in ms by kernel id, the fastest first; empty where they are noise, or all kernels failed.
         failures: why kernels could not be timed, by id.
         first: the kernel that the static order puts first.
-        noise: medians that are nearer than that to the least are equal, as a share of it.
+        noise: medians within this share of the least count as equal.
         verdict: how sure the outcome is; None where all kernels failed, or all were measured before.
     """
 
@@ -56,12 +56,12 @@ class Tuned:
 
     @property
     def known(self) -> bool:
-        """Whether all of it was measured before."""
+        """Whether everything was measured before."""
         return self.verdict is None and bool(self.medians)
 
     @property
     def best(self) -> tuple[str, float] | None:
-        """The kernel that selection takes and its median in ms; None where nothing is known."""
+        """The kernel that selection takes and its median in ms; None if there is none."""
         if not self.medians:
             return None
         kernel_id = choice(self.medians, self.noise)
@@ -84,9 +84,9 @@ class TuneOptions:
 
     Attributes:
         arch: what kernels are for; this machine must have the device.
-        candidates: kernels of a problem at the most.
+        candidates: maximum number of kernels to try per problem.
         seconds: of all problems together; None: as long as it takes. The problem at hand is finished.
-        rule: of each part of a race.
+        rule: when to stop each part of a race.
         jobs: compilers at once; None: one a core.
         pool: compiles somewhere else than on this machine, which times all the same; None: here.
         again: measure also what was measured before.

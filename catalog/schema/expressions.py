@@ -1,7 +1,7 @@
 """Check the SQL expressions of specs and of restrictions when they are loaded.
 
-They run while rows are made and while kernels are selected, inside of this process and without a time limit. So they
-may only compute with the columns of one row: no subqueries, and no function that makes a long value of a short one.
+They run while rows are made and while kernels are selected, in this process and without a time limit. So they may only
+compute with the columns of one row: no subqueries, and no function that makes a long value from a short one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FUNCTIONS = frozenset(
         *("max", "min", "nullif", "round", "sign", "substr", "substring", "typeof", "unlikely", "upper"),
     )
 )
-"""What an expression may call; aggregates are no functions of one row."""
+"""Functions that an expression may call; aggregates are not among them, as they read many rows."""
 
 
 class _Reader:
@@ -61,7 +61,8 @@ class _Reader:
         """The columns that ``expression`` reads.
 
         Raises:
-            sqlite3.Error: it is no SQL over the kernel columns and :data:`SELECT_PARAMETERS`, or not of one row.
+            sqlite3.Error: it is not SQL over the kernel columns and :data:`SELECT_PARAMETERS`, or reads more than
+                one row.
         """
         with self._lock:
             self._seen.clear()
@@ -79,7 +80,7 @@ class _Reader:
 
 @cache
 def _reader(process: int) -> _Reader:
-    """The reader of this process, which is so many forks away from the first one: each has a connection of its own."""
+    """The reader of a process, by :func:`~catalog.forks.forks`: each process has its own connection."""
     return _Reader()
 
 

@@ -66,7 +66,7 @@ def size_of(problem: Problem) -> tuple[float, ...]:
 
 
 def steps_of(problem: Problem) -> tuple[int, ...]:
-    """The coordinates of a problem, rounded down: those of two problems are equal where no size is twice as large."""
+    """The coordinates of a problem, rounded down: no size of problems that share them is more than twice another's."""
     sequences = max(1, problem.batch)
     queries, keys = problem.seqlen_q, problem.seqlen_k
     if problem.seqlens_q is not None:
@@ -77,7 +77,7 @@ def steps_of(problem: Problem) -> tuple[int, ...]:
 
 
 def bucket_of(problem: Problem) -> str:
-    """What problems of one kind share that are about as large: :func:`steps_of`, and the kind."""
+    """The name of a problem's bucket, shared by problems of one kind and about the same size."""
     return f"{','.join(map(str, steps_of(problem)))} {problem.form.kind}"
 
 

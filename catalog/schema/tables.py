@@ -116,7 +116,7 @@ TABLES: Mapping[str, Table] = MappingProxyType(
                 cold="1: the caches were emptied before every launch",
                 n="launches",
                 min_ms="least of a launch",
-                median_ms="median of undisturbed blocks of launches: what selection orders kernels by",
+                median_ms="median of undisturbed blocks of launches, by which selection orders kernels",
                 p10_ms="10th percentile of the blocks",
                 p90_ms="90th percentile of the blocks",
                 low_ms="lower end of the median's 95 % confidence interval",
@@ -129,10 +129,10 @@ TABLES: Mapping[str, Table] = MappingProxyType(
             ),
         ),
         "miss": Table(
-            "Problems that were selected for an arch without a measurement: a row for all that are about alike.",
+            "Problems that were selected for an arch without a measurement: one row for each kind and size.",
             _words(
                 ("arch",),
-                bucket="what they have in common: binary logarithms of their sizes, rounded down, and their kind",
+                bucket="the binary logarithms of their sizes, rounded down, and their kind",
                 problem_id="row of table problem: one of them",
                 n="how often; written as it doubles",
                 last="when last, ISO 8601 in UTC",

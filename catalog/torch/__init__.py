@@ -3,7 +3,7 @@
 ``scaled_dot_product_attention`` takes the place of :func:`torch.nn.functional.scaled_dot_product_attention`,
 ``flash_attn_func`` and ``flash_attn_varlen_func`` that of the package flash-attn. CPU tensors run on the host's
 kernels, GPU tensors on those of the GPU's arch, in place, on PyTorch's current stream. What no kernel can do raises an
-error of the tree under :class:`~catalog.errors.CatalogError`, a RuntimeError as PyTorch's own errors are, and a
+error of the tree under :class:`~catalog.errors.CatalogError`, which is a RuntimeError like PyTorch's own errors, and a
 ValueError where PyTorch raises one. PyTorch's own attention never steps in.
 
 It needs the extra ``torch``, and is imported by nobody else.

@@ -31,7 +31,7 @@ def write_export(folder: Path, files: Mapping[str, str], inventory: Mapping[str,
         inventory: JSON to write beside them.
 
     Raises:
-        UsageError: the folder holds something, and is no export's; or a link in it leads elsewhere.
+        UsageError: the folder holds files but no export, or a link in it leads out of it.
         BuildError: it cannot be read or written.
     """
     listed = {"catalog_export": _FORMAT, **inventory, "files": sorted(files)}
@@ -65,7 +65,7 @@ def _exported(folder: Path) -> set[str]:
 
 
 def _is_inside(folder: Path, name: str) -> bool:
-    """Whether a name that an inventory lists is that of a file below ``folder``, and not behind a link out of it."""
+    """Whether ``name`` leads to a file below ``folder``, not out of it, and not through a link out of it."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or "\0" in name:
         return False
@@ -86,5 +86,5 @@ def _write(path: Path, text: str) -> bool:
     if path.is_file() and path.stat().st_size == len(content) and path.read_bytes() == content:
         return False
     path.parent.mkdir(parents=True, exist_ok=True)
-    publish(path, content, Sync.NONE)  # the next export looks at the content again
+    publish(path, content, Sync.NONE)  # the next export compares the content again
     return True

@@ -24,7 +24,7 @@ class BackwardConsumer : BackwardWarpgroup<Row> {
         float dk[Tile::hdim_q / 2], dv[Tile::hdim_v / 2];
         Base::clear(dk);
         Base::clear(dv);
-        const int heads = heads_per_key_head(args);
+        const int heads = work.heads();
         if (work.end() > work.begin()) {
             float s[m / 2];
             RingPlace<Tile::stages> place;
@@ -84,9 +84,12 @@ class BackwardConsumer : BackwardWarpgroup<Row> {
 
     __device__ __forceinline__ void start_dq(std::uint32_t ds, float (&dq)[Tile::dq_columns / 2]) const {
         wgmma_fence();
-        if constexpr (Tile::divides_queries) {
-            const std::uint64_t a = describe_panel<Major::k>(base + ds + warpgroup * 64 * panel_row_bytes);
-            const std::uint64_t b = describe_panel<Major::mn>(base + Tile::k_at, Tile::key_panel);
+        if constexpr (!Tile::transposes_dq) {
+            const int row = Tile::divides_queries ? warpgroup * 64 : 0;
+            const int panel = Tile::divides_queries ? 0 : warpgroup * Tile::dq_columns / panel_columns;
+            const std::uint64_t a = describe_panel<Major::k>(base + ds + row * panel_row_bytes);
+            const std::uint64_t b =
+                describe_panel<Major::mn>(base + Tile::k_at + panel * Tile::key_panel, Tile::key_panel);
 #pragma unroll
             for (int step = 0; step < Tile::n / 16; ++step)
                 wgmma<T, Major::mn>(dq, advance(a, step / 4 * Tile::query_panel + step % 4 * 32),
@@ -115,12 +118,18 @@ class BackwardConsumer : BackwardWarpgroup<Row> {
     __device__ __forceinline__ void stage_dq(const float (&dq)[Tile::dq_columns / 2]) const {
         if constexpr (Tile::divides_queries) {
             Base::template stage_rows<0, Tile::dq_columns / 2>(dq, Tile::dq_at, warpgroup * 64);
+        } else if constexpr (!Tile::transposes_dq) {
+            Base::template stage_rows<0, Tile::dq_columns / 2>(
+                dq, Tile::dq_at + warpgroup * Tile::dq_panels * Tile::query_panel, 0);
         } else {
-            const std::uint32_t column = warp % 2 * 64 + lane / 4 * 4, row = 2 * (lane % 4);
+            const std::uint32_t column = warp % 2 * 64 + lane / 4 % 2 * 16 + lane / 8 * 4, row = 2 * (lane % 4);
             const std::uint32_t panel = base + Tile::dq_at + (2 * warpgroup + warp / 2) * Tile::query_panel;
+            std::uint32_t place[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) place[i] = panel + swizzled(row + i % 2, column + i / 2 * 32);
 #pragma unroll
             for (int i = 0; i < Tile::dq_columns / 2; ++i)
-                store_number(panel + swizzled(row + i / 4 * 8 + i % 2, column + i / 2 % 2 * 32), Base::final_dq(dq[i]));
+                store_number(place[i % 4] + i / 4 * 8 * panel_row_bytes, Base::final_dq(dq[i]));
         }
     }
 

@@ -38,12 +38,13 @@ __device__ __forceinline__ void barrier_arrive_expect(std::uint32_t barrier, std
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
+// Sleeps meanwhile, for up to a millisecond.
 __device__ __forceinline__ bool barrier_try_wait(std::uint32_t barrier, std::uint32_t parity) {
     std::uint32_t done;
     asm volatile(
-        "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+        "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2, %3;\nselp.u32 %0, 1, 0, p;\n}"
         : "=r"(done)
-        : "r"(barrier), "r"(parity)
+        : "r"(barrier), "r"(parity), "n"(1000000)
         : "memory");
     return done != 0;
 }
@@ -79,6 +80,21 @@ __device__ __forceinline__ void claim_registers() {
 // ---- Shared memory that threads have written, before tensor cores or TMA read it: by each writer, then a barrier.
 
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// The same of the device's memory.
+__device__ __forceinline__ void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+
+// ---- Counters in the device's memory, by which blocks wait for each other.
+
+__device__ __forceinline__ std::int32_t load_acquire(const std::int32_t* counter) {
+    std::int32_t value;
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
+    return value;
+}
+
+__device__ __forceinline__ void add_release(std::int32_t* counter, std::int32_t count) {
+    asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(counter), "r"(count) : "memory");
+}
 
 // ---- TMA. Coordinates count elements, the innermost axis first; what lies outside of the tensor reads as zeros and is
 // not written. By one thread. The map is a __grid_constant__ parameter of the kernel.

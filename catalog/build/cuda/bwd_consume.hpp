@@ -84,12 +84,9 @@ class BackwardConsumer : BackwardWarpgroup<Row> {
 
     __device__ __forceinline__ void start_dq(std::uint32_t ds, float (&dq)[Tile::dq_columns / 2]) const {
         wgmma_fence();
-        if constexpr (!Tile::transposes_dq) {
-            const int row = Tile::divides_queries ? warpgroup * 64 : 0;
-            const int panel = Tile::divides_queries ? 0 : warpgroup * Tile::dq_columns / panel_columns;
-            const std::uint64_t a = describe_panel<Major::k>(base + ds + row * panel_row_bytes);
-            const std::uint64_t b =
-                describe_panel<Major::mn>(base + Tile::k_at + panel * Tile::key_panel, Tile::key_panel);
+        if constexpr (Tile::divides_queries) {
+            const std::uint64_t a = describe_panel<Major::k>(base + ds + warpgroup * 64 * panel_row_bytes);
+            const std::uint64_t b = describe_panel<Major::mn>(base + Tile::k_at, Tile::key_panel);
 #pragma unroll
             for (int step = 0; step < Tile::n / 16; ++step)
                 wgmma<T, Major::mn>(dq, advance(a, step / 4 * Tile::query_panel + step % 4 * 32),
@@ -118,9 +115,6 @@ class BackwardConsumer : BackwardWarpgroup<Row> {
     __device__ __forceinline__ void stage_dq(const float (&dq)[Tile::dq_columns / 2]) const {
         if constexpr (Tile::divides_queries) {
             Base::template stage_rows<0, Tile::dq_columns / 2>(dq, Tile::dq_at, warpgroup * 64);
-        } else if constexpr (!Tile::transposes_dq) {
-            Base::template stage_rows<0, Tile::dq_columns / 2>(
-                dq, Tile::dq_at + warpgroup * Tile::dq_panels * Tile::query_panel, 0);
         } else {
             const std::uint32_t column = warp % 2 * 64 + lane / 4 % 2 * 16 + lane / 8 * 4, row = 2 * (lane % 4);
             const std::uint32_t panel = base + Tile::dq_at + (2 * warpgroup + warp / 2) * Tile::query_panel;

@@ -30,11 +30,11 @@ struct BackwardTile {
     static constexpr int consumers = warpgroups * 128, threads = consumers + 128;
     static constexpr int consumer_registers = 240, loader_registers = 24;
 
-    // Of dQ they divide the queries, or else the head dim; it is transposed where wgmma does not take the number of
-    // queries. A tile is staged in so many rounds.
-    static constexpr bool divides_queries = m % (64 * warpgroups) == 0, transposes_dq = m % 64 != 0;
+    // Of dQ they divide the queries, or else the head dim, for which narrow heads transpose it. A tile is staged in so
+    // many rounds.
+    static constexpr bool divides_queries = m % (64 * warpgroups) == 0;
     static constexpr int dq_rows = divides_queries ? 64 : m;  // of a warpgroup
-    static constexpr int dq_columns = transposes_dq ? m : divides_queries ? hdim_q : hdim_q / warpgroups;
+    static constexpr int dq_columns = divides_hdim ? hdim_q / warpgroups : divides_queries ? hdim_q : m;
     static constexpr int dq_rounds = divides_hdim ? 2 : 1;
     static constexpr int dq_panels = hdim_q / 32 / dq_rounds / (divides_queries ? 1 : warpgroups);  // at a time
 

@@ -1,8 +1,8 @@
 // The main stage of backward: which block of the grid works on what, and the order in which blocks add to dQ.
 //
 // Heads of a section share the L2 cache. Their blocks follow each other with the heads fastest: those with most queries
-// first, so that the grid ends evenly. Where the order of additions is fixed, those of the last keys come first: under a
-// causal mask each block then starts at tiles that are its own, and reaches the others' after they have left them.
+// first, so that the grid ends evenly. Where the order of additions is fixed, those of the last keys come first: under
+// a causal mask each block then starts at tiles that are its own, and reaches the others' after they have left them.
 #pragma once
 
 #include "../abi/workspace.hpp"

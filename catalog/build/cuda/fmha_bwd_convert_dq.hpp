@@ -1,5 +1,5 @@
-// Backward attention, last stage: dQ in its type, from its sums in float32. Of every 8 columns of these the even ones come
-// first.
+// Backward attention, last stage: dQ in its type, from its sums in float32, in which of every 8 columns the even ones
+// come first.
 #pragma once
 
 #include "bwd_rows.hpp"

@@ -38,13 +38,12 @@ __device__ __forceinline__ void barrier_arrive_expect(std::uint32_t barrier, std
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-// Sleeps meanwhile, for up to a millisecond.
 __device__ __forceinline__ bool barrier_try_wait(std::uint32_t barrier, std::uint32_t parity) {
     std::uint32_t done;
     asm volatile(
-        "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2, %3;\nselp.u32 %0, 1, 0, p;\n}"
+        "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
         : "=r"(done)
-        : "r"(barrier), "r"(parity), "n"(1000000)
+        : "r"(barrier), "r"(parity)
         : "memory");
     return done != 0;
 }

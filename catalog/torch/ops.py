@@ -116,16 +116,16 @@ def _run_fwd(
     case = Case(
         "pagedkv" if paged else "fwd",
         q.dtype,
+        *_bias_of(bias, alibi_slopes),
+        False,
+        False,
+        Options(*options),
         q.shape,
         k.shape,
         v.shape,
         lengths_q,
         None if paged else lengths_q if cu_seqlens_k is cu_seqlens_q else _lengths(cu_seqlens_k),
         block_table.shape[1] if block_table is not None else 0,
-        *_bias_of(bias, alibi_slopes),
-        False,
-        False,
-        Options(*options),
     )
     suffix = "_cache" if paged else ""
     tensors = [("q", q), (f"k{suffix}", k), (f"v{suffix}", v), *_features(bias, alibi_slopes, rng_state)]
@@ -155,16 +155,16 @@ def _run_bwd(
     case = Case(
         "bwd",
         q.dtype,
+        *_bias_of(bias, alibi_slopes),
+        dbias,
+        grad_lse is not None,
+        Options(*options),
         q.shape,
         k.shape,
         v.shape,
         lengths_q,
         lengths_q if cu_seqlens_k is cu_seqlens_q else _lengths(cu_seqlens_k),
         0,
-        *_bias_of(bias, alibi_slopes),
-        dbias,
-        grad_lse is not None,
-        Options(*options),
     )
     tensors = [("q", q), ("k", k), ("v", v), ("o", o), ("lse", lse), ("do", grad_o)]
     if grad_lse is not None:

@@ -38,7 +38,8 @@ def needed_bytes(problem: Problem, num_splits: int = 0) -> int:
 
 def surely_fits(problem: Problem) -> bool:
     """Whether all of it fits into this machine's memory, however many splits are chosen: what is cheap to ask first."""
-    return needed_bytes(problem, problem.num_splits or _ANY_SPLITS) <= memory_bytes()
+    partials = partial_bytes(problem, problem.num_splits or _ANY_SPLITS)
+    return problem.bytes + sum(partials.values()) <= memory_bytes()
 
 
 def check_memory(problem: Problem) -> None:

@@ -6,6 +6,7 @@ import json
 import math
 import struct
 from collections.abc import Callable, Collection, Iterable, Mapping
+from operator import itemgetter
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError, model_validator
@@ -271,15 +272,7 @@ class Problem(BaseModel):
     @derived
     def identity(self) -> tuple[Any, ...]:
         """The form and the sizes: equal where the keys are, and made sooner."""
-        return (
-            self.form,
-            self.batch,
-            self.seqlen_q,
-            self.seqlen_k,
-            self.seqlens_q,
-            self.seqlens_k,
-            self.num_pages,
-        )
+        return self.form, *_sizes_of(self.__dict__)
 
     @derived
     def key(self) -> str:
@@ -419,6 +412,7 @@ class Problem(BaseModel):
 
 
 _FIELDS = set(Problem.model_fields)
+_sizes_of = itemgetter(*SIZES)
 _ALWAYS_IN_KEY = ("op", "dtype", "mask", "lse", "layout")
 
 

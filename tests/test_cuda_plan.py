@@ -14,7 +14,7 @@ from types import MappingProxyType, SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import missing, slow_but
+from conftest import count_processes, missing, slow_but
 from fake_gpu import Exposed, expected, held, target
 
 from catalog.build.builder import Builder
@@ -389,15 +389,6 @@ def test_selecting_loads_neither_numpy_nor_cuda(folder, catalog):
     assert done.stdout.strip() == "[]"
 
 
-def processes(monkeypatch, folder):
-    """How many processes for first runs are started from now on."""
-    script, started = folder / "python", folder / "started"
-    script.write_text(f'#!/bin/sh\necho started >> "{started}"\nexec "{sys.executable}" "$@"\n')
-    script.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(script))
-    return lambda: len(started.read_text().splitlines()) if started.exists() else 0
-
-
 def best(catalog, count):
     return [candidate.kernel for candidate in catalog.candidates(ONE_KEY, arch="sm_90", limit=count)]
 
@@ -421,7 +412,7 @@ def test_tuning_goes_on_without_the_kernels_that_fail(catalog, guarded, monkeypa
     """Sound ones share a process, which one at fault ends."""
     kernels = best(catalog, 5)
     planted = dict(zip((kernels[1].id, kernels[3].id), (next(iter(FLAWS)), list(FLAWS)[-1]), strict=True))
-    catalog, started = guarded(planted), processes(monkeypatch, tmp_path)
+    catalog, started = guarded(planted), count_processes(monkeypatch, tmp_path)
     rule = StopRule(precision=0.5, least=3, seconds=0.1, warm_up_seconds=0.01)
     (tuned,) = tune(catalog, [ONE_KEY], TuneOptions("sm_90", candidates=5, rule=rule)).tuned
     assert started() == 3
@@ -445,19 +436,18 @@ def test_tuning_goes_on_without_the_kernels_that_fail(catalog, guarded, monkeypa
     ],
     ids=["no memory", "exclusive", "hidden"],
 )
-def test_a_gpu_that_takes_no_second_process_is_used_unguarded(guarded, gpu, reason, caplog, monkeypatch, tmp_path):
-    catalog, started = guarded(gpu=gpu), processes(monkeypatch, tmp_path)
+def test_a_gpu_that_takes_no_second_process_is_used_unguarded(guarded, gpu, reason, caplog):
+    catalog = guarded(gpu=gpu)
     catalog.select(ONE_KEY, arch="sm_90").run()
     (told,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
     assert told.startswith("kernels run unguarded: ")
     assert reason in told
-    assert started() == 1
     assert not catalog.history.quarantined()
 
 
 def test_a_first_run_leaves_the_process_s_own_gpu_alone(guarded, fake, monkeypatch, tmp_path):
     """It is on the GPU that the plan is on, and may come while a stream is captured."""
-    catalog, started = guarded(), processes(monkeypatch, tmp_path)
+    catalog, started = guarded(), count_processes(monkeypatch, tmp_path)
     plan = catalog.select(ONE_KEY, arch="sm_90")
     plan.build()
     device = catalog.device("sm_90")

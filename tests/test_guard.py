@@ -15,7 +15,7 @@ from pathlib import Path
 
 import command
 import pytest
-from conftest import older_catalog, slow_but
+from conftest import count_processes, older_catalog, slow_but
 
 from catalog.build import targets
 from catalog.build.describe import describe
@@ -128,15 +128,6 @@ def assert_right(catalog: Catalog, expected: list[Kernel], problem: Problem = PR
     result = catalog.select(problem).run(inputs)
     assert result.kernels == tuple(kernel.name for kernel in expected)
     assert tolerances(problem, inputs)["o"].allows(result.outputs["o"], reference(problem, inputs)["o"])
-
-
-def count_processes(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Callable[[], int]:
-    """How many processes for first runs are started from now on."""
-    script, started = folder / "python", folder / "started"
-    script.write_text(f'#!/bin/sh\necho started >> "{started}"\nexec "{sys.executable}" "$@"\n')
-    script.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(script))
-    return lambda: len(started.read_text().splitlines()) if started.exists() else 0
 
 
 @pytest.mark.parametrize("name", slow_but(["segfault"], FLAWS))

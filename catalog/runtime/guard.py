@@ -20,6 +20,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from catalog.backends import GpuBackend, backend_of
@@ -39,23 +40,33 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-MOST_BYTES = 256 * 2**20
-"""Tensors of a first run, which live beside those that the caller has already."""
 
-GPU_MOST_BYTES, GPU_MOST_FLOPS = 16 * 2**20, 10**9
-"""The same of a GPU, where results are compared: the reference takes about half a second on one core."""
+class Limits(NamedTuple):
+    """What a first run may take.
+
+    Attributes:
+        flops: work.
+        bytes: of tensors, which live beside those that the caller has already.
+        tokens: a shortened sequence is as long as its rest modulo this, plus this: what divides it, a tile or a page,
+            still does.
+    """
+
+    flops: int
+    bytes: int = 256 * 2**20
+    tokens: int = 1024
+
+
+HOST_LIMITS = Limits(flops=20 * 10**9)
+"""Under a second on most machines."""
+
+GPU_LIMITS = Limits(flops=10**9, bytes=16 * 2**20, tokens=512)
+"""The float64 reference takes up to half a second on one core."""
 
 _GPU_SHARE = 1 / 60
 """Of the time limit, what a launch on a GPU may take: a second by default, for what takes milliseconds."""
 
 _COPIES = 4
 """How many times the tensors' bytes the process may need: random numbers are float32 before they are anything else."""
-
-MOST_FLOPS = 20 * 10**9
-"""Work of a first run: under a second on most machines."""
-
-_SEQUENCE = 1024
-"""A shortened sequence is as long as its rest modulo this, plus this: what divides it, a tile or a page, still does."""
 
 _FEW_SPLITS = 8
 """Parts of the keys in a first run of a problem that states many."""
@@ -136,22 +147,22 @@ class Guard:
 
         A GPU that other processes cannot find runs all unguarded.
         """
-        arch, limit = device.device.arch, settings().guard_timeout
+        arch, seconds = device.device.arch, settings().guard_timeout
         identity = device.identity
         if identity is None:
             return []
         gpu = isinstance(backend_of(arch), GpuBackend)
-        limits = (GPU_MOST_FLOPS, GPU_MOST_BYTES) if gpu else (MOST_FLOPS, MOST_BYTES)
-        small = [plan._replace(problem=guarded_problem(plan.problem, *limits)) for plan in plans]
+        limits = GPU_LIMITS if gpu else HOST_LIMITS
+        small = [plan._replace(problem=guarded_problem(plan.problem, limits)) for plan in plans]
         requests = [
             {
                 **_request(plan, device.threads),
-                "seconds": limit * _GPU_SHARE if gpu else limit,
+                "seconds": seconds * _GPU_SHARE if gpu else seconds,
                 "suspect": self._suspect(plan, arch) if gpu else None,
             }
             for plan in small
         ]
-        endings = first_runs(identity, requests, limit)
+        endings = first_runs(identity, requests, seconds)
         quarantines = [self._settle(plan, ending, arch) for plan, ending in zip(small, endings, strict=True)]
         unguarded = {ending.about for ending in endings if ending.kind == "unguarded"}
         for reason in unguarded:
@@ -199,17 +210,17 @@ class Guard:
         )
 
 
-def guarded_problem(problem: Problem, most_flops: int = MOST_FLOPS, most_bytes: int = MOST_BYTES) -> Problem:
+def guarded_problem(problem: Problem, limits: Limits = HOST_LIMITS) -> Problem:
     """What a first run computes: ``problem``, or a smaller one with the same traits that fits the limits.
 
-    The limits are ``most_bytes`` of tensors and ``most_flops``, which the smallest of its kind may exceed. In this
-    order, until it fits: one sequence, the longest; one group of heads; a cache without spare pages; few splits;
-    sequences of fewer than 2048 tokens; two query heads of a group.
+    The smallest of its kind may exceed them. In this order, until it fits: one sequence, the longest; one group of
+    heads; a cache without spare pages; few splits; shortened sequences; two query heads of a group.
     """
-    room = min(most_bytes, max(0, memory_bytes() - needed_bytes(problem)) // _COPIES)
+    room = min(limits.bytes, max(0, memory_bytes() - needed_bytes(problem)) // _COPIES)
     small = problem
-    for shrink in (_one_sequence, _one_group, _no_spare_pages, _few_splits, _short_sequences, _two_heads):
-        if needed_bytes(small) <= room and small.flops <= most_flops:
+    shortened = partial(_short_sequences, tokens=limits.tokens)
+    for shrink in (_one_sequence, _one_group, _no_spare_pages, _few_splits, shortened, _two_heads):
+        if needed_bytes(small) <= room and small.flops <= limits.flops:
             break
         with contextlib.suppress(ProblemError):  # sizes that only fit together stay as they are
             small = small.model_copy(update=shrink(small))
@@ -235,11 +246,11 @@ def _few_splits(problem: Problem) -> dict[str, Any]:
     return {"num_splits": min(problem.num_splits, _FEW_SPLITS)}
 
 
-def _short_sequences(problem: Problem) -> dict[str, Any]:
-    q, k = _short(problem.seqlen_q), _short(problem.seqlen_k)
+def _short_sequences(problem: Problem, tokens: int) -> dict[str, Any]:
+    q, k = _short(problem.seqlen_q, tokens), _short(problem.seqlen_k, tokens)
     if problem.seqlens_q is not None:
         return _packed(problem, q, k) | _fitting_pages(problem)
-    new = {} if problem.seqlen_new is None else {"seqlen_new": _short(problem.seqlen_new)}
+    new = {} if problem.seqlen_new is None else {"seqlen_new": _short(problem.seqlen_new, tokens)}
     return {"seqlen_q": q, "seqlen_k": k, **new, **_fitting_pages(problem)}
 
 
@@ -258,8 +269,8 @@ def _fitting_pages(problem: Problem) -> dict[str, Any]:
     return {"num_pages": None} if problem.paged else {}
 
 
-def _short(length: int) -> int:
-    return length if length < 2 * _SEQUENCE else _SEQUENCE + length % _SEQUENCE
+def _short(length: int, tokens: int) -> int:
+    return length if length < 2 * tokens else tokens + length % tokens
 
 
 def _request(plan: Stages, threads: int) -> dict[str, Any]:

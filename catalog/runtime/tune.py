@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from catalog.backends import backend_of
 from catalog.errors import CatalogError, SelectionError
+from catalog.runtime.guard import Stages
 from catalog.runtime.inputs import draw_inputs
 from catalog.runtime.measure import StopRule
 from catalog.runtime.measuring import keep, library_key, main_kernel, prepared
@@ -221,6 +222,8 @@ class _Tuning:
         self, problem: Problem, plans: Mapping[str, Plan], keys: Iterable[str], failures: dict[str, str]
     ) -> Iterator[tuple[str, BoundPlan]]:
         """The candidates that were built, bound to the same tensors."""
+        new = [Stages(problem, plan.kernels, plan.build()) for plan in map(plans.__getitem__, keys)]
+        self._catalog.history.guard.prepare(new, self._catalog.device(self._options.arch))
         inputs = draw_inputs(problem)
         outputs: dict[str, Array] = make_outputs(problem, inputs)
         for kernel_id in keys:

@@ -459,3 +459,14 @@ def test_a_first_run_leaves_the_process_s_own_gpu_alone(guarded, fake, monkeypat
     fake.captured.clear()
     assert not fake.log
     assert started() == 1
+
+
+def test_a_wrong_result_is_blamed_on_a_stage_that_has_not_run_before(catalog, guarded):
+    problem = ONE_KEY.model_copy(update={"op": "splitkv", "num_splits": 1})
+    main, combine = catalog.select(problem, arch="sm_90").kernels
+    catalog = guarded({combine.id: list(FLAWS)[-1]})
+    artifact = catalog.build(main)
+    catalog.history.runs.remember(artifact.key, artifact.sha256, "sm_90")
+    with pytest.raises(QuarantinedError, match=f"{combine.name} gave a wrong result"):
+        catalog.plan(problem, main).run()
+    assert [one.kernel for one in catalog.history.quarantined()] == [combine.name]

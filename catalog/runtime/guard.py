@@ -75,7 +75,7 @@ _HINT = "It is not quarantined: the next run tries again. CATALOG_GUARD=never ru
 
 
 class Stages(NamedTuple):
-    """A plan that may have to run guarded: its problem, its kernels, and their libraries."""
+    """The stages of a plan that may need a first run: its problem, its kernels and their libraries, in order."""
 
     problem: Problem
     kernels: Sequence[Kernel]
@@ -143,9 +143,9 @@ class Guard:
         return next((quarantine for quarantine in found if quarantine is not None), None)
 
     def _run(self, plans: Sequence[Stages], device: Device[Any]) -> list[tuple[Ending, Quarantine | None]]:
-        """Run plans in processes of their own, and remember what that proves: endings, with quarantines.
+        """Run plans in processes of their own, and remember what that proves: how each ended, and its quarantine.
 
-        A GPU that other processes cannot find runs all unguarded.
+        A device that other processes cannot find runs all unguarded.
         """
         arch, seconds = device.device.arch, settings().guard_timeout
         identity = device.identity
@@ -164,13 +164,12 @@ class Guard:
         ]
         endings = first_runs(identity, requests, seconds)
         quarantines = [self._settle(plan, ending, arch) for plan, ending in zip(small, endings, strict=True)]
-        unguarded = {ending.about for ending in endings if ending.kind == "unguarded"}
-        for reason in unguarded:
+        for reason in {ending.about for ending in endings if ending.kind == "unguarded"}:
             _log.warning("kernels run unguarded: the process for their first run cannot do it (%s)", reason)
         return list(zip(endings, quarantines, strict=True))
 
     def _suspect(self, plan: Stages, arch: str) -> int:
-        """The stage that a wrong result is blamed on: of those that have not run before the main one, or the first."""
+        """The stage that a wrong result is blamed on: among those that are new the main one, else the first."""
         new = [stage for stage, artifact in enumerate(plan.artifacts) if not self._passed(artifact, arch)]
         main = MAIN_STAGE[plan.problem.op]
         return next((stage for stage in new if plan.kernels[stage].family is main), new[0])

@@ -67,7 +67,9 @@ def main() -> None:
             tell(**_ending(run, device, tell))
     except _BlamedError as error:
         tell(end="blamed", about=str(error), stage=error.stage)
-    except (DeviceError, _UnusableError) as error:
+    except CatalogError as error:
+        tell(end="unguarded", about=error.line)
+    except _UnusableError as error:
         tell(end="unguarded", about=str(error))
     os._exit(0)
 
@@ -94,7 +96,7 @@ def _run(run: Mapping[str, Any], device: Device[Any], tell: Tell) -> None:
     try:
         call = device.call(problem, tensors, workspace)
     except DeviceError as error:
-        raise _UnusableError(str(error)) from None
+        raise _UnusableError(error.line) from None
     for stage, kernel in enumerate(loaded):
         tell(stage=stage, seconds=run["seconds"])
         try:

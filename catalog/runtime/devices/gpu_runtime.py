@@ -235,7 +235,10 @@ class GpuRuntime(ABC):
         for gpu in self.gpus:
             if gpu.uuid == uuid:
                 return gpu.index
-        raise DeviceError(f"the {self.vendor.runtime} runtime {self.version} finds no GPU with the UUID {uuid}")
+        raise DeviceError(
+            f"the {self.vendor.runtime} runtime {self.version} finds no GPU with the UUID {uuid} "
+            f"({self.vendor.hidden_by} may hide GPUs)"
+        )
 
     @contextmanager
     def on(self, index: int) -> Iterator[None]:

@@ -1,11 +1,11 @@
-"""Files: reading what others could have made, and writing what appears whole.
+"""Files: reading those that others may have made, and writing whole files or none.
 
-A file that this process did not write itself may be anything: a pipe that nobody writes to, a device without end, a
-link, a sparse file of a terabyte. So a file is opened without waiting, what was opened is looked at, not its name, and
-no more is read than the caller has room for. Two doors differ in whom they trust:
+A file that this process did not write itself may be anything: a pipe that nobody writes to, an endless device, a link,
+a sparse file of a terabyte. So a file is opened without waiting, the open file is checked instead of its name, and no
+more is read than the caller has room for. Two doors differ in whom they trust:
 
 - :func:`open_given`, for a path that the user names: links are followed, and anybody may own the file.
-- :func:`open_own`, for files that this project keeps for itself: no link, and owned by this user or root.
+- :func:`open_own`, for files that this project keeps for itself: not a link, and owned by this user or root.
 """
 
 from __future__ import annotations
@@ -28,35 +28,35 @@ PARTIAL_PREFIX = ".partial-"
 """What the names of unfinished files begin with; one that is old was left by a process that was killed."""
 
 _KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFDIR: "a folder"}
-"""What may be opened and is no regular file; all else is a device."""
-
+"""What can be opened and is not a regular file; everything else is a device."""
 
 _CHUNK = 2**16
 _FLAGS = os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
 class UnsafeFileError(OSError):
-    """A file is not read: it is no regular file, a link, larger than it may be, or another user's."""
+    """A file is not read: it is not a regular file, it is a link, it is too large, or it belongs to another user."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(errno.EPERM, reason, str(path))
 
 
 def open_given(path: Path, most_bytes: int) -> BinaryIO:
-    """Open a file that the user names, to be read.
+    """Open a file that the user names, for reading.
 
     Raises:
-        UnsafeFileError: it is no regular file, or larger than ``most_bytes``.
+        UnsafeFileError: it is not a regular file, or is larger than ``most_bytes``.
         OSError: it cannot be opened.
     """
     return _file(path, _given(path, most_bytes))
 
 
 def open_own(path: Path, most_bytes: int) -> BinaryIO:
-    """Open a file of the cache or of another folder of this project's own, to be read.
+    """Open a file of the cache, or of another folder that belongs to this project, for reading.
 
     Raises:
-        UnsafeFileError: it is a link or no regular file, larger than ``most_bytes``, or neither this user's nor root's.
+        UnsafeFileError: it is a link or not a regular file, is larger than ``most_bytes``, or belongs to neither this
+            user nor root.
         OSError: it cannot be opened.
     """
     return _file(path, _own(path, most_bytes))
@@ -72,7 +72,7 @@ def read_given(path: Path, most_bytes: int = MOST_TEXT_BYTES) -> bytes:
 
 
 def read_own(path: Path, most_bytes: int) -> bytes:
-    """The content of a file of this project's own.
+    """The content of a file that belongs to this project.
 
     Raises:
         UnsafeFileError, OSError: as :func:`open_own`.
@@ -116,7 +116,7 @@ def _file(path: Path, descriptor: int) -> BinaryIO:
 
 
 def _content(path: Path, descriptor: int, most_bytes: int) -> bytes:
-    """What a file holds, which may have grown since it was opened, or have no size as those of /proc; closes it."""
+    """Read a file to its end and close it: it may have grown since it was opened, or have no size, as in /proc."""
     parts, left = list[bytes](), most_bytes + 1
     try:
         while left > 0 and (part := os.read(descriptor, min(left, _CHUNK))):
@@ -134,7 +134,7 @@ def _too_large(most_bytes: int) -> str:
 
 
 def parse_json(content: bytes | str) -> Any:
-    """What a JSON text says.
+    """The value of a JSON text.
 
     Raises:
         ValueError: it is not JSON, not UTF-8, or nested too deeply; the message says which, and where if known.
@@ -147,36 +147,39 @@ def parse_json(content: bytes | str) -> Any:
         line = "" if error.lineno == 1 else f"line {error.lineno}, "
         raise ValueError(f"not JSON: {error.msg} ({line}column {error.colno})") from None
     except RecursionError:
-        raise ValueError("not JSON that is read here: it is nested too deeply") from None
+        raise ValueError("not JSON that can be read: it is nested too deeply") from None
     except ValueError as error:  # a number of thousands of digits
-        raise ValueError(f"not JSON that is read here: {error}") from None
+        raise ValueError(f"not JSON that can be read: {error}") from None
 
 
 class Sync(Enum):
-    """What a power cut may do to a file that was written."""
+    """What a power cut may do to a new file."""
 
     FULL = "nothing: content and name are on the disk when the call returns"
-    NONE = "remove or empty it: for what can be made again, and is checked whenever it is read"
+    NONE = "remove or empty it: for files that can be made again and are checked whenever they are read"
 
 
 @contextlib.contextmanager
 def published(path: Path, sync: Sync = Sync.FULL, mode: int = 0o666) -> Iterator[BinaryIO]:
-    """A new file, which takes the place of ``path`` when the block ends, and vanishes when it raises.
+    """A new file that replaces ``path`` when the block ends, and is removed when the block raises.
 
-    It lies in the folder of ``path`` meanwhile. Of a link the link is replaced. ``mode`` is subject to the umask.
+    Until then it lies in the folder of ``path``. A link is replaced itself, not the file that it leads to. ``mode`` is
+    subject to the umask.
 
     Raises:
-        OSError: it cannot be written; what was there before stays.
+        OSError: the file cannot be written; a previous one stays as it was.
     """
     partial = path.with_name(f"{PARTIAL_PREFIX}{secrets.token_hex(8)}")
-    descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
+        descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         with open(descriptor, "wb+") as file:
             yield file
         put_in_place(partial, path, sync)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             partial.unlink()
+        if isinstance(error, OSError) and error.filename == str(partial):
+            raise OSError(error.errno, error.strerror, str(path)) from None  # nobody else knows the other name
         raise
 
 
@@ -184,14 +187,14 @@ def publish(path: Path, content: bytes | str, sync: Sync = Sync.FULL, mode: int 
     """Write ``content``, text as UTF-8, to ``path``, as :func:`published` does.
 
     Raises:
-        OSError: it cannot be written; what was there before stays.
+        OSError: the file cannot be written; a previous one stays as it was.
     """
     with published(path, sync, mode) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
 def put_in_place(made: Path, path: Path, sync: Sync = Sync.FULL) -> None:
-    """Give a finished file of the same file system the name ``path``, whatever has it.
+    """Rename a finished file to ``path``, in the same file system, and replace what has that name.
 
     Raises:
         OSError: the disk is full, or the folder cannot be written.

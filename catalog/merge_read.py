@@ -1,8 +1,8 @@
-"""Reading a catalog that somebody else made: its rows, copied into a catalog in memory that this program made.
+"""Reading a catalog that somebody else made: its rows are copied into a catalog in memory that this program made.
 
-Nothing of the other file's schema takes part but its tables: a view, a virtual table or a generated column in the place
-of a table is refused, and triggers, views and indices on expressions are never reached. The copy has this program's own
-STRICT tables, is migrated there, and its rows are held to :mod:`catalog.rows`: what does not hold is left out, with a
+Only tables of the other file's schema are used: a view, a virtual table or a generated column in place of a table is
+refused, and triggers, views and indices on expressions are never reached. The copy has this program's own STRICT tables
+and is migrated in memory. Its rows are validated against :mod:`catalog.rows`; those that fail are left out, with a
 reason. All of that ends before anything is written, within :data:`READ_SECONDS`.
 """
 
@@ -28,16 +28,16 @@ from catalog.rows import MOST_CHARACTERS, Device, Timing, is_future
 from catalog.runtime.timings import MEASURED
 
 READ_SECONDS = 120.0
-"""Longest that a file is read; a million timings take a quarter of it."""
+"""How long reading a file may take; a million timings take a quarter of it."""
 
 MOST_ROWS = 2_000_000
-"""Of a table."""
+"""Maximum number of rows of a table."""
 
 MOST_TEXT = 2**30
-"""Characters of all rows together."""
+"""Maximum number of characters of all rows together."""
 
 _STEPS = 10_000
-"""SQLite's instructions between two looks at the clock."""
+"""Instructions of SQLite between two checks of the clock."""
 
 _MEASURED_HERE = "SELECT kernel_id FROM main.artifact UNION SELECT kernel_id FROM main.timing"
 _COPIED: Mapping[str, str] = {
@@ -48,12 +48,12 @@ _COPIED: Mapping[str, str] = {
     "artifact": "TRUE",
     "timing": "TRUE",
 }
-"""The tables that are read, and which of their rows."""
+"""The tables that are read, and the condition on their rows."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """The sound rows of a file, in memory, and by table and reason how many were refused."""
+    """The valid rows of a file, in memory, and how many were refused, by table and reason."""
 
     path: Path
     connection: sqlite3.Connection
@@ -65,7 +65,8 @@ def opened(path: Path) -> Iterator[Source]:
     """The catalog at ``path`` as it is now, whatever version of this program made it; it is only read.
 
     Raises:
-        RegistryError: it is not there, no catalog, damaged, of a newer version, too large, or takes too long to read.
+        RegistryError: it is missing, damaged, too large or not a catalog, comes from a newer version, or takes too long
+            to read.
     """
     if not path.is_file():
         raise RegistryError(f"there is no catalog at {path}")
@@ -95,14 +96,19 @@ def reading(path: Path) -> Iterator[None]:
 def _read(path: Path) -> Source:
     with closing(_read_only(path)) as other:
         deadline = time.monotonic() + READ_SECONDS
-        other.set_progress_handler(lambda: time.monotonic() > deadline, _STEPS)
+
+        def too_late() -> bool:
+            return time.monotonic() > deadline
+
+        other.set_progress_handler(too_late, _STEPS)
         version = schema_version(other, path)
         if not version:
             raise RegistryError(f"{path} is empty: no catalog")
         copy = blank(version)
+        copy.set_progress_handler(too_late, _STEPS)
         try:
             other.execute("BEGIN")
-            for table in _COPIED:  # all of them before any is read, as reading one asks others
+            for table in _COPIED:  # all of them first: reading one table looks at others
                 _require_table(other, table, _columns(copy, table))
             left = MOST_TEXT
             for table, rows in _COPIED.items():
@@ -113,6 +119,7 @@ def _read(path: Path) -> Source:
             source = Source(path, copy)
             _refuse_timings(source)
             _refuse_artifacts(source)
+            copy.set_progress_handler(None, 0)
         except BaseException:
             copy.close()
             raise
@@ -141,7 +148,7 @@ def _read_only(path: Path) -> sqlite3.Connection:
 
 
 def _copy(other: sqlite3.Connection, copy: sqlite3.Connection, table: str, rows: str, left: int) -> int:
-    """Copy a table, each text cut just above the longest that is taken; how many of ``left`` characters are left."""
+    """Copy a table, with each text cut just above the allowed length; returns what remains of ``left`` characters."""
     columns = _columns(copy, table)
     cut = ", ".join(
         f"iif(typeof({name}) IN ('text', 'blob'), substr({name}, 1, {MOST_CHARACTERS + 1}), {name})" for name in columns
@@ -151,7 +158,7 @@ def _copy(other: sqlite3.Connection, copy: sqlite3.Connection, table: str, rows:
     for number, row in enumerate(other.execute(f"SELECT {cut} FROM main.{table} WHERE {rows}")):
         left -= sum(len(value) for value in row if isinstance(value, (str, bytes)))
         if number >= MOST_ROWS or left < 0:
-            raise sqlite3.DataError(f"its table {table} is larger than any that is merged")
+            raise sqlite3.DataError(f"its table {table} is too large to be merged")
         copy.execute(insert, row)
     copy.execute("COMMIT")
     return left
@@ -162,7 +169,7 @@ def _columns(copy: sqlite3.Connection, table: str) -> list[str]:
 
 
 def _require_table(other: sqlite3.Connection, table: str, columns: list[str]) -> None:
-    """Refuse what is called like a table of ours, and is none: reading it could run anything, for ever."""
+    """Refuse anything but a table under the name of one of ours: reading it could run any code, without end."""
     kinds = [row[2] for row in other.execute(f"PRAGMA main.table_list({table})")]
     if kinds != ["table"]:
         raise sqlite3.DatabaseError(f"its {table} is {f'a {kinds[0]}, not a table' if kinds else 'missing'}")
@@ -172,7 +179,7 @@ def _require_table(other: sqlite3.Connection, table: str, columns: list[str]) ->
 
 
 def _refuse_timings(source: Source) -> None:
-    """Drop the timings that no catalog can have."""
+    """Drop invalid timings."""
     measured = ", ".join(f"timing.{name}" for name in MEASURED)
     rows = source.connection.execute(
         f"SELECT timing.rowid AS number, timing.kernel_id = artifact.kernel_id AS of_its_kernel, {measured}, "
@@ -196,19 +203,20 @@ def _refuse_timings(source: Source) -> None:
 
 
 def _refuse_artifacts(source: Source) -> None:
-    """Drop the builds that no catalog can have, and the timings of their libraries."""
-    refused = list[str]()
+    """Drop invalid builds, and the timings of their libraries."""
+    refused = set[str]()
     of_arch = "(SELECT arch FROM kernel WHERE id = kernel_id) AS of_arch"
     for row in map(dict, source.connection.execute(f"SELECT *, {of_arch} FROM artifact")):
         reason = _what_is_wrong(row)
         if reason is not None:
             source.refused["artifact", reason] += 1
-            refused.append(row["key"])
-    for key in refused:
-        gone = source.connection.execute("DELETE FROM timing WHERE artifact_key = ?", (key,)).rowcount
-        if gone:
-            source.refused["timing", "its artifact is refused"] += gone
-        source.connection.execute("DELETE FROM artifact WHERE key = ?", (key,))
+            refused.add(row["key"])
+    timings = source.connection.execute("SELECT rowid AS number, artifact_key FROM timing")
+    gone = [(row["number"],) for row in timings if row["artifact_key"] in refused]
+    if gone:
+        source.refused["timing", "its artifact is refused"] += len(gone)
+    source.connection.executemany("DELETE FROM timing WHERE rowid = ?", gone)
+    source.connection.executemany("DELETE FROM artifact WHERE key = ?", ((key,) for key in refused))
 
 
 def _what_is_wrong(row: dict[str, Any]) -> str | None:

@@ -87,6 +87,8 @@ class Sandbox:
         except TimeoutError:
             self.close()
             raise CatalogError(f"queries cannot run: {sys.executable} did not start in {START_SECONDS:g} s") from None
+        except BrokenPipeError:
+            raise self._ended() from None
         except BaseException:
             self.close()
             raise

@@ -72,7 +72,6 @@ class _Server:
 
     def compile(self, statement: str) -> None:
         """Have SQLite compile a statement without running it."""
-        self.guard.denied = None
         self._connection.execute(f"EXPLAIN {statement}").close()
 
     def execute(self, statement: str, parameters: object) -> tuple[str, ...]:
@@ -101,6 +100,7 @@ def _end_with_parent() -> None:
 
 
 def _answer(server: _Server, method: str, *arguments: object) -> bytes:
+    server.guard.denied = None
     try:
         return marshal.dumps(("ok", getattr(server, method)(*arguments)))
     except MemoryError:

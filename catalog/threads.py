@@ -1,4 +1,4 @@
-"""How many threads kernels of the host may have."""
+"""How many threads a host kernel may have."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def usable_cores() -> int:
 
 
 def most_threads() -> int:
-    """The most threads that a kernel may be given.
+    """The largest number of threads that a kernel may have.
 
-    16 for each core that the process may use, at least 64, and at most as many as the user may have (``ulimit -u``):
-    where the system refuses a thread, OpenMP ends the process.
+    16 for each core that the process may use, or 64 if that is more, but no more than the user may have
+    (``ulimit -u``): OpenMP ends the process when the system refuses a thread.
     """
     limit = max(_LEAST_LIMIT, _PER_CORE * usable_cores())
     allowed, _ = resource.getrlimit(resource.RLIMIT_NPROC)
@@ -31,7 +31,7 @@ def most_threads() -> int:
 
 
 def allowed(number: int) -> int:
-    """``number``, if a kernel may be given so many threads; 0 stands for :func:`default_threads`.
+    """``number``, if a kernel may have that many threads; 0 stands for :func:`default_threads`.
 
     Raises:
         ValueError: it is negative, or more than :func:`most_threads`.
@@ -49,7 +49,7 @@ def checked(number: int) -> int:
     """As :func:`allowed`, for a caller's argument.
 
     Raises:
-        UsageError: so many threads are not allowed.
+        UsageError: that many threads are not allowed.
     """
     try:
         return allowed(number)
@@ -58,9 +58,9 @@ def checked(number: int) -> int:
 
 
 def default_threads() -> int:
-    """Threads of a kernel where nothing is said: those of ``OMP_NUM_THREADS``, else one for each usable core."""
+    """The default number of threads of a kernel: that of ``OMP_NUM_THREADS``, else one for each usable core."""
     with contextlib.suppress(ValueError):
         wanted = int(os.environ.get("OMP_NUM_THREADS", "").partition(",")[0])
         if wanted > 0:
             return min(wanted, most_threads())
-    return usable_cores()
+    return min(usable_cores(), most_threads())

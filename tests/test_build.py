@@ -71,7 +71,7 @@ def test_a_call_that_compiles_says_so(
         builder.build(make_kernel(128))
     assert capsys.readouterr().err == "", "a progress bar says more"
     builder.build(kernel)
-    assert capsys.readouterr().err == f"catalog: compiling {kernel.name}; it is kept, and later calls find it\n"
+    assert capsys.readouterr().err == f"catalog: compiling {kernel.name}; later calls find it in the cache\n"
 
 
 def test_builds_once_and_tells_the_registry(project: Project, tmp_path: Path) -> None:

@@ -275,5 +275,5 @@ def test_the_missing_extra_is_named() -> None:
     )
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 1
-    assert "pip install 'kernel-catalog[cluster]'" in done.stderr
+    assert "pip install '.[cluster]'" in done.stderr
     assert "Traceback" not in done.stderr

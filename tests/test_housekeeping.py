@@ -176,11 +176,12 @@ def test_first_runs_are_forgotten_with_their_libraries_and_quarantines_are_not(c
     runs = FirstRuns(cache.folder)
     kept, dropped = entries(cache)[0].key, entries(cache)[-1].key
     for key in (kept, dropped):
-        runs.remember(key, "digest", "cpu")
-    now = datetime.now(timezone.utc).isoformat()
-    runs.quarantine(Quarantine("f" * 64, "id", "kernel", "cpu", "cpu", "died of SIGSEGV", "{}", now))
+        runs.remember(key, "d" * 64, "cpu")
+    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    about = {"kernel_id": "id", "kernel": "kernel", "arch": "cpu", "device": "cpu", "problem": "{}", "when": now}
+    runs.quarantine(Quarantine(key="f" * 64, reason="died of SIGSEGV", **about))
     assert collect(cache, older_than=2.5 * DAY_SECONDS).dropped == (dropped,)
-    assert [runs.passed(key, "digest", "cpu") for key in (kept, dropped)] == [True, False]
+    assert [runs.passed(key, "d" * 64, "cpu") for key in (kept, dropped)] == [True, False]
     assert [quarantine.reason for quarantine in runs.quarantined()] == ["died of SIGSEGV"]
 
 

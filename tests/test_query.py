@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from catalog.errors import QueryError, RegistryError
+from catalog.errors import CatalogError, QueryError, RegistryError
 from catalog.output import Format, write_rows
 from catalog.query import Query, Result, Session, count, hints, run
 from catalog.registry import connect
@@ -320,6 +320,12 @@ def test_a_query_ends_with_its_command_at_once(db: Path, how: signal.Signals, st
     while Path(f"/proc/{sandbox}").exists():
         assert time.monotonic() < deadline, "the query goes on"
         time.sleep(0.01)
+
+
+def test_a_process_that_does_not_start_is_one_message(db: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    with pytest.raises(CatalogError, match="the process of the query ended: status 1"):
+        run(db, Query())
 
 
 def test_the_time_of_the_reader_does_not_count(db: Path) -> None:

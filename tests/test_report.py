@@ -295,7 +295,7 @@ def test_a_page_needs_an_extra(filled: Catalog, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     done = command.catalog("report", "--out", tmp_path / "page", db=filled.path)
     assert done.returncode == 2
-    assert "pip install 'kernel-catalog[report]'" in done.stderr
+    assert "pip install '.[report]'" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "page").exists()
 

@@ -402,9 +402,10 @@ def test_the_nearest_problem_in_memory_is_the_one_of_the_query(copied: Catalog) 
 def test_what_has_failed_is_not_remembered(copied: Catalog) -> None:
     """A kernel that is quarantined here is nobody's any more, whatever was decided before."""
     first = copied.select(problem(), arch="gfx950").kernels[0]
-    record_timings(copied, problem(lse=True), {first.id: 1.0})  # with the library that is quarantined
-    fields = {"key": first.id, "kernel_id": first.id, "kernel": first.name, "arch": "gfx950", "device": "gfx950"}
-    now = datetime.now(timezone.utc).isoformat()
+    key = "e" * 64
+    record_timings(copied, problem(lse=True), {first.id: 1.0}, key)  # with the library that is quarantined
+    fields = {"key": key, "kernel_id": first.id, "kernel": first.name, "arch": "gfx950", "device": "gfx950"}
+    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
     copied.history.quarantine(Quarantine(**fields, reason="hung", problem=problem().key, when=now))
     assert copied.select(problem(batch=3), arch="gfx950").kernels[0] != first
 

@@ -36,6 +36,7 @@ from catalog.build.pools import Results
 from catalog.build.processes import Interrupted
 from catalog.build.targets import BUILD_DIR
 from catalog.errors import BuildError, CatalogError, ClusterError, ToolchainError
+from catalog.extras import how_to_install
 from catalog.schema.kernel import Kernel
 from catalog.threads import usable_cores
 
@@ -214,9 +215,7 @@ def connect(address: str) -> Iterator[Cluster]:
     try:
         import distributed
     except ImportError as error:
-        raise ClusterError(
-            f"a cluster needs dask.distributed ({error})", hint="pip install 'kernel-catalog[cluster]'"
-        ) from None
+        raise ClusterError(f"a cluster needs dask.distributed ({error})", hint=how_to_install("cluster")) from None
     for name in ("distributed", "distributed.client", "distributed.gc", "tornado.application"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     with warnings.catch_warnings():

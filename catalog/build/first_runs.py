@@ -10,55 +10,42 @@ the settings. What cannot be written, because the cache is read-only, is remembe
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import re
 import time
-from collections.abc import Mapping, Set
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Set
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import Any
 
-from catalog.files import Sync, parse_json, publish, read_own
+from catalog.files import Sync, publish, read_own
+from catalog.rows import Digest, Name, PastStamp, Row, Text
 from catalog.settings import settings
 
 _log = logging.getLogger(__name__)
-
-_unwritten: dict[Path, Mapping[str, Any]] = {}
-"""What this process could not write, by the file that it belongs into."""
 
 _MOST_BYTES = 2**16
 
 _FILE = re.compile(r"[0-9a-f]{64}\..+")
 
 
-@dataclass(frozen=True)
-class Quarantine:
+class Quarantine(Row):
     """A library that must not be run: since ``when`` (ISO 8601, in UTC), because ``reason``.
 
     ``device`` is the arch of the device that it ran on, ``problem`` the key of the problem that it ran.
-
-    Raises:
-        ValueError: ``when`` is no time with a time zone.
     """
 
-    key: str
-    kernel_id: str
-    kernel: str
-    arch: str
-    device: str
-    reason: str
-    problem: str
-    when: str
-
-    def __post_init__(self) -> None:
-        if datetime.fromisoformat(self.when).tzinfo is None or not self.until:
-            raise ValueError(f"{self.when} is in no time zone")
+    key: Digest
+    kernel_id: Name
+    kernel: Name
+    arch: Name
+    device: Name
+    reason: Name
+    problem: Text
+    when: PastStamp
 
     @property
     def until(self) -> str:
-        """When it is over, as ``when``: by the settings of now."""
+        """When it ends, as ``when``, by the current settings."""
         return self._end.isoformat(timespec="seconds")
 
     @property
@@ -74,16 +61,31 @@ class Quarantine:
     @property
     def log(self) -> str:
         """The fields as lines of text, for the registry."""
-        return "".join(f"{name}: {value}\n" for name, value in asdict(self).items())
+        return "".join(f"{name}: {value}\n" for name, value in self.model_dump().items())
 
     @classmethod
     def of_log(cls, log: str) -> Quarantine | None:
         """The quarantine of :attr:`log`; None where it is another text."""
-        told = dict(line.split(": ", 1) for line in log.splitlines() if ": " in line)
-        names = [field.name for field in fields(cls)]
-        with contextlib.suppress(ValueError, OverflowError):
-            return cls(**{name: told[name] for name in names}) if told.keys() >= set(names) else None
+        lines = dict(line.split(": ", 1) for line in log.splitlines() if ": " in line)
+        with contextlib.suppress(ValueError):
+            return cls.model_validate({name: lines[name] for name in cls.model_fields if name in lines})
         return None
+
+
+class _Verdict(Row):
+    """How the first run of a library ended: the digest of one that ran to its end, or a quarantine; or neither."""
+
+    passed: Digest | None = None
+    quarantined: Quarantine | None = None
+
+    @property
+    def quarantine(self) -> Quarantine | None:
+        """The quarantine, unless it is over."""
+        return None if self.quarantined is None or self.quarantined.over else self.quarantined
+
+
+_unwritten: dict[Path, _Verdict] = {}
+"""Verdicts that this process could not write, by their files."""
 
 
 class FirstRuns:
@@ -94,26 +96,26 @@ class FirstRuns:
 
     def passed(self, key: str, sha256: str, device: str) -> bool:
         """Whether the library of ``key`` with the digest ``sha256`` has run to its end on such a device."""
-        return self._read(self._file(key, device)).get("passed") == sha256
+        return self._read(self._file(key, device)).passed == sha256
 
     def quarantine_of(self, key: str, device: str) -> Quarantine | None:
         """The quarantine of the library of ``key`` on such a device, if it is in one."""
-        return _quarantine(self._read(self._file(key, device)))
+        return self._read(self._file(key, device)).quarantine
 
     def remember(self, key: str, sha256: str, device: str) -> None:
         """Note that a library has run to its end."""
-        self._write(self._file(key, device), {"passed": sha256})
+        self._write(self._file(key, device), _Verdict(passed=sha256))
 
     def quarantine(self, quarantine: Quarantine) -> None:
         """Note that a library must not be run."""
-        self._write(self._file(quarantine.key, quarantine.device), {"quarantined": asdict(quarantine)})
+        self._write(self._file(quarantine.key, quarantine.device), _Verdict(quarantined=quarantine))
 
     def quarantined(self) -> list[Quarantine]:
         """All quarantines, the oldest first."""
         files = {file for file in self._files() if _FILE.fullmatch(file.name)} | {
             file for file in _unwritten if file.parent == self._folder
         }
-        found = (_quarantine(self._read(file)) for file in files)
+        found = (self._read(file).quarantine for file in files)
         return sorted((one for one in found if one is not None), key=lambda one: (one.when, one.kernel, one.key))
 
     def forget(self, key: str) -> None:
@@ -140,7 +142,7 @@ class FirstRuns:
         for file in self._files():
             with contextlib.suppress(FileNotFoundError):
                 if _FILE.fullmatch(file.name):
-                    gone = file.name[:64] not in keys and _quarantine(self._read(file)) is None
+                    gone = file.name[:64] not in keys and self._read(file).quarantine is None
                 else:
                     gone = time.time() - file.stat().st_mtime >= young
                 if gone:
@@ -157,29 +159,20 @@ class FirstRuns:
             return list(self._folder.iterdir())
         return []
 
-    def _read(self, file: Path) -> Mapping[str, Any]:
+    def _read(self, file: Path) -> _Verdict:
         if file in _unwritten:
             return _unwritten[file]
         try:
-            remembered = parse_json(read_own(file, _MOST_BYTES))
+            return _Verdict.model_validate_json(read_own(file, _MOST_BYTES))
         except (OSError, ValueError):
-            return {}
-        return remembered if isinstance(remembered, dict) else {}
+            return _Verdict()
 
-    def _write(self, file: Path, remembered: Mapping[str, Any]) -> None:
+    def _write(self, file: Path, verdict: _Verdict) -> None:
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            publish(file, json.dumps(remembered), Sync.NONE)
+            publish(file, verdict.model_dump_json(exclude_none=True), Sync.NONE)
         except OSError as error:
             _log.debug("%s: remembered by this process only: %s", file, error)
-            _unwritten[file] = remembered
+            _unwritten[file] = verdict
         else:
             _unwritten.pop(file, None)
-
-
-def _quarantine(remembered: Mapping[str, Any]) -> Quarantine | None:
-    """The quarantine of a library, unless it is over."""
-    with contextlib.suppress(KeyError, TypeError, ValueError, OverflowError):
-        quarantine = Quarantine(**remembered["quarantined"])
-        return None if quarantine.over else quarantine
-    return None

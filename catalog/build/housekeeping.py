@@ -14,7 +14,6 @@ import fcntl
 import logging
 import os
 import re
-import threading
 import time
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
@@ -26,18 +25,19 @@ from catalog.build.first_runs import FirstRuns
 from catalog.build.trust import ANOTHER
 from catalog.errors import CacheError
 from catalog.files import PARTIAL_PREFIX
+from catalog.forks import Lock
 from catalog.registry import connect, transaction
 from catalog.settings import settings
 
 DAY_SECONDS = 86_400.0
 RECENT_SECONDS = 3_600.0
-"""A cap that applies itself keeps what was used within an hour: the kernels of a plan may take as long to compile."""
+"""The automatic cap keeps what was used within an hour: compiling the kernels of one plan may take that long."""
 
 OLD_SECONDS = 30 * DAY_SECONDS
 """Logs of failed builds and remembered answers go when they are older: they only save time."""
 
 _SHARE = 16
-"""The part of the size cap, one in so many, by which a process may exceed it between two looks."""
+"""A process may exceed the size cap by one part in this many before it looks at the folder again."""
 
 _log = logging.getLogger(__name__)
 
@@ -156,16 +156,16 @@ def clear(cache: Cache) -> Collected:
 class SizeCap:
     """Keeps the libraries of a cache below ``CATALOG_CACHE_MAX_BYTES``: :func:`collect` by itself.
 
-    Looking at a whole folder at every build would be dear, so a process looks when it first builds, and then whenever
-    it has added a :data:`_SHARE` of the cap; what goes makes that much room. Never dropped is what is in use, as by
-    :func:`collect`, nor what was used within :data:`RECENT_SECONDS`: a kernel that was built may not be loaded yet.
+    Scanning the whole folder at every build would be slow. So a process scans it when it first builds, and again
+    whenever it has added one :data:`_SHARE`-th of the cap; each sweep makes that much room. Libraries in use are not
+    dropped, as in :func:`collect`, nor are those used within :data:`RECENT_SECONDS`: they may not be loaded yet.
     """
 
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
         self._room = 0
         self._dropped: list[str] = []
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     def grew(self, added: int) -> None:
         """Note that ``added`` bytes were published; where the folder cannot be swept, it stays as it is."""
@@ -179,11 +179,9 @@ class SizeCap:
                 if sum(files.bytes for files in _scan(self._cache).values()) > cap:
                     done = _collect(_Sweep(self._cache, recent=RECENT_SECONDS), cap - cap // _SHARE, None)
                     self._dropped += done.dropped
-                    _log.info(
-                        "%s: dropped %d libraries that were not used for long", self._cache.folder, len(done.dropped)
-                    )
+                    _log.info("%s: dropped the %d least recently used libraries", self._cache.folder, len(done.dropped))
             except (OSError, CacheError) as error:
-                _log.warning("%s is not kept below %d bytes: %s", self._cache.folder, cap, error)
+                _log.warning("the cache %s cannot be kept below %d bytes: %s", self._cache.folder, cap, error)
 
     def take_dropped(self) -> list[str]:
         """The keys that were dropped since the last call, for the registry."""

@@ -182,7 +182,7 @@ def _contents(names: tuple[str, ...], digests: tuple[str, ...]) -> str:
 def _scan(unit: TranslationUnit, toolchain: Toolchain, question: str, memory: Path) -> list[str]:
     """Ask the compiler which headers the source reaches; what a killed process leaves lies where it is collected."""
     place = memory if os.access(memory, os.W_OK) else None
-    with _disk_errors(), tempfile.TemporaryDirectory(prefix="tmp", dir=place) as folder:
+    with _disk_errors(place), tempfile.TemporaryDirectory(prefix="tmp", dir=place) as folder:
         work_dir = Path(os.path.realpath(folder))
         (work_dir / SOURCE).write_text(unit.source)
         command = toolchain.scan_command(tuple(unit.include_dirs.values()))
@@ -197,17 +197,17 @@ def _scan(unit: TranslationUnit, toolchain: Toolchain, question: str, memory: Pa
 
 
 @contextlib.contextmanager
-def _disk_errors() -> Iterator[None]:
-    """A disk that has no room for a scan, or cannot be written, as an error that names the place.
+def _disk_errors(place: Path | None) -> Iterator[None]:
+    """Report a full or read-only disk as an error that names ``place``; None: the folder for temporary files.
 
     Raises:
-        BuildError: the place cannot be written.
+        BuildError: the disk is full, or cannot be written.
     """
     try:
         yield
     except OSError as error:
         raise BuildError(
-            f"no content key: {error.filename or tempfile.gettempdir()}: {error.strerror}",
+            f"no content key: {error.filename or place or tempfile.gettempdir()}: {error.strerror}",
             hint="Make room there (catalog cache gc), or set CATALOG_CACHE_DIR and TMPDIR to other folders.",
         ) from None
 

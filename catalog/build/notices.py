@@ -30,15 +30,15 @@ def shown_elsewhere() -> Iterator[None]:
 
 @contextmanager
 def compiling(kernel: str) -> Iterator[None]:
-    """Print one line on stderr, a terminal, if this block takes longer than :data:`PATIENCE_SECONDS`.
+    """Print one line if this block takes longer than :data:`PATIENCE_SECONDS` and stderr is a terminal.
 
-    Nothing is printed where :func:`shown_elsewhere` or where the log shows it at level INFO.
+    Nothing is printed inside :func:`shown_elsewhere`, or where the log shows it at level INFO.
     """
     logged = _log.isEnabledFor(logging.INFO) and _log.hasHandlers()
-    if _shown_elsewhere.get() or logged or not sys.stderr.isatty():
+    if _shown_elsewhere.get() or logged or not _on_terminal():
         yield
         return
-    line = f"catalog: compiling {kernel}; it is kept, and later calls find it"
+    line = f"catalog: compiling {kernel}; later calls find it in the cache"
     timer = threading.Timer(PATIENCE_SECONDS, print, (line,), {"file": sys.stderr, "flush": True})
     timer.daemon = True
     timer.start()
@@ -46,3 +46,8 @@ def compiling(kernel: str) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+
+
+def _on_terminal() -> bool:
+    """Whether somebody could read stderr; a program without a console has none, and others close theirs."""
+    return sys.stderr is not None and not sys.stderr.closed and sys.stderr.isatty()

@@ -15,15 +15,20 @@ from typing import TYPE_CHECKING, Any
 
 from catalog import query
 from catalog.errors import SelectionError
-from catalog.sandbox import Row
+from catalog.sandbox import Limits, Row
 from catalog.schema.likeness import kind_words
 from catalog.schema.problem import Problem
 from catalog.schema.shape_names import name_of
 from catalog.schema.spec_files import OWN_SPACES
+from catalog.settings import settings
 
 if TYPE_CHECKING:
     from catalog.runtime.catalog import Catalog
     from catalog.runtime.peaks import Peaks
+
+
+REPORT_SECONDS = 600.0
+"""How long a statement of a report may take at least: the time limit of queries is for what users write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +236,8 @@ def collect(catalog: Catalog, arch: str | None, peaks: Mapping[int, Peaks]) -> R
         QueryError: there are no kernels of the arch, or a query took too long.
         RegistryError: the file does not exist, is no catalog, or cannot be read.
     """
-    with query.Session(catalog.path) as session:
+    limits = Limits(max(REPORT_SECONDS, settings().query_timeout), settings().query_memory)
+    with query.Session(catalog.path, limits) as session:
         if arch is not None:
             session.count(query.Query(arch=arch, limit=1))  # says what is there
         return _Collector(catalog, arch, session).report(peaks)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from catalog.errors import UsageError
+from catalog.extras import how_to_install
 from catalog.report.svg import GRID, INK, MUTED, PAPER, SERIES_COLOURS, Tips, to_svg
 
 if TYPE_CHECKING:
@@ -52,9 +53,7 @@ def require() -> None:
         import jinja2  # noqa: F401
         import matplotlib as mpl  # noqa: F401
     except ImportError as error:
-        raise UsageError(
-            f"a report needs Matplotlib and Jinja ({error})", hint="pip install 'kernel-catalog[report]'"
-        ) from None
+        raise UsageError(f"a report needs Matplotlib and Jinja ({error})", hint=how_to_install("report")) from None
 
 
 @contextmanager

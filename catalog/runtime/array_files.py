@@ -1,4 +1,4 @@
-"""Files of kept inputs: what ``numpy.savez`` writes, read without believing what they say of themselves."""
+"""Files of kept inputs, as ``numpy.savez`` writes them; whatever they state is checked before it is used."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from catalog.files import Sync, open_given, published
 
 _SUFFIX = ".npy"
 _HEADER = re.compile(
-    rb"\x93NUMPY\x01\x00..\{'descr': '(?P<dtype>[^']{1,9})', 'fortran_order': (?P<fortran>True|False), "
+    rb"\x93NUMPY\x01\x00..\{'descr': '(?P<dtype>[<>|=]?[A-Za-z][0-9]{0,2})', 'fortran_order': (?P<fortran>True|False), "
     rb"'shape': \((?P<shape>[0-9, ]{0,200})\), \} *\n",
     re.DOTALL,
 )
-"""How NumPy writes the header of version 1.0 (numpy.lib.format); to read any header it would evaluate it."""
+"""How NumPy writes the header of version 1.0 (numpy.lib.format); it would evaluate any other, so no other is read."""
 
 _READ_ERRORS = (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError, MemoryError, OverflowError)
 """What zipfile and NumPy raise for files that are badly made, besides OSError and ValueError."""
@@ -62,13 +62,13 @@ def load_arrays(path: Path, most_bytes: int) -> dict[str, NDArray[Any]]:
 
 
 def _array(content: bytes) -> NDArray[Any]:
-    """What a .npy file says; its header is held against its size before anything is allocated."""
+    """The array of a .npy file; its header is compared with its size before anything is allocated."""
     header = _HEADER.match(content)
     if header is None:
         raise ValueError("an array's header is not one that a trace writes")
     dtype = np.dtype(header["dtype"].decode())
     if dtype.kind != "u":
-        raise ValueError("Object arrays are not kept" if dtype.hasobject else f"an array of {dtype}, not of bits")
+        raise ValueError("object arrays are not kept" if dtype.hasobject else f"an array of {dtype}, not of bits")
     shape = tuple(int(extent) for extent in header["shape"].split(b",") if extent.strip())
     if math.prod(shape) * dtype.itemsize != len(content) - header.end():
         raise ValueError("an array's shape is not that of its content")

@@ -28,7 +28,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from catalog.build.cache import MOST_LIBRARY_BYTES
 from catalog.errors import CatalogError, DeviceError, KernelFaultError
+from catalog.files import read_own
 from catalog.runtime.bound import agreed_workspace
 from catalog.runtime.devices import Device
 from catalog.runtime.devices.here import reopened
@@ -122,7 +124,11 @@ def _load(device: Device[Any], libraries: list[dict[str, str]], tell: Tell) -> l
     for stage, library in enumerate(libraries):
         tell(stage=stage)
         path = Path(library["path"])
-        if hashlib.sha256(path.read_bytes()).hexdigest() != library["sha256"]:
+        try:
+            content = read_own(path, MOST_LIBRARY_BYTES)
+        except OSError as error:
+            raise CatalogError(f"{path} cannot be read: {error.strerror}") from None
+        if hashlib.sha256(content).hexdigest() != library["sha256"]:
             raise CatalogError(f"{path} is being replaced")
         loaded.append(device.load(path, library["sha256"], library["kernel_id"]))
     return loaded

@@ -97,10 +97,10 @@ class History:
 
     def write_misses(self) -> None:
         """Write what was counted and not written; where the catalog cannot be written now, don't."""
-        pending = [missed for missed in self._misses.values() if missed.unwritten]
-        for missed in pending:
-            missed.due = 2 * missed.times
         with suppress(RegistryError, sqlite3.Error), self._lock:
+            pending = [missed for missed in self._misses.values() if missed.unwritten]
+            for missed in pending:
+                missed.due = 2 * missed.times
             connection = self._catalog.connection
             with impatient(connection), transaction(connection):
                 for missed in pending:

@@ -11,10 +11,12 @@ It needs the extra ``torch``, and is imported by nobody else.
 
 from __future__ import annotations
 
+from catalog.extras import how_to_install
+
 try:
     import torch as _torch  # noqa: F401
 except ImportError as error:
-    raise ImportError(f"catalog.torch needs PyTorch ({error}): pip install 'kernel-catalog[torch]'") from None
+    raise ImportError(f"catalog.torch needs PyTorch ({error}). {how_to_install('torch')}") from None
 
 from catalog.torch.flash import flash_attn_func, flash_attn_varlen_func
 from catalog.torch.sdpa import scaled_dot_product_attention

@@ -12,9 +12,9 @@ from catalog.cli_output import FormatOption, print_rows, print_told
 
 @cache_app.command()
 def quarantined(form: FormatOption = "table") -> None:
-    """List the kernels that failed when they were first run.
+    """List the kernels that failed in their first run.
 
-    They crashed or hung, and are not selected until the listed time.
+    They crashed, hung or gave a wrong result, and are not selected until the listed time.
 
     Example: catalog cache quarantined
     """

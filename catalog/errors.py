@@ -115,12 +115,20 @@ class DeviceError(CatalogError):
     """The device a kernel is for is absent, or a launch failed."""
 
 
+class KernelFaultError(DeviceError):
+    """A kernel has failed on a GPU, which the process can no longer use; ``fault`` completes "the kernel ..."."""
+
+    def __init__(self, message: str, *, hint: str, fault: str) -> None:
+        super().__init__(message, hint=hint)
+        self.fault = fault
+
+
 class ChangedLibraryError(DeviceError):
     """A library is gone from the cache, or changed, between its build and its load; building again mends it."""
 
 
 class QuarantinedError(DeviceError):
-    """The kernel of row ``kernel_id`` crashed or hung in its first run, and is not run again for some time."""
+    """The kernel of row ``kernel_id`` failed in its first run or gave a wrong result: it is not run for some time."""
 
     def __init__(self, message: str, *, hint: str, kernel_id: str) -> None:
         super().__init__(message, hint=hint)

@@ -208,7 +208,7 @@ def _with_short_names(columns: Sequence[str], page: list[Sequence[Any]]) -> tupl
         short, shared = shortened(names)
         page = [(*row[:index], name, *row[index + 1 :]) for row, name in zip(page, short, strict=True)]
         if shared:
-            notes.append(f"Common to every {columns[index]}: {shared}. For whole names: --format csv.")
+            notes.append(f"In every {columns[index]}: {shared}. In full: --format csv.")
     return page, notes
 
 

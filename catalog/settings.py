@@ -80,9 +80,13 @@ class Settings(BaseSettings):
     guard: Literal["first_run", "never"] = Field(
         "first_run", description="first_run: libraries new to this machine first run in a process of their own"
     )
-    guard_timeout: float = Field(60.0, gt=0, description="seconds that such a first run may take")
+    guard_timeout: float = Field(
+        60.0,
+        gt=0,
+        description="seconds that such a first run may take; on a GPU a sixtieth of them, once it is launched",
+    )
     quarantine_days: float = Field(
-        30.0, gt=0, le=36_500, description="days until a kernel that crashed or hung gets another first run"
+        30.0, gt=0, le=36_500, description="days until a kernel that failed in its first run gets another"
     )
     num_threads: Threads = Field(
         0, description="threads of a host kernel, at most 16 a core or 64; 0: OMP_NUM_THREADS, else every core"

@@ -52,7 +52,7 @@ assert "soft_cap_excludes_bias" in {rule.id for rule in rules}
 expect(
     SelectionError,
     "a head dim that a rule forbids",
-    lambda: Catalog.select(Problem(dtype="fp32", **{**SHAPE, "hdim_q": 512})),
+    lambda: Catalog.select(Problem(dtype="fp32", **{**SHAPE, "hdim_q": 520})),
     "hdim_q_fits",
 )
 expect(

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import sqlite3
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
@@ -140,6 +141,15 @@ def gfx950(populated: Callable[..., Path], tmp_path_factory: pytest.TempPathFact
 def host_file(populated: Callable[..., Path]) -> Path:
     """The file of a catalog with every kernel of this machine's CPU. Copy it."""
     return populated("host")
+
+
+def count_processes(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Callable[[], int]:
+    """How many processes for first runs are started from now on."""
+    script, started = folder / "python", folder / "started"
+    script.write_text(f'#!/bin/sh\necho started >> "{started}"\nexec "{sys.executable}" "$@"\n')
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(script))
+    return lambda: len(started.read_text().splitlines()) if started.exists() else 0
 
 
 def slow_but(quick: Collection[Any], values: Iterable[Any]) -> list[Any]:

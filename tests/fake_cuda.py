@@ -1,6 +1,7 @@
 """cuda.bindings.runtime's functions over host memory: the same call forms, strict about pointers, streams, captures.
 
 A copy is done when its stream or an event is synchronised, not before. ``log`` has every call as (name, arguments).
+A kernel fails by setting the environment variable CUDA_FAULT of its process to the number of the error.
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ NO_RESULT = {
     "cudaGetLastError",
 }  # fmt: skip
 """Functions that return a status alone."""
+
+
+_getenv = ctypes.CDLL(None).getenv
+_getenv.restype = ctypes.c_char_p
 
 
 class FakeCuda:
@@ -84,6 +89,12 @@ class FakeCuda:
             ctypes.memmove(target, source, size)
         self.pending = []
 
+    @property
+    def state(self):
+        """What kernels have left of the GPU; os.environ does not know what they set."""
+        fault = _getenv(b"CUDA_FAULT")
+        return cudaError_t(int(fault)) if fault else LOST if self.broken else OK
+
     def cudaGetErrorName(self, status):
         return OK, cudaError_t(status).name.encode()
 
@@ -91,7 +102,7 @@ class FakeCuda:
         return OK, {2: b"out of memory"}.get(int(status), cudaError_t(status).name.encode())
 
     def cudaGetLastError(self):
-        error, self.last = self.last, LOST if self.broken else OK
+        error, self.last = self.last, self.state
         return (error,)
 
     def cudaRuntimeGetVersion(self):
@@ -107,7 +118,7 @@ class FakeCuda:
         major, minor = self.archs[index]
         return OK, SimpleNamespace(
             name=b"NVIDIA H200\0\0" if major == 9 else b"NVIDIA A100", major=major, minor=minor,
-            multiProcessorCount=132, totalGlobalMem=141 << 30,
+            multiProcessorCount=132, totalGlobalMem=141 << 30, uuid=SimpleNamespace(bytes=bytes([index]) * 16),
         )  # fmt: skip
 
     def cudaGetDevice(self):
@@ -163,12 +174,12 @@ class FakeCuda:
         if stream and stream not in self.handles:
             return cudaError_t.cudaErrorInvalidResourceHandle
         self._settle()
-        return LOST if self.broken else (OK,)
+        return (self.state,)
 
     cudaEventSynchronize = cudaStreamSynchronize
 
     def cudaStreamQuery(self, stream):
-        return LOST if self.broken else (OK,)
+        return (self.state,)
 
     def cudaStreamIsCapturing(self, stream):
         return OK, int(stream in self.captured)
@@ -184,3 +195,10 @@ class FakeCuda:
 
     def cudaEventElapsedTime(self, start, stop):
         return OK, (self.times[stop] - self.times[start]) / 1e6
+
+
+def failing(**errors):
+    """GPUs whose functions fail, by name, with errors by number."""
+    fake = FakeCuda()
+    fake.failing = {name: cudaError_t(number) for name, number in errors.items()}
+    return fake

@@ -10,6 +10,7 @@ import subprocess
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 from conftest import missing
@@ -35,6 +36,7 @@ STAGES = {
 # O is V of the same token, or of the first where O has one. Of split-KV's stages the main one writes that to the last
 # split of the workspace, whence the other takes it. Appending writes the first new row to the cache's begin.
 KERNEL = r"""
+#include <stdlib.h>
 #include <string.h>
 #include "catalog_abi.h"
 enum { WHOLE, MAIN, COMBINE, APPEND };
@@ -66,22 +68,27 @@ int32_t catalog_launch(const catalog_args* args, void* stream) {
                     memcpy(STAGE == MAIN ? split : o, STAGE == COMBINE ? split : v, bytes);
                 }
     if (STAGE == WHOLE && args->o_acc.data) *((float*)row(args->o_acc, 4, last + 1, 0, 0, 0) - 1) = 1;
+    FLAW
     return CATALOG_OK;
 }
 """
 
 
-def kernel_source(described: str, element_bytes: int, stage: str = "WHOLE") -> str:
-    """C and C++ of KERNEL; ``described`` is the JSON of its row."""
+def kernel_source(described: str, element_bytes: int, stage: str = "WHOLE", flaw: str = "") -> str:
+    """C and C++ of KERNEL; ``described`` is the JSON of its row, ``flaw`` what goes wrong at its end."""
     return (
         KERNEL.replace("DESCRIBED", json.dumps(described))
         .replace("ELEMENT", str(element_bytes))
         .replace("STAGE", stage)
+        .replace("FLAW", flaw)
     )
 
 
-def target(described=lambda row: row):
-    """Builds the stand-in kernels of rows; ``described`` changes what a library says of its row."""
+def target(described=lambda row: row, flaws=MappingProxyType({})):
+    """Builds the stand-in kernels of rows; ``described`` changes what a library says of its row.
+
+    ``flaws`` are what goes wrong in kernels, by the ids of their rows.
+    """
     toolchain = replace(
         find_host_toolchain(ARCH, None, None, os.environ["PATH"]),
         compile_flags=("-O0", "-fPIC"),
@@ -89,7 +96,8 @@ def target(described=lambda row: row):
     )
 
     def emit(kernel, _memory):
-        return kernel_source(described(describe(kernel)), 2, STAGES.get(kernel.signature.family, "WHOLE"))
+        stage = STAGES.get(kernel.signature.family, "WHOLE")
+        return kernel_source(described(describe(kernel)), 2, stage, flaws.get(kernel.id, ""))
 
     return Target(
         lambda: {"abi": INCLUDE},

@@ -13,6 +13,8 @@ from catalog.build.cuda.facts import cuda_facts
 from catalog.errors import BuildError
 from catalog.query import Query, run
 from catalog.runtime.catalog import Catalog
+from catalog.runtime.devices.abi import CatalogWorkspace
+from catalog.runtime.devices.arguments import template
 from catalog.runtime.workspace import splits_of
 from catalog.schema.fields import Bias, Family, Pipeline
 from catalog.schema.kernel import Kernel
@@ -60,6 +62,22 @@ def test_a_row_of_every_family(catalog: Catalog, family: Family, pipeline: Pipel
     assert shared <= 232_448, "227 KiB is what a block may have"
     assert 1 <= occupancy <= 16
     assert code > 500
+
+
+@pytest.mark.usefixtures("nvcc")
+@pytest.mark.parametrize("batch", [1, 8])
+def test_a_deterministic_backward_needs_little_more_memory(catalog: Catalog, batch: int) -> None:
+    """One dQ in float32, as without it, and a counter for each tile: not a dQ for each tile of keys."""
+    problem = Problem(op="bwd", batch=batch, nhead_q=16, seqlen_q=8192, hdim_q=128, dtype="bf16", deterministic=True)
+    main = catalog.select(problem, arch="sm_90").kernels[1]
+    library = ctypes.CDLL(str(catalog.build(main).path))
+    args = template(problem, ()).fill((), (), {})
+    args.num_splits = 8
+    needed = CatalogWorkspace()
+    assert library.catalog_workspace_size(ctypes.byref(args), ctypes.byref(needed)) == 0
+    dq = batch * 16 * 8192 * 128 * 4
+    assert needed.num_splits == 1
+    assert dq < needed.dq_acc <= 1.001 * dq
 
 
 def test_every_family_has_rows_and_no_other(catalog: Catalog) -> None:

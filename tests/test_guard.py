@@ -15,14 +15,14 @@ from pathlib import Path
 
 import command
 import pytest
-from conftest import older_catalog, slow_but
+from conftest import count_processes, older_catalog, slow_but
 
 from catalog.build import targets
 from catalog.build.describe import describe
 from catalog.build.host import emit as host
 from catalog.errors import DeviceError, ProblemError, QuarantinedError, SelectionError
 from catalog.runtime.catalog import Catalog
-from catalog.runtime.guard import MOST_BYTES, MOST_FLOPS, guarded_problem
+from catalog.runtime.guard import GPU_LIMITS, HOST_LIMITS, Limits, guarded_problem
 from catalog.runtime.inputs import make_inputs
 from catalog.runtime.reference import reference
 from catalog.runtime.tolerance import tolerances
@@ -128,15 +128,6 @@ def assert_right(catalog: Catalog, expected: list[Kernel], problem: Problem = PR
     result = catalog.select(problem).run(inputs)
     assert result.kernels == tuple(kernel.name for kernel in expected)
     assert tolerances(problem, inputs)["o"].allows(result.outputs["o"], reference(problem, inputs)["o"])
-
-
-def count_processes(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Callable[[], int]:
-    """How many processes for first runs are started from now on."""
-    script, started = folder / "python", folder / "started"
-    script.write_text(f'#!/bin/sh\necho started >> "{started}"\nexec "{sys.executable}" "$@"\n')
-    script.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(script))
-    return lambda: len(started.read_text().splitlines()) if started.exists() else 0
 
 
 @pytest.mark.parametrize("name", slow_but(["segfault"], FLAWS))
@@ -441,8 +432,13 @@ def test_a_first_run_is_small_and_has_the_problems_traits(fields: dict, expected
     problem = Problem(**{"nhead_q": 32, "nhead_k": 8, "hdim_q": 128} | fields)
     small = guarded_problem(problem)
     assert {name: getattr(small, name) for name in expected} == expected
-    assert small.bytes <= MOST_BYTES
-    assert small.flops <= 4 * MOST_FLOPS
+    assert_limited(problem, small, HOST_LIMITS)
+    assert_limited(problem, guarded_problem(problem, GPU_LIMITS), GPU_LIMITS)
+
+
+def assert_limited(problem: Problem, small: Problem, limits: Limits) -> None:
+    assert small.bytes <= limits.bytes
+    assert small.flops <= 4 * limits.flops
     sizes = {"batch", "nhead_q", "nhead_k", "seqlen_q", "seqlen_k", "seqlens_q", "seqlens_k", "num_pages", "seqlen_new"}
     sizes |= {"num_splits"}
     assert small.model_dump(exclude=sizes) == problem.model_dump(exclude=sizes)

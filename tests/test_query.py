@@ -468,8 +468,7 @@ def test_a_table_on_a_terminal_shows_what_tells_long_names_apart(monkeypatch: py
     lines = [line.strip() for line in page.getvalue().splitlines()]
     assert lines[3:5] == ["lse", "async…nlse"]
     assert lines[-1] == (
-        "Common to every name: fmha_fwd_d128_bf16_group_b64x128_r4x1x1_r4x1x1_qr_nbias…nsink_gfx950. "
-        "For whole names: --format csv."
+        "In every name: fmha_fwd_d128_bf16_group_b64x128_r4x1x1_r4x1x1_qr_nbias…nsink_gfx950. In full: --format csv."
     )
     write_rows(["name"], rows[:1], Format.TABLE, one)
     assert rows[0][0] in one.getvalue(), "a single name stays whole"

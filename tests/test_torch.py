@@ -7,6 +7,7 @@ padded to it, so that few are compiled.
 
 from __future__ import annotations
 
+import importlib
 import math
 import subprocess
 import sys
@@ -35,7 +36,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention import bias as biases
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from catalog.torch import calls, flash_attn_func, flash_attn_varlen_func, ops, scaled_dot_product_attention
+from catalog.torch import calls, flash_attn_func, flash_attn_varlen_func, ops, scaled_dot_product_attention, watchers
 from catalog.torch.calls import Options
 
 TOLERANCE = {torch.float32: (2e-5, 2e-5), torch.bfloat16: (2e-2, 2e-2)}
@@ -407,6 +408,33 @@ def test_modes_and_profiles_see_the_operators():
     (pair,) = torch.autograd.grad(scaled_dot_product_attention(q, q, q), q, batch, is_grads_batched=True)
     assert pair[0].isfinite().all()
     assert not pair[1].any()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "_any_requires_grad",
+        "_dispatch_keys",
+        "_get_tracing_state",
+        "_len_torch_dispatch_stack",
+        "_len_torch_function_stack",
+        "_autograd._profiler_enabled",
+        "_functorch.peek_interpreter_stack",
+    ],
+)
+def test_without_a_private_function_of_pytorch_every_call_goes_through_the_dispatcher(name, monkeypatch):
+    q = normal(1, 2, 5, 8).requires_grad_()
+    (expected,) = torch.autograd.grad(scaled_dot_product_attention(q, q, q).sum(), q)
+    try:
+        with monkeypatch.context() as lacking:
+            lacking.delattr(f"torch._C.{name}")
+            importlib.reload(watchers)
+            assert not watchers.unwatched((q,))
+            (gradient,) = torch.autograd.grad(scaled_dot_product_attention(q, q, q).sum(), q)
+    finally:
+        importlib.reload(watchers)
+    assert torch.equal(gradient, expected)
+    assert watchers.unwatched((q,))
 
 
 def test_compiled_whole_graphs_give_what_eager_gives():

@@ -3,8 +3,8 @@
     guard/<key>.<arch of the device>    one small JSON file each
 
 A library that ran to its end is remembered with its digest: another library under the same key is run anew. One that
-crashed or hung is quarantined under its key until it is released, at the latest after the days of the settings. What
-cannot be written, because the cache is read-only, is remembered by the process.
+crashed, hung or gave a wrong result is quarantined under its key until it is released, at the latest after the days of
+the settings. What cannot be written, because the cache is read-only, is remembered by the process.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Quarantine(Row):
     kernel: Name
     arch: Name
     device: Name
-    reason: Name
+    reason: Text
     problem: Text
     when: PastStamp
 

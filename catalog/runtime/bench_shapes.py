@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 from catalog.errors import CatalogError, SelectionError
-from catalog.runtime.guard import guarded_problem
+from catalog.runtime.guard import Limits, guarded_problem
 from catalog.runtime.inputs import draw_inputs, make_inputs
 from catalog.runtime.measure import Measurement, StopRule, measure_all
 from catalog.runtime.measuring import keep, library_key, main_kernel, prepared
@@ -227,7 +227,7 @@ def expected_of(problem: Problem, arch: str, seed: int = 0) -> Expected:
     Raises:
         ProblemError: what a run needs is larger than this machine's memory.
     """
-    small = guarded_problem(problem, MOST_CHECKED_FLOPS)
+    small = guarded_problem(problem, Limits(MOST_CHECKED_FLOPS))
     return Expected(small, make_inputs(small, seed), arch)
 
 

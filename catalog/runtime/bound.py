@@ -13,7 +13,7 @@ from catalog.runtime import tracing
 from catalog.runtime.devices.arguments import without_tensors
 from catalog.runtime.inputs import make_inputs
 from catalog.runtime.tensors import Strided, check_inputs, check_outputs, results
-from catalog.runtime.workspace import NO_WORKSPACE, Workspace, splits_of, workspace_of
+from catalog.runtime.workspace import DIVIDING, NO_WORKSPACE, Workspace, splits_of, workspace_of
 
 if TYPE_CHECKING:
     from catalog.runtime.devices import Device, Layout
@@ -199,7 +199,7 @@ def agreed_workspace(problem: Problem, kernels: Sequence[LoadedKernel], num_spli
     Raises:
         DeviceError: it would be larger than any memory.
     """
-    if problem.op not in ("splitkv", "bwd"):
+    if problem.op not in DIVIDING:
         return NO_WORKSPACE
     args, needed = without_tensors(problem), []
     for kernel in kernels:

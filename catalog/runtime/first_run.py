@@ -31,29 +31,48 @@ _CRASHES = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFP
 no memory left."""
 
 
+_LAST = ("blamed", "unguarded")
+"""Endings of a run after which its process leaves."""
+
+
+Kind = Literal["passed", "blamed", "refused", "unguarded", "unknown"]
+
+
 @dataclass(frozen=True)
 class Ending:
     """How a first run ended; ``stage`` is the kernel that was loaded or ran last, ``about`` says more.
 
-    - passed: all kernels ran to their end.
-    - blamed: the stage's kernel crashed or hung.
+    - passed: all kernels ran to their end, and their results were right where they were compared.
+    - blamed: the stage's kernel crashed, hung, or gave a wrong result.
     - refused: the stage's library does not load, or its kernel does not take the call; the process went on.
-    - unguarded: the process did not start.
+    - unguarded: the process did not start, or the device takes no work of it.
     - unknown: all else, which may be the kernel's fault or not.
     """
 
-    kind: Literal["passed", "blamed", "refused", "unguarded", "unknown"]
+    kind: Kind
     stage: int = 0
     about: str = ""
 
 
-def first_run(request: Mapping[str, Any], seconds: float) -> Ending:
-    """Run libraries in a process of their own, which ends with this call.
+def first_runs(device: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], seconds: float) -> list[Ending]:
+    """Run plans in processes of their own, which end with this call: how each ended.
+
+    A process does one run after the other, until a kernel ends it; another one does those that are left.
 
     Args:
-        request: what :mod:`catalog.runtime.guard_child` reads, but for the time.
-        seconds: how long it may take once it has started, where the machine gives it so much CPU time.
+        device: its :attr:`~catalog.runtime.devices.Device.identity`.
+        runs: what :mod:`catalog.runtime.guard_child` reads of each, at least one.
+        seconds: how long each step of a run may take that has no limit of its own, where the machine gives the process
+            so much CPU time.
     """
+    endings: list[Ending] = []
+    while len(endings) < len(runs):
+        endings += _runs_of_one_process(device, runs[len(endings) :], seconds)
+    return endings
+
+
+def _runs_of_one_process(device: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], seconds: float) -> list[Ending]:
+    """How the runs that one process began ended, at least one; all of them where it cannot begin any."""
     folder = Path(__file__).parents[2]  # -m looks there first: it finds the package that this module is of
     search_path = map(os.path.abspath, filter(None, [*sys.path, str(folder)]))
     try:
@@ -67,14 +86,19 @@ def first_run(request: Mapping[str, Any], seconds: float) -> Ending:
             start_new_session=True,
         )
     except OSError as error:
-        return Ending("unguarded", about=f"{sys.executable}: {error.strerror}")
-    asked = json.dumps({**request, "seconds": PATIENCE * seconds + _LATER_SECONDS}).encode()
+        return [Ending("unguarded", about=f"{sys.executable}: {error.strerror}")] * len(runs)
+    request = {"device": device, "runs": runs, "seconds": PATIENCE * seconds + _LATER_SECONDS}
     try:
-        output, said, why = _watched(process, asked, seconds)
+        output, said, why = _watched(process, json.dumps(request).encode(), seconds)
     finally:
         if process.returncode is None:
             _killed(process)
-    return _ending(list(_messages(output)), why, process.returncode, said.decode(errors="replace"))
+    endings, stage = _told(output)
+    if len(endings) < len(runs) and not (endings and endings[-1].kind in _LAST):
+        endings.append(_died(process, stage, why, None if output else said))
+    if endings[-1].kind == "unguarded":
+        endings += [endings[-1]] * (len(runs) - len(endings))
+    return endings
 
 
 def _killed(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
@@ -87,10 +111,11 @@ def _killed(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
 def _watched(process: subprocess.Popen[bytes], asked: bytes, seconds: float) -> tuple[bytes, bytes, Ending | None]:
     """Ask the process and wait until it ends: what it printed, and what to make of it where its time was up before.
 
-    Once it has started it has ``seconds``, by the clock and of CPU time: a machine that is suspended or overloaded is
-    not the kernel's fault. A process all of whose threads sleep waits for what never comes: it needs no more CPU time.
+    From each message on it has ``seconds``, or what the message says, by the clock and of CPU time: a machine that is
+    suspended or overloaded is not the kernel's fault. A process all of whose threads sleep waits for what never comes:
+    it needs no more CPU time.
     """
-    started, began, before = False, time.monotonic(), 0.0
+    count, began, before, limit = 0, time.monotonic(), 0.0, START_SECONDS
     question: bytes | None = asked
     last: _Activity | None = None
     while True:
@@ -100,16 +125,18 @@ def _watched(process: subprocess.Popen[bytes], asked: bytes, seconds: float) -> 
             output = expired.output or b""
         question = None  # is asked once
         now = _activity(process.pid)
-        if not started and b"\n" in output:
-            started, began, before = True, time.monotonic(), now.cpu_seconds if now else 0.0
+        messages = list(_messages(output))
+        if len(messages) > count:
+            count, began, before = len(messages), time.monotonic(), now.cpu_seconds if now else 0.0
+            limit = messages[-1].get("seconds", seconds)
         elapsed = time.monotonic() - began
-        if not started and elapsed >= START_SECONDS:
-            return *_killed(process), Ending("unguarded", about=f"it takes more than {START_SECONDS:g} s")
-        if started and elapsed >= seconds:
-            had = seconds if now is None else now.cpu_seconds - before
-            if had >= seconds or (now is not None and now.asleep and now == last):
-                return *_killed(process), Ending("blamed", about=f"did not end within {seconds:g} s")
-            if elapsed >= PATIENCE * seconds:
+        if elapsed >= limit:
+            if not count:
+                return *_killed(process), Ending("unguarded", about=f"it takes more than {limit:g} s")
+            had = limit if now is None else now.cpu_seconds - before
+            if had >= limit or (now is not None and now.asleep and now == last):
+                return *_killed(process), Ending("blamed", about=f"did not end within {limit:g} s")
+            if elapsed >= PATIENCE * limit:
                 about = f"had {had:.2g} s of CPU time in {elapsed:.0f} s and did not end"
                 return *_killed(process), Ending("unknown", about=about)
         last = now
@@ -145,25 +172,39 @@ def _messages(output: bytes) -> Iterator[Mapping[str, Any]]:
             yield json.loads(line)
 
 
-def _ending(messages: Sequence[Mapping[str, Any]], why: Ending | None, status: int, said: str) -> Ending:
-    """What the messages of the process and its exit status say; it may have ended anywhere."""
-    stages = [message["stage"] for message in messages if "stage" in message]
-    stage = stages[-1] if stages else 0
-    last = messages[-1] if messages else {}
-    if last.get("end") == "passed":
-        return Ending("passed", stage)
-    if "end" in last:
-        return Ending("refused" if stages else "unknown", stage, last["end"])
-    if "unknown" in last:
-        return Ending("unknown", stage, last["unknown"])
-    if why is not None:
-        return replace(why, stage=stage)
-    if status < 0:
-        about = f"died of {signal.Signals(-status).name}"
-        return Ending("blamed" if stages and -status in _CRASHES else "unknown", stage, about)
-    about = f"ended with exit status {status}"
-    return (
-        Ending("unknown", stage, f"{about} before the kernel had returned")
-        if stages
-        else Ending("unguarded", about=said.strip().rpartition("\n")[2] or f"it {about}")
-    )
+def _told(output: bytes) -> tuple[list[Ending], int | None]:
+    """The endings that a process has told, and the stage of the run that it was in after them, if it was in one."""
+    endings: list[Ending] = []
+    stage: int | None = None
+    for message in _messages(output):
+        if "end" not in message:
+            stage = message.get("stage")
+            continue
+        stage = message.get("stage", stage)
+        kind: Kind = "unknown" if message["end"] == "refused" and stage is None else message["end"]
+        endings.append(Ending(kind, stage or 0, message.get("about", "")))
+        stage = None
+    return endings, stage
+
+
+def _died(process: subprocess.Popen[bytes], stage: int | None, why: Ending | None, said: bytes | None) -> Ending:
+    """How the run ended in which its process did, or was ended, because of ``why``.
+
+    Args:
+        process: has ended.
+        stage: the kernel that was being loaded or launched: only that can be to blame.
+        why: None where the process ended by itself.
+        said: what it complained about, where it told nothing else.
+    """
+    status = process.returncode
+    if why is None and status < 0:
+        crashed: Kind = "blamed" if -status in _CRASHES else "unknown"
+        why = Ending(crashed, about=f"died of {signal.Signals(-status).name}")
+    if why is None and said is not None:
+        last_line = said.decode(errors="replace").strip().rpartition("\n")[2]
+        return Ending("unguarded", about=last_line or f"it ended with exit status {status}")
+    if why is None:
+        why = Ending("unknown", about=f"ended with exit status {status} before the kernel had returned")
+    if why.kind == "blamed" and stage is None:
+        return replace(why, kind="unknown")
+    return replace(why, stage=stage or 0)

@@ -7,7 +7,10 @@ kernel: it is neither loaded here nor quarantined, and the next run tries again.
 
 The first run is on random inputs of the problem's shapes, or of a smaller problem with the same traits where those
 would take long or need much memory (:func:`guarded_problem`). What a kernel does with other shapes is not proven.
-Kernels that run in this process are guarded; one of a GPU fails there, and the driver tells.
+
+On a GPU a kernel that fails takes all of the process's work there along, so that process has a context of its own. The
+problem is so small that the float64 reference takes little time: a kernel whose result is wrong is quarantined too. A
+GPU that takes no work of a second process, for lack of memory or because one has it for itself, is used unguarded.
 """
 
 from __future__ import annotations
@@ -17,15 +20,17 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from catalog.backends import GpuBackend, backend_of
 from catalog.build.first_runs import FirstRuns, Quarantine
 from catalog.errors import DeviceError, ProblemError, QuarantinedError
-from catalog.runtime.first_run import first_run
+from catalog.runtime.first_run import Ending, first_runs
 from catalog.runtime.memory import memory_bytes, needed_bytes
 from catalog.runtime.workspace import splits_of
 from catalog.schema.problem import Problem
+from catalog.schema.stages import MAIN_STAGE
 from catalog.settings import settings
 
 if TYPE_CHECKING:
@@ -35,22 +40,46 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-MOST_BYTES = 256 * 2**20
-"""Tensors of a first run, which live beside those that the caller has already."""
+
+class Limits(NamedTuple):
+    """What a first run may take.
+
+    Attributes:
+        flops: work.
+        bytes: of tensors, which live beside those that the caller has already.
+        tokens: a shortened sequence is as long as its rest modulo this, plus this: what divides it, a tile or a page,
+            still does.
+    """
+
+    flops: int
+    bytes: int = 256 * 2**20
+    tokens: int = 1024
+
+
+HOST_LIMITS = Limits(flops=20 * 10**9)
+"""Under a second on most machines."""
+
+GPU_LIMITS = Limits(flops=10**9, bytes=16 * 2**20, tokens=512)
+"""The float64 reference takes up to half a second on one core."""
+
+_GPU_SHARE = 1 / 60
+"""Of the time limit, what a launch on a GPU may take: a second by default, for what takes milliseconds."""
 
 _COPIES = 4
 """How many times the tensors' bytes the process may need: random numbers are float32 before they are anything else."""
-
-MOST_FLOPS = 20 * 10**9
-"""Work of a first run: under a second on most machines."""
-
-_SEQUENCE = 1024
-"""A shortened sequence is as long as its rest modulo this, plus this: what divides it, a tile or a page, still does."""
 
 _FEW_SPLITS = 8
 """Parts of the keys in a first run of a problem that states many."""
 
 _HINT = "It is not quarantined: the next run tries again. CATALOG_GUARD=never runs new libraries without a first run."
+
+
+class Stages(NamedTuple):
+    """The stages of a plan that may need a first run: its problem, its kernels and their libraries, in order."""
+
+    problem: Problem
+    kernels: Sequence[Kernel]
+    artifacts: Sequence[Artifact]
 
 
 class Guard:
@@ -64,6 +93,7 @@ class Guard:
     def __init__(self, runs: FirstRuns, record: Callable[[Quarantine], None]) -> None:
         self._runs = runs
         self._record = record
+        self._unguarded: set[tuple[str, str, str]] = set()
 
     def check(
         self, problem: Problem, kernels: Sequence[Kernel], artifacts: Sequence[Artifact], device: Device[Any]
@@ -74,19 +104,79 @@ class Guard:
             QuarantinedError: one of them must not, from now on or since an earlier run.
             DeviceError: the process of their first run was ended by something that says nothing of them.
         """
-        arch = device.device.arch
-        for artifact in artifacts:
-            quarantine = self._runs.quarantine_of(artifact.key, arch)
-            if quarantine is not None:
+        plan, arch = Stages(problem, kernels, artifacts), device.device.arch
+        quarantine = self._quarantine(plan, arch)
+        if quarantine is not None:
+            raise self._refusal(quarantine)
+        if not self._is_new(plan, arch):
+            return
+        for ending, quarantine in self._run([plan], device):
+            if quarantine is not None:  # for however short a time
                 raise self._refusal(quarantine)
-        if isinstance(backend_of(kernels[0].arch), GpuBackend):
-            return
-        known = all(self._runs.passed(artifact.key, artifact.sha256, arch) for artifact in artifacts)
-        if known or settings().guard == "never":
-            return
-        small = guarded_problem(problem)
-        ending = first_run(_request(small, kernels, artifacts, device), settings().guard_timeout)
-        kernel, artifact = kernels[ending.stage], artifacts[ending.stage]
+            if ending.kind == "unknown":
+                name = kernels[ending.stage].name
+                told = f"the first run of kernel {name}, in a process of its own, proves nothing: it {ending.about}"
+                _log.warning("%s", told)
+                raise DeviceError(told, hint=_HINT)
+
+    def prepare(self, plans: Sequence[Stages], device: Device[Any]) -> None:
+        """Do the first runs of several plans of a GPU, which share a process as long as none is at fault.
+
+        :meth:`check` says what came of them. On the host each plan waits for that: what a kernel does to the memory of
+        its process must not be blamed on another.
+        """
+        arch = device.device.arch
+        new = [plan for plan in plans if self._is_new(plan, arch) and self._quarantine(plan, arch) is None]
+        if len(new) > 1 and isinstance(backend_of(arch), GpuBackend):
+            self._run(new, device)
+
+    def _is_new(self, plan: Stages, arch: str) -> bool:
+        """Whether a library of the plan needs a first run."""
+        return settings().guard != "never" and not all(self._passed(artifact, arch) for artifact in plan.artifacts)
+
+    def _passed(self, artifact: Artifact, arch: str) -> bool:
+        key = (artifact.key, artifact.sha256, arch)
+        return key in self._unguarded or self._runs.passed(*key)
+
+    def _quarantine(self, plan: Stages, arch: str) -> Quarantine | None:
+        found = (self._runs.quarantine_of(artifact.key, arch) for artifact in plan.artifacts)
+        return next((quarantine for quarantine in found if quarantine is not None), None)
+
+    def _run(self, plans: Sequence[Stages], device: Device[Any]) -> list[tuple[Ending, Quarantine | None]]:
+        """Run plans in processes of their own, and remember what that proves: how each ended, and its quarantine.
+
+        A device that other processes cannot find runs all unguarded.
+        """
+        arch, seconds = device.device.arch, settings().guard_timeout
+        identity = device.identity
+        if identity is None:
+            return []
+        gpu = isinstance(backend_of(arch), GpuBackend)
+        limits = GPU_LIMITS if gpu else HOST_LIMITS
+        small = [plan._replace(problem=guarded_problem(plan.problem, limits)) for plan in plans]
+        requests = [
+            {
+                **_request(plan, device.threads),
+                "seconds": seconds * _GPU_SHARE if gpu else seconds,
+                "suspect": self._suspect(plan, arch) if gpu else None,
+            }
+            for plan in small
+        ]
+        endings = first_runs(identity, requests, seconds)
+        quarantines = [self._settle(plan, ending, arch) for plan, ending in zip(small, endings, strict=True)]
+        for reason in {ending.about for ending in endings if ending.kind == "unguarded"}:
+            _log.warning("kernels run unguarded: the process for their first run cannot do it (%s)", reason)
+        return list(zip(endings, quarantines, strict=True))
+
+    def _suspect(self, plan: Stages, arch: str) -> int:
+        """The stage that a wrong result is blamed on: among those that are new the main one, else the first."""
+        new = [stage for stage, artifact in enumerate(plan.artifacts) if not self._passed(artifact, arch)]
+        main = MAIN_STAGE[plan.problem.op]
+        return next((stage for stage in new if plan.kernels[stage].family is main), new[0])
+
+    def _settle(self, plan: Stages, ending: Ending, arch: str) -> Quarantine | None:
+        """Remember what came of a plan's first run; the quarantine, where a kernel is to blame."""
+        kernel, artifact = plan.kernels[ending.stage], plan.artifacts[ending.stage]
         if ending.kind == "blamed":
             quarantine = Quarantine(
                 key=artifact.key,
@@ -95,22 +185,19 @@ class Guard:
                 arch=kernel.arch,
                 device=arch,
                 reason=ending.about,
-                problem=small.key,
+                problem=plan.problem.key,
                 when=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             )
             self._runs.quarantine(quarantine)
-            raise self._refusal(quarantine)
-        if ending.kind == "unknown":
-            told = f"the first run of kernel {kernel.name}, in a process of its own, proves nothing: it {ending.about}"
-            _log.warning("%s", told)
-            raise DeviceError(told, hint=_HINT)
+            return quarantine
         if ending.kind == "passed":
-            for artifact in artifacts:
+            for artifact in plan.artifacts:
                 self._runs.remember(artifact.key, artifact.sha256, arch)
+        elif ending.kind == "unguarded":
+            self._unguarded |= {(artifact.key, artifact.sha256, arch) for artifact in plan.artifacts}
         elif ending.kind == "refused":
             _log.info("the first run of %s proves nothing: %s", kernel.name, ending.about)
-        else:
-            _log.warning("kernels run unguarded: the process for their first run does not start (%s)", ending.about)
+        return None
 
     def _refusal(self, quarantine: Quarantine) -> QuarantinedError:
         self._record(quarantine)
@@ -122,17 +209,17 @@ class Guard:
         )
 
 
-def guarded_problem(problem: Problem, most_flops: int = MOST_FLOPS) -> Problem:
+def guarded_problem(problem: Problem, limits: Limits = HOST_LIMITS) -> Problem:
     """What a first run computes: ``problem``, or a smaller one with the same traits that fits the limits.
 
-    The limits are :data:`MOST_BYTES` and ``most_flops``, which the smallest of its kind may exceed. In this order,
-    until it fits: one sequence, the longest; one group of heads; a cache without spare pages; few splits; sequences of
-    fewer than 2048 tokens; two query heads of a group.
+    The smallest of its kind may exceed them. In this order, until it fits: one sequence, the longest; one group of
+    heads; a cache without spare pages; few splits; shortened sequences; two query heads of a group.
     """
-    room = min(MOST_BYTES, max(0, memory_bytes() - needed_bytes(problem)) // _COPIES)
+    room = min(limits.bytes, max(0, memory_bytes() - needed_bytes(problem)) // _COPIES)
     small = problem
-    for shrink in (_one_sequence, _one_group, _no_spare_pages, _few_splits, _short_sequences, _two_heads):
-        if needed_bytes(small) <= room and small.flops <= most_flops:
+    shortened = partial(_short_sequences, tokens=limits.tokens)
+    for shrink in (_one_sequence, _one_group, _no_spare_pages, _few_splits, shortened, _two_heads):
+        if needed_bytes(small) <= room and small.flops <= limits.flops:
             break
         with contextlib.suppress(ProblemError):  # sizes that only fit together stay as they are
             small = small.model_copy(update=shrink(small))
@@ -158,11 +245,11 @@ def _few_splits(problem: Problem) -> dict[str, Any]:
     return {"num_splits": min(problem.num_splits, _FEW_SPLITS)}
 
 
-def _short_sequences(problem: Problem) -> dict[str, Any]:
-    q, k = _short(problem.seqlen_q), _short(problem.seqlen_k)
+def _short_sequences(problem: Problem, tokens: int) -> dict[str, Any]:
+    q, k = _short(problem.seqlen_q, tokens), _short(problem.seqlen_k, tokens)
     if problem.seqlens_q is not None:
         return _packed(problem, q, k) | _fitting_pages(problem)
-    new = {} if problem.seqlen_new is None else {"seqlen_new": _short(problem.seqlen_new)}
+    new = {} if problem.seqlen_new is None else {"seqlen_new": _short(problem.seqlen_new, tokens)}
     return {"seqlen_q": q, "seqlen_k": k, **new, **_fitting_pages(problem)}
 
 
@@ -181,20 +268,17 @@ def _fitting_pages(problem: Problem) -> dict[str, Any]:
     return {"num_pages": None} if problem.paged else {}
 
 
-def _short(length: int) -> int:
-    return length if length < 2 * _SEQUENCE else _SEQUENCE + length % _SEQUENCE
+def _short(length: int, tokens: int) -> int:
+    return length if length < 2 * tokens else tokens + length % tokens
 
 
-def _request(
-    problem: Problem, kernels: Sequence[Kernel], artifacts: Sequence[Artifact], device: Device[Any]
-) -> dict[str, Any]:
-    """What :mod:`catalog.runtime.guard_child` reads, but for the time."""
+def _request(plan: Stages, threads: int) -> dict[str, Any]:
+    """What :mod:`catalog.runtime.guard_child` reads of a run, but for how it is judged."""
     return {
-        "problem": problem.key,
-        "num_threads": device.threads,
-        "num_splits": splits_of(problem, kernels, device.threads),
+        "problem": plan.problem.key,
+        "num_splits": splits_of(plan.problem, plan.kernels, threads),
         "libraries": [
             {"path": str(artifact.path.absolute()), "sha256": artifact.sha256, "kernel_id": artifact.kernel_id}
-            for artifact in artifacts
+            for artifact in plan.artifacts
         ],
     }

@@ -1,8 +1,17 @@
-"""The process of a first run: ``python -m catalog.runtime.guard_child``, started by :mod:`catalog.runtime.first_run`.
+"""The process of first runs: ``python -m catalog.runtime.guard_child``, started by :mod:`catalog.runtime.first_run`.
 
-It reads one JSON object from stdin, loads the libraries, launches them once on random inputs, and writes JSON lines to
-stdout: ``{"stage": i}`` before it loads and before it launches library i, ``{"end": "passed"}``, ``{"end": reason}``
-where a library cannot be loaded or refuses the call, or ``{"unknown": reason}`` where it ran out of memory by itself.
+It reads one JSON object from stdin, and does its ``runs`` one after the other: it loads a plan's libraries, launches
+them once on random inputs and, where the run names a suspect, compares the results with the float64 reference. It
+writes JSON lines to stdout; each but the last of a run restarts the time limit:
+
+- ``{"stage": i}`` before it loads library i, ``{"stage": i, "seconds": s}`` before it launches it, with its own limit,
+- ``{}`` before it compares,
+- ``{"end": "passed"}``,
+- ``{"end": "refused", "about": reason}`` where a library cannot be loaded or refuses the call,
+- ``{"end": "unknown", "about": reason}`` where it ran out of memory by itself,
+- ``{"end": "blamed", "about": reason, "stage": i}`` for what the kernel of stage i did: it leaves,
+- ``{"end": "unguarded", "about": reason}`` where the device takes no work of this process: it leaves.
+
 The process imports all that it needs before the first line, and leaves without cleaning up after the last.
 """
 
@@ -14,18 +23,36 @@ import os
 import resource
 import signal
 import sys
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from catalog.build.cache import MOST_LIBRARY_BYTES
-from catalog.errors import CatalogError
+from catalog.errors import CatalogError, DeviceError, KernelFaultError
 from catalog.files import read_own
 from catalog.runtime.bound import agreed_workspace
-from catalog.runtime.devices.host import HostDevice
+from catalog.runtime.devices import Device
+from catalog.runtime.devices.here import reopened
 from catalog.runtime.devices.loading import LoadedKernel
-from catalog.runtime.inputs import draw_inputs
-from catalog.runtime.tensors import make_outputs
+from catalog.runtime.inputs import draw_inputs, make_inputs
+from catalog.runtime.tensors import make_outputs, results
+from catalog.runtime.validate import Expected
 from catalog.schema.problem import Problem
+
+Tell = Callable[..., None]
+
+
+class _UnusableError(Exception):
+    """The device has no memory for this process, or does not let it in."""
+
+
+class _BlamedError(Exception):
+    """A kernel is at fault."""
+
+    def __init__(self, reason: str, stage: int) -> None:
+        super().__init__(reason)
+        self.stage = stage
 
 
 def main() -> None:
@@ -35,31 +62,64 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     # The default action of SIGALRM ends the process wherever it is: a loop in C needs no help of Python's.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_REAL, request["seconds"])
     try:
-        _run(request, tell)
-        tell(end="passed")
+        device = reopened(request["device"])
+        for run in request["runs"]:
+            signal.setitimer(signal.ITIMER_REAL, request["seconds"])
+            tell(**_ending(run, device, tell))
+    except _BlamedError as error:
+        tell(end="blamed", about=str(error), stage=error.stage)
     except CatalogError as error:
-        tell(end=str(error))
-    except MemoryError as error:
-        tell(unknown=f"ran out of memory: {error}")
+        tell(end="unguarded", about=error.line)
+    except _UnusableError as error:
+        tell(end="unguarded", about=str(error))
     os._exit(0)
 
 
-def _run(request: dict[str, Any], tell: Any) -> None:
-    problem = Problem(**json.loads(request["problem"]))
-    # Drawn, not computed: a backward's O and LSE would take a forward by the reference.
-    inputs = draw_inputs(problem, seed=0)
+def _ending(run: Mapping[str, Any], device: Device[Any], tell: Tell) -> dict[str, str]:
+    """Do one run; the message that ends it."""
+    try:
+        _run(run, device, tell)
+    except CatalogError as error:
+        return {"end": "refused", "about": str(error)}
+    except MemoryError as error:
+        return {"end": "unknown", "about": f"ran out of memory: {error}"}
+    return {"end": "passed"}
+
+
+def _run(run: Mapping[str, Any], device: Device[Any], tell: Tell) -> None:
+    problem, suspect = Problem(**json.loads(run["problem"])), run["suspect"]
+    expected = None if suspect is None else _expected(problem, device.device.arch)
+    # Drawn, where nothing is compared: a backward's O and LSE would take a forward by the reference.
+    inputs = draw_inputs(problem) if expected is None else expected.given()
     tensors = inputs | make_outputs(problem, inputs)
-    device = HostDevice(request["num_threads"])
-    loaded = _load(device, request["libraries"], tell)
-    call = device.call(problem, tensors, agreed_workspace(problem, loaded, request["num_splits"]))
+    loaded = _load(device, run["libraries"], tell)
+    workspace = agreed_workspace(problem, loaded, run["num_splits"])
+    try:
+        call = device.call(problem, tensors, workspace)
+    except DeviceError as error:
+        raise _UnusableError(error.line) from None
     for stage, kernel in enumerate(loaded):
-        tell(stage=stage)
-        device.launch(kernel, call)
+        tell(stage=stage, seconds=run["seconds"])
+        try:
+            device.run((kernel,), call)
+        except KernelFaultError as error:
+            raise _BlamedError(error.fault, stage) from None
+    if expected is not None:
+        tell()
+        for check in expected.check_outputs(results(problem.form, tensors)):
+            if not check.passed:
+                how = f"has an error of {check.max_error:.3g}, {check.tolerance_used:.3g} times its tolerance"
+                raise _BlamedError(f"gave a wrong result: {check.tensor} {how}", suspect)
 
 
-def _load(device: HostDevice, libraries: list[dict[str, str]], tell: Any) -> list[LoadedKernel]:
+@lru_cache(maxsize=1)
+def _expected(problem: Problem, arch: str) -> Expected:
+    """What the runs of one problem share."""
+    return Expected(problem, make_inputs(problem), arch)
+
+
+def _load(device: Device[Any], libraries: list[dict[str, str]], tell: Tell) -> list[LoadedKernel]:
     loaded = []
     for stage, library in enumerate(libraries):
         tell(stage=stage)
@@ -74,7 +134,7 @@ def _load(device: HostDevice, libraries: list[dict[str, str]], tell: Any) -> lis
     return loaded
 
 
-def _private_stdout() -> Any:
+def _private_stdout() -> Tell:
     """Writes a message to what stdout was; what libraries print goes nowhere."""
     channel = os.dup(1)
     nowhere = os.open(os.devnull, os.O_RDWR)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import cache
 
 from catalog.errors import ProblemError
-from catalog.runtime.workspace import workspace_of
+from catalog.runtime.workspace import partial_bytes
 from catalog.schema.problem import Problem
 
 _POOLS = ("k_cache", "v_cache")
@@ -38,7 +38,8 @@ def needed_bytes(problem: Problem, num_splits: int = 0) -> int:
 
 def surely_fits(problem: Problem) -> bool:
     """Whether all of it fits into this machine's memory, however many splits are chosen: what is cheap to ask first."""
-    return needed_bytes(problem, problem.num_splits or _ANY_SPLITS) <= memory_bytes()
+    partials = partial_bytes(problem, problem.num_splits or _ANY_SPLITS)
+    return problem.bytes + sum(partials.values()) <= memory_bytes()
 
 
 def check_memory(problem: Problem) -> None:
@@ -73,9 +74,8 @@ def check_room(problem: Problem, num_splits: int = 0) -> None:
 
 
 def _workspace(problem: Problem, num_splits: int) -> dict[str, int]:
-    """Bytes of the partial results, by their place in the argument struct."""
-    partials = workspace_of(problem, num_splits or max(1, problem.num_splits)).partials
-    return {name: partial.bytes for name, partial in partials.items()}
+    """Bytes of the partial results, by their place in the argument struct; ``num_splits`` as :func:`needed_bytes`."""
+    return partial_bytes(problem, num_splits or max(1, problem.num_splits))
 
 
 def _check(problem: Problem, parts: Mapping[str, int], num_splits: int) -> None:

@@ -83,7 +83,7 @@ def _rules(
             "build",
             "not_quarantined",
             NOT_QUARANTINED,
-            "they crashed or hung when first run: catalog cache quarantined lists them, "
+            "they failed in their first run: catalog cache quarantined lists them, "
             "catalog cache unquarantine gives them another chance",
             "",
         ),

@@ -75,8 +75,10 @@ class Measured:
 
     def nearest(self, problem: Problem) -> tuple[int, bool]:
         """The row of the measured problem nearest to ``problem``, and whether it is ``problem`` itself."""
-        a, b, c, d, e = (self._sizes.T - size_of(problem)).T
-        squared = a * a + b * b + c * c + d * d + e * e
+        import numpy as np
+
+        apart = self._sizes - np.array(size_of(problem))[:, None]
+        squared = np.add.reduce(apart * apart)  # one size after the other
         place = int(squared.argmin())
         if squared[place] < _SAME_PLACE:  # of several problems at one place the very problem comes first
             for at in (squared < _SAME_PLACE).nonzero()[0].tolist():

@@ -10,12 +10,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from catalog.backends import backend_of
 from catalog.errors import CatalogError, SelectionError
+from catalog.runtime.guard import Stages
 from catalog.runtime.inputs import draw_inputs
 from catalog.runtime.measure import StopRule
 from catalog.runtime.measuring import keep, library_key, main_kernel, prepared
@@ -221,6 +223,11 @@ class _Tuning:
         self, problem: Problem, plans: Mapping[str, Plan], keys: Iterable[str], failures: dict[str, str]
     ) -> Iterator[tuple[str, BoundPlan]]:
         """The candidates that were built, bound to the same tensors."""
+        built: list[Stages] = []
+        for kernel_id in keys:
+            with suppress(CatalogError):  # which binding the plan says again
+                built.append(Stages(problem, plans[kernel_id].kernels, plans[kernel_id].build()))
+        self._catalog.history.guard.prepare(built, self._catalog.device(self._options.arch))
         inputs = draw_inputs(problem)
         outputs: dict[str, Array] = make_outputs(problem, inputs)
         for kernel_id in keys:

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from catalog.backends import backend_of
-from catalog.runtime.catalog import Catalog
 from catalog.runtime.inputs import make_inputs
-from catalog.runtime.plan import Plan, Result
 from catalog.runtime.reference import reference
 from catalog.runtime.tensors import Array
 from catalog.runtime.tolerance import Tolerance, max_error, tolerances
 from catalog.schema.problem import Problem
+
+if TYPE_CHECKING:
+    from catalog.runtime.catalog import Catalog
+    from catalog.runtime.plan import Plan, Result
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,26 +59,33 @@ class Expected:
     def _allowed(self) -> Mapping[str, Tolerance]:
         return tolerances(self.problem, self.inputs, self._weights)
 
+    def given(self) -> dict[str, Array]:
+        """The inputs for one run: it updates copies, since the check needs to know what was there."""
+        tensors = self.problem.tensors
+        updated = {name: array.copy() for name, array in self.inputs.items() if tensors[name].role == "updated"}
+        return {**self.inputs, **updated}
+
     def run(self, plan: Plan, repeats: int = 1) -> Result:
         """Run ``plan``, of the same problem, on the inputs; they stay as they are.
 
         Raises:
             CatalogError: as :meth:`Plan.run`.
         """
-        # A run writes an updated tensor where it is: the check needs to know what was there.
-        tensors = self.problem.tensors
-        updated = {name: array.copy() for name, array in self.inputs.items() if tensors[name].role == "updated"}
-        return plan.run({**self.inputs, **updated}, repeats=repeats)
+        return plan.run(self.given(), repeats=repeats)
 
     def check(self, result: Result) -> list[Check]:
         """Every output of ``result`` against the float64 reference."""
+        return self.check_outputs(result.outputs)
+
+    def check_outputs(self, outputs: Mapping[str, Array]) -> list[Check]:
+        """Each of ``outputs``, by the names of the results, against the float64 reference."""
         return [
             Check(
                 name,
                 max_error(actual, self._outputs[name]),
                 self._allowed[name].used(actual, self._outputs[name]),
             )
-            for name, actual in result.outputs.items()
+            for name, actual in outputs.items()
         ]
 
 

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 MAX_SPLITS = 128
 """More splits than this never pay: combining them costs as much as they save. CK has the same limit."""
 
+DIVIDING = ("splitkv", "bwd")
+"""Operations of several stages, which divide the keys and hand partial results to each other."""
+
 _SHORTEST_SPLIT = 512
 """Keys of a split that are worth a work item of their own."""
 
@@ -54,6 +57,8 @@ def splits_of(problem: Problem, kernels: Sequence[Kernel], threads: int) -> int:
     A deterministic backward depends on the problem alone, so that sums are the same on every machine; everything else
     also on how many threads there are to keep busy. It is a wish: the kernels say how many there will be.
     """
+    if problem.op not in DIVIDING:
+        return 1
     columns = max(1, problem.batch * problem.nhead_k)
     most = max(1, -(-problem.seqlen_k // _SHORTEST_SPLIT))
     if problem.op == "splitkv":
@@ -64,11 +69,9 @@ def splits_of(problem: Problem, kernels: Sequence[Kernel], threads: int) -> int:
         if backend_of(main.arch).whole_waves:
             return _whole_waves(items, threads * max(1, main.algorithm.block_per_cu), min(most, MAX_SPLITS))
         return min(-(-_ITEMS_PER_THREAD * threads // items), most, MAX_SPLITS)
-    if problem.op == "bwd":
-        if problem.deterministic:
-            return min(_DETERMINISTIC_SPLITS, most)
-        return min(-(-_ITEMS_PER_THREAD * threads // columns), most)
-    return 1
+    if problem.deterministic:
+        return min(_DETERMINISTIC_SPLITS, most)
+    return min(-(-_ITEMS_PER_THREAD * threads // columns), most)
 
 
 def _whole_waves(items: int, places: int, most: int) -> int:
@@ -87,22 +90,32 @@ def _whole_waves(items: int, places: int, most: int) -> int:
 
 def workspace_of(problem: Problem, num_splits: int, insisting: Sequence[CatalogWorkspace] = ()) -> Workspace:
     """The workspace with so many splits; kernels may insist on more bytes of partial results."""
-    partials = {}
-    if problem.op == "splitkv":
-        partials = {"o_acc": _rows(problem, num_splits, problem.hdim_v), "lse_acc": _rows(problem, num_splits, 1)}
-    if problem.op == "bwd":
-        partials = {"delta": _rows(problem, 1, 1), "dq_acc": _rows(problem, num_splits, problem.hdim_q)}
-    for needed in insisting:
-        for name, partial in partials.items():
-            if getattr(needed, name) > partial.bytes:
-                partials[name] = partial._replace(bytes=getattr(needed, name))
+    if problem.op not in DIVIDING:
+        return Workspace(num_splits)
+    rows, least = _row_shape(problem), partial_bytes(problem, num_splits)
+    partials = {
+        name: Partial(max([least[name], *[getattr(needed, name) for needed in insisting]]), _strides(rows, width))
+        for name, (_, width) in _parts(problem, num_splits).items()
+    }
     return Workspace(num_splits, partials)
 
 
-def _rows(problem: Problem, splits: int, width: int) -> Partial:
-    """``width`` numbers for each row of O: (splits, batch, nhead_q, seqlen_q, width), without a batch in group mode."""
-    rows = _row_shape(problem)
-    return Partial(4 * splits * math.prod(rows) * width, _strides(rows, width))
+def partial_bytes(problem: Problem, num_splits: int) -> dict[str, int]:
+    """Bytes of each partial result with so many splits, by its place in the argument struct."""
+    if problem.op not in DIVIDING:
+        return {}
+    rows = problem.nhead_q * problem.tokens_q
+    return {name: 4 * splits * rows * width for name, (splits, width) in _parts(problem, num_splits).items()}
+
+
+def _parts(problem: Problem, num_splits: int) -> Mapping[str, tuple[int, int]]:
+    """Of each partial result, (splits, ``width``): each split has ``width`` numbers for each row of O.
+
+    It is an array (splits, batch, nhead_q, seqlen_q, width), without a batch in group mode.
+    """
+    if problem.op == "splitkv":
+        return {"o_acc": (num_splits, problem.hdim_v), "lse_acc": (num_splits, 1)}
+    return {"delta": (1, 1), "dq_acc": (num_splits, problem.hdim_q)}
 
 
 def _row_shape(problem: Problem) -> tuple[int, ...]:

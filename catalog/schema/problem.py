@@ -6,7 +6,7 @@ import json
 import math
 import struct
 from collections.abc import Callable, Collection, Iterable, Mapping
-from functools import cached_property
+from operator import itemgetter
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError, model_validator
@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError, 
 from catalog.errors import ProblemError
 from catalog.messages import did_you_mean
 from catalog.schema.cost import flops_of
+from catalog.schema.derived import derived
 from catalog.schema.fields import Bias, Dtype, KvLookupTable, KvMemoryLayout, Mask, Mode, Qscale, Rope
 from catalog.schema.problem_fields import (
     CHOICES,
@@ -99,7 +100,7 @@ class Problem(BaseModel):
         ProblemError: a field is unknown, missing or outside of its domain, or fields contradict each other.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", ignored_types=(cached_property,))
+    model_config = ConfigDict(frozen=True, extra="forbid", ignored_types=(derived,))
 
     op: Op = Field("fwd", description="operation")
     dtype: Element = Field(Dtype.FP16, description="element type")
@@ -263,25 +264,17 @@ class Problem(BaseModel):
     def __hash__(self) -> int:
         return hash(self.identity)
 
-    @cached_property
+    @derived
     def form(self) -> Form:
         """What it has in common with problems of other sizes."""
         return form_of(self)
 
-    @cached_property
+    @derived
     def identity(self) -> tuple[Any, ...]:
         """The form and the sizes: equal where the keys are, and made sooner."""
-        return (
-            self.form,
-            self.batch,
-            self.seqlen_q,
-            self.seqlen_k,
-            self.seqlens_q,
-            self.seqlens_k,
-            self.num_pages,
-        )
+        return self.form, *_sizes_of(self.__dict__)
 
-    @cached_property
+    @derived
     def key(self) -> str:
         """Canonical JSON of the normal form: equal problems have equal keys, and ``Problem(**json.loads(key))``.
 
@@ -297,7 +290,7 @@ class Problem(BaseModel):
             if name in _ALWAYS_IN_KEY or value != type(self).model_fields[name].default
         }
 
-    @cached_property
+    @derived
     def mode(self) -> Mode:
         """Group when sequences are packed, else batch."""
         return Mode.BATCH if self.seqlens_q is None else Mode.GROUP
@@ -372,17 +365,17 @@ class Problem(BaseModel):
         queries = self.seqlen_q if self.kernel_mask is not Mask.NO else min(self.seqlen_q, 1)
         return max(self.seqlen_new or 0, queries if self.rope is not Rope.NO else 0)
 
-    @cached_property
+    @derived
     def extents(self) -> Mapping[str, int]:
         """The extents of axes in which it differs from other problems of its form, by name."""
         return extents_of(self)
 
-    @cached_property
+    @derived
     def tensors(self) -> Mapping[str, Tensor]:
         """Every tensor of a run by name: inputs, required ones first, then outputs."""
         return {name: tensor.tensor(self.extents) for name, tensor in self.form.tensors.items()}
 
-    @cached_property
+    @derived
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Shape of every tensor that a run needs: its required inputs, then its outputs. See :attr:`tensors`."""
         return {name: tensor.shape for name, tensor in self.tensors.items() if not tensor.optional}
@@ -402,23 +395,24 @@ class Problem(BaseModel):
         """Names of the tensors that a run makes for its results."""
         return self.form.made
 
-    @cached_property
+    @derived
     def flops(self) -> int:
         """FLOP of the matrix products, by convention: see :func:`~catalog.schema.cost.flops_of`."""
         return flops_of(self)
 
-    @cached_property
+    @derived
     def bytes(self) -> int:
         """Bytes of all tensors that a run needs."""
         return self.form.bytes_at(self.extents)
 
-    @cached_property
+    @derived
     def traffic(self) -> int:
         """Bytes, the least memory traffic: see :func:`~catalog.schema.problem_tensors.traffic_of`."""
         return traffic_of(self)
 
 
 _FIELDS = set(Problem.model_fields)
+_sizes_of = itemgetter(*SIZES)
 _ALWAYS_IN_KEY = ("op", "dtype", "mask", "lse", "layout")
 
 

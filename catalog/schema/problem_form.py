@@ -74,18 +74,28 @@ class Form:
     def weight(self) -> int:
         """At most so many bytes of tensors and FLOP has a problem a product of its sizes, each one more than it is."""
         blank = self.blank
-        fixed = (
-            math.prod(axis for axis in tensor.axes if isinstance(axis, int)) * size for tensor, size in self._weights
-        )
-        return max(sum(fixed), 6 * blank.nhead_q * (blank.hdim_q + blank.hdim_v))
+        return max(sum(size for _, size in self._bytes), 6 * blank.nhead_q * (blank.hdim_q + blank.hdim_v))
 
     @cached_property
-    def _weights(self) -> list[tuple[TensorForm, int]]:
-        return [(tensor, bytes_of_element(tensor.element)) for tensor in self.tensors.values() if not tensor.optional]
+    def _bytes(self) -> list[tuple[tuple[str, ...], int]]:
+        """Bytes of all tensors that a run needs, for each element along the axes that are named."""
+        bytes_along: dict[tuple[str, ...], int] = {}
+        for tensor in self.tensors.values():
+            if not tensor.optional:
+                named = tuple(sorted(axis for axis in tensor.axes if isinstance(axis, str)))
+                fixed = math.prod(axis for axis in tensor.axes if isinstance(axis, int))
+                bytes_along[named] = bytes_along.get(named, 0) + fixed * bytes_of_element(tensor.element)
+        return list(bytes_along.items())
 
     def bytes_at(self, extents: Mapping[str, int]) -> int:
         """Bytes of all tensors that a run needs, at these extents."""
-        return sum([math.prod(tensor.shape(extents)) * size for tensor, size in self._weights])
+        total = 0
+        for axes, size in self._bytes:
+            of_these = size
+            for axis in axes:
+                of_these *= extents[axis]
+            total += of_these
+        return total
 
 
 _forms: dict[str, Form] = {}

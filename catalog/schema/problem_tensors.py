@@ -81,7 +81,7 @@ class TensorForm:
 
     def shape(self, extents: Mapping[str, int]) -> Shape:
         """The shape where the axes have these extents."""
-        return tuple([axis if isinstance(axis, int) else extents[axis] for axis in self.axes])
+        return shape_of(self.axes, extents)
 
     def tensor(self, extents: Mapping[str, int]) -> Tensor:
         """The tensor where the axes have these extents."""
@@ -95,6 +95,11 @@ class TensorForm:
             self.optional,
             self.pool,
         )
+
+
+def shape_of(axes: tuple[Axis, ...], extents: Mapping[str, int]) -> Shape:
+    """The shape where the axes have these extents."""
+    return tuple([axis if isinstance(axis, int) else extents[axis] for axis in axes])
 
 
 @cache

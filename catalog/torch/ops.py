@@ -13,7 +13,7 @@ dense.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import Any
 
@@ -22,6 +22,7 @@ from torch import library
 from torch.autograd import forward_ad
 
 from catalog.errors import TensorError, UsageError
+from catalog.torch import watchers
 from catalog.torch.calls import Case, Options, Shape, call, sizes_of
 
 _OPTIONS = "str layout, str mask, int left, int right, float? scale, float soft_cap, float dropout, bool deterministic"
@@ -65,38 +66,13 @@ def forward(
     """
     tensors = (q, k, v, bias, alibi_slopes, cu_seqlens_q, cu_seqlens_k, block_table, rng_state)
     result: tuple[torch.Tensor, torch.Tensor]
-    if not _undisturbed(tensors):
+    if not watchers.unwatched(tensors):
         result = torch.ops.catalog.fwd.default(*tensors, *options)
-    elif torch.is_grad_enabled() and torch._C._any_requires_grad(*tensors):
+    elif watchers.has_gradient(tensors):
         result = _Attention.apply(None, *tensors, *options)  # type: ignore[no-untyped-call]
     else:
         result = _run_fwd(*tensors, *options)
     return result
-
-
-def _undisturbed(tensors: tuple[Optional, ...]) -> bool:
-    """Whether the dispatcher would come to our own kernels, or to their gradients, and nothing else would see the call.
-
-    So it is of plain tensors outside of every mode, transform, trace and profile. The dispatcher takes 50 us for the
-    way through two kernels in Python, this 2.
-    """
-    if torch.compiler.is_compiling():  # first: what is compiled keeps the operators
-        return False
-    if (
-        torch._C._len_torch_dispatch_stack()
-        or torch._C._len_torch_function_stack()
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or torch._C._get_tracing_state() is not None
-        or torch._C._autograd._profiler_enabled()
-        or forward_ad._current_level >= 0
-    ):
-        return False
-    given = [tensor for tensor in tensors if tensor is not None]
-    on_cpu = given[0].is_cpu
-    return all(
-        type(tensor) is torch.Tensor and tensor.is_cpu is on_cpu and (on_cpu or tensor.is_cuda) and not tensor.is_neg()
-        for tensor in given
-    )
 
 
 def _run_fwd(
@@ -116,16 +92,16 @@ def _run_fwd(
     case = Case(
         "pagedkv" if paged else "fwd",
         q.dtype,
+        *_bias_of(bias, alibi_slopes),
+        False,
+        False,
+        Options(*options),
         q.shape,
         k.shape,
         v.shape,
         lengths_q,
         None if paged else lengths_q if cu_seqlens_k is cu_seqlens_q else _lengths(cu_seqlens_k),
         block_table.shape[1] if block_table is not None else 0,
-        *_bias_of(bias, alibi_slopes),
-        False,
-        False,
-        Options(*options),
     )
     suffix = "_cache" if paged else ""
     tensors = [("q", q), (f"k{suffix}", k), (f"v{suffix}", v), *_features(bias, alibi_slopes, rng_state)]
@@ -155,16 +131,16 @@ def _run_bwd(
     case = Case(
         "bwd",
         q.dtype,
+        *_bias_of(bias, alibi_slopes),
+        dbias,
+        grad_lse is not None,
+        Options(*options),
         q.shape,
         k.shape,
         v.shape,
         lengths_q,
         lengths_q if cu_seqlens_k is cu_seqlens_q else _lengths(cu_seqlens_k),
         0,
-        *_bias_of(bias, alibi_slopes),
-        dbias,
-        grad_lse is not None,
-        Options(*options),
     )
     tensors = [("q", q), ("k", k), ("v", v), ("o", o), ("lse", lse), ("do", grad_o)]
     if grad_lse is not None:
@@ -286,18 +262,16 @@ class _Attention(torch.autograd.Function):
             grad_o = torch.zeros_like(o)
         dbias = ctx.needs_input_grad[1 + _BIAS]
         tensors = (grad_o, grad_lse, q, k, v, o, lse, *features, rng_state)
-        alike = _alike(grad_o, o) and (grad_lse is None or _alike(grad_lse, lse))
-        if _undisturbed(tensors) and not torch.is_grad_enabled() and alike:
+        if (
+            not torch.is_grad_enabled()
+            and watchers.unwatched(tensors)
+            and watchers.alike(grad_o, o)
+            and (grad_lse is None or watchers.alike(grad_lse, lse))
+        ):
             gradients = _run_bwd(*tensors, dbias, *ctx.options)
         else:
             gradients = torch.ops.catalog.bwd.default(*tensors, dbias, *ctx.options)
         return None, *gradients[:3], gradients[3] if dbias else None, *rest
-
-
-def _alike(gradient: torch.Tensor, o: torch.Tensor) -> bool:
-    """Whether a gradient is a tensor like O: :func:`torch.autograd.grad` makes a batch of several look like one."""
-    keys, expected = torch._C._dispatch_keys(gradient), torch._C._dispatch_keys(o)
-    return bool(keys.raw_repr() == expected.raw_repr())
 
 
 class _Gradient(torch.autograd.Function):
@@ -326,10 +300,10 @@ def _differentiable(function: type[torch.autograd.Function], op: Any) -> Callabl
     """
 
     def kernel(keys: Any, *inputs: Any) -> Any:
-        if forward_ad._current_level >= 0:
-            _check_tangents(inputs)
-        if torch.is_grad_enabled() and torch._C._any_requires_grad(*inputs):
-            if torch._C._functorch.peek_interpreter_stack() is not None:
+        tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
+        _check_tangents(tensors)
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+            if watchers.transformed():
                 raise UsageError("the catalog's attention has no gradient in transforms of torch.func", hint=_BACKWARD)
             return function.apply(keys, *inputs)
         return _below(op, keys, inputs)
@@ -337,13 +311,12 @@ def _differentiable(function: type[torch.autograd.Function], op: Any) -> Callabl
     return kernel
 
 
-def _check_tangents(inputs: tuple[Any, ...]) -> None:
+def _check_tangents(tensors: Iterable[torch.Tensor]) -> None:
     """No tensor has a tangent, which would be lost.
 
     Raises:
         UsageError: one has.
     """
-    tensors = (value for value in inputs if isinstance(value, torch.Tensor))
     if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
         raise UsageError("the catalog's attention has no forward-mode derivative", hint=_BACKWARD)
 

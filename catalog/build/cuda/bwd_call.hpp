@@ -29,8 +29,7 @@ inline bool has_aligned_rows(const catalog_args& args, const catalog_tensor& ten
     constexpr std::int64_t step = 16 / sizeof(Element);
     const auto aligned = [](std::int64_t extent, std::int64_t stride) { return extent <= 1 || stride % step == 0; };
     return reinterpret_cast<std::uintptr_t>(tensor.data) % 16 == 0 && tensor.stride_seqlen % step == 0 &&
-           aligned(args.batch, tensor.stride_batch) && aligned(nhead, tensor.stride_nhead) &&
-           aligned(args.num_splits, tensor.stride_split);
+           aligned(args.batch, tensor.stride_batch) && aligned(nhead, tensor.stride_nhead);
 }
 
 // One sequence: `batch` is its place along the batch axis, 0 in group mode.

@@ -24,7 +24,7 @@ class BackwardConsumer : BackwardWarpgroup<Row> {
         float dk[Tile::hdim_q / 2], dv[Tile::hdim_v / 2];
         Base::clear(dk);
         Base::clear(dv);
-        const int heads = heads_per_key_head(args);
+        const int heads = work.heads();
         if (work.end() > work.begin()) {
             float s[m / 2];
             RingPlace<Tile::stages> place;
@@ -116,11 +116,14 @@ class BackwardConsumer : BackwardWarpgroup<Row> {
         if constexpr (Tile::divides_queries) {
             Base::template stage_rows<0, Tile::dq_columns / 2>(dq, Tile::dq_at, warpgroup * 64);
         } else {
-            const std::uint32_t column = warp % 2 * 64 + lane / 4 * 4, row = 2 * (lane % 4);
+            const std::uint32_t column = warp % 2 * 64 + lane / 4 % 2 * 16 + lane / 8 * 4, row = 2 * (lane % 4);
             const std::uint32_t panel = base + Tile::dq_at + (2 * warpgroup + warp / 2) * Tile::query_panel;
+            std::uint32_t place[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) place[i] = panel + swizzled(row + i % 2, column + i / 2 * 32);
 #pragma unroll
             for (int i = 0; i < Tile::dq_columns / 2; ++i)
-                store_number(panel + swizzled(row + i / 4 * 8 + i % 2, column + i / 2 % 2 * 32), Base::final_dq(dq[i]));
+                store_number(place[i % 4] + i / 4 * 8 * panel_row_bytes, Base::final_dq(dq[i]));
         }
     }
 

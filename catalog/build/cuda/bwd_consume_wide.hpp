@@ -24,7 +24,7 @@ class WideBackwardConsumer : BackwardWarpgroup<Row> {
         float dk[panels_q * 32], dv[panels_v * 32];
         Base::clear(dk);
         Base::clear(dv);
-        const int heads = heads_per_key_head(args);
+        const int heads = work.heads();
         if (work.end() > work.begin()) {
             float s[columns / 2];
             RingPlace<Tile::stages> place;

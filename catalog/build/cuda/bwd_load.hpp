@@ -2,7 +2,7 @@
 // it adds dQ up.
 #pragma once
 
-#include "bwd_tile.hpp"
+#include "bwd_work.hpp"
 
 namespace catalog::cuda {
 
@@ -30,15 +30,15 @@ __device__ __forceinline__ void load_tiles(const catalog_args& args, const Backw
     using T = typename Row::dtype;
     const WorkInMemory work{base + Tile::work_at};
     const BackwardBarriers<Row> barriers{base + Tile::barriers_at};
-    const int heads = heads_per_key_head(args);
     {
-        const RaggedRows k = ragged<T>(args.k, work.batch(), blockIdx.y, work.first_k(), work.seqlen_k());
+        const RaggedRows k = ragged<T>(args.k, work.batch(), work.head_k(), work.first_k(), work.seqlen_k());
         barrier_arrive_expect(barriers.k(), Tile::k_bytes);
-        load_panels<Tile::hdim_q, Tile::key_panel>(base + Tile::k_at, &maps.k, barriers.k(), k, blockIdx.x * Tile::n);
+        load_panels<Tile::hdim_q, Tile::key_panel>(base + Tile::k_at, &maps.k, barriers.k(), k, work.first_key());
     }
     RingPlace<Tile::stages> place;
     RingPlace<Tile::grad_o_stages> grad_o_place;
-    for (int head = blockIdx.y * heads; head < (blockIdx.y + 1) * heads; ++head) {
+    const int first_head = work.head_k() * work.heads();
+    for (int head = first_head; head < first_head + work.heads(); ++head) {
         const RaggedRows q = ragged<T>(args.q, work.batch(), head, work.first_q(), work.seqlen_q());
         const RaggedRows grad_o = ragged<T>(args.grad_o, work.batch(), head, work.first_q(), work.seqlen_q());
         for (int tile = work.begin(); tile < work.end(); ++tile) {
@@ -66,23 +66,24 @@ __device__ __forceinline__ void load_v(const catalog_args& args, const BackwardM
     using T = typename Row::dtype;
     const WorkInMemory work{base + Tile::work_at};
     const BackwardBarriers<Row> barriers{base + Tile::barriers_at};
-    const RaggedRows v = ragged<T>(args.v, work.batch(), blockIdx.y, work.first_k(), work.seqlen_k());
+    const RaggedRows v = ragged<T>(args.v, work.batch(), work.head_k(), work.first_k(), work.seqlen_k());
     barrier_arrive_expect(barriers.v(), Tile::v_bytes);
-    load_panels<Tile::hdim_v, Tile::key_panel>(base + Tile::v_at, &maps.v, barriers.v(), v, blockIdx.x * Tile::n);
+    load_panels<Tile::hdim_v, Tile::key_panel>(base + Tile::v_at, &maps.v, barriers.v(), v, work.first_key());
 }
 
-// By one thread: adds what the warpgroups stage of each tile to dQ in device memory.
+// By one thread: adds what the warpgroups stage of each tile to dQ in device memory, in its turn where results must be
+// the same bits every time.
 template <class Row>
 __device__ __forceinline__ void add_dq(const catalog_args& args, const BackwardMaps& maps, std::uint32_t base) {
     using Tile = BackwardTile<Row>;
     const WorkInMemory work{base + Tile::work_at};
     const BackwardBarriers<Row> barriers{base + Tile::barriers_at};
-    const int heads = heads_per_key_head(args);
     std::uint32_t phase = 0;
-    for (int head = 0; head < heads; ++head) {
-        const RaggedRows rows((work.dq_offset() + head * args.dq_acc.stride_nhead) * 4, args.dq_acc.stride_seqlen * 4,
-                              work.seqlen_q());
+    for (int head = 0; head < work.heads(); ++head) {
+        if constexpr (Row::deterministic) Turns<Row>{work}.wait(work.begin());
         for (int tile = work.begin(); tile < work.end(); ++tile) {
+            const RaggedRows rows(work.dq_offset() * 4, args.dq_acc.stride_seqlen * 4, work.seqlen_q());
+            if constexpr (Row::deterministic) fence_proxy_async_global();
 #pragma unroll
             for (int round = 0; round < Tile::dq_rounds; ++round) {
 #pragma unroll
@@ -106,7 +107,15 @@ __device__ __forceinline__ void add_dq(const catalog_args& args, const BackwardM
                 barrier_arrive(barriers.empty_dq(1));
                 phase ^= 1;
             }
+            if constexpr (Row::deterministic) {
+                // Asked while this tile is on its way to memory: mostly the next turn has come by then.
+                const bool waits = tile + 1 < work.end() && !Turns<Row>{work}.has_come(tile + 1);
+                bulk_wait<0>();
+                Turns<Row>{work}.pass(tile);
+                if (waits) Turns<Row>{work}.wait(tile + 1);
+            }
         }
+        work.next_head(args.dq_acc.stride_nhead, counters_of_head(args, Tile::m));
     }
 }
 
@@ -118,12 +127,13 @@ __device__ __forceinline__ void load_rows(const catalog_args& args, std::uint32_
     constexpr bool shifted = of_lse && Row::bias == Bias::alibi && Row::mask == Mask::causal;
     const WorkInMemory work{base + Tile::work_at};
     const BackwardBarriers<Row> barriers{base + Tile::barriers_at};
-    const int lane = threadIdx.x % 32, heads = heads_per_key_head(args);
+    const int lane = threadIdx.x % 32;
     const catalog_tensor& tensor = of_lse ? args.lse : args.delta;
     RingPlace<of_lse ? Tile::stages : Tile::grad_o_stages> place;
-    for (int head = blockIdx.y * heads; head < (blockIdx.y + 1) * heads; ++head) {
+    const int first_head = work.head_k() * work.heads();
+    for (int head = first_head; head < first_head + work.heads(); ++head) {
         float slope = 0;
-        if constexpr (shifted) slope = slope_of(args, blockIdx.z, head);
+        if constexpr (shifted) slope = slope_of(args, work.index(), head);
         for (int tile = work.begin(); tile < work.end(); ++tile) {
             const int first = tile * Tile::m + lane, rest = work.seqlen_q() - first;
             const float* const rows = static_cast<const float*>(tensor.data) +

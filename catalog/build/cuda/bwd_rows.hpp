@@ -41,8 +41,8 @@ struct ThreadRows {
 
     // The elements of row i that are this lane's.
     template <class T>
-    __device__ __forceinline__ T* of(const catalog_tensor& tensor, int i, std::int64_t split = 0) const {
-        return static_cast<T*>(tensor.data) + split * tensor.stride_split +
+    __device__ __forceinline__ T* of(const catalog_tensor& tensor, int i) const {
+        return static_cast<T*>(tensor.data) +
                offset_of(tensor, sequence.batch, head, sequence.first_q + query(i)) + lane * 8;
     }
 };

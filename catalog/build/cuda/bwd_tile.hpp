@@ -1,4 +1,4 @@
-// The main stage of backward: how a block divides its tile, what lies where in shared memory, which tiles it visits.
+// The main stage of backward: how a block divides its tile, and what lies where in shared memory.
 //
 // A block owns tile_n0 keys of one head and visits tile_m0 queries at a time, of all query heads that read the head.
 // Two warpgroups multiply, one more loads.
@@ -10,6 +10,8 @@
 #include "wgmma.hpp"
 
 namespace catalog::cuda {
+
+inline constexpr int work_bytes = 72;  // of WorkInMemory
 
 constexpr int round_up(int length, int step) { return (length + step - 1) / step * step; }
 
@@ -61,7 +63,7 @@ struct BackwardTile {
     static constexpr int ds_at = grad_o_at + grad_o_stages * grad_o_bytes, dq_at = ds_at + 2 * ds_bytes;
     static constexpr int lse_at = dq_at + dq_bytes, delta_at = lse_at + stages * row_bytes;
     static constexpr int barriers_at = delta_at + stages * row_bytes, work_at = barriers_at + (8 + 4 * stages) * 8;
-    static constexpr int shared_bytes = work_at + 48;
+    static constexpr int shared_bytes = work_at + work_bytes;
     static_assert(shared_bytes <= 232448, "a block has 227 KiB of shared memory");
 };
 
@@ -114,10 +116,6 @@ __device__ __forceinline__ float2 load_pair(std::uint32_t address) {
     return pair;
 }
 
-__device__ __forceinline__ void store_pair(std::uint32_t address, float x, float y) {
-    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(x), "f"(y) : "memory");
-}
-
 __device__ __forceinline__ void store_number(std::uint32_t address, float x) {
     asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
 }
@@ -128,90 +126,5 @@ __device__ __forceinline__ float slope_of(const catalog_args& args, int sequence
     const catalog_tensor& slopes = args.alibi_slopes;
     return static_cast<const float*>(slopes.data)[sequence * slopes.stride_batch + head * slopes.stride_nhead];
 }
-
-struct BackwardMaps {
-    CUtensorMap q, k, v, grad_o, dk, dv, dq_acc;
-};
-
-// What a block works on: keys from first_key on, against the tiles [begin, end) of queries of every head of the group.
-template <class Row>
-struct BackwardWork {
-    using Tile = BackwardTile<Row>;
-
-    Sequence sequence;
-    int first_key, head_k, heads;
-    int begin, end;
-    int diagonal, left, right;  // key - query - diagonal lies in [-left, right]
-
-    __device__ __forceinline__ BackwardWork(const catalog_args& args)
-        : first_key(blockIdx.x * Tile::n), head_k(blockIdx.y), heads(heads_per_key_head(args)) {
-        find_queries<Row>(args, blockIdx.z, sequence);
-        find_keys<Row>(args, blockIdx.z, sequence);
-        const int longest = sequence.seqlen_q + sequence.seqlen_k;
-        const bool last = Row::mask == Mask::none || args.mask_corner == CATALOG_BOTTOM_RIGHT;
-        diagonal = last ? sequence.seqlen_k - sequence.seqlen_q : 0;
-        left = bound(Row::mask == Mask::generic ? args.window_left : -1, longest);
-        right = bound(Row::mask == Mask::none ? -1 : Row::mask == Mask::causal ? 0 : args.window_right, longest);
-        const int last_key = min(first_key + Tile::n, sequence.seqlen_k) - 1;
-        begin = max(0, first_key - right - diagonal) / Tile::m;
-        end = (max(0, min(sequence.seqlen_q, last_key + left - diagonal + 1)) + Tile::m - 1) / Tile::m;
-        begin = min(begin, end);
-    }
-
-    // For all who come after: they have no registers to spare.
-    __device__ __forceinline__ void store(const catalog_args& args, std::uint32_t to) const {
-        const std::int64_t dq = offset_of(args.dq_acc, sequence.batch, head_k * heads, sequence.first_q) +
-                                (Row::deterministic ? blockIdx.x * args.dq_acc.stride_split : 0);
-        const int numbers[10] = {sequence.seqlen_q,
-                                sequence.seqlen_k,
-                                diagonal,
-                                left,
-                                right,
-                                begin,
-                                end,
-                                static_cast<int>(sequence.first_k),
-                                static_cast<int>(sequence.first_q),
-                                static_cast<int>(sequence.batch)};
-#pragma unroll
-        for (int i = 0; i < 10; ++i)
-            asm volatile("st.shared.s32 [%0], %1;" ::"r"(to + 4 * i), "r"(numbers[i]) : "memory");
-        asm volatile("st.shared.s64 [%0], %1;" ::"r"(to + 40), "l"(dq) : "memory");
-    }
-
-   private:
-    static __device__ __forceinline__ int bound(std::int64_t window, int longest) {
-        return window < 0 ? longest : static_cast<int>(min(window, static_cast<std::int64_t>(longest)));
-    }
-};
-
-// BackwardWork in shared memory.
-struct WorkInMemory {
-    std::uint32_t at;
-
-    __device__ __forceinline__ int seqlen_q() const { return number(0); }
-    __device__ __forceinline__ int seqlen_k() const { return number(1); }
-    __device__ __forceinline__ int diagonal() const { return number(2); }
-    __device__ __forceinline__ int left() const { return number(3); }
-    __device__ __forceinline__ int right() const { return number(4); }
-    __device__ __forceinline__ int begin() const { return number(5); }
-    __device__ __forceinline__ int end() const { return number(6); }
-    __device__ __forceinline__ int first_k() const { return number(7); }
-    __device__ __forceinline__ int first_q() const { return number(8); }
-    __device__ __forceinline__ int batch() const { return number(9); }
-
-    // Of dQ's first row of the group's first head, in elements.
-    __device__ __forceinline__ std::int64_t dq_offset() const {
-        std::int64_t offset;
-        asm volatile("ld.shared.s64 %0, [%1];" : "=l"(offset) : "r"(at + 40) : "memory");
-        return offset;
-    }
-
-   private:
-    __device__ __forceinline__ int number(int index) const {
-        int number;
-        asm volatile("ld.shared.s32 %0, [%1];" : "=r"(number) : "r"(at + 4 * index) : "memory");
-        return number;
-    }
-};
 
 }  // namespace catalog::cuda

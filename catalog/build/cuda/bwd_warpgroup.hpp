@@ -34,7 +34,7 @@ class BackwardWarpgroup {
 
     __device__ __forceinline__ bool leads() const { return threadIdx.x % 128 == 0; }
 
-    __device__ __forceinline__ int first_key() const { return blockIdx.x * Tile::n; }
+    __device__ __forceinline__ int first_key() const { return work.first_key(); }
 
     // The first key of this thread's rows, counted from the first of the block.
     __device__ __forceinline__ int first_row() const {
@@ -51,7 +51,7 @@ class BackwardWarpgroup {
         const std::uint32_t lse = base + Tile::lse_at + stage * Tile::row_bytes + (first_column + column) * 4;
         [[maybe_unused]] float slope = 0, distance = 0;
         if constexpr (Row::bias == Bias::alibi) {
-            slope = slope_of(args, blockIdx.z, blockIdx.y * heads_per_key_head(args) + head) * log2_e;
+            slope = slope_of(args, work.index(), work.head_k() * work.heads() + head) * log2_e;
             distance = static_cast<float>(first_distance(first_query));
         }
 #pragma unroll
@@ -155,7 +155,7 @@ class BackwardWarpgroup {
         fence_proxy_async();
         named_barrier_sync(own_warpgroup + warpgroup, 128);
         if (!leads()) return;
-        const RaggedRows rows = ragged<T>(tensor, work.batch(), blockIdx.y, work.first_k(), work.seqlen_k());
+        const RaggedRows rows = ragged<T>(tensor, work.batch(), work.head_k(), work.first_k(), work.seqlen_k());
 #pragma unroll
         for (int panel = 0; panel < count / 32; ++panel)
             tma_store(map, target + panel * Tile::key_panel + first_row * panel_row_bytes,
@@ -168,21 +168,19 @@ class BackwardWarpgroup {
         if (leads()) bulk_wait_read<0>();
     }
 
-    // 64 rows of dQ from `first_row` on, a whole number of panels of columns: to where `memory` says.
+    // 64 rows of dQ from `first_row` on, a whole number of panels of columns: to where `memory` says. Of every 8
+    // columns the even ones come first, as convert_dq expects: four registers are then matrices that stmatrix stores.
     template <int begin, int end, int count>
     __device__ __forceinline__ void stage_rows(const float (&dq)[count], std::uint32_t memory, int first_row) const {
-        // Odd rows store their columns in another order: so 16 lanes, which store at a time, reach all banks.
-        const bool odd = lane / 4 % 2;
-        const std::uint32_t row = first_row + warp * 16 + lane / 4, column = odd * 64 + lane % 4 * 8;
+        const std::uint32_t row = first_row + warp * 16 + lane / 16 * 8 + lane % 8;
+        const std::uint32_t first = base + memory + swizzled(row, lane / 8 % 2 * 16);
 #pragma unroll
-        for (int i = begin; i < end; i += 2) {
-            const int other = i ^ 8;
-            const float x = odd ? dq[other] : dq[i], y = odd ? dq[other + 1] : dq[i + 1];
-            store_pair(base + memory + (i - begin) / 16 * Tile::query_panel +
-                           swizzled(row + i / 2 % 2 * 8, column ^ (i / 4 % 4 * 32)),
-                       final_dq(x), final_dq(y));
-        }
+        for (int i = begin; i < end; i += 4)
+            store_matrices((first ^ (i / 4 % 4 * 32)) + (i - begin) / 16 * Tile::query_panel, dq_bits(dq[i]),
+                           dq_bits(dq[i + 1]), dq_bits(dq[i + 2]), dq_bits(dq[i + 3]));
     }
+
+    __device__ __forceinline__ std::uint32_t dq_bits(float sum) const { return __float_as_uint(final_dq(sum)); }
 
     __device__ __forceinline__ float final_dq(float sum) const {
         if constexpr (Tile::scales_ds) return sum;

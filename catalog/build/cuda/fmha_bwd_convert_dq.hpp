@@ -1,4 +1,5 @@
-// Backward attention, last stage: dQ is the sum of the parts that the splits of the keys gave, in their order.
+// Backward attention, last stage: dQ in its type, from its sums in float32, in which of every 8 columns the even ones
+// come first.
 #pragma once
 
 #include "bwd_rows.hpp"
@@ -12,24 +13,20 @@ __global__ void __launch_bounds__(row_threads) convert_dq(const __grid_constant_
     using T = typename Row::dtype;
     const ThreadRows<Row, lanes> rows(args);
     if (rows.lane * 8 >= args.hdim_q) return;
-    float sum[rows_in_flight][8] = {};
-    for (int split = 0; split < args.num_splits; ++split) {
+    float4 even[rows_in_flight], odd[rows_in_flight];
 #pragma unroll
-        for (int i = 0; i < rows_in_flight; ++i) {
-            if (!rows.has(i)) continue;
-            const auto* const part =
-                reinterpret_cast<const float4*>(rows.template of<const float>(args.dq_acc, i, split));
-            const float4 low = __ldcs(part), high = __ldcs(part + 1);
-            sum[i][0] += low.x, sum[i][1] += low.y, sum[i][2] += low.z, sum[i][3] += low.w;
-            sum[i][4] += high.x, sum[i][5] += high.y, sum[i][6] += high.z, sum[i][7] += high.w;
-        }
+    for (int i = 0; i < rows_in_flight; ++i) {
+        if (!rows.has(i)) continue;
+        const auto* const sums = reinterpret_cast<const float4*>(rows.template of<const float>(args.dq_acc, i));
+        even[i] = __ldcs(sums);
+        odd[i] = __ldcs(sums + 1);
     }
 #pragma unroll
     for (int i = 0; i < rows_in_flight; ++i)
         if (rows.has(i))
             *reinterpret_cast<uint4*>(rows.template of<T>(args.dq, i)) =
-                make_uint4(pack<T>(sum[i][0], sum[i][1]), pack<T>(sum[i][2], sum[i][3]),
-                           pack<T>(sum[i][4], sum[i][5]), pack<T>(sum[i][6], sum[i][7]));
+                make_uint4(pack<T>(even[i].x, odd[i].x), pack<T>(even[i].y, odd[i].y), pack<T>(even[i].z, odd[i].z),
+                           pack<T>(even[i].w, odd[i].w));
 }
 
 template <class Row>
@@ -39,7 +36,8 @@ inline std::int32_t launch_fmha_bwd_convert_dq(const catalog_args* args, cudaStr
     if (const catalog_status status = check_rows<Row>(args); status != CATALOG_OK) return status;
     if (!valid_hdim(args->hdim_q, Row::hdim_q, Row::pad_d)) return CATALOG_BAD_ARGUMENT;
     if (!has_queries(*args)) return CATALOG_OK;
-    const bool valid = args->dq.data && args->dq_acc.data && has_aligned_rows<T>(*args, args->dq, args->nhead_q) &&
+    const bool valid = args->num_splits == 1 && args->dq.data && args->dq_acc.data &&
+                       has_aligned_rows<T>(*args, args->dq, args->nhead_q) &&
                        has_aligned_rows<float>(*args, args->dq_acc, args->nhead_q);
     if (!valid) return CATALOG_BAD_ARGUMENT;
     if (args->hdim_q <= 64) return launch_rows<8>(*args, stream, convert_dq<Row, 8>);

@@ -1,5 +1,5 @@
-// Backward attention, the main stage: dK, dV, and dQ in float32, added up in device memory, or, where results must be
-// the same bits every time, one part for each tile of keys.
+// Backward attention, the main stage: dK, dV, and dQ in float32, added up in device memory, in a fixed order where
+// results must be the same bits every time.
 #pragma once
 
 #include "bwd_consume.hpp"
@@ -10,10 +10,11 @@ namespace catalog::cuda {
 
 template <class Row>
 __global__ void __launch_bounds__(BackwardTile<Row>::threads, 1)
-    dq_dk_dv(const __grid_constant__ catalog_args args, const __grid_constant__ BackwardMaps maps) {
+    dq_dk_dv(const __grid_constant__ catalog_args args, const __grid_constant__ BackwardMaps maps,
+             const Sections sections) {
     using Tile = BackwardTile<Row>;
     extern __shared__ __align__(1024) std::uint8_t memory[];
-    const BackwardWork<Row> work(args);
+    const BackwardWork<Row> work(args, sections);
     if (work.first_key >= work.sequence.seqlen_k) return;
     const std::uint32_t base = shared_address(memory);
     if (threadIdx.x == 0) {
@@ -42,10 +43,11 @@ __global__ void __launch_bounds__(BackwardTile<Row>::threads, 1)
     }
 }
 
-// Parts of dQ that a launch writes.
+// Bytes of the counters that order additions to dQ.
 template <class Row>
-inline std::int64_t dq_splits(const catalog_args& args) {
-    return Row::deterministic ? std::max<std::int64_t>(1, divide_up(args.seqlen_k, Row::tile_n0)) : 1;
+inline std::int64_t counter_bytes(const catalog_args& args) {
+    if (!Row::deterministic) return 0;
+    return args.nhead_q * counters_of_head(args, Row::tile_m0) * static_cast<std::int64_t>(sizeof(std::int32_t));
 }
 
 template <class Row>
@@ -53,18 +55,21 @@ inline std::int32_t workspace_size_fmha_bwd_dq_dk_dv_wgmma(const catalog_args* a
                                                            catalog_workspace* size) {
     if (const catalog_status status = check_abi(args); status != CATALOG_OK) return status;
     if (!size) return CATALOG_BAD_ARGUMENT;
-    return dense_workspace(*args, uses, dq_splits<Row>(*args), *size);
+    if (const catalog_status status = dense_workspace(*args, uses, 1, *size); status != CATALOG_OK) return status;
+    size->dq_acc += counter_bytes<Row>(*args);
+    return CATALOG_OK;
 }
 
-// Bytes from the first element of dQ's parts to the last, -1 where they are not dense: then they cannot be cleared.
+// Bytes from the first element of dQ to the last, -1 where they are not dense: then they cannot be cleared.
 template <class Row>
 inline std::int64_t dense_dq_bytes(const catalog_args& args) {
     const catalog_tensor& dq = args.dq_acc;
     const bool group = Row::mode == Mode::group;
     const std::int64_t tokens = group ? args.tokens_q : args.seqlen_q, batch = group ? 1 : args.batch;
-    const std::int64_t all = args.num_splits * batch * args.nhead_q * tokens * args.hdim_q;
-    const std::int64_t last = (args.num_splits - 1) * dq.stride_split + (batch - 1) * dq.stride_batch +
-                              (args.nhead_q - 1) * dq.stride_nhead + (tokens - 1) * dq.stride_seqlen + args.hdim_q;
+    if (batch * tokens != args.tokens_q) return -1;
+    const std::int64_t all = batch * args.nhead_q * tokens * args.hdim_q;
+    const std::int64_t last = (batch - 1) * dq.stride_batch + (args.nhead_q - 1) * dq.stride_nhead +
+                              (tokens - 1) * dq.stride_seqlen + args.hdim_q;
     return last == all || all == 0 ? all * static_cast<std::int64_t>(sizeof(float)) : -1;
 }
 
@@ -108,11 +113,12 @@ inline std::int32_t launch_fmha_bwd_dq_dk_dv_wgmma(const catalog_args* args, cud
         !valid_hdim(args->hdim_v, Row::hdim_v, Row::pad_dv) || !valid_mask<Row::mask>(*args))
         return CATALOG_BAD_ARGUMENT;
     if (args->batch == 0 || args->nhead_q == 0) return CATALOG_OK;
-    if (!has_backward_tensors<Row>(*args) || args->num_splits < dq_splits<Row>(*args)) return CATALOG_BAD_ARGUMENT;
+    if (!has_backward_tensors<Row>(*args) || args->num_splits != 1) return CATALOG_BAD_ARGUMENT;
     if (args->seqlen_q > 0) {
         const std::int64_t bytes = dense_dq_bytes<Row>(*args);
         if (bytes < 0) return CATALOG_BAD_ARGUMENT;
-        if (cudaMemsetAsync(args->dq_acc.data, 0, bytes, stream) != cudaSuccess) return launched();
+        const std::int64_t all = bytes + counter_bytes<Row>(*args);
+        if (cudaMemsetAsync(args->dq_acc.data, 0, all, stream) != cudaSuccess) return launched();
     }
     if (args->seqlen_k == 0) return CATALOG_OK;
     BackwardMaps maps{};
@@ -120,9 +126,13 @@ inline std::int32_t launch_fmha_bwd_dq_dk_dv_wgmma(const catalog_args* args, cud
     const auto kernel = dq_dk_dv<Row>;
     if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Tile::shared_bytes) != cudaSuccess)
         return launched();
-    const dim3 grid(static_cast<unsigned>(divide_up(args->seqlen_k, Tile::n)), static_cast<unsigned>(args->nhead_k),
-                    static_cast<unsigned>(args->batch));
-    kernel<<<grid, Tile::threads, Tile::shared_bytes, stream>>>(*args, maps);
+    constexpr std::int64_t most = 0x7fffffff;
+    if (args->batch * args->nhead_k > most) return CATALOG_BAD_ARGUMENT;
+    const Sections sections = sections_of<Row>(*args);
+    const std::int64_t blocks = divide_up(args->seqlen_k, Tile::n) * sections.section;
+    if (blocks > most) return CATALOG_BAD_ARGUMENT;
+    const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(divide_up(sections.heads, sections.section)));
+    kernel<<<grid, Tile::threads, Tile::shared_bytes, stream>>>(*args, maps, sections);
     return launched();
 }
 

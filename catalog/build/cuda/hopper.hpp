@@ -80,6 +80,21 @@ __device__ __forceinline__ void claim_registers() {
 
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+// The same of the device's memory.
+__device__ __forceinline__ void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+
+// ---- Counters in the device's memory, by which blocks wait for each other.
+
+__device__ __forceinline__ std::int32_t load_acquire(const std::int32_t* counter) {
+    std::int32_t value;
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
+    return value;
+}
+
+__device__ __forceinline__ void add_release(std::int32_t* counter, std::int32_t count) {
+    asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(counter), "r"(count) : "memory");
+}
+
 // ---- TMA. Coordinates count elements, the innermost axis first; what lies outside of the tensor reads as zeros and is
 // not written. By one thread. The map is a __grid_constant__ parameter of the kernel.
 

@@ -71,6 +71,16 @@ class Device(Protocol[C]):
         """
 
     @property
+    def identity(self) -> Mapping[str, Any] | None:
+        """What :func:`catalog.runtime.devices.here.reopened` finds it by in another process; None where nothing does.
+
+        It is written as JSON.
+
+        Raises:
+            DeviceError: as :attr:`device`.
+        """
+
+    @property
     def threads(self) -> int:
         """What a kernel's work is divided among."""
 

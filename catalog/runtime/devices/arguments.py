@@ -70,11 +70,13 @@ class Template:
 
 def first_tokens(problem: Problem) -> dict[str, Starts]:
     """The arrays seqstart_q and seqstart_k of packed sequences, by name; of others none."""
-    return {
-        name: array("i", accumulate(lengths, initial=0))
-        for name, lengths in (("seqstart_q", problem.seqlens_q), ("seqstart_k", problem.seqlens_k))
-        if lengths is not None
-    }
+    q, k = problem.seqlens_q, problem.seqlens_k
+    if q is None:
+        return {}
+    of_q = array("i", accumulate(q, initial=0))
+    if k is None:
+        return {"seqstart_q": of_q}
+    return {"seqstart_q": of_q, "seqstart_k": of_q if k is q else array("i", accumulate(k, initial=0))}
 
 
 def sized(args: CatalogArgs, problem: Problem) -> CatalogArgs:

@@ -32,8 +32,25 @@ _CAPTURE = (
     "A CUDA graph is being captured: bind, and launch once, before the capture; in it launch on arrays in GPU memory."
 )
 
+FAULTS: Mapping[str, str] = MappingProxyType(
+    {
+        "cudaErrorIllegalAddress": "used an illegal address",
+        "cudaErrorMisalignedAddress": "used a misaligned address",
+        "cudaErrorInvalidAddressSpace": "used an address of the wrong memory space",
+        "cudaErrorInvalidPc": "jumped to an illegal address",
+        "cudaErrorIllegalInstruction": "ran an illegal instruction",
+        "cudaErrorHardwareStackError": "corrupted or overflowed its stack",
+        "cudaErrorAssert": "failed an assertion",
+        "cudaErrorLaunchFailure": "failed while it ran",
+        "cudaErrorLaunchTimeout": "ran longer than the driver allows",
+        "cudaErrorTensorMemoryLeak": "kept tensor memory when it ended",
+    }
+)
+"""What a kernel did, by the name of the error that it left: after these the process cannot use the GPU any more."""
+
 REMEDIES: Mapping[str, str] = MappingProxyType(
     {
+        **dict.fromkeys(FAULTS, _LOST),
         "cudaErrorInvalidValue": _NOT_ITS,
         "cudaErrorMemoryAllocation": "Free memory of this GPU (PyTorch: torch.cuda.empty_cache()), or take a smaller "
         "problem.",
@@ -46,15 +63,8 @@ REMEDIES: Mapping[str, str] = MappingProxyType(
         "cudaErrorInvalidKernelImage": _OTHER_CODE,
         "cudaErrorNoKernelImageForDevice": _OTHER_CODE,
         "cudaErrorInvalidResourceHandle": _NOT_ITS,
-        "cudaErrorIllegalAddress": _LOST,
         "cudaErrorLaunchOutOfResources": "The kernel needs more registers or shared memory than there are: choose "
         "another.",
-        "cudaErrorLaunchTimeout": _LOST,
-        "cudaErrorAssert": _LOST,
-        "cudaErrorIllegalInstruction": _LOST,
-        "cudaErrorMisalignedAddress": _LOST,
-        "cudaErrorInvalidAddressSpace": _LOST,
-        "cudaErrorLaunchFailure": _LOST,
         "cudaErrorSystemDriverMismatch": "The kernel module and the libraries of NVIDIA's driver are of two versions: "
         "reboot after an update.",
         "cudaErrorStreamCaptureUnsupported": _CAPTURE,
@@ -77,7 +87,7 @@ class CudaRuntime(GpuRuntime):
         bindings: the module; by default ``cuda.bindings.runtime``.
     """
 
-    vendor, remedies, otherwise, no_gpu = NVIDIA, REMEDIES, _OTHERWISE, NO_GPU
+    vendor, faults, remedies, otherwise, no_gpu = NVIDIA, FAULTS, REMEDIES, _OTHERWISE, NO_GPU
 
     def __init__(self, bindings: Any = None) -> None:
         self._given = bindings
@@ -148,7 +158,7 @@ class CudaRuntime(GpuRuntime):
         about = self.call("cudaGetDeviceProperties", index)
         name = about.name.partition(b"\0")[0].decode(errors="replace")
         info = DeviceInfo(f"sm_{about.major}{about.minor}", name, about.multiProcessorCount)
-        return Gpu(index, info, about.totalGlobalMem)
+        return Gpu(index, info, about.totalGlobalMem, about.uuid.bytes.hex())
 
     def _current(self) -> int:
         status, index = self.bindings.cudaGetDevice()

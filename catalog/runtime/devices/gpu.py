@@ -114,6 +114,15 @@ class GpuDevice:
         return self.gpu.info
 
     @property
+    def identity(self) -> Mapping[str, Any] | None:
+        """Its arch and UUID; None where the runtime does not know that.
+
+        Raises:
+            DeviceError: as :attr:`gpu`.
+        """
+        return None if self.gpu.uuid is None else {"arch": self.device.arch, "uuid": self.gpu.uuid}
+
+    @property
     def threads(self) -> int:
         """What a kernel's work is divided among: compute units, multiprocessors."""
         return self.device.cores

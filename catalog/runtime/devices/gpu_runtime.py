@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from catalog.errors import DeviceError
+from catalog.errors import DeviceError, KernelFaultError
 from catalog.forks import SPAWN, forks
 from catalog.runtime.devices import DeviceInfo
 from catalog.runtime.devices.vendors import Vendor
@@ -23,22 +24,28 @@ SUCCESS = 0
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU that the runtime sees: its number, what it is, and its memory."""
+    """A GPU that the runtime sees: its number, what it is, and its memory.
+
+    ``uuid`` identifies it in other processes; None where the runtime does not say.
+    """
 
     index: int
     info: DeviceInfo
     memory_bytes: int
+    uuid: str | None = None
 
 
 class GpuRuntime(ABC):
     """A vendor's runtime. Handles of streams and events, and addresses, are integers; stream 0 is the default one.
 
-    ``remedies`` says what to do about an error, by the name that the runtime gives it, ``otherwise`` what to do about
-    others, ``no_gpu`` what a GPU needs to be found. ``about`` tells more of a call where it fails. Every method but
-    those of errors raises DeviceError where the runtime fails or is missing.
+    ``faults`` has the errors that only a kernel causes, by the names that the runtime gives them, with what they say of
+    the kernel; after them the process cannot use the GPU any more. ``remedies`` says what to do about an error, by
+    name, ``otherwise`` what to do about others, ``no_gpu`` what a GPU needs to be found. ``about`` tells more of a call
+    where it fails. Every method but those of errors raises DeviceError where the runtime fails or is missing.
     """
 
     vendor: ClassVar[Vendor]
+    faults: ClassVar[Mapping[str, str]] = MappingProxyType({})
     remedies: ClassVar[Mapping[str, str]]
     otherwise: ClassVar[str]
     no_gpu: ClassVar[str]
@@ -179,12 +186,14 @@ class GpuRuntime(ABC):
         return None
 
     def failure(self, what: str, status: int) -> DeviceError:
-        """The error for ``what`` that gave a status."""
+        """The error for ``what`` that gave a status: a :class:`KernelFaultError` where it is one of ``faults``."""
         # The runtime keeps the error for whoever asks next, PyTorch for one: it has been told here.
         self.take_last_error()
         name, means = self.error_name(status), self.error_text(status)
         explained = name if means == name else f"{name}, {means}"
-        return DeviceError(f"{what} failed: {explained} ({int(status)})", hint=self.remedies.get(name, self.otherwise))
+        message, hint = f"{what} failed: {explained} ({int(status)})", self.remedies.get(name, self.otherwise)
+        fault = self.faults.get(name)
+        return DeviceError(message, hint=hint) if fault is None else KernelFaultError(message, hint=hint, fault=fault)
 
     @cached_property
     def gpus(self) -> tuple[Gpu, ...]:
@@ -214,6 +223,20 @@ class GpuRuntime(ABC):
         found = ", ".join(f"{gpu.info.name} of arch {gpu.info.arch}" for gpu in self.gpus)
         raise DeviceError(
             f"the {self.vendor.runtime} runtime {self.version} finds no GPU of arch {arch}, but {found} "
+            f"({self.vendor.hidden_by} may hide GPUs)"
+        )
+
+    def with_uuid(self, uuid: str) -> int:
+        """The number of the GPU with this :attr:`Gpu.uuid`.
+
+        Raises:
+            DeviceError: there is no runtime, or the process may not use such a GPU.
+        """
+        for gpu in self.gpus:
+            if gpu.uuid == uuid:
+                return gpu.index
+        raise DeviceError(
+            f"the {self.vendor.runtime} runtime {self.version} finds no GPU with the UUID {uuid} "
             f"({self.vendor.hidden_by} may hide GPUs)"
         )
 

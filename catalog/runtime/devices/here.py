@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from catalog.backends import GpuBackend, backend_of
+from catalog.errors import DeviceError
 from catalog.forks import Lock
 from catalog.runtime.devices import DeviceInfo, check_available, why_unavailable
 from catalog.settings import settings
@@ -76,6 +78,25 @@ class Devices:
         check_available(arch)
         backend = backend_of(arch)
         return backend.device(arch) if isinstance(backend, GpuBackend) else self.host
+
+
+def reopened(identity: Mapping[str, Any]) -> Device[Any]:
+    """The device with this :attr:`Device.identity`, which was read in another process of this machine.
+
+    Raises:
+        DeviceError: this process may not use it.
+    """
+    if "uuid" not in identity:
+        from catalog.runtime.devices.host import HostDevice
+
+        return HostDevice(identity["num_threads"])
+    from catalog.runtime.devices.gpu import GpuDevice
+
+    backend = backend_of(identity["arch"])
+    if not isinstance(backend, GpuBackend):
+        raise DeviceError(f"{identity['arch']} is no arch of a GPU")
+    runtime = backend.runtime()
+    return GpuDevice(runtime, runtime.with_uuid(identity["uuid"]))
 
 
 def resolve_arch(arch: str) -> str:

@@ -58,6 +58,11 @@ class HostDevice:
         return DeviceInfo(resolve_host_arch(), _cpu_name(), self.threads)
 
     @property
+    def identity(self) -> Mapping[str, Any]:
+        """The number of its threads: there is one host."""
+        return {"num_threads": self.threads}
+
+    @property
     def queues(self) -> bool:
         """Never: a host kernel has run when its launch returns."""
         return False

@@ -37,7 +37,7 @@ class HostLayout(tuple[Any, ...]):
     @property
     def pattern(self) -> Hashable:
         """As :attr:`Layout.pattern`."""
-        return tuple([(name, dtype) for name, dtype, *_ in self])
+        return tuple([each[:2] for each in self])
 
     def repeat(
         self, device: Any, problem: Problem, kernels: Sequence[LoadedKernel], call: HostCall, workspace: Workspace

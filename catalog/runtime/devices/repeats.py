@@ -8,19 +8,16 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from math import prod
-from operator import mul
+from operator import itemgetter
 from typing import Any
 
 from catalog.runtime.devices.abi import CatalogArgs
 from catalog.runtime.devices.arguments import OFFSETS, POINTER, TENSOR, sized
-from catalog.runtime.memory import memory_bytes
 from catalog.runtime.tensors import results, zeroed_outputs
 from catalog.runtime.workspace import Workspace
 from catalog.schema.problem import Problem
 from catalog.schema.problem_form import Form
-from catalog.schema.problem_tensors import Shape, TensorForm, bytes_of_element, extents_of
+from catalog.schema.problem_tensors import Axis, Shape, TensorForm, shape_of
 
 Maker = Callable[[Shape], Any]
 """Makes a tensor of a shape."""
@@ -53,23 +50,28 @@ class _Place:
 
     name: str
     offset: int
-    form: TensorForm
-    element_bytes: int
+    axes: tuple[Axis, ...]
+    innermost_dense: bool
+    pick: Callable[[Shape], tuple[int, int, int, int]]
+    """Of the strides along all axes and a 0 behind them, those that a kernel reads; the 0 for axes that it has not."""
 
-    def kernel_strides(self, strides: Sequence[int]) -> tuple[int, int, int, int]:
-        """Those along the axes that a kernel strides along, with that of splits; 0 for one that the tensor has not."""
-        batch, nhead, seqlen = self.form.strides
-        return (
-            0 if batch is None else strides[batch],
-            0 if nhead is None else strides[nhead],
-            0 if seqlen is None else strides[seqlen],
-            0,
-        )
+    @classmethod
+    def of(cls, form: Form, name: str) -> _Place:
+        """Of the tensor ``name`` of problems of a form."""
+        tensor = form.tensors[name]
+        zero = len(tensor.axes)
+        picked = [zero if axis is None else axis for axis in (*tensor.strides, None)]  # no axis is that of splits
+        return cls(name, OFFSETS[tensor.slot], tensor.axes, tensor.contiguous > 0, itemgetter(*picked))
 
-    @property
-    def resizable(self) -> bool:
-        """Whether a shape, and a stride of 1 along the last axis, are all that is asked of it."""
-        return self.form.contiguous <= 1 and not self.form.pool and self.form.role != "updated"
+
+def dense_strides(shape: Shape) -> list[int]:
+    """Strides of a dense array, in elements."""
+    strides, step = [], 1
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= extent
+    strides.reverse()
+    return strides
 
 
 class Frame:
@@ -84,17 +86,22 @@ class Frame:
     def __init__(self, form: Form, given: Iterable[str], means: Means) -> None:
         names = tuple(given)
         zeroed = zeroed_outputs(form, names)
-
-        def place(name: str) -> _Place:
-            tensor = form.tensors[name]
-            return _Place(name, OFFSETS[tensor.slot], tensor, bytes_of_element(tensor.element))
-
         self.means = means
-        self.inputs = [place(name) for name in names]
-        self.outputs = [place(name) for name in form.made]
+        self.inputs = [_Place.of(form, name) for name in names]
+        self.outputs = [_Place.of(form, name) for name in form.made]
         self.makers = [means.output(form.tensors[name].element, name in zeroed) for name in form.made]
         self.results = tuple(results(form, {name: name for name in (*names, *form.made)}).items())
-        self.resizable = all(each.resizable for each in self.inputs)
+        self.resizable = all(_is_resizable(form.tensors[name]) for name in names)
+        self._axes = tuple(dict.fromkeys(place.axes for place in (*self.inputs, *self.outputs)))
+
+    def shapes(self, extents: Mapping[str, int]) -> dict[tuple[Axis, ...], Shape]:
+        """Shapes by axes, at these extents."""
+        return {axes: shape_of(axes, extents) for axes in self._axes}
+
+
+def _is_resizable(tensor: TensorForm) -> bool:
+    """Whether a shape, and a stride of 1 along the last axis, are all that is asked of it."""
+    return tensor.contiguous <= 1 and not tensor.pool and tensor.role != "updated"
 
 
 class Repeat:
@@ -121,34 +128,29 @@ class Repeat:
         cls, frame: Frame, problem: Problem, args: CatalogArgs, kept: tuple[Any, ...], workspace: Workspace
     ) -> Repeat:
         """What repeats a call of ``problem``, with its arguments, which are copied."""
-        shapes = [place.form.shape(problem.extents) for place in frame.outputs]
+        shapes = [shape_of(place.axes, problem.extents) for place in frame.outputs]
         return cls(frame, CatalogArgs.from_buffer_copy(args), kept, shapes, workspace)
 
     def resized(self, problem: Problem, layout: Given, workspace: Workspace) -> Repeat | None:
         """What repeats a call of a problem of the same form, on tensors of the same names and types.
 
-        None where it is not certain that such a call would be taken: another shape, a strided innermost axis, tensors
-        larger than this machine's memory. Then the checks of a first call must decide.
+        None where it is not certain that such a call would be taken: another shape, a strided innermost axis. Then the
+        checks of a first call must decide. Whether there is memory for it was asked when its plan was selected.
         """
-        frame, extents = self._frame, extents_of(problem)
+        frame = self._frame
         if not frame.resizable:
             return None
-        args, total, write = sized(self._args, problem), 0, TENSOR.pack_into
-        for place, (_, _, shape, strides, *_) in zip(frame.inputs, layout, strict=True):
-            if shape != place.form.shape(extents):
+        args, write, shapes = sized(self._args, problem), TENSOR.pack_into, frame.shapes(problem.extents)
+        for place, given in zip(frame.inputs, layout, strict=True):
+            shape, strides = given[2], given[3]
+            if shape != shapes[place.axes]:
                 return None
-            if place.form.contiguous and strides[-1] != 1 and shape[-1] != 1:
+            if strides[-1] != 1 and shape[-1] != 1 and place.innermost_dense:
                 return None
-            total += prod(shape) * place.element_bytes
-            write(args, place.offset, 0, *place.kernel_strides(strides))
-        shapes = []
-        for place in frame.outputs:
-            shape = place.form.shape(extents)
-            shapes.append(shape)
-            total += prod(shape) * place.element_bytes
-            write(args, place.offset, 0, *place.kernel_strides([*accumulate(shape[:0:-1], mul, initial=1)][::-1]))
-        if total > memory_bytes():
-            return None
+            write(args, place.offset, 0, *place.pick((*strides, 0)))
+        outputs = [shapes[place.axes] for place in frame.outputs]
+        for place, shape in zip(frame.outputs, outputs, strict=True):
+            write(args, place.offset, 0, *place.pick((*dense_strides(shape), 0)))
         kept: tuple[Any, ...] = ()
         if problem.seqlens_q is not None:
             starts, kept = frame.means.starts(problem)
@@ -157,7 +159,7 @@ class Repeat:
         for slot, partial in workspace.partials.items():
             write(args, OFFSETS[slot], 0, *partial.strides)
         args.num_splits = workspace.num_splits
-        return Repeat(frame, args, kept, shapes, workspace)
+        return Repeat(frame, args, kept, outputs, workspace)
 
     def __call__(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Start the kernels on the tensors; the results, which they write.

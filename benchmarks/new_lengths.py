@@ -29,9 +29,6 @@ HEADS, HDIM, SEQUENCES, LONGEST = 2, 32, 4, 24
 WARM = 32
 """Lengths before the first one that counts: kernels are compiled, loaded, and chosen by then."""
 
-SEEN = 5
-"""How often a length is seen again; the least of these counts."""
-
 theirs = torch.nn.functional.scaled_dot_product_attention
 
 Call = Callable[[], object]
@@ -98,10 +95,10 @@ def cpu_us(call: Call) -> float:
 
 
 def measured(scenario: str, pairs: Sequence[tuple[Call, Call]]) -> Figures:
-    """All lengths anew, then all of them again; those that come first in either round do not count."""
+    """All lengths anew, then all of them again, one call each; the first of either round do not count."""
     new = [cpu_us(ours) for ours, _ in pairs][WARM:]
-    seen = [min(cpu_us(ours) for _ in range(SEEN)) for ours, _ in pairs][WARM:]
-    torchs = [min(cpu_us(each) for _ in range(SEEN)) for _, each in pairs][WARM:]
+    seen = [cpu_us(ours) for ours, _ in pairs][WARM:]
+    torchs = [cpu_us(each) for _, each in pairs][WARM:]
     more = [first - again for first, again in zip(new, seen, strict=True)]
     columns = [sorted(column) for column in (torchs, seen, new, more)]
     medians, tenths = ([round(column[len(column) * part // 10], 1) for column in columns] for part in (5, 1))

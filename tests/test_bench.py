@@ -95,6 +95,7 @@ def test_a_problem_without_a_kernel(catalog: Catalog) -> None:
         bench_problem(catalog, Problem(batch=1, nhead_q=1, seqlen_q=8, hdim_q=999))
 
 
+@pytest.mark.slow
 def test_the_command_prints_rows_and_says_what_the_peaks_are_of(catalog: Catalog) -> None:
     done = command.catalog(
         "bench", *OPTIONS, "--candidates", "2", "--runs", "2", "--threads", "1", "--format", "json", db=catalog.path

@@ -90,7 +90,7 @@ def test_every_remedy_is_for_an_error_of_the_real_runtime():
 
 def test_bindings_that_are_missing_or_broken(monkeypatch):
     monkeypatch.setitem(sys.modules, "cuda.bindings.runtime", None)
-    with pytest.raises(DeviceError, match=r"package cuda-bindings is missing\npip install 'kernel-catalog\[cuda\]'"):
+    with pytest.raises(DeviceError, match=r"package cuda-bindings is missing\npip install 'cuda-bindings>=13'"):
         CudaDevice().device  # noqa: B018
     monkeypatch.setattr(
         "catalog.runtime.devices.cuda_runtime.import_module", lambda _: ctypes.CDLL("/nowhere/libcudart.so")

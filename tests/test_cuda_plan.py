@@ -363,7 +363,7 @@ def test_a_machine_without_such_a_gpu_says_what_it_lacks(catalog, fake, monkeypa
     fake.count = 0
     assert "finds no GPU (cudaGetDeviceCount failed: cudaErrorNoDevice (100))" in str(why_unavailable("sm_90"))
     monkeypatch.setattr(cuda_driver, "_has_bindings", lambda: False)
-    assert "cuda-bindings: pip install 'kernel-catalog[cuda]'" in str(why_unavailable("sm_90"))
+    assert "cuda-bindings: pip install 'cuda-bindings>=13'" in str(why_unavailable("sm_90"))
     monkeypatch.setattr(cuda_driver, "_DRIVER", (tmp_path / "nvidiactl",))
     with pytest.raises(DeviceError, match=r"sm_90 kernels cannot run on this machine: .*/nvidiactl, the device of NV"):
         catalog.select(DENSE, arch="sm_90").run()

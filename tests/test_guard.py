@@ -181,7 +181,7 @@ def test_a_kernel_that_refuses_the_call_is_not_quarantined(catalog: Catalog, fla
     assert [row.name for row in catalog.kernels("built")] == [best.name]
 
 
-@pytest.mark.parametrize("name", UNKNOWN)
+@pytest.mark.parametrize("name", slow_but(["SIGKILL"], UNKNOWN))
 def test_what_may_have_come_from_outside_blames_no_kernel(
     name: str,
     catalog: Catalog,
@@ -205,6 +205,7 @@ def test_what_may_have_come_from_outside_blames_no_kernel(
     assert catalog.select(PROBLEM).run().kernels == (best.name,)
 
 
+@pytest.mark.slow
 def test_a_first_run_without_memory_blames_no_kernel(
     catalog: Catalog, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -160,6 +160,7 @@ def test_devices_stay_apart_and_the_newest_wins(kernels: list[Kernel], empty: Pa
     assert {how for count in again.counts.values() for how in count} == {"the same"}
 
 
+@pytest.mark.slow
 def test_built_speaks_of_this_machine_alone(kernels: list[Kernel], empty: Path) -> None:
     there = write(
         empty / "there.db",

@@ -66,6 +66,7 @@ CONSTRAINTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("constraint", "families"), slow_but(CONSTRAINTS[:1], CONSTRAINTS))
 def test_every_constraint_bites(specs: Path, tmp_path: Path, constraint: str, families: set[str]) -> None:
     """Without it the catalog has kernels that upstream does not list, of those families alone."""

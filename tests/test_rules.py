@@ -178,6 +178,7 @@ def test_a_spec_that_gives_a_kernel_twice_is_refused_and_nothing_changes(copied:
     assert copied.connection.execute("SELECT count(*) FROM kernel").fetchone()[0] == before
 
 
+@pytest.mark.slow
 def test_a_populate_killed_at_any_time_leaves_all_or_nothing(tmp_path: Path) -> None:
     """kill -9 at growing delays: the file opens, is sound, and holds either no kernel or every one."""
     path = tmp_path / "catalog.db"
@@ -268,6 +269,7 @@ def test_a_catalog_of_an_older_program_keeps_its_builds(tmp_path: Path) -> None:
     assert list(query.run(path, asked)) == [(1.5, "", None)], "the row is still the same kernel"
 
 
+@pytest.mark.slow
 def test_misses_of_an_older_program_are_counted_by_size(tmp_path: Path) -> None:
     now = Catalog(tmp_path / "now.db")
     now.populate("x86_64_v3")

@@ -10,7 +10,7 @@ from catalog.errors import DeviceError
 _DRIVER = (Path("/dev/nvidiactl"), Path("/proc/driver/nvidia/version"), Path("/dev/dxg"))
 """What there is with NVIDIA's driver: its device, which a container may hide, its version, or the device of WSL."""
 
-INSTALL = "pip install 'kernel-catalog[cuda]', or pip install 'cuda-bindings>=13'"
+INSTALL = "pip install 'cuda-bindings>=13'"
 """How to get cuda-bindings."""
 
 

@@ -481,7 +481,7 @@ def test_a_folder_of_the_cache_that_leads_elsewhere_is_not_used(project: Project
     Cache(tmp_path / "cache").create()
     (tmp_path / "cache" / "scans").rmdir()
     (tmp_path / "cache" / "scans").symlink_to(tmp_path)
-    with pytest.raises(CacheError, match="scans is not a folder"):
+    with pytest.raises(CacheError, match="scans is a link, not a folder"):
         project.builder(tmp_path / "cache").build(make_kernel())
 
 

@@ -61,6 +61,7 @@ def test_every_column_of_every_table_is_described(tmp_path: Path) -> None:
     assert all(text for table in TABLES.values() for text in (table.about, *table.columns.values()))
 
 
+@pytest.mark.slow
 def test_every_query_answers(database: Path) -> None:
     from datasette.app import Datasette
 

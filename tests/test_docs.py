@@ -34,7 +34,7 @@ MADE = {
     "python": "scaled_dot_product_attention",
 }
 """Pages of the site that are made of the program, and something that each says."""
-QUICK = [ROOT / "docs" / page for page in ("index.md", "how-to/exporting.md", "reference/shapes.md")]
+QUICK = [ROOT / "docs" / page for page in ("index.md", "reference/shapes.md")]
 """Pages that take few seconds."""
 EMPTIES_THE_CACHE = re.compile(r"catalog cache (clear|gc)")
 

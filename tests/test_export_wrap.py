@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from build_tools import build, library
+from conftest import slow_but
 
 from catalog.build.export import wrap_headers
 from catalog.build.export.headers import read_header
@@ -189,7 +190,9 @@ def entries(path: Path) -> dict[str, Entry]:
     return {table[index].name.decode(): table[index] for index in range(count.value)}
 
 
-@pytest.mark.parametrize("form", list(ProjectFormat), ids=[form.value for form in ProjectFormat])
+@pytest.mark.parametrize(
+    "form", slow_but([ProjectFormat.MAKE], ProjectFormat), ids=[form.value for form in ProjectFormat]
+)
 def test_every_header_is_compiled_listed_by_name_and_launched(
     form: ProjectFormat, generated: Path, tmp_path: Path
 ) -> None:

@@ -104,6 +104,7 @@ def database(gfx950: Catalog, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_generator_that_lists_the_same_passes_and_its_checkout_stays_as_it_was(
     database: Path, tmp_path: Path
 ) -> None:

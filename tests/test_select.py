@@ -9,6 +9,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 import pytest
+from conftest import slow_but
 
 from catalog.build.first_runs import Quarantine
 from catalog.errors import SelectionError
@@ -344,9 +345,9 @@ def chosen(select: Callable[[], tuple[Kernel, ...]]) -> list[str] | str:
         return str(error)
 
 
-@pytest.mark.parametrize("count", [12, pytest.param(400, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", slow_but([12], [12, 400]))
 @pytest.mark.parametrize("measured", [False, True])
-@pytest.mark.parametrize("arch", GROUPS)
+@pytest.mark.parametrize("arch", slow_but(["gfx950"], GROUPS))
 def test_what_is_remembered_is_what_the_query_would_choose(
     elsewhere: Catalog, arch: str, measured: bool, count: int
 ) -> None:

@@ -65,6 +65,7 @@ def test_smoke_has_every_operation_and_what_laptops_can_do_in_50_ms() -> None:
     assert max(problem.bytes for problem in problems) < 100e6
 
 
+@pytest.mark.slow
 def test_every_smoke_problem_has_kernels_on_this_machine_of_few_signatures() -> None:
     catalog = Catalog.default()
     signatures = set()

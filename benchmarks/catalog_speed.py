@@ -17,11 +17,11 @@ from pathlib import Path
 from statistics import median
 
 from catalog import Catalog, Problem
-from catalog.registry import transaction
+from catalog.ops.attention.likeness import kind_of
+from catalog.registry.database import transaction
+from catalog.registry.timings import Timing, record
 from catalog.runtime.devices import DeviceInfo
 from catalog.runtime.measure import summarise
-from catalog.runtime.timings import Timing, record
-from catalog.schema.likeness import kind_of
 
 USER_QUERY = "hdim_q=128 AND pipeline='qr_async'"
 

@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from catalog import Catalog, Problem
-from catalog.runtime.inputs import forward_of
+from catalog.ops.attention.inputs import forward_of
 from catalog.runtime.measure import StopRule
 from catalog.runtime.tune import TuneOptions, tune
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from catalog import Catalog, Problem
 from catalog.backends import backend_of
+from catalog.registry.timings import SOUND, most_measured, nearest
 from catalog.runtime.devices.here import resolve_arch
 from catalog.runtime.race import choice
-from catalog.runtime.timings import SOUND, most_measured, nearest
 
 NEAR = 1.10
 """A choice that takes so many times as long as the best one, or less, counts as good."""

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from catalog.errors import CatalogError
+    from catalog.ops.attention.problem import Problem
     from catalog.runtime.catalog import Catalog
     from catalog.runtime.tracing import trace
-    from catalog.schema.problem import Problem
 
 __all__ = ["Catalog", "CatalogError", "Problem", "trace"]
 
 _HOMES = {
     "Catalog": "catalog.runtime.catalog",
     "CatalogError": "catalog.errors",
-    "Problem": "catalog.schema.problem",
+    "Problem": "catalog.ops.attention.problem",
     "trace": "catalog.runtime.tracing",
 }
 

@@ -15,7 +15,7 @@ def main() -> None:
 
     Exits with 0 when the job is done, 1 when it failed, 2 when it was asked for wrongly, 130 after Ctrl-C.
     """
-    from catalog.cli import app
+    from catalog.cli.main import app
 
     try:
         with _warnings():

@@ -38,7 +38,7 @@ def _settings() -> Iterator[Finding]:
 
 
 def _file(db: Path) -> Iterator[Finding]:
-    from catalog.registry import connect
+    from catalog.registry.database import connect
 
     if not db.is_file():
         yield Finding("catalog", "not there yet", f"{db}: catalog populate --arch ARCH makes it")
@@ -58,7 +58,7 @@ def about_cache() -> Iterator[Finding]:
     """The cache folder, its file system, how builders lock it, and its size cap."""
     from catalog.build.cache import Cache
     from catalog.build.locks import STRATEGIES
-    from catalog.build.trust import require_private
+    from catalog.build.permissions import require_private
     from catalog.units import format_size
 
     cache = Cache(settings().cache_dir)
@@ -79,7 +79,7 @@ def about_cache() -> Iterator[Finding]:
 
 
 def _checkout() -> Finding:
-    from catalog.build.ck.sources import find_checkout
+    from catalog.ops.attention.upstream.sources import find_checkout
 
     try:
         checkout = find_checkout()

@@ -36,7 +36,7 @@ _PYTHON = (
         "The short way",
         (
             "catalog.runtime.catalog.Catalog",
-            "catalog.schema.problem.Problem",
+            "catalog.ops.attention.problem.Problem",
             "catalog.runtime.plan.Plan",
             "catalog.runtime.bound.BoundPlan",
             "catalog.runtime.plan.Result",
@@ -53,7 +53,7 @@ _PYTHON = (
             "catalog.backends.GpuBackend",
             "catalog.build.targets.Target",
             "catalog.build.toolchains.Toolchain",
-            "catalog.runtime.devices.gpu_runtime.GpuRuntime",
+            "catalog.runtime.devices.gpu.runtime.GpuRuntime",
         ),
     ),
     ("Errors", ("catalog.errors",)),
@@ -126,7 +126,7 @@ def commands() -> str:
     import typer
     from typer.cli import get_docs_for_click
 
-    from catalog.cli import app
+    from catalog.cli.main import app
 
     program = typer.main.get_command(app)
     context = program.make_context("catalog", [], resilient_parsing=True)
@@ -151,8 +151,8 @@ def settings() -> str:
 
 def traits() -> str:
     """Every column of a kernel: what it computes, how, and the rest."""
+    from catalog.ops.attention.traits import LATER_TRAITS, TRAITS
     from catalog.schema.columns import COLUMNS
-    from catalog.schema.fields import LATER_TRAITS, TRAITS
 
     groups: Mapping[str, str] = {
         "signature": "What a kernel computes. Kernels of one signature answer the same problems.",
@@ -180,7 +180,7 @@ def traits() -> str:
 
 def tables() -> str:
     """Every table of the catalog's file."""
-    from catalog.schema.tables import TABLES
+    from catalog.registry.tables import TABLES
 
     text = [
         "# Tables",

@@ -1,7 +1,7 @@
 """What a CK upgrade changes: the kernels that came, went or changed between two upstream revisions."""
 
 from catalog import Catalog
-from catalog.schema.fields import Signature
+from catalog.ops.attention.traits import Signature
 
 catalog = Catalog()
 found = catalog.diff("gfx942", "2025-07", "2026-05", receipt=2)  # 2: flash-attn's

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from catalog.build.ck.sources import find_checkout
 from catalog.build.resources import RESOURCES
 from catalog.errors import ToolchainError, UsageError
-from catalog.query import Query, run
+from catalog.ops.attention.traits import Family
+from catalog.ops.attention.upstream.sources import find_checkout
+from catalog.registry.query import Query, run
 from catalog.runtime.catalog import Catalog
-from catalog.schema.fields import Family
 from catalog.settings import choose
 
 SMALLEST = "dtype = 'fp16' AND bias = 'no' AND mask = 'no' AND NOT dropout AND hdim_q <= 128"
@@ -70,6 +70,6 @@ def test_a_row_of_every_family(catalog: Catalog, arch: str, family: Family) -> N
 
 @pytest.mark.parametrize("arch", FORWARD_ARCHES)
 def test_the_fallback_of_every_arch(catalog: Catalog, arch: str) -> None:
-    from catalog.build.ck.sources import ck_facts
+    from catalog.ops.attention.upstream.sources import ck_facts
 
     build(catalog, arch, ck_facts().fallback)

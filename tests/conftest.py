@@ -14,14 +14,14 @@ from typing import Any, NoReturn
 import pytest
 from filelock import FileLock
 
-from catalog import registry
 from catalog.build.cuda.toolchain import cuda_toolchain
+from catalog.build.permissions import require_safe
 from catalog.build.toolchains import digest_of
-from catalog.build.trust import require_safe
 from catalog.errors import CacheError, ToolchainError
+from catalog.registry import database as registry
 from catalog.runtime.catalog import Catalog
-from catalog.runtime.devices.gpu import GpuDevice
-from catalog.runtime.devices.host import HostDevice
+from catalog.runtime.devices.gpu.device import GpuDevice
+from catalog.runtime.devices.host.device import HostDevice
 from catalog.runtime.devices.loading import LoadedKernel
 from catalog.settings import settings
 

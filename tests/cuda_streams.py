@@ -10,8 +10,8 @@ import pytest
 from cuda_gpu import ARCH, need_gpu
 
 from catalog.errors import TensorError
+from catalog.ops.attention.problem import Problem
 from catalog.runtime.catalog import Catalog
-from catalog.schema.problem import Problem
 
 need_gpu()
 

@@ -21,7 +21,7 @@ from catalog.build.describe import describe
 from catalog.build.resources import of_host_build
 from catalog.build.targets import Target
 from catalog.build.toolchains import find_host_toolchain
-from catalog.schema.fields import Family
+from catalog.ops.attention.traits import Family
 
 INCLUDE = Path(catalog.__file__).parent / "build" / "abi"
 FAKE = Path(__file__).parent / "fake_hip.c"

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 from fake_gpu import held
 
-from catalog.runtime.devices.gpu_resources import Memory
+from catalog.runtime.devices.gpu.resources import Memory
 
 
 class Tensor:

@@ -21,9 +21,9 @@ from tiny_project import answer_of, make_kernel, make_project
 from catalog import Catalog
 from catalog.build.cache import Cache
 from catalog.build.housekeeping import clear, collect, entries, tell_registry, verify
+from catalog.ops.attention.problem import Problem
 from catalog.runtime.measure import StopRule
 from catalog.runtime.tune import TuneOptions, tune
-from catalog.schema.problem import Problem
 from catalog.settings import settings
 
 HDIMS = (1, 2, 3, 4)

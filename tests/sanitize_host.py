@@ -15,12 +15,12 @@ import numpy as np
 from host_problems import draw_inputs
 from numpy.lib.stride_tricks import as_strided
 
+from catalog.ops.attention.problem import Problem
+from catalog.ops.attention.reference.answers import reference
+from catalog.ops.attention.tolerance import tolerances
 from catalog.runtime.bound import agreed_workspace
-from catalog.runtime.devices.host import HostDevice
-from catalog.runtime.reference import reference
+from catalog.runtime.devices.host.device import HostDevice
 from catalog.runtime.tensors import Array, make_outputs, results
-from catalog.runtime.tolerance import tolerances
-from catalog.schema.problem import Problem
 
 
 def one_short(tensor: Array) -> Array:

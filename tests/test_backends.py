@@ -14,7 +14,7 @@ from catalog import backends, doctor
 from catalog.backends import CUDA, HIP, HOST, backend_of
 from catalog.errors import BackendError, UsageError
 from catalog.runtime.catalog import Catalog
-from catalog.runtime.devices.host import host_archs
+from catalog.runtime.devices.host.device import host_archs
 
 ODD = """\
 from catalog.backends import Backend

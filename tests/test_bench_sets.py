@@ -21,15 +21,15 @@ from typer.testing import CliRunner, Result
 
 from catalog.build import targets
 from catalog.build.describe import describe
-from catalog.build.host import emit as host
-from catalog.cli import app
+from catalog.cli.main import app
 from catalog.errors import UsageError
+from catalog.ops.attention.kernels.host import emit as host
+from catalog.ops.attention.problem import Problem
+from catalog.ops.attention.traits import IDENTITY, TRAITS
 from catalog.runtime.bench_files import BESIDES, COLUMNS, MEASURED, OF_KERNEL, OF_PROBLEM, BenchFiles, BenchRun
 from catalog.runtime.bench_shapes import MOST_CHECKED_FLOPS, BenchOptions, bench_shapes
 from catalog.runtime.catalog import Catalog
-from catalog.schema.fields import IDENTITY, TRAITS
 from catalog.schema.kernel import Kernel
-from catalog.schema.problem import Problem
 from catalog.schema.shapes import load_shapes
 from catalog.settings import settings
 

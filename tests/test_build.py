@@ -24,9 +24,9 @@ from catalog.backends import HOST
 from catalog.build import notices, processes, toolchains
 from catalog.build.builder import Builder, BuildFailure
 from catalog.build.cache import ArtifactRecord, Cache
-from catalog.build.host.emit import emit
 from catalog.build.toolchains import Toolchain
 from catalog.errors import BuildError, CatalogError, ToolchainError
+from catalog.ops.attention.kernels.host.emit import emit
 from catalog.schema.kernel import Kernel
 from catalog.settings import settings
 

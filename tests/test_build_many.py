@@ -18,7 +18,7 @@ from tiny_project import answer_of, make_kernel, make_project
 
 from catalog.build.builder import Artifact, Builder, BuildFailure
 from catalog.build.cache import Cache
-from catalog.cli_progress import Pace
+from catalog.cli.progress import Pace
 from catalog.runtime.catalog import Catalog
 from catalog.settings import settings
 

@@ -23,17 +23,17 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from catalog.build.cache import Cache
-from catalog.build.trust import require_private
+from catalog.build.permissions import require_private
 from catalog.errors import BundleError, CacheError, RegistryError, UsageError
-from catalog.registry import transaction
+from catalog.ops.attention.inputs import make_inputs
+from catalog.ops.attention.problem import Problem
+from catalog.registry.database import transaction
+from catalog.registry.timings import MEASURED, Timing, record
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices import DeviceInfo
 from catalog.runtime.exchange import export_bundle, import_bundle
-from catalog.runtime.inputs import make_inputs
 from catalog.runtime.measure import Measurement
 from catalog.runtime.plan import Plan
-from catalog.runtime.timings import MEASURED, Timing, record
-from catalog.schema.problem import Problem
 from catalog.settings import settings
 
 PROBLEM = Problem(batch=1, nhead_q=2, seqlen_q=33, hdim_q=32, dtype="fp32")

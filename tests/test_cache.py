@@ -24,7 +24,7 @@ from catalog.build.builder import Builder
 from catalog.build.cache import ArtifactRecord, Cache
 from catalog.build.file_systems import file_system
 from catalog.build.housekeeping import collect, verify
-from catalog.build.trust import require_private, require_safe
+from catalog.build.permissions import require_private, require_safe
 from catalog.errors import BuildError, CacheError, ChangedLibraryError
 from catalog.runtime.devices.loading import open_library
 from catalog.settings import settings

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from catalog.build.ck import toolchain as hip
-from catalog.build.ck.facts import hip_facts
-from catalog.build.ck.toolchain import hip_toolchain
+from catalog.build.hip import toolchain as hip
+from catalog.build.hip.facts import hip_facts
+from catalog.build.hip.toolchain import hip_toolchain
 from catalog.build.keys import KeyMaker, TranslationUnit
 from catalog.build.toolchains import Toolchain, identify
 from catalog.errors import ToolchainError
@@ -196,7 +196,7 @@ def test_processes_that_complete_the_device_libraries_at_once_all_see_them_whole
     script = """
 import json
 from pathlib import Path
-from catalog.build.ck.toolchain import hip_toolchain
+from catalog.build.hip.toolchain import hip_toolchain
 (flag,) = (place for place in hip_toolchain("gfx950").places if place.startswith("--rocm-device-lib-path="))
 folder = Path(flag.partition("=")[2])
 print(json.dumps([str(folder), {path.name: path.read_text() for path in folder.iterdir()}]))

@@ -16,10 +16,10 @@ import pytest
 from test_live import make_checkout
 
 import catalog as package
-from catalog.build.ck.emit import emit
-from catalog.build.ck.sources import Checkout, find_checkout, open_checkout
 from catalog.build.resources import Resources, of_hip_build
 from catalog.errors import BuildError
+from catalog.ops.attention.kernels.ck.emit import emit
+from catalog.ops.attention.upstream.sources import Checkout, find_checkout, open_checkout
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices.abi import ABI_VERSION, CatalogArgs, CatalogWorkspace
 from catalog.schema.kernel import Kernel

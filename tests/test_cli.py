@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from command import catalog
 
-from catalog.cli_problem import OPTIONS
+from catalog.cli.problem import OPTIONS
+from catalog.ops.attention.problem import Problem
 from catalog.runtime.catalog import Catalog
-from catalog.runtime.devices.host import resolve_host_arch
-from catalog.schema.problem import Problem
+from catalog.runtime.devices.host.device import resolve_host_arch
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from catalog.cli import app
-from catalog.cli_sections import SECTIONS
+from catalog.cli.main import app
+from catalog.cli.sections import SECTIONS
 from catalog.errors import UsageError
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.exchange import export_bundle

@@ -20,7 +20,7 @@ from catalog.conformance.findings import Verdict
 from catalog.conformance.kernels import STEPS, kernel_findings
 from catalog.errors import DeviceError, SpecError
 from catalog.runtime.catalog import Catalog
-from catalog.runtime.devices.host import why_unavailable
+from catalog.runtime.devices.host.device import why_unavailable
 from catalog.schema.kernel import canonical_json_sql
 
 SPEC = next(block.text for block in blocks_of(ROOT / "docs" / "how-to" / "add-an-arch.md") if block.title)
@@ -162,8 +162,8 @@ def broken_launch(*_):
     [
         (("catalog.build.targets.HOST", replace(targets.HOST, emit=broken_source)), "built", "does not compile"),
         (("catalog.conformance.kernels.describe", lambda kernel: f"not {kernel.id}"), "described", "does not say its"),
-        (("catalog.runtime.devices.host.start", broken_launch), "run", "it burns"),
-        (("catalog.runtime.tolerance.Tolerance.used", lambda *_: 2.0), "verified", "200.0% of what is allowed"),
+        (("catalog.runtime.devices.host.device.start", broken_launch), "run", "it burns"),
+        (("catalog.ops.attention.tolerance.Tolerance.used", lambda *_: 2.0), "verified", "200.0% of what is allowed"),
     ],
     ids=["built", "described", "run", "verified"],
 )

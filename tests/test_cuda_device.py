@@ -16,19 +16,20 @@ from conftest import load, missing
 from fake_gpu import INCLUDE, Exposed, Shared, compile_c, expected, kernel_source
 
 from catalog.errors import DeviceError, TensorError, UsageError
+from catalog.ops.attention.inputs import make_inputs
+from catalog.ops.attention.problem import Problem
+from catalog.ops.attention.workspace import workspace_of
 from catalog.runtime.bound import take
-from catalog.runtime.devices import DeviceInfo, nvml
+from catalog.runtime.devices import DeviceInfo
 from catalog.runtime.devices.abi import TENSORS
-from catalog.runtime.devices.cuda import CudaDevice
-from catalog.runtime.devices.cuda_runtime import REMEDIES, CudaRuntime
-from catalog.runtime.devices.gpu_resources import Event, Memory, Stream
+from catalog.runtime.devices.cuda import nvml
+from catalog.runtime.devices.cuda.device import CudaDevice
+from catalog.runtime.devices.cuda.runtime import REMEDIES, CudaRuntime
+from catalog.runtime.devices.gpu.resources import Event, Memory, Stream
+from catalog.runtime.devices.gpu.streams import current_stream, handle_of
+from catalog.runtime.devices.gpu.vendors import AMD, NVIDIA
 from catalog.runtime.devices.loading import LoadedKernel
-from catalog.runtime.devices.streams import current_stream, handle_of
-from catalog.runtime.devices.vendors import AMD, NVIDIA
-from catalog.runtime.inputs import make_inputs
 from catalog.runtime.tensors import make_outputs
-from catalog.runtime.workspace import workspace_of
-from catalog.schema.problem import Problem
 
 try:
     from cuda.bindings.runtime import cudaError_t
@@ -93,7 +94,7 @@ def test_bindings_that_are_missing_or_broken(monkeypatch):
     with pytest.raises(DeviceError, match=r"package cuda-bindings is missing\npip install 'cuda-bindings>=13'"):
         CudaDevice().device  # noqa: B018
     monkeypatch.setattr(
-        "catalog.runtime.devices.cuda_runtime.import_module", lambda _: ctypes.CDLL("/nowhere/libcudart.so")
+        "catalog.runtime.devices.cuda.runtime.import_module", lambda _: ctypes.CDLL("/nowhere/libcudart.so")
     )
     with pytest.raises(DeviceError, match=r"cuda-bindings does not load: /nowhere/libcudart\.so"):
         CudaDevice().device  # noqa: B018

@@ -11,14 +11,14 @@ from conftest import slow_but
 
 from catalog.build.cuda.facts import cuda_facts
 from catalog.errors import BuildError
-from catalog.query import Query, run
+from catalog.ops.attention.problem import Problem
+from catalog.ops.attention.traits import Bias, Family, Pipeline
+from catalog.ops.attention.workspace import splits_of
+from catalog.registry.query import Query, run
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices.abi import CatalogWorkspace
 from catalog.runtime.devices.arguments import template
-from catalog.runtime.workspace import splits_of
-from catalog.schema.fields import Bias, Family, Pipeline
 from catalog.schema.kernel import Kernel
-from catalog.schema.problem import Problem
 
 ROWS = (
     (Family.FWD, Pipeline.SM90_WGMMA),

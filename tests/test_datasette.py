@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from conftest import copy_of
 
-from catalog.registry import connect
+from catalog.ops.attention.problem import Problem
+from catalog.registry.database import connect
+from catalog.registry.tables import TABLES
+from catalog.registry.timings import Timing, record
 from catalog.report.datasette import QUERIES, metadata
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices import DeviceInfo
 from catalog.runtime.measure import summarise
-from catalog.runtime.timings import Timing, record
-from catalog.schema.problem import Problem
-from catalog.schema.tables import TABLES
 
 PATIENCE = {"sql_time_limit_ms": 30_000}
 

@@ -12,11 +12,11 @@ from conftest import slow_but
 from test_schema import edit
 
 from catalog.errors import UsageError
+from catalog.ops.attention.names import parse_name
+from catalog.ops.attention.traits import TRAITS, Family
 from catalog.rules.diff import FEW, Difference, difference
 from catalog.rules.populate import Request
 from catalog.runtime.catalog import Catalog
-from catalog.schema.fields import TRAITS, Family
-from catalog.schema.names import parse_name
 
 REVISIONS = ("2025-07", "2026-05")
 

@@ -13,15 +13,15 @@ from conftest import slow_but
 from test_schema import edit
 from typer.testing import CliRunner
 
-from catalog.cli import app
+from catalog.cli.main import app
 from catalog.errors import CatalogError, SpecError, UsageError
+from catalog.ops.attention.problem import Problem
+from catalog.ops.attention.traits import TRAITS, Family
 from catalog.rules.explain import Explanation, Verdict
 from catalog.rules.table import COLUMNS, KINDS
 from catalog.runtime.catalog import Catalog
-from catalog.schema.fields import TRAITS, Family
-from catalog.schema.problem import Problem
 from catalog.schema.spec_files import load_spec
-from catalog.schema.words import read_traits
+from catalog.schema.trait_text import read_traits
 
 ID, SCOPE, EXPR = (COLUMNS.index(column) for column in ("id", "scope", "expr"))
 

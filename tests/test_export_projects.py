@@ -17,16 +17,16 @@ from conftest import slow_but
 from catalog.build.export import export_project, export_register
 from catalog.build.export.projects import ProjectFormat
 from catalog.errors import BuildError, UsageError
+from catalog.ops.attention.problem import Problem
+from catalog.ops.attention.reference.answers import reference
+from catalog.ops.attention.tolerance import tolerances
 from catalog.runtime.bound import take
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices.abi import ABI_VERSION
-from catalog.runtime.devices.host import HostDevice
+from catalog.runtime.devices.host.device import HostDevice
 from catalog.runtime.devices.loading import LoadedKernel
-from catalog.runtime.reference import reference
 from catalog.runtime.tensors import results
-from catalog.runtime.tolerance import tolerances
 from catalog.schema.kernel import Kernel
-from catalog.schema.problem import Problem
 
 PROBLEMS = (
     Problem(batch=1, nhead_q=2, seqlen_q=33, hdim_q=32, dtype="fp32"),

@@ -14,16 +14,16 @@ from conftest import load, missing
 from fake_gpu import INCLUDE, Exposed, Shared, compile_c, expected, kernel_source, make_runtime
 
 from catalog.errors import DeviceError, TensorError
+from catalog.ops.attention.inputs import make_inputs
+from catalog.ops.attention.problem import Problem
+from catalog.ops.attention.workspace import workspace_of
 from catalog.runtime.bound import take
 from catalog.runtime.devices import DeviceInfo
 from catalog.runtime.devices.abi import TENSORS
-from catalog.runtime.devices.gpu_resources import Event, Memory, Stream
-from catalog.runtime.devices.hip import HipDevice
-from catalog.runtime.devices.hip_runtime import REMEDIES, HipRuntime
-from catalog.runtime.inputs import make_inputs
+from catalog.runtime.devices.gpu.resources import Event, Memory, Stream
+from catalog.runtime.devices.hip.device import HipDevice
+from catalog.runtime.devices.hip.runtime import REMEDIES, HipRuntime
 from catalog.runtime.tensors import make_outputs
-from catalog.runtime.workspace import workspace_of
-from catalog.schema.problem import Problem
 
 PACKED = Problem(seqlens_q=[3, 0, 5], nhead_q=4, nhead_k=2, hdim_q=16, dtype="fp32")
 SPLIT = Problem(op="splitkv", batch=2, nhead_q=4, nhead_k=2, seqlen_q=1, seqlen_k=900, hdim_q=16, dtype="fp32")

@@ -16,19 +16,21 @@ from tiny_project import ARCH
 
 from catalog.build.builder import Builder
 from catalog.errors import DeviceError, TensorError
+from catalog.ops.attention.inputs import make_inputs
+from catalog.ops.attention.problem import Problem
 from catalog.runtime.bench import COLUMNS, bench_problem
 from catalog.runtime.bench_shapes import BenchOptions
 from catalog.runtime.catalog import Catalog
-from catalog.runtime.devices import hip_driver, hip_library, why_unavailable
-from catalog.runtime.devices.gpu_resources import Memory
+from catalog.runtime.devices import why_unavailable
+from catalog.runtime.devices.gpu.resources import Memory
 from catalog.runtime.devices.here import Devices
-from catalog.runtime.inputs import make_inputs
+from catalog.runtime.devices.hip import driver as hip_driver
+from catalog.runtime.devices.hip import library as hip_library
 from catalog.runtime.measure import StopRule
 from catalog.runtime.tensors import make_outputs
 from catalog.runtime.traces import read_trace
 from catalog.runtime.tracing import trace
 from catalog.runtime.validate import run_problem
-from catalog.schema.problem import Problem
 
 DENSE = Problem(batch=2, nhead_q=4, nhead_k=2, seqlen_q=5, seqlen_k=70, hdim_q=128, dtype="fp16")
 PACKED = Problem(seqlens_q=[3, 0, 5], nhead_q=4, nhead_k=2, hdim_q=128, dtype="fp16")

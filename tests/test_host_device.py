@@ -16,13 +16,13 @@ import catalog
 from catalog.build.builder import Artifact
 from catalog.build.toolchains import digest_of
 from catalog.errors import DeviceError
+from catalog.ops.attention.inputs import make_inputs
+from catalog.ops.attention.problem import Problem
 from catalog.runtime.devices.abi import ABI_VERSION, CatalogArgs, CatalogTensor
-from catalog.runtime.devices.host import HostDevice, host_archs, resolve_host_arch, why_unavailable
-from catalog.runtime.inputs import make_inputs
+from catalog.runtime.devices.host.device import HostDevice, host_archs, resolve_host_arch, why_unavailable
 from catalog.runtime.plan import Plan, Services
 from catalog.runtime.select import Choice
 from catalog.runtime.tensors import make_outputs
-from catalog.schema.problem import Problem
 
 INCLUDE = Path(catalog.__file__).parent / "build" / "abi"
 PROBLEM = Problem(seqlens_q=[3, 0, 5], nhead_q=4, nhead_k=2, hdim_q=16, dtype="fp32", mask="window", window=(7, 0))

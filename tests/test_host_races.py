@@ -17,10 +17,10 @@ import pytest
 from conftest import missing
 
 import catalog as package
-from catalog.build.host.emit import emit
+from catalog.ops.attention.kernels.host.emit import emit
+from catalog.ops.attention.problem import Problem
 from catalog.runtime.catalog import Catalog
 from catalog.schema.kernel import Kernel
-from catalog.schema.problem import Problem
 
 INCLUDE = Path(package.__file__).parent / "build"
 DRIVER = Path(__file__).with_name("race_driver.cpp")

@@ -19,18 +19,18 @@ from test_host_kernels import ARCHES
 
 from catalog.build import targets
 from catalog.build.builder import Builder
-from catalog.build.host import emit as host
 from catalog.build.toolchains import Toolchain, find_host_toolchain
 from catalog.errors import DeviceError, ToolchainError
+from catalog.ops.attention.fields import Op
+from catalog.ops.attention.inputs import make_inputs
+from catalog.ops.attention.kernels.host import emit as host
+from catalog.ops.attention.problem import Problem
+from catalog.ops.attention.reference.answers import reference
+from catalog.ops.attention.tolerance import tolerances
+from catalog.ops.attention.workspace import splits_of
 from catalog.runtime.catalog import Catalog
-from catalog.runtime.inputs import make_inputs
 from catalog.runtime.plan import Plan
-from catalog.runtime.reference import reference
-from catalog.runtime.tolerance import tolerances
-from catalog.runtime.workspace import splits_of
 from catalog.schema.kernel import Kernel
-from catalog.schema.problem import Problem
-from catalog.schema.problem_fields import Op
 
 
 @pytest.fixture(scope="module")

@@ -17,14 +17,14 @@ from rough import FORK, in_child
 from tiny_project import Project, make_kernel, make_project
 
 from catalog import Catalog
-from catalog.artifacts import record_artifact
 from catalog.build import housekeeping
 from catalog.build.cache import Cache
 from catalog.build.first_runs import FirstRuns, Quarantine
 from catalog.build.housekeeping import DAY_SECONDS, OLD_SECONDS, SizeCap, clear, collect, entries, tell_registry, verify
 from catalog.errors import UsageError
 from catalog.files import PARTIAL_PREFIX
-from catalog.runtime.clear import clear_timings
+from catalog.registry.artifacts import record_artifact
+from catalog.registry.clear import clear_timings
 from catalog.runtime.devices.loading import open_library
 from catalog.settings import settings
 from catalog.units import format_size, parse_age, parse_size

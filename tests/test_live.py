@@ -12,11 +12,11 @@ import command
 import pytest
 
 from catalog.errors import GeneratorError, UsageError
-from catalog.rules.live import find_generator
+from catalog.ops.attention.names import parse_name
+from catalog.ops.attention.upstream.live import find_generator
 from catalog.rules.parity import Lists
 from catalog.rules.populate import Request
 from catalog.runtime.catalog import Catalog
-from catalog.schema.names import parse_name
 from catalog.schema.spec_files import load_spec
 
 DATA = Path(__file__).parent.parent / "data"

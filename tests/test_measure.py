@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from catalog.errors import DeviceError
-from catalog.runtime.devices.host import HostDevice
+from catalog.runtime.devices.host.device import HostDevice
 from catalog.runtime.measure import SOUND_BLOCKS, Measurement, StopRule, interval, measure, rank, summarise
 from catalog.runtime.race import DOUBT, Sureness, race
 

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from catalog.errors import ProblemError
-from catalog.schema import problem_form
-from catalog.schema.fields import Mask, Mode
-from catalog.schema.problem import Problem
-from catalog.schema.problem_fields import ELEMENT_BYTES
+from catalog.ops.attention import form as problem_form
+from catalog.ops.attention.fields import ELEMENT_BYTES
+from catalog.ops.attention.problem import Problem
+from catalog.ops.attention.traits import Mask, Mode
 
 DENSE = {"batch": 2, "nhead_q": 8, "seqlen_q": 64, "hdim_q": 32}
 PACKED = {"seqlens_q": [3, 0, 5], "nhead_q": 8, "hdim_q": 32}

@@ -16,15 +16,15 @@ from test_schema import named_rows
 
 from catalog.build import targets
 from catalog.build.builder import Builder, CompileError
-from catalog.cli_build import Asked, build_with_progress
+from catalog.cli.build import Asked, build_with_progress
 from catalog.errors import SelectionError
+from catalog.ops.attention.names import GRAMMARS, Grammar, grammar_of, parse_name
+from catalog.ops.attention.problem import Problem
+from catalog.ops.attention.traits import TRAITS, Family
 from catalog.rules.parity import Comparison
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices.here import resolve_arch
-from catalog.schema.fields import TRAITS, Family
 from catalog.schema.kernel import Kernel
-from catalog.schema.names import GRAMMARS, Grammar, grammar_of, parse_name
-from catalog.schema.problem import Problem
 
 REVISION = "2025-07"
 

@@ -18,13 +18,14 @@ import pytest
 from conftest import older_catalog, slow_but
 from test_schema import edit
 
-from catalog import query, registry
 from catalog.errors import MissingReferenceError, RegistryError, SpecError, UsageError
+from catalog.ops.attention.likeness import SIZES, kind_of, size_of
+from catalog.ops.attention.problem import Problem
+from catalog.registry import database as registry
+from catalog.registry import query
 from catalog.rules.receipts import resolve_receipts
 from catalog.rules.restriction import Restriction
 from catalog.runtime.catalog import Catalog
-from catalog.schema.likeness import SIZES, kind_of, size_of
-from catalog.schema.problem import Problem
 from catalog.schema.spec_files import load_spec
 
 LISTS = Path(__file__).parent.parent / "data" / "parity"

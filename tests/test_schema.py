@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from catalog.build.resources import RESOURCES
 from catalog.errors import CatalogError, SpecError, UsageError
+from catalog.ops.attention.names import Grammar, grammar_of, parse_name
+from catalog.ops.attention.traits import IDENTITY, TRAITS, Family, Trait
 from catalog.runtime.catalog import Catalog
 from catalog.schema.columns import BUILD, COLUMNS
-from catalog.schema.fields import IDENTITY, TRAITS, Family, Trait
 from catalog.schema.kernel import Kernel
 from catalog.schema.name_parts import Choice, Pads
-from catalog.schema.names import Grammar, grammar_of, parse_name
 from catalog.schema.spec_files import load_spec
 
 

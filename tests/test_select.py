@@ -13,16 +13,16 @@ from conftest import slow_but
 
 from catalog.build.first_runs import Quarantine
 from catalog.errors import SelectionError
-from catalog.registry import transaction
+from catalog.ops.attention.names import grammar_of
+from catalog.ops.attention.problem import Problem
+from catalog.ops.attention.stages import MAIN_STAGE, REQUIRED_TRAITS, stages_of
+from catalog.ops.attention.traits import TRAITS, Family
+from catalog.registry.database import transaction
+from catalog.registry.timings import Measured, Timing, nearest, record
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices import DeviceInfo, why_unavailable
 from catalog.runtime.measure import summarise
-from catalog.runtime.timings import Measured, Timing, nearest, record
-from catalog.schema.fields import TRAITS, Family
 from catalog.schema.kernel import Kernel
-from catalog.schema.names import grammar_of
-from catalog.schema.problem import Problem
-from catalog.schema.stages import MAIN_STAGE, REQUIRED_TRAITS, stages_of
 
 GPU = DeviceInfo("gfx950", "AMD Instinct MI355X", 256)
 

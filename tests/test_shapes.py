@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from catalog.errors import CatalogError, SpecError, UsageError
+from catalog.ops.attention.problem import Problem
+from catalog.ops.attention.shape_names import name_of
 from catalog.runtime.catalog import Catalog
-from catalog.schema.problem import Problem
-from catalog.schema.shape_names import name_of
 from catalog.schema.shapes import Grid, builtin_sets, choose_columns, load_shapes, rows_of
 
 COUNTS = {"smoke": range(330, 401), "full": range(1700, 2001), "nightly": range(4000, 10_001)}

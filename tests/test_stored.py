@@ -16,12 +16,12 @@ import pytest
 from tiny_project import ARCH, Project, make_kernel, make_project
 
 from catalog.build.cache import Cache
-from catalog.build.stored import StoredBuilder
-from catalog.build.trust import require_private
+from catalog.build.offline_builder import StoredBuilder
+from catalog.build.permissions import require_private
 from catalog.errors import BuildError, CacheError, MissingKernelError, ToolchainError
+from catalog.ops.attention.inputs import make_inputs
+from catalog.ops.attention.problem import Problem
 from catalog.runtime.catalog import Catalog
-from catalog.runtime.inputs import make_inputs
-from catalog.schema.problem import Problem
 from catalog.settings import settings
 
 PROBLEM = Problem(batch=1, nhead_q=2, seqlen_q=33, hdim_q=32, dtype="fp32")

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from catalog.errors import ProblemError, TensorError
-from catalog.runtime.inputs import make_inputs
+from catalog.ops.attention.fields import ELEMENT_BYTES
+from catalog.ops.attention.inputs import make_inputs
+from catalog.ops.attention.problem import Problem
 from catalog.runtime.tensors import check_inputs, check_outputs, element_strides, make_outputs
-from catalog.schema.problem import Problem
-from catalog.schema.problem_fields import ELEMENT_BYTES
 
 DENSE = Problem(batch=2, nhead_q=4, nhead_k=2, seqlen_q=6, seqlen_k=8, hdim_q=16, hdim_v=32, lse=True)
 PACKED = Problem(seqlens_q=[3, 0, 5], seqlens_k=[1, 2, 0], nhead_q=4, nhead_k=2, hdim_q=16, lse=True)

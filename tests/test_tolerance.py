@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from test_reference import GRADIENTS, PROBLEMS, TINY, with_options
 
-from catalog.runtime.inputs import make_inputs
-from catalog.runtime.reference import reference
+from catalog.ops.attention.fields import ELEMENT_BYTES
+from catalog.ops.attention.inputs import make_inputs
+from catalog.ops.attention.problem import Problem
+from catalog.ops.attention.reference.answers import reference
+from catalog.ops.attention.tolerance import Tolerance, max_error, tolerances
 from catalog.runtime.tensors import element_type, numpy_dtype
-from catalog.runtime.tolerance import Tolerance, max_error, tolerances
-from catalog.schema.problem import Problem
-from catalog.schema.problem_fields import ELEMENT_BYTES
 
 SIZES = {"batch": 1, "nhead_q": 2, "seqlen_q": 128, "seqlen_k": 512, "hdim_q": 128}
 

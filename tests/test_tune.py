@@ -19,14 +19,14 @@ import pytest
 from catalog.backends import HOST
 from catalog.build import targets
 from catalog.build.describe import describe
-from catalog.build.host import emit as host
-from catalog.runtime import timings
+from catalog.ops.attention.kernels.host import emit as host
+from catalog.ops.attention.problem import Problem
+from catalog.registry import timings
 from catalog.runtime.catalog import Catalog
-from catalog.runtime.devices.host import HostDevice
+from catalog.runtime.devices.host.device import HostDevice
 from catalog.runtime.measure import StopRule
 from catalog.runtime.tune import TuneOptions, tune
 from catalog.schema.kernel import Kernel
-from catalog.schema.problem import Problem
 from catalog.settings import settings
 
 QUICK = TuneOptions(candidates=3, rule=StopRule(precision=0.2, least=3, seconds=0.2, warm_up_seconds=0.01))

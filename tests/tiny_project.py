@@ -15,7 +15,7 @@ from catalog.build.keys import ContentKey, KeyMaker
 from catalog.build.resources import of_host_build
 from catalog.build.targets import Target
 from catalog.build.toolchains import Toolchain, find_host_toolchain
-from catalog.schema.fields import Algorithm, Signature
+from catalog.ops.attention.traits import Algorithm, Signature
 from catalog.schema.kernel import Kernel
 
 ARCH = "aarch64" if platform.machine() in {"aarch64", "arm64"} else "x86_64_v3"

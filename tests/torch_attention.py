@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from host_problems import Signature
 
-from catalog.runtime.reference_sequences import Sequence, sequences
+from catalog.ops.attention.problem import Problem
+from catalog.ops.attention.reference.sequences import Sequence, sequences
+from catalog.ops.attention.traits import Bias, Dtype
 from catalog.runtime.tensors import Array
-from catalog.schema.fields import Bias, Dtype
-from catalog.schema.problem import Problem
 
 
 def expresses(signature: Signature) -> bool:

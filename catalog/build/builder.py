@@ -17,11 +17,11 @@ from catalog.build import notices, processes
 from catalog.build.cache import ArtifactRecord, Cache, Origin
 from catalog.build.housekeeping import SizeCap
 from catalog.build.keys import ContentKey, KeyMaker, ScanError, TranslationUnit, hash_parts
+from catalog.build.permissions import ANOTHER
 from catalog.build.pools import Pool, Threads
 from catalog.build.resources import Resources
 from catalog.build.targets import Target, target_of
 from catalog.build.toolchains import LIBRARY, SOURCE, Toolchain
-from catalog.build.trust import ANOTHER
 from catalog.errors import BuildError, CacheError, ToolchainError
 from catalog.schema.kernel import Kernel
 from catalog.settings import settings

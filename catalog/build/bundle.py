@@ -29,7 +29,7 @@ from catalog.build.targets import BUILD_DIR
 from catalog.errors import BundleError
 from catalog.files import open_given, parse_json, published, read_own
 from catalog.messages import expected
-from catalog.rows import Digest, Row, Text, Timing, is_future
+from catalog.registry.rows import Digest, Row, Text, Timing, is_future
 from catalog.schema.kernel import Kernel
 
 FORMAT = 1

@@ -9,8 +9,8 @@ The library is renamed into place before its record, and a library that differs 
 between any two steps, a flipped bit and a truncated copy all read as absent. The record includes its own digest, and
 its modification time is that of the last use.
 
-The folder is the caller's alone, which is checked before anything is read (:mod:`catalog.build.trust`). It need not be
-writable to serve what it has: only a build needs locks.
+The folder is the caller's alone, which is checked before anything is read (:mod:`catalog.build.permissions`). It need
+not be writable to serve what it has: only a build needs locks.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from catalog.build.locks import Locks
+from catalog.build.permissions import ANOTHER, make_private, require_private
 from catalog.build.resources import RESOURCES, Resources
-from catalog.build.trust import ANOTHER, make_private, require_private
 from catalog.errors import CacheError
 from catalog.files import UnsafeFileError, open_own, publish, put_in_place, read_own
-from catalog.rows import Amount, Digest, Name, Stamp, Text
+from catalog.registry.rows import Amount, Digest, Name, Stamp, Text
 
 _log = logging.getLogger(__name__)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
+from catalog.ops.attention.stages import WORKSPACES, workspaces_of
 from catalog.schema.kernel import Kernel
-from catalog.schema.stages import WORKSPACES, workspaces_of
 
 
 def describe(kernel: Kernel) -> str:

@@ -18,7 +18,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 from catalog.files import Sync, publish, read_own
-from catalog.rows import Digest, Name, PastStamp, Row, Text
+from catalog.registry.rows import Digest, Name, PastStamp, Row, Text
 from catalog.settings import settings
 
 _log = logging.getLogger(__name__)

@@ -22,11 +22,11 @@ from pathlib import Path
 
 from catalog.build.cache import Cache, DamagedEntry, delete
 from catalog.build.first_runs import FirstRuns
-from catalog.build.trust import ANOTHER
+from catalog.build.permissions import ANOTHER
 from catalog.errors import CacheError
 from catalog.files import PARTIAL_PREFIX
 from catalog.forks import Lock
-from catalog.registry import connect, transaction
+from catalog.registry.database import connect, transaction
 from catalog.settings import settings
 
 DAY_SECONDS = 86_400.0

@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 from catalog.build.cuda.facts import CudaArch
 from catalog.build.toolchains import LIBRARY, STACK_USAGE
-from catalog.rows import Count
+from catalog.registry.rows import Count
 
 _BUNDLE_MAGIC = b"__CLANG_OFFLOAD_BUNDLE__"
 

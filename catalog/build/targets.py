@@ -6,24 +6,27 @@ import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from catalog.backends import backend_of
-from catalog.build.ck import emit as ck
-from catalog.build.ck.sources import family_flags, find_checkout
-from catalog.build.ck.toolchain import hip_toolchain
-from catalog.build.cuda import emit as cuda
 from catalog.build.cuda.facts import CudaArch, cuda_facts
 from catalog.build.cuda.toolchain import cuda_toolchain
-from catalog.build.host import emit as host
+from catalog.build.hip.toolchain import hip_toolchain
 from catalog.build.keys import TranslationUnit, abi_number
 from catalog.build.resources import Resources, of_cuda_build, of_hip_build, of_host_build
 from catalog.build.toolchains import Toolchain, host_toolchain
 from catalog.errors import BuildError
-from catalog.schema.fields import Family
+from catalog.ops.attention.kernels.ck import emit as ck
+from catalog.ops.attention.kernels.cuda import emit as cuda
+from catalog.ops.attention.kernels.host import emit as host
+from catalog.ops.attention.traits import Family
+from catalog.ops.attention.upstream.sources import family_flags, find_checkout
 from catalog.schema.kernel import Kernel
 
 BUILD_DIR = Path(__file__).parent
-"""The include folder of our own headers."""
+KERNELS_DIR = Path(host.__file__).parents[1]
+HEADERS: Mapping[str, Path] = MappingProxyType({"build": BUILD_DIR, "kernels": KERNELS_DIR})
+"""The include folders of our own headers: what all operations share, and attention's kernels."""
 
 
 @dataclass(frozen=True)
@@ -72,11 +75,11 @@ def _emit_cuda(kernel: Kernel, _memory: Path) -> str:
 
 def _ck_include_dirs() -> Mapping[str, Path]:
     checkout = find_checkout()
-    return {"build": BUILD_DIR, "fmha": checkout.example, "ck": checkout.include}
+    return {**HEADERS, "fmha": checkout.example, "ck": checkout.include}
 
 
 _ABI_HEADER = BUILD_DIR / "abi" / "catalog_abi.h"
-HOST = Target(lambda: {"build": BUILD_DIR}, _ABI_HEADER, _emit_host, host_toolchain, of_host_build)
+HOST = Target(lambda: HEADERS, _ABI_HEADER, _emit_host, host_toolchain, of_host_build)
 CK = Target(_ck_include_dirs, _ABI_HEADER, _emit_ck, hip_toolchain, of_hip_build, family_flags)
 
 

@@ -12,19 +12,19 @@ from catalog.build.describe import describe
 from catalog.build.targets import target_of
 from catalog.conformance.findings import Finding, failed, passed, skipped
 from catalog.errors import CatalogError, ProblemError, SelectionError
+from catalog.ops.attention.fields import Op
+from catalog.ops.attention.inputs import make_inputs
+from catalog.ops.attention.problem import Problem
+from catalog.ops.attention.stages import MAIN_STAGE
+from catalog.ops.attention.traits import Family
 from catalog.runtime import tracing
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices import why_unavailable
-from catalog.runtime.inputs import make_inputs
 from catalog.runtime.measuring import main_kernel
 from catalog.runtime.plan import Plan
 from catalog.runtime.validate import Check, Expected
 from catalog.schema.arch_spec import ArchSpec
-from catalog.schema.fields import Family
 from catalog.schema.kernel import Kernel
-from catalog.schema.problem import Problem
-from catalog.schema.problem_fields import Op
-from catalog.schema.stages import MAIN_STAGE
 
 STEPS = ("built", "described", "run", "verified")
 

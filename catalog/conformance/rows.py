@@ -12,14 +12,14 @@ from pydantic import ValidationError
 
 from catalog.conformance.findings import Finding, Verdict, failed, passed
 from catalog.errors import CatalogError
+from catalog.ops.attention.names import grammar_of
+from catalog.ops.attention.traits import IDENTITY, TRAITS
 from catalog.rules.enumeration import Join
 from catalog.rules.populate import Request
 from catalog.runtime.catalog import Catalog
 from catalog.schema.arch_spec import ArchSpec, Enumeration, Rule
 from catalog.schema.expressions import SELECT_PARAMETERS, columns_read
-from catalog.schema.fields import IDENTITY, TRAITS
 from catalog.schema.kernel import Kernel
-from catalog.schema.names import grammar_of
 
 _Row = Mapping[str, Any]
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from catalog import query
 from catalog.errors import SelectionError
-from catalog.sandbox import Limits, Row
-from catalog.schema.likeness import kind_words
-from catalog.schema.problem import Problem
-from catalog.schema.shape_names import name_of
+from catalog.ops.attention.likeness import kind_words
+from catalog.ops.attention.problem import Problem
+from catalog.ops.attention.shape_names import name_of
+from catalog.registry import query
+from catalog.registry.sandbox import Limits, Row
 from catalog.schema.spec_files import OWN_SPACES
 from catalog.settings import settings
 

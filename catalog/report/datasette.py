@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from catalog.runtime.timings import UNMEASURED
-from catalog.schema.tables import TABLES, VIEW
+from catalog.registry.tables import TABLES, VIEW
+from catalog.registry.timings import UNMEASURED
 
 
 class Canned(NamedTuple):

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from catalog.backends import GPU_NOISE, HOST, HOST_NOISE, backend_of
+from catalog.cli.rows_out import write_file
 from catalog.messages import counted
-from catalog.output import write_file
 from catalog.report import plots
 from catalog.report.data import (
     Compiles,
@@ -91,9 +91,9 @@ def write_report(catalog: Catalog, out: Path, arch: str | None = None, *, peaks:
 
 def _peaks(catalog: Catalog, devices: Sequence[Device]) -> dict[int, Peaks]:
     """The peaks of those ``devices`` that are this machine's CPU."""
+    from catalog.registry.timings import device_id
     from catalog.runtime.devices import why_unavailable
     from catalog.runtime.peaks import measure_peaks
-    from catalog.runtime.timings import device_id
 
     here = [device for device in devices if backend_of(device.arch) is HOST and why_unavailable(device.arch) is None]
     return {

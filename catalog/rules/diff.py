@@ -14,8 +14,8 @@ from typing import Any
 
 from catalog.errors import UsageError
 from catalog.messages import counted
+from catalog.ops.attention.traits import TRAITS, Family, Signature
 from catalog.rules.populate import Request, check_populated
-from catalog.schema.fields import TRAITS, Family, Signature
 
 FEW = 4
 """Algorithm traits in which two kernels may differ to be the same one, changed."""

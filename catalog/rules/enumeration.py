@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from catalog.ops.attention.names import grammar_of
+from catalog.ops.attention.traits import IDENTITY, TRAITS
 from catalog.schema.arch_spec import MASK_OF_IMPL, ArchSpec, Domain, Enumeration, Sweep, TraitValue, Yield
-from catalog.schema.fields import IDENTITY, TRAITS
 from catalog.schema.kernel import canonical_json_sql
 from catalog.schema.name_parts import sql_literal
-from catalog.schema.names import grammar_of
 
 OF_CHUNK = "dtype = :dtype AND hdim_q = :hdim_q AND hdim_v = :hdim_v"
 """A sweep is joined one dtype and head dim pair after the other: it may have millions of combinations."""

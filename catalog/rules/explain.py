@@ -17,11 +17,11 @@ from functools import cached_property
 from typing import Any
 
 from catalog.errors import UsageError
+from catalog.ops.attention.traits import IDENTITY, TRAITS, Family
 from catalog.rules.enumeration import Join
 from catalog.schema.arch_spec import ArchSpec, Rule, Variant, Yield
 from catalog.schema.expressions import columns_read
-from catalog.schema.fields import IDENTITY, TRAITS, Family
-from catalog.schema.words import shown
+from catalog.schema.trait_text import shown
 
 Traits = Mapping[str, Any]
 

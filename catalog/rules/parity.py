@@ -14,9 +14,9 @@ from typing import Protocol
 from catalog.errors import CatalogError, MissingReferenceError, SpecError
 from catalog.files import parse_json, read_given
 from catalog.messages import counted
+from catalog.ops.attention.names import parse_name
+from catalog.ops.attention.traits import Family
 from catalog.rules.populate import Request, check_populated
-from catalog.schema.fields import Family
-from catalog.schema.names import parse_name
 
 
 class Reference(Protocol):

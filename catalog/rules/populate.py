@@ -14,12 +14,12 @@ from datetime import datetime, timezone
 from typing import Any
 
 from catalog.errors import SpecError, UsageError
-from catalog.registry import KERNEL_COLUMNS, interruptible, shorten_log, transaction, written_once
+from catalog.ops.attention.traits import TRAITS, Family
+from catalog.registry.database import KERNEL_COLUMNS, interruptible, shorten_log, transaction, written_once
 from catalog.rules.enumeration import Join, make_table
 from catalog.rules.restriction import NOTHING_LEFT_OUT, Restriction
 from catalog.rules.table import rules_of
 from catalog.schema.arch_spec import ArchSpec
-from catalog.schema.fields import TRAITS, Family
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,10 @@ from typing import Any
 from catalog.errors import UsageError
 from catalog.files import parse_json, read_given
 from catalog.messages import did_you_mean
-from catalog.query_text import condition
+from catalog.ops.attention.traits import TRAITS
+from catalog.registry.query_text import condition
 from catalog.schema.arch_spec import ArchSpec
 from catalog.schema.expressions import what_is_wrong
-from catalog.schema.fields import TRAITS
 from catalog.schema.name_parts import sql_literal
 
 _TRAITS: Mapping[str, str] = MappingProxyType(

@@ -8,8 +8,8 @@ from typing import Any
 
 from catalog.errors import UsageError
 from catalog.messages import did_you_mean
+from catalog.ops.attention.traits import Family
 from catalog.schema.arch_spec import ArchSpec
-from catalog.schema.fields import Family
 from catalog.schema.name_parts import sql_literal
 
 KINDS = ("variant", "constraint", "receipt", "hardware", "headers", "invariant", "applicability", "order")

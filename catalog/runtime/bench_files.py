@@ -12,11 +12,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from catalog.cli.rows_out import Format, check_file, write_file, write_rows
 from catalog.errors import INTERRUPTED, UsageError
 from catalog.messages import counted
-from catalog.output import Format, check_file, write_file, write_rows
+from catalog.ops.attention.traits import IDENTITY, TRAITS
 from catalog.runtime.bench_shapes import Benched, BenchOptions, Outcome
-from catalog.schema.fields import IDENTITY, TRAITS
 
 if TYPE_CHECKING:
     from catalog.runtime.devices import DeviceInfo

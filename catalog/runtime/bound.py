@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from catalog.errors import TensorError
+from catalog.ops.attention.inputs import make_inputs
+from catalog.ops.attention.workspace import DIVIDING, NO_WORKSPACE, Workspace, splits_of, workspace_of
 from catalog.runtime import tracing
 from catalog.runtime.devices.arguments import without_tensors
-from catalog.runtime.inputs import make_inputs
 from catalog.runtime.tensors import Strided, check_inputs, check_outputs, results
-from catalog.runtime.workspace import DIVIDING, NO_WORKSPACE, Workspace, splits_of, workspace_of
 
 if TYPE_CHECKING:
+    from catalog.ops.attention.problem import Problem
     from catalog.runtime.devices import Device, Layout
     from catalog.runtime.devices.arguments import Call
     from catalog.runtime.devices.loading import LoadedKernel
     from catalog.runtime.devices.repeats import Repeat
     from catalog.runtime.plan import Plan
-    from catalog.schema.problem import Problem
 
 _OVERLAP_WORK = 100_000
 """Steps that deciding whether two strided arrays share an element may take; past it they count as sharing."""

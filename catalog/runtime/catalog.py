@@ -11,28 +11,28 @@ from typing import TYPE_CHECKING, Any
 
 from catalog import settings
 from catalog.errors import BuildError, ToolchainError
-from catalog.runtime import timings
+from catalog.ops.attention.problem import Problem
+from catalog.ops.attention.stages import MAIN_STAGE, stages_of
+from catalog.ops.attention.traits import Family
+from catalog.ops.attention.workspace import splits_of
+from catalog.registry import timings
 from catalog.runtime.catalog_file import CatalogFile
 from catalog.runtime.decisions import Decision, Decisions
 from catalog.runtime.devices import why_unavailable
 from catalog.runtime.devices.here import Devices
+from catalog.runtime.funnel import Step
 from catalog.runtime.memory import check_room, surely_fits
-from catalog.runtime.narrow import Step
 from catalog.runtime.on_default import on_default
 from catalog.runtime.plan import Plan, Services, Shared
 from catalog.runtime.select import Candidate, Choice, Selector
-from catalog.runtime.workspace import splits_of
-from catalog.schema.fields import Family
 from catalog.schema.kernel import Kernel
-from catalog.schema.problem import Problem
-from catalog.schema.stages import MAIN_STAGE, stages_of
 
 if TYPE_CHECKING:
     from catalog.build.builder import Artifact, Builder
     from catalog.rules.explain import Finding
+    from catalog.runtime.build_log import History
     from catalog.runtime.devices import Device, DeviceInfo
-    from catalog.runtime.devices.host import HostDevice
-    from catalog.runtime.history import History
+    from catalog.runtime.devices.host.device import HostDevice
 
 _log = logging.getLogger(__name__)
 
@@ -252,7 +252,7 @@ class Catalog(CatalogFile):
     def builder(self) -> Builder:
         """Builds this catalog's kernels and records what came of it in table ``artifact``."""
         from catalog.build.builder import Builder
-        from catalog.build.stored import StoredBuilder
+        from catalog.build.offline_builder import StoredBuilder
 
         kind = Builder if self.may_compile else StoredBuilder
         return kind(settings.settings().cache_dir, self.history.record)
@@ -260,7 +260,7 @@ class Catalog(CatalogFile):
     @cached_property
     def history(self) -> History:
         """What builds and first runs of this catalog's kernels came to."""
-        from catalog.runtime.history import History
+        from catalog.runtime.build_log import History
 
         return History(self, self._lock)
 
@@ -304,7 +304,7 @@ class Catalog(CatalogFile):
 
     @cached_property
     def _stored(self) -> Builder:
-        from catalog.build.stored import StoredBuilder
+        from catalog.build.offline_builder import StoredBuilder
 
         return StoredBuilder(settings.settings().cache_dir, self.history.record)
 

@@ -17,19 +17,19 @@ from catalog import settings
 from catalog.backends import spec_folders
 from catalog.errors import RegistryError
 from catalog.forks import Lock
-from catalog.registry import connect, leak, transaction
-from catalog.runtime import timings
+from catalog.ops.attention.traits import IDENTITY, TRAITS, Family
+from catalog.registry import timings
+from catalog.registry.database import connect, leak, transaction
 from catalog.runtime.devices.here import resolve_arch
 from catalog.runtime.select import Population
 from catalog.schema.arch_spec import ArchSpec
-from catalog.schema.fields import IDENTITY, TRAITS, Family
 from catalog.schema.kernel import Kernel
 from catalog.schema.spec_files import DEFAULT_REVISION, OWN_SPACES, find_spec, load_spec_file
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from catalog.merge import Merged
+    from catalog.registry.merge import Merged
     from catalog.rules.diff import Difference
     from catalog.rules.explain import Explanation
     from catalog.rules.parity import Comparison, Reference
@@ -148,7 +148,8 @@ class CatalogFile:
         """The names of ``receipt`` held against upstream's; ``arch`` is populated when it is not there.
 
         ``reference`` says where upstream's names come from: by default the lists of the data folder, otherwise a CK
-        checkout's :func:`~catalog.rules.live.find_generator`, whose own revision is the one to ask for.
+        checkout's :func:`~catalog.ops.attention.upstream.live.find_generator`, whose own revision is the one to ask
+            for.
 
         Raises:
             MissingReferenceError: there is no list for this arch, revision, mask implementation and receipt.
@@ -214,7 +215,7 @@ class CatalogFile:
             QueryError: the expression is wrong or refused, or the catalog has no such arch.
             RegistryError: there is no catalog yet, or it cannot be read.
         """
-        from catalog.query import Query, run
+        from catalog.registry.query import Query, run
 
         asked = Query(where, arch and resolve_arch(arch), (*IDENTITY, *TRAITS), "id", limit)
         with run(self.path, asked) as result:
@@ -280,7 +281,7 @@ class CatalogFile:
             UsageError: one of ``paths`` is this catalog.
             RegistryError: one is no catalog, is damaged or from a newer version, or this file cannot be written.
         """
-        from catalog.merge import merge
+        from catalog.registry.merge import merge
 
         with self._lock:
             merged = merge(self.connection, self.path, paths)

@@ -17,17 +17,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from catalog.runtime.narrow import POPULATION, SIGNATURE
-from catalog.runtime.timings import Measured
+from catalog.ops.attention.stages import MAIN_STAGE, STAGES
+from catalog.registry.timings import Measured
+from catalog.runtime.funnel import POPULATION, SIGNATURE
 from catalog.schema.expressions import SELECT_PARAMETERS, columns_read
-from catalog.schema.stages import MAIN_STAGE, STAGES
 
 if TYPE_CHECKING:
+    from catalog.ops.attention.form import Form
+    from catalog.ops.attention.problem import Problem
+    from catalog.ops.attention.traits import Family
     from catalog.runtime.select import Selector
-    from catalog.schema.fields import Family
     from catalog.schema.kernel import Kernel
-    from catalog.schema.problem import Problem
-    from catalog.schema.problem_form import Form
 
 OF_SIZES = frozenset({"batch", "seqlen_q", "seqlen_k", "tokens_k", "num_pages"})
 """Parameters of selection rules in which problems of one form differ."""

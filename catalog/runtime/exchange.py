@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from catalog import settings
-from catalog.artifacts import quarantined_artifacts, record_artifact
 from catalog.build.bundle import FORMAT as BUNDLE_FORMAT
 from catalog.build.bundle import Bundle, Entry, Manifest, abi, open_bundle, placed, write_bundle
 from catalog.build.cache import Cache
 from catalog.errors import BundleError, UsageError
 from catalog.messages import counted
-from catalog.query import Query, run
-from catalog.rows import Device, Timing
+from catalog.registry.artifacts import quarantined_artifacts, record_artifact
+from catalog.registry.query import Query, run
+from catalog.registry.rows import Device, Timing
+from catalog.registry.timings import add_timings, timings_of
 from catalog.runtime.devices import why_unavailable
-from catalog.runtime.timings import add_timings, timings_of
 from catalog.schema.kernel import Kernel
 from catalog.schema.spec_files import OWN_SPACES
 

@@ -26,11 +26,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from catalog.backends import GpuBackend, backend_of
 from catalog.build.first_runs import FirstRuns, Quarantine
 from catalog.errors import DeviceError, ProblemError, QuarantinedError
+from catalog.ops.attention.problem import Problem
+from catalog.ops.attention.stages import MAIN_STAGE
+from catalog.ops.attention.workspace import splits_of
 from catalog.runtime.first_run import Ending, first_runs
 from catalog.runtime.memory import memory_bytes, needed_bytes
-from catalog.runtime.workspace import splits_of
-from catalog.schema.problem import Problem
-from catalog.schema.stages import MAIN_STAGE
 from catalog.settings import settings
 
 if TYPE_CHECKING:

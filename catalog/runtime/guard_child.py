@@ -31,14 +31,14 @@ from typing import Any
 from catalog.build.cache import MOST_LIBRARY_BYTES
 from catalog.errors import CatalogError, DeviceError, KernelFaultError
 from catalog.files import read_own
+from catalog.ops.attention.inputs import draw_inputs, make_inputs
+from catalog.ops.attention.problem import Problem
 from catalog.runtime.bound import agreed_workspace
 from catalog.runtime.devices import Device
 from catalog.runtime.devices.here import reopened
 from catalog.runtime.devices.loading import LoadedKernel
-from catalog.runtime.inputs import draw_inputs, make_inputs
 from catalog.runtime.tensors import make_outputs, results
 from catalog.runtime.validate import Expected
-from catalog.schema.problem import Problem
 
 Tell = Callable[..., None]
 

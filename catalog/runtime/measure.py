@@ -23,7 +23,7 @@ from statistics import median, quantiles
 from typing import Protocol
 
 from catalog.errors import CatalogError
-from catalog.runtime.timings import WIDEST
+from catalog.registry.timings import WIDEST
 
 DOUBT = 0.05
 """How often the confidence interval of a median may miss it."""

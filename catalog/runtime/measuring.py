@@ -7,16 +7,16 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from catalog.errors import SelectionError
-from catalog.runtime.timings import Timing, record
-from catalog.schema.stages import MAIN_STAGE
+from catalog.ops.attention.stages import MAIN_STAGE
+from catalog.registry.timings import Timing, record
 
 if TYPE_CHECKING:
     from catalog.build.pools import Pool
+    from catalog.ops.attention.problem import Problem
     from catalog.runtime.catalog import Catalog
     from catalog.runtime.devices import DeviceInfo
     from catalog.runtime.plan import Plan
     from catalog.schema.kernel import Kernel
-    from catalog.schema.problem import Problem
 
 BUILT_AT_ONCE = 16
 """Problems whose kernels are compiled together, before the first of them is timed: nothing compiles while it is."""

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from functools import cache
 
 from catalog.errors import ProblemError
-from catalog.runtime.workspace import partial_bytes
-from catalog.schema.problem import Problem
+from catalog.ops.attention.problem import Problem
+from catalog.ops.attention.workspace import partial_bytes
 
 _POOLS = ("k_cache", "v_cache")
 

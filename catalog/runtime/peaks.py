@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from catalog.build.host.emit import PEAK_PROBE
 from catalog.errors import DeviceError
-from catalog.runtime.devices.host import why_unavailable
+from catalog.ops.attention.kernels.host.emit import PEAK_PROBE
+from catalog.runtime.devices.host.device import why_unavailable
 from catalog.runtime.devices.loading import open_library
 
 if TYPE_CHECKING:

@@ -2,8 +2,8 @@
 
 The query asks for signature equality, for hardware validity, and for every applicability rule of the arch's spec. It
 orders by evidence: by the measured medians of this very problem on this device, else by those of the nearest measured
-problem of its kind (:mod:`catalog.schema.likeness`), then by the spec's static order, then by kernel id. Medians within
-noise (:attr:`Backend.noise`) of the best count as equal, so two runs choose alike. Kernels that did not compile or are
+problem of its kind (:mod:`catalog.ops.attention.likeness`), then by the spec's static order, then by kernel id. Medians
+within noise (:attr:`Backend.noise`) of the best count as equal, so two runs choose alike. Kernels that did not compile or are
 quarantined are passed over, until their content key changes.
 """
 
@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from catalog.backends import backend_of
 from catalog.errors import SelectionError
 from catalog.messages import counted
-from catalog.runtime.narrow import PASSED_OVER, POPULATION, SIGNATURE, Step, narrow
-from catalog.runtime.timings import SOUND, Neighbour, nearest
+from catalog.ops.attention.problem import Problem
+from catalog.ops.attention.stages import required_traits
+from catalog.ops.attention.traits import Family
+from catalog.registry.timings import SOUND, Neighbour, nearest
+from catalog.runtime.funnel import PASSED_OVER, POPULATION, SIGNATURE, Step, narrow
 from catalog.schema.expressions import SELECT_PARAMETERS
-from catalog.schema.fields import Family
 from catalog.schema.kernel import Kernel
-from catalog.schema.problem import Problem
-from catalog.schema.stages import required_traits
 
 if TYPE_CHECKING:
     from catalog.rules.explain import Finding

@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from catalog.errors import TensorError
-from catalog.runtime.index_tensors import check_indices
+from catalog.ops.attention.form import Form
+from catalog.ops.attention.index_tensors import check_indices
+from catalog.ops.attention.problem import Problem
+from catalog.ops.attention.tensors import Tensor
 from catalog.runtime.memory import check_room
-from catalog.schema.problem import Problem
-from catalog.schema.problem_form import Form
-from catalog.schema.problem_tensors import Tensor
 
 Array = NDArray[Any]
 

@@ -15,12 +15,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from catalog.errors import CatalogError, ProblemError, UsageError
 from catalog.files import open_given, parse_json
 from catalog.messages import counted, expected
-from catalog.rows import Amount
+from catalog.ops.attention.problem import Problem
+from catalog.ops.attention.shape_names import name_of
+from catalog.registry.rows import Amount
 from catalog.runtime.array_files import load_arrays
 from catalog.runtime.tensors import Array, check_inputs, element_type
 from catalog.runtime.tracing import FORMAT, folder_of
-from catalog.schema.problem import Problem
-from catalog.schema.shape_names import name_of
 from catalog.settings import settings
 
 MOST_TRACE_BYTES, MOST_LINE_BYTES = 2**36, 2**20

@@ -8,11 +8,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from catalog.backends import backend_of
-from catalog.runtime.inputs import make_inputs
-from catalog.runtime.reference import reference
+from catalog.ops.attention.inputs import make_inputs
+from catalog.ops.attention.problem import Problem
+from catalog.ops.attention.reference.answers import reference
+from catalog.ops.attention.tolerance import Tolerance, max_error, tolerances
 from catalog.runtime.tensors import Array
-from catalog.runtime.tolerance import Tolerance, max_error, tolerances
-from catalog.schema.problem import Problem
 
 if TYPE_CHECKING:
     from catalog.runtime.catalog import Catalog
@@ -24,7 +24,7 @@ class Check:
     """One output against the reference.
 
     ``max_error`` is the largest absolute error; ``tolerance_used`` the largest error as a share of what rounding may
-    make of that element, see :mod:`catalog.runtime.tolerance`.
+    make of that element, see :mod:`catalog.ops.attention.tolerance`.
     """
 
     tensor: str

@@ -14,8 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from catalog.errors import UsageError
 from catalog.messages import did_you_mean
-from catalog.schema.fields import TRAITS, Dtype, Family
-from catalog.schema.names import parse_tile
+from catalog.ops.attention.names import parse_tile
+from catalog.ops.attention.traits import TRAITS, Dtype, Family
 
 MASK_OF_IMPL = "*"
 """Domain of the mask trait: every mask of the mask implementation that is populated."""

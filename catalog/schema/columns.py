@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from catalog.schema.fields import LATER_TRAITS, TRAITS, Trait
+from catalog.ops.attention.traits import LATER_TRAITS, TRAITS, Trait
 
 
 class Column(NamedTuple):

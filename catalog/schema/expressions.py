@@ -13,7 +13,7 @@ from functools import cache
 
 from catalog.forks import Lock, forks
 from catalog.messages import did_you_mean
-from catalog.schema.fields import IDENTITY, TRAITS
+from catalog.ops.attention.traits import IDENTITY, TRAITS
 
 SELECT_PARAMETERS = (
     *("batch", "nhead_q", "nhead_k", "seqlen_q", "seqlen_k", "hdim_q", "hdim_v"),

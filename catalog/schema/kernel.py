@@ -10,9 +10,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from catalog.schema.fields import IDENTITY, LATER_TRAITS, TRAITS, Algorithm, Family, Signature
+from catalog.ops.attention.names import grammar_of
+from catalog.ops.attention.traits import IDENTITY, LATER_TRAITS, TRAITS, Algorithm, Family, Signature
 from catalog.schema.name_parts import sql_literal
-from catalog.schema.names import grammar_of
 
 
 class Kernel(BaseModel):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from catalog.backends import spec_folders
-from catalog.schema.fields import TRAITS
+from catalog.ops.attention.traits import TRAITS
 
 Row = Mapping[str, Any]
 

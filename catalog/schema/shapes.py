@@ -17,8 +17,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from catalog.errors import CatalogError, ProblemError, SpecError, UsageError
 from catalog.messages import did_you_mean, expected
-from catalog.schema.problem import Problem
-from catalog.schema.shape_names import name_of
+from catalog.ops.attention.problem import Problem
+from catalog.ops.attention.shape_names import name_of
 
 MAX_SHAPES = 100_000
 """Most shapes that a set may have."""

@@ -10,10 +10,10 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from catalog.errors import DeviceError, SelectionError, TensorError
+from catalog.ops.attention.fields import MaskWord
+from catalog.ops.attention.problem import Problem
+from catalog.ops.attention.traits import Dtype
 from catalog.runtime.catalog import Catalog
-from catalog.schema.fields import Dtype
-from catalog.schema.problem import Problem
-from catalog.schema.problem_fields import MaskWord
 
 Shape = tuple[int, ...]
 Named = Sequence[tuple[str, torch.Tensor]]

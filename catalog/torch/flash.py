@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from catalog.errors import TensorError
-from catalog.schema.problem_fields import MaskWord
+from catalog.ops.attention.fields import MaskWord
 from catalog.torch.calls import Layout, Options
 from catalog.torch.inputs import rng_state
 from catalog.torch.ops import forward

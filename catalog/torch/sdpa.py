@@ -8,7 +8,7 @@ import torch
 from torch.nn.attention.bias import CausalBias, CausalVariant
 
 from catalog.errors import ArgumentError, TensorError
-from catalog.schema.problem_fields import MaskWord
+from catalog.ops.attention.fields import MaskWord
 from catalog.torch.calls import Options
 from catalog.torch.inputs import cast_as_autocast, rng_state
 from catalog.torch.ops import forward

@@ -19,7 +19,7 @@ class _OfHost(MetaPathFinder):
     """Changes the host's device when it is imported."""
 
     def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name != "catalog.runtime.devices.host":
+        if name != "catalog.runtime.devices.host.device":
             return None
         sys.meta_path.remove(self)
         spec = find_spec(name)

@@ -1,1 +1,1 @@
-"""Kernels for NVIDIA GPUs: CUDA C++ headers of our own, specialised per row."""
+"""nvcc and its facts, and CUDA C++ headers that kernels of every operation may use: Hopper's instructions."""

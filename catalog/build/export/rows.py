@@ -15,7 +15,7 @@ from catalog.build.export.projects import UNITS, Project, ProjectFormat, project
 from catalog.build.export.table import Entry, Table, c_string, check_prefix
 from catalog.build.export.toolset import Toolset, toolset_of
 from catalog.build.keys import abi_number
-from catalog.build.targets import BUILD_DIR, Target, target_of
+from catalog.build.targets import HEADERS, Target, target_of
 from catalog.errors import UsageError
 from catalog.schema.kernel import Kernel
 from catalog.settings import settings
@@ -32,9 +32,6 @@ _EXPORTED = {
 
 _RENAMED = (*_EXPORTED, "catalog_block")
 """All symbols of units, whatever their arch; the last one is read from the file of a library of one row."""
-
-_OURS = "build"
-"""The include folder that an export holds a copy of."""
 
 _TABLE = Table(
     title="rows of the catalog",
@@ -109,7 +106,7 @@ def export_project(
 
 def _include_dirs(target: Target) -> dict[str, Path]:
     """The target's include folders but ours, by variable."""
-    return {f"{name.upper()}_DIR": path for name, path in target.include_dirs().items() if name != _OURS}
+    return {f"{name.upper()}_DIR": path for name, path in target.include_dirs().items() if name not in HEADERS}
 
 
 @dataclass(frozen=True)
@@ -181,10 +178,9 @@ def toolset_facts(toolsets: Mapping[str, Toolset]) -> dict[str, Any]:
 def copied_headers(sources: Iterable[str]) -> dict[str, str]:
     """Our headers for ``include/``, of the folders that ``sources`` include from; texts by name."""
     text = "\n".join(sources)
-    folders = {path.parent for path in BUILD_DIR.glob("*/*.h*")}
-    wanted = [folder for folder in folders if f'#include "{folder.name}/' in text]
-    headers = sorted(path for folder in wanted for path in folder.glob("*.h*"))
-    return {f"include/{path.relative_to(BUILD_DIR).as_posix()}": path.read_text() for path in headers}
+    headers = {path.relative_to(root).as_posix(): path for root in HEADERS.values() for path in root.glob("*/*.h*")}
+    wanted = {name for name in headers if f'#include "{name.partition("/")[0]}/' in text}
+    return {f"include/{name}": headers[name].read_text() for name in sorted(wanted)}
 
 
 def _unit(kernel: Kernel) -> str:

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from catalog.backends import backend_of
-from catalog.build.ck.facts import hip_facts, hip_flags
-from catalog.build.ck.toolchain import device_libraries, rocm_root
 from catalog.build.cuda.facts import cuda_facts, cuda_flags
+from catalog.build.hip.facts import hip_facts, hip_flags
+from catalog.build.hip.toolchain import device_libraries, rocm_root
 from catalog.build.targets import Target
 from catalog.build.toolchains import CANDIDATES, Compiler, Toolchain, host_facts, host_flags
 from catalog.errors import ToolchainError
-from catalog.schema.fields import Family
+from catalog.ops.attention.traits import Family
 
 
 @dataclass(frozen=True)

@@ -12,16 +12,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from catalog.build.ck.sources import find_checkout
-from catalog.build.ck.toolchain import rocm_root
 from catalog.build.export.folder import write_export
 from catalog.build.export.headers import GeneratedHeader, read_header
 from catalog.build.export.projects import UNITS, Project, ProjectFormat, project_files
 from catalog.build.export.rows import copied_headers, toolset_facts
 from catalog.build.export.table import Entry, Table, c_string, check_prefix
 from catalog.build.export.toolset import toolset_of
+from catalog.build.hip.toolchain import rocm_root
 from catalog.build.targets import CK, target_of
 from catalog.errors import BuildError, UsageError
+from catalog.ops.attention.upstream.sources import find_checkout
 
 _log = logging.getLogger(__name__)
 

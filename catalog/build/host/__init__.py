@@ -1,1 +1,1 @@
-"""Kernels for the host CPU: C++ headers, specialised per row by the translation unit that :mod:`.emit` writes."""
+"""C++ headers that host kernels of every operation may use: vectors, element types, matrix products."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-from catalog.schema.stages import WORKSPACES
+from catalog.ops.attention.stages import WORKSPACES
 
 ABI_VERSION = 4
 """CATALOG_ABI_VERSION of the header that this module mirrors."""

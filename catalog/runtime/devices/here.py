@@ -16,7 +16,7 @@ from catalog.threads import checked
 
 if TYPE_CHECKING:
     from catalog.runtime.devices import Device
-    from catalog.runtime.devices.host import HostDevice
+    from catalog.runtime.devices.host.device import HostDevice
 
 
 class Devices:
@@ -38,7 +38,7 @@ class Devices:
     @cached_property
     def host(self) -> HostDevice:
         """The host CPU."""
-        from catalog.runtime.devices.host import HostDevice
+        from catalog.runtime.devices.host.device import HostDevice
 
         chosen = self._num_threads
         return HostDevice(settings().num_threads if chosen is None else chosen)
@@ -87,10 +87,10 @@ def reopened(identity: Mapping[str, Any]) -> Device[Any]:
         DeviceError: this process may not use it.
     """
     if "uuid" not in identity:
-        from catalog.runtime.devices.host import HostDevice
+        from catalog.runtime.devices.host.device import HostDevice
 
         return HostDevice(identity["num_threads"])
-    from catalog.runtime.devices.gpu import GpuDevice
+    from catalog.runtime.devices.gpu.device import GpuDevice
 
     backend = backend_of(identity["arch"])
     if not isinstance(backend, GpuBackend):
@@ -107,6 +107,6 @@ def resolve_arch(arch: str) -> str:
     """
     if arch != "host":
         return arch
-    from catalog.runtime.devices.host import resolve_host_arch
+    from catalog.runtime.devices.host.device import resolve_host_arch
 
     return resolve_host_arch()

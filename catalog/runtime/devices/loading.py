@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import Any
 
 from catalog.build.cache import MOST_LIBRARY_BYTES
-from catalog.build.trust import require_safe
+from catalog.build.permissions import require_safe
 from catalog.errors import CacheError, ChangedLibraryError, DeviceError
 from catalog.files import UnsafeFileError, open_own
 from catalog.runtime.devices.abi import ABI_VERSION, CatalogArgs, CatalogWorkspace
@@ -105,7 +105,7 @@ def open_library(path: Path, sha256: str) -> ctypes.CDLL:
 
     The bytes are checked before any of them runs, and loaded through the descriptor that they were read from: a file
     that is renamed over the path in between is not the one that is loaded. What remains is a writer that changes the
-    very file, which only its owner can: :mod:`catalog.build.trust`.
+    very file, which only its owner can: :mod:`catalog.build.permissions`.
 
     Raises:
         ChangedLibraryError: it is not there any more, has another content or owner, or is a link or no regular file.

@@ -1,0 +1,99 @@
+"""Rows for kernel headers of our own: a row's traits as a C++ struct, in the words of a target's headers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from types import MappingProxyType
+
+from catalog.build.describe import describe, uses
+from catalog.errors import BuildError
+from catalog.ops.attention.traits import TRAITS, Dtype, Signature
+from catalog.schema.kernel import Kernel
+
+_ALIASES = MappingProxyType({"no": "none", "mask": "generic"})
+_PADS = ("pad_s", "pad_sk", "pad_d", "pad_dv")
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How the kernel headers of a target spell traits.
+
+    Attributes:
+        title: what messages call the target.
+        folder: of the headers, and the namespace of what they define.
+        dtypes: C++ types of the elements of Q, K and V, and of O.
+        enums: types of traits that the headers know by the same name.
+        unknown: values of those types that they do not know.
+        numbers: traits of the algorithm that the struct has.
+        sized: headers that say themselves how large workspaces are, by a function workspace_size_<header>.
+        footer: what follows the exported functions.
+    """
+
+    title: str
+    folder: str
+    dtypes: Mapping[Dtype, tuple[str, str]]
+    enums: tuple[type[Enum], ...]
+    unknown: frozenset[str]
+    numbers: tuple[str, ...]
+    sized: frozenset[str] = frozenset()
+    footer: str = ""
+
+    def source(self, kernel: Kernel, header: str) -> str:
+        """The C++ source of ``kernel``, whose launcher ``header`` defines; equal kernels have equal sources.
+
+        Raises:
+            BuildError: the headers implement no such kernel; the message names the trait.
+        """
+        members = "\n".join(f"    {member}" for member in self._members(kernel))
+        # JSON of JSON: ASCII, with quotes and backslashes escaped as C++ escapes them.
+        description = json.dumps(describe(kernel))
+        launch = f"catalog::{self.folder}::launch_{header}<Row>"
+        export = f"CATALOG_EXPORT({launch}"
+        if header in self.sized:
+            export = f"CATALOG_EXPORT_SIZED({launch}, catalog::{self.folder}::workspace_size_{header}<Row>"
+        return f"""\
+// {kernel.name}
+#include "{self.folder}/{header}.hpp"
+
+namespace {{
+
+struct Row {{
+{members}
+}};
+
+}}  // namespace
+
+{export}, {description}, {uses(kernel)})
+{self.footer}"""
+
+    def _members(self, kernel: Kernel) -> list[str]:
+        signature = kernel.signature
+        if signature.dtype not in self.dtypes:
+            raise BuildError(f"kernel {kernel.name}: {self.title} has no kernels for dtype = {signature.dtype}")
+        of_input, of_output = self.dtypes[signature.dtype]
+        row = kernel.to_row()
+        members = [f"using dtype = {of_input};", f"using otype = {of_output};"]
+        members += [
+            self._member(kernel, name, getattr(signature, name))
+            for name in Signature.model_fields
+            if name not in ("family", "dtype")
+        ]
+        members += [f"static constexpr int {name} = {row[name]};" for name in self.numbers if row[name]]
+        members += [f"static constexpr bool {name} = {str(bool(row[name])).lower()};" for name in _PADS]
+        return [member for member in members if member]
+
+    def _member(self, kernel: Kernel, name: str, value: object) -> str:
+        """One trait of the signature as a member of the C++ struct."""
+        if isinstance(value, bool):
+            return f"static constexpr bool {name} = {str(value).lower()};"
+        if isinstance(value, int):
+            return f"static constexpr int {name} = {value};"
+        if isinstance(value, self.enums) and value.value not in self.unknown:
+            cpp = f"catalog::{self.folder}::{type(value).__name__}"
+            return f"static constexpr auto {name} = {cpp}::{_ALIASES.get(value.value, value.value)};"
+        if value == TRAITS[name].default:
+            return ""
+        raise BuildError(f"kernel {kernel.name}: {self.title} has no kernels for {name} = {value}")

@@ -1,0 +1,1 @@
+"""HIP compilers of this machine."""

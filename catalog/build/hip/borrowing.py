@@ -1,0 +1,128 @@
+"""A newer clang without HIP, completed with the parts of an older one: for arches that the older one does not know.
+
+Zig carries a clang that is newer than most distributions' (``zig clang``), with LLVM's AMDGPU target, but without HIP's
+headers and without the programs that link and bundle device code. An older clang lends it those. The newer one then
+compiles both sides of a kernel, so the two halves of a library never disagree about a header.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import re
+import shlex
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from catalog.build.hip.facts import clang_number, hip_facts
+from catalog.build.toolchains import Compiler, ask, digest_of, identify
+from catalog.errors import ToolchainError
+
+# What a driver of Zig's is called, which is dropped: only its plain clang knows HIP.
+_ZIG_DRIVERS = frozenset({"c++", "cc", "clang"})
+_ZIG_PLACES = re.compile(r'(zig_exe|lib_dir)"?\s*[=:]\s*"([^"]+)"')
+
+
+@dataclass(frozen=True)
+class Completed:
+    """A compiler, and the flags that tell it where its borrowed parts are."""
+
+    compiler: Compiler
+    places: tuple[str, ...]
+
+
+def complete(needed: int, older: Sequence[Compiler], chosen: str | None) -> Completed:
+    """The first newer compiler that is clang ``needed``, with the parts that the first able of ``older`` lends.
+
+    Args:
+        needed: clang's major number.
+        older: compilers that may know HIP, the preferred one first.
+        chosen: the command of the newer compiler; None: Zig, on PATH or from its Python package.
+
+    Raises:
+        ToolchainError: there is no such compiler, or nobody lends what it lacks; the message says what was seen.
+    """
+    seen = []
+    for words in _commands(chosen):
+        try:
+            compiler, resources = _identify(words)
+        except ToolchainError as error:
+            seen.append(error.message if chosen is None else f"CATALOG_HIPCXX_DEVICE={chosen}: {error.message}")
+            continue
+        if clang_number(compiler.version) < needed:
+            seen.append(f"{shlex.join(words)} is {compiler.version}")
+        elif all((resources / "include" / header).is_file() for header in hip_facts().lent.headers):
+            return Completed(compiler, ())
+        else:
+            return _borrow(compiler, resources, older)
+    raise ToolchainError(
+        "; ".join(seen) or "nor is there Zig, with a newer clang, on PATH or as a package of this Python"
+    )
+
+
+def _commands(chosen: str | None) -> Iterator[list[str]]:
+    if chosen is not None:
+        yield shlex.split(chosen)
+        return
+    zig = hip_facts().zig
+    yield from ([found] for found in map(shutil.which, zig.names) if found is not None)
+    package = importlib.util.find_spec(zig.package)
+    if package is not None and package.origin is not None:
+        yield [str(Path(package.origin).with_name("zig"))]
+
+
+def _identify(words: Sequence[str]) -> tuple[Compiler, Path]:
+    """The compiler that ``words`` run, and its resource folder."""
+    program = shutil.which(words[0])
+    if program is None:
+        raise ToolchainError(f"{words[0]} is not a program")
+    if not any("zig" in Path(word).name for word in words):
+        compiler = identify(Path(program).absolute(), tuple(words[1:]))
+        return compiler, Path(ask([*compiler.command, "-print-resource-dir"]))
+    zig = words[:-1] if words[-1] in _ZIG_DRIVERS else words
+    # It insists on the name of a cache folder, which it does not make for this question.
+    told = ask(["env", f"ZIG_GLOBAL_CACHE_DIR={tempfile.gettempdir()}", *zig, "env"])
+    # Places may be relative to the folder in which it was asked.
+    places = {name: (Path(tempfile.gettempdir()) / place).resolve() for name, place in _ZIG_PLACES.findall(told)}
+    if places.keys() != {"zig_exe", "lib_dir"} or not (places["lib_dir"] / "include" / "stddef.h").is_file():
+        raise ToolchainError(f"{shlex.join(zig)} env does not say where Zig and its headers are: {told}")
+    return identify(places["zig_exe"], hip_facts().zig.arguments), places["lib_dir"]
+
+
+def _borrow(compiler: Compiler, resources: Path, older: Sequence[Compiler]) -> Completed:
+    lent = hip_facts().lent
+    lacking = []
+    for lender in older:
+        try:
+            headers, programs = _parts(lender)
+        except ToolchainError as error:
+            lacking.append(error.message)
+            continue
+        digest = hashlib.sha256("".join([lender.digest, *map(digest_of, programs)]).encode()).hexdigest()
+        target = f"--target={ask([*lender.command, '-dumpmachine'])}"
+        return Completed(
+            replace(compiler, arguments=(*compiler.arguments, target), lender=replace(lender, digest=digest)),
+            # HIP's wrappers go before the C++ library's headers, the rest after all: the newer clang keeps its own.
+            (
+                *("-resource-dir", str(resources)),
+                *("-isystem", str(headers / lent.wrappers), "-idirafter", str(headers)),
+                *sorted({f"-B{Path(program).parent}" for program in programs}),
+            ),
+        )
+    who = "; ".join(lacking) or "there is no other clang"
+    raise ToolchainError(f"{compiler.path} is {compiler.version}, but has no HIP, and nobody lends it: {who}")
+
+
+def _parts(lender: Compiler) -> tuple[Path, list[str]]:
+    """The headers and the programs that ``lender`` has for others."""
+    lent = hip_facts().lent
+    headers = Path(ask([*lender.command, "-print-resource-dir"])) / "include"
+    programs = {name: shutil.which(ask([*lender.command, f"-print-prog-name={name}"])) for name in lent.programs}
+    missing = [name for name in lent.headers if not (headers / name).is_file()]
+    missing += [name for name, path in programs.items() if path is None]
+    if missing:
+        raise ToolchainError(f"{lender.path} lacks {', '.join(missing)}")
+    return headers, [path for path in programs.values() if path is not None]

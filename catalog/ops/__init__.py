@@ -1,0 +1,1 @@
+"""Operations: what kernels compute. Each is a folder."""

@@ -1,0 +1,1 @@
+"""Attention: traits, problems, tensors, references and kernels."""

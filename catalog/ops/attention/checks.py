@@ -1,0 +1,206 @@
+"""Which fields of a problem go together: each check raises the error that names both sides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from catalog.errors import ProblemError
+from catalog.ops.attention.fields import (
+    ELEMENT_BYTES,
+    MAX_SIZE,
+    MAX_TOTAL,
+    OP_FIELDS,
+    QSCALES,
+    QUANTISED,
+    VECTOR_BYTES,
+)
+from catalog.ops.attention.traits import Bias, KvMemoryLayout, Mode, Qscale, Rope
+
+if TYPE_CHECKING:
+    from catalog.ops.attention.problem import Problem
+
+_OF_SOME_OPS = frozenset().union(*OP_FIELDS.values())
+
+
+def check_relevance(problem: Problem) -> None:
+    """Every field that is stated means something to the operation.
+
+    Raises:
+        ProblemError: one does not.
+    """
+    fields = type(problem).model_fields
+    for name in fields:
+        value = getattr(problem, name)
+        if name in _OF_SOME_OPS and name not in OP_FIELDS[problem.op] and value != fields[name].default:
+            ops = [op for op, names in OP_FIELDS.items() if name in names]
+            raise ProblemError(
+                f"{name}={value!s} does not apply to op={problem.op!r}", hint=f"Ops that take {name}: {', '.join(ops)}."
+            )
+
+
+def check_lengths(problem: Problem) -> None:
+    """The sizes agree with each other.
+
+    Raises:
+        ProblemError: they do not.
+    """
+    if problem.nhead_q % problem.nhead_k:
+        raise ProblemError(f"nhead_k={problem.nhead_k}: must divide nhead_q={problem.nhead_q}")
+    if problem.seqlens_q is None:
+        if problem.seqlens_k is not None:
+            raise ProblemError("seqlens_k is given without seqlens_q: group mode needs seqlens_q")
+        return
+    if problem.page_size and problem.seqlens_k is not None:
+        raise ProblemError(
+            "seqlens_k does not go with a paged cache, whose lengths are a tensor of the run",
+            hint="State seqlen_k, the longest sequence that the page table has room for.",
+        )
+    _check_packed(problem, "q", problem.seqlens_q)
+    if problem.seqlens_k is not None:
+        if len(problem.seqlens_k) != len(problem.seqlens_q):
+            raise ProblemError(
+                f"seqlens_k has {len(problem.seqlens_k)} sequences: "
+                f"must have as many as seqlens_q, {len(problem.seqlens_q)}"
+            )
+        _check_packed(problem, "k", problem.seqlens_k)
+    if problem.layout != "bhsd":
+        raise ProblemError(
+            f"layout={problem.layout!r} does not apply to packed sequences, which are (tokens, nhead, hdim)",
+            hint="Leave layout out.",
+        )
+
+
+def certain_sizes(problem: Problem, sizes: Mapping[str, Any]) -> dict[str, Any] | None:
+    """All sizes of a problem of the form of ``problem`` with these ``sizes``, where they are certain to be valid.
+
+    None where they may not be, or take defaults, or are no plain integers: then the constructor must decide. It knows
+    less than the constructor, never more: what it gives, the constructor gives.
+    """
+    if problem.op == "appendkv" or problem.page_size:
+        return None  # their sizes are limits of each other's, and of features'
+    whole = _packed(sizes) if problem.seqlens_q is not None else _dense(sizes)
+    if whole is None:
+        return None
+    # No tensor has an axis twice, and no product of matrices has a pair of tokens twice.
+    packed = whole["seqlens_q"] is not None
+    q = sum(whole["seqlens_q"]) if packed else whole["seqlen_q"]
+    k = sum(whole["seqlens_k"]) if packed else whole["seqlen_k"]
+    certain = q <= MAX_SIZE >= k and problem.form.weight * (whole["batch"] + 1) * (q + 1) * (k + 1) <= MAX_TOTAL
+    return whole if certain else None
+
+
+def _dense(sizes: Mapping[str, Any]) -> dict[str, Any] | None:
+    if sizes.keys() != _BATCH_SIZES:
+        return None
+    for size in sizes.values():
+        if type(size) is not int or not 0 <= size <= MAX_SIZE:
+            return None
+    return {"seqlens_q": None, "seqlens_k": None, "num_pages": None, **sizes}
+
+
+def _packed(sizes: Mapping[str, Any]) -> dict[str, Any] | None:
+    if sizes.keys() != _PACKED_SIZES:
+        return None
+    q, k = sizes["seqlens_q"], sizes["seqlens_k"]
+    if not _are_lengths(q) or not (k is q or (_are_lengths(k) and len(q) == len(k))):
+        return None
+    return {"batch": len(q), "seqlen_q": max(q), "seqlen_k": max(k), "num_pages": None, **sizes}
+
+
+_BATCH_SIZES = frozenset({"batch", "seqlen_q", "seqlen_k"})
+_PACKED_SIZES = frozenset({"seqlens_q", "seqlens_k"})
+_INT = {int}
+
+
+def _are_lengths(lengths: Any) -> bool:
+    return type(lengths) is tuple and set(map(type, lengths)) == _INT and min(lengths) >= 0
+
+
+def _check_packed(problem: Problem, axis: str, lengths: tuple[int, ...]) -> None:
+    source, longest = f"seqlens_{axis}", f"seqlen_{axis}"
+    for name, implied in (("batch", len(lengths)), (longest, max(lengths, default=0))):
+        if getattr(problem, name) != implied:
+            raise ProblemError(
+                f"{name}={getattr(problem, name)} contradicts {source}, which makes it {implied}",
+                hint=f"Leave {name} out.",
+            )
+    if sum(lengths) > MAX_SIZE:
+        raise ProblemError(f"{source} adds up to {sum(lengths)} tokens: at most {MAX_SIZE}")
+
+
+def check_features(problem: Problem) -> None:
+    """Features have what they need.
+
+    Raises:
+        ProblemError: one lacks something; says what.
+    """
+    _check_operation(problem)
+    _check_quantisation(problem)
+    if problem.bias is Bias.ALIBI and problem.bias_dims == "11":
+        raise ProblemError("bias_dims='11' does not go with bias='alibi': slopes are 1h or bh")
+    if problem.dbias and problem.bias is not Bias.BIAS:
+        raise ProblemError("dbias needs bias='bias': there is no other bias with a gradient")
+    if problem.randval and not problem.dropout:
+        raise ProblemError("randval needs dropout: there are no random numbers without")
+    if problem.min_seqlen_q and problem.mode is Mode.BATCH:
+        raise ProblemError("min_seqlen_q needs group mode, seqlens_q: sequences of a batch are equally long")
+
+
+def _check_operation(problem: Problem) -> None:
+    if problem.op in ("pagedkv", "batch_prefill") and not problem.page_size:
+        raise ProblemError(f"op={problem.op!r} needs page_size, the tokens of a page of the cache")
+    if problem.num_pages is not None and not problem.page_size:
+        raise ProblemError("num_pages needs page_size, the tokens of a page of the cache")
+    if problem.op == "batch_prefill":
+        if problem.mode is Mode.BATCH:
+            raise ProblemError("op='batch_prefill' needs seqlens_q: its queries are packed")
+        _check_vectors(problem)
+    if problem.op == "appendkv":
+        _check_append(problem)
+
+
+def _check_vectors(problem: Problem) -> None:
+    """The vectorized layout keeps 16 bytes together: of a key along the head dim, of a value along the tokens."""
+    if problem.kv_memory_layout is not KvMemoryLayout.VECTORIZED:
+        return
+    vector = VECTOR_BYTES // ELEMENT_BYTES[problem.dtype][0]
+    for name in ("hdim_q", "page_size"):
+        if getattr(problem, name) % vector:
+            raise ProblemError(
+                f"{name}={getattr(problem, name)} does not go with kv_memory_layout='vectorized': "
+                f"must be a multiple of {vector}, the {problem.dtype} elements of {VECTOR_BYTES} bytes"
+            )
+
+
+def _check_append(problem: Problem) -> None:
+    if problem.mode is Mode.GROUP:
+        raise ProblemError("seqlens_q does not go with op='appendkv': state batch and seqlen_q")
+    if problem.seqlen_new is None:
+        raise ProblemError("op='appendkv' needs seqlen_new, the tokens that are appended to each sequence")
+    for name in ("seqlen_new", "seqlen_q"):
+        if min(getattr(problem, name), problem.appended) > problem.seqlen_k:
+            raise ProblemError(
+                f"{name}={getattr(problem, name)} does not fit into the cache of seqlen_k={problem.seqlen_k} tokens"
+            )
+    if problem.rotary_dim is not None and problem.rope is Rope.NO:
+        raise ProblemError("rotary_dim needs rope: inter or half")
+    if problem.rope is not Rope.NO and problem.hdim_q < 2:
+        raise ProblemError(f"hdim_q={problem.hdim_q} does not go with rope: pairs of elements are rotated")
+    if problem.rotary_dim is not None and (problem.rotary_dim % 2 or problem.rotary_dim > problem.hdim_q):
+        raise ProblemError(f"rotary_dim={problem.rotary_dim}: must be even and at most hdim_q={problem.hdim_q}")
+
+
+def _check_quantisation(problem: Problem) -> None:
+    if problem.dtype in QUANTISED and problem.op == "bwd":
+        raise ProblemError(f"dtype={str(problem.dtype)!r} does not apply to op='bwd': there is no quantised backward")
+    if problem.qscale is Qscale.NO:
+        return
+    if problem.dtype not in QUANTISED:
+        raise ProblemError(
+            f"qscale={str(problem.qscale)!r} does not go with dtype={str(problem.dtype)!r}",
+            hint=f"Dtypes with scales: {', '.join(sorted(map(str, QUANTISED)))}.",
+        )
+    if problem.qscale not in QSCALES[problem.op]:
+        allowed = ", ".join(str(scale) for scale in Qscale if scale in QSCALES[problem.op])
+        raise ProblemError(f"qscale={str(problem.qscale)!r} does not apply to op={problem.op!r}: allowed: {allowed}")

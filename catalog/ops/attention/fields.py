@@ -1,0 +1,134 @@
+"""What the fields of a problem may hold: types, limits, and which operation takes which."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import BeforeValidator, Field
+
+from catalog.ops.attention.traits import Bias, Dtype, KvLookupTable, KvMemoryLayout, Qscale, Rope
+
+Op = Literal["fwd", "splitkv", "pagedkv", "appendkv", "batch_prefill", "bwd"]
+Layout = Literal["bhsd", "bshd"]
+MaskWord = Literal["no", "causal", "top_left", "bottom_right", "window", "generic"]
+BiasDims = Literal["11", "1h", "bh"]
+
+MAX_SIZE = 2**31 - 1
+"""Largest extent of an axis, and largest token count of a group: kernels index them with 32 bits."""
+
+MAX_TOTAL = 2**63 - 1
+"""Largest FLOP and byte count: what a SQLite INTEGER holds."""
+
+ELEMENT_BYTES: Mapping[Dtype, tuple[int, int]] = MappingProxyType(
+    {
+        Dtype.FP32: (4, 4),
+        Dtype.FP16: (2, 2),
+        Dtype.BF16: (2, 2),
+        Dtype.FP8: (1, 1),
+        Dtype.BF8: (1, 1),
+        Dtype.FP8FP16: (1, 2),
+        Dtype.FP8BF16: (1, 2),
+        Dtype.FP8FP32: (1, 4),
+    }
+)
+"""Bytes of an element of Q, K, V and of an element of O. The mx types are absent: they need block scales."""
+
+CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "op": get_args(Op),
+        "dtype": tuple(map(str, ELEMENT_BYTES)),
+        "mask": get_args(MaskWord),
+        "layout": get_args(Layout),
+        "bias": tuple(map(str, Bias)),
+        "bias_dims": get_args(BiasDims),
+        "qscale": tuple(str(scale) for scale in Qscale if scale is not Qscale.MX),
+        "rope": tuple(map(str, Rope)),
+        "kv_memory_layout": tuple(str(layout) for layout in KvMemoryLayout if layout is not KvMemoryLayout.NO),
+        "kv_lookup_table": tuple(str(table) for table in KvLookupTable if table is not KvLookupTable.NO),
+    }
+)
+"""The words that a field may hold."""
+
+_SCORES = ("scale", "bias", "bias_dims", "mask", "window")
+_CACHE = ("page_size", "num_pages")
+_INFERENCE = (*_SCORES, "lse", "logits_soft_cap", "sink_size", "qscale")
+
+OP_FIELDS: Mapping[Op, frozenset[str]] = MappingProxyType(
+    {
+        "fwd": frozenset(
+            {*_INFERENCE, "dropout", "randval", "min_seqlen_q", "block_scale_size_q", "block_scale_size_kv"}
+        ),
+        "splitkv": frozenset({*_INFERENCE, *_CACHE, "num_splits"}),
+        "pagedkv": frozenset({*_INFERENCE, *_CACHE, "min_seqlen_q"}),
+        "appendkv": frozenset({*_CACHE, "mask", "window", "seqlen_new", "rope", "rotary_dim"}),
+        "batch_prefill": frozenset({*_INFERENCE, *_CACHE, "dropout", "randval", "kv_memory_layout", "kv_lookup_table"}),
+        "bwd": frozenset({*_SCORES, "dropout", "randval", "dbias", "dlse", "deterministic"}),
+    }
+)
+"""Fields that mean something to each operation, besides the sizes, which mean something to all."""
+
+QSCALES: Mapping[Op, frozenset[Qscale]] = MappingProxyType(
+    {
+        "fwd": frozenset({Qscale.NO, Qscale.PERTENSOR, Qscale.BLOCKSCALE}),
+        "splitkv": frozenset({Qscale.NO, Qscale.PERTENSOR}),
+        "pagedkv": frozenset({Qscale.NO, Qscale.PERTENSOR}),
+        "batch_prefill": frozenset({Qscale.NO, Qscale.PERTENSOR, Qscale.KV_BLOCKSCALE}),
+    }
+)
+"""Granularities of scales that an operation has arguments for."""
+
+QUANTISED = frozenset(dtype for dtype, (size, _) in ELEMENT_BYTES.items() if size == 1)
+"""Element types that are stored with scales."""
+
+VECTOR_BYTES = 16
+"""Bytes that the vectorized cache layout keeps together."""
+
+
+def _integer(value: Any) -> int:
+    """An int, or what converts to one without loss (a NumPy integer); a bool is a mistake, not a number."""
+    if isinstance(value, bool):
+        raise ValueError("a bool is not an integer")
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise ValueError("not an integer") from None
+
+
+def _listed(value: Any) -> Any:
+    """A list or tuple; arrays become lists. An iterator or a set has no order to rely on."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    if not isinstance(value, (list, tuple)):
+        raise ValueError("not a list")
+    return value
+
+
+def _known_dtype(value: Any) -> Any:
+    if value not in list(ELEMENT_BYTES):
+        raise ValueError("not a dtype of problems")
+    return value
+
+
+def _not_mx(value: Any) -> Any:
+    if value == Qscale.MX:
+        raise ValueError("not a scale of problems")
+    return value
+
+
+def _stated(value: Any) -> Any:
+    if value == "no":
+        raise ValueError("a cache has one")
+    return value
+
+
+Size = Annotated[int, BeforeValidator(_integer), Field(ge=0, le=MAX_SIZE)]
+Extent = Annotated[int, BeforeValidator(_integer), Field(ge=1, le=MAX_SIZE)]
+Side = Annotated[int, BeforeValidator(_integer), Field(ge=-1, le=MAX_SIZE)]
+Lengths = Annotated[tuple[Size, ...], BeforeValidator(_listed)]
+Window = Annotated[tuple[Side, Side], BeforeValidator(_listed)]
+Element = Annotated[Dtype, BeforeValidator(_known_dtype)]
+Scale = Annotated[Qscale, BeforeValidator(_not_mx)]
+MemoryLayout = Annotated[KvMemoryLayout, BeforeValidator(_stated)]
+LookupTable = Annotated[KvLookupTable, BeforeValidator(_stated)]

@@ -1,0 +1,113 @@
+"""What problems have in common that differ only in their sizes: a model's attention at every length."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from catalog.ops.attention.tensors import TensorForm, bytes_of_element, forms_of
+
+if TYPE_CHECKING:
+    from catalog.ops.attention.problem import Problem
+
+SIZES = ("batch", "seqlen_q", "seqlen_k", "seqlens_q", "seqlens_k", "num_pages")
+"""The fields of a problem in which problems of one form may differ; all have as many of them."""
+
+MOST_FORMS = 4096
+"""Forms that a process keeps one object of each; beyond that it starts anew, and equal ones may be two objects."""
+
+
+class Form:
+    """The fields of a problem but :data:`SIZES`, in normal form, and what follows from them.
+
+    Args:
+        text: the fields as canonical JSON: equal of equal forms.
+        blank: a problem with these fields, of whatever sizes, which remembers nothing yet.
+    """
+
+    def __init__(self, text: str, blank: Problem) -> None:
+        self.text = text
+        self.blank = blank
+        self.fields: Mapping[str, Any] = {**blank.__dict__, "form": self}
+        self._hash = hash(text)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Form) and self.text == other.text)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __repr__(self) -> str:
+        return f"Form({self.text})"
+
+    @cached_property
+    def tensors(self) -> Mapping[str, TensorForm]:
+        """Every tensor of a run by name: inputs, required ones first, then outputs."""
+        return forms_of(self.blank)
+
+    @cached_property
+    def needed(self) -> tuple[str, ...]:
+        """Names of the tensors that a run must be given, in the order of a call."""
+        return tuple(name for name, tensor in self.tensors.items() if tensor.role != "output" and not tensor.optional)
+
+    @cached_property
+    def accepted(self) -> tuple[str, ...]:
+        """Names of the tensors that a run may be given, in the order of a call."""
+        return tuple(name for name, tensor in self.tensors.items() if tensor.role != "output")
+
+    @cached_property
+    def made(self) -> tuple[str, ...]:
+        """Names of the tensors that a run makes for its results."""
+        return tuple(name for name, tensor in self.tensors.items() if tensor.role == "output")
+
+    @cached_property
+    def kind(self) -> str:
+        """What it has in common with all problems that are like it: :func:`~catalog.ops.attention.likeness.kind_of`."""
+        from catalog.ops.attention.likeness import kind_of
+
+        return kind_of(self.blank)
+
+    @cached_property
+    def weight(self) -> int:
+        """At most so many bytes of tensors and FLOP has a problem a product of its sizes, each one more than it is."""
+        blank = self.blank
+        return max(sum(size for _, size in self._bytes), 6 * blank.nhead_q * (blank.hdim_q + blank.hdim_v))
+
+    @cached_property
+    def _bytes(self) -> list[tuple[tuple[str, ...], int]]:
+        """Bytes of all tensors that a run needs, for each element along the axes that are named."""
+        bytes_along: dict[tuple[str, ...], int] = {}
+        for tensor in self.tensors.values():
+            if not tensor.optional:
+                named = tuple(sorted(axis for axis in tensor.axes if isinstance(axis, str)))
+                fixed = math.prod(axis for axis in tensor.axes if isinstance(axis, int))
+                bytes_along[named] = bytes_along.get(named, 0) + fixed * bytes_of_element(tensor.element)
+        return list(bytes_along.items())
+
+    def bytes_at(self, extents: Mapping[str, int]) -> int:
+        """Bytes of all tensors that a run needs, at these extents."""
+        total = 0
+        for axes, size in self._bytes:
+            of_these = size
+            for axis in axes:
+                of_these *= extents[axis]
+            total += of_these
+        return total
+
+
+_forms: dict[str, Form] = {}
+
+
+def form_of(problem: Problem) -> Form:
+    """The form of a problem, one object for all problems of it."""
+    fields = problem.key_fields(without=SIZES)
+    text = json.dumps(fields | {"mode": problem.mode.value}, sort_keys=True, separators=(",", ":"))
+    form = _forms.get(text)
+    if form is None:
+        if len(_forms) >= MOST_FORMS:
+            _forms.clear()
+        form = _forms.setdefault(text, Form(text, problem.without_caches()))
+    return form

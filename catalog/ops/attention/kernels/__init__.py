@@ -1,0 +1,1 @@
+"""Kernels of attention: headers of our own, and what writes a row's translation unit."""

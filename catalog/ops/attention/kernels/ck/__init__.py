@@ -1,0 +1,1 @@
+"""Attention kernels of CK Tile: upstream's sources behind our entry points."""

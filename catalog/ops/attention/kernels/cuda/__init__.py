@@ -1,0 +1,1 @@
+"""Attention kernels for NVIDIA GPUs: CUDA C++ headers, specialised for each row."""

@@ -1,0 +1,130 @@
+// The main stage of backward: how a block divides its tile, and what lies where in shared memory.
+//
+// A block owns tile_n0 keys of one head and visits tile_m0 queries at a time, of all query heads that read the head.
+// Two warpgroups multiply, one more loads.
+#pragma once
+
+#include "bwd_call.hpp"
+#include "cuda/hopper.hpp"
+#include "cuda/tensor_map.hpp"
+#include "cuda/wgmma.hpp"
+
+namespace catalog::cuda {
+
+inline constexpr int work_bytes = 72;  // of WorkInMemory
+
+constexpr int round_up(int length, int step) { return (length + step - 1) / step * step; }
+
+template <class Row>
+struct BackwardTile {
+    using T = typename Row::dtype;
+
+    static constexpr int m = Row::tile_m0, n = Row::tile_n0;
+
+    // Two warpgroups of consumers divide the keys, 64 to each; wide heads they divide by the head dim.
+    static constexpr bool divides_hdim = Row::hdim_q > 128 || Row::hdim_v > 128;
+    static constexpr int warpgroups = 2;
+    static constexpr int hdim_step = divides_hdim ? 2 * panel_columns : panel_columns;
+    static constexpr int hdim_q = round_up(Row::hdim_q, hdim_step), hdim_v = round_up(Row::hdim_v, hdim_step);
+    static constexpr int stages = Row::stages, grad_o_stages = divides_hdim ? 1 : stages;
+    static constexpr int consumers = warpgroups * 128, threads = consumers + 128;
+    static constexpr int consumer_registers = 240, loader_registers = 24;
+
+    // Of dQ they divide the queries, or else the head dim, for which narrow heads transpose it. A tile is staged in so
+    // many rounds.
+    static constexpr bool divides_queries = m % (64 * warpgroups) == 0;
+    static constexpr int dq_rows = divides_queries ? 64 : m;  // of a warpgroup
+    static constexpr int dq_columns = divides_hdim ? hdim_q / warpgroups : divides_queries ? hdim_q : m;
+    static constexpr int dq_rounds = divides_hdim ? 2 : 1;
+    static constexpr int dq_panels = hdim_q / 32 / dq_rounds / (divides_queries ? 1 : warpgroups);  // at a time
+
+    // dV takes the weights as soon as they are there, where registers allow to hold them once more.
+    static constexpr bool early_dv = (hdim_q + hdim_v) / 2 + m + m / 4 <= 212;
+
+    // dQ waits until dV has no more use for the registers of the weights, where there are none for both.
+    static constexpr bool late_dq = (hdim_q + hdim_v) / 2 + m / 2 + dq_columns / 2 > 200;
+
+    // dK and dQ contain the factor of the scores if dS does; halves have too small an exponent for that.
+    static constexpr bool scales_ds = std::is_same_v<T, bf16>;
+
+    static_assert(m % 16 == 0 && m <= 256 && stages >= 1);
+    static_assert(divides_hdim ? m == 64 && n == 64 : n == 64 * warpgroups);
+    static_assert(divides_hdim || divides_queries || hdim_q == 64 * warpgroups);
+
+    // Panels of 64 columns (32 of float32), each a whole number of rows of 128 bytes.
+    static constexpr int query_panel = m * panel_row_bytes, key_panel = n * panel_row_bytes;
+    static constexpr int q_bytes = hdim_q / 64 * query_panel, grad_o_bytes = hdim_v / 64 * query_panel;
+    static constexpr int k_bytes = hdim_q / 64 * key_panel, v_bytes = hdim_v / 64 * key_panel;
+    static constexpr int ds_bytes = divides_hdim ? 2 * key_panel : warpgroups * query_panel;  // P too, if divides_hdim
+    static constexpr int dq_bytes = hdim_q / 32 * query_panel / dq_rounds;
+    static constexpr int row_bytes = m * 4;  // a number for each query
+
+    static constexpr int k_at = 0, v_at = k_at + k_bytes, q_at = v_at + v_bytes, grad_o_at = q_at + stages * q_bytes;
+    static constexpr int ds_at = grad_o_at + grad_o_stages * grad_o_bytes, dq_at = ds_at + 2 * ds_bytes;
+    static constexpr int lse_at = dq_at + dq_bytes, delta_at = lse_at + stages * row_bytes;
+    static constexpr int barriers_at = delta_at + stages * row_bytes, work_at = barriers_at + (8 + 4 * stages) * 8;
+    static constexpr int shared_bytes = work_at + work_bytes;
+    static_assert(shared_bytes <= 232448, "a block has 227 KiB of shared memory");
+};
+
+// Barriers: who reads waits for full, who writes for empty.
+template <class Row>
+struct BackwardBarriers {
+    std::uint32_t first;
+
+    __device__ __forceinline__ std::uint32_t k() const { return first; }
+    __device__ __forceinline__ std::uint32_t v() const { return first + 8; }
+    __device__ __forceinline__ std::uint32_t full_dq(int warpgroup) const { return first + 16 + warpgroup * 16; }
+    __device__ __forceinline__ std::uint32_t empty_dq(int warpgroup) const { return full_dq(warpgroup) + 8; }
+    __device__ __forceinline__ std::uint32_t full_q(int stage) const { return first + 64 + stage * 32; }
+    __device__ __forceinline__ std::uint32_t full_grad_o(int stage) const { return full_q(stage) + 8; }
+    __device__ __forceinline__ std::uint32_t empty_q(int stage) const { return full_q(stage) + 16; }
+    __device__ __forceinline__ std::uint32_t empty_grad_o(int stage) const { return full_q(stage) + 24; }
+
+    __device__ __forceinline__ void init() const {
+        barrier_init(k(), 1);
+        barrier_init(v(), 1);
+        for (int warpgroup = 0; warpgroup < BackwardTile<Row>::warpgroups; ++warpgroup) {
+            barrier_init(full_dq(warpgroup), 4);  // its warps
+            barrier_init(empty_dq(warpgroup), 1);
+        }
+        for (int stage = 0; stage < BackwardTile<Row>::stages; ++stage) {
+            barrier_init(full_q(stage), 1 + 32);  // the copy, and a warp that stores LSE or delta
+            barrier_init(full_grad_o(stage), 1 + 32);
+            // Every thread says that it has read LSE and delta: then nothing rests on the order within a warp.
+            barrier_init(empty_q(stage), BackwardTile<Row>::consumers);
+            barrier_init(empty_grad_o(stage), BackwardTile<Row>::consumers);
+        }
+        barrier_init_fence();
+    }
+};
+
+// Stages of the ring, in turn; `phase` is the parity of the barriers of this round.
+template <int stages>
+struct RingPlace {
+    int stage = 0;
+    std::uint32_t phase = 0;
+
+    __device__ __forceinline__ RingPlace next() const {
+        return stage + 1 < stages ? RingPlace{stage + 1, phase} : RingPlace{0, phase ^ 1u};
+    }
+};
+
+__device__ __forceinline__ float2 load_pair(std::uint32_t address) {
+    float2 pair;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(pair.x), "=f"(pair.y) : "r"(address) : "memory");
+    return pair;
+}
+
+__device__ __forceinline__ void store_number(std::uint32_t address, float x) {
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
+}
+
+inline constexpr float log2_e = 0x1.715476p+0f;
+
+__device__ __forceinline__ float slope_of(const catalog_args& args, int sequence, int head) {
+    const catalog_tensor& slopes = args.alibi_slopes;
+    return static_cast<const float*>(slopes.data)[sequence * slopes.stride_batch + head * slopes.stride_nhead];
+}
+
+}  // namespace catalog::cuda

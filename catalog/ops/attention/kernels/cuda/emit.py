@@ -1,0 +1,57 @@
+"""The translation unit of an NVIDIA row: its traits as a C++ struct, for the header of its family and pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from catalog.build.dialect import Dialect
+from catalog.errors import BuildError
+from catalog.ops.attention.traits import TRAITS, Bias, Dtype, Family, Mask, Mode, Pipeline
+from catalog.schema.kernel import Kernel
+
+_FP16, _BF16 = "catalog::cuda::fp16", "catalog::cuda::bf16"
+
+_CUDA = Dialect(
+    title="NVIDIA",
+    folder="cuda",
+    dtypes=MappingProxyType({Dtype.FP16: (_FP16, _FP16), Dtype.BF16: (_BF16, _BF16)}),
+    enums=(Mode, Mask, Bias),
+    unknown=frozenset({"bias"}),
+    numbers=tuple(
+        name
+        for name in TRAITS
+        if name.startswith(("tile_", "wave_", "warp_", "block_per_cu", "stages")) and TRAITS[name].kind == "int"
+    ),
+    sized=frozenset({"fmha_bwd_dq_dk_dv_wgmma"}),
+    footer="CATALOG_EXPORT_BLOCK(catalog::cuda::block_of<Row>)\n",
+)
+
+_HEADERS: Mapping[tuple[Family, Pipeline], str] = MappingProxyType(
+    {
+        (Family.FWD, Pipeline.SM90_WGMMA): "fmha_fwd_wgmma",
+        (Family.FWD, Pipeline.SM90_MMA): "fmha_fwd_mma",
+        (Family.FWD_PAGEDKV, Pipeline.SM90_MMA): "fmha_fwd_mma",
+        (Family.FWD_SPLITKV, Pipeline.SM90_MMA): "fmha_fwd_splitkv_mma",
+        (Family.FWD_SPLITKV_COMBINE, Pipeline.UNUSED): "fmha_fwd_splitkv_combine",
+        (Family.BWD_DOT_DO_O, Pipeline.NO): "fmha_bwd_dot_do_o",
+        (Family.BWD_DQ_DK_DV, Pipeline.SM90_WGMMA): "fmha_bwd_dq_dk_dv_wgmma",
+        (Family.BWD_CONVERT_DQ, Pipeline.NO): "fmha_bwd_convert_dq",
+    }
+)
+"""Kernel headers: each defines launch_<header>."""
+
+
+def emit(kernel: Kernel) -> str:
+    """The CUDA C++ source of an NVIDIA kernel; equal kernels have equal sources.
+
+    Raises:
+        BuildError: the kernel headers implement no such kernel; the message names the trait.
+    """
+    header = _HEADERS.get((kernel.family, kernel.algorithm.pipeline))
+    if header is None:
+        raise BuildError(
+            f"kernel {kernel.name}: NVIDIA has no kernels of family {kernel.family} with pipeline = "
+            f"{kernel.algorithm.pipeline}"
+        )
+    return _CUDA.source(kernel, header)

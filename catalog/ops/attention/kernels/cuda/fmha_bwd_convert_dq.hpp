@@ -1,0 +1,51 @@
+// Backward attention, last stage: dQ in its type, from its sums in float32, in which of every 8 columns the even ones
+// come first.
+#pragma once
+
+#include "bwd_rows.hpp"
+#include "cuda/hopper.hpp"
+#include "launch.hpp"
+
+namespace catalog::cuda {
+
+template <class Row, int lanes>
+__global__ void __launch_bounds__(row_threads) convert_dq(const __grid_constant__ catalog_args args) {
+    using T = typename Row::dtype;
+    const ThreadRows<Row, lanes> rows(args);
+    if (rows.lane * 8 >= args.hdim_q) return;
+    float4 even[rows_in_flight], odd[rows_in_flight];
+#pragma unroll
+    for (int i = 0; i < rows_in_flight; ++i) {
+        if (!rows.has(i)) continue;
+        const auto* const sums = reinterpret_cast<const float4*>(rows.template of<const float>(args.dq_acc, i));
+        even[i] = __ldcs(sums);
+        odd[i] = __ldcs(sums + 1);
+    }
+#pragma unroll
+    for (int i = 0; i < rows_in_flight; ++i)
+        if (rows.has(i))
+            *reinterpret_cast<uint4*>(rows.template of<T>(args.dq, i)) =
+                make_uint4(pack<T>(even[i].x, odd[i].x), pack<T>(even[i].y, odd[i].y), pack<T>(even[i].z, odd[i].z),
+                           pack<T>(even[i].w, odd[i].w));
+}
+
+template <class Row>
+inline std::int32_t launch_fmha_bwd_convert_dq(const catalog_args* args, cudaStream_t stream) noexcept {
+    using T = typename Row::dtype;
+    static_assert(Row::hdim_q <= 256, "a row belongs to one warp");
+    if (const catalog_status status = check_rows<Row>(args); status != CATALOG_OK) return status;
+    if (!valid_hdim(args->hdim_q, Row::hdim_q, Row::pad_d)) return CATALOG_BAD_ARGUMENT;
+    if (!has_queries(*args)) return CATALOG_OK;
+    const bool valid = args->num_splits == 1 && args->dq.data && args->dq_acc.data &&
+                       has_aligned_rows<T>(*args, args->dq, args->nhead_q) &&
+                       has_aligned_rows<float>(*args, args->dq_acc, args->nhead_q);
+    if (!valid) return CATALOG_BAD_ARGUMENT;
+    if (args->hdim_q <= 64) return launch_rows<8>(*args, stream, convert_dq<Row, 8>);
+    if (args->hdim_q <= 128) return launch_rows<16>(*args, stream, convert_dq<Row, 16>);
+    return launch_rows<32>(*args, stream, convert_dq<Row, 32>);
+}
+
+template <class Row>
+inline constexpr Block block_of{row_threads, 0};
+
+}  // namespace catalog::cuda

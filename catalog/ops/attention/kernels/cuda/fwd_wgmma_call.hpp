@@ -1,0 +1,146 @@
+// One launch of the forward kernel for Hopper, checked: what its blocks need of the arguments. Host code.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "call.hpp"
+#include "cuda/tensor_map.hpp"
+
+namespace catalog::cuda {
+
+// In bytes.
+struct ByteStrides {
+    std::int64_t batch, nhead, seqlen;
+};
+
+struct FwdCall {
+    CUtensorMap q_map, k_map, v_map;
+    ByteStrides q, k, v, o, lse;
+    void* o_data;
+    float* lse_data;
+    const float* alibi_slopes;
+    std::int64_t alibi_stride_batch, alibi_stride_nhead;
+    const float* sink;
+    std::int64_t sink_stride;
+    const std::int32_t *seqstart_q, *seqstart_k, *seqlens_q, *seqlens_k;
+    int nhead_q, heads_per_kv_head, seqlen_q, seqlen_k, hdim_v;
+    int window_left, window_right;  // negative: unbounded
+    bool bottom_right;
+    float scale;     // of Q K^T: in units of the base 2, or with a soft cap the argument of 2^x in tanh
+    float soft_cap;  // in units of the base 2
+    // Tiles: `blocks` of every head of every sequence, `section_heads` heads at a time.
+    int blocks, heads, section_heads, tiles;
+};
+
+inline constexpr float log2_e = 0x1.715476p+0f;
+inline constexpr float ln_2 = 0x1.62e43p-1f;
+
+// So many bytes of K and V stay in the L2 cache while the blocks of their heads are worked on.
+inline constexpr std::int64_t section_bytes = 32 << 20;
+
+template <class Row>
+inline bool valid_fwd(const catalog_args& args) {
+    if (!valid_sizes(args) || args.num_splits != 1 || !valid_mask<Row::mask>(args)) return false;
+    if (!valid_hdim(args.hdim_q, Row::hdim_q, Row::pad_d) || !valid_hdim(args.hdim_v, Row::hdim_v, Row::pad_dv))
+        return false;
+    if (Row::logits && !(args.logits_soft_cap > 0.0f)) return false;
+    // The largest score is that of the largest product.
+    return args.scale >= 0.0f;
+}
+
+// Whether TMA and 16-byte accesses reach every row.
+inline bool aligned_rows(const catalog_tensor& tensor, const ByteStrides& strides) {
+    return (reinterpret_cast<std::uintptr_t>(tensor.data) | strides.batch | strides.nhead | strides.seqlen) % 16 == 0;
+}
+
+// Axes that have one element get a stride that fits.
+template <class T>
+inline ByteStrides byte_strides(const catalog_tensor& tensor, std::int64_t batch, std::int64_t nhead,
+                                std::int64_t seqlen, std::int64_t row_bytes) {
+    const auto bytes = [](std::int64_t extent, std::int64_t stride, std::int64_t otherwise) {
+        return extent > 1 ? stride * static_cast<std::int64_t>(sizeof(T)) : otherwise;
+    };
+    return {bytes(batch, tensor.stride_batch, 0), bytes(nhead, tensor.stride_nhead, 0),
+            bytes(seqlen, tensor.stride_seqlen, row_bytes)};
+}
+
+// CATALOG_OK with tiles == 0: there is nothing to do.
+template <class Row>
+inline catalog_status prepare_fwd(const catalog_args* given, FwdCall& call) {
+    using T = typename Row::dtype;
+    constexpr bool group = Row::mode == Mode::group;
+    if (const catalog_status status = check_abi(given); status != CATALOG_OK) return status;
+    const catalog_args& args = *given;
+    if (!valid_fwd<Row>(args)) return CATALOG_BAD_ARGUMENT;
+    call.tiles = 0;
+    if (!has_queries(args)) return CATALOG_OK;
+
+    const bool keys = has_keys(args);
+    if (!args.q.data || !args.o.data || (keys && (!args.k.data || !args.v.data))) return CATALOG_BAD_ARGUMENT;
+    if (group && (!args.seqstart_q || !args.seqstart_k)) return CATALOG_BAD_ARGUMENT;
+    if (Row::lse && !args.lse.data) return CATALOG_BAD_ARGUMENT;
+    if (Row::bias == Bias::alibi && !args.alibi_slopes.data) return CATALOG_BAD_ARGUMENT;
+
+    // In group mode the sequences lie one behind the other, and have no stride.
+    const std::int64_t batch = group ? 1 : args.batch;
+    const std::int64_t rows_q = group ? most_tokens : args.seqlen_q;
+    const std::int64_t rows_k = group ? most_tokens : args.seqlen_k;
+    const std::int64_t bytes_q = args.hdim_q * sizeof(T), bytes_v = args.hdim_v * sizeof(T);
+    call.q = byte_strides<T>(args.q, batch, args.nhead_q, rows_q, bytes_q);
+    call.k = byte_strides<T>(args.k, batch, args.nhead_k, rows_k, bytes_q);
+    call.v = byte_strides<T>(args.v, batch, args.nhead_k, rows_k, bytes_v);
+    call.o = byte_strides<T>(args.o, batch, args.nhead_q, rows_q, bytes_v);
+    call.lse = byte_strides<float>(args.lse, batch, args.nhead_q, rows_q, 0);
+    // A tensor without elements may be anything; nothing is read through its map.
+    const catalog_tensor& k = keys ? args.k : args.q;
+    const catalog_tensor& v = keys ? args.v : args.q;
+    if (!keys) call.k = call.v = call.q;
+    if (!aligned_rows(args.q, call.q) || !aligned_rows(k, call.k) || !aligned_rows(v, call.v) ||
+        !aligned_rows(args.o, call.o))
+        return CATALOG_BAD_ARGUMENT;
+    if (!make_ragged_map<T>(call.q_map, args.q.data, call.q.seqlen, args.hdim_q, 64, 64) ||
+        !make_ragged_map<T>(call.k_map, k.data, call.k.seqlen, args.hdim_q, 64, Row::tile_n0) ||
+        !make_ragged_map<T>(call.v_map, v.data, call.v.seqlen, args.hdim_v, 64, Row::tile_n0))
+        return CATALOG_BAD_ARGUMENT;
+
+    call.o_data = args.o.data;
+    call.lse_data = static_cast<float*>(args.lse.data);
+    call.alibi_slopes = static_cast<const float*>(args.alibi_slopes.data);
+    call.alibi_stride_batch = args.alibi_slopes.stride_batch;
+    call.alibi_stride_nhead = args.alibi_slopes.stride_nhead;
+    call.sink = static_cast<const float*>(args.sink.data);
+    call.sink_stride = args.sink.stride_nhead;
+    call.seqstart_q = args.seqstart_q;
+    call.seqstart_k = args.seqstart_k;
+    call.seqlens_q = static_cast<const std::int32_t*>(args.seqlens_q.data);
+    call.seqlens_k = static_cast<const std::int32_t*>(args.seqlens_k.data);
+    call.nhead_q = static_cast<int>(args.nhead_q);
+    call.heads_per_kv_head = static_cast<int>(args.nhead_q / args.nhead_k);
+    call.seqlen_q = static_cast<int>(args.seqlen_q);
+    call.seqlen_k = static_cast<int>(args.seqlen_k);
+    call.hdim_v = static_cast<int>(args.hdim_v);
+    // No distance within a sequence is larger.
+    const auto side = [](std::int64_t keys) { return static_cast<int>(std::clamp<std::int64_t>(keys, -1, 1 << 30)); };
+    call.window_left = side(args.window_left);
+    call.window_right = side(args.window_right);
+    call.bottom_right = args.mask_corner == CATALOG_BOTTOM_RIGHT;
+    // Above zero, lest an unseen key's -infinity become a NaN.
+    call.scale = std::max(args.scale, 1e-30f) * (Row::logits ? 2.0f / args.logits_soft_cap : 1.0f) * log2_e;
+    call.soft_cap = args.logits_soft_cap * log2_e;
+
+    const std::int64_t blocks = (args.seqlen_q + Row::tile_m0 - 1) / Row::tile_m0;
+    const std::int64_t heads = args.batch * args.nhead_q;
+    if (heads > most_tokens || blocks * heads > most_tokens) return CATALOG_BAD_ARGUMENT;
+    const std::int64_t kv_heads = section_bytes / std::max<std::int64_t>(1, args.seqlen_k * (bytes_q + bytes_v));
+    call.blocks = static_cast<int>(blocks);
+    call.heads = static_cast<int>(heads);
+    // Of tiles that differ in work the longest of all heads come first: an even end is worth more than the cache.
+    const bool even = Row::mask == Mask::none;
+    const std::int64_t section_heads = std::max<std::int64_t>(1, kv_heads) * call.heads_per_kv_head;
+    call.section_heads = static_cast<int>(even ? std::min(heads, section_heads) : heads);
+    call.tiles = static_cast<int>(blocks * heads);
+    return CATALOG_OK;
+}
+
+}  // namespace catalog::cuda

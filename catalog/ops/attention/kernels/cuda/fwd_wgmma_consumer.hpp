@@ -1,0 +1,245 @@
+// A warpgroup of the forward kernel that computes: 64 queries of a tile against their keys, from the last to the first.
+// Blocks of keys that only other warpgroups of the tile see cost it nothing but its turn.
+//
+// While the tensor cores multiply the weights of one block of keys with its values, the warpgroup turns the scores of
+// the next block into weights. The warpgroups take turns at issuing products, so that one is in its softmax while the
+// tensor cores work for another.
+#pragma once
+
+#include "fwd_wgmma_shared.hpp"
+#include "fwd_wgmma_softmax.hpp"
+#include "cuda/wgmma.hpp"
+
+namespace catalog::cuda {
+
+template <class Row>
+class FwdConsumer {
+    using T = typename Row::dtype;
+    using Shared = FwdShared<Row>;
+
+    static constexpr int keys = Row::tile_n0;
+    static constexpr int q_panel = 64 * panel_row_bytes, kv_panel = keys * panel_row_bytes;
+
+   public:
+    // `group` is the warpgroup's number among those that compute.
+    __device__ __forceinline__ FwdConsumer(const FwdCall& call, std::uint32_t shared, int group)
+        : call(call),
+          shared(shared),
+          group(group),
+          first_row(64 * group + static_cast<int>(threadIdx.x) % 128 / 32 * 16 + lane() / 4) {}
+
+    __device__ __forceinline__ void run() {
+        if (group == Shared::groups - 1) let_go();
+        for (int round = 0; round * static_cast<int>(gridDim.x) < call.tiles; ++round) {
+            const int tile = tile_of_round(round);
+            if (tile >= call.tiles) continue;
+            const Work<Row> work(call, tile);
+            if (!work.has_queries()) continue;
+            Softmax<Row> softmax(call, work, work.first_query + first_row);
+#pragma unroll
+            for (float& x : o) x = 0.0f;
+            if (work.has_keys()) attend(work, softmax);
+            store(work, softmax);
+        }
+    }
+
+   private:
+    static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x) % 32; }
+
+    // One arrival a warp.
+    __device__ __forceinline__ void release(std::uint32_t barrier) const {
+        if (lane() == 0) barrier_arrive(barrier);
+    }
+
+    // The turn to issue products goes round the warpgroups.
+    __device__ __forceinline__ void take_turn() const {
+        if constexpr (Shared::takes_turns) named_barrier_sync(1 + group, 256);
+    }
+    __device__ __forceinline__ void let_go() const {
+        if constexpr (Shared::takes_turns) named_barrier_arrive(group + 1 == Shared::groups ? 1 : 2 + group, 256);
+    }
+
+    __device__ __forceinline__ void attend(const Work<Row>& work, Softmax<Row>& softmax) {
+        const int group_query = work.first_query + 64 * group;
+        // Blocks that some of the warpgroup's rows see, and those that all of them see whole.
+        const KeyRange mine = work.blocks_of(group_query, 64);
+        const KeyRange of_first = work.visible(group_query), of_last = work.visible(group_query + 63);
+        const int whole_begin = (of_last.begin + keys - 1) / keys, whole_end = of_first.end / keys;
+
+        barrier_wait(Shared::q_full(shared, group), q_phase);
+        q_phase ^= 1;
+        int block = work.end_block - 1;
+        for (; block >= mine.end; --block) pass(work, block);
+        if (mine.begin < mine.end) {
+            begin(softmax, block * keys, block + 1 < work.end_block, block == work.first_block);
+            while (--block >= mine.begin) {
+                const bool last = block == work.first_block;
+                if (block >= whole_begin && block < whole_end)
+                    step<false>(softmax, block * keys, last);
+                else
+                    step<true>(softmax, block * keys, last);
+            }
+            barrier_wait(Shared::v_full(shared, v_ring.stage), v_ring.phase);
+            multiply_p_v();
+            wgmma_wait<0>();
+            pin(o);
+            release_v();
+        }
+        for (; block >= work.first_block; --block) pass(work, block);
+    }
+
+    // A block that only other warpgroups see. It is waited for: what is released before it is there would count for the
+    // block that it replaces.
+    __device__ __forceinline__ void pass(const Work<Row>& work, int block) {
+        barrier_wait(Shared::k_full(shared, k_ring.stage), k_ring.phase);
+        if (block + 1 < work.end_block) {
+            take_turn();
+            let_go();
+        }
+        release_k(block == work.first_block);
+        barrier_wait(Shared::v_full(shared, v_ring.stage), v_ring.phase);
+        release_v();
+    }
+
+    // Weights of the block at `key`, the warpgroup's first. Nobody takes turns at the first block of a tile.
+    __device__ __forceinline__ void begin(Softmax<Row>& softmax, int key, bool in_turn, bool last) {
+        barrier_wait(Shared::k_full(shared, k_ring.stage), k_ring.phase);
+        if (in_turn) take_turn();
+        multiply_q_k();
+        if (in_turn) let_go();
+        wgmma_wait<0>();
+        pin(s);
+        release_k(last);
+        float factor[2];
+        softmax.template finish_scores<true>(s, key);
+        softmax.weigh(s, factor);
+        pack_weights();
+    }
+
+    // Weights of the block at `key`, while those of the block before meet their values.
+    template <bool masked>
+    __device__ __forceinline__ void step(Softmax<Row>& softmax, int key, bool last) {
+        barrier_wait(Shared::k_full(shared, k_ring.stage), k_ring.phase);
+        take_turn();
+        multiply_q_k();
+        barrier_wait(Shared::v_full(shared, v_ring.stage), v_ring.phase);
+        multiply_p_v();
+        let_go();
+        wgmma_wait<1>();
+        pin(s);
+        release_k(last);
+        float factor[2];
+        softmax.template finish_scores<masked>(s, key);
+        const bool changed = softmax.weigh(s, factor);
+        wgmma_wait<0>();
+        pin(o);
+        release_v();
+        if (changed) {
+#pragma unroll
+            for (int i = 0; i < Row::hdim_v / 2; ++i) o[i] *= factor[i / 2 % 2];
+        }
+        pack_weights();
+    }
+
+    __device__ __forceinline__ void multiply_q_k() {
+        const std::uint64_t q = describe_panel<Major::k>(shared + Shared::q + group * Shared::q_group_bytes);
+        const std::uint64_t k = describe_panel<Major::k>(shared + Shared::k + k_ring.stage * Shared::k_bytes);
+        wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < Row::hdim_q / 16; ++i)
+            wgmma<T>(s, advance(q, i / 4 * q_panel + i % 4 * 32), advance(k, i / 4 * kv_panel + i % 4 * 32), i > 0);
+        wgmma_commit();
+    }
+
+    __device__ __forceinline__ void multiply_p_v() {
+        const std::uint32_t first = shared + Shared::v + v_ring.stage * Shared::v_bytes;
+        const std::uint64_t v = describe_panel<Major::mn>(first, kv_panel);
+        wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < keys / 16; ++i)
+            wgmma<T, Major::mn>(o, p[i], advance(v, i * 16 * panel_row_bytes), true);
+        wgmma_commit();
+    }
+
+    __device__ __forceinline__ void release_k(bool with_q) {
+        release(Shared::k_empty(shared, k_ring.stage));
+        k_ring.next();
+        if (with_q) release(Shared::q_empty(shared, group));
+    }
+
+    __device__ __forceinline__ void release_v() {
+        release(Shared::v_empty(shared, v_ring.stage));
+        v_ring.next();
+    }
+
+    __device__ __forceinline__ void pack_weights() {
+#pragma unroll
+        for (int i = 0; i < keys / 16; ++i)
+#pragma unroll
+            for (int j = 0; j < 4; ++j) p[i][j] = pack<T>(s[8 * i + 2 * j], s[8 * i + 2 * j + 1]);
+#pragma unroll
+        for (int i = 0; i < keys / 16; ++i) pin(p[i]);
+        pin(o);
+    }
+
+    __device__ __forceinline__ void store(const Work<Row>& work, const Softmax<Row>& softmax) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const auto total = softmax.finish(work, r);
+            const int query = work.first_query + first_row + 8 * r;
+            const bool exists = query < work.seqlen_q;
+            const std::int64_t token = work.first_q + query;
+            if constexpr (Row::lse) {
+                const std::int64_t batch = Work<Row>::group ? 0 : work.batch;
+                const std::int64_t offset =
+                    batch * call.lse.batch + work.head * call.lse.nhead + token * call.lse.seqlen;
+                if (exists && lane() % 4 == 0)
+                    *reinterpret_cast<float*>(reinterpret_cast<char*>(call.lse_data) + offset) = total.lse;
+            }
+            store_row(work, r, token, exists, total.normalize);
+        }
+    }
+
+    // Keeps one of two values, and gives the other to the lane `distance` away for the one that it does not keep.
+    static __device__ __forceinline__ void trade(std::uint32_t& first, std::uint32_t& second, bool keeps_second,
+                                                 int distance) {
+        const std::uint32_t other = __shfl_xor_sync(all_lanes, keeps_second ? first : second, distance);
+        first = keeps_second ? other : first;
+        second = keeps_second ? second : other;
+    }
+
+    // Four lanes share a row, each with two columns of every eight. They trade, so that each stores eight at once.
+    __device__ __forceinline__ void store_row(const Work<Row>& work, int r, std::int64_t token, bool exists,
+                                              float normalize) {
+        const std::int64_t batch = Work<Row>::group ? 0 : work.batch;
+        char* const row = static_cast<char*>(call.o_data) + batch * call.o.batch + work.head * call.o.nhead +
+                          token * call.o.seqlen;
+        const bool odd = lane() & 1, high = lane() & 2;
+#pragma unroll
+        for (int columns = 0; columns < Row::hdim_v; columns += 32) {
+            std::uint32_t w[4];
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                const int i = columns / 2 + 4 * j + 2 * r;
+                w[j] = pack<T>(o[i] * normalize, o[i + 1] * normalize);
+            }
+            trade(w[0], w[1], odd, 1);
+            trade(w[2], w[3], odd, 1);
+            trade(w[0], w[2], high, 2);
+            trade(w[1], w[3], high, 2);
+            const int column = columns + 8 * (lane() % 4);
+            if (exists && column < call.hdim_v)
+                *reinterpret_cast<uint4*>(row + column * sizeof(T)) = make_uint4(w[0], w[1], w[2], w[3]);
+        }
+    }
+
+    const FwdCall& call;
+    const std::uint32_t shared;
+    const int group, first_row;
+    Ring<Row::stages> k_ring, v_ring;
+    std::uint32_t q_phase = 0;
+    float s[keys / 2], o[Row::hdim_v / 2];
+    std::uint32_t p[keys / 16][4];
+};
+
+}  // namespace catalog::cuda

@@ -1,0 +1,81 @@
+// Shared memory of the forward kernel for Hopper: a tile of Q, rings of blocks of K and V, and their barriers.
+#pragma once
+
+#include "cuda/hopper.hpp"
+#include "cuda/wgmma.hpp"
+
+namespace catalog::cuda {
+
+// A place in a ring of `stages`, and the parity of the phase in which it is filled.
+template <int stages>
+struct Ring {
+    int stage = 0;
+    std::uint32_t phase = 0;
+
+    __device__ __forceinline__ void next() {
+        if (++stage == stages) {
+            stage = 0;
+            phase ^= 1;
+        }
+    }
+};
+
+// Offsets in bytes from a base that is aligned to 1024; barriers as addresses.
+template <class Row>
+struct FwdShared {
+    static constexpr int groups = Row::tile_m0 / 64;  // warpgroups that compute
+    static constexpr int threads = 128 * (1 + groups);
+    static constexpr bool takes_turns = groups > 1 && Row::hdim_v <= 128;
+    static constexpr int stages = Row::stages;
+
+    static constexpr int q_group_bytes = 64 * Row::hdim_q * 2;
+    static constexpr int k_bytes = Row::tile_n0 * Row::hdim_q * 2, v_bytes = Row::tile_n0 * Row::hdim_v * 2;
+    static constexpr int q = 0, k = q + groups * q_group_bytes, v = k + stages * k_bytes;
+    static constexpr int barriers = v + stages * v_bytes;
+    static constexpr int bytes = barriers + 8 * (2 * groups + 4 * stages);
+    static constexpr int alignment = 1024;
+
+    static_assert(Row::tile_m0 % 64 == 0 && groups <= 3 && Row::tile_n0 % 16 == 0 && Row::tile_n0 <= 256);
+    static_assert(std::is_same_v<typename Row::dtype, typename Row::otype> && !Row::paged_kv);
+    static_assert(Row::hdim_q % panel_columns == 0 && Row::hdim_v % panel_columns == 0 && Row::hdim_v <= 256);
+
+    static __device__ __forceinline__ std::uint32_t barrier(std::uint32_t base, int index) {
+        return base + barriers + 8 * index;
+    }
+    static __device__ __forceinline__ std::uint32_t q_full(std::uint32_t base, int group) {
+        return barrier(base, group);
+    }
+    static __device__ __forceinline__ std::uint32_t q_empty(std::uint32_t base, int group) {
+        return barrier(base, groups + group);
+    }
+    static __device__ __forceinline__ std::uint32_t k_full(std::uint32_t base, int stage) {
+        return barrier(base, 2 * groups + stage);
+    }
+    static __device__ __forceinline__ std::uint32_t k_empty(std::uint32_t base, int stage) {
+        return barrier(base, 2 * groups + stages + stage);
+    }
+    static __device__ __forceinline__ std::uint32_t v_full(std::uint32_t base, int stage) {
+        return barrier(base, 2 * groups + 2 * stages + stage);
+    }
+    static __device__ __forceinline__ std::uint32_t v_empty(std::uint32_t base, int stage) {
+        return barrier(base, 2 * groups + 3 * stages + stage);
+    }
+
+    // By one thread.
+    static __device__ __forceinline__ void init(std::uint32_t base) {
+        constexpr int warps = 4;
+        for (int i = 0; i < groups; ++i) {
+            barrier_init(q_full(base, i), 1);
+            barrier_init(q_empty(base, i), warps);
+        }
+        for (int i = 0; i < stages; ++i) {
+            barrier_init(k_full(base, i), 1);
+            barrier_init(v_full(base, i), 1);
+            barrier_init(k_empty(base, i), warps * groups);
+            barrier_init(v_empty(base, i), warps * groups);
+        }
+        barrier_init_fence();
+    }
+};
+
+}  // namespace catalog::cuda

@@ -1,0 +1,142 @@
+// Rows of K or V on their way into shared memory, copied by single warps: from dense tensors, or from pages of a cache.
+#pragma once
+
+#include <numeric>
+
+#include "cuda/mma.hpp"
+#include "sequence.hpp"
+
+namespace catalog::cuda {
+
+// Rows of a tile in shared memory follow each other; their pieces of 16 bytes are permuted among eight, by the row's
+// number, so that the same column of eight rows lies in different banks.
+template <int hdim>
+__device__ __forceinline__ std::uint32_t piece_offset(int row, int piece) {
+    return row * (hdim * 2) + ((piece ^ (row & 7)) << 4);
+}
+
+// The places of `rows` rows of a paged cache: lane i holds those of rows i, i + 32, ...
+template <int rows>
+struct Places {
+    static constexpr int count = (rows + 31) / 32;
+    int page[count], slot[count];  // page -1: there is no such row
+
+    __device__ __forceinline__ void find(const catalog_args& args, const Divisor& page_size, int sequence,
+                                         int first_key, int end) {
+        const auto* table =
+            static_cast<const std::int32_t*>(args.block_table.data) + sequence * args.block_table.stride_batch;
+#pragma unroll
+        for (int i = 0; i < count; ++i) {
+            const int row = 32 * i + static_cast<int>(threadIdx.x % 32), key = first_key + row;
+            page[i] = -1;
+            slot[i] = 0;
+            if (row < rows && key < end) {
+                const int index = page_size.quotient(key);
+                const int number = table[index];
+                slot[i] = key - index * static_cast<int>(page_size.divisor);
+                if (0 <= number && number < args.num_pages) page[i] = number;
+            }
+        }
+    }
+};
+
+// Distances in bytes: of neighbouring rows (of one page), of the rows that a lane copies, of tiles. The host computes
+// them, and so the kernel needs no registers for them.
+struct KvSteps {
+    std::int64_t row, turn, tile;
+};
+
+// Copies, tile after tile, the rows of one of the `warps` warps that share this: `rows` each. A lane has pieces of rows
+// `turn_rows` apart; which, repeats after `period` steps.
+template <class Row, int hdim, int rows, int warps, bool padded>
+class KvCopy {
+    static constexpr int pieces = hdim / 8;
+    static constexpr int period = pieces / std::gcd(pieces, 32), turn_rows = 32 * period / pieces;
+    static_assert(hdim % 64 == 0 && rows % turn_rows == 0);
+    static_assert(rows % 8 == 0 || 8 % rows == 0);  // so that a turn changes the permutation of pieces by a constant
+
+    // The first of a lane's pieces. For `zero` see zero_of.
+    struct Piece {
+        int row, row_of_warp, piece;
+        bool exists;
+
+        __device__ __forceinline__ Piece(int part, std::int64_t hdim_stored, int zero) {
+            const int thread = static_cast<int>(threadIdx.x) + zero, number = 32 * part + thread % 32;
+            row_of_warp = number / pieces;
+            row = thread / 32 % warps * rows + row_of_warp;
+            piece = number % pieces;
+            exists = !padded || piece * 8 < hdim_stored;
+        }
+
+        // After so many rows.
+        __device__ __forceinline__ std::uint32_t target(std::uint32_t tile, int rows_before) const {
+            return ((tile + piece_offset<hdim>(row, piece)) ^ (rows_before % 8 << 4)) + rows_before * (hdim * 2);
+        }
+    };
+
+   public:
+    static __host__ KvSteps steps_of(const catalog_tensor& tensor) {
+        const std::int64_t row = tensor.stride_seqlen * 2;
+        return {row, row * turn_rows, row * Row::tile_n0};
+    }
+
+    __device__ __forceinline__ KvCopy(const catalog_tensor& tensor, const KvSteps& steps, std::int64_t hdim_stored,
+                                      const Sequence& seq, int head)
+        : tensor(tensor), steps(steps), hdim_stored(hdim_stored) {
+        const auto* start = rows_of<const std::uint16_t>(tensor, Row::paged_kv ? 0 : seq.batch, head, seq.first_k);
+#pragma unroll
+        for (int part = 0; part < period; ++part) {
+            const Piece first(part, hdim_stored, 0);
+            source[part] = reinterpret_cast<const char*>(start + first.piece * 8) +
+                           (Row::paged_kv ? 0 : first.row * steps.row);
+        }
+    }
+
+    __device__ __forceinline__ void start_at(int key) {
+        if constexpr (!Row::paged_kv)
+#pragma unroll
+            for (int part = 0; part < period; ++part) source[part] += key * steps.row;
+    }
+
+    // To `tile`. `left`: keys that there are from the tile's first on; the others are zeros.
+    __device__ __forceinline__ void copy(std::uint32_t tile, int left, int zero) {
+#pragma unroll
+        for (int part = 0; part < period; ++part) {
+            const Piece first(part, hdim_stored, zero);
+            const int rows_left = first.exists ? left - first.row : 0;
+            const char* from = source[part];
+#pragma unroll
+            for (int row = 0; row < rows; row += turn_rows, from += steps.turn)
+                copy_async(first.target(tile, row), from, row < rows_left);
+            source[part] += steps.tile;
+        }
+    }
+
+    __device__ __forceinline__ void copy(std::uint32_t tile, const Places<rows>& places, int zero) const {
+        std::int64_t offset[Places<rows>::count];
+        std::uint32_t exist[Places<rows>::count];
+#pragma unroll
+        for (int i = 0; i < Places<rows>::count; ++i) {
+            offset[i] = places.page[i] * (tensor.stride_batch * 2) + places.slot[i] * steps.row;
+            exist[i] = __ballot_sync(0xffffffff, places.page[i] >= 0);
+        }
+#pragma unroll
+        for (int part = 0; part < period; ++part) {
+            const Piece first(part, hdim_stored, zero);
+#pragma unroll
+            for (int row = 0; row < rows; row += turn_rows) {
+                const std::uint32_t exists = first.exists ? exist[row / 32] >> first.row_of_warp : 0;
+                const std::int64_t place = __shfl_sync(0xffffffff, offset[row / 32], first.row_of_warp + row % 32);
+                copy_async(first.target(tile, row), source[part] + place, exists & 1u << row % 32);
+            }
+        }
+    }
+
+   private:
+    const catalog_tensor& tensor;
+    const KvSteps& steps;
+    const std::int64_t hdim_stored;
+    const char* source[period];
+};
+
+}  // namespace catalog::cuda

@@ -1,0 +1,50 @@
+// The entry points of a library.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "abi/workspace.hpp"
+#include "cuda/traits.hpp"
+
+namespace catalog::cuda {
+
+// A kernel takes any number of splits.
+inline std::int32_t workspace_size(const catalog_args* args, Uses uses, catalog_workspace* size) {
+    if (const catalog_status status = check_abi(args); status != CATALOG_OK) return status;
+    if (!size) return CATALOG_BAD_ARGUMENT;
+    return dense_workspace(*args, uses, std::max<std::int64_t>(1, args->num_splits), *size);
+}
+
+// What a kernel's blocks are: threads, and bytes of shared memory. A kernel header defines `block_of<Row>`.
+struct Block {
+    std::int32_t threads, shared_bytes;
+};
+
+}  // namespace catalog::cuda
+
+// `launch` takes the arguments and the stream, `workspace` the arguments, what is used, and the size to fill in; the
+// last arguments are those of catalog::Uses.
+#define CATALOG_EXPORT_SIZED(launch, workspace, description, ...)                                                \
+    extern "C" {                                                                                                 \
+    __attribute__((visibility("default"))) const char* catalog_describe(void) { return description; }            \
+    __attribute__((visibility("default"))) int32_t catalog_workspace_size(const catalog_args* args,              \
+                                                                          catalog_workspace* size) {             \
+        return workspace(args, {__VA_ARGS__}, size);                                                             \
+    }                                                                                                            \
+    __attribute__((visibility("default"))) int32_t catalog_launch(const catalog_args* args, void* stream) {      \
+        return launch(args, static_cast<cudaStream_t>(stream));                                                  \
+    }                                                                                                            \
+    }
+
+#define CATALOG_EXPORT(launch, description, ...) \
+    CATALOG_EXPORT_SIZED(launch, catalog::cuda::workspace_size, description, __VA_ARGS__)
+
+// Read from the library's file, for the registry.
+#define CATALOG_EXPORT_BLOCK(block)                                                                              \
+    extern "C" {                                                                                                 \
+    extern __attribute__((visibility("default"))) const catalog::cuda::Block catalog_block;                      \
+    const catalog::cuda::Block catalog_block = block;                                                            \
+    }

@@ -1,0 +1,1 @@
+"""Attention kernels for the host CPU: C++ headers, specialised for each row."""

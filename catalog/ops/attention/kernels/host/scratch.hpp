@@ -1,0 +1,75 @@
+// Working memory of one thread, laid out at compile time from the row's tiles and reused by every call.
+#pragma once
+
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+#include <new>
+
+#include "kv.hpp"
+#include "host/pack.hpp"
+#include "softmax.hpp"
+
+namespace catalog::host {
+
+// A query row of a work item.
+struct ItemRow {
+    std::int64_t head, query;
+    RowState state;
+};
+
+template <class Row>
+struct Scratch {
+    static_assert(Row::warp_n0 % lanes == 0 && Row::warp_n1 % lanes == 0, "a register block is whole vectors wide");
+    static_assert(Row::tile_n0 % Row::warp_n0 == 0, "a tile is whole register blocks wide");
+    static_assert(Row::tile_n0 % 16 == 0, "a tile starts where the random numbers of a dropout do");
+    static_assert(Row::tile_m0 > 0 && Row::warp_m0 > 0 && Row::warp_m1 > 0);
+
+    static constexpr int depth = round_up(Row::hdim_q, lanes);
+    static constexpr int columns = round_up(Row::hdim_v, Row::warp_n1);
+
+    // A packed K/V tile serves all query rows of a work item: as many as keep Q and O within half of a 512 KiB L2.
+    static constexpr int row_bytes = (depth + columns) * static_cast<int>(sizeof(float));
+    static constexpr int item_tiles = std::max(1, (256 << 10) / (row_bytes * Row::tile_m0));
+    static constexpr int item_rows = item_tiles * Row::tile_m0;
+
+    static constexpr int scaled_keys = has_key_scales<Row> ? Row::tile_n0 : 0;
+
+    // The columns that are computed where `seen` are needed: whole vectors, and whole chunks of random numbers.
+    static constexpr Columns whole_vectors(Columns seen) {
+        constexpr int step = Row::dropout ? std::max(lanes, 16) : lanes;
+        if (seen.begin == seen.end) return seen;
+        return {seen.begin / step * step, round_up(seen.end, step)};
+    }
+
+    // How far apart rows are. A power of two would leave them few sets of the L1 cache to share.
+    static constexpr int row_q = depth + 16, row_o = columns + 16, row_s = Row::tile_n0 + 16;
+
+    alignas(64) float q[item_rows][row_q];
+    alignas(64) float o[item_rows][row_o];
+    alignas(64) float k[Row::tile_n0 * depth];
+    alignas(64) float v[Row::tile_n0 * columns];
+    alignas(64) float s[Row::tile_m0][row_s];
+    ItemRow row[item_rows];
+    Columns seen[Row::tile_m0];
+    float rescale[Row::tile_m0];
+    KvRoom<Row> room[2];  // of the present tile and of the next
+    float k_scales[scaled_keys + 1];
+    float v_scales[scaled_keys + 1];
+};
+
+// This thread's own; nullptr when there is no memory.
+template <class Memory>
+inline Memory* thread_scratch() {
+    struct Free {
+        void operator()(void* memory) const { std::free(memory); }
+    };
+    thread_local std::unique_ptr<Memory, Free> scratch;
+    if (!scratch) {
+        void* memory = std::aligned_alloc(alignof(Memory), sizeof(Memory));
+        if (memory) scratch.reset(new (memory) Memory);
+    }
+    return scratch.get();
+}
+
+}  // namespace catalog::host

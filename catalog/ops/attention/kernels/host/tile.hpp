@@ -1,0 +1,145 @@
+// One K/V tile and its two products with a tile of query rows, in the two forms that pay: packed when many rows share
+// it, straight from the tensors when copying it would cost more than it saves.
+//
+// scratch.seen are the columns that each row of the tile sees; both their ends grow with the row. Products are made of
+// register blocks, and blocks that no row sees are left out: scores there are undefined, and weights have to be zeros
+// wherever a neighbour in a block sees what the row does not.
+#pragma once
+
+#include "host/gemm.hpp"
+#include "scratch.hpp"
+
+namespace catalog::host {
+
+// Zeros in `p` where neighbours in a block of `block` rows see columns outside of `weighed`, those of the row.
+inline void zero_unseen(const Columns* seen, int row, int rows, int block, Columns weighed, float* p) {
+    const int begin = seen[std::max(row - block + 1, 0)].begin, end = seen[std::min(row + block - 1, rows - 1)].end;
+    std::fill(p + std::min(begin, weighed.begin), p + weighed.begin, 0.0f);
+    std::fill(p + weighed.end, p + std::max(end, weighed.end), 0.0f);
+}
+
+template <class Row>
+struct PackedTile {
+    using T = typename Row::dtype;
+    using Memory = Scratch<Row>;
+
+    static constexpr int block_rows = Row::warp_m1;  // of P V
+
+    Memory& scratch;
+    const int hdim_q, hdim_v;
+
+    PackedTile(Memory& scratch, const KvTile<Row>& tile, const KvTile<Row>& /*next*/, int hdim_q, int hdim_v)
+        : scratch(scratch), hdim_q(hdim_q), hdim_v(hdim_v) {
+        pack_keys<Row::warp_n0, Memory::depth>(tile.keys, tile.count, hdim_q, scratch.k);
+        pack_values<Row::warp_n1, Row::tile_n0>(tile.values, tile.count, hdim_v, scratch.v);
+    }
+
+    // S = Q K^T.
+    void multiply_q_k(std::int64_t first_row, int rows) const {
+        const Columns* seen = scratch.seen;
+        constexpr int width = Row::warp_n0;
+        int begin = 0, end = 0;  // the rows that see any of a block's columns
+        for_blocks<width / lanes, 1>(0, (seen[rows - 1].end + lanes - 1) / lanes, [&](auto vectors, int vector) {
+            constexpr int columns = vectors * lanes;
+            const int column = vector * lanes;
+            while (seen[begin].end <= column) ++begin;
+            while (end < rows && seen[end].begin < column + columns) ++end;
+            const Rows<const float> panel{scratch.k + column / width * width * Memory::depth + column % width, width};
+            for_row_blocks<Row::warp_m0>(begin, end, [&](auto block, int row) {
+                multiply_block<block, columns, Memory::row_q, 1>(scratch.q[first_row + row], panel, hdim_q,
+                                                                 store_to<Memory::row_s>(scratch.s[row] + column));
+            });
+        });
+    }
+
+    // O = rescale * O + P V.
+    void multiply_p_v(std::int64_t first_row, int rows) const {
+        const Columns* seen = scratch.seen;
+        constexpr int width = Row::warp_n1;
+        for (int column = 0; column < hdim_v; column += width) {
+            const Rows<const float> panel{scratch.v + column * Row::tile_n0, width};
+            for_row_blocks<block_rows>(0, rows, [&](auto block, int row) {
+                const int begin = seen[row].begin, end = seen[row + block - 1].end;
+                float* o = scratch.o[first_row + row] + column;
+                multiply_block<block, width, Memory::row_s, 1>(
+                    scratch.s[row] + begin, panel.from(begin), end - begin, [&](int r, int j, Float sum) {
+                        float* to = o + r * Memory::row_o + j;
+                        store(to, load(to) * scratch.rescale[row + r] + sum);
+                    });
+            });
+        }
+    }
+};
+
+template <class Row>
+struct DirectTile {
+    using Memory = Scratch<Row>;
+    using Element = typename Row::dtype;
+
+    static constexpr int block_rows = std::max(lanes / 4, 1);  // as accumulators fit the registers of each target
+    static constexpr int stretch = 16;  // keys whose values stay in L1 while all rows and columns pass by
+
+    // Few rows never earn back a copy; how few is measured. Tensors are read in whole vectors and blocks, so the head
+    // dims have to be multiples of them.
+    static bool pays(std::int64_t rows, int hdim_q, int hdim_v) {
+        return rows <= lanes && hdim_q % lanes == 0 && hdim_v % Row::warp_n1 == 0;
+    }
+
+    Memory& scratch;
+    const KvTile<Row> tile, next;
+    const int hdim_q, hdim_v;
+
+    DirectTile(Memory& scratch, const KvTile<Row>& tile, const KvTile<Row>& next, int hdim_q, int hdim_v)
+        : scratch(scratch), tile(tile), next(next), hdim_q(hdim_q), hdim_v(hdim_v) {}
+
+    // Memory never rests: values come while keys are multiplied, the next tile's keys while values are.
+    void multiply_q_k(std::int64_t first_row, int rows) const {
+        const Columns* seen = scratch.seen;
+        const int asked = (lanes * lanes + rows - 1) / rows;  // of each step, so that all blocks of rows ask alike
+        for (int group = seen[0].begin / lanes * lanes; group < seen[rows - 1].end; group += lanes) {
+            Lines values(tile.values, group, std::min(group + lanes, tile.count), hdim_v);
+            for_blocks<block_rows, 1>(0, rows, [&](auto block, int row) {
+                for (int key = group; key < group + lanes; key += lanes / block)
+                    multiply_rows<block, Memory::row_q, Memory::row_s>(scratch.q[first_row + row], tile.keys, values,
+                                                                      asked, key, tile.count - 1, hdim_q,
+                                                                      scratch.s[row] + key);
+            });
+        }
+    }
+
+    void multiply_p_v(std::int64_t first_row, int rows) const {
+        const Columns* seen = scratch.seen;
+        for (int row = 0; row < rows; ++row) {
+            float* o = scratch.o[first_row + row];
+            for (int d = 0; d < hdim_v; d += lanes) store(o + d, load(o + d) * scratch.rescale[row]);
+        }
+        const int asked = (Row::warp_n1 * Row::hdim_q / Row::hdim_v + rows - 1) / rows;
+        for (int key = seen[0].begin / stretch * stretch; key < seen[rows - 1].end; key += stretch) {
+            Lines next_keys(next.keys, key, std::min(key + stretch, next.count), hdim_q);
+            for (int column = 0; column < hdim_v; column += Row::warp_n1)
+                for_blocks<block_rows, 1>(0, rows, [&](auto block, int row) {
+                    const int begin = std::max(key, seen[row].begin);
+                    const int end = std::min(key + stretch, seen[row + block - 1].end);
+                    float* o = scratch.o[first_row + row] + column;
+                    multiply_block<block, Row::warp_n1, Memory::row_s, 1>(
+                        scratch.s[row] + begin, FromColumn{tile.values, next_keys, block * asked, begin, column},
+                        end - begin, add_to<Memory::row_o>(o));
+                });
+        }
+    }
+
+   private:
+    // Values from a key and a column on; with each, as much of the next tile's keys is asked for.
+    struct FromColumn {
+        const KvRows<Row>& values;
+        Lines<KvRows<Row>>& next_keys;
+        const int asked, first, column;
+
+        const Element* operator[](int key) const {
+            next_keys.ask(asked);
+            return values[first + key] + column;
+        }
+    };
+};
+
+}  // namespace catalog::host

@@ -1,0 +1,1 @@
+"""The answers that attention kernels are compared with: float64 NumPy."""

@@ -1,0 +1,112 @@
+"""Short names of problems, for people: ``b2-h32x8-s1024-d128-fp16-causal``.
+
+A name says everything that tells a problem from others: unequal problems have unequal names, and a name depends on
+nothing but its problem.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Any
+
+from catalog.ops.attention.problem import Problem
+
+_IN_WORDS = frozenset(
+    {
+        *("op", "batch", "nhead_q", "nhead_k", "seqlen_q", "seqlen_k", "seqlens_q", "seqlens_k", "hdim_q", "hdim_v"),
+        *("dtype", "mask", "window", "sink_size", "bias", "bias_dims", "qscale", "num_pages", "layout", "rope"),
+        *("kv_memory_layout", "kv_lookup_table"),
+    }
+)
+"""Fields that :func:`_parts` says in a way of their own; every other one is its code, followed by its value."""
+
+_CODES = {
+    "page_size": "page",
+    "logits_soft_cap": "cap",
+    "min_seqlen_q": "minq",
+    "num_splits": "splits",
+    "seqlen_new": "new",
+    "rotary_dim": "rot",
+    "block_scale_size_q": "qblock",
+    "block_scale_size_kv": "kvblock",
+}
+
+_LISTED = 4
+"""Runs of equal lengths that a name lists; longer lists are their sum and a digest."""
+
+
+def name_of(problem: Problem) -> str:
+    """The name of ``problem``, of letters, digits, ``-``, ``_``, ``.``, ``+`` and ``~``.
+
+    ``b`` sequences of ``s`` queries, or queries by keys where these are others. Packed sequences are ``q`` and, where
+    keys are others, ``k``: the lengths with ``_`` between them, ``8x64`` for eight times 64, or of many lengths the sum
+    and a digest. ``h`` is query heads by key heads, ``d`` head dims of Q and V; what follows are features.
+    """
+    return "-".join(_parts(problem))
+
+
+def _parts(problem: Problem) -> Iterator[str]:
+    if problem.op != "fwd":
+        yield problem.op
+    yield f"b{problem.batch}"
+    yield f"h{_pair(problem.nhead_q, problem.nhead_k)}"
+    yield from _lengths(problem)
+    yield f"d{_pair(problem.hdim_q, problem.hdim_v)}"
+    yield problem.dtype.value
+    yield from _mask(problem)
+    yield from (
+        word
+        for word in (problem.bias.value, problem.qscale.value, problem.rope.value, problem.layout)
+        if word not in ("no", "bhsd")
+    )
+    if problem.bias_dims != "1h":
+        yield f"bias{problem.bias_dims}"
+    yield from (word.value for word in (problem.kv_memory_layout, problem.kv_lookup_table) if word is not None)
+    if problem.num_pages is not None and problem.num_pages != problem.batch * problem.pages_per_sequence:
+        yield f"pages{problem.num_pages}"
+    for field, info in Problem.model_fields.items():
+        value = getattr(problem, field)
+        if field not in _IN_WORDS and value != info.default:
+            yield _feature(_CODES.get(field, field), value)
+
+
+def _feature(code: str, value: Any) -> str:
+    return code if value is True else f"{code}{value}"
+
+
+def _pair(first: int, second: int) -> str:
+    return str(first) if first == second else f"{first}x{second}"
+
+
+def _lengths(problem: Problem) -> Iterator[str]:
+    if problem.seqlens_q is None:
+        yield f"s{_pair(problem.seqlen_q, problem.seqlen_k)}"
+        return
+    yield f"q{_packed(problem.seqlens_q)}"
+    if problem.seqlens_k is None:
+        yield f"k{problem.seqlen_k}"
+    elif problem.seqlens_k != problem.seqlens_q:
+        yield f"k{_packed(problem.seqlens_k)}"
+
+
+def _packed(lengths: tuple[int, ...]) -> str:
+    runs = [(length, len(list(run))) for length, run in groupby(lengths)]
+    if len(runs) <= _LISTED:
+        return "_".join(str(length) if count == 1 else f"{count}x{length}" for length, count in runs)
+    digest = hashlib.sha256(",".join(map(str, lengths)).encode()).hexdigest()
+    return f"{sum(lengths)}~{digest[:8]}"
+
+
+def _mask(problem: Problem) -> Iterator[str]:
+    if problem.mask == "no":
+        return
+    corner = {"top_left": "causal", "bottom_right": "bottomright"}[problem.mask]
+    if problem.window is None:
+        yield corner
+    else:
+        sides = "_".join("all" if side < 0 else str(side) for side in problem.window)
+        yield f"window{sides}" if problem.mask == "bottom_right" else f"topleft{sides}"
+    if problem.sink_size:
+        yield f"sink{problem.sink_size}"

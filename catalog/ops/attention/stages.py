@@ -1,0 +1,111 @@
+"""Which kernels answer an operation, one after the other, and what a problem demands of each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from catalog.ops.attention.fields import Op
+from catalog.ops.attention.names import GRAMMARS, grammar_of
+from catalog.ops.attention.traits import TRAITS, Family, KvLookupTable, KvMemoryLayout, Mask
+
+if TYPE_CHECKING:
+    from catalog.ops.attention.problem import Problem
+    from catalog.schema.kernel import Kernel
+
+STAGES: Mapping[Op, tuple[Family, ...]] = MappingProxyType(
+    {
+        "fwd": (Family.FWD,),
+        "splitkv": (Family.FWD_SPLITKV, Family.FWD_SPLITKV_COMBINE),
+        "pagedkv": (Family.FWD_PAGEDKV,),
+        "appendkv": (Family.FWD_APPENDKV,),
+        "batch_prefill": (Family.BATCH_PREFILL,),
+        "bwd": (Family.BWD_DOT_DO_O, Family.BWD_DQ_DK_DV, Family.BWD_CONVERT_DQ),
+    }
+)
+"""Families of the kernels that run for each operation, in order; see :func:`stages_of`."""
+
+MAIN_STAGE: Mapping[Op, Family] = MappingProxyType(
+    {op: families[0] for op, families in STAGES.items()} | {"bwd": Family.BWD_DQ_DK_DV}
+)
+"""The stage that does most of the work."""
+
+
+def stages_of(op: Op, main: Kernel) -> tuple[Family, ...]:
+    """The stages of a plan whose main kernel is ``main``.
+
+    A backward kernel for short queries holds all of them at once and writes dQ itself: there is nothing to convert.
+    """
+    return tuple(family for family in STAGES[op] if family is not Family.BWD_CONVERT_DQ or not main.algorithm.max_seq_q)
+
+
+WORKSPACES = ("o_acc", "lse_acc", "delta", "dq_acc")
+"""What stages hand to each other: partial O and LSE of the splits, the row sums of dO * O, partial dQ."""
+
+_WORKSPACES: Mapping[Family, tuple[str, ...]] = MappingProxyType(
+    {
+        Family.FWD_SPLITKV: ("o_acc", "lse_acc"),
+        Family.FWD_SPLITKV_COMBINE: ("o_acc", "lse_acc"),
+        Family.BWD_DOT_DO_O: ("delta",),
+        Family.BWD_DQ_DK_DV: ("delta", "dq_acc"),
+        Family.BWD_CONVERT_DQ: ("dq_acc",),
+    }
+)
+
+
+def workspaces_of(kernel: Kernel) -> tuple[str, ...]:
+    """Those of :data:`WORKSPACES` that ``kernel`` reads or writes; one that writes dQ itself has no partial dQ."""
+    used = _WORKSPACES.get(kernel.family, ())
+    return tuple(name for name in used if name != "dq_acc" or not kernel.algorithm.max_seq_q)
+
+
+_FIXED: Mapping[Family, Mapping[str, Any]] = MappingProxyType(
+    # The combine kernel weighs the splits by their log-sum-exp, whether or not the caller wants it.
+    {Family.FWD_SPLITKV: {"lse": True}}
+)
+
+# A kernel may be compiled for larger head dims than the problem's, or for pages of any size: the applicability rules
+# compare those. Which warp tile draws the random numbers of a backward dropout is the kernel's affair.
+REQUIRED_TRAITS = tuple(
+    trait.name
+    for trait in TRAITS.values()
+    if trait.group == "signature" and trait.name not in ("hdim_q", "hdim_v", "page_size", "dropout_variant")
+)
+"""The traits that a problem requires, in column order."""
+
+
+def traits_of(problem: Problem) -> dict[str, Any]:
+    """What the problem says of every trait; of a family's own traits only those count that the family has."""
+    return {
+        "dtype": problem.dtype.value,
+        "mode": problem.mode.value,
+        "bias": problem.bias.value,
+        "lse": problem.lse,
+        "dropout": problem.dropout > 0,
+        "logits": problem.logits_soft_cap is not None,
+        "sink": problem.sink_size > 0,
+        "skip_min_seqlen_q": problem.min_seqlen_q > 0,
+        "qscale": problem.qscale.value,
+        "rope": problem.rope.value,
+        "paged_kv": problem.paged,
+        "kv_memory_layout": (problem.kv_memory_layout or KvMemoryLayout.NO).value,
+        "kv_lookup_table": (problem.kv_lookup_table or KvLookupTable.NO).value,
+        "dbias": problem.dbias,
+        "store_randval": problem.randval,
+        "deterministic": problem.deterministic,
+    }
+
+
+def required_traits(problem: Problem, family: Family, revision: str, mask_impl: str) -> dict[str, Any]:
+    """The signature that a kernel of ``family`` must have to answer ``problem``, head dims aside.
+
+    A trait that the family's names neither show nor imply is one that the family has not: its default. One that only a
+    newer revision's names show is one that older kernels do without: asking for it leaves none of them.
+    """
+    mask = problem.kernel_mask
+    if mask_impl == "simplified" and mask is not Mask.NO:
+        mask = Mask.MASK
+    asked = traits_of(problem) | {"mask": mask.value, "family": family.value, **_FIXED.get(family, {})}
+    has = GRAMMARS[family].traits | grammar_of(family, revision).traits | {"family"}
+    return {name: asked[name] if name in has & asked.keys() else TRAITS[name].default for name in REQUIRED_TRAITS}

@@ -1,0 +1,339 @@
+"""The tensors of a problem: name, role, shape, element type, and which axes a kernel strides along.
+
+A :class:`TensorForm` says it without the sizes, for all problems of a :class:`~catalog.ops.attention.form.Form`: its
+axes are extents that these problems share, or the names of those in which they differ.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Literal
+
+from catalog.ops.attention.fields import ELEMENT_BYTES, VECTOR_BYTES, Op
+from catalog.ops.attention.traits import Bias, Dtype, KvLookupTable, KvMemoryLayout, Mode, Qscale, Rope
+
+if TYPE_CHECKING:
+    from catalog.ops.attention.problem import Problem
+
+Shape = tuple[int, ...]
+Axis = int | str
+Role = Literal["input", "output", "updated"]
+Strides = tuple[int | None, int | None, int | None]
+
+ELEMENTS: Mapping[Dtype, tuple[str, str]] = MappingProxyType(
+    {
+        Dtype.FP32: ("float32", "float32"),
+        Dtype.FP16: ("float16", "float16"),
+        Dtype.BF16: ("bfloat16", "bfloat16"),
+        Dtype.FP8: ("float8_e4m3fn", "float8_e4m3fn"),
+        Dtype.BF8: ("float8_e5m2", "float8_e5m2"),
+        Dtype.FP8FP16: ("float8_e4m3fn", "float16"),
+        Dtype.FP8BF16: ("float8_e4m3fn", "bfloat16"),
+        Dtype.FP8FP32: ("float8_e4m3fn", "float32"),
+    }
+)
+"""NumPy's or ml_dtypes' name of the element type of Q, K, V and of O."""
+
+_WORD_BYTES: Mapping[str, int] = MappingProxyType({"float32": 4, "int32": 4, "uint64": 8, "uint8": 1})
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One tensor of a run.
+
+    ``element`` is NumPy's or ml_dtypes' name of the element type. ``strides`` are the axes that a kernel strides along
+    as batch (or page), head and sequence; None where all of them share the elements. The last ``contiguous`` axes are
+    dense. ``slot`` is the tensor's place in the argument struct. An optional input may be absent; an updated one is
+    written where it is, and is an output too. A pool's first axis may be of any extent, the shape's is the most used.
+    """
+
+    shape: Shape
+    element: str
+    role: Role
+    strides: Strides
+    slot: str
+    contiguous: int = 1
+    optional: bool = False
+    pool: bool = False
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all elements."""
+        return math.prod(self.shape) * bytes_of_element(self.element)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorForm:
+    """A :class:`Tensor` without its sizes: each of ``axes`` is an extent, or a name of :func:`extents_of`."""
+
+    axes: tuple[Axis, ...]
+    element: str
+    role: Role
+    strides: Strides
+    slot: str
+    contiguous: int = 1
+    optional: bool = False
+    pool: bool = False
+
+    def shape(self, extents: Mapping[str, int]) -> Shape:
+        """The shape where the axes have these extents."""
+        return shape_of(self.axes, extents)
+
+    def tensor(self, extents: Mapping[str, int]) -> Tensor:
+        """The tensor where the axes have these extents."""
+        return Tensor(
+            self.shape(extents),
+            self.element,
+            self.role,
+            self.strides,
+            self.slot,
+            self.contiguous,
+            self.optional,
+            self.pool,
+        )
+
+
+def shape_of(axes: tuple[Axis, ...], extents: Mapping[str, int]) -> Shape:
+    """The shape where the axes have these extents."""
+    return tuple([axis if isinstance(axis, int) else extents[axis] for axis in axes])
+
+
+@cache
+def bytes_of_element(element: str) -> int:
+    """Bytes of an element of the type that NumPy or ml_dtypes calls so."""
+    return _WORD_BYTES.get(element) or next(
+        sizes[names.index(element)] for dtype, sizes in ELEMENT_BYTES.items() if element in (names := ELEMENTS[dtype])
+    )
+
+
+def extents_of(problem: Problem) -> Mapping[str, int]:
+    """The extents in which problems of one form differ, by name."""
+    extents = {
+        "batch": problem.batch,
+        "seqlen_q": problem.seqlen_q,
+        "seqlen_k": problem.seqlen_k,
+        "tokens_q": problem.tokens_q,
+        "tokens_k": problem.tokens_k,
+    }
+    if problem.paged:
+        pages = problem.pages_per_sequence
+        extents |= {"num_pages": problem.num_pages or 0, "pages_per_sequence": pages, "pages": problem.batch * pages}
+        extents["page_starts"] = problem.batch + 1
+    if problem.qscale is Qscale.BLOCKSCALE:
+        extents["blocks_q"] = -(-problem.seqlen_q // problem.block_scale_size_q)
+        extents["blocks_k"] = -(-problem.seqlen_k // problem.block_scale_size_kv)
+    return extents
+
+
+class _Shapes:
+    """Tensors of a problem by what their axes mean; of the problem's sizes only the names are used."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.of_input, self.of_output = ELEMENTS[problem.dtype]
+        self.group = problem.mode is Mode.GROUP
+
+    def rows(self, slot: str, axis: Literal["q", "k", "new"], hdim: int, role: Role = "input") -> TensorForm:
+        """(batch, nhead, seqlen, hdim) in the problem's layout, or (tokens, nhead, hdim) of packed sequences."""
+        problem = self.problem
+        nhead = problem.nhead_q if axis == "q" else problem.nhead_k
+        element = self.of_output if slot in ("o", "grad_o") else self.of_input
+        if self.group:
+            tokens = "tokens_q" if axis == "q" else "tokens_k"
+            return TensorForm((tokens, nhead, hdim), element, role, (None, 1, 0), slot)
+        seqlen: Axis = problem.seqlen_new or 0 if axis == "new" else f"seqlen_{axis}"
+        if problem.layout == "bhsd":
+            return TensorForm(("batch", nhead, seqlen, hdim), element, role, (0, 1, 2), slot)
+        return TensorForm(("batch", seqlen, nhead, hdim), element, role, (0, 2, 1), slot)
+
+    def cache(self, slot: str, hdim: int, role: Role = "input") -> TensorForm:
+        """Pages of tokens where the problem has pages, else as :meth:`rows`."""
+        problem = self.problem
+        if not problem.paged:
+            return self.rows(slot, "k", hdim, role)
+        size, nhead = problem.page_size, problem.nhead_k
+        if problem.kv_memory_layout is not KvMemoryLayout.VECTORIZED:
+            return TensorForm(("num_pages", size, nhead, hdim), self.of_input, role, (0, 2, 1), slot)
+        vector = VECTOR_BYTES // ELEMENT_BYTES[problem.dtype][0]
+        inside = (hdim // vector, size, vector) if slot == "k" else (size // vector, hdim, vector)
+        return TensorForm(("num_pages", nhead, *inside), self.of_input, role, (0, 1, None), slot, contiguous=3)
+
+    def lse(self, role: Role) -> TensorForm:
+        """float32, (batch, nhead_q, seqlen_q), or (nhead_q, tokens_q) of packed sequences."""
+        problem = self.problem
+        if self.group:
+            return TensorForm((problem.nhead_q, "tokens_q"), "float32", role, (None, 0, 1), "lse", contiguous=0)
+        axes = ("batch", problem.nhead_q, "seqlen_q")
+        return TensorForm(axes, "float32", role, (0, 1, 2), "lse", contiguous=0)
+
+    def scores(self, slot: str, element: str, role: Role, dims: str = "bh") -> TensorForm:
+        """(batch, nhead_q, seqlen_q, seqlen_k), or (nhead_q, tokens_q, seqlen_k) of packed sequences.
+
+        An axis of which ``dims`` has a 1 has one element, shared by all.
+        """
+        problem = self.problem
+        nhead = 1 if dims[1] == "1" else problem.nhead_q
+        head_axis = None if dims[1] == "1" else 0
+        if self.group:
+            return TensorForm((nhead, "tokens_q", "seqlen_k"), element, role, (None, head_axis, 1), slot)
+        batch: Axis = 1 if dims[0] == "1" else "batch"
+        strides = (None if dims[0] == "1" else 0, None if head_axis is None else 1, 2)
+        return TensorForm((batch, nhead, "seqlen_q", "seqlen_k"), element, role, strides, slot)
+
+    def list_of(self, slot: str, element: str, *axes: Axis) -> TensorForm:
+        """A dense array that only its first axis, if any, strides along."""
+        strides: Strides = (0, None, None) if len(axes) > 1 else (None, None, None)
+        return TensorForm(axes, element, "input", strides, slot)
+
+
+def _attention(shapes: _Shapes) -> dict[str, TensorForm]:
+    problem = shapes.problem
+    tensors = {"q": shapes.rows("q", "q", problem.hdim_q)}
+    suffix = "_cache" if problem.paged else ""
+    tensors["k" + suffix] = shapes.cache("k", problem.hdim_q)
+    tensors["v" + suffix] = shapes.cache("v", problem.hdim_v)
+    if problem.paged:
+        tensors |= _page_table(shapes)
+    tensors |= _bias(shapes) | _descales(shapes)
+    tensors["sink"] = TensorForm((problem.nhead_q,), "float32", "input", (None, 0, None), "sink", 0, optional=True)
+    tensors |= _optional(shapes)
+    tensors["o"] = shapes.rows("o", "q", problem.hdim_v, "output")
+    if problem.lse:
+        tensors["lse"] = shapes.lse("output")
+    return tensors | _randval(shapes)
+
+
+def _page_table(shapes: _Shapes) -> dict[str, TensorForm]:
+    if shapes.problem.kv_lookup_table is KvLookupTable.SGLANG:
+        return {
+            "kv_indptr": shapes.list_of("kv_indptr", "int32", "page_starts"),
+            "kv_page_indices": replace(shapes.list_of("kv_page_indices", "int32", "pages"), pool=True),
+            "kv_last_page_lens": shapes.list_of("kv_last_page_lens", "int32", "batch"),
+        }
+    return {
+        "block_table": shapes.list_of("block_table", "int32", "batch", "pages_per_sequence"),
+        "seqlens_k": shapes.list_of("seqlens_k", "int32", "batch"),
+    }
+
+
+def _bias(shapes: _Shapes) -> dict[str, TensorForm]:
+    problem = shapes.problem
+    if problem.bias is Bias.BIAS:
+        element = "float32" if ELEMENT_BYTES[problem.dtype][0] == 1 else shapes.of_input
+        return {"bias": shapes.scores("bias", element, "input", problem.bias_dims)}
+    if problem.bias is Bias.ALIBI:
+        axes: tuple[Axis, ...] = ("batch" if problem.bias_dims == "bh" else 1, problem.nhead_q)
+        strides: Strides = (0 if problem.bias_dims == "bh" else None, 1, None)
+        return {"alibi_slopes": TensorForm(axes, "float32", "input", strides, "alibi_slopes", contiguous=0)}
+    return {}
+
+
+def _descales(shapes: _Shapes) -> dict[str, TensorForm]:
+    """Factors of Q, K and V, float32: one each; one a block of tokens; or one a page."""
+    problem = shapes.problem
+
+    def blocks(axis: Literal["q", "k", "v"]) -> TensorForm:
+        slot = f"{axis}_descale"
+        one = TensorForm((1,), "float32", "input", (None, None, None), slot)
+        if problem.qscale is Qscale.KV_BLOCKSCALE and axis != "q":
+            return TensorForm(("num_pages", problem.nhead_k), "float32", "input", (0, 1, None), slot, contiguous=0)
+        if problem.qscale is not Qscale.BLOCKSCALE:
+            return one
+        axes = ("batch", problem.nhead_q, "blocks_q") if axis == "q" else ("batch", problem.nhead_k, "blocks_k")
+        return TensorForm(axes, "float32", "input", (0, 1, 2), slot, contiguous=0)
+
+    if problem.qscale is Qscale.NO:
+        return {}
+    return {"q_descale": blocks("q"), "k_descale": blocks("k"), "v_descale": blocks("v")}
+
+
+def _optional(shapes: _Shapes) -> dict[str, TensorForm]:
+    problem = shapes.problem
+    tensors = {}
+    if problem.dropout:
+        tensors["rng_state"] = shapes.list_of("rng_state", "uint64", 2)
+    if not problem.paged:
+        tensors["seqlens_q"] = shapes.list_of("seqlens_q", "int32", "batch")
+        tensors["seqlens_k"] = shapes.list_of("seqlens_k", "int32", "batch")
+    return {name: replace(tensor, optional=True) for name, tensor in tensors.items()}
+
+
+def _randval(shapes: _Shapes) -> dict[str, TensorForm]:
+    return {"randval": shapes.scores("randval", "uint8", "output")} if shapes.problem.randval else {}
+
+
+def _append(shapes: _Shapes) -> dict[str, TensorForm]:
+    problem = shapes.problem
+    tensors = {
+        "q": shapes.rows("q", "q", problem.hdim_q),
+        "k_cache": shapes.cache("k", problem.hdim_q, "updated"),
+        "v_cache": shapes.cache("v", problem.hdim_v, "updated"),
+        "k_new": shapes.rows("k_new", "new", problem.hdim_q),
+        "v_new": shapes.rows("v_new", "new", problem.hdim_v),
+        "seqlens_k": shapes.list_of("seqlens_k", "int32", "batch"),
+    }
+    if problem.paged:
+        tensors |= {"block_table": _page_table(shapes)["block_table"]}
+    if problem.rope is not Rope.NO:
+        for name in ("rotary_cos", "rotary_sin"):
+            axes = ("seqlen_k", (problem.rotary_dim or 0) // 2)
+            tensors[name] = TensorForm(axes, shapes.of_input, "input", (None, None, 0), name)
+    return {"q_out": shapes.rows("q_out", "q", problem.hdim_q, "output")} | tensors
+
+
+def _backward(shapes: _Shapes) -> dict[str, TensorForm]:
+    problem = shapes.problem
+    tensors = {
+        "q": shapes.rows("q", "q", problem.hdim_q),
+        "k": shapes.rows("k", "k", problem.hdim_q),
+        "v": shapes.rows("v", "k", problem.hdim_v),
+        "o": shapes.rows("o", "q", problem.hdim_v),
+        "lse": shapes.lse("input"),
+        "do": shapes.rows("grad_o", "q", problem.hdim_v),
+    }
+    if problem.dlse:
+        tensors["dlse"] = replace(shapes.lse("input"), slot="dlse")
+    tensors |= _bias(shapes) | _optional(shapes)
+    tensors |= {
+        "dq": shapes.rows("dq", "q", problem.hdim_q, "output"),
+        "dk": shapes.rows("dk", "k", problem.hdim_q, "output"),
+        "dv": shapes.rows("dv", "k", problem.hdim_v, "output"),
+    }
+    if problem.dbias:
+        tensors["dbias"] = shapes.scores("dbias", shapes.of_input, "output")
+    return tensors | _randval(shapes)
+
+
+_TENSORS: Mapping[Op, Callable[[_Shapes], dict[str, TensorForm]]] = MappingProxyType(
+    {
+        "fwd": _attention,
+        "splitkv": _attention,
+        "pagedkv": _attention,
+        "batch_prefill": _attention,
+        "appendkv": _append,
+        "bwd": _backward,
+    }
+)
+
+
+def forms_of(problem: Problem) -> Mapping[str, TensorForm]:
+    """Every tensor of problems of the form of ``problem`` by name: inputs in the order of a call, then outputs."""
+    return _TENSORS[problem.op](_Shapes(problem))
+
+
+def traffic_of(problem: Problem) -> int:
+    """The least bytes of memory that a run moves: every input read once, every output written once.
+
+    Of a cache that is appended to, only the new tokens count.
+    """
+    tensors = problem.tensors
+    total = problem.bytes
+    if problem.op == "appendkv":
+        total += sum(
+            tensors[new].bytes - tensors[cache].bytes for cache, new in (("k_cache", "k_new"), ("v_cache", "v_new"))
+        )
+    return total

@@ -1,0 +1,246 @@
+"""How far from the float64 reference a correct kernel may be: a rounding error analysis of every operation.
+
+A kernel takes its inputs exactly, multiplies and adds in float32, and rounds each result once; a GPU's also rounds the
+weights that it multiplies. Of a backward, O and LSE are inputs: what the forward has rounded of them is no error here.
+With u = 2^-24, the unit roundoff of float32, the analysis is to first order in u and knows three kinds of error:
+
+- A sum of n products is off by at most ``4 sqrt(n) u`` times the sum of their absolute values, in whatever order it is
+  made: Higham and Mary, "A New Approach to Probabilistic Rounding Error Analysis" (2019), with lambda = 4. The worst
+  case, n u, takes n roundings that all point the same way. Of a dot product, |a| |b| (the 2-norms) bounds that sum.
+- A few roundings in a row (scaling, a change of base, exp2 of a few units in the last place, log, a reciprocal) are off
+  by at most ``8 u`` relative to the largest number involved.
+- The rounding of a result to its type, and of weights to that in which they are multiplied: its unit roundoff relative
+  to the number, or half a step below the smallest normal one.
+
+So a score's error E is ``(4 sqrt(hdim_q) + 8) u scale |q| |k| + 8 u (|score| + |bias| + |lse| + 2)``, and 8 u times the
+cap if there is one: tanh has a slope of at most 1. Descales are part of q and k. From there, with weights
+P = exp(score - lse) that are off by a factor of exp(E):
+
+- lse: sum(P E), for it is a weighted mean of the scores, plus the errors of the sum and of the logarithm.
+- O = P V: sum(P |V| (E + error of lse + error of the sum)).
+- dS = P (dP - delta): P |dP - delta| E, plus P times the errors of two dot products over hdim_v, and P 8 u |dLSE| where
+  delta has the gradient of LSE in it. That is dbias.
+- dQ = scale dS K: scale times sum(error of dS |K|), plus the error of the sum. dK likewise.
+- dV = P^T dO: sum(P |dO| (E + error of the sum)).
+
+What is only copied, and random bytes, must be exact.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from catalog.ops.attention.fields import Op
+from catalog.ops.attention.problem import Problem
+from catalog.ops.attention.reference.answers import log_sum_exp, lse_gradient, lse_shape, probabilities
+from catalog.ops.attention.reference.append import appended, rotary_pairs
+from catalog.ops.attention.reference.sequences import Head, sequences
+from catalog.ops.attention.traits import Rope
+
+Array = NDArray[Any]
+Float64 = NDArray[np.float64]
+
+_U = 2.0**-24
+_FEW = 8 * _U
+
+_LOST = 2.0**-90
+"""Weights below 2^-126, the smallest normal float32, may be lost: this much, of values that add up to 2^36."""
+
+_ROUNDING: Mapping[str, tuple[float, float]] = MappingProxyType(
+    {
+        "float32": (_U, 2.0**-126),
+        "float16": (2.0**-11, 2.0**-14),
+        "bfloat16": (2.0**-8, 2.0**-126),
+        "float8_e4m3fn": (2.0**-4, 2.0**-6),
+        "float8_e5m2": (2.0**-3, 2.0**-14),
+    }
+)
+"""Unit roundoff (half the gap between 1 and the next number) and smallest normal number of an element type."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """|actual - expected| may be ``atol + rtol * |expected|``; ``atol`` is one number or one for each element."""
+
+    atol: Float64 | float
+    rtol: float
+
+    def used(self, actual: Array, expected: Array) -> float:
+        """The largest |actual - expected|, as a share of what its element may be off by: up to 1 is allowed.
+
+        Infinities must agree, a NaN matches only a NaN: else the share is inf.
+        """
+        errors = _errors(actual, expected)
+        expected = expected.astype(np.float64)
+        allowed = self.atol + self.rtol * np.where(np.isfinite(expected), np.abs(expected), 0.0)
+        shares = np.full(errors.shape, np.inf)
+        np.divide(errors, allowed, out=shares, where=allowed > 0)
+        return float(np.max(shares, initial=0.0, where=errors > 0))
+
+    def allows(self, actual: Array, expected: Array) -> bool:
+        """Whether every element is near enough; infinities must agree, a NaN matches only a NaN."""
+        return self.used(actual, expected) <= 1
+
+
+EXACT = Tolerance(0.0, 0.0)
+
+
+def tolerances(problem: Problem, inputs: Mapping[str, Array], weights: str = "float32") -> dict[str, Tolerance]:
+    """How far each result of a correct kernel may be from ``reference(problem, inputs)``, by the result's name.
+
+    Args:
+        problem: what is computed.
+        inputs: the tensors that the kernel was given, as for the reference.
+        weights: the element type that the kernel rounds P and dS to before it multiplies them. Host kernels keep them
+            in float32; a GPU's matrix units take them in the type of Q.
+    """
+    return _OPERATIONS[problem.op](problem, inputs, _Weights(*_ROUNDING[weights]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """How P and dS are rounded before they are multiplied."""
+
+    roundoff: float
+    smallest: float
+
+    def lost(self, weights: Float64) -> Float64:
+        """Absolute error of each weight below the smallest normal number; what is hidden is exactly 0."""
+        return np.where(weights > 0, self.roundoff * self.smallest, 0.0)
+
+
+def max_error(actual: Array, expected: Array) -> float:
+    """The largest |actual - expected|; 0 of nothing, inf where infinities or NaNs disagree."""
+    return float(np.max(_errors(actual, expected), initial=0.0))
+
+
+def _errors(actual: Array, expected: Array) -> Float64:
+    actual, expected = actual.astype(np.float64), expected.astype(np.float64)
+    finite = np.isfinite(actual) & np.isfinite(expected)
+    same = (actual == expected) | (np.isnan(actual) & np.isnan(expected))
+    errors = np.where(same, 0.0, np.inf)
+    np.subtract(actual, expected, out=errors, where=finite)
+    return np.abs(errors, out=errors)
+
+
+def _attention(problem: Problem, inputs: Mapping[str, Array], rounded: _Weights) -> dict[str, Tolerance]:
+    o_errors, lse_errors = np.zeros(problem.shapes["o"]), np.zeros(lse_shape(problem))
+    for sequence in sequences(problem, inputs):
+        o, lse_error = sequence.tokens(o_errors, "q"), sequence.rows(lse_errors)
+        of_sum = _of_sum(sequence.seqlen_k)
+        for head in sequence.heads():
+            for rows in sequence.blocks():
+                scores = head.scores(rows)
+                lse = log_sum_exp(scores, head.sink)
+                p = probabilities(scores, lse)
+                of_scores = _of_scores(head, rows, scores, lse)
+                of_lse = np.sum(p * of_scores, axis=1) + of_sum + 2 * _FEW
+                of_weights = of_scores + of_lse[:, np.newaxis] + of_sum + _FEW + rounded.roundoff
+                lse_error[head.index, rows] = of_lse
+                # A kernel rounds weights that are relative to the row's largest.
+                lost = rounded.lost(p) * np.max(p, axis=1, initial=0.0, keepdims=True)
+                of_p = head.dropout(rows) * (p * of_weights + lost)
+                o[head.index, rows] = of_p @ np.abs(head.v) + _step(problem, "o")
+    results = {"o": Tolerance(o_errors, _roundoff(problem, "o")), "lse": Tolerance(lse_errors, _FEW)}
+    return results | ({"randval": EXACT} if problem.randval else {})
+
+
+def _backward(problem: Problem, inputs: Mapping[str, Array], rounded: _Weights) -> dict[str, Tolerance]:
+    names = [name for name in ("dq", "dk", "dv", "dbias") if name in problem.shapes]
+    errors = {name: np.zeros(problem.shapes[name]) for name in names}
+    scale, step = problem.softmax_scale, _step(problem, "dq")
+    of_dot = _of_sum(problem.hdim_v) + _FEW
+    for sequence in sequences(problem, inputs):
+        lse, dlse = sequence.rows(inputs["lse"]), sequence.rows(lse_gradient(problem, inputs))
+        dq = sequence.tokens(errors["dq"], "q")
+        dk, dv = (sequence.tokens(errors[name], "k") for name in ("dk", "dv"))
+        of_dq, of_dk = _of_sum(sequence.seqlen_k) + _FEW, _of_sum(sequence.seqlen_q * problem.ratio) + _FEW
+        for head in sequence.heads():
+            o, do = (sequence.tokens(inputs[name], "q")[head.index].astype(np.float64) for name in ("o", "do"))
+            for rows in sequence.blocks():
+                z, scores = head.dropout(rows), head.scores(rows)
+                p = probabilities(scores, lse[head.index, rows])
+                of_lse = dlse[head.index, rows, np.newaxis]
+                delta = np.sum(do[rows] * o[rows], axis=1, keepdims=True) - of_lse
+                ds = p * np.abs(z * (do[rows] @ head.v.T) - delta)
+                of_p = _of_scores(head, rows, scores, lse[head.index, rows]) + _FEW + rounded.roundoff
+                dots = _norms(do[rows]) * (z * _norms(head.v).T + _norms(o[rows]))
+                lost = rounded.lost(p)
+                of_ds = ds * of_p + p * (of_dot * dots + _FEW * np.abs(of_lse)) + lost
+                dq[head.index, rows] = scale * (of_ds + of_dq * ds) @ np.abs(head.k)
+                dk[head.key_index] += scale * (of_ds + of_dk * ds).T @ np.abs(head.q[rows])
+                dv[head.key_index] += (z * (p * (of_p + of_dk) + lost)).T @ np.abs(do[rows])
+                if "dbias" in errors:
+                    sequence.pairs(errors["dbias"], head.index)[rows] = of_ds + step
+        for gradient in (dq, dk, dv):
+            gradient[...] += step
+    results = {name: Tolerance(errors[name], _roundoff(problem, name)) for name in names}
+    return results | ({"randval": EXACT} if problem.randval else {})
+
+
+def _append(problem: Problem, inputs: Mapping[str, Array], _: _Weights) -> dict[str, Tolerance]:
+    if problem.rope is Rope.NO:
+        return dict.fromkeys(("q", "k_cache", "v_cache"), EXACT)
+    empty = {name: np.zeros(problem.shapes[name]) for name in ("k_cache", "v_cache", "v_new")}
+    errors = appended(problem, {**inputs, **empty}, _of_rotated)
+    return {name: Tolerance(atol, 0.0) for name, atol in errors.items()}
+
+
+def _of_rotated(problem: Problem, tokens: Float64, cos: Float64, sin: Float64) -> Float64:
+    """Errors of ``rotated``: two products, their sum, and the rounding to the type of Q; 0 behind rotary_dim."""
+    first, second = rotary_pairs(problem)
+    x, y = tokens[..., first], tokens[..., second]
+    errors = np.zeros(tokens.shape)
+    for half, a, b in ((first, x * cos, -y * sin), (second, y * cos, x * sin)):
+        in_float32 = 2 * _U * (np.abs(a) + np.abs(b))
+        errors[..., half] = in_float32 + _roundoff(problem, "q") * np.abs(a + b) + _step(problem, "q")
+    return errors
+
+
+def _of_scores(head: Head, rows: slice, scores: Float64, lse: Array) -> Float64:
+    """E of each score; 0 where the query does not see the key."""
+    problem = head.sequence.problem
+    dots = problem.softmax_scale * _norms(head.q[rows]) * _norms(head.k).T
+    finite_lse = np.where(np.isfinite(lse), lse, 0.0)[:, np.newaxis]
+    numbers = np.abs(scores) + np.abs(head.bias(rows)) + np.abs(finite_lse) + (problem.logits_soft_cap or 0.0) + 2
+    return np.where(np.isfinite(scores), (_of_sum(problem.hdim_q) + _FEW) * dots + _FEW * numbers, 0.0)
+
+
+def _of_sum(terms: int) -> float:
+    """Error of a sum of products in float32, relative to the sum of their absolute values."""
+    return 4 * math.sqrt(terms) * _U
+
+
+def _norms(rows: Float64) -> Float64:
+    """The 2-norm of each row, (rows, 1)."""
+    norms: Float64 = np.linalg.norm(rows, axis=1, keepdims=True)
+    return norms
+
+
+def _roundoff(problem: Problem, name: str) -> float:
+    return _ROUNDING[problem.tensors[name].element][0]
+
+
+def _step(problem: Problem, name: str) -> float:
+    """Absolute error of a result: half the gap between numbers below the smallest normal one, and lost weights."""
+    roundoff, smallest = _ROUNDING[problem.tensors[name].element]
+    return max(roundoff * smallest, _LOST)
+
+
+_OPERATIONS: Mapping[Op, Callable[[Problem, Mapping[str, Array], _Weights], dict[str, Tolerance]]] = MappingProxyType(
+    {
+        "fwd": _attention,
+        "splitkv": _attention,
+        "pagedkv": _attention,
+        "batch_prefill": _attention,
+        "appendkv": _append,
+        "bwd": _backward,
+    }
+)

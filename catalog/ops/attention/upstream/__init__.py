@@ -1,0 +1,1 @@
+"""CK's own generator of attention kernels, in the user's checkout."""

@@ -1,0 +1,183 @@
+"""Translation units of upstream's kernels, as the generator of the user's own CK checkout writes them.
+
+The generator is asked for one kernel by name, in a scratch folder; the checkout is only read. What it wrote is
+remembered under the hash of the question and of the generator's own files, so that a kernel in the cache is found
+without asking again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from catalog.build.keys import hash_parts
+from catalog.build.toolchains import digest_of, read_facts
+from catalog.errors import BuildError, GeneratorError, UsageError
+from catalog.files import MOST_TEXT_BYTES, Sync, publish, read_own
+from catalog.ops.attention.traits import Family
+from catalog.ops.attention.upstream.live import Generator, find_generator, run_generator
+from catalog.schema.kernel import Kernel
+from catalog.schema.spec_files import OWN_SPACES, load_spec
+from catalog.settings import data_dir, settings
+
+GENERATOR_TIMEOUT_SECONDS = 300.0
+
+
+class FamilyFacts(BaseModel):
+    """How upstream's generator is asked for a kernel of a family, its flags, and what a launch does before it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    api: str
+    filter: str
+    flags: tuple[str, ...] = ()
+    before: Literal["nothing", "rotate_copy", "clear_dq"] = "nothing"
+
+
+class CkFacts(BaseModel):
+    """The content of ``data/toolchains/ck.json``; ``fallback`` selects a forward kernel that every arch has."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    source: str
+    fallback: str
+    families: dict[Family, FamilyFacts]
+
+
+def ck_facts() -> CkFacts:
+    """What the builder knows of upstream's generator.
+
+    Raises:
+        SpecError: the file is missing or malformed; the message names it and the field.
+    """
+    return read_facts(CkFacts, data_dir() / "toolchains" / "ck.json")
+
+
+def family_flags(family: Family) -> tuple[str, ...]:
+    """Flags that kernels of a family are compiled with, beside those of their arch.
+
+    Raises:
+        SpecError: ``data/toolchains/ck.json`` is missing or malformed.
+    """
+    return ck_facts().families[family].flags
+
+
+@dataclass(frozen=True)
+class Checkout:
+    """A CK checkout: its generator, and the folders that its kernels include from."""
+
+    generator: Generator
+    example: Path
+    include: Path
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """Hash of the generator's own files, which decide what it writes."""
+        files = sorted(path for path in self.example.rglob("*.py") if "__pycache__" not in path.parts)
+        return hash_parts({"files": [f"{path.relative_to(self.example)} {digest_of(str(path))}" for path in files]})
+
+    def source(self, kernel: Kernel, memory: Path) -> str:
+        """The translation unit of ``kernel``; ``memory`` is a folder where answers are kept.
+
+        Raises:
+            BuildError: the checkout is of another revision, or its generator knows no such kernel, or fails.
+        """
+        if kernel.revision != self.generator.revision:
+            raise BuildError(
+                f"kernel {kernel.name} is of revision {kernel.revision}; {self.generator.path} looks like revision "
+                f"{self.generator.revision}",
+                hint=f"CATALOG_CK_ROOT or --ck-root names a checkout of revision {kernel.revision}.",
+            )
+        question = {"checkout": [self.digest], "kernel": [kernel.name, kernel.arch, kernel.mask_impl]}
+        remembered = memory / f"{hash_parts(question)}.cpp"
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            return read_own(remembered, MOST_TEXT_BYTES).decode()
+        text = self._ask(kernel)
+        with contextlib.suppress(OSError):
+            publish(remembered, text, Sync.NONE)
+        return text
+
+    def _ask(self, kernel: Kernel) -> str:
+        facts = ck_facts().families[kernel.family]
+        if facts.api not in self.generator.apis:
+            raise BuildError(
+                f"kernel {kernel.name}: {self.generator.path} has no API {facts.api}",
+                hint=f"It has: {', '.join(self.generator.apis)}.",
+            )
+        spec = load_spec(data_dir() / "arch_specs", kernel.arch, kernel.revision)
+        for receipt in spec.receipt_numbers:
+            text = self._write(kernel, facts, ["--mask", kernel.mask_impl, "--receipt", str(receipt)])
+            if text is not None:
+                return text
+        if kernel.space not in OWN_SPACES:
+            raise BuildError(
+                f"kernel {kernel.name} is of space {kernel.space}: no list of upstream's generator has it, so there is "
+                "no source for it",
+                hint="catalog query \"space='ck'\" shows the rows that have one.",
+            )
+        raise BuildError(
+            f"{self.generator.path} knows no kernel {kernel.name} in any of its receipts "
+            f"{', '.join(map(str, spec.receipt_numbers))}; the row is of revision {kernel.revision}",
+            hint=f"catalog parity --ck-root {self.generator.path} shows how the checkout differs from that revision.",
+        )
+
+    def _write(self, kernel: Kernel, facts: FamilyFacts, options: Sequence[str]) -> str | None:
+        targets = ["--targets", kernel.arch] if self.generator.takes_targets else []
+        asked = ["--api", facts.api, "--filter", facts.filter.format(name=kernel.name), "--output_dir", "."]
+        command = [sys.executable, str(self.generator.path), *asked, *options, *targets]
+        with tempfile.TemporaryDirectory(prefix="catalog-ck-") as scratch:
+            try:
+                run_generator(command, Path(scratch), GENERATOR_TIMEOUT_SECONDS, threading.Event())
+                return next(Path(scratch).rglob(f"{kernel.name}.cpp")).read_text()
+            except GeneratorError as error:
+                raise BuildError(error.message, hint=error.hint) from None
+            except StopIteration:
+                return None
+
+
+@functools.cache
+def open_checkout(root: Path) -> Checkout:
+    """The CK checkout at ``root``, or inside of it.
+
+    Raises:
+        BuildError: there is none, or its headers are not where they belong.
+    """
+    try:
+        generator = find_generator(root, GENERATOR_TIMEOUT_SECONDS)
+    except (UsageError, GeneratorError) as error:
+        raise BuildError(error.message, hint=error.hint) from None
+    example = generator.path.parent
+    for above in example.parents:
+        if (above / "include" / "ck_tile").is_dir():
+            return Checkout(generator, example, above / "include")
+    raise BuildError(f"{example}: CK's headers, include/ck_tile, lie in no folder above it", hint="Is it complete?")
+
+
+def find_checkout() -> Checkout:
+    """The checkout that the settings name, or that of a ROCm installation.
+
+    Raises:
+        BuildError: there is none.
+    """
+    chosen = settings()
+    if chosen.ck_root is not None:
+        return open_checkout(chosen.ck_root)
+    from catalog.build.hip.toolchain import rocm_root
+
+    try:
+        return open_checkout(rocm_root())
+    except BuildError:
+        raise BuildError(
+            "kernels of AMD arches come from a CK checkout, and none is named",
+            hint="CATALOG_CK_ROOT or --ck-root names one: a clone of composable_kernel, or what carries it inside, "
+            "such as the source distribution of flash-attn.",
+        ) from None

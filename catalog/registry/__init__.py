@@ -1,0 +1,1 @@
+"""The catalog's SQLite file: schema, migrations, queries, merges, timings and builds."""

@@ -1,0 +1,34 @@
+"""Dropping measured times; they outlive the libraries that they were measured with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from catalog.registry.database import connect, transaction
+from catalog.registry.query import Query, run
+
+
+def clear_timings(path: Path, where: str = "") -> int:
+    """Delete the timings of the kernels that a SQL expression over the columns selects; how many there were.
+
+    Args:
+        path: the catalog's file.
+        where: the expression; empty: of every kernel.
+
+    Raises:
+        QueryError: the expression is wrong or refused.
+        RegistryError: there is no catalog, or it cannot be written; nothing is deleted then.
+    """
+    with run(path, Query(where, columns=("id",))) as result:
+        kernels = [tuple(row) for row in result] if where.strip() else None
+    connection = connect(path)
+    try:
+        condition = ""
+        if kernels is not None:
+            connection.execute("CREATE TEMP TABLE chosen (id TEXT PRIMARY KEY) WITHOUT ROWID")
+            connection.executemany("INSERT INTO chosen VALUES (?)", kernels)
+            condition = " WHERE kernel_id IN (SELECT id FROM chosen)"
+        with transaction(connection):
+            return connection.execute(f"DELETE FROM timing{condition}").rowcount
+    finally:
+        connection.close()

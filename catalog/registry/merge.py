@@ -1,0 +1,227 @@
+"""Unite catalogs: artifacts' records and timings of other machines become rows of this one.
+
+- Devices are the same where arch, name and facts are; problems where their keys are; kernels by id.
+- A kernel row that this catalog lacks is copied with its receipts, whatever its revision and space, if this program
+  makes the same id and name of its traits. Not into a population that is whole: its spec has no such kernel, so one of
+  the two catalogs was made from other facts, and what concerns that kernel stays out.
+- A timing of the same problem, kernel, device and artifact: the newest wins. A record of the same artifact: a success
+  before a failure, then the newest.
+- An artifact that comes by a merge is marked ``elsewhere``: its library is in another cache, so the column ``built``
+  does not count it, nor does selection pass a kernel over for a failure of another machine's compiler. A build here of
+  the same content key takes the mark away.
+- Misses stay where they are: they say what was asked for on a machine, and counts cannot be merged twice.
+
+The other files are read first and never written (:mod:`catalog.registry.merge_read`). One transaction: everything, or
+nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from catalog.errors import UsageError
+from catalog.messages import counted
+from catalog.ops.attention.problem import Problem
+from catalog.registry.database import KERNEL_COLUMNS, transaction
+from catalog.registry.merge_read import Source, opened, reading
+from catalog.registry.timings import problem_id
+from catalog.schema.kernel import Kernel
+
+COLUMNS = ("from", "what", "added", "renewed", "the same")
+"""Columns of :attr:`Merged.rows`."""
+
+_TABLES = ("kernel", "artifact", "device", "problem", "timing")
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Merged:
+    """What became of the rows of one file.
+
+    ``left_out`` counts kernels that were left out with their builds and timings, by reason; ``refused`` counts invalid
+    rows, by table and reason.
+    """
+
+    path: Path
+    counts: Mapping[str, Counter[str]] = field(default_factory=lambda: {table: Counter() for table in _TABLES})
+    left_out: Counter[str] = field(default_factory=Counter)
+    refused: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    @property
+    def rows(self) -> list[list[Any]]:
+        """The values of :data:`COLUMNS`, a row a table."""
+        return [
+            [self.path.name, f"{table}s", *(count[how] for how in COLUMNS[2:])] for table, count in self.counts.items()
+        ]
+
+    @property
+    def notes(self) -> list[str]:
+        """A line for all refused rows, and one for each reason why kernels were left out."""
+        refused = [f"{counted(rows, table)} ({reason})" for (table, reason), rows in self.refused.most_common()]
+        line = f"{self.path}: refused {counted(sum(self.refused.values()), 'row')}: {'; '.join(refused)}"
+        return ([line] if refused else []) + [
+            f"{self.path}: left out {counted(kernels, 'kernel')}, with builds and timings, {reason}"
+            for reason, kernels in self.left_out.items()
+        ]
+
+
+def merge(connection: sqlite3.Connection, own: Path, paths: Sequence[Path]) -> list[Merged]:
+    """Merge the catalogs at ``paths`` into that of ``connection``, the file ``own``; what came of each.
+
+    Raises:
+        UsageError: one of them is ``own``.
+        RegistryError: one is not there, no catalog, damaged, or from a newer version; or ``own`` cannot be written.
+    """
+    for path in paths:
+        if path.exists() and path.samefile(own):
+            raise UsageError(f"{path} is the catalog that others are merged into")
+    with ExitStack() as stack:
+        sources = [stack.enter_context(opened(path)) for path in paths]
+        with transaction(connection):
+            return [_Merge(connection, source).run() for source in sources]
+
+
+class _Merge:
+    """One file into another, inside of the caller's transaction."""
+
+    def __init__(self, connection: sqlite3.Connection, source: Source) -> None:
+        self._connection, self._other = connection, source.connection
+        self._merged = Merged(source.path, refused=source.refused)
+
+    def run(self) -> Merged:
+        with reading(self._merged.path):
+            kernels = self._kernels()
+            self._artifacts(kernels)
+            self._timings(kernels)
+        return self._merged
+
+    def _all(self, sql: str) -> list[Row]:
+        return [dict(row) for row in self._other.execute(sql)]
+
+    def _count(self, table: str, how: str) -> None:
+        self._merged.counts[table][how] += 1
+
+    def _kernels(self) -> set[str]:
+        """Have the kernels here that artifacts and timings of the other file are about; the ids of those that are."""
+        whole = "SELECT arch, revision, space, mask_impl FROM population WHERE receipts = '' AND restriction = ''"
+        populations = {tuple(row) for row in self._connection.execute(whole)}
+        there = "id IN (SELECT kernel_id FROM artifact UNION SELECT kernel_id FROM timing)"
+        known = set()
+        for row in self._all(f"SELECT {', '.join(KERNEL_COLUMNS)} FROM kernel WHERE {there} ORDER BY id"):
+            if self._connection.execute("SELECT 1 FROM kernel WHERE id = ?", (row["id"],)).fetchone():
+                self._count("kernel", "the same")
+            else:
+                reason = self._obstacle(row, populations)
+                if reason is not None:
+                    self._merged.left_out[reason] += 1
+                    continue
+                self._add_kernel(row)
+            known.add(str(row["id"]))
+        return known
+
+    def _obstacle(self, row: Row, whole: set[tuple[Any, ...]]) -> str | None:
+        """Why this catalog cannot have a kernel row of the other."""
+        try:
+            kernel = Kernel.from_row(row)
+            sound = (kernel.id, kernel.name) == (row["id"], row["name"]) and _in_bounds(row)
+        except (ValueError, KeyError, TypeError):
+            sound = False
+        if not sound:
+            return "of another version of this program: their traits give another id or name"
+        identity = tuple(row[name] for name in ("arch", "revision", "space", "mask_impl"))
+        if identity in whole:
+            return f"not among those that the facts here give for {' '.join(identity)}: populate both catalogs anew"
+        same = "SELECT 1 FROM kernel WHERE name = ? AND arch = ? AND revision = ? AND space = ? AND mask_impl = ?"
+        if self._connection.execute(same, (row["name"], *identity)).fetchone():
+            return "of other traits than the kernel of the same name here"
+        return None
+
+    def _add_kernel(self, row: Row) -> None:
+        holes = ", ".join(f":{column}" for column in KERNEL_COLUMNS)
+        self._connection.execute(f"INSERT INTO kernel ({', '.join(KERNEL_COLUMNS)}) VALUES ({holes})", row)
+        receipts = self._other.execute(
+            "SELECT kernel_id, receipt FROM kernel_receipt WHERE kernel_id = ? AND receipt BETWEEN 0 AND 1000000",
+            (row["id"],),
+        )
+        self._connection.executemany("INSERT INTO kernel_receipt VALUES (?, ?)", map(tuple, receipts))
+        self._count("kernel", "added")
+
+    def _artifacts(self, kernels: set[str]) -> None:
+        for row in self._all("SELECT * FROM artifact ORDER BY key"):
+            if row["kernel_id"] not in kernels:
+                continue
+            here = self._row("artifact", {"key": row["key"]})
+            if here is not None and here["status"] == "quarantined" and not here["elsewhere"]:
+                self._count("artifact", "the same")  # what happened on this machine is not for others to mend
+                continue
+            local = here is not None and here["status"] == "built" and not here["elsewhere"]
+            row |= {"elsewhere": int(not local), "dropped": here["dropped"] if local and here is not None else None}
+            self._put("artifact", ("key",), here, row, ("status", "created"))
+
+    def _timings(self, kernels: set[str]) -> None:
+        devices, problems = dict[int, int](), dict[int, int]()
+        for row in self._all("SELECT * FROM timing"):
+            if row["kernel_id"] not in kernels:
+                continue
+            device, problem = row["device_id"], row["problem_id"]
+            if device not in devices:
+                devices[device] = self._device(device)
+            if problem not in problems:
+                problems[problem] = self._problem(problem)
+            row |= {"device_id": devices[device], "problem_id": problems[problem]}
+            key = ("problem_id", "kernel_id", "device_id", "artifact_key", "cold")
+            self._put("timing", key, self._row("timing", {name: row[name] for name in key}), row, ("created",))
+
+    def _device(self, number: int) -> int:
+        """The number here of the device that has ``number`` in the other file; it is added when it is new."""
+        device = dict(self._other.execute("SELECT arch, name, facts FROM device WHERE id = ?", (number,)).fetchone())
+        added = self._connection.execute(
+            "INSERT INTO device (arch, name, facts) VALUES (:arch, :name, :facts) ON CONFLICT DO NOTHING", device
+        ).rowcount
+        self._count("device", "added" if added else "the same")
+        where = "arch = :arch AND name = :name AND facts = :facts"
+        return int(self._connection.execute(f"SELECT id FROM device WHERE {where}", device).fetchone()[0])
+
+    def _problem(self, number: int) -> int:
+        """As :meth:`_device`, for a problem; columns that derive from its key are computed anew."""
+        [key] = self._other.execute("SELECT key FROM problem WHERE id = ?", (number,)).fetchone()
+        here = self._row("problem", {"key": key})
+        self._count("problem", "added" if here is None else "the same")
+        return problem_id(self._connection, Problem(**json.loads(key)))
+
+    def _row(self, table: str, key: Mapping[str, Any]) -> Row | None:
+        where = " AND ".join(f"{name} = :{name}" for name in key)
+        row = self._connection.execute(f"SELECT * FROM {table} WHERE {where}", key).fetchone()
+        return None if row is None else dict(row)
+
+    def _put(self, table: str, key: Sequence[str], here: Row | None, row: Row, order: Sequence[str]) -> None:
+        """Write ``row`` where there is none, or a lesser one by the columns ``order``; equals by all they hold."""
+        if here is not None and _rank(row, order) <= _rank(here, order):
+            self._count(table, "the same")
+            return
+        names, holes = ", ".join(row), ", ".join(f":{name}" for name in row)
+        updates = ", ".join(f"{name} = excluded.{name}" for name in row if name not in key)
+        self._connection.execute(
+            f"INSERT INTO {table} ({names}) VALUES ({holes}) ON CONFLICT ({', '.join(key)}) DO UPDATE SET {updates}",
+            row,
+        )
+        self._count(table, "added" if here is None else "renewed")
+
+
+def _in_bounds(row: Row) -> bool:
+    return row["hw_valid"] in (0, 1) and 0 <= row["dispatch_order"] < 2**31
+
+
+def _rank(row: Row, order: Sequence[str]) -> tuple[Any, ...]:
+    """What decides between two rows of one key, the same in whichever direction they are merged."""
+    leading = [row[name] != "failed" if name == "status" else row[name] for name in order]
+    rest = {name: value for name, value in row.items() if name not in {"elsewhere", "device_id", "problem_id"}}
+    return (*leading, json.dumps(rest, sort_keys=True))

@@ -1,0 +1,240 @@
+"""Reading a catalog that somebody else made: its rows are copied into a catalog in memory that this program made.
+
+Only tables of the other file's schema are used: a view, a virtual table or a generated column in place of a table is
+refused, and triggers, views and indices on expressions are never reached. The copy has this program's own STRICT tables
+and is migrated in memory. Its rows are validated against :mod:`catalog.registry.rows`; those that fail are left
+out, with a reason. All of that ends before anything is written, within :data:`READ_SECONDS`.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from catalog.build.cache import ArtifactRecord
+from catalog.errors import RegistryError
+from catalog.messages import expected
+from catalog.registry.database import SQLITE_ERRORS, blank, check_side_files, message_of, schema_version, upgrade
+from catalog.registry.rows import MOST_CHARACTERS, Device, Timing, is_future
+from catalog.registry.timings import MEASURED
+
+READ_SECONDS = 120.0
+"""How long reading a file may take; a million timings take a quarter of it."""
+
+MOST_ROWS = 2_000_000
+"""Maximum number of rows of a table."""
+
+MOST_TEXT = 2**30
+"""Maximum number of characters of all rows together."""
+
+_STEPS = 10_000
+"""Instructions of SQLite between two checks of the clock."""
+
+_MEASURED_HERE = "SELECT kernel_id FROM main.artifact UNION SELECT kernel_id FROM main.timing"
+_COPIED: Mapping[str, str] = {
+    "device": "id IN (SELECT device_id FROM main.timing)",
+    "problem": "id IN (SELECT problem_id FROM main.timing)",
+    "kernel": f"id IN ({_MEASURED_HERE})",
+    "kernel_receipt": f"kernel_id IN ({_MEASURED_HERE})",
+    "artifact": "TRUE",
+    "timing": "TRUE",
+}
+"""The tables that are read, and the condition on their rows."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """The valid rows of a file, in memory, and how many were refused, by table and reason."""
+
+    path: Path
+    connection: sqlite3.Connection
+    refused: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Source]:
+    """The catalog at ``path`` as it is now, whatever version of this program made it; it is only read.
+
+    Raises:
+        RegistryError: it is missing, damaged, too large or not a catalog, comes from a newer version, or takes too long
+            to read.
+    """
+    if not path.is_file():
+        raise RegistryError(f"there is no catalog at {path}")
+    with reading(path):
+        source = _read(path)
+    with closing(source.connection):
+        yield source
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Errors of SQLite as one about the file at ``path``.
+
+    Raises:
+        RegistryError: the file cannot be read.
+    """
+    try:
+        yield
+    except (*SQLITE_ERRORS, OverflowError) as error:
+        reason = message_of(error)
+        if reason == "interrupted":
+            reason = f"reading it took longer than {READ_SECONDS:g} s"
+        hint = f"Nothing was changed. What there is of it: catalog --db {shlex.quote(str(path))} doctor"
+        raise RegistryError(f"{path} cannot be merged: {reason}", hint=hint) from None
+
+
+def _read(path: Path) -> Source:
+    with closing(_read_only(path)) as other:
+        deadline = time.monotonic() + READ_SECONDS
+
+        def too_late() -> bool:
+            return time.monotonic() > deadline
+
+        other.set_progress_handler(too_late, _STEPS)
+        version = schema_version(other, path)
+        if not version:
+            raise RegistryError(f"{path} is empty: no catalog")
+        copy = blank(version)
+        copy.set_progress_handler(too_late, _STEPS)
+        try:
+            other.execute("BEGIN")
+            for table in _COPIED:  # all of them first: reading one table looks at others
+                _require_table(other, table, _columns(copy, table))
+            left = MOST_TEXT
+            for table, rows in _COPIED.items():
+                left = _copy(other, copy, table, rows, left)
+            upgrade(copy, version)
+            if copy.execute("PRAGMA foreign_key_check").fetchone():
+                raise sqlite3.DatabaseError("it refers to rows that are not there")
+            source = Source(path, copy)
+            _refuse_timings(source)
+            _refuse_artifacts(source)
+            copy.set_progress_handler(None, 0)
+        except BaseException:
+            copy.close()
+            raise
+    return source
+
+
+def _read_only(path: Path) -> sqlite3.Connection:
+    """A connection that cannot write; where not even WAL's -shm file can be made, nobody else writes either."""
+    check_side_files(path)
+    log = path.with_name(path.name + "-wal")
+    for parameters in ("mode=ro", "mode=ro&immutable=1"):
+        connection = sqlite3.connect(f"{path.resolve().as_uri()}?{parameters}", uri=True, isolation_level=None)
+        try:
+            connection.execute("PRAGMA trusted_schema = OFF")
+            connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+        except sqlite3.OperationalError:
+            connection.close()
+            if log.exists():
+                raise
+        except BaseException:
+            connection.close()
+            raise
+        else:
+            return connection
+    raise sqlite3.OperationalError("unable to open it")
+
+
+def _copy(other: sqlite3.Connection, copy: sqlite3.Connection, table: str, rows: str, left: int) -> int:
+    """Copy a table, with each text cut just above the allowed length; returns what remains of ``left`` characters."""
+    columns = _columns(copy, table)
+    cut = ", ".join(
+        f"iif(typeof({name}) IN ('text', 'blob'), substr({name}, 1, {MOST_CHARACTERS + 1}), {name})" for name in columns
+    )
+    insert = f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
+    copy.execute("BEGIN")
+    for number, row in enumerate(other.execute(f"SELECT {cut} FROM main.{table} WHERE {rows}")):
+        left -= sum(len(value) for value in row if isinstance(value, (str, bytes)))
+        if number >= MOST_ROWS or left < 0:
+            raise sqlite3.DataError(f"its table {table} is too large to be merged")
+        copy.execute(insert, row)
+    copy.execute("COMMIT")
+    return left
+
+
+def _columns(copy: sqlite3.Connection, table: str) -> list[str]:
+    return [row["name"] for row in copy.execute(f"PRAGMA table_info({table})")]
+
+
+def _require_table(other: sqlite3.Connection, table: str, columns: list[str]) -> None:
+    """Refuse anything but a table under the name of one of ours: reading it could run any code, without end."""
+    kinds = [row[2] for row in other.execute(f"PRAGMA main.table_list({table})")]
+    if kinds != ["table"]:
+        raise sqlite3.DatabaseError(f"its {table} is {f'a {kinds[0]}, not a table' if kinds else 'missing'}")
+    hidden = {row[1]: row[6] for row in other.execute(f"PRAGMA main.table_xinfo({table})")}
+    if sorted(hidden) != sorted(columns) or any(hidden.values()):
+        raise sqlite3.DatabaseError(f"its table {table} has other columns than those of a catalog of its version")
+
+
+def _refuse_timings(source: Source) -> None:
+    """Drop invalid timings."""
+    measured = ", ".join(f"timing.{name}" for name in MEASURED)
+    rows = source.connection.execute(
+        f"SELECT timing.rowid AS number, timing.kernel_id = artifact.kernel_id AS of_its_kernel, {measured}, "
+        "problem.key AS problem, device.arch, device.name, device.facts FROM timing "
+        "JOIN artifact ON artifact.key = artifact_key "
+        "JOIN problem ON problem.id = problem_id JOIN device ON device.id = device_id"
+    )
+    refused = list[int]()
+    for row in map(dict, rows):
+        number, of_its_kernel = row.pop("number"), row.pop("of_its_kernel")
+        device = {name: row.pop(name) for name in Device.model_fields}
+        try:
+            Timing.model_validate({**row, "device": device})
+            reason = None if of_its_kernel else "its artifact is another kernel's"
+        except ValidationError as error:
+            reason = _reason(error)
+        if reason is not None:
+            source.refused["timing", reason] += 1
+            refused.append(number)
+    source.connection.executemany("DELETE FROM timing WHERE rowid = ?", ((number,) for number in refused))
+
+
+def _refuse_artifacts(source: Source) -> None:
+    """Drop invalid builds, and the timings of their libraries."""
+    refused = set[str]()
+    of_arch = "(SELECT arch FROM kernel WHERE id = kernel_id) AS of_arch"
+    for row in map(dict, source.connection.execute(f"SELECT *, {of_arch} FROM artifact")):
+        reason = _what_is_wrong(row)
+        if reason is not None:
+            source.refused["artifact", reason] += 1
+            refused.add(row["key"])
+    timings = source.connection.execute("SELECT rowid AS number, artifact_key FROM timing")
+    gone = [(row["number"],) for row in timings if row["artifact_key"] in refused]
+    if gone:
+        source.refused["timing", "its artifact is refused"] += len(gone)
+    source.connection.executemany("DELETE FROM timing WHERE rowid = ?", gone)
+    source.connection.executemany("DELETE FROM artifact WHERE key = ?", ((key,) for key in refused))
+
+
+def _what_is_wrong(row: dict[str, Any]) -> str | None:
+    columns = {name: value for name, value in row.items() if name not in ("elsewhere", "dropped", "of_arch")}
+    if columns["status"] == "quarantined":
+        columns["status"] = "built"  # as its record says: the quarantine is the catalog's
+    try:
+        record = ArtifactRecord.from_columns(columns)
+    except ValidationError as error:
+        return _reason(error)
+    except ValueError as error:
+        return str(error)
+    if record.arch != row["of_arch"]:
+        return "arch: not that of its kernel"
+    return "created: a date in the future, or none" if is_future(record.created) else None
+
+
+def _reason(error: ValidationError) -> str:
+    first = error.errors(include_url=False, include_input=False)[0]
+    place = ".".join(map(str, first["loc"]))
+    return f"{place}: {expected(first)}" if place else expected(first)

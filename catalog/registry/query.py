@@ -1,0 +1,425 @@
+"""Questions to the catalog: the user's SQL expression over the view ``kernels``, run where it can only read.
+
+What stands between an expression and the machine:
+
+- the text is one expression in parentheses (:mod:`catalog.registry.query_text`);
+- it runs in a process of its own (:mod:`catalog.registry.sandbox`), whose time and memory are limited, and
+  which Ctrl-C ends;
+- there the file is opened read-only, so SQLite itself cannot write to it, and is never created;
+- an authorizer admits SELECT, the tables of the catalog and a list of functions, and denies everything else: pragmas,
+  other files, extensions.
+
+The time limit counts only the time spent inside SQLite: a slow reader of the rows costs nothing.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from catalog.backends import spec_folders
+from catalog.errors import CatalogError, QueryError, RegistryError
+from catalog.messages import did_you_mean, near
+from catalog.ops.attention.traits import TRAITS
+from catalog.registry.database import check_side_files, unwritable
+from catalog.registry.query_hints import (
+    FUNCTIONS,
+    archs_there,
+    looks_like_text,
+    near_columns,
+    near_function,
+    populate_command,
+    quoted,
+    syntax_hint,
+)
+from catalog.registry.query_text import Expression, Token, check_text, condition, ordering
+from catalog.registry.sandbox import Limits, Parameters, Row, Sandbox, SqlError
+from catalog.registry.tables import TABLES, VIEW
+from catalog.schema.spec_files import known_archs
+
+ROWS_PER_FETCH = 256
+MAX_ROWS = 2**63 - 1
+
+_EQUALITIES = {"=", "==", "!=", "<>", "IS"}
+_ARITHMETIC = {"+", "-", "*", "/", "%", "&", "|", "||", "~", "<<", ">>"}
+
+
+@dataclass(frozen=True)
+class Query:
+    """A question: which rows (``where``; empty: all), of which arch, which columns (none: all), in which order."""
+
+    where: str = ""
+    arch: str | None = None
+    columns: tuple[str, ...] = ()
+    order_by: str | None = None
+    limit: int | None = None
+
+
+class Result:
+    """The columns of an answer and, by iteration, its rows, read as they are asked for.
+
+    Iterating raises what :func:`run` raises: a row may be the one where the time is up.
+    """
+
+    def __init__(self, columns: tuple[str, ...], rows: Iterator[Row], session: Session) -> None:
+        self.columns = columns
+        self._session = session
+        self._rows = _until_end(rows, session)
+
+    def __iter__(self) -> Iterator[Row]:
+        return self._rows
+
+    def __enter__(self) -> Result:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the query and close the file; not needed after the last row."""
+        self._session.close()
+
+
+def _until_end(rows: Iterator[Row], session: Session) -> Iterator[Row]:
+    with session:
+        yield from rows
+
+
+def run(db_path: Path, query: Query, limits: Limits | None = None) -> Result:
+    """The rows of the catalog at ``db_path`` that ``query`` asks for, within ``limits``; None: those of the settings.
+
+    Raises:
+        QueryError: an expression or column is wrong or refused, the arch has no rows, or a limit is exceeded.
+        RegistryError: the file does not exist, is no catalog, or cannot be read.
+    """
+    session = Session(db_path, limits)
+    try:
+        return Result(*session.ask(query), session)
+    except BaseException:
+        session.close()
+        raise
+
+
+def count(db_path: Path, query: Query, limits: Limits | None = None) -> int:
+    """How many rows :func:`run` would give.
+
+    Raises:
+        QueryError, RegistryError: as :func:`run`.
+    """
+    with Session(db_path, limits) as session:
+        return session.count(query)
+
+
+def hints(query: Query, domains: Mapping[str, Sequence[str | int]] | None = None) -> list[str]:
+    """Why ``query`` may have found nothing: each value that its column can never have, with near values.
+
+    ``domains`` adds the values of columns that are no traits.
+
+    Raises:
+        QueryError: the expression is malformed.
+    """
+    expression = condition(query.where)
+    if expression is None:
+        return []
+    known = {name: _domain(name) for name in TRAITS} | {k: tuple(v) for k, v in (domains or {}).items()}
+    found = []
+    for column, literal in _comparisons(expression.tokens):
+        values = [str(value) for value in known.get(column, ())]
+        if not values or literal.value in values:
+            continue
+        instead = near(literal.value, values) or f"it has: {', '.join(values)}"
+        found.append(f"{column} has no value {literal.text}; {instead}")
+    return list(dict.fromkeys(found))
+
+
+def _domain(name: str) -> tuple[str | int, ...]:
+    return (0, 1) if TRAITS[name].kind == "bool" else TRAITS[name].values
+
+
+def _comparisons(tokens: tuple[Token, ...]) -> Iterator[tuple[str, Token]]:
+    """Each column and literal of ``column = literal``, ``literal = column`` and ``column IN (literal, ...)``."""
+    for index, token in enumerate(tokens):
+        if token.text.upper() in _EQUALITIES and 0 < index < len(tokens) - 1:
+            around = [tokens[i].text for i in (index - 2, index + 2) if 0 <= i < len(tokens)]
+            left, right = tokens[index - 1], tokens[index + 1]
+            for column, literal in ((left, right), (right, left)):
+                if column.is_name and literal.is_literal and not _ARITHMETIC.intersection(around):
+                    yield column.value.lower(), literal
+        elif token.is_word("IN") and index:
+            column = tokens[max(0, index - 1 - tokens[index - 1].is_word("NOT"))]
+            for literal in tokens[index + 2 :]:
+                if literal.is_literal:
+                    yield column.value.lower(), literal
+                elif literal.text != ",":
+                    break
+
+
+@dataclass(frozen=True)
+class _Statement:
+    columns: tuple[str, ...]
+    where: str
+    order: str
+    parameters: tuple[str | int, ...]
+
+    @classmethod
+    def of(cls, session: Session, query: Query) -> _Statement:
+        conditions, parameters = ["TRUE"], list[str | int]()
+        if query.arch is not None:
+            session.check_arch(query.arch)
+            conditions.append("arch = ?")
+            parameters.append(query.arch)
+        expression = condition(query.where)
+        if expression is not None:
+            session.check(expression)
+            conditions.append(f"(\n{expression.sql}\n)")
+        terms = ordering(query.order_by or "")
+        for term in terms:
+            session.check(term.expression)
+        if query.limit is not None and query.limit < 0:
+            raise QueryError(f"limit: {query.limit} is negative")
+        parameters.append(MAX_ROWS if query.limit is None else min(query.limit, MAX_ROWS))
+        order = f"ORDER BY {', '.join(term.sql for term in terms)}" if terms else ""
+        return cls(_chosen(query.columns, session.columns), " AND ".join(conditions), order, tuple(parameters))
+
+    def rows(self) -> str:
+        names = ", ".join(f'"{name}"' for name in self.columns)
+        return f"SELECT {names} FROM {VIEW} WHERE {self.where} {self.order} LIMIT ?"
+
+    def count(self) -> str:
+        return f"SELECT count(*) FROM (SELECT 1 FROM {VIEW} WHERE {self.where} LIMIT ?)"
+
+
+def _chosen(wanted: tuple[str, ...], existing: tuple[str, ...]) -> tuple[str, ...]:
+    by_name = {name.lower(): name for name in existing}
+    for name in wanted:
+        if name.strip().lower() not in by_name:
+            raise QueryError(f"columns: no such column: {name.strip()!r}", hint=near_columns(name, existing))
+    return tuple(dict.fromkeys(by_name[name.strip().lower()] for name in wanted)) or existing
+
+
+class Session:
+    """Queries to the catalog at ``path``, one after the other, each within ``limits``; None: those of the settings.
+
+    A new query ends the previous one. An exceeded limit ends the session.
+
+    Raises:
+        RegistryError: the file does not exist, is no catalog, or cannot be read.
+    """
+
+    def __init__(self, path: Path, limits: Limits | None = None) -> None:
+        self._path = path
+        self._statements = 0
+        if path.is_dir():
+            raise RegistryError(f"{path} is a folder", hint="Choose a file with --db or CATALOG_DB.")
+        if not path.is_file():
+            raise RegistryError(f"there is no catalog at {path}", hint=f"Make one: {populate_command(path, 'host')}")
+        self._sandbox = Sandbox(limits or Limits.of_settings())
+        try:
+            self.columns = self._open()
+        except BaseException:
+            self.close()
+            raise
+
+    def ask(self, query: Query) -> tuple[tuple[str, ...], Iterator[Row]]:
+        """The columns of a query and its rows, which are fetched as they are read.
+
+        Raises:
+            QueryError, RegistryError: as :func:`run`; so does reading the rows.
+        """
+        self._sandbox.restart_clock()
+        statement = _Statement.of(self, query)
+        self._execute(statement.rows(), statement.parameters)
+        return statement.columns, self._fetched()
+
+    def count(self, query: Query) -> int:
+        """How many rows a query has.
+
+        Raises:
+            QueryError, RegistryError: as :func:`run`.
+        """
+        self._sandbox.restart_clock()
+        statement = _Statement.of(self, query)
+        self._execute(statement.count(), statement.parameters)
+        [(rows,)] = self._fetched()
+        return int(rows)
+
+    def rows(self, statement: str, parameters: Parameters = ()) -> list[Row]:
+        """All rows of a SELECT of our own over the catalog's tables.
+
+        Raises:
+            QueryError, RegistryError: as :func:`run`.
+        """
+        self._sandbox.restart_clock()
+        self._execute(statement, parameters)
+        return list(self._fetched())
+
+    def close(self) -> None:
+        """End the current query and close the file."""
+        self._sandbox.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _open(self) -> tuple[str, ...]:
+        """Open the file, and return the columns of its view."""
+        try:
+            check_side_files(self._path)
+        except sqlite3.Error as error:
+            raise self._unreadable(error) from None
+        try:
+            return self._open_with("mode=ro")
+        except SqlError as error:
+            parameters = unwritable(self._path, error)
+            if parameters is None:
+                raise self._unreadable(error) from None
+        try:
+            return self._open_with(parameters)
+        except SqlError as error:
+            raise self._unreadable(error) from None
+
+    def _open_with(self, parameters: str) -> tuple[str, ...]:
+        self._sandbox.open(f"{self._path.resolve().as_uri()}?{parameters}", TABLES, FUNCTIONS)
+        return self._sandbox.execute(f"SELECT * FROM {VIEW} LIMIT 0")
+
+    def _unreadable(self, error: Exception) -> RegistryError:
+        message = str(error)
+        if "no such table" in message:
+            return RegistryError(f"{self._path} is a SQLite file, but no catalog", hint="Choose another with --db.")
+        if "not a database" in message:
+            return RegistryError(f"{self._path} is no SQLite file", hint="Choose another with --db.")
+        if "locked" in message:
+            return RegistryError(f"{self._path} is locked by another process", hint="Try again when it is done.")
+        if "malformed" in message:
+            return RegistryError(f"{self._path} is damaged", hint="Move it away and populate again.")
+        return RegistryError(f"{self._path} cannot be read: {message}")
+
+    def _execute(self, sql: str, parameters: Parameters = ()) -> None:
+        self._statements += 1
+        try:
+            self._sandbox.execute(sql, parameters)
+        except SqlError as error:
+            raise self._translated(error) from None
+
+    def _fetched(self) -> Iterator[Row]:
+        """The rows of the last statement, fetched as they are read."""
+        return self._fetch(self._statements)
+
+    def _fetch(self, statement: int) -> Iterator[Row]:
+        more = True
+        while more:
+            if statement != self._statements:
+                raise QueryError(
+                    "the session has run another query since", hint="Read the rows of a query before the next one."
+                )
+            try:
+                batch = self._sandbox.fetch(ROWS_PER_FETCH)
+            except SqlError as error:
+                raise self._translated(error) from None
+            yield from batch
+            more = len(batch) == ROWS_PER_FETCH
+
+    def check(self, expression: Expression) -> None:
+        """Have SQLite compile the expression alone, so that what it says is about this text."""
+        try:
+            self._compile(f"({expression.sql}\n)")
+        except SqlError as error:
+            raise self._located(error, expression) from None
+
+    def check_arch(self, arch: str) -> None:
+        """Refuse an arch that has no kernels here."""
+        check_text("arch", arch)
+        self._execute(f"SELECT 1 FROM {VIEW} WHERE arch = ? LIMIT 1", (arch,))
+        if list(self._fetched()):
+            return
+        self._execute("SELECT DISTINCT arch FROM population ORDER BY arch")
+        present = [row[0] for row in self._fetched()]
+        known = known_archs(*spec_folders())
+        if arch not in known:
+            raise QueryError(f"no arch is called {arch!r}{did_you_mean(arch, known)}", hint=archs_there(present))
+        raise QueryError(
+            f"{self._path} has no kernels of {arch}" + (f", but of {', '.join(present)}" if present else ""),
+            hint=f"Add them: {populate_command(self._path, arch)}",
+        )
+
+    def _compile(self, sql: str) -> None:
+        self._sandbox.compile(f"SELECT 1 FROM {VIEW} WHERE {sql}")
+
+    def _located(self, error: SqlError, expression: Expression) -> CatalogError:
+        if error.denied is not None:
+            return _refusal(*error.denied, expression)
+        message = str(error)
+        if re.search("syntax error|unrecognized token|incomplete input", message):
+            return self._syntax_error(expression)
+        if match := re.fullmatch(r"no such column: (.*)", message, re.DOTALL):
+            token = expression.find(match[1]) or expression.find(match[1].rpartition(".")[2])
+            return expression.error(message, token, hint=self._column_hint(match[1], token, expression))
+        if match := re.search(r"function:? (\w+)|(\w+)\(\)", message):
+            name = match[1] or match[2]
+            hint = near_function(name) if message.startswith("no such") else None
+            return expression.error(message, expression.find(name, call=True) or expression.find(name), hint=hint)
+        if match := re.search(r"(?:no such table|collation sequence|ambiguous column name): (?:.*\.)?(.+)", message):
+            hint = f"Tables: {', '.join(TABLES)}." if "table" in message else None
+            return expression.error(message, expression.find(match[1]), hint=hint)
+        return self._about_file(error) or expression.error(message)
+
+    def _syntax_error(self, expression: Expression) -> QueryError:
+        """The error at the first token that SQLite's parser cannot go on from.
+
+        Cut off before that token, the text is merely incomplete; so the token is found by bisection.
+        """
+        good, bad = 0, len(expression.tokens) + 1
+        message = "incomplete input"
+        while bad - good > 1:
+            middle = (good + bad) // 2
+            found = self._prefix_error(expression.prefix(middle))
+            if found is None:
+                good = middle
+            else:
+                bad, message = middle, found
+        if bad > len(expression.tokens):
+            return expression.error_at_end("the expression is incomplete")
+        token = expression.tokens[bad - 1]
+        return expression.error(message, token, hint=syntax_hint(token, expression))
+
+    def _prefix_error(self, prefix: str) -> str | None:
+        try:
+            self._compile(f"({prefix}")
+        except SqlError as error:
+            return None if "incomplete input" in str(error) else str(error)
+        return None
+
+    def _column_hint(self, name: str, token: Token | None, expression: Expression) -> str:
+        if token is not None and token.text[0] == '"':
+            return f"Double quotes name columns; text takes single quotes: {quoted(token.value)}"
+        if token is not None and looks_like_text(token, expression):
+            return f"Text takes single quotes: {quoted(token.value)}"
+        return near_columns(name.rpartition(".")[2], self.columns)
+
+    def _translated(self, error: SqlError) -> CatalogError:
+        return self._about_file(error) or QueryError(f"expression: {error}")
+
+    def _about_file(self, error: SqlError) -> RegistryError | None:
+        about_file = re.search("locked|malformed$|disk|not a database|unable to open", str(error))
+        return self._unreadable(error) if about_file else None
+
+
+def _refusal(kind: str, name: str, expression: Expression) -> QueryError:
+    """The error for a ``name`` that the authorizer refused."""
+    tables = f"Tables: {', '.join(TABLES)}."
+    message, hint = {
+        "table": (f"'{name}' cannot be read here", tables),
+        "function": (f"function {name} is not allowed", None),
+        "statement": ("only the tables of the catalog can be read", tables),
+    }[kind]
+    return expression.error(message, expression.find(name), hint=hint)

@@ -1,0 +1,79 @@
+"""What to do about an expression, a column, a function or an arch that a query cannot use."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from catalog.messages import near
+from catalog.ops.attention.traits import TRAITS
+from catalog.registry.query_text import Expression, Token
+from catalog.settings import settings
+
+_FUNCTION_NAMES = """
+    -> ->> abs acos asin atan atan2 avg ceil ceiling coalesce cos count cume_dist current_date current_time
+    current_timestamp date datetime dense_rank exp first_value floor glob group_concat ifnull if iif instr
+    json_array_length json_extract json_type json_valid julianday lag last_value lead length like likelihood likely
+    ln log log10 log2 lower ltrim max median min mod nth_value ntile nullif percent_rank pi pow power random rank
+    replace round row_number rtrim sign sin sqrt strftime substr substring sum tan time total trim trunc typeof
+    unicode unixepoch unlikely upper
+"""
+
+FUNCTIONS = frozenset(_FUNCTION_NAMES.split())
+"""What an expression may call: no function with side effects, and none that makes a value of any size from a number."""
+
+_COMPARISONS = {"=", "==", "!=", "<>", "IS", "<", ">", "<=", ">="}
+
+
+def near_columns(name: str, existing: tuple[str, ...]) -> str:
+    """Columns that ``name`` may mean, or where all are listed."""
+    return _meant(name, existing) or "`catalog columns` lists every column."
+
+
+def near_function(name: str) -> str | None:
+    """Functions that ``name`` may mean; None: none is near."""
+    if name.upper() == "REGEXP":
+        return "Use LIKE ('%async%') or GLOB ('*async*')."
+    return _meant(name, FUNCTIONS)
+
+
+def archs_there(present: Sequence[str]) -> str:
+    """The archs that have kernels, and where all are listed."""
+    return f"The catalog has {', '.join(present) or 'no kernels'}; `catalog doctor` lists all archs."
+
+
+def populate_command(path: Path, arch: str) -> str:
+    """The command that makes the kernels of ``arch`` rows of the catalog at ``path``."""
+    chosen = "" if path == settings().db else f"--db {shlex.quote(str(path))} "
+    return f"catalog {chosen}populate --arch {shlex.quote(arch)}"
+
+
+def looks_like_text(token: Token, expression: Expression) -> bool:
+    """Whether ``token``, which names no column, may be text without its quotes."""
+    before = expression.before(token)
+    in_domain = any(token.value.lower() in trait.values for trait in TRAITS.values())
+    return before is not None and (before.text.upper() in _COMPARISONS or (before.text in {"(", ","} and in_domain))
+
+
+def syntax_hint(token: Token, expression: Expression) -> str | None:
+    """How to say what ``token``, which the parser cannot go on from, may be meant to say."""
+    if token.is_word("ORDER"):
+        return "Order with --order-by."
+    if token.is_word("LIMIT"):
+        return "Limit with --limit."
+    if token.kind == "word" and looks_like_text(token, expression):
+        return f"Text takes single quotes: {quoted(token.value)}"
+    if token.text in {"&", "|"}:
+        return "Join conditions by AND or OR."
+    return None
+
+
+def quoted(text: str) -> str:
+    """``text`` as SQL spells it."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _meant(name: str, known: Iterable[str]) -> str | None:
+    question = near(name, known)
+    return f"{question[0].upper()}{question[1:]}" if question else None

@@ -1,0 +1,131 @@
+"""Types of rows that another machine or process wrote.
+
+Records of the cache, bundles and merged catalogs are all validated against them.
+"""
+
+from __future__ import annotations
+
+import functools
+from datetime import datetime, timedelta, timezone
+from itertools import pairwise
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from catalog.errors import ProblemError
+from catalog.files import parse_json
+
+CLOCK_SKEW = timedelta(days=1)
+"""How far the clock of another machine may be ahead."""
+
+MOST_CHARACTERS = 2**16
+"""The longest text of a row: a record carries 20,000 characters of a compiler's output."""
+
+_ROUNDING = 1e-9
+"""Relative: percentiles of equal durations may differ in the last digit."""
+
+
+def is_future(stamp: str) -> bool:
+    """Whether a :data:`Stamp` is further ahead than :data:`CLOCK_SKEW`, or is not a date."""
+    try:
+        return datetime.fromisoformat(stamp) > datetime.now(timezone.utc) + CLOCK_SKEW
+    except ValueError:
+        return True
+
+
+def _not_in_future(stamp: str) -> str:
+    if is_future(stamp):
+        raise ValueError("a date in the future, or none")
+    return stamp
+
+
+def _is_facts(text: str) -> str:
+    if not isinstance(parse_json(text), dict):
+        raise ValueError("expected a JSON object")
+    return text
+
+
+@functools.lru_cache(maxsize=4096)
+def is_problem(key: str) -> bool:
+    """Whether ``key`` is the key of a problem that this version knows."""
+    from catalog.ops.attention.problem import Problem
+
+    try:
+        return Problem(**parse_json(key)).key == key
+    except (ProblemError, ValueError, TypeError, OverflowError, RecursionError):
+        return False
+
+
+def _is_problem(key: str) -> str:
+    if not is_problem(key):
+        raise ValueError("not the key of a problem")
+    return key
+
+
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+"""A SHA-256, in hex."""
+
+Name = Annotated[str, Field(max_length=500, pattern=r"^[^\x00-\x1f\x7f]*$")]
+"""A line of text."""
+
+Text = Annotated[str, Field(max_length=MOST_CHARACTERS)]
+
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+Count = Annotated[int, Field(ge=0, lt=2**31)]
+
+Milliseconds = Annotated[float, Field(ge=1e-6, le=1e9, allow_inf_nan=False)]
+"""A measured time: from a nanosecond to eleven days."""
+
+Stamp = Annotated[str, Field(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\+00:00$")]
+"""ISO 8601 in UTC, to the second: equal instants are equal texts, and texts sort by time."""
+
+PastStamp = Annotated[Stamp, AfterValidator(_not_in_future)]
+"""A stamp that is at most :data:`CLOCK_SKEW` ahead of this machine's clock."""
+
+ProblemKey = Annotated[str, Field(max_length=MOST_CHARACTERS), AfterValidator(_is_problem)]
+
+
+class Row(BaseModel):
+    """Frozen and strict: text is not taken for a number, and unknown columns are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Device(Row):
+    """What a timing was measured on; ``facts`` is a JSON object."""
+
+    arch: Name
+    name: Name
+    facts: Annotated[str, Field(max_length=MOST_CHARACTERS), AfterValidator(_is_facts)]
+
+
+class Timing(Row):
+    """A row of table ``timing``, with its problem and its device spelled out."""
+
+    artifact_key: Digest
+    problem: ProblemKey
+    device: Device
+    cold: Annotated[int, Field(ge=0, le=1)]
+    n: Annotated[int, Field(ge=1, lt=2**31)]
+    min_ms: Milliseconds
+    median_ms: Milliseconds
+    p10_ms: Milliseconds
+    p90_ms: Milliseconds
+    low_ms: Milliseconds
+    high_ms: Milliseconds
+    tflops: Amount
+    gbps: Amount
+    load: Amount | None
+    clock_mhz: Amount | None
+    created: PastStamp
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Timing:
+        for ordered in (
+            (self.min_ms, self.p10_ms, self.median_ms, self.p90_ms),
+            (self.min_ms, self.low_ms, self.median_ms, self.high_ms),
+        ):
+            if any(before > after * (1 + _ROUNDING) for before, after in pairwise(ordered)):
+                raise ValueError("its percentiles are not in order")
+        return self

@@ -1,0 +1,263 @@
+"""What was measured, in the registry: one row per problem, kernel, device and library."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+from catalog.ops.attention.likeness import SIZES, bucket_of, bucket_sql, kind_of, size_of
+from catalog.ops.attention.problem import Problem
+
+if TYPE_CHECKING:
+    from catalog.runtime.devices import DeviceInfo
+    from catalog.runtime.measure import Measurement
+
+MAX_MISSES = 1_000
+"""Maximum number of buckets in the table of misses; those last asked for the longest ago are dropped."""
+
+WIDEST = 0.1
+"""A measurement is evidence if half the confidence interval of its median is at most this share of it."""
+
+SOUND = f"high_ms - low_ms <= {2 * WIDEST} * median_ms"
+"""The same in SQL: older versions recorded noise too, which selection must not use."""
+
+MEASURED = (
+    *("artifact_key", "cold", "n", "min_ms", "median_ms", "p10_ms", "p90_ms", "low_ms", "high_ms"),
+    *("tflops", "gbps", "load", "clock_mhz", "created"),
+)
+"""The columns of table ``timing`` that hold in any catalog."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """A measurement with what it is of: a row id, and the content key of its library."""
+
+    kernel_id: str
+    artifact_key: str
+    measurement: Measurement
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """A measured problem of the same kind, how far it is, and whether it is the very problem."""
+
+    id: int
+    key: str
+    distance: float
+    same: bool
+
+
+class Measured:
+    """The problems of one kind that were measured on a device with warm caches, to find the nearest one.
+
+    :meth:`nearest` is :func:`nearest` in memory: the same sums of the same numbers in the same order.
+    """
+
+    def __init__(self, rows: Sequence[tuple[Any, ...]]) -> None:
+        import numpy as np
+
+        self._ids = [row[0] for row in rows]
+        self._keys = [row[1] for row in rows]
+        self._sizes = np.array([row[2:] for row in rows], np.float64).T.copy()
+
+    @classmethod
+    def of_kind(cls, connection: sqlite3.Connection, kind: str, device: int | None) -> Measured | None:
+        """The problems of ``kind`` on ``device``, a row of the registry; None if there are none."""
+        rows = connection.execute(
+            f"SELECT id, key, {', '.join(SIZES)} FROM problem WHERE kind = :kind AND {_THERE} ORDER BY id",
+            {"kind": kind, "device": device},
+        ).fetchall()
+        return cls([tuple(row) for row in rows]) if rows else None
+
+    def nearest(self, problem: Problem) -> tuple[int, bool]:
+        """The row of the measured problem nearest to ``problem``, and whether it is ``problem`` itself."""
+        import numpy as np
+
+        apart = self._sizes - np.array(size_of(problem))[:, None]
+        squared = np.add.reduce(apart * apart)  # one size after the other
+        place = int(squared.argmin())
+        if squared[place] < _SAME_PLACE:  # of several problems at one place the very problem comes first
+            for at in (squared < _SAME_PLACE).nonzero()[0].tolist():
+                if self._keys[at] == problem.key:
+                    return self._ids[at], True
+        return self._ids[place], False
+
+
+_SAME_PLACE = 1e-12
+"""Squared distance under which two problems may be one, with coordinates from two C libraries."""
+
+_THERE = f"EXISTS (SELECT 1 FROM timing WHERE problem_id = problem.id AND device_id = :device AND NOT cold AND {SOUND})"
+
+
+def device_id(connection: sqlite3.Connection, device: DeviceInfo) -> int | None:
+    """The row of a device, if anything was measured on it."""
+    row = connection.execute(
+        "SELECT id FROM device WHERE arch = ? AND name = ? AND facts = ?", (device.arch, device.name, _facts(device))
+    ).fetchone()
+    return None if row is None else int(row[0])
+
+
+def most_measured(connection: sqlite3.Connection, arch: str) -> int | None:
+    """The row of the device of ``arch`` with the most timings, of several the first one."""
+    row = connection.execute(
+        "SELECT id, (SELECT count(*) FROM timing WHERE device_id = device.id) AS timings FROM device "
+        "WHERE arch = ? AND timings ORDER BY timings DESC, id LIMIT 1",
+        (arch,),
+    ).fetchone()
+    return None if row is None else int(row[0])
+
+
+def record(
+    connection: sqlite3.Connection, problem: Problem, device: DeviceInfo, timings: Iterable[Timing], *, stamp: str = ""
+) -> None:
+    """Store timings of one problem on one device, in the caller's transaction; newer ones replace older ones.
+
+    Args:
+        connection: in a transaction.
+        problem: what was computed.
+        device: where.
+        timings: their kernels and libraries are rows of the registry.
+        stamp: when, ISO 8601; by default now, in UTC.
+    """
+    connection.execute(
+        "INSERT INTO device (arch, name, facts) VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
+        (device.arch, device.name, _facts(device)),
+    )
+    of_device, of_problem = device_id(connection, device), problem_id(connection, problem)
+    created = stamp or datetime.now(timezone.utc).isoformat(timespec="seconds")
+    for timing in timings:
+        known = asdict(timing.measurement) | {
+            "artifact_key": timing.artifact_key,
+            "tflops": problem.flops / timing.measurement.median_ms / 1e9,
+            "gbps": problem.traffic / timing.measurement.median_ms / 1e6,
+            "created": created,
+        }
+        row = {"problem_id": of_problem, "kernel_id": timing.kernel_id, "device_id": of_device}
+        row |= {name: known[name] for name in MEASURED}
+        holes = ", ".join(f":{name}" for name in row)
+        connection.execute(f"INSERT OR REPLACE INTO timing ({', '.join(row)}) VALUES ({holes})", row)
+
+
+def timings_of(connection: sqlite3.Connection, keys: Set[str]) -> list[dict[str, Any]]:
+    """The timings of the libraries of ``keys``, each with the key of its problem and its device's columns."""
+    rows = connection.execute(
+        f"SELECT {', '.join(f'timing.{name}' for name in MEASURED)}, problem.key AS problem, "
+        "device.arch, device.name, device.facts FROM timing JOIN problem ON problem.id = problem_id "
+        "JOIN device ON device.id = device_id ORDER BY artifact_key, problem.key, device.id, cold"
+    )
+    return [dict(row) for row in rows if row["artifact_key"] in keys]
+
+
+def add_timings(connection: sqlite3.Connection, timings: Iterable[Mapping[str, Any]]) -> int:
+    """Add timings as :func:`timings_of` gives them, and ``kernel_id``, in the caller's transaction.
+
+    Those that are there stay as they are; how many were not.
+    """
+    added = 0
+    for timing in timings:
+        connection.execute("INSERT OR IGNORE INTO device (arch, name, facts) VALUES (:arch, :name, :facts)", timing)
+        done = connection.execute(
+            f"INSERT OR IGNORE INTO timing (problem_id, device_id, kernel_id, {', '.join(MEASURED)}) VALUES "
+            "(:problem_id, (SELECT id FROM device WHERE arch = :arch AND name = :name AND facts = :facts), :kernel_id, "
+            f"{', '.join(f':{name}' for name in MEASURED)})",
+            {**timing, "problem_id": problem_id(connection, Problem(**json.loads(timing["problem"])))},
+        )
+        added += done.rowcount
+    return added
+
+
+def measured(connection: sqlite3.Connection, problem: Problem, device: DeviceInfo) -> dict[tuple[str, str], float]:
+    """The median in ms of every library that was measured on the problem, with warm caches, by (kernel id, key)."""
+    rows = connection.execute(
+        "SELECT kernel_id, artifact_key, median_ms FROM timing JOIN problem ON problem.id = problem_id "
+        "WHERE problem.key = ? AND device_id = ? AND NOT cold",
+        (problem.key, device_id(connection, device)),
+    )
+    return {(row[0], row[1]): row[2] for row in rows}
+
+
+def nearest(
+    connection: sqlite3.Connection, problem: Problem, device: int | None, *, others: bool = False
+) -> Neighbour | None:
+    """The measured problem that is most like ``problem``: itself, or of its kind with the least distance.
+
+    The distance is that of :mod:`catalog.ops.attention.likeness`; of several at the same distance the first measured
+    one.
+    ``others``: not the problem itself.
+    """
+    if device is None:
+        return None
+    place: dict[str, object] = dict(zip(SIZES, size_of(problem), strict=True))
+    place |= {"device": device, "key": problem.key, "kind": kind_of(problem), "others": others}
+    squares = " + ".join(f"({name} - :{name}) * ({name} - :{name})" for name in SIZES)
+    row = connection.execute(
+        f"SELECT id, key, {squares} AS squared FROM problem WHERE kind = :kind AND {_THERE} "
+        "AND NOT (:others AND key = :key) ORDER BY key <> :key, squared, id LIMIT 1",
+        place,
+    ).fetchone()
+    return None if row is None else Neighbour(row["id"], row["key"], row["squared"] ** 0.5, row["key"] == problem.key)
+
+
+def record_misses(connection: sqlite3.Connection, problem: Problem, arch: str, count: int) -> None:
+    """Count that problems like ``problem`` were asked for on ``arch`` without a measurement, in a transaction.
+
+    One row counts a whole bucket, :func:`~catalog.ops.attention.likeness.bucket_of`; the first problem of it is its
+    example.
+    """
+    bucket, now = bucket_of(problem), datetime.now(timezone.utc).isoformat(timespec="seconds")
+    counted = connection.execute(
+        "UPDATE miss SET n = n + ?, last = ? WHERE arch = ? AND bucket = ?", (count, now, arch, bucket)
+    )
+    if counted.rowcount:
+        return
+    connection.execute(
+        "INSERT INTO miss (arch, bucket, problem_id, n, last) VALUES (?, ?, ?, ?, ?)",
+        (arch, bucket, problem_id(connection, problem), count, now),
+    )
+    too_many = "SELECT rowid FROM miss ORDER BY last, rowid LIMIT max(0, (SELECT count(*) FROM miss) - ?)"
+    gone = connection.execute(f"DELETE FROM miss WHERE rowid IN ({too_many}) RETURNING problem_id", (MAX_MISSES,))
+    connection.executemany(
+        "DELETE FROM problem WHERE id = ?1 AND NOT EXISTS (SELECT 1 FROM miss WHERE problem_id = ?1) "
+        "AND NOT EXISTS (SELECT 1 FROM timing WHERE problem_id = ?1)",
+        [tuple(row) for row in gone.fetchall()],
+    )
+
+
+UNMEASURED = (
+    f"(miss.arch, miss.bucket) NOT IN (SELECT DISTINCT device.arch, {bucket_sql('timed')} FROM timing "
+    "JOIN device ON device.id = device_id JOIN problem AS timed ON timed.id = timing.problem_id)"
+)
+"""Condition on a row of table ``miss``: no problem of its bucket was measured on the arch."""
+
+
+def misses(connection: sqlite3.Connection, arch: str) -> list[tuple[str, int]]:
+    """The key of a problem of each bucket that was asked for on ``arch`` and not measured since, the most wanted first.
+
+    With it comes how often problems of the bucket were asked for.
+    """
+    rows = connection.execute(
+        "SELECT problem.key, miss.n FROM miss JOIN problem ON problem.id = problem_id "
+        f"WHERE miss.arch = ? AND {UNMEASURED} ORDER BY miss.n DESC, problem.id",
+        (arch,),
+    )
+    return [(row[0], row[1]) for row in rows]
+
+
+def _facts(device: DeviceInfo) -> str:
+    return json.dumps({"cores": device.cores}, sort_keys=True)
+
+
+def problem_id(connection: sqlite3.Connection, problem: Problem) -> int:
+    """The row of a problem, added when it is new, in the caller's transaction."""
+    row = connection.execute("SELECT id FROM problem WHERE key = ?", (problem.key,)).fetchone()
+    if row is None:
+        columns = ("key", "kind", *SIZES)
+        row = connection.execute(
+            f"INSERT INTO problem ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))}) RETURNING id",
+            (problem.key, kind_of(problem), *size_of(problem)),
+        ).fetchone()
+    return int(row[0])

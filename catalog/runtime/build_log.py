@@ -1,0 +1,187 @@
+"""What builds and first runs of a catalog's kernels came to: recorded in its file, asked before a kernel is taken."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from catalog import settings
+from catalog.errors import BuildError, CatalogError, RegistryError, ToolchainError, UsageError
+from catalog.ops.attention.likeness import steps_of
+from catalog.registry.artifacts import (
+    drop_artifacts,
+    quarantine_artifact,
+    quarantined_artifacts,
+    record_artifact,
+    refused_keys,
+    release_artifact,
+)
+from catalog.registry.database import impatient, transaction
+from catalog.registry.timings import MAX_MISSES, record_misses
+
+if TYPE_CHECKING:
+    from catalog.build.cache import ArtifactRecord
+    from catalog.build.first_runs import FirstRuns, Quarantine
+    from catalog.ops.attention.problem import Problem
+    from catalog.runtime.catalog import Catalog
+    from catalog.runtime.guard import Guard
+    from catalog.schema.kernel import Kernel
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Missed:
+    """How often unmeasured problems of a bucket were asked for; the count is written when ``times`` reaches ``due``."""
+
+    example: Problem
+    arch: str
+    times: int = 0
+    unwritten: int = 0
+    due: int = 1
+
+
+class History:
+    """The history of one catalog's libraries."""
+
+    def __init__(self, catalog: Catalog, lock: AbstractContextManager[Any]) -> None:
+        self._catalog = catalog
+        self._lock = lock
+        self._unrecorded: dict[str, str] = {}
+        self._misses: dict[tuple[Any, ...], _Missed] = {}
+
+    @cached_property
+    def runs(self) -> FirstRuns:
+        """How first runs ended on this machine."""
+        from catalog.build.first_runs import FirstRuns
+
+        return FirstRuns(settings.settings().cache_dir)
+
+    @cached_property
+    def guard(self) -> Guard:
+        """Guards the first runs of this catalog's kernels."""
+        from catalog.runtime.guard import Guard
+
+        return Guard(self.runs, self.quarantine)
+
+    def record(self, record: ArtifactRecord) -> None:
+        """Write a build into the catalog; where that fails the process remembers a kernel that did not compile."""
+        self._catalog.reconsider({record.kernel_id})
+        try:
+            with self._catalog.writing() as connection:
+                record_artifact(connection, record.columns)
+                drop_artifacts(connection, self._catalog.builder.cap.take_dropped())
+        except (RegistryError, sqlite3.IntegrityError) as error:
+            # The library is in the cache all the same: a catalog that cannot be written must not stop a run.
+            _log.warning("%s: the build of %s is not recorded: %s", self._catalog.path, record.kernel_id, error)
+            if record.status == "failed":
+                self._unrecorded[record.kernel_id] = record.key
+
+    def miss(self, problem: Problem, arch: str) -> None:
+        """Count that a problem was asked for and never measured; the file is updated when the count has doubled."""
+        key = (arch, problem.form.kind, *steps_of(problem))
+        missed = self._misses.get(key)
+        if missed is None:
+            if len(self._misses) >= MAX_MISSES:
+                self.write_misses()
+                self._misses.clear()
+            missed = self._misses[key] = _Missed(problem, arch)
+        missed.times += 1
+        missed.unwritten += 1
+        if missed.times >= missed.due:
+            self.write_misses()
+
+    def write_misses(self) -> None:
+        """Write the counts that were not written yet, if the catalog can be written now."""
+        with suppress(RegistryError, sqlite3.Error), self._lock:
+            pending = [missed for missed in self._misses.values() if missed.unwritten]
+            for missed in pending:
+                missed.due = 2 * missed.times
+            connection = self._catalog.connection
+            with impatient(connection), transaction(connection):
+                for missed in pending:
+                    record_misses(connection, missed.example, missed.arch, missed.unwritten)
+                    missed.unwritten = 0
+
+    def quarantine(self, quarantine: Quarantine) -> None:
+        """Mark a library in the catalog; where that fails the process remembers it."""
+        self._catalog.reconsider({quarantine.kernel_id})
+        self._unrecorded[quarantine.kernel_id] = quarantine.key
+        with suppress(RegistryError), self._catalog.writing() as connection:
+            if quarantine_artifact(connection, quarantine.key, quarantine.log):
+                del self._unrecorded[quarantine.kernel_id]
+
+    def usable(self, kernel: Kernel, passed_over: bool) -> bool:
+        """Whether a kernel may be taken; ``passed_over`` where its newest build failed or is quarantined.
+
+        Such a kernel is usable again when its content key is another now: another compiler, another header. Where
+        compiling is forbidden, a kernel is usable when the cache has it.
+        """
+        if self._catalog.may_compile and not passed_over and kernel.id not in self._unrecorded:
+            return True
+        statuses = ("failed", "quarantined") if self._catalog.may_compile else ("quarantined",)
+        try:
+            return self._catalog.builder.key_of(kernel) not in self._refused(kernel, statuses)
+        except (BuildError, ToolchainError):
+            return False
+
+    def _refused(self, kernel: Kernel, statuses: tuple[str, ...]) -> set[str]:
+        unrecorded = self._unrecorded.get(kernel.id)
+        return refused_keys(self._catalog.connection, kernel.id, statuses) | ({unrecorded} if unrecorded else set())
+
+    def quarantined(self) -> list[Quarantine]:
+        """Every quarantine that the cache or the catalog knows, the oldest first."""
+        known = {quarantine.key: quarantine for quarantine in self.runs.quarantined()}
+        for key, quarantine in self._recorded().items():
+            if not quarantine.over:
+                known.setdefault(key, quarantine)
+        return sorted(known.values(), key=lambda one: (one.when, one.kernel, one.key))
+
+    def _recorded(self) -> dict[str, Quarantine]:
+        """The quarantines in the catalog, by key."""
+        logs = quarantined_artifacts(self._catalog.connection)
+        if not logs:
+            return {}
+        from catalog.build.first_runs import Quarantine
+
+        found = {key: Quarantine.of_log(log) for key, log in logs.items()}
+        return {key: quarantine for key, quarantine in found.items() if quarantine is not None}
+
+    def end_quarantines(self) -> None:
+        """Release kernels whose quarantine is over, if the catalog can be written now."""
+        over = [key for key, quarantine in self._recorded().items() if quarantine.over]
+        if over:
+            with suppress(RegistryError), self._catalog.writing() as connection:
+                for key in over:
+                    self._let_go(connection, key)
+
+    def _let_go(self, connection: sqlite3.Connection, key: str) -> None:
+        record = self._catalog.builder.cache.load(key)
+        release_artifact(connection, key, "" if record is None else record.log)
+
+    def release(self, which: str | None) -> list[Quarantine]:
+        """Let quarantined kernels be run again, of the name or id ``which``, None: all; returns their quarantines.
+
+        Raises:
+            UsageError: no quarantined kernel has this name or id.
+            CatalogError: the cache or the catalog cannot be written.
+        """
+        released = [one for one in self.quarantined() if which in (None, one.kernel, one.kernel_id)]
+        if which is not None and not released:
+            raise UsageError(
+                f"no quarantined kernel has the name or id {which!r}", hint="catalog cache quarantined lists them."
+            )
+        self._catalog.reconsider({one.kernel_id for one in released})
+        try:
+            with self._catalog.writing() as connection:
+                for one in released:
+                    self._let_go(connection, one.key)
+                    self.runs.forget(one.key)
+                    self._unrecorded.pop(one.kernel_id, None)
+        except OSError as error:
+            raise CatalogError(f"{error.filename}: {error.strerror}", hint="Nothing is released.") from None
+        return released

@@ -1,0 +1,39 @@
+"""Whether there is an NVIDIA GPU, by what the driver shows: asked at every selection, so without CUDA's runtime."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+from catalog.errors import DeviceError
+
+_DRIVER = (Path("/dev/nvidiactl"), Path("/proc/driver/nvidia/version"), Path("/dev/dxg"))
+"""What there is with NVIDIA's driver: its device, which a container may hide, its version, or the device of WSL."""
+
+INSTALL = "pip install 'cuda-bindings>=13'"
+"""How to get cuda-bindings."""
+
+
+def why_unavailable(arch: str) -> str | None:
+    """What a kernel of the NVIDIA arch ``arch`` lacks here: driver, cuda-bindings, or GPU; None: nothing."""
+    if not any(path.exists() for path in _DRIVER):
+        return (
+            f"it needs an NVIDIA GPU of arch {arch}, and there is none "
+            f"({_DRIVER[0]}, the device of NVIDIA's driver, is missing)"
+        )
+    if not _has_bindings():
+        return f"it needs the Python package cuda-bindings: {INSTALL}"
+    from catalog.runtime.devices.cuda.runtime import CudaRuntime
+
+    try:
+        CudaRuntime().first(arch)
+    except DeviceError as error:
+        return error.message
+    return None
+
+
+def _has_bindings() -> bool:
+    try:
+        return importlib.util.find_spec("cuda.bindings.runtime") is not None
+    except ModuleNotFoundError:  # of a package on the way there
+        return False

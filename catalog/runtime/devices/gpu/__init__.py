@@ -1,0 +1,1 @@
+"""What GPUs of all vendors have in common."""

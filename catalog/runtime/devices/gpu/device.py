@@ -1,0 +1,456 @@
+"""GPUs: kernels are shared libraries that launch on a stream, tensors are in the GPU's memory or copied there."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from catalog.errors import DeviceError, TensorError
+from catalog.ops.attention.problem import Problem
+from catalog.ops.attention.workspace import NO_WORKSPACE, Workspace
+from catalog.runtime.devices import DeviceInfo
+from catalog.runtime.devices.arguments import Call, first_tokens, template
+from catalog.runtime.devices.dlpack import dense_strides
+from catalog.runtime.devices.gpu.arrays import DeviceArray, device_array
+from catalog.runtime.devices.gpu.resources import Event, Memory
+from catalog.runtime.devices.gpu.runtime import Gpu, GpuRuntime
+from catalog.runtime.devices.gpu.streams import current_stream, handle_of
+from catalog.runtime.devices.gpu.torch_calls import TorchLayout, layout_of
+from catalog.runtime.devices.gpu.torch_tensors import TorchMemory, gpu_of, torch_array, torch_memory, torch_outputs
+from catalog.runtime.devices.loading import REBUILD, Libraries, LoadedKernel
+from catalog.runtime.tensors import Array, make_outputs
+
+_FLOOD_BYTES = 1 << 29
+"""Twice the largest cache of a GPU: 256 MB (AMD CDNA 3 white paper, Infinity Cache)."""
+
+_MOST_STARTS = 1024
+"""Problems whose first tokens of sequences a device remembers, in its memory; beyond that it forgets all."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """A NumPy array with its copy in the GPU's memory; ``back``: kernels write it."""
+
+    array: Array
+    memory: Memory
+    back: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """Where a kernel finds a copy: address and strides in bytes."""
+
+    address: int
+    strides: tuple[int, ...]
+    memory: Memory
+
+
+@dataclass(frozen=True, slots=True)
+class GpuCall(Call):
+    """A call whose pointers are those of a GPU; keep it until its launches are done.
+
+    ``own`` is memory that the call or the device has made, and that goes with them.
+    """
+
+    copies: tuple[_Copy, ...] = field(repr=False)
+    own: tuple[Memory, ...] = field(repr=False)
+
+
+class GpuDevice:
+    """Loads, launches and times kernels of a GPU.
+
+    Args:
+        runtime: what the GPU is used by.
+        index: the GPU's number, of those that the process may use.
+        stream: what kernels and copies run on: a stream or its handle, as :func:`~.streams.handle_of` takes them; None:
+            the stream that is the caller's when they are started, as :func:`~.streams.current_stream` finds it.
+    """
+
+    def __init__(self, runtime: GpuRuntime, index: int = 0, stream: Any = None) -> None:
+        self.index = index
+        self.runtime = runtime
+        self._given = stream  # a stream of ours lives as long as the device
+        self._libraries = Libraries()
+        self._starts: dict[Problem, dict[str, Memory]] = {}
+        self._captured: set[Memory] = set()
+        self._siblings: dict[int, GpuDevice] = {index: self}
+
+    @property
+    def stream(self) -> int:
+        """The handle of the stream that work is given to now.
+
+        Raises:
+            DeviceError: the process was forked since the GPU was used.
+        """
+        self.runtime.check_process()
+        return current_stream(self.runtime.vendor, self.index) if self._given is None else handle_of(self._given)
+
+    @cached_property
+    def gpu(self) -> Gpu:
+        """The GPU, with its memory.
+
+        Raises:
+            DeviceError: there is no runtime, no GPU, or none of this number.
+        """
+        gpus = self.runtime.gpus
+        if not 0 <= self.index < len(gpus):
+            raise DeviceError(f"there is no GPU {self.index}", hint=self._gpus())
+        return gpus[self.index]
+
+    @property
+    def device(self) -> DeviceInfo:
+        """The GPU, with its compute units or multiprocessors.
+
+        Raises:
+            DeviceError: as :attr:`gpu`.
+        """
+        return self.gpu.info
+
+    @property
+    def identity(self) -> Mapping[str, Any] | None:
+        """Its arch and UUID; None where the runtime does not know that.
+
+        Raises:
+            DeviceError: as :attr:`gpu`.
+        """
+        return None if self.gpu.uuid is None else {"arch": self.device.arch, "uuid": self.gpu.uuid}
+
+    @property
+    def threads(self) -> int:
+        """What a kernel's work is divided among: compute units, multiprocessors."""
+        return self.device.cores
+
+    @property
+    def queues(self) -> bool:
+        """Always: a GPU's stream is a queue."""
+        return True
+
+    def on_host(self, array: Array | DeviceArray) -> Array | None:
+        """What ``array`` holds when the work of the stream is done; None in a stream that is being captured.
+
+        Raises:
+            DeviceError: work of the stream failed, or the copy.
+        """
+        if isinstance(array, np.ndarray):
+            return array
+        stream, itemsize = self.stream, array.dtype.itemsize
+        steps = zip(array.shape, array.strides, strict=True)
+        size = 0 if 0 in array.shape else sum((extent - 1) * step for extent, step in steps) + itemsize
+        memory = np.empty(size, np.uint8)
+        with self.runtime.on(self.index):
+            if self.runtime.capturing(stream):
+                return None
+            if size:
+                self.runtime.copy_out(memory.ctypes.data, array.address, size, stream)
+            self.runtime.synchronize(stream)
+        strided: Array = np.ndarray(array.shape, array.dtype, memory, strides=array.strides)
+        return strided
+
+    def beside(self, tensors: Mapping[str, Any]) -> GpuDevice:
+        """The device for these tensors: this one, or the one of its arch that the first tensor of PyTorch's is on.
+
+        One with a stream of its own is the only one.
+        """
+        index = gpu_of(tensors.values(), self.runtime.vendor)
+        if index is None or index == self.index or self._given is not None:
+            return self
+        gpus = self.runtime.gpus
+        if index >= len(gpus) or gpus[index].info.arch != self.device.arch:
+            return self
+        if index not in self._siblings:
+            sibling = type(self)(index=index, runtime=self.runtime)
+            sibling._siblings = self._siblings
+            self._siblings.setdefault(index, sibling)
+        return self._siblings[index]
+
+    def array(self, problem: Problem, name: str, value: Any) -> Array | DeviceArray:
+        """``value``, given as the tensor ``name``: a NumPy array, or an array in this GPU's memory.
+
+        What the stream does later waits for the work that the owner of the array has queued on it.
+
+        Raises:
+            TensorError: it is neither, is in other memory, cannot be shared, or has elements that no kernel takes.
+            DeviceError: as :attr:`gpu`, or that work failed.
+        """
+        if isinstance(value, np.ndarray):
+            return value
+        vendor = self.runtime.vendor
+        array = torch_array(value, vendor) if self._given is None else None
+        if array is None:
+            array = device_array(name, value, self.stream, vendor)
+        if 0 in array.shape:  # some libraries give it no address, which reads as an absent tensor
+            memory = Memory(self.runtime, self.index, 0)
+            return replace(array, address=memory.handle, owner=memory)
+        self._check_here(name, array)
+        if array.stream is not None and array.stream != self.stream:
+            with self.runtime.on(self.index):  # handle 0 is the default stream of the current GPU, whichever that is
+                self.runtime.order(array.stream, self.stream)
+        return array
+
+    def outputs(self, problem: Problem, inputs: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Arrays for the outputs: tensors of PyTorch's in this GPU's memory where an input is one, else NumPy's.
+
+        Raises:
+            ProblemError: NumPy arrays would be larger than this machine's memory.
+        """
+        made = torch_outputs(problem, inputs, given, self.runtime.vendor, self.index)
+        return make_outputs(problem, inputs) if made is None else made
+
+    def layout(self, given: Mapping[str, Any]) -> TorchLayout | None:
+        """The layout of PyTorch's tensors on GPUs; None where one is something else, or the device has a stream."""
+        return None if self._given is not None else layout_of(given, self.runtime.vendor)
+
+    def load(self, path: Path, sha256: str, kernel_id: str) -> LoadedKernel:
+        """As :meth:`Libraries.load`.
+
+        Raises:
+            DeviceError: as :meth:`Libraries.load`, or the kernel is for another arch; or as :attr:`gpu`.
+        """
+        arch = self.device.arch  # before the library, which may not load without the runtime
+        kernel = self._libraries.load(path, sha256, kernel_id)
+        if kernel.arch is None:
+            raise DeviceError(f"{path} does not say which arch it was built for", hint=REBUILD)
+        if kernel.arch != arch:
+            raise DeviceError(
+                f"kernel {kernel.id} is for {kernel.arch}, and GPU {self.index} is of arch {arch}",
+                hint=f"Select with arch='{arch}', or take another GPU: {self._gpus()}",
+            )
+        return kernel
+
+    def call(self, problem: Problem, tensors: Mapping[str, Any], workspace: Workspace = NO_WORKSPACE) -> GpuCall:
+        """The argument struct of a problem with its tensors, inputs and outputs together.
+
+        Arrays in the GPU's memory are used where they are. NumPy arrays have memory of the GPU beside them, to copy to
+        and back. All stages of a plan take the call. It keeps tensors and copies alive and may be launched any number
+        of times.
+
+        Args:
+            problem: what the kernels compute.
+            tensors: what :meth:`array` gave, checked, inputs and outputs together.
+            workspace: what stages share.
+
+        Raises:
+            DeviceError: the GPU has too little memory, a copy failed, or as :attr:`gpu`.
+        """
+        return self._call(problem, tensors, workspace, self._memory)
+
+    def once(self, problem: Problem, tensors: Mapping[str, Any], workspace: Workspace = NO_WORKSPACE) -> GpuCall:
+        """As :meth:`call`, to be queued on the caller's stream now and then dropped, while it may still run.
+
+        Raises:
+            DeviceError: as :meth:`call`.
+        """
+        return self._call(problem, tensors, workspace, self._memory if self._given is not None else self._passing)
+
+    def _memory(self, size: int) -> Memory:
+        return Memory(self.runtime, self.index, size)
+
+    def _passing(self, size: int) -> Memory | TorchMemory:
+        """Memory that is free for later work of the current stream as soon as nobody refers to it."""
+        return torch_memory(size, self.runtime.vendor, self.index) or self._memory(size)
+
+    def _call(
+        self,
+        problem: Problem,
+        tensors: Mapping[str, Any],
+        workspace: Workspace,
+        memory: Callable[[int], Memory | TorchMemory],
+    ) -> GpuCall:
+        self.gpu  # noqa: B018 - that there is none is said before anything is made
+        copies: list[_Copy] = []
+        placed = [self._place(problem, name, array, copies) for name, array in tensors.items()]
+        filled = template(problem, tuple([(name, at.strides) for name, at in zip(tensors, placed, strict=True)]))
+        starts = self._memory_of_starts(problem)
+        partials = [(slot, memory(partial.bytes), partial.strides) for slot, partial in workspace.partials.items()]
+        args = filled.fill(
+            [at.address for at in placed],
+            [(slot, room.handle, strides) for slot, room, strides in partials],
+            {name: room.handle for name, room in starts.items()},
+        )
+        args.num_splits = workspace.num_splits
+        if "kv_page_indices" in tensors:
+            args.num_page_indices = tensors["kv_page_indices"].shape[0]
+        rooms = [room for _, room, _ in partials]
+        own = (*starts.values(), *(room for room in rooms if isinstance(room, Memory)))
+        return GpuCall(args, ctypes.byref(args), (placed, rooms), tuple(copies), own)
+
+    def _place(
+        self, problem: Problem, name: str, array: Array | DeviceArray, copies: list[_Copy]
+    ) -> _Placed | DeviceArray:
+        if isinstance(array, DeviceArray):
+            return array
+        memory = self._memory(array.nbytes)
+        copies.append(_Copy(array, memory, problem.tensors[name].role != "input"))
+        return _Placed(memory.handle, dense_strides(array.shape, array.itemsize), memory)
+
+    def starts_of(self, problem: Problem) -> tuple[Mapping[str, int], tuple[Memory, ...]]:
+        """The first tokens of packed sequences in this GPU's memory: addresses by name, and the memory.
+
+        Raises:
+            DeviceError: the GPU has too little memory, or a copy failed.
+        """
+        starts = self._memory_of_starts(problem)
+        return {name: memory.handle for name, memory in starts.items()}, tuple(starts.values())
+
+    def _memory_of_starts(self, problem: Problem) -> dict[str, Memory]:
+        """They follow from the problem, and are kept."""
+        if problem.seqlens_q is None:
+            return {}
+        starts = self._starts.get(problem)
+        if starts is None:
+            arrays = {name: np.array(tokens, np.int32) for name, tokens in first_tokens(problem).items()}
+            starts = {name: self._memory(array.nbytes) for name, array in arrays.items()}
+            self._send([_Copy(arrays[name], memory, False) for name, memory in starts.items()], self.stream)
+            if len(self._starts) >= _MOST_STARTS:
+                self._starts.clear()
+            self._starts[problem] = starts
+        return starts
+
+    def _send(self, copies: Sequence[_Copy], stream: int) -> None:
+        """Copy what the NumPy arrays hold now to the GPU; on return it is there."""
+        if not copies:
+            return
+        dense = [np.ascontiguousarray(copy.array) for copy in copies]
+        with self.runtime.on(self.index):
+            try:
+                for copy, array in zip(copies, dense, strict=True):
+                    self.runtime.copy_in(copy.memory.handle, array.ctypes.data, array.nbytes, stream)
+            finally:  # a copy that has started reads the array until it is done
+                self.runtime.synchronize(stream)
+
+    def _fetch(self, copies: Sequence[_Copy], stream: int) -> None:
+        """Wait for the stream, and copy what kernels wrote back to the NumPy arrays."""
+        if not copies:
+            self.runtime.synchronize(stream)
+            return
+        written = [copy for copy in copies if copy.back]
+        dense = [
+            copy.array if copy.array.flags.c_contiguous else np.empty(copy.array.shape, copy.array.dtype)
+            for copy in written
+        ]
+        with self.runtime.on(self.index):
+            try:
+                for copy, array in zip(written, dense, strict=True):
+                    self.runtime.copy_out(array.ctypes.data, copy.memory.handle, array.nbytes, stream)
+            finally:
+                self.runtime.synchronize(stream)
+        for copy, array in zip(written, dense, strict=True):
+            if array is not copy.array:
+                copy.array[...] = array
+
+    def _start(self, kernels: Sequence[LoadedKernel], pointer: Any, stream: int) -> None:
+        runtime = self.runtime
+        if runtime.current() != self.index:
+            with runtime.on(self.index):
+                self._start(kernels, pointer, stream)
+            return
+        for kernel in kernels:
+            runtime.launch(kernel, pointer, stream)
+
+    def enqueue(self, kernels: Sequence[LoadedKernel], call: GpuCall, stream: Any = None) -> None:
+        """Queue the kernels, one after the other, on ``stream``, by default :attr:`stream`, and return at once.
+
+        Nothing is allocated, copied or waited for. In a stream that is being captured the launches become part of the
+        graph, and the memory that the call has made lives as long as this device.
+
+        Raises:
+            TensorError: a tensor is a NumPy array, which would have to be copied.
+            UsageError: ``stream`` is no stream.
+            DeviceError: a kernel refuses the call or has no memory, or the GPU does not take the launch.
+        """
+        if call.copies:
+            raise TensorError(
+                f"{len(call.copies)} of the tensors are NumPy arrays, which are copied: work that is only queued takes "
+                "arrays in GPU memory",
+                hint="Give outputs in GPU memory too; or launch(), which copies and waits.",
+            )
+        self.queue(kernels, call.pointer, call.own, self.stream if stream is None else handle_of(stream))
+
+    def queue(self, kernels: Sequence[LoadedKernel], pointer: Any, own: Sequence[Memory], stream: int) -> None:
+        """As :meth:`enqueue`, with a pointer to arguments that use the memory ``own``, on a stream by its handle.
+
+        Raises:
+            DeviceError: as :meth:`enqueue`.
+        """
+        if own and self.runtime.capturing(stream):
+            self._captured.update(own)
+        self._start(kernels, pointer, stream)
+
+    def run(self, kernels: Sequence[LoadedKernel], call: GpuCall) -> None:
+        """Run the kernels, one after the other, between copies of NumPy arrays; on return all is done.
+
+        In a stream that is being captured it is as :meth:`enqueue`.
+
+        Raises:
+            DeviceError: as :meth:`enqueue`, a kernel failed while it ran, or a copy failed.
+            TensorError: as :meth:`enqueue`, in a stream that is being captured.
+        """
+        stream = self.stream
+        with self.runtime.on(self.index):
+            if self.runtime.capturing(stream):
+                self.enqueue(kernels, call, stream)
+                return
+            self._send(call.copies, stream)
+            self._start(kernels, call.pointer, stream)
+            self._fetch(call.copies, stream)
+
+    def time(self, kernels: Sequence[LoadedKernel], call: GpuCall, launches: int, *, cold: bool = False) -> list[int]:
+        """Nanoseconds of each of so many launches of the kernels, one after the other, by the GPU's clock.
+
+        The copies of NumPy arrays, to the GPU before the first and back after the last, do not count. ``cold``: before
+        each the caches are emptied, by writing to more memory than they hold.
+
+        Raises:
+            DeviceError: as :meth:`run`, or the stream is being captured.
+        """
+        stream = self.stream
+        with ExitStack() as stack:
+            stack.enter_context(self.runtime.on(self.index))
+            if self.runtime.capturing(stream):
+                raise DeviceError("launches in a graph cannot be timed", hint="Capture launch() or enqueue().")
+            self._send(call.copies, stream)
+            # Nothing waits between launches: where one takes longer than starting the next, the GPU never idles.
+            points = [
+                tuple(stack.enter_context(Event(self.runtime, self.index)) for _ in ("start", "stop"))
+                for _ in range(launches)
+            ]
+            for start, stop in points:
+                if cold:
+                    self.runtime.fill(self._flood.handle, 0, _FLOOD_BYTES, stream)
+                start.record(stream)
+                self._start(kernels, call.pointer, stream)
+                stop.record(stream)
+            self._fetch(call.copies, stream)
+            return [round(stop.since(start) * 1e6) for start, stop in points]
+
+    @cached_property
+    def _flood(self) -> Memory:
+        return self._memory(_FLOOD_BYTES)
+
+    def waits(self) -> Mapping[str, int]:
+        """Always empty: launches are timed by the GPU's own clock."""
+        return {}
+
+    def clock_mhz(self) -> float | None:
+        """The clock now, where the runtime or the driver says."""
+        return self.runtime.clock_mhz(self.index)
+
+    def _gpus(self) -> str:
+        return "; ".join(f"GPU {gpu.index} is {gpu.info.name}, {gpu.info.arch}" for gpu in self.runtime.gpus)
+
+    def _check_here(self, name: str, array: DeviceArray) -> None:
+        index = self.runtime.owner(array.address) if array.index is None else array.index
+        if index != self.index:
+            where = (
+                f"in no memory that the {self.runtime.vendor.runtime} runtime knows"
+                if index is None
+                else f"on GPU {index}"
+            )
+            raise TensorError(f"{name} is {where}: the kernel runs on GPU {self.index}")

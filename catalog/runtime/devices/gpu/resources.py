@@ -1,0 +1,123 @@
+"""What a GPU's runtime makes and must release: memory, streams, events."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from catalog.errors import DeviceError
+from catalog.runtime.devices.gpu.runtime import GpuRuntime
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_log = logging.getLogger(__name__)
+
+
+class _Resource:
+    """What ``make`` made on a GPU: released once, by :meth:`close`, a ``with`` block or the last reference's end.
+
+    ``make`` is told what to say of the call where it fails.
+    """
+
+    def __init__(
+        self,
+        runtime: GpuRuntime,
+        index: int,
+        make: Callable[[str], int],
+        release: Callable[[int], None],
+        about: str = "",
+    ) -> None:
+        with runtime.on(index):
+            self.handle = make(f"{about} on GPU {index}")
+        self.runtime = runtime
+        self._release = release
+        self._finalizer = weakref.finalize(self, _let_go, runtime, release, self.handle)
+
+    def close(self) -> None:
+        """Release it; a second time does nothing.
+
+        Raises:
+            DeviceError: the runtime cannot release it.
+        """
+        if self._finalizer.detach() is not None and not self.runtime.forked:
+            self._release(self.handle)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def _let_go(runtime: GpuRuntime, release: Callable[[int], None], handle: int) -> None:
+    """Release what nobody refers to any more: nobody is there to catch an error either. A fork's child owns nothing."""
+    if runtime.forked:
+        return
+    try:
+        release(handle)
+    except DeviceError as error:
+        _log.warning("%s", error.message)
+
+
+class Memory(_Resource):
+    """So many bytes of a GPU's memory, uninitialised; ``handle`` is the address.
+
+    Raises:
+        DeviceError: the GPU has not so much memory left.
+    """
+
+    def __init__(self, runtime: GpuRuntime, index: int, size: int) -> None:
+        # No bytes would be no address, and that reads as an absent tensor.
+        room = max(1, size)
+        super().__init__(
+            runtime, index, lambda about: runtime.allocate(room, about), runtime.free, f" of {room:,} bytes"
+        )
+
+
+class Stream(_Resource):
+    """A queue of work; ``handle`` is the runtime's. It waits for work of the default stream, and that for its."""
+
+    def __init__(self, runtime: GpuRuntime, index: int) -> None:
+        super().__init__(runtime, index, runtime.make_stream, runtime.drop_stream)
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """The protocol of cuda.core by which libraries share streams: its version, and the handle."""
+        return 0, self.handle
+
+    def synchronize(self) -> None:
+        """As :meth:`GpuRuntime.synchronize`."""
+        self.runtime.synchronize(self.handle)
+
+
+class Event(_Resource):
+    """A point in a stream, with its time."""
+
+    def __init__(self, runtime: GpuRuntime, index: int) -> None:
+        super().__init__(runtime, index, runtime.make_event, runtime.drop_event)
+
+    def record(self, stream: int) -> None:
+        """Let the event be where the stream's work ends now.
+
+        Raises:
+            DeviceError: the stream is none of the event's GPU.
+        """
+        self.runtime.record(self.handle, stream)
+
+    def synchronize(self) -> None:
+        """Wait until the stream has come to the event.
+
+        Raises:
+            DeviceError: work before the event failed.
+        """
+        self.runtime.await_event(self.handle)
+
+    def since(self, start: Event) -> float:
+        """Milliseconds from ``start`` to this event; both must have been reached.
+
+        Raises:
+            DeviceError: one was not recorded, or not reached.
+        """
+        return self.runtime.milliseconds(start.handle, self.handle)

@@ -1,0 +1,40 @@
+"""Whether there is an AMD GPU, by what the driver shows: asked at every selection, so without HIP's runtime."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from catalog.errors import DeviceError
+
+_DRIVER = Path("/dev/kfd")
+_TOPOLOGY = Path("/sys/class/kfd/kfd/topology/nodes")
+
+
+def why_unavailable(arch: str) -> str | None:
+    """What a kernel of the AMD arch ``arch`` lacks here: driver, GPU, or HIP runtime; None: nothing."""
+    if not _DRIVER.exists():
+        return (
+            f"it needs an AMD GPU of arch {arch}, and there is none ({_DRIVER}, the amdgpu driver's device, is missing)"
+        )
+    archs = sorted(_present_archs())
+    if arch not in archs:
+        return f"it needs an AMD GPU of arch {arch}; the GPUs here are {', '.join(archs) or 'of no known arch'}"
+    from catalog.runtime.devices.hip.runtime import HipRuntime
+
+    try:
+        HipRuntime().first(arch)
+    except DeviceError as error:
+        return error.message
+    return None
+
+
+def _present_archs() -> set[str]:
+    """The archs of the GPUs that the driver lists; its gfx_target_version 90500 is gfx950."""
+    archs = set()
+    for node in _TOPOLOGY.glob("*/properties"):
+        for line in node.read_text(encoding="utf-8").splitlines():
+            name, _, value = line.partition(" ")
+            if name == "gfx_target_version" and int(value):
+                major, minor, step = int(value) // 10000, int(value) // 100 % 100, int(value) % 100
+                archs.add(f"gfx{major}{minor:x}{step:x}")
+    return archs

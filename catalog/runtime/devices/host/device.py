@@ -1,0 +1,285 @@
+"""The host CPU: kernels are shared libraries in this process, tensors are arrays in its memory."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from catalog.build.toolchains import host_facts
+from catalog.errors import DeviceError, SpecError, UsageError
+from catalog.ops.attention.problem import Problem
+from catalog.ops.attention.workspace import NO_WORKSPACE, Workspace
+from catalog.runtime.devices import DeviceInfo
+from catalog.runtime.devices.arguments import Call, template
+from catalog.runtime.devices.host.arrays import host_array, host_outputs
+from catalog.runtime.devices.host.calls import HostCall, HostLayout, host_layout, start, threads_left
+from catalog.runtime.devices.loading import Libraries, LoadedKernel
+from catalog.runtime.tensors import Array, make_outputs, numpy_array
+from catalog.settings import data_dir
+from catalog.threads import checked, default_threads
+
+_FLOODS = 2
+_LARGE_CACHE = 64 << 20
+_CPU_FREQUENCIES = Path("/sys/devices/system/cpu")
+_CPU_INFO = Path("/proc/cpuinfo")
+_THREADS = "/proc/self/task"
+
+
+class HostDevice:
+    """Loads, launches and times host kernels.
+
+    Args:
+        num_threads: threads of a kernel, at most :func:`catalog.threads.most_threads`; 0: those of
+            ``OMP_NUM_THREADS``, else one for each core that the process may use.
+
+    Raises:
+        UsageError: so many threads are not allowed.
+    """
+
+    def __init__(self, num_threads: int = 0) -> None:
+        self._threads = checked(num_threads) or default_threads()
+        self._libraries = Libraries()
+
+    @property
+    def device(self) -> DeviceInfo:
+        """This CPU, with the threads that kernels use of it.
+
+        Raises:
+            DeviceError: no host arch runs on this CPU.
+        """
+        return DeviceInfo(resolve_host_arch(), _cpu_name(), self.threads)
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """The number of its threads: there is one host."""
+        return {"num_threads": self.threads}
+
+    @property
+    def queues(self) -> bool:
+        """Never: a host kernel has run when its launch returns."""
+        return False
+
+    def on_host(self, array: Array) -> Array:
+        """``array`` itself."""
+        return array
+
+    def beside(self, tensors: Mapping[str, Any]) -> HostDevice:
+        """This device: there is one host."""
+        return self
+
+    def array(self, problem: Problem, name: str, value: Any) -> Array:
+        """The NumPy array that ``value`` is, or that is on its memory: a tensor of PyTorch's, or by ``__dlpack__``.
+
+        Raises:
+            TensorError: it is no array, is in a GPU's memory, cannot be shared without a copy, or has elements that no
+                kernel takes.
+        """
+        array = host_array(name, value)
+        return numpy_array(problem, name, value) if array is None else array
+
+    def outputs(self, problem: Problem, inputs: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Arrays for the outputs: tensors of PyTorch's where an input is one, else NumPy's.
+
+        Raises:
+            ProblemError: what a run makes is larger than this machine's memory.
+        """
+        made = host_outputs(problem, inputs, given)
+        return make_outputs(problem, inputs) if made is None else made
+
+    def layout(self, given: Mapping[str, Any]) -> HostLayout | None:
+        """The layout of PyTorch's tensors; None where one is something else: NumPy arrays are cheap to check."""
+        return host_layout(given)
+
+    def load(self, path: Path, sha256: str, kernel_id: str) -> LoadedKernel:
+        """As :meth:`Libraries.load`."""
+        return self._libraries.load(path, sha256, kernel_id)
+
+    def call(self, problem: Problem, tensors: Mapping[str, Array], workspace: Workspace = NO_WORKSPACE) -> HostCall:
+        """The argument struct of a problem with its checked tensors, inputs and outputs together.
+
+        All stages of a plan take it. The call keeps the tensors alive and may be launched any number of times.
+        """
+        layout = tuple([(name, array.strides) for name, array in tensors.items()])
+        filled = template(problem, layout)
+        partials = [
+            (slot, np.empty(-(-partial.bytes // 4), np.float32), partial.strides)
+            for slot, partial in workspace.partials.items()
+        ]
+        args = filled.fill(
+            [array.ctypes.data for array in tensors.values()],
+            [(slot, array.ctypes.data, strides) for slot, array, strides in partials],
+            {},
+        )
+        args.num_threads = self.threads
+        args.num_splits = workspace.num_splits
+        if "kv_page_indices" in tensors:
+            args.num_page_indices = len(tensors["kv_page_indices"])
+        kept = (*tensors.values(), *(array for _, array, _ in partials))
+        return HostCall(args, ctypes.byref(args), kept, tuple(filled.starts.values()))
+
+    def once(self, problem: Problem, tensors: Mapping[str, Array], workspace: Workspace = NO_WORKSPACE) -> HostCall:
+        """As :meth:`call`."""
+        return self.call(problem, tensors, workspace)
+
+    def launch(self, kernel: LoadedKernel, call: Call) -> None:
+        """Run the kernel; on return the outputs are written.
+
+        Raises:
+            DeviceError: the kernel refuses the call or has no memory.
+        """
+        start((kernel,), call.pointer)
+
+    def run(self, kernels: Sequence[LoadedKernel], call: Call) -> None:
+        """Run the kernels, one after the other; on return the outputs are written.
+
+        Raises:
+            DeviceError: as :meth:`launch`.
+        """
+        start(kernels, call.pointer)
+
+    def enqueue(self, kernels: Sequence[LoadedKernel], call: Call, stream: Any = None) -> None:
+        """As :meth:`run`: the host has no streams.
+
+        Raises:
+            UsageError: a stream is given.
+            DeviceError: as :meth:`launch`.
+        """
+        if stream is not None:
+            raise UsageError("host kernels take no stream: on return they have run")
+        self.run(kernels, call)
+
+    def time(self, kernels: Sequence[LoadedKernel], call: Call, launches: int, *, cold: bool = False) -> list[int]:
+        """Nanoseconds of each of so many launches of the kernels, one after the other.
+
+        ``cold``: before each the caches are emptied, by writing to more memory than they hold.
+
+        Raises:
+            DeviceError: as :meth:`launch`.
+        """
+        clock = time.perf_counter_ns
+        durations = []
+        for _ in range(launches):
+            if cold:
+                self._flood += 1
+            began = clock()
+            start(kernels, call.pointer)
+            durations.append(clock() - began)
+        return durations
+
+    @cached_property
+    def _flood(self) -> Array:
+        return np.zeros(_FLOODS * _cache_bytes(), np.uint8)
+
+    def waits(self) -> Mapping[str, int]:
+        """Nanoseconds for which each thread of this process was ready to run while others had the cores.
+
+        Empty where the system does not tell: all but Linux.
+        """
+        return _waits()
+
+    def clock_mhz(self) -> float | None:
+        """The mean of the clocks that the cores have now; None where the kernel does not show them."""
+        return _clock_mhz()
+
+    @property
+    def threads(self) -> int:
+        """Threads that a kernel uses; one where a fork has taken those of OpenMP away."""
+        return threads_left(self._threads)
+
+
+def host_archs() -> tuple[str, ...]:
+    """Compile targets of host kernels, best first.
+
+    Raises:
+        SpecError: ``data/toolchains/host.json`` is missing or malformed.
+    """
+    return tuple(host_facts().arches)
+
+
+def why_unavailable(arch: str) -> str | None:
+    """Why kernels of ``arch`` cannot run on this CPU; None where they can.
+
+    Raises:
+        SpecError: ``data/toolchains/host.json`` is missing or malformed, or names a CPU that archspec does not know.
+    """
+    facts = host_facts().arches.get(arch)
+    if facts is None:
+        return f"{arch} is not a CPU: host archs are {', '.join(host_archs())}"
+    cpu, needed = _archspec(), facts.cpu or arch
+    if needed not in cpu.TARGETS:
+        raise SpecError(
+            f"{data_dir() / 'toolchains' / 'host.json'}: arches.{arch}.cpu: archspec knows no CPU {needed!r}",
+            hint='Say by "cpu" which CPU runs the arch at the least: x86_64_v3, zen3, neoverse_v1, ...',
+        )
+    target, host = cpu.TARGETS[needed], cpu.host()
+    if target <= host:
+        return None
+    if target.family != host.family:
+        return f"{arch} needs a CPU of family {target.family}: this one is {host.name}, family {host.family}"
+    lacking = ", ".join(sorted(target.features - host.features))
+    return f"{arch} needs {lacking}: this CPU, {host.name}, lacks them"
+
+
+def resolve_host_arch() -> str:
+    """The arch that ``host`` stands for: the best that this CPU runs.
+
+    Raises:
+        DeviceError: none runs; says which CPU was found.
+        SpecError: as :func:`why_unavailable`.
+    """
+    for arch in host_archs():
+        if why_unavailable(arch) is None:
+            return arch
+    host = _archspec().host()
+    raise DeviceError(
+        f"no host arch runs on this CPU, {host.name} of family {host.family}",
+        hint="\n".join(reason for reason in map(why_unavailable, host_archs()) if reason),
+    )
+
+
+def _archspec() -> Any:
+    """archspec's CPU module, which takes its time to import; it remembers what it detected."""
+    from archspec import cpu
+
+    return cpu
+
+
+@cache
+def _cache_bytes() -> int:
+    """Bytes of the last-level cache."""
+    names = [name for name in ("SC_LEVEL3_CACHE_SIZE", "SC_LEVEL2_CACHE_SIZE") if name in os.sysconf_names]
+    return max([size for size in map(os.sysconf, names) if size > 0], default=_LARGE_CACHE)
+
+
+def _waits() -> dict[str, int]:
+    """The second number of a thread's schedstat is the time that it has spent in run queues."""
+    waits = {}
+    with suppress(OSError):
+        for thread in os.listdir(_THREADS):
+            with suppress(OSError, IndexError), open(f"{_THREADS}/{thread}/schedstat", "rb", buffering=0) as file:
+                waits[thread] = int(file.read().split()[1])
+    return waits
+
+
+def _clock_mhz() -> float | None:
+    """Linux tells of x86 in /proc/cpuinfo, elsewhere by cpufreq, in kHz."""
+    clocks = [int(path.read_text()) / 1e3 for path in _CPU_FREQUENCIES.glob("cpu[0-9]*/cpufreq/scaling_cur_freq")]
+    if not clocks and _CPU_INFO.exists():
+        lines = _CPU_INFO.read_text(encoding="utf-8", errors="replace").splitlines()
+        clocks = [float(line.partition(":")[2]) for line in lines if line.startswith("cpu MHz")]
+    return sum(clocks) / len(clocks) if clocks else None
+
+
+@cache
+def _cpu_name() -> str:
+    """The product name, where the CPU tells it."""
+    cpu = _archspec()
+    return str(cpu.brand_string() or cpu.host().name)

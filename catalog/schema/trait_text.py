@@ -1,0 +1,68 @@
+"""Traits as words: ``hdim_q=128``, ``pipeline=qr_async``, ``lse=true``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from catalog.errors import UsageError
+from catalog.messages import did_you_mean
+from catalog.ops.attention.traits import IDENTITY, TRAITS, Family, Trait
+
+_TRUTH = {"0": False, "false": False, "1": True, "true": True}
+
+
+def read_traits(words: Iterable[str]) -> dict[str, Any]:
+    """The traits that ``words`` state, each as ``trait=value``; booleans are 0, 1, true or false.
+
+    Raises:
+        UsageError: a word has another form, names no trait, gives a value outside of its domain, or repeats a trait.
+    """
+    traits: dict[str, Any] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not equals:
+            raise UsageError(f"{word!r} states no trait", hint="Write trait=value, as in hdim_q=128.")
+        if name in traits:
+            raise UsageError(f"{name} is stated twice: {shown(traits[name])} and {text}")
+        traits[name] = _value(_trait(name), text)
+    return traits
+
+
+def read_family(text: str) -> Family:
+    """The family called ``text``.
+
+    Raises:
+        UsageError: there is none.
+    """
+    return Family(_value(TRAITS["family"], text))
+
+
+def shown(value: Any) -> str:
+    """A value as an expression spells it: booleans are 0 and 1."""
+    return str(int(value) if isinstance(value, bool) else value)
+
+
+def _trait(name: str) -> Trait:
+    if name in TRAITS:
+        return TRAITS[name]
+    if name in IDENTITY:
+        raise UsageError(f"{name} is no trait", hint="It has an option: --arch, --revision or --mask-impl.")
+    hint = "`catalog columns` lists every trait."
+    raise UsageError(f"no trait is called {name!r}{did_you_mean(name, TRAITS)}", hint=hint)
+
+
+def _value(trait: Trait, text: str) -> Any:
+    if trait.kind == "bool" and text.lower() in _TRUTH:
+        return _TRUTH[text.lower()]
+    if trait.kind == "int" and re.fullmatch(r"-?\d{1,9}", text, re.ASCII):
+        number = int(text)
+        if number in trait.values or (trait.minimum is not None and number >= trait.minimum):
+            return number
+    if trait.kind == "text" and (not trait.values or text in trait.values):
+        return text
+    values = [str(value) for value in trait.values]
+    digits = ", of at most 9 digits" if trait.kind == "int" and not values else ""
+    meant = did_you_mean(text, values)
+    raise UsageError(f"{trait.name}={text} is not allowed{meant}", hint=f"Allowed: {trait.domain}{digits}.")

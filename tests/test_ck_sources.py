@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from test_live import make_checkout
 
-import catalog as package
 from catalog.build.resources import Resources, of_hip_build
+from catalog.build.targets import HEADERS
 from catalog.errors import BuildError
 from catalog.ops.attention.kernels.ck.emit import emit
 from catalog.ops.attention.upstream.sources import Checkout, find_checkout, open_checkout
@@ -25,7 +25,6 @@ from catalog.runtime.devices.abi import ABI_VERSION, CatalogArgs, CatalogWorkspa
 from catalog.schema.kernel import Kernel
 from catalog.settings import settings
 
-BUILD = Path(package.__file__).parent / "build"
 LIKE_CK = Path(__file__).with_name("ck_tile_like")
 OK, BAD_ARGUMENT, DEVICE_ERROR = 0, 2, 4
 
@@ -220,7 +219,7 @@ def compiled(kernel: Kernel, launcher: str, folder: Path) -> ctypes.CDLL:
     """The library of the shim around a launcher, for the CPU."""
     (folder / "kernel.cpp").write_text(emit(kernel, f'#include "ck_tile/core.hpp"\n{launcher}'))
     command = ["g++", "-std=c++17", "-shared", "-fPIC", "-Wall", "-Wextra", "-Wno-unused-parameter", "-Werror"]
-    command += [f"-I{LIKE_CK}", f"-I{BUILD}", "kernel.cpp", "-o", "kernel.so"]
+    command += [f"-I{LIKE_CK}", *(f"-I{folder}" for folder in HEADERS.values()), "kernel.cpp", "-o", "kernel.so"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     library = ctypes.CDLL(str(folder / "kernel.so"))

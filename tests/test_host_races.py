@@ -16,13 +16,12 @@ from pathlib import Path
 import pytest
 from conftest import missing
 
-import catalog as package
+from catalog.build.targets import HEADERS
 from catalog.ops.attention.kernels.host.emit import emit
 from catalog.ops.attention.problem import Problem
 from catalog.runtime.catalog import Catalog
 from catalog.schema.kernel import Kernel
 
-INCLUDE = Path(package.__file__).parent / "build"
 DRIVER = Path(__file__).with_name("race_driver.cpp")
 SIZES = {"op": "bwd", "batch": 2, "nhead_q": 4, "nhead_k": 2, "seqlen_q": 150, "seqlen_k": 768, "hdim_q": 64}
 PROBLEMS = {
@@ -51,7 +50,15 @@ def stages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, list[
 def program(folder: Path, kernel: Kernel) -> Path:
     source, done = folder / f"{kernel.id}.cpp", folder / kernel.id
     source.write_text(emit(kernel))
-    flags = ["-std=c++17", "-O1", "-g", "-fopenmp", "-fsanitize=thread", *MACHINE, f"-I{INCLUDE}"]
+    flags = [
+        "-std=c++17",
+        "-O1",
+        "-g",
+        "-fopenmp",
+        "-fsanitize=thread",
+        *MACHINE,
+        *(f"-I{folder}" for folder in HEADERS.values()),
+    ]
     built = subprocess.run(["clang++", *flags, source, DRIVER, "-o", done], capture_output=True, text=True, check=False)
     if "omp" in built.stderr and "not find" in built.stderr + built.stdout:
         missing("libomp")

@@ -114,7 +114,7 @@ def merged(folder: Path, name: str, *paths: Path) -> Path:
     """The first of ``paths``, copied, with the others merged into it."""
     shutil.copy(paths[0], folder / name)
     catalog = Catalog(folder / name)
-    catalog.registry.merge(paths[1:])
+    catalog.merge(paths[1:])
     catalog.close()
     return folder / name
 
@@ -148,7 +148,7 @@ def test_devices_stay_apart_and_the_newest_wins(kernels: list[Kernel], empty: Pa
     here = write(empty / "here.db", kernels, builds, [(0, 0, 0, 0, FIRST, 1.0)])
     there = write(empty / "there.db", kernels, builds, [(0, 0, 0, 0, SECOND, 2.0), (0, 0, 0, 1, FIRST, 3.0)])
     catalog = Catalog(here)
-    [done] = catalog.registry.merge([there])
+    [done] = catalog.merge([there])
     counts = {table: dict(count) for table, count in done.counts.items()}
     assert counts["timing"] == {"renewed": 1, "added": 1}
     assert counts["device"] == {"added": 1, "the same": 1}
@@ -157,7 +157,7 @@ def test_devices_stay_apart_and_the_newest_wins(kernels: list[Kernel], empty: Pa
         "SELECT name, median_ms FROM timing JOIN device ON device.id = device_id ORDER BY 1"
     )
     assert list(map(tuple, told)) == [("gpu 0", 2.0), ("gpu 1", 3.0)]
-    [again] = catalog.registry.merge([there])
+    [again] = catalog.merge([there])
     assert {how for count in again.counts.values() for how in count} == {"the same"}
 
 
@@ -171,7 +171,7 @@ def test_built_speaks_of_this_machine_alone(kernels: list[Kernel], empty: Path) 
     )
     here = write(empty / "here.db", kernels, [(1, 0, "built", FIRST)])
     catalog = Catalog(here)
-    catalog.registry.merge([there])
+    catalog.merge([there])
     asked = Query(columns=("id", "built", "best_ms"))
     assert sorted(run(here, asked)) == sorted(
         [(kernels[0].id, 0, 2.0), (kernels[1].id, 1, None), (kernels[2].id, 0, None)]
@@ -204,7 +204,7 @@ def test_an_older_schema_is_merged_and_left_as_it_is(
         path = write(empty / "older.db", kernels, [(0, 0, "built", FIRST)], [(0, 0, 0, 0, FIRST, 1.0)])
     before = path.read_bytes()
     catalog = Catalog(empty / "empty.db")
-    [done] = catalog.registry.merge([path])
+    [done] = catalog.merge([path])
     assert done.counts["timing"]["added"] == 1
     assert path.read_bytes() == before
 
@@ -318,7 +318,7 @@ def test_a_file_that_cannot_be_merged_changes_nothing(
     damage(damaged)
     catalog = Catalog(empty / "empty.db")
     with pytest.raises(RegistryError, match=told) as caught:
-        catalog.registry.merge([sound, damaged])
+        catalog.merge([sound, damaged])
     assert str(damaged) in str(caught.value)
     assert not any(content(catalog.path).values())
 
@@ -349,7 +349,7 @@ def test_rows_that_no_catalog_can_have_are_refused(change: str, kernels: list[Ke
         connection.execute(change)
     expected = content(merged(empty, "expected.db", sound))
     catalog = Catalog(shutil.copy(sound, empty / "here.db"))
-    [done] = catalog.registry.merge([hostile])
+    [done] = catalog.merge([hostile])
     [note] = done.notes
     assert f"{hostile}: refused " in note
     assert REFUSED[change] in note
@@ -365,7 +365,7 @@ def test_nobody_waits_while_a_file_is_read(kernels: list[Kernel], empty: Path, m
     with closing(writer):
         writer.execute("BEGIN IMMEDIATE")
         with pytest.raises(RegistryError, match="reading it took longer than 0 s"):
-            catalog.registry.merge([other])
+            catalog.merge([other])
 
 
 def test_a_catalog_is_not_merged_into_itself(empty: Path) -> None:

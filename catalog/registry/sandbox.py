@@ -2,8 +2,8 @@
 
 SQLite calls no handler inside a SQL function, so a process that runs SQLite itself can neither stop it nor answer
 Ctrl-C. The other process (:mod:`catalog.registry.sandbox_child`) holds nothing but a read-only connection under an
-authorizer. The operating system limits its memory and the size of any file it might write; the parent waits for its answers with a
-deadline, and kills it.
+authorizer. The operating system limits its memory and the size of any file it might write; the parent waits for its
+answers with a deadline, and kills it.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 The query asks for signature equality, for hardware validity, and for every applicability rule of the arch's spec. It
 orders by evidence: by the measured medians of this very problem on this device, else by those of the nearest measured
 problem of its kind (:mod:`catalog.ops.attention.likeness`), then by the spec's static order, then by kernel id. Medians
-within noise (:attr:`Backend.noise`) of the best count as equal, so two runs choose alike. Kernels that did not compile or are
-quarantined are passed over, until their content key changes.
+within noise (:attr:`Backend.noise`) of the best count as equal, so two runs choose alike. Kernels that did not compile
+or are quarantined are passed over, until their content key changes.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ class Catalog(CatalogFile):
             planner = self._planner(kernel.arch, kernel.revision, kernel.variant)
             selected = planner.decisions.of(problem).kernels
             self._check_memory(problem, kernel.arch, selected)
-        kernels = tuple(kernel if stage.family is kernel.family else stage for stage in selected)
+        kernels = tuple(kernel if stage.family == kernel.family else stage for stage in selected)
         services = replace(planner.services, reselect=lambda *_: kernels, shared=Shared())
         return Plan(problem, planner.arch, kernels, services)
 

@@ -29,9 +29,10 @@ from typing import Any
 from catalog.errors import UsageError
 from catalog.messages import counted
 from catalog.ops.attention.problem import Problem
-from catalog.registry.database import KERNEL_COLUMNS, transaction
 from catalog.registry.merge_read import Source, opened, reading
+from catalog.registry.tables import KERNEL_COLUMNS
 from catalog.registry.timings import problem_id
+from catalog.registry.transactions import transaction
 from catalog.schema.kernel import Kernel
 
 COLUMNS = ("from", "what", "added", "renewed", "the same")

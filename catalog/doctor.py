@@ -48,7 +48,10 @@ def _file(db: Path) -> Iterator[Finding]:
     except CatalogError as error:
         yield Finding("catalog", "unusable", error.line)
         return
-    rows = connection.execute("SELECT arch, revision, space, mask_impl, kernels FROM population ORDER BY 1, 2, 3, 4")
+    rows = connection.execute(
+        "SELECT arch, revision, space, variant, kernels FROM population JOIN lineage ON lineage.id = lineage "
+        "ORDER BY operation, 1, 2, 3, 4"
+    )
     populations = [f"{row[0]} ({row[1]}, {row[2]}, {row[3]}): {row[4]:,}" for row in rows]
     connection.close()
     yield Finding("catalog", f"{db.stat().st_size / 1e6:.1f} MB", "; ".join(populations) or "empty")

@@ -68,7 +68,9 @@ def schema(connection: sqlite3.Connection) -> dict[str, str]:
 
 
 def _query(path: Path) -> None:
-    done = command.catalog("query", "built AND stages = 0", "--columns", "id,best_ms,isa", "--format", "json", db=path)
+    done = command.catalog(
+        "query", "built AND num_stages = 0", "--columns", "id,best_ms,isa", "--format", "json", db=path
+    )
     listed = {row["id"]: row["best_ms"] for row in json.loads(done.stdout)}
     medians = {row[3]: row[6] for row in kept(path)["timing"]}
     built = {row[2] for row in kept(path)["artifact"] if row[3] == "built"}

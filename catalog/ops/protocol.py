@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from catalog.errors import UsageError
+from catalog.schema.columns import Column
 from catalog.schema.kernel import Kernel
 from catalog.schema.traits import Traits
 
@@ -21,6 +22,8 @@ class Operation(ABC):
         about: what it computes, in a few words.
         kernel: the model of its rows, with its traits and names.
         specs: a folder like ``data/arch_specs``, with its specs; None: they are in the data folder.
+        variant: the column that says which variant of an enumeration a row is of.
+        columns: further columns of its view, each with the SQL expression over a row that computes it.
         index: the traits by which selection finds rows first: an index of its table.
         parameters: attributes of its problems that selection rules may ask for, as ``:name``.
         variant_trait: the trait whose domain ``*`` in a spec means the values that the populated variant has; None:
@@ -36,6 +39,8 @@ class Operation(ABC):
     about: ClassVar[str]
     kernel: ClassVar[type[Kernel]]
     specs: ClassVar[Path | None] = None
+    variant: ClassVar[Column] = Column("variant", "TEXT", "text", "", "variant of the enumeration")
+    columns: ClassVar[Mapping[Column, str]] = MappingProxyType({})
     index: ClassVar[tuple[str, ...]] = ("dtype",)
     parameters: ClassVar[tuple[str, ...]]
     variant_trait: ClassVar[str | None] = None

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from catalog.errors import RegistryError
 from catalog.registry.transactions import transaction
-from catalog.registry.views import VIEW, kernels_sql
+from catalog.registry.views import drop_views, make_views
 
 APPLICATION_ID = 0x6B636174  # "kcat": distinguishes a catalog from any other SQLite file
 
@@ -64,10 +64,9 @@ def migrate(connection: sqlite3.Connection, path: Path) -> None:
             # Another process, even of a newer program, may have migrated the file while this one waited for the lock.
             version = schema_version(connection, path)
             if version < len(STEPS):
-                # SQLite refuses to rename a table or column that a view refers to in vain.
-                connection.execute(f"DROP VIEW IF EXISTS {VIEW}")
+                drop_views(connection)
                 _run(connection, STEPS[version:])
-                connection.execute(kernels_sql())
+                make_views(connection)
                 connection.execute(f"PRAGMA user_version = {len(STEPS)}")
                 connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     finally:

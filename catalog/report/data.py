@@ -251,7 +251,7 @@ _SHAPE = (
     *("pad_s", "pad_sk", "pad_d", "pad_dv"),
 )
 _SPEED = f"problem.key, kernel.name, {', '.join(f'kernel.{name}' for name in _SHAPE)}, tflops, gbps, median_ms"
-_JOINED = "JOIN problem ON problem.id = problem_id JOIN kernel ON kernel.id = timing.kernel_id"
+_JOINED = "JOIN problem ON problem.id = problem_id JOIN attention_row AS kernel ON kernel.id = timing.kernel_id"
 
 
 class _Collector:
@@ -353,7 +353,7 @@ class _Collector:
         rows = self._rows(
             "WITH tile AS (SELECT device_id, problem_id, tile_m0, tile_n0, min(median_ms) AS ms, "
             "  max(tflops) AS tflops, count(DISTINCT kernel_id) AS kernels "
-            f"  {_WARM.replace(' WHERE', ' JOIN kernel ON kernel.id = kernel_id WHERE')} "
+            f"  {_WARM.replace(' WHERE', ' JOIN attention_row AS kernel ON kernel.id = kernel_id WHERE')} "
             "  GROUP BY device_id, problem_id, tile_m0, tile_n0), "
             "best AS (SELECT device_id, problem_id, min(ms) AS ms FROM tile GROUP BY device_id, problem_id) "
             "SELECT device_id, kind, tile_m0, tile_n0, avg(best.ms / tile.ms), max(tflops), count(*), max(kernels) "

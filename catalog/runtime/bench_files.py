@@ -36,7 +36,7 @@ def _traits() -> Iterator[str]:
 
 
 OF_KERNEL: Mapping[str, str] = MappingProxyType(
-    {f"kernel_{name}" if name in (*OF_PROBLEM, "stages") else name: name for name in _traits()}
+    {f"kernel_{name}" if name in OF_PROBLEM else name: name for name in _traits()}
 )
 """Columns that are traits of the kernel, by name: what the problem or the plan has too is called ``kernel_…``."""
 

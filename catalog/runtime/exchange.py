@@ -104,8 +104,9 @@ def _entries(connection: sqlite3.Connection, cache: Cache, chosen: Set[str]) -> 
             continue
         record, origin = cache.load(key), told[1]
         if record is not None:
-            row = connection.execute("SELECT * FROM kernel WHERE id = ?", [record.kernel_id]).fetchone()
-            kernel = operation().kernel.from_row(row)
+            kernel = kernel_of(connection, record.kernel_id)
+            if kernel is None:
+                continue
             entries.append(Entry(kernel=kernel, name=origin.kernel_name, artifact=record, source=origin.source))
     return entries
 

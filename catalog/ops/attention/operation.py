@@ -5,9 +5,11 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Any
 
+from catalog.ops.attention.dispatcher_names import DISPATCHER_NAME
 from catalog.ops.attention.kernel import AttentionKernel
 from catalog.ops.attention.names import parse_tile
 from catalog.ops.protocol import Operation
+from catalog.schema.columns import Column
 
 
 class Attention(Operation):
@@ -16,6 +18,10 @@ class Attention(Operation):
     name = "attention"
     about = "scaled dot-product attention"
     kernel = AttentionKernel
+    variant = Column(
+        "mask_impl", "TEXT", "generic, simplified", "", "upstream's mask classes: no/causal/generic, or no/mask"
+    )
+    columns = DISPATCHER_NAME
     index = ("family", "dtype", "mode", "mask", "hdim_q", "hdim_v")
     parameters = (
         *("batch", "nhead_q", "nhead_k", "seqlen_q", "seqlen_k", "hdim_q", "hdim_v"),

@@ -142,7 +142,7 @@ def populate(
     rows: list[list[Any]] = [[family, n] for family, n in done.families.items()]
     if 0 in spec.receipt_numbers:
         columns.append("receipt 0")
-        default = count_by_family(catalog.connection, done.request, receipt=0)
+        default = count_by_family(catalog.connection, done.request.lineage, receipt=0)
         rows = [[family, n, default.get(str(family), 0)] for family, n in rows]
     if form != "table":
         _print([column.replace(" ", "_") for column in columns], rows, form)

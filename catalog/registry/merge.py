@@ -33,6 +33,7 @@ from catalog.registry.database import KERNEL_COLUMNS, transaction
 from catalog.registry.merge_read import Source, opened, reading
 from catalog.registry.timings import problem_id
 from catalog.schema.kernel import Kernel
+from catalog.schema.lineage import LINEAGE, Lineage, of_lineage
 
 COLUMNS = ("from", "what", "added", "renewed", "the same")
 """Columns of :attr:`Merged.rows`."""
@@ -111,15 +112,15 @@ class _Merge:
 
     def _kernels(self) -> set[str]:
         """Have the kernels here that artifacts and timings of the other file are about; the ids of those that are."""
-        whole = "SELECT arch, revision, space, mask_impl FROM population WHERE receipts = '' AND restriction = ''"
-        populations = {tuple(row) for row in self._connection.execute(whole)}
+        asked = f"SELECT {', '.join(LINEAGE)} FROM population WHERE receipts = '' AND restriction = ''"
+        whole = {Lineage(*row) for row in self._connection.execute(asked)}
         there = "id IN (SELECT kernel_id FROM artifact UNION SELECT kernel_id FROM timing)"
         known = set()
         for row in self._all(f"SELECT {', '.join(KERNEL_COLUMNS)} FROM kernel WHERE {there} ORDER BY id"):
             if self._connection.execute("SELECT 1 FROM kernel WHERE id = ?", (row["id"],)).fetchone():
                 self._count("kernel", "the same")
             else:
-                reason = self._obstacle(row, populations)
+                reason = self._obstacle(row, whole)
                 if reason is not None:
                     self._merged.left_out[reason] += 1
                     continue
@@ -127,7 +128,7 @@ class _Merge:
             known.add(str(row["id"]))
         return known
 
-    def _obstacle(self, row: Row, whole: set[tuple[Any, ...]]) -> str | None:
+    def _obstacle(self, row: Row, whole: set[Lineage]) -> str | None:
         """Why this catalog cannot have a kernel row of the other."""
         try:
             kernel = Kernel.from_row(row)
@@ -136,11 +137,10 @@ class _Merge:
             sound = False
         if not sound:
             return "of another version of this program: their traits give another id or name"
-        identity = tuple(row[name] for name in ("arch", "revision", "space", "mask_impl"))
-        if identity in whole:
-            return f"not among those that the facts here give for {' '.join(identity)}: populate both catalogs anew"
-        same = "SELECT 1 FROM kernel WHERE name = ? AND arch = ? AND revision = ? AND space = ? AND mask_impl = ?"
-        if self._connection.execute(same, (row["name"], *identity)).fetchone():
+        if kernel.lineage in whole:
+            return f"not among those that the facts here give for {kernel.lineage}: populate both catalogs anew"
+        same = f"SELECT 1 FROM kernel WHERE name = :name AND {of_lineage()}"
+        if self._connection.execute(same, {"name": kernel.name, **kernel.lineage.parameters}).fetchone():
             return "of other traits than the kernel of the same name here"
         return None
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from catalog.ops.attention.likeness import SIZES
 from catalog.ops.attention.traits import IDENTITY, TRAITS
 from catalog.schema.columns import BUILD, COLUMNS
+from catalog.schema.lineage import LINEAGE
 
 VIEW = "kernels"
 
@@ -49,7 +50,7 @@ TABLES: Mapping[str, Table] = MappingProxyType(
         "population": Table(
             "What was made into rows, from which spec.",
             _words(
-                ("arch", "revision", "space", "mask_impl"),
+                LINEAGE,
                 receipts="receipts that it is restricted to, separated by spaces; empty: all",
                 restriction="by sweep files, an expression or a filter, in words; empty: none",
                 digest="SHA-256 of the spec and of the SQL made from it",

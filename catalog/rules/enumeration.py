@@ -17,6 +17,7 @@ from catalog.ops.attention.names import grammar_of
 from catalog.ops.attention.traits import IDENTITY, TRAITS
 from catalog.schema.arch_spec import MASK_OF_IMPL, ArchSpec, Domain, Enumeration, Sweep, TraitValue, Yield
 from catalog.schema.kernel import canonical_json_sql
+from catalog.schema.lineage import Lineage
 from catalog.schema.name_parts import sql_literal
 
 OF_CHUNK = "dtype = :dtype AND hdim_q = :hdim_q AND hdim_v = :hdim_v"
@@ -24,9 +25,6 @@ OF_CHUNK = "dtype = :dtype AND hdim_q = :hdim_q AND hdim_v = :hdim_v"
 
 MAX_TILES = 1_000_000
 """More than any enumeration has: dispatch order is the order of tiles, then of variants."""
-
-Identity = Mapping[str, str]
-"""arch, revision, space and mask_impl of the rows that are made."""
 
 
 def _all_of(expressions: Iterable[str]) -> str:
@@ -39,11 +37,11 @@ def _as_list(domain: Domain) -> list[TraitValue]:
 
 @dataclass(frozen=True)
 class Join:
-    """The SQL of one enumeration for one mask implementation."""
+    """The SQL that makes the rows of one enumeration and lineage."""
 
     spec: ArchSpec
     enumeration: Enumeration
-    identity: Identity
+    lineage: Lineage
     restrictions: tuple[str, ...] = ()
     """Conditions on the combinations, besides the constraints."""
     extra_domains: Mapping[str, list[TraitValue]] = field(default_factory=dict)
@@ -58,7 +56,7 @@ class Join:
     @cached_property
     def domains(self) -> list[dict[str, list[TraitValue]]]:
         """The domain of every trait that each variant names."""
-        masks: list[TraitValue] = list(self.spec.mask_impls[self.identity["mask_impl"]])
+        masks: list[TraitValue] = list(self.spec.mask_impls[self.lineage.variant])
         domains = []
         for variant in self.enumeration.variants:
             named = self.enumeration.domains.get(variant.domain or "", {}) | variant.traits
@@ -177,7 +175,7 @@ class Join:
     @property
     def _identity(self) -> dict[str, str]:
         target, _ = self.spec.tiles_of(self.enumeration)
-        return {**self.identity, "target": target}
+        return {**self.lineage.parameters, "target": target}
 
     def project_sql(self, made: Yield) -> str:
         """The statement that makes table ``made``: id, name and traits of one family, once a kernel.
@@ -207,7 +205,7 @@ class Join:
             )
         return (
             f"CREATE TEMP TABLE made AS SELECT *, sha256({canonical_json_sql()}) AS id, "
-            f"{grammar_of(made.family, self.identity['revision']).sql()} AS name FROM ({rows})"
+            f"{grammar_of(made.family, self.lineage.revision).sql()} AS name FROM ({rows})"
         )
 
     @property

@@ -16,6 +16,7 @@ from catalog.errors import UsageError
 from catalog.messages import did_you_mean
 from catalog.ops.attention.names import parse_tile
 from catalog.ops.attention.traits import TRAITS, Dtype, Family
+from catalog.schema.lineage import Lineage
 
 MASK_OF_IMPL = "*"
 """Domain of the mask trait: every mask of the mask implementation that is populated."""
@@ -275,6 +276,10 @@ class ArchSpec(_Spec):
                         f"there are: {', '.join(enumeration.domains) or 'none'}"
                     )
         return self
+
+    def lineage(self, variant: str = "generic") -> Lineage:
+        """The lineage of the rows that this spec gives for one of its mask implementations."""
+        return Lineage(str(self.arch), str(self.revision), str(self.space), variant)
 
     def tiles_of(self, enumeration: Enumeration) -> tuple[str, list[TileGroup]]:
         """The target of an enumeration and its tiles, its own or those that it shares."""

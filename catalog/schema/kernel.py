@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict
 
 from catalog.ops.attention.names import grammar_of
 from catalog.ops.attention.traits import IDENTITY, LATER_TRAITS, TRAITS, Algorithm, Family, Signature
+from catalog.schema.lineage import Lineage
 from catalog.schema.name_parts import sql_literal
 
 
@@ -32,6 +33,11 @@ class Kernel(BaseModel):
     target: str
     signature: Signature
     algorithm: Algorithm
+
+    @property
+    def lineage(self) -> Lineage:
+        """The enumeration that the row comes from."""
+        return Lineage(self.arch, self.revision, self.space, self.mask_impl)
 
     @cached_property
     def name(self) -> str:

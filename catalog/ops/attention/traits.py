@@ -16,6 +16,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
 
+from catalog.schema.lineage import LINEAGE
+
 
 class _Word(str, Enum):
     """A value that SQL, JSON and names spell alike."""
@@ -303,5 +305,5 @@ TRAITS: Mapping[str, Trait] = MappingProxyType(
 LATER_TRAITS = ("stages",)
 """Traits that came after the first catalogs: at its default such a trait takes no part in a kernel's id."""
 
-IDENTITY = ("arch", "revision", "space", "mask_impl", "target")
+IDENTITY = (*LINEAGE, "target")
 """Columns that, with the traits, identify a kernel."""

@@ -80,7 +80,7 @@ def _guarded(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CATALOG_GUARD", "first_run")
     monkeypatch.setenv("CATALOG_GUARD_TIMEOUT", "30")
     monkeypatch.setenv("CATALOG_CACHE_DIR", str(cache))
-    monkeypatch.setattr("catalog.runtime.plan._told", set())
+    monkeypatch.setattr("catalog.runtime.plan._reported", set())
     monkeypatch.setattr("catalog.build.first_runs._unwritten", {})
     settings.cache_clear()
 

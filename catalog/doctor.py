@@ -38,7 +38,7 @@ def _settings() -> Iterator[Finding]:
 
 
 def _file(db: Path) -> Iterator[Finding]:
-    from catalog.registry.database import connect
+    from catalog.registry.connection import connect
     from catalog.schema.lineage import LINEAGE
 
     if not db.is_file():

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from catalog import settings
+from catalog.ops import operation
 from catalog.ops.attention.problem import Problem
 from catalog.ops.attention.stages import MAIN_STAGE
-from catalog.ops.attention.traits import IDENTITY, TRAITS, Family
+from catalog.ops.attention.traits import TRAITS
 from catalog.registry import timings
 from catalog.runtime.builds import Builds
 from catalog.runtime.catalog_file import CatalogFile, read_spec, spec_path
@@ -121,7 +122,7 @@ class Catalog:
             SelectionError, UsageError, SpecError, RegistryError, DeviceError: as :meth:`select`.
         """
         with self._file.lock:
-            wanted = Wanted(kernel.arch, kernel.revision, kernel.mask_impl)
+            wanted = Wanted(kernel.arch, kernel.revision, kernel.variant)
             return self._planners.of(wanted).plan_with(problem, kernel)
 
     @on_default
@@ -132,7 +133,7 @@ class Catalog:
         arch: str = "host",
         revision: str | None = None,
         mask_impl: str = "generic",
-        family: Family | None = None,
+        family: str | None = None,
         limit: int = 10,
         static: bool = False,
     ) -> list[Candidate]:
@@ -171,7 +172,7 @@ class Catalog:
         arch: str = "host",
         revision: str | None = None,
         mask_impl: str = "generic",
-        family: Family | None = None,
+        family: str | None = None,
         limit: int = 5,
     ) -> tuple[tuple[Step, ...], list[Candidate]]:
         """How an arch's kernels narrow down to those that answer ``problem``, and the best ``limit`` of these.
@@ -368,16 +369,16 @@ class Catalog:
         """
         from catalog.registry.query import Query, run
 
-        asked = Query(where, arch and resolve_arch(arch), (*IDENTITY, *TRAITS), "id", limit)
+        asked = Query(where, arch and resolve_arch(arch), (*TRAITS.identity, *TRAITS), "id", limit)
         with run(self.path, asked) as result:
-            return [Kernel.from_row(dict(zip(result.columns, row, strict=True))) for row in result]
+            return [operation().kernel.from_row(dict(zip(result.columns, row, strict=True))) for row in result]
 
     def rules(
         self,
         arch: str | None = None,
         *,
         revision: str | None = None,
-        family: Family | None = None,
+        family: str | None = None,
         kind: str | None = None,
     ) -> list[list[Any]]:
         """The rules of ``arch``, which is populated when it is not there, or of every arch in the file.

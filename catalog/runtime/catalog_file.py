@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Protocol
 from catalog.backends import spec_folders
 from catalog.errors import RegistryError
 from catalog.forks import Lock
-from catalog.registry.database import connect, leak, transaction
+from catalog.registry.connection import connect, leak
+from catalog.registry.transactions import transaction
 from catalog.runtime.devices.here import resolve_arch
 from catalog.schema.arch_spec import ArchSpec
 from catalog.schema.lineage import Lineage, Wanted

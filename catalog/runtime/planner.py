@@ -173,7 +173,7 @@ class Planner:
         """
         selected = self.decisions.of(problem).kernels
         self._check_memory(problem, selected)
-        kernels = tuple(kernel if stage.family is kernel.family else stage for stage in selected)
+        kernels = tuple(kernel if stage.family == kernel.family else stage for stage in selected)
         return Plan(problem, kernel.arch, kernels, _Pinned(self, kernels))
 
     def _check_memory(self, problem: Problem, kernels: tuple[Kernel, ...]) -> None:

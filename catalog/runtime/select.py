@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from catalog.backends import backend_of
 from catalog.errors import SelectionError
 from catalog.messages import counted
+from catalog.ops import operation
 from catalog.ops.attention.problem import Problem
 from catalog.ops.attention.stages import MAIN_STAGE, required_traits, stages_of
-from catalog.ops.attention.traits import Family
 from catalog.registry.timings import SOUND, Neighbour, nearest
 from catalog.runtime.funnel import PASSED_OVER, ROWS, SIGNATURE, Step, funnel
-from catalog.schema.expressions import SELECT_PARAMETERS
 from catalog.schema.kernel import Kernel
 
 if TYPE_CHECKING:
@@ -112,8 +111,8 @@ class Selector:
         self._compute_units = held.compute_units
         self._forbidding = forbidding
         self._usable = usable
-        self._rules: dict[Family, list[sqlite3.Row]] = {}
-        self._queries: dict[Family, str] = {}
+        self._rules: dict[str, list[sqlite3.Row]] = {}
+        self._queries: dict[str, str] = {}
 
     def decide(self, problem: Problem, without: Set[str] = frozenset()) -> Decision:
         """The best kernel of each stage of a plan, except the ids ``without``.
@@ -125,13 +124,13 @@ class Selector:
         choice = self.choice(problem, main, 1, without=without)
         chosen = (choice.candidates or self.candidates(problem, main, without=without))[0].kernel
         stages = (
-            chosen if family is main else self.candidates(problem, family, static=True, without=without)[0].kernel
+            chosen if family == main else self.candidates(problem, family, static=True, without=without)[0].kernel
             for family in stages_of(problem.op, chosen)
         )
         return Decision(tuple(stages), choice.evidence)
 
     def candidates(
-        self, problem: Problem, family: Family, limit: int = 1, *, static: bool = False, without: Set[str] = frozenset()
+        self, problem: Problem, family: str, limit: int = 1, *, static: bool = False, without: Set[str] = frozenset()
     ) -> list[Candidate]:
         """The best ``limit`` kernels of ``family`` for ``problem``, best first.
 
@@ -145,12 +144,12 @@ class Selector:
             raise self._nothing(problem, family)
         return list(found)
 
-    def kept(self, problem: Problem, family: Family, limit: int) -> list[Candidate]:
+    def kept(self, problem: Problem, family: str, limit: int) -> list[Candidate]:
         """As :meth:`candidates`, but an empty list when no kernel answers the problem."""
         return list(self.choice(problem, family, limit).candidates)
 
     def choice(
-        self, problem: Problem, family: Family, limit: int, *, static: bool = False, without: Set[str] = frozenset()
+        self, problem: Problem, family: str, limit: int, *, static: bool = False, without: Set[str] = frozenset()
     ) -> Choice:
         """The best ``limit`` kernels of ``family`` for ``problem``, maybe none, and what speaks for them.
 
@@ -172,7 +171,7 @@ class Selector:
         return Choice(neighbour, tuple(usable or others[:limit]))
 
     def _ranked(
-        self, problem: Problem, family: Family, device: int | None, neighbour: Neighbour | None
+        self, problem: Problem, family: str, device: int | None, neighbour: Neighbour | None
     ) -> Iterator[tuple[Candidate, bool]]:
         """The kernels that answer the problem, best first, and whether the newest build of each is no good."""
         parameters = self.parameters(problem, family) | {
@@ -181,27 +180,27 @@ class Selector:
             "as_good": 1 + backend_of(self.lineage.arch).noise,
         }
         for row in self.connection.execute(self._query(family), parameters):
-            yield Candidate(Kernel.from_row(row), row["median_ms"]), bool(row["passed_over"])
+            yield Candidate(operation().kernel.from_row(row), row["median_ms"]), bool(row["passed_over"])
 
-    def steps(self, problem: Problem, family: Family) -> tuple[Step, ...]:
+    def steps(self, problem: Problem, family: str) -> tuple[Step, ...]:
         """How the kernels of the lineage narrow down to those that answer the problem."""
         return funnel(self.connection, self.parameters(problem, family), self._rules_of(family, "applicability"))
 
-    def expressions(self, family: Family) -> list[str]:
+    def expressions(self, family: str) -> list[str]:
         """The rules and orders of ``family``, SQL over columns of table ``kernel`` and :meth:`parameters`."""
         return [rule["expr"] for kind in ("applicability", "order") for rule in self._rules_of(family, kind)]
 
-    def parameters(self, problem: Problem, family: Family) -> dict[str, Any]:
+    def parameters(self, problem: Problem, family: str) -> dict[str, Any]:
         """What the selection query is given of a problem and of the lineage."""
         required = required_traits(problem, family, self.lineage)
         return {
             **{f"want_{name}": value for name, value in required.items()},
             **self.lineage.parameters,
-            **{name: getattr(problem, name) for name in SELECT_PARAMETERS if name != "compute_units"},
+            **{name: getattr(problem, name) for name in operation().parameters},
             "compute_units": self._compute_units,
         }
 
-    def _query(self, family: Family) -> str:
+    def _query(self, family: str) -> str:
         if family not in self._queries:
             rules = [f"({rule['expr']})" for rule in self._rules_of(family, "applicability")]
             order = [rule["expr"] for rule in self._rules_of(family, "order")]
@@ -221,15 +220,15 @@ class Selector:
             )
         return self._queries[family]
 
-    def _rules_of(self, family: Family, kind: str) -> list[sqlite3.Row]:
+    def _rules_of(self, family: str, kind: str) -> list[sqlite3.Row]:
         if family not in self._rules:
             self._rules[family] = self.connection.execute(
                 "SELECT * FROM rule WHERE arch = ? AND revision = ? AND space = ? AND scope = ? ORDER BY position",
-                (self.lineage.arch, self.lineage.revision, self.lineage.space, family.value),
+                (self.lineage.arch, self.lineage.revision, self.lineage.space, family),
             ).fetchall()
         return [rule for rule in self._rules[family] if rule["kind"] == kind]
 
-    def _nothing(self, problem: Problem, family: Family) -> SelectionError:
+    def _nothing(self, problem: Problem, family: str) -> SelectionError:
         arch = self.lineage.arch
         steps = self.steps(problem, family)
         reason = _rejections(steps)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 LINEAGE = ("arch", "revision", "space", "mask_impl")
-"""The columns of a lineage, in the order of its fields."""
+"""The columns of a lineage in the registry, in the order of its fields."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -31,10 +31,14 @@ class Lineage:
         """The lineage of a row that has the columns :data:`LINEAGE`; others are ignored."""
         return cls(*(row[column] for column in LINEAGE))
 
+    def columns(self, variant: str) -> dict[str, str]:
+        """The value of each column, where that of the variant has an operation's own word for it."""
+        return {"arch": self.arch, "revision": self.revision, "space": self.space, variant: self.variant}
+
     @property
     def parameters(self) -> dict[str, str]:
-        """The value of each column: a part of a row, and the parameters of :func:`of_lineage`."""
-        return dict(zip(LINEAGE, (self.arch, self.revision, self.space, self.variant), strict=True))
+        """The value of each of :data:`LINEAGE`: a part of a row, and the parameters of :func:`of_lineage`."""
+        return self.columns(LINEAGE[-1])
 
     def __str__(self) -> str:
         return " ".join(self.parameters.values())

@@ -39,6 +39,7 @@ def _settings() -> Iterator[Finding]:
 
 def _file(db: Path) -> Iterator[Finding]:
     from catalog.registry.connection import connect
+    from catalog.schema.lineage import LINEAGE
 
     if not db.is_file():
         yield Finding("catalog", "not there yet", f"{db}: catalog populate --arch ARCH makes it")

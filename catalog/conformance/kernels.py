@@ -24,6 +24,7 @@ from catalog.runtime.plan import Plan
 from catalog.runtime.validate import Check, Expected
 from catalog.schema.arch_spec import ArchSpec
 from catalog.schema.kernel import Kernel
+from catalog.schema.lineage import Lineage, of_lineage
 
 STEPS = ("built", "described", "run", "verified")
 
@@ -73,7 +74,7 @@ def kernel_findings(catalog: Catalog, spec: ArchSpec, jobs: int | None) -> Itera
     for op, main in MAIN_STAGE.items():
         if main not in there:
             continue
-        found = [plan for mask_impl in spec.variants if (plan := _plan(catalog, spec, mask_impl, op))]
+        found = [plan for variant in spec.variants if (plan := _plan(catalog, spec.lineage(variant), op))]
         plan = next(
             (plan for plan in found if not any(map(catalog.refusal, plan.kernels))), found[0] if found else None
         )
@@ -93,18 +94,17 @@ def kernel_findings(catalog: Catalog, spec: ArchSpec, jobs: int | None) -> Itera
         yield from _of_plan(plan, results, lacking)
 
 
-def _plan(catalog: Catalog, spec: ArchSpec, mask_impl: str, op: Op) -> Plan | None:
+def _plan(catalog: Catalog, lineage: Lineage, op: Op) -> Plan | None:
     """The plan of a small problem of ``op``, all of whose kernels are fixed; None where none is answered."""
-    family, arch = MAIN_STAGE[op], str(spec.arch)
     rows = catalog.connection.execute(
-        "SELECT dtype, hdim_q, hdim_v FROM kernel WHERE arch = ? AND revision = ? AND space = ? AND mask_impl = ? "
-        "AND family = ? AND hw_valid GROUP BY dtype, hdim_q, hdim_v ORDER BY hdim_q, min(dispatch_order)",
-        (arch, spec.revision, spec.space, mask_impl, family),
+        f"SELECT dtype, hdim_q, hdim_v FROM kernel WHERE {of_lineage()} "
+        "AND family = :family AND hw_valid GROUP BY dtype, hdim_q, hdim_v ORDER BY hdim_q, min(dispatch_order)",
+        {**lineage.parameters, "family": str(MAIN_STAGE[op])},
     )
     for (dtype, hdim_q, hdim_v), form in islice(product(rows.fetchall(), _FORMS[op]), _MOST_TRIED * len(_FORMS[op])):
         try:
             problem = Problem(op=op, dtype=dtype, hdim_q=hdim_q, hdim_v=hdim_v, **form)
-            plan = catalog.select(problem, arch=arch, revision=spec.revision, mask_impl=mask_impl)
+            plan = catalog.select(problem, arch=lineage.arch, revision=lineage.revision, mask_impl=lineage.variant)
             return catalog.plan(problem, main_kernel(plan))
         except (ProblemError, SelectionError):
             continue

@@ -19,6 +19,7 @@ from catalog.ops.attention.problem import Problem
 from catalog.ops.attention.shape_names import name_of
 from catalog.registry import query
 from catalog.registry.sandbox import Limits, Row
+from catalog.schema.lineage import LINEAGE, Lineage, Wanted
 from catalog.schema.spec_files import OWN_SPACES
 from catalog.settings import settings
 
@@ -53,28 +54,10 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
-class Population:
-    """The kernels of an arch, revision, space and mask implementation: how many there are, are built, are timed."""
-
-    arch: str
-    revision: str
-    space: str
-    mask_impl: str
-    kernels: int
-    built: int
-    timed: int
-
-    @property
-    def label(self) -> str:
-        """The four, as words."""
-        return f"{self.arch} {self.revision} {self.space} {self.mask_impl}"
-
-
-@dataclass(frozen=True, slots=True)
 class Coverage:
-    """As :class:`Population`, of the kernels that a receipt lists."""
+    """How many kernels of a lineage there are, are built and are timed; those that a receipt lists, None: all."""
 
-    population: str
+    lineage: Lineage
     receipt: int | None
     about: str
     kernels: int
@@ -218,7 +201,7 @@ class Report:
     arch: str | None
     devices: tuple[Device, ...]
     problems: int
-    populations: tuple[Population, ...]
+    lineages: tuple[Coverage, ...]
     artifacts: Mapping[str, int]
     misses: tuple[Miss, ...]
     rooflines: tuple[Roofline, ...]
@@ -262,7 +245,7 @@ class _Collector:
         self._devices = {device.id: device for device in self._read_devices()}
 
     def report(self, peaks: Mapping[int, Peaks]) -> Report:
-        populations = tuple(self._populations())
+        lineages = tuple(self._lineages())
         statuses = self._rows(
             "SELECT status, count(*) FROM artifact WHERE arch = coalesce(:arch, arch) GROUP BY status ORDER BY status"
         )
@@ -271,7 +254,7 @@ class _Collector:
             arch=self._arch,
             devices=tuple(self._devices.values()),
             problems=problems,
-            populations=populations,
+            lineages=lineages,
             artifacts=dict(statuses),
             misses=tuple(self._misses()),
             rooflines=tuple(self._rooflines(peaks)),
@@ -279,7 +262,7 @@ class _Collector:
             tiles=tuple(self._tiles()),
             selections=tuple(self._selections()),
             compiles=tuple(self._compiles()),
-            coverage=tuple(self._coverage(populations)),
+            coverage=tuple(self._coverage(lineages)),
         )
 
     def _rows(self, statement: str) -> list[Row]:
@@ -293,32 +276,33 @@ class _Collector:
         )
         return (Device(*row) for row in rows)
 
-    def _populations(self) -> Iterator[Population]:
+    def _lineages(self) -> Iterator[Coverage]:
         rows = self._rows(
-            "SELECT arch, revision, space, mask_impl, count(*), sum(built), sum(best_ms IS NOT NULL) FROM kernels "
-            "WHERE arch = coalesce(:arch, arch) GROUP BY arch, revision, space, mask_impl ORDER BY 1, 2, 3, 4"
+            f"SELECT {', '.join(LINEAGE)}, count(*), sum(built), sum(best_ms IS NOT NULL) FROM kernels "
+            "WHERE arch = coalesce(:arch, arch) GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4"
         )
-        return (Population(*row) for row in rows)
+        return (Coverage(Lineage(*row[:4]), None, "", *row[4:]) for row in rows)
 
-    def _coverage(self, populations: Iterable[Population]) -> Iterator[Coverage]:
+    def _coverage(self, lineages: Iterable[Coverage]) -> Iterator[Coverage]:
         rows = self._rows(
-            "WITH state AS MATERIALIZED (SELECT id, arch, revision, space, mask_impl, built, "
+            f"WITH state AS MATERIALIZED (SELECT id, {', '.join(LINEAGE)}, built, "
             "  best_ms IS NOT NULL AS timed FROM kernels WHERE arch = coalesce(:arch, arch)), "
             "about AS (SELECT arch, revision, space, id AS receipt, min(reason) AS reason FROM rule "
             "  WHERE kind = 'receipt' GROUP BY arch, revision, space, id) "
-            "SELECT state.arch, state.revision, state.space, mask_impl, kernel_receipt.receipt, "
+            f"SELECT {', '.join(f'state.{column}' for column in LINEAGE)}, kernel_receipt.receipt, "
             "  coalesce(about.reason, ''), count(*), "
             "  sum(built), sum(timed) FROM kernel_receipt JOIN state ON state.id = kernel_id "
             "LEFT JOIN about ON about.arch = state.arch AND about.revision = state.revision "
             "  AND about.space = state.space AND about.receipt = CAST(kernel_receipt.receipt AS TEXT) "
             "GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 2, 3, 4, 5"
         )
-        by_population = defaultdict(list)
+        by_receipt = defaultdict(list)
         for row in rows:
-            by_population[" ".join(row[:4])].append(Coverage(" ".join(row[:4]), *row[4:]))
-        for one in populations:
-            yield Coverage(one.label, None, "", one.kernels, one.built, one.timed)
-            yield from by_population[one.label]
+            lineage = Lineage(*row[:4])
+            by_receipt[lineage].append(Coverage(lineage, *row[4:]))
+        for every in lineages:
+            yield every
+            yield from by_receipt[every.lineage]
 
     def _rooflines(self, peaks: Mapping[int, Peaks]) -> Iterator[Roofline]:
         rows = self._rows(
@@ -373,24 +357,24 @@ class _Collector:
                 yield self._selection(device)
 
     def _selection(self, device: Device) -> Selection:
-        """What selection takes on ``device`` from each population whose kernels were timed there."""
+        """What selection takes on ``device`` from each lineage whose kernels were timed there."""
         spaces = ", ".join(f"'{space}'" for space in OWN_SPACES)
         best: dict[str, tuple[str, float]] = {}
         timed: dict[tuple[str, str], float] = {}
-        populations: dict[tuple[str, str, str], None] = {}
+        wanted: dict[tuple[str, Wanted], None] = {}
         rows = self._rows(
             f"SELECT problem.key, kernel.id, kernel.name, revision, mask_impl, space IN ({spaces}), "
             f"max(tflops) {_joined()} AND tflops > 0 AND device_id = {device.id} "
             "GROUP BY problem_id, kernel.id ORDER BY tflops DESC"
         )
-        for key, kernel, name, revision, mask_impl, own, tflops in rows:
+        for key, kernel, name, revision, variant, own, tflops in rows:
             best.setdefault(key, (name, tflops))
             timed[key, kernel] = tflops
             if own:
-                populations[key, revision, mask_impl] = None
+                wanted[key, Wanted(device.arch, revision, variant)] = None
         found, unanswered = [], 0
-        for key, revision, mask_impl in populations:
-            where: Any = {"arch": device.arch, "revision": revision, "mask_impl": mask_impl}
+        for key, (arch, revision, variant) in wanted:
+            where: Any = {"arch": arch, "revision": revision, "mask_impl": variant}
             problem = _problem(key)
             try:
                 choice = self._catalog.choice(problem, **where, limit=1)

@@ -22,6 +22,7 @@ from catalog.ops.protocol import Operation
 from catalog.rules.enumeration import Join
 from catalog.schema.arch_spec import ArchSpec, Rule, Variant, Yield
 from catalog.schema.expressions import columns_read
+from catalog.schema.lineage import Lineage, of_lineage
 from catalog.schema.trait_text import shown
 from catalog.schema.traits import Traits
 
@@ -96,34 +97,32 @@ class Explanation:
 
 
 def explain(
-    connection: sqlite3.Connection, spec: ArchSpec, identity: Mapping[str, str], stated: Stated, limit: int
+    connection: sqlite3.Connection, spec: ArchSpec, lineage: Lineage, stated: Stated, limit: int
 ) -> Explanation:
-    """Why ``spec`` has kernels with the ``stated`` traits, or none; the rows are those of the population ``identity``.
+    """Why ``spec`` has kernels with the ``stated`` traits, or none; the rows are those of ``lineage``.
 
     Raises:
         UsageError: no family is stated.
     """
     if "family" not in stated:
         there = ", ".join(spec.families)
-        raise UsageError("no family is stated", hint=f"State one, as in family=fwd; {identity['arch']} has {there}.")
+        raise UsageError("no family is stated", hint=f"State one, as in family=fwd; {lineage.arch} has {there}.")
     family, of = stated["family"], operation(spec.operation)
-    rows = _Rows(connection, identity, stated, of)
-    sources = [
-        _Source(Join(spec, spec.enumerations[n], identity), y, stated) for n, y in spec.yields_of(family).items()
-    ]
+    rows = _Rows(connection, lineage, stated, of)
+    sources = [_Source(Join(spec, spec.enumerations[n], lineage), y, stated) for n, y in spec.yields_of(family).items()]
     findings = [finding for source in sources for finding in source.findings()]
     if not sources:
-        there = f"{identity['arch']} has kernels of other families only: {', '.join(spec.families)}"
+        there = f"{lineage.arch} has kernels of other families only: {', '.join(spec.families)}"
         findings.append(Finding("family", family, Verdict.REJECTED, _words(stated, ["family"]), there, ""))
     explained = {"family"}.union(*(source.explained for source in sources))
     findings += rows.unused([trait for trait in stated if trait not in explained])
-    with closing(_Row(of, {**identity, **stated})) as row:
+    with closing(_Row(of, {**lineage.columns(of.traits.variant), **stated})) as row:
         findings += [row.finding("hardware", rule) for rule in spec.hw_rules]
         findings += [row.finding("headers", rule) for rule in spec.header_rules]
         findings += [row.finding("invariant", rule) for rule in spec.invariants if rule.concerns(family)]
     kernels = rows.count()
     matches = rows.exact(limit) if kernels else rows.nearest(limit)
-    return Explanation(identity["arch"], stated, tuple(findings), kernels, tuple(matches))
+    return Explanation(lineage.arch, stated, tuple(findings), kernels, tuple(matches))
 
 
 _NOT_THREE_VALUED = re.compile(r"\b(case|is|coalesce|ifnull|nullif)\b", re.IGNORECASE)
@@ -193,7 +192,7 @@ class _Source:
     def findings(self) -> Iterator[Finding]:
         """Its tile table, its variants, the traits that are always alike, its constraints, its receipts."""
         enumeration = self.join.enumeration
-        known = {**self.join.identity, "target": enumeration.target, **self._visible}
+        known = {**self.join.lineage.columns(self._traits.variant), "target": enumeration.target, **self._visible}
         with closing(_Row(self.join.operation, known, frozenset(self._traits) - self._shown)) as row:
             yield self._tiles()
             fitting, finding = self._variants(row)
@@ -330,20 +329,20 @@ class _Source:
 
 @dataclass(frozen=True)
 class _Rows:
-    """The rows of a population, held against the stated traits."""
+    """The rows of a lineage, compared with the stated traits."""
 
     connection: sqlite3.Connection
-    identity: Mapping[str, str]
+    lineage: Lineage
     stated: Stated
     operation: Operation
 
     @property
     def _family(self) -> str:
-        return " AND ".join(f"{column} = :{column}" for column in (*self.identity, "family"))
+        return f"{of_lineage()} AND family = :family"
 
     @property
     def _parameters(self) -> dict[str, Any]:
-        return {**self.identity, **self.stated}
+        return {**self.lineage.parameters, **self.stated}
 
     @property
     def _all(self) -> str:
@@ -361,7 +360,7 @@ class _Rows:
         missing = [trait for trait, there in zip(traits, occurs, strict=True) if kernels and not there]
         for trait in missing:
             (values,) = self._one(f"SELECT group_concat(DISTINCT {trait}) FROM kernel WHERE {self._family}")
-            reason = f"{family} kernels of {self.identity['arch']} have {trait}={values} only"
+            reason = f"{family} kernels of {self.lineage.arch} have {trait}={values} only"
             yield Finding("trait", trait, Verdict.REJECTED, _words(self.stated, [trait]), reason, "")
 
     def _one(self, statement: str) -> sqlite3.Row:

@@ -21,31 +21,26 @@ from catalog.rules.enumeration import Join, make_table
 from catalog.rules.restriction import NOTHING_LEFT_OUT, Restriction
 from catalog.rules.table import rules_of
 from catalog.schema.arch_spec import ArchSpec
+from catalog.schema.lineage import LINEAGE, Lineage, of_lineage
 
 
 @dataclass(frozen=True)
 class Request:
-    """What to materialise: a spec, a mask implementation, and the receipts to restrict it to (empty: all)."""
+    """What to materialise: a spec, one of its variants, and the receipts to restrict it to (empty: all)."""
 
     spec: ArchSpec
-    mask_impl: str = "generic"
+    variant: str = "generic"
     receipts: tuple[int, ...] = ()
     restriction: Restriction = NOTHING_LEFT_OUT
 
     @property
-    def identity(self) -> dict[str, str]:
-        """The columns that tell this population's rows from others'."""
-        spec = self.spec
-        return {
-            "arch": str(spec.arch),
-            "revision": str(spec.revision),
-            "space": str(spec.space),
-            "mask_impl": self.mask_impl,
-        }
+    def lineage(self) -> Lineage:
+        """The lineage of the rows."""
+        return self.spec.lineage(self.variant)
 
 
 @dataclass(frozen=True)
-class Population:
+class Populated:
     """What a populate did: kernels by family, and whether the rows were there already."""
 
     request: Request
@@ -65,7 +60,7 @@ def _joins(request: Request) -> Iterator[Join]:
         conditions = request.restriction.conditions(spec, name)
         if conditions is not None:
             domains = request.restriction.domains(spec, name)
-            yield Join(spec, enumeration, request.identity, tuple(conditions), domains)
+            yield Join(spec, enumeration, request.lineage, tuple(conditions), domains)
 
 
 Progress = Callable[[float], None]
@@ -74,7 +69,7 @@ Progress = Callable[[float], None]
 
 def populate(
     connection: sqlite3.Connection, request: Request, *, force: bool = False, on_progress: Progress | None = None
-) -> Population:
+) -> Populated:
     """Materialise ``request``; a no-op when the catalog holds it already, made from the same spec, unless ``force``.
 
     Rows whose id stays keep their timings and artifacts; rows that the spec no longer gives are deleted.
@@ -92,53 +87,53 @@ def populate(
     receipts = request.receipts or request.spec.receipt_numbers
     digest = _digest(request, joins, receipts)
     started = time.perf_counter()
-    there = _population(connection, request)
+    there = _record_of(connection, request.lineage)
     if not force and there is not None and there["digest"] == digest:
-        return Population(request, json.loads(there["families"]), time.perf_counter() - started, unchanged=True)
+        return Populated(request, json.loads(there["families"]), time.perf_counter() - started, unchanged=True)
     sweeps = any(join.enumeration.sweep is not None for join in joins)
     rewritten = written_once(connection) if sweeps else nullcontext()
     with rewritten, transaction(connection), interruptible(connection), _explained(request):
         families = _Writer(connection, request, receipts).write(joins, on_progress or (lambda done: None))
-        done = Population(request, families, time.perf_counter() - started)
+        done = Populated(request, families, time.perf_counter() - started)
         _record(connection, done, digest)
     shorten_log(connection)
     return done
 
 
 def count_by_family(connection: sqlite3.Connection, request: Request, receipt: int | None = None) -> dict[str, int]:
-    """Rows of the population by family, in the schema's order of families; of one receipt when it is given."""
-    where, values = _where(request)
+    """Rows of the request's lineage by family, in the schema's order of families; of one receipt when it is given."""
     listed = "" if receipt is None else f" AND id IN (SELECT kernel_id FROM kernel_receipt WHERE receipt = {receipt:d})"
-    rows = connection.execute(f"SELECT family, count(*) FROM kernel WHERE {where}{listed} GROUP BY family", values)
+    counted = f"SELECT family, count(*) FROM kernel WHERE {of_lineage()}{listed} GROUP BY family"
+    rows = connection.execute(counted, request.lineage.parameters)
     counts: dict[str, int] = dict(rows.fetchall())
     families = operation(request.spec.operation).traits.families
     return {family: counts[family] for family in families if family in counts}
 
 
-def check_populated(connection: sqlite3.Connection, request: Request, receipt: int | None) -> None:
-    """Make sure that the catalog holds ``request`` unrestricted: all receipts, or at least ``receipt`` if given.
+def check_populated(connection: sqlite3.Connection, lineage: Lineage, receipt: int | None) -> None:
+    """Make sure that the catalog holds ``lineage`` unrestricted: all receipts, or at least ``receipt`` if given.
 
     Raises:
         UsageError: it does not.
     """
-    spec = request.spec
-    where, values = _where(request)
-    row = connection.execute(f"SELECT receipts, restriction FROM population WHERE {where}", values).fetchone()
-    which = f"({spec.revision}, {request.mask_impl})"
-    again = f"Run: catalog populate --arch {spec.arch} --revision {spec.revision} --mask-impl {request.mask_impl}"
+    arch, revision, variant = lineage.arch, lineage.revision, lineage.variant
+    row = _record_of(connection, lineage)
+    which = f"({revision}, {variant})"
+    again = f"Run: catalog populate --arch {arch} --revision {revision} --mask-impl {variant}"
     if row is None:
-        raise UsageError(f"the catalog holds no kernels of {spec.arch} {which}", hint=again)
-    if row[0] and str(receipt) not in row[0].split():
-        raise UsageError(f"the catalog was populated for receipts {row[0]} of {spec.arch} only {which}", hint=again)
-    if row[1]:
-        raise UsageError(f"the catalog was populated with a part of {spec.arch} only {which}: {row[1]}", hint=again)
+        raise UsageError(f"the catalog holds no kernels of {arch} {which}", hint=again)
+    receipts, restriction = row["receipts"], row["restriction"]
+    if receipts and str(receipt) not in receipts.split():
+        raise UsageError(f"the catalog was populated for receipts {receipts} of {arch} only {which}", hint=again)
+    if restriction:
+        raise UsageError(f"the catalog was populated with a part of {arch} only {which}: {restriction}", hint=again)
 
 
 def _check(request: Request) -> None:
     spec = request.spec
-    if request.mask_impl not in spec.variants:
+    if request.variant not in spec.variants:
         raise UsageError(
-            f"{spec.arch} has no mask implementation {request.mask_impl!r}",
+            f"{spec.arch} has no mask implementation {request.variant!r}",
             hint=f"There are: {', '.join(spec.variants)}.",
         )
     unknown = sorted(set(request.receipts) - set(spec.receipt_numbers))
@@ -147,27 +142,22 @@ def _check(request: Request) -> None:
         raise UsageError(f"{spec.arch} has no receipt {unknown[0]}", hint=f"Its receipts: {there}.")
 
 
-def _where(request: Request) -> tuple[str, list[str]]:
-    identity = request.identity
-    return " AND ".join(f"{column} = ?" for column in identity), list(identity.values())
-
-
-def _population(connection: sqlite3.Connection, request: Request) -> sqlite3.Row | None:
-    where, values = _where(request)
-    row: sqlite3.Row | None = connection.execute(f"SELECT * FROM population WHERE {where}", values).fetchone()
+def _record_of(connection: sqlite3.Connection, lineage: Lineage) -> sqlite3.Row | None:
+    """The row of table ``population`` that says what of a lineage was made, and from what; None: nothing was."""
+    asked = f"SELECT * FROM population WHERE {of_lineage()}"
+    row: sqlite3.Row | None = connection.execute(asked, lineage.parameters).fetchone()
     return row
 
 
-def _merged(connection: sqlite3.Connection, request: Request) -> bool:
-    """Whether there are rows without a population: those that came with another catalog's artifacts."""
-    where = " AND ".join(f"kernel.{column} = :{column}" for column in request.identity)
-    asked = f"SELECT 1 FROM artifact JOIN kernel ON kernel.id = kernel_id WHERE {where} LIMIT 1"
-    return connection.execute(asked, request.identity).fetchone() is not None
+def _merged(connection: sqlite3.Connection, lineage: Lineage) -> bool:
+    """Whether there may be rows that no populate made: those that came with another catalog's artifacts."""
+    asked = f"SELECT 1 FROM artifact JOIN kernel ON kernel.id = kernel_id WHERE {of_lineage('kernel')} LIMIT 1"
+    return connection.execute(asked, lineage.parameters).fetchone() is not None
 
 
 def _digest(request: Request, joins: Sequence[Join], receipts: Sequence[int]) -> str:
     """Of all that the rows depend on: the facts, and the SQL that this version of the program makes from them."""
-    parts = [request.spec.model_dump_json(), request.mask_impl, " ".join(map(str, receipts)), _insert_sql(request.spec)]
+    parts = [request.spec.model_dump_json(), request.variant, " ".join(map(str, receipts)), _insert_sql(request.spec)]
     if request.restriction.filter is not None:
         parts.append(request.restriction.filter.digest)
     for join in joins:
@@ -185,7 +175,8 @@ class _Writer:
         self._connection = connection
         self._request = request
         self._receipts = receipts
-        self._was_there = _population(connection, request) is not None or _merged(connection, request)
+        lineage = request.lineage
+        self._was_there = _record_of(connection, lineage) is not None or _merged(connection, lineage)
         self._families: Counter[str] = Counter()
 
     def write(self, joins: Sequence[Join], on_progress: Progress) -> dict[str, int]:
@@ -204,7 +195,7 @@ class _Writer:
                 self._write_chunk(join, chunk)
                 on_progress((place + number / len(chunks)) / len(joins))
         if self._was_there:
-            _delete_stale(connection, self._request)
+            _delete_stale(connection, self._request.lineage)
         connection.execute(
             "INSERT INTO kernel_receipt SELECT id, receipt FROM fresh JOIN bit ON listed & bit ORDER BY id, receipt"
         )
@@ -240,8 +231,8 @@ def _explained(request: Request) -> Iterator[None]:
         ) from None
 
 
-def _delete_stale(connection: sqlite3.Connection, request: Request) -> None:
-    where, values = _where(request)
+def _delete_stale(connection: sqlite3.Connection, lineage: Lineage) -> None:
+    where, values = of_lineage(), lineage.parameters
     connection.execute(f"DELETE FROM kernel WHERE {where} AND id NOT IN (SELECT id FROM fresh)", values)
     connection.execute(f"DELETE FROM kernel_receipt WHERE kernel_id IN (SELECT id FROM kernel WHERE {where})", values)
 
@@ -256,14 +247,14 @@ def _insert_sql(spec: ArchSpec) -> str:
     )
 
 
-def _record(connection: sqlite3.Connection, done: Population, digest: str) -> None:
+def _record(connection: sqlite3.Connection, done: Populated, digest: str) -> None:
     from sqlite_utils import Database
 
     database = Database(connection)
     request = done.request
-    identity = request.identity
+    lineage = request.lineage
     database.table("population").upsert(
-        identity
+        lineage.parameters
         | {
             "receipts": " ".join(map(str, request.receipts)),
             "restriction": request.restriction.text,
@@ -274,8 +265,8 @@ def _record(connection: sqlite3.Connection, done: Population, digest: str) -> No
             "seconds": done.seconds,
             "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         },
-        pk=tuple(identity),
+        pk=LINEAGE,
     )
     where = "arch = ? AND revision = ? AND space = ?"
-    database.table("rule").delete_where(where, [identity["arch"], identity["revision"], identity["space"]])
+    database.table("rule").delete_where(where, [lineage.arch, lineage.revision, lineage.space])
     database.table("rule").insert_all(rules_of(request.spec))

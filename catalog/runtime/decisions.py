@@ -12,22 +12,20 @@ The query remains the truth: it makes every decision, the key only says whether 
 from __future__ import annotations
 
 import re
-import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from catalog.ops import operation
 from catalog.ops.attention.stages import MAIN_STAGE, STAGES
 from catalog.registry.timings import Measured
-from catalog.runtime.funnel import POPULATION, SIGNATURE
+from catalog.runtime.funnel import ROWS, SIGNATURE
 from catalog.schema.expressions import columns_read
 
 if TYPE_CHECKING:
     from catalog.ops.attention.form import Form
     from catalog.ops.attention.problem import Problem
-    from catalog.runtime.select import Selector
-    from catalog.schema.kernel import Kernel
+    from catalog.runtime.select import Decision, Selector
 
 OF_SIZES = frozenset({"batch", "seqlen_q", "seqlen_k", "tokens_k", "num_pages"})
 """Parameters of selection rules in which problems of one form differ."""
@@ -39,14 +37,6 @@ MOST_QUESTIONS = 500
 """Questions about sizes that cost less than the selection query; of a form with more, the sizes themselves decide."""
 
 _PARAMETER = re.compile(r":(\w+)")
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """The kernels of a plan, stage by stage, and what decided about the main one."""
-
-    kernels: tuple[Kernel, ...]
-    evidence: Literal["measured", "nearest", "static"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +57,12 @@ class Decisions:
     """What a selector has decided.
 
     Args:
-        connection: of the catalog.
-        selector: of one population.
-        decide: makes a decision, by the selector's query.
+        selector: makes the decisions, by its query.
     """
 
-    def __init__(
-        self, connection: sqlite3.Connection, selector: Selector, decide: Callable[[Problem], Decision]
-    ) -> None:
-        self._connection = connection
-        self._selector = selector
-        self._decide = decide
+    def __init__(self, selector: Selector) -> None:
+        self.selector = selector
+        self._connection = selector.connection
         self._deciding: dict[Form, _Deciding] = {}
         self._made: dict[tuple[Any, ...], Decision] = {}
 
@@ -90,7 +75,7 @@ class Decisions:
         key = self.key_of(problem)
         decision = self._made.get(key)
         if decision is None:
-            decision = self._decide(problem)
+            decision = self.selector.decide(problem)
             if len(self._made) >= MOST_DECISIONS:
                 self._made.clear()
             self._made[key] = decision
@@ -119,8 +104,8 @@ class Decisions:
         questions: dict[str, None] = {}
         for family in STAGES[problem.op]:
             questions.update(dict.fromkeys(self._questions(problem, family)))
-        measured = Measured.of_kind(self._connection, problem.form.kind, self._selector.device())
-        parameters = self._selector.parameters(problem, MAIN_STAGE[problem.op])
+        measured = Measured.of_kind(self._connection, problem.form.kind, self.selector.device())
+        parameters = self.selector.parameters(problem, MAIN_STAGE[problem.op])
         asked = {name for question in questions for name in _PARAMETER.findall(question)}
         sizes = tuple(sorted(OF_SIZES & asked))
         few = 0 < len(questions) <= MOST_QUESTIONS
@@ -133,13 +118,13 @@ class Decisions:
 
     def _questions(self, problem: Problem, family: str) -> Iterator[str]:
         """SQL over sizes: what each rule that asks for one says of each combination of the columns that it reads."""
-        parameters = self._selector.parameters(problem, family)
-        for expression in self._selector.expressions(family):
+        parameters = self.selector.parameters(problem, family)
+        for expression in self.selector.expressions(family):
             if OF_SIZES.isdisjoint(_PARAMETER.findall(expression)):
                 continue
             columns = sorted(columns_read(expression, operation())) or ["arch"]
             rows = self._connection.execute(
-                f"SELECT DISTINCT {', '.join(columns)} FROM kernel WHERE {POPULATION} AND {SIGNATURE}", parameters
+                f"SELECT DISTINCT {', '.join(columns)} FROM kernel WHERE {ROWS} AND {SIGNATURE}", parameters
             )
             for row in rows:
                 literals = [f"{_literal(value)} AS {column}" for column, value in zip(columns, row, strict=True)]

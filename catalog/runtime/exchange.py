@@ -24,6 +24,7 @@ from catalog.registry.query import Query, run
 from catalog.registry.rows import Device, Timing
 from catalog.registry.timings import add_timings, timings_of
 from catalog.runtime.devices import why_unavailable
+from catalog.schema.lineage import LINEAGE, Lineage
 from catalog.schema.spec_files import OWN_SPACES
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ def _entries(connection: sqlite3.Connection, cache: Cache, chosen: Set[str]) -> 
 def import_bundle(catalog: Catalog, path: Path, *, trust: bool) -> Imported:
     """Take in the libraries and timings of a bundle; taking it in again changes nothing.
 
-    An arch, revision and mask implementation that the catalog lacks is populated. A library whose row the catalog has
+    A lineage that the catalog lacks is populated. A library whose row the catalog has
     not is stored, but not recorded.
 
     Args:
@@ -161,15 +162,13 @@ def _record(connection: sqlite3.Connection, manifest: Manifest) -> tuple[int, in
 
 
 def _populate(catalog: Catalog, bundle: Bundle) -> None:
-    """Materialise the populations that the rows of a bundle belong to, where the catalog has none of them."""
-    populations = "SELECT arch, revision, space, mask_impl FROM population"
-    there = {tuple(row) for row in catalog.connection.execute(populations)}
-    kernels = (entry.kernel for entry in bundle.manifest.entries)
-    wanted = {(kernel.arch, kernel.revision, kernel.space, kernel.variant) for kernel in kernels}
-    for arch, revision, space, mask_impl in sorted(wanted - there):
-        if space not in OWN_SPACES:
+    """Materialise the lineages of a bundle's rows, where the catalog has none of them."""
+    asked = f"SELECT {', '.join(LINEAGE)} FROM population"
+    there = {Lineage(*row) for row in catalog.connection.execute(asked)}
+    for lineage in sorted({entry.kernel.lineage for entry in bundle.manifest.entries} - there):
+        if lineage.space not in OWN_SPACES:
             continue  # a sweep may have millions of rows: that is for the user to ask for
         try:
-            catalog.populate(arch, revision=revision, mask_impl=mask_impl)
+            catalog.populate(lineage.arch, revision=lineage.revision, mask_impl=lineage.variant)
         except UsageError as error:
             raise BundleError(f"this version does not have the bundle's kernels: {error.message}") from None

@@ -1,4 +1,4 @@
-"""How a problem narrows an arch's kernels down: what each trait and each rule leaves, with counts."""
+"""The funnel from a lineage's kernels to those that answer a problem: what each trait and rule leaves, with counts."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from catalog.ops.attention.stages import REQUIRED_TRAITS
+from catalog.schema.lineage import of_lineage
 from catalog.schema.trait_text import shown
 
-POPULATION = (
-    "kernel.arch = :arch AND kernel.revision = :revision AND kernel.space = :space AND kernel.mask_impl = :mask_impl"
-)
+ROWS = of_lineage("kernel")
 SIGNATURE = " AND ".join(f"kernel.{name} = :want_{name}" for name in REQUIRED_TRAITS)
 _NEWEST_STATUS = (
     "coalesce((SELECT status FROM artifact WHERE kernel_id = kernel.id AND NOT elsewhere "
@@ -26,7 +25,7 @@ PASSED_OVER = f"{_NEWEST_STATUS} IN ('failed', 'quarantined')"
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of the narrowing: ``left`` kernels survive it and all steps before it.
+    """One step of the funnel: ``left`` kernels survive it and all steps before it.
 
     ``rejects``: a trait's, of those that were left before it; any other's, alone, of all with the right signature.
     """
@@ -39,7 +38,7 @@ class Step:
     source: str
 
 
-def narrow(
+def funnel(
     connection: sqlite3.Connection, parameters: Mapping[str, Any], rules: Sequence[sqlite3.Row]
 ) -> tuple[Step, ...]:
     """The steps: signature traits one after the other, each applicability rule, the hardware, quarantine, builds.
@@ -54,7 +53,7 @@ def narrow(
 
 
 def _traits(connection: sqlite3.Connection, parameters: Mapping[str, Any]) -> Iterator[Step]:
-    where = POPULATION
+    where = ROWS
     for name in REQUIRED_TRAITS:
         wanted = parameters[f"want_{name}"]
         counts = dict(
@@ -99,7 +98,7 @@ def _rules(
     sequences = [" AND ".join(expressions[: i + 1]) for i in range(len(tests))]
     counts = ", ".join(f"count(*) FILTER (WHERE {condition})" for condition in expressions + sequences)
     total, *passing = connection.execute(
-        f"SELECT count(*), {counts} FROM kernel WHERE {POPULATION} AND {SIGNATURE}", parameters
+        f"SELECT count(*), {counts} FROM kernel WHERE {ROWS} AND {SIGNATURE}", parameters
     ).fetchone()
     for (kind, name, _, reason, source), alone, left in zip(
         tests, passing[: len(tests)], passing[len(tests) :], strict=True

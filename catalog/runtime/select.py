@@ -19,15 +19,17 @@ from catalog.errors import SelectionError
 from catalog.messages import counted
 from catalog.ops import operation
 from catalog.ops.attention.problem import Problem
-from catalog.ops.attention.stages import required_traits
+from catalog.ops.attention.stages import MAIN_STAGE, required_traits, stages_of
 from catalog.registry.timings import SOUND, Neighbour, nearest
-from catalog.runtime.funnel import PASSED_OVER, POPULATION, SIGNATURE, Step, narrow
+from catalog.runtime.funnel import PASSED_OVER, ROWS, SIGNATURE, Step, funnel
 from catalog.schema.kernel import Kernel
 
 if TYPE_CHECKING:
     from catalog.rules.explain import Finding
+    from catalog.runtime.catalog_file import Held
 
 Traits = Mapping[str, Any]
+Evidence = Literal["measured", "nearest", "static"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ class Choice:
     candidates: tuple[Candidate, ...]
 
     @property
-    def evidence(self) -> Literal["measured", "nearest", "static"]:
+    def evidence(self) -> Evidence:
         """Which of the three decides about the first candidate."""
         if self.neighbour is None or not self.candidates or self.candidates[0].median_ms is None:
             return "static"
@@ -75,57 +77,57 @@ class Choice:
         return "\n".join([self.about, *lines])
 
 
-@dataclass(frozen=True)
-class Population:
-    """Which kernels may be selected, and facts of the device they are for.
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The kernels of a plan, stage by stage, and what decided about the main one."""
 
-    ``whole``: it was not restricted to receipts or by a sweep file.
-    """
-
-    arch: str
-    revision: str
-    space: str
-    mask_impl: str
-    compute_units: int | None = None
-    whole: bool | int = True
-
-    @property
-    def identity(self) -> dict[str, str]:
-        """The columns that tell these kernels from others."""
-        return {
-            "arch": self.arch,
-            "revision": self.revision,
-            "space": self.space,
-            "mask_impl": self.mask_impl,
-        }
+    kernels: tuple[Kernel, ...]
+    evidence: Evidence
 
 
 class Selector:
-    """The selection query of one population, made once from its rules in the registry.
+    """The selection query of one lineage, made once from its rules in the registry.
 
     Args:
         connection: of the catalog.
-        population: which kernels.
+        held: which kernels, and facts of the devices that they are for.
         forbidding: finds the constraints that allow no kernel of some traits.
-        usable: whether a kernel can be had, told whether its newest build failed or is quarantined.
+        usable: whether a kernel may be taken, given whether its newest build failed or is quarantined.
         device: gives the row of the device whose timings count, None for none.
     """
 
     def __init__(
         self,
         connection: sqlite3.Connection,
-        population: Population,
+        held: Held,
+        *,
         forbidding: Callable[[Traits], list[Finding]],
         usable: Callable[[Kernel, bool], bool],
         device: Callable[[], int | None],
     ) -> None:
+        self.connection = connection
+        self.lineage = held.lineage
+        self.device = device
+        self._compute_units = held.compute_units
         self._forbidding = forbidding
         self._usable = usable
-        self.device = device
-        self._connection = connection
-        self._population = population
         self._rules: dict[str, list[sqlite3.Row]] = {}
         self._queries: dict[str, str] = {}
+
+    def decide(self, problem: Problem, without: Set[str] = frozenset()) -> Decision:
+        """The best kernel of each stage of a plan, except the ids ``without``.
+
+        Raises:
+            SelectionError: as :meth:`candidates`.
+        """
+        main = MAIN_STAGE[problem.op]
+        choice = self.choice(problem, main, 1, without=without)
+        chosen = (choice.candidates or self.candidates(problem, main, without=without))[0].kernel
+        stages = (
+            chosen if family == main else self.candidates(problem, family, static=True, without=without)[0].kernel
+            for family in stages_of(problem.op, chosen)
+        )
+        return Decision(tuple(stages), choice.evidence)
 
     def candidates(
         self, problem: Problem, family: str, limit: int = 1, *, static: bool = False, without: Set[str] = frozenset()
@@ -154,7 +156,7 @@ class Selector:
         Where no kernel that answers it is usable, those that nothing is known against.
         """
         device = None if static else self.device()
-        neighbour = nearest(self._connection, problem, device)
+        neighbour = nearest(self.connection, problem, device)
         usable: list[Candidate] = []
         others: list[Candidate] = []
         for candidate, passed_over in self._ranked(problem, family, device, neighbour):
@@ -175,35 +177,34 @@ class Selector:
         parameters = self.parameters(problem, family) | {
             "device": device,
             "measured": None if neighbour is None else neighbour.id,
-            "as_good": 1 + backend_of(self._population.arch).noise,
+            "as_good": 1 + backend_of(self.lineage.arch).noise,
         }
-        for row in self._connection.execute(self._query(family), parameters):
+        for row in self.connection.execute(self._query(family), parameters):
             yield Candidate(operation().kernel.from_row(row), row["median_ms"]), bool(row["passed_over"])
 
     def steps(self, problem: Problem, family: str) -> tuple[Step, ...]:
-        """How the kernels of the population narrow down to those that answer the problem."""
-        return narrow(self._connection, self.parameters(problem, family), self._rules_of(family, "applicability"))
+        """How the kernels of the lineage narrow down to those that answer the problem."""
+        return funnel(self.connection, self.parameters(problem, family), self._rules_of(family, "applicability"))
 
     def expressions(self, family: str) -> list[str]:
         """The rules and orders of ``family``, SQL over columns of table ``kernel`` and :meth:`parameters`."""
         return [rule["expr"] for kind in ("applicability", "order") for rule in self._rules_of(family, kind)]
 
     def parameters(self, problem: Problem, family: str) -> dict[str, Any]:
-        """What the selection query is given of a problem and of the population."""
-        population = self._population
-        required = required_traits(problem, family, population.revision, population.mask_impl)
+        """What the selection query is given of a problem and of the lineage."""
+        required = required_traits(problem, family, self.lineage)
         return {
             **{f"want_{name}": value for name, value in required.items()},
-            **population.identity,
+            **self.lineage.parameters,
             **{name: getattr(problem, name) for name in operation().parameters},
-            "compute_units": population.compute_units,
+            "compute_units": self._compute_units,
         }
 
     def _query(self, family: str) -> str:
         if family not in self._queries:
             rules = [f"({rule['expr']})" for rule in self._rules_of(family, "applicability")]
             order = [rule["expr"] for rule in self._rules_of(family, "order")]
-            kept = " AND ".join([POPULATION, SIGNATURE, "hw_valid", *rules])
+            kept = " AND ".join([ROWS, SIGNATURE, "hw_valid", *rules])
             best = "median_ms <= :as_good * best_ms"
             by = ["median_ms IS NULL", f"iif({best}, 0, median_ms)", f"iif({best}, id, NULL)", *order, "id"]
             self._queries[family] = (
@@ -221,21 +222,21 @@ class Selector:
 
     def _rules_of(self, family: str, kind: str) -> list[sqlite3.Row]:
         if family not in self._rules:
-            self._rules[family] = self._connection.execute(
+            self._rules[family] = self.connection.execute(
                 "SELECT * FROM rule WHERE arch = ? AND revision = ? AND space = ? AND scope = ? ORDER BY position",
-                (self._population.arch, self._population.revision, self._population.space, family),
+                (self.lineage.arch, self.lineage.revision, self.lineage.space, family),
             ).fetchall()
         return [rule for rule in self._rules[family] if rule["kind"] == kind]
 
     def _nothing(self, problem: Problem, family: str) -> SelectionError:
-        arch = self._population.arch
+        arch = self.lineage.arch
         steps = self.steps(problem, family)
         reason = _rejections(steps)
         if steps[-1].kind == "trait":
-            required = required_traits(problem, family, self._population.revision, self._population.mask_impl)
+            required = required_traits(problem, family, self.lineage)
             rules = {finding.id: finding for finding in self._forbidding(required)}
-            told = [f"{rule.id} forbids {', '.join(rule.traits)}: {rule.reason}" for rule in rules.values()]
-            reason = "; ".join([steps[-1].reason, *told])
+            forbidden = [f"{rule.id} forbids {', '.join(rule.traits)}: {rule.reason}" for rule in rules.values()]
+            reason = "; ".join([steps[-1].reason, *forbidden])
         return SelectionError(
             f"no {family} kernel of {arch} answers the problem {problem.key}: {reason}",
             hint=f"What there is: catalog query \"family='{family}'\" --arch {arch}",
@@ -246,5 +247,5 @@ def _rejections(steps: Sequence[Step]) -> str:
     """The rules that reject kernels of the right signature, the strictest first."""
     total = next(step.left for step in reversed(steps) if step.kind == "trait")
     biting = sorted((step for step in steps if step.kind != "trait" and step.rejects), key=lambda step: -step.rejects)
-    told = "; ".join(f"{step.id} rejects {step.rejects:,} ({step.reason})" for step in biting)
-    return f"of {counted(total, 'kernel')} with its signature, {told or 'none could be built or was fit to run'}"
+    rejections = "; ".join(f"{step.id} rejects {step.rejects:,} ({step.reason})" for step in biting)
+    return f"of {counted(total, 'kernel')} with its signature, {rejections or 'none could be built or was fit to run'}"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer, model_validator
 
+from catalog.schema.lineage import Lineage
 from catalog.schema.name_parts import sql_literal
 from catalog.schema.traits import Traits
 
@@ -65,6 +66,11 @@ class Kernel(BaseModel):
         fields: dict[str, Any] = handler(self)
         fields[self.traits.variant] = fields.pop("variant")
         return _renamed(fields, self.traits.spelled) | _operation_member(self.operation)
+
+    @property
+    def lineage(self) -> Lineage:
+        """The enumeration that the row comes from."""
+        return Lineage(self.arch, self.revision, self.space, self.variant)
 
     @cached_property
     def name(self) -> str:

@@ -39,7 +39,7 @@ def _settings() -> Iterator[Finding]:
 
 def _file(db: Path) -> Iterator[Finding]:
     from catalog.registry.connection import connect
-    from catalog.schema.lineage import LINEAGE
+    from catalog.schema.lineage import LINEAGE_OF_POPULATION
 
     if not db.is_file():
         yield Finding("catalog", "not there yet", f"{db}: catalog populate --arch ARCH makes it")
@@ -50,8 +50,7 @@ def _file(db: Path) -> Iterator[Finding]:
         yield Finding("catalog", "unusable", error.line)
         return
     rows = connection.execute(
-        "SELECT arch, revision, space, variant, kernels FROM population JOIN lineage ON lineage.id = lineage "
-        "ORDER BY operation, 1, 2, 3, 4"
+        f"SELECT arch, revision, space, variant, kernels FROM {LINEAGE_OF_POPULATION} ORDER BY operation, 1, 2, 3, 4"
     )
     populations = [f"{row[0]} ({row[1]}, {row[2]}, {row[3]}): {row[4]:,}" for row in rows]
     connection.close()

@@ -164,11 +164,12 @@ def traits() -> str:
         "A kernel is its arch, its signature and its algorithm. Every trait is a column: `catalog query` takes any SQL "
         "expression over them, and `catalog columns` lists them in the terminal.",
     ]
+    columns = tuple(columns_of(operation()))
     for group, about in groups.items():
         named = {name for name, trait in TRAITS.items() if trait.group == group}
-        rows = [(code(c.name), c.domain, code(c.default), c.meaning) for c in columns_of(operation()) if c.name in named]
+        rows = [(code(c.name), c.domain, code(c.default), c.meaning) for c in columns if c.name in named]
         text += [f"## {group.capitalize()}", about, table(("trait", "domain", "default", "meaning"), rows)]
-    others = [(code(c.name), c.domain, c.meaning) for c in columns_of(operation()) if c.name not in TRAITS]
+    others = [(code(c.name), c.domain, c.meaning) for c in columns if c.name not in TRAITS]
     text += ["## What else a row says", table(("column", "domain", "meaning"), others)]
     text += [
         "## Identity",

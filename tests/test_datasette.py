@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from conftest import copy_of
 
+from catalog.ops import operation
 from catalog.ops.attention.problem import Problem
 from catalog.registry.connection import connect
-from catalog.ops import operation
 from catalog.registry.tables import tables_of
 from catalog.registry.timings import Timing, record
 from catalog.report.datasette import QUERIES, metadata

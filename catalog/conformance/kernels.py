@@ -16,6 +16,7 @@ from catalog.ops.attention.fields import Op
 from catalog.ops.attention.inputs import make_inputs
 from catalog.ops.attention.problem import Problem
 from catalog.ops.attention.stages import MAIN_STAGE
+from catalog.registry.views import rows_of
 from catalog.runtime import tracing
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices import why_unavailable
@@ -97,7 +98,7 @@ def kernel_findings(catalog: Catalog, spec: ArchSpec, jobs: int | None) -> Itera
 def _plan(catalog: Catalog, lineage: Lineage, op: Op) -> Plan | None:
     """The plan of a small problem of ``op``, all of whose kernels are fixed; None where none is answered."""
     rows = catalog.connection.execute(
-        f"SELECT dtype, hdim_q, hdim_v FROM kernel WHERE {of_lineage()} "
+        f"SELECT dtype, hdim_q, hdim_v FROM {rows_of(lineage.operation)} WHERE {of_lineage()} "
         "AND family = :family AND hw_valid GROUP BY dtype, hdim_q, hdim_v ORDER BY hdim_q, min(dispatch_order)",
         {**lineage.parameters, "family": str(MAIN_STAGE[op])},
     )

@@ -15,6 +15,7 @@ from catalog.errors import CatalogError
 from catalog.ops import operation
 from catalog.ops.attention.names import grammar_of
 from catalog.ops.attention.traits import TRAITS
+from catalog.registry.views import rows_of
 from catalog.rules.enumeration import Join
 from catalog.runtime.catalog import Catalog
 from catalog.schema.arch_spec import ArchSpec, Rule
@@ -60,7 +61,9 @@ def row_findings(catalog: Catalog, spec: ArchSpec, variant: str) -> Iterator[Fin
     columns = ", ".join(dict.fromkeys(("id", "name", *TRAITS.identity, *TRAITS)))
     wrong: dict[str, tuple[int, str]] = {}
     count = 0
-    for row in connection.execute(f"SELECT {columns} FROM kernel WHERE {of_lineage()}", lineage.parameters):
+    for row in connection.execute(
+        f"SELECT {columns} FROM {rows_of(lineage.operation)} WHERE {of_lineage()}", lineage.parameters
+    ):
         count += 1
         for check, reason in _misfits(row):
             wrong[check] = (wrong.get(check, (0, reason))[0] + 1, wrong.get(check, (0, reason))[1])

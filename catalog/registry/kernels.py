@@ -12,26 +12,24 @@ from catalog.registry.views import make_table, make_views, rows_of
 from catalog.schema.kernel import Kernel
 from catalog.schema.lineage import LINEAGE, Lineage
 
-_OF_LINEAGE = " AND ".join(f"{column} = :{column}" for column in ("operation", *LINEAGE))
+_OF_LINEAGE = " AND ".join(f"{column} = :{column}" for column in LINEAGE)
 
 
-def lineage_id(connection: sqlite3.Connection, of: str, lineage: Lineage) -> int | None:
-    """The row of a lineage of the operation ``of``; None if the file has none."""
-    place = {"operation": of, **lineage.parameters}
-    row = connection.execute(f"SELECT id FROM lineage WHERE {_OF_LINEAGE}", place).fetchone()
+def lineage_id(connection: sqlite3.Connection, lineage: Lineage) -> int | None:
+    """The row of a lineage; None if the file has none."""
+    row = connection.execute(f"SELECT id FROM lineage WHERE {_OF_LINEAGE}", lineage.parameters).fetchone()
     return None if row is None else int(row[0])
 
 
-def made_lineage(connection: sqlite3.Connection, of: str, lineage: Lineage) -> int:
+def made_lineage(connection: sqlite3.Connection, lineage: Lineage) -> int:
     """The row of a lineage, added when it is new, with the tables of its operation, in the caller's transaction."""
-    make_table(connection, operation(of))
-    found = lineage_id(connection, of, lineage)
+    make_table(connection, operation(lineage.operation))
+    found = lineage_id(connection, lineage)
     if found is not None:
         return found
-    place = {"operation": of, **lineage.parameters}
-    holes = ", ".join(f":{column}" for column in place)
-    added = f"INSERT INTO lineage ({', '.join(place)}) VALUES ({holes}) RETURNING id"
-    made = int(connection.execute(added, place).fetchone()[0])
+    holes = ", ".join(f":{column}" for column in LINEAGE)
+    added = f"INSERT INTO lineage ({', '.join(LINEAGE)}) VALUES ({holes}) RETURNING id"
+    made = int(connection.execute(added, lineage.parameters).fetchone()[0])
     make_views(connection)  # those of an operation that the file had no kernels of
     return made
 
@@ -46,12 +44,14 @@ def kernel_of(connection: sqlite3.Connection, kernel_id: str) -> Kernel | None:
         of = operation(row[0])
     except UsageError:
         return None
-    return of.kernel.from_row(connection.execute(f"SELECT * FROM {rows_of(of)} WHERE id = ?", [kernel_id]).fetchone())
+    return of.kernel.from_row(
+        connection.execute(f"SELECT * FROM {rows_of(of.name)} WHERE id = ?", [kernel_id]).fetchone()
+    )
 
 
 def add_kernel(connection: sqlite3.Connection, kernel: Kernel, order: Mapping[str, Any]) -> None:
     """Add a row for ``kernel``, which has none, in the caller's transaction; ``order``: hw_valid and dispatch_order."""
-    lineage = made_lineage(connection, kernel.operation, kernel.lineage)
+    lineage = made_lineage(connection, kernel.lineage)
     common = {
         "id": kernel.id,
         "lineage": lineage,
@@ -63,7 +63,9 @@ def add_kernel(connection: sqlite3.Connection, kernel: Kernel, order: Mapping[st
     }
     key = _insert(connection, "kernel", common)
     row = kernel.to_row()
-    _insert(connection, kernel.operation, {"kernel": key, "lineage": lineage} | {name: row[name] for name in kernel.traits})
+    _insert(
+        connection, kernel.operation, {"kernel": key, "lineage": lineage} | {name: row[name] for name in kernel.traits}
+    )
 
 
 def _insert(connection: sqlite3.Connection, table: str, row: Mapping[str, Any]) -> int:

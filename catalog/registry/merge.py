@@ -29,8 +29,8 @@ from typing import Any
 from catalog.errors import UsageError
 from catalog.messages import counted
 from catalog.ops.attention.problem import Problem
-from catalog.registry.merge_read import Source, opened, reading
 from catalog.registry.kernels import add_kernel, kernel_of, lineage_id
+from catalog.registry.merge_read import Source, opened, reading
 from catalog.registry.timings import problem_id
 from catalog.registry.transactions import transaction
 from catalog.schema.kernel import Kernel
@@ -135,7 +135,7 @@ class _Merge:
             kernel = None
         if kernel is None or (kernel.id, kernel.name) != (row["id"], row["name"]) or not _in_bounds(row):
             return "of another version of this program: their traits give another id or name"
-        lineage = lineage_id(self._connection, kernel.operation, kernel.lineage)
+        lineage = lineage_id(self._connection, kernel.lineage)
         if lineage in populated:
             return f"not among those that the facts here give for {kernel.lineage}: populate both catalogs anew"
         same = "SELECT 1 FROM kernel WHERE name = ? AND lineage = ?"

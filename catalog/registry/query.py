@@ -43,7 +43,9 @@ from catalog.registry.query_text import Expression, Token, check_text, condition
 from catalog.registry.sandbox import Limits, Parameters, Row, Sandbox, SqlError
 from catalog.registry.tables import tables_of
 from catalog.registry.views import view_of
+from catalog.schema.lineage import LINEAGE_OF_POPULATION
 from catalog.schema.spec_files import known_archs
+from catalog.schema.traits import Trait
 
 ROWS_PER_FETCH = 256
 MAX_ROWS = 2**63 - 1
@@ -135,7 +137,9 @@ def hints(query: Query, domains: Mapping[str, Sequence[str | int]] | None = None
     expression = condition(query.where)
     if expression is None:
         return []
-    known = {name: _domain(trait) for name, trait in operation(query.operation).traits.items()} | {k: tuple(v) for k, v in (domains or {}).items()}
+    traits = operation(query.operation).traits
+    known = {name: _domain(trait) for name, trait in traits.items()}
+    known |= {name: tuple(values) for name, values in (domains or {}).items()}
     found = []
     for column, literal in _comparisons(expression.tokens):
         values = [str(value) for value in known.get(column, ())]
@@ -194,7 +198,9 @@ class _Statement:
             raise QueryError(f"limit: {query.limit} is negative")
         parameters.append(MAX_ROWS if query.limit is None else min(query.limit, MAX_ROWS))
         order = f"ORDER BY {', '.join(term.sql for term in terms)}" if terms else ""
-        return cls(session.view, _chosen(query.columns, session.columns), " AND ".join(conditions), order, tuple(parameters))
+        return cls(
+            session.view, _chosen(query.columns, session.columns), " AND ".join(conditions), order, tuple(parameters)
+        )
 
     def rows(self) -> str:
         names = ", ".join(f'"{name}"' for name in self.columns)
@@ -226,7 +232,7 @@ class Session:
     def __init__(self, path: Path, limits: Limits | None = None, of: str = DEFAULT) -> None:
         self._path = path
         self._operation = operation(of)
-        self.view, self._tables = view_of(self._operation), tuple(tables_of(self._operation))
+        self.view, self._tables = view_of(of), tuple(tables_of(self._operation))
         self._statements = 0
         if path.is_dir():
             raise RegistryError(f"{path} is a folder", hint="Choose a file with --db or CATALOG_DB.")
@@ -348,7 +354,7 @@ class Session:
         self._execute(f"SELECT 1 FROM {self.view} WHERE arch = ? LIMIT 1", (arch,))
         if list(self._fetched()):
             return
-        self._execute("SELECT DISTINCT arch FROM population JOIN lineage ON lineage.id = lineage ORDER BY arch")
+        self._execute(f"SELECT DISTINCT arch FROM {LINEAGE_OF_POPULATION} ORDER BY arch")
         present = [row[0] for row in self._fetched()]
         known = known_archs(*spec_folders())
         if arch not in known:

@@ -10,6 +10,7 @@ from catalog.ops.protocol import Operation
 from catalog.registry.views import rows_of, view_of
 from catalog.schema.columns import BUILD, IDENTITY, SELECTION, TARGET, Column, columns_of
 
+
 class Table(NamedTuple):
     """A table or view: what its rows are, and what each column means."""
 
@@ -29,6 +30,8 @@ def _meanings(columns: Iterable[Column]) -> dict[str, str]:
 _COMMON = _meanings((*IDENTITY, TARGET, *SELECTION, *BUILD))
 _KERNEL_ID = "id of the kernel"
 _CREATED = "when, ISO 8601 in UTC"
+
+_SIZES = {f"size_{n}": f"log2(1 + extent) of the {n}. size that its operation names" for n in range(1, 6)}
 
 TABLES: Mapping[str, Table] = MappingProxyType(
     {
@@ -111,7 +114,7 @@ TABLES: Mapping[str, Table] = MappingProxyType(
                 key="its fields, canonical JSON",
                 kind="what problems that are alike have in common, canonical JSON",
                 operation="what is computed",
-                **{f"size_{n}": f"log2(1 + extent) of the {n}. size that its operation names" for n in range(1, 6)},
+                **_SIZES,
             ),
         ),
         "timing": Table(
@@ -156,7 +159,7 @@ def tables_of(operation: Operation) -> Mapping[str, Table]:
     meanings = _meanings(columns_of(operation))
     row = {name: meanings[name] for name in (*operation.traits.identity, *operation.traits)}
     return {
-        view_of(operation): Table(
+        view_of(operation.name): Table(
             f"Every kernel of {operation.name}, with what is known of it: traits, receipts, build and best timing.",
             meanings,
         ),
@@ -165,7 +168,7 @@ def tables_of(operation: Operation) -> Mapping[str, Table]:
             {"kernel": "key of the kernel", "lineage": "row of table lineage"}
             | {name: meanings[name] for name in operation.traits},
         ),
-        rows_of(operation): Table(
+        rows_of(operation.name): Table(
             f"Every kernel of {operation.name}: the tables {operation.name}, kernel and lineage joined.",
             {"key": "number of the kernel in this file", "id": meanings["id"], "name": meanings["name"]}
             | {"lineage": "row of table lineage", "variant": meanings[operation.variant.name]}

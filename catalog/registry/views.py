@@ -26,17 +26,17 @@ _LIBRARY = "status = 'built' AND NOT elsewhere AND dropped IS NULL"
 """Condition on an artifact: this machine can load it."""
 
 
-def view_of(operation: Operation) -> str:
-    """The name of the view that queries read."""
-    return VIEW if operation.name == DEFAULT else f"{operation.name}_{VIEW}"
+def view_of(operation: str) -> str:
+    """The name of the view that queries read, of the operation of that name."""
+    return VIEW if operation == DEFAULT else f"{operation}_{VIEW}"
 
 
-def rows_of(operation: Operation) -> str:
+def rows_of(operation: str) -> str:
     """The name of the view of plain rows: id, name, lineage and traits of each kernel, and what selection orders by.
 
     Its columns ``key`` and ``lineage`` are the rows of the tables ``kernel`` and ``lineage``.
     """
-    return f"{operation.name}_row"
+    return f"{operation}_row"
 
 
 def make_table(connection: sqlite3.Connection, operation: Operation) -> None:
@@ -83,7 +83,7 @@ def _views(operation: Operation) -> Iterator[str]:
     traits, table = operation.traits, operation.name
     variant = "" if traits.variant == "variant" else f", variant AS {traits.variant}"
     # CROSS JOIN pins the order: traits decide which rows are read, whether by the index or one after the other.
-    yield f"""CREATE VIEW IF NOT EXISTS {rows_of(operation)} AS SELECT kernel.key, kernel.id, kernel.name,
+    yield f"""CREATE VIEW IF NOT EXISTS {rows_of(table)} AS SELECT kernel.key, kernel.id, kernel.name,
     {table}.lineage, lineage.arch, lineage.revision, lineage.space, lineage.variant{variant}, kernel.target,
     {", ".join(f"{table}.{name}" for name in traits)}, kernel.hw_valid, kernel.dispatch_order
     FROM {table} CROSS JOIN kernel ON kernel.key = {table}.kernel CROSS JOIN lineage ON lineage.id = {table}.lineage"""
@@ -96,5 +96,5 @@ def _views(operation: Operation) -> Iterator[str]:
         **{column.name: sql for column, sql in operation.columns.items()},
     }
     columns = (f"{known[c.name]} AS {c.name}" if c.name in known else c.name for c in columns_of(operation))
-    yield f"""CREATE VIEW IF NOT EXISTS {view_of(operation)} AS SELECT {", ".join(columns)}
-    FROM {rows_of(operation)} AS kernel"""
+    yield f"""CREATE VIEW IF NOT EXISTS {view_of(table)} AS SELECT {", ".join(columns)}
+    FROM {rows_of(table)} AS kernel"""

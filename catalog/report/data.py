@@ -14,12 +14,13 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from catalog.errors import SelectionError
+from catalog.ops import DEFAULT, operation
 from catalog.ops.attention.likeness import kind_words
 from catalog.ops.attention.problem import Problem
 from catalog.ops.attention.shape_names import name_of
 from catalog.registry import query
 from catalog.registry.sandbox import Limits, Row
-from catalog.schema.lineage import LINEAGE, Lineage, Wanted
+from catalog.schema.lineage import Lineage, Wanted
 from catalog.schema.spec_files import OWN_SPACES
 from catalog.settings import settings
 
@@ -226,6 +227,9 @@ def collect(catalog: Catalog, arch: str | None, peaks: Mapping[int, Peaks]) -> R
         return _Collector(catalog, arch, session).report(peaks)
 
 
+_PLACE = operation().traits.identity[:4]
+"""The columns of the view that say which lineage a kernel is of."""
+
 _WARM = "FROM timing JOIN device ON device.id = device_id WHERE NOT cold AND device.arch = coalesce(:arch, device.arch)"
 """The timings that selection may go by, of the arch."""
 
@@ -278,18 +282,18 @@ class _Collector:
 
     def _lineages(self) -> Iterator[Coverage]:
         rows = self._rows(
-            f"SELECT {', '.join(LINEAGE)}, count(*), sum(built), sum(best_ms IS NOT NULL) FROM kernels "
+            f"SELECT {', '.join(_PLACE)}, count(*), sum(built), sum(best_ms IS NOT NULL) FROM kernels "
             "WHERE arch = coalesce(:arch, arch) GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4"
         )
-        return (Coverage(Lineage(*row[:4]), None, "", *row[4:]) for row in rows)
+        return (Coverage(Lineage(DEFAULT, *row[:4]), None, "", *row[4:]) for row in rows)
 
     def _coverage(self, lineages: Iterable[Coverage]) -> Iterator[Coverage]:
         rows = self._rows(
-            f"WITH state AS MATERIALIZED (SELECT id, {', '.join(LINEAGE)}, built, "
+            f"WITH state AS MATERIALIZED (SELECT id, {', '.join(_PLACE)}, built, "
             "  best_ms IS NOT NULL AS timed FROM kernels WHERE arch = coalesce(:arch, arch)), "
             "about AS (SELECT arch, revision, space, id AS receipt, min(reason) AS reason FROM rule "
             "  WHERE kind = 'receipt' GROUP BY arch, revision, space, id) "
-            f"SELECT {', '.join(f'state.{column}' for column in LINEAGE)}, kernel_receipt.receipt, "
+            f"SELECT {', '.join(f'state.{column}' for column in _PLACE)}, kernel_receipt.receipt, "
             "  coalesce(about.reason, ''), count(*), "
             "  sum(built), sum(timed) FROM kernel_receipt JOIN state ON state.id = kernel_id "
             "LEFT JOIN about ON about.arch = state.arch AND about.revision = state.revision "
@@ -298,7 +302,7 @@ class _Collector:
         )
         by_receipt = defaultdict(list)
         for row in rows:
-            lineage = Lineage(*row[:4])
+            lineage = Lineage(DEFAULT, *row[:4])
             by_receipt[lineage].append(Coverage(lineage, *row[4:]))
         for every in lineages:
             yield every
@@ -373,7 +377,7 @@ class _Collector:
             if own:
                 wanted[key, Wanted(device.arch, revision, variant)] = None
         found, unanswered = [], 0
-        for key, (arch, revision, variant) in wanted:
+        for key, (arch, revision, variant, _) in wanted:
             where: Any = {"arch": arch, "revision": revision, "mask_impl": variant}
             problem = _problem(key)
             try:

@@ -105,7 +105,8 @@ WHERE :family = '' OR scope IN ('', :family) ORDER BY arch, revision, space, kin
 def metadata(database: str) -> dict[str, Any]:
     """The metadata of a catalog whose file is called ``database``, without its suffix."""
     tables: dict[str, Any] = {
-        name: {"description": table.about, "columns": dict(table.columns)} for name, table in tables_of(operation()).items()
+        name: {"description": table.about, "columns": dict(table.columns)}
+        for name, table in tables_of(operation()).items()
     }
     tables[VIEW] |= {"facets": ["arch", "family", "dtype"], "size": 50}
     tables["kernel"]["label_column"] = "name"

@@ -15,6 +15,7 @@ from typing import Any
 from catalog.errors import UsageError
 from catalog.messages import counted
 from catalog.ops import operation
+from catalog.registry.views import rows_of
 from catalog.rules.populate import Request, check_populated
 from catalog.schema.lineage import Lineage, of_lineage
 from catalog.schema.traits import Traits
@@ -145,7 +146,7 @@ def _kernels(
     """The names of a lineage's kernels by their traits, by family."""
     listed = "" if receipt is None else "AND id IN (SELECT kernel_id FROM kernel_receipt WHERE receipt = :receipt)"
     rows = connection.execute(
-        f"SELECT name, family, {', '.join(traits_of)} FROM kernel WHERE {of_lineage()} {listed}",
+        f"SELECT name, family, {', '.join(traits_of)} FROM {rows_of(lineage.operation)} WHERE {of_lineage()} {listed}",
         lineage.parameters | {"receipt": receipt},
     )
     families: dict[str, dict[Values, str]] = defaultdict(dict)

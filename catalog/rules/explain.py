@@ -19,6 +19,7 @@ from typing import Any
 from catalog.errors import UsageError
 from catalog.ops import operation
 from catalog.ops.protocol import Operation
+from catalog.registry.views import rows_of
 from catalog.rules.enumeration import Join
 from catalog.schema.arch_spec import ArchSpec, Rule, Variant, Yield
 from catalog.schema.expressions import columns_read
@@ -327,6 +328,10 @@ class _Source:
         yield from findings
 
 
+_RECEIPTS = "coalesce((SELECT group_concat(receipt, ' ') FROM kernel_receipt WHERE kernel_id = id), '')"
+"""SQL expression of the receipts that list a kernel."""
+
+
 @dataclass(frozen=True)
 class _Rows:
     """The rows of a lineage, compared with the stated traits."""
@@ -335,6 +340,10 @@ class _Rows:
     lineage: Lineage
     stated: Stated
     operation: Operation
+
+    @property
+    def _table(self) -> str:
+        return rows_of(self.operation.name)
 
     @property
     def _family(self) -> str:
@@ -350,16 +359,16 @@ class _Rows:
 
     def count(self) -> int:
         """How many rows have all of the stated traits."""
-        return int(self._one(f"SELECT count(*) FROM kernel WHERE {self._all}")[0])
+        return int(self._one(f"SELECT count(*) FROM {self._table} WHERE {self._all}")[0])
 
     def unused(self, traits: Sequence[str]) -> Iterator[Finding]:
         """A finding for each of the stated ``traits`` that has other values in all rows of the family."""
         family = self.stated["family"]
         found = ", ".join(["count(*)", *(f"max({trait} = :{trait})" for trait in traits)])
-        kernels, *occurs = self._one(f"SELECT {found} FROM kernel WHERE {self._family}")
+        kernels, *occurs = self._one(f"SELECT {found} FROM {self._table} WHERE {self._family}")
         missing = [trait for trait, there in zip(traits, occurs, strict=True) if kernels and not there]
         for trait in missing:
-            (values,) = self._one(f"SELECT group_concat(DISTINCT {trait}) FROM kernel WHERE {self._family}")
+            (values,) = self._one(f"SELECT group_concat(DISTINCT {trait}) FROM {self._table} WHERE {self._family}")
             reason = f"{family} kernels of {self.lineage.arch} have {trait}={values} only"
             yield Finding("trait", trait, Verdict.REJECTED, _words(self.stated, [trait]), reason, "")
 
@@ -370,7 +379,8 @@ class _Rows:
     def exact(self, limit: int) -> list[Match]:
         """Rows with all of the stated traits, in upstream's dispatch order."""
         rows = self.connection.execute(
-            f"SELECT name, id, receipts FROM kernels WHERE {self._all} ORDER BY dispatch_order, id LIMIT {limit:d}",
+            f"SELECT name, id, {_RECEIPTS} AS receipts FROM {self._table} "
+            f"WHERE {self._all} ORDER BY dispatch_order, id LIMIT {limit:d}",
             self._parameters,
         )
         return [Match((), 1, row["name"], row["id"], row["receipts"]) for row in rows]
@@ -384,11 +394,11 @@ class _Rows:
 
         signature = changes(trait for trait in compared if self.operation.traits[trait].group == "signature")
         rows = self.connection.execute(
-            "SELECT *, coalesce((SELECT group_concat(receipt, ' ') FROM kernel_receipt WHERE kernel_id = id), '') "
-            f"AS receipts FROM (SELECT {', '.join(['name', 'id', *compared])}, count(*) AS kernels, "
+            f"SELECT *, {_RECEIPTS} AS receipts FROM "
+            f"(SELECT {', '.join(['name', 'id', *compared])}, count(*) AS kernels, "
             f"{changes(compared)} AS changes, {signature} AS signature_changes, "
             "min(printf('%012d', dispatch_order) || id) AS first "  # with min, the other columns are of its row
-            f"FROM kernel WHERE {self._family} GROUP BY {', '.join(['family', *compared])}) "
+            f"FROM {self._table} WHERE {self._family} GROUP BY {', '.join(['family', *compared])}) "
             f"ORDER BY changes, signature_changes, first LIMIT {limit:d}",
             self._parameters,
         )

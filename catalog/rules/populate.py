@@ -15,13 +15,13 @@ from typing import Any
 
 from catalog.errors import SpecError, UsageError
 from catalog.ops import operation
-from catalog.registry.tables import KERNEL_COLUMNS
+from catalog.registry.kernels import lineage_id, made_lineage
 from catalog.registry.transactions import interruptible, shorten_log, transaction, written_once
 from catalog.rules.enumeration import Join, make_table
 from catalog.rules.restriction import NOTHING_LEFT_OUT, Restriction
 from catalog.rules.table import rules_of
 from catalog.schema.arch_spec import ArchSpec
-from catalog.schema.lineage import LINEAGE, Lineage, of_lineage
+from catalog.schema.lineage import Lineage, of_lineage
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def _merged(connection: sqlite3.Connection, lineage: Lineage) -> bool:
 
 def _digest(request: Request, joins: Sequence[Join], receipts: Sequence[int]) -> str:
     """Of all that the rows depend on: the facts, and the SQL that this version of the program makes from them."""
-    parts = [request.spec.model_dump_json(), request.variant, " ".join(map(str, receipts)), _insert_sql(request.spec)]
+    parts = [request.spec.model_dump_json(), request.variant, " ".join(map(str, receipts)), _hw_valid(request.spec)]
     if request.restriction.filter is not None:
         parts.append(request.restriction.filter.digest)
     for join in joins:
@@ -177,6 +177,7 @@ class _Writer:
         self._receipts = receipts
         lineage = request.lineage
         self._was_there = _record_of(connection, lineage) is not None or _merged(connection, lineage)
+        self._lineage = made_lineage(connection, lineage)
         self._families: Counter[str] = Counter()
 
     def write(self, joins: Sequence[Join], on_progress: Progress) -> dict[str, int]:
@@ -195,7 +196,7 @@ class _Writer:
                 self._write_chunk(join, chunk)
                 on_progress((place + number / len(chunks)) / len(joins))
         if self._was_there:
-            _delete_stale(connection, self._request.lineage)
+            _delete_stale(connection, self._lineage)
         connection.execute(
             "INSERT INTO kernel_receipt SELECT id, receipt FROM fresh JOIN bit ON listed & bit ORDER BY id, receipt"
         )
@@ -211,9 +212,31 @@ class _Writer:
         for made in join.enumeration.yields:
             connection.execute("DROP TABLE IF EXISTS temp.made")
             connection.execute(join.project_sql(made))
-            self._families[made.family] += connection.execute(_insert_sql(join.spec)).rowcount
+            self._families[made.family] += self._insert(join)
             if self._was_there or self._request.spec.receipts:
                 connection.execute("INSERT INTO fresh SELECT id, listed FROM made")
+
+    def _insert(self, join: Join) -> int:
+        """Make the rows of table ``made`` kernels, those that are there keep their keys; the number of kernels."""
+        table, traits = join.operation.name, ", ".join(join.traits)
+        (last,) = self._connection.execute("SELECT coalesce(max(key), 0) FROM kernel").fetchone()
+        place = {"lineage": self._lineage, "last": last}
+        inserted = self._connection.execute(
+            "INSERT INTO kernel (key, id, lineage, family, name, target, hw_valid, dispatch_order) "
+            f"SELECT :last + rowid, id, :lineage, family, name, target, {_hw_valid(join.spec)}, position "
+            "FROM temp.made WHERE 1 "  # without it, SQLite reads ON CONFLICT as a join's ON
+            "ON CONFLICT (id) DO UPDATE SET hw_valid = excluded.hw_valid, dispatch_order = excluded.dispatch_order",
+            place,
+        ).rowcount
+        # Of rows that were there before, the new ones are those that have got a key now.
+        key, source = ":last + rowid", "temp.made"
+        if self._was_there:
+            key, source = "kernel.key", "temp.made JOIN kernel ON kernel.id = made.id AND kernel.key > :last"
+        columns = ", ".join(f"made.{name}" for name in join.traits)
+        self._connection.execute(
+            f"INSERT INTO {table} (kernel, lineage, {traits}) SELECT {key}, :lineage, {columns} FROM {source}", place
+        )
+        return inserted
 
 
 @contextmanager
@@ -231,20 +254,15 @@ def _explained(request: Request) -> Iterator[None]:
         ) from None
 
 
-def _delete_stale(connection: sqlite3.Connection, lineage: Lineage) -> None:
-    where, values = of_lineage(), lineage.parameters
-    connection.execute(f"DELETE FROM kernel WHERE {where} AND id NOT IN (SELECT id FROM fresh)", values)
-    connection.execute(f"DELETE FROM kernel_receipt WHERE kernel_id IN (SELECT id FROM kernel WHERE {where})", values)
+def _delete_stale(connection: sqlite3.Connection, lineage: int) -> None:
+    of_it = "SELECT id FROM kernel WHERE lineage = ?"
+    connection.execute("DELETE FROM kernel WHERE lineage = ? AND id NOT IN (SELECT id FROM fresh)", [lineage])
+    connection.execute(f"DELETE FROM kernel_receipt WHERE kernel_id IN ({of_it})", [lineage])
 
 
-def _insert_sql(spec: ArchSpec) -> str:
-    hardware = " AND ".join(f"({rule.expr})" for rule in spec.hw_rules) or "1"
-    columns = {column: column for column in KERNEL_COLUMNS} | {"hw_valid": hardware, "dispatch_order": "position"}
-    return (
-        f"INSERT INTO kernel ({', '.join(columns)}) SELECT {', '.join(columns.values())} FROM temp.made "
-        "WHERE 1 "  # without it, SQLite reads ON CONFLICT as a join's ON
-        "ON CONFLICT (id) DO UPDATE SET hw_valid = excluded.hw_valid, dispatch_order = excluded.dispatch_order"
-    )
+def _hw_valid(spec: ArchSpec) -> str:
+    """SQL expression over the columns of a kernel: whether the hardware can run it."""
+    return " AND ".join(f"({rule.expr})" for rule in spec.hw_rules) or "1"
 
 
 def _record(connection: sqlite3.Connection, done: Populated, digest: str) -> None:
@@ -254,8 +272,8 @@ def _record(connection: sqlite3.Connection, done: Populated, digest: str) -> Non
     request = done.request
     lineage = request.lineage
     database.table("population").upsert(
-        lineage.parameters
-        | {
+        {
+            "lineage": lineage_id(connection, lineage),
             "receipts": " ".join(map(str, request.receipts)),
             "restriction": request.restriction.text,
             "digest": digest,
@@ -265,8 +283,9 @@ def _record(connection: sqlite3.Connection, done: Populated, digest: str) -> Non
             "seconds": done.seconds,
             "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         },
-        pk=LINEAGE,
+        pk="lineage",
     )
-    where = "arch = ? AND revision = ? AND space = ?"
-    database.table("rule").delete_where(where, [lineage.arch, lineage.revision, lineage.space])
+    where = "operation = ? AND arch = ? AND revision = ? AND space = ?"
+    whose = [lineage.operation, lineage.arch, lineage.revision, lineage.space]
+    database.table("rule").delete_where(where, whose)
     database.table("rule").insert_all(rules_of(request.spec))

@@ -26,7 +26,7 @@ from catalog.runtime.planner import Planners
 from catalog.runtime.select import Candidate, Choice
 from catalog.schema.arch_spec import ArchSpec
 from catalog.schema.kernel import Kernel
-from catalog.schema.lineage import Wanted
+from catalog.schema.lineage import LINEAGE_OF_POPULATION, Wanted
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -393,7 +393,8 @@ class Catalog:
                 revision = read_spec(arch, revision).revision
                 self._file.held(Wanted(arch, revision))
             there = self._file.connection.execute(
-                "SELECT DISTINCT arch, revision, space FROM population WHERE arch = coalesce(:arch, arch) "
+                f"SELECT DISTINCT arch, revision, space FROM {LINEAGE_OF_POPULATION} "
+                "WHERE arch = coalesce(:arch, arch) "
                 "AND revision = coalesce(:revision, revision) ORDER BY arch, revision, space",
                 {"arch": None if arch is None else resolve_arch(arch), "revision": revision},
             ).fetchall()
@@ -444,7 +445,7 @@ class Catalog:
         Raises:
             RegistryError, DeviceError: as :meth:`populate`.
         """
-        asked = "SELECT 1 FROM population WHERE arch = ?"
+        asked = f"SELECT 1 FROM {LINEAGE_OF_POPULATION} WHERE arch = ?"
         with self._file.lock:
             return self._file.connection.execute(asked, (resolve_arch(arch),)).fetchone() is not None
 

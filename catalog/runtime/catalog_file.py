@@ -24,9 +24,10 @@ from catalog.errors import RegistryError
 from catalog.forks import Lock
 from catalog.registry.connection import connect, leak
 from catalog.registry.transactions import transaction
+from catalog.registry.views import rows_of
 from catalog.runtime.devices.here import resolve_arch
 from catalog.schema.arch_spec import ArchSpec
-from catalog.schema.lineage import Lineage, Wanted
+from catalog.schema.lineage import LINEAGE_OF_POPULATION, Lineage, Wanted
 from catalog.schema.spec_files import DEFAULT_REVISION, OWN_SPACES, find_spec, load_spec_file
 
 if TYPE_CHECKING:
@@ -167,8 +168,9 @@ class CatalogFile:
     def _find(self, wanted: Wanted) -> Held | None:
         """What the file holds now: of several revisions the default one; sweeps do not count."""
         row = self.connection.execute(
-            "SELECT *, receipts = '' AND restriction = '' AS whole FROM population "
-            "WHERE arch = :arch AND mask_impl = :variant AND revision = coalesce(:revision, revision) "
+            f"SELECT *, receipts = '' AND restriction = '' AS whole FROM {LINEAGE_OF_POPULATION} "
+            "WHERE operation = :operation AND arch = :arch AND variant = :variant "
+            "AND revision = coalesce(:revision, revision) "
             f"AND space IN ({', '.join(map(repr, OWN_SPACES))}) ORDER BY revision <> :default, revision LIMIT 1",
             {**wanted._asdict(), "arch": resolve_arch(wanted.arch), "default": DEFAULT_REVISION},
         ).fetchone()
@@ -176,15 +178,16 @@ class CatalogFile:
 
     def refusal(self, kernel: Kernel) -> str | None:
         """Why the headers of the kernel's revision do not compile it, where its spec knows; None: they should."""
-        lineage = (kernel.arch, kernel.revision, kernel.space)
+        lineage = (kernel.operation, kernel.arch, kernel.revision, kernel.space)
         with self.lock:
             rules = self.connection.execute(
-                "SELECT expr, reason FROM rule WHERE kind = 'headers' AND arch = ? AND revision = ? AND space = ? "
+                "SELECT expr, reason FROM rule WHERE kind = 'headers' AND operation = ? AND arch = ? AND revision = ? "
+                "AND space = ? "
                 "ORDER BY position",
                 lineage,
             ).fetchall()
             for expr, reason in rules:
-                broken = f"SELECT 1 FROM kernel WHERE id = ? AND NOT ({expr})"
+                broken = f"SELECT 1 FROM {rows_of(kernel.operation)} WHERE id = ? AND NOT ({expr})"
                 if self.connection.execute(broken, [kernel.id]).fetchone() is not None:
                     return str(reason)
         return None

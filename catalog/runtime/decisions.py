@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from catalog.ops import operation
 from catalog.ops.attention.stages import MAIN_STAGE, STAGES
 from catalog.registry.timings import Measured
+from catalog.registry.views import rows_of
 from catalog.runtime.funnel import ROWS, SIGNATURE
 from catalog.schema.expressions import columns_read
 
@@ -123,8 +124,9 @@ class Decisions:
             if OF_SIZES.isdisjoint(_PARAMETER.findall(expression)):
                 continue
             columns = sorted(columns_read(expression, operation())) or ["arch"]
+            table = f"{rows_of(self.selector.lineage.operation)} AS kernel"
             rows = self._connection.execute(
-                f"SELECT DISTINCT {', '.join(columns)} FROM kernel WHERE {ROWS} AND {SIGNATURE}", parameters
+                f"SELECT DISTINCT {', '.join(columns)} FROM {table} WHERE {ROWS} AND {SIGNATURE}", parameters
             )
             for row in rows:
                 literals = [f"{_literal(value)} AS {column}" for column, value in zip(columns, row, strict=True)]

@@ -18,13 +18,13 @@ from catalog.build.bundle import Bundle, Entry, Manifest, abi, open_bundle, plac
 from catalog.build.cache import Cache
 from catalog.errors import BundleError, UsageError
 from catalog.messages import counted
-from catalog.ops import operation
 from catalog.registry.artifacts import quarantined_artifacts, record_artifact
+from catalog.registry.kernels import kernel_of
 from catalog.registry.query import Query, run
 from catalog.registry.rows import Device, Timing
 from catalog.registry.timings import add_timings, timings_of
 from catalog.runtime.devices import why_unavailable
-from catalog.schema.lineage import LINEAGE, Lineage
+from catalog.schema.lineage import LINEAGE, LINEAGE_OF_POPULATION, Lineage
 from catalog.schema.spec_files import OWN_SPACES
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ def _record(connection: sqlite3.Connection, manifest: Manifest) -> tuple[int, in
 
 def _populate(catalog: Catalog, bundle: Bundle) -> None:
     """Materialise the lineages of a bundle's rows, where the catalog has none of them."""
-    asked = f"SELECT {', '.join(LINEAGE)} FROM population"
+    asked = f"SELECT {', '.join(LINEAGE)} FROM {LINEAGE_OF_POPULATION}"
     there = {Lineage(*row) for row in catalog.connection.execute(asked)}
     for lineage in sorted({entry.kernel.lineage for entry in bundle.manifest.entries} - there):
         if lineage.space not in OWN_SPACES:

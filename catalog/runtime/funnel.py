@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from catalog.ops.attention.stages import REQUIRED_TRAITS
+from catalog.registry.views import rows_of
 from catalog.schema.lineage import of_lineage
 from catalog.schema.trait_text import shown
 
@@ -53,11 +54,11 @@ def funnel(
 
 
 def _traits(connection: sqlite3.Connection, parameters: Mapping[str, Any]) -> Iterator[Step]:
-    where = ROWS
+    table, where = f"{rows_of(str(parameters['operation']))} AS kernel", ROWS
     for name in REQUIRED_TRAITS:
         wanted = parameters[f"want_{name}"]
         counts = dict(
-            connection.execute(f"SELECT {name}, count(*) FROM kernel WHERE {where} GROUP BY 1", parameters).fetchall()
+            connection.execute(f"SELECT {name}, count(*) FROM {table} WHERE {where} GROUP BY 1", parameters).fetchall()
         )
         left = counts.get(wanted, 0)
         there = ", ".join(sorted(map(str, counts))) or "none"
@@ -73,6 +74,7 @@ def _traits(connection: sqlite3.Connection, parameters: Mapping[str, Any]) -> It
 def _rules(
     connection: sqlite3.Connection, parameters: Mapping[str, Any], rules: Sequence[sqlite3.Row]
 ) -> Iterator[Step]:
+    operation = str(parameters["operation"])
     tests: list[tuple[Literal["applicability", "hardware", "build"], str, str, str, str]] = [
         ("applicability", rule["id"], rule["expr"], rule["reason"], rule["source"]) for rule in rules
     ]
@@ -98,7 +100,7 @@ def _rules(
     sequences = [" AND ".join(expressions[: i + 1]) for i in range(len(tests))]
     counts = ", ".join(f"count(*) FILTER (WHERE {condition})" for condition in expressions + sequences)
     total, *passing = connection.execute(
-        f"SELECT count(*), {counts} FROM kernel WHERE {ROWS} AND {SIGNATURE}", parameters
+        f"SELECT count(*), {counts} FROM {rows_of(operation)} AS kernel WHERE {ROWS} AND {SIGNATURE}", parameters
     ).fetchone()
     for (kind, name, _, reason, source), alone, left in zip(
         tests, passing[: len(tests)], passing[len(tests) :], strict=True

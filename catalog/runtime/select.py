@@ -21,6 +21,7 @@ from catalog.ops import operation
 from catalog.ops.attention.problem import Problem
 from catalog.ops.attention.stages import MAIN_STAGE, required_traits, stages_of
 from catalog.registry.timings import SOUND, Neighbour, nearest
+from catalog.registry.views import rows_of
 from catalog.runtime.funnel import PASSED_OVER, ROWS, SIGNATURE, Step, funnel
 from catalog.schema.kernel import Kernel
 
@@ -210,7 +211,7 @@ class Selector:
             self._queries[family] = (
                 "SELECT * FROM ("
                 f"SELECT kernel.*, median_ms, min(median_ms) OVER () AS best_ms, {PASSED_OVER} AS passed_over "
-                "FROM kernel LEFT JOIN ("
+                f"FROM {rows_of(self.lineage.operation)} AS kernel LEFT JOIN ("
                 # Of several libraries of a row the one measured last counts: SQLite takes the columns from its row.
                 "  SELECT kernel_id, median_ms, max(created) FROM timing"
                 "  WHERE problem_id = :measured AND device_id = :device AND NOT cold"
@@ -223,8 +224,9 @@ class Selector:
     def _rules_of(self, family: str, kind: str) -> list[sqlite3.Row]:
         if family not in self._rules:
             self._rules[family] = self.connection.execute(
-                "SELECT * FROM rule WHERE arch = ? AND revision = ? AND space = ? AND scope = ? ORDER BY position",
-                (self.lineage.arch, self.lineage.revision, self.lineage.space, family),
+                "SELECT * FROM rule WHERE operation = ? AND arch = ? AND revision = ? AND space = ? AND scope = ? "
+                "ORDER BY position",
+                (self.lineage.operation, self.lineage.arch, self.lineage.revision, self.lineage.space, family),
             ).fetchall()
         return [rule for rule in self._rules[family] if rule["kind"] == kind]
 

@@ -347,7 +347,7 @@ class ArchSpec(_Spec):
 
     def lineage(self, variant: str = "generic") -> Lineage:
         """The lineage of the rows that this spec gives for one of its variants."""
-        return Lineage(str(self.arch), str(self.revision), str(self.space), variant)
+        return Lineage(self.operation, str(self.arch), str(self.revision), str(self.space), variant)
 
     def tiles_of(self, enumeration: Enumeration) -> tuple[str, list[TileGroup]]:
         """The target of an enumeration and its tiles, its own or those that it shares."""

@@ -67,11 +67,6 @@ class Kernel(BaseModel):
         fields[self.traits.variant] = fields.pop("variant")
         return _renamed(fields, self.traits.spelled) | _operation_member(self.operation)
 
-    @property
-    def lineage(self) -> Lineage:
-        """The enumeration that the row comes from."""
-        return Lineage(self.arch, self.revision, self.space, self.variant)
-
     @cached_property
     def name(self) -> str:
         """The canonical name, the one that parity compares."""
@@ -85,7 +80,7 @@ class Kernel(BaseModel):
     @property
     def lineage(self) -> Lineage:
         """The enumeration that the row comes from."""
-        return Lineage(self.arch, self.revision, self.space, self.variant)
+        return Lineage(self.operation, self.arch, self.revision, self.space, self.variant)
 
     @property
     def canonical_json(self) -> str:

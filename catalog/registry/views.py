@@ -7,7 +7,7 @@ before the first step and makes it after the last.
 from __future__ import annotations
 
 from catalog.ops.attention.dispatcher_names import dispatcher_name_sql
-from catalog.ops.attention.traits import Family
+from catalog.ops.attention.traits import TRAITS
 from catalog.schema.columns import BUILD
 
 VIEW = "kernels"
@@ -18,7 +18,7 @@ _LIBRARY = "status = 'built' AND NOT elsewhere AND dropped IS NULL"
 
 def kernels_sql() -> str:
     """The statement that makes the view; resources are those of a kernel's newest library."""
-    names = " ".join(f"WHEN '{family}' THEN {dispatcher_name_sql(family)}" for family in Family)
+    names = " ".join(f"WHEN '{family}' THEN {dispatcher_name_sql(family)}" for family in TRAITS.families)
     newest = "FROM artifact WHERE kernel_id = kernel.id AND status = 'built' ORDER BY created DESC, rowid DESC LIMIT 1"
     resources = "".join(f",\n    (SELECT {column.name} {newest}) AS {column.name}" for column in BUILD)
     return f"""CREATE VIEW {VIEW} AS SELECT kernel.*,

@@ -64,7 +64,7 @@ def migrate(connection: sqlite3.Connection, path: Path) -> None:
             # Another process, even of a newer program, may have migrated the file while this one waited for the lock.
             version = schema_version(connection, path)
             if version < len(STEPS):
-                # SQLite refuses to rename a table or column that a view refers to in vain.
+                # While a view refers to a table that a step has dropped, SQLite refuses to rename another to its name.
                 connection.execute(f"DROP VIEW IF EXISTS {VIEW}")
                 _run(connection, STEPS[version:])
                 connection.execute(kernels_sql())

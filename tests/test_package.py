@@ -75,6 +75,7 @@ def test_the_wheel_has_the_package_its_data_and_nothing_else(wheel):
     assert own == package | data
     for name in (
         "catalog/py.typed",
+        "catalog/registry/migrations/001_initial_schema.sql",
         "catalog/build/abi/catalog_abi.h",
         "catalog/ops/attention/kernels/host/traits.hpp",
     ):

@@ -69,7 +69,7 @@ def shipped(host_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Shippe
         done = export_bundle(catalog, "dtype='fp32'", folder / "kernels.bundle", arch=plans[0].arch)
     settings.cache_clear()
     assert (done.libraries, done.timings, done.bytes) == (3, 3, (folder / "kernels.bundle").stat().st_size)
-    [(selected,)] = catalog.connection.execute("SELECT count(*) FROM kernel WHERE dtype = 'fp32'")
+    [(selected,)] = catalog.connection.execute("SELECT count(*) FROM attention_row WHERE dtype = 'fp32'")
     assert done.unbuilt == selected - 3
     return Shipped(folder / "kernels.bundle", catalog, folder / "empty.db", plans)
 

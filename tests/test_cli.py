@@ -126,7 +126,10 @@ def test_populate_parity_and_their_exit_codes(tmp_path: Path) -> None:
         "PASS: 6,270 kernels across 9 families (gfx950, receipt 2, simplified)",
         "PASS: 8,265 kernels across 9 families (gfx950, receipt 3, simplified)",
     ]
-    Catalog(db).connection.execute("DELETE FROM kernel WHERE family = 'fwd_appendkv' AND mask_impl = 'generic'")
+    Catalog(db).connection.execute(
+        "DELETE FROM kernel WHERE key IN "
+        "(SELECT key FROM attention_row WHERE family = 'fwd_appendkv' AND mask_impl = 'generic')"
+    )
     failed = catalog("parity", db=db)
     assert failed.returncode == 1
     assert failed.stdout.startswith("FAIL: 99 missing, 0 extra of 34,889 kernels")

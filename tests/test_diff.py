@@ -42,7 +42,7 @@ def test_every_kernel_of_either_side_is_counted_once(catalog: Catalog, receipt: 
         listed = (
             "" if receipt is None else f"AND id IN (SELECT kernel_id FROM kernel_receipt WHERE receipt = {receipt})"
         )
-        rows = catalog.connection.execute(f"SELECT name FROM kernel WHERE revision = ? {listed}", (revision,))
+        rows = catalog.connection.execute(f"SELECT name FROM attention_row WHERE revision = ? {listed}", (revision,))
         named = [name for family in found.families for name in getattr(family, side)]
         changed = [change for family in found.families for change in family.changed]
         named += [change.before if side == "vanished" else change.after for change in changed]

@@ -128,10 +128,10 @@ def test_every_kernel_that_its_hardware_runs_meets_the_invariants(others: Catalo
     rules = catalog.rules(arch, kind="invariant")
     held = ", ".join(f"min(? NOT IN ('', family) OR ({rule[EXPR]}) IS TRUE)" for rule in rules)
     [verdicts] = catalog.connection.execute(
-        f"SELECT {held} FROM kernel WHERE arch = ? AND hw_valid", [*(rule[SCOPE] for rule in rules), arch]
+        f"SELECT {held} FROM attention_row WHERE arch = ? AND hw_valid", [*(rule[SCOPE] for rule in rules), arch]
     )
     assert [rule[ID] for rule, holds in zip(rules, verdicts, strict=True) if not holds] == []
-    unfit = catalog.connection.execute("SELECT count(*) FROM kernel WHERE arch = ? AND NOT hw_valid", (arch,))
+    unfit = catalog.connection.execute("SELECT count(*) FROM attention_row WHERE arch = ? AND NOT hw_valid", (arch,))
     assert bool(unfit.fetchone()[0]) is (arch in {"gfx90a", "gfx1100"})
 
 

@@ -354,7 +354,7 @@ def measured(tmp_path: Path) -> Catalog:
     write = catalog.connection.execute
     write("INSERT INTO device VALUES (1, 'gfx1201', 'a GPU', '{}')")
     write("INSERT INTO problem (id, key) VALUES (1, 'a problem')")
-    rows = write("SELECT id FROM kernel WHERE family = 'fwd' ORDER BY id LIMIT 2").fetchall()
+    rows = write("SELECT id FROM attention_row WHERE family = 'fwd' ORDER BY id LIMIT 2").fetchall()
     for place, (kernel,) in enumerate(rows):
         key = f"{place}" * 64
         write(
@@ -397,7 +397,7 @@ def test_timings_and_libraries_are_dropped_separately(measured: Catalog, cache: 
 def test_a_library_that_is_built_again_counts_again(project: Project, cache: Cache, tmp_path: Path) -> None:
     catalog = Catalog(tmp_path / "catalog.db")
     catalog.populate("gfx1201")
-    row = catalog.connection.execute("SELECT id FROM kernel LIMIT 1").fetchone()[0]
+    row = catalog.connection.execute("SELECT id FROM attention_row LIMIT 1").fetchone()[0]
     record = cache.check(project.key(cache.scans, 1).hex)
     record = replace(record, kernel_id=row)
     record_artifact(catalog.connection, record.columns)

@@ -76,7 +76,7 @@ def filled(gfx950: Catalog, tmp_path_factory: pytest.TempPathFactory) -> Catalog
         record_timings(catalog, asked, catalog.device_info("host"), medians_of(catalog, asked, "host"))
     catalog.connection.execute(
         "INSERT INTO artifact (key, kernel_id, arch, toolchain, flags, status, log, compile_s, created) "
-        "SELECT 'bad', id, arch, '', '', 'failed', 'error', 1, '' FROM kernel WHERE arch = 'gfx950' LIMIT 1"
+        "SELECT 'bad', id, arch, '', '', 'failed', 'error', 1, '' FROM attention_row WHERE arch = 'gfx950' LIMIT 1"
     )
     for _ in range(2):
         catalog.select(problem(seqlen_q=3), arch="gfx950")
@@ -100,7 +100,7 @@ def test_a_roofline_has_the_fastest_kernel_of_each_problem(filled: Catalog, repo
     for asked in ON_GPU:
         (point,) = (point for point in gpu.points if point.problem == name_of(asked))
         fastest = list(medians_of(filled, asked, "gfx950"))[2]
-        name = filled.connection.execute("SELECT name FROM kernel WHERE id = ?", (fastest,)).fetchone()[0]
+        name = filled.connection.execute("SELECT name FROM attention_row WHERE id = ?", (fastest,)).fetchone()[0]
         assert point.kernel == name
         assert point.tflops == pytest.approx(800, rel=1e-3)
         assert point.intensity == pytest.approx(asked.flops / asked.traffic)
@@ -133,7 +133,7 @@ def test_tiles_are_compared_within_each_problem(filled: Catalog, report: Report)
             for kernel_id, ms in medians.items():
                 tile = tuple(
                     filled.connection.execute(
-                        "SELECT tile_m0, tile_n0 FROM kernel WHERE id = ?", (kernel_id,)
+                        "SELECT tile_m0, tile_n0 FROM attention_row WHERE id = ?", (kernel_id,)
                     ).fetchone()
                 )
                 by_tile.setdefault(tile, []).append(ms)

@@ -82,7 +82,7 @@ def test_every_constraint_bites(specs: Path, tmp_path: Path, constraint: str, fa
 
 @pytest.mark.slow
 def test_every_row_survives_both_round_trips(catalog: Catalog) -> None:
-    rows = catalog.connection.execute("SELECT * FROM kernel").fetchall()
+    rows = catalog.connection.execute("SELECT * FROM attention_row").fetchall()
     assert len(rows) == EXTENDED
     for row in rows:
         kernel = AttentionKernel.from_row(row)
@@ -132,7 +132,7 @@ def test_quirks_are_kept_and_explained(catalog: Catalog) -> None:
     }
     assert "fwd_splitkv" not in parity(catalog, 4).families
     assert any("_fp8_" in name for name in parity(catalog, 3).reference if name.startswith("fmha_fwd_splitkv_d"))
-    unpaged = "SELECT count(*) FROM kernel WHERE family = 'fwd_pagedkv' AND NOT paged_kv"
+    unpaged = "SELECT count(*) FROM attention_row WHERE family = 'fwd_pagedkv' AND NOT paged_kv"
     assert catalog.connection.execute(unpaged).fetchone()[0] == 288
 
 
@@ -149,7 +149,7 @@ def test_both_revisions_live_in_one_catalog(tmp_path: Path) -> None:
 def test_gfx90a_keeps_the_fp8_rows_and_never_selects_them(tmp_path: Path) -> None:
     catalog = Catalog(tmp_path / "catalog.db")
     catalog.populate("gfx90a", revision=REVISION)
-    rows = catalog.connection.execute("SELECT DISTINCT dtype, hw_valid FROM kernel ORDER BY dtype").fetchall()
+    rows = catalog.connection.execute("SELECT DISTINCT dtype, hw_valid FROM attention_row ORDER BY dtype").fetchall()
     assert [tuple(row) for row in rows] == [("bf16", 1), ("fp16", 1), ("fp8", 0)]
 
 

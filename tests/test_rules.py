@@ -146,7 +146,9 @@ def test_a_population_restricted_to_a_receipt_has_its_kernels_only(tmp_path: Pat
 def test_populations_live_side_by_side_and_keep_what_hangs_on_their_rows(copied: Catalog, specs: Path) -> None:
     connection = copied.connection
     kept, dropped = (
-        connection.execute(f"SELECT id FROM kernel WHERE family = 'fwd_appendkv' AND hdim_q = {hdim}").fetchone()[0]
+        connection.execute(
+            f"SELECT id FROM attention_row WHERE family = 'fwd_appendkv' AND hdim_q = {hdim}"
+        ).fetchone()[0]
         for hdim in (64, 256)
     )
     for kernel in (kept, dropped):
@@ -162,7 +164,7 @@ def test_populations_live_side_by_side_and_keep_what_hangs_on_their_rows(copied:
     copied.populate("gfx950")
     assert connection.execute("SELECT key FROM artifact").fetchall()[0][0] == kept
     assert connection.execute("SELECT count(*) FROM artifact").fetchone()[0] == 1
-    simplified = "SELECT count(*) FROM kernel WHERE mask_impl = 'simplified'"
+    simplified = "SELECT count(*) FROM attention_row WHERE mask_impl = 'simplified'"
     assert connection.execute(simplified).fetchone()[0] > 22_929
     assert not connection.execute("PRAGMA foreign_key_check").fetchall()
 
@@ -171,10 +173,10 @@ def test_a_spec_that_gives_a_kernel_twice_is_refused_and_nothing_changes(copied:
     path = specs / "arch_specs" / "2026-05" / "gfx950.json"
     tiles = json.loads(path.read_text())["enumerations"]["bwd"]["tiles"]
     edit(path, "enumerations", "bwd", "tiles", value=[*tiles, tiles[0]])
-    before = copied.connection.execute("SELECT count(*) FROM kernel").fetchone()[0]
+    before = copied.connection.execute("SELECT count(*) FROM attention_row").fetchone()[0]
     with pytest.raises(SpecError, match="gives some kernel twice"):
         copied.populate("gfx950")
-    assert copied.connection.execute("SELECT count(*) FROM kernel").fetchone()[0] == before
+    assert copied.connection.execute("SELECT count(*) FROM attention_row").fetchone()[0] == before
 
 
 @pytest.mark.slow
@@ -190,11 +192,11 @@ def test_a_populate_killed_at_any_time_leaves_all_or_nothing(tmp_path: Path) -> 
         process.wait()
         catalog = Catalog(path)
         assert catalog.connection.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
-        seen.add(catalog.connection.execute("SELECT count(*) FROM kernel").fetchone()[0])
+        seen.add(catalog.connection.execute("SELECT count(*) FROM attention_row").fetchone()[0])
         catalog.close()
     catalog = Catalog(path)
     assert catalog.parity("gfx950", 0).passed
-    assert seen <= {0, catalog.connection.execute("SELECT count(*) FROM kernel").fetchone()[0]}
+    assert seen <= {0, catalog.connection.execute("SELECT count(*) FROM attention_row").fetchone()[0]}
 
 
 @pytest.mark.parametrize(

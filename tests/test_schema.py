@@ -25,7 +25,7 @@ from catalog.schema.traits import Trait
 
 @pytest.mark.parametrize("step", slow_but([50], [50, 1]))
 def test_every_row_of_gfx950_survives_both_round_trips(gfx950: Catalog, step: int) -> None:
-    rows = gfx950.connection.execute("SELECT * FROM kernel").fetchall()
+    rows = gfx950.connection.execute("SELECT * FROM attention_row").fetchall()
     assert len(rows) > 34_889
     for row in rows[::step]:
         kernel = AttentionKernel.from_row(row)

@@ -470,7 +470,7 @@ def test_traits_that_a_family_has_not_are_default_in_all_of_its_rows(
     elsewhere.populate("gfx942", revision="2025-07")
     catalog = gfx950 if revision == "2026-05" else elsewhere
     for name in set(REQUIRED_TRAITS) - grammar_of(family, revision).traits - {"family"}:
-        asked = f"SELECT DISTINCT {name} FROM kernel WHERE family = ? AND revision = ?"
+        asked = f"SELECT DISTINCT {name} FROM attention_row WHERE family = ? AND revision = ?"
         assert [row[0] for row in catalog.connection.execute(asked, (family, revision))] == [TRAITS[name].default]
 
 

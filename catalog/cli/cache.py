@@ -45,6 +45,13 @@ def _db(context: typer.Context) -> Path:
     return chosen or settings().db
 
 
+def open_catalog(context: typer.Context) -> Catalog:
+    """The catalog of ``--db``, else that of the settings."""
+    from catalog.runtime.catalog import Catalog
+
+    return Catalog(_db(context))
+
+
 def _tell(done: Collected, verb: str, form: str, before: str = "") -> None:
     from catalog.units import format_size
 

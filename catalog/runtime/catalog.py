@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from catalog import settings
+from catalog.backends import backend_of, target_of, why_unavailable
 from catalog.errors import BuildError, ToolchainError
 from catalog.ops.attention.problem import Problem
 from catalog.ops.attention.stages import MAIN_STAGE, stages_of
@@ -18,7 +19,6 @@ from catalog.ops.attention.workspace import splits_of
 from catalog.registry import timings
 from catalog.runtime.catalog_file import CatalogFile
 from catalog.runtime.decisions import Decision, Decisions
-from catalog.runtime.devices import why_unavailable
 from catalog.runtime.devices.here import Devices
 from catalog.runtime.funnel import Step
 from catalog.runtime.memory import check_room, surely_fits
@@ -229,7 +229,7 @@ class Catalog(CatalogFile):
     def _check_memory(self, problem: Problem, arch: str, kernels: tuple[Kernel, ...]) -> None:
         host = self._devices.host_of(arch)
         if host is not None and not surely_fits(problem):
-            check_room(problem, splits_of(problem, kernels, host.threads))
+            check_room(problem, splits_of(problem, kernels, host.threads, whole_waves=backend_of(arch).whole_waves))
 
     def measured_on(self, arch: str) -> int | None:
         """The device whose timings count: this machine's where it runs ``arch``, else the most measured one."""
@@ -255,7 +255,7 @@ class Catalog(CatalogFile):
         from catalog.build.offline_builder import StoredBuilder
 
         kind = Builder if self.may_compile else StoredBuilder
-        return kind(settings.settings().cache_dir, self.history.record)
+        return kind(settings.settings().cache_dir, self.history.record, targets=target_of)
 
     @cached_property
     def history(self) -> History:
@@ -306,7 +306,7 @@ class Catalog(CatalogFile):
     def _stored(self) -> Builder:
         from catalog.build.offline_builder import StoredBuilder
 
-        return StoredBuilder(settings.settings().cache_dir, self.history.record)
+        return StoredBuilder(settings.settings().cache_dir, self.history.record, targets=target_of)
 
     def host(self) -> HostDevice:
         """The host CPU as a device."""

@@ -276,7 +276,7 @@ def _request(plan: Stages, threads: int) -> dict[str, Any]:
     """What :mod:`catalog.runtime.guard_child` reads of a run, but for how it is judged."""
     return {
         "problem": plan.problem.key,
-        "num_splits": splits_of(plan.problem, plan.kernels, threads),
+        "num_splits": splits_of(plan.problem, plan.kernels, threads, whole_waves=backend_of(plan.arch).whole_waves),
         "libraries": [
             {"path": str(artifact.path.absolute()), "sha256": artifact.sha256, "kernel_id": artifact.kernel_id}
             for artifact in plan.artifacts

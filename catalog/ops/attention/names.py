@@ -14,7 +14,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -24,7 +23,6 @@ from catalog.schema.name_parts import (
     Choice,
     Extents,
     Literal,
-    NativeTarget,
     Pads,
     Part,
     Row,
@@ -34,7 +32,6 @@ from catalog.schema.name_parts import (
     joined_sql,
     words,
 )
-from catalog.settings import settings
 
 
 def _triple(kind: str, gemm: int) -> tuple[str, str, str]:
@@ -135,13 +132,8 @@ def _rows_of_64(row: Row) -> dict[str, Any]:
     return {"hdim_v": row["hdim_q"], "tile_m0": 64}
 
 
-def _pattern(parts: tuple[Part, ...]) -> re.Pattern[str]:
-    return _compiled(parts, settings().data_dir)
-
-
 @cache
-def _compiled(parts: tuple[Part, ...], _chosen: Path | None) -> re.Pattern[str]:
-    """Targets are those of the data folder, the one that is chosen or the built-in one."""
+def _pattern(parts: tuple[Part, ...]) -> re.Pattern[str]:
     return re.compile("".join(f"({part.regex()})" for part in parts))
 
 
@@ -187,7 +179,7 @@ def _grammar(family: Family, implied: Implied, *parts: Part | Sequence[Part]) ->
 
 
 _UPSTREAM = Target(r"(?:_gfx\w+)?")
-_NATIVE = NativeTarget("")
+_NATIVE = Target(r"_(?!gfx)\S+")  # any arch but upstream's: backends of other distributions bring more
 _MODE = Word("_", "mode")
 _1D: tuple[Part, ...] = (Extents("_b", ("tile_m0",)), _MODE, Extents("_o", ("block_per_cu",)))
 
@@ -333,7 +325,7 @@ def parse_name(name: str) -> dict[str, Any]:
         UsageError: no family has such a name.
     """
     older = (grammar for grammars in _OLDER.values() for grammar in grammars.values())
-    for grammar in (*_NATIVE_GRAMMARS.values(), *GRAMMARS.values(), *older):
+    for grammar in (*GRAMMARS.values(), *older, *_NATIVE_GRAMMARS.values()):
         traits = grammar.parse(name)
         if traits is not None:
             return traits

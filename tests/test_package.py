@@ -1,7 +1,11 @@
-"""What is published: the files of the sdist and of the wheel, and the wheel at work, installed by itself."""
+"""The package: no module needs itself, and what is published is complete.
+
+The files of the sdist and of the wheel are checked, and the wheel at work, installed by itself.
+"""
 
 from __future__ import annotations
 
+import ast
 import email
 import importlib.util
 import os
@@ -12,6 +16,7 @@ import sysconfig
 import tarfile
 import venv
 import zipfile
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -19,6 +24,53 @@ from conftest import missing
 
 ROOT = Path(__file__).parent.parent
 CACHES = {"__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache"}
+
+
+def module_paths():
+    """The modules of the package, by name."""
+    found = {}
+    for path in (ROOT / "catalog").rglob("*.py"):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        found[".".join(parts[:-1] if path.name == "__init__.py" else parts)] = path
+    return found
+
+
+def import_statements(node):
+    """The import statements below a node that can be executed: in functions too, but not ``if TYPE_CHECKING:``."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, (ast.Import, ast.ImportFrom)):
+            yield child
+        elif isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
+            yield from import_statements(ast.Module(child.orelse, []))
+        else:
+            yield from import_statements(child)
+
+
+def imported(statement, modules):
+    """The modules that a statement executes; those of the packages around a module come first."""
+    assert not getattr(statement, "level", 0), "relative imports are not followed"
+    base = f"{statement.module}." if isinstance(statement, ast.ImportFrom) else ""
+    for alias in statement.names:
+        parts = f"{base}{alias.name}".split(".")
+        yield from {".".join(parts[:end]) for end in range(1, len(parts) + 1)} & modules
+
+
+def test_no_import_comes_back_to_its_module():
+    """Imports inside functions count: what must be put off to avoid a cycle is in the wrong place."""
+    modules = module_paths()
+    graph = {
+        name: {
+            target
+            for statement in import_statements(ast.parse(path.read_text(encoding="utf-8")))
+            for target in imported(statement, modules.keys())
+            if not f"{name}.".startswith(f"{target}.")  # the packages around a module are being imported already
+        }
+        for name, path in modules.items()
+    }
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(f"an import cycle: {' <- '.join(error.args[1])}")
 
 
 def files_below(folder):

@@ -14,6 +14,7 @@ from catalog.messages import counted, subject
 if TYPE_CHECKING:
     from catalog.build.cache import Cache
     from catalog.build.housekeeping import Collected
+    from catalog.runtime.catalog import Catalog
 
 cache_app = typer.Typer(
     name="cache",

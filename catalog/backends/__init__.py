@@ -4,8 +4,7 @@ The built-in ones are :data:`HIP`, :data:`CUDA` and :data:`HOST`. Other distribu
 group ``catalog.backends``, each an instance of :class:`Backend`; they are looked for only where an arch is no built-in
 backend's, or where archs are listed. What a backend is made of is imported when it is first asked for.
 
-No layer below imports this package: what builds or runs kernels is given the target, the toolset or the device that it
-needs.
+What builds and runs kernels does not import this package: it is given the target, the toolset or the device it needs.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from catalog.backends.cuda import CUDA
-from catalog.backends.entry_points import Plugin, find_plugins
 from catalog.backends.hip import HIP
 from catalog.backends.host import HOST
 from catalog.backends.protocol import Backend, GpuBackend
@@ -25,6 +23,7 @@ from catalog.errors import BackendError, BuildError
 from catalog.settings import data_dir
 
 if TYPE_CHECKING:
+    from catalog.backends.entry_points import Plugin
     from catalog.build.export.toolset import Toolset
     from catalog.build.targets import Target
 
@@ -50,6 +49,8 @@ _BUILT_IN: Mapping[str, Backend] = MappingProxyType({"hip": HIP, "cuda": CUDA, "
 @functools.cache
 def plugins() -> tuple[Plugin, ...]:
     """The backends of other distributions, looked for once; for each one that cannot be used, a warning is logged."""
+    from catalog.backends.entry_points import find_plugins
+
     return find_plugins(_BUILT_IN)
 
 

@@ -68,7 +68,7 @@ def test_no_import_comes_back_to_its_module():
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
-        pytest.fail(f"an import cycle: {' <- '.join(error.args[1])}")
+        pytest.fail(f"an import cycle: {' <- '.join(error.args[1])}", pytrace=False)
 
 
 def files_below(folder):

@@ -7,13 +7,17 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from catalog.build.export import export_register
+from catalog.backends import target_of, toolset_of
+from catalog.build.export import rows
 from catalog.errors import UsageError
 from catalog.runtime.catalog import Catalog
+
+export_register = partial(rows.export_register, targets=target_of, toolsets=toolset_of)
 
 MAIN = """
 #include <stdio.h>

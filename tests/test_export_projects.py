@@ -8,13 +8,15 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 from build_tools import build, library
 from conftest import slow_but
 
-from catalog.build.export import export_project, export_register
+from catalog.backends import target_of, toolset_of
+from catalog.build.export import rows
 from catalog.build.export.projects import ProjectFormat
 from catalog.errors import BuildError, UsageError
 from catalog.ops.attention.problem import Problem
@@ -27,6 +29,9 @@ from catalog.runtime.devices.host.device import HostDevice
 from catalog.runtime.devices.loading import LoadedKernel
 from catalog.runtime.tensors import results
 from catalog.schema.kernel import Kernel
+
+export_project = partial(rows.export_project, targets=target_of, toolsets=toolset_of)
+export_register = partial(rows.export_register, targets=target_of, toolsets=toolset_of)
 
 PROBLEMS = (
     Problem(batch=1, nhead_q=2, seqlen_q=33, hdim_q=32, dtype="fp32"),

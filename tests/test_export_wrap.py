@@ -6,17 +6,21 @@ import ctypes
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 from build_tools import build, library
 from conftest import slow_but
 
-from catalog.build.export import wrap_headers
+from catalog.backends import target_of, toolset_of
+from catalog.build.export import wrap
 from catalog.build.export.headers import read_header
 from catalog.build.export.projects import ProjectFormat
 from catalog.errors import BuildError, UsageError
 from catalog.runtime.devices.here import resolve_arch
+
+wrap_headers = partial(wrap.wrap_headers, targets=target_of, toolsets=toolset_of)
 
 CORE = """
 #pragma once

@@ -14,6 +14,7 @@ import pytest
 from fake_gpu import Exposed, Shared, expected, held, make_runtime, target
 from tiny_project import ARCH
 
+from catalog.backends import why_unavailable
 from catalog.build.builder import Builder
 from catalog.errors import DeviceError, TensorError
 from catalog.ops.attention.inputs import make_inputs
@@ -21,7 +22,6 @@ from catalog.ops.attention.problem import Problem
 from catalog.runtime.bench import COLUMNS, bench_problem
 from catalog.runtime.bench_shapes import BenchOptions
 from catalog.runtime.catalog import Catalog
-from catalog.runtime.devices import why_unavailable
 from catalog.runtime.devices.gpu.resources import Memory
 from catalog.runtime.devices.here import Devices
 from catalog.runtime.devices.hip import driver as hip_driver

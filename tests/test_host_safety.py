@@ -97,7 +97,7 @@ class Sanitizer:
                 "problem": plan.problem.key,
                 "seed": index if flaw is None else SEED,
                 "flaw": flaw,
-                "num_splits": splits_of(plan.problem, plan.kernels, 2),
+                "num_splits": splits_of(plan.problem, plan.kernels, 2, whole_waves=False),
                 "libraries": [libraries[kernel.id] for kernel in plan.kernels],
             }
             for index, plan in enumerate(plans)

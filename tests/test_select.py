@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from conftest import slow_but
 
+from catalog.backends import why_unavailable
 from catalog.build.first_runs import Quarantine
 from catalog.errors import SelectionError
 from catalog.ops.attention.names import grammar_of
@@ -20,7 +21,7 @@ from catalog.ops.attention.traits import TRAITS, Family
 from catalog.registry.timings import Measured, Timing, nearest, record
 from catalog.registry.transactions import transaction
 from catalog.runtime.catalog import Catalog
-from catalog.runtime.devices import DeviceInfo, why_unavailable
+from catalog.runtime.devices import DeviceInfo
 from catalog.runtime.measure import summarise
 from catalog.schema.kernel import Kernel
 from catalog.schema.lineage import Wanted

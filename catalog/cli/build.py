@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from catalog.backends import HIP, backend_of
+from catalog.backends import HIP, backend_of, target_of
 from catalog.build.builder import Artifact, BuildFailure, BuildReport, CompileError
 from catalog.build.pools import Pool, Threads
 from catalog.cli.printing import print_told
@@ -88,7 +88,7 @@ def build_fallback(catalog: Catalog, arch: str) -> Path:
         BuildError, ToolchainError: there is no checkout or no compiler, or it does not compile.
         UsageError: the arch is none of that revision's.
     """
-    from catalog.build.targets import CK, target_of
+    from catalog.build.targets import CK
     from catalog.ops.attention.upstream.sources import ck_facts, find_checkout
 
     arch = str(catalog.spec(arch).arch)

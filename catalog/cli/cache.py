@@ -14,6 +14,7 @@ from catalog.messages import counted, subject
 if TYPE_CHECKING:
     from catalog.build.cache import Cache
     from catalog.build.housekeeping import Collected
+    from catalog.runtime.catalog import Catalog
 
 cache_app = typer.Typer(
     name="cache",
@@ -43,6 +44,13 @@ def _db(context: typer.Context) -> Path:
 
     chosen: Path | None = context.find_root().params.get("db")
     return chosen or settings().db
+
+
+def open_catalog(context: typer.Context) -> Catalog:
+    """The catalog of ``--db``, else that of the settings."""
+    from catalog.runtime.catalog import Catalog
+
+    return Catalog(_db(context))
 
 
 def _tell(done: Collected, verb: str, form: str, before: str = "") -> None:

@@ -6,22 +6,20 @@ from typing import Annotated
 
 import typer
 
-from catalog.cli.cache import cache_app
+from catalog.cli.cache import cache_app, open_catalog
 from catalog.cli.printing import FormatOption, print_rows, print_told
 
 
 @cache_app.command()
-def quarantined(form: FormatOption = "table") -> None:
+def quarantined(context: typer.Context, form: FormatOption = "table") -> None:
     """List the kernels that failed in their first run.
 
     They crashed, hung or gave a wrong result, and are not selected until the listed time.
 
     Example: catalog cache quarantined
     """
-    from catalog.cli.main import _catalog
-
     columns = ["when", "until", "kernel", "arch", "reason", "problem", "id"]
-    found = _catalog().build_log.quarantined()
+    found = open_catalog(context).build_log.quarantined()
     print_rows(
         columns,
         [[one.when, one.until, one.kernel, one.arch, one.reason, one.problem, one.kernel_id] for one in found],
@@ -31,6 +29,7 @@ def quarantined(form: FormatOption = "table") -> None:
 
 @cache_app.command()
 def unquarantine(
+    context: typer.Context,
     which: Annotated[str | None, typer.Argument(metavar="[NAME|ID]", help="Of a quarantined kernel.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Every quarantined kernel.")] = False,
     form: FormatOption = "table",
@@ -41,7 +40,6 @@ def unquarantine(
 
     Example: catalog cache unquarantine --all
     """
-    from catalog.cli.main import _catalog
     from catalog.errors import UsageError
 
     if everything is (which is not None):
@@ -49,6 +47,6 @@ def unquarantine(
             "no kernel is named" if which is None else "a kernel and --all are both named",
             hint="Name one, or give --all; catalog cache quarantined lists them.",
         )
-    released = _catalog().build_log.release(which)
+    released = open_catalog(context).build_log.release(which)
     told = "\n".join(f"released {one.kernel}" for one in released) or "No kernel is quarantined."
     print_told(told, ["kernel", "arch", "id"], [[one.kernel, one.arch, one.kernel_id] for one in released], form)

@@ -7,9 +7,9 @@ from itertools import islice, product
 from types import MappingProxyType
 from typing import Any
 
+from catalog.backends import target_of, why_unavailable
 from catalog.build.builder import Artifact, BuildFailure
 from catalog.build.describe import describe
-from catalog.build.targets import target_of
 from catalog.conformance.findings import Finding, failed, passed, skipped
 from catalog.errors import CatalogError, ProblemError, SelectionError
 from catalog.ops.attention.fields import Op
@@ -19,7 +19,6 @@ from catalog.ops.attention.stages import MAIN_STAGE
 from catalog.registry.views import rows_of
 from catalog.runtime import tracing
 from catalog.runtime.catalog import Catalog
-from catalog.runtime.devices import why_unavailable
 from catalog.runtime.measuring import main_kernel
 from catalog.runtime.plan import Plan
 from catalog.runtime.validate import Check, Expected

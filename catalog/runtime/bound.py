@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from catalog.backends import backend_of
 from catalog.errors import TensorError
 from catalog.ops.attention.inputs import make_inputs
 from catalog.ops.attention.workspace import DIVIDING, NO_WORKSPACE, Workspace, splits_of, workspace_of
@@ -188,7 +189,7 @@ def _workspace(plan: Plan, device: Device[Any], kernels: tuple[LoadedKernel, ...
     threads = device.threads
     workspace = plan.workspaces.get(threads)
     if workspace is None:
-        wanted = splits_of(plan.problem, plan.kernels, threads)
+        wanted = splits_of(plan.problem, plan.kernels, threads, whole_waves=backend_of(plan.arch).whole_waves)
         workspace = plan.workspaces[threads] = agreed_workspace(plan.problem, kernels, wanted)
     return workspace
 

@@ -274,9 +274,10 @@ def _short(length: int, tokens: int) -> int:
 
 def _request(plan: Stages, threads: int) -> dict[str, Any]:
     """What :mod:`catalog.runtime.guard_child` reads of a run, but for how it is judged."""
+    whole_waves = backend_of(plan.kernels[0].arch).whole_waves
     return {
         "problem": plan.problem.key,
-        "num_splits": splits_of(plan.problem, plan.kernels, threads),
+        "num_splits": splits_of(plan.problem, plan.kernels, threads, whole_waves=whole_waves),
         "libraries": [
             {"path": str(artifact.path.absolute()), "sha256": artifact.sha256, "kernel_id": artifact.kernel_id}
             for artifact in plan.artifacts

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from catalog import settings
+from catalog.backends import backend_of, why_unavailable
 from catalog.ops.attention.problem import Problem
 from catalog.ops.attention.stages import MAIN_STAGE
 from catalog.ops.attention.workspace import splits_of
@@ -15,7 +16,6 @@ from catalog.registry import timings
 from catalog.runtime.builds import Builds
 from catalog.runtime.catalog_file import CatalogFile, read_spec
 from catalog.runtime.decisions import Decisions
-from catalog.runtime.devices import why_unavailable
 from catalog.runtime.devices.here import Devices
 from catalog.runtime.memory import check_room, surely_fits
 from catalog.runtime.plan import Plan, Shared
@@ -179,7 +179,8 @@ class Planner:
     def _check_memory(self, problem: Problem, kernels: tuple[Kernel, ...]) -> None:
         host = self._planners.devices.host_of(self._wanted.arch)
         if host is not None and not surely_fits(problem):
-            check_room(problem, splits_of(problem, kernels, host.threads))
+            whole_waves = backend_of(self._wanted.arch).whole_waves
+            check_room(problem, splits_of(problem, kernels, host.threads, whole_waves=whole_waves))
 
     def forget(self) -> None:
         """Decide anew from now on."""

@@ -10,8 +10,7 @@ from catalog.errors import CatalogError
 from catalog.ops.attention.inputs import draw_inputs
 from catalog.runtime import tracing
 from catalog.runtime.bench_shapes import checks_of, expected_of
-from catalog.runtime.devices import check_available
-from catalog.runtime.devices.here import resolve_arch
+from catalog.runtime.devices.here import check_available, resolve_arch
 from catalog.runtime.measure import StopRule, measure, summarise
 from catalog.runtime.traces import Used
 from catalog.runtime.validate import Check, Expected

@@ -13,9 +13,9 @@ from catalog.build.cache import Cache
 from catalog.build.export.folder import write_export
 from catalog.build.export.projects import UNITS, Project, ProjectFormat, project_files
 from catalog.build.export.table import Entry, Table, c_string, check_prefix
-from catalog.build.export.toolset import Toolset, toolset_of
+from catalog.build.export.toolset import Toolset
 from catalog.build.keys import abi_number
-from catalog.build.targets import HEADERS, Target, target_of
+from catalog.build.targets import HEADERS, Target
 from catalog.errors import UsageError
 from catalog.schema.kernel import Kernel
 from catalog.settings import settings
@@ -47,7 +47,13 @@ _TABLE = Table(
 
 
 def export_register(
-    kernels: Iterable[Kernel], folder: Path, prefix: str, on_done: Callable[[Kernel], None] | None = None
+    kernels: Iterable[Kernel],
+    folder: Path,
+    prefix: str,
+    on_done: Callable[[Kernel], None] | None = None,
+    *,
+    targets: Callable[[str], Target],
+    toolsets: Callable[[str], Toolset],
 ) -> list[Path]:
     """Write what registers ``kernels`` into ``folder``; the files that were written or changed.
 
@@ -60,13 +66,15 @@ def export_register(
         folder: where to; made when it is not there.
         prefix: of the C names, ``PREFIX_register_kernels``.
         on_done: hears of each kernel.
+        targets: the target of an arch, as :func:`catalog.backends.target_of`.
+        toolsets: the toolset of an arch, as :func:`catalog.backends.toolset_of`.
 
     Raises:
         UsageError: there are no kernels, two have one name, the prefix is no C identifier, or the folder holds
             something that no export wrote.
         BuildError: a kernel has no source, or the folder cannot be written.
     """
-    rows = _Rows.of(kernels, prefix)
+    rows = _Rows.of(kernels, prefix, targets, toolsets)
     return write_export(folder, rows.files(on_done), rows.inventory)
 
 
@@ -76,6 +84,9 @@ def export_project(
     prefix: str,
     form: ProjectFormat,
     on_done: Callable[[Kernel], None] | None = None,
+    *,
+    targets: Callable[[str], Target],
+    toolsets: Callable[[str], Toolset],
 ) -> list[Path]:
     """Write ``kernels`` and what builds ``libPREFIX.so`` of them; the files that were written or changed.
 
@@ -86,13 +97,13 @@ def export_project(
         folder: as there.
         prefix: of the C names and of the library.
         form: the build tool.
-        on_done: as there.
+        on_done, targets, toolsets: as there.
 
     Raises:
         UsageError: as there; also where rows are of several arches.
         BuildError: as there.
     """
-    rows = _Rows.of(kernels, prefix)
+    rows = _Rows.of(kernels, prefix, targets, toolsets)
     if len(rows.targets) > 1:
         raise UsageError(
             f"a project is for one arch, and these rows are of {', '.join(rows.targets)}", hint="--arch chooses one."
@@ -119,7 +130,13 @@ class _Rows:
     toolsets: Mapping[str, Toolset]
 
     @classmethod
-    def of(cls, kernels: Iterable[Kernel], prefix: str) -> _Rows:
+    def of(
+        cls,
+        kernels: Iterable[Kernel],
+        prefix: str,
+        target_of: Callable[[str], Target],
+        toolset_of: Callable[[str], Toolset],
+    ) -> _Rows:
         check_prefix(prefix)
         chosen = sorted(kernels, key=lambda kernel: kernel.name)
         if not chosen:
@@ -130,9 +147,12 @@ class _Rows:
                     f"two rows are called {one.name}", hint="Narrow the expression: arch, revision, space or mask_impl."
                 )
         targets = {arch: target_of(arch) for arch in sorted({kernel.arch for kernel in chosen})}
-        families = {arch: {kernel.family for kernel in chosen if kernel.arch == arch} for arch in targets}
-        toolsets = {arch: toolset_of(arch, target, families[arch]) for arch, target in targets.items()}
-        return cls(chosen, prefix, targets, toolsets)
+        families = sorted({(kernel.arch, kernel.family) for kernel in chosen})
+        more = {  # a project has one list of flags: those of all its families
+            arch: [flag for of, family in families if of == arch for flag in target.family_flags(family)]
+            for arch, target in targets.items()
+        }
+        return cls(chosen, prefix, targets, {arch: toolset_of(arch).adding(flags) for arch, flags in more.items()})
 
     def files(self, on_done: Callable[[Kernel], None] | None) -> dict[str, str]:
         """Sources, table and headers, texts by name."""

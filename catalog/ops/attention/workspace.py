@@ -9,7 +9,6 @@ from operator import mul
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-from catalog.backends import backend_of
 from catalog.ops.attention.problem import Problem
 from catalog.ops.attention.traits import Family, Mode
 from catalog.schema.kernel import Kernel
@@ -51,11 +50,17 @@ NO_WORKSPACE = Workspace()
 """That of a single stage."""
 
 
-def splits_of(problem: Problem, kernels: Sequence[Kernel], threads: int) -> int:
+def splits_of(problem: Problem, kernels: Sequence[Kernel], threads: int, *, whole_waves: bool) -> int:
     """Parts that the keys are divided into, at least 1.
 
     A deterministic backward depends on the problem alone, so that sums are the same on every machine; everything else
     also on how many threads there are to keep busy. It is a wish: the kernels say how many there will be.
+
+    Args:
+        problem: what is computed.
+        kernels: the stages of its plan.
+        threads: what a kernel's work is divided among.
+        whole_waves: the keys are split so that blocks fill whole waves of the device.
     """
     if problem.op not in DIVIDING:
         return 1
@@ -66,7 +71,7 @@ def splits_of(problem: Problem, kernels: Sequence[Kernel], threads: int) -> int:
         items: int = columns * max(1, -(-problem.seqlen_q * problem.ratio // main.algorithm.tile_m0))
         if problem.num_splits:
             return problem.num_splits
-        if backend_of(main.arch).whole_waves:
+        if whole_waves:
             return _whole_waves(items, threads * max(1, main.algorithm.block_per_cu), min(most, MAX_SPLITS))
         return min(-(-_ITEMS_PER_THREAD * threads // items), most, MAX_SPLITS)
     if problem.deterministic:

@@ -9,12 +9,15 @@ from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from catalog.ops.attention.likeness import SIZES, bucket_of, bucket_sql, kind_of, size_of
+from catalog.ops.attention.likeness import bucket_of, kind_of, size_of
 from catalog.ops.attention.problem import Problem
 
 if TYPE_CHECKING:
     from catalog.runtime.devices import DeviceInfo
     from catalog.runtime.measure import Measurement
+
+SIZES = ("size_1", "size_2", "size_3", "size_4", "size_5")
+"""The columns of table ``problem`` that have the coordinates of a problem."""
 
 MAX_MISSES = 1_000
 """Maximum number of buckets in the table of misses; those last asked for the longest ago are dropped."""
@@ -200,6 +203,11 @@ def nearest(
         place,
     ).fetchone()
     return None if row is None else Neighbour(row["id"], row["key"], row["squared"] ** 0.5, row["key"] == problem.key)
+
+
+def bucket_sql(problem: str) -> str:
+    """:func:`bucket_of` in SQL, of the row ``problem`` of table ``problem``."""
+    return " || ',' || ".join(f"CAST({problem}.{name} AS INTEGER)" for name in SIZES) + f" || ' ' || {problem}.kind"
 
 
 def record_misses(connection: sqlite3.Connection, problem: Problem, arch: str, count: int) -> None:

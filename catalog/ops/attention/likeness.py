@@ -79,8 +79,3 @@ def steps_of(problem: Problem) -> tuple[int, ...]:
 def bucket_of(problem: Problem) -> str:
     """The name of a problem's bucket, shared by problems of one kind and about the same size."""
     return f"{','.join(map(str, steps_of(problem)))} {problem.form.kind}"
-
-
-def bucket_sql(problem: str) -> str:
-    """:func:`bucket_of` in SQL, of the row ``problem`` of table ``problem``."""
-    return " || ',' || ".join(f"CAST({problem}.{name} AS INTEGER)" for name in SIZES) + f" || ' ' || {problem}.kind"

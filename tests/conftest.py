@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import pytest
 from filelock import FileLock
 
+from catalog.build.builder import Builder
 from catalog.build.cuda.toolchain import cuda_toolchain
 from catalog.build.permissions import require_safe
 from catalog.build.toolchains import digest_of
@@ -23,6 +24,7 @@ from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices.gpu.device import GpuDevice
 from catalog.runtime.devices.host.device import HostDevice
 from catalog.runtime.devices.loading import LoadedKernel
+from catalog.schema.kernel import Kernel
 from catalog.settings import settings
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -118,12 +120,12 @@ def _private_settings(
 def populated(shared: Path) -> Callable[..., Path]:
     """The file of a catalog with every kernel of an arch, made once for all workers. Copy it."""
 
-    def populated(arch: str, revision: str | None = None) -> Path:
-        path = shared / f"{arch}-{revision}.db"
+    def populated(arch: str, revision: str | None = None, mask_impl: str = "generic") -> Path:
+        path = shared / f"{arch}-{revision}-{mask_impl}.db"
         with FileLock(f"{path}.lock"):
             if not path.exists():
                 with Catalog(path.with_suffix(".new")) as catalog:
-                    catalog.populate(arch, revision=revision)
+                    catalog.populate(arch, revision=revision, mask_impl=mask_impl)
                     catalog.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
                 catalog.path.replace(path)
         return path
@@ -141,6 +143,17 @@ def gfx950(populated: Callable[..., Path], tmp_path_factory: pytest.TempPathFact
 def host_file(populated: Callable[..., Path]) -> Path:
     """The file of a catalog with every kernel of this machine's CPU. Copy it."""
     return populated("host")
+
+
+def fill(cache: Path, kernels: Iterable[Kernel]) -> Path:
+    """A new cache with the libraries of ``kernels``, copied from the one that is kept between runs."""
+    report = Builder().build_many(kernels)
+    assert not report.failures
+    cache.mkdir(mode=0o700)
+    for artifact in report.artifacts:
+        for path in (artifact.path, artifact.path.with_suffix(".json")):
+            shutil.copy(path, cache)
+    return cache
 
 
 def count_processes(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Callable[[], int]:

@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -134,9 +135,20 @@ def populated(shared: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="session")
-def gfx950(populated: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Catalog:
+def catalog_of(populated: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Catalog]:
+    """A catalog with every kernel of an arch, generic masks. Read it only."""
+
+    @cache
+    def catalog_of(arch: str) -> Catalog:
+        return Catalog(shutil.copy(populated(arch), tmp_path_factory.mktemp(arch) / "catalog.db"))
+
+    return catalog_of
+
+
+@pytest.fixture(scope="session")
+def gfx950(catalog_of: Callable[[str], Catalog]) -> Catalog:
     """A catalog with every kernel of gfx950, generic masks. Read it only."""
-    return Catalog(shutil.copy(populated("gfx950"), tmp_path_factory.mktemp("gfx950") / "catalog.db"))
+    return catalog_of("gfx950")
 
 
 @pytest.fixture(scope="session")
@@ -145,15 +157,15 @@ def host_file(populated: Callable[..., Path]) -> Path:
     return populated("host")
 
 
-def fill(cache: Path, kernels: Iterable[Kernel]) -> Path:
+def fill(folder: Path, kernels: Iterable[Kernel]) -> Path:
     """A new cache with the libraries of ``kernels``, copied from the one that is kept between runs."""
     report = Builder().build_many(kernels)
     assert not report.failures
-    cache.mkdir(mode=0o700)
+    folder.mkdir(mode=0o700)
     for artifact in report.artifacts:
         for path in (artifact.path, artifact.path.with_suffix(".json")):
-            shutil.copy(path, cache)
-    return cache
+            shutil.copy(path, folder)
+    return folder
 
 
 def count_processes(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Callable[[], int]:

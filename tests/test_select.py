@@ -418,7 +418,7 @@ def test_what_has_failed_is_not_remembered(copied: Catalog) -> None:
 
 def test_selecting_populates_what_is_not_there(tmp_path: Any) -> None:
     catalog = Catalog(tmp_path / "new.db")
-    assert catalog.select(problem(), arch="gfx942", mask_impl="simplified").kernels[0].mask_impl == "simplified"
+    assert catalog.select(problem(), arch="gfx942", mask_impl="simplified").kernels[0].variant == "simplified"
     with pytest.raises(SelectionError):
         catalog.select(problem(dtype="bf8"), arch="gfx942", mask_impl="simplified")
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from catalog.cli.rows_out import Format, check_file, write_file, write_rows
 from catalog.errors import INTERRUPTED, UsageError
 from catalog.messages import counted
-from catalog.ops.attention.traits import IDENTITY, TRAITS
+from catalog.ops.attention.traits import TRAITS
 from catalog.runtime.bench_shapes import Benched, BenchOptions, Outcome
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ BESIDES = (
     "sound",
     "verified",
     "kernel_id",
-    *IDENTITY,
+    *TRAITS.identity,
     "stages",
     "category",
     "problem",
@@ -74,7 +74,7 @@ def row_of(benched: Benched) -> dict[str, Any]:
         **_times(benched),
         "verified": benched.verified,
         "kernel_id": kernel.id,
-        **{name: traits[name] for name in IDENTITY},
+        **{name: traits[name] for name in TRAITS.identity},
         "stages": " -> ".join(stage.name for stage in benched.stages),
         "category": benched.shape.category,
         "problem": problem.key,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -69,6 +70,12 @@ def has_nvcc() -> bool:
     except ToolchainError:
         return False
     return True
+
+
+def pytest_collection_finish() -> None:
+    """Exempt what pytest has made of all files from garbage collection, of which many tests ask for a whole one."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -19,8 +19,8 @@ from catalog.ops.attention.names import grammar_of
 from catalog.ops.attention.problem import Problem
 from catalog.ops.attention.stages import MAIN_STAGE, REQUIRED_TRAITS, stages_of
 from catalog.ops.attention.traits import TRAITS, Family
-from catalog.registry.database import transaction
 from catalog.registry.timings import Measured, Timing, nearest, record
+from catalog.registry.transactions import transaction
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices import DeviceInfo, why_unavailable
 from catalog.runtime.measure import summarise

@@ -30,9 +30,10 @@ from catalog.errors import UsageError
 from catalog.messages import counted
 from catalog.ops import operation
 from catalog.ops.attention.problem import Problem
-from catalog.registry.database import KERNEL_COLUMNS, transaction
 from catalog.registry.merge_read import Source, opened, reading
+from catalog.registry.tables import KERNEL_COLUMNS
 from catalog.registry.timings import problem_id
+from catalog.registry.transactions import transaction
 
 COLUMNS = ("from", "what", "added", "renewed", "the same")
 """Columns of :attr:`Merged.rows`."""

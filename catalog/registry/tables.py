@@ -8,9 +8,13 @@ from typing import NamedTuple
 
 from catalog.ops.attention.likeness import SIZES
 from catalog.ops.attention.traits import TRAITS
+from catalog.registry.views import VIEW
 from catalog.schema.columns import BUILD, columns_of
 
-VIEW = "kernels"
+KERNEL_COLUMNS = ("id", "name", *TRAITS.identity, *TRAITS, "hw_valid", "dispatch_order")
+"""The columns of table ``kernel``. After the traits: whether the hardware can run the row, and its place in upstream's
+dispatch order among the rows of the same enumeration.
+"""
 
 
 class Table(NamedTuple):
@@ -40,7 +44,7 @@ TABLES: Mapping[str, Table] = MappingProxyType(
         ),
         "kernel": Table(
             "Every kernel: arch, signature (what it computes) and algorithm (how).",
-            _words(("id", "name", *TRAITS.identity, *TRAITS, "hw_valid", "dispatch_order")),
+            _words(KERNEL_COLUMNS),
         ),
         "kernel_receipt": Table(
             "Which receipts, upstream's numbered product subsets, list a kernel.",

@@ -15,7 +15,8 @@ from typing import Any
 
 from catalog.errors import SpecError, UsageError
 from catalog.ops import operation
-from catalog.registry.database import KERNEL_COLUMNS, interruptible, shorten_log, transaction, written_once
+from catalog.registry.tables import KERNEL_COLUMNS
+from catalog.registry.transactions import interruptible, shorten_log, transaction, written_once
 from catalog.rules.enumeration import Join, make_table
 from catalog.rules.restriction import NOTHING_LEFT_OUT, Restriction
 from catalog.rules.table import rules_of

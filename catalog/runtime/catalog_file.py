@@ -20,7 +20,8 @@ from catalog.forks import Lock
 from catalog.ops import operation
 from catalog.ops.attention.traits import TRAITS
 from catalog.registry import timings
-from catalog.registry.database import connect, leak, transaction
+from catalog.registry.connection import connect, leak
+from catalog.registry.transactions import transaction
 from catalog.runtime.devices.here import resolve_arch
 from catalog.runtime.select import Population
 from catalog.schema.arch_spec import ArchSpec

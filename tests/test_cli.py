@@ -32,7 +32,12 @@ def database(gfx950: Catalog, tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("words", "code", "told"),
     [
         (["query", "hdim_q = 128", "--count"], 0, ""),
-        (["select", "--batch", "1", "--nhead-q", "8", "--seqlen-q", "9", "--hdim-q", "999"], 1, "hdim_q_fits rejects"),
+        pytest.param(
+            ["select", "--batch", "1", "--nhead-q", "8", "--seqlen-q", "9", "--hdim-q", "999"],
+            1,
+            "hdim_q_fits rejects",
+            marks=pytest.mark.slow,
+        ),
         (["query", "hdim=128"], 2, "Did you mean hdim_v or hdim_q?"),
     ],
 )

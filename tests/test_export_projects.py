@@ -146,6 +146,7 @@ def test_each_tool_builds_a_library_of_kernels_for_nvidia_gpus(form: ProjectForm
     assert build(form, tmp_path / "out", **environment) == []
 
 
+@pytest.mark.slow
 def test_the_compiler_is_a_variable(kernels: list[Kernel], form: ProjectFormat, tmp_path: Path) -> None:
     export_project(kernels[:1], tmp_path / "out", "mine", form)
     compiler = tmp_path / "compiler"

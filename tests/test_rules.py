@@ -173,15 +173,14 @@ def test_populations_live_side_by_side_and_keep_what_hangs_on_their_rows(copied:
     assert not connection.execute("PRAGMA foreign_key_check").fetchall()
 
 
-def test_a_spec_that_gives_a_kernel_twice_is_refused_and_nothing_changes(specs: Path, tmp_path: Path) -> None:
-    catalog = Catalog(tmp_path / "catalog.db")
-    before = catalog.populate("sm_90").kernels
-    path = specs / "arch_specs" / "native" / "sm_90.json"
-    tiles = json.loads(path.read_text())["enumerations"]["fwd"]["tiles"]
-    edit(path, "enumerations", "fwd", "tiles", value=[*tiles, tiles[0]])
+def test_a_spec_that_gives_a_kernel_twice_is_refused_and_nothing_changes(copied: Catalog, specs: Path) -> None:
+    path = specs / "arch_specs" / "2026-05" / "gfx950.json"
+    tiles = json.loads(path.read_text())["enumerations"]["bwd"]["tiles"]
+    edit(path, "enumerations", "bwd", "tiles", value=[*tiles, tiles[0]])
+    before = copied.connection.execute("SELECT count(*) FROM kernel").fetchone()[0]
     with pytest.raises(SpecError, match="gives some kernel twice"):
-        catalog.populate("sm_90")
-    assert catalog.connection.execute("SELECT count(*) FROM kernel").fetchone()[0] == before
+        copied.populate("gfx950")
+    assert copied.connection.execute("SELECT count(*) FROM kernel").fetchone()[0] == before
 
 
 @pytest.mark.slow

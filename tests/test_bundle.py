@@ -18,6 +18,7 @@ from typing import Any
 
 import command
 import pytest
+from conftest import fill
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -59,10 +60,11 @@ def shipped(host_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Shippe
     folder = tmp_path_factory.mktemp("shipped")
     catalog = Catalog(shutil.copy(host_file, folder / "catalog.db"))
     shutil.copy(host_file, folder / "empty.db")
+    plans = [catalog.select(problem) for problem in (PROBLEM, DECODE)]
+    cache = fill(folder / "cache", [kernel for plan in plans for kernel in plan.kernels])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CATALOG_CACHE_DIR", str(folder / "cache"))
+        patch.setenv("CATALOG_CACHE_DIR", str(cache))
         settings.cache_clear()
-        plans = [catalog.select(problem) for problem in (PROBLEM, DECODE)]
         for plan in plans:
             for artifact in plan.build():
                 time_it(catalog, plan.problem, artifact.key)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import json
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
+import command
 import pytest
 from build_tools import build, library
 from conftest import slow_but
@@ -320,14 +319,13 @@ def test_what_cannot_be_wrapped_is_refused_before_anything_is_written(generated:
 
 
 def test_the_command_line_wraps(generated: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "catalog", "export", "wrap", "--kernel-dir", str(generated)]
-    words = [*command, "--out", str(tmp_path / "out"), "--pattern", "some*.hpp"]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    wrap = ["export", "wrap", "--kernel-dir", generated]
+    done = command.catalog(*wrap, "--out", tmp_path / "out", "--pattern", "some*.hpp")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"1 kernel in {tmp_path / 'out'}: ")
     assert "cmake -S" in done.stdout
     assert (tmp_path / "out" / "CMakeLists.txt").is_file()
-    wrong = subprocess.run([*command, "--out", str(generated)], capture_output=True, text=True, check=False)
+    wrong = command.catalog(*wrap, "--out", generated)
     assert wrong.returncode == 2
     assert "is not empty" in wrong.stderr
     assert "Traceback" not in wrong.stderr

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import shutil
 import threading
 
 import numpy as np
@@ -71,8 +72,10 @@ def fake(rocm, tmp_path, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("amd")
+def folder(populated, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("amd")
+    shutil.copy(populated("gfx942"), folder / "catalog.db")
+    return folder
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from catalog.registry.timings import Timing, record
 from catalog.registry.transactions import transaction
 from catalog.report.data import Report, collect
 from catalog.report.page import write_report
+from catalog.rules.restriction import Restriction
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices import DeviceInfo
 from catalog.runtime.measure import summarise
@@ -66,7 +67,7 @@ def record_timings(
 def filled(gfx950: Catalog, tmp_path_factory: pytest.TempPathFactory) -> Catalog:
     """A catalog with timings of two GPUs and of this machine's CPU, a failed build and a miss."""
     catalog = copy_of(gfx950, tmp_path_factory.mktemp("report") / "catalog.db")
-    catalog.populate("host")
+    catalog.populate("host", restriction=Restriction(where="hdim_q = 128 AND dtype = 'fp32'"))
     for asked in (*ON_GPU, APPENDING):
         record_timings(catalog, asked, GPU, medians_of(catalog, asked, "gfx950"))
     record_timings(catalog, ON_GPU[0], OLDER, medians_of(catalog, ON_GPU[0], "gfx950"))
@@ -274,7 +275,7 @@ def test_the_command_writes_a_page_with_measured_peaks(filled: Catalog, tmp_path
     [
         (["--out", "HERE/page", "--arch", "gfx942"], (2, "populate --arch gfx942")),
         (["--out", "HERE/page", "--arch", "gfx9"], (2, "no arch is called 'gfx9'; did you mean gfx950")),
-        (["--out", "HERE/file/page"], (1, "cannot be written")),
+        (["--out", "HERE/file/page", "--arch", "host"], (1, "cannot be written")),
         ([], (2, "--out")),
     ],
 )

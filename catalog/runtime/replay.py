@@ -121,7 +121,7 @@ def replay(
     done: list[Replayed] = []
     with tracing.paused():
         if options.arch is not None:
-            catalog.spec(options.arch)  # a wrong one is told before anything runs
+            catalog.spec(options.arch)  # raises for an unknown one before anything runs
         plans = [_plan(catalog, used, options) for used in asked]
         kernels = {kernel.id: kernel for plan in plans if not isinstance(plan, CatalogError) for kernel in plan.kernels}
         catalog.builder.build_many(kernels.values(), options.jobs)

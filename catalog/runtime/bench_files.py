@@ -12,8 +12,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from catalog.cli.rows_out import Format, check_file, write_file, write_rows
 from catalog.errors import INTERRUPTED, UsageError
+from catalog.files import check_file, write_file
+from catalog.formats import Format, write_rows
 from catalog.messages import counted
 from catalog.ops.attention.traits import IDENTITY, TRAITS
 from catalog.runtime.bench_shapes import Benched, BenchOptions, Outcome

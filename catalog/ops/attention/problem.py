@@ -16,8 +16,6 @@ from catalog.messages import did_you_mean
 from catalog.ops.attention.checks import certain_sizes, check_features, check_lengths, check_relevance
 from catalog.ops.attention.cost import flops_of
 from catalog.ops.attention.fields import (
-    CHOICES,
-    MAX_SIZE,
     MAX_TOTAL,
     BiasDims,
     Element,
@@ -36,6 +34,7 @@ from catalog.ops.attention.form import SIZES, Form, form_of
 from catalog.ops.attention.tensors import Tensor, extents_of, traffic_of
 from catalog.ops.attention.traits import Bias, Dtype, KvLookupTable, KvMemoryLayout, Mask, Mode, Qscale, Rope
 from catalog.schema.derived import derived
+from catalog.schema.fields import fields_of
 
 _UNBOUNDED = (-1, -1)
 _CAUSAL = (-1, 0)
@@ -104,41 +103,32 @@ class Problem(BaseModel):
 
     op: Op = Field("fwd", description="operation")
     dtype: Element = Field(Dtype.FP16, description="element type")
-    page_size: Size = Field(0, description="tokens of a page of the K/V cache; 0: the cache is dense")
-    seqlens_q: Lengths | None = Field(
-        None, description=f"queries of each packed sequence, a list of integers from 0 to {MAX_SIZE}"
-    )
+    page_size: Size = Field(0, description="tokens of a page of the K/V cache; 0 for a dense cache")
+    seqlens_q: Lengths | None = Field(None, description="queries of each packed sequence, integers from 0")
     seqlens_k: Lengths | None = Field(
         default_factory=_keys_like_queries,
-        description=f"keys of each packed sequence, a list of integers from 0 to {MAX_SIZE}",
+        description="keys of each packed sequence, integers from 0; default: as many as queries",
     )
-    batch: Size = Field(
-        default_factory=_sequence_count, description=f"number of sequences, an integer from 0 to {MAX_SIZE}"
-    )
-    nhead_q: Extent = Field(description=f"query heads, an integer from 1 to {MAX_SIZE}")
+    batch: Size = Field(default_factory=_sequence_count, description="number of sequences")
+    nhead_q: Extent = Field(description="query heads")
     nhead_k: Extent = Field(
-        default_factory=_same_as("nhead_q"),
-        description=f"key heads, an integer from 1 to {MAX_SIZE} that divides nhead_q",
+        default_factory=_same_as("nhead_q"), description="key heads, a divisor of nhead_q; default: nhead_q"
     )
-    seqlen_q: Size = Field(
-        default_factory=_longest_q, description=f"queries of a sequence, an integer from 0 to {MAX_SIZE}"
-    )
+    seqlen_q: Size = Field(default_factory=_longest_q, description="queries of a sequence")
     seqlen_k: Size = Field(
-        default_factory=_longest_k, description=f"keys of a sequence, an integer from 0 to {MAX_SIZE}"
+        default_factory=_longest_k,
+        description="keys of a sequence, or that a paged sequence has room for; default: as many as queries",
     )
-    hdim_q: Extent = Field(description=f"head dim of Q and K, an integer from 1 to {MAX_SIZE}")
-    hdim_v: Extent = Field(
-        default_factory=_same_as("hdim_q"),
-        description=f"head dim of V and O, an integer from 1 to {MAX_SIZE}",
-    )
-    mask: MaskWord = Field("no", description="mask")
+    hdim_q: Extent = Field(description="head dim of Q and K")
+    hdim_v: Extent = Field(default_factory=_same_as("hdim_q"), description="head dim of V and O; default: hdim_q")
+    mask: MaskWord = Field("no", description="mask; causal is top_left, and window needs a window")
     window: Window | None = Field(
-        None, description="(left, right): keys seen on each side of the diagonal, integers from 0, or -1 for all"
+        None, description="(left, right): keys seen on each side of the diagonal, from 0, or -1 for all"
     )
     sink_size: Size = Field(0, description="first keys that stay visible to the left of a window")
-    lse: StrictBool = Field(False, description="whether to store the log-sum-exp of every row, True or False")
+    lse: StrictBool = Field(False, description="store the log-sum-exp of every row")
     scale: _Positive | None = Field(
-        None, description="factor of the scores, a positive float32; default 1 / sqrt(hdim_q)"
+        None, description="factor of the scores, a positive float32; default: 1 / sqrt(hdim_q)"
     )
     bias: Bias = Field(Bias.NO, description="what is added to the scores")
     bias_dims: BiasDims = Field("1h", description="batch and head axes of the bias or of the slopes")
@@ -146,23 +136,25 @@ class Problem(BaseModel):
         None, description="c of c * tanh(score / c), a positive float32; default: no cap"
     )
     dropout: Annotated[float, Field(ge=0, le=1)] = Field(
-        0.0, description="probability that an attention weight is dropped, a number from 0 to 1"
+        0.0, description="probability that an attention weight is dropped, from 0 to 1"
     )
-    randval: StrictBool = Field(False, description="whether to store the dropout's random bytes, True or False")
+    randval: StrictBool = Field(False, description="store the dropout's random bytes")
     qscale: Scale = Field(Qscale.NO, description="granularity of the scales of fp8 and bf8 tensors")
-    block_scale_size_q: Extent = Field(128, description="queries that share a block scale, an integer from 1")
-    block_scale_size_kv: Extent = Field(128, description="keys that share a block scale, an integer from 1")
-    min_seqlen_q: Size = Field(0, description="sequences of so many queries or fewer are skipped; 0: none is")
-    num_splits: Size = Field(0, description="parts that the keys are divided into; 0: chosen")
+    block_scale_size_q: Extent = Field(128, description="queries that share a block scale")
+    block_scale_size_kv: Extent = Field(128, description="keys that share a block scale")
+    min_seqlen_q: Size = Field(0, description="skip packed sequences of this many queries or fewer")
+    num_splits: Size = Field(0, description="parts that the keys are divided into; 0 to choose")
     num_pages: Size | None = Field(None, description="pages of the K/V cache; default: as many as the sequences fill")
     kv_memory_layout: MemoryLayout | None = Field(None, description="order of the elements inside a page")
     kv_lookup_table: LookupTable | None = Field(None, description="form of the page table")
-    seqlen_new: Size | None = Field(None, description="tokens that are appended to each sequence, an integer from 0")
-    rope: Rope = Field(Rope.NO, description="rotary embedding: interleaved or half-rotated pairs")
-    rotary_dim: Extent | None = Field(None, description="leading elements of a head that are rotated, an even integer")
-    dbias: StrictBool = Field(False, description="whether to compute the gradient of the bias, True or False")
-    dlse: StrictBool = Field(False, description="whether LSE has a gradient, which is an input, True or False")
-    deterministic: StrictBool = Field(False, description="whether dQ must be the same in every run, True or False")
+    seqlen_new: Size | None = Field(None, description="tokens that are appended to each sequence")
+    rope: Rope = Field(Rope.NO, description="rotary embedding, of interleaved or half-rotated pairs")
+    rotary_dim: Extent | None = Field(
+        None, description="leading elements of a head that are rotated, an even number; default: all"
+    )
+    dbias: StrictBool = Field(False, description="compute the gradient of the bias")
+    dlse: StrictBool = Field(False, description="take the gradient of LSE as an input")
+    deterministic: StrictBool = Field(False, description="make dQ the same in every run")
     layout: Layout = Field("bhsd", description="axis order of the dense tensors")
 
     def __init__(self, **fields: Any) -> None:
@@ -449,13 +441,13 @@ def _explained(error: ValidationError) -> ProblemError:
     """The first failure, in the words of the field's description."""
     first = error.errors(include_url=False)[0]
     name = str(first["loc"][0])
-    meaning = Problem.model_fields[name].description
     value, is_missing, indices = first["input"], first["type"] == "missing", first["loc"][1:]
+    field = fields_of(Problem)[name]
     if is_missing and not indices:
-        return ProblemError(f"a problem needs {name}: {meaning}")
-    if name in CHOICES:
-        allowed = CHOICES[name]
-        meant = did_you_mean(str(value), allowed)
-        return ProblemError(f"{name}={value!r} is not allowed{meant}", hint=f"Allowed: {', '.join(allowed)}.")
+        return ProblemError(f"a problem needs {name}: {field.about}")
+    if field.words:
+        meant = did_you_mean(str(value), field.words)
+        return ProblemError(f"{name}={value!r} is not allowed{meant}", hint=f"Allowed: {', '.join(field.words)}.")
     element = "" if is_missing else "".join(f"[{index}]" for index in indices)
-    return ProblemError(f"{name}{element}={value!r}: {meaning}")
+    expected = f"expected {field.domain}; " if field.domain else ""
+    return ProblemError(f"{name}{element}={value!r}: {expected}{field.about}")

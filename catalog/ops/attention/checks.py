@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from catalog.errors import ProblemError
 from catalog.ops.attention.fields import (
     ELEMENT_BYTES,
-    MAX_SIZE,
-    MAX_TOTAL,
     OP_FIELDS,
     QSCALES,
     QUANTISED,
     VECTOR_BYTES,
 )
 from catalog.ops.attention.traits import Bias, KvMemoryLayout, Mode, Qscale, Rope
+from catalog.schema.problem import MAX_SIZE, MAX_TOTAL
+from catalog.schema.problem_form import Form
 
 if TYPE_CHECKING:
     from catalog.ops.attention.problem import Problem
@@ -86,8 +88,15 @@ def certain_sizes(problem: Problem, sizes: Mapping[str, Any]) -> dict[str, Any] 
     packed = whole["seqlens_q"] is not None
     q = sum(whole["seqlens_q"]) if packed else whole["seqlen_q"]
     k = sum(whole["seqlens_k"]) if packed else whole["seqlen_k"]
-    certain = q <= MAX_SIZE >= k and problem.form.weight * (whole["batch"] + 1) * (q + 1) * (k + 1) <= MAX_TOTAL
+    certain = q <= MAX_SIZE >= k and _weight(problem.form) * (whole["batch"] + 1) * (q + 1) * (k + 1) <= MAX_TOTAL
     return whole if certain else None
+
+
+@lru_cache(maxsize=1024)
+def _weight(form: Form) -> int:
+    """Bytes of tensors, or FLOP, of a problem of ``form``: at most this times the product of its sizes plus one each."""
+    blank = form.blank
+    return max(form.bytes_at(defaultdict(lambda: 1)), 6 * blank.nhead_q * (blank.hdim_q + blank.hdim_v))
 
 
 def _dense(sizes: Mapping[str, Any]) -> dict[str, Any] | None:

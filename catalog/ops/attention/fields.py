@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
@@ -10,17 +9,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from catalog.ops.attention.traits import Dtype, KvLookupTable, KvMemoryLayout, Qscale
+from catalog.schema.problem import MAX_SIZE, Integer, Size
 
 Op = Literal["fwd", "splitkv", "pagedkv", "appendkv", "batch_prefill", "bwd"]
 Layout = Literal["bhsd", "bshd"]
 MaskWord = Literal["no", "causal", "top_left", "bottom_right", "window", "generic"]
 BiasDims = Literal["11", "1h", "bh"]
-
-MAX_SIZE = 2**31 - 1
-"""Largest extent of an axis, and largest token count of a group: kernels index them with 32 bits."""
-
-MAX_TOTAL = 2**63 - 1
-"""Largest FLOP and byte count: what a SQLite INTEGER holds."""
 
 ELEMENT_BYTES: Mapping[Dtype, tuple[int, int]] = MappingProxyType(
     {
@@ -71,16 +65,6 @@ VECTOR_BYTES = 16
 """Bytes that the vectorized cache layout keeps together."""
 
 
-def _integer(value: Any) -> int:
-    """An int, or what converts to one without loss (a NumPy integer); a bool is a mistake, not a number."""
-    if isinstance(value, bool):
-        raise ValueError("a bool is not an integer")
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise ValueError("not an integer") from None
-
-
 def _listed(value: Any) -> Any:
     """A list or tuple; arrays become lists. An iterator or a set has no order to rely on."""
     value = value.tolist() if hasattr(value, "tolist") else value
@@ -112,9 +96,7 @@ def _one_of(words: Iterable[str]) -> WithJsonSchema:
     return WithJsonSchema({"type": "string", "enum": [str(word) for word in words]})
 
 
-Size = Annotated[int, Field(ge=0, le=MAX_SIZE), BeforeValidator(_integer)]
-Extent = Annotated[int, Field(ge=1, le=MAX_SIZE), BeforeValidator(_integer)]
-Side = Annotated[int, Field(ge=-1, le=MAX_SIZE), BeforeValidator(_integer)]
+Side = Annotated[int, Field(ge=-1, le=MAX_SIZE), Integer]
 Lengths = Annotated[tuple[Size, ...], BeforeValidator(_listed)]
 Window = Annotated[tuple[Side, Side], BeforeValidator(_listed)]
 Element = Annotated[Dtype, BeforeValidator(_known_dtype), _one_of(ELEMENT_BYTES)]

@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from catalog.ops.attention.problem import Problem
+if TYPE_CHECKING:
+    from catalog.ops.attention.problem import Problem
 
 _IN_WORDS = frozenset(
     {
@@ -66,7 +67,7 @@ def _parts(problem: Problem) -> Iterator[str]:
     yield from (word.value for word in (problem.kv_memory_layout, problem.kv_lookup_table) if word is not None)
     if problem.num_pages is not None and problem.num_pages != problem.batch * problem.pages_per_sequence:
         yield f"pages{problem.num_pages}"
-    for field, info in Problem.model_fields.items():
+    for field, info in type(problem).model_fields.items():
         value = getattr(problem, field)
         if field not in _IN_WORDS and value != info.default:
             yield _feature(_CODES.get(field, field), value)

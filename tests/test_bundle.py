@@ -253,12 +253,12 @@ def foreign(members: dict[str, bytes]) -> None:
     """All of it for a CPU that this one is not."""
 
     def change(found: dict[str, Any]) -> None:
-        from catalog.schema.kernel import Kernel
+        from catalog.ops import read_kernel
 
         for entry in found["entries"]:
             entry["kernel"]["arch"] = FOREIGN
             entry["artifact"] |= {"arch": FOREIGN, "isa": "armv8-a" if FOREIGN == "aarch64" else "x86-64-v3"}
-            entry["artifact"]["kernel_id"] = Kernel.model_validate(entry["kernel"]).id
+            entry["artifact"]["kernel_id"] = read_kernel(entry["kernel"]).id
 
     manifest(change)(members)
 

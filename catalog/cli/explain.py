@@ -8,6 +8,7 @@ from typing import Any
 
 from catalog.cli.rows_out import Format, write_rows
 from catalog.errors import UsageError
+from catalog.ops import operation
 from catalog.ops.attention.problem import Problem
 from catalog.ops.attention.stages import STAGES
 from catalog.runtime.catalog import Catalog
@@ -43,7 +44,7 @@ def explain(catalog: Catalog, words: Sequence[str], fields: Mapping[str, Any], f
 
 
 def _explain_traits(catalog: Catalog, words: Sequence[str], form: Format, where: Mapping[str, Any]) -> None:
-    explained = catalog.explain(read_traits(words), **where)
+    explained = catalog.explain(read_traits(words, operation().traits), **where)
     findings = [
         (f.kind, f.id, f.verdict.value, " ".join(f.traits), f.reason, f.source, f.quirk) for f in explained.findings
     ]
@@ -55,12 +56,12 @@ def _explain_traits(catalog: Catalog, words: Sequence[str], form: Format, where:
 def _explain_problem(catalog: Catalog, problem: Problem, form: Format, where: Mapping[str, Any]) -> None:
     stages = [(family, *catalog.narrowing(problem, family=family, **where)) for family in STAGES[problem.op]]
     steps = [
-        (family.value, step.kind, step.id, step.rejects, step.left, step.reason, step.source)
+        (family, step.kind, step.id, step.rejects, step.left, step.reason, step.source)
         for family, narrowed, _ in stages
         for step in narrowed
     ]
     kept = [
-        (family.value, rank, c.median_ms, c.kernel.name, c.kernel.id)
+        (family, rank, c.median_ms, c.kernel.name, c.kernel.id)
         for family, _, candidates in stages
         for rank, c in enumerate(candidates, start=1)
     ]

@@ -203,9 +203,14 @@ def list_columns(form: FormatOption = "table") -> None:
 
     Example: catalog columns
     """
-    from catalog.schema.columns import COLUMNS
+    from catalog.ops import operation
+    from catalog.schema.columns import columns_of
 
-    _print(["column", "type", "domain", "default", "meaning"], [list(column) for column in COLUMNS], form)
+    _print(
+        ["column", "type", "domain", "default", "meaning"],
+        [list(column) for column in columns_of(operation().traits)],
+        form,
+    )
 
 
 @app.command()
@@ -387,7 +392,7 @@ def select(
     problem, catalog = Problem(**fields), _catalog()
     plan = catalog.select(problem, arch=arch, revision=revision, mask_impl=mask_impl)
     rows = [
-        [family.value, place, candidate.kernel.name, candidate.median_ms, candidate.kernel.id]
+        [family, place, candidate.kernel.name, candidate.median_ms, candidate.kernel.id]
         for family in (kernel.family for kernel in plan.kernels)
         for place, candidate in enumerate(
             catalog.candidates(problem, arch=arch, revision=revision, mask_impl=mask_impl, family=family, limit=limit),
@@ -443,10 +448,11 @@ def list_rules(
 
     Example: catalog rules --arch gfx950 --family fwd --kind constraint
     """
+    from catalog.ops import operation
     from catalog.rules import table
     from catalog.schema.trait_text import read_family
 
-    shown = None if family is None else read_family(family)
+    shown = None if family is None else read_family(family, operation().traits)
     rules = _catalog().rules(arch, revision=revision, family=shown, kind=kind and table.read_kind(kind))
     _print(list(table.COLUMNS), rules, form)
     if not rules:

@@ -17,7 +17,7 @@ from catalog.errors import RegistryError
 from catalog.forks import SPAWN
 from catalog.ops.attention.dispatcher_names import dispatcher_name_sql
 from catalog.ops.attention.likeness import SIZES
-from catalog.ops.attention.traits import IDENTITY, LATER_TRAITS, TRAITS, Family
+from catalog.ops.attention.traits import TRAITS
 from catalog.schema.columns import BUILD
 
 SQLITE_ERRORS = (sqlite3.Error, UnicodeDecodeError)
@@ -35,7 +35,7 @@ LOG_BYTES = 4 << 20
 
 APPLICATION_ID = 0x6B636174  # "kcat": tells a catalog from any other SQLite file
 
-KERNEL_COLUMNS = ("id", "name", *IDENTITY, *TRAITS, "hw_valid", "dispatch_order")
+KERNEL_COLUMNS = ("id", "name", *TRAITS.identity, *TRAITS, "hw_valid", "dispatch_order")
 """The columns of table ``kernel``. After the traits: whether the hardware can run the row, and its place in upstream's
 dispatch order among the rows of the same enumeration.
 """
@@ -43,9 +43,9 @@ dispatch order among the rows of the same enumeration.
 
 def _kernel_ddl() -> str:
     columns = ["id TEXT NOT NULL PRIMARY KEY", "name TEXT NOT NULL"]
-    columns += [f"{name} TEXT NOT NULL" for name in IDENTITY]
+    columns += [f"{name} TEXT NOT NULL" for name in TRAITS.identity]
     columns += [
-        f"{trait.name} {trait.sql_type} NOT NULL" for trait in TRAITS.values() if trait.name not in LATER_TRAITS
+        f"{trait.name} {trait.sql_type} NOT NULL" for trait in TRAITS.values() if trait.name not in TRAITS.later
     ]
     columns += ["hw_valid INTEGER NOT NULL", "dispatch_order INTEGER NOT NULL"]
     return f"CREATE TABLE kernel ({', '.join(columns)}, UNIQUE (name, arch, revision, mask_impl, space)) STRICT"
@@ -54,7 +54,7 @@ def _kernel_ddl() -> str:
 @cache
 def _dispatcher_name() -> str:
     """What CK's dispatcher calls a row: made when it is read, no row carries it."""
-    names = " ".join(f"WHEN '{family}' THEN {dispatcher_name_sql(family)}" for family in Family)
+    names = " ".join(f"WHEN '{family}' THEN {dispatcher_name_sql(family)}" for family in TRAITS.families)
     return f"iif(space IN ('ck', 'native'), '', CASE family {names} END)"
 
 

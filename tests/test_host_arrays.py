@@ -12,11 +12,11 @@ import pytest
 from conftest import missing
 
 from catalog.errors import TensorError
-from catalog.ops.attention.inputs import make_inputs
 from catalog.ops.attention.problem import Problem
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices.host.arrays import host_array
 from catalog.runtime.devices.host.calls import host_layout
+from catalog.runtime.inputs import make_inputs
 
 PROBLEM = Problem(batch=2, nhead_q=4, nhead_k=2, seqlen_q=5, seqlen_k=70, hdim_q=32, dtype="fp32", lse=True)
 

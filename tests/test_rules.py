@@ -19,10 +19,10 @@ from conftest import older_catalog, slow_but
 from test_schema import edit
 
 from catalog.errors import MissingReferenceError, RegistryError, SpecError, UsageError
-from catalog.ops.attention.likeness import SIZES, kind_of, size_of
 from catalog.ops.attention.problem import Problem
 from catalog.registry import database as registry
 from catalog.registry import query
+from catalog.registry.timings import SIZES
 from catalog.rules.receipts import resolve_receipts
 from catalog.rules.restriction import Restriction
 from catalog.runtime.catalog import Catalog
@@ -278,8 +278,8 @@ def test_misses_of_an_older_program_are_counted_by_size(tmp_path: Path) -> None:
     connection = older_catalog(path, 7, now)
     asked = [Problem(batch=1, nhead_q=1, seqlen_q=1, seqlen_k=length, hdim_q=64) for length in range(64, 127)]
     for number, problem in enumerate(asked):
-        sizes = dict(zip(SIZES, size_of(problem), strict=True))
-        row = {"id": number, "key": problem.key, "kind": kind_of(problem), **sizes}
+        sizes = dict(zip(SIZES, problem.coordinates, strict=True))
+        row = {"id": number, "key": problem.key, "kind": problem.form.kind, **sizes}
         holes = ", ".join(f":{name}" for name in row)
         connection.execute(f"INSERT INTO problem ({', '.join(row)}) VALUES ({holes})", row)
         connection.execute("INSERT INTO miss VALUES (?, 'x86_64_v3', 2, '2026-01-01')", (number,))

@@ -19,9 +19,9 @@ from catalog.messages import counted
 
 if TYPE_CHECKING:
     from catalog.build.pools import Pool
-    from catalog.ops.attention.problem import Problem
     from catalog.runtime.catalog import Catalog
     from catalog.runtime.tune import Tuned, TuneReport
+    from catalog.schema.problem import Problem
 
 
 @with_problem
@@ -106,11 +106,8 @@ def _problems(
     catalog: Catalog, arch: str, shapes: str | None, misses: bool, trace: Path | None, fields: dict[str, Any]
 ) -> dict[str, Problem]:
     """What is to be tuned, by name."""
-    import json
-
     from catalog.errors import UsageError
-    from catalog.ops.attention.problem import Problem
-    from catalog.ops.attention.shape_names import name_of
+    from catalog.ops import problem_of, problem_of_key
     from catalog.runtime.devices.here import resolve_arch
 
     if (shapes is not None) + misses + (trace is not None) + bool(fields) != 1:
@@ -123,14 +120,14 @@ def _problems(
 
         return {shape.name: shape.problem for shape in load_shapes(shapes).shapes}
     if misses:
-        asked = [Problem(**json.loads(key)) for key, _ in catalog.misses(resolve_arch(arch))]
-        return {name_of(problem): problem for problem in asked}
+        asked = [problem_of_key(key) for key, _ in catalog.misses(resolve_arch(arch))]
+        return {problem.name: problem for problem in asked}
     if trace is not None:
         from catalog.runtime.traces import read_trace
 
-        return {name_of(problem): problem for problem in read_trace(trace).problems}
-    problem = Problem(**fields)
-    return {name_of(problem): problem}
+        return {problem.name: problem for problem in read_trace(trace).problems}
+    problem = problem_of(fields)
+    return {problem.name: problem}
 
 
 def _summary(report: TuneReport) -> str:

@@ -16,8 +16,8 @@ from pathlib import Path
 from catalog.errors import RegistryError
 from catalog.forks import SPAWN
 from catalog.ops.attention.dispatcher_names import dispatcher_name_sql
-from catalog.ops.attention.likeness import SIZES
 from catalog.ops.attention.traits import TRAITS
+from catalog.registry.timings import SIZES
 from catalog.schema.columns import BUILD
 
 SQLITE_ERRORS = (sqlite3.Error, UnicodeDecodeError)

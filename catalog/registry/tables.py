@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from catalog.ops.attention.likeness import SIZES
 from catalog.ops.attention.traits import TRAITS
+from catalog.registry.timings import SIZES
 from catalog.schema.columns import BUILD, columns_of
 
 VIEW = "kernels"

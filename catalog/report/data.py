@@ -5,8 +5,6 @@ Speeds are those that selection goes by: warm medians, of several libraries of a
 
 from __future__ import annotations
 
-import json
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,11 +12,10 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from catalog.errors import SelectionError
-from catalog.ops.attention.likeness import kind_words
-from catalog.ops.attention.problem import Problem
-from catalog.ops.attention.shape_names import name_of
+from catalog.ops import kind_words, operation_of, operations, problem_of_key
 from catalog.registry import query
 from catalog.registry.sandbox import Limits, Row
+from catalog.schema.problem import Problem
 from catalog.schema.spec_files import OWN_SPACES
 from catalog.settings import settings
 
@@ -91,7 +88,7 @@ class Coverage:
 class Speed:
     """The speed of a kernel on a problem: TFLOP/s, GB/s of the least traffic, and its median in ms.
 
-    ``operation`` is the problem's, with its element type; ``short`` tells the kernel from others of its signature.
+    ``operation`` is what the problem computes, in a word or two; ``short`` tells the kernel from others of a signature.
     """
 
     problem: str
@@ -124,7 +121,7 @@ class Roofline:
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Problems that differ in sequence length only: TFLOP/s by length, of each kernel, the fastest kernel first."""
+    """Problems that differ in one length only: TFLOP/s by length, of each kernel, the fastest kernel first."""
 
     device: Device
     problems: str
@@ -138,7 +135,7 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """The best kernels with a tile of ``m0`` queries and ``n0`` keys: their speed, and how much was tried.
+    """The best kernels with a tile of ``m0`` by ``n0``: their speed, and how much was tried.
 
     ``relative`` is the best median of a problem over that of the tile, on average over problems: 1 is the fastest.
     """
@@ -246,11 +243,7 @@ def collect(catalog: Catalog, arch: str | None, peaks: Mapping[int, Peaks]) -> R
 _WARM = "FROM timing JOIN device ON device.id = device_id WHERE NOT cold AND device.arch = coalesce(:arch, device.arch)"
 """The timings that selection may go by, of the arch."""
 
-_SHAPE = (
-    *("pipeline", "tile_m0", "tile_n0", "tile_k0", "tile_n1", "tile_k1", "warp_m0", "warp_n0", "warp_k0"),
-    *("pad_s", "pad_sk", "pad_d", "pad_dv"),
-)
-_SPEED = f"problem.key, kernel.name, {', '.join(f'kernel.{name}' for name in _SHAPE)}, tflops, gbps, median_ms"
+_SPEED = "problem.key, kernel.id, kernel.name, tflops, gbps, median_ms"
 _JOINED = "JOIN problem ON problem.id = problem_id JOIN kernel ON kernel.id = timing.kernel_id"
 
 
@@ -260,6 +253,7 @@ class _Collector:
         self._arch = arch
         self._session = session
         self._devices = {device.id: device for device in self._read_devices()}
+        self._short_names = dict(self._read_short_names())
 
     def report(self, peaks: Mapping[int, Peaks]) -> Report:
         populations = tuple(self._populations())
@@ -292,6 +286,15 @@ class _Collector:
             "ON device.id = device_id WHERE arch = coalesce(:arch, arch) GROUP BY device.id ORDER BY arch, device.id"
         )
         return (Device(*row) for row in rows)
+
+    def _read_short_names(self) -> Iterator[tuple[str, str]]:
+        """What tells kernels of one signature apart, by their ids: of all that were timed."""
+        for one in operations():
+            rows = self._rows(
+                f"SELECT id, {', '.join(one.short_traits)} FROM kernel WHERE id IN (SELECT kernel_id {_WARM})"
+            )
+            for kernel_id, *values in rows:
+                yield kernel_id, one.short_name(dict(zip(one.short_traits, values, strict=True)))
 
     def _populations(self) -> Iterator[Population]:
         rows = self._rows(
@@ -327,7 +330,7 @@ class _Collector:
         )
         limits = self._rows(f"SELECT device_id, max(tflops), max(gbps) {_WARM} GROUP BY device_id")
         for device, tflops, gbps in limits:
-            points = tuple(_speed(row[1:-1]) for row in rows if row[0] == device)
+            points = tuple(self._speed(row[1:-1]) for row in rows if row[0] == device)
             measured = peaks.get(device)
             if measured is not None:
                 tflops, gbps = measured.gflops / 1e3, measured.gb_per_s  # noqa: PLW2901 - the roof instead of the best
@@ -342,7 +345,7 @@ class _Collector:
         groups: dict[tuple[int, str], dict[str, list[tuple[int, Speed]]]] = defaultdict(lambda: defaultdict(list))
         for device, kernel, *values, _ in rows:
             for group, length in _by_length(values[0]):
-                groups[device, group][kernel].append((length, _speed(values)))
+                groups[device, group][kernel].append((length, self._speed(values)))
         for (device, group), lines in groups.items():
             if len({length for line in lines.values() for length, _ in line}) > 1:
                 fastest = sorted(lines.values(), key=lambda line: -max(speed.tflops for _, speed in line))
@@ -350,16 +353,7 @@ class _Collector:
                 yield Lengths(self._devices[device], group, ordered)
 
     def _tiles(self) -> Iterator[Tiles]:
-        rows = self._rows(
-            "WITH tile AS (SELECT device_id, problem_id, tile_m0, tile_n0, min(median_ms) AS ms, "
-            "  max(tflops) AS tflops, count(DISTINCT kernel_id) AS kernels "
-            f"  {_WARM.replace(' WHERE', ' JOIN kernel ON kernel.id = kernel_id WHERE')} "
-            "  GROUP BY device_id, problem_id, tile_m0, tile_n0), "
-            "best AS (SELECT device_id, problem_id, min(ms) AS ms FROM tile GROUP BY device_id, problem_id) "
-            "SELECT device_id, kind, tile_m0, tile_n0, avg(best.ms / tile.ms), max(tflops), count(*), max(kernels) "
-            "FROM tile JOIN best USING (device_id, problem_id) JOIN problem ON problem.id = problem_id "
-            "WHERE kind <> '' GROUP BY device_id, kind, tile_m0, tile_n0 ORDER BY device_id, kind, tile_m0, tile_n0"
-        )
+        rows = [row for one in operations() if one.tile_axes for row in self._rows(_tiles_sql(*one.tile_axes))]
         kinds: dict[tuple[int, str], list[Tile]] = defaultdict(list)
         for device, kind, *tile in rows:
             kinds[device, kind].append(Tile(*tile))
@@ -419,8 +413,14 @@ class _Collector:
         )
         libraries = defaultdict(list)
         for device, family, compile_s, *values, _ in rows:
-            libraries[device].append(Compiled(family, compile_s, _speed(values)))
+            libraries[device].append(Compiled(family, compile_s, self._speed(values)))
         return (Compiles(self._devices[device], tuple(found)) for device, found in sorted(libraries.items()))
+
+    def _speed(self, values: Iterable[Any]) -> Speed:
+        key, kernel_id, name, tflops, gbps, median_ms = values
+        problem = _problem(key)
+        label, short = operation_of(problem).label(problem), self._short_names[kernel_id]
+        return Speed(_name(key), label, name, short, tflops, gbps, median_ms)
 
     def _misses(self) -> Iterator[Miss]:
         archs = self._rows("SELECT DISTINCT arch FROM miss WHERE arch = coalesce(:arch, arch) ORDER BY arch")
@@ -433,42 +433,31 @@ def _joined(more: str = "") -> str:
     return _WARM.replace(" WHERE", f" {_JOINED} {more} WHERE")
 
 
-def _speed(values: Iterable[Any]) -> Speed:
-    key, name, *shape, tflops, gbps, median_ms = values
-    problem = _problem(key)
-    operation, short = f"{problem.op} {problem.dtype}", _short(dict(zip(_SHAPE, shape, strict=True)))
-    return Speed(_name(key), operation, name, short, tflops, gbps, median_ms)
-
-
-def _short(shape: Mapping[str, Any]) -> str:
-    """What tells kernels of one signature apart, in few words: pipeline, tile, padded axes."""
-    tile = "x".join(str(shape[f"tile_{name}"]) for name in ("m0", "n0", "k0", "n1", "k1"))
-    warp = "x".join(str(shape[f"warp_{name}"]) for name in ("m0", "n0", "k0"))
-    padded = "+".join(name for name in ("s", "sk", "d", "dv") if shape[f"pad_{name}"])
-    words = [shape["pipeline"], tile, f"w{warp}", f"p{padded}" if padded else ""]
-    return " ".join(word for word in words if word)
+def _tiles_sql(m0: str, n0: str) -> str:
+    """A row for each tile that was tried on problems of a kind, an operation's traits ``m0`` and ``n0``."""
+    return (
+        f"WITH tile AS (SELECT device_id, problem_id, {m0} AS m0, {n0} AS n0, min(median_ms) AS ms, "
+        "  max(tflops) AS tflops, count(DISTINCT kernel_id) AS kernels "
+        f"  {_WARM.replace(' WHERE', ' JOIN kernel ON kernel.id = kernel_id WHERE')} "
+        "  GROUP BY device_id, problem_id, m0, n0), "
+        "best AS (SELECT device_id, problem_id, min(ms) AS ms FROM tile GROUP BY device_id, problem_id) "
+        "SELECT device_id, kind, m0, n0, avg(best.ms / tile.ms), max(tflops), count(*), max(kernels) "
+        "FROM tile JOIN best USING (device_id, problem_id) JOIN problem ON problem.id = problem_id "
+        "WHERE kind <> '' GROUP BY device_id, kind, m0, n0 ORDER BY device_id, kind, m0, n0"
+    )
 
 
 @lru_cache(maxsize=65_536)
 def _problem(key: str) -> Problem:
-    return Problem(**json.loads(key))
+    return problem_of_key(key)
 
 
 @lru_cache(maxsize=65_536)
 def _name(key: str) -> str:
-    return name_of(_problem(key))
+    return _problem(key).name
 
 
 def _by_length(key: str) -> Iterator[tuple[str, int]]:
-    """The groups of problems that a problem belongs to, and its sequence length there.
-
-    As many queries as keys: one length stands for both. A number of queries: the keys' is the length. Packed sequences
-    have many lengths and belong to none, nor do problems without keys.
-    """
+    """The groups of problems that a problem belongs to, and its length there."""
     problem = _problem(key)
-    if problem.seqlens_q is not None or problem.seqlen_k == 0:
-        return
-    name = re.sub(r"-s\d+(x\d+)?-", "-{}-", _name(key), count=1)
-    if problem.seqlen_q == problem.seqlen_k:
-        yield name.format("s*"), problem.seqlen_k
-    yield name.format(f"s{problem.seqlen_q}x*"), problem.seqlen_k
+    return operation_of(problem).lengths(problem)

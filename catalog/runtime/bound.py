@@ -9,19 +9,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from catalog.errors import TensorError
-from catalog.ops.attention.inputs import make_inputs
-from catalog.ops.attention.workspace import DIVIDING, NO_WORKSPACE, Workspace, splits_of, workspace_of
+from catalog.ops import operation_of
 from catalog.runtime import tracing
 from catalog.runtime.devices.arguments import without_tensors
+from catalog.runtime.inputs import make_inputs
+from catalog.runtime.splits import wanted_splits
 from catalog.runtime.tensors import Strided, check_inputs, check_outputs, results
+from catalog.schema.workspace import NO_WORKSPACE, Workspace
 
 if TYPE_CHECKING:
-    from catalog.ops.attention.problem import Problem
     from catalog.runtime.devices import Device, Layout
     from catalog.runtime.devices.arguments import Call
     from catalog.runtime.devices.loading import LoadedKernel
     from catalog.runtime.devices.repeats import Repeat
     from catalog.runtime.plan import Plan
+    from catalog.schema.problem import Problem
 
 _OVERLAP_WORK = 100_000
 """Steps that deciding whether two strided arrays share an element may take; past it they count as sharing."""
@@ -188,7 +190,7 @@ def _workspace(plan: Plan, device: Device[Any], kernels: tuple[LoadedKernel, ...
     threads = device.threads
     workspace = plan.workspaces.get(threads)
     if workspace is None:
-        wanted = splits_of(plan.problem, plan.kernels, threads)
+        wanted = wanted_splits(plan.problem, plan.kernels, threads)
         workspace = plan.workspaces[threads] = agreed_workspace(plan.problem, kernels, wanted)
     return workspace
 
@@ -199,14 +201,15 @@ def agreed_workspace(problem: Problem, kernels: Sequence[LoadedKernel], num_spli
     Raises:
         DeviceError: it would be larger than any memory.
     """
-    if problem.op not in DIVIDING:
+    operation = operation_of(problem)
+    if not operation.partial_bytes(problem, num_splits):
         return NO_WORKSPACE
     args, needed = without_tensors(problem), []
     for kernel in kernels:
         args.num_splits = num_splits
         needed.append(kernel.workspace(args))
         num_splits = needed[-1].num_splits
-    return workspace_of(problem, num_splits, needed)
+    return operation.workspace(problem, num_splits, needed)
 
 
 def _check_apart(tensors: Mapping[str, Strided], outputs: tuple[str, ...]) -> None:

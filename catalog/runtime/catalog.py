@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from catalog import settings
 from catalog.errors import BuildError, ToolchainError
-from catalog.ops.attention.problem import Problem
-from catalog.ops.attention.stages import MAIN_STAGE, stages_of
-from catalog.ops.attention.workspace import splits_of
+from catalog.ops import operation_of
 from catalog.registry import timings
 from catalog.runtime.catalog_file import CatalogFile
 from catalog.runtime.decisions import Decision, Decisions
@@ -24,7 +22,9 @@ from catalog.runtime.memory import check_room, surely_fits
 from catalog.runtime.on_default import on_default
 from catalog.runtime.plan import Plan, Services, Shared
 from catalog.runtime.select import Candidate, Choice, Selector
+from catalog.runtime.splits import wanted_splits
 from catalog.schema.kernel import Kernel
+from catalog.schema.problem import Problem
 
 if TYPE_CHECKING:
     from catalog.build.builder import Artifact, Builder
@@ -110,7 +110,7 @@ class Catalog(CatalogFile):
             planner = self._planner(kernel.arch, kernel.revision, kernel.variant)
             selected = planner.decisions.of(problem).kernels
             self._check_memory(problem, kernel.arch, selected)
-        kernels = tuple(kernel if stage.family is kernel.family else stage for stage in selected)
+        kernels = tuple(kernel if stage.family == kernel.family else stage for stage in selected)
         services = replace(planner.services, reselect=lambda *_: kernels, shared=Shared())
         return Plan(problem, planner.arch, kernels, services)
 
@@ -136,7 +136,9 @@ class Catalog(CatalogFile):
         """
         with self._lock:
             selector = self._planner(arch, revision, mask_impl).selector
-            return selector.candidates(problem, family or MAIN_STAGE[problem.op], limit, static=static)
+            return selector.candidates(
+                problem, family or operation_of(problem).main_stage(problem), limit, static=static
+            )
 
     def choice(
         self,
@@ -154,9 +156,9 @@ class Catalog(CatalogFile):
         """
         with self._lock:
             selector = self._planner(arch, revision, mask_impl).selector
-            choice = selector.choice(problem, MAIN_STAGE[problem.op], limit)
+            choice = selector.choice(problem, operation_of(problem).main_stage(problem), limit)
             if not choice.candidates:
-                selector.candidates(problem, MAIN_STAGE[problem.op])  # says why
+                selector.candidates(problem, operation_of(problem).main_stage(problem))  # says why
         return choice
 
     def narrowing(
@@ -176,7 +178,7 @@ class Catalog(CatalogFile):
         Raises:
             UsageError, SpecError, RegistryError, DeviceError: as :meth:`populate`.
         """
-        family = family or MAIN_STAGE[problem.op]
+        family = family or operation_of(problem).main_stage(problem)
         with self._lock:
             selector = self._planner(arch, revision, mask_impl).selector
             return selector.steps(problem, family), selector.kept(problem, family, limit)
@@ -228,7 +230,7 @@ class Catalog(CatalogFile):
     def _check_memory(self, problem: Problem, arch: str, kernels: tuple[Kernel, ...]) -> None:
         host = self._devices.host_of(arch)
         if host is not None and not surely_fits(problem):
-            check_room(problem, splits_of(problem, kernels, host.threads))
+            check_room(problem, wanted_splits(problem, kernels, host.threads))
 
     def measured_on(self, arch: str) -> int | None:
         """The device whose timings count: this machine's where it runs ``arch``, else the most measured one."""
@@ -380,11 +382,11 @@ def _decide(selector: Selector, problem: Problem, without: Set[str] = frozenset(
     Raises:
         SelectionError: no kernel answers the problem; says which trait or rule leaves none.
     """
-    main = MAIN_STAGE[problem.op]
+    main = operation_of(problem).main_stage(problem)
     choice = selector.choice(problem, main, 1, without=without)
     chosen = (choice.candidates or selector.candidates(problem, main, without=without))[0].kernel
     stages = (
-        chosen if family is main else selector.candidates(problem, family, static=True, without=without)[0].kernel
-        for family in stages_of(problem.op, chosen)
+        chosen if family == main else selector.candidates(problem, family, static=True, without=without)[0].kernel
+        for family in operation_of(problem).stages(problem, chosen)
     )
     return Decision(tuple(stages), choice.evidence)

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from catalog.ops.attention.stages import REQUIRED_TRAITS
+from catalog.ops import operation_of
+from catalog.schema.problem import Problem
 from catalog.schema.trait_text import shown
 
 POPULATION = (
     "kernel.arch = :arch AND kernel.revision = :revision AND kernel.space = :space AND kernel.mask_impl = :mask_impl"
 )
-SIGNATURE = " AND ".join(f"kernel.{name} = :want_{name}" for name in REQUIRED_TRAITS)
 _NEWEST_STATUS = (
     "coalesce((SELECT status FROM artifact WHERE kernel_id = kernel.id AND NOT elsewhere "
     "ORDER BY created DESC, rowid DESC LIMIT 1), '')"
@@ -39,23 +39,28 @@ class Step:
     source: str
 
 
+def signature_of(problem: Problem) -> str:
+    """The condition that a kernel has the traits which ``problem`` requires, as parameters ``want_...``."""
+    return " AND ".join(f"kernel.{name} = :want_{name}" for name in operation_of(problem).required)
+
+
 def narrow(
-    connection: sqlite3.Connection, parameters: Mapping[str, Any], rules: Sequence[sqlite3.Row]
+    connection: sqlite3.Connection, problem: Problem, parameters: Mapping[str, Any], rules: Sequence[sqlite3.Row]
 ) -> tuple[Step, ...]:
     """The steps: signature traits one after the other, each applicability rule, the hardware, quarantine, builds.
 
     ``parameters`` are those of the selection query, ``rules`` the applicability rows of table ``rule``. A trait that
     leaves no kernel is the last step.
     """
-    steps = list(_traits(connection, parameters))
+    steps = list(_traits(connection, operation_of(problem).required, parameters))
     if steps[-1].left:
-        steps += _rules(connection, parameters, rules)
+        steps += _rules(connection, signature_of(problem), parameters, rules)
     return tuple(steps)
 
 
-def _traits(connection: sqlite3.Connection, parameters: Mapping[str, Any]) -> Iterator[Step]:
+def _traits(connection: sqlite3.Connection, required: Sequence[str], parameters: Mapping[str, Any]) -> Iterator[Step]:
     where = POPULATION
-    for name in REQUIRED_TRAITS:
+    for name in required:
         wanted = parameters[f"want_{name}"]
         counts = dict(
             connection.execute(f"SELECT {name}, count(*) FROM kernel WHERE {where} GROUP BY 1", parameters).fetchall()
@@ -72,7 +77,7 @@ def _traits(connection: sqlite3.Connection, parameters: Mapping[str, Any]) -> It
 
 
 def _rules(
-    connection: sqlite3.Connection, parameters: Mapping[str, Any], rules: Sequence[sqlite3.Row]
+    connection: sqlite3.Connection, signature: str, parameters: Mapping[str, Any], rules: Sequence[sqlite3.Row]
 ) -> Iterator[Step]:
     tests: list[tuple[Literal["applicability", "hardware", "build"], str, str, str, str]] = [
         ("applicability", rule["id"], rule["expr"], rule["reason"], rule["source"]) for rule in rules
@@ -99,7 +104,7 @@ def _rules(
     sequences = [" AND ".join(expressions[: i + 1]) for i in range(len(tests))]
     counts = ", ".join(f"count(*) FILTER (WHERE {condition})" for condition in expressions + sequences)
     total, *passing = connection.execute(
-        f"SELECT count(*), {counts} FROM kernel WHERE {POPULATION} AND {SIGNATURE}", parameters
+        f"SELECT count(*), {counts} FROM kernel WHERE {POPULATION} AND {signature}", parameters
     ).fetchone()
     for (kind, name, _, reason, source), alone, left in zip(
         tests, passing[: len(tests)], passing[len(tests) :], strict=True

@@ -16,19 +16,19 @@ from catalog.errors import (
     QuarantinedError,
     SelectionError,
 )
-from catalog.ops.attention.problem import Problem
 from catalog.runtime import tracing
 from catalog.schema.kernel import Kernel
+from catalog.schema.problem import Problem
 
 if TYPE_CHECKING:
     from catalog.build.builder import Artifact
-    from catalog.ops.attention.form import Form
-    from catalog.ops.attention.workspace import Workspace
     from catalog.runtime.bound import BoundPlan
     from catalog.runtime.devices import Device, Layout
     from catalog.runtime.devices.loading import LoadedKernel
     from catalog.runtime.devices.repeats import Repeat
     from catalog.runtime.select import Choice
+    from catalog.schema.problem_form import Form
+    from catalog.schema.workspace import Workspace
 
 _log = logging.getLogger(__name__)
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from catalog.errors import CatalogError
-from catalog.ops.attention.inputs import draw_inputs
 from catalog.runtime import tracing
 from catalog.runtime.bench_shapes import checks_of, expected_of
 from catalog.runtime.devices import check_available
 from catalog.runtime.devices.here import resolve_arch
+from catalog.runtime.inputs import draw_inputs
 from catalog.runtime.measure import StopRule, measure, summarise
 from catalog.runtime.traces import Used
 from catalog.runtime.validate import Check, Expected

@@ -2,9 +2,9 @@
 
 The query asks for signature equality, for hardware validity, and for every applicability rule of the arch's spec. It
 orders by evidence: by the measured medians of this very problem on this device, else by those of the nearest measured
-problem of its kind (:mod:`catalog.ops.attention.likeness`), then by the spec's static order, then by kernel id. Medians
-within noise (:attr:`Backend.noise`) of the best count as equal, so two runs choose alike. Kernels that did not compile
-or are quarantined are passed over, until their content key changes.
+problem of its kind (:attr:`Form.kind`), then by the spec's static order, then by kernel id. Medians within noise
+(:attr:`Backend.noise`) of the best count as equal, so two runs choose alike. Kernels that did not compile or are
+quarantined are passed over, until their content key changes.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from catalog.backends import backend_of
 from catalog.errors import SelectionError
 from catalog.messages import counted
-from catalog.ops import operation
-from catalog.ops.attention.problem import Problem
-from catalog.ops.attention.stages import required_traits
+from catalog.ops import operation, operation_of
 from catalog.registry.timings import SOUND, Neighbour, nearest
-from catalog.runtime.funnel import PASSED_OVER, POPULATION, SIGNATURE, Step, narrow
+from catalog.runtime.funnel import PASSED_OVER, POPULATION, Step, narrow, signature_of
 from catalog.schema.kernel import Kernel
+from catalog.schema.problem import Problem
 
 if TYPE_CHECKING:
     from catalog.rules.explain import Finding
@@ -177,12 +176,14 @@ class Selector:
             "measured": None if neighbour is None else neighbour.id,
             "as_good": 1 + backend_of(self._population.arch).noise,
         }
-        for row in self._connection.execute(self._query(family), parameters):
+        for row in self._connection.execute(self._query(problem, family), parameters):
             yield Candidate(operation().kernel.from_row(row), row["median_ms"]), bool(row["passed_over"])
 
     def steps(self, problem: Problem, family: str) -> tuple[Step, ...]:
         """How the kernels of the population narrow down to those that answer the problem."""
-        return narrow(self._connection, self.parameters(problem, family), self._rules_of(family, "applicability"))
+        return narrow(
+            self._connection, problem, self.parameters(problem, family), self._rules_of(family, "applicability")
+        )
 
     def expressions(self, family: str) -> list[str]:
         """The rules and orders of ``family``, SQL over columns of table ``kernel`` and :meth:`parameters`."""
@@ -191,7 +192,7 @@ class Selector:
     def parameters(self, problem: Problem, family: str) -> dict[str, Any]:
         """What the selection query is given of a problem and of the population."""
         population = self._population
-        required = required_traits(problem, family, population.revision, population.mask_impl)
+        required = self._required(problem, family)
         return {
             **{f"want_{name}": value for name, value in required.items()},
             **population.identity,
@@ -199,11 +200,16 @@ class Selector:
             "compute_units": population.compute_units,
         }
 
-    def _query(self, family: str) -> str:
+    def _required(self, problem: Problem, family: str) -> dict[str, Any]:
+        """The traits that a kernel of ``family`` must have to answer ``problem``."""
+        population = self._population
+        return operation_of(problem).required_traits(problem, family, population.revision, population.mask_impl)
+
+    def _query(self, problem: Problem, family: str) -> str:
         if family not in self._queries:
             rules = [f"({rule['expr']})" for rule in self._rules_of(family, "applicability")]
             order = [rule["expr"] for rule in self._rules_of(family, "order")]
-            kept = " AND ".join([POPULATION, SIGNATURE, "hw_valid", *rules])
+            kept = " AND ".join([POPULATION, signature_of(problem), "hw_valid", *rules])
             best = "median_ms <= :as_good * best_ms"
             by = ["median_ms IS NULL", f"iif({best}, 0, median_ms)", f"iif({best}, id, NULL)", *order, "id"]
             self._queries[family] = (
@@ -232,7 +238,9 @@ class Selector:
         steps = self.steps(problem, family)
         reason = _rejections(steps)
         if steps[-1].kind == "trait":
-            required = required_traits(problem, family, self._population.revision, self._population.mask_impl)
+            required = operation_of(problem).required_traits(
+                problem, family, self._population.revision, self._population.mask_impl
+            )
             rules = {finding.id: finding for finding in self._forbidding(required)}
             told = [f"{rule.id} forbids {', '.join(rule.traits)}: {rule.reason}" for rule in rules.values()]
             reason = "; ".join([steps[-1].reason, *told])

@@ -15,12 +15,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from catalog.errors import CatalogError, ProblemError, UsageError
 from catalog.files import open_given, parse_json
 from catalog.messages import counted, expected
-from catalog.ops.attention.problem import Problem
-from catalog.ops.attention.shape_names import name_of
+from catalog.ops import problem_of
 from catalog.registry.rows import Amount
 from catalog.runtime.array_files import load_arrays
 from catalog.runtime.tensors import Array, check_inputs, element_type
 from catalog.runtime.tracing import FORMAT, folder_of
+from catalog.schema.problem import Problem
 from catalog.settings import settings
 
 MOST_TRACE_BYTES, MOST_LINE_BYTES = 2**36, 2**20
@@ -110,7 +110,7 @@ class Used:
     @property
     def name(self) -> str:
         """The problem's."""
-        return name_of(self.problem)
+        return self.problem.name
 
     @property
     def median_ms(self) -> float | None:
@@ -229,7 +229,7 @@ class _Reader:
         text = json.dumps(fields, sort_keys=True)
         if text not in self._problems:
             try:
-                self._problems[text] = Problem(**fields)
+                self._problems[text] = problem_of(fields)
             except ProblemError as error:
                 raise UsageError(f"{where}: problem: {error.message}") from None
         return self._problems[text]

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 from catalog.backends import backend_of
 from catalog.errors import CatalogError, SelectionError
-from catalog.ops.attention.inputs import draw_inputs
 from catalog.registry.timings import Timing, measured
 from catalog.runtime.guard import Stages
+from catalog.runtime.inputs import draw_inputs
 from catalog.runtime.measure import StopRule
 from catalog.runtime.measuring import keep, library_key, main_kernel, prepared
 from catalog.runtime.race import Sureness, Verdict, choice, race
@@ -27,11 +27,11 @@ from catalog.runtime.tensors import Array, make_outputs
 
 if TYPE_CHECKING:
     from catalog.build.pools import Pool
-    from catalog.ops.attention.problem import Problem
     from catalog.runtime.bound import BoundPlan
     from catalog.runtime.catalog import Catalog
     from catalog.runtime.plan import Plan
     from catalog.schema.kernel import Kernel
+    from catalog.schema.problem import Problem
 
 
 @dataclass(frozen=True, slots=True)

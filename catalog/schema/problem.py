@@ -7,7 +7,7 @@ import math
 import operator
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
@@ -159,7 +159,7 @@ class Problem(BaseModel):
     def without_caches(self) -> Self:
         """The same problem, without the cached values that follow from its fields."""
         fields = type(self).model_fields
-        return type(self).model_construct(**{name: self.__dict__[name] for name in fields})
+        return cast("Self", type(self).model_construct(**{name: self.__dict__[name] for name in fields}))
 
     def __reduce__(self) -> tuple[Callable[..., Problem], tuple[type[Problem], str]]:
         return _of_key, (type(self), self.key)  # cached values, the form above all, belong to this process
@@ -222,7 +222,9 @@ class Problem(BaseModel):
     @classmethod
     def kind_words(cls, fields: Mapping[str, Any]) -> str:
         """What :meth:`kind_fields` says, in words."""
-        return " ".join(value if name in ("operation", "dtype") else f"{name}={value}" for name, value in fields.items())
+        return " ".join(
+            value if name in ("operation", "dtype") else f"{name}={value}" for name, value in fields.items()
+        )
 
     @property
     def coordinates(self) -> tuple[float, ...]:

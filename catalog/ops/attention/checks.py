@@ -94,9 +94,11 @@ def certain_sizes(problem: Problem, sizes: Mapping[str, Any]) -> dict[str, Any] 
 
 @lru_cache(maxsize=1024)
 def _weight(form: Form) -> int:
-    """Bytes of tensors, or FLOP, of a problem of ``form``: at most this times the product of its sizes plus one each."""
+    """Bytes of tensors, or FLOP, of a problem of ``form`` for each unit of the product of its sizes plus one each."""
     blank = form.blank
-    return max(form.bytes_at(defaultdict(lambda: 1)), 6 * blank.nhead_q * (blank.hdim_q + blank.hdim_v))
+    bytes_each: int = form.bytes_at(defaultdict(lambda: 1))
+    flops_each: int = 6 * blank.nhead_q * (blank.hdim_q + blank.hdim_v)
+    return max(bytes_each, flops_each)
 
 
 def _dense(sizes: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -17,6 +17,7 @@ from catalog.ops.attention.traits import Mode
 if TYPE_CHECKING:
     from catalog.ops.attention.problem import Problem
 
+
 def kind_of(problem: Problem) -> dict[str, Any]:
     """What two problems of one kind have in common, as JSON has it."""
     return {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
@@ -13,6 +13,7 @@ from catalog.schema.problem_tensors import Axis, Role, Strides, TensorForm
 
 if TYPE_CHECKING:
     from catalog.ops.attention.problem import Problem
+    from catalog.schema.problem_form import Form
 
 ELEMENTS: Mapping[Dtype, tuple[str, str]] = MappingProxyType(
     {
@@ -257,3 +258,17 @@ def traffic_of(problem: Problem) -> int:
             tensors[new].bytes - tensors[cache].bytes for cache, new in (("k_cache", "k_new"), ("v_cache", "v_new"))
         )
     return total
+
+
+def zeroed_outputs(form: Form, inputs: Collection[str]) -> frozenset[str]:
+    """The outputs that kernels do not fill completely, given inputs of these names.
+
+    Left alone are rows behind the real length of a sequence, skipped sequences, what a mask hides of dbias, and what of
+    randval has no key.
+    """
+    if form.blank.min_seqlen_q > 0 or "seqlens_q" in inputs or "seqlens_k" in inputs:
+        return frozenset(form.made)
+    return _NEVER_FILLED
+
+
+_NEVER_FILLED = frozenset({"dbias", "randval"})

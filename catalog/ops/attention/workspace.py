@@ -6,16 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from operator import mul
-from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any
 
-from catalog.backends import backend_of
 from catalog.ops.attention.problem import Problem
 from catalog.ops.attention.traits import Family, Mode
 from catalog.schema.kernel import Kernel
-
-if TYPE_CHECKING:
-    from catalog.runtime.devices.abi import CatalogWorkspace
+from catalog.schema.workspace import Partial, Workspace
 
 MAX_SPLITS = 128
 """More splits than this never pay: combining them costs as much as they save. CK has the same limit."""
@@ -31,31 +27,17 @@ _NEARLY_FULL = 0.85
 _DETERMINISTIC_SPLITS = 8
 
 
-class Partial(NamedTuple):
-    """Float32 partial results, dense: bytes, and strides (batch, nhead, seqlen, split) in elements."""
-
-    bytes: int
-    strides: tuple[int, int, int, int]
-
-
-class Workspace(NamedTuple):
-    """What the stages of a plan share: the parts that the keys are divided into, and partial results by their place in
-    the argument struct, which begin uninitialised.
-    """
-
-    num_splits: int = 1
-    partials: Mapping[str, Partial] = MappingProxyType({})
-
-
-NO_WORKSPACE = Workspace()
-"""That of a single stage."""
-
-
-def splits_of(problem: Problem, kernels: Sequence[Kernel], threads: int) -> int:
+def splits_of(problem: Problem, kernels: Sequence[Kernel], threads: int, *, whole_waves: bool) -> int:
     """Parts that the keys are divided into, at least 1.
 
     A deterministic backward depends on the problem alone, so that sums are the same on every machine; everything else
     also on how many threads there are to keep busy. It is a wish: the kernels say how many there will be.
+
+    Args:
+        problem: what is computed.
+        kernels: the stages of its plan.
+        threads: what a kernel's work is divided among.
+        whole_waves: the keys are split so that blocks fill whole waves of the device.
     """
     if problem.op not in DIVIDING:
         return 1
@@ -66,7 +48,7 @@ def splits_of(problem: Problem, kernels: Sequence[Kernel], threads: int) -> int:
         items: int = columns * max(1, -(-problem.seqlen_q * problem.ratio // main.algorithm.tile_m0))
         if problem.num_splits:
             return problem.num_splits
-        if backend_of(main.arch).whole_waves:
+        if whole_waves:
             return _whole_waves(items, threads * max(1, main.algorithm.block_per_cu), min(most, MAX_SPLITS))
         return min(-(-_ITEMS_PER_THREAD * threads // items), most, MAX_SPLITS)
     if problem.deterministic:
@@ -88,7 +70,7 @@ def _whole_waves(items: int, places: int, most: int) -> int:
     return next(splits for splits in range(1, most + 1) if filled(splits) >= enough)
 
 
-def workspace_of(problem: Problem, num_splits: int, insisting: Sequence[CatalogWorkspace] = ()) -> Workspace:
+def workspace_of(problem: Problem, num_splits: int, insisting: Sequence[Any] = ()) -> Workspace:
     """The workspace with so many splits; kernels may insist on more bytes of partial results."""
     if problem.op not in DIVIDING:
         return Workspace(num_splits)

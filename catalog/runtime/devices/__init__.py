@@ -12,12 +12,12 @@ from catalog.errors import DeviceError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from catalog.ops.attention.problem import Problem
-    from catalog.ops.attention.workspace import Workspace
     from catalog.runtime.devices.arguments import Call
     from catalog.runtime.devices.loading import LoadedKernel
     from catalog.runtime.devices.repeats import Repeat
     from catalog.runtime.tensors import Array, Strided
+    from catalog.schema.problem import Problem
+    from catalog.schema.workspace import Workspace
 
 C = TypeVar("C", bound="Call")
 

@@ -12,10 +12,10 @@ from itertools import accumulate
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from catalog.ops.attention.form import Form
-from catalog.ops.attention.problem import Problem
 from catalog.runtime.devices.abi import ABI_VERSION, TENSORS, CatalogArgs
 from catalog.runtime.tensors import element_strides, numpy_dtype
+from catalog.schema.problem import Problem
+from catalog.schema.problem_form import Form
 
 if TYPE_CHECKING:
     Starts = array[int]

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
-from catalog.ops.attention.form import Form
-from catalog.ops.attention.problem import Problem
-from catalog.ops.attention.tensors import Axis, Shape, TensorForm, shape_of
-from catalog.ops.attention.workspace import Workspace
 from catalog.runtime.devices.abi import CatalogArgs
 from catalog.runtime.devices.arguments import OFFSETS, POINTER, TENSOR, sized
 from catalog.runtime.tensors import results, zeroed_outputs
+from catalog.schema.problem import Problem
+from catalog.schema.problem_form import Form
+from catalog.schema.problem_tensors import Axis, Shape, TensorForm, shape_of
+from catalog.schema.workspace import Workspace
 
 Maker = Callable[[Shape], Any]
 """Makes a tensor of a shape."""

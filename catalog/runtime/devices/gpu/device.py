@@ -13,8 +13,6 @@ from typing import Any
 import numpy as np
 
 from catalog.errors import DeviceError, TensorError
-from catalog.ops.attention.problem import Problem
-from catalog.ops.attention.workspace import NO_WORKSPACE, Workspace
 from catalog.runtime.devices import DeviceInfo
 from catalog.runtime.devices.arguments import Call, first_tokens, template
 from catalog.runtime.devices.dlpack import dense_strides
@@ -26,6 +24,8 @@ from catalog.runtime.devices.gpu.torch_calls import TorchLayout, layout_of
 from catalog.runtime.devices.gpu.torch_tensors import TorchMemory, gpu_of, torch_array, torch_memory, torch_outputs
 from catalog.runtime.devices.loading import REBUILD, Libraries, LoadedKernel
 from catalog.runtime.tensors import Array, make_outputs
+from catalog.schema.problem import Problem
+from catalog.schema.workspace import NO_WORKSPACE, Workspace
 
 _FLOOD_BYTES = 1 << 29
 """Twice the largest cache of a GPU: 256 MB (AMD CDNA 3 white paper, Infinity Cache)."""

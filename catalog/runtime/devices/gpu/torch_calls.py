@@ -14,10 +14,10 @@ from catalog.runtime.devices.gpu.vendors import Vendor
 from catalog.runtime.devices.repeats import Frame, Means, Repeat
 
 if TYPE_CHECKING:
-    from catalog.ops.attention.problem import Problem
-    from catalog.ops.attention.workspace import Workspace
     from catalog.runtime.devices.gpu.device import GpuCall, GpuDevice
     from catalog.runtime.devices.loading import LoadedKernel
+    from catalog.schema.problem import Problem
+    from catalog.schema.workspace import Workspace
 
 
 class TorchLayout(tuple[Any, ...]):

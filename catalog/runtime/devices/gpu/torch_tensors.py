@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from catalog.ops.attention.problem import Problem
 from catalog.runtime.devices.dlpack import ELEMENT_NAMES
 from catalog.runtime.devices.gpu.arrays import DeviceArray
 from catalog.runtime.devices.gpu.streams import torch_on
 from catalog.runtime.devices.gpu.vendors import Vendor
 from catalog.runtime.tensors import numpy_dtype, zeroed_outputs
+from catalog.schema.problem import Problem
 
 
 @dataclass(frozen=True, slots=True)

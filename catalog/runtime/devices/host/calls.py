@@ -15,9 +15,9 @@ from catalog.runtime.devices.host.arrays import imported_torch
 from catalog.runtime.devices.repeats import Frame, Means, Repeat
 
 if TYPE_CHECKING:
-    from catalog.ops.attention.problem import Problem
-    from catalog.ops.attention.workspace import Workspace
     from catalog.runtime.devices.loading import LoadedKernel
+    from catalog.schema.problem import Problem
+    from catalog.schema.workspace import Workspace
 
 _log = logging.getLogger(__name__)
 

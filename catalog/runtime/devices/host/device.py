@@ -15,14 +15,14 @@ import numpy as np
 
 from catalog.build.toolchains import host_facts
 from catalog.errors import DeviceError, SpecError, UsageError
-from catalog.ops.attention.problem import Problem
-from catalog.ops.attention.workspace import NO_WORKSPACE, Workspace
 from catalog.runtime.devices import DeviceInfo
 from catalog.runtime.devices.arguments import Call, template
 from catalog.runtime.devices.host.arrays import host_array, host_outputs
 from catalog.runtime.devices.host.calls import HostCall, HostLayout, host_layout, start, threads_left
 from catalog.runtime.devices.loading import Libraries, LoadedKernel
 from catalog.runtime.tensors import Array, make_outputs, numpy_array
+from catalog.schema.problem import Problem
+from catalog.schema.workspace import NO_WORKSPACE, Workspace
 from catalog.settings import data_dir
 from catalog.threads import checked, default_threads
 

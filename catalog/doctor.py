@@ -38,7 +38,8 @@ def _settings() -> Iterator[Finding]:
 
 
 def _file(db: Path) -> Iterator[Finding]:
-    from catalog.registry.database import connect
+    from catalog.registry.connection import connect
+    from catalog.schema.lineage import LINEAGE_OF_POPULATION
 
     if not db.is_file():
         yield Finding("catalog", "not there yet", f"{db}: catalog populate --arch ARCH makes it")
@@ -48,7 +49,9 @@ def _file(db: Path) -> Iterator[Finding]:
     except CatalogError as error:
         yield Finding("catalog", "unusable", error.line)
         return
-    rows = connection.execute("SELECT arch, revision, space, mask_impl, kernels FROM population ORDER BY 1, 2, 3, 4")
+    rows = connection.execute(
+        f"SELECT arch, revision, space, variant, kernels FROM {LINEAGE_OF_POPULATION} ORDER BY operation, 1, 2, 3, 4"
+    )
     populations = [f"{row[0]} ({row[1]}, {row[2]}, {row[3]}): {row[4]:,}" for row in rows]
     connection.close()
     yield Finding("catalog", f"{db.stat().st_size / 1e6:.1f} MB", "; ".join(populations) or "empty")

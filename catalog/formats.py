@@ -11,11 +11,13 @@ from enum import Enum
 from itertools import chain, islice
 from typing import Any, Literal, TextIO
 
-from catalog.schema.columns import COLUMNS
+from catalog.ops import operation
+from catalog.schema.columns import columns_of
 from catalog.short_names import shortened
 
 BOOLEAN_COLUMNS = frozenset(
-    {"verified", "same_kernels", "passed", "deleted"} | {column.name for column in COLUMNS if column.domain == "0, 1"}
+    {"verified", "same_kernels", "passed", "deleted"}
+    | {column.name for column in columns_of(operation()) if column.domain == "0, 1"}
 )
 """Columns that JSON shows as true and false; everywhere else they are 0 and 1, as in an expression."""
 

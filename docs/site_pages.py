@@ -151,6 +151,7 @@ def settings() -> str:
 
 def traits() -> str:
     """Every column of a kernel: what it computes, how, and the rest."""
+    from catalog.ops import operation
     from catalog.ops.attention.traits import TRAITS
     from catalog.schema.columns import columns_of
 
@@ -163,11 +164,12 @@ def traits() -> str:
         "A kernel is its arch, its signature and its algorithm. Every trait is a column: `catalog query` takes any SQL "
         "expression over them, and `catalog columns` lists them in the terminal.",
     ]
+    columns = tuple(columns_of(operation()))
     for group, about in groups.items():
         named = {name for name, trait in TRAITS.items() if trait.group == group}
-        rows = [(code(c.name), c.domain, code(c.default), c.meaning) for c in columns_of(TRAITS) if c.name in named]
+        rows = [(code(c.name), c.domain, code(c.default), c.meaning) for c in columns if c.name in named]
         text += [f"## {group.capitalize()}", about, table(("trait", "domain", "default", "meaning"), rows)]
-    others = [(code(c.name), c.domain, c.meaning) for c in columns_of(TRAITS) if c.name not in TRAITS]
+    others = [(code(c.name), c.domain, c.meaning) for c in columns if c.name not in TRAITS]
     text += ["## What else a row says", table(("column", "domain", "meaning"), others)]
     text += [
         "## Identity",
@@ -180,14 +182,15 @@ def traits() -> str:
 
 def tables() -> str:
     """Every table of the catalog's file."""
-    from catalog.registry.tables import TABLES
+    from catalog.ops import operation
+    from catalog.registry.tables import tables_of
 
     text = [
         "# Tables",
         "A catalog is one SQLite file, open to every program that reads SQLite "
         "([Datasette](../how-to/reports.md), pandas, `sqlite3`). Write to it by the catalog only.",
     ]
-    for name, described in TABLES.items():
+    for name, described in tables_of(operation()).items():
         rows = [(code(column), meaning) for column, meaning in described.columns.items()]
         text += [f"## {name}", described.about, table(("column", "meaning"), rows)]
     return "\n\n".join(text) + "\n"

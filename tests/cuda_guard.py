@@ -75,7 +75,7 @@ def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
             return SOURCE.format(description=json.dumps(describe(kernel)), flaw=FLAWS[flaws[kernel.id]][0])
 
         changed = replace(target, emit=emit)
-        catalog.builder = Builder(tmp_path / "cache", catalog.history.record, targets=lambda _: changed)
+        catalog.builds.builder = Builder(tmp_path / "cache", catalog.build_log.record, targets=lambda _: changed)
         catalog.populate(ARCH)
         return catalog
 

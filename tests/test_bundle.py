@@ -26,8 +26,8 @@ from catalog.build.cache import Cache
 from catalog.build.permissions import require_private
 from catalog.errors import BundleError, CacheError, RegistryError, UsageError
 from catalog.ops.attention.problem import Problem
-from catalog.registry.database import transaction
 from catalog.registry.timings import MEASURED, Timing, record
+from catalog.registry.transactions import transaction
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices import DeviceInfo
 from catalog.runtime.exchange import export_bundle, import_bundle

@@ -81,7 +81,7 @@ def fake(tmp_path, monkeypatch):
 @pytest.fixture
 def catalog(fake, folder):
     catalog = Catalog(folder / "catalog.db")
-    catalog.builder = Builder(folder / "cache", targets=lambda _arch: target())
+    catalog.builds.builder = Builder(folder / "cache", targets=lambda _arch: target())
     yield catalog
     catalog.close()
     catalog._devices = Devices(None)  # pytest keeps the catalog for longer than the runtime's memory may live
@@ -103,7 +103,8 @@ def guarded(catalog, folder, tmp_path, monkeypatch):
         (site / "sitecustomize.py").write_text(f"import sys, fake_cuda\nsys.modules['cuda.bindings.runtime'] = {gpu}\n")
         monkeypatch.syspath_prepend(site)
         made.append(Catalog(tmp_path / "guarded.db"))
-        made[0].builder = Builder(tmp_path / "cache", made[0].history.record, targets=lambda _: target(flaws=flaws))
+        record = made[0].build_log.record
+        made[0].builds.builder = Builder(tmp_path / "cache", record, targets=lambda _: target(flaws=flaws))
         return made[0]
 
     monkeypatch.setenv("CATALOG_GUARD", "first_run")
@@ -402,7 +403,7 @@ def test_a_kernel_that_fails_does_so_in_a_process_of_its_own(catalog, guarded, f
         result = catalog.select(ONE_KEY, arch="sm_90").run(inputs)
         assert result.kernels == (good.name,)
         assert np.array_equal(result.outputs["o"], expected(ONE_KEY, inputs["v"]))
-    (quarantine,) = catalog.history.quarantined()
+    (quarantine,) = catalog.build_log.quarantined()
     assert quarantine.kernel == flawed.name
     assert quarantine.reason.startswith(FLAWS[flaw])
     with pytest.raises(QuarantinedError, match=FLAWS[flaw]):
@@ -422,7 +423,7 @@ def test_tuning_goes_on_without_the_kernels_that_fail(catalog, guarded, monkeypa
         assert FLAWS[flaw] in tuned.failures[kernel_id]
     logs = catalog.connection.execute("SELECT log FROM artifact WHERE status = 'quarantined'").fetchall()
     assert len(logs) == len(planted)
-    assert {one.reason.partition(":")[0] for one in catalog.history.quarantined()} == {
+    assert {one.reason.partition(":")[0] for one in catalog.build_log.quarantined()} == {
         "used an illegal address",
         "gave a wrong result",
     }
@@ -443,7 +444,7 @@ def test_a_gpu_that_takes_no_second_process_is_used_unguarded(guarded, gpu, reas
     (told,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
     assert told.startswith("kernels run unguarded: ")
     assert reason in told
-    assert not catalog.history.quarantined()
+    assert not catalog.build_log.quarantined()
 
 
 def test_a_first_run_leaves_the_process_s_own_gpu_alone(guarded, fake, monkeypatch, tmp_path):
@@ -456,7 +457,7 @@ def test_a_first_run_leaves_the_process_s_own_gpu_alone(guarded, fake, monkeypat
     fake.captured.add(0)
     fake.log.clear()
     for _ in range(2):
-        catalog.history.guard.check(ONE_KEY, plan.kernels, plan.build(), device)
+        catalog.build_log.guard.check(ONE_KEY, plan.kernels, plan.build(), device)
     fake.captured.clear()
     assert not fake.log
     assert started() == 1
@@ -467,7 +468,7 @@ def test_a_wrong_result_is_blamed_on_a_stage_that_has_not_run_before(catalog, gu
     main, combine = catalog.select(problem, arch="sm_90").kernels
     catalog = guarded({combine.id: list(FLAWS)[-1]})
     artifact = catalog.build(main)
-    catalog.history.runs.remember(artifact.key, artifact.sha256, "sm_90")
+    catalog.build_log.runs.remember(artifact.key, artifact.sha256, "sm_90")
     with pytest.raises(QuarantinedError, match=f"{combine.name} gave a wrong result"):
         catalog.plan(problem, main).run()
-    assert [one.kernel for one in catalog.history.quarantined()] == [combine.name]
+    assert [one.kernel for one in catalog.build_log.quarantined()] == [combine.name]

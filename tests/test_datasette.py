@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from conftest import copy_of
 
+from catalog.ops import operation
 from catalog.ops.attention.problem import Problem
-from catalog.registry.database import connect
-from catalog.registry.tables import TABLES
+from catalog.registry.connection import connect
+from catalog.registry.tables import tables_of
 from catalog.registry.timings import Timing, record
 from catalog.report.datasette import QUERIES, metadata
 from catalog.runtime.catalog import Catalog
@@ -56,9 +57,9 @@ def test_every_column_of_every_table_is_described(tmp_path: Path) -> None:
     }
     connection.close()
     assert {name: sorted(columns) for name, columns in there.items()} == {
-        name: sorted(table.columns) for name, table in TABLES.items()
+        name: sorted(table.columns) for name, table in tables_of(operation()).items()
     }
-    assert all(text for table in TABLES.values() for text in (table.about, *table.columns.values()))
+    assert all(text for table in tables_of(operation()).values() for text in (table.about, *table.columns.values()))
 
 
 @pytest.mark.slow

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -15,7 +14,7 @@ from pathlib import Path
 
 import command
 import pytest
-from conftest import count_processes, older_catalog, slow_but
+from conftest import count_processes, slow_but
 
 from catalog.build import targets
 from catalog.build.describe import describe
@@ -80,7 +79,7 @@ def _guarded(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CATALOG_GUARD", "first_run")
     monkeypatch.setenv("CATALOG_GUARD_TIMEOUT", "30")
     monkeypatch.setenv("CATALOG_CACHE_DIR", str(cache))
-    monkeypatch.setattr("catalog.runtime.plan._told", set())
+    monkeypatch.setattr("catalog.runtime.plan._reported", set())
     monkeypatch.setattr("catalog.build.first_runs._unwritten", {})
     settings.cache_clear()
 
@@ -152,7 +151,7 @@ def test_a_kernel_that_does_not_come_back_gives_way_to_the_next(  # noqa: PLR091
     [(status, log)] = catalog.connection.execute("SELECT status, log FROM artifact WHERE kernel_id = ?", [best.id])
     assert status == "quarantined"
     assert FLAWS[name][2] in log
-    [quarantine] = [one for one in catalog.history.quarantined() if one.log == log]
+    [quarantine] = [one for one in catalog.build_log.quarantined() if one.log == log]
     assert (quarantine.kernel, quarantine.problem) == (best.name, PROBLEM.key)
     step = next(step for step in catalog.narrowing(PROBLEM)[0] if step.id == "not_quarantined")
     assert step.rejects == 1
@@ -167,7 +166,7 @@ def test_a_kernel_that_does_not_come_back_gives_way_to_the_next(  # noqa: PLR091
     with pytest.raises(QuarantinedError, match=FLAWS[name][2]):
         catalog.plan(PROBLEM, best).run()
 
-    catalog.history.release(best.id)
+    catalog.build_log.release(best.id)
     assert Catalog(catalog.path).select(PROBLEM).kernels == (best,)
 
 
@@ -199,7 +198,7 @@ def test_what_may_have_come_from_outside_blames_no_kernel(
             catalog.select(PROBLEM).run()
         assert not isinstance(caught.value, QuarantinedError)
     assert caplog.text.count(UNKNOWN[name][2]) == 2
-    assert best.id not in {one.kernel_id for one in catalog.history.quarantined()}
+    assert best.id not in {one.kernel_id for one in catalog.build_log.quarantined()}
 
     monkeypatch.delenv("OUTSIDE")
     assert catalog.select(PROBLEM).run().kernels == (best.name,)
@@ -222,12 +221,12 @@ def test_a_first_run_without_memory_blames_no_kernel(
     script = tmp_path / "python"
     script.write_text(f'#!/bin/sh\nulimit -v {kib + 100 * 1024}\nexec "{sys.executable}" "$@"\n')
     script.chmod(0o755)
-    before = catalog.history.quarantined()
+    before = catalog.build_log.quarantined()
     with monkeypatch.context() as patch:
         patch.setattr(sys, "executable", str(script))
         with pytest.raises(DeviceError, match="proves nothing: it ran out of memory"):
             catalog.select(problem).run()
-    assert catalog.history.quarantined() == before
+    assert catalog.build_log.quarantined() == before
     catalog.select(problem).run()
 
 
@@ -276,14 +275,14 @@ def test_a_quarantine_ends_by_itself(
     best, second = best_two(catalog)
     flaw([best], version="for some time")
     assert_right(catalog, [second])
-    [quarantine] = [one for one in catalog.history.quarantined() if one.reason == "died of SIGSEGV"][-1:]
+    [quarantine] = [one for one in catalog.build_log.quarantined() if one.reason == "died of SIGSEGV"][-1:]
     begin, end = (datetime.fromisoformat(when) for when in (quarantine.when, quarantine.until))
     assert end - begin == timedelta(days=30)
 
     monkeypatch.setenv("CATALOG_QUARANTINE_DAYS", "1e-9")
     settings.cache_clear()
     again = Catalog(catalog.path)
-    assert again.history.quarantined() == []
+    assert again.build_log.quarantined() == []
     assert again.select(PROBLEM).kernels == (best,)
     assert next(step for step in again.narrowing(PROBLEM)[0] if step.id == "not_quarantined").rejects == 0
     processes = count_processes(monkeypatch, tmp_path)
@@ -316,7 +315,7 @@ def test_when_no_kernel_is_left_the_error_says_what_happened_and_how_to_go_on(
         assert words in str(caught.value)
     with pytest.raises(SelectionError, match=r"not_quarantined rejects .* catalog cache unquarantine"):
         Catalog(catalog.path).select(problem)
-    catalog.history.release(None)
+    catalog.build_log.release(None)
 
 
 @pytest.mark.slow
@@ -386,7 +385,7 @@ def test_nothing_needs_to_be_writable(
         for problem in (PROBLEM, PROBLEM.model_copy(update={"seqlen_q": 34}), PROBLEM):
             assert_right(catalog, [second if flawed else best], problem)
         assert processes() == 1 + flawed
-        assert [one.kernel for one in catalog.history.quarantined()] == [best.name] * flawed
+        assert [one.kernel for one in catalog.build_log.quarantined()] == [best.name] * flawed
     finally:
         guard.unlink()
         (tmp_path / "away").rename(guard)
@@ -461,37 +460,3 @@ def test_the_command_line_lists_and_releases(catalog: Catalog, flaw: Callable[..
     assert cli("unquarantine", best.name).stdout.startswith(f"released {best.name}")
     assert json.loads(cli("quarantined", "--format", "json").stdout) == []
     assert Catalog(catalog.path).select(PROBLEM).kernels == (best,)
-
-
-def test_an_older_catalog_keeps_builds_and_timings(tmp_path: Path) -> None:
-    path = tmp_path / "catalog.db"
-    now = Catalog(tmp_path / "now.db")
-    now.populate("x86_64_v3")
-    connection = older_catalog(path, 2, now)
-    for key, rowid in (("newer", 7), ("older", 3)):
-        connection.execute(
-            "INSERT INTO artifact (rowid, key, kernel_id, arch, toolchain, flags, status, log, compile_s, created, "
-            "code_bytes) SELECT ?1, ?2, id, arch, '', '', 'built', '', 1, '2026-01-01', ?1 FROM kernel LIMIT 1",
-            (rowid, key),
-        )
-    connection.execute("INSERT INTO device VALUES (1, 'x86_64_v3', 'a device', '{}')")
-    connection.execute("INSERT INTO problem VALUES (1, '{}')")
-    connection.execute(
-        "INSERT INTO timing SELECT 1, kernel_id, 1, key, 9, 1, 1, 1, 1, 1, 1, '' FROM artifact WHERE key = 'newer'"
-    )
-    before = connection.execute("SELECT rowid, * FROM artifact ORDER BY key").fetchall()
-    columns = [row[1] for row in connection.execute("PRAGMA table_info(artifact)")]
-    connection.close()
-
-    connection = Catalog(path).connection
-    after = connection.execute(f"SELECT rowid, {', '.join(columns)} FROM artifact ORDER BY key").fetchall()
-    assert [tuple(row) for row in after] == [tuple(row) for row in before]
-    assert connection.execute("SELECT code_bytes FROM kernels WHERE built").fetchone()[0] == 7
-    assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
-    assert connection.execute("PRAGMA foreign_keys").fetchone()[0] == 1
-    connection.execute("UPDATE artifact SET status = 'quarantined' WHERE key = 'newer'")
-    with pytest.raises(sqlite3.IntegrityError):
-        connection.execute("UPDATE artifact SET status = 'unknown'")
-    assert connection.execute("SELECT count(*) FROM timing").fetchone()[0] == 1
-    connection.execute("DELETE FROM artifact WHERE key = 'newer'")
-    assert connection.execute("SELECT count(*) FROM timing").fetchone()[0] == 0

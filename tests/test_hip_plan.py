@@ -78,7 +78,7 @@ def folder(tmp_path_factory):
 @pytest.fixture
 def catalog(fake, folder):
     catalog = Catalog(folder / "catalog.db")
-    catalog.builder = Builder(folder / "cache", targets=lambda _arch: target())
+    catalog.builds.builder = Builder(folder / "cache", targets=lambda _arch: target())
     yield catalog
     catalog.close()
     catalog._devices = Devices(None)  # pytest keeps the catalog for longer than the runtime's memory may live
@@ -193,7 +193,7 @@ def test_lengths_and_pages_in_numpy_arrays_are_checked(catalog, on_gpu):
 
 
 def test_tensors_are_checked_before_anything_is_compiled(catalog, tmp_path):
-    catalog.builder = Builder(tmp_path / "cache", targets=lambda _arch: target())
+    catalog.builds.builder = Builder(tmp_path / "cache", targets=lambda _arch: target())
     plan, inputs = catalog.select(DENSE, arch="gfx942"), make_inputs(DENSE)
     for change, message in (
         ({"q": Shared(inputs["q"], index=1)}, "q is on GPU 1: the kernel runs on GPU 0"),
@@ -208,7 +208,7 @@ def test_tensors_are_checked_before_anything_is_compiled(catalog, tmp_path):
 
 def test_a_library_of_another_arch_is_refused(catalog, tmp_path):
     wrong = target(lambda row: row.replace('"arch":"gfx942"', '"arch":"gfx950"'))
-    catalog.builder = Builder(tmp_path / "cache", targets=lambda _arch: wrong)
+    catalog.builds.builder = Builder(tmp_path / "cache", targets=lambda _arch: wrong)
     with pytest.raises(DeviceError, match="is for gfx950, and GPU 0 is of arch gfx942"):
         catalog.select(DENSE, arch="gfx942").run()
 

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import archspec.cpu
 import pytest
@@ -20,8 +21,7 @@ from catalog.ops.attention.problem import Problem
 from catalog.runtime.devices.abi import ABI_VERSION, CatalogArgs, CatalogTensor
 from catalog.runtime.devices.host.device import HostDevice, host_archs, resolve_host_arch, why_unavailable
 from catalog.runtime.inputs import make_inputs
-from catalog.runtime.plan import Plan, Services
-from catalog.runtime.select import Choice
+from catalog.runtime.plan import Plan, Shared
 from catalog.runtime.tensors import make_outputs
 
 INCLUDE = Path(catalog.__file__).parent / "build" / "abi"
@@ -120,10 +120,9 @@ def test_a_library_that_is_lost_between_build_and_load_is_built_again(build, los
 
     device = HostDevice(num_threads=5)
     kernel = make_kernel()
-    services = Services(
-        choice=lambda problem, limit: Choice(None, ()),
+    services = SimpleNamespace(
+        shared=Shared(),
         build=build_and_lose,
-        reselect=lambda problem, ids: (kernel,),
         device=lambda arch: device,
         guard=lambda *loaded: None,
     )

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from catalog.errors import RegistryError, UsageError
 from catalog.ops.attention.kernel import AttentionKernel
 from catalog.ops.attention.problem import Problem
-from catalog.registry import database as registry
 from catalog.registry import merge_read
-from catalog.registry.database import KERNEL_COLUMNS, connect
+from catalog.registry.connection import connect, sha256_hex
 from catalog.registry.query import Query, run
+from catalog.registry.tables import KERNEL_COLUMNS
 from catalog.runtime.catalog import Catalog
 
 CONTENT = {
@@ -60,7 +60,7 @@ def problem_key(number: int) -> str:
 
 
 def artifact_key(kernel: AttentionKernel, toolchain: int) -> str:
-    return registry.sha256_hex(f"{kernel.id} {toolchain}")
+    return sha256_hex(f"{kernel.id} {toolchain}")
 
 
 def there(connection: sqlite3.Connection, table: str) -> list[str]:
@@ -196,19 +196,6 @@ def test_kernels_of_other_facts_stay_out_of_a_whole_population(
     assert copied.parity("gfx950", 0).passed
     [done] = Catalog(empty / "empty.db").merge([there])
     assert done.counts["timing"]["added"] == 1, "where nothing is populated, it is a kernel as any other"
-
-
-def test_an_older_schema_is_merged_and_left_as_it_is(
-    kernels: list[AttentionKernel], empty: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as older:
-        older.setattr(registry, "_MIGRATIONS", registry._MIGRATIONS[:2])
-        path = write(empty / "older.db", kernels, [(0, 0, "built", FIRST)], [(0, 0, 0, 0, FIRST, 1.0)])
-    before = path.read_bytes()
-    catalog = Catalog(empty / "empty.db")
-    [done] = catalog.merge([path])
-    assert done.counts["timing"]["added"] == 1
-    assert path.read_bytes() == before
 
 
 def _nothing(path: Path) -> None:

@@ -18,8 +18,8 @@ from conftest import copy_of
 
 from catalog.ops.attention.problem import Problem
 from catalog.ops.attention.shape_names import name_of
-from catalog.registry.database import transaction
 from catalog.registry.timings import Timing, record
+from catalog.registry.transactions import transaction
 from catalog.report.data import Report, collect
 from catalog.report.page import write_report
 from catalog.runtime.catalog import Catalog
@@ -185,7 +185,7 @@ def test_coverage_and_the_summary_count_rows(filled: Catalog, report: Report) ->
         row["id"]: row["receipts"].split()
         for row in filled.connection.execute("SELECT id, receipts FROM kernels WHERE arch = 'gfx950' AND built")
     }
-    shown = {one.receipt: one for one in report.coverage if one.population.startswith("gfx950")}
+    shown = {one.receipt: one for one in report.coverage if one.lineage.arch == "gfx950"}
     assert (shown[0].kernels, shown[None].kernels) == (34_889, 43_055)
     assert "CK's default build" in shown[0].label
     for receipt in (0, 3, 700):
@@ -198,7 +198,7 @@ def test_coverage_and_the_summary_count_rows(filled: Catalog, report: Report) ->
     assert report.artifacts["failed"] == 1
     assert [(miss.problem, miss.count) for miss in report.misses] == [(name_of(problem(seqlen_q=3)), 2)]
     only = collect(filled, "gfx950", {})
-    assert {device.arch for device in only.devices} == {one.arch for one in only.populations} == {"gfx950"}
+    assert {device.arch for device in only.devices} == {one.lineage.arch for one in only.lineages} == {"gfx950"}
 
 
 def test_the_page_needs_nothing_and_shows_every_figure(page: Path, tmp_path: Path) -> None:

@@ -207,7 +207,7 @@ def refusing(tmp_path_factory: pytest.TempPathFactory) -> Catalog:
         catalog.populate("gfx942", revision=REVISION, mask_impl=mask_impl)
     compiler = targets.HOST.toolchain(resolve_arch("host"))
     target = replace(targets.HOST, toolchain=lambda arch: compiler, emit=lambda kernel, memory: "#error refused")
-    catalog.builder = Builder(folder / "cache", catalog.history.record, targets=lambda arch: target)
+    catalog.builds.builder = Builder(folder / "cache", catalog.build_log.record, targets=lambda arch: target)
     return catalog
 
 

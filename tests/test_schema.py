@@ -110,7 +110,7 @@ def edit(path: Path, *steps: str | int, value: Any) -> None:
     ("file", "steps", "value", "told"),
     [
         ("gfx950", ("enumerations", "fwd", "tiles", 0, "dtype"), ["fp61"], ["fwd.tiles[0].dtype[0]", "fp16", "mxfp4"]),
-        ("gfx950", ("enumerations", "fwd", "tiles", 0, "hdim"), "128", ["fwd.tiles[0].hdim"]),
+        ("gfx950", ("enumerations", "fwd", "tiles", 0, "hdim"), "128", ["fwd.tiles[0]", "hdim: '128'"]),
         (
             "gfx950",
             ("enumerations", "fwd", "tiles", 0, "tiles"),

@@ -17,12 +17,13 @@ from catalog.ops.attention.names import grammar_of
 from catalog.ops.attention.problem import Problem
 from catalog.ops.attention.stages import MAIN_STAGE, REQUIRED_TRAITS, stages_of
 from catalog.ops.attention.traits import TRAITS, Family
-from catalog.registry.database import transaction
 from catalog.registry.timings import Measured, Timing, nearest, record
+from catalog.registry.transactions import transaction
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices import DeviceInfo, why_unavailable
 from catalog.runtime.measure import summarise
 from catalog.schema.kernel import Kernel
+from catalog.schema.lineage import Wanted
 
 GPU = DeviceInfo("gfx950", "AMD Instinct MI355X", 256)
 
@@ -378,7 +379,7 @@ def test_what_is_remembered_is_what_the_query_would_choose(
 
         assert chosen(lambda asked=asked: elsewhere.select(asked, arch=arch).kernels) == chosen(by_query)
     if not measured:
-        made = elsewhere._planner(arch, None, "generic").decisions._made
+        made = elsewhere._planners.of(Wanted(arch)).decisions._made
         assert len(made) <= len(problems) / (1.5 if count < 100 else 8), "most decisions are remembered ones"
 
 
@@ -407,13 +408,13 @@ def test_what_has_failed_is_not_remembered(copied: Catalog) -> None:
     record_timings(copied, problem(lse=True), {first.id: 1.0}, key)  # with the library that is quarantined
     fields = {"key": key, "kernel_id": first.id, "kernel": first.name, "arch": "gfx950", "device": "gfx950"}
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    copied.history.quarantine(Quarantine(**fields, reason="hung", problem=problem().key, when=now))
+    copied.build_log.quarantine(Quarantine(**fields, reason="hung", problem=problem().key, when=now))
     assert copied.select(problem(batch=3), arch="gfx950").kernels[0] != first
 
 
 def test_selecting_populates_what_is_not_there(tmp_path: Any) -> None:
     catalog = Catalog(tmp_path / "new.db")
-    assert catalog.select(problem(), arch="gfx942", mask_impl="simplified").kernels[0].mask_impl == "simplified"
+    assert catalog.select(problem(), arch="gfx942", mask_impl="simplified").kernels[0].variant == "simplified"
     with pytest.raises(SelectionError):
         catalog.select(problem(dtype="bf8"), arch="gfx942", mask_impl="simplified")
 

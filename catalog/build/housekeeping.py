@@ -26,7 +26,8 @@ from catalog.build.permissions import ANOTHER
 from catalog.errors import CacheError
 from catalog.files import PARTIAL_PREFIX
 from catalog.forks import Lock
-from catalog.registry.database import connect, transaction
+from catalog.registry.connection import connect
+from catalog.registry.transactions import transaction
 from catalog.settings import settings
 
 DAY_SECONDS = 86_400.0

@@ -208,7 +208,7 @@ def list_columns(form: FormatOption = "table") -> None:
 
     _print(
         ["column", "type", "domain", "default", "meaning"],
-        [list(column) for column in columns_of(operation().traits)],
+        [list(column) for column in columns_of(operation())],
         form,
     )
 

@@ -21,7 +21,7 @@ def quarantined(form: FormatOption = "table") -> None:
     from catalog.cli.main import _catalog
 
     columns = ["when", "until", "kernel", "arch", "reason", "problem", "id"]
-    found = _catalog().history.quarantined()
+    found = _catalog().build_log.quarantined()
     print_rows(
         columns,
         [[one.when, one.until, one.kernel, one.arch, one.reason, one.problem, one.kernel_id] for one in found],
@@ -49,6 +49,6 @@ def unquarantine(
             "no kernel is named" if which is None else "a kernel and --all are both named",
             hint="Name one, or give --all; catalog cache quarantined lists them.",
         )
-    released = _catalog().history.release(which)
+    released = _catalog().build_log.release(which)
     told = "\n".join(f"released {one.kernel}" for one in released) or "No kernel is quarantined."
     print_told(told, ["kernel", "arch", "id"], [[one.kernel, one.arch, one.kernel_id] for one in released], form)

@@ -92,10 +92,10 @@ def _findings(catalog: Catalog, arch: str, options: ConformanceOptions) -> Itera
 
 
 def _of_rows(catalog: Catalog, spec: ArchSpec, path: Path) -> Iterator[Finding]:
-    for mask_impl in spec.variants:
+    for variant in spec.variants:
         try:
-            yield from row_findings(catalog, spec, mask_impl)
-            yield from rule_findings(catalog, spec, mask_impl, path)
+            yield from row_findings(catalog, spec, variant)
+            yield from rule_findings(catalog, spec, variant, path)
         except CatalogError as error:
-            yield failed("rows", str(spec.arch), f"masks {mask_impl}: {error}")
+            yield failed("rows", str(spec.arch), f"masks {variant}: {error}")
     yield from naming_findings(spec)

@@ -11,6 +11,7 @@ from catalog.build.targets import target_of
 from catalog.conformance.findings import Finding, failed, passed, skipped
 from catalog.errors import CatalogError, ProblemError, SelectionError
 from catalog.ops import operation
+from catalog.registry.views import rows_of
 from catalog.runtime import tracing
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices import why_unavailable
@@ -20,6 +21,7 @@ from catalog.runtime.plan import Plan
 from catalog.runtime.validate import Check, Expected
 from catalog.schema.arch_spec import ArchSpec
 from catalog.schema.kernel import Kernel
+from catalog.schema.lineage import Lineage, of_lineage
 
 STEPS = ("built", "described", "run", "verified")
 
@@ -41,7 +43,7 @@ def kernel_findings(catalog: Catalog, spec: ArchSpec, jobs: int | None) -> Itera
     mains = [family for family in operation(spec.operation).main_families if family in spec.families]
     plans: list[Plan] = []
     for family in mains:
-        found = [plan for variant in spec.variants if (plan := _plan(catalog, spec, variant, family))]
+        found = [plan for variant in spec.variants if (plan := _plan(catalog, spec.lineage(variant), family))]
         plan = next(
             (plan for plan in found if not any(map(catalog.refusal, plan.kernels))), found[0] if found else None
         )
@@ -61,21 +63,20 @@ def kernel_findings(catalog: Catalog, spec: ArchSpec, jobs: int | None) -> Itera
         yield from _of_plan(plan, results, lacking)
 
 
-def _plan(catalog: Catalog, spec: ArchSpec, variant: str, family: str) -> Plan | None:
+def _plan(catalog: Catalog, lineage: Lineage, family: str) -> Plan | None:
     """The plan of a small problem with a main kernel of ``family``, all of whose kernels are fixed, if there is one."""
-    of, arch = operation(spec.operation), str(spec.arch)
+    of = operation(lineage.operation)
     traits = of.smoke_traits
     rows = catalog.connection.execute(
-        f"SELECT {', '.join(traits)} FROM kernel WHERE arch = ? AND revision = ? AND space = ? AND "
-        f"{of.traits.variant} = ? AND family = ? AND hw_valid GROUP BY {', '.join(traits)} "
-        f"ORDER BY {traits[0]}, min(dispatch_order)",
-        (arch, spec.revision, spec.space, variant, family),
+        f"SELECT {', '.join(traits)} FROM {rows_of(of.name)} WHERE {of_lineage()} AND family = :family AND hw_valid "
+        f"GROUP BY {', '.join(traits)} ORDER BY {traits[0]}, min(dispatch_order)",
+        {**lineage.parameters, "family": str(family)},
     )
     for row in islice(rows.fetchall(), _MOST_TRIED):
         for fields in of.smoke_fields(family, dict(zip(traits, row, strict=True))):
             try:
                 problem = of.problem(**fields)
-                plan = catalog.select(problem, arch=arch, revision=spec.revision, mask_impl=variant)
+                plan = catalog.select(problem, arch=lineage.arch, revision=lineage.revision, mask_impl=lineage.variant)
                 return catalog.plan(problem, main_kernel(plan))
             except (ProblemError, SelectionError):
                 continue

@@ -15,11 +15,12 @@ from catalog.errors import CatalogError
 from catalog.ops import operation
 from catalog.ops.attention.names import grammar_of
 from catalog.ops.attention.traits import TRAITS
+from catalog.registry.views import rows_of
 from catalog.rules.enumeration import Join
-from catalog.rules.populate import Request
 from catalog.runtime.catalog import Catalog
-from catalog.schema.arch_spec import ArchSpec, Enumeration, Rule
+from catalog.schema.arch_spec import ArchSpec, Rule
 from catalog.schema.expressions import DEVICE_PARAMETERS, columns_read
+from catalog.schema.lineage import of_lineage
 
 _Row = Mapping[str, Any]
 
@@ -39,39 +40,38 @@ def spec_findings(spec: ArchSpec, path: Path) -> Iterator[Finding]:
     yield passed("spec", arch, f"{path.name}: {len(spec.enumerations)} enumerations, {len(spec.families)} families")
 
 
-def row_findings(catalog: Catalog, spec: ArchSpec, mask_impl: str) -> Iterator[Finding]:
+def row_findings(catalog: Catalog, spec: ArchSpec, variant: str) -> Iterator[Finding]:
     """Each row of a mask implementation: its id, its name, and what these say when they are read again.
 
     Raises:
         CatalogError: as :meth:`Catalog.populate`.
     """
-    request = Request(spec, mask_impl)
-    populated = catalog.populate(str(spec.arch), revision=spec.revision, mask_impl=mask_impl)
+    lineage = spec.lineage(variant)
+    populated = catalog.populate(lineage.arch, revision=lineage.revision, mask_impl=variant)
     for family in spec.families:
         rows = populated.families.get(family, 0)
         found = passed if rows else failed
-        yield found("rows", family, f"{rows:,} rows, masks {mask_impl}")
-    where = " AND ".join(f"{column} = :{column}" for column in request.identity)
+        yield found("rows", family, f"{rows:,} rows, masks {variant}")
     connection = catalog.connection
     twice = connection.execute(
-        f"SELECT name, count(*) FROM kernel WHERE {where} GROUP BY name HAVING count(*) > 1", request.identity
+        f"SELECT name, count(*) FROM kernel WHERE {of_lineage()} GROUP BY name HAVING count(*) > 1", lineage.parameters
     ).fetchall()
-    told = f"masks {mask_impl}: {len(twice)} names of several rows, such as {twice[0][0]}" if twice else mask_impl
+    told = f"masks {variant}: {len(twice)} names of several rows, such as {twice[0][0]}" if twice else variant
     yield (failed if twice else passed)("names unique", str(spec.arch), told)
     columns = ", ".join(dict.fromkeys(("id", "name", *TRAITS.identity, *TRAITS)))
     wrong: dict[str, tuple[int, str]] = {}
     count = 0
-    for row in connection.execute(f"SELECT {columns} FROM kernel WHERE {where}", request.identity):
+    for row in connection.execute(
+        f"SELECT {columns} FROM {rows_of(lineage.operation)} WHERE {of_lineage()}", lineage.parameters
+    ):
         count += 1
         for check, reason in _misfits(row):
             wrong[check] = (wrong.get(check, (0, reason))[0] + 1, wrong.get(check, (0, reason))[1])
     for check in ("ids round trip", "names round trip"):
         if check in wrong:
-            yield failed(
-                check, str(spec.arch), f"masks {mask_impl}: {wrong[check][0]:,} rows, such as {wrong[check][1]}"
-            )
+            yield failed(check, str(spec.arch), f"masks {variant}: {wrong[check][0]:,} rows, such as {wrong[check][1]}")
         else:
-            yield passed(check, str(spec.arch), f"{count:,} rows, masks {mask_impl}")
+            yield passed(check, str(spec.arch), f"{count:,} rows, masks {variant}")
 
 
 def _misfits(row: sqlite3.Row) -> Iterator[tuple[str, str]]:
@@ -95,7 +95,7 @@ def _misfits(row: sqlite3.Row) -> Iterator[tuple[str, str]]:
         yield "names round trip", f"{kernel.name}: read as {lost if parsed is None else f'another {lost}'}"
 
 
-def rule_findings(catalog: Catalog, spec: ArchSpec, mask_impl: str, path: Path) -> Iterator[Finding]:
+def rule_findings(catalog: Catalog, spec: ArchSpec, variant: str, path: Path) -> Iterator[Finding]:
     """Every constraint rejects something, every variant yields something, every rule is about kernels.
 
     A rule that the arch has from a base may have nothing to do here: it is noted. One of its own file may not.
@@ -104,11 +104,10 @@ def rule_findings(catalog: Catalog, spec: ArchSpec, mask_impl: str, path: Path) 
         SpecError: an expression cannot be evaluated.
     """
     own = _own_ids(path)
-    identity = Request(spec, mask_impl).identity
     for name, enumeration in spec.enumerations.items():
         if enumeration.sweep is not None:
             continue
-        idle, barren = _without_work(catalog.connection, spec, name, enumeration, identity)
+        idle, barren = _without_work(catalog.connection, spec, name, variant)
         for what, ids, reason in (
             ("constraint", idle, "rejects nothing"),
             ("variant", barren, "yields nothing: every combination is rejected, or its dtype has no tiles"),
@@ -117,12 +116,10 @@ def rule_findings(catalog: Catalog, spec: ArchSpec, mask_impl: str, path: Path) 
                 is_own = (name, rule_id) in own
                 verdict = Verdict.FAILED if is_own else Verdict.NOTED
                 whose = f"stated in {path.name}" if is_own else "stated in a base, for other archs"
-                yield Finding(
-                    f"{what} reachable", f"{name}: {rule_id}", verdict, f"{reason}, masks {mask_impl}; {whose}"
-                )
+                yield Finding(f"{what} reachable", f"{name}: {rule_id}", verdict, f"{reason}, masks {variant}; {whose}")
         constraints, variants = len(enumeration.constraints) - len(idle), len(enumeration.variants) - len(barren)
         yield passed(
-            "rules reachable", name, f"{constraints} constraints reject, {variants} variants yield, masks {mask_impl}"
+            "rules reachable", name, f"{constraints} constraints reject, {variants} variants yield, masks {variant}"
         )
 
 
@@ -158,10 +155,11 @@ def _own_ids(path: Path) -> set[tuple[str, str]]:
 
 
 def _without_work(
-    connection: sqlite3.Connection, spec: ArchSpec, name: str, enumeration: Enumeration, identity: Mapping[str, str]
+    connection: sqlite3.Connection, spec: ArchSpec, name: str, variant: str
 ) -> tuple[list[str], list[str]]:
     """The ids of the constraints that reject nothing, and of the variants that yield nothing."""
-    free = Join(spec, enumeration.model_copy(update={"constraints": []}), identity)
+    enumeration = spec.enumerations[name]
+    free = Join(spec, enumeration.model_copy(update={"constraints": []}), spec.lineage(variant))
     try:
         free.fill(connection)
         connection.execute("DROP TABLE IF EXISTS temp.combination")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import re
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -31,6 +32,11 @@ GROUP = "catalog.operations"
 
 DEFAULT = "attention"
 """The operation meant where none is stated."""
+
+_TABLES = frozenset(
+    ("artifact", "device", "kernel", "kernel_receipt", "lineage", "miss", "population", "problem", "rule", "timing")
+)
+"""Names of the catalog's own tables."""
 
 _BUILT_IN = {"attention": "catalog.ops.attention.operation"}
 """Modules with the operations that come along, each as ``OPERATION``, by name."""
@@ -125,6 +131,8 @@ def _plugins() -> dict[str, Operation]:
             loaded = point.load()
             if not isinstance(loaded, Operation):
                 raise TypeError(f"{point.value} is no catalog.ops.protocol.Operation, but {loaded!r}")
+            if not re.fullmatch(r"[a-z][a-z0-9_]*", loaded.name) or loaded.name in _TABLES:
+                raise ValueError(f"{loaded.name!r} cannot be the name of a table")
             if loaded.name in {*_BUILT_IN, *found}:
                 raise ValueError(f"there is another operation called {loaded.name}")
         except (Exception, SystemExit) as error:  # whatever somebody else's code raises when it is imported

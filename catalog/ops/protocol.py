@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from catalog.errors import BuildError, UsageError
+from catalog.schema.columns import Column
 from catalog.schema.kernel import Kernel
 from catalog.schema.problem import Problem
 from catalog.schema.traits import Traits
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from catalog.runtime.tolerance import Tolerance
+    from catalog.schema.lineage import Lineage
     from catalog.schema.problem_form import Form
 
 
@@ -30,6 +32,8 @@ class Operation(ABC):
         about: what it computes, in a few words.
         kernel: the model of its rows, with its traits and names.
         specs: a folder like ``data/arch_specs``, with its specs; None: they are in the data folder.
+        variant: the column that says which variant of an enumeration a row is of.
+        columns: further columns of its view, each with the SQL expression over a row that computes it.
         index: the traits by which selection finds rows first: an index of its table.
         parameters: attributes of its problems that selection rules may ask for, as ``:name``.
         variant_trait: the trait whose domain ``*`` in a spec means the values that the populated variant has; None:
@@ -45,6 +49,8 @@ class Operation(ABC):
     about: ClassVar[str]
     kernel: ClassVar[type[Kernel]]
     specs: ClassVar[Path | None] = None
+    variant: ClassVar[Column] = Column("variant", "TEXT", "text", "", "variant of the enumeration")
+    columns: ClassVar[Mapping[Column, str]] = MappingProxyType({})
     index: ClassVar[tuple[str, ...]] = ("dtype",)
     parameters: ClassVar[tuple[str, ...]]
     variant_trait: ClassVar[str | None] = None
@@ -111,10 +117,8 @@ class Operation(ABC):
         """Traits whose values a problem requires, in column order: by default the whole signature."""
         return tuple(trait.name for trait in self.traits.values() if trait.group == "signature")
 
-    def required_traits(self, problem: Any, family: str, revision: str, variant: str) -> dict[str, Any]:
-        """The :attr:`required` traits of a kernel of ``family`` that answers ``problem``.
-
-        Kernels of a ``revision`` or ``variant`` may state them in their own way.
+    def required_traits(self, problem: Any, family: str, lineage: Lineage) -> dict[str, Any]:
+        """The :attr:`required` traits of a kernel of ``family`` and ``lineage`` that answers ``problem``.
 
         By default a trait is the field of the same name, and has its default where there is no such field.
         """

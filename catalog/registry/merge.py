@@ -28,10 +28,12 @@ from typing import Any
 
 from catalog.errors import UsageError
 from catalog.messages import counted
-from catalog.ops import operation, problem_of_key
-from catalog.registry.database import KERNEL_COLUMNS, transaction
+from catalog.ops import problem_of_key
+from catalog.registry.kernels import add_kernel, kernel_of, lineage_id
 from catalog.registry.merge_read import Source, opened, reading
 from catalog.registry.timings import problem_id
+from catalog.registry.transactions import transaction
+from catalog.schema.kernel import Kernel
 
 COLUMNS = ("from", "what", "added", "renewed", "the same")
 """Columns of :attr:`Merged.rows`."""
@@ -110,42 +112,40 @@ class _Merge:
 
     def _kernels(self) -> set[str]:
         """Have the kernels here that artifacts and timings of the other file are about; the ids of those that are."""
-        whole = "SELECT arch, revision, space, mask_impl FROM population WHERE receipts = '' AND restriction = ''"
-        populations = {tuple(row) for row in self._connection.execute(whole)}
-        there = "id IN (SELECT kernel_id FROM artifact UNION SELECT kernel_id FROM timing)"
+        whole = "SELECT lineage FROM population WHERE receipts = '' AND restriction = ''"
+        populated = {row[0] for row in self._connection.execute(whole)}
+        there = "SELECT kernel_id FROM artifact UNION SELECT kernel_id FROM timing"
         known = set()
-        for row in self._all(f"SELECT {', '.join(KERNEL_COLUMNS)} FROM kernel WHERE {there} ORDER BY id"):
+        for row in self._all(f"SELECT * FROM kernel WHERE id IN ({there}) ORDER BY id"):
             if self._connection.execute("SELECT 1 FROM kernel WHERE id = ?", (row["id"],)).fetchone():
                 self._count("kernel", "the same")
             else:
-                reason = self._obstacle(row, populations)
+                reason = self._add_unless_obstructed(row, populated)
                 if reason is not None:
                     self._merged.left_out[reason] += 1
                     continue
-                self._add_kernel(row)
             known.add(str(row["id"]))
         return known
 
-    def _obstacle(self, row: Row, whole: set[tuple[Any, ...]]) -> str | None:
-        """Why this catalog cannot have a kernel row of the other."""
+    def _add_unless_obstructed(self, row: Row, populated: set[int]) -> str | None:
+        """Add a kernel row of the other catalog, or return why this one cannot have it."""
         try:
-            kernel = operation().kernel.from_row(row)
-            sound = (kernel.id, kernel.name) == (row["id"], row["name"]) and _in_bounds(row)
+            kernel = kernel_of(self._other, row["id"])
         except (ValueError, KeyError, TypeError):
-            sound = False
-        if not sound:
+            kernel = None
+        if kernel is None or (kernel.id, kernel.name) != (row["id"], row["name"]) or not _in_bounds(row):
             return "of another version of this program: their traits give another id or name"
-        identity = tuple(row[name] for name in ("arch", "revision", "space", "mask_impl"))
-        if identity in whole:
-            return f"not among those that the facts here give for {' '.join(identity)}: populate both catalogs anew"
-        same = "SELECT 1 FROM kernel WHERE name = ? AND arch = ? AND revision = ? AND space = ? AND mask_impl = ?"
-        if self._connection.execute(same, (row["name"], *identity)).fetchone():
+        lineage = lineage_id(self._connection, kernel.lineage)
+        if lineage in populated:
+            return f"not among those that the facts here give for {kernel.lineage}: populate both catalogs anew"
+        same = "SELECT 1 FROM kernel WHERE name = ? AND lineage = ?"
+        if self._connection.execute(same, (row["name"], lineage)).fetchone():
             return "of other traits than the kernel of the same name here"
+        self._add_kernel(kernel, row)
         return None
 
-    def _add_kernel(self, row: Row) -> None:
-        holes = ", ".join(f":{column}" for column in KERNEL_COLUMNS)
-        self._connection.execute(f"INSERT INTO kernel ({', '.join(KERNEL_COLUMNS)}) VALUES ({holes})", row)
+    def _add_kernel(self, kernel: Kernel, row: Row) -> None:
+        add_kernel(self._connection, kernel, row)
         receipts = self._other.execute(
             "SELECT kernel_id, receipt FROM kernel_receipt WHERE kernel_id = ? AND receipt BETWEEN 0 AND 1000000",
             (row["id"],),

@@ -13,7 +13,7 @@ import sqlite3
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from catalog.build.cache import ArtifactRecord
-from catalog.errors import RegistryError
+from catalog.errors import RegistryError, UsageError
 from catalog.messages import expected
-from catalog.registry.database import SQLITE_ERRORS, blank, check_side_files, message_of, schema_version, upgrade
+from catalog.ops import DEFAULT, operation
+from catalog.registry.connection import SQLITE_ERRORS, message_of, open_as_allowed
+from catalog.registry.migrate import blank, schema_version, upgrade
 from catalog.registry.rows import MOST_CHARACTERS, Device, Timing, is_future
 from catalog.registry.timings import MEASURED
+from catalog.registry.views import make_table, make_views
 
 READ_SECONDS = 120.0
 """How long reading a file may take; a million timings take a quarter of it."""
@@ -43,12 +46,16 @@ _MEASURED_HERE = "SELECT kernel_id FROM main.artifact UNION SELECT kernel_id FRO
 _COPIED: Mapping[str, str] = {
     "device": "id IN (SELECT device_id FROM main.timing)",
     "problem": "id IN (SELECT problem_id FROM main.timing)",
+    "lineage": "TRUE",
     "kernel": f"id IN ({_MEASURED_HERE})",
     "kernel_receipt": f"kernel_id IN ({_MEASURED_HERE})",
     "artifact": "TRUE",
     "timing": "TRUE",
 }
-"""The tables that are read, and the condition on their rows."""
+"""The tables that are read, where the version has them, and the condition on their rows."""
+
+_OF_OPERATION = f"kernel IN (SELECT key FROM main.kernel WHERE id IN ({_MEASURED_HERE}))"
+"""The condition on the rows of an operation's table."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +101,7 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def _read(path: Path) -> Source:
-    with closing(_read_only(path)) as other:
+    with closing(open_as_allowed(path, "mode=ro", _open)) as other:
         deadline = time.monotonic() + READ_SECONDS
 
         def too_late() -> bool:
@@ -108,12 +115,17 @@ def _read(path: Path) -> Source:
         copy.set_progress_handler(too_late, _STEPS)
         try:
             other.execute("BEGIN")
-            for table in _COPIED:  # all of them first: reading one table looks at others
+            copied = {table: rows for table, rows in _COPIED.items() if _columns(copy, table)}
+            for table in copied:  # all of them first: reading one table looks at others
+                _require_table(other, table, _columns(copy, table))
+            of_operations = _tables_of_operations(other, copy)
+            for table in of_operations:
                 _require_table(other, table, _columns(copy, table))
             left = MOST_TEXT
-            for table, rows in _COPIED.items():
+            for table, rows in {**copied, **of_operations}.items():
                 left = _copy(other, copy, table, rows, left)
             upgrade(copy, version)
+            make_views(copy)
             if copy.execute("PRAGMA foreign_key_check").fetchone():
                 raise sqlite3.DatabaseError("it refers to rows that are not there")
             source = Source(path, copy)
@@ -126,25 +138,31 @@ def _read(path: Path) -> Source:
     return source
 
 
-def _read_only(path: Path) -> sqlite3.Connection:
-    """A connection that cannot write; where not even WAL's -shm file can be made, nobody else writes either."""
-    check_side_files(path)
-    log = path.with_name(path.name + "-wal")
-    for parameters in ("mode=ro", "mode=ro&immutable=1"):
-        connection = sqlite3.connect(f"{path.resolve().as_uri()}?{parameters}", uri=True, isolation_level=None)
-        try:
-            connection.execute("PRAGMA trusted_schema = OFF")
-            connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
-        except sqlite3.OperationalError:
-            connection.close()
-            if log.exists():
-                raise
-        except BaseException:
-            connection.close()
-            raise
-        else:
-            return connection
-    raise sqlite3.OperationalError("unable to open it")
+def _tables_of_operations(other: sqlite3.Connection, copy: sqlite3.Connection) -> dict[str, str]:
+    """The tables of traits that are read, and the condition on their rows; those of ``copy`` are made.
+
+    The operations of other distributions count where they are installed here.
+    """
+    if not _columns(copy, "lineage"):
+        return {}
+    tables = {DEFAULT: _OF_OPERATION}
+    for (name,) in other.execute("SELECT DISTINCT operation FROM main.lineage").fetchall():
+        with suppress(UsageError):
+            make_table(copy, operation(str(name)))
+            tables[str(name)] = _OF_OPERATION
+    return tables
+
+
+def _open(path: Path, parameters: str) -> sqlite3.Connection:
+    """A connection whose schema could be read."""
+    connection = sqlite3.connect(f"{path.resolve().as_uri()}?{parameters}", uri=True, isolation_level=None)
+    try:
+        connection.execute("PRAGMA trusted_schema = OFF")
+        connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def _copy(other: sqlite3.Connection, copy: sqlite3.Connection, table: str, rows: str, left: int) -> int:
@@ -205,7 +223,7 @@ def _refuse_timings(source: Source) -> None:
 def _refuse_artifacts(source: Source) -> None:
     """Drop invalid builds, and the timings of their libraries."""
     refused = set[str]()
-    of_arch = "(SELECT arch FROM kernel WHERE id = kernel_id) AS of_arch"
+    of_arch = "(SELECT arch FROM kernel JOIN lineage ON lineage.id = lineage WHERE kernel.id = kernel_id) AS of_arch"
     for row in map(dict, source.connection.execute(f"SELECT *, {of_arch} FROM artifact")):
         reason = _what_is_wrong(row)
         if reason is not None:

@@ -5,7 +5,8 @@ What stands between an expression and the machine:
 - the text is one expression in parentheses (:mod:`catalog.registry.query_text`);
 - it runs in a process of its own (:mod:`catalog.registry.sandbox`), whose time and memory are limited, and
   which Ctrl-C ends;
-- there the file is opened read-only, so SQLite itself cannot write to it, and is never created;
+- there the file is opened read-only, so SQLite itself cannot write to it, and is never created; a file of an older
+  version of this program is migrated first, by this process;
 - an authorizer admits SELECT, the tables of the catalog and a list of functions, and denies everything else: pragmas,
   other files, extensions.
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 import re
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -24,8 +26,9 @@ from types import TracebackType
 from catalog.backends import spec_folders
 from catalog.errors import CatalogError, QueryError, RegistryError
 from catalog.messages import did_you_mean, near
-from catalog.ops.attention.traits import TRAITS
-from catalog.registry.database import check_side_files, unwritable
+from catalog.ops import DEFAULT, operation
+from catalog.registry.connection import connect, open_as_allowed
+from catalog.registry.migrate import STEPS
 from catalog.registry.query_hints import (
     FUNCTIONS,
     archs_there,
@@ -38,8 +41,11 @@ from catalog.registry.query_hints import (
 )
 from catalog.registry.query_text import Expression, Token, check_text, condition, ordering
 from catalog.registry.sandbox import Limits, Parameters, Row, Sandbox, SqlError
-from catalog.registry.tables import TABLES, VIEW
+from catalog.registry.tables import tables_of
+from catalog.registry.views import view_of
+from catalog.schema.lineage import LINEAGE_OF_POPULATION
 from catalog.schema.spec_files import known_archs
+from catalog.schema.traits import Trait
 
 ROWS_PER_FETCH = 256
 MAX_ROWS = 2**63 - 1
@@ -50,13 +56,17 @@ _ARITHMETIC = {"+", "-", "*", "/", "%", "&", "|", "||", "~", "<<", ">>"}
 
 @dataclass(frozen=True)
 class Query:
-    """A question: which rows (``where``; empty: all), of which arch, which columns (none: all), in which order."""
+    """A question: which rows (``where``; empty: all), of which arch, which columns (none: all), in which order.
+
+    The rows are kernels of one ``operation``.
+    """
 
     where: str = ""
     arch: str | None = None
     columns: tuple[str, ...] = ()
     order_by: str | None = None
     limit: int | None = None
+    operation: str = DEFAULT
 
 
 class Result:
@@ -98,7 +108,7 @@ def run(db_path: Path, query: Query, limits: Limits | None = None) -> Result:
         QueryError: an expression or column is wrong or refused, the arch has no rows, or a limit is exceeded.
         RegistryError: the file does not exist, is no catalog, or cannot be read.
     """
-    session = Session(db_path, limits)
+    session = Session(db_path, limits, query.operation)
     try:
         return Result(*session.ask(query), session)
     except BaseException:
@@ -112,7 +122,7 @@ def count(db_path: Path, query: Query, limits: Limits | None = None) -> int:
     Raises:
         QueryError, RegistryError: as :func:`run`.
     """
-    with Session(db_path, limits) as session:
+    with Session(db_path, limits, query.operation) as session:
         return session.count(query)
 
 
@@ -127,7 +137,9 @@ def hints(query: Query, domains: Mapping[str, Sequence[str | int]] | None = None
     expression = condition(query.where)
     if expression is None:
         return []
-    known = {name: _domain(name) for name in TRAITS} | {k: tuple(v) for k, v in (domains or {}).items()}
+    traits = operation(query.operation).traits
+    known = {name: _domain(trait) for name, trait in traits.items()}
+    known |= {name: tuple(values) for name, values in (domains or {}).items()}
     found = []
     for column, literal in _comparisons(expression.tokens):
         values = [str(value) for value in known.get(column, ())]
@@ -138,8 +150,8 @@ def hints(query: Query, domains: Mapping[str, Sequence[str | int]] | None = None
     return list(dict.fromkeys(found))
 
 
-def _domain(name: str) -> tuple[str | int, ...]:
-    return (0, 1) if TRAITS[name].kind == "bool" else TRAITS[name].values
+def _domain(trait: Trait) -> tuple[str | int, ...]:
+    return (0, 1) if trait.kind == "bool" else trait.values
 
 
 def _comparisons(tokens: tuple[Token, ...]) -> Iterator[tuple[str, Token]]:
@@ -162,6 +174,7 @@ def _comparisons(tokens: tuple[Token, ...]) -> Iterator[tuple[str, Token]]:
 
 @dataclass(frozen=True)
 class _Statement:
+    view: str
     columns: tuple[str, ...]
     where: str
     order: str
@@ -185,14 +198,16 @@ class _Statement:
             raise QueryError(f"limit: {query.limit} is negative")
         parameters.append(MAX_ROWS if query.limit is None else min(query.limit, MAX_ROWS))
         order = f"ORDER BY {', '.join(term.sql for term in terms)}" if terms else ""
-        return cls(_chosen(query.columns, session.columns), " AND ".join(conditions), order, tuple(parameters))
+        return cls(
+            session.view, _chosen(query.columns, session.columns), " AND ".join(conditions), order, tuple(parameters)
+        )
 
     def rows(self) -> str:
         names = ", ".join(f'"{name}"' for name in self.columns)
-        return f"SELECT {names} FROM {VIEW} WHERE {self.where} {self.order} LIMIT ?"
+        return f"SELECT {names} FROM {self.view} WHERE {self.where} {self.order} LIMIT ?"
 
     def count(self) -> str:
-        return f"SELECT count(*) FROM (SELECT 1 FROM {VIEW} WHERE {self.where} LIMIT ?)"
+        return f"SELECT count(*) FROM (SELECT 1 FROM {self.view} WHERE {self.where} LIMIT ?)"
 
 
 def _chosen(wanted: tuple[str, ...], existing: tuple[str, ...]) -> tuple[str, ...]:
@@ -204,7 +219,9 @@ def _chosen(wanted: tuple[str, ...], existing: tuple[str, ...]) -> tuple[str, ..
 
 
 class Session:
-    """Queries to the catalog at ``path``, one after the other, each within ``limits``; None: those of the settings.
+    """Queries about kernels of an operation to the catalog at ``path``, one after the other.
+
+    Each is within ``limits``; None: those of the settings.
 
     A new query ends the previous one. An exceeded limit ends the session.
 
@@ -212,8 +229,10 @@ class Session:
         RegistryError: the file does not exist, is no catalog, or cannot be read.
     """
 
-    def __init__(self, path: Path, limits: Limits | None = None) -> None:
+    def __init__(self, path: Path, limits: Limits | None = None, of: str = DEFAULT) -> None:
         self._path = path
+        self._operation = operation(of)
+        self.view, self._tables = view_of(of), tuple(tables_of(self._operation))
         self._statements = 0
         if path.is_dir():
             raise RegistryError(f"{path} is a folder", hint="Choose a file with --db or CATALOG_DB.")
@@ -274,23 +293,16 @@ class Session:
     def _open(self) -> tuple[str, ...]:
         """Open the file, and return the columns of its view."""
         try:
-            check_side_files(self._path)
+            version = open_as_allowed(self._path, "mode=ro", self._open_with)
+            if 0 < version < len(STEPS):
+                with suppress(RegistryError):  # where it cannot be written, its older view answers
+                    connect(self._path).close()
+            return self._sandbox.execute(f"SELECT * FROM {self.view} LIMIT 0")
         except sqlite3.Error as error:
             raise self._unreadable(error) from None
-        try:
-            return self._open_with("mode=ro")
-        except SqlError as error:
-            parameters = unwritable(self._path, error)
-            if parameters is None:
-                raise self._unreadable(error) from None
-        try:
-            return self._open_with(parameters)
-        except SqlError as error:
-            raise self._unreadable(error) from None
 
-    def _open_with(self, parameters: str) -> tuple[str, ...]:
-        self._sandbox.open(f"{self._path.resolve().as_uri()}?{parameters}", TABLES, FUNCTIONS)
-        return self._sandbox.execute(f"SELECT * FROM {VIEW} LIMIT 0")
+    def _open_with(self, path: Path, parameters: str) -> int:
+        return self._sandbox.open(f"{path.resolve().as_uri()}?{parameters}", self._tables, FUNCTIONS)
 
     def _unreadable(self, error: Exception) -> RegistryError:
         message = str(error)
@@ -339,10 +351,10 @@ class Session:
     def check_arch(self, arch: str) -> None:
         """Refuse an arch that has no kernels here."""
         check_text("arch", arch)
-        self._execute(f"SELECT 1 FROM {VIEW} WHERE arch = ? LIMIT 1", (arch,))
+        self._execute(f"SELECT 1 FROM {self.view} WHERE arch = ? LIMIT 1", (arch,))
         if list(self._fetched()):
             return
-        self._execute("SELECT DISTINCT arch FROM population ORDER BY arch")
+        self._execute(f"SELECT DISTINCT arch FROM {LINEAGE_OF_POPULATION} ORDER BY arch")
         present = [row[0] for row in self._fetched()]
         known = known_archs(*spec_folders())
         if arch not in known:
@@ -353,11 +365,11 @@ class Session:
         )
 
     def _compile(self, sql: str) -> None:
-        self._sandbox.compile(f"SELECT 1 FROM {VIEW} WHERE {sql}")
+        self._sandbox.compile(f"SELECT 1 FROM {self.view} WHERE {sql}")
 
     def _located(self, error: SqlError, expression: Expression) -> CatalogError:
         if error.denied is not None:
-            return _refusal(*error.denied, expression)
+            return _refusal(*error.denied, expression, self._tables)
         message = str(error)
         if re.search("syntax error|unrecognized token|incomplete input", message):
             return self._syntax_error(expression)
@@ -369,7 +381,7 @@ class Session:
             hint = near_function(name) if message.startswith("no such") else None
             return expression.error(message, expression.find(name, call=True) or expression.find(name), hint=hint)
         if match := re.search(r"(?:no such table|collation sequence|ambiguous column name): (?:.*\.)?(.+)", message):
-            hint = f"Tables: {', '.join(TABLES)}." if "table" in message else None
+            hint = f"Tables: {', '.join(self._tables)}." if "table" in message else None
             return expression.error(message, expression.find(match[1]), hint=hint)
         return self._about_file(error) or expression.error(message)
 
@@ -414,9 +426,9 @@ class Session:
         return self._unreadable(error) if about_file else None
 
 
-def _refusal(kind: str, name: str, expression: Expression) -> QueryError:
+def _refusal(kind: str, name: str, expression: Expression, readable: Sequence[str]) -> QueryError:
     """The error for a ``name`` that the authorizer refused."""
-    tables = f"Tables: {', '.join(TABLES)}."
+    tables = f"Tables: {', '.join(readable)}."
     message, hint = {
         "table": (f"'{name}' cannot be read here", tables),
         "function": (f"function {name} is not allowed", None),

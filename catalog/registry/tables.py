@@ -1,16 +1,14 @@
-"""The tables of a catalog in words. Columns that the view ``kernels`` has too mean the same."""
+"""The tables of a catalog in words."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from catalog.ops.attention.traits import TRAITS
-from catalog.registry.timings import SIZES
-from catalog.schema.columns import BUILD, columns_of
-
-VIEW = "kernels"
+from catalog.ops.protocol import Operation
+from catalog.registry.views import rows_of, view_of
+from catalog.schema.columns import BUILD, IDENTITY, SELECTION, TARGET, Column, columns_of
 
 
 class Table(NamedTuple):
@@ -20,36 +18,49 @@ class Table(NamedTuple):
     columns: Mapping[str, str]
 
 
-def _words(names: tuple[str, ...], **own: str) -> Mapping[str, str]:
-    """Meanings of columns: those of the view by name, and the table's own."""
-    known = {}
-    for column in columns_of(TRAITS):
-        domain = f" ({column.domain})" if column.domain else ""
-        known[column.name] = column.meaning + domain
-    return MappingProxyType({name: known[name] for name in names} | own)
+def _words(names: tuple[str, ...] = (), **own: str) -> Mapping[str, str]:
+    """Meanings of columns: those of all views by name, and the table's own."""
+    return MappingProxyType({name: _COMMON[name] for name in names} | own)
 
 
+def _meanings(columns: Iterable[Column]) -> dict[str, str]:
+    return {column.name: column.meaning + (f" ({column.domain})" if column.domain else "") for column in columns}
+
+
+_COMMON = _meanings((*IDENTITY, TARGET, *SELECTION, *BUILD))
 _KERNEL_ID = "id of the kernel"
 _CREATED = "when, ISO 8601 in UTC"
 
+_SIZES = {f"size_{n}": f"log2(1 + extent) of the {n}. size that its operation names" for n in range(1, 6)}
+
 TABLES: Mapping[str, Table] = MappingProxyType(
     {
-        VIEW: Table(
-            "Every kernel, with what is known of it: the table kernel, receipts, build and best timing.",
-            _words(tuple(column.name for column in columns_of(TRAITS))),
-        ),
         "kernel": Table(
-            "Every kernel: arch, signature (what it computes) and algorithm (how).",
-            _words(("id", "name", *TRAITS.identity, *TRAITS, "hw_valid", "dispatch_order")),
+            "What all kernels have. Their traits are in the table of their operation.",
+            _words(
+                ("id", "name", "target", "hw_valid", "dispatch_order"),
+                key="number of the kernel in this file",
+                lineage="row of table lineage",
+                family="kernel family",
+            ),
+        ),
+        "lineage": Table(
+            "The enumerations that kernels come from.",
+            _words(
+                ("arch", "revision", "space"),
+                id="number of the lineage in this file",
+                operation="what the kernels compute",
+                variant="variant of the enumeration; attention: the mask implementation",
+            ),
         ),
         "kernel_receipt": Table(
             "Which receipts, upstream's numbered product subsets, list a kernel.",
-            _words((), kernel_id=_KERNEL_ID, receipt="number of the receipt; table rule has what it is"),
+            _words(kernel_id=_KERNEL_ID, receipt="number of the receipt; table rule has what it is"),
         ),
         "population": Table(
             "What was made into rows, from which spec.",
             _words(
-                ("arch", "revision", "space", "mask_impl"),
+                lineage="row of table lineage",
                 receipts="receipts that it is restricted to, separated by spaces; empty: all",
                 restriction="by sweep files, an expression or a filter, in words; empty: none",
                 digest="SHA-256 of the spec and of the SQL made from it",
@@ -64,6 +75,7 @@ TABLES: Mapping[str, Table] = MappingProxyType(
             "The rules that make, check and select kernels.",
             _words(
                 ("arch", "revision", "space"),
+                operation="what the kernels compute",
                 kind="variant, constraint, receipt, hardware, headers, invariant, applicability or order",
                 scope="enumeration or family that it is about; empty: all",
                 id="name of the rule; of a receipt its number",
@@ -98,17 +110,16 @@ TABLES: Mapping[str, Table] = MappingProxyType(
         "problem": Table(
             "Concrete calls that were timed, or asked for.",
             _words(
-                (),
                 id="number of the problem",
                 key="its fields, canonical JSON",
                 kind="what problems that are alike have in common, canonical JSON",
-                **{name: f"log2(1 + {name})" for name in SIZES},
+                operation="what is computed",
+                **_SIZES,
             ),
         ),
         "timing": Table(
             "How fast a library is on a problem and device: statistics of launches, in ms.",
             _words(
-                (),
                 problem_id="id of the problem",
                 kernel_id=_KERNEL_ID,
                 device_id="id of the device",
@@ -140,4 +151,29 @@ TABLES: Mapping[str, Table] = MappingProxyType(
         ),
     }
 )
-"""What a catalog consists of, the view first."""
+"""The tables of every catalog."""
+
+
+def tables_of(operation: Operation) -> Mapping[str, Table]:
+    """The views and tables that queries about an operation's kernels may read, the view with everything first."""
+    meanings = _meanings(columns_of(operation))
+    row = {name: meanings[name] for name in (*operation.traits.identity, *operation.traits)}
+    return {
+        view_of(operation.name): Table(
+            f"Every kernel of {operation.name}, with what is known of it: traits, receipts, build and best timing.",
+            meanings,
+        ),
+        operation.name: Table(
+            f"The traits of every kernel of {operation.name}.",
+            {"kernel": "key of the kernel", "lineage": "row of table lineage"}
+            | {name: meanings[name] for name in operation.traits},
+        ),
+        rows_of(operation.name): Table(
+            f"Every kernel of {operation.name}: the tables {operation.name}, kernel and lineage joined.",
+            {"key": "number of the kernel in this file", "id": meanings["id"], "name": meanings["name"]}
+            | {"lineage": "row of table lineage", "variant": meanings[operation.variant.name]}
+            | row
+            | {name: meanings[name] for name in ("hw_valid", "dispatch_order")},
+        ),
+        **TABLES,
+    }

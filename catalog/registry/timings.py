@@ -10,13 +10,13 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from catalog.ops import problem_of_key
-from catalog.schema.problem import Problem
+from catalog.schema.problem import MOST_COORDINATES, Problem
 
 if TYPE_CHECKING:
     from catalog.runtime.devices import DeviceInfo
     from catalog.runtime.measure import Measurement
 
-SIZES = ("sequences", "heads", "ratio", "queries", "keys")
+SIZES = tuple(f"size_{number}" for number in range(1, MOST_COORDINATES + 1))
 """The columns of table ``problem`` that have the coordinates of a problem, 0 where it has fewer."""
 
 MAX_MISSES = 1_000
@@ -273,9 +273,9 @@ def problem_id(connection: sqlite3.Connection, problem: Problem) -> int:
     """The row of a problem, added when it is new, in the caller's transaction."""
     row = connection.execute("SELECT id FROM problem WHERE key = ?", (problem.key,)).fetchone()
     if row is None:
-        columns = ("key", "kind", *SIZES)
+        columns = ("key", "kind", "operation", *SIZES)
         row = connection.execute(
             f"INSERT INTO problem ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))}) RETURNING id",
-            (problem.key, problem.form.kind, *_place(problem)),
+            (problem.key, problem.form.kind, problem.operation, *_place(problem)),
         ).fetchone()
     return int(row[0])

@@ -12,14 +12,17 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from catalog.errors import SelectionError
-from catalog.ops import kind_words, operation_of, operations, problem_of_key
+from catalog.ops import kind_words, operation, operation_of, problem_of_key
 from catalog.registry import query
 from catalog.registry.sandbox import Limits, Row
+from catalog.registry.views import rows_of, view_of
+from catalog.schema.lineage import Lineage, Wanted
 from catalog.schema.problem import Problem
 from catalog.schema.spec_files import OWN_SPACES
 from catalog.settings import settings
 
 if TYPE_CHECKING:
+    from catalog.ops.protocol import Operation
     from catalog.runtime.catalog import Catalog
     from catalog.runtime.peaks import Peaks
 
@@ -50,28 +53,10 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
-class Population:
-    """The kernels of an arch, revision, space and mask implementation: how many there are, are built, are timed."""
-
-    arch: str
-    revision: str
-    space: str
-    mask_impl: str
-    kernels: int
-    built: int
-    timed: int
-
-    @property
-    def label(self) -> str:
-        """The four, as words."""
-        return f"{self.arch} {self.revision} {self.space} {self.mask_impl}"
-
-
-@dataclass(frozen=True, slots=True)
 class Coverage:
-    """As :class:`Population`, of the kernels that a receipt lists."""
+    """How many kernels of a lineage there are, are built and are timed; those that a receipt lists, None: all."""
 
-    population: str
+    lineage: Lineage
     receipt: int | None
     about: str
     kernels: int
@@ -215,7 +200,7 @@ class Report:
     arch: str | None
     devices: tuple[Device, ...]
     problems: int
-    populations: tuple[Population, ...]
+    lineages: tuple[Coverage, ...]
     artifacts: Mapping[str, int]
     misses: tuple[Miss, ...]
     rooflines: tuple[Roofline, ...]
@@ -253,10 +238,11 @@ class _Collector:
         self._arch = arch
         self._session = session
         self._devices = {device.id: device for device in self._read_devices()}
+        self._operations = [operation(name) for (name,) in self._rows("SELECT DISTINCT operation FROM lineage")]
         self._short_names = dict(self._read_short_names())
 
     def report(self, peaks: Mapping[int, Peaks]) -> Report:
-        populations = tuple(self._populations())
+        lineages = tuple(self._lineages())
         statuses = self._rows(
             "SELECT status, count(*) FROM artifact WHERE arch = coalesce(:arch, arch) GROUP BY status ORDER BY status"
         )
@@ -265,7 +251,7 @@ class _Collector:
             arch=self._arch,
             devices=tuple(self._devices.values()),
             problems=problems,
-            populations=populations,
+            lineages=lineages,
             artifacts=dict(statuses),
             misses=tuple(self._misses()),
             rooflines=tuple(self._rooflines(peaks)),
@@ -273,7 +259,7 @@ class _Collector:
             tiles=tuple(self._tiles()),
             selections=tuple(self._selections()),
             compiles=tuple(self._compiles()),
-            coverage=tuple(self._coverage(populations)),
+            coverage=tuple(self._coverage(lineages)),
         )
 
     def _rows(self, statement: str) -> list[Row]:
@@ -289,39 +275,40 @@ class _Collector:
 
     def _read_short_names(self) -> Iterator[tuple[str, str]]:
         """What tells kernels of one signature apart, by their ids: of all that were timed."""
-        for one in operations():
-            rows = self._rows(
-                f"SELECT id, {', '.join(one.short_traits)} FROM kernel WHERE id IN (SELECT kernel_id {_WARM})"
-            )
-            for kernel_id, *values in rows:
+        for one in self._operations:
+            columns = ", ".join(("id", *one.short_traits))
+            timed = self._rows(f"SELECT {columns} FROM {rows_of(one.name)} WHERE id IN (SELECT kernel_id {_WARM})")
+            for kernel_id, *values in timed:
                 yield kernel_id, one.short_name(dict(zip(one.short_traits, values, strict=True)))
 
-    def _populations(self) -> Iterator[Population]:
-        rows = self._rows(
-            "SELECT arch, revision, space, mask_impl, count(*), sum(built), sum(best_ms IS NOT NULL) FROM kernels "
-            "WHERE arch = coalesce(:arch, arch) GROUP BY arch, revision, space, mask_impl ORDER BY 1, 2, 3, 4"
-        )
-        return (Population(*row) for row in rows)
+    def _lineages(self) -> Iterator[Coverage]:
+        for one in self._operations:
+            rows = self._rows(
+                f"SELECT {_place(one)}, count(*), sum(built), sum(best_ms IS NOT NULL) FROM {view_of(one.name)} "
+                "WHERE arch = coalesce(:arch, arch) GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4"
+            )
+            yield from (Coverage(Lineage(one.name, *row[:4]), None, "", *row[4:]) for row in rows)
 
-    def _coverage(self, populations: Iterable[Population]) -> Iterator[Coverage]:
-        rows = self._rows(
-            "WITH state AS MATERIALIZED (SELECT id, arch, revision, space, mask_impl, built, "
-            "  best_ms IS NOT NULL AS timed FROM kernels WHERE arch = coalesce(:arch, arch)), "
-            "about AS (SELECT arch, revision, space, id AS receipt, min(reason) AS reason FROM rule "
-            "  WHERE kind = 'receipt' GROUP BY arch, revision, space, id) "
-            "SELECT state.arch, state.revision, state.space, mask_impl, kernel_receipt.receipt, "
-            "  coalesce(about.reason, ''), count(*), "
-            "  sum(built), sum(timed) FROM kernel_receipt JOIN state ON state.id = kernel_id "
-            "LEFT JOIN about ON about.arch = state.arch AND about.revision = state.revision "
-            "  AND about.space = state.space AND about.receipt = CAST(kernel_receipt.receipt AS TEXT) "
-            "GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 2, 3, 4, 5"
-        )
-        by_population = defaultdict(list)
-        for row in rows:
-            by_population[" ".join(row[:4])].append(Coverage(" ".join(row[:4]), *row[4:]))
-        for one in populations:
-            yield Coverage(one.label, None, "", one.kernels, one.built, one.timed)
-            yield from by_population[one.label]
+    def _coverage(self, lineages: Iterable[Coverage]) -> Iterator[Coverage]:
+        by_receipt = defaultdict(list)
+        for one in self._operations:
+            rows = self._rows(
+                f"WITH state AS MATERIALIZED (SELECT id, {_place(one)}, built, best_ms IS NOT NULL AS timed "
+                f"  FROM {view_of(one.name)} WHERE arch = coalesce(:arch, arch)), "
+                "about AS (SELECT arch, revision, space, id AS receipt, min(reason) AS reason FROM rule "
+                f"  WHERE kind = 'receipt' AND operation = '{one.name}' GROUP BY arch, revision, space, id) "
+                f"SELECT {_place(one, 'state.')}, kernel_receipt.receipt, coalesce(about.reason, ''), count(*), "
+                "  sum(built), sum(timed) FROM kernel_receipt JOIN state ON state.id = kernel_id "
+                "LEFT JOIN about ON about.arch = state.arch AND about.revision = state.revision "
+                "  AND about.space = state.space AND about.receipt = CAST(kernel_receipt.receipt AS TEXT) "
+                "GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 2, 3, 4, 5"
+            )
+            for row in rows:
+                lineage = Lineage(one.name, *row[:4])
+                by_receipt[lineage].append(Coverage(lineage, *row[4:]))
+        for every in lineages:
+            yield every
+            yield from by_receipt[every.lineage]
 
     def _rooflines(self, peaks: Mapping[int, Peaks]) -> Iterator[Roofline]:
         rows = self._rows(
@@ -353,7 +340,7 @@ class _Collector:
                 yield Lengths(self._devices[device], group, ordered)
 
     def _tiles(self) -> Iterator[Tiles]:
-        rows = [row for one in operations() if one.tile_axes for row in self._rows(_tiles_sql(*one.tile_axes))]
+        rows = [row for one in self._operations if one.tile_axes for row in self._rows(_tiles_sql(one))]
         kinds: dict[tuple[int, str], list[Tile]] = defaultdict(list)
         for device, kind, *tile in rows:
             kinds[device, kind].append(Tile(*tile))
@@ -367,24 +354,24 @@ class _Collector:
                 yield self._selection(device)
 
     def _selection(self, device: Device) -> Selection:
-        """What selection takes on ``device`` from each population whose kernels were timed there."""
+        """What selection takes on ``device`` from each lineage whose kernels were timed there."""
         spaces = ", ".join(f"'{space}'" for space in OWN_SPACES)
         best: dict[str, tuple[str, float]] = {}
         timed: dict[tuple[str, str], float] = {}
-        populations: dict[tuple[str, str, str], None] = {}
+        wanted: dict[tuple[str, Wanted], None] = {}
         rows = self._rows(
-            f"SELECT problem.key, kernel.id, kernel.name, revision, mask_impl, space IN ({spaces}), "
-            f"max(tflops) {_joined()} AND tflops > 0 AND device_id = {device.id} "
+            f"SELECT problem.key, kernel.id, kernel.name, revision, variant, space IN ({spaces}), max(tflops) "
+            f"{_joined('JOIN lineage ON lineage.id = kernel.lineage')} AND tflops > 0 AND device_id = {device.id} "
             "GROUP BY problem_id, kernel.id ORDER BY tflops DESC"
         )
-        for key, kernel, name, revision, mask_impl, own, tflops in rows:
+        for key, kernel, name, revision, variant, own, tflops in rows:
             best.setdefault(key, (name, tflops))
             timed[key, kernel] = tflops
             if own:
-                populations[key, revision, mask_impl] = None
+                wanted[key, Wanted(device.arch, revision, variant)] = None
         found, unanswered = [], 0
-        for key, revision, mask_impl in populations:
-            where: Any = {"arch": device.arch, "revision": revision, "mask_impl": mask_impl}
+        for key, (arch, revision, variant, _) in wanted:
+            where: Any = {"arch": arch, "revision": revision, "mask_impl": variant}
             problem = _problem(key)
             try:
                 choice = self._catalog.choice(problem, **where, limit=1)
@@ -428,17 +415,23 @@ class _Collector:
             yield from (Miss(arch, _name(key), count) for key, count in self._catalog.misses(arch))
 
 
+def _place(of: Operation, prefix: str = "") -> str:
+    """The columns of an operation's view that say which lineage a kernel is of."""
+    return ", ".join(f"{prefix}{column}" for column in of.traits.identity[:4])
+
+
 def _joined(more: str = "") -> str:
     """The warm timings with their problems and kernels."""
     return _WARM.replace(" WHERE", f" {_JOINED} {more} WHERE")
 
 
-def _tiles_sql(m0: str, n0: str) -> str:
-    """A row for each tile that was tried on problems of a kind, an operation's traits ``m0`` and ``n0``."""
+def _tiles_sql(of: Operation) -> str:
+    """A row for each tile that was tried on problems of a kind of an operation."""
+    m0, n0 = of.tile_axes or ("0", "0")
     return (
         f"WITH tile AS (SELECT device_id, problem_id, {m0} AS m0, {n0} AS n0, min(median_ms) AS ms, "
         "  max(tflops) AS tflops, count(DISTINCT kernel_id) AS kernels "
-        f"  {_WARM.replace(' WHERE', ' JOIN kernel ON kernel.id = kernel_id WHERE')} "
+        f"  {_WARM.replace(' WHERE', f' JOIN {rows_of(of.name)} AS kernel ON kernel.id = kernel_id WHERE')} "
         "  GROUP BY device_id, problem_id, m0, n0), "
         "best AS (SELECT device_id, problem_id, min(ms) AS ms FROM tile GROUP BY device_id, problem_id) "
         "SELECT device_id, kind, m0, n0, avg(best.ms / tile.ms), max(tflops), count(*), max(kernels) "

@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from catalog.registry.tables import TABLES, VIEW
+from catalog.ops import operation
+from catalog.registry.tables import tables_of
 from catalog.registry.timings import UNMEASURED
+from catalog.registry.views import VIEW
 
 
 class Canned(NamedTuple):
@@ -80,7 +82,7 @@ FROM artifact JOIN kernel ON kernel.id = kernel_id WHERE status <> 'built' ORDER
         "The tiles of each kind of problem",
         "relative is the best median of a problem over that of the tile, on average: 1 is the fastest.",
         """WITH tile AS (SELECT device_id, problem_id, tile_m0, tile_n0, min(median_ms) AS ms, max(tflops) AS tflops
-  FROM timing JOIN kernel ON kernel.id = kernel_id WHERE NOT cold
+  FROM timing JOIN attention_row AS kernel ON kernel.id = kernel_id WHERE NOT cold
   GROUP BY device_id, problem_id, tile_m0, tile_n0),
 best AS (SELECT device_id, problem_id, min(ms) AS ms FROM tile GROUP BY device_id, problem_id)
 SELECT device.name AS device, kind, tile_m0, tile_n0, avg(best.ms / tile.ms) AS relative, max(tflops) AS tflops,
@@ -103,7 +105,8 @@ WHERE :family = '' OR scope IN ('', :family) ORDER BY arch, revision, space, kin
 def metadata(database: str) -> dict[str, Any]:
     """The metadata of a catalog whose file is called ``database``, without its suffix."""
     tables: dict[str, Any] = {
-        name: {"description": table.about, "columns": dict(table.columns)} for name, table in TABLES.items()
+        name: {"description": table.about, "columns": dict(table.columns)}
+        for name, table in tables_of(operation()).items()
     }
     tables[VIEW] |= {"facets": ["arch", "family", "dtype"], "size": 50}
     tables["kernel"]["label_column"] = "name"

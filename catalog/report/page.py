@@ -185,16 +185,16 @@ def _sections(report: Report) -> Iterator[Section]:
         no_timings if not report.devices else "Of no library that was timed is it known how long it took to compile.",
         _TUNE,
     )
-    by_population = defaultdict(list)
+    by_lineage = defaultdict(list)
     for one in report.coverage:
-        by_population[one.population].append(one)
+        by_lineage[str(one.lineage)].append(one)
     command = f"catalog populate --arch {report.arch or 'host'}"
     yield Section(
         "coverage",
         "Coverage",
         "How many kernels each receipt, a product's subset, lists; how many of them have a library in the cache of "
         "this machine, and how many were timed anywhere.",
-        tuple(figures.coverage(population, found) for population, found in by_population.items()),
+        tuple(figures.coverage(lineage, found) for lineage, found in by_lineage.items()),
         "There are no kernels yet.",
         command,
     )
@@ -302,11 +302,11 @@ class _Figures:
         svg = plots.compiles(replace(found, libraries=tuple(libraries)), self._name())
         return Figure(svg, found.device.label, f"{len(found.libraries):,} libraries.{left_out}", columns, rows)
 
-    def coverage(self, population: str, found: Sequence[Coverage]) -> Figure:
+    def coverage(self, lineage: str, found: Sequence[Coverage]) -> Figure:
         columns = ("receipt", "kernels", "built", "timed")
         rows = [(one.label, one.kernels, one.built, one.timed) for one in found]
         about = "Arch, revision, space and mask implementation are in the title. The axis is logarithmic."
-        return Figure(plots.coverage(found, self._name()), population, about, columns, rows)
+        return Figure(plots.coverage(found, self._name()), lineage, about, columns, rows)
 
 
 def _part(speed: float | None, best: float) -> str | None:

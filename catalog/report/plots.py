@@ -275,7 +275,7 @@ def coverage(found: Sequence[Coverage], name: str) -> str:
         axes.set_ylim(len(found) - 0.5, -0.5)
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
         axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, borderaxespad=0)
-        return svg(name, f"Kernels, built and timed, of {found[0].population} by receipt")
+        return svg(name, f"Kernels, built and timed, of {found[0].lineage} by receipt")
 
 
 def _grouped(items: Sequence[Any], by: Callable[[Any], str]) -> list[tuple[str, list[Any]]]:

@@ -1,4 +1,4 @@
-"""What one population has that another has not: by default two revisions of an arch.
+"""What one lineage has that another has not: by default two revisions of an arch.
 
 Kernels are matched by their traits. Names take no part: a revision may call the same kernel otherwise. Of those without
 a match, two of the same signature whose algorithms differ in a few traits are one kernel that changed.
@@ -15,7 +15,9 @@ from typing import Any
 from catalog.errors import UsageError
 from catalog.messages import counted
 from catalog.ops import operation
+from catalog.registry.views import rows_of
 from catalog.rules.populate import Request, check_populated
+from catalog.schema.lineage import Lineage, of_lineage
 from catalog.schema.traits import Traits
 
 FEW = 4
@@ -72,22 +74,22 @@ class FamilyDifference:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Two populations held against each other, restricted to a receipt or not."""
+    """Two lineages compared with each other, restricted to a receipt or not."""
 
-    before: Request
-    after: Request
+    before: Lineage
+    after: Lineage
     receipt: int | None
     families: tuple[FamilyDifference, ...]
 
     @property
     def empty(self) -> bool:
-        """Whether every kernel of either population is in the other."""
+        """Whether every kernel of either lineage is in the other."""
         return not any(family.changed or family.appeared or family.vanished for family in self.families)
 
     def report(self) -> str:
         """The totals, then a few lines a family: no kernel by name."""
         of = "" if self.receipt is None else f", receipt {self.receipt}"
-        head = f"{_population(self.before)} -> {_population(self.after)}{of}: {_counts(self.families)}"
+        head = f"{_title(self.before)} -> {_title(self.after)}{of}: {_counts(self.families)}"
         return "\n".join([head, *(line for family in self.families for line in family.report())])
 
     def family_rows(self) -> list[list[Any]]:
@@ -122,11 +124,11 @@ def difference(
     """
     for request in (before, after):
         _check_receipt(request, receipt)
-        check_populated(connection, request, receipt)
-    old, new = (_kernels(connection, request, receipt) for request in (before, after))
+        check_populated(connection, request.lineage, receipt)
     traits = operation(after.spec.operation).traits
+    old, new = (_kernels(connection, request.lineage, traits, receipt) for request in (before, after))
     families = tuple(_of_family(f, old[f], new[f], traits) for f in traits.families if old[f] or new[f])
-    return Difference(before, after, receipt, families)
+    return Difference(before.lineage, after.lineage, receipt, families)
 
 
 def _check_receipt(request: Request, receipt: int | None) -> None:
@@ -139,15 +141,13 @@ def _check_receipt(request: Request, receipt: int | None) -> None:
 
 
 def _kernels(
-    connection: sqlite3.Connection, request: Request, receipt: int | None
+    connection: sqlite3.Connection, lineage: Lineage, traits_of: Traits, receipt: int | None
 ) -> Mapping[str, Mapping[Values, str]]:
-    """The names of a population's kernels by their traits, by family."""
+    """The names of a lineage's kernels by their traits, by family."""
     listed = "" if receipt is None else "AND id IN (SELECT kernel_id FROM kernel_receipt WHERE receipt = :receipt)"
-    traits_of = operation(request.spec.operation).traits
     rows = connection.execute(
-        f"SELECT name, family, {', '.join(traits_of)} FROM kernel WHERE arch = :arch AND revision = :revision "
-        f"AND space = :space AND mask_impl = :mask_impl {listed}",
-        request.identity | {"receipt": receipt},
+        f"SELECT name, family, {', '.join(traits_of)} FROM {rows_of(lineage.operation)} WHERE {of_lineage()} {listed}",
+        lineage.parameters | {"receipt": receipt},
     )
     families: dict[str, dict[Values, str]] = defaultdict(dict)
     for name, family, *traits in rows:
@@ -214,6 +214,5 @@ def _counts(families: Sequence[FamilyDifference]) -> str:
     )
 
 
-def _population(request: Request) -> str:
-    identity = request.identity
-    return f"{identity['arch']} {identity['revision']} {identity['mask_impl']}"
+def _title(lineage: Lineage) -> str:
+    return f"{lineage.arch} {lineage.revision} {lineage.variant}"

@@ -17,14 +17,12 @@ from catalog.ops import operation
 from catalog.ops.protocol import Operation
 from catalog.schema.arch_spec import OF_VARIANT, ArchSpec, Axis, Domain, Enumeration, Sweep, Yield
 from catalog.schema.kernel import canonical_json_sql
+from catalog.schema.lineage import Lineage
 from catalog.schema.name_parts import sql_literal
 from catalog.schema.traits import Traits, TraitValue
 
 MAX_TILES = 1_000_000
 """More than any enumeration has: dispatch order is the order of tiles, then of variants."""
-
-Identity = Mapping[str, str]
-"""arch, revision, space and variant of the rows that are made."""
 
 
 def _all_of(expressions: Iterable[str]) -> str:
@@ -37,11 +35,11 @@ def _as_list(domain: Domain) -> list[TraitValue]:
 
 @dataclass(frozen=True)
 class Join:
-    """The SQL of one enumeration for one variant."""
+    """The SQL that makes the rows of one enumeration and lineage."""
 
     spec: ArchSpec
     enumeration: Enumeration
-    identity: Identity
+    lineage: Lineage
     restrictions: tuple[str, ...] = ()
     """Conditions on the combinations, besides the constraints."""
     extra_domains: Mapping[str, list[TraitValue]] = field(default_factory=dict)
@@ -66,7 +64,7 @@ class Join:
     @cached_property
     def domains(self) -> list[dict[str, list[TraitValue]]]:
         """The domain of every trait that each variant names."""
-        of_variant: list[TraitValue] = list(self.spec.variants.get(self.identity[self.traits.variant], ()))
+        of_variant: list[TraitValue] = list(self.spec.variants.get(self.lineage.variant, ()))
         about = self.operation.variant_trait
         domains = []
         for variant in self.enumeration.variants:
@@ -186,7 +184,7 @@ class Join:
     @property
     def _identity(self) -> dict[str, str]:
         target, _ = self.spec.tiles_of(self.enumeration)
-        return {**self.identity, "target": target}
+        return {**self.lineage.columns(self.traits.variant), "target": target}
 
     def project_sql(self, made: Yield) -> str:
         """The statement that makes table ``made``: id, name and traits of one family, once a kernel.
@@ -216,7 +214,7 @@ class Join:
         kernel = self.operation.kernel
         return (
             f"CREATE TEMP TABLE made AS SELECT *, sha256({canonical_json_sql(kernel)}) AS id, "
-            f"{kernel.grammar(made.family, self.identity['revision']).sql()} AS name FROM ({rows})"
+            f"{kernel.grammar(made.family, self.lineage.revision).sql()} AS name FROM ({rows})"
         )
 
     @property

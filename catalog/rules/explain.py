@@ -19,9 +19,11 @@ from typing import Any
 from catalog.errors import UsageError
 from catalog.ops import operation
 from catalog.ops.protocol import Operation
+from catalog.registry.views import rows_of
 from catalog.rules.enumeration import Join
 from catalog.schema.arch_spec import ArchSpec, Rule, Variant, Yield
 from catalog.schema.expressions import columns_read
+from catalog.schema.lineage import Lineage, of_lineage
 from catalog.schema.trait_text import shown
 from catalog.schema.traits import Traits
 
@@ -96,34 +98,32 @@ class Explanation:
 
 
 def explain(
-    connection: sqlite3.Connection, spec: ArchSpec, identity: Mapping[str, str], stated: Stated, limit: int
+    connection: sqlite3.Connection, spec: ArchSpec, lineage: Lineage, stated: Stated, limit: int
 ) -> Explanation:
-    """Why ``spec`` has kernels with the ``stated`` traits, or none; the rows are those of the population ``identity``.
+    """Why ``spec`` has kernels with the ``stated`` traits, or none; the rows are those of ``lineage``.
 
     Raises:
         UsageError: no family is stated.
     """
     if "family" not in stated:
         there = ", ".join(spec.families)
-        raise UsageError("no family is stated", hint=f"State one, as in family=fwd; {identity['arch']} has {there}.")
+        raise UsageError("no family is stated", hint=f"State one, as in family=fwd; {lineage.arch} has {there}.")
     family, of = stated["family"], operation(spec.operation)
-    rows = _Rows(connection, identity, stated, of)
-    sources = [
-        _Source(Join(spec, spec.enumerations[n], identity), y, stated) for n, y in spec.yields_of(family).items()
-    ]
+    rows = _Rows(connection, lineage, stated, of)
+    sources = [_Source(Join(spec, spec.enumerations[n], lineage), y, stated) for n, y in spec.yields_of(family).items()]
     findings = [finding for source in sources for finding in source.findings()]
     if not sources:
-        there = f"{identity['arch']} has kernels of other families only: {', '.join(spec.families)}"
+        there = f"{lineage.arch} has kernels of other families only: {', '.join(spec.families)}"
         findings.append(Finding("family", family, Verdict.REJECTED, _words(stated, ["family"]), there, ""))
     explained = {"family"}.union(*(source.explained for source in sources))
     findings += rows.unused([trait for trait in stated if trait not in explained])
-    with closing(_Row(of, {**identity, **stated})) as row:
+    with closing(_Row(of, {**lineage.columns(of.traits.variant), **stated})) as row:
         findings += [row.finding("hardware", rule) for rule in spec.hw_rules]
         findings += [row.finding("headers", rule) for rule in spec.header_rules]
         findings += [row.finding("invariant", rule) for rule in spec.invariants if rule.concerns(family)]
     kernels = rows.count()
     matches = rows.exact(limit) if kernels else rows.nearest(limit)
-    return Explanation(identity["arch"], stated, tuple(findings), kernels, tuple(matches))
+    return Explanation(lineage.arch, stated, tuple(findings), kernels, tuple(matches))
 
 
 _NOT_THREE_VALUED = re.compile(r"\b(case|is|coalesce|ifnull|nullif)\b", re.IGNORECASE)
@@ -193,7 +193,7 @@ class _Source:
     def findings(self) -> Iterator[Finding]:
         """Its tile table, its variants, the traits that are always alike, its constraints, its receipts."""
         enumeration = self.join.enumeration
-        known = {**self.join.identity, "target": enumeration.target, **self._visible}
+        known = {**self.join.lineage.columns(self._traits.variant), "target": enumeration.target, **self._visible}
         with closing(_Row(self.join.operation, known, frozenset(self._traits) - self._shown)) as row:
             yield self._tiles()
             fitting, finding = self._variants(row)
@@ -328,22 +328,30 @@ class _Source:
         yield from findings
 
 
+_RECEIPTS = "coalesce((SELECT group_concat(receipt, ' ') FROM kernel_receipt WHERE kernel_id = id), '')"
+"""SQL expression of the receipts that list a kernel."""
+
+
 @dataclass(frozen=True)
 class _Rows:
-    """The rows of a population, held against the stated traits."""
+    """The rows of a lineage, compared with the stated traits."""
 
     connection: sqlite3.Connection
-    identity: Mapping[str, str]
+    lineage: Lineage
     stated: Stated
     operation: Operation
 
     @property
+    def _table(self) -> str:
+        return rows_of(self.operation.name)
+
+    @property
     def _family(self) -> str:
-        return " AND ".join(f"{column} = :{column}" for column in (*self.identity, "family"))
+        return f"{of_lineage()} AND family = :family"
 
     @property
     def _parameters(self) -> dict[str, Any]:
-        return {**self.identity, **self.stated}
+        return {**self.lineage.parameters, **self.stated}
 
     @property
     def _all(self) -> str:
@@ -351,17 +359,17 @@ class _Rows:
 
     def count(self) -> int:
         """How many rows have all of the stated traits."""
-        return int(self._one(f"SELECT count(*) FROM kernel WHERE {self._all}")[0])
+        return int(self._one(f"SELECT count(*) FROM {self._table} WHERE {self._all}")[0])
 
     def unused(self, traits: Sequence[str]) -> Iterator[Finding]:
         """A finding for each of the stated ``traits`` that has other values in all rows of the family."""
         family = self.stated["family"]
         found = ", ".join(["count(*)", *(f"max({trait} = :{trait})" for trait in traits)])
-        kernels, *occurs = self._one(f"SELECT {found} FROM kernel WHERE {self._family}")
+        kernels, *occurs = self._one(f"SELECT {found} FROM {self._table} WHERE {self._family}")
         missing = [trait for trait, there in zip(traits, occurs, strict=True) if kernels and not there]
         for trait in missing:
-            (values,) = self._one(f"SELECT group_concat(DISTINCT {trait}) FROM kernel WHERE {self._family}")
-            reason = f"{family} kernels of {self.identity['arch']} have {trait}={values} only"
+            (values,) = self._one(f"SELECT group_concat(DISTINCT {trait}) FROM {self._table} WHERE {self._family}")
+            reason = f"{family} kernels of {self.lineage.arch} have {trait}={values} only"
             yield Finding("trait", trait, Verdict.REJECTED, _words(self.stated, [trait]), reason, "")
 
     def _one(self, statement: str) -> sqlite3.Row:
@@ -371,7 +379,8 @@ class _Rows:
     def exact(self, limit: int) -> list[Match]:
         """Rows with all of the stated traits, in upstream's dispatch order."""
         rows = self.connection.execute(
-            f"SELECT name, id, receipts FROM kernels WHERE {self._all} ORDER BY dispatch_order, id LIMIT {limit:d}",
+            f"SELECT name, id, {_RECEIPTS} AS receipts FROM {self._table} "
+            f"WHERE {self._all} ORDER BY dispatch_order, id LIMIT {limit:d}",
             self._parameters,
         )
         return [Match((), 1, row["name"], row["id"], row["receipts"]) for row in rows]
@@ -385,11 +394,11 @@ class _Rows:
 
         signature = changes(trait for trait in compared if self.operation.traits[trait].group == "signature")
         rows = self.connection.execute(
-            "SELECT *, coalesce((SELECT group_concat(receipt, ' ') FROM kernel_receipt WHERE kernel_id = id), '') "
-            f"AS receipts FROM (SELECT {', '.join(['name', 'id', *compared])}, count(*) AS kernels, "
+            f"SELECT *, {_RECEIPTS} AS receipts FROM "
+            f"(SELECT {', '.join(['name', 'id', *compared])}, count(*) AS kernels, "
             f"{changes(compared)} AS changes, {signature} AS signature_changes, "
             "min(printf('%012d', dispatch_order) || id) AS first "  # with min, the other columns are of its row
-            f"FROM kernel WHERE {self._family} GROUP BY {', '.join(['family', *compared])}) "
+            f"FROM {self._table} WHERE {self._family} GROUP BY {', '.join(['family', *compared])}) "
             f"ORDER BY changes, signature_changes, first LIMIT {limit:d}",
             self._parameters,
         )

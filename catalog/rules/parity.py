@@ -17,6 +17,7 @@ from catalog.messages import counted
 from catalog.ops import operation
 from catalog.ops.attention.names import parse_name
 from catalog.rules.populate import Request, check_populated
+from catalog.schema.lineage import Lineage, of_lineage
 
 
 class Reference(Protocol):
@@ -38,9 +39,7 @@ COLUMNS = ("arch", "revision", "mask_impl", "receipt", "passed", "kernels", "mis
 class Comparison:
     """Two sets of kernel names: what the catalog has, and what the reference lists."""
 
-    arch: str
-    revision: str
-    mask_impl: str
+    lineage: Lineage
     receipt: int
     catalog: frozenset[str]
     reference: frozenset[str]
@@ -64,12 +63,12 @@ class Comparison:
     def row(self) -> tuple[str | int, ...]:
         """The values of :data:`COLUMNS`."""
         missing, extra = len(self.reference - self.catalog), len(self.catalog - self.reference)
-        about = (self.arch, self.revision, self.mask_impl, self.receipt)
+        about = (self.lineage.arch, self.lineage.revision, self.lineage.variant, self.receipt)
         return (*about, int(self.passed), len(self.reference), missing, extra)
 
     def report(self) -> str:
         """One line when the sets are equal, else every missing and extra name, by family."""
-        what = f"({self.arch}, receipt {self.receipt}, {self.mask_impl})"
+        what = f"({self.lineage.arch}, receipt {self.receipt}, {self.lineage.variant})"
         if self.passed:
             return (
                 f"PASS: {counted(len(self.reference), 'kernel')} across {counted(len(self.families), 'family')} {what}"
@@ -104,45 +103,36 @@ class Lists:
             MissingReferenceError: there is no list for this arch, revision, mask implementation and receipt.
             SpecError: the list is damaged.
         """
-        spec = request.spec
+        lineage = request.lineage
         names = reference_names(self.folder, request).get(receipt)
         if names is None:
             there = _receipts_with_reference(self.folder, request)
             raise MissingReferenceError(
-                f"there is no reference list for receipt {receipt} of {spec.arch} "
-                f"({spec.revision}, {request.mask_impl})",
+                f"there is no reference list for receipt {receipt} of {lineage.arch} "
+                f"({lineage.revision}, {lineage.variant})",
                 hint=f"The lists in {self.folder} have, for it: {there}. A CK checkout has every receipt: --ck-root.",
             )
         return names
 
 
-def compare(connection: sqlite3.Connection, request: Request, receipt: int, reference: frozenset[str]) -> Comparison:
+def compare(connection: sqlite3.Connection, lineage: Lineage, receipt: int, reference: frozenset[str]) -> Comparison:
     """Compare the rows of ``receipt`` in a populated catalog with the names of ``reference``.
 
     Raises:
         UsageError: the catalog was populated for other receipts, or with a part, only; or not at all.
     """
-    check_populated(connection, request, receipt)
-    identity = request.identity
+    check_populated(connection, lineage, receipt)
     names = connection.execute(
-        "SELECT name FROM kernel JOIN kernel_receipt ON kernel_id = id WHERE receipt = ? "
-        "AND arch = ? AND revision = ? AND space = ? AND mask_impl = ?",
-        (receipt, *identity.values()),
+        f"SELECT name FROM kernel JOIN kernel_receipt ON kernel_id = id WHERE receipt = :receipt AND {of_lineage()}",
+        {**lineage.parameters, "receipt": receipt},
     )
-    return Comparison(
-        identity["arch"],
-        identity["revision"],
-        request.mask_impl,
-        receipt,
-        frozenset(name for (name,) in names),
-        reference,
-    )
+    return Comparison(lineage, receipt, frozenset(name for (name,) in names), reference)
 
 
 def reference_names(references: Path, request: Request) -> dict[int, frozenset[str]]:
-    """The reference list of a population: kernel names by receipt; empty when there is no list."""
+    """The reference list of a lineage: kernel names by receipt; empty when there is no list."""
     spec = request.spec
-    path = references / f"{spec.revision}.{spec.reference or spec.arch}.{request.mask_impl}.csv.xz"
+    path = references / f"{spec.revision}.{spec.reference or spec.arch}.{request.variant}.csv.xz"
     if not path.is_file():
         return {}
     return dict.fromkeys(_receipts_listed(references, str(spec.revision)), frozenset()) | _read(path)

@@ -15,36 +15,32 @@ from typing import Any
 
 from catalog.errors import SpecError, UsageError
 from catalog.ops import operation
-from catalog.registry.database import KERNEL_COLUMNS, interruptible, shorten_log, transaction, written_once
+from catalog.registry.kernels import lineage_id, made_lineage
+from catalog.registry.transactions import interruptible, shorten_log, transaction, written_once
 from catalog.rules.enumeration import Join, make_table
 from catalog.rules.restriction import NOTHING_LEFT_OUT, Restriction
 from catalog.rules.table import rules_of
 from catalog.schema.arch_spec import ArchSpec
+from catalog.schema.lineage import Lineage, of_lineage
 
 
 @dataclass(frozen=True)
 class Request:
-    """What to materialise: a spec, a mask implementation, and the receipts to restrict it to (empty: all)."""
+    """What to materialise: a spec, one of its variants, and the receipts to restrict it to (empty: all)."""
 
     spec: ArchSpec
-    mask_impl: str = "generic"
+    variant: str = "generic"
     receipts: tuple[int, ...] = ()
     restriction: Restriction = NOTHING_LEFT_OUT
 
     @property
-    def identity(self) -> dict[str, str]:
-        """The columns that tell this population's rows from others'."""
-        spec = self.spec
-        return {
-            "arch": str(spec.arch),
-            "revision": str(spec.revision),
-            "space": str(spec.space),
-            "mask_impl": self.mask_impl,
-        }
+    def lineage(self) -> Lineage:
+        """The lineage of the rows."""
+        return self.spec.lineage(self.variant)
 
 
 @dataclass(frozen=True)
-class Population:
+class Populated:
     """What a populate did: kernels by family, and whether the rows were there already."""
 
     request: Request
@@ -64,7 +60,7 @@ def _joins(request: Request) -> Iterator[Join]:
         conditions = request.restriction.conditions(spec, name)
         if conditions is not None:
             domains = request.restriction.domains(spec, name)
-            yield Join(spec, enumeration, request.identity, tuple(conditions), domains)
+            yield Join(spec, enumeration, request.lineage, tuple(conditions), domains)
 
 
 Progress = Callable[[float], None]
@@ -73,7 +69,7 @@ Progress = Callable[[float], None]
 
 def populate(
     connection: sqlite3.Connection, request: Request, *, force: bool = False, on_progress: Progress | None = None
-) -> Population:
+) -> Populated:
     """Materialise ``request``; a no-op when the catalog holds it already, made from the same spec, unless ``force``.
 
     Rows whose id stays keep their timings and artifacts; rows that the spec no longer gives are deleted.
@@ -91,53 +87,53 @@ def populate(
     receipts = request.receipts or request.spec.receipt_numbers
     digest = _digest(request, joins, receipts)
     started = time.perf_counter()
-    there = _population(connection, request)
+    there = _record_of(connection, request.lineage)
     if not force and there is not None and there["digest"] == digest:
-        return Population(request, json.loads(there["families"]), time.perf_counter() - started, unchanged=True)
+        return Populated(request, json.loads(there["families"]), time.perf_counter() - started, unchanged=True)
     sweeps = any(join.enumeration.sweep is not None for join in joins)
     rewritten = written_once(connection) if sweeps else nullcontext()
     with rewritten, transaction(connection), interruptible(connection), _explained(request):
         families = _Writer(connection, request, receipts).write(joins, on_progress or (lambda done: None))
-        done = Population(request, families, time.perf_counter() - started)
+        done = Populated(request, families, time.perf_counter() - started)
         _record(connection, done, digest)
     shorten_log(connection)
     return done
 
 
 def count_by_family(connection: sqlite3.Connection, request: Request, receipt: int | None = None) -> dict[str, int]:
-    """Rows of the population by family, in the schema's order of families; of one receipt when it is given."""
-    where, values = _where(request)
+    """Rows of the request's lineage by family, in the schema's order of families; of one receipt when it is given."""
     listed = "" if receipt is None else f" AND id IN (SELECT kernel_id FROM kernel_receipt WHERE receipt = {receipt:d})"
-    rows = connection.execute(f"SELECT family, count(*) FROM kernel WHERE {where}{listed} GROUP BY family", values)
+    counted = f"SELECT family, count(*) FROM kernel WHERE {of_lineage()}{listed} GROUP BY family"
+    rows = connection.execute(counted, request.lineage.parameters)
     counts: dict[str, int] = dict(rows.fetchall())
     families = operation(request.spec.operation).traits.families
     return {family: counts[family] for family in families if family in counts}
 
 
-def check_populated(connection: sqlite3.Connection, request: Request, receipt: int | None) -> None:
-    """Make sure that the catalog holds ``request`` unrestricted: all receipts, or at least ``receipt`` if given.
+def check_populated(connection: sqlite3.Connection, lineage: Lineage, receipt: int | None) -> None:
+    """Make sure that the catalog holds ``lineage`` unrestricted: all receipts, or at least ``receipt`` if given.
 
     Raises:
         UsageError: it does not.
     """
-    spec = request.spec
-    where, values = _where(request)
-    row = connection.execute(f"SELECT receipts, restriction FROM population WHERE {where}", values).fetchone()
-    which = f"({spec.revision}, {request.mask_impl})"
-    again = f"Run: catalog populate --arch {spec.arch} --revision {spec.revision} --mask-impl {request.mask_impl}"
+    arch, revision, variant = lineage.arch, lineage.revision, lineage.variant
+    row = _record_of(connection, lineage)
+    which = f"({revision}, {variant})"
+    again = f"Run: catalog populate --arch {arch} --revision {revision} --mask-impl {variant}"
     if row is None:
-        raise UsageError(f"the catalog holds no kernels of {spec.arch} {which}", hint=again)
-    if row[0] and str(receipt) not in row[0].split():
-        raise UsageError(f"the catalog was populated for receipts {row[0]} of {spec.arch} only {which}", hint=again)
-    if row[1]:
-        raise UsageError(f"the catalog was populated with a part of {spec.arch} only {which}: {row[1]}", hint=again)
+        raise UsageError(f"the catalog holds no kernels of {arch} {which}", hint=again)
+    receipts, restriction = row["receipts"], row["restriction"]
+    if receipts and str(receipt) not in receipts.split():
+        raise UsageError(f"the catalog was populated for receipts {receipts} of {arch} only {which}", hint=again)
+    if restriction:
+        raise UsageError(f"the catalog was populated with a part of {arch} only {which}: {restriction}", hint=again)
 
 
 def _check(request: Request) -> None:
     spec = request.spec
-    if request.mask_impl not in spec.variants:
+    if request.variant not in spec.variants:
         raise UsageError(
-            f"{spec.arch} has no mask implementation {request.mask_impl!r}",
+            f"{spec.arch} has no mask implementation {request.variant!r}",
             hint=f"There are: {', '.join(spec.variants)}.",
         )
     unknown = sorted(set(request.receipts) - set(spec.receipt_numbers))
@@ -146,27 +142,22 @@ def _check(request: Request) -> None:
         raise UsageError(f"{spec.arch} has no receipt {unknown[0]}", hint=f"Its receipts: {there}.")
 
 
-def _where(request: Request) -> tuple[str, list[str]]:
-    identity = request.identity
-    return " AND ".join(f"{column} = ?" for column in identity), list(identity.values())
-
-
-def _population(connection: sqlite3.Connection, request: Request) -> sqlite3.Row | None:
-    where, values = _where(request)
-    row: sqlite3.Row | None = connection.execute(f"SELECT * FROM population WHERE {where}", values).fetchone()
+def _record_of(connection: sqlite3.Connection, lineage: Lineage) -> sqlite3.Row | None:
+    """The row of table ``population`` that says what of a lineage was made, and from what; None: nothing was."""
+    asked = f"SELECT * FROM population WHERE {of_lineage()}"
+    row: sqlite3.Row | None = connection.execute(asked, lineage.parameters).fetchone()
     return row
 
 
-def _merged(connection: sqlite3.Connection, request: Request) -> bool:
-    """Whether there are rows without a population: those that came with another catalog's artifacts."""
-    where = " AND ".join(f"kernel.{column} = :{column}" for column in request.identity)
-    asked = f"SELECT 1 FROM artifact JOIN kernel ON kernel.id = kernel_id WHERE {where} LIMIT 1"
-    return connection.execute(asked, request.identity).fetchone() is not None
+def _merged(connection: sqlite3.Connection, lineage: Lineage) -> bool:
+    """Whether there may be rows that no populate made: those that came with another catalog's artifacts."""
+    asked = f"SELECT 1 FROM artifact JOIN kernel ON kernel.id = kernel_id WHERE {of_lineage('kernel')} LIMIT 1"
+    return connection.execute(asked, lineage.parameters).fetchone() is not None
 
 
 def _digest(request: Request, joins: Sequence[Join], receipts: Sequence[int]) -> str:
     """Of all that the rows depend on: the facts, and the SQL that this version of the program makes from them."""
-    parts = [request.spec.model_dump_json(), request.mask_impl, " ".join(map(str, receipts)), _insert_sql(request.spec)]
+    parts = [request.spec.model_dump_json(), request.variant, " ".join(map(str, receipts)), _hw_valid(request.spec)]
     if request.restriction.filter is not None:
         parts.append(request.restriction.filter.digest)
     for join in joins:
@@ -184,7 +175,9 @@ class _Writer:
         self._connection = connection
         self._request = request
         self._receipts = receipts
-        self._was_there = _population(connection, request) is not None or _merged(connection, request)
+        lineage = request.lineage
+        self._was_there = _record_of(connection, lineage) is not None or _merged(connection, lineage)
+        self._lineage = made_lineage(connection, lineage)
         self._families: Counter[str] = Counter()
 
     def write(self, joins: Sequence[Join], on_progress: Progress) -> dict[str, int]:
@@ -203,7 +196,7 @@ class _Writer:
                 self._write_chunk(join, chunk)
                 on_progress((place + number / len(chunks)) / len(joins))
         if self._was_there:
-            _delete_stale(connection, self._request)
+            _delete_stale(connection, self._lineage)
         connection.execute(
             "INSERT INTO kernel_receipt SELECT id, receipt FROM fresh JOIN bit ON listed & bit ORDER BY id, receipt"
         )
@@ -219,9 +212,31 @@ class _Writer:
         for made in join.enumeration.yields:
             connection.execute("DROP TABLE IF EXISTS temp.made")
             connection.execute(join.project_sql(made))
-            self._families[made.family] += connection.execute(_insert_sql(join.spec)).rowcount
+            self._families[made.family] += self._insert(join)
             if self._was_there or self._request.spec.receipts:
                 connection.execute("INSERT INTO fresh SELECT id, listed FROM made")
+
+    def _insert(self, join: Join) -> int:
+        """Make the rows of table ``made`` kernels, those that are there keep their keys; the number of kernels."""
+        table, traits = join.operation.name, ", ".join(join.traits)
+        (last,) = self._connection.execute("SELECT coalesce(max(key), 0) FROM kernel").fetchone()
+        place = {"lineage": self._lineage, "last": last}
+        inserted = self._connection.execute(
+            "INSERT INTO kernel (key, id, lineage, family, name, target, hw_valid, dispatch_order) "
+            f"SELECT :last + rowid, id, :lineage, family, name, target, {_hw_valid(join.spec)}, position "
+            "FROM temp.made WHERE 1 "  # without it, SQLite reads ON CONFLICT as a join's ON
+            "ON CONFLICT (id) DO UPDATE SET hw_valid = excluded.hw_valid, dispatch_order = excluded.dispatch_order",
+            place,
+        ).rowcount
+        # Of rows that were there before, the new ones are those that have got a key now.
+        key, source = ":last + rowid", "temp.made"
+        if self._was_there:
+            key, source = "kernel.key", "temp.made JOIN kernel ON kernel.id = made.id AND kernel.key > :last"
+        columns = ", ".join(f"made.{name}" for name in join.traits)
+        self._connection.execute(
+            f"INSERT INTO {table} (kernel, lineage, {traits}) SELECT {key}, :lineage, {columns} FROM {source}", place
+        )
+        return inserted
 
 
 @contextmanager
@@ -239,31 +254,26 @@ def _explained(request: Request) -> Iterator[None]:
         ) from None
 
 
-def _delete_stale(connection: sqlite3.Connection, request: Request) -> None:
-    where, values = _where(request)
-    connection.execute(f"DELETE FROM kernel WHERE {where} AND id NOT IN (SELECT id FROM fresh)", values)
-    connection.execute(f"DELETE FROM kernel_receipt WHERE kernel_id IN (SELECT id FROM kernel WHERE {where})", values)
+def _delete_stale(connection: sqlite3.Connection, lineage: int) -> None:
+    of_it = "SELECT id FROM kernel WHERE lineage = ?"
+    connection.execute("DELETE FROM kernel WHERE lineage = ? AND id NOT IN (SELECT id FROM fresh)", [lineage])
+    connection.execute(f"DELETE FROM kernel_receipt WHERE kernel_id IN ({of_it})", [lineage])
 
 
-def _insert_sql(spec: ArchSpec) -> str:
-    hardware = " AND ".join(f"({rule.expr})" for rule in spec.hw_rules) or "1"
-    columns = {column: column for column in KERNEL_COLUMNS} | {"hw_valid": hardware, "dispatch_order": "position"}
-    return (
-        f"INSERT INTO kernel ({', '.join(columns)}) SELECT {', '.join(columns.values())} FROM temp.made "
-        "WHERE 1 "  # without it, SQLite reads ON CONFLICT as a join's ON
-        "ON CONFLICT (id) DO UPDATE SET hw_valid = excluded.hw_valid, dispatch_order = excluded.dispatch_order"
-    )
+def _hw_valid(spec: ArchSpec) -> str:
+    """SQL expression over the columns of a kernel: whether the hardware can run it."""
+    return " AND ".join(f"({rule.expr})" for rule in spec.hw_rules) or "1"
 
 
-def _record(connection: sqlite3.Connection, done: Population, digest: str) -> None:
+def _record(connection: sqlite3.Connection, done: Populated, digest: str) -> None:
     from sqlite_utils import Database
 
     database = Database(connection)
     request = done.request
-    identity = request.identity
+    lineage = request.lineage
     database.table("population").upsert(
-        identity
-        | {
+        {
+            "lineage": lineage_id(connection, lineage),
             "receipts": " ".join(map(str, request.receipts)),
             "restriction": request.restriction.text,
             "digest": digest,
@@ -273,8 +283,9 @@ def _record(connection: sqlite3.Connection, done: Population, digest: str) -> No
             "seconds": done.seconds,
             "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         },
-        pk=tuple(identity),
+        pk="lineage",
     )
-    where = "arch = ? AND revision = ? AND space = ?"
-    database.table("rule").delete_where(where, [identity["arch"], identity["revision"], identity["space"]])
+    where = "operation = ? AND arch = ? AND revision = ? AND space = ?"
+    whose = [lineage.operation, lineage.arch, lineage.revision, lineage.space]
+    database.table("rule").delete_where(where, whose)
     database.table("rule").insert_all(rules_of(request.spec))

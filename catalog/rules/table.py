@@ -39,9 +39,9 @@ def list_rules(
     A rule concerns a family when its scope is the family, an enumeration that yields it, or everything.
     """
     rows = connection.execute(
-        f"SELECT {', '.join(COLUMNS)} FROM rule WHERE arch = ? AND revision = ? AND space = ? "
+        f"SELECT {', '.join(COLUMNS)} FROM rule WHERE operation = ? AND arch = ? AND revision = ? AND space = ? "
         "ORDER BY scope, position, id",
-        (spec.arch, spec.revision, spec.space),
+        (spec.operation, spec.arch, spec.revision, spec.space),
     )
     scopes = None if family is None else {"", family, *spec.yields_of(family)}
     wanted = [row for row in rows if (scopes is None or row["scope"] in scopes) and kind in (None, row["kind"])]
@@ -50,7 +50,7 @@ def list_rules(
 
 def rules_of(spec: ArchSpec) -> Iterator[dict[str, Any]]:
     """Every expression of the spec as a row of table ``rule``."""
-    base = {"arch": spec.arch, "revision": spec.revision, "space": spec.space}
+    base = {"operation": spec.operation, "arch": spec.arch, "revision": spec.revision, "space": spec.space}
 
     def row(kind: str, scope: str, position: int, rule: dict[str, Any]) -> dict[str, Any]:
         return base | {"kind": kind, "scope": scope, "position": position, "quirk": None} | rule

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -19,13 +19,14 @@ from catalog.registry.artifacts import (
     refused_keys,
     release_artifact,
 )
-from catalog.registry.database import impatient, transaction
 from catalog.registry.timings import MAX_MISSES, record_misses
+from catalog.registry.transactions import impatient, transaction
 
 if TYPE_CHECKING:
     from catalog.build.cache import ArtifactRecord
     from catalog.build.first_runs import FirstRuns, Quarantine
-    from catalog.runtime.catalog import Catalog
+    from catalog.runtime.builds import Builds
+    from catalog.runtime.catalog_file import CatalogFile
     from catalog.runtime.guard import Guard
     from catalog.schema.kernel import Kernel
     from catalog.schema.problem import Problem
@@ -44,12 +45,17 @@ class _Missed:
     due: int = 1
 
 
-class History:
-    """The history of one catalog's libraries."""
+class BuildLog:
+    """What is known of one catalog's libraries.
 
-    def __init__(self, catalog: Catalog, lock: AbstractContextManager[Any]) -> None:
-        self._catalog = catalog
-        self._lock = lock
+    Args:
+        file: of the catalog, which has the record.
+        builds: makes the libraries; the content keys of kernels are its builder's.
+    """
+
+    def __init__(self, file: CatalogFile, builds: Builds) -> None:
+        self._file = file
+        self._builds = builds
         self._unrecorded: dict[str, str] = {}
         self._misses: dict[tuple[Any, ...], _Missed] = {}
 
@@ -69,14 +75,14 @@ class History:
 
     def record(self, record: ArtifactRecord) -> None:
         """Write a build into the catalog; where that fails the process remembers a kernel that did not compile."""
-        self._catalog.reconsider({record.kernel_id})
+        self._file.reconsider({record.kernel_id})
         try:
-            with self._catalog.writing() as connection:
+            with self._file.writing() as connection:
                 record_artifact(connection, record.columns)
-                drop_artifacts(connection, self._catalog.builder.cap.take_dropped())
+                drop_artifacts(connection, self._builds.builder.cap.take_dropped())
         except (RegistryError, sqlite3.IntegrityError) as error:
             # The library is in the cache all the same: a catalog that cannot be written must not stop a run.
-            _log.warning("%s: the build of %s is not recorded: %s", self._catalog.path, record.kernel_id, error)
+            _log.warning("%s: the build of %s is not recorded: %s", self._file.path, record.kernel_id, error)
             if record.status == "failed":
                 self._unrecorded[record.kernel_id] = record.key
 
@@ -96,11 +102,13 @@ class History:
 
     def write_misses(self) -> None:
         """Write the counts that were not written yet, if the catalog can be written now."""
-        with suppress(RegistryError, sqlite3.Error), self._lock:
+        with suppress(RegistryError, sqlite3.Error), self._file.lock:
             pending = [missed for missed in self._misses.values() if missed.unwritten]
+            if not pending:
+                return  # rather than wait for the file
             for missed in pending:
                 missed.due = 2 * missed.times
-            connection = self._catalog.connection
+            connection = self._file.connection
             with impatient(connection), transaction(connection):
                 for missed in pending:
                     record_misses(connection, missed.example, missed.arch, missed.unwritten)
@@ -108,9 +116,9 @@ class History:
 
     def quarantine(self, quarantine: Quarantine) -> None:
         """Mark a library in the catalog; where that fails the process remembers it."""
-        self._catalog.reconsider({quarantine.kernel_id})
+        self._file.reconsider({quarantine.kernel_id})
         self._unrecorded[quarantine.kernel_id] = quarantine.key
-        with suppress(RegistryError), self._catalog.writing() as connection:
+        with suppress(RegistryError), self._file.writing() as connection:
             if quarantine_artifact(connection, quarantine.key, quarantine.log):
                 del self._unrecorded[quarantine.kernel_id]
 
@@ -120,17 +128,17 @@ class History:
         Such a kernel is usable again when its content key is another now: another compiler, another header. Where
         compiling is forbidden, a kernel is usable when the cache has it.
         """
-        if self._catalog.may_compile and not passed_over and kernel.id not in self._unrecorded:
+        if self._builds.may_compile and not passed_over and kernel.id not in self._unrecorded:
             return True
-        statuses = ("failed", "quarantined") if self._catalog.may_compile else ("quarantined",)
+        statuses = ("failed", "quarantined") if self._builds.may_compile else ("quarantined",)
         try:
-            return self._catalog.builder.key_of(kernel) not in self._refused(kernel, statuses)
+            return self._builds.builder.key_of(kernel) not in self._refused(kernel, statuses)
         except (BuildError, ToolchainError):
             return False
 
     def _refused(self, kernel: Kernel, statuses: tuple[str, ...]) -> set[str]:
         unrecorded = self._unrecorded.get(kernel.id)
-        return refused_keys(self._catalog.connection, kernel.id, statuses) | ({unrecorded} if unrecorded else set())
+        return refused_keys(self._file.connection, kernel.id, statuses) | ({unrecorded} if unrecorded else set())
 
     def quarantined(self) -> list[Quarantine]:
         """Every quarantine that the cache or the catalog knows, the oldest first."""
@@ -142,7 +150,7 @@ class History:
 
     def _recorded(self) -> dict[str, Quarantine]:
         """The quarantines in the catalog, by key."""
-        logs = quarantined_artifacts(self._catalog.connection)
+        logs = quarantined_artifacts(self._file.connection)
         if not logs:
             return {}
         from catalog.build.first_runs import Quarantine
@@ -154,12 +162,12 @@ class History:
         """Release kernels whose quarantine is over, if the catalog can be written now."""
         over = [key for key, quarantine in self._recorded().items() if quarantine.over]
         if over:
-            with suppress(RegistryError), self._catalog.writing() as connection:
+            with suppress(RegistryError), self._file.writing() as connection:
                 for key in over:
                     self._let_go(connection, key)
 
     def _let_go(self, connection: sqlite3.Connection, key: str) -> None:
-        record = self._catalog.builder.cache.load(key)
+        record = self._builds.builder.cache.load(key)
         release_artifact(connection, key, "" if record is None else record.log)
 
     def release(self, which: str | None) -> list[Quarantine]:
@@ -174,9 +182,9 @@ class History:
             raise UsageError(
                 f"no quarantined kernel has the name or id {which!r}", hint="catalog cache quarantined lists them."
             )
-        self._catalog.reconsider({one.kernel_id for one in released})
+        self._file.reconsider({one.kernel_id for one in released})
         try:
-            with self._catalog.writing() as connection:
+            with self._file.writing() as connection:
                 for one in released:
                     self._let_go(connection, one.key)
                     self.runs.forget(one.key)

@@ -1,45 +1,48 @@
-"""The catalog as a Python object: populate, select."""
+"""The catalog as a Python object: populate, select, build."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Collection, Mapping, Set
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, partial
+import json
+import sqlite3
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from catalog import settings
-from catalog.errors import BuildError, ToolchainError
-from catalog.ops import operation_of
+from catalog.ops import operation, operation_of
+from catalog.ops.attention.traits import TRAITS
 from catalog.registry import timings
-from catalog.runtime.catalog_file import CatalogFile
-from catalog.runtime.decisions import Decision, Decisions
-from catalog.runtime.devices import why_unavailable
-from catalog.runtime.devices.here import Devices
+from catalog.runtime.builds import Builds
+from catalog.runtime.catalog_file import CatalogFile, read_spec, spec_path
+from catalog.runtime.devices.here import Devices, resolve_arch
 from catalog.runtime.funnel import Step
-from catalog.runtime.memory import check_room, surely_fits
 from catalog.runtime.on_default import on_default
-from catalog.runtime.plan import Plan, Services, Shared
-from catalog.runtime.select import Candidate, Choice, Selector
-from catalog.runtime.splits import wanted_splits
+from catalog.runtime.plan import Plan
+from catalog.runtime.planner import Planners
+from catalog.runtime.select import Candidate, Choice
+from catalog.schema.arch_spec import ArchSpec
 from catalog.schema.kernel import Kernel
+from catalog.schema.lineage import LINEAGE_OF_POPULATION, Wanted
 from catalog.schema.problem import Problem
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from catalog.build.builder import Artifact, Builder
-    from catalog.rules.explain import Finding
-    from catalog.runtime.build_log import History
+    from catalog.registry.merge import Merged
+    from catalog.rules.diff import Difference
+    from catalog.rules.explain import Explanation
+    from catalog.rules.parity import Comparison, Reference
+    from catalog.rules.populate import Populated, Progress
+    from catalog.rules.restriction import Restriction
+    from catalog.runtime.build_log import BuildLog
     from catalog.runtime.devices import Device, DeviceInfo
     from catalog.runtime.devices.host.device import HostDevice
 
-_log = logging.getLogger(__name__)
 
-MEMO_SIZE = 65_536
-"""Selections that a catalog remembers; beyond that it forgets all and starts anew."""
-
-
-class Catalog(CatalogFile):
+class Catalog:
     """The kernels of one SQLite file.
 
     ``Catalog.select(problem)`` works on the default catalog, ``Catalog(path).select(problem)`` on the file at ``path``;
@@ -54,20 +57,39 @@ class Catalog(CatalogFile):
     def __init__(
         self, path: Path | str | None = None, *, num_threads: int | None = None, compile: bool | None = None
     ) -> None:
-        super().__init__(path)
-        self._compile = compile
-        self._memo: dict[tuple[Problem, str, str | None, str], Plan] = {}
-        self._planners: dict[tuple[str, str | None, str], _Planner] = {}
-        self._settings: object = None
+        self._file = CatalogFile(Path(path) if path is not None else settings.settings().db)
         self._devices = Devices(num_threads)
-        self._measured: dict[str, int] = {}
-        self._warned_of_compiler = False
+        self.builds = Builds(self._file, compile)
+        self._planners = Planners(self._file, self.builds, self._devices)
+        self._plans = self._planners.plans
 
     @classmethod
     @lru_cache(maxsize=1)
     def default(cls) -> Catalog:
         """The catalog of the settings: one object a process."""
         return cls()
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self._file.path
+
+    @property
+    def connection(self) -> sqlite3.Connection:
+        """The connection to the file, opened when first used. A fork closes it, so do not keep it across a fork.
+
+        Raises:
+            RegistryError: the file cannot be opened or is no catalog.
+        """
+        return self._file.connection
+
+    def writing(self) -> AbstractContextManager[sqlite3.Connection]:
+        """A write transaction on :attr:`connection`, which no other thread uses meanwhile.
+
+        Raises:
+            RegistryError: as :attr:`connection`, or the file cannot be written; nothing is changed then.
+        """
+        return self._file.writing()
 
     @on_default
     def select(
@@ -76,9 +98,8 @@ class Catalog(CatalogFile):
         """The plan that answers ``problem`` on ``arch``.
 
         The choice is remembered: asking again for an equal problem runs no SQL, nor does a problem about which the same
-        facts decide (:mod:`catalog.runtime.decisions`). :meth:`populate` and :meth:`forget` make it
-        forget. A problem that was not measured is recorded as a miss, unless the settings say otherwise: see
-        :meth:`misses`.
+        facts decide (:mod:`catalog.runtime.decisions`). :meth:`populate` and :meth:`forget` make it forget. A problem
+        that was not measured is recorded as a miss, unless the settings say otherwise: see :meth:`misses`.
 
         Raises:
             SelectionError: no kernel answers the problem; says which trait or rule leaves none.
@@ -86,18 +107,11 @@ class Catalog(CatalogFile):
             UsageError, SpecError, RegistryError, DeviceError: as :meth:`populate`.
         """
         key = (problem, arch, revision, mask_impl)
-        plan = self._memo.get(key)
+        plan = self._plans.get(key)
         if plan is None:
-            with self._lock:
-                planner = self._planner(arch, revision, mask_impl)
-                decision = planner.decisions.of(problem)
-                self._check_memory(problem, arch, decision.kernels)
-                plan = Plan(problem, planner.arch, decision.kernels, planner.services)
-                if len(self._memo) >= MEMO_SIZE:
-                    self._memo.clear()
-                self._memo[key] = plan
-                if decision.evidence != "measured" and settings.settings().record_misses:
-                    self.history.miss(problem, plan.arch)
+            with self._file.lock:
+                plan = self._planners.of(Wanted(arch, revision, mask_impl, problem.operation)).plan(problem)
+                self._planners.remember(key, plan)
         return plan
 
     def plan(self, problem: Problem, kernel: Kernel) -> Plan:
@@ -106,13 +120,9 @@ class Catalog(CatalogFile):
         Raises:
             SelectionError, UsageError, SpecError, RegistryError, DeviceError: as :meth:`select`.
         """
-        with self._lock:
-            planner = self._planner(kernel.arch, kernel.revision, kernel.variant)
-            selected = planner.decisions.of(problem).kernels
-            self._check_memory(problem, kernel.arch, selected)
-        kernels = tuple(kernel if stage.family == kernel.family else stage for stage in selected)
-        services = replace(planner.services, reselect=lambda *_: kernels, shared=Shared())
-        return Plan(problem, planner.arch, kernels, services)
+        with self._file.lock:
+            wanted = Wanted(kernel.arch, kernel.revision, kernel.variant, kernel.operation)
+            return self._planners.of(wanted).plan_with(problem, kernel)
 
     @on_default
     def candidates(
@@ -134,11 +144,10 @@ class Catalog(CatalogFile):
         Raises:
             SelectionError, UsageError, SpecError, RegistryError, DeviceError: as :meth:`select`.
         """
-        with self._lock:
-            selector = self._planner(arch, revision, mask_impl).selector
-            return selector.candidates(
-                problem, family or operation_of(problem).main_stage(problem), limit, static=static
-            )
+        with self._file.lock:
+            selector = self._planners.of(Wanted(arch, revision, mask_impl, problem.operation)).selector
+            family = family or operation_of(problem).main_stage(problem)
+            return selector.candidates(problem, family, limit, static=static)
 
     def choice(
         self,
@@ -149,17 +158,12 @@ class Catalog(CatalogFile):
         mask_impl: str = "generic",
         limit: int = 10,
     ) -> Choice:
-        """What :meth:`select` goes by for the main stage of ``problem``, and the best ``limit`` candidates.
+        """What :meth:`select` uses to choose the main stage of ``problem``, and the best ``limit`` candidates.
 
         Raises:
             SelectionError, UsageError, SpecError, RegistryError, DeviceError: as :meth:`select`.
         """
-        with self._lock:
-            selector = self._planner(arch, revision, mask_impl).selector
-            choice = selector.choice(problem, operation_of(problem).main_stage(problem), limit)
-            if not choice.candidates:
-                selector.candidates(problem, operation_of(problem).main_stage(problem))  # says why
-        return choice
+        return self._planners.of(Wanted(arch, revision, mask_impl, problem.operation)).choice(problem, limit)
 
     def narrowing(
         self,
@@ -179,91 +183,27 @@ class Catalog(CatalogFile):
             UsageError, SpecError, RegistryError, DeviceError: as :meth:`populate`.
         """
         family = family or operation_of(problem).main_stage(problem)
-        with self._lock:
-            selector = self._planner(arch, revision, mask_impl).selector
+        with self._file.lock:
+            selector = self._planners.of(Wanted(arch, revision, mask_impl, problem.operation)).selector
             return selector.steps(problem, family), selector.kept(problem, family, limit)
 
-    def _planner(self, arch: str, revision: str | None, mask_impl: str) -> _Planner:
-        """The planner of one population; a change of the settings discards all planners' memory."""
-        if settings.settings() is not self._settings:
-            self._settings = settings.settings()
-            self.forget()
-        key = (arch, revision, mask_impl)
-        if key not in self._planners:
-            self._planners[key] = self._new_planner(*key)
-        return self._planners[key]
-
-    def _new_planner(self, arch: str, revision: str | None, mask_impl: str) -> _Planner:
-        population = self._populated(arch, revision, mask_impl)
-        self.history.end_quarantines()
-
-        def forbidding(traits: Mapping[str, Any]) -> list[Finding]:
-            explained = self.explain(traits, arch=arch, revision=population.revision, mask_impl=mask_impl, limit=1)
-            return [finding for finding in explained.rejections if finding.kind == "constraint"]
-
-        selector = Selector(
-            self.connection,
-            population,
-            forbidding,
-            usable=self.history.usable,
-            device=lambda: self.measured_on(population.arch),
-        )
-
-        def reselect(problem: Problem, without: Set[str]) -> tuple[Kernel, ...]:
-            with self._lock:
-                self.reconsider(without)
-                return _decide(self._planner(arch, revision, mask_impl).selector, problem, without).kernels
-
-        def choice(problem: Problem, limit: int) -> Choice:
-            return self.choice(problem, arch=arch, revision=revision, mask_impl=mask_impl, limit=limit)
-
-        def guard(*plan: Any) -> None:
-            self.history.guard.check(*plan)  # imported with the first kernel that is loaded
-
-        return _Planner(
-            population.arch,
-            selector,
-            Decisions(self.connection, selector, partial(_decide, selector)),
-            Services(choice, self.build, reselect, self.device, guard),
-        )
-
-    def _check_memory(self, problem: Problem, arch: str, kernels: tuple[Kernel, ...]) -> None:
-        host = self._devices.host_of(arch)
-        if host is not None and not surely_fits(problem):
-            check_room(problem, wanted_splits(problem, kernels, host.threads))
+    def forget(self) -> None:
+        """Select anew from now on: what was measured has changed."""
+        self._planners.forget()
 
     def measured_on(self, arch: str) -> int | None:
         """The device whose timings count: this machine's where it runs ``arch``, else the most measured one."""
-        device = self._measured.get(arch)
-        if device is None:
-            if why_unavailable(arch) is None:
-                device = timings.device_id(self.connection, self._devices.info(arch))
-            else:
-                device = timings.most_measured(self.connection, arch)
-            if device is not None:
-                self._measured[arch] = device
-        return device
+        return self._planners.measured_on(arch)
 
     @property
-    def may_compile(self) -> bool:
-        """Whether kernels that the cache has not are compiled."""
-        return settings.settings().compile if self._compile is None else self._compile
-
-    @cached_property
     def builder(self) -> Builder:
         """Builds this catalog's kernels and records what came of it in table ``artifact``."""
-        from catalog.build.builder import Builder
-        from catalog.build.offline_builder import StoredBuilder
+        return self.builds.builder
 
-        kind = Builder if self.may_compile else StoredBuilder
-        return kind(settings.settings().cache_dir, self.history.record)
-
-    @cached_property
-    def history(self) -> History:
+    @property
+    def build_log(self) -> BuildLog:
         """What builds and first runs of this catalog's kernels came to."""
-        from catalog.runtime.build_log import History
-
-        return History(self, self._lock)
+        return self.builds.log
 
     def build(self, kernel: Kernel) -> Artifact:
         """The library of ``kernel``, compiled unless the cache has it.
@@ -276,38 +216,11 @@ class Catalog(CatalogFile):
             MissingKernelError: it is not in the cache, and compiling is forbidden.
             ToolchainError: there is no usable compiler.
         """
-        from catalog.build.builder import CompileError
+        return self.builds.build(kernel)
 
-        try:
-            return self.builder.build(kernel)
-        except CompileError as error:
-            reason = self.refusal(kernel)
-            if reason is not None:
-                error.hint = f"{kernel.revision} lists it, but {reason}. {error.hint}"
-            raise
-        except ToolchainError as error:
-            return self._cached_instead(kernel, error)
-
-    def _cached_instead(self, kernel: Kernel, lacking: ToolchainError) -> Artifact:
-        """The library of ``kernel`` in the cache, found without a compiler.
-
-        Raises:
-            ToolchainError: ``lacking``, if the cache has none.
-        """
-        try:
-            artifact = self._stored.build(kernel)
-        except BuildError:
-            raise lacking from None
-        if not self._warned_of_compiler:
-            self._warned_of_compiler = True
-            _log.warning("%s; running what the cache has", lacking.message)
-        return artifact
-
-    @cached_property
-    def _stored(self) -> Builder:
-        from catalog.build.offline_builder import StoredBuilder
-
-        return StoredBuilder(settings.settings().cache_dir, self.history.record)
+    def refusal(self, kernel: Kernel) -> str | None:
+        """Why the headers of the kernel's revision do not compile it, where its spec knows; None: they should."""
+        return self._file.refusal(kernel)
 
     def host(self) -> HostDevice:
         """The host CPU as a device."""
@@ -331,62 +244,219 @@ class Catalog(CatalogFile):
         """
         return self._devices.info(arch)
 
+    def spec(self, arch: str, revision: str | None = None, space: str | None = None) -> ArchSpec:
+        """The spec of ``arch``; ``host`` is this machine's CPU. ``space``: its own, or a sweep of the dispatcher.
+
+        Raises:
+            UsageError: no such arch or revision.
+            SpecError: a spec file is wrong.
+            DeviceError: ``host``, and no host arch runs on this CPU.
+        """
+        return read_spec(arch, revision, space)
+
+    def spec_file(self, arch: str, revision: str | None = None, space: str | None = None) -> Path:
+        """Where the spec of ``arch`` is: in the data folder, or beside the backend that brings it along.
+
+        Raises:
+            UsageError, SpecError, DeviceError: as :meth:`spec`.
+            BackendError: two backends own it.
+        """
+        return spec_path(arch, revision, space)
+
+    def populate(
+        self,
+        arch: str,
+        *,
+        revision: str | None = None,
+        mask_impl: str = "generic",
+        receipts: tuple[int, ...] = (),
+        force: bool = False,
+        space: str | None = None,
+        restriction: Restriction | None = None,
+        on_progress: Progress | None = None,
+    ) -> Populated:
+        """Materialise the kernels of ``arch``; a no-op when they are there, made from the same spec, unless ``force``.
+
+        ``restriction`` leaves out a part of them; what was there of the same space, and is left out now, is deleted.
+
+        Raises:
+            UsageError, SpecError, DeviceError: as :meth:`spec`, or there is no such mask implementation or receipt.
+            RegistryError: the file cannot be written; nothing is changed then.
+        """
+        from catalog.rules.populate import Request
+        from catalog.rules.restriction import NOTHING_LEFT_OUT
+
+        spec = read_spec(arch, revision, space)
+        request = Request(spec, mask_impl, receipts, restriction or NOTHING_LEFT_OUT)
+        return self._file.populate(request, force=force, on_progress=on_progress)
+
+    def parity(
+        self,
+        arch: str,
+        receipt: int,
+        *,
+        revision: str | None = None,
+        mask_impl: str = "generic",
+        reference: Reference | None = None,
+    ) -> Comparison:
+        """The names of ``receipt`` compared with upstream's; ``arch`` is populated when it is not there.
+
+        ``reference`` says where upstream's names come from: by default the lists of the data folder, otherwise a CK
+        checkout's :func:`~catalog.ops.attention.upstream.live.find_generator`, whose own revision is the one to ask
+            for.
+
+        Raises:
+            MissingReferenceError: there is no list for this arch, revision, mask implementation and receipt.
+            GeneratorError: the checkout's generator gives no list.
+            UsageError: the catalog was populated for other receipts, or with a part, only; or as :meth:`spec`.
+            SpecError, RegistryError, DeviceError: as :meth:`populate`.
+        """
+        from catalog.rules.parity import Lists, compare
+        from catalog.rules.populate import Request
+
+        request = Request(read_spec(arch, revision), mask_impl)
+        self._file.held(Wanted(arch, request.spec.revision, mask_impl))
+        names = (reference or Lists(settings.data_dir() / "parity")).names(request, receipt)
+        with self._file.lock:
+            return compare(self._file.connection, request.lineage, receipt, names)
+
+    def diff(
+        self, arch: str, before: str, after: str, *, mask_impl: str = "generic", receipt: int | None = None
+    ) -> Difference:
+        """What revision ``after`` of ``arch`` has that ``before`` has not, and the other way round.
+
+        Raises:
+            UsageError: no such arch, revision or receipt; or only a part of one of the two is populated.
+            SpecError, RegistryError: as :meth:`populate`.
+        """
+        from catalog.rules.diff import difference
+        from catalog.rules.populate import Request
+
+        old, new = (Request(read_spec(arch, revision), mask_impl) for revision in (before, after))
+        with self._file.lock:
+            for request in (old, new):
+                self._file.held(Wanted(arch, request.spec.revision, mask_impl))
+            return difference(self._file.connection, old, new, receipt)
+
+    def explain(
+        self,
+        traits: Mapping[str, Any],
+        *,
+        arch: str = "host",
+        revision: str | None = None,
+        mask_impl: str = "generic",
+        limit: int = 5,
+    ) -> Explanation:
+        """Why kernels with these traits exist or not: the verdict of every rule, and the ``limit`` nearest kernels.
+
+        Raises:
+            UsageError: no family is stated; or as :meth:`populate`.
+            SpecError, RegistryError, DeviceError: as :meth:`populate`.
+        """
+        from catalog.rules.explain import explain
+
+        with self._file.lock:
+            lineage = self._file.held(Wanted(arch, revision, mask_impl)).lineage
+            spec = read_spec(lineage.arch, lineage.revision)
+            return explain(self._file.connection, spec, lineage, traits, limit)
+
+    def kernels(self, where: str, *, arch: str | None = None, limit: int | None = None) -> list[Kernel]:
+        """The kernels that a SQL expression over the columns selects, in order of id.
+
+        Raises:
+            QueryError: the expression is wrong or refused, or the catalog has no such arch.
+            RegistryError: there is no catalog yet, or it cannot be read.
+        """
+        from catalog.registry.query import Query, run
+
+        asked = Query(where, arch and resolve_arch(arch), (*TRAITS.identity, *TRAITS), "id", limit)
+        with run(self.path, asked) as result:
+            return [operation().kernel.from_row(dict(zip(result.columns, row, strict=True))) for row in result]
+
+    def rules(
+        self,
+        arch: str | None = None,
+        *,
+        revision: str | None = None,
+        family: str | None = None,
+        kind: str | None = None,
+    ) -> list[list[Any]]:
+        """The rules of ``arch``, which is populated when it is not there, or of every arch in the file.
+
+        Raises:
+            UsageError, SpecError, RegistryError, DeviceError: as :meth:`populate`.
+        """
+        from catalog.rules.table import list_rules
+
+        with self._file.lock:
+            if arch is not None:
+                revision = read_spec(arch, revision).revision
+                self._file.held(Wanted(arch, revision))
+            there = self._file.connection.execute(
+                f"SELECT DISTINCT arch, revision, space FROM {LINEAGE_OF_POPULATION} "
+                "WHERE arch = coalesce(:arch, arch) "
+                "AND revision = coalesce(:revision, revision) ORDER BY arch, revision, space",
+                {"arch": None if arch is None else resolve_arch(arch), "revision": revision},
+            ).fetchall()
+            specs = [read_spec(*row) for row in there]
+            return [row for spec in specs for row in list_rules(self._file.connection, spec, family=family, kind=kind)]
+
     def misses(self, arch: str) -> list[tuple[str, int]]:
-        """As :meth:`CatalogFile.misses`, including counts that were not written yet."""
-        self.history.write_misses()
-        return super().misses(arch)
+        """Keys of problems that were selected for ``arch`` and not measured since, with counts, the most wanted first.
+
+        One key stands for all problems of its kind of about the same size: no extent is more than twice another's.
+        Counts that were not written yet are included.
+
+        Raises:
+            RegistryError: the file cannot be opened or is no catalog.
+        """
+        self.build_log.write_misses()
+        with self._file.lock:
+            return timings.misses(self._file.connection, arch)
+
+    def merge(self, paths: Sequence[Path]) -> list[Merged]:
+        """Take over the artifacts' records and the timings of other catalogs, all of them or nothing.
+
+        Raises:
+            UsageError: one of ``paths`` is this catalog.
+            RegistryError: one is no catalog, is damaged or from a newer version, or this file cannot be written.
+        """
+        from catalog.registry.merge import merge
+
+        with self._file.lock:
+            merged = merge(self._file.connection, self.path, paths)
+            self._file.rows_changed()
+        return merged
+
+    def built(self, kernels: Sequence[Kernel]) -> int:
+        """How many of ``kernels`` were built on this machine before, by the file; the cache may have lost some.
+
+        Raises:
+            RegistryError: the file cannot be opened or is no catalog.
+        """
+        asked = json.dumps([kernel.id for kernel in kernels])
+        here = "SELECT count(*) FROM kernels WHERE built AND id IN (SELECT value FROM json_each(?))"
+        with self._file.lock:
+            return int(self._file.connection.execute(here, (asked,)).fetchone()[0])
+
+    def populated(self, arch: str) -> bool:
+        """Whether the file holds kernels of ``arch``, of any revision.
+
+        Raises:
+            RegistryError, DeviceError: as :meth:`populate`.
+        """
+        asked = f"SELECT 1 FROM {LINEAGE_OF_POPULATION} WHERE arch = ?"
+        with self._file.lock:
+            return self._file.connection.execute(asked, (resolve_arch(arch),)).fetchone() is not None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self.close()
 
     def close(self) -> None:
-        """As :meth:`CatalogFile.close`."""
-        if self._connection is not None and "history" in self.__dict__:
-            self.history.write_misses()
-        super().close()
-
-    def forget(self) -> None:
-        """Select anew from now on: what was measured has changed."""
-        with self._lock:
-            self._memo.clear()
-            self._measured.clear()
-            for planner in self._planners.values():
-                planner.decisions.forget()
-                planner.services.shared.clear()
-
-    def reconsider(self, kernel_ids: Collection[str]) -> None:
-        """Forget decisions, because these kernels have failed or can be used again; plans that were returned stay."""
-        with self._lock:
-            for planner in self._planners.values():
-                planner.decisions.forget()
-                planner.services.shared.drop(kernel_ids)
-
-    def _connection_closed(self) -> None:
-        self._planners.clear()
-
-    def _file_changed(self) -> None:
-        self.forget()
-        self._planners.clear()
-
-
-@dataclass(frozen=True, slots=True)
-class _Planner:
-    """Makes the plans of one population: decides by ``selector``, and remembers ``decisions``."""
-
-    arch: str
-    selector: Selector
-    decisions: Decisions
-    services: Services
-
-
-def _decide(selector: Selector, problem: Problem, without: Set[str] = frozenset()) -> Decision:
-    """The best kernel of each stage by the selection query, except the ids ``without``.
-
-    Raises:
-        SelectionError: no kernel answers the problem; says which trait or rule leaves none.
-    """
-    main = operation_of(problem).main_stage(problem)
-    choice = selector.choice(problem, main, 1, without=without)
-    chosen = (choice.candidates or selector.candidates(problem, main, without=without))[0].kernel
-    stages = (
-        chosen if family == main else selector.candidates(problem, family, static=True, without=without)[0].kernel
-        for family in operation_of(problem).stages(problem, chosen)
-    )
-    return Decision(tuple(stages), choice.evidence)
+        """Close the file, as the end of a ``with`` statement does; the object opens it again when it is used again."""
+        if self._file.is_open:
+            self.build_log.write_misses()
+        self._file.close()

@@ -12,19 +12,18 @@ The query remains the truth: it makes every decision, the key only says whether 
 from __future__ import annotations
 
 import re
-import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from catalog.ops import operation_of
 from catalog.registry.timings import Measured
-from catalog.runtime.funnel import POPULATION, signature_of
+from catalog.registry.views import rows_of
+from catalog.runtime.funnel import ROWS, signature_of
 from catalog.schema.expressions import columns_read
 
 if TYPE_CHECKING:
-    from catalog.runtime.select import Selector
-    from catalog.schema.kernel import Kernel
+    from catalog.runtime.select import Decision, Selector
     from catalog.schema.problem import Problem
     from catalog.schema.problem_form import Form
 
@@ -35,14 +34,6 @@ MOST_QUESTIONS = 500
 """Questions about sizes that cost less than the selection query; of a form with more, the sizes themselves decide."""
 
 _PARAMETER = re.compile(r":(\w+)")
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """The kernels of a plan, stage by stage, and what decided about the main one."""
-
-    kernels: tuple[Kernel, ...]
-    evidence: Literal["measured", "nearest", "static"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +54,12 @@ class Decisions:
     """What a selector has decided.
 
     Args:
-        connection: of the catalog.
-        selector: of one population.
-        decide: makes a decision, by the selector's query.
+        selector: makes the decisions, by its query.
     """
 
-    def __init__(
-        self, connection: sqlite3.Connection, selector: Selector, decide: Callable[[Problem], Decision]
-    ) -> None:
-        self._connection = connection
-        self._selector = selector
-        self._decide = decide
+    def __init__(self, selector: Selector) -> None:
+        self.selector = selector
+        self._connection = selector.connection
         self._deciding: dict[Form, _Deciding] = {}
         self._made: dict[tuple[Any, ...], Decision] = {}
 
@@ -86,7 +72,7 @@ class Decisions:
         key = self.key_of(problem)
         decision = self._made.get(key)
         if decision is None:
-            decision = self._decide(problem)
+            decision = self.selector.decide(problem)
             if len(self._made) >= MOST_DECISIONS:
                 self._made.clear()
             self._made[key] = decision
@@ -116,8 +102,8 @@ class Decisions:
         operation = operation_of(problem)
         for family in operation.stages(problem):
             questions.update(dict.fromkeys(self._questions(problem, family)))
-        measured = Measured.of_kind(self._connection, problem.form.kind, self._selector.device())
-        parameters = self._selector.parameters(problem, operation.main_stage(problem))
+        measured = Measured.of_kind(self._connection, problem.form.kind, self.selector.device())
+        parameters = self.selector.parameters(problem, operation.main_stage(problem))
         asked = {name for question in questions for name in _PARAMETER.findall(question)}
         sizes = tuple(sorted(problem.extents.keys() & asked))
         few = 0 < len(questions) <= MOST_QUESTIONS
@@ -130,13 +116,14 @@ class Decisions:
 
     def _questions(self, problem: Problem, family: str) -> Iterator[str]:
         """SQL over sizes: what each rule that asks for one says of each combination of the columns that it reads."""
-        parameters = self._selector.parameters(problem, family)
-        for expression in self._selector.expressions(family):
+        parameters = self.selector.parameters(problem, family)
+        for expression in self.selector.expressions(family):
             if problem.extents.keys().isdisjoint(_PARAMETER.findall(expression)):
                 continue
             columns = sorted(columns_read(expression, operation_of(problem))) or ["arch"]
             rows = self._connection.execute(
-                f"SELECT DISTINCT {', '.join(columns)} FROM kernel WHERE {POPULATION} AND {signature_of(problem)}",
+                f"SELECT DISTINCT {', '.join(columns)} FROM {rows_of(problem.operation)} AS kernel "
+                f"WHERE {ROWS} AND {signature_of(problem.operation)}",
                 parameters,
             )
             for row in rows:

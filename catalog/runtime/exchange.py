@@ -18,12 +18,13 @@ from catalog.build.bundle import Bundle, Entry, Manifest, abi, open_bundle, plac
 from catalog.build.cache import Cache
 from catalog.errors import BundleError, UsageError
 from catalog.messages import counted
-from catalog.ops import operation
 from catalog.registry.artifacts import quarantined_artifacts, record_artifact
+from catalog.registry.kernels import kernel_of
 from catalog.registry.query import Query, run
 from catalog.registry.rows import Device, Timing
 from catalog.registry.timings import add_timings, timings_of
 from catalog.runtime.devices import why_unavailable
+from catalog.schema.lineage import LINEAGE, LINEAGE_OF_POPULATION, Lineage
 from catalog.schema.spec_files import OWN_SPACES
 
 if TYPE_CHECKING:
@@ -104,8 +105,9 @@ def _entries(connection: sqlite3.Connection, cache: Cache, chosen: Set[str]) -> 
             continue
         record, origin = cache.load(key), told[1]
         if record is not None:
-            row = connection.execute("SELECT * FROM kernel WHERE id = ?", [record.kernel_id]).fetchone()
-            kernel = operation().kernel.from_row(row)
+            kernel = kernel_of(connection, record.kernel_id)
+            if kernel is None:
+                continue
             entries.append(Entry(kernel=kernel, name=origin.kernel_name, artifact=record, source=origin.source))
     return entries
 
@@ -113,7 +115,7 @@ def _entries(connection: sqlite3.Connection, cache: Cache, chosen: Set[str]) -> 
 def import_bundle(catalog: Catalog, path: Path, *, trust: bool) -> Imported:
     """Take in the libraries and timings of a bundle; taking it in again changes nothing.
 
-    An arch, revision and mask implementation that the catalog lacks is populated. A library whose row the catalog has
+    A lineage that the catalog lacks is populated. A library whose row the catalog has
     not is stored, but not recorded.
 
     Args:
@@ -160,15 +162,13 @@ def _record(connection: sqlite3.Connection, manifest: Manifest) -> tuple[int, in
 
 
 def _populate(catalog: Catalog, bundle: Bundle) -> None:
-    """Materialise the populations that the rows of a bundle belong to, where the catalog has none of them."""
-    populations = "SELECT arch, revision, space, mask_impl FROM population"
-    there = {tuple(row) for row in catalog.connection.execute(populations)}
-    kernels = (entry.kernel for entry in bundle.manifest.entries)
-    wanted = {(kernel.arch, kernel.revision, kernel.space, kernel.variant) for kernel in kernels}
-    for arch, revision, space, mask_impl in sorted(wanted - there):
-        if space not in OWN_SPACES:
+    """Materialise the lineages of a bundle's rows, where the catalog has none of them."""
+    asked = f"SELECT {', '.join(LINEAGE)} FROM {LINEAGE_OF_POPULATION}"
+    there = {Lineage(*row) for row in catalog.connection.execute(asked)}
+    for lineage in sorted({entry.kernel.lineage for entry in bundle.manifest.entries} - there):
+        if lineage.space not in OWN_SPACES:
             continue  # a sweep may have millions of rows: that is for the user to ask for
         try:
-            catalog.populate(arch, revision=revision, mask_impl=mask_impl)
+            catalog.populate(lineage.arch, revision=lineage.revision, mask_impl=lineage.variant)
         except UsageError as error:
             raise BundleError(f"this version does not have the bundle's kernels: {error.message}") from None

@@ -1,19 +1,19 @@
-"""How a problem narrows an arch's kernels down: what each trait and each rule leaves, with counts."""
+"""The funnel from a lineage's kernels to those that answer a problem: what each trait and rule leaves, with counts."""
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
-from catalog.ops import operation_of
-from catalog.schema.problem import Problem
+from catalog.ops import operation
+from catalog.registry.views import rows_of
+from catalog.schema.lineage import of_lineage
 from catalog.schema.trait_text import shown
 
-POPULATION = (
-    "kernel.arch = :arch AND kernel.revision = :revision AND kernel.space = :space AND kernel.mask_impl = :mask_impl"
-)
+ROWS = of_lineage("kernel")
 _NEWEST_STATUS = (
     "coalesce((SELECT status FROM artifact WHERE kernel_id = kernel.id AND NOT elsewhere "
     "ORDER BY created DESC, rowid DESC LIMIT 1), '')"
@@ -26,7 +26,7 @@ PASSED_OVER = f"{_NEWEST_STATUS} IN ('failed', 'quarantined')"
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of the narrowing: ``left`` kernels survive it and all steps before it.
+    """One step of the funnel: ``left`` kernels survive it and all steps before it.
 
     ``rejects``: a trait's, of those that were left before it; any other's, alone, of all with the right signature.
     """
@@ -39,31 +39,33 @@ class Step:
     source: str
 
 
-def signature_of(problem: Problem) -> str:
-    """The condition that a kernel has the traits which ``problem`` requires, as parameters ``want_...``."""
-    return " AND ".join(f"kernel.{name} = :want_{name}" for name in operation_of(problem).required)
+@cache
+def signature_of(name: str) -> str:
+    """The condition that a kernel of an operation has the traits that a problem requires, parameters ``want_...``."""
+    return " AND ".join(f"kernel.{trait} = :want_{trait}" for trait in operation(name).required)
 
 
-def narrow(
-    connection: sqlite3.Connection, problem: Problem, parameters: Mapping[str, Any], rules: Sequence[sqlite3.Row]
+def funnel(
+    connection: sqlite3.Connection, parameters: Mapping[str, Any], rules: Sequence[sqlite3.Row]
 ) -> tuple[Step, ...]:
     """The steps: signature traits one after the other, each applicability rule, the hardware, quarantine, builds.
 
     ``parameters`` are those of the selection query, ``rules`` the applicability rows of table ``rule``. A trait that
     leaves no kernel is the last step.
     """
-    steps = list(_traits(connection, operation_of(problem).required, parameters))
+    steps = list(_traits(connection, parameters))
     if steps[-1].left:
-        steps += _rules(connection, signature_of(problem), parameters, rules)
+        steps += _rules(connection, parameters, rules)
     return tuple(steps)
 
 
-def _traits(connection: sqlite3.Connection, required: Sequence[str], parameters: Mapping[str, Any]) -> Iterator[Step]:
-    where = POPULATION
-    for name in required:
+def _traits(connection: sqlite3.Connection, parameters: Mapping[str, Any]) -> Iterator[Step]:
+    of = str(parameters["operation"])
+    table, where = f"{rows_of(of)} AS kernel", ROWS
+    for name in operation(of).required:
         wanted = parameters[f"want_{name}"]
         counts = dict(
-            connection.execute(f"SELECT {name}, count(*) FROM kernel WHERE {where} GROUP BY 1", parameters).fetchall()
+            connection.execute(f"SELECT {name}, count(*) FROM {table} WHERE {where} GROUP BY 1", parameters).fetchall()
         )
         left = counts.get(wanted, 0)
         there = ", ".join(sorted(map(str, counts))) or "none"
@@ -77,8 +79,9 @@ def _traits(connection: sqlite3.Connection, required: Sequence[str], parameters:
 
 
 def _rules(
-    connection: sqlite3.Connection, signature: str, parameters: Mapping[str, Any], rules: Sequence[sqlite3.Row]
+    connection: sqlite3.Connection, parameters: Mapping[str, Any], rules: Sequence[sqlite3.Row]
 ) -> Iterator[Step]:
+    of = str(parameters["operation"])
     tests: list[tuple[Literal["applicability", "hardware", "build"], str, str, str, str]] = [
         ("applicability", rule["id"], rule["expr"], rule["reason"], rule["source"]) for rule in rules
     ]
@@ -104,7 +107,7 @@ def _rules(
     sequences = [" AND ".join(expressions[: i + 1]) for i in range(len(tests))]
     counts = ", ".join(f"count(*) FILTER (WHERE {condition})" for condition in expressions + sequences)
     total, *passing = connection.execute(
-        f"SELECT count(*), {counts} FROM kernel WHERE {POPULATION} AND {signature}", parameters
+        f"SELECT count(*), {counts} FROM {rows_of(of)} AS kernel WHERE {ROWS} AND {signature_of(of)}", parameters
     ).fetchone()
     for (kind, name, _, reason, source), alone, left in zip(
         tests, passing[: len(tests)], passing[len(tests) :], strict=True

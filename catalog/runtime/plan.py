@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Hashable, Mapping, Set
+from collections.abc import Collection, Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from catalog.errors import (
     BuildError,
@@ -83,25 +83,33 @@ class Shared:
         self.alike.clear()
 
 
-@dataclass(frozen=True, slots=True)
-class Services:
-    """What a plan needs of its catalog.
+class Services(Protocol):
+    """What a plan asks of its catalog."""
 
-    ``choice`` is what selection goes by for a problem, with so many candidates; ``build`` a kernel; ``reselect`` a
-    problem's kernels without those of some ids; the ``device`` of an arch; ``guard``: see to it that the libraries of a
-    problem's kernels may be loaded, as :meth:`catalog.runtime.guard.Guard.check`; what plans have ``shared``.
-    """
+    @property
+    def shared(self) -> Shared:
+        """What plans of one catalog and lineage share."""
 
-    choice: Callable[[Problem, int], Choice]
-    build: Callable[[Kernel], Artifact]
-    reselect: Callable[[Problem, Set[str]], tuple[Kernel, ...]]
-    device: Callable[[str], Device[Any]]
-    guard: Callable[[Problem, tuple[Kernel, ...], tuple[Artifact, ...], Device[Any]], None]
-    shared: Shared = field(default_factory=Shared)
+    def choice(self, problem: Problem, limit: int) -> Choice:
+        """What selection uses to choose for a problem now, and the best ``limit`` candidates."""
+
+    def build(self, kernel: Kernel) -> Artifact:
+        """The library of a kernel, compiled unless the cache has it."""
+
+    def reselect(self, problem: Problem, without: Set[str]) -> tuple[Kernel, ...]:
+        """A problem's kernels, stage by stage, except the ids ``without``."""
+
+    def device(self, arch: str) -> Device[Any]:
+        """What kernels of an arch run on."""
+
+    def guard(
+        self, problem: Problem, kernels: Sequence[Kernel], artifacts: Sequence[Artifact], device: Device[Any]
+    ) -> None:
+        """Return when the libraries of a problem's kernels may be loaded; see :class:`catalog.runtime.guard.Guard`."""
 
 
-_told: set[str] = set()
-"""Ids of the kernels that the user has been told about, because others took their place."""
+_reported: set[str] = set()
+"""Ids of the kernels that a warning was about, because others took their place."""
 
 
 class Plan:
@@ -142,7 +150,12 @@ class Plan:
         return self._ready(None)
 
     def _ready(self, device: Device[Any] | None) -> tuple[Artifact, ...]:
-        """The libraries of the kernels, fit to be loaded where there is a ``device`` to load them."""
+        """The libraries of the kernels, fit to be loaded where there is a ``device`` to load them.
+
+        A kernel that cannot be had gives way, and with it the other stages may be others: which there are depends on
+        the main kernel. So each round begins with the first stage. Rounds come to an end because a kernel is ``unfit``
+        for all later ones, and because a missing one raises as soon as selection has no other choice.
+        """
         unfit: set[str] = set()
         while True:
             artifacts: list[Artifact] = []
@@ -160,7 +173,7 @@ class Plan:
             except CacheError:
                 raise  # no other kernel would fare better
             except BuildError as error:
-                self._replace(unfit, self.kernels[len(artifacts)].id, error)
+                self._replace(unfit, self.kernels[len(artifacts)].id, error)  # the stage after those that were built
             except QuarantinedError as error:
                 self._replace(unfit, error.kernel_id, error)
 
@@ -171,10 +184,10 @@ class Plan:
             others = self.services.reselect(self.problem, unfit)
         except SelectionError:
             raise error from None
-        if any(kernel.id in unfit for kernel in others):
+        if any(kernel.id in unfit for kernel in others):  # given kernels, which give way to no other
             raise error
-        if kernel_id not in _told:
-            _told.add(kernel_id)
+        if kernel_id not in _reported:
+            _reported.add(kernel_id)
             instead = ", ".join(kernel.name for kernel in others if kernel not in self.kernels)
             _log.warning("%s; taking %s instead", error.message, instead)
         self.kernels = others

@@ -136,9 +136,10 @@ def replay(
 def _plan(catalog: Catalog, used: Used, options: ReplayOptions) -> Plan | CatalogError:
     """The plan of a problem, or why it has none here."""
     try:
-        check_available(resolve_arch(options.arch or used.arch))
+        check_available(resolve_arch(options.arch or used.wanted.arch))
         if options.arch is None:
-            return catalog.select(used.problem, arch=used.arch, revision=used.revision, mask_impl=used.mask_impl)
+            arch, revision, variant, _ = used.wanted
+            return catalog.select(used.problem, arch=arch, revision=revision, mask_impl=variant)
         return catalog.select(used.problem, arch=options.arch)
     except CatalogError as error:
         return error
@@ -146,7 +147,7 @@ def _plan(catalog: Catalog, used: Used, options: ReplayOptions) -> Plan | Catalo
 
 def _replayed(used: Used, plan: Plan | CatalogError, options: ReplayOptions) -> Replayed:
     if isinstance(plan, CatalogError):
-        return Replayed(used, options.arch or used.arch, error=plan)
+        return Replayed(used, options.arch or used.wanted.arch, error=plan)
     kept = [recording.load(used.problem) for recording in used.recordings]
     what = f"{len(kept)} kept" if kept else f"seed {used.seed}"
     try:

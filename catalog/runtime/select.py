@@ -2,9 +2,9 @@
 
 The query asks for signature equality, for hardware validity, and for every applicability rule of the arch's spec. It
 orders by evidence: by the measured medians of this very problem on this device, else by those of the nearest measured
-problem of its kind (:attr:`Form.kind`), then by the spec's static order, then by kernel id. Medians within noise
-(:attr:`Backend.noise`) of the best count as equal, so two runs choose alike. Kernels that did not compile or are
-quarantined are passed over, until their content key changes.
+problem of its kind (:attr:`Form.kind`), then by the spec's static order, then by kernel id. Medians
+within noise (:attr:`Backend.noise`) of the best count as equal, so two runs choose alike. Kernels that did not compile
+or are quarantined are passed over, until their content key changes.
 """
 
 from __future__ import annotations
@@ -17,16 +17,19 @@ from typing import TYPE_CHECKING, Any, Literal
 from catalog.backends import backend_of
 from catalog.errors import SelectionError
 from catalog.messages import counted
-from catalog.ops import operation, operation_of
+from catalog.ops import operation
 from catalog.registry.timings import SOUND, Neighbour, nearest
-from catalog.runtime.funnel import PASSED_OVER, POPULATION, Step, narrow, signature_of
+from catalog.registry.views import rows_of
+from catalog.runtime.funnel import PASSED_OVER, ROWS, Step, funnel, signature_of
 from catalog.schema.kernel import Kernel
 from catalog.schema.problem import Problem
 
 if TYPE_CHECKING:
     from catalog.rules.explain import Finding
+    from catalog.runtime.catalog_file import Held
 
 Traits = Mapping[str, Any]
+Evidence = Literal["measured", "nearest", "static"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,7 @@ class Choice:
     candidates: tuple[Candidate, ...]
 
     @property
-    def evidence(self) -> Literal["measured", "nearest", "static"]:
+    def evidence(self) -> Evidence:
         """Which of the three decides about the first candidate."""
         if self.neighbour is None or not self.candidates or self.candidates[0].median_ms is None:
             return "static"
@@ -74,57 +77,58 @@ class Choice:
         return "\n".join([self.about, *lines])
 
 
-@dataclass(frozen=True)
-class Population:
-    """Which kernels may be selected, and facts of the device they are for.
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The kernels of a plan, stage by stage, and what decided about the main one."""
 
-    ``whole``: it was not restricted to receipts or by a sweep file.
-    """
-
-    arch: str
-    revision: str
-    space: str
-    mask_impl: str
-    compute_units: int | None = None
-    whole: bool | int = True
-
-    @property
-    def identity(self) -> dict[str, str]:
-        """The columns that tell these kernels from others."""
-        return {
-            "arch": self.arch,
-            "revision": self.revision,
-            "space": self.space,
-            "mask_impl": self.mask_impl,
-        }
+    kernels: tuple[Kernel, ...]
+    evidence: Evidence
 
 
 class Selector:
-    """The selection query of one population, made once from its rules in the registry.
+    """The selection query of one lineage, made once from its rules in the registry.
 
     Args:
         connection: of the catalog.
-        population: which kernels.
+        held: which kernels, and facts of the devices that they are for.
         forbidding: finds the constraints that allow no kernel of some traits.
-        usable: whether a kernel can be had, told whether its newest build failed or is quarantined.
+        usable: whether a kernel may be taken, given whether its newest build failed or is quarantined.
         device: gives the row of the device whose timings count, None for none.
     """
 
     def __init__(
         self,
         connection: sqlite3.Connection,
-        population: Population,
+        held: Held,
+        *,
         forbidding: Callable[[Traits], list[Finding]],
         usable: Callable[[Kernel, bool], bool],
         device: Callable[[], int | None],
     ) -> None:
+        self.connection = connection
+        self.lineage = held.lineage
+        self._operation = operation(held.lineage.operation)
+        self.device = device
+        self._compute_units = held.compute_units
         self._forbidding = forbidding
         self._usable = usable
-        self.device = device
-        self._connection = connection
-        self._population = population
         self._rules: dict[str, list[sqlite3.Row]] = {}
         self._queries: dict[str, str] = {}
+
+    def decide(self, problem: Problem, without: Set[str] = frozenset()) -> Decision:
+        """The best kernel of each stage of a plan, except the ids ``without``.
+
+        Raises:
+            SelectionError: as :meth:`candidates`.
+        """
+        main = self._operation.main_stage(problem)
+        choice = self.choice(problem, main, 1, without=without)
+        chosen = (choice.candidates or self.candidates(problem, main, without=without))[0].kernel
+        stages = (
+            chosen if family == main else self.candidates(problem, family, static=True, without=without)[0].kernel
+            for family in self._operation.stages(problem, chosen)
+        )
+        return Decision(tuple(stages), choice.evidence)
 
     def candidates(
         self, problem: Problem, family: str, limit: int = 1, *, static: bool = False, without: Set[str] = frozenset()
@@ -153,7 +157,7 @@ class Selector:
         Where no kernel that answers it is usable, those that nothing is known against.
         """
         device = None if static else self.device()
-        neighbour = nearest(self._connection, problem, device)
+        neighbour = nearest(self.connection, problem, device)
         usable: list[Candidate] = []
         others: list[Candidate] = []
         for candidate, passed_over in self._ranked(problem, family, device, neighbour):
@@ -174,48 +178,40 @@ class Selector:
         parameters = self.parameters(problem, family) | {
             "device": device,
             "measured": None if neighbour is None else neighbour.id,
-            "as_good": 1 + backend_of(self._population.arch).noise,
+            "as_good": 1 + backend_of(self.lineage.arch).noise,
         }
-        for row in self._connection.execute(self._query(problem, family), parameters):
-            yield Candidate(operation().kernel.from_row(row), row["median_ms"]), bool(row["passed_over"])
+        for row in self.connection.execute(self._query(family), parameters):
+            yield Candidate(self._operation.kernel.from_row(row), row["median_ms"]), bool(row["passed_over"])
 
     def steps(self, problem: Problem, family: str) -> tuple[Step, ...]:
-        """How the kernels of the population narrow down to those that answer the problem."""
-        return narrow(
-            self._connection, problem, self.parameters(problem, family), self._rules_of(family, "applicability")
-        )
+        """How the kernels of the lineage narrow down to those that answer the problem."""
+        return funnel(self.connection, self.parameters(problem, family), self._rules_of(family, "applicability"))
 
     def expressions(self, family: str) -> list[str]:
         """The rules and orders of ``family``, SQL over columns of table ``kernel`` and :meth:`parameters`."""
         return [rule["expr"] for kind in ("applicability", "order") for rule in self._rules_of(family, kind)]
 
     def parameters(self, problem: Problem, family: str) -> dict[str, Any]:
-        """What the selection query is given of a problem and of the population."""
-        population = self._population
-        required = self._required(problem, family)
+        """What the selection query is given of a problem and of the lineage."""
+        required = self._operation.required_traits(problem, family, self.lineage)
         return {
             **{f"want_{name}": value for name, value in required.items()},
-            **population.identity,
-            **{name: getattr(problem, name) for name in operation().parameters},
-            "compute_units": population.compute_units,
+            **self.lineage.parameters,
+            **{name: getattr(problem, name) for name in self._operation.parameters},
+            "compute_units": self._compute_units,
         }
 
-    def _required(self, problem: Problem, family: str) -> dict[str, Any]:
-        """The traits that a kernel of ``family`` must have to answer ``problem``."""
-        population = self._population
-        return operation_of(problem).required_traits(problem, family, population.revision, population.mask_impl)
-
-    def _query(self, problem: Problem, family: str) -> str:
+    def _query(self, family: str) -> str:
         if family not in self._queries:
             rules = [f"({rule['expr']})" for rule in self._rules_of(family, "applicability")]
             order = [rule["expr"] for rule in self._rules_of(family, "order")]
-            kept = " AND ".join([POPULATION, signature_of(problem), "hw_valid", *rules])
+            kept = " AND ".join([ROWS, signature_of(self.lineage.operation), "hw_valid", *rules])
             best = "median_ms <= :as_good * best_ms"
             by = ["median_ms IS NULL", f"iif({best}, 0, median_ms)", f"iif({best}, id, NULL)", *order, "id"]
             self._queries[family] = (
                 "SELECT * FROM ("
                 f"SELECT kernel.*, median_ms, min(median_ms) OVER () AS best_ms, {PASSED_OVER} AS passed_over "
-                "FROM kernel LEFT JOIN ("
+                f"FROM {rows_of(self.lineage.operation)} AS kernel LEFT JOIN ("
                 # Of several libraries of a row the one measured last counts: SQLite takes the columns from its row.
                 "  SELECT kernel_id, median_ms, max(created) FROM timing"
                 "  WHERE problem_id = :measured AND device_id = :device AND NOT cold"
@@ -227,23 +223,22 @@ class Selector:
 
     def _rules_of(self, family: str, kind: str) -> list[sqlite3.Row]:
         if family not in self._rules:
-            self._rules[family] = self._connection.execute(
-                "SELECT * FROM rule WHERE arch = ? AND revision = ? AND space = ? AND scope = ? ORDER BY position",
-                (self._population.arch, self._population.revision, self._population.space, family),
+            self._rules[family] = self.connection.execute(
+                "SELECT * FROM rule WHERE operation = ? AND arch = ? AND revision = ? AND space = ? AND scope = ? "
+                "ORDER BY position",
+                (self.lineage.operation, self.lineage.arch, self.lineage.revision, self.lineage.space, family),
             ).fetchall()
         return [rule for rule in self._rules[family] if rule["kind"] == kind]
 
     def _nothing(self, problem: Problem, family: str) -> SelectionError:
-        arch = self._population.arch
+        arch = self.lineage.arch
         steps = self.steps(problem, family)
         reason = _rejections(steps)
         if steps[-1].kind == "trait":
-            required = operation_of(problem).required_traits(
-                problem, family, self._population.revision, self._population.mask_impl
-            )
+            required = self._operation.required_traits(problem, family, self.lineage)
             rules = {finding.id: finding for finding in self._forbidding(required)}
-            told = [f"{rule.id} forbids {', '.join(rule.traits)}: {rule.reason}" for rule in rules.values()]
-            reason = "; ".join([steps[-1].reason, *told])
+            forbidden = [f"{rule.id} forbids {', '.join(rule.traits)}: {rule.reason}" for rule in rules.values()]
+            reason = "; ".join([steps[-1].reason, *forbidden])
         return SelectionError(
             f"no {family} kernel of {arch} answers the problem {problem.key}: {reason}",
             hint=f"What there is: catalog query \"family='{family}'\" --arch {arch}",
@@ -254,5 +249,5 @@ def _rejections(steps: Sequence[Step]) -> str:
     """The rules that reject kernels of the right signature, the strictest first."""
     total = next(step.left for step in reversed(steps) if step.kind == "trait")
     biting = sorted((step for step in steps if step.kind != "trait" and step.rejects), key=lambda step: -step.rejects)
-    told = "; ".join(f"{step.id} rejects {step.rejects:,} ({step.reason})" for step in biting)
-    return f"of {counted(total, 'kernel')} with its signature, {told or 'none could be built or was fit to run'}"
+    rejections = "; ".join(f"{step.id} rejects {step.rejects:,} ({step.reason})" for step in biting)
+    return f"of {counted(total, 'kernel')} with its signature, {rejections or 'none could be built or was fit to run'}"

@@ -20,6 +20,7 @@ from catalog.registry.rows import Amount
 from catalog.runtime.array_files import load_arrays
 from catalog.runtime.tensors import Array, check_inputs, element_type
 from catalog.runtime.tracing import FORMAT, folder_of
+from catalog.schema.lineage import Wanted
 from catalog.schema.problem import Problem
 from catalog.settings import settings
 
@@ -87,7 +88,7 @@ class Recording:
 
 @dataclass
 class Used:
-    """The recorded calls of one problem on one arch.
+    """The recorded calls of one problem with the kernels of one lineage.
 
     ``calls`` are how often it was called, ``launches`` how often its kernels ran, as a run may repeat them; ``times``
     are milliseconds of a launch, one a call that knew; ``kernels`` are those of the last call, ``failed`` counts calls
@@ -95,9 +96,7 @@ class Used:
     """
 
     problem: Problem
-    arch: str
-    revision: str
-    mask_impl: str
+    wanted: Wanted
     kernels: tuple[str, ...] = ()
     calls: int = 0
     launches: int = 0
@@ -177,7 +176,7 @@ def read_trace(path: Path) -> Trace:
 class _Reader:
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._used: dict[tuple[str, ...], Used] = {}
+        self._used: dict[tuple[str, Wanted], Used] = {}
         self._problems: dict[str, Problem] = {}
         self._torn = self._full = 0
 
@@ -190,7 +189,7 @@ class _Reader:
                 self._add(line, where)
         if not self._used:
             raise UsageError(f"{self._path}: there is no call in it")
-        order = sorted(self._used.values(), key=lambda used: (-used.total_ms, -used.calls, used.name, used.arch))
+        order = sorted(self._used.values(), key=lambda used: (-used.total_ms, -used.calls, used.name, used.wanted.arch))
         return Trace(self._path, tuple(order), self._torn, self._full)
 
     def _whole(self, raw: bytes, where: str) -> Iterator[dict[str, Any]]:
@@ -221,8 +220,8 @@ class _Reader:
             first = error.errors(include_url=False)[0]
             raise UsageError(f"{where}: {'.'.join(map(str, first['loc']))}: {expected(first)}") from None
         problem = self._problem(line.problem, where)
-        key = (problem.key, line.arch, line.revision, line.mask_impl)
-        used = self._used.setdefault(key, Used(problem, line.arch, line.revision, line.mask_impl))
+        wanted = Wanted(line.arch, line.revision, line.mask_impl, problem.operation)
+        used = self._used.setdefault((problem.key, wanted), Used(problem, wanted))
         used.add(line, self._recording(line.tensors, where))
 
     def _problem(self, fields: dict[str, Any], where: str) -> Problem:

@@ -227,7 +227,7 @@ class _Tuning:
         for kernel_id in keys:
             with suppress(CatalogError):  # which binding the plan says again
                 built.append(Stages(problem, plans[kernel_id].kernels, plans[kernel_id].build()))
-        self._catalog.history.guard.prepare(built, self._catalog.device(self._options.arch))
+        self._catalog.build_log.guard.prepare(built, self._catalog.device(self._options.arch))
         inputs = draw_inputs(problem)
         outputs: dict[str, Array] = make_outputs(problem, inputs)
         for kernel_id in keys:

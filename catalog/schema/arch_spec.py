@@ -25,6 +25,7 @@ from catalog.errors import UsageError
 from catalog.messages import did_you_mean
 from catalog.ops import DEFAULT, operation
 from catalog.ops.protocol import Operation
+from catalog.schema.lineage import Lineage
 from catalog.schema.traits import Traits, TraitValue
 
 if TYPE_CHECKING:
@@ -343,6 +344,10 @@ class ArchSpec(_Spec):
                         f"there are: {', '.join(enumeration.domains) or 'none'}"
                     )
         return self
+
+    def lineage(self, variant: str = "generic") -> Lineage:
+        """The lineage of the rows that this spec gives for one of its variants."""
+        return Lineage(self.operation, str(self.arch), str(self.revision), str(self.space), variant)
 
     def tiles_of(self, enumeration: Enumeration) -> tuple[str, list[TileGroup]]:
         """The target of an enumeration and its tiles, its own or those that it shares."""

@@ -1,11 +1,14 @@
-"""The columns of the view ``kernels``: what a query may use, in words."""
+"""The columns of a view of kernels: what a query may use, in words."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from catalog.schema.traits import Trait, Traits
+from catalog.schema.traits import Trait
+
+if TYPE_CHECKING:
+    from catalog.ops.protocol import Operation
 
 
 class Column(NamedTuple):
@@ -18,9 +21,9 @@ class Column(NamedTuple):
     meaning: str
 
 
-_IDENTITY = (
+IDENTITY = (
     Column("id", "TEXT", "64 hex digits", "", "SHA-256 of the kernel's canonical JSON"),
-    Column("name", "TEXT", "text", "", "upstream's canonical name; unique per arch, revision, mask_impl and space"),
+    Column("name", "TEXT", "text", "", "canonical name, upstream's where it is upstream's; unique in its enumeration"),
     Column("arch", "TEXT", "see catalog doctor", "", "compile target"),
     Column(
         "revision", "TEXT", "2026-05, native", "", "upstream codegen that the row reproduces; native: our own kernels"
@@ -32,11 +35,11 @@ _IDENTITY = (
         "",
         "enumeration that the row comes from; ck: upstream's codegen",
     ),
-    Column("mask_impl", "TEXT", "generic, simplified", "", "upstream's mask classes: no/causal/generic, or no/mask"),
-    Column("target", "TEXT", "text", "", "codegen target that upstream appends to the name"),
 )
 
-_SELECTION = (
+TARGET = Column("target", "TEXT", "text", "", "codegen target that upstream appends to the name")
+
+SELECTION = (
     Column("hw_valid", "INTEGER", "0, 1", "", "the hardware can run it; selection skips the others"),
     Column(
         "dispatch_order", "INTEGER", "integer >= 0", "", "place in upstream's dispatch order within its enumeration"
@@ -44,7 +47,6 @@ _SELECTION = (
 )
 
 _STATE = (
-    Column("dispatcher_name", "TEXT", "text", "", "what CK's dispatcher calls it; empty for the spaces ck and native"),
     Column(
         "receipts",
         "TEXT",
@@ -84,11 +86,15 @@ def _of_trait(trait: Trait) -> Column:
     return Column(trait.name, trait.sql_type, trait.domain, default, trait.meaning)
 
 
-def columns_of(traits: Traits) -> Iterator[Column]:
+def columns_of(operation: Operation) -> Iterator[Column]:
     """Every column of the view of an operation's kernels, in order."""
-    yield from _IDENTITY
+    traits = operation.traits
+    yield from IDENTITY
+    yield operation.variant
+    yield TARGET
     yield from (_of_trait(trait) for trait in traits.values() if trait.name not in traits.later)
-    yield from _SELECTION
+    yield from SELECTION
     yield from (_of_trait(traits[name]) for name in traits.later)  # where a migration can add a column
+    yield from operation.columns
     yield from _STATE
     yield from BUILD

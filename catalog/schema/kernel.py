@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer, model_validator
 
+from catalog.schema.lineage import Lineage
 from catalog.schema.name_parts import sql_literal
 from catalog.schema.traits import Traits
 
@@ -56,13 +57,15 @@ class Kernel(BaseModel):
         if not isinstance(fields, dict) or cls.traits.variant not in fields:
             return fields
         others = {name: value for name, value in fields.items() if name not in ("operation", cls.traits.variant)}
-        return others | {"variant": fields[cls.traits.variant]}
+        return _renamed(others, {old: new for new, old in cls.traits.spelled.items()}) | {
+            "variant": fields[cls.traits.variant]
+        }
 
     @model_serializer(mode="wrap")
     def _by_its_own_words(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         fields: dict[str, Any] = handler(self)
         fields[self.traits.variant] = fields.pop("variant")
-        return fields | _operation_member(self.operation)
+        return _renamed(fields, self.traits.spelled) | _operation_member(self.operation)
 
     @cached_property
     def name(self) -> str:
@@ -75,13 +78,19 @@ class Kernel(BaseModel):
         return hashlib.sha256(self.canonical_json.encode()).hexdigest()
 
     @property
+    def lineage(self) -> Lineage:
+        """The enumeration that the row comes from."""
+        return Lineage(self.operation, self.arch, self.revision, self.space, self.variant)
+
+    @property
     def canonical_json(self) -> str:
         """Every field, keys sorted, no spaces: equal kernels have equal bytes. Later traits show unless default."""
         fields = self.model_dump(mode="json")
         for name in self.traits.later:
             group = fields[self.traits[name].group]
-            if group[name] == self.traits[name].default:
-                del group[name]
+            spelled = self.traits.spelled.get(name, name)
+            if group[spelled] == self.traits[name].default:
+                del group[spelled]
         return json.dumps(fields, sort_keys=True, separators=(",", ":"))
 
     @property
@@ -91,8 +100,10 @@ class Kernel(BaseModel):
 
     def to_row(self) -> dict[str, Any]:
         """Identity and traits as one flat mapping of plain values, booleans as ``bool``."""
-        fields: dict[str, Any] = self.model_dump(mode="json")
-        return {**{name: fields[name] for name in self.traits.identity}, **fields["signature"], **fields["algorithm"]}
+        signature, algorithm = (group.model_dump(mode="json") for group in (self.signature, self.algorithm))
+        *identity, variant, target = self.traits.identity
+        stated = {name: getattr(self, name) for name in identity} | {variant: self.variant, target: self.target}
+        return {**stated, **signature, **algorithm}
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Self:
@@ -106,6 +117,17 @@ class Kernel(BaseModel):
             value = row[trait.name]
             groups[trait.group][trait.name] = bool(value) if trait.kind == "bool" else value
         return cls(**{name: row[name] for name in cls.traits.identity}, **groups)
+
+
+def _renamed(fields: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """The fields of a kernel with other ``names`` for some traits of its groups."""
+    groups = ("signature", "algorithm") if names else ()
+    return {
+        name: {names.get(trait, trait): value for trait, value in group.items()}
+        if name in groups and isinstance(group, Mapping)
+        else group
+        for name, group in fields.items()
+    }
 
 
 def _operation_member(operation: str) -> dict[str, str]:
@@ -124,7 +146,7 @@ def canonical_json_sql(kernel: type[Kernel]) -> str:
         arguments.append(
             {"bool": f"iif({column}, 'true', 'false')", "int": column, "text": f"json_quote({column})"}[kind]
         )
-        return f'"{column}":%{"d" if kind == "int" else "s"}'
+        return f'"{traits.spelled.get(column, column)}":%{"d" if kind == "int" else "s"}'
 
     def later(column: str, text: str) -> str:
         shown = f"printf('{text},', {arguments.pop()})"
@@ -132,7 +154,10 @@ def canonical_json_sql(kernel: type[Kernel]) -> str:
         return "%s"
 
     def group(name: str) -> str:
-        columns = sorted((trait.name, trait.kind) for trait in traits.values() if trait.group == name)
+        columns = sorted(
+            ((trait.name, trait.kind) for trait in traits.values() if trait.group == name),
+            key=lambda column: traits.spelled.get(column[0], column[0]),
+        )
         first, *others = (
             later(column, member(column, kind)) if column in traits.later else member(column, kind) + ","
             for column, kind in columns

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -84,6 +85,7 @@ class Traits(Mapping[str, Trait]):
         signature: what a kernel computes; its first field is ``family``.
         algorithm: how a kernel computes it.
         variant: what the operation calls the variant of an enumeration (attention: ``mask_impl``).
+        spelled: what ids call traits that have been renamed since.
         later: traits that came after the operation's first catalogs. At its default such a trait takes no part in a
             kernel's id, and its column comes behind the others, where a migration can add it.
     """
@@ -95,8 +97,10 @@ class Traits(Mapping[str, Trait]):
         *,
         variant: str = "variant",
         later: tuple[str, ...] = (),
+        spelled: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.signature, self.algorithm, self.variant, self.later = signature, algorithm, variant, later
+        self.spelled = spelled
         self.identity = ("arch", "revision", "space", variant, "target")
         self._traits = {name: _as_trait(name, "signature", info) for name, info in signature.model_fields.items()}
         self._traits |= {name: _as_trait(name, "algorithm", info) for name, info in algorithm.model_fields.items()}

@@ -7,9 +7,12 @@ Source of the form: FmhaKernelConfig.name in CK's dispatcher/python/fmha_utils.p
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from catalog.ops.attention.traits import Family
+from catalog.schema.columns import Column
 from catalog.schema.name_parts import Choice, Extents, Literal, Part, Row, Word, words
 
 _PIPELINES: dict[str, str] = {
@@ -94,9 +97,21 @@ def _parts(family: str) -> tuple[Part, ...]:
     )
 
 
-def dispatcher_name_sql(family: str) -> str:
+def _name_sql(family: str) -> str:
     """SQL expression, over the kernel columns, of the dispatcher's name.
 
-    Without printf, which the sandbox of user expressions does not admit: the view ``kernels`` is made of it.
+    Without printf, which the sandbox of user expressions does not admit: a view is made of it.
     """
     return " || ".join(f"({part.sql()})" for part in _parts(family))
+
+
+DISPATCHER_NAME: Mapping[Column, str] = MappingProxyType(
+    {
+        Column(
+            "dispatcher_name", "TEXT", "text", "", "what CK's dispatcher calls it; empty for the spaces ck and native"
+        ): "iif(space IN ('ck', 'native'), '', CASE family "
+        + " ".join(f"WHEN '{family}' THEN {_name_sql(family)}" for family in Family)
+        + " END)"
+    }
+)
+"""The column of the view that has the dispatcher's name, and its SQL."""

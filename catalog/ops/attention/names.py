@@ -39,7 +39,7 @@ def _triple(kind: str, gemm: int) -> tuple[str, str, str]:
 _HEAD: tuple[Part, ...] = (Extents("_d", ("hdim_q",)), Word("_", "dtype"))
 _BLOCK = ("tile_m0", "tile_n0", "tile_k0", "tile_n1", "tile_k1", "tile_k0max")
 _OCCUPANCY = Extents("_o", ("block_per_cu",), absent=-1)
-_STAGES = Extents("_s", ("stages",), absent=0)
+_STAGES = Extents("_s", ("num_stages",), absent=0)
 _TILE: tuple[Part, ...] = (
     Extents("b", _BLOCK),
     Extents("_r", _triple("wave", 0)),

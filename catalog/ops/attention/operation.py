@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from catalog.ops.attention.dispatcher_names import DISPATCHER_NAME
 from catalog.ops.attention.kernel import AttentionKernel
 from catalog.ops.attention.names import parse_tile
 from catalog.ops.attention.problem import Problem
@@ -31,7 +32,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from catalog.runtime.tolerance import Tolerance
+    from catalog.schema.lineage import Lineage
     from catalog.schema.problem_form import Form
+from catalog.schema.columns import Column
 
 
 class Attention(Operation):
@@ -40,6 +43,10 @@ class Attention(Operation):
     name = "attention"
     about = "scaled dot-product attention"
     kernel = AttentionKernel
+    variant = Column(
+        "mask_impl", "TEXT", "generic, simplified", "", "upstream's mask classes: no/causal/generic, or no/mask"
+    )
+    columns = DISPATCHER_NAME
     index = ("family", "dtype", "mode", "mask", "hdim_q", "hdim_v")
     parameters = (
         *("batch", "nhead_q", "nhead_k", "seqlen_q", "seqlen_k", "hdim_q", "hdim_v"),
@@ -81,9 +88,9 @@ class Attention(Operation):
         """As :func:`~catalog.ops.attention.stages.stages_of`."""
         return STAGES[problem.op] if main is None else stages_of(problem.op, main)
 
-    def required_traits(self, problem: Problem, family: str, revision: str, variant: str) -> dict[str, Any]:
+    def required_traits(self, problem: Problem, family: str, lineage: Lineage) -> dict[str, Any]:
         """As :func:`~catalog.ops.attention.stages.required_traits`."""
-        return required_traits(problem, Family(family), revision, variant)
+        return required_traits(problem, family, lineage)
 
     def splits(self, problem: Problem, kernels: Sequence[Kernel], threads: int, *, whole_waves: bool) -> int:
         """As :func:`~catalog.ops.attention.workspace.splits_of`."""

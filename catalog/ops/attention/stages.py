@@ -13,6 +13,7 @@ from catalog.ops.attention.traits import TRAITS, Family, KvLookupTable, KvMemory
 if TYPE_CHECKING:
     from catalog.ops.attention.problem import Problem
     from catalog.schema.kernel import Kernel
+    from catalog.schema.lineage import Lineage
 
 STAGES: Mapping[Op, tuple[Family, ...]] = MappingProxyType(
     {
@@ -97,15 +98,15 @@ def traits_of(problem: Problem) -> dict[str, Any]:
     }
 
 
-def required_traits(problem: Problem, family: str, revision: str, mask_impl: str) -> dict[str, Any]:
-    """The signature that a kernel of ``family`` must have to answer ``problem``, head dims aside.
+def required_traits(problem: Problem, family: str, lineage: Lineage) -> dict[str, Any]:
+    """The signature that a kernel of ``family`` and ``lineage`` must have to answer ``problem``, head dims aside.
 
     A trait that the family's names neither show nor imply is one that the family has not: its default. One that only a
     newer revision's names show is one that older kernels do without: asking for it leaves none of them.
     """
     mask = problem.kernel_mask
-    if mask_impl == "simplified" and mask is not Mask.NO:
+    if lineage.variant == "simplified" and mask is not Mask.NO:
         mask = Mask.MASK
     asked = traits_of(problem) | {"mask": mask.value, "family": str(family), **_FIXED.get(family, {})}
-    has = GRAMMARS[family].traits | grammar_of(family, revision).traits | {"family"}
+    has = GRAMMARS[family].traits | grammar_of(family, lineage.revision).traits | {"family"}
     return {name: asked[name] if name in has & asked.keys() else TRAITS[name].default for name in REQUIRED_TRAITS}

@@ -211,8 +211,8 @@ class Algorithm(TraitModel):
     trload: bool = trait(False, "loads through the transposing LDS read of gfx950")
     kv_load_mode: KvLoadMode = trait(KvLoadMode.NO, "instruction that reads a paged KV cache")
     tile_tag: str = trait("", "label that tells tiles of equal extents apart")
-    stages: Count = trait(0, "tiles of K and V in shared memory at a time; 0: the pipeline decides")
+    num_stages: Count = trait(0, "tiles of K and V in shared memory at a time; 0: the pipeline decides")
 
 
-TRAITS = Traits(Signature, Algorithm, variant="mask_impl", later=("stages",))
+TRAITS = Traits(Signature, Algorithm, variant="mask_impl", later=("num_stages",), spelled={"num_stages": "stages"})
 """Every trait of attention by name."""

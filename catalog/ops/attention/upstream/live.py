@@ -74,7 +74,7 @@ class Generator:
             GeneratorError: it fails, takes too long or prints something else; or its names are of another revision.
         """
         spec = request.spec
-        options: tuple[str, ...] = ("--mask", request.mask_impl, "--receipt", str(receipt))
+        options: tuple[str, ...] = ("--mask", request.variant, "--receipt", str(receipt))
         if self.takes_targets:
             options = (_TARGETS, str(spec.arch), *options)
         if options not in self._listed:

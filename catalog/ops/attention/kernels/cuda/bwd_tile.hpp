@@ -26,7 +26,7 @@ struct BackwardTile {
     static constexpr int warpgroups = 2;
     static constexpr int hdim_step = divides_hdim ? 2 * panel_columns : panel_columns;
     static constexpr int hdim_q = round_up(Row::hdim_q, hdim_step), hdim_v = round_up(Row::hdim_v, hdim_step);
-    static constexpr int stages = Row::stages, grad_o_stages = divides_hdim ? 1 : stages;
+    static constexpr int stages = Row::num_stages, grad_o_stages = divides_hdim ? 1 : stages;
     static constexpr int consumers = warpgroups * 128, threads = consumers + 128;
     static constexpr int consumer_registers = 240, loader_registers = 24;
 

@@ -21,7 +21,7 @@ _CUDA = Dialect(
     numbers=tuple(
         name
         for name in TRAITS
-        if name.startswith(("tile_", "wave_", "warp_", "block_per_cu", "stages")) and TRAITS[name].kind == "int"
+        if name.startswith(("tile_", "wave_", "warp_", "block_per_cu", "num_stages")) and TRAITS[name].kind == "int"
     ),
     sized=frozenset({"fmha_bwd_dq_dk_dv_wgmma"}),
     footer="CATALOG_EXPORT_BLOCK(catalog::cuda::block_of<Row>)\n",

@@ -7,7 +7,7 @@
 //         static constexpr int hdim_q = 128, hdim_v = 128;    // multiples of 64
 //         static constexpr int tile_m0 = 128, tile_n0 = 64;   // rows and keys of one tile
 //         static constexpr int wave_m0 = 4, wave_n0 = 1;      // warps that divide the rows, and the keys, of a tile
-//         static constexpr int stages = 1;                    // tiles of K and V in shared memory
+//         static constexpr int num_stages = 1;                // tiles of K and V in shared memory
 //         static constexpr int block_per_cu = 2;              // blocks of a multiprocessor
 //         static constexpr auto mode = catalog::cuda::Mode::batch;
 //         static constexpr auto mask = catalog::cuda::Mask::causal;

@@ -16,7 +16,7 @@
 //         static constexpr auto mode = catalog::cuda::Mode::batch;
 //         static constexpr int hdim_q = 128, hdim_v = 128;     // multiples of 64
 //         static constexpr int tile_m0 = 128, tile_n0 = 128;   // queries and keys of one tile
-//         static constexpr int stages = 2;                     // blocks of K, and of V, in shared memory
+//         static constexpr int num_stages = 2;                 // blocks of K, and of V, in shared memory
 //         ...                                                  // every other trait of the signature
 //     };
 //     CATALOG_EXPORT(catalog::cuda::launch_fmha_fwd_wgmma<Row>, "{\"family\": \"fwd\"}", false, false, false, false)
@@ -108,7 +108,7 @@ class FwdProducer {
 
     const FwdCall& call;
     const std::uint32_t shared;
-    Ring<Row::stages> k_ring, v_ring;
+    Ring<Row::num_stages> k_ring, v_ring;
     std::uint32_t q_phase = 0;
 };
 

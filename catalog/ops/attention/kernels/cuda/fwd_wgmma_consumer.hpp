@@ -236,7 +236,7 @@ class FwdConsumer {
     const FwdCall& call;
     const std::uint32_t shared;
     const int group, first_row;
-    Ring<Row::stages> k_ring, v_ring;
+    Ring<Row::num_stages> k_ring, v_ring;
     std::uint32_t q_phase = 0;
     float s[keys / 2], o[Row::hdim_v / 2];
     std::uint32_t p[keys / 16][4];

@@ -26,7 +26,7 @@ struct FwdShared {
     static constexpr int groups = Row::tile_m0 / 64;  // warpgroups that compute
     static constexpr int threads = 128 * (1 + groups);
     static constexpr bool takes_turns = groups > 1 && Row::hdim_v <= 128;
-    static constexpr int stages = Row::stages;
+    static constexpr int stages = Row::num_stages;
 
     static constexpr int q_group_bytes = 64 * Row::hdim_q * 2;
     static constexpr int k_bytes = Row::tile_n0 * Row::hdim_q * 2, v_bytes = Row::tile_n0 * Row::hdim_v * 2;

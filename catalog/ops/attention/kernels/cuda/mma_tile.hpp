@@ -10,7 +10,7 @@ namespace catalog::cuda {
 // their own and share the keys that they copy and attend to; the groups divide the keys of each tile.
 template <class Row>
 struct MmaShape {
-    static constexpr int hdim_q = Row::hdim_q, hdim_v = Row::hdim_v, stages = Row::stages;
+    static constexpr int hdim_q = Row::hdim_q, hdim_v = Row::hdim_v, stages = Row::num_stages;
     static constexpr int waves_m = Row::wave_m0, waves_n = Row::wave_n0, threads = 32 * waves_m * waves_n;
     static constexpr int rows = Row::tile_m0 / waves_m;    // of a warp
     static constexpr int atoms = rows / 16;

@@ -1,0 +1,100 @@
+"""The tables and views of an operation's kernels.
+
+The table, called like the operation, has the traits; table ``kernel`` has what all kernels have. Two views join them:
+:func:`rows_of` names the one of plain rows, :func:`view_of` the one that queries read, with what is known of each row.
+
+The SQL of views derives from today's traits and columns, so it is no part of any migration:
+:mod:`catalog.registry.migrate` drops the views before the first step and makes them after the last.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import suppress
+
+from catalog.errors import UsageError
+from catalog.ops import DEFAULT, operation
+from catalog.ops.protocol import Operation
+from catalog.schema.columns import BUILD, columns_of
+from catalog.schema.name_parts import sql_literal
+
+VIEW = "kernels"
+"""The view of attention's kernels. Those of other operations have the operation before it: ``gemm_kernels``."""
+
+_LIBRARY = "status = 'built' AND NOT elsewhere AND dropped IS NULL"
+"""Condition on an artifact: this machine can load it."""
+
+
+def view_of(operation: str) -> str:
+    """The name of the view that queries read, of the operation of that name."""
+    return VIEW if operation == DEFAULT else f"{operation}_{VIEW}"
+
+
+def rows_of(operation: str) -> str:
+    """The name of the view of plain rows: id, name, lineage and traits of each kernel, and what selection orders by.
+
+    Its columns ``key`` and ``lineage`` are the rows of the tables ``kernel`` and ``lineage``.
+    """
+    return f"{operation}_row"
+
+
+def make_table(connection: sqlite3.Connection, operation: Operation) -> None:
+    """Make the table of an operation's traits where it is not there, in the caller's transaction.
+
+    A trait that has come since gets its column, with its default, and the views are made anew.
+    """
+    there = {row[1] for row in connection.execute(f"PRAGMA table_info ({operation.name})")}
+    missing = [trait for trait in operation.traits.values() if trait.name not in there]
+    if not there:
+        columns = ", ".join(f"{trait.name} {trait.sql_type} NOT NULL" for trait in missing)
+        connection.execute(
+            f"CREATE TABLE {operation.name} (kernel INTEGER PRIMARY KEY REFERENCES kernel (key) ON DELETE CASCADE, "
+            f"lineage INTEGER NOT NULL, {columns}) STRICT"
+        )
+        index = ", ".join(("lineage", *operation.index))
+        connection.execute(f"CREATE INDEX {operation.name}_signature ON {operation.name} ({index})")
+    elif missing:
+        drop_views(connection)
+        for trait in missing:
+            default = sql_literal(0 if trait.default is None else trait.default)
+            connection.execute(
+                f"ALTER TABLE {operation.name} ADD COLUMN {trait.name} {trait.sql_type} NOT NULL DEFAULT {default}"
+            )
+        make_views(connection)
+
+
+def drop_views(connection: sqlite3.Connection) -> None:
+    """Drop all views: SQLite refuses to rename a table or column that a view refers to in vain."""
+    for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'view'").fetchall():
+        connection.execute(f'DROP VIEW "{name}"')
+
+
+def make_views(connection: sqlite3.Connection) -> None:
+    """Make the views of every operation that has a table of traits and can be used here."""
+    of_lineages = connection.execute("SELECT DISTINCT operation FROM lineage").fetchall()
+    for name in dict.fromkeys((DEFAULT, *(row[0] for row in of_lineages))):
+        with suppress(UsageError):  # its distribution is not installed here
+            for statement in _views(operation(name)):
+                connection.execute(statement)
+
+
+def _views(operation: Operation) -> Iterator[str]:
+    traits, table = operation.traits, operation.name
+    variant = "" if traits.variant == "variant" else f", variant AS {traits.variant}"
+    # CROSS JOIN pins the order: traits decide which rows are read, whether by the index or one after the other.
+    yield f"""CREATE VIEW IF NOT EXISTS {rows_of(table)} AS SELECT kernel.key, kernel.id, kernel.name,
+    {table}.lineage, lineage.arch, lineage.revision, lineage.space, lineage.variant{variant}, kernel.target,
+    {", ".join(f"{table}.{name}" for name in traits)}, kernel.hw_valid, kernel.dispatch_order
+    FROM {table} CROSS JOIN kernel ON kernel.key = {table}.kernel CROSS JOIN lineage ON lineage.id = {table}.lineage"""
+    newest = "FROM artifact WHERE kernel_id = kernel.id AND status = 'built' ORDER BY created DESC, rowid DESC LIMIT 1"
+    known = {
+        "receipts": "coalesce((SELECT group_concat(receipt, ' ') FROM kernel_receipt WHERE kernel_id = kernel.id), '')",
+        "built": f"EXISTS (SELECT 1 FROM artifact WHERE kernel_id = kernel.id AND {_LIBRARY})",
+        "best_ms": "(SELECT min(median_ms) FROM timing WHERE kernel_id = kernel.id AND NOT cold)",
+        **{column.name: f"(SELECT {column.name} {newest})" for column in BUILD},
+        **{column.name: sql for column, sql in operation.columns.items()},
+    }
+    columns = (f"{known[c.name]} AS {c.name}" if c.name in known else c.name for c in columns_of(operation))
+    yield f"""CREATE VIEW IF NOT EXISTS {view_of(table)} AS SELECT {", ".join(columns)}
+    FROM {rows_of(table)} AS kernel"""

@@ -1,0 +1,90 @@
+"""Building a catalog's kernels: by a compiler, or from what the cache has."""
+
+from __future__ import annotations
+
+import logging
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from catalog import settings
+from catalog.errors import BuildError, ToolchainError
+
+if TYPE_CHECKING:
+    from catalog.build.builder import Artifact, Builder
+    from catalog.runtime.build_log import BuildLog
+    from catalog.runtime.catalog_file import CatalogFile
+    from catalog.schema.kernel import Kernel
+
+_log = logging.getLogger(__name__)
+
+
+class Builds:
+    """Builds kernels and records what came of it.
+
+    Args:
+        file: where it is recorded.
+        compile: False: start no compiler; None: as the settings say.
+    """
+
+    def __init__(self, file: CatalogFile, compile: bool | None) -> None:
+        self._file = file
+        self._compile = compile
+        self._warned_of_compiler = False
+
+    @property
+    def may_compile(self) -> bool:
+        """Whether kernels that the cache has not are compiled."""
+        return settings.settings().compile if self._compile is None else self._compile
+
+    @cached_property
+    def builder(self) -> Builder:
+        """Compiles kernels, or finds them in the cache where compiling is forbidden."""
+        from catalog.build.builder import Builder
+
+        return Builder(settings.settings().cache_dir, self.log.record) if self.may_compile else self._offline
+
+    @cached_property
+    def _offline(self) -> Builder:
+        from catalog.build.offline_builder import StoredBuilder
+
+        return StoredBuilder(settings.settings().cache_dir, self.log.record)
+
+    @cached_property
+    def log(self) -> BuildLog:
+        """What builds and first runs came to."""
+        from catalog.runtime.build_log import BuildLog
+
+        return BuildLog(self._file, self)
+
+    def build(self, kernel: Kernel) -> Artifact:
+        """The library of ``kernel``; see :meth:`catalog.Catalog.build`.
+
+        Raises:
+            BuildError, ToolchainError: as that.
+        """
+        from catalog.build.builder import CompileError
+
+        try:
+            return self.builder.build(kernel)
+        except CompileError as error:
+            reason = self._file.refusal(kernel)
+            if reason is not None:
+                error.hint = f"{kernel.revision} lists it, but {reason}. {error.hint}"
+            raise
+        except ToolchainError as error:
+            return self._cached_instead(kernel, error)
+
+    def _cached_instead(self, kernel: Kernel, lacking: ToolchainError) -> Artifact:
+        """The library of ``kernel`` in the cache, found without a compiler.
+
+        Raises:
+            ToolchainError: ``lacking``, if the cache has none.
+        """
+        try:
+            artifact = self._offline.build(kernel)
+        except BuildError:
+            raise lacking from None
+        if not self._warned_of_compiler:
+            self._warned_of_compiler = True
+            _log.warning("%s; running what the cache has", lacking.message)
+        return artifact

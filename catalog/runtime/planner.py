@@ -1,0 +1,257 @@
+"""From problems to plans: which kernels answer, and what plans ask of their catalog when they run."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from catalog import settings
+from catalog.ops import operation_of
+from catalog.registry import timings
+from catalog.runtime.builds import Builds
+from catalog.runtime.catalog_file import CatalogFile, read_spec
+from catalog.runtime.decisions import Decisions
+from catalog.runtime.devices import why_unavailable
+from catalog.runtime.devices.here import Devices
+from catalog.runtime.memory import check_room, surely_fits
+from catalog.runtime.plan import Plan, Shared
+from catalog.runtime.select import Choice, Selector
+from catalog.runtime.splits import wanted_splits
+from catalog.schema.kernel import Kernel
+from catalog.schema.lineage import Wanted
+from catalog.schema.problem import Problem
+
+if TYPE_CHECKING:
+    from catalog.build.builder import Artifact
+    from catalog.rules.explain import Finding
+    from catalog.runtime.devices import Device
+
+MOST_PLANS = 65_536
+"""Plans that a catalog remembers; beyond that it forgets all and starts anew."""
+
+PlanKey = tuple[Problem, str, str | None, str]
+"""A problem, and the arch, revision and variant that were asked for: one flat tuple, which is the fastest to hash."""
+
+
+class Planners:
+    """The planners of a catalog, and the plans that they made.
+
+    Args:
+        file: has the kernels.
+        builds: builds them.
+        devices: run them.
+    """
+
+    def __init__(self, file: CatalogFile, builds: Builds, devices: Devices) -> None:
+        self.file = file
+        self.builds = builds
+        self.devices = devices
+        self.plans: dict[PlanKey, Plan] = {}
+        self._planners: dict[Wanted, Planner] = {}
+        self._measured: dict[str, int] = {}
+        self._settings: object = None
+        file.watchers.add(self)
+
+    def of(self, wanted: Wanted) -> Planner:
+        """The planner of a lineage."""
+        planner = self._planners.get(wanted)
+        if planner is None:
+            planner = self._planners[wanted] = Planner(wanted, self)
+        return planner
+
+    def remember(self, key: PlanKey, plan: Plan) -> None:
+        """Give the same plan when the same is asked for again."""
+        if len(self.plans) >= MOST_PLANS:
+            self.plans.clear()
+        self.plans[key] = plan
+
+    def measured_on(self, arch: str) -> int | None:
+        """The device whose timings count: this machine's where it runs ``arch``, else the most measured one."""
+        device = self._measured.get(arch)
+        if device is None:
+            if why_unavailable(arch) is None:
+                device = timings.device_id(self.file.connection, self.devices.info(arch))
+            else:
+                device = timings.most_measured(self.file.connection, arch)
+            if device is not None:
+                self._measured[arch] = device
+        return device
+
+    def follow_settings(self) -> None:
+        """Forget what was decided under other settings."""
+        if settings.settings() is not self._settings:
+            self._settings = settings.settings()
+            self.forget()
+
+    def forget(self) -> None:
+        """Select anew from now on: what was measured has changed."""
+        with self.file.lock:
+            self.plans.clear()
+            self._measured.clear()
+            for planner in self._planners.values():
+                planner.forget()
+
+    def rows_changed(self) -> None:
+        """Select anew from now on, from other rows and by other rules."""
+        with self.file.lock:
+            self.forget()
+            for planner in self._planners.values():
+                planner.drop_decisions()
+
+    def reconsider(self, kernel_ids: Collection[str]) -> None:
+        """Forget decisions, because these kernels have failed or can be used again; plans that were returned stay."""
+        with self.file.lock:
+            for planner in self._planners.values():
+                planner.reconsider(kernel_ids)
+
+
+class Planner:
+    """Makes the plans of one lineage, and answers what they ask: the services of :mod:`catalog.runtime.plan`.
+
+    It lives as long as its catalog. What it has read from the file is made anew on another connection.
+    """
+
+    def __init__(self, wanted: Wanted, planners: Planners) -> None:
+        self.shared = Shared()
+        self._wanted = wanted
+        self._planners = planners
+        self._decisions: Decisions | None = None
+
+    @property
+    def decisions(self) -> Decisions:
+        """What was decided from the rows as they are now; hold the lock of the file while using it."""
+        self._planners.follow_settings()
+        decisions, file = self._decisions, self._planners.file
+        if decisions is None or decisions.selector.connection is not file.connection:
+            held = file.held(self._wanted)
+            builds = self._planners.builds
+            builds.log.end_quarantines()
+            decisions = self._decisions = Decisions(
+                Selector(
+                    file.connection,
+                    held,
+                    forbidding=self._forbidding,
+                    usable=builds.log.usable,
+                    device=partial(self._planners.measured_on, held.lineage.arch),
+                )
+            )
+        return decisions
+
+    @property
+    def selector(self) -> Selector:
+        """The query behind :attr:`decisions`."""
+        return self.decisions.selector
+
+    def _forbidding(self, traits: Mapping[str, Any]) -> list[Finding]:
+        from catalog.rules.explain import explain
+
+        selector = self.selector
+        spec = read_spec(selector.lineage.arch, selector.lineage.revision)
+        explained = explain(selector.connection, spec, selector.lineage, traits, 1)
+        return [finding for finding in explained.rejections if finding.kind == "constraint"]
+
+    def plan(self, problem: Problem) -> Plan:
+        """The plan of the best kernels for ``problem``; one that was never measured is counted as a miss.
+
+        Raises:
+            SelectionError, ProblemError: as :meth:`catalog.Catalog.select`.
+        """
+        decisions = self.decisions
+        decision, arch = decisions.of(problem), decisions.selector.lineage.arch
+        self._check_memory(problem, decision.kernels)
+        if decision.evidence != "measured" and settings.settings().record_misses:
+            self._planners.builds.log.miss(problem, arch)
+        return Plan(problem, arch, decision.kernels, self)
+
+    def plan_with(self, problem: Problem, kernel: Kernel) -> Plan:
+        """As :meth:`plan`, but ``kernel`` runs as the stage of its family, and gives way to no other.
+
+        Raises:
+            SelectionError, ProblemError: as :meth:`plan`.
+        """
+        selected = self.decisions.of(problem).kernels
+        self._check_memory(problem, selected)
+        kernels = tuple(kernel if stage.family == kernel.family else stage for stage in selected)
+        return Plan(problem, kernel.arch, kernels, _Pinned(self, kernels))
+
+    def _check_memory(self, problem: Problem, kernels: tuple[Kernel, ...]) -> None:
+        host = self._planners.devices.host_of(self._wanted.arch)
+        if host is not None and not surely_fits(problem):
+            check_room(problem, wanted_splits(problem, kernels, host.threads))
+
+    def forget(self) -> None:
+        """Decide anew from now on."""
+        if self._decisions is not None:
+            self._decisions.forget()
+        self.shared.clear()
+
+    def drop_decisions(self) -> None:
+        """Read rows and rules anew from now on."""
+        self._decisions = None
+
+    def reconsider(self, kernel_ids: Collection[str]) -> None:
+        """Decide anew from now on, and settle these kernels anew."""
+        if self._decisions is not None:
+            self._decisions.forget()
+        self.shared.drop(kernel_ids)
+
+    def choice(self, problem: Problem, limit: int) -> Choice:
+        """As :meth:`catalog.Catalog.choice`."""
+        with self._planners.file.lock:
+            main = operation_of(problem).main_stage(problem)
+            choice = self.selector.choice(problem, main, limit)
+            if not choice.candidates:
+                self.selector.candidates(problem, main)  # says why
+        return choice
+
+    def build(self, kernel: Kernel) -> Artifact:
+        """As :meth:`catalog.Catalog.build`."""
+        return self._planners.builds.build(kernel)
+
+    def reselect(self, problem: Problem, without: Set[str]) -> tuple[Kernel, ...]:
+        """The best kernels for ``problem``, except the ids ``without``.
+
+        Raises:
+            SelectionError: none is left.
+        """
+        with self._planners.file.lock:
+            self._planners.reconsider(without)
+            return self.selector.decide(problem, without).kernels
+
+    def device(self, arch: str) -> Device[Any]:
+        """As :meth:`catalog.Catalog.device`."""
+        return self._planners.devices.of(arch)
+
+    def guard(
+        self, problem: Problem, kernels: Sequence[Kernel], artifacts: Sequence[Artifact], device: Device[Any]
+    ) -> None:
+        """As :meth:`catalog.runtime.guard.Guard.check`."""
+        self._planners.builds.log.guard.check(problem, kernels, artifacts, device)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pinned:
+    """The services of a plan whose kernels are given: those of ``planner``, but there is no other choice."""
+
+    planner: Planner
+    kernels: tuple[Kernel, ...]
+    shared: Shared = field(default_factory=Shared)
+
+    def choice(self, problem: Problem, limit: int) -> Choice:
+        return self.planner.choice(problem, limit)
+
+    def build(self, kernel: Kernel) -> Artifact:
+        return self.planner.build(kernel)
+
+    def reselect(self, problem: Problem, without: Set[str]) -> tuple[Kernel, ...]:
+        return self.kernels
+
+    def device(self, arch: str) -> Device[Any]:
+        return self.planner.device(arch)
+
+    def guard(
+        self, problem: Problem, kernels: Sequence[Kernel], artifacts: Sequence[Artifact], device: Device[Any]
+    ) -> None:
+        self.planner.guard(problem, kernels, artifacts, device)

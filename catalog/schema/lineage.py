@@ -1,0 +1,75 @@
+"""Lineages: which enumeration rows come from, and the columns that say so."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+LINEAGE = ("operation", "arch", "revision", "space", "variant")
+"""The columns of a lineage in the registry, in the order of its fields."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Lineage:
+    """The enumeration that rows come from.
+
+    Attributes:
+        operation: what the kernels compute.
+        arch: the compile target.
+        revision: the upstream codegen that the rows reproduce; ``native``: our own kernels.
+        space: the enumeration: ``ck``, ``native``, or one of the sweeps.
+        variant: the choice that upstream's generator leaves open; of attention, the mask implementation.
+    """
+
+    operation: str
+    arch: str
+    revision: str
+    space: str
+    variant: str
+
+    @classmethod
+    def of_row(cls, row: Mapping[str, Any]) -> Lineage:
+        """The lineage of a row that has the columns :data:`LINEAGE`; others are ignored."""
+        return cls(*(row[column] for column in LINEAGE))
+
+    def columns(self, variant: str) -> dict[str, str]:
+        """The value of each column, where that of the variant has an operation's own word for it."""
+        return {"arch": self.arch, "revision": self.revision, "space": self.space, variant: self.variant}
+
+    @property
+    def parameters(self) -> dict[str, str]:
+        """The value of each of :data:`LINEAGE`: a part of a row, and the parameters of :func:`of_lineage`."""
+        return {"operation": self.operation, **self.columns("variant")}
+
+    def __str__(self) -> str:
+        return " ".join(self.columns("variant").values())
+
+
+class Wanted(NamedTuple):
+    """A lineage as a caller asks for it; the catalog's file says which one that is.
+
+    Attributes:
+        arch: as :attr:`Lineage.arch`, or ``host`` for this machine's CPU.
+        revision: None: the default one, of those that the arch has.
+        variant: as :attr:`Lineage.variant`.
+        operation: as :attr:`Lineage.operation`.
+    """
+
+    arch: str
+    revision: str | None = None
+    variant: str = "generic"
+    operation: str = "attention"
+
+
+def of_lineage(table: str = "") -> str:
+    """The SQL condition that selects the rows of ``table``, by default the only one, of a lineage's parameters.
+
+    The table has a column ``lineage``, the row of table ``lineage``.
+    """
+    is_it = " AND ".join(f"of_them.{column} = :{column}" for column in LINEAGE)
+    return f"{table and f'{table}.'}lineage = (SELECT id FROM lineage AS of_them WHERE {is_it})"
+
+
+LINEAGE_OF_POPULATION = "population JOIN lineage ON lineage.id = population.lineage"
+"""The table ``population`` with the columns :data:`LINEAGE`."""

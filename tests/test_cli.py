@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 import subprocess
 import sys
 from pathlib import Path
+from typing import Annotated, Literal
 
 import pytest
+import typer
 from command import catalog
+from pydantic import BaseModel, Field
 
-from catalog.cli.problem import OPTIONS
-from catalog.ops.attention.problem import Problem
+from catalog.cli import problem as cli_problem
+from catalog.cli.main import app
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices.host.device import resolve_host_arch
 
@@ -157,8 +161,40 @@ def test_doctor_lists_every_setting_and_arch(database: Path) -> None:
     assert len(told.splitlines()) == len(rows) + 2, "a finding is a line, with its hint"
 
 
-def test_every_field_of_a_problem_is_an_option() -> None:
-    assert set(OPTIONS) == set(Problem.model_fields)
+class GemmProblem(BaseModel):
+    m: Annotated[int, Field(ge=1)] = Field(description="rows of A and C")
+    layout: Literal["rcr", "rrr"] = Field("rcr", description="layouts of A, B and C")
+    alpha: float | None = Field(None, description="factor of the product")
+    groups: tuple[int, ...] | None = Field(None, description="rows of each group")
+    bias: bool = Field(False, description="add a bias")
+
+
+def test_the_options_of_a_problem_are_those_of_its_operation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli_problem, "PROBLEMS", {**cli_problem.PROBLEMS, "gemm": f"{__name__}:GemmProblem"})
+    select = catalog("select", "gemm", "--help").stdout
+    for line in (
+        r"--m <?INT\w*>?\s+Rows of A and C\.",
+        r"--layout <?\w+>?\s+Layouts of A, B and C: rcr, rrr; default: rcr\.",
+        r"--alpha <?FLOAT>?\s+Factor of the product\.",
+        r"--groups INTEGERS\s+Rows of each group\.",
+        r"--bias\s+Add a bias\.",
+    ):
+        assert re.search(line, select, re.IGNORECASE), line
+    assert "\n  --arch" in select
+    assert "\n  --hdim-q" not in select
+    assert catalog("select", "gemm", "--hdim-q", "64").returncode == 2
+    for words in (["select"], ["select", "attention"]):
+        assert "\n  --hdim-q" in catalog(*words, "--help").stdout
+
+
+def test_a_problem_has_the_fields_whose_options_are_given() -> None:
+    command = typer.main.get_command(app).commands["select"]  # type: ignore[attr-defined]
+    words = ["attention", "--batch", "2", "--lse", "--window", "128,0", "--dropout", "0.5", "--dtype", "bf16"]
+    context = command.make_context("select", [*words, "--limit", "3"])
+    stated = cli_problem.stated_problem(context)
+    assert stated.fields == {"batch": 2, "lse": True, "window": [128, 0], "dropout": 0.5, "dtype": "bf16"}
+    assert context.params["limit"] == 3
+    assert not cli_problem.stated_problem(command.make_context("select", []))
 
 
 def test_help_imports_nothing_heavy() -> None:

@@ -31,18 +31,18 @@ def database(gfx950: Catalog, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "told"),
+    ("words", "code", "message"),
     [
         (["query", "hdim_q = 128", "--count"], 0, ""),
         (["select", "--batch", "1", "--nhead-q", "8", "--seqlen-q", "9", "--hdim-q", "999"], 1, "hdim_q_fits rejects"),
         (["query", "hdim=128"], 2, "Did you mean hdim_v or hdim_q?"),
     ],
 )
-def test_a_process_exits_with_what_it_found(database: Path, words: list[str], code: int, told: str) -> None:
+def test_a_process_exits_with_what_it_found(database: Path, words: list[str], code: int, message: str) -> None:
     command = [sys.executable, "-m", "catalog", "--db", str(database), *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert (done.returncode, bool(done.stdout)) == (code, code == 0)
-    assert told in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -66,7 +66,7 @@ def test_query_options_choose_columns_order_and_number(database: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "told"),
+    ("words", "code", "message"),
     [
         (["query", "hdim=128"], 2, "Did you mean hdim_v or hdim_q?"),
         (["query", "pipeline='qr_asinc'"], 0, "did you mean qr_async?"),
@@ -91,13 +91,14 @@ def test_query_options_choose_columns_order_and_number(database: Path) -> None:
             1,
             "needs an AMD GPU",
         ),
+        (["select", "atention", "--batch", "1"], 2, "did you mean attention?"),
         (["nonsense"], 2, "nonsense"),
     ],
 )
-def test_mistakes_get_one_message_and_an_exit_code(database: Path, words: list[str], code: int, told: str) -> None:
+def test_mistakes_get_one_message_and_an_exit_code(database: Path, words: list[str], code: int, message: str) -> None:
     done = catalog(*words, db=database)
     assert done.returncode == code, done
-    assert told in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr + done.stdout
 
 
@@ -154,11 +155,11 @@ def test_a_problem_is_selected_built_run_and_validated_from_the_shell(tmp_path: 
 
 
 def test_doctor_lists_every_setting_and_arch(database: Path) -> None:
-    told = catalog("doctor", db=database).stdout
+    shown = catalog("doctor", db=database).stdout
     for word in ("CATALOG_DB", "CATALOG_CACHE_DIR", "CATALOG_CXX", "gfx950", "x86_64_v3", "aarch64"):
-        assert word in told
+        assert word in shown
     rows = json.loads(catalog("doctor", "--format", "json", db=database).stdout)
-    assert len(told.splitlines()) == len(rows) + 2, "a finding is a line, with its hint"
+    assert len(shown.splitlines()) == len(rows) + 2, "a finding is a line, with its hint"
 
 
 class GemmProblem(BaseModel):

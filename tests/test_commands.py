@@ -59,10 +59,6 @@ def parsed(words):
         command, words = command.commands[rest[0]], rest[1:]
 
 
-def options(command):
-    return {name for parameter in command.params for name in parameter.opts}
-
-
 @pytest.mark.parametrize("path", COMMANDS)
 def test_every_command_has_help_and_an_example_that_would_run(path):
     shown = CliRunner().invoke(app, [*path.split(), "--help"])
@@ -163,13 +159,13 @@ EMPTY = {"cache verify", "cache quarantined", "cache unquarantine --all"}
 
 @pytest.mark.parametrize("words", SHOWN, ids=lambda words: " ".join(words.split()[:2]))
 def test_formats_say_the_same(invoke, words):
-    told = {}
+    printed = {}
     for form in ("csv", "json"):
         done = invoke(*shlex.split(words), "--format", form)
         assert done.exit_code == 0, done.output
-        told[form] = done.stdout
-    rows = json.loads(told["json"])
-    table = list(csv.DictReader(io.StringIO(told["csv"])))
+        printed[form] = done.stdout
+    rows = json.loads(printed["json"])
+    table = list(csv.DictReader(io.StringIO(printed["csv"])))
     assert bool(rows) is (words not in EMPTY)
     assert [list(row) for row in table] == [list(row) for row in rows]
 
@@ -198,6 +194,7 @@ def complete(line):
         ("catalog columns --format js", ["json", "jsonl"]),
         ("catalog populate --arch gfx95", ["gfx950"]),
         ("catalog replay calls.jsonl --ver", ["--verify"]),
+        ("catalog run attention --hdim", ["--hdim-q", "--hdim-v"]),
     ],
 )
 def test_the_shell_completes(line, offered):

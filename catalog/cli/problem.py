@@ -59,7 +59,7 @@ class ProblemCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the operation, then the options; :func:`stated_problem` returns those of the problem."""
-        named = bool(args) and args[0] in PROBLEMS
+        named = self._names_operation(args)
         operation = args[0] if named else DEFAULT_OPERATION
         ctx.meta[_STATED] = StatedProblem(operation, {})
         rest = super().parse_args(ctx, args[named:])
@@ -67,6 +67,19 @@ class ProblemCommand(TyperCommand):
         given = {name: value for name, value in stated.items() if value is not None}
         ctx.meta[_STATED] = StatedProblem(operation, given)
         return rest
+
+    def _names_operation(self, args: Sequence[str]) -> bool:
+        if not args or args[0].startswith("-"):
+            return False
+        if args[0] in PROBLEMS or any(parameter.param_type_name == "argument" for parameter in self.params):
+            return args[0] in PROBLEMS
+        from catalog.errors import UsageError
+        from catalog.messages import did_you_mean
+
+        raise UsageError(
+            f"no operation is called {args[0]!r}{did_you_mean(args[0], PROBLEMS)}",
+            hint=f"There are: {', '.join(PROBLEMS)}.",
+        )
 
     def get_params(self, ctx: Any) -> list[Any]:
         """The options of the problem, then those of the command."""

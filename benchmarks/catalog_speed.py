@@ -18,8 +18,8 @@ from statistics import median
 
 from catalog import Catalog, Problem
 from catalog.ops.attention.likeness import kind_of
-from catalog.registry.database import transaction
 from catalog.registry.timings import Timing, record
+from catalog.registry.transactions import transaction
 from catalog.runtime.devices import DeviceInfo
 from catalog.runtime.measure import summarise
 

@@ -38,7 +38,7 @@ def _settings() -> Iterator[Finding]:
 
 
 def _file(db: Path) -> Iterator[Finding]:
-    from catalog.registry.database import connect
+    from catalog.registry.connection import connect
 
     if not db.is_file():
         yield Finding("catalog", "not there yet", f"{db}: catalog populate --arch ARCH makes it")

@@ -151,8 +151,8 @@ def settings() -> str:
 
 def traits() -> str:
     """Every column of a kernel: what it computes, how, and the rest."""
-    from catalog.ops.attention.traits import LATER_TRAITS, TRAITS
-    from catalog.schema.columns import COLUMNS
+    from catalog.ops.attention.traits import TRAITS
+    from catalog.schema.columns import columns_of
 
     groups: Mapping[str, str] = {
         "signature": "What a kernel computes. Kernels of one signature answer the same problems.",
@@ -165,14 +165,14 @@ def traits() -> str:
     ]
     for group, about in groups.items():
         named = {name for name, trait in TRAITS.items() if trait.group == group}
-        rows = [(code(c.name), c.domain, code(c.default), c.meaning) for c in COLUMNS if c.name in named]
+        rows = [(code(c.name), c.domain, code(c.default), c.meaning) for c in columns_of(TRAITS) if c.name in named]
         text += [f"## {group.capitalize()}", about, table(("trait", "domain", "default", "meaning"), rows)]
-    others = [(code(c.name), c.domain, c.meaning) for c in COLUMNS if c.name not in TRAITS]
+    others = [(code(c.name), c.domain, c.meaning) for c in columns_of(TRAITS) if c.name not in TRAITS]
     text += ["## What else a row says", table(("column", "domain", "meaning"), others)]
     text += [
         "## Identity",
         "Arch, revision, space, mask implementation, target and traits identify a kernel; its `id` is their SHA-256. "
-        f"Traits that came later ({', '.join(map(code, LATER_TRAITS))}) take no part in it at their default, so that "
+        f"Traits that came later ({', '.join(map(code, TRAITS.later))}) take no part in it at their default, so that "
         "ids stay.",
     ]
     return "\n\n".join(text) + "\n"

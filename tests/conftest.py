@@ -18,7 +18,6 @@ from catalog.build.cuda.toolchain import cuda_toolchain
 from catalog.build.permissions import require_safe
 from catalog.build.toolchains import digest_of
 from catalog.errors import CacheError, ToolchainError
-from catalog.registry import database as registry
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices.gpu.device import GpuDevice
 from catalog.runtime.devices.host.device import HostDevice
@@ -44,19 +43,6 @@ def missing(what: str) -> NoReturn:
 def load(device: HostDevice | GpuDevice, path: Path, row: str = "ROW") -> LoadedKernel:
     """The library at ``path`` as it is now, built from ``row``."""
     return device.load(path, digest_of(str(path)), row)
-
-
-def older_catalog(path: Path, steps: int, now: Catalog) -> sqlite3.Connection:
-    """A catalog of a program that knew only the first ``steps`` migrations, with one of the kernels of ``now``."""
-    row = dict(now.connection.execute("SELECT * FROM kernel WHERE family = 'fwd' LIMIT 1").fetchone())
-    with pytest.MonkeyPatch.context() as older:
-        older.setattr(registry, "_MIGRATIONS", registry._MIGRATIONS[:steps])
-        connection = registry.connect(path)
-    there = {column["name"] for column in connection.execute("PRAGMA table_info(kernel)")}
-    known = [column for column in row if column in there]
-    holes = ", ".join(f":{name}" for name in known)
-    connection.execute(f"INSERT INTO kernel ({', '.join(known)}) VALUES ({holes})", row)
-    return connection
 
 
 def has_nvcc() -> bool:

@@ -54,7 +54,7 @@ def test_drawn_problems_of_all_pairs_of_traits(catalog: Catalog, op: Op) -> None
     main = MAIN_STAGE[op]
     failed = []
     for seed, (problem, plan) in enumerate(zip(problems, plans, strict=True)):
-        kernel = next(kernel for kernel in plan.kernels if kernel.family is main)
+        kernel = next(kernel for kernel in plan.kernels if kernel.family == main)
         failed += [
             (problem.key, kernel.name, check)
             for check in wrong(catalog.plan(problem, kernel), draw_inputs(problem, seed))

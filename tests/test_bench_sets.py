@@ -23,13 +23,13 @@ from catalog.build import targets
 from catalog.build.describe import describe
 from catalog.cli.main import app
 from catalog.errors import UsageError
+from catalog.ops.attention.kernel import AttentionKernel
 from catalog.ops.attention.kernels.host import emit as host
 from catalog.ops.attention.problem import Problem
-from catalog.ops.attention.traits import IDENTITY, TRAITS
+from catalog.ops.attention.traits import TRAITS
 from catalog.runtime.bench_files import BESIDES, COLUMNS, MEASURED, OF_KERNEL, OF_PROBLEM, BenchFiles, BenchRun
 from catalog.runtime.bench_shapes import MOST_CHECKED_FLOPS, BenchOptions, bench_shapes
 from catalog.runtime.catalog import Catalog
-from catalog.schema.kernel import Kernel
 from catalog.schema.shapes import load_shapes
 from catalog.settings import settings
 
@@ -101,13 +101,13 @@ def bench(catalog: Catalog, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 
 
 @pytest.fixture
-def flawed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Kernel, str], Path]:
+def flawed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[AttentionKernel, str], Path]:
     """Give a row a source that computes ones or does not compile; the file that has a byte for each launch of it."""
 
-    def install(row: Kernel, flaw: str) -> Path:
+    def install(row: AttentionKernel, flaw: str) -> Path:
         launches = tmp_path / "launches"
 
-        def emit(kernel: Kernel, _memory: Path) -> str:
+        def emit(kernel: AttentionKernel, _memory: Path) -> str:
             if kernel.id != row.id:
                 return host.emit(kernel)
             if flaw == "does not compile":
@@ -180,8 +180,11 @@ def test_the_files_say_which_kernels_ran_on_what_and_how_fast(
         assert Problem(**json.loads(result["problem"])) == problem
         assert {name: result[name] for name in OF_PROBLEM} == problem.model_dump(mode="json", include=set(OF_PROBLEM))
         [kernel] = catalog.kernels(f"id = '{result['kernel_id']}'")
-        identity = {name: result[name] for name in IDENTITY}
-        assert Kernel.from_row({trait: result[column] for column, trait in OF_KERNEL.items()} | identity) == kernel
+        identity = {name: result[name] for name in TRAITS.identity}
+        assert (
+            AttentionKernel.from_row({trait: result[column] for column, trait in OF_KERNEL.items()} | identity)
+            == kernel
+        )
         assert kernel.name == result["kernel"] == result["stages"]
         assert result["latency_ms"] == pytest.approx(medians[problem.key, kernel.id], abs=1e-6)
         assert 0 < result["min_ms"] <= result["p10_ms"] <= result["latency_ms"] <= result["p90_ms"]
@@ -214,7 +217,7 @@ def test_a_flawed_kernel_is_told_and_not_timed(  # noqa: PLR0917 - fixtures
     code: int,
     told: str,
     bench: Callable[..., Result],
-    flawed: Callable[[Kernel, str], Path],
+    flawed: Callable[[AttentionKernel, str], Path],
     catalog: Catalog,
     tmp_path: Path,
 ) -> None:

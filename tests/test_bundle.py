@@ -27,8 +27,8 @@ from catalog.build.permissions import require_private
 from catalog.errors import BundleError, CacheError, RegistryError, UsageError
 from catalog.ops.attention.inputs import make_inputs
 from catalog.ops.attention.problem import Problem
-from catalog.registry.database import transaction
 from catalog.registry.timings import MEASURED, Timing, record
+from catalog.registry.transactions import transaction
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices import DeviceInfo
 from catalog.runtime.exchange import export_bundle, import_bundle
@@ -253,12 +253,12 @@ def foreign(members: dict[str, bytes]) -> None:
     """All of it for a CPU that this one is not."""
 
     def change(found: dict[str, Any]) -> None:
-        from catalog.schema.kernel import Kernel
+        from catalog.ops import read_kernel
 
         for entry in found["entries"]:
             entry["kernel"]["arch"] = FOREIGN
             entry["artifact"] |= {"arch": FOREIGN, "isa": "armv8-a" if FOREIGN == "aarch64" else "x86-64-v3"}
-            entry["artifact"]["kernel_id"] = Kernel.model_validate(entry["kernel"]).id
+            entry["artifact"]["kernel_id"] = read_kernel(entry["kernel"]).id
 
     manifest(change)(members)
 

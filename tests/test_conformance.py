@@ -19,6 +19,7 @@ from catalog.conformance.check import ConformanceOptions, asked_archs, check_arc
 from catalog.conformance.findings import Verdict
 from catalog.conformance.kernels import STEPS, kernel_findings
 from catalog.errors import DeviceError, SpecError
+from catalog.ops.attention.kernel import AttentionKernel
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices.host.device import why_unavailable
 from catalog.schema.kernel import canonical_json_sql
@@ -133,8 +134,8 @@ def test_inherited_rules_without_work_are_noted_and_do_not_count(spec):
 @pytest.mark.slow
 @pytest.mark.usefixtures("spec")
 def test_a_row_with_another_id_is_told(monkeypatch):
-    other = f"{canonical_json_sql()} || ' '"
-    monkeypatch.setattr("catalog.rules.enumeration.canonical_json_sql", lambda: other)
+    other = f"{canonical_json_sql(AttentionKernel)} || ' '"
+    monkeypatch.setattr("catalog.rules.enumeration.canonical_json_sql", lambda kernel: other)
     assert [check for check, *_ in failures(rows_of())] == ["ids round trip"]
 
 

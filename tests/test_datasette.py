@@ -13,7 +13,7 @@ import pytest
 from conftest import copy_of
 
 from catalog.ops.attention.problem import Problem
-from catalog.registry.database import connect
+from catalog.registry.connection import connect
 from catalog.registry.tables import TABLES
 from catalog.registry.timings import Timing, record
 from catalog.report.datasette import QUERIES, metadata

@@ -66,7 +66,7 @@ def test_a_changed_kernel_keeps_its_signature_and_differs_in_few_traits(catalog:
 
 def test_a_renamed_kernel_is_the_same(catalog: Catalog) -> None:
     """dot_do_o: every name has other parts since, and no kernel of 2025-07 is gone."""
-    family = next(f for f in between(catalog, 0).families if f.family is Family.BWD_DOT_DO_O)
+    family = next(f for f in between(catalog, 0).families if f.family == Family.BWD_DOT_DO_O)
     assert (family.same, family.changed, family.vanished) == (48, (), ())
     assert all("_d96_" in name for name in family.appeared)
     assert dict(family.new_values) == {"hdim_q": (96,), "hdim_v": (96,)}

@@ -33,7 +33,7 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> Catalog:
 
 
 def explained(catalog: Catalog, words: str, **where: Any) -> Explanation:
-    return catalog.explain(read_traits(words.split()), arch="gfx950", **where)
+    return catalog.explain(read_traits(words.split(), TRAITS), arch="gfx950", **where)
 
 
 def verdicts(explanation: Explanation, kind: str) -> dict[str, tuple[str, tuple[str, ...]]]:
@@ -80,7 +80,7 @@ def test_each_kind_of_rule_rejects_with_a_reason(gfx950: Catalog, words: str, ki
 
 def test_a_condition_on_an_unstated_trait_is_not_taken_for_false(others: Catalog) -> None:
     """SQL's own iif takes its last branch when the condition is unknown."""
-    traits = read_traits(["family=fwd", "hdim_q=128", "hdim_v=128", "pad_d=1", "pad_dv=1"])
+    traits = read_traits(["family=fwd", "hdim_q=128", "hdim_v=128", "pad_d=1", "pad_dv=1"], TRAITS)
     found = others.explain(traits, arch="gfx1100")
     assert verdicts(found, "constraint")["gfx11_d128_tile"][0] == "depends"
 
@@ -92,7 +92,7 @@ def test_a_family_that_the_arch_lacks_is_the_reason(others: Catalog) -> None:
 
 
 def test_what_the_hardware_cannot_run_exists_all_the_same(others: Catalog) -> None:
-    traits = read_traits(["family=fwd", "dtype=fp8bf16", "hdim_q=64"])
+    traits = read_traits(["family=fwd", "dtype=fp8bf16", "hdim_q=64"], TRAITS)
     found = others.explain(traits, arch="gfx90a")
     assert found.kernels
     assert {finding.id for finding in found.rejections} == {"no_8_bit_floats", "arch_has_dtype"}
@@ -183,7 +183,7 @@ def test_a_problem_narrows_the_kernels_down_to_its_candidates(
 )
 def test_a_wrong_word_says_what_is_allowed(word: str, told: str) -> None:
     with pytest.raises(UsageError, match=told):
-        read_traits(["family=fwd", word])
+        read_traits(["family=fwd", word], TRAITS)
 
 
 def run(catalog: Catalog, *words: str) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -15,7 +14,7 @@ from pathlib import Path
 
 import command
 import pytest
-from conftest import count_processes, older_catalog, slow_but
+from conftest import count_processes, slow_but
 
 from catalog.build import targets
 from catalog.build.describe import describe
@@ -461,37 +460,3 @@ def test_the_command_line_lists_and_releases(catalog: Catalog, flaw: Callable[..
     assert cli("unquarantine", best.name).stdout.startswith(f"released {best.name}")
     assert json.loads(cli("quarantined", "--format", "json").stdout) == []
     assert Catalog(catalog.path).select(PROBLEM).kernels == (best,)
-
-
-def test_an_older_catalog_keeps_builds_and_timings(tmp_path: Path) -> None:
-    path = tmp_path / "catalog.db"
-    now = Catalog(tmp_path / "now.db")
-    now.populate("x86_64_v3")
-    connection = older_catalog(path, 2, now)
-    for key, rowid in (("newer", 7), ("older", 3)):
-        connection.execute(
-            "INSERT INTO artifact (rowid, key, kernel_id, arch, toolchain, flags, status, log, compile_s, created, "
-            "code_bytes) SELECT ?1, ?2, id, arch, '', '', 'built', '', 1, '2026-01-01', ?1 FROM kernel LIMIT 1",
-            (rowid, key),
-        )
-    connection.execute("INSERT INTO device VALUES (1, 'x86_64_v3', 'a device', '{}')")
-    connection.execute("INSERT INTO problem VALUES (1, '{}')")
-    connection.execute(
-        "INSERT INTO timing SELECT 1, kernel_id, 1, key, 9, 1, 1, 1, 1, 1, 1, '' FROM artifact WHERE key = 'newer'"
-    )
-    before = connection.execute("SELECT rowid, * FROM artifact ORDER BY key").fetchall()
-    columns = [row[1] for row in connection.execute("PRAGMA table_info(artifact)")]
-    connection.close()
-
-    connection = Catalog(path).connection
-    after = connection.execute(f"SELECT rowid, {', '.join(columns)} FROM artifact ORDER BY key").fetchall()
-    assert [tuple(row) for row in after] == [tuple(row) for row in before]
-    assert connection.execute("SELECT code_bytes FROM kernels WHERE built").fetchone()[0] == 7
-    assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
-    assert connection.execute("PRAGMA foreign_keys").fetchone()[0] == 1
-    connection.execute("UPDATE artifact SET status = 'quarantined' WHERE key = 'newer'")
-    with pytest.raises(sqlite3.IntegrityError):
-        connection.execute("UPDATE artifact SET status = 'unknown'")
-    assert connection.execute("SELECT count(*) FROM timing").fetchone()[0] == 1
-    connection.execute("DELETE FROM artifact WHERE key = 'newer'")
-    assert connection.execute("SELECT count(*) FROM timing").fetchone()[0] == 0

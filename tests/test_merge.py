@@ -17,13 +17,13 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from catalog.errors import RegistryError, UsageError
+from catalog.ops.attention.kernel import AttentionKernel
 from catalog.ops.attention.problem import Problem
-from catalog.registry import database as registry
 from catalog.registry import merge_read
-from catalog.registry.database import KERNEL_COLUMNS, connect
+from catalog.registry.connection import connect, sha256_hex
 from catalog.registry.query import Query, run
+from catalog.registry.tables import KERNEL_COLUMNS
 from catalog.runtime.catalog import Catalog
-from catalog.schema.kernel import Kernel
 
 CONTENT = {
     "kernel": "SELECT * FROM kernel WHERE id IN (SELECT kernel_id FROM artifact)",
@@ -36,7 +36,7 @@ CONTENT = {
 
 
 @pytest.fixture(scope="session")
-def kernels(gfx950: Catalog) -> list[Kernel]:
+def kernels(gfx950: Catalog) -> list[AttentionKernel]:
     return gfx950.kernels("family = 'fwd'", arch="gfx950", limit=4)
 
 
@@ -48,7 +48,7 @@ def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 Record = tuple[int, int, str, str]
-"""Kernel, toolchain, status, when."""
+"""AttentionKernel, toolchain, status, when."""
 Time = tuple[int, int, int, int, str, float]
 """Problem, kernel, toolchain, device, when, median."""
 
@@ -59,8 +59,8 @@ def problem_key(number: int) -> str:
     return Problem(batch=1 + number, nhead_q=1, seqlen_q=64, hdim_q=64, dtype="fp16").key
 
 
-def artifact_key(kernel: Kernel, toolchain: int) -> str:
-    return registry.sha256_hex(f"{kernel.id} {toolchain}")
+def artifact_key(kernel: AttentionKernel, toolchain: int) -> str:
+    return sha256_hex(f"{kernel.id} {toolchain}")
 
 
 def there(connection: sqlite3.Connection, table: str) -> list[str]:
@@ -68,7 +68,9 @@ def there(connection: sqlite3.Connection, table: str) -> list[str]:
     return [row["name"] for row in connection.execute(f"PRAGMA table_info({table})")]
 
 
-def write(path: Path, kernels: Sequence[Kernel], records: Sequence[Record], times: Sequence[Time] = ()) -> Path:
+def write(
+    path: Path, kernels: Sequence[AttentionKernel], records: Sequence[Record], times: Sequence[Time] = ()
+) -> Path:
     """A catalog at ``path`` with the rows that are asked for, and those that they refer to."""
     connection = connect(path)
     for number, toolchain, status, day in records:
@@ -128,7 +130,7 @@ times = st.lists(st.tuples(*[st.integers(0, 1)] * 4, days, st.sampled_from([0.5,
 @given(data=st.data())
 @hypothesis_settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_order_and_repetition_do_not_count(
-    data: st.DataObject, kernels: list[Kernel], tmp_path_factory: pytest.TempPathFactory
+    data: st.DataObject, kernels: list[AttentionKernel], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("merge")
     files = []
@@ -143,7 +145,7 @@ def test_order_and_repetition_do_not_count(
     assert content(one) == content(merged(folder, "again.db", one, b, a, c))
 
 
-def test_devices_stay_apart_and_the_newest_wins(kernels: list[Kernel], empty: Path) -> None:
+def test_devices_stay_apart_and_the_newest_wins(kernels: list[AttentionKernel], empty: Path) -> None:
     builds = [(0, 0, "built", FIRST), (1, 0, "failed", FIRST)]
     here = write(empty / "here.db", kernels, builds, [(0, 0, 0, 0, FIRST, 1.0)])
     there = write(empty / "there.db", kernels, builds, [(0, 0, 0, 0, SECOND, 2.0), (0, 0, 0, 1, FIRST, 3.0)])
@@ -162,7 +164,7 @@ def test_devices_stay_apart_and_the_newest_wins(kernels: list[Kernel], empty: Pa
 
 
 @pytest.mark.slow
-def test_built_speaks_of_this_machine_alone(kernels: list[Kernel], empty: Path) -> None:
+def test_built_speaks_of_this_machine_alone(kernels: list[AttentionKernel], empty: Path) -> None:
     there = write(
         empty / "there.db",
         kernels,
@@ -183,9 +185,9 @@ def test_built_speaks_of_this_machine_alone(kernels: list[Kernel], empty: Path) 
 
 
 def test_kernels_of_other_facts_stay_out_of_a_whole_population(
-    copied: Catalog, kernels: list[Kernel], empty: Path
+    copied: Catalog, kernels: list[AttentionKernel], empty: Path
 ) -> None:
-    alien = Kernel.from_row(kernels[0].to_row() | {"tile_m0": 8})
+    alien = AttentionKernel.from_row(kernels[0].to_row() | {"tile_m0": 8})
     there = write(empty / "there.db", [alien], [(0, 0, "built", FIRST)], [(0, 0, 0, 0, FIRST, 1.0)])
     [done] = copied.merge([there])
     assert "left out 1 kernel" in done.notes[0]
@@ -194,19 +196,6 @@ def test_kernels_of_other_facts_stay_out_of_a_whole_population(
     assert copied.parity("gfx950", 0).passed
     [done] = Catalog(empty / "empty.db").merge([there])
     assert done.counts["timing"]["added"] == 1, "where nothing is populated, it is a kernel as any other"
-
-
-def test_an_older_schema_is_merged_and_left_as_it_is(
-    kernels: list[Kernel], empty: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as older:
-        older.setattr(registry, "_MIGRATIONS", registry._MIGRATIONS[:2])
-        path = write(empty / "older.db", kernels, [(0, 0, "built", FIRST)], [(0, 0, 0, 0, FIRST, 1.0)])
-    before = path.read_bytes()
-    catalog = Catalog(empty / "empty.db")
-    [done] = catalog.merge([path])
-    assert done.counts["timing"]["added"] == 1
-    assert path.read_bytes() == before
 
 
 def _nothing(path: Path) -> None:
@@ -311,7 +300,7 @@ def _replace_timing(path: Path, statement: str) -> None:
     ],
 )
 def test_a_file_that_cannot_be_merged_changes_nothing(
-    damage: Callable[[Path], None], told: str, kernels: list[Kernel], empty: Path
+    damage: Callable[[Path], None], told: str, kernels: list[AttentionKernel], empty: Path
 ) -> None:
     sound = write(empty / "sound.db", kernels, [(0, 0, "built", FIRST)], [(0, 0, 0, 0, FIRST, 1.0)])
     damaged = write(empty / "damaged.db", kernels, [(1, 0, "built", FIRST)], [(0, 1, 0, 0, FIRST, 1.0)])
@@ -342,7 +331,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("change", REFUSED)
-def test_rows_that_no_catalog_can_have_are_refused(change: str, kernels: list[Kernel], empty: Path) -> None:
+def test_rows_that_no_catalog_can_have_are_refused(change: str, kernels: list[AttentionKernel], empty: Path) -> None:
     rows = [(0, 0, "built", FIRST)], [(0, 0, 0, 0, FIRST, 1.0)]
     sound, hostile = write(empty / "sound.db", kernels, *rows), write(empty / "hostile.db", kernels, *rows)
     with closing(sqlite3.connect(hostile, isolation_level=None)) as connection:
@@ -356,7 +345,9 @@ def test_rows_that_no_catalog_can_have_are_refused(change: str, kernels: list[Ke
     assert content(catalog.path) == expected
 
 
-def test_nobody_waits_while_a_file_is_read(kernels: list[Kernel], empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_waits_while_a_file_is_read(
+    kernels: list[AttentionKernel], empty: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Reading ends at its time limit, and holds no lock of the catalog that is merged into."""
     other = write(empty / "other.db", kernels, [(number, 0, "built", FIRST) for number in range(4)])
     monkeypatch.setattr(merge_read, "READ_SECONDS", 0.0)
@@ -373,7 +364,7 @@ def test_a_catalog_is_not_merged_into_itself(empty: Path) -> None:
         Catalog(empty / "empty.db").merge([empty / "empty.db"])
 
 
-def test_the_command_prints_what_was_added(kernels: list[Kernel], empty: Path) -> None:
+def test_the_command_prints_what_was_added(kernels: list[AttentionKernel], empty: Path) -> None:
     there = write(empty / "mi300.db", kernels, [(0, 0, "built", FIRST)], [(0, 0, 0, 0, FIRST, 1.0)])
     db = empty / "empty.db"
     done = command.catalog("merge", there, db=db)

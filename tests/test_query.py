@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from catalog.errors import CatalogError, QueryError, RegistryError
 from catalog.formats import Format, write_rows
-from catalog.registry.database import connect
+from catalog.registry.connection import connect
 from catalog.registry.query import Query, Result, Session, count, hints, run
 from catalog.registry.sandbox import Limits
 

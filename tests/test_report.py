@@ -18,8 +18,8 @@ from conftest import copy_of
 
 from catalog.ops.attention.problem import Problem
 from catalog.ops.attention.shape_names import name_of
-from catalog.registry.database import transaction
 from catalog.registry.timings import Timing, record
+from catalog.registry.transactions import transaction
 from catalog.report.data import Report, collect
 from catalog.report.page import write_report
 from catalog.runtime.catalog import Catalog

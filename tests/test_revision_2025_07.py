@@ -17,6 +17,7 @@ from test_schema import named_rows
 from catalog.build import targets
 from catalog.build.builder import Builder, CompileError
 from catalog.errors import SelectionError
+from catalog.ops.attention.kernel import AttentionKernel
 from catalog.ops.attention.names import GRAMMARS, Grammar, grammar_of, parse_name
 from catalog.ops.attention.problem import Problem
 from catalog.ops.attention.traits import TRAITS, Family
@@ -24,7 +25,6 @@ from catalog.rules.parity import Comparison
 from catalog.runtime.build_run import BuildRun
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices.here import resolve_arch
-from catalog.schema.kernel import Kernel
 
 REVISION = "2025-07"
 
@@ -85,7 +85,7 @@ def test_every_row_survives_both_round_trips(catalog: Catalog) -> None:
     rows = catalog.connection.execute("SELECT * FROM kernel").fetchall()
     assert len(rows) == EXTENDED
     for row in rows:
-        kernel = Kernel.from_row(row)
+        kernel = AttentionKernel.from_row(row)
         written = kernel.to_row()
         assert (kernel.id, kernel.name) == (row["id"], row["name"])
         assert parse_name(row["name"]) == {name: written[name] for name in ("target", *TRAITS)}

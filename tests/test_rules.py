@@ -15,14 +15,12 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from conftest import older_catalog, slow_but
+from conftest import slow_but
 from test_schema import edit
 
 from catalog.errors import MissingReferenceError, RegistryError, SpecError, UsageError
-from catalog.ops.attention.likeness import SIZES, kind_of, size_of
 from catalog.ops.attention.problem import Problem
-from catalog.registry import database as registry
-from catalog.registry import query
+from catalog.registry.connection import LOG_BYTES
 from catalog.rules.receipts import resolve_receipts
 from catalog.rules.restriction import Restriction
 from catalog.runtime.catalog import Catalog
@@ -251,49 +249,6 @@ def test_a_catalog_of_a_newer_program_is_refused(copied: Catalog) -> None:
         copied.populate("gfx950")
 
 
-@pytest.mark.slow
-def test_a_catalog_of_an_older_program_keeps_its_builds(tmp_path: Path) -> None:
-    path = tmp_path / "catalog.db"
-    now = Catalog(tmp_path / "now.db")
-    now.populate("x86_64_v3")
-    connection = older_catalog(path, 1, now)
-    connection.execute(
-        "INSERT INTO artifact (key, kernel_id, arch, toolchain, flags, status, log, compile_seconds, created) "
-        "SELECT 'k', id, arch, 'g++', '', 'built', '', 1.5, '2026-01-01' FROM kernel"
-    )
-    connection.close()
-    asked = query.Query("built", columns=("compile_s", "isa", "code_bytes"))
-    catalog = Catalog(path)
-    catalog.connection  # noqa: B018  # opening it migrates it
-    assert list(query.run(path, asked)) == [(1.5, "", None)]
-    catalog.populate("x86_64_v3")
-    assert list(query.run(path, asked)) == [(1.5, "", None)], "the row is still the same kernel"
-
-
-@pytest.mark.slow
-def test_misses_of_an_older_program_are_counted_by_size(tmp_path: Path) -> None:
-    now = Catalog(tmp_path / "now.db")
-    now.populate("x86_64_v3")
-    path = tmp_path / "catalog.db"
-    connection = older_catalog(path, 7, now)
-    asked = [Problem(batch=1, nhead_q=1, seqlen_q=1, seqlen_k=length, hdim_q=64) for length in range(64, 127)]
-    for number, problem in enumerate(asked):
-        sizes = dict(zip(SIZES, size_of(problem), strict=True))
-        row = {"id": number, "key": problem.key, "kind": kind_of(problem), **sizes}
-        holes = ", ".join(f":{name}" for name in row)
-        connection.execute(f"INSERT INTO problem ({', '.join(row)}) VALUES ({holes})", row)
-        connection.execute("INSERT INTO miss VALUES (?, 'x86_64_v3', 2, '2026-01-01')", (number,))
-    connection.execute("INSERT INTO problem (id, key) VALUES (1000, 'older than kinds')")
-    connection.execute("INSERT INTO miss VALUES (1000, 'x86_64_v3', 1, '2026-01-01')")
-    connection.close()
-    with Catalog(path) as catalog:
-        assert catalog.misses("x86_64_v3") == [(asked[0].key, 126), ("older than kinds", 1)]
-        assert catalog.connection.execute("SELECT count(*) FROM problem").fetchone()[0] == 2
-        catalog.populate("x86_64_v3")
-        catalog.select(asked[5], arch="x86_64_v3")
-        assert catalog.misses("x86_64_v3")[0] == (asked[0].key, 127), "the old row counts on"
-
-
 def test_the_log_of_changes_does_not_stay_large(tmp_path: Path) -> None:
     with Catalog(tmp_path / "catalog.db") as catalog:
         catalog.populate("gfx90a")
@@ -303,7 +258,7 @@ def test_the_log_of_changes_does_not_stay_large(tmp_path: Path) -> None:
             connection.execute("BEGIN")
             connection.execute("UPDATE kernel SET name = name || ''")
         catalog.select(Problem(batch=1, nhead_q=1, seqlen_q=8, hdim_q=64), arch="gfx90a")
-        assert log.stat().st_size <= registry.LOG_BYTES
+        assert log.stat().st_size <= LOG_BYTES
 
 
 @pytest.mark.slow

@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 
 from catalog.build.resources import RESOURCES
 from catalog.errors import CatalogError, SpecError, UsageError
+from catalog.ops.attention.kernel import AttentionKernel
 from catalog.ops.attention.names import Grammar, grammar_of, parse_name
-from catalog.ops.attention.traits import IDENTITY, TRAITS, Family, Trait
+from catalog.ops.attention.traits import TRAITS, Family
 from catalog.runtime.catalog import Catalog
-from catalog.schema.columns import BUILD, COLUMNS
-from catalog.schema.kernel import Kernel
+from catalog.schema.columns import BUILD, columns_of
 from catalog.schema.name_parts import Choice, Pads
 from catalog.schema.spec_files import load_spec
+from catalog.schema.traits import Trait
 
 
 @pytest.mark.parametrize("step", slow_but([50], [50, 1]))
@@ -27,9 +28,9 @@ def test_every_row_of_gfx950_survives_both_round_trips(gfx950: Catalog, step: in
     rows = gfx950.connection.execute("SELECT * FROM kernel").fetchall()
     assert len(rows) > 34_889
     for row in rows[::step]:
-        kernel = Kernel.from_row(row)
+        kernel = AttentionKernel.from_row(row)
         written = kernel.to_row()
-        assert Kernel.from_row(written) == kernel
+        assert AttentionKernel.from_row(written) == kernel
         assert written == {name: row[name] for name in written}
         assert (kernel.id, kernel.name) == (row["id"], row["name"])
         assert parse_name(row["name"]) == {name: written[name] for name in ("target", *TRAITS)}
@@ -47,16 +48,16 @@ def values_of(trait: Trait) -> st.SearchStrategy[Any]:
 
 kernel_rows = st.fixed_dictionaries(
     {name: values_of(trait) for name, trait in TRAITS.items()}
-    | {name: st.text(max_size=8) for name in IDENTITY if name != "target"}
+    | {name: st.text(max_size=8) for name in TRAITS.identity if name != "target"}
     | {"target": st.sampled_from(["", "gfx9", "gfx950", "x86_64_v3", "aarch64"])}
 )
 
 
 @given(kernel_rows)
 def test_any_kernel_survives_row_and_json(row: dict[str, Any]) -> None:
-    kernel = Kernel.from_row(row)
-    assert Kernel.from_row(kernel.to_row()) == kernel
-    again = Kernel.model_validate_json(kernel.canonical_json)
+    kernel = AttentionKernel.from_row(row)
+    assert AttentionKernel.from_row(kernel.to_row()) == kernel
+    again = AttentionKernel.model_validate_json(kernel.canonical_json)
     assert (again, again.id) == (kernel, kernel.id)
 
 
@@ -89,8 +90,9 @@ def test_names_of_no_kernel_are_refused() -> None:
 
 def test_columns_describe_the_view(gfx950: Catalog) -> None:
     view = [column[0] for column in gfx950.connection.execute("SELECT * FROM kernels LIMIT 0").description]
-    assert [column.name for column in COLUMNS] == view
-    assert all(column.meaning and column.domain for column in COLUMNS)
+    columns = list(columns_of(TRAITS))
+    assert [column.name for column in columns] == view
+    assert all(column.meaning and column.domain for column in columns)
     assert {column.name for column in BUILD} == {*RESOURCES, "isa", "compile_s"}
 
 
@@ -108,7 +110,7 @@ def edit(path: Path, *steps: str | int, value: Any) -> None:
     ("file", "steps", "value", "told"),
     [
         ("gfx950", ("enumerations", "fwd", "tiles", 0, "dtype"), ["fp61"], ["fwd.tiles[0].dtype[0]", "fp16", "mxfp4"]),
-        ("gfx950", ("enumerations", "fwd", "tiles", 0, "hdim"), "128", ["fwd.tiles[0].hdim"]),
+        ("gfx950", ("enumerations", "fwd", "tiles", 0, "hdim"), "128", ["fwd.tiles[0]", "hdim: '128'"]),
         (
             "gfx950",
             ("enumerations", "fwd", "tiles", 0, "tiles"),

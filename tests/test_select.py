@@ -17,8 +17,8 @@ from catalog.ops.attention.names import grammar_of
 from catalog.ops.attention.problem import Problem
 from catalog.ops.attention.stages import MAIN_STAGE, REQUIRED_TRAITS, stages_of
 from catalog.ops.attention.traits import TRAITS, Family
-from catalog.registry.database import transaction
 from catalog.registry.timings import Measured, Timing, nearest, record
+from catalog.registry.transactions import transaction
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices import DeviceInfo, why_unavailable
 from catalog.runtime.measure import summarise
@@ -413,7 +413,7 @@ def test_what_has_failed_is_not_remembered(copied: Catalog) -> None:
 
 def test_selecting_populates_what_is_not_there(tmp_path: Any) -> None:
     catalog = Catalog(tmp_path / "new.db")
-    assert catalog.select(problem(), arch="gfx942", mask_impl="simplified").kernels[0].mask_impl == "simplified"
+    assert catalog.select(problem(), arch="gfx942", mask_impl="simplified").kernels[0].variant == "simplified"
     with pytest.raises(SelectionError):
         catalog.select(problem(dtype="bf8"), arch="gfx942", mask_impl="simplified")
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from catalog.errors import UsageError
-from catalog.registry.database import interruptible
+from catalog.registry.transactions import interruptible
 from catalog.rules.restriction import restriction
 from catalog.runtime.catalog import Catalog
 

@@ -15,16 +15,16 @@ from catalog.build.keys import ContentKey, KeyMaker
 from catalog.build.resources import of_host_build
 from catalog.build.targets import Target
 from catalog.build.toolchains import Toolchain, find_host_toolchain
+from catalog.ops.attention.kernel import AttentionKernel
 from catalog.ops.attention.traits import Algorithm, Signature
-from catalog.schema.kernel import Kernel
 
 ARCH = "aarch64" if platform.machine() in {"aarch64", "arm64"} else "x86_64_v3"
 TILE = {"tile_m0": 32, "tile_n0": 64, "warp_m0": 4, "warp_n0": 16, "warp_m1": 4, "warp_n1": 16}
 
 
-def make_kernel(hdim: int = 64, **traits: object) -> Kernel:
+def make_kernel(hdim: int = 64, **traits: object) -> AttentionKernel:
     signature = {"family": "fwd", "dtype": "fp32", "hdim_q": hdim, "hdim_v": hdim, **traits}
-    return Kernel(
+    return AttentionKernel(
         arch=ARCH,
         revision="native",
         space="native",

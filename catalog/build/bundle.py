@@ -29,8 +29,8 @@ from catalog.build.targets import BUILD_DIR
 from catalog.errors import BundleError
 from catalog.files import open_given, parse_json, published, read_own
 from catalog.messages import expected
+from catalog.ops import AnyKernel
 from catalog.registry.rows import Digest, Row, Text, Timing, is_future
-from catalog.schema.kernel import Kernel
 
 FORMAT = 1
 """Raise it when the manifest or the members change."""
@@ -51,7 +51,7 @@ _READ_ERRORS: tuple[type[Exception], ...] = (
 class Entry(Row):
     """A library: the row that it was built from, that row's name, the record of its build, the digest of its source."""
 
-    kernel: Kernel
+    kernel: AnyKernel
     name: Text
     artifact: ArtifactRecord
     source: Digest

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
 import logging
 import queue
 import re
@@ -37,6 +38,7 @@ from catalog.build.processes import Interrupted
 from catalog.build.targets import BUILD_DIR
 from catalog.errors import BuildError, CatalogError, ClusterError, ToolchainError
 from catalog.extras import how_to_install
+from catalog.ops import read_kernel
 from catalog.schema.kernel import Kernel
 from catalog.threads import usable_cores
 
@@ -196,7 +198,7 @@ def _reply(order: Order, address: str, stop: threading.Event) -> Reply:
 
 def _build(order: Order, address: str, stop: threading.Event) -> Reply:
     builder = _builder()
-    job = builder.job(Kernel.model_validate_json(order.kernel), stop, order.source)
+    job = builder.job(read_kernel(json.loads(order.kernel)), stop, order.source)
     if order.key is not None and order.key != job.key.hex:
         reason = order.difference(job.ingredients) or f"its content key differs: {job.key.hex}"
         return Refusal(address, f"it would build another library: {reason}", whole_arch=True)

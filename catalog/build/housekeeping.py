@@ -27,7 +27,8 @@ from catalog.errors import CacheError
 from catalog.files import PARTIAL_PREFIX
 from catalog.forks import Lock
 from catalog.messages import counted
-from catalog.registry.database import connect, transaction
+from catalog.registry.connection import connect
+from catalog.registry.transactions import transaction
 from catalog.settings import settings
 from catalog.units import format_size
 

@@ -19,7 +19,6 @@ from catalog.errors import BuildError
 from catalog.ops.attention.kernels.ck import emit as ck
 from catalog.ops.attention.kernels.cuda import emit as cuda
 from catalog.ops.attention.kernels.host import emit as host
-from catalog.ops.attention.traits import Family
 from catalog.ops.attention.upstream.sources import family_flags, find_checkout
 from catalog.schema.kernel import Kernel
 
@@ -41,7 +40,7 @@ class Target:
     emit: Callable[[Kernel, Path], str]
     toolchain: Callable[[str], Toolchain]
     resources: Callable[[Path, str], Resources]
-    family_flags: Callable[[Family], tuple[str, ...]] = lambda _family: ()
+    family_flags: Callable[[str], tuple[str, ...]] = lambda _family: ()
 
     def toolchain_of(self, kernel: Kernel) -> Toolchain:
         """The toolchain for ``kernel``, with the flags of its family.

@@ -82,9 +82,11 @@ def list_columns(form: FormatOption = "table") -> None:
 
     Example: catalog columns
     """
-    from catalog.schema.columns import COLUMNS, Column
+    from catalog.ops import operation
+    from catalog.schema.columns import Column, columns_of
 
-    print_rows(Column._fields, COLUMNS, form)
+    _, *described = Column._fields
+    print_rows(["column", *described], columns_of(operation().traits), form)
 
 
 @app.command(cls=ProblemCommand)
@@ -110,6 +112,7 @@ def explain(
     Example: catalog explain --arch gfx950 --batch 1 --nhead-q 8 --seqlen-q 2048 --hdim-q 128
     """
     from catalog.errors import UsageError
+    from catalog.ops import operation
     from catalog.schema.trait_text import read_traits
 
     stated = stated_problem(context)
@@ -121,7 +124,7 @@ def explain(
     catalog = open_catalog(context)
     where: dict[str, Any] = {"arch": arch, "revision": revision, "mask_impl": mask_impl, "limit": limit}
     if traits:
-        _print_explanation(catalog.explain(read_traits(traits), **where), form)
+        _print_explanation(catalog.explain(read_traits(traits, operation(stated.operation).traits), **where), form)
     else:
         _print_narrowing(catalog, stated.problem(), where, form)
 
@@ -146,7 +149,7 @@ def _print_narrowing(catalog: Catalog, problem: Problem, where: Mapping[str, Any
     steps = _Table(
         ("stage", "kind", "id", "rejects", "left", "reason", "source"),
         [
-            (family.value, step.kind, step.id, step.rejects, step.left, step.reason, step.source)
+            (family, step.kind, step.id, step.rejects, step.left, step.reason, step.source)
             for family, narrowed, _ in stages
             for step in narrowed
         ],
@@ -154,7 +157,7 @@ def _print_narrowing(catalog: Catalog, problem: Problem, where: Mapping[str, Any
     kept = _Table(
         ("stage", "rank", "median_ms", "name", "id"),
         [
-            (family.value, rank, found.median_ms, found.kernel.name, found.kernel.id)
+            (family, rank, found.median_ms, found.kernel.name, found.kernel.id)
             for family, _, candidates in stages
             for rank, found in enumerate(candidates, start=1)
         ],
@@ -205,10 +208,11 @@ def list_rules(
 
     Example: catalog rules --arch gfx950 --family fwd --kind constraint
     """
+    from catalog.ops import operation
     from catalog.rules import table
     from catalog.schema.trait_text import read_family
 
-    shown = None if family is None else read_family(family)
+    shown = None if family is None else read_family(family, operation().traits)
     rules = open_catalog(context).rules(arch, revision=revision, family=shown, kind=kind and table.read_kind(kind))
     print_rows(table.COLUMNS, rules, form)
     if not rules:

@@ -48,7 +48,7 @@ def select(
     problem, catalog = stated_problem(context).problem(), open_catalog(context)
     plan = catalog.select(problem, arch=arch, revision=revision, mask_impl=mask_impl)
     rows = [
-        [family.value, place, candidate.kernel.name, candidate.median_ms, candidate.kernel.id]
+        [family, place, candidate.kernel.name, candidate.median_ms, candidate.kernel.id]
         for family in (kernel.family for kernel in plan.kernels)
         for place, candidate in enumerate(
             catalog.candidates(problem, arch=arch, revision=revision, mask_impl=mask_impl, family=family, limit=limit),

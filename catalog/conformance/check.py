@@ -86,13 +86,13 @@ def _findings(catalog: Catalog, arch: str, options: ConformanceOptions) -> Itera
         if options.build:
             yield from kernel_findings(catalog, spec, options.jobs)
         else:
-            yield from (skipped(step, family.value, "not asked for") for family in spec.families for step in STEPS)
+            yield from (skipped(step, family, "not asked for") for family in spec.families for step in STEPS)
     except SpecError as error:
         yield failed("spec", arch, str(error))
 
 
 def _of_rows(catalog: Catalog, spec: ArchSpec, path: Path) -> Iterator[Finding]:
-    for mask_impl in spec.mask_impls:
+    for mask_impl in spec.variants:
         try:
             yield from row_findings(catalog, spec, mask_impl)
             yield from rule_findings(catalog, spec, mask_impl, path)

@@ -16,7 +16,6 @@ from catalog.ops.attention.fields import Op
 from catalog.ops.attention.inputs import make_inputs
 from catalog.ops.attention.problem import Problem
 from catalog.ops.attention.stages import MAIN_STAGE
-from catalog.ops.attention.traits import Family
 from catalog.runtime import tracing
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices import why_unavailable
@@ -74,7 +73,7 @@ def kernel_findings(catalog: Catalog, spec: ArchSpec, jobs: int | None) -> Itera
     for op, main in MAIN_STAGE.items():
         if main not in there:
             continue
-        found = [plan for mask_impl in spec.mask_impls if (plan := _plan(catalog, spec, mask_impl, op))]
+        found = [plan for mask_impl in spec.variants if (plan := _plan(catalog, spec, mask_impl, op))]
         plan = next(
             (plan for plan in found if not any(map(catalog.refusal, plan.kernels))), found[0] if found else None
         )
@@ -84,7 +83,7 @@ def kernel_findings(catalog: Catalog, spec: ArchSpec, jobs: int | None) -> Itera
             plans[op] = plan
     unreached = there - {kernel.family for plan in plans.values() for kernel in plan.kernels}
     for family in sorted(unreached - {MAIN_STAGE[op] for op in MAIN_STAGE}):
-        yield failed("selected", family.value, "no plan has a row of it as a stage")
+        yield failed("selected", family, "no plan has a row of it as a stage")
     lacking = _no_toolchain(arch)
     kernels = {kernel.id: kernel for plan in plans.values() for kernel in plan.kernels}
     results: dict[str, Artifact | str] = {}
@@ -100,7 +99,7 @@ def _plan(catalog: Catalog, spec: ArchSpec, mask_impl: str, op: Op) -> Plan | No
     rows = catalog.connection.execute(
         "SELECT dtype, hdim_q, hdim_v FROM kernel WHERE arch = ? AND revision = ? AND space = ? AND mask_impl = ? "
         "AND family = ? AND hw_valid GROUP BY dtype, hdim_q, hdim_v ORDER BY hdim_q, min(dispatch_order)",
-        (arch, spec.revision, spec.space, mask_impl, family.value),
+        (arch, spec.revision, spec.space, mask_impl, family),
     )
     for (dtype, hdim_q, hdim_v), form in islice(product(rows.fetchall(), _FORMS[op]), _MOST_TRIED * len(_FORMS[op])):
         try:
@@ -141,31 +140,31 @@ def _of_plan(plan: Plan, results: Mapping[str, Artifact | str], lacking: str | N
     """The steps of every stage of a plan; all stages run together."""
     if lacking is not None:
         for kernel in plan.kernels:
-            yield from (skipped(step, kernel.family.value, lacking) for step in STEPS)
+            yield from (skipped(step, kernel.family, lacking) for step in STEPS)
         return
     broken = False
     for kernel in plan.kernels:
         artifact = results[kernel.id]
         if isinstance(artifact, str):
             broken = True
-            yield failed("built", kernel.family.value, f"{kernel.name}: {artifact}")
-            yield skipped("described", kernel.family.value, "it is not built")
+            yield failed("built", kernel.family, f"{kernel.name}: {artifact}")
+            yield skipped("described", kernel.family, "it is not built")
             continue
         took = "in the cache" if artifact.cached else f"{artifact.compile_seconds:.1f} s"
-        yield passed("built", kernel.family.value, f"{kernel.name}: {took}")
+        yield passed("built", kernel.family, f"{kernel.name}: {took}")
         # Read, not asked: a library for another machine cannot be loaded here.
         if describe(kernel).encode() in artifact.path.read_bytes():
-            yield passed("described", kernel.family.value, "the library says its row")
+            yield passed("described", kernel.family, "the library says its row")
         else:
             broken = True
-            yield failed("described", kernel.family.value, f"{artifact.path} does not say its row as JSON")
+            yield failed("described", kernel.family, f"{artifact.path} does not say its row as JSON")
     yield from _ran(plan, "a stage is not built" if broken else why_unavailable(plan.arch))
 
 
 def _ran(plan: Plan, reason: str | None) -> Iterator[Finding]:
-    families: list[Family] = [kernel.family for kernel in plan.kernels]
+    families: list[str] = [kernel.family for kernel in plan.kernels]
     if reason is not None:
-        yield from (skipped(step, family.value, reason) for step in STEPS[2:] for family in families)
+        yield from (skipped(step, family, reason) for step in STEPS[2:] for family in families)
         return
     try:
         expected = Expected(plan.problem, make_inputs(plan.problem), plan.arch)
@@ -174,13 +173,13 @@ def _ran(plan: Plan, reason: str | None) -> Iterator[Finding]:
         checks = expected.check(result)
     except CatalogError as error:
         for family in families:
-            yield failed("run", family.value, str(error))
-            yield skipped("verified", family.value, "it has not run")
+            yield failed("run", family, str(error))
+            yield skipped("verified", family, "it has not run")
         return
     for family in families:
-        yield passed("run", family.value, f"{result.time_ms:.3f} ms, {plan.problem.key}")
+        yield passed("run", family, f"{result.time_ms:.3f} ms, {plan.problem.key}")
         wrong = [check for check in checks if not check.passed]
-        yield (failed if wrong else passed)("verified", family.value, _errors(wrong or checks))
+        yield (failed if wrong else passed)("verified", family, _errors(wrong or checks))
 
 
 def _errors(checks: list[Check]) -> str:

@@ -12,14 +12,14 @@ from pydantic import ValidationError
 
 from catalog.conformance.findings import Finding, Verdict, failed, passed
 from catalog.errors import CatalogError
+from catalog.ops import operation
 from catalog.ops.attention.names import grammar_of
-from catalog.ops.attention.traits import IDENTITY, TRAITS
+from catalog.ops.attention.traits import TRAITS
 from catalog.rules.enumeration import Join
 from catalog.rules.populate import Request
 from catalog.runtime.catalog import Catalog
 from catalog.schema.arch_spec import ArchSpec, Enumeration, Rule
-from catalog.schema.expressions import SELECT_PARAMETERS, columns_read
-from catalog.schema.kernel import Kernel
+from catalog.schema.expressions import DEVICE_PARAMETERS, columns_read
 
 _Row = Mapping[str, Any]
 
@@ -35,7 +35,7 @@ def spec_findings(spec: ArchSpec, path: Path) -> Iterator[Finding]:
         yield failed("spec", arch, f"{path}: enumerations: none of them yields a family")
     for family in spec.families:
         if family not in spec.select:
-            yield failed("spec", family.value, f"{path}: select.{family.value}: missing, so that no problem finds it")
+            yield failed("spec", family, f"{path}: select.{family}: missing, so that no problem finds it")
     yield passed("spec", arch, f"{path.name}: {len(spec.enumerations)} enumerations, {len(spec.families)} families")
 
 
@@ -48,9 +48,9 @@ def row_findings(catalog: Catalog, spec: ArchSpec, mask_impl: str) -> Iterator[F
     request = Request(spec, mask_impl)
     populated = catalog.populate(str(spec.arch), revision=spec.revision, mask_impl=mask_impl)
     for family in spec.families:
-        rows = populated.families.get(family.value, 0)
+        rows = populated.families.get(family, 0)
         found = passed if rows else failed
-        yield found("rows", family.value, f"{rows:,} rows, masks {mask_impl}")
+        yield found("rows", family, f"{rows:,} rows, masks {mask_impl}")
     where = " AND ".join(f"{column} = :{column}" for column in request.identity)
     connection = catalog.connection
     twice = connection.execute(
@@ -58,7 +58,7 @@ def row_findings(catalog: Catalog, spec: ArchSpec, mask_impl: str) -> Iterator[F
     ).fetchall()
     told = f"masks {mask_impl}: {len(twice)} names of several rows, such as {twice[0][0]}" if twice else mask_impl
     yield (failed if twice else passed)("names unique", str(spec.arch), told)
-    columns = ", ".join(dict.fromkeys(("id", "name", *IDENTITY, *TRAITS)))
+    columns = ", ".join(dict.fromkeys(("id", "name", *TRAITS.identity, *TRAITS)))
     wrong: dict[str, tuple[int, str]] = {}
     count = 0
     for row in connection.execute(f"SELECT {columns} FROM kernel WHERE {where}", request.identity):
@@ -76,9 +76,9 @@ def row_findings(catalog: Catalog, spec: ArchSpec, mask_impl: str) -> Iterator[F
 
 def _misfits(row: sqlite3.Row) -> Iterator[tuple[str, str]]:
     """What of a row is lost when it is read and written again."""
-    written: _Row = {name: row[name] for name in (*IDENTITY, *TRAITS)}
+    written: _Row = {name: row[name] for name in (*TRAITS.identity, *TRAITS)}
     try:
-        kernel = Kernel.from_row(written)
+        kernel = operation().kernel.from_row(written)
     except ValidationError as error:
         first = error.errors()[0]
         yield "ids round trip", f"{row['name']}: {first['loc'][-1]}: {first['msg']}"
@@ -131,14 +131,17 @@ def naming_findings(spec: ArchSpec) -> Iterator[Finding]:
     rules: list[tuple[str, Rule]] = [("hw_rules", rule) for rule in spec.hw_rules]
     rules += [("header_rules", rule) for rule in spec.header_rules]
     rules += [("invariants", rule) for rule in spec.invariants]
-    rules += [(f"select.{family.value}", rule) for family, select in spec.select.items() for rule in select.rules]
+    rules += [(f"select.{family}", rule) for family, select in spec.select.items() for rule in select.rules]
+    of = operation(spec.operation)
     for scope, rule in rules:
-        asks = scope.startswith("select.") and any(f":{name}" in rule.expr for name in SELECT_PARAMETERS)
-        if not columns_read(rule.expr) and not asks:
+        asks = scope.startswith("select.") and any(
+            f":{name}" in rule.expr for name in (*of.parameters, *DEVICE_PARAMETERS)
+        )
+        if not columns_read(rule.expr, of) and not asks:
             yield failed("rules name columns", f"{scope}: {rule.id}", f"{rule.expr!r} names no column of the kernels")
-    orders = [(family.value, expr) for family, select in spec.select.items() for expr in select.order]
+    orders = [(family, expr) for family, select in spec.select.items() for expr in select.order]
     for family, expr in orders:
-        if not columns_read(expr):
+        if not columns_read(expr, of):
             yield failed("rules name columns", f"select.{family}.order", f"{expr!r} names no column of the kernels")
     yield passed("rules name columns", str(spec.arch), f"{len(rules)} rules, {len(orders)} orders")
 

@@ -1,1 +1,98 @@
-"""Operations: what kernels compute. Each is a folder."""
+"""Operations: what kernels compute, each behind one protocol, in a folder here or in another distribution.
+
+The catalog knows kernels; an operation knows what they compute. The built-in one is attention. Other distributions have
+theirs as entry points of the group ``catalog.operations``, each an instance of
+:class:`~catalog.ops.protocol.Operation`; they are looked for when a name is no built-in operation's, or where all
+operations are listed.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Iterator
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Annotated, Any, cast
+
+from pydantic import PlainValidator, SerializeAsAny
+
+from catalog.errors import UsageError
+from catalog.messages import did_you_mean
+from catalog.ops.protocol import Operation
+from catalog.schema.kernel import Kernel
+
+_log = logging.getLogger(__name__)
+
+GROUP = "catalog.operations"
+"""The group of entry points."""
+
+DEFAULT = "attention"
+"""The operation meant where none is stated."""
+
+_BUILT_IN = {"attention": "catalog.ops.attention.operation"}
+"""Modules with the operations that come along, each as ``OPERATION``, by name."""
+
+
+@functools.cache
+def operation(name: str = DEFAULT) -> Operation:
+    """The operation called ``name``.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if name in _BUILT_IN:
+        return cast(Operation, import_module(_BUILT_IN[name]).OPERATION)
+    plugins = _plugins()
+    if name not in plugins:
+        names = sorted({*_BUILT_IN, *plugins})
+        raise UsageError(
+            f"no operation is called {name!r}{did_you_mean(name, names)}", hint=f"There are: {', '.join(names)}."
+        )
+    return plugins[name]
+
+
+def operations() -> Iterator[Operation]:
+    """All that can be used, the built-in ones first."""
+    yield from map(operation, _BUILT_IN)
+    yield from _plugins().values()
+
+
+def read_kernel(fields: Any) -> Kernel:
+    """The kernel of the fields that its JSON has, of whatever operation; a kernel stays as it is.
+
+    Raises:
+        ValueError: there is no such operation, or a field is missing or outside of its domain.
+    """
+    if isinstance(fields, Kernel):
+        return fields
+    if not isinstance(fields, dict):
+        raise ValueError("not an object")
+    try:
+        of = operation(fields.get("operation", DEFAULT))
+    except (UsageError, TypeError) as error:
+        raise ValueError(str(error)) from None
+    return of.kernel.model_validate(fields)
+
+
+AnyKernel = Annotated[SerializeAsAny[Kernel], PlainValidator(read_kernel)]
+"""A kernel of any operation, as a field of a model."""
+
+
+@functools.cache
+def _plugins() -> dict[str, Operation]:
+    """The operations of other distributions, looked for once; of one that cannot be used a warning says why."""
+    found: dict[str, Operation] = {}
+    for point in entry_points(group=GROUP):
+        whose = "an unknown distribution" if point.dist is None else f"{point.dist.name} {point.dist.version}"
+        try:
+            loaded = point.load()
+            if not isinstance(loaded, Operation):
+                raise TypeError(f"{point.value} is no catalog.ops.protocol.Operation, but {loaded!r}")
+            if loaded.name in {*_BUILT_IN, *found}:
+                raise ValueError(f"there is another operation called {loaded.name}")
+        except (Exception, SystemExit) as error:  # whatever somebody else's code raises when it is imported
+            _log.warning("operation %s of %s cannot be used: %s: %s", point.name, whose, type(error).__name__, error)
+        else:
+            found[loaded.name] = loaded
+    return found

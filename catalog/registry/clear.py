@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from catalog.registry.database import connect, transaction
+from catalog.registry.connection import connect
 from catalog.registry.query import Query, run
+from catalog.registry.transactions import transaction
 
 
 def clear_timings(path: Path, where: str = "") -> int:

@@ -28,11 +28,12 @@ from typing import Any
 
 from catalog.errors import UsageError
 from catalog.messages import counted
+from catalog.ops import operation
 from catalog.ops.attention.problem import Problem
-from catalog.registry.database import KERNEL_COLUMNS, transaction
 from catalog.registry.merge_read import Source, opened, reading
+from catalog.registry.tables import KERNEL_COLUMNS
 from catalog.registry.timings import problem_id
-from catalog.schema.kernel import Kernel
+from catalog.registry.transactions import transaction
 
 COLUMNS = ("from", "what", "added", "renewed", "the same")
 """Columns of :attr:`Merged.rows`."""
@@ -130,7 +131,7 @@ class _Merge:
     def _obstacle(self, row: Row, whole: set[tuple[Any, ...]]) -> str | None:
         """Why this catalog cannot have a kernel row of the other."""
         try:
-            kernel = Kernel.from_row(row)
+            kernel = operation().kernel.from_row(row)
             sound = (kernel.id, kernel.name) == (row["id"], row["name"]) and _in_bounds(row)
         except (ValueError, KeyError, TypeError):
             sound = False

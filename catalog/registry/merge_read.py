@@ -23,7 +23,8 @@ from pydantic import ValidationError
 from catalog.build.cache import ArtifactRecord
 from catalog.errors import RegistryError
 from catalog.messages import expected
-from catalog.registry.database import SQLITE_ERRORS, blank, check_side_files, message_of, schema_version, upgrade
+from catalog.registry.connection import SQLITE_ERRORS, message_of, open_as_allowed
+from catalog.registry.migrate import blank, schema_version, upgrade
 from catalog.registry.rows import MOST_CHARACTERS, Device, Timing, is_future
 from catalog.registry.timings import MEASURED
 
@@ -94,7 +95,7 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def _read(path: Path) -> Source:
-    with closing(_read_only(path)) as other:
+    with closing(open_as_allowed(path, "mode=ro", _open)) as other:
         deadline = time.monotonic() + READ_SECONDS
 
         def too_late() -> bool:
@@ -126,25 +127,16 @@ def _read(path: Path) -> Source:
     return source
 
 
-def _read_only(path: Path) -> sqlite3.Connection:
-    """A connection that cannot write; where not even WAL's -shm file can be made, nobody else writes either."""
-    check_side_files(path)
-    log = path.with_name(path.name + "-wal")
-    for parameters in ("mode=ro", "mode=ro&immutable=1"):
-        connection = sqlite3.connect(f"{path.resolve().as_uri()}?{parameters}", uri=True, isolation_level=None)
-        try:
-            connection.execute("PRAGMA trusted_schema = OFF")
-            connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
-        except sqlite3.OperationalError:
-            connection.close()
-            if log.exists():
-                raise
-        except BaseException:
-            connection.close()
-            raise
-        else:
-            return connection
-    raise sqlite3.OperationalError("unable to open it")
+def _open(path: Path, parameters: str) -> sqlite3.Connection:
+    """A connection whose schema could be read."""
+    connection = sqlite3.connect(f"{path.resolve().as_uri()}?{parameters}", uri=True, isolation_level=None)
+    try:
+        connection.execute("PRAGMA trusted_schema = OFF")
+        connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def _copy(other: sqlite3.Connection, copy: sqlite3.Connection, table: str, rows: str, left: int) -> int:

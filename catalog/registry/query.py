@@ -5,7 +5,8 @@ What stands between an expression and the machine:
 - the text is one expression in parentheses (:mod:`catalog.registry.query_text`);
 - it runs in a process of its own (:mod:`catalog.registry.sandbox`), whose time and memory are limited, and
   which Ctrl-C ends;
-- there the file is opened read-only, so SQLite itself cannot write to it, and is never created;
+- there the file is opened read-only, so SQLite itself cannot write to it, and is never created; a file of an older
+  version of this program is migrated first, by this process;
 - an authorizer admits SELECT, the tables of the catalog and a list of functions, and denies everything else: pragmas,
   other files, extensions.
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 import re
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -25,7 +27,8 @@ from catalog.backends import spec_folders
 from catalog.errors import CatalogError, QueryError, RegistryError
 from catalog.messages import did_you_mean, near
 from catalog.ops.attention.traits import TRAITS
-from catalog.registry.database import check_side_files, unwritable
+from catalog.registry.connection import connect, open_as_allowed
+from catalog.registry.migrate import STEPS
 from catalog.registry.query_hints import (
     FUNCTIONS,
     archs_there,
@@ -38,7 +41,8 @@ from catalog.registry.query_hints import (
 )
 from catalog.registry.query_text import Expression, Token, check_text, condition, ordering
 from catalog.registry.sandbox import Limits, Parameters, Row, Sandbox, SqlError
-from catalog.registry.tables import TABLES, VIEW
+from catalog.registry.tables import TABLES
+from catalog.registry.views import VIEW
 from catalog.schema.spec_files import known_archs
 
 ROWS_PER_FETCH = 256
@@ -274,23 +278,16 @@ class Session:
     def _open(self) -> tuple[str, ...]:
         """Open the file, and return the columns of its view."""
         try:
-            check_side_files(self._path)
+            version = open_as_allowed(self._path, "mode=ro", self._open_with)
+            if 0 < version < len(STEPS):
+                with suppress(RegistryError):  # where it cannot be written, its older view answers
+                    connect(self._path).close()
+            return self._sandbox.execute(f"SELECT * FROM {VIEW} LIMIT 0")
         except sqlite3.Error as error:
             raise self._unreadable(error) from None
-        try:
-            return self._open_with("mode=ro")
-        except SqlError as error:
-            parameters = unwritable(self._path, error)
-            if parameters is None:
-                raise self._unreadable(error) from None
-        try:
-            return self._open_with(parameters)
-        except SqlError as error:
-            raise self._unreadable(error) from None
 
-    def _open_with(self, parameters: str) -> tuple[str, ...]:
-        self._sandbox.open(f"{self._path.resolve().as_uri()}?{parameters}", TABLES, FUNCTIONS)
-        return self._sandbox.execute(f"SELECT * FROM {VIEW} LIMIT 0")
+    def _open_with(self, path: Path, parameters: str) -> int:
+        return self._sandbox.open(f"{path.resolve().as_uri()}?{parameters}", TABLES, FUNCTIONS)
 
     def _unreadable(self, error: Exception) -> RegistryError:
         message = str(error)

@@ -100,13 +100,16 @@ class Sandbox:
         """Give the next statements the full time again."""
         self._left = self._limits.seconds
 
-    def open(self, uri: str, tables: Collection[str], functions: Collection[str]) -> None:
-        """Open the file of a SQLite URI; from then on only these tables and functions can be used.
+    def open(self, uri: str, tables: Collection[str], functions: Collection[str]) -> int:
+        """Open the file of a SQLite URI, and return its ``user_version``.
+
+        From then on only these tables and functions can be used.
 
         Raises:
             SqlError: it cannot be opened.
         """
-        self._request("open", uri, frozenset(tables), frozenset(functions), self._limits.memory)
+        arguments = (uri, frozenset(tables), frozenset(functions), self._limits.memory)
+        return cast("int", self._request("open", *arguments))
 
     def compile(self, statement: str) -> None:
         """Compile a statement without running it.

@@ -60,15 +60,17 @@ class _Server:
     def __init__(self) -> None:
         self.guard = _Guard(frozenset(), frozenset())
 
-    def open(self, uri: str, tables: frozenset[str], functions: frozenset[str], memory: int) -> None:
-        """Open a file, then give up all rights except reading it."""
+    def open(self, uri: str, tables: frozenset[str], functions: frozenset[str], memory: int) -> int:
+        """Open a file, then give up all rights except reading it; returns its ``user_version``."""
         _limit(resource.RLIMIT_AS, memory + INTERPRETER_BYTES)
         self._connection = sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None)
         # Sorted and materialised rows count as memory: no temporary file has to be limited.
         for pragma in ("query_only = ON", "trusted_schema = OFF", "temp_store = MEMORY", f"hard_heap_limit = {memory}"):
             self._connection.execute(f"PRAGMA {pragma}")
+        version = int(self._connection.execute("PRAGMA user_version").fetchone()[0])
         self.guard = _Guard(tables, functions)
         self._connection.set_authorizer(self.guard)
+        return version
 
     def compile(self, statement: str) -> None:
         """Have SQLite compile a statement without running it."""

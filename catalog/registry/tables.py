@@ -7,10 +7,14 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from catalog.ops.attention.likeness import SIZES
-from catalog.ops.attention.traits import IDENTITY, TRAITS
-from catalog.schema.columns import BUILD, COLUMNS
+from catalog.ops.attention.traits import TRAITS
+from catalog.registry.views import VIEW
+from catalog.schema.columns import BUILD, columns_of
 
-VIEW = "kernels"
+KERNEL_COLUMNS = ("id", "name", *TRAITS.identity, *TRAITS, "hw_valid", "dispatch_order")
+"""The columns of table ``kernel``. After the traits: whether the hardware can run the row, and its place in upstream's
+dispatch order among the rows of the same enumeration.
+"""
 
 
 class Table(NamedTuple):
@@ -23,7 +27,7 @@ class Table(NamedTuple):
 def _words(names: tuple[str, ...], **own: str) -> Mapping[str, str]:
     """Meanings of columns: those of the view by name, and the table's own."""
     known = {}
-    for column in COLUMNS:
+    for column in columns_of(TRAITS):
         domain = f" ({column.domain})" if column.domain else ""
         known[column.name] = column.meaning + domain
     return MappingProxyType({name: known[name] for name in names} | own)
@@ -36,11 +40,11 @@ TABLES: Mapping[str, Table] = MappingProxyType(
     {
         VIEW: Table(
             "Every kernel, with what is known of it: the table kernel, receipts, build and best timing.",
-            _words(tuple(column.name for column in COLUMNS)),
+            _words(tuple(column.name for column in columns_of(TRAITS))),
         ),
         "kernel": Table(
             "Every kernel: arch, signature (what it computes) and algorithm (how).",
-            _words(("id", "name", *IDENTITY, *TRAITS, "hw_valid", "dispatch_order")),
+            _words(KERNEL_COLUMNS),
         ),
         "kernel_receipt": Table(
             "Which receipts, upstream's numbered product subsets, list a kernel.",

@@ -436,7 +436,7 @@ def _joined(more: str = "") -> str:
 def _speed(values: Iterable[Any]) -> Speed:
     key, name, *shape, tflops, gbps, median_ms = values
     problem = _problem(key)
-    operation, short = f"{problem.op} {problem.dtype.value}", _short(dict(zip(_SHAPE, shape, strict=True)))
+    operation, short = f"{problem.op} {problem.dtype}", _short(dict(zip(_SHAPE, shape, strict=True)))
     return Speed(_name(key), operation, name, short, tflops, gbps, median_ms)
 
 

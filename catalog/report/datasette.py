@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from catalog.registry.tables import TABLES, VIEW
+from catalog.registry.tables import TABLES
 from catalog.registry.timings import UNMEASURED
+from catalog.registry.views import VIEW
 
 
 class Canned(NamedTuple):

@@ -14,8 +14,9 @@ from typing import Any
 
 from catalog.errors import UsageError
 from catalog.messages import counted
-from catalog.ops.attention.traits import TRAITS, Family, Signature
+from catalog.ops import operation
 from catalog.rules.populate import Request, check_populated
+from catalog.schema.traits import Traits
 
 FEW = 4
 """Algorithm traits in which two kernels may differ to be the same one, changed."""
@@ -24,10 +25,8 @@ FAMILY_COLUMNS = ("receipt", "family", "appeared", "vanished", "changed", "same"
 KERNEL_COLUMNS = ("receipt", "family", "change", "name", "before", "traits")
 """What a difference is as rows: a row a family, or a kernel."""
 
-Traits = tuple[Any, ...]
-"""The value of every trait, in the order of TRAITS: the signature first."""
-
-_SIGNATURE = len(Signature.model_fields)
+Values = tuple[Any, ...]
+"""The value of every trait of an operation, in column order: the signature first."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -43,7 +42,7 @@ class Change:
 class FamilyDifference:
     """The difference within one family; appeared and vanished kernels by name, in order."""
 
-    family: Family
+    family: str
     same: int
     changed: tuple[Change, ...]
     appeared: tuple[str, ...]
@@ -94,7 +93,7 @@ class Difference:
     def family_rows(self) -> list[list[Any]]:
         """The values of :data:`FAMILY_COLUMNS`."""
         return [
-            [self.receipt, of.family.value, len(of.appeared), len(of.vanished), len(of.changed), of.same]
+            [self.receipt, of.family, len(of.appeared), len(of.vanished), len(of.changed), of.same]
             for of in self.families
         ]
 
@@ -105,7 +104,7 @@ class Difference:
             found: list[list[Any]] = [["changed", change.after, change.before, change.traits] for change in of.changed]
             found += [["vanished", name, None, None] for name in of.vanished]
             found += [["appeared", name, None, None] for name in of.appeared]
-            rows += [[self.receipt, of.family.value, *row] for row in found]
+            rows += [[self.receipt, of.family, *row] for row in found]
         return rows
 
     def listing(self) -> str:
@@ -125,7 +124,8 @@ def difference(
         _check_receipt(request, receipt)
         check_populated(connection, request, receipt)
     old, new = (_kernels(connection, request, receipt) for request in (before, after))
-    families = tuple(_of_family(family, old[family], new[family]) for family in Family if old[family] or new[family])
+    traits = operation(after.spec.operation).traits
+    families = tuple(_of_family(f, old[f], new[f], traits) for f in traits.families if old[f] or new[f])
     return Difference(before, after, receipt, families)
 
 
@@ -140,49 +140,50 @@ def _check_receipt(request: Request, receipt: int | None) -> None:
 
 def _kernels(
     connection: sqlite3.Connection, request: Request, receipt: int | None
-) -> Mapping[str, Mapping[Traits, str]]:
+) -> Mapping[str, Mapping[Values, str]]:
     """The names of a population's kernels by their traits, by family."""
     listed = "" if receipt is None else "AND id IN (SELECT kernel_id FROM kernel_receipt WHERE receipt = :receipt)"
+    traits_of = operation(request.spec.operation).traits
     rows = connection.execute(
-        f"SELECT name, {', '.join(TRAITS)} FROM kernel WHERE arch = :arch AND revision = :revision "
+        f"SELECT name, family, {', '.join(traits_of)} FROM kernel WHERE arch = :arch AND revision = :revision "
         f"AND space = :space AND mask_impl = :mask_impl {listed}",
         request.identity | {"receipt": receipt},
     )
-    families: dict[str, dict[Traits, str]] = defaultdict(dict)
-    for name, *traits in rows:
-        families[traits[_FAMILY]][tuple(traits)] = name
+    families: dict[str, dict[Values, str]] = defaultdict(dict)
+    for name, family, *traits in rows:
+        families[family][tuple(traits)] = name
     return families
 
 
-_FAMILY = list(TRAITS).index("family")
-
-
-def _of_family(family: Family, old: Mapping[Traits, str], new: Mapping[Traits, str]) -> FamilyDifference:
+def _of_family(family: str, old: Mapping[Values, str], new: Mapping[Values, str], traits: Traits) -> FamilyDifference:
     gone, come = old.keys() - new.keys(), new.keys() - old.keys()
-    pairs = _pairs({traits: old[traits] for traits in gone}, {traits: new[traits] for traits in come})
+    pairs = _pairs({row: old[row] for row in gone}, {row: new[row] for row in come}, len(traits.signature.model_fields))
     return FamilyDifference(
         family,
         same=len(old) - len(gone),
-        changed=tuple(sorted(Change(_change(a, b), old[a], new[b]) for a, b in pairs.items())),
-        appeared=tuple(sorted(new[traits] for traits in come - set(pairs.values()))),
-        vanished=tuple(sorted(old[traits] for traits in gone - pairs.keys())),
-        new_values=_values_only_in(new, old),
-        lost_values=_values_only_in(old, new),
+        changed=tuple(sorted(Change(_change(a, b, traits), old[a], new[b]) for a, b in pairs.items())),
+        appeared=tuple(sorted(new[row] for row in come - set(pairs.values()))),
+        vanished=tuple(sorted(old[row] for row in gone - pairs.keys())),
+        new_values=_values_only_in(new, old, traits),
+        lost_values=_values_only_in(old, new, traits),
     )
 
 
-def _pairs(gone: Mapping[Traits, str], come: Mapping[Traits, str]) -> dict[Traits, Traits]:
-    """Each kernel that is gone with the one that replaces it, the most alike first, none twice."""
-    by_signature: dict[Traits, list[Traits]] = defaultdict(list)
-    for traits in come:
-        by_signature[traits[:_SIGNATURE]].append(traits)
+def _pairs(gone: Mapping[Values, str], come: Mapping[Values, str], signature: int) -> dict[Values, Values]:
+    """Each kernel that is gone with the one that replaces it, the most alike first, none twice.
+
+    ``signature``: the number of traits, of the first ones, in which the two are alike.
+    """
+    by_signature: dict[Values, list[Values]] = defaultdict(list)
+    for row in come:
+        by_signature[row[:signature]].append(row)
     candidates = (
         (distance, gone[a], come[b], a, b)
         for a in gone
-        for b in by_signature[a[:_SIGNATURE]]
+        for b in by_signature[a[:signature]]
         if (distance := sum(x != y for x, y in zip(a, b, strict=True))) <= FEW
     )
-    pairs: dict[Traits, Traits] = {}
+    pairs: dict[Values, Values] = {}
     taken = set()
     for *_, a, b in sorted(candidates):
         if a not in pairs and b not in taken:
@@ -191,13 +192,15 @@ def _pairs(gone: Mapping[Traits, str], come: Mapping[Traits, str]) -> dict[Trait
     return pairs
 
 
-def _change(before: Traits, after: Traits) -> str:
-    return ", ".join(f"{trait} {x} -> {y}" for trait, x, y in zip(TRAITS, before, after, strict=True) if x != y)
+def _change(before: Values, after: Values, traits: Traits) -> str:
+    return ", ".join(f"{trait} {x} -> {y}" for trait, x, y in zip(traits, before, after, strict=True) if x != y)
 
 
-def _values_only_in(these: Mapping[Traits, str], those: Mapping[Traits, str]) -> dict[str, tuple[Any, ...]]:
+def _values_only_in(
+    these: Mapping[Values, str], those: Mapping[Values, str], traits: Traits
+) -> dict[str, tuple[Any, ...]]:
     """By trait the values that one side alone has; none when the other has no kernel at all."""
-    columns = zip(TRAITS, zip(*these, strict=True), zip(*those, strict=True), strict=True) if these and those else ()
+    columns = zip(traits, zip(*these, strict=True), zip(*those, strict=True), strict=True) if these and those else ()
     only = {trait: tuple(sorted(set(here) - set(there))) for trait, here, there in columns}
     return {trait: values for trait, values in only.items() if values}
 

@@ -13,20 +13,18 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from catalog.ops.attention.names import grammar_of
-from catalog.ops.attention.traits import IDENTITY, TRAITS
-from catalog.schema.arch_spec import MASK_OF_IMPL, ArchSpec, Domain, Enumeration, Sweep, TraitValue, Yield
+from catalog.ops import operation
+from catalog.ops.protocol import Operation
+from catalog.schema.arch_spec import OF_VARIANT, ArchSpec, Axis, Domain, Enumeration, Sweep, Yield
 from catalog.schema.kernel import canonical_json_sql
 from catalog.schema.name_parts import sql_literal
-
-OF_CHUNK = "dtype = :dtype AND hdim_q = :hdim_q AND hdim_v = :hdim_v"
-"""A sweep is joined one dtype and head dim pair after the other: it may have millions of combinations."""
+from catalog.schema.traits import Traits, TraitValue
 
 MAX_TILES = 1_000_000
 """More than any enumeration has: dispatch order is the order of tiles, then of variants."""
 
 Identity = Mapping[str, str]
-"""arch, revision, space and mask_impl of the rows that are made."""
+"""arch, revision, space and variant of the rows that are made."""
 
 
 def _all_of(expressions: Iterable[str]) -> str:
@@ -39,7 +37,7 @@ def _as_list(domain: Domain) -> list[TraitValue]:
 
 @dataclass(frozen=True)
 class Join:
-    """The SQL of one enumeration for one mask implementation."""
+    """The SQL of one enumeration for one variant."""
 
     spec: ArchSpec
     enumeration: Enumeration
@@ -50,6 +48,16 @@ class Join:
     """Values of traits that the spec leaves at their default."""
 
     @cached_property
+    def operation(self) -> Operation:
+        """What the kernels compute."""
+        return operation(self.spec.operation)
+
+    @property
+    def traits(self) -> Traits:
+        """The traits of the kernels."""
+        return self.operation.traits
+
+    @cached_property
     def tiles(self) -> list[dict[str, TraitValue]]:
         """Every tile as traits, in upstream's order."""
         _, groups = self.spec.tiles_of(self.enumeration)
@@ -58,41 +66,42 @@ class Join:
     @cached_property
     def domains(self) -> list[dict[str, list[TraitValue]]]:
         """The domain of every trait that each variant names."""
-        masks: list[TraitValue] = list(self.spec.mask_impls[self.identity["mask_impl"]])
+        of_variant: list[TraitValue] = list(self.spec.variants.get(self.identity[self.traits.variant], ()))
+        about = self.operation.variant_trait
         domains = []
         for variant in self.enumeration.variants:
             named = self.enumeration.domains.get(variant.domain or "", {}) | variant.traits
             named = {**named, **self.extra_domains}
-            domains.append({t: masks if d == MASK_OF_IMPL and t == "mask" else _as_list(d) for t, d in named.items()})
+            domains.append({t: of_variant if d == OF_VARIANT and t == about else _as_list(d) for t, d in named.items()})
         return domains
 
     @cached_property
     def varying(self) -> list[str]:
         """Traits for which some variant has several values: one join each."""
-        return [t for t in TRAITS if any(len(domain.get(t, ())) > 1 for domain in self.domains)]
+        return [t for t in self.traits if any(len(domain.get(t, ())) > 1 for domain in self.domains)]
 
     @cached_property
     def fixed(self) -> list[str]:
         """Traits that variants name with one value each: columns of the variant table."""
-        return [t for t in TRAITS if t not in self.varying and any(t in domain for domain in self.domains)]
+        return [t for t in self.traits if t not in self.varying and any(t in domain for domain in self.domains)]
 
     def fill(self, connection: sqlite3.Connection) -> None:
         """Fill the temporary tables ``tile``, ``variant`` and ``domain``."""
         variants = self.enumeration.variants
         if self.enumeration.sweep is not None:
-            _sweep_tiles(connection, self.enumeration.sweep)
+            self._sweep_tiles(connection, self.enumeration.sweep)
         else:
             make_table(
                 connection, "tile", ["seq", *self.tile_traits],
                 (
-                    [seq, *(tile.get(t, TRAITS[t].default) for t in self.tile_traits)]
+                    [seq, *(tile.get(t, self.traits[t].default) for t in self.tile_traits)]
                     for seq, tile in enumerate(self.tiles)
                 ),
             )  # fmt: skip
         make_table(
             connection, "variant", ["seq", "dtype", *self.fixed],
             (
-                [seq, dtype.value, *(domain.get(t, [TRAITS[t].default])[0] for t in self.fixed)]
+                [seq, dtype, *(domain.get(t, [self.traits[t].default])[0] for t in self.fixed)]
                 for seq, (variant, domain) in enumerate(zip(variants, self.domains, strict=True))
                 for dtype in variant.dtype
             ),
@@ -103,7 +112,7 @@ class Join:
                 [seq, trait, value]
                 for seq, domain in enumerate(self.domains)
                 for trait in self.varying
-                for value in domain.get(trait, [TRAITS[trait].default])
+                for value in domain.get(trait, [self.traits[trait].default])
             ),
         )  # fmt: skip
         connection.execute("CREATE INDEX temp.domain_of ON domain (variant, trait)")
@@ -112,15 +121,16 @@ class Join:
         """The parameters of :meth:`combine_sql`, once for every part that the filled tables are joined in."""
         if self.enumeration.sweep is None:
             return [{}]
-        dtypes = connection.execute("SELECT DISTINCT dtype, hdim_q, hdim_v FROM tile").fetchall()
-        return [{"dtype": dtype, "hdim_q": hdim_q, "hdim_v": hdim_v} for dtype, hdim_q, hdim_v in dtypes]
+        columns = self.operation.chunk
+        values = connection.execute(f"SELECT DISTINCT {', '.join(columns)} FROM tile").fetchall()
+        return [dict(zip(columns, row, strict=True)) for row in values]
 
     @cached_property
     def tile_traits(self) -> list[str]:
         """Traits that some tile states."""
         if self.enumeration.sweep is not None:
-            return list(_SWEPT)
-        return [t for t in TRAITS if any(t in tile for tile in self.tiles)]
+            return self._swept(self.enumeration.sweep)
+        return [t for t in self.traits if any(t in tile for tile in self.tiles)]
 
     def combine_sql(self, receipts: Sequence[int]) -> str:
         """The statement that makes table ``combination``: the join, the constraints, and at least one of ``receipts``.
@@ -143,11 +153,13 @@ class Join:
         if only:
             listed = f"({listed}) & CASE variant_seq {only} ELSE -1 END"
         columns = ", ".join(
-            f"({enumeration.derived[t]}) AS {t}" if t in enumeration.derived else t for t in (*IDENTITY, *TRAITS)
+            f"({enumeration.derived[t]}) AS {t}" if t in enumeration.derived else t
+            for t in (*self.traits.identity, *self.traits)
         )
         position = f"(({enumeration.order}) * {MAX_TILES} + tile_seq) * {len(enumeration.variants)} + variant_seq"
         if enumeration.sweep is not None:
-            kept.append(OF_CHUNK)
+            # One chunk after the other: a sweep may have millions of combinations.
+            kept += [f"{column} = :{column}" for column in self.operation.chunk]
         return (
             f"CREATE TEMP TABLE combination AS SELECT *, {position} AS position "
             f"FROM (SELECT *, {listed} AS listed FROM "
@@ -161,10 +173,7 @@ class Join:
         sources |= {t: f"variant.{t}" for t in self.fixed}
         sources |= {t: f"domain_{t}.value" for t in self.varying}
         columns = [f"{sql_literal(value)} AS {name}" for name, value in self._identity.items()]
-        columns += [
-            f"{sources.get(t) or sql_literal(TRAITS[t].default or 0)} AS {t}" for t in TRAITS if t not in _TEXT_DEFAULTS
-        ]
-        columns += [f"{sources.get(t) or sql_literal(default)} AS {t}" for t, default in _TEXT_DEFAULTS.items()]
+        columns += [f"{sources.get(t) or sql_literal(self._default(t))} AS {t}" for t in self.traits]
         # CROSS JOIN pins the order: variants, their tiles, then one feature after the other.
         joins = ["variant CROSS JOIN tile ON tile.dtype = variant.dtype"]
         joins += [
@@ -184,30 +193,30 @@ class Join:
 
         Combinations that differ only in traits which the family has not are one kernel, listed where any of them is.
         """
-        kept = set(TRAITS if made.keep is None else made.keep) - set(made.drop)
+        kept = set(self.traits if made.keep is None else made.keep) - set(made.drop)
 
         def source(trait: str) -> str:
             if trait == "family":
-                return sql_literal(made.family.value)
+                return sql_literal(made.family)
             if trait in made.set:
                 return f"({made.set[trait]})"
-            default = TRAITS[trait].default
-            return trait if trait in kept else sql_literal(0 if default is None else default)
+            return trait if trait in kept else sql_literal(self._default(trait))
 
-        sources = {trait: source(trait) for trait in TRAITS}
-        columns = ", ".join((*IDENTITY, *(f"{sql} AS {trait}" for trait, sql in sources.items())))
-        if kept == set(TRAITS):
+        sources = {trait: source(trait) for trait in self.traits}
+        columns = ", ".join((*self.traits.identity, *(f"{sql} AS {trait}" for trait, sql in sources.items())))
+        if kept == set(self.traits):
             rows = f"SELECT {columns}, position, listed FROM combination WHERE {made.where or '1'}"
         else:
-            named = [t for t in TRAITS if (t in kept and t in self._named) or t in made.set]
+            named = [t for t in self.traits if (t in kept and t in self._named) or t in made.set]
             listed = " + ".join(f"max(listed & {1 << i})" for i in range(len(self.spec.receipts))) or "0"
             rows = (
                 f"SELECT {columns}, min(position) AS position, {listed} AS listed FROM combination "
                 f"WHERE {made.where or '1'} GROUP BY {', '.join(sources[t] for t in named)}"
             )
+        kernel = self.operation.kernel
         return (
-            f"CREATE TEMP TABLE made AS SELECT *, sha256({canonical_json_sql()}) AS id, "
-            f"{grammar_of(made.family, self.identity['revision']).sql()} AS name FROM ({rows})"
+            f"CREATE TEMP TABLE made AS SELECT *, sha256({canonical_json_sql(kernel)}) AS id, "
+            f"{kernel.grammar(made.family, self.identity['revision']).sql()} AS name FROM ({rows})"
         )
 
     @property
@@ -215,37 +224,34 @@ class Join:
         """Traits that are not constant over the enumeration."""
         return {*self.tile_traits, *self.fixed, *self.varying, *self.enumeration.derived}
 
+    def _default(self, trait: str) -> TraitValue:
+        default = self.traits[trait].default
+        return 0 if default is None else default
 
-_TEXT_DEFAULTS: dict[str, str] = {
-    trait.name: str(trait.default) for trait in TRAITS.values() if trait.kind == "text" and trait.default is not None
-}
+    def _swept(self, sweep: Sweep) -> list[str]:
+        """The traits of a swept tile; the others derive from them."""
+        return ["dtype", *(trait for axis in sweep.root for trait in self.operation.axes.get(axis, (axis,)))]
 
-
-_SWEPT = (
-    "dtype", "hdim_q", "hdim_v", "tile_m0", "tile_n0", "tile_k0", "warp_m0", "warp_n0", "warp_k0",
-)  # fmt: skip
-"""The traits of a swept tile; the others derive from them."""
-
-
-def _sweep_tiles(connection: sqlite3.Connection, sweep: Sweep) -> None:
-    """Fill the temporary table ``tile`` with the product of the sweep's axes."""
-    make_table(connection, "hdim", ["dtype", "hdim_q", "hdim_v"], (row for axis in sweep.hdim for row in axis.rows()))
-    make_table(
-        connection,
-        "warp",
-        ["dtype", "warp_m0", "warp_n0", "warp_k0"],
-        (row for axis in sweep.warp for row in axis.rows()),
-    )
-    extents = ("tile_m0", "tile_n0", "tile_k0")
-    for extent in extents:
-        make_table(connection, extent, [extent], ([value] for value in getattr(sweep, extent)))
-    connection.execute("DROP TABLE IF EXISTS temp.tile")
-    connection.execute(
-        f"CREATE TEMP TABLE tile AS SELECT row_number() OVER () AS seq, {', '.join(_SWEPT)} "
-        f"FROM hdim CROSS JOIN {' CROSS JOIN '.join(extents)} CROSS JOIN warp USING (dtype)"
-    )
-    for table in ("hdim", "warp", *extents):
-        connection.execute(f"DROP TABLE temp.{table}")
+    def _sweep_tiles(self, connection: sqlite3.Connection, sweep: Sweep) -> None:
+        """Fill the temporary table ``tile`` with the product of the sweep's axes."""
+        joins: list[str] = []
+        by_dtype = False
+        for axis, values in sweep.root.items():
+            traits = self.operation.axes.get(axis, (axis,))
+            of_dtypes = [value for value in values if isinstance(value, Axis)]
+            if of_dtypes:
+                make_table(connection, axis, ["dtype", *traits], (row for each in of_dtypes for row in each.rows()))
+            else:
+                make_table(connection, axis, traits, ([value] for value in values))
+            joins.append(f"{axis} USING (dtype)" if of_dtypes and by_dtype else axis)
+            by_dtype = by_dtype or bool(of_dtypes)
+        connection.execute("DROP TABLE IF EXISTS temp.tile")
+        connection.execute(
+            f"CREATE TEMP TABLE tile AS SELECT row_number() OVER () AS seq, {', '.join(self._swept(sweep))} "
+            f"FROM {' CROSS JOIN '.join(joins)}"
+        )
+        for axis in sweep.root:
+            connection.execute(f"DROP TABLE temp.{axis}")
 
 
 def make_table(

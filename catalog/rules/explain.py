@@ -17,13 +17,15 @@ from functools import cached_property
 from typing import Any
 
 from catalog.errors import UsageError
-from catalog.ops.attention.traits import IDENTITY, TRAITS, Family
+from catalog.ops import operation
+from catalog.ops.protocol import Operation
 from catalog.rules.enumeration import Join
 from catalog.schema.arch_spec import ArchSpec, Rule, Variant, Yield
 from catalog.schema.expressions import columns_read
 from catalog.schema.trait_text import shown
+from catalog.schema.traits import Traits
 
-Traits = Mapping[str, Any]
+Stated = Mapping[str, Any]
 
 SHOWN = 4
 """Nearest tiles and variants that a reason names."""
@@ -69,7 +71,7 @@ class Explanation:
     """The findings, how many kernels have all of the stated traits, and those, or else the nearest ones."""
 
     arch: str
-    stated: Traits
+    stated: Stated
     findings: tuple[Finding, ...]
     kernels: int
     matches: tuple[Match, ...]
@@ -94,7 +96,7 @@ class Explanation:
 
 
 def explain(
-    connection: sqlite3.Connection, spec: ArchSpec, identity: Mapping[str, str], stated: Traits, limit: int
+    connection: sqlite3.Connection, spec: ArchSpec, identity: Mapping[str, str], stated: Stated, limit: int
 ) -> Explanation:
     """Why ``spec`` has kernels with the ``stated`` traits, or none; the rows are those of the population ``identity``.
 
@@ -104,18 +106,18 @@ def explain(
     if "family" not in stated:
         there = ", ".join(spec.families)
         raise UsageError("no family is stated", hint=f"State one, as in family=fwd; {identity['arch']} has {there}.")
-    family = Family(stated["family"])
-    rows = _Rows(connection, identity, stated)
+    family, of = stated["family"], operation(spec.operation)
+    rows = _Rows(connection, identity, stated, of)
     sources = [
         _Source(Join(spec, spec.enumerations[n], identity), y, stated) for n, y in spec.yields_of(family).items()
     ]
     findings = [finding for source in sources for finding in source.findings()]
     if not sources:
         there = f"{identity['arch']} has kernels of other families only: {', '.join(spec.families)}"
-        findings.append(Finding("family", family.value, Verdict.REJECTED, _words(stated, ["family"]), there, ""))
+        findings.append(Finding("family", family, Verdict.REJECTED, _words(stated, ["family"]), there, ""))
     explained = {"family"}.union(*(source.explained for source in sources))
     findings += rows.unused([trait for trait in stated if trait not in explained])
-    with closing(_Row({**identity, **stated})) as row:
+    with closing(_Row(of, {**identity, **stated})) as row:
         findings += [row.finding("hardware", rule) for rule in spec.hw_rules]
         findings += [row.finding("headers", rule) for rule in spec.header_rules]
         findings += [row.finding("invariant", rule) for rule in spec.invariants if rule.concerns(family)]
@@ -142,12 +144,13 @@ class _Row:
     value, so a rule never fails by them alone.
     """
 
-    def __init__(self, known: Traits, free: frozenset[str] = frozenset()) -> None:
+    def __init__(self, operation: Operation, known: Stated, free: frozenset[str] = frozenset()) -> None:
+        self._operation = operation
         self._known = known
         self._free = free
         self._connection = sqlite3.connect(":memory:")
         self._connection.create_function("iif", 3, _iif, deterministic=True)
-        columns = (*IDENTITY, *TRAITS)
+        self._columns = columns = (*operation.traits.identity, *operation.traits)
         self._connection.execute(f"CREATE TABLE kernel ({', '.join(columns)})")
         holes = ", ".join("?" * len(columns))
         self._connection.execute(f"INSERT INTO kernel VALUES ({holes})", [known.get(column) for column in columns])
@@ -163,7 +166,8 @@ class _Row:
 
     def verdict(self, expr: str) -> tuple[Verdict, tuple[str, ...]]:
         """What ``expr`` says of the row, and the traits that it is about."""
-        read = [column for column in (*IDENTITY, *TRAITS) if column in columns_read(expr)]
+        reads = columns_read(expr, self._operation)
+        read = [column for column in self._columns if column in reads]
         unknown = [column for column in read if column not in self._known]
         value = self._connection.execute(f"SELECT ({expr}) FROM kernel").fetchone()[0]
         if unknown and _NOT_THREE_VALUED.search(expr):
@@ -184,13 +188,13 @@ class _Source:
 
     join: Join
     made: Yield
-    stated: Traits
+    stated: Stated
 
     def findings(self) -> Iterator[Finding]:
         """Its tile table, its variants, the traits that are always alike, its constraints, its receipts."""
         enumeration = self.join.enumeration
         known = {**self.join.identity, "target": enumeration.target, **self._visible}
-        with closing(_Row(known, frozenset(TRAITS) - self._shown)) as row:
+        with closing(_Row(self.join.operation, known, frozenset(self._traits) - self._shown)) as row:
             yield self._tiles()
             fitting, finding = self._variants(row)
             yield finding
@@ -199,14 +203,18 @@ class _Source:
                 yield row.finding("constraint", rule)
             yield from self._receipts(row, fitting)
 
+    @property
+    def _traits(self) -> Traits:
+        return self.join.traits
+
     @cached_property
     def _shown(self) -> frozenset[str]:
         """The traits of the enumeration that the family takes over as they are."""
-        kept = set(TRAITS if self.made.keep is None else self.made.keep)
+        kept = set(self._traits if self.made.keep is None else self.made.keep)
         return frozenset(kept - set(self.made.drop) - set(self.made.set))
 
     @cached_property
-    def _visible(self) -> Traits:
+    def _visible(self) -> Stated:
         return {trait: value for trait, value in self.stated.items() if trait in self._shown and trait != "family"}
 
     @property
@@ -226,9 +234,9 @@ class _Source:
         tiles = self.join.tiles
         changes = [
             {
-                t: tile.get(t, TRAITS[t].default)
+                t: tile.get(t, self._traits[t].default)
                 for t, value in wanted.items()
-                if tile.get(t, TRAITS[t].default) != value
+                if tile.get(t, self._traits[t].default) != value
             }
             for tile in tiles
         ]
@@ -258,7 +266,7 @@ class _Source:
                 "variant", "variants", Verdict.REJECTED, _words(self.stated, stated), reason, self._source
             )
         certain = any(verdict is Verdict.HOLDS for verdict, _, _ in verdicts)
-        unstated = () if certain else _in_order(trait for _, traits, _ in verdicts for trait in traits)
+        unstated = () if certain else _in_order((trait for _, traits, _ in verdicts for trait in traits), self._traits)
         reason = f"pipeline variants that may be so: {', '.join(variant.id for variant in fitting)}"
         verdict = Verdict.HOLDS if certain else Verdict.DEPENDS
         quirk = "; ".join(variant.quirk for variant in fitting if variant.quirk) or None
@@ -271,8 +279,10 @@ class _Source:
     def _variant(self, row: _Row, place: int) -> tuple[Verdict, tuple[str, ...], list[str]]:
         """The verdict of one variant, the unstated traits that it depends on, and what it needs instead."""
         variant, domain = self.join.enumeration.variants[place], self.join.domains[place]
-        allowed: dict[str, list[Any]] = {t: list(domain.get(t, [TRAITS[t].default])) for t in self._variant_traits}
-        allowed["dtype"] = [dtype.value for dtype in variant.dtype]
+        allowed: dict[str, list[Any]] = {
+            t: list(domain.get(t, [self._traits[t].default])) for t in self._variant_traits
+        }
+        allowed["dtype"] = list(variant.dtype)
         misfits = [
             f"{trait}={'|'.join(map(shown, allowed[trait]))}"
             for trait, value in self._visible.items()
@@ -310,7 +320,9 @@ class _Source:
         if findings:
             verdicts = {finding.verdict for finding in findings}
             best = next(v for v in (Verdict.HOLDS, Verdict.DEPENDS, Verdict.REJECTED) if v in verdicts)
-            traits = _in_order(t for f in findings for t in f.traits if best is f.verdict is Verdict.DEPENDS)
+            traits = _in_order(
+                (t for f in findings for t in f.traits if best is f.verdict is Verdict.DEPENDS), self._traits
+            )
             reason = "the catalog holds what at least one receipt lists"
             yield Finding("listed", "some_receipt", best, traits, reason, self._source)
         yield from findings
@@ -322,7 +334,8 @@ class _Rows:
 
     connection: sqlite3.Connection
     identity: Mapping[str, str]
-    stated: Traits
+    stated: Stated
+    operation: Operation
 
     @property
     def _family(self) -> str:
@@ -370,7 +383,7 @@ class _Rows:
         def changes(traits: Iterable[str]) -> str:
             return " + ".join(f"({trait} <> :{trait})" for trait in traits) or "0"
 
-        signature = changes(trait for trait in compared if TRAITS[trait].group == "signature")
+        signature = changes(trait for trait in compared if self.operation.traits[trait].group == "signature")
         rows = self.connection.execute(
             "SELECT *, coalesce((SELECT group_concat(receipt, ' ') FROM kernel_receipt WHERE kernel_id = id), '') "
             f"AS receipts FROM (SELECT {', '.join(['name', 'id', *compared])}, count(*) AS kernels, "
@@ -397,7 +410,7 @@ def _words(row: Any, traits: Iterable[str]) -> tuple[str, ...]:
     return tuple(f"{trait}={shown(row[trait])}" for trait in traits)
 
 
-def _in_order(traits: Iterable[str]) -> tuple[str, ...]:
+def _in_order(names: Iterable[str], traits: Traits) -> tuple[str, ...]:
     """Each trait once, in column order."""
-    named = set(traits)
-    return tuple(trait for trait in TRAITS if trait in named)
+    named = set(names)
+    return tuple(trait for trait in traits if trait in named)

@@ -15,8 +15,8 @@ from typing import Protocol
 from catalog.errors import CatalogError, MissingReferenceError, SpecError
 from catalog.files import parse_json, read_given
 from catalog.messages import counted
+from catalog.ops import operation
 from catalog.ops.attention.names import parse_name
-from catalog.ops.attention.traits import Family
 from catalog.rules.populate import Request, check_populated
 
 
@@ -185,7 +185,7 @@ def _receipts_with_reference(references: Path, request: Request) -> str:
 
 
 def _by_family(names: frozenset[str]) -> dict[str, list[str]]:
-    families: dict[str, list[str]] = {family.value: [] for family in Family}
+    families: dict[str, list[str]] = {family: [] for family in operation().traits.families}
     for name in sorted(names):
         families.setdefault(_family(name), []).append(name)
     return {family: listed for family, listed in families.items() if listed}

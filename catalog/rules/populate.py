@@ -14,8 +14,9 @@ from datetime import datetime, timezone
 from typing import Any
 
 from catalog.errors import SpecError, UsageError
-from catalog.ops.attention.traits import TRAITS, Family
-from catalog.registry.database import KERNEL_COLUMNS, interruptible, shorten_log, transaction, written_once
+from catalog.ops import operation
+from catalog.registry.tables import KERNEL_COLUMNS
+from catalog.registry.transactions import interruptible, shorten_log, transaction, written_once
 from catalog.rules.enumeration import Join, make_table
 from catalog.rules.restriction import NOTHING_LEFT_OUT, Restriction
 from catalog.rules.table import rules_of
@@ -110,7 +111,8 @@ def count_by_family(connection: sqlite3.Connection, request: Request, receipt: i
     listed = "" if receipt is None else f" AND id IN (SELECT kernel_id FROM kernel_receipt WHERE receipt = {receipt:d})"
     rows = connection.execute(f"SELECT family, count(*) FROM kernel WHERE {where}{listed} GROUP BY family", values)
     counts: dict[str, int] = dict(rows.fetchall())
-    return {family.value: counts[family.value] for family in Family if family.value in counts}
+    families = operation(request.spec.operation).traits.families
+    return {family: counts[family] for family in families if family in counts}
 
 
 def check_populated(connection: sqlite3.Connection, request: Request, receipt: int | None) -> None:
@@ -134,10 +136,10 @@ def check_populated(connection: sqlite3.Connection, request: Request, receipt: i
 
 def _check(request: Request) -> None:
     spec = request.spec
-    if request.mask_impl not in spec.mask_impls:
+    if request.mask_impl not in spec.variants:
         raise UsageError(
             f"{spec.arch} has no mask implementation {request.mask_impl!r}",
-            hint=f"There are: {', '.join(spec.mask_impls)}.",
+            hint=f"There are: {', '.join(spec.variants)}.",
         )
     unknown = sorted(set(request.receipts) - set(spec.receipt_numbers))
     if unknown:
@@ -192,7 +194,9 @@ class _Writer:
         make_table(connection, "fresh", ["id", "listed"], ())
         make_table(connection, "bit", ["receipt", "bit"], ((r, 1 << i) for i, r in enumerate(spec.receipt_numbers)))
         if self._request.restriction.filter is not None:
-            connection.create_function("filter_config", len(TRAITS), self._request.restriction.filter)
+            connection.create_function(
+                "filter_config", len(operation(spec.operation).traits), self._request.restriction.filter
+            )
         for place, join in enumerate(joins):
             join.fill(connection)
             chunks = join.chunks(connection)
@@ -206,7 +210,8 @@ class _Writer:
         )
         for table in ("tile", "variant", "domain", "combination", "made", "fresh", "bit"):
             connection.execute(f"DROP TABLE IF EXISTS temp.{table}")
-        return {family.value: self._families[family.value] for family in Family if self._families[family.value]}
+        families = operation(spec.operation).traits.families
+        return {family: self._families[family] for family in families if self._families[family]}
 
     def _write_chunk(self, join: Join, chunk: Mapping[str, Any]) -> None:
         connection = self._connection
@@ -215,7 +220,7 @@ class _Writer:
         for made in join.enumeration.yields:
             connection.execute("DROP TABLE IF EXISTS temp.made")
             connection.execute(join.project_sql(made))
-            self._families[made.family.value] += connection.execute(_insert_sql(join.spec)).rowcount
+            self._families[made.family] += connection.execute(_insert_sql(join.spec)).rowcount
             if self._was_there or self._request.spec.receipts:
                 connection.execute("INSERT INTO fresh SELECT id, listed FROM made")
 

@@ -19,20 +19,12 @@ from typing import Any
 from catalog.errors import UsageError
 from catalog.files import parse_json, read_given
 from catalog.messages import did_you_mean
-from catalog.ops.attention.traits import TRAITS
+from catalog.ops import operation
+from catalog.ops.protocol import Operation
 from catalog.registry.query_text import condition
 from catalog.schema.arch_spec import ArchSpec
 from catalog.schema.expressions import what_is_wrong
 from catalog.schema.name_parts import sql_literal
-
-_TRAITS: Mapping[str, str] = MappingProxyType(
-    {name: name for name in ("pipeline", "mask", "bias", "mode", "lse", "dropout", "logits", "sink", "paged_kv")}
-    | {"data_type": "dtype", "block_per_cu": "block_per_cu"}
-)
-"""The dispatcher's names of the traits that a sweep file may restrict."""
-
-_MASKS: Mapping[str, str] = MappingProxyType({"no": "no", "top_left": "causal", "generic": "generic"})
-"""The dispatcher's names of masks: a corner, where the kernel is compiled for causal masks of either."""
 
 Values = tuple[bool | int | str, ...]
 
@@ -53,13 +45,14 @@ class Filter:
     path: Path
     digest: str
     keep: Callable[[Any], Any] = field(compare=False)
+    operation: Operation
     failures: list[str] = field(default_factory=list, compare=False)
 
     def __call__(self, *values: Any) -> int:
-        """Whether the kernel whose traits have these values, in the order of TRAITS, is kept; as SQLite calls it."""
-        kernel = SimpleNamespace(**dict(zip(TRAITS, values, strict=True)))
-        kernel.data_type = kernel.dtype
-        kernel.use_trload = kernel.trload
+        """Whether the kernel whose traits have these values, in column order, is kept; as SQLite calls it."""
+        traits = dict(zip(self.operation.traits, values, strict=True))
+        also = {name: traits[trait] for name, trait in self.operation.filter_names.items()}
+        kernel = SimpleNamespace(**traits, **also)
         try:
             return 1 if self.keep(kernel) else 0
         except (Exception, SystemExit) as error:
@@ -88,7 +81,7 @@ class Restriction:
         """The SQL conditions on the combinations of an enumeration; None when it is left out altogether."""
         kept = [f"({self.where})"] if self.where else []
         if self.filter is not None:
-            kept.append(f"filter_config({', '.join(TRAITS)})")
+            kept.append(f"filter_config({', '.join(self.filter.operation.traits)})")
         if not self.sweeps:
             return kept
         sweeps = [sweep for sweep in self.sweeps if enumeration in spec.sweeps[sweep.variant]]
@@ -123,12 +116,12 @@ def restriction(spec: ArchSpec, configs: tuple[Path, ...], where: str, filter_fi
         UsageError: one of them is wrong; names the file, the place in it, and what is allowed.
     """
     expression = condition(where)
-    reason = what_is_wrong(expression.sql) if expression else None
+    reason = what_is_wrong(expression.sql, operation(spec.operation)) if expression else None
     if reason is not None:
         hint = "It is a SQL expression over the columns of one row; `catalog columns` lists them."
         raise UsageError(f"--where: {reason}", hint=hint)
     sweeps = tuple(_read_sweep(spec, path) for path in configs)
-    kept = _read_filter(filter_file) if filter_file is not None else None
+    kept = _read_filter(filter_file, operation(spec.operation)) if filter_file is not None else None
     return Restriction(sweeps, expression.sql if expression else "", kept)
 
 
@@ -146,22 +139,22 @@ def _read_sweep(spec: ArchSpec, path: Path) -> SweepFile:
     if not spec.sweeps:
         raise UsageError(f"the space {spec.space} of {spec.arch} has no sweeps", hint="Add --space rules.")
     _check_known(path, "variant", "variant", [variant], spec.sweeps)
-    traits = {}
+    of, traits = operation(spec.operation), {}
+    names = of.sweep_names
     for name, entry in document.get("trait_config", {}).items():
-        _check_known(path, "trait_config", "trait", [name], _TRAITS)
-        traits[_TRAITS[name]] = _values(path, name, entry)
+        _check_known(path, "trait_config", "trait", [name], names)
+        traits[names[name]] = _values(path, name, entry, of)
     return SweepFile(path, variant, MappingProxyType(traits))
 
 
-def _values(path: Path, name: str, entry: Any) -> Values:
+def _values(path: Path, name: str, entry: Any, operation: Operation) -> Values:
     at = f"trait_config.{name}"
     if not isinstance(entry, dict) or set(entry) != {"values"}:
         raise UsageError(f'{path}: {at}: must be {{"values": [...]}}')
     values = entry["values"] if isinstance(entry["values"], list) else [entry["values"]]
-    trait = TRAITS[_TRAITS[name]]
-    allowed: tuple[Any, ...] = (
-        (False, True) if trait.kind == "bool" else tuple(_MASKS) if name == "mask" else trait.values
-    )
+    trait = operation.traits[operation.sweep_names[name]]
+    words = operation.sweep_words.get(trait.name, {})
+    allowed: tuple[Any, ...] = (False, True) if trait.kind == "bool" else tuple(words) or trait.values
     for value in values:
         if trait.kind == "int":
             fits = isinstance(value, int) and not isinstance(value, bool) and (value == -1 or value > 0)
@@ -170,7 +163,7 @@ def _values(path: Path, name: str, entry: Any) -> Values:
         if not fits:
             shown = "integers above 0, or -1" if trait.kind == "int" else ", ".join(json.dumps(v) for v in allowed)
             raise UsageError(f"{path}: {at}.values: {json.dumps(value)} is not allowed", hint=f"Allowed: {shown}.")
-    return tuple(_MASKS[value] if name == "mask" else value for value in values)
+    return tuple(words.get(value, value) for value in values)
 
 
 def _check_known(path: Path, at: str, kind: str, words: Any, known: Any) -> None:
@@ -182,7 +175,7 @@ def _check_known(path: Path, at: str, kind: str, words: Any, known: Any) -> None
             )
 
 
-def _read_filter(path: Path) -> Filter:
+def _read_filter(path: Path, operation: Operation) -> Filter:
     """Run the user's file; it is their code, as in upstream's dispatcher."""
     try:
         content = read_given(path)
@@ -197,4 +190,4 @@ def _read_filter(path: Path) -> Filter:
     keep = getattr(module, "filter_config", None)
     if not callable(keep):
         raise UsageError(f"{path}: defines no function filter_config(c), which says whether to keep the kernel c")
-    return Filter(path, hashlib.sha256(content).hexdigest(), keep)
+    return Filter(path, hashlib.sha256(content).hexdigest(), keep, operation)

@@ -8,7 +8,6 @@ from typing import Any
 
 from catalog.errors import UsageError
 from catalog.messages import did_you_mean
-from catalog.ops.attention.traits import Family
 from catalog.schema.arch_spec import ArchSpec
 from catalog.schema.name_parts import sql_literal
 
@@ -33,7 +32,7 @@ def read_kind(text: str) -> str:
 
 
 def list_rules(
-    connection: sqlite3.Connection, spec: ArchSpec, *, family: Family | None = None, kind: str | None = None
+    connection: sqlite3.Connection, spec: ArchSpec, *, family: str | None = None, kind: str | None = None
 ) -> list[list[Any]]:
     """The rows of a populated arch as :data:`COLUMNS`; of one family those that concern it, of one kind those alone.
 
@@ -44,7 +43,7 @@ def list_rules(
         "ORDER BY scope, position, id",
         (spec.arch, spec.revision, spec.space),
     )
-    scopes = None if family is None else {"", family.value, *spec.yields_of(family)}
+    scopes = None if family is None else {"", family, *spec.yields_of(family)}
     wanted = [row for row in rows if (scopes is None or row["scope"] in scopes) and kind in (None, row["kind"])]
     return [list(row) for row in sorted(wanted, key=lambda row: KINDS.index(row["kind"]))]
 
@@ -59,7 +58,7 @@ def rules_of(spec: ArchSpec) -> Iterator[dict[str, Any]]:
     for scope, enumeration in spec.enumerations.items():
         source = enumeration.source or ""
         for i, variant in enumerate(enumeration.variants):
-            dtypes = ", ".join(sql_literal(dtype.value) for dtype in variant.dtype)
+            dtypes = ", ".join(sql_literal(dtype) for dtype in variant.dtype)
             yield row("variant", scope, i, {
                 "id": variant.id, "expr": f"dtype IN ({dtypes})" + (f" AND ({variant.when})" if variant.when else ""),
                 "reason": "the combinations that this pipeline variant is generated for", "source": source,
@@ -78,12 +77,12 @@ def rules_of(spec: ArchSpec) -> Iterator[dict[str, Any]]:
     for i, rule in enumerate(spec.header_rules):
         yield row("headers", "", i, rule.model_dump(exclude={"spaces"}))
     for i, invariant in enumerate(spec.invariants):
-        for scope in [family.value for family in invariant.families] or [""]:
+        for scope in invariant.families or [""]:
             yield row("invariant", scope, i, invariant.model_dump(exclude={"spaces", "families"}))
     for family, select in spec.select.items():
         for i, rule in enumerate(select.rules):
-            yield row("applicability", family.value, i, rule.model_dump(exclude={"spaces"}))
+            yield row("applicability", family, i, rule.model_dump(exclude={"spaces"}))
         for i, expr in enumerate(select.order):
-            yield row("order", family.value, i, {
+            yield row("order", family, i, {
                 "id": f"order_{i}", "expr": expr, "reason": "static order of the applicable kernels", "source": "",
             })  # fmt: skip

@@ -16,7 +16,7 @@ from catalog.errors import INTERRUPTED, UsageError
 from catalog.files import check_file, write_file
 from catalog.formats import Format, write_rows
 from catalog.messages import counted
-from catalog.ops.attention.traits import IDENTITY, TRAITS
+from catalog.ops.attention.traits import TRAITS
 from catalog.runtime.bench_shapes import Benched, BenchOptions, Outcome
 from catalog.runtime.measure import remedy
 
@@ -52,7 +52,7 @@ BESIDES = (
     "sound",
     "verified",
     "kernel_id",
-    *IDENTITY,
+    *TRAITS.identity,
     "stages",
     "category",
     "problem",
@@ -76,7 +76,7 @@ def row_of(benched: Benched) -> dict[str, Any]:
         **_times(benched),
         "verified": benched.verified,
         "kernel_id": kernel.id,
-        **{name: traits[name] for name in IDENTITY},
+        **{name: traits[name] for name in TRAITS.identity},
         "stages": " -> ".join(stage.name for stage in benched.stages),
         "category": benched.shape.category,
         "problem": problem.key,

@@ -20,8 +20,8 @@ from catalog.registry.artifacts import (
     refused_keys,
     release_artifact,
 )
-from catalog.registry.database import impatient, transaction
 from catalog.registry.timings import MAX_MISSES, record_misses
+from catalog.registry.transactions import impatient, transaction
 
 if TYPE_CHECKING:
     from catalog.build.cache import ArtifactRecord

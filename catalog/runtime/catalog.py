@@ -13,7 +13,6 @@ from catalog import settings
 from catalog.errors import BuildError, ToolchainError
 from catalog.ops.attention.problem import Problem
 from catalog.ops.attention.stages import MAIN_STAGE, stages_of
-from catalog.ops.attention.traits import Family
 from catalog.ops.attention.workspace import splits_of
 from catalog.registry import timings
 from catalog.runtime.catalog_file import CatalogFile
@@ -108,10 +107,10 @@ class Catalog(CatalogFile):
             SelectionError, UsageError, SpecError, RegistryError, DeviceError: as :meth:`select`.
         """
         with self._lock:
-            planner = self._planner(kernel.arch, kernel.revision, kernel.mask_impl)
+            planner = self._planner(kernel.arch, kernel.revision, kernel.variant)
             selected = planner.decisions.of(problem).kernels
             self._check_memory(problem, kernel.arch, selected)
-        kernels = tuple(kernel if stage.family is kernel.family else stage for stage in selected)
+        kernels = tuple(kernel if stage.family == kernel.family else stage for stage in selected)
         services = replace(planner.services, reselect=lambda *_: kernels, shared=Shared())
         return Plan(problem, planner.arch, kernels, services)
 
@@ -123,7 +122,7 @@ class Catalog(CatalogFile):
         arch: str = "host",
         revision: str | None = None,
         mask_impl: str = "generic",
-        family: Family | None = None,
+        family: str | None = None,
         limit: int = 10,
         static: bool = False,
     ) -> list[Candidate]:
@@ -167,7 +166,7 @@ class Catalog(CatalogFile):
         arch: str = "host",
         revision: str | None = None,
         mask_impl: str = "generic",
-        family: Family | None = None,
+        family: str | None = None,
         limit: int = 5,
     ) -> tuple[tuple[Step, ...], list[Candidate]]:
         """How an arch's kernels narrow down to those that answer ``problem``, and the best ``limit`` of these.

@@ -17,9 +17,11 @@ from catalog import settings
 from catalog.backends import spec_folders
 from catalog.errors import RegistryError
 from catalog.forks import Lock
-from catalog.ops.attention.traits import IDENTITY, TRAITS, Family
+from catalog.ops import operation
+from catalog.ops.attention.traits import TRAITS
 from catalog.registry import timings
-from catalog.registry.database import connect, leak, transaction
+from catalog.registry.connection import connect, leak
+from catalog.registry.transactions import transaction
 from catalog.runtime.devices.here import resolve_arch
 from catalog.runtime.select import Population
 from catalog.schema.arch_spec import ArchSpec
@@ -217,9 +219,9 @@ class CatalogFile:
         """
         from catalog.registry.query import Query, run
 
-        asked = Query(where, arch and resolve_arch(arch), (*IDENTITY, *TRAITS), "id", limit)
+        asked = Query(where, arch and resolve_arch(arch), (*TRAITS.identity, *TRAITS), "id", limit)
         with run(self.path, asked) as result:
-            return [Kernel.from_row(dict(zip(result.columns, row, strict=True))) for row in result]
+            return [operation().kernel.from_row(dict(zip(result.columns, row, strict=True))) for row in result]
 
     def refusal(self, kernel: Kernel) -> str | None:
         """Why the headers of the kernel's revision do not compile it, where its spec knows; None: they should."""
@@ -241,7 +243,7 @@ class CatalogFile:
         arch: str | None = None,
         *,
         revision: str | None = None,
-        family: Family | None = None,
+        family: str | None = None,
         kind: str | None = None,
     ) -> list[list[Any]]:
         """The rules of ``arch``, which is populated when it is not there, or of every arch in the file.

@@ -17,15 +17,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from catalog.ops import operation
 from catalog.ops.attention.stages import MAIN_STAGE, STAGES
 from catalog.registry.timings import Measured
 from catalog.runtime.funnel import POPULATION, SIGNATURE
-from catalog.schema.expressions import SELECT_PARAMETERS, columns_read
+from catalog.schema.expressions import columns_read
 
 if TYPE_CHECKING:
     from catalog.ops.attention.form import Form
     from catalog.ops.attention.problem import Problem
-    from catalog.ops.attention.traits import Family
     from catalog.runtime.select import Selector
     from catalog.schema.kernel import Kernel
 
@@ -127,17 +127,17 @@ class Decisions:
         return _Deciding(
             measured,
             f"SELECT {', '.join(questions)}" if few else None,
-            {name: parameters[name] for name in SELECT_PARAMETERS if name in asked},
+            {name: value for name, value in parameters.items() if name in asked},
             sizes,
         )
 
-    def _questions(self, problem: Problem, family: Family) -> Iterator[str]:
+    def _questions(self, problem: Problem, family: str) -> Iterator[str]:
         """SQL over sizes: what each rule that asks for one says of each combination of the columns that it reads."""
         parameters = self._selector.parameters(problem, family)
         for expression in self._selector.expressions(family):
             if OF_SIZES.isdisjoint(_PARAMETER.findall(expression)):
                 continue
-            columns = sorted(columns_read(expression)) or ["arch"]
+            columns = sorted(columns_read(expression, operation())) or ["arch"]
             rows = self._connection.execute(
                 f"SELECT DISTINCT {', '.join(columns)} FROM kernel WHERE {POPULATION} AND {SIGNATURE}", parameters
             )

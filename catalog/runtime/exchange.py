@@ -18,12 +18,12 @@ from catalog.build.bundle import Bundle, Entry, Manifest, abi, open_bundle, plac
 from catalog.build.cache import Cache
 from catalog.errors import BundleError, UsageError
 from catalog.messages import counted
+from catalog.ops import operation
 from catalog.registry.artifacts import quarantined_artifacts, record_artifact
 from catalog.registry.query import Query, run
 from catalog.registry.rows import Device, Timing
 from catalog.registry.timings import add_timings, timings_of
 from catalog.runtime.devices import why_unavailable
-from catalog.schema.kernel import Kernel
 from catalog.schema.spec_files import OWN_SPACES
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def _entries(connection: sqlite3.Connection, cache: Cache, chosen: Set[str]) -> 
         record, origin = cache.load(key), told[1]
         if record is not None:
             row = connection.execute("SELECT * FROM kernel WHERE id = ?", [record.kernel_id]).fetchone()
-            kernel = Kernel.from_row(row)
+            kernel = operation().kernel.from_row(row)
             entries.append(Entry(kernel=kernel, name=origin.kernel_name, artifact=record, source=origin.source))
     return entries
 
@@ -164,7 +164,7 @@ def _populate(catalog: Catalog, bundle: Bundle) -> None:
     populations = "SELECT arch, revision, space, mask_impl FROM population"
     there = {tuple(row) for row in catalog.connection.execute(populations)}
     kernels = (entry.kernel for entry in bundle.manifest.entries)
-    wanted = {(kernel.arch, kernel.revision, kernel.space, kernel.mask_impl) for kernel in kernels}
+    wanted = {(kernel.arch, kernel.revision, kernel.space, kernel.variant) for kernel in kernels}
     for arch, revision, space, mask_impl in sorted(wanted - there):
         if space not in OWN_SPACES:
             continue  # a sweep may have millions of rows: that is for the user to ask for

@@ -172,7 +172,7 @@ class Guard:
         """The stage that a wrong result is blamed on: among those that are new the main one, else the first."""
         new = [stage for stage, artifact in enumerate(plan.artifacts) if not self._passed(artifact, arch)]
         main = MAIN_STAGE[plan.problem.op]
-        return next((stage for stage in new if plan.kernels[stage].family is main), new[0])
+        return next((stage for stage in new if plan.kernels[stage].family == main), new[0])
 
     def _settle(self, plan: Stages, ending: Ending, arch: str) -> Quarantine | None:
         """Remember what came of a plan's first run; the quarantine, where a kernel is to blame."""

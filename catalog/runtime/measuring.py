@@ -67,7 +67,7 @@ def prepared(
 
 def main_kernel(plan: Plan) -> Kernel:
     """The kernel of ``plan`` that does most of the work: timings of all stages are recorded with it."""
-    return next(kernel for kernel in plan.kernels if kernel.family is MAIN_STAGE[plan.problem.op])
+    return next(kernel for kernel in plan.kernels if kernel.family == MAIN_STAGE[plan.problem.op])
 
 
 def library_key(plan: Plan, kernel: Kernel) -> str:

@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from catalog.backends import backend_of
 from catalog.errors import SelectionError
 from catalog.messages import counted
+from catalog.ops import operation
 from catalog.ops.attention.problem import Problem
 from catalog.ops.attention.stages import required_traits
-from catalog.ops.attention.traits import Family
 from catalog.registry.timings import SOUND, Neighbour, nearest
 from catalog.runtime.funnel import PASSED_OVER, POPULATION, SIGNATURE, Step, narrow
-from catalog.schema.expressions import SELECT_PARAMETERS
 from catalog.schema.kernel import Kernel
 
 if TYPE_CHECKING:
@@ -125,11 +124,11 @@ class Selector:
         self.device = device
         self._connection = connection
         self._population = population
-        self._rules: dict[Family, list[sqlite3.Row]] = {}
-        self._queries: dict[Family, str] = {}
+        self._rules: dict[str, list[sqlite3.Row]] = {}
+        self._queries: dict[str, str] = {}
 
     def candidates(
-        self, problem: Problem, family: Family, limit: int = 1, *, static: bool = False, without: Set[str] = frozenset()
+        self, problem: Problem, family: str, limit: int = 1, *, static: bool = False, without: Set[str] = frozenset()
     ) -> list[Candidate]:
         """The best ``limit`` kernels of ``family`` for ``problem``, best first.
 
@@ -143,12 +142,12 @@ class Selector:
             raise self._nothing(problem, family)
         return list(found)
 
-    def kept(self, problem: Problem, family: Family, limit: int) -> list[Candidate]:
+    def kept(self, problem: Problem, family: str, limit: int) -> list[Candidate]:
         """As :meth:`candidates`, but an empty list when no kernel answers the problem."""
         return list(self.choice(problem, family, limit).candidates)
 
     def choice(
-        self, problem: Problem, family: Family, limit: int, *, static: bool = False, without: Set[str] = frozenset()
+        self, problem: Problem, family: str, limit: int, *, static: bool = False, without: Set[str] = frozenset()
     ) -> Choice:
         """The best ``limit`` kernels of ``family`` for ``problem``, maybe none, and what speaks for them.
 
@@ -170,7 +169,7 @@ class Selector:
         return Choice(neighbour, tuple(usable or others[:limit]))
 
     def _ranked(
-        self, problem: Problem, family: Family, device: int | None, neighbour: Neighbour | None
+        self, problem: Problem, family: str, device: int | None, neighbour: Neighbour | None
     ) -> Iterator[tuple[Candidate, bool]]:
         """The kernels that answer the problem, best first, and whether the newest build of each is no good."""
         parameters = self.parameters(problem, family) | {
@@ -179,28 +178,28 @@ class Selector:
             "as_good": 1 + backend_of(self._population.arch).noise,
         }
         for row in self._connection.execute(self._query(family), parameters):
-            yield Candidate(Kernel.from_row(row), row["median_ms"]), bool(row["passed_over"])
+            yield Candidate(operation().kernel.from_row(row), row["median_ms"]), bool(row["passed_over"])
 
-    def steps(self, problem: Problem, family: Family) -> tuple[Step, ...]:
+    def steps(self, problem: Problem, family: str) -> tuple[Step, ...]:
         """How the kernels of the population narrow down to those that answer the problem."""
         return narrow(self._connection, self.parameters(problem, family), self._rules_of(family, "applicability"))
 
-    def expressions(self, family: Family) -> list[str]:
+    def expressions(self, family: str) -> list[str]:
         """The rules and orders of ``family``, SQL over columns of table ``kernel`` and :meth:`parameters`."""
         return [rule["expr"] for kind in ("applicability", "order") for rule in self._rules_of(family, kind)]
 
-    def parameters(self, problem: Problem, family: Family) -> dict[str, Any]:
+    def parameters(self, problem: Problem, family: str) -> dict[str, Any]:
         """What the selection query is given of a problem and of the population."""
         population = self._population
         required = required_traits(problem, family, population.revision, population.mask_impl)
         return {
             **{f"want_{name}": value for name, value in required.items()},
             **population.identity,
-            **{name: getattr(problem, name) for name in SELECT_PARAMETERS if name != "compute_units"},
+            **{name: getattr(problem, name) for name in operation().parameters},
             "compute_units": population.compute_units,
         }
 
-    def _query(self, family: Family) -> str:
+    def _query(self, family: str) -> str:
         if family not in self._queries:
             rules = [f"({rule['expr']})" for rule in self._rules_of(family, "applicability")]
             order = [rule["expr"] for rule in self._rules_of(family, "order")]
@@ -220,15 +219,15 @@ class Selector:
             )
         return self._queries[family]
 
-    def _rules_of(self, family: Family, kind: str) -> list[sqlite3.Row]:
+    def _rules_of(self, family: str, kind: str) -> list[sqlite3.Row]:
         if family not in self._rules:
             self._rules[family] = self._connection.execute(
                 "SELECT * FROM rule WHERE arch = ? AND revision = ? AND space = ? AND scope = ? ORDER BY position",
-                (self._population.arch, self._population.revision, self._population.space, family.value),
+                (self._population.arch, self._population.revision, self._population.space, family),
             ).fetchall()
         return [rule for rule in self._rules[family] if rule["kind"] == kind]
 
-    def _nothing(self, problem: Problem, family: Family) -> SelectionError:
+    def _nothing(self, problem: Problem, family: str) -> SelectionError:
         arch = self._population.arch
         steps = self.steps(problem, family)
         reason = _rejections(steps)

@@ -184,7 +184,7 @@ def _about(plan: Plan, device: Device[Any]) -> str:
         fields = {
             "arch": plan.arch,
             "revision": main.revision,
-            "mask_impl": main.mask_impl,
+            "mask_impl": main.variant,
             "device": info.name,
             "cores": info.cores,
             "kernels": [kernel.name for kernel in plan.kernels],

@@ -7,43 +7,84 @@ filter their product, which receipt lists what, and how a problem selects a row.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    RootModel,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from catalog.errors import UsageError
 from catalog.messages import did_you_mean
-from catalog.ops.attention.names import parse_tile
-from catalog.ops.attention.traits import TRAITS, Dtype, Family
+from catalog.ops import DEFAULT, operation
+from catalog.ops.protocol import Operation
+from catalog.schema.traits import Traits, TraitValue
 
-MASK_OF_IMPL = "*"
-"""Domain of the mask trait: every mask of the mask implementation that is populated."""
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
-TraitValue = bool | int | str
+OF_VARIANT = "*"
+"""Domain of the trait that a variant is about: every value that it has in the variant which is populated."""
+
 Domain = TraitValue | list[TraitValue]
 
 
 class _Spec(BaseModel):
+    """A part of a spec. It is validated in the context of the operation whose kernels it lists."""
+
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-def _check_traits(traits: dict[str, Domain]) -> dict[str, Domain]:
+def _operation(info: ValidationInfo) -> Operation:
+    assert isinstance(info.context, Operation), "a spec is validated in the context of its operation"  # noqa: S101
+    return info.context
+
+
+def _value_of(name: str, value: str, info: ValidationInfo) -> str:
+    trait = _operation(info).traits[name]
+    if value not in trait.values:
+        raise ValueError(f"expected one of {trait.domain}")
+    return value
+
+
+def _family(value: str, info: ValidationInfo) -> str:
+    return _value_of("family", value, info)
+
+
+def _dtype(value: str, info: ValidationInfo) -> str:
+    return _value_of("dtype", value, info)
+
+
+Family = Annotated[str, AfterValidator(_family)]
+Dtype = Annotated[str, AfterValidator(_dtype)]
+
+
+def _check_traits(traits: dict[str, Domain], info: ValidationInfo) -> dict[str, Domain]:
+    operation = _operation(info)
+    _check_names(traits, operation.traits)
     for name, domain in traits.items():
-        trait = TRAITS.get(name)
-        if trait is None:
-            raise ValueError(f"no trait is called {name!r}{did_you_mean(name, TRAITS)}")
-        if domain == MASK_OF_IMPL and name == "mask":
+        if domain == OF_VARIANT and name == operation.variant_trait:
             continue
+        trait = operation.traits[name]
         for value in domain if isinstance(domain, list) else [domain]:
-            fits = isinstance(value, bool) == (trait.kind == "bool") and (
-                value in trait.values if trait.values else isinstance(value, str) == (trait.kind == "text")
-            )
-            if not fits and trait.kind == "bool":
+            if not trait.admits(value) and trait.kind == "bool":
                 raise ValueError(f"{name} is a boolean: true or false, not {value!r}")
-            if not fits:
+            if not trait.admits(value):
                 raise ValueError(f"{name} cannot be {value!r}; allowed: {trait.domain}")
     return traits
+
+
+def _check_names(names: Iterable[str], traits: Traits) -> None:
+    for name in names:
+        if name not in traits:
+            raise ValueError(f"no trait is called {name!r}{did_you_mean(name, traits)}")
 
 
 class Rule(_Spec):
@@ -62,7 +103,7 @@ class Invariant(Rule):
 
     families: list[Family] = Field([], description="the families that it concerns (default: all)")
 
-    def concerns(self, family: Family) -> bool:
+    def concerns(self, family: str) -> bool:
         """Whether the rule is about ``family``."""
         return not self.families or family in self.families
 
@@ -76,35 +117,58 @@ class Receipt(_Spec):
 
 
 class TileGroup(_Spec):
-    """Tiles of one head dim pair, in upstream's order, written in CK's tile notation."""
+    """Tiles with some traits in common, in upstream's order, each in the operation's notation or as its traits.
+
+    Numbers of an operation's axes may be written together: ``hdim: 128x128`` are the traits hdim_q and hdim_v.
+    """
 
     dtype: list[Dtype]
-    hdim: str = Field(pattern=r"^\d+x\d+$", description="hdim_q x hdim_v")
     traits: dict[str, TraitValue] = {}
-    tiles: list[str]
+    tiles: list[dict[str, TraitValue]]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _axes(cls, raw: Any, info: ValidationInfo) -> Any:
+        if not isinstance(raw, dict):
+            return raw
+        axes = _operation(info).axes
+        traits = raw.get("traits", {})
+        if not isinstance(traits, dict):
+            return raw
+        for axis in axes.keys() & raw.keys():
+            if not re.fullmatch(r"\d+(x\d+)*", str(raw[axis])) or str(raw[axis]).count("x") + 1 != len(axes[axis]):
+                raise ValueError(f"{axis}: {raw[axis]!r}: expected {' x '.join(axes[axis])}")
+            traits = traits | dict(zip(axes[axis], map(int, str(raw[axis]).split("x")), strict=True))
+        return {name: value for name, value in raw.items() if name not in axes} | {"traits": traits}
 
     @field_validator("traits")
     @classmethod
-    def _traits(cls, traits: dict[str, TraitValue]) -> dict[str, TraitValue]:
-        _check_traits(dict(traits))
+    def _traits(cls, traits: dict[str, TraitValue], info: ValidationInfo) -> dict[str, TraitValue]:
+        _check_traits(dict(traits), info)
         return traits
+
+    @field_validator("tiles", mode="before")
+    @classmethod
+    def _tiles(cls, tiles: Any, info: ValidationInfo) -> Any:
+        if not isinstance(tiles, list):
+            return tiles
+        try:
+            return [_operation(info).read_tile(tile) if isinstance(tile, str) else tile for tile in tiles]
+        except UsageError as error:
+            raise ValueError(str(error)) from None
 
     @field_validator("tiles")
     @classmethod
-    def _tiles(cls, tiles: list[str]) -> list[str]:
+    def _known(cls, tiles: list[dict[str, TraitValue]], info: ValidationInfo) -> list[dict[str, TraitValue]]:
         for tile in tiles:
-            try:
-                parse_tile(tile)
-            except UsageError as error:
-                raise ValueError(str(error)) from None
+            _check_names(tile, _operation(info).traits)
         return tiles
 
     def rows(self) -> Iterator[dict[str, TraitValue]]:
         """The traits of every tile, one mapping a dtype."""
-        hdim_q, hdim_v = map(int, self.hdim.split("x"))
         for dtype in self.dtype:
             for tile in self.tiles:
-                yield {"dtype": dtype.value, "hdim_q": hdim_q, "hdim_v": hdim_v, **parse_tile(tile), **self.traits}
+                yield {"dtype": dtype, **tile, **self.traits}
 
 
 class Variant(_Spec):
@@ -121,14 +185,8 @@ class Variant(_Spec):
 
     @field_validator("traits")
     @classmethod
-    def _traits(cls, traits: dict[str, Domain]) -> dict[str, Domain]:
-        return _check_traits(traits)
-
-
-def _check_names(traits: Any) -> None:
-    for name in traits:
-        if name not in TRAITS:
-            raise ValueError(f"no trait is called {name!r}{did_you_mean(name, TRAITS)}")
+    def _traits(cls, traits: dict[str, Domain], info: ValidationInfo) -> dict[str, Domain]:
+        return _check_traits(traits, info)
 
 
 class Yield(_Spec):
@@ -142,8 +200,8 @@ class Yield(_Spec):
 
     @field_validator("keep", "drop", "set")
     @classmethod
-    def _names(cls, traits: Any) -> Any:
-        _check_names(traits or ())
+    def _names(cls, traits: Any, info: ValidationInfo) -> Any:
+        _check_names(traits or (), _operation(info).traits)
         return traits
 
 
@@ -165,17 +223,17 @@ class Axis(_Spec):
         """The dtype, then the numbers of every value."""
         for dtype in self.dtype:
             for value in self.values:
-                yield (dtype.value, *map(int, value.split("x")))
+                yield (dtype, *map(int, value.split("x")))
 
 
-class Sweep(_Spec):
-    """Tiles as a product instead of a table: head dims x warp tiles x block tiles; constraints leave the valid ones."""
+class Sweep(RootModel[dict[str, list[Axis] | list[int]]]):
+    """Tiles as a product of axes instead of a table; constraints leave the valid ones.
 
-    hdim: list[Axis]
-    warp: list[Axis]
-    tile_m0: list[int]
-    tile_n0: list[int]
-    tile_k0: list[int]
+    An axis is a trait with its values, or one of the operation's axes with those of each dtype, and is joined in the
+    order in which it stands.
+    """
+
+    model_config = ConfigDict(frozen=True)
 
 
 class Enumeration(_Spec):
@@ -211,15 +269,15 @@ class Enumeration(_Spec):
 
     @field_validator("domains")
     @classmethod
-    def _domains(cls, domains: dict[str, dict[str, Domain]]) -> dict[str, dict[str, Domain]]:
+    def _domains(cls, domains: dict[str, dict[str, Domain]], info: ValidationInfo) -> dict[str, dict[str, Domain]]:
         for traits in domains.values():
-            _check_traits(traits)
+            _check_traits(traits, info)
         return domains
 
     @field_validator("derived")
     @classmethod
-    def _derived(cls, derived: dict[str, str]) -> dict[str, str]:
-        _check_names(derived)
+    def _derived(cls, derived: dict[str, str], info: ValidationInfo) -> dict[str, str]:
+        _check_names(derived, _operation(info).traits)
         return derived
 
 
@@ -245,13 +303,14 @@ class ArchSpec(_Spec):
 
     about: str | None = None
     extends: str | None = None
+    operation: str = Field(DEFAULT, description="what its kernels compute (default: attention)")
     arch: str | None = None
     revision: str | None = None
     space: str | None = None
     spaces: list[str] = Field([], description="sweeps: the spaces that the file describes, one of which is asked for")
     reference: str | None = Field(None, description="the target that data/parity calls it by (default: arch)")
     hardware: Hardware | None = None
-    mask_impls: dict[str, list[str]] = {}
+    variants: dict[str, list[str]] = Field({}, description="the values that a trait has in each variant")
     receipts: list[Receipt] = []
     hw_rules: list[Rule] = []
     header_rules: list[Rule] = Field([], description="what the revision's own headers compile")
@@ -260,8 +319,17 @@ class ArchSpec(_Spec):
     sweeps: dict[str, list[str]] = Field({}, description="the enumerations of every variant of sweep files")
     select: dict[Family, Select] = {}
 
+    @model_validator(mode="before")
+    @classmethod
+    def _named_variants(cls, raw: Any, info: ValidationInfo) -> Any:
+        """An operation may call its variants otherwise: attention's are ``mask_impls``."""
+        named = f"{_operation(info).traits.variant}s"
+        if not isinstance(raw, dict) or named not in raw:
+            return raw
+        return {"variants" if key == named else key: value for key, value in raw.items()}
+
     @model_validator(mode="after")
-    def _references_exist(self) -> ArchSpec:
+    def _references_exist(self) -> Self:
         for name, enumeration in self.enumerations.items():
             if enumeration.tiles_of is not None and enumeration.tiles_of not in self.enumerations:
                 raise ValueError(
@@ -284,19 +352,19 @@ class ArchSpec(_Spec):
         first = enumeration.first_tiles
         return source.target, [group.model_copy(update={"tiles": group.tiles[:first]}) for group in source.tiles]
 
-    def yields_of(self, family: Family) -> dict[str, Yield]:
+    def yields_of(self, family: str) -> dict[str, Yield]:
         """How each enumeration that gives kernels of ``family`` does so."""
         return {
             name: made
             for name, enumeration in self.enumerations.items()
             for made in enumeration.yields
-            if made.family is family
+            if made.family == family
         }
 
     @property
-    def families(self) -> tuple[Family, ...]:
-        """The families that have kernels."""
-        return tuple(family for family in Family if self.yields_of(family))
+    def families(self) -> tuple[str, ...]:
+        """The families that have kernels, in the operation's order."""
+        return tuple(family for family in operation(self.operation).traits.families if self.yields_of(family))
 
     @property
     def receipt_numbers(self) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from catalog.ops.attention.traits import LATER_TRAITS, TRAITS, Trait
+from catalog.schema.traits import Trait, Traits
 
 
 class Column(NamedTuple):
@@ -84,14 +84,11 @@ def _of_trait(trait: Trait) -> Column:
     return Column(trait.name, trait.sql_type, trait.domain, default, trait.meaning)
 
 
-def _columns() -> Iterator[Column]:
+def columns_of(traits: Traits) -> Iterator[Column]:
+    """Every column of the view of an operation's kernels, in order."""
     yield from _IDENTITY
-    yield from (_of_trait(trait) for trait in TRAITS.values() if trait.name not in LATER_TRAITS)
+    yield from (_of_trait(trait) for trait in traits.values() if trait.name not in traits.later)
     yield from _SELECTION
-    yield from (_of_trait(TRAITS[name]) for name in LATER_TRAITS)  # where a migration can add a column
+    yield from (_of_trait(traits[name]) for name in traits.later)  # where a migration can add a column
     yield from _STATE
     yield from BUILD
-
-
-COLUMNS: tuple[Column, ...] = tuple(_columns())
-"""Every column of the view ``kernels``, in order."""

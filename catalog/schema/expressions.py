@@ -13,14 +13,10 @@ from functools import cache
 
 from catalog.forks import Lock, forks
 from catalog.messages import did_you_mean
-from catalog.ops.attention.traits import IDENTITY, TRAITS
+from catalog.ops.protocol import Operation
 
-SELECT_PARAMETERS = (
-    *("batch", "nhead_q", "nhead_k", "seqlen_q", "seqlen_k", "hdim_q", "hdim_v"),
-    *("tokens_k", "page_size", "num_pages", "num_splits", "seqlen_new", "rotary_dim"),
-    *("dropout", "dlse", "compute_units"),
-)
-"""What a selection rule may ask of the problem (group mode: the longest sequences) and of the device."""
+DEVICE_PARAMETERS = ("compute_units",)
+"""What a selection rule may ask of the device, besides what an operation's problems say."""
 
 SELECT_COLUMNS = ("hw_valid", "dispatch_order")
 
@@ -37,13 +33,16 @@ FUNCTIONS = frozenset(
 class _Reader:
     """Lets SQLite itself say which columns an expression reads, or why it is none."""
 
-    def __init__(self) -> None:
+    def __init__(self, operation: Operation) -> None:
+        self._parameters = dict.fromkeys((*operation.parameters, *DEVICE_PARAMETERS))
         self._seen: set[str] = set()
         self._selects = 0
         self._refused: str | None = None
         self._lock = Lock()
         self._connection = sqlite3.connect(":memory:", check_same_thread=False, cached_statements=0)
-        self._connection.execute(f"CREATE TABLE kernel ({', '.join((*IDENTITY, *TRAITS, *SELECT_COLUMNS))})")
+        self._connection.execute(
+            f"CREATE TABLE kernel ({', '.join((*operation.traits.identity, *operation.traits, *SELECT_COLUMNS))})"
+        )
         self._connection.set_authorizer(self._note)
 
     def _note(self, action: int, first: str | None, second: str | None, *_: str | None) -> int:
@@ -61,16 +60,13 @@ class _Reader:
         """The columns that ``expression`` reads.
 
         Raises:
-            sqlite3.Error: it is not SQL over the kernel columns and :data:`SELECT_PARAMETERS`, or reads more than
-                one row.
+            sqlite3.Error: it is not SQL over the kernel columns and the parameters, or reads more than one row.
         """
         with self._lock:
             self._seen.clear()
             self._selects, self._refused = 0, None
             try:
-                self._connection.execute(
-                    f"EXPLAIN SELECT 1 FROM kernel WHERE ({expression})", dict.fromkeys(SELECT_PARAMETERS)
-                )
+                self._connection.execute(f"EXPLAIN SELECT 1 FROM kernel WHERE ({expression})", self._parameters)
             except sqlite3.DatabaseError:
                 if self._refused is None:
                     raise
@@ -79,32 +75,32 @@ class _Reader:
 
 
 @cache
-def _reader(process: int) -> _Reader:
-    """The reader of a process, by :func:`~catalog.forks.forks`: each process has its own connection."""
-    return _Reader()
+def _reader(process: int, operation: Operation) -> _Reader:
+    """The reader of a process, by :func:`~catalog.forks.forks`: each process has its own connections."""
+    return _Reader(operation)
 
 
 @cache
-def columns_read(expression: str) -> frozenset[str]:
-    """The columns that an expression of a spec reads.
+def columns_read(expression: str, operation: Operation) -> frozenset[str]:
+    """The columns that an expression of a spec of ``operation`` reads.
 
     Raises:
-        sqlite3.Error: it is no SQL over the kernel columns and :data:`SELECT_PARAMETERS`.
+        sqlite3.Error: it is no SQL over the operation's columns and the parameters of selection rules.
     """
-    return _reader(forks()).columns(expression)
+    return _reader(forks(), operation).columns(expression)
 
 
-def what_is_wrong(expression: str, parameters: Iterable[str] = ()) -> str | None:
-    """Why ``expression`` is no SQL over the kernel columns and ``:parameters``; None when it is."""
+def what_is_wrong(expression: str, operation: Operation, parameters: Iterable[str] = ()) -> str | None:
+    """Why ``expression`` is no SQL over the columns of ``operation`` and ``:parameters``; None when it is."""
     allowed = list(parameters)
     unknown = [name for name in re.findall(r":(\w+)", expression) if name not in allowed]
     if unknown:
         return f"no parameter :{unknown[0]}; allowed: {', '.join(f':{name}' for name in allowed) or 'none'}"
     try:
-        columns_read(expression)
+        columns_read(expression, operation)
     except sqlite3.Error as error:
         message = str(error)
         missing = re.fullmatch(r"no such column: (\w+)", message)
-        meant = did_you_mean(missing.group(1), (*IDENTITY, *TRAITS)) if missing else ""
+        meant = did_you_mean(missing.group(1), (*operation.traits.identity, *operation.traits)) if missing else ""
         return f"{message} in {expression!r}{meant}"
     return None

@@ -1,4 +1,4 @@
-"""A kernel: arch + signature + algorithm, with a stable id and upstream's canonical name."""
+"""A kernel: arch + signature + algorithm, with a stable id and its canonical name."""
 
 from __future__ import annotations
 
@@ -6,37 +6,68 @@ import hashlib
 import json
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from catalog.ops.attention.names import grammar_of
-from catalog.ops.attention.traits import IDENTITY, LATER_TRAITS, TRAITS, Algorithm, Family, Signature
 from catalog.schema.name_parts import sql_literal
+from catalog.schema.traits import Traits
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from catalog.schema.grammar import Grammar
 
 
 class Kernel(BaseModel):
-    """One row of the catalog.
+    """One row of the catalog; each operation has a subclass, with its Signature and Algorithm.
 
     ``revision`` is the upstream codegen that the row reproduces (``native``: our own kernels), ``space`` the
-    enumeration it comes from, ``mask_impl`` upstream's choice of mask classes, ``target`` the codegen target whose name
-    upstream appends to the kernel's (empty where it appends none).
+    enumeration it comes from, ``variant`` which variant of it (attention: the mask implementation), ``target`` the
+    codegen target whose name upstream appends to the kernel's (empty where it appends none).
+
+    Attributes:
+        operation: what its kernels compute.
+        traits: the columns of its signature and algorithm.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", ignored_types=(cached_property,))
 
+    operation: ClassVar[str]
+    traits: ClassVar[Traits]
+
     arch: str
     revision: str
     space: str
-    mask_impl: str
+    variant: str
     target: str
-    signature: Signature
-    algorithm: Algorithm
+    signature: Any
+    algorithm: Any
+
+    @classmethod
+    def grammar(cls, family: str, revision: str) -> Grammar:
+        """How ``revision`` names the kernels of ``family``."""
+        raise NotImplementedError
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_a_variant(cls, fields: Any) -> Any:
+        """Take the variant by the operation's own word for it, as JSON has it."""
+        if not isinstance(fields, dict) or cls.traits.variant not in fields:
+            return fields
+        others = {name: value for name, value in fields.items() if name not in ("operation", cls.traits.variant)}
+        return others | {"variant": fields[cls.traits.variant]}
+
+    @model_serializer(mode="wrap")
+    def _by_its_own_words(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields: dict[str, Any] = handler(self)
+        fields[self.traits.variant] = fields.pop("variant")
+        return fields | _operation_member(self.operation)
 
     @cached_property
     def name(self) -> str:
         """The canonical name, the one that parity compares."""
-        return grammar_of(self.family, self.revision).name(self.to_row())
+        return self.grammar(self.family, self.revision).name(self.to_row())
 
     @cached_property
     def id(self) -> str:
@@ -47,42 +78,47 @@ class Kernel(BaseModel):
     def canonical_json(self) -> str:
         """Every field, keys sorted, no spaces: equal kernels have equal bytes. Later traits show unless default."""
         fields = self.model_dump(mode="json")
-        for name in LATER_TRAITS:
-            group = fields[TRAITS[name].group]
-            if group[name] == TRAITS[name].default:
+        for name in self.traits.later:
+            group = fields[self.traits[name].group]
+            if group[name] == self.traits[name].default:
                 del group[name]
         return json.dumps(fields, sort_keys=True, separators=(",", ":"))
 
     @property
-    def family(self) -> Family:
+    def family(self) -> str:
         """The family, the trait asked for most."""
-        return self.signature.family
+        return str(self.signature.family)
 
     def to_row(self) -> dict[str, Any]:
         """Identity and traits as one flat mapping of plain values, booleans as ``bool``."""
-        fields: dict[str, dict[str, Any]] = self.model_dump(mode="json")
-        return {**{name: fields[name] for name in IDENTITY}, **fields["signature"], **fields["algorithm"]}
+        fields: dict[str, Any] = self.model_dump(mode="json")
+        return {**{name: fields[name] for name in self.traits.identity}, **fields["signature"], **fields["algorithm"]}
 
     @classmethod
-    def from_row(cls, row: Mapping[str, Any]) -> Kernel:
-        """The kernel of a row of the ``kernel`` table, or of :meth:`to_row`; further columns are ignored.
+    def from_row(cls, row: Mapping[str, Any]) -> Self:
+        """The kernel of a row of the operation's table, or of :meth:`to_row`; further columns are ignored.
 
         Raises:
             pydantic.ValidationError: a column is missing or outside of its domain.
         """
         groups: dict[str, dict[str, Any]] = {"signature": {}, "algorithm": {}}
-        for trait in TRAITS.values():
+        for trait in cls.traits.values():
             value = row[trait.name]
             groups[trait.group][trait.name] = bool(value) if trait.kind == "bool" else value
-        return cls(**{name: row[name] for name in IDENTITY}, **groups)
+        return cls(**{name: row[name] for name in cls.traits.identity}, **groups)
 
 
-def canonical_json_sql() -> str:
-    """SQL expression, over the kernel columns, of :attr:`Kernel.canonical_json`.
+def _operation_member(operation: str) -> dict[str, str]:
+    """What an id has of the operation: attention was the first, and its ids say nothing of it."""
+    return {} if operation == "attention" else {"operation": operation}
+
+
+def canonical_json_sql(kernel: type[Kernel]) -> str:
+    """SQL expression, over the columns of an operation's kernels, of :attr:`Kernel.canonical_json`.
 
     One printf call: five times faster than joining the pieces with ``||``.
     """
-    arguments: list[str] = []
+    traits, arguments = kernel.traits, list[str]()
 
     def member(column: str, kind: str) -> str:
         arguments.append(
@@ -92,19 +128,24 @@ def canonical_json_sql() -> str:
 
     def later(column: str, text: str) -> str:
         shown = f"printf('{text},', {arguments.pop()})"
-        arguments.append(f"iif({column} = {sql_literal(TRAITS[column].default or 0)}, '', {shown})")
+        arguments.append(f"iif({column} = {sql_literal(traits[column].default or 0)}, '', {shown})")
         return "%s"
 
     def group(name: str) -> str:
-        traits = sorted((trait.name, trait.kind) for trait in TRAITS.values() if trait.group == name)
+        columns = sorted((trait.name, trait.kind) for trait in traits.values() if trait.group == name)
         first, *others = (
-            later(column, member(column, kind)) if column in LATER_TRAITS else member(column, kind) + ","
-            for column, kind in traits
+            later(column, member(column, kind)) if column in traits.later else member(column, kind) + ","
+            for column, kind in columns
         )
         return f'"{name}":{{' + first + "".join(others).removesuffix(",") + "}"
 
+    fixed = _operation_member(kernel.operation)
     members = [
-        group(name) if name in {"signature", "algorithm"} else member(name, "text")
-        for name in sorted((*IDENTITY, "signature", "algorithm"))
+        group(name)
+        if name in {"signature", "algorithm"}
+        else f'"{name}":"{fixed[name]}"'
+        if name in fixed
+        else member(name, "text")
+        for name in sorted((*traits.identity, *fixed, "signature", "algorithm"))
     ]
     return f"printf('{{{','.join(members)}}}', {', '.join(arguments)})"

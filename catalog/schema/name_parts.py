@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from catalog.backends import spec_folders
-from catalog.ops.attention.traits import TRAITS
+from catalog.schema.traits import Traits
 
 Row = Mapping[str, Any]
 
@@ -36,8 +36,8 @@ class Part(Protocol):
     def printf(self) -> tuple[str, tuple[str, ...]]:
         """The same piece as a printf format and its arguments."""
 
-    def regex(self) -> str:
-        """Pattern, without capturing groups, of every text the piece can have."""
+    def regex(self, traits: Traits) -> str:
+        """Pattern, without capturing groups, of every text the piece can have; ``traits`` are the operation's."""
 
     def read(self, text: str) -> dict[str, Any]:
         """The traits that ``text`` states."""
@@ -59,7 +59,7 @@ class Literal:
     def printf(self) -> tuple[str, tuple[str, ...]]:
         return self.literal.replace("%", "%%"), ()
 
-    def regex(self) -> str:
+    def regex(self, traits: Traits) -> str:
         return re.escape(self.literal)
 
     def read(self, text: str) -> dict[str, Any]:
@@ -92,7 +92,7 @@ class Extents:
             return "%s", (self.sql(),)
         return self.prefix + "x".join(["%d"] * len(self.fields)), self.fields
 
-    def regex(self) -> str:
+    def regex(self, traits: Traits) -> str:
         shown = re.escape(self.prefix) + "x".join([r"-?\d+"] * len(self.fields))
         return shown if self.absent is None else f"(?:{shown})?"
 
@@ -123,8 +123,8 @@ class Word:
     def printf(self) -> tuple[str, tuple[str, ...]]:
         return f"{self.prefix}%s", (self.field,)
 
-    def regex(self) -> str:
-        return re.escape(self.prefix) + _any_of(map(str, TRAITS[self.field].values))
+    def regex(self, traits: Traits) -> str:
+        return re.escape(self.prefix) + _any_of(map(str, traits[self.field].values))
 
     def read(self, text: str) -> dict[str, Any]:
         return {self.field: text[len(self.prefix) :]}
@@ -156,7 +156,7 @@ class Choice:
     def printf(self) -> tuple[str, tuple[str, ...]]:
         return "%s", (self.sql(),)
 
-    def regex(self) -> str:
+    def regex(self, traits: Traits) -> str:
         return _any_of(self.texts.values())
 
     def read(self, text: str) -> dict[str, Any]:
@@ -194,14 +194,14 @@ class Pads:
     def printf(self) -> tuple[str, tuple[str, ...]]:
         return "%s", (self.sql(),)
 
-    def regex(self) -> str:
+    def regex(self, traits: Traits) -> str:
         return f"(?:_p{self._axes('(?:')}|{re.escape(self.none)})"
 
     def read(self, text: str) -> dict[str, Any]:
         if text == self.none:
             return dict.fromkeys(self.letters, 0)
         found = re.fullmatch("_p" + self._axes("("), text)
-        assert found is not None, f"{text!r} matched {self.regex()!r} before"  # noqa: S101
+        assert found is not None, f"{text!r} is padding as the name has it"  # noqa: S101
         amounts = {shown: n for n, shown in self.amounts.items()}
         return {
             axis: 0 if group is None else amounts[group.removeprefix(letter)]
@@ -229,7 +229,7 @@ class Target:
     def printf(self) -> tuple[str, tuple[str, ...]]:
         return "%s", (self.sql(),)
 
-    def regex(self) -> str:
+    def regex(self, traits: Traits) -> str:
         return self.pattern
 
     def read(self, text: str) -> dict[str, Any]:
@@ -240,7 +240,7 @@ class Target:
 class NativeTarget(Target):
     """The target of kernels that are not upstream's: their arch, any that has a spec when a name is first read."""
 
-    def regex(self) -> str:
+    def regex(self, traits: Traits) -> str:
         names = [path.stem for folder in spec_folders() for path in (folder / "native").glob("*.json")]
         return "_" + _any_of(names) if names else r"_(?!)"
 

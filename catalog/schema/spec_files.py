@@ -15,6 +15,8 @@ from pydantic import ValidationError
 from catalog.errors import SpecError, UsageError
 from catalog.files import parse_json, read_given
 from catalog.messages import did_you_mean, expected
+from catalog.ops import DEFAULT, operation
+from catalog.ops.protocol import Operation
 from catalog.schema.arch_spec import (
     ArchSpec,
     Enumeration,
@@ -23,12 +25,11 @@ from catalog.schema.arch_spec import (
     Receipt,
     Rule,
     Select,
-    Sweep,
     TileGroup,
     Variant,
     Yield,
 )
-from catalog.schema.expressions import SELECT_PARAMETERS, what_is_wrong
+from catalog.schema.expressions import DEVICE_PARAMETERS, what_is_wrong
 from catalog.settings import data_dir
 
 DEFAULT_REVISION = "2026-05"
@@ -52,22 +53,25 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 def _validate(raw: dict[str, Any], path: Path) -> ArchSpec:
     try:
-        spec = ArchSpec.model_validate(raw)
+        of = operation(raw.get("operation", DEFAULT))
+        spec = ArchSpec.model_validate(raw, context=of)
+    except (UsageError, TypeError) as error:  # an operation that nothing can be called
+        raise SpecError(f"{path}: operation: {error}") from None
     except ValidationError as error:
         lines = []
         for item in error.errors():
             where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in item["loc"]).lstrip(".")
             lines.append(f"{path}: {where or 'top level'}: {_explain(item)}")
         raise SpecError("\n".join(lines)) from None
-    wrong = [f"{path}: {where}: {reason}" for where, reason in _wrong_expressions(spec)]
+    wrong = [f"{path}: {where}: {reason}" for where, reason in _wrong_expressions(spec, of)]
     if wrong:
         raise SpecError("\n".join(wrong))
     return spec
 
 
-def _wrong_expressions(spec: ArchSpec) -> Iterator[tuple[str, str]]:
-    for where, expression, parameters in _expressions(spec):
-        reason = what_is_wrong(expression, parameters)
+def _wrong_expressions(spec: ArchSpec, operation: Operation) -> Iterator[tuple[str, str]]:
+    for where, expression, parameters in _expressions(spec, (*operation.parameters, *DEVICE_PARAMETERS)):
+        reason = what_is_wrong(expression, operation, parameters)
         if reason is not None:
             yield where, reason
 
@@ -85,7 +89,7 @@ def _wrong_receipts(spec: ArchSpec) -> Iterator[tuple[str, str]]:
                 yield at, f"receipt {receipt} is missing"
 
 
-def _expressions(spec: ArchSpec) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+def _expressions(spec: ArchSpec, of_selection: tuple[str, ...]) -> Iterator[tuple[str, str, tuple[str, ...]]]:
     """Every SQL expression of a spec: the path to it, its text, the parameters that it may use."""
     general: tuple[tuple[str, Sequence[Rule]], ...] = (
         ("hw_rules", spec.hw_rules),
@@ -112,9 +116,9 @@ def _expressions(spec: ArchSpec) -> Iterator[tuple[str, str, tuple[str, ...]]]:
                 yield f"{at}.yields[{i}].where", made.where, ()
     for family, select in spec.select.items():
         for i, rule in enumerate(select.rules):
-            yield f"select.{family}.rules[{i}].expr", rule.expr, SELECT_PARAMETERS
+            yield f"select.{family}.rules[{i}].expr", rule.expr, of_selection
         for i, expr in enumerate(select.order):
-            yield f"select.{family}.order[{i}]", expr, SELECT_PARAMETERS
+            yield f"select.{family}.order[{i}]", expr, of_selection
 
 
 def _explain(item: Any) -> str:
@@ -133,7 +137,6 @@ def _fields_at(location: tuple[int | str, ...]) -> list[str]:
         "variants": Variant,
         "constraints": Rule,
         "yields": Yield,
-        "sweep": Sweep,
     }
     steps |= dict.fromkeys(("rules", "hw_rules", "header_rules"), Rule)
     steps |= {"select": Select, "invariants": Invariant, "hardware": Hardware}

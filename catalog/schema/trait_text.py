@@ -8,13 +8,13 @@ from typing import Any
 
 from catalog.errors import UsageError
 from catalog.messages import did_you_mean
-from catalog.ops.attention.traits import IDENTITY, TRAITS, Family, Trait
+from catalog.schema.traits import Trait, Traits
 
 _TRUTH = {"0": False, "false": False, "1": True, "true": True}
 
 
-def read_traits(words: Iterable[str]) -> dict[str, Any]:
-    """The traits that ``words`` state, each as ``trait=value``; booleans are 0, 1, true or false.
+def read_traits(words: Iterable[str], known: Traits) -> dict[str, Any]:
+    """The traits of ``known`` that ``words`` state, each as ``trait=value``; booleans are 0, 1, true or false.
 
     Raises:
         UsageError: a word has another form, names no trait, gives a value outside of its domain, or repeats a trait.
@@ -26,17 +26,17 @@ def read_traits(words: Iterable[str]) -> dict[str, Any]:
             raise UsageError(f"{word!r} states no trait", hint="Write trait=value, as in hdim_q=128.")
         if name in traits:
             raise UsageError(f"{name} is stated twice: {shown(traits[name])} and {text}")
-        traits[name] = _value(_trait(name), text)
+        traits[name] = _value(_trait(name, known), text)
     return traits
 
 
-def read_family(text: str) -> Family:
+def read_family(text: str, known: Traits) -> str:
     """The family called ``text``.
 
     Raises:
         UsageError: there is none.
     """
-    return Family(_value(TRAITS["family"], text))
+    return str(_value(known["family"], text))
 
 
 def shown(value: Any) -> str:
@@ -44,13 +44,15 @@ def shown(value: Any) -> str:
     return str(int(value) if isinstance(value, bool) else value)
 
 
-def _trait(name: str) -> Trait:
-    if name in TRAITS:
-        return TRAITS[name]
-    if name in IDENTITY:
-        raise UsageError(f"{name} is no trait", hint="It has an option: --arch, --revision or --mask-impl.")
+def _trait(name: str, known: Traits) -> Trait:
+    if name in known:
+        return known[name]
+    if name in known.identity:
+        raise UsageError(
+            f"{name} is no trait", hint=f"It has an option: --arch, --revision or --{known.variant.replace('_', '-')}."
+        )
     hint = "`catalog columns` lists every trait."
-    raise UsageError(f"no trait is called {name!r}{did_you_mean(name, TRAITS)}", hint=hint)
+    raise UsageError(f"no trait is called {name!r}{did_you_mean(name, known)}", hint=hint)
 
 
 def _value(trait: Trait, text: str) -> Any:

@@ -15,7 +15,6 @@ from catalog.build.hip.toolchain import device_libraries, rocm_root
 from catalog.build.targets import Target
 from catalog.build.toolchains import CANDIDATES, Compiler, Toolchain, host_facts, host_flags
 from catalog.errors import ToolchainError
-from catalog.ops.attention.traits import Family
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ class Toolset:
     objects_option: str = "@"
 
 
-def toolset_of(arch: str, target: Target, families: Iterable[Family] = ()) -> Toolset:
+def toolset_of(arch: str, target: Target, families: Iterable[str] = ()) -> Toolset:
     """The toolset of ``arch``: with the compiler that the builder would take, or its usual name where there is none.
 
     Args:

@@ -12,7 +12,7 @@ from typing import Any
 from catalog.ops.attention.traits import Family
 from catalog.schema.name_parts import Choice, Extents, Literal, Part, Row, Word, words
 
-_PIPELINES = {
+_PIPELINES: dict[str, str] = {
     Family.FWD_APPENDKV: "appendkv",
     Family.FWD_SPLITKV_COMBINE: "splitkv_combine",
     Family.BWD_DOT_DO_O: "qr",
@@ -48,7 +48,7 @@ def _shown_if(field: str, word: str) -> Choice:
     return Choice((field,), {(True,): f"_{word}=1", (False,): ""})
 
 
-def _parts(family: Family) -> tuple[Part, ...]:
+def _parts(family: str) -> tuple[Part, ...]:
     pipeline: Part = Literal(f"_{_PIPELINES[family]}") if family in _PIPELINES else Word("_", "pipeline")
     scale = words(
         "qscale", no="", pertensor="_qs=pertensor", blockscale="_qs=blockscale", kv_blockscale="_qs=kv_blockscale"
@@ -94,7 +94,7 @@ def _parts(family: Family) -> tuple[Part, ...]:
     )
 
 
-def dispatcher_name_sql(family: Family) -> str:
+def dispatcher_name_sql(family: str) -> str:
     """SQL expression, over the kernel columns, of the dispatcher's name.
 
     Without printf, which the sandbox of user expressions does not admit: the view ``kernels`` is made of it.

@@ -10,16 +10,13 @@ Source of the forms: the ``name`` properties of the kernel, tile and pipeline cl
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache, cached_property
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 from catalog.errors import UsageError
 from catalog.ops.attention.traits import TRAITS, Family
+from catalog.schema.grammar import Grammar, Implied, read_parts
 from catalog.schema.name_parts import (
     Choice,
     Extents,
@@ -31,10 +28,8 @@ from catalog.schema.name_parts import (
     Target,
     Word,
     flag,
-    joined_sql,
     words,
 )
-from catalog.settings import settings
 
 
 def _triple(kind: str, gemm: int) -> tuple[str, str, str]:
@@ -93,8 +88,6 @@ _DROPOUT_NATIVE = Choice(
 )
 _PIPELINE_BWD = words("pipeline", no="", sm90_mma="_sm90_mma", sm90_wgmma="_sm90_wgmma")
 
-Implied = Callable[[Row], dict[str, Any]]
-
 
 def _v_is_n1(row: Row) -> dict[str, Any]:
     return {"hdim_v": row["tile_n1"]}
@@ -135,55 +128,11 @@ def _rows_of_64(row: Row) -> dict[str, Any]:
     return {"hdim_v": row["hdim_q"], "tile_m0": 64}
 
 
-def _pattern(parts: tuple[Part, ...]) -> re.Pattern[str]:
-    return _compiled(parts, settings().data_dir)
-
-
-@cache
-def _compiled(parts: tuple[Part, ...], _chosen: Path | None) -> re.Pattern[str]:
-    """Targets are those of the data folder, the one that is chosen or the built-in one."""
-    return re.compile("".join(f"({part.regex()})" for part in parts))
-
-
-@dataclass(frozen=True, eq=False)
-class Grammar:
-    """How the kernels of one family are called, and which traits the name implies without showing them."""
-
-    family: Family
-    parts: tuple[Part, ...]
-    implied: Implied
-
-    @cached_property
-    def traits(self) -> frozenset[str]:
-        """The traits that kernels of the family have: those that the name shows, and those that it implies."""
-        shown = {trait for part in self.parts for trait in part.traits}
-        return frozenset(shown | set(self.implied(dict.fromkeys(TRAITS, 0))))
-
-    def name(self, row: Row) -> str:
-        """The canonical name of a row of traits plus ``target``."""
-        return "".join(part.text(row) for part in self.parts)
-
-    def sql(self) -> str:
-        """SQL expression of the name over the kernel columns."""
-        return joined_sql(self.parts)
-
-    def parse(self, name: str) -> dict[str, Any] | None:
-        """Every trait plus ``target``, or None when ``name`` is not of this family."""
-        found = _pattern(self.parts).fullmatch(name)
-        if found is None:
-            return None
-        traits: dict[str, Any] = {trait.name: trait.default for trait in TRAITS.values()}
-        traits["family"] = self.family.value
-        for part, text in zip(self.parts, found.groups(), strict=True):
-            traits |= part.read(text)
-        return traits | self.implied(traits)
-
-
 def _grammar(family: Family, implied: Implied, *parts: Part | Sequence[Part]) -> Grammar:
     flat: list[Part] = [Literal(f"fmha_{'bwd' if family is Family.BWD_DQ_DK_DV else family}"), *_HEAD]
     for part in parts:
         flat.extend(part if isinstance(part, Sequence) else (part,))
-    return Grammar(family, (*flat, _UPSTREAM), implied)
+    return Grammar(TRAITS, family, (*flat, _UPSTREAM), implied)
 
 
 _UPSTREAM = Target(r"(?:_gfx\w+)?")
@@ -191,7 +140,7 @@ _NATIVE = NativeTarget("")
 _MODE = Word("_", "mode")
 _1D: tuple[Part, ...] = (Extents("_b", ("tile_m0",)), _MODE, Extents("_o", ("block_per_cu",)))
 
-GRAMMARS: Mapping[Family, Grammar] = MappingProxyType(
+GRAMMARS: Mapping[str, Grammar] = MappingProxyType(
     {
         grammar.family: grammar
         for grammar in (
@@ -236,7 +185,7 @@ GRAMMARS: Mapping[Family, Grammar] = MappingProxyType(
 )  # fmt: skip
 """The name grammar of every family, as the newest revision has it."""
 
-_OLDER: Mapping[str, Mapping[Family, Grammar]] = MappingProxyType(
+_OLDER: Mapping[str, Mapping[str, Grammar]] = MappingProxyType(
     {
         "2025-07": {
             grammar.family: grammar
@@ -279,10 +228,10 @@ def _native(grammar: Grammar, implied: Implied | None = None, more: Sequence[Par
     ``replaced``: parts, by the trait that they show; ``more``: parts that upstream's names have not.
     """
     parts = [replaced.get(part.traits[0], part) if part.traits else part for part in grammar.parts[:-1]]
-    return Grammar(grammar.family, (*parts, *more, _NATIVE), implied or grammar.implied)
+    return Grammar(TRAITS, grammar.family, (*parts, *more, _NATIVE), implied or grammar.implied)
 
 
-_NATIVE_GRAMMARS: Mapping[Family, Grammar] = MappingProxyType(
+_NATIVE_GRAMMARS: Mapping[str, Grammar] = MappingProxyType(
     {family: _native(grammar) for family, grammar in GRAMMARS.items()}
     | {
         Family.FWD_SPLITKV: _native(GRAMMARS[Family.FWD_SPLITKV], _v_is_n1),
@@ -296,7 +245,7 @@ _NATIVE_GRAMMARS: Mapping[Family, Grammar] = MappingProxyType(
 """The same for our own kernels: V may have another head dim than Q everywhere, and dropout has one variant."""
 
 
-def grammar_of(family: Family, revision: str) -> Grammar:
+def grammar_of(family: str, revision: str) -> Grammar:
     """How ``revision`` calls the kernels of ``family``."""
     if revision == "native":
         return _NATIVE_GRAMMARS[family]
@@ -314,11 +263,8 @@ def parse_tile(text: str) -> dict[str, int]:
         UsageError: ``text`` is none of the tile notations.
     """
     for parts in (_TILE_BWD, _TILE, _TILE_APPENDKV, _TILE_COMBINE):
-        found = _pattern(parts).fullmatch(text)
-        if found is not None:
-            traits: dict[str, int] = {}
-            for part, piece in zip(parts, found.groups(), strict=True):
-                traits |= part.read(piece)
+        traits = read_parts(parts, text, TRAITS)
+        if traits is not None:
             return traits | (_third_gemm(traits) if parts is _TILE_BWD else {})
     raise UsageError(
         f"{text!r} is not a tile",

@@ -43,7 +43,7 @@ def stages_of(op: Op, main: Kernel) -> tuple[Family, ...]:
 WORKSPACES = ("o_acc", "lse_acc", "delta", "dq_acc")
 """What stages hand to each other: partial O and LSE of the splits, the row sums of dO * O, partial dQ."""
 
-_WORKSPACES: Mapping[Family, tuple[str, ...]] = MappingProxyType(
+_WORKSPACES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         Family.FWD_SPLITKV: ("o_acc", "lse_acc"),
         Family.FWD_SPLITKV_COMBINE: ("o_acc", "lse_acc"),
@@ -60,7 +60,7 @@ def workspaces_of(kernel: Kernel) -> tuple[str, ...]:
     return tuple(name for name in used if name != "dq_acc" or not kernel.algorithm.max_seq_q)
 
 
-_FIXED: Mapping[Family, Mapping[str, Any]] = MappingProxyType(
+_FIXED: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     # The combine kernel weighs the splits by their log-sum-exp, whether or not the caller wants it.
     {Family.FWD_SPLITKV: {"lse": True}}
 )
@@ -97,7 +97,7 @@ def traits_of(problem: Problem) -> dict[str, Any]:
     }
 
 
-def required_traits(problem: Problem, family: Family, revision: str, mask_impl: str) -> dict[str, Any]:
+def required_traits(problem: Problem, family: str, revision: str, mask_impl: str) -> dict[str, Any]:
     """The signature that a kernel of ``family`` must have to answer ``problem``, head dims aside.
 
     A trait that the family's names neither show nor imply is one that the family has not: its default. One that only a
@@ -106,6 +106,6 @@ def required_traits(problem: Problem, family: Family, revision: str, mask_impl: 
     mask = problem.kernel_mask
     if mask_impl == "simplified" and mask is not Mask.NO:
         mask = Mask.MASK
-    asked = traits_of(problem) | {"mask": mask.value, "family": family.value, **_FIXED.get(family, {})}
+    asked = traits_of(problem) | {"mask": mask.value, "family": str(family), **_FIXED.get(family, {})}
     has = GRAMMARS[family].traits | grammar_of(family, revision).traits | {"family"}
     return {name: asked[name] if name in has & asked.keys() else TRAITS[name].default for name in REQUIRED_TRAITS}

@@ -1,30 +1,15 @@
-"""Every trait of a kernel, defined once.
-
-A trait is a field of :class:`Signature` (what a kernel computes) or :class:`Algorithm` (how). Its column, type, domain,
-default and meaning derive from the field here: the SQL table, the canonical names, ``catalog columns`` and the docs all
-read :data:`TRAITS`. A trait that a family has no use for keeps its default.
-"""
+"""The traits of attention kernels, each defined once."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from enum import Enum
-from types import MappingProxyType
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
-from pydantic.fields import FieldInfo
+from pydantic import Field
+
+from catalog.schema.traits import Count, TraitModel, Traits, Word, trait
 
 
-class _Word(str, Enum):
-    """A value that SQL, JSON and names spell alike."""
-
-    def __str__(self) -> str:
-        return str(self.value)
-
-
-class Family(_Word):
+class Family(Word):
     """The nine kernel families of CK Tile's FMHA."""
 
     FWD = "fwd"
@@ -38,7 +23,7 @@ class Family(_Word):
     BWD_CONVERT_DQ = "bwd_convert_dq"
 
 
-class Dtype(_Word):
+class Dtype(Word):
     """Element type of Q, K, V; of O too, unless the name says otherwise (fp8bf16: fp8 in, bf16 out)."""
 
     FP32 = "fp32"
@@ -53,21 +38,21 @@ class Dtype(_Word):
     MXFP4 = "mxfp4"
 
 
-class Mode(_Word):
+class Mode(Word):
     """How sequences are stored."""
 
     BATCH = "batch"
     GROUP = "group"
 
 
-class VLayout(_Word):
+class VLayout(Word):
     """Which axis of V is contiguous: the head dim (row) or the sequence (col)."""
 
     ROW = "row"
     COL = "col"
 
 
-class Mask(_Word):
+class Mask(Word):
     """Mask that a kernel is compiled for; `mask` is the one of mask_impl simplified."""
 
     NO = "no"
@@ -76,7 +61,7 @@ class Mask(_Word):
     MASK = "mask"
 
 
-class Bias(_Word):
+class Bias(Word):
     """What is added to the scores."""
 
     NO = "no"
@@ -84,7 +69,7 @@ class Bias(_Word):
     ALIBI = "alibi"
 
 
-class Qscale(_Word):
+class Qscale(Word):
     """Granularity of the scales of quantised Q, K, V."""
 
     NO = "no"
@@ -94,7 +79,7 @@ class Qscale(_Word):
     MX = "mx"
 
 
-class Rope(_Word):
+class Rope(Word):
     """Rotary position embedding applied to Q and K."""
 
     NO = "no"
@@ -102,7 +87,7 @@ class Rope(_Word):
     HALF = "half"
 
 
-class KvMemoryLayout(_Word):
+class KvMemoryLayout(Word):
     """Order of the elements inside a page of the KV cache."""
 
     NO = "no"
@@ -110,7 +95,7 @@ class KvMemoryLayout(_Word):
     VECTORIZED = "vectorized"
 
 
-class KvLookupTable(_Word):
+class KvLookupTable(Word):
     """Form of the table that finds a sequence's pages."""
 
     NO = "no"
@@ -118,7 +103,7 @@ class KvLookupTable(_Word):
     SGLANG = "sglang"
 
 
-class KvLoadMode(_Word):
+class KvLoadMode(Word):
     """Instruction that reads the KV cache: buffer loads address 2 GB, global loads any size."""
 
     NO = "no"
@@ -126,7 +111,7 @@ class KvLoadMode(_Word):
     GLOAD = "gload"
 
 
-class DropoutVariant(_Word):
+class DropoutVariant(Word):
     """Warp tile that the backward dropout draws its random numbers for."""
 
     NO = "no"
@@ -134,7 +119,7 @@ class DropoutVariant(_Word):
     WG32 = "wg32"
 
 
-class Pipeline(_Word):
+class Pipeline(Word):
     """Main loop of the kernel."""
 
     NO = "no"
@@ -154,154 +139,80 @@ class Pipeline(_Word):
     SM90_WGMMA = "sm90_wgmma"
 
 
-Count = Annotated[int, Field(ge=0)]
 Pad = Literal[0, 1, 8]
 PageSize = Annotated[int, Field(ge=0)]
 
 
-def _trait(default: Any, meaning: str) -> Any:
-    return Field(default, description=meaning)
-
-
-class _Traits(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Signature(_Traits):
+class Signature(TraitModel):
     """What a kernel computes."""
 
     family: Family = Field(description="kernel family")
     dtype: Dtype = Field(description="element type of Q, K and V, and of O unless the name adds another")
-    mode: Mode = _trait(Mode.BATCH, "batch: equal lengths, dense tensors; group: ragged sequences, packed tokens")
-    vlayout: VLayout = _trait(VLayout.ROW, "contiguous axis of V: row = head dim, col = sequence")
+    mode: Mode = trait(Mode.BATCH, "batch: equal lengths, dense tensors; group: ragged sequences, packed tokens")
+    vlayout: VLayout = trait(VLayout.ROW, "contiguous axis of V: row = head dim, col = sequence")
     hdim_q: Count = Field(description="head dim of Q and K that the kernel is compiled for")
     hdim_v: Count = Field(description="head dim of V and O that the kernel is compiled for")
-    mask: Mask = _trait(Mask.NO, "mask that the kernel is compiled for")
-    bias: Bias = _trait(Bias.NO, "what is added to the scores: nothing, a tensor, ALiBi slopes")
-    lse: bool = _trait(False, "stores the log-sum-exp of every row")
-    dropout: bool = _trait(False, "drops attention weights at random")
-    logits: bool = _trait(False, "caps the logits softly (tanh)")
-    sink: bool = _trait(False, "the first tokens stay visible under a window (attention sink)")
-    skip_min_seqlen_q: bool = _trait(False, "skips sequences whose seqlen_q is below a run-time minimum")
-    qscale: Qscale = _trait(Qscale.NO, "granularity of the quantisation scales")
-    rope: Rope = _trait(Rope.NO, "rotary embedding: interleaved or half-rotated pairs")
-    paged_kv: bool = _trait(False, "K and V lie in pages found through a table")
-    page_size: PageSize = _trait(0, "tokens of one page; 0: not fixed at compile time")
-    kv_memory_layout: KvMemoryLayout = _trait(KvMemoryLayout.NO, "order of the elements inside a page")
-    kv_lookup_table: KvLookupTable = _trait(KvLookupTable.NO, "form of the page table")
-    dbias: bool = _trait(False, "computes the gradient of the bias")
-    dropout_variant: DropoutVariant = _trait(DropoutVariant.NO, "warp tile of the backward dropout")
-    store_randval: bool = _trait(False, "stores the random numbers of the dropout")
-    deterministic: bool = _trait(False, "sums dQ in a fixed order: bitwise equal results")
+    mask: Mask = trait(Mask.NO, "mask that the kernel is compiled for")
+    bias: Bias = trait(Bias.NO, "what is added to the scores: nothing, a tensor, ALiBi slopes")
+    lse: bool = trait(False, "stores the log-sum-exp of every row")
+    dropout: bool = trait(False, "drops attention weights at random")
+    logits: bool = trait(False, "caps the logits softly (tanh)")
+    sink: bool = trait(False, "the first tokens stay visible under a window (attention sink)")
+    skip_min_seqlen_q: bool = trait(False, "skips sequences whose seqlen_q is below a run-time minimum")
+    qscale: Qscale = trait(Qscale.NO, "granularity of the quantisation scales")
+    rope: Rope = trait(Rope.NO, "rotary embedding: interleaved or half-rotated pairs")
+    paged_kv: bool = trait(False, "K and V lie in pages found through a table")
+    page_size: PageSize = trait(0, "tokens of one page; 0: not fixed at compile time")
+    kv_memory_layout: KvMemoryLayout = trait(KvMemoryLayout.NO, "order of the elements inside a page")
+    kv_lookup_table: KvLookupTable = trait(KvLookupTable.NO, "form of the page table")
+    dbias: bool = trait(False, "computes the gradient of the bias")
+    dropout_variant: DropoutVariant = trait(DropoutVariant.NO, "warp tile of the backward dropout")
+    store_randval: bool = trait(False, "stores the random numbers of the dropout")
+    deterministic: bool = trait(False, "sums dQ in a fixed order: bitwise equal results")
 
 
-class Algorithm(_Traits):
+class Algorithm(TraitModel):
     """How a kernel computes it. Extents are elements; 0: the family has no such extent."""
 
-    pipeline: Pipeline = _trait(Pipeline.NO, "main loop")
-    tile_m0: Count = _trait(0, "block tile: query rows")
-    tile_n0: Count = _trait(0, "block tile: keys")
-    tile_k0: Count = _trait(0, "block tile: unroll over the head dim in Q K^T")
-    tile_n1: Count = _trait(0, "block tile: columns of O (backward: unroll of P^T dO)")
-    tile_k1: Count = _trait(0, "block tile: unroll over the keys in P V (backward: unroll of dO V^T)")
-    tile_k0max: Count = _trait(0, "block tile: whole head dim of Q (backward: unroll of dS^T Q)")
-    tile_bwd6: Count = _trait(0, "backward block tile: unroll of dS K")
-    tile_bwd7: Count = _trait(0, "backward block tile: head dim of Q")
-    tile_bwd8: Count = _trait(0, "backward block tile: head dim of V")
-    wave_m0: Count = _trait(0, "warps of a block along M in the first GEMM (CK's r…x…x…)")
-    wave_n0: Count = _trait(0, "warps of a block along N in the first GEMM")
-    wave_k0: Count = _trait(0, "warps of a block along K in the first GEMM")
-    wave_m1: Count = _trait(0, "warps of a block along M in the second GEMM")
-    wave_n1: Count = _trait(0, "warps of a block along N in the second GEMM")
-    wave_k1: Count = _trait(0, "warps of a block along K in the second GEMM")
-    wave_m2: Count = _trait(0, "warps of a block along M in the third GEMM (backward: dQ)")
-    wave_n2: Count = _trait(0, "warps of a block along N in the third GEMM")
-    wave_k2: Count = _trait(0, "warps of a block along K in the third GEMM")
-    warp_m0: Count = _trait(0, "warp tile, rows, first GEMM (CK's w…x…x…; host: register block)")
-    warp_n0: Count = _trait(0, "warp tile, columns, first GEMM")
-    warp_k0: Count = _trait(0, "warp tile, depth, first GEMM")
-    warp_m1: Count = _trait(0, "warp tile, rows, second GEMM")
-    warp_n1: Count = _trait(0, "warp tile, columns, second GEMM")
-    warp_k1: Count = _trait(0, "warp tile, depth, second GEMM")
-    warp_m2: Count = _trait(0, "warp tile, rows, third GEMM (backward: dQ)")
-    warp_n2: Count = _trait(0, "warp tile, columns, third GEMM")
-    warp_k2: Count = _trait(0, "warp tile, depth, third GEMM")
-    pad_s: Pad = _trait(0, "padding of seqlen_q: 0 = it must be a multiple of the tile")
-    pad_sk: Pad = _trait(0, "padding of seqlen_k")
-    pad_d: Pad = _trait(0, "padding of hdim_q; 8 = it must be a multiple of 8")
-    pad_dv: Pad = _trait(0, "padding of hdim_v; 8 = it must be a multiple of 8")
-    block_per_cu: Annotated[int, Field(ge=-1)] = _trait(-1, "blocks per compute unit; -1: the pipeline decides")
-    max_seq_q: Count = _trait(0, "longest seqlen_q that the kernel takes; 0: any")
-    trload: bool = _trait(False, "loads through the transposing LDS read of gfx950")
-    kv_load_mode: KvLoadMode = _trait(KvLoadMode.NO, "instruction that reads a paged KV cache")
-    tile_tag: str = _trait("", "label that tells tiles of equal extents apart")
-    stages: Count = _trait(0, "tiles of K and V in shared memory at a time; 0: the pipeline decides")
+    pipeline: Pipeline = trait(Pipeline.NO, "main loop")
+    tile_m0: Count = trait(0, "block tile: query rows")
+    tile_n0: Count = trait(0, "block tile: keys")
+    tile_k0: Count = trait(0, "block tile: unroll over the head dim in Q K^T")
+    tile_n1: Count = trait(0, "block tile: columns of O (backward: unroll of P^T dO)")
+    tile_k1: Count = trait(0, "block tile: unroll over the keys in P V (backward: unroll of dO V^T)")
+    tile_k0max: Count = trait(0, "block tile: whole head dim of Q (backward: unroll of dS^T Q)")
+    tile_bwd6: Count = trait(0, "backward block tile: unroll of dS K")
+    tile_bwd7: Count = trait(0, "backward block tile: head dim of Q")
+    tile_bwd8: Count = trait(0, "backward block tile: head dim of V")
+    wave_m0: Count = trait(0, "warps of a block along M in the first GEMM (CK's r…x…x…)")
+    wave_n0: Count = trait(0, "warps of a block along N in the first GEMM")
+    wave_k0: Count = trait(0, "warps of a block along K in the first GEMM")
+    wave_m1: Count = trait(0, "warps of a block along M in the second GEMM")
+    wave_n1: Count = trait(0, "warps of a block along N in the second GEMM")
+    wave_k1: Count = trait(0, "warps of a block along K in the second GEMM")
+    wave_m2: Count = trait(0, "warps of a block along M in the third GEMM (backward: dQ)")
+    wave_n2: Count = trait(0, "warps of a block along N in the third GEMM")
+    wave_k2: Count = trait(0, "warps of a block along K in the third GEMM")
+    warp_m0: Count = trait(0, "warp tile, rows, first GEMM (CK's w…x…x…; host: register block)")
+    warp_n0: Count = trait(0, "warp tile, columns, first GEMM")
+    warp_k0: Count = trait(0, "warp tile, depth, first GEMM")
+    warp_m1: Count = trait(0, "warp tile, rows, second GEMM")
+    warp_n1: Count = trait(0, "warp tile, columns, second GEMM")
+    warp_k1: Count = trait(0, "warp tile, depth, second GEMM")
+    warp_m2: Count = trait(0, "warp tile, rows, third GEMM (backward: dQ)")
+    warp_n2: Count = trait(0, "warp tile, columns, third GEMM")
+    warp_k2: Count = trait(0, "warp tile, depth, third GEMM")
+    pad_s: Pad = trait(0, "padding of seqlen_q: 0 = it must be a multiple of the tile")
+    pad_sk: Pad = trait(0, "padding of seqlen_k")
+    pad_d: Pad = trait(0, "padding of hdim_q; 8 = it must be a multiple of 8")
+    pad_dv: Pad = trait(0, "padding of hdim_v; 8 = it must be a multiple of 8")
+    block_per_cu: Annotated[int, Field(ge=-1)] = trait(-1, "blocks per compute unit; -1: the pipeline decides")
+    max_seq_q: Count = trait(0, "longest seqlen_q that the kernel takes; 0: any")
+    trload: bool = trait(False, "loads through the transposing LDS read of gfx950")
+    kv_load_mode: KvLoadMode = trait(KvLoadMode.NO, "instruction that reads a paged KV cache")
+    tile_tag: str = trait("", "label that tells tiles of equal extents apart")
+    stages: Count = trait(0, "tiles of K and V in shared memory at a time; 0: the pipeline decides")
 
 
-@dataclass(frozen=True, slots=True)
-class Trait:
-    """One column of the kernel table.
-
-    ``values`` is the finite domain, empty for a number or text that is bounded otherwise; ``minimum`` is a number's
-    lower bound.
-    """
-
-    name: str
-    group: Literal["signature", "algorithm"]
-    kind: Literal["bool", "int", "text"]
-    values: tuple[str | int, ...]
-    minimum: int | None
-    default: bool | int | str | None
-    meaning: str
-
-    @property
-    def sql_type(self) -> str:
-        """STRICT column type; booleans are 0 and 1."""
-        return "TEXT" if self.kind == "text" else "INTEGER"
-
-    @property
-    def domain(self) -> str:
-        """The domain in words."""
-        if self.kind == "bool":
-            return "0, 1"
-        if self.values:
-            return ", ".join(map(str, self.values))
-        return f"integer >= {self.minimum}" if self.kind == "int" else "text"
-
-
-def _base_type(annotation: Any) -> Any:
-    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
-
-
-def _as_trait(name: str, group: Literal["signature", "algorithm"], info: FieldInfo) -> Trait:
-    kind: Literal["bool", "int", "text"]
-    values: tuple[str | int, ...] = ()
-    annotation = _base_type(info.annotation)
-    if get_origin(annotation) is Literal:
-        kind, values = "int", get_args(annotation)
-    elif annotation is bool:
-        kind = "bool"
-    elif annotation is int:
-        kind = "int"
-    else:
-        kind = "text"
-        if issubclass(annotation, Enum):
-            values = tuple(member.value for member in annotation)
-    minimum = next((m.ge for m in info.metadata if hasattr(m, "ge")), None)
-    default = None if info.is_required() else info.default
-    if isinstance(default, Enum):
-        default = default.value
-    return Trait(name, group, kind, values, minimum, default, info.description or "")
-
-
-TRAITS: Mapping[str, Trait] = MappingProxyType(
-    {name: _as_trait(name, "signature", info) for name, info in Signature.model_fields.items()}
-    | {name: _as_trait(name, "algorithm", info) for name, info in Algorithm.model_fields.items()}
-)
-"""Every trait by name, in column order."""
-
-LATER_TRAITS = ("stages",)
-"""Traits that came after the first catalogs: at its default such a trait takes no part in a kernel's id."""
-
-IDENTITY = ("arch", "revision", "space", "mask_impl", "target")
-"""Columns that, with the traits, identify a kernel."""
+TRAITS = Traits(Signature, Algorithm, variant="mask_impl", later=("stages",))
+"""Every trait of attention by name."""

@@ -62,8 +62,8 @@ def splits_of(problem: Problem, kernels: Sequence[Kernel], threads: int) -> int:
     columns = max(1, problem.batch * problem.nhead_k)
     most = max(1, -(-problem.seqlen_k // _SHORTEST_SPLIT))
     if problem.op == "splitkv":
-        main = next(kernel for kernel in kernels if kernel.family is Family.FWD_SPLITKV)
-        items = columns * max(1, -(-problem.seqlen_q * problem.ratio // main.algorithm.tile_m0))
+        main = next(kernel for kernel in kernels if kernel.family == Family.FWD_SPLITKV)
+        items: int = columns * max(1, -(-problem.seqlen_q * problem.ratio // main.algorithm.tile_m0))
         if problem.num_splits:
             return problem.num_splits
         if backend_of(main.arch).whole_waves:

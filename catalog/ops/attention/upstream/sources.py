@@ -23,7 +23,6 @@ from catalog.build.keys import hash_parts
 from catalog.build.toolchains import digest_of, read_facts
 from catalog.errors import BuildError, GeneratorError, UsageError
 from catalog.files import MOST_TEXT_BYTES, Sync, publish, read_own
-from catalog.ops.attention.traits import Family
 from catalog.ops.attention.upstream.live import Generator, find_generator, run_generator
 from catalog.schema.kernel import Kernel
 from catalog.schema.spec_files import OWN_SPACES, load_spec
@@ -50,7 +49,7 @@ class CkFacts(BaseModel):
 
     source: str
     fallback: str
-    families: dict[Family, FamilyFacts]
+    families: dict[str, FamilyFacts]
 
 
 def ck_facts() -> CkFacts:
@@ -62,7 +61,7 @@ def ck_facts() -> CkFacts:
     return read_facts(CkFacts, data_dir() / "toolchains" / "ck.json")
 
 
-def family_flags(family: Family) -> tuple[str, ...]:
+def family_flags(family: str) -> tuple[str, ...]:
     """Flags that kernels of a family are compiled with, beside those of their arch.
 
     Raises:
@@ -97,7 +96,7 @@ class Checkout:
                 f"{self.generator.revision}",
                 hint=f"CATALOG_CK_ROOT or --ck-root names a checkout of revision {kernel.revision}.",
             )
-        question = {"checkout": [self.digest], "kernel": [kernel.name, kernel.arch, kernel.mask_impl]}
+        question = {"checkout": [self.digest], "kernel": [kernel.name, kernel.arch, kernel.variant]}
         remembered = memory / f"{hash_parts(question)}.cpp"
         with contextlib.suppress(OSError, UnicodeDecodeError):
             return read_own(remembered, MOST_TEXT_BYTES).decode()
@@ -115,7 +114,7 @@ class Checkout:
             )
         spec = load_spec(data_dir() / "arch_specs", kernel.arch, kernel.revision)
         for receipt in spec.receipt_numbers:
-            text = self._write(kernel, facts, ["--mask", kernel.mask_impl, "--receipt", str(receipt)])
+            text = self._write(kernel, facts, ["--mask", kernel.variant, "--receipt", str(receipt)])
             if text is not None:
                 return text
         if kernel.space not in OWN_SPACES:

@@ -27,7 +27,7 @@ _CUDA = Dialect(
     footer="CATALOG_EXPORT_BLOCK(catalog::cuda::block_of<Row>)\n",
 )
 
-_HEADERS: Mapping[tuple[Family, Pipeline], str] = MappingProxyType(
+_HEADERS: Mapping[tuple[str, str], str] = MappingProxyType(
     {
         (Family.FWD, Pipeline.SM90_WGMMA): "fmha_fwd_wgmma",
         (Family.FWD, Pipeline.SM90_MMA): "fmha_fwd_mma",

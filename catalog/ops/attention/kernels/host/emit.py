@@ -43,7 +43,7 @@ _HOST = Dialect(
     numbers=tuple(name for name in TRAITS if name.startswith(("tile_", "warp_")) and TRAITS[name].kind == "int"),
 )
 
-_HEADERS: Mapping[Family, str] = MappingProxyType(
+_HEADERS: Mapping[str, str] = MappingProxyType(
     {
         Family.FWD: "fmha_fwd",
         Family.FWD_PAGEDKV: "fmha_fwd",

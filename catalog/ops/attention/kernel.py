@@ -1,0 +1,28 @@
+"""An attention kernel: one row of the operation."""
+
+from __future__ import annotations
+
+from catalog.ops.attention.names import grammar_of
+from catalog.ops.attention.traits import TRAITS, Algorithm, Family, Signature
+from catalog.schema.grammar import Grammar
+from catalog.schema.kernel import Kernel
+
+
+class AttentionKernel(Kernel):
+    """A kernel of one of the nine families; its variant is the mask implementation."""
+
+    operation = "attention"
+    traits = TRAITS
+
+    signature: Signature
+    algorithm: Algorithm
+
+    @classmethod
+    def grammar(cls, family: str, revision: str) -> Grammar:
+        """As :func:`~catalog.ops.attention.names.grammar_of`."""
+        return grammar_of(family, revision)
+
+    @property
+    def family(self) -> Family:
+        """The family, the trait asked for most."""
+        return self.signature.family

@@ -1,0 +1,149 @@
+"""Connections to a catalog's file, also where it cannot be written, and what a fork means for them."""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+from catalog.errors import RegistryError
+from catalog.forks import SPAWN
+from catalog.registry.migrate import migrate
+from catalog.registry.transactions import BUSY_TIMEOUT_S
+
+SQLITE_ERRORS = (sqlite3.Error, UnicodeDecodeError)
+"""Errors of using a file: a message of SQLite may quote bytes of a damaged file that are not UTF-8."""
+
+CACHE_KIB = 524_288
+"""Page cache: a population fits, so that its transaction writes every page once."""
+
+LOG_BYTES = 4 << 20
+"""The write-ahead log beside the file is cut to this size when it starts over."""
+
+_Opened = TypeVar("_Opened")
+
+
+def sha256_hex(text: str) -> str:
+    """SHA-256 of UTF-8 text, in hex; the ``sha256`` of the SQL that makes kernel ids."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """A read-write connection to the catalog at ``path``, made and migrated when needed.
+
+    The connection is in autocommit mode: write in a :func:`~catalog.registry.transactions.transaction`. Where the file
+    cannot be written, it reads.
+
+    Raises:
+        RegistryError: the file cannot be opened or made, is no catalog, or comes from a newer version.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        connection = open_as_allowed(path, "mode=rwc", _open)
+    except (OSError, *SQLITE_ERRORS) as error:
+        raise _cannot_open(path, error) from None
+    try:
+        migrate(connection, path)
+    except SQLITE_ERRORS as error:
+        connection.close()
+        raise _cannot_open(path, error) from None
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def open_as_allowed(path: Path, parameters: str, opener: Callable[[Path, str], _Opened]) -> _Opened:
+    """What ``opener`` makes of ``path`` and SQLite's URI parameters: those given, or others in an unwritable folder.
+
+    A file in WAL mode needs its -shm file even to be read. Where that cannot be made, the file can be read as one that
+    nobody changes, unless a log beside it has changes that such a reader would miss.
+
+    Raises:
+        sqlite3.Error: the file cannot be opened, or a journal or log beside it is not a regular file.
+    """
+    for suffix in ("-journal", "-wal", "-shm"):
+        beside = path.with_name(path.name + suffix)
+        if beside.exists() and not beside.is_file():  # opening a pipe would wait forever
+            raise sqlite3.OperationalError(f"{beside.name} beside it is not a regular file")
+    try:
+        return opener(path, parameters)
+    except sqlite3.Error as error:
+        refused = any(words in str(error) for words in ("unable to open", "readonly"))
+        if not refused or not path.is_file() or _has_log(path):
+            raise
+    return opener(path, "mode=ro&immutable=1")
+
+
+def _has_log(path: Path) -> bool:
+    try:
+        return path.with_name(path.name + "-wal").stat().st_size > 0
+    except FileNotFoundError:
+        return False
+
+
+def message_of(error: Exception) -> str:
+    """The message of an error of :data:`SQLITE_ERRORS`."""
+    return "its schema is damaged: it is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
+
+
+def _open(path: Path, parameters: str) -> sqlite3.Connection:
+    if _crossed and path.exists() and _file_of(path) in _crossed:
+        raise RegistryError(
+            f"the catalog {path} was in use when this process was forked, and cannot be used in it", hint=SPAWN
+        )
+    uri = f"{path.resolve().as_uri()}?{parameters}"
+    connection = sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
+    try:
+        connection.row_factory = sqlite3.Row
+        connection.execute("PRAGMA foreign_keys = ON")
+        # WAL with NORMAL cannot corrupt the file; a power cut may lose the last transaction, never half of one.
+        connection.execute("PRAGMA synchronous = NORMAL")
+        connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+        connection.execute("PRAGMA temp_store = MEMORY")
+        connection.execute(f"PRAGMA journal_size_limit = {LOG_BYTES}")
+        connection.create_function("sha256", 1, sha256_hex, deterministic=True)
+        connection.execute("PRAGMA user_version").fetchone()  # the first statement that reads the file
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _cannot_open(path: Path, error: Exception) -> RegistryError:
+    hint = "Choose another file with --db or CATALOG_DB, or mend its permissions."
+    if isinstance(error, UnicodeDecodeError) or "not a database" in str(error) or "malformed" in str(error):
+        hint = "It is no SQLite file, or a damaged one: move it away and populate again."
+    elif _has_log(path) and "unable to open" in str(error):
+        hint = "It has a log of changes (-wal) that cannot be read in a folder that cannot be written: copy both away."
+    elif "readonly" in str(error):  # which an up-to-date file may be
+        hint = "This version has to migrate it first: mend its permissions, or copy it to where it can be written."
+    elif "locked" in str(error):
+        hint = "Another process is writing to it; try again when it is done."
+    return RegistryError(f"the catalog {path} cannot be opened: {message_of(error)}", hint=hint)
+
+
+_crossed: set[tuple[int, int]] = set()
+"""Device and inode of the files whose connections this process has inherited through a fork."""
+
+
+def leak(connection: sqlite3.Connection, path: Path) -> None:
+    """Never close a connection that a fork has copied, and never open its file again in this process.
+
+    SQLite keeps a record of the locks on a file for each process. The child's copy claims the locks of the parent,
+    which the child does not hold: another connection could damage the file, and closing this one could delete the
+    parent's log.
+    """
+    import ctypes
+
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))  # so that no garbage collection closes it
+    with suppress(OSError):
+        _crossed.add(_file_of(path))
+
+
+def _file_of(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_dev, found.st_ino

@@ -1,0 +1,103 @@
+"""The schema of a catalog's file: which version a file has, and the steps from any version to the newest one.
+
+Step N is a file of SQL, ``migrations/N_….sql``, that takes a file from ``user_version`` N - 1 to N. A released step
+never changes, and nothing in it derives from this program's traits: renaming a trait is a new step. A new view alone
+needs a step too, of one comment.
+
+The version is SQLite's own ``user_version``. The migrations of sqlite-utils do not fit: they look for missing steps
+before they hold a lock, commit each step by itself, and cannot refuse the file of a newer program.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from catalog.errors import RegistryError
+from catalog.registry.transactions import transaction
+from catalog.registry.views import VIEW, kernels_sql
+
+APPLICATION_ID = 0x6B636174  # "kcat": distinguishes a catalog from any other SQLite file
+
+STEPS = tuple(sorted(Path(__file__).with_name("migrations").glob("*.sql")))
+"""The newest version is their number."""
+
+
+def schema_version(connection: sqlite3.Connection, path: Path) -> int:
+    """The version of the schema of the file at ``path``; 0 if it has none yet.
+
+    Raises:
+        RegistryError: it is no catalog, or comes from a newer version.
+        sqlite3.Error: it cannot be read.
+    """
+    version = int(connection.execute("PRAGMA user_version").fetchone()[0])
+    if connection.execute("PRAGMA application_id").fetchone()[0] == APPLICATION_ID:
+        if not 0 <= version <= len(STEPS):
+            raise RegistryError(
+                f"the catalog {path} has schema version {version}; this program knows up to {len(STEPS)}",
+                hint="Upgrade kernel-catalog, or choose another file with --db or CATALOG_DB.",
+            )
+        return version
+    if connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
+        raise RegistryError(
+            f"{path} is a SQLite file, but no catalog", hint="Choose another file with --db or CATALOG_DB."
+        )
+    return 0
+
+
+def migrate(connection: sqlite3.Connection, path: Path) -> None:
+    """Bring the file at ``path`` to the newest version: all steps in one transaction, or nothing.
+
+    Raises:
+        RegistryError: as :func:`schema_version`, or the file cannot be written.
+        sqlite3.Error: it cannot be read or is damaged.
+    """
+    if schema_version(connection, path) == len(STEPS):
+        return
+    connection.execute("PRAGMA journal_mode = WAL")
+    # A step may rebuild a table: dropping the old one must not delete the rows that refer to it. Inside of a
+    # transaction SQLite ignores this pragma.
+    connection.execute("PRAGMA foreign_keys = OFF")
+    try:
+        with transaction(connection):
+            # Another process, even of a newer program, may have migrated the file while this one waited for the lock.
+            version = schema_version(connection, path)
+            if version < len(STEPS):
+                # SQLite refuses to rename a table or column that a view refers to in vain.
+                connection.execute(f"DROP VIEW IF EXISTS {VIEW}")
+                _run(connection, STEPS[version:])
+                connection.execute(kernels_sql())
+                connection.execute(f"PRAGMA user_version = {len(STEPS)}")
+                connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    finally:
+        connection.execute("PRAGMA foreign_keys = ON")
+
+
+def blank(version: int) -> sqlite3.Connection:
+    """A database in memory with the empty tables of ``version``, without views; foreign keys are not enforced."""
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    connection.row_factory = sqlite3.Row
+    _run(connection, STEPS[:version])
+    return connection
+
+
+def upgrade(connection: sqlite3.Connection, version: int) -> None:
+    """Migrate a database of :func:`blank` and its rows from ``version`` to the newest version."""
+    _run(connection, STEPS[version:])
+
+
+def _run(connection: sqlite3.Connection, steps: Iterable[Path]) -> None:
+    for step in steps:
+        for statement in _statements(step.read_text(encoding="utf-8")):
+            connection.execute(statement)
+
+
+def _statements(script: str) -> Iterator[str]:
+    """The statements of a script: ``executescript`` would commit the transaction that the steps run in."""
+    statement = ""
+    for line in script.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""

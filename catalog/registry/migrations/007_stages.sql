@@ -1,0 +1,3 @@
+-- How deep the project's own GPU kernels load ahead.
+
+ALTER TABLE kernel ADD COLUMN stages INTEGER NOT NULL DEFAULT 0;

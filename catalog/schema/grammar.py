@@ -1,0 +1,67 @@
+"""Name grammars: how the kernels of one family are named, written, read and compiled to SQL from the same parts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+from catalog.schema.name_parts import Part, Row, joined_sql
+from catalog.schema.traits import Traits
+from catalog.settings import settings
+
+Implied = Callable[[Row], dict[str, Any]]
+"""Traits that a name implies without showing them, from those that it shows."""
+
+
+@dataclass(frozen=True, eq=False)
+class Grammar:
+    """How the kernels of one family are named, and which traits the name implies without showing them."""
+
+    all_traits: Traits
+    family: str
+    parts: tuple[Part, ...]
+    implied: Implied = lambda _row: {}
+
+    @cached_property
+    def traits(self) -> frozenset[str]:
+        """The traits that kernels of the family have: those that the name shows, and those that it implies."""
+        shown = {trait for part in self.parts for trait in part.traits}
+        return frozenset(shown | set(self.implied(dict.fromkeys(self.all_traits, 0))))
+
+    def name(self, row: Row) -> str:
+        """The canonical name of a row of traits plus ``target``."""
+        return "".join(part.text(row) for part in self.parts)
+
+    def sql(self) -> str:
+        """SQL expression of the name over the kernel columns."""
+        return joined_sql(self.parts)
+
+    def parse(self, name: str) -> dict[str, Any] | None:
+        """Every trait plus ``target``, or None when ``name`` is not of this family."""
+        shown = read_parts(self.parts, name, self.all_traits)
+        if shown is None:
+            return None
+        defaults = {trait.name: trait.default for trait in self.all_traits.values()}
+        traits = defaults | {"family": str(self.family)} | shown
+        return traits | self.implied(traits)
+
+
+def read_parts(parts: Sequence[Part], text: str, traits: Traits) -> dict[str, Any] | None:
+    """The traits that ``text`` states, where it consists of ``parts``; None where it does not."""
+    found = _pattern(tuple(parts), traits, settings().data_dir).fullmatch(text)
+    if found is None:
+        return None
+    stated: dict[str, Any] = {}
+    for part, piece in zip(parts, found.groups(), strict=True):
+        stated |= part.read(piece)
+    return stated
+
+
+@cache
+def _pattern(parts: tuple[Part, ...], traits: Traits, _chosen: Path | None) -> re.Pattern[str]:
+    """Targets are those of the data folder, the one that is chosen or the built-in one."""
+    return re.compile("".join(f"({part.regex(traits)})" for part in parts))

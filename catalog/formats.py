@@ -8,18 +8,11 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
+from functools import cache
 from itertools import chain, islice
 from typing import Any, Literal, TextIO
 
-from catalog.ops import operation
-from catalog.schema.columns import columns_of
 from catalog.short_names import shortened
-
-BOOLEAN_COLUMNS = frozenset(
-    {"verified", "same_kernels", "passed", "deleted"}
-    | {column.name for column in columns_of(operation()) if column.domain == "0, 1"}
-)
-"""Columns that JSON shows as true and false; everywhere else they are 0 and 1, as in an expression."""
 
 PAGE_ROWS = 500
 """Rows under one header on a terminal."""
@@ -31,6 +24,10 @@ _DIGITS = 6
 _NAMES = ("name", "kernel")
 _LONG_NAME = 48
 """Characters of a kernel name that fit beside other columns."""
+
+
+_OUTCOMES = ("verified", "same_kernels", "passed", "deleted")
+"""Columns of commands that are true or false."""
 
 
 class Format(str, Enum):
@@ -80,8 +77,18 @@ def _forget(stream: TextIO) -> None:
     os.close(nothing)
 
 
+@cache
+def _boolean_columns() -> frozenset[str]:
+    """Columns that JSON shows as true and false; everywhere else they are 0 and 1, as in an expression."""
+    from catalog.ops import operations
+    from catalog.schema.columns import columns_of
+
+    columns = (column for known in operations() for column in columns_of(known.traits))
+    return frozenset({*_OUTCOMES, *(column.name for column in columns if column.domain == "0, 1")})
+
+
 def _json_objects(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[str]:
-    booleans = [index for index, name in enumerate(columns) if name in BOOLEAN_COLUMNS]
+    booleans = [index for index, name in enumerate(columns) if name in _boolean_columns()]
     for row in rows:
         values = list(row)
         for index in booleans:

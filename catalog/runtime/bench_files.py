@@ -19,6 +19,7 @@ from catalog.formats import Format, write_rows
 from catalog.messages import counted
 from catalog.ops import operation_of
 from catalog.runtime.bench_shapes import Benched, BenchOptions, Outcome
+from catalog.runtime.measure import remedy
 
 if TYPE_CHECKING:
     from catalog.ops.protocol import Operation
@@ -145,6 +146,12 @@ class BenchRun:
         if self.interrupted:
             return INTERRUPTED
         return int(bool(self.wrong) or not self.benched)
+
+    @property
+    def noise_remedy(self) -> str | None:
+        """What to do about the noisiest kernel; None where no times are too noisy."""
+        worst = max((noisy.measurement.disturbance for noisy in self.noisy if noisy.measurement), default=None)
+        return None if worst is None else remedy(worst)
 
     @property
     def metadata(self) -> dict[str, Any]:

@@ -121,7 +121,7 @@ class Problem(problem.Problem):
     )
     hdim_q: Extent = Field(description="head dim of Q and K")
     hdim_v: Extent = Field(default_factory=_same_as("hdim_q"), description="head dim of V and O; default: hdim_q")
-    mask: MaskWord = Field("no", description="mask; causal is top_left, and window needs a window")
+    mask: MaskWord = Field("no", description="mask (causal is top_left, window needs a window)")
     window: Window | None = Field(
         None, description="(left, right): keys seen on each side of the diagonal, from 0, or -1 for all"
     )
@@ -133,7 +133,7 @@ class Problem(problem.Problem):
     bias: Bias = Field(Bias.NO, description="what is added to the scores")
     bias_dims: BiasDims = Field("1h", description="batch and head axes of the bias or of the slopes")
     logits_soft_cap: _Positive | None = Field(
-        None, description="c of c * tanh(score / c), a positive float32; default: no cap"
+        None, description="soft cap c of the scores, c * tanh(score / c), a positive float32; default: no cap"
     )
     dropout: Annotated[float, Field(ge=0, le=1)] = Field(
         0.0, description="probability that an attention weight is dropped, from 0 to 1"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -17,15 +17,17 @@ from catalog.runtime.devices import DeviceInfo
 from catalog.runtime.devices.arguments import Call, first_tokens, template
 from catalog.runtime.devices.device_arrays import DeviceArray, device_array
 from catalog.runtime.devices.dlpack import dense_strides
+from catalog.runtime.devices.fast_path import Means
 from catalog.runtime.devices.gpu_resources import Event, Memory
 from catalog.runtime.devices.gpu_runtime import Gpu, GpuRuntime
 from catalog.runtime.devices.loading import REBUILD, Libraries, LoadedKernel
 from catalog.runtime.devices.streams import current_stream, handle_of
-from catalog.runtime.devices.torch_calls import TorchLayout, layout_of
+from catalog.runtime.devices.torch_calls import means_of
 from catalog.runtime.devices.torch_tensors import TorchMemory, gpu_of, torch_array, torch_memory, torch_outputs
 from catalog.runtime.tensors import Array, make_outputs
 from catalog.runtime.workspace import NO_WORKSPACE, Workspace
 from catalog.schema.problem import Problem
+from catalog.schema.problem_form import Form
 
 _FLOOD_BYTES = 1 << 29
 """Twice the largest cache of a GPU: 256 MB (AMD CDNA 3 white paper, Infinity Cache)."""
@@ -203,9 +205,9 @@ class GpuDevice:
         made = torch_outputs(problem, inputs, given, self.runtime.vendor, self.index)
         return make_outputs(problem, inputs) if made is None else made
 
-    def layout(self, given: Mapping[str, Any]) -> TorchLayout | None:
-        """The layout of PyTorch's tensors on GPUs; None where one is something else, or the device has a stream."""
-        return None if self._given is not None else layout_of(given, self.runtime.vendor)
+    def means(self, form: Form, names: Collection[str]) -> Means | None:
+        """As :meth:`Device.means`; None without PyTorch, and where the device has a stream of its own."""
+        return None if self._given is not None else means_of(self)
 
     def load(self, path: Path, sha256: str, kernel_id: str) -> LoadedKernel:
         """As :meth:`Libraries.load`.

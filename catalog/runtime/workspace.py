@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
-from operator import mul
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from catalog.backends import backend_of
-from catalog.schema.fields import Family, Mode
+from catalog.schema.fields import Family
 from catalog.schema.kernel import Kernel
 from catalog.schema.problem import Problem
 
@@ -92,11 +90,10 @@ def workspace_of(problem: Problem, num_splits: int, insisting: Sequence[CatalogW
     """The workspace with so many splits; kernels may insist on more bytes of partial results."""
     if problem.op not in DIVIDING:
         return Workspace(num_splits)
-    rows, least = _row_shape(problem), partial_bytes(problem, num_splits)
-    partials = {
-        name: Partial(max([least[name], *[getattr(needed, name) for needed in insisting]]), _strides(rows, width))
-        for name, (_, width) in _parts(problem, num_splits).items()
-    }
+    least, partials = partial_bytes(problem, num_splits), {}
+    for name, (_, width) in _parts(problem, num_splits).items():
+        size = max([least[name], *[getattr(needed, name) for needed in insisting]])
+        partials[name] = Partial(size, _strides(problem, width))
     return Workspace(num_splits, partials)
 
 
@@ -118,13 +115,11 @@ def _parts(problem: Problem, num_splits: int) -> Mapping[str, tuple[int, int]]:
     return {"delta": (1, 1), "dq_acc": (num_splits, problem.hdim_q)}
 
 
-def _row_shape(problem: Problem) -> tuple[int, ...]:
-    if problem.mode is Mode.GROUP:
-        return (problem.nhead_q, problem.tokens_q)
-    return (problem.batch, problem.nhead_q, problem.seqlen_q)
-
-
-def _strides(rows: tuple[int, ...], hdim: int) -> tuple[int, int, int, int]:
-    """Of a dense array (splits, *rows, hdim); packed sequences have no batch axis."""
-    token, nhead, *batch, split = accumulate((hdim, *reversed(rows)), mul)
-    return batch[0] if batch else 0, nhead, token, split
+def _strides(problem: Problem, width: int) -> tuple[int, int, int, int]:
+    """Of a dense array as :func:`_parts` has them; packed sequences have no batch axis."""
+    if problem.seqlens_q is not None:
+        nhead = problem.tokens_q * width
+        return 0, nhead, width, problem.nhead_q * nhead
+    nhead = problem.seqlen_q * width
+    batch = problem.nhead_q * nhead
+    return batch, nhead, width, problem.batch * batch

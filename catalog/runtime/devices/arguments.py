@@ -68,9 +68,8 @@ class Template:
         return args
 
 
-def first_tokens(problem: Problem) -> dict[str, Starts]:
-    """The arrays seqstart_q and seqstart_k of packed sequences, by name; of others none."""
-    q, k = problem.seqlens_q, problem.seqlens_k
+def first_tokens(q: tuple[int, ...] | None, k: tuple[int, ...] | None) -> dict[str, Starts]:
+    """The arrays seqstart_q and seqstart_k of packed sequences of these lengths, by name; of others none."""
     if q is None:
         return {}
     of_q = array("i", accumulate(q, initial=0))
@@ -123,7 +122,7 @@ def _without_sizes(form: Form) -> CatalogArgs:
 @lru_cache(maxsize=1024)
 def template(problem: Problem, layout: tuple[tuple[str, tuple[int, ...]], ...]) -> Template:
     """The arguments for tensors with these names and strides, in bytes."""
-    starts, args = first_tokens(problem), without_tensors(problem)
+    starts, args = first_tokens(problem.seqlens_q, problem.seqlens_k), without_tensors(problem)
     for name, tokens in starts.items():
         POINTER.pack_into(args, OFFSETS[name], tokens.buffer_info()[0])
     offsets = []

@@ -9,18 +9,22 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
+from functools import cache
+from operator import attrgetter, itemgetter
 from struct import Struct
 from typing import Any
 
 from catalog.runtime.devices.abi import CatalogArgs
-from catalog.runtime.devices.arguments import OFFSETS, POINTER, TENSOR, resize
+from catalog.runtime.devices.arguments import OFFSETS, TENSOR, resize
 from catalog.runtime.devices.loading import LoadedKernel
 from catalog.runtime.tensors import results, zeroed_outputs
 from catalog.runtime.workspace import Workspace
 from catalog.schema.problem import Problem
 from catalog.schema.problem_form import Form
-from catalog.schema.problem_tensors import Shape, TensorForm, bytes_of_element
+from catalog.schema.problem_tensors import Axis, Shape, Strides, TensorForm, bytes_of_element
+
+_STARTS = Struct("@PP")
+"""seqstart_q and seqstart_k, in the argument struct."""
 
 Maker = Callable[[Shape], Any]
 """Makes a tensor of a shape."""
@@ -32,19 +36,19 @@ class Means:
 
     Attributes:
         torch: PyTorch's module.
-        place: PyTorch's device that tensors are on.
+        where: an attribute of PyTorch's tensors that says where they are, and its value of those that kernels take.
         output: what makes outputs of elements of that name; the flag says whether they begin as zeros.
         scratch: makes so many bytes.
-        starts: the first tokens of a problem's packed sequences where kernels read them: addresses by their place in
-            the argument struct, and what must be kept for that.
+        starts: the first tokens of a problem's packed sequences where kernels read them: the addresses of seqstart_q
+            and seqstart_k, 0 where there are none, and what must be kept for that.
         start: starts kernels on a pointer to arguments; what was kept for them comes along.
     """
 
     torch: Any
-    place: Any
+    where: tuple[str, Any]
     output: Callable[[str, bool], Maker]
     scratch: Callable[[int], Any]
-    starts: Callable[[Problem], tuple[Mapping[str, int], tuple[Any, ...]]]
+    starts: Callable[[Problem], tuple[tuple[int, int], tuple[Any, ...]]]
     start: Callable[[Sequence[LoadedKernel], Any, tuple[Any, ...]], None]
 
 
@@ -69,19 +73,25 @@ class FastPath:
         tensors, zeroed = form.tensors, zeroed_outputs(form, names)
         result = {name: result for result, name in results(form, {name: name for name in tensors}).items()}
         shapes = _Shapes(form)
-        torch = means.torch
+        torch, (where, here) = means.torch, means.where
+        facts = {
+            element: (torch.Tensor, getattr(torch, element), here, torch.strided, False)
+            for element in {tensors[name].element for name in names}
+        }
         self.kernels = kernels
         self._args = CatalogArgs.from_buffer_copy(args)
-        self._means, self._is = means, (torch.Tensor, torch.strided, means.place)
+        self._means = means
+        self._facts = attrgetter("__class__", "dtype", where, "layout", "requires_grad")
         self._inputs = [
             (
-                getattr(torch, tensor.element, None),
+                facts[tensor.element],
                 bytes_of_element(tensor.element),
                 shapes.of(tensor),
                 tensor.pool,
                 tensor.role == "updated",
-                *_dense_strides(tensor),
-                *_writer(tensor),
+                *_dense_strides(tensor.axes, tensor.contiguous),
+                *_writer(tensor.strides),
+                OFFSETS[tensor.slot],
             )
             for tensor in (tensors[name] for name in names)
         ]
@@ -90,12 +100,13 @@ class FastPath:
                 result[name],
                 shapes.of(tensors[name]),
                 means.output(tensors[name].element, name in zeroed),
-                *_writer(tensors[name]),
+                *_writer(tensors[name].strides),
+                OFFSETS[tensors[name].slot],
             )
             for name in form.made
         ]
         self._updated = [name for name in names if tensors[name].role == "updated"]
-        self._constants = tuple(shapes.constants)
+        self._constants = shapes.constants
         self._packed = form.blank.seqlens_q is not None
         self._has_pool = "kv_page_indices" in names
 
@@ -114,17 +125,10 @@ class FastPath:
             DeviceError: a kernel refuses the call or has no memory, or the device does not take the launch.
         """
         means, args, extents = self._means, CatalogArgs.from_buffer_copy(self._args), problem.extents
-        (plain, strided, here), sizes = self._is, (*extents.values(), *self._constants)
-        for tensor, known in zip(given.values(), self._inputs, strict=True):
-            dtype, itemsize, shape_of, pool, updated, inner, dense, strides_of, write, offset = known
-            if (
-                type(tensor) is not plain
-                or tensor.dtype != dtype
-                or tensor.device != here
-                or tensor.layout is not strided
-                or tensor.requires_grad
-                or tensor.is_neg()
-            ):
+        sizes, facts_of = (*extents.values(), *self._constants), self._facts
+        for tensor, wanted in zip(given.values(), self._inputs, strict=True):
+            facts, itemsize, shape_of, pool, updated, inner, dense, strides_of, write, offset = wanted
+            if type(tensor) is not facts[0] or facts_of(tensor) != facts or tensor.is_neg():
                 return None
             shape, strides, address = tensor.shape, tensor.stride(), tensor.data_ptr()
             if (
@@ -151,8 +155,7 @@ class FastPath:
         kept: tuple[Any, ...] = ()
         if self._packed:
             starts, kept = means.starts(problem)
-            for slot, address in starts.items():
-                POINTER.pack_into(args, OFFSETS[slot], address)
+            _STARTS.pack_into(args, OFFSETS["seqstart_q"], *starts)
         means.start(self.kernels, ctypes.byref(args), kept)
         for name in self._updated:
             made[name] = given[name]
@@ -163,49 +166,48 @@ class _Shapes:
     """Shapes of a form's tensors: each picks its own of a problem's extents, followed by ``constants``."""
 
     def __init__(self, form: Form) -> None:
-        self.constants: list[int] = []
-        self._named = list(form.blank.extents)
+        self._places: dict[Axis, int] = {name: place for place, name in enumerate(form.blank.extents)}
+
+    @property
+    def constants(self) -> tuple[int, ...]:
+        """The extents that all problems of the form share."""
+        return tuple(axis for axis in self._places if isinstance(axis, int))
 
     def of(self, tensor: TensorForm) -> Callable[[Shape], Shape]:
         """What picks the shape of the tensor."""
-        places = []
-        for axis in tensor.axes:
-            if isinstance(axis, str):
-                places.append(self._named.index(axis))
-            else:
-                places.append(len(self._named) + len(self.constants))
-                self.constants.append(axis)
-        return _picker(places)
+        return _picker(tuple([self._places.setdefault(axis, len(self._places)) for axis in tensor.axes]))
 
 
-def _picker(places: Sequence[int]) -> Callable[[Shape], Shape]:
+# What tensors have in common is one object: the processor has it at hand for the next tensor.
+
+
+@cache
+def _picker(places: tuple[int, ...]) -> Callable[[Shape], Shape]:
     """What gives the elements at these places as a tuple, as :func:`operator.itemgetter` does of two or more."""
     if len(places) > 1:
         return itemgetter(*places)
     return itemgetter(slice(places[0], places[0] + 1) if places else slice(0))
 
 
-def _dense_strides(tensor: TensorForm) -> tuple[Callable[[Shape], Any], Any]:
-    """What picks the strides of the axes that must be dense, and what it must give."""
-    if tensor.contiguous == 1:
+@cache
+def _dense_strides(axes: tuple[Axis, ...], contiguous: int) -> tuple[Callable[[Shape], Any], Any]:
+    """What picks the strides of the last axes, which must be dense, and what it must give."""
+    if contiguous == 1:
         return itemgetter(-1), 1  # for most tensors, and faster
     dense, step = [], 1
-    for axis in reversed(tensor.axes[len(tensor.axes) - tensor.contiguous :]):
+    for axis in reversed(axes[len(axes) - contiguous :]):
         assert isinstance(axis, int)  # noqa: S101 - where several are dense, they are those inside of a page
         dense.append(step)
         step *= axis
     dense.reverse()
-    return itemgetter(slice(len(tensor.axes) - tensor.contiguous, None)), tuple(dense)
+    return itemgetter(slice(len(axes) - contiguous, None)), tuple(dense)
 
 
-def _writer(tensor: TensorForm) -> tuple[Callable[[Shape], Shape], Callable[..., None], int]:
-    """What picks the strides that kernels read, what writes them behind an address, and where in the struct it does.
+@cache
+def _writer(strides: Strides) -> tuple[Callable[[Shape], Shape], Callable[..., None]]:
+    """What picks those of a tensor's strides that kernels read, and what writes them behind its address.
 
     It writes zeros for axes that the tensor has not.
     """
-    format_ = "@P" + "".join("8x" if axis is None else "q" for axis in tensor.strides)
-    return (
-        _picker([axis for axis in tensor.strides if axis is not None]),
-        Struct(format_).pack_into,
-        OFFSETS[tensor.slot],
-    )
+    format_ = "@P" + "".join("8x" if axis is None else "q" for axis in strides)
+    return _picker(tuple([axis for axis in strides if axis is not None])), Struct(format_).pack_into

@@ -292,14 +292,15 @@ class GpuDevice:
         copies.append(_Copy(array, memory, problem.tensors[name].role != "input"))
         return _Placed(memory.handle, dense_strides(array.shape, array.itemsize), memory)
 
-    def starts_of(self, problem: Problem) -> tuple[Mapping[str, int], tuple[Memory, ...]]:
-        """The first tokens of packed sequences in this GPU's memory: addresses by name, and the memory.
+    def starts_of(self, problem: Problem) -> tuple[tuple[int, int], tuple[Memory, ...]]:
+        """The first tokens of packed queries and keys in this GPU's memory: addresses, 0 for none, and the memory.
 
         Raises:
             DeviceError: the GPU has too little memory, or a copy failed.
         """
         starts = self._memory_of_starts(problem)
-        return {name: memory.handle for name, memory in starts.items()}, tuple(starts.values())
+        q, k = (starts[name].handle if name in starts else 0 for name in ("seqstart_q", "seqstart_k"))
+        return (q, k), tuple(starts.values())
 
     def _memory_of_starts(self, problem: Problem) -> dict[str, Memory]:
         """They follow from the problem, and are kept."""
@@ -307,7 +308,8 @@ class GpuDevice:
             return {}
         starts = self._starts.get(problem)
         if starts is None:
-            arrays = {name: np.array(tokens, np.int32) for name, tokens in first_tokens(problem).items()}
+            tokens = first_tokens(problem.seqlens_q, problem.seqlens_k)
+            arrays = {name: np.array(starts, np.int32) for name, starts in tokens.items()}
             starts = {name: self._memory(array.nbytes) for name, array in arrays.items()}
             self._send([_Copy(arrays[name], memory, False) for name, memory in starts.items()], self.stream)
             if len(self._starts) >= _MOST_STARTS:

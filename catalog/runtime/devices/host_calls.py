@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from catalog.forks import SPAWN, forks, openmp_lost
@@ -16,7 +16,6 @@ from catalog.runtime.devices.host_arrays import imported_torch
 
 if TYPE_CHECKING:
     from catalog.runtime.devices.loading import LoadedKernel
-    from catalog.schema.problem import Problem
 
 _log = logging.getLogger(__name__)
 
@@ -62,13 +61,20 @@ def host_means() -> Means:
     """What the host does for fast paths, with PyTorch, which the process has."""
     torch = imported_torch()
     return Means(
-        torch, torch.device("cpu"), _maker, _scratch, _starts, lambda kernels, pointer, _: start(kernels, pointer)
+        torch=torch,
+        where=("is_cpu", True),
+        output=_maker,
+        scratch=_scratch,
+        starts=lambda problem: _starts(problem.seqlens_q, problem.seqlens_k),
+        start=lambda kernels, pointer, _: start(kernels, pointer),
     )
 
 
-def _starts(problem: Problem) -> tuple[Mapping[str, int], tuple[Any, ...]]:
-    arrays = first_tokens(problem)
-    return {name: tokens.buffer_info()[0] for name, tokens in arrays.items()}, tuple(arrays.values())
+@lru_cache(maxsize=1024)
+def _starts(q: tuple[int, ...] | None, k: tuple[int, ...] | None) -> tuple[tuple[int, int], tuple[Any, ...]]:
+    arrays = first_tokens(q, k)
+    addresses = [arrays[name].buffer_info()[0] if name in arrays else 0 for name in ("seqstart_q", "seqstart_k")]
+    return (addresses[0], addresses[1]), tuple(arrays.values())
 
 
 @cache

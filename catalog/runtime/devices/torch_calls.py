@@ -23,7 +23,7 @@ def means_of(device: GpuDevice) -> Means | None:
         return None
     return Means(
         torch=torch,
-        place=place_of(torch, index),
+        where=("device", place_of(torch, index)),
         output=lambda element, zeroed: maker(element, zeroed, vendor, index),
         scratch=lambda size: scratch(size, vendor, index),
         starts=device.starts_of,

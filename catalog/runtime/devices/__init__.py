@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -91,9 +91,10 @@ class Device(Protocol[C]):
             ProblemError: they would be larger than this machine's memory.
         """
 
-    def means(self, form: Form, names: Collection[str]) -> Means | None:
-        """What a :class:`~.fast_path.FastPath` needs of it, for tensors of these names; None where each call is checked
-        like the first.
+    def means(self, form: Form, given: Mapping[str, Any]) -> Means | None:
+        """What a :class:`~.fast_path.FastPath` needs of it, for calls like one on these tensors.
+
+        None where each call is checked like the first: where one of them is no plain tensor of PyTorch's.
         """
 
     def load(self, path: Path, sha256: str, kernel_id: str) -> LoadedKernel:

@@ -52,6 +52,11 @@ class Means:
     start: Callable[[Sequence[LoadedKernel], Any, tuple[Any, ...]], None]
 
 
+def plain_tensors(torch: Any, given: Mapping[str, Any]) -> bool:
+    """Whether all are tensors of PyTorch's, and of no subclass; ``torch`` is None where the process has it not."""
+    return torch is not None and all(type(value) is torch.Tensor for value in given.values())
+
+
 class FastPath:
     """Starts kernels on tensors of certain names, and makes outputs each time, for all problems of a form.
 

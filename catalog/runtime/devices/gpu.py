@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -205,9 +205,9 @@ class GpuDevice:
         made = torch_outputs(problem, inputs, given, self.runtime.vendor, self.index)
         return make_outputs(problem, inputs) if made is None else made
 
-    def means(self, form: Form, names: Collection[str]) -> Means | None:
-        """As :meth:`Device.means`; None without PyTorch, and where the device has a stream of its own."""
-        return None if self._given is not None else means_of(self)
+    def means(self, form: Form, given: Mapping[str, Any]) -> Means | None:
+        """As :meth:`Device.means`; None also where the device has a stream of its own."""
+        return None if self._given is not None else means_of(self, given)
 
     def load(self, path: Path, sha256: str, kernel_id: str) -> LoadedKernel:
         """As :meth:`Libraries.load`.

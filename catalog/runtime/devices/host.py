@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache, cached_property
 from pathlib import Path
@@ -17,7 +17,7 @@ from catalog.build.toolchains import host_facts
 from catalog.errors import DeviceError, SpecError, UsageError
 from catalog.runtime.devices import DeviceInfo
 from catalog.runtime.devices.arguments import Call, template
-from catalog.runtime.devices.fast_path import Means
+from catalog.runtime.devices.fast_path import Means, plain_tensors
 from catalog.runtime.devices.host_arrays import host_array, host_outputs, imported_torch
 from catalog.runtime.devices.host_calls import HostCall, host_means, start, threads_left
 from catalog.runtime.devices.loading import Libraries, LoadedKernel
@@ -96,13 +96,10 @@ class HostDevice:
         made = host_outputs(problem, inputs, given)
         return make_outputs(problem, inputs) if made is None else made
 
-    def means(self, form: Form, names: Collection[str]) -> Means | None:
-        """As :meth:`Device.means`; None without PyTorch, NumPy arrays are cheap to check.
-
-        None also for lengths and page numbers, whose values are checked each time.
-        """
-        looked_at = any(form.tensors[name].element == "int32" for name in names)
-        return None if looked_at or imported_torch() is None else host_means()
+    def means(self, form: Form, given: Mapping[str, Any]) -> Means | None:
+        """As :meth:`Device.means`; None also for lengths and page numbers, whose values are checked each time."""
+        looked_at = any(form.tensors[name].element == "int32" for name in given)
+        return None if looked_at or not plain_tensors(imported_torch(), given) else host_means()
 
     def load(self, path: Path, sha256: str, kernel_id: str) -> LoadedKernel:
         """As :meth:`Libraries.load`."""

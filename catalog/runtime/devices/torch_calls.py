@@ -5,9 +5,10 @@ A caller's tensors are other ones at each call, of types and sizes that hardly c
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-from catalog.runtime.devices.fast_path import Means
+from catalog.runtime.devices.fast_path import Means, plain_tensors
 from catalog.runtime.devices.streams import torch_on
 from catalog.runtime.devices.torch_tensors import maker, place_of, scratch
 
@@ -15,11 +16,11 @@ if TYPE_CHECKING:
     from catalog.runtime.devices.gpu import GpuDevice
 
 
-def means_of(device: GpuDevice) -> Means | None:
-    """What a GPU does for fast paths; None where the process does not use it by PyTorch."""
+def means_of(device: GpuDevice, given: Mapping[str, Any]) -> Means | None:
+    """What a GPU does for fast paths; None where one of the tensors is no plain one of PyTorch's."""
     vendor, index = device.runtime.vendor, device.index
     torch = torch_on(vendor)
-    if torch is None:
+    if not plain_tensors(torch, given):
         return None
     return Means(
         torch=torch,

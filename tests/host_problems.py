@@ -24,8 +24,9 @@ from catalog.ops.attention.stages import MAIN_STAGE, STAGES
 from catalog.ops.attention.traits import TRAITS, KvLookupTable, KvMemoryLayout, Mode, Rope
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices.here import resolve_arch
+from catalog.runtime.elements import element_type
 from catalog.runtime.inputs import make_inputs
-from catalog.runtime.tensors import Array, element_type
+from catalog.runtime.tensors import Array
 
 SEED = 2026
 OPS: tuple[Op, ...] = tuple(STAGES)

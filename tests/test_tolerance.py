@@ -10,8 +10,8 @@ from catalog.ops.attention.fields import ELEMENT_BYTES
 from catalog.ops.attention.problem import Problem
 from catalog.ops.attention.reference.answers import reference
 from catalog.ops.attention.tolerance import tolerances
+from catalog.runtime.elements import element_type, numpy_dtype
 from catalog.runtime.inputs import make_inputs
-from catalog.runtime.tensors import element_type, numpy_dtype
 from catalog.runtime.tolerance import Tolerance, max_error
 
 SIZES = {"batch": 1, "nhead_q": 2, "seqlen_q": 128, "seqlen_k": 512, "hdim_q": 128}

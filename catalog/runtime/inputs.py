@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from catalog.ops import operation_of
+from catalog.runtime.elements import element_type
 from catalog.runtime.memory import check_memory
-from catalog.runtime.tensors import element_type
 from catalog.schema.problem import Problem
 
 Array = NDArray[Any]

@@ -8,7 +8,7 @@ caller's back; where the innermost axis is strided, the error says how to copy.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from catalog.errors import TensorError
 from catalog.ops import operation_of
+from catalog.runtime.elements import element_type
 from catalog.runtime.memory import check_room
 from catalog.schema.problem import Problem
 from catalog.schema.problem_form import Form
@@ -63,22 +64,6 @@ AsArray = Callable[[Problem, str, Any], Strided]
 def results(form: Form, tensors: Mapping[str, Any]) -> dict[str, Any]:
     """The tensors that a run has written, by the names of its results."""
     return {tensor.result or name: tensors[name] for name, tensor in form.tensors.items() if tensor.role != "input"}
-
-
-@cache
-def numpy_dtype(name: str) -> np.dtype[Any]:
-    """The NumPy dtype called ``name``, one of NumPy's or of ml_dtypes'."""
-    if name.startswith(("bfloat", "float8")):
-        import ml_dtypes
-
-        element: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
-        return element
-    return np.dtype(name)
-
-
-def element_type(problem: Problem, name: str) -> np.dtype[Any]:
-    """The NumPy dtype of the problem's tensor ``name``."""
-    return numpy_dtype(problem.tensors[name].element)
 
 
 def element_strides(tensor: Tensor, strides: Sequence[int], itemsize: int) -> list[int]:

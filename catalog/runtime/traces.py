@@ -18,7 +18,8 @@ from catalog.messages import counted, expected
 from catalog.ops import problem_of
 from catalog.registry.rows import Amount
 from catalog.runtime.array_files import load_arrays
-from catalog.runtime.tensors import Array, check_inputs, element_type
+from catalog.runtime.elements import element_type
+from catalog.runtime.tensors import Array, check_inputs
 from catalog.runtime.tracing import FORMAT, folder_of
 from catalog.schema.lineage import Wanted
 from catalog.schema.problem import Problem

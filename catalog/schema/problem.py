@@ -244,6 +244,11 @@ class Problem(BaseModel):
         """The extents of axes in which it differs from other problems of its form, by name: by default its sizes."""
         return {name: getattr(self, name) for name in self.sizes}
 
+    @property
+    def divided(self) -> bool:
+        """Whether its work may be divided into parts, whose results the stages of a plan hand to each other."""
+        return False
+
     @abstractmethod
     def tensor_forms(self) -> Mapping[str, TensorForm]:
         """Every tensor of a run by name, inputs in the order of a call, then outputs.

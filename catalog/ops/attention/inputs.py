@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from catalog.ops.attention.problem import Problem
 from catalog.ops.attention.reference.answers import reference
-from catalog.runtime.tensors import element_type
+from catalog.runtime.elements import element_type
 
 Array = NDArray[Any]
 Rng = np.random.Generator

@@ -67,7 +67,7 @@ def steps_of(problem: Problem) -> tuple[int, ...]:
     sequences = max(1, problem.batch)
     queries, keys = problem.seqlen_q, problem.seqlen_k
     if problem.seqlens_q is not None:
-        queries = problem.tokens_q // sequences
-        keys = keys if problem.seqlens_k is None else problem.tokens_k // sequences
+        queries = problem.extents["tokens_q"] // sequences
+        keys = keys if problem.seqlens_k is None else problem.extents["tokens_k"] // sequences
     extents = (problem.batch, problem.nhead_k, problem.ratio, queries, keys)
     return tuple([(1 + extent).bit_length() - 1 for extent in extents])

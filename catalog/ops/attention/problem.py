@@ -303,6 +303,11 @@ class Problem(problem.Problem):
         """The extents of axes in which it differs from other problems of its form, by name."""
         return extents_of(self)
 
+    @property
+    def divided(self) -> bool:
+        """Whether its keys may be divided into parts."""
+        return self.op in ("splitkv", "bwd")
+
     def tensor_forms(self) -> Mapping[str, TensorForm]:
         """As :func:`catalog.ops.attention.tensors.forms_of`."""
         return forms_of(self)

@@ -19,7 +19,7 @@ from catalog import Catalog, Problem
 from catalog.backends import target_of
 from catalog.build.builder import Builder
 from catalog.build.cache import ArtifactRecord, Cache, Origin
-from catalog.build.housekeeping import collect, entries, tell_registry, verify
+from catalog.build.housekeeping import collect, entries, sync_registry, verify
 from catalog.settings import settings
 
 PROBLEM = Problem(batch=1, nhead_q=8, seqlen_q=64, hdim_q=64, dtype="fp32", mask="causal", lse=True)
@@ -78,7 +78,7 @@ def main() -> None:
             "verify": lambda: verify(cache),
             "gc --dry-run, half of them": lambda: collect(cache, half, dry_run=True),
             "gc, half of them": lambda: collect(cache, half),
-            "the registry is told": lambda: tell_registry(cache, catalog.path),
+            "the registry is told": lambda: sync_registry(cache, catalog.path),
             "gc, nothing to do": lambda: collect(cache, half),
         }.items():
             print(f"{seconds(work) * 1e3:10.0f} ms  {what}, {options.entries:,} entries")

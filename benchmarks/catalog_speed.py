@@ -17,7 +17,6 @@ from pathlib import Path
 from statistics import median
 
 from catalog import Catalog, Problem
-from catalog.ops.attention.likeness import kind_of
 from catalog.registry.timings import Timing, record
 from catalog.registry.transactions import transaction
 from catalog.runtime.devices import DeviceInfo
@@ -57,7 +56,7 @@ def add_timings(catalog: Catalog, count: int) -> int:
     """Make up ``count`` timings of the kinds of :func:`problems`, 20 kernels a problem; how many problems that were."""
     device = DeviceInfo("gfx950", "made up", 256)
     chance = random.Random(0)  # noqa: S311
-    kinds = {kind_of(problem): problem for problem in problems()}.values()
+    kinds = {problem.form.kind: problem for problem in problems()}.values()
     wanted = -(-count // (20 * len(kinds)))
     with transaction(catalog.connection):
         for kind in kinds:

@@ -20,8 +20,8 @@ from timing import SGEMM_SIZE, STREAM_BYTES, Pace, interleaved
 from turns import Turn
 
 from catalog import Catalog
-from catalog.ops.attention.tolerance import max_error
 from catalog.runtime.devices.host.device import host_archs, resolve_host_arch
+from catalog.runtime.tolerance import max_error
 
 QUICK_RUNS = 3
 QUICK_BUDGET_S = 2.0

@@ -15,7 +15,8 @@ from timing import sgemm as sgemm_call
 from timing import stream as stream_call
 
 from catalog import Catalog, Problem
-from catalog.ops.attention.inputs import forward_of, make_inputs
+from catalog.ops.attention.inputs import forward_of
+from catalog.runtime.inputs import make_inputs
 from catalog.runtime.plan import Plan
 
 Array = NDArray[Any]

@@ -13,7 +13,7 @@ from catalog.errors import INTERRUPTED, CatalogError
 def main() -> None:
     """Run the command line.
 
-    Exits with 0 when the job is done, 1 when it failed, 2 when it was asked for wrongly, 130 after Ctrl-C.
+    Exits with 0 when the job is done, 1 when it failed, 2 on a usage error, 130 after Ctrl-C.
     """
     from catalog.cli.main import app
 
@@ -29,7 +29,7 @@ def main() -> None:
 
 @contextmanager
 def _warnings() -> Iterator[None]:
-    """What the library warns of goes to stderr, and says that it is a warning."""
+    """Print the library's warnings to stderr, each marked as a warning."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("Warning: %(message)s"))
     logger = logging.getLogger("catalog")

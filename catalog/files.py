@@ -21,6 +21,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from catalog.errors import CatalogError, UsageError
+
 MOST_TEXT_BYTES = 16 * 2**20
 """The largest file that people write by hand: a spec, a set of shapes, a sweep, a filter."""
 
@@ -191,6 +193,42 @@ def publish(path: Path, content: bytes | str, sync: Sync = Sync.FULL, mode: int 
     """
     with published(path, sync, mode) as file:
         file.write(content.encode() if isinstance(content, str) else content)
+
+
+def check_file(path: Path) -> None:
+    """Check that a file can be written at ``path``, as far as that is known before it is written.
+
+    Raises:
+        UsageError: its folder does not exist or cannot be written, or something that is not a file has this name.
+    """
+    try:
+        folder = path.resolve().parent
+        is_other, has_folder = path.exists() and not path.is_file(), folder.is_dir()
+    except (OSError, RuntimeError) as error:  # a name that is too long; links that lead to each other
+        raise UsageError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+    if not has_folder:
+        raise UsageError(f"{path}: there is no folder {folder}")
+    if is_other:
+        raise UsageError(f"{path}: it is there, and is no file")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UsageError(f"{path}: the folder {folder} cannot be written")
+
+
+def write_file(path: Path, text: str) -> Path:
+    """Write ``text`` to the file ``path`` that the user names, creating its folder, and return ``path``.
+
+    The file appears whole or stays as it is. A link is followed.
+
+    Raises:
+        CatalogError: it cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        publish(path.resolve(), text)
+    except (OSError, RuntimeError) as error:  # links that lead to each other
+        reason = getattr(error, "strerror", None) or error
+        raise CatalogError(f"{path} cannot be written: {reason}", hint="Choose another file.") from None
+    return path
 
 
 def put_in_place(made: Path, path: Path, sync: Sync = Sync.FULL) -> None:

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from catalog import Catalog, Problem
-from catalog.ops.attention.inputs import make_inputs
+from catalog.runtime.inputs import make_inputs
 from catalog.runtime.validate import check_result
 
 # 48 queries x 128 keys, in CK's notation; register blocks of 6 x 16 fit into the registers of every host arch.

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from catalog import Catalog, CatalogError, Problem
-from catalog.ops.attention.inputs import make_inputs
+from catalog.runtime.inputs import make_inputs
 from catalog.runtime.validate import check_result
 
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 from catalog import Catalog, Problem
-from catalog.ops.attention.inputs import make_inputs
+from catalog.runtime.inputs import make_inputs
 from catalog.runtime.validate import check_result
 
 RUNS = 3

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import catalog
 from catalog import Catalog, Problem
-from catalog.ops.attention.inputs import make_inputs
+from catalog.runtime.inputs import make_inputs
 from catalog.runtime.replay import ReplayOptions, replay
 from catalog.runtime.traces import read_trace
 

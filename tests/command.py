@@ -1,4 +1,4 @@
-"""``catalog`` as main() runs it, without a process of its own: half a second of imports less a call."""
+"""``catalog`` as main() runs it, in this process: a call saves half a second of imports."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def catalog(*words: object, db: Path | None = None, **variables: object) -> subp
         except SystemExit as end:
             code = int(end.code or 0)
     _forget()
-    told, errors = (stream.buffer.getvalue().decode() for stream in (out, err))
-    return subprocess.CompletedProcess(command, code, told, errors)
+    output, errors = (stream.buffer.getvalue().decode() for stream in (out, err))
+    return subprocess.CompletedProcess(command, code, output, errors)
 
 
 def _forget() -> None:

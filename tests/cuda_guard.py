@@ -15,9 +15,9 @@ from catalog.build.builder import Builder
 from catalog.build.describe import describe
 from catalog.build.targets import cuda_target
 from catalog.errors import QuarantinedError
-from catalog.ops.attention.inputs import make_inputs
 from catalog.ops.attention.problem import Problem
 from catalog.runtime.catalog import Catalog
+from catalog.runtime.inputs import make_inputs
 from catalog.runtime.measure import StopRule
 from catalog.runtime.tune import TuneOptions, tune
 from catalog.schema.kernel import Kernel

@@ -15,10 +15,10 @@ from cuda_gpu import ARCH, build, need_gpu, wrong
 from host_problems import Signature, draw_inputs, problem_fields, signatures
 
 from catalog.ops.attention.fields import Op
-from catalog.ops.attention.inputs import make_inputs
 from catalog.ops.attention.problem import Problem
 from catalog.ops.attention.stages import MAIN_STAGE
 from catalog.runtime.catalog import Catalog
+from catalog.runtime.inputs import make_inputs
 
 need_gpu()
 

@@ -22,6 +22,10 @@ class Tensor:
     def data_ptr(self):
         return self.memory.handle
 
+    @property
+    def device(self):
+        return "cuda", self.index
+
     def stride(self):
         return self.strides
 

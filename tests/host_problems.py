@@ -17,14 +17,16 @@ import numpy as np
 from hypothesis import strategies as st
 
 from catalog.ops.attention.fields import Op
-from catalog.ops.attention.inputs import forward_of, make_inputs
+from catalog.ops.attention.inputs import forward_of
 from catalog.ops.attention.problem import Problem
 from catalog.ops.attention.reference.answers import reference
 from catalog.ops.attention.stages import MAIN_STAGE, STAGES
 from catalog.ops.attention.traits import TRAITS, KvLookupTable, KvMemoryLayout, Mode, Rope
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices.here import resolve_arch
-from catalog.runtime.tensors import Array, element_type
+from catalog.runtime.elements import element_type
+from catalog.runtime.inputs import make_inputs
+from catalog.runtime.tensors import Array
 
 SEED = 2026
 OPS: tuple[Op, ...] = tuple(STAGES)

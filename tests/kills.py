@@ -20,7 +20,7 @@ from tiny_project import answer_of, make_kernel, make_project
 
 from catalog import Catalog
 from catalog.build.cache import Cache
-from catalog.build.housekeeping import clear, collect, entries, tell_registry, verify
+from catalog.build.housekeeping import clear, collect, entries, sync_registry, verify
 from catalog.ops.attention.problem import Problem
 from catalog.runtime.measure import StopRule
 from catalog.runtime.tune import TuneOptions, tune
@@ -127,7 +127,7 @@ class Collect(Build):
             for hdim in HDIMS[:2]:
                 builder.build(make_kernel(hdim))
             collect(self.cache, max_bytes=0)
-            tell_registry(self.cache, self.catalog)
+            sync_registry(self.cache, self.catalog)
 
     def losses(self) -> list[str]:
         found = super().losses()

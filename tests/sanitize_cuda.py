@@ -12,9 +12,9 @@ from typing import Any
 
 from cuda_gpu import ARCH, wrong
 
-from catalog.ops.attention.inputs import make_inputs
 from catalog.ops.attention.problem import Problem
 from catalog.runtime.catalog import Catalog
+from catalog.runtime.inputs import make_inputs
 from catalog.runtime.plan import Plan
 
 HEAD_DIMS = ((64, 64), (128, 128), (192, 128), (256, 256))

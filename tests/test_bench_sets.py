@@ -23,16 +23,18 @@ from catalog.build import targets
 from catalog.build.describe import describe
 from catalog.cli.main import app
 from catalog.errors import UsageError
+from catalog.ops import operation
 from catalog.ops.attention.kernel import AttentionKernel
 from catalog.ops.attention.kernels.host import emit as host
 from catalog.ops.attention.problem import Problem
 from catalog.ops.attention.traits import TRAITS
-from catalog.runtime.bench_files import BESIDES, COLUMNS, MEASURED, OF_KERNEL, OF_PROBLEM, BenchFiles, BenchRun
+from catalog.runtime.bench_files import MEASURED, BenchFiles, BenchRun, columns_of
 from catalog.runtime.bench_shapes import MOST_CHECKED_FLOPS, BenchOptions, bench_shapes
 from catalog.runtime.catalog import Catalog
 from catalog.schema.shapes import load_shapes
 from catalog.settings import settings
 
+COLUMNS = columns_of(operation())
 HEADER = """\
 about: small ones
 grids:
@@ -123,7 +125,7 @@ def flawed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Attenti
 def read_csv(path: Path) -> list[dict[str, str]]:
     with path.open(newline="") as file:
         rows = csv.DictReader(file)
-        assert tuple(rows.fieldnames or ()) == COLUMNS
+        assert tuple(rows.fieldnames or ()) == COLUMNS.all
         return list(rows)
 
 
@@ -142,14 +144,16 @@ def recorded(path: Path) -> dict[tuple[str, str], float]:
 
 
 def test_every_trait_has_a_column_and_the_leading_ones_are_the_problems() -> None:
-    assert COLUMNS[: COLUMNS.index("tile_m0")] == (
+    columns = COLUMNS.all
+    assert columns[: columns.index("tile_m0")] == (
         *("problem_name", "batch", "seqlen_q", "seqlen_k", "nhead_q", "nhead_k", "hdim_q", "hdim_v", "dtype"),
         *("kernel", "family", "mode", "pipeline"),
     )
-    assert COLUMNS[-len(BESIDES) - 3 : -len(BESIDES)] == ("latency_ms", "tflops", "bandwidth_gb_s") == MEASURED
-    assert sorted(OF_KERNEL.values()) == sorted(TRAITS)
-    assert {"kernel_hdim_q", "kernel_hdim_v", "kernel_dtype"} < set(OF_KERNEL)
-    assert len(set(COLUMNS)) == len(COLUMNS)
+    measured = columns.index("latency_ms")
+    assert columns[measured : measured + 3] == ("latency_ms", "tflops", "bandwidth_gb_s") == MEASURED
+    assert sorted(COLUMNS.of_kernel.values()) == sorted(TRAITS)
+    assert {"kernel_hdim_q", "kernel_hdim_v", "kernel_dtype"} < set(COLUMNS.of_kernel)
+    assert len(set(columns)) == len(columns)
 
 
 def test_the_files_say_which_kernels_ran_on_what_and_how_fast(
@@ -175,14 +179,15 @@ def test_the_files_say_which_kernels_ran_on_what_and_how_fast(
     assert about["total_kernels"] == len({row["kernel_id"] for row in rows})
     medians = recorded(catalog.path)
     for row, result in zip(rows, written["results"], strict=True):
-        assert row == {name: as_text(result[name]) for name in COLUMNS}
+        assert row == {name: as_text(result[name]) for name in COLUMNS.all}
         problem = next(shape.problem for shape in shapes if shape.name == result["problem_name"])
         assert Problem(**json.loads(result["problem"])) == problem
-        assert {name: result[name] for name in OF_PROBLEM} == problem.model_dump(mode="json", include=set(OF_PROBLEM))
+        fields = problem.model_dump(mode="json", include=set(COLUMNS.of_problem))
+        assert {name: result[name] for name in COLUMNS.of_problem} == fields
         [kernel] = catalog.kernels(f"id = '{result['kernel_id']}'")
         identity = {name: result[name] for name in TRAITS.identity}
         assert (
-            AttentionKernel.from_row({trait: result[column] for column, trait in OF_KERNEL.items()} | identity)
+            AttentionKernel.from_row({trait: result[column] for column, trait in COLUMNS.of_kernel.items()} | identity)
             == kernel
         )
         assert kernel.name == result["kernel"] == result["stages"]

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from catalog.errors import DeviceError, TensorError
-from catalog.ops.attention.inputs import make_inputs
 from catalog.ops.attention.problem import Problem
 from catalog.ops.attention.stages import WORKSPACES
 from catalog.ops.attention.workspace import workspace_of
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices.abi import CatalogArgs
+from catalog.runtime.inputs import make_inputs
 from catalog.runtime.tensors import make_outputs
 
 PROBLEM = Problem(batch=2, nhead_q=4, nhead_k=2, seqlen_q=5, seqlen_k=70, hdim_q=32, dtype="fp32", lse=True)

@@ -117,10 +117,10 @@ def test_a_compiler_launcher_caches_for_empty_caches(
 
 def test_the_time_left_follows_the_last_compiles() -> None:
     pace = Pace(0.0, at_once=2)
-    assert pace.told(100, 5.0) == "-:--:--"
+    assert pace.left_text(100, 5.0) == "-:--:--"
     for place in range(50):
         pace.ended(5.0 + place / 100, compiled=False)  # the cache had them
-    assert pace.told(50, 6.0) == "-:--:--"
+    assert pace.left_text(50, 6.0) == "-:--:--"
     for minute in range(1, 11):
         for _ in range(2):  # two compilers, a minute each
             pace.ended(5.49 + 60 * minute, compiled=True)

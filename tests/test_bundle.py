@@ -26,13 +26,13 @@ from hypothesis import strategies as st
 from catalog.build.cache import Cache
 from catalog.build.permissions import require_private
 from catalog.errors import BundleError, CacheError, RegistryError, UsageError
-from catalog.ops.attention.inputs import make_inputs
 from catalog.ops.attention.problem import Problem
 from catalog.registry.timings import MEASURED, Timing, record
 from catalog.registry.transactions import transaction
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices import DeviceInfo
 from catalog.runtime.exchange import export_bundle, import_bundle
+from catalog.runtime.inputs import make_inputs
 from catalog.runtime.measure import Measurement
 from catalog.runtime.plan import Plan
 from catalog.settings import settings

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Annotated, Literal
 
 import pytest
+import typer
 from command import catalog
+from pydantic import BaseModel, Field
 
-from catalog.cli.problem import OPTIONS
-from catalog.ops.attention.problem import Problem
+from catalog import ops
+from catalog.cli import problem as cli_problem
+from catalog.cli.main import app
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices.host.device import resolve_host_arch
 
@@ -29,7 +35,7 @@ def database(gfx950: Catalog, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "told"),
+    ("words", "code", "message"),
     [
         (["query", "hdim_q = 128", "--count"], 0, ""),
         pytest.param(
@@ -41,11 +47,11 @@ def database(gfx950: Catalog, tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["query", "hdim=128"], 2, "Did you mean hdim_v or hdim_q?"),
     ],
 )
-def test_a_process_exits_with_what_it_found(database: Path, words: list[str], code: int, told: str) -> None:
+def test_a_process_exits_with_what_it_found(database: Path, words: list[str], code: int, message: str) -> None:
     command = [sys.executable, "-m", "catalog", "--db", str(database), *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert (done.returncode, bool(done.stdout)) == (code, code == 0)
-    assert told in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -69,7 +75,7 @@ def test_query_options_choose_columns_order_and_number(database: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "told"),
+    ("words", "code", "message"),
     [
         (["query", "hdim=128"], 2, "Did you mean hdim_v or hdim_q?"),
         (["query", "pipeline='qr_asinc'"], 0, "did you mean qr_async?"),
@@ -94,13 +100,14 @@ def test_query_options_choose_columns_order_and_number(database: Path) -> None:
             1,
             "needs an AMD GPU",
         ),
+        (["select", "atention", "--batch", "1"], 2, "did you mean attention?"),
         (["nonsense"], 2, "nonsense"),
     ],
 )
-def test_mistakes_get_one_message_and_an_exit_code(database: Path, words: list[str], code: int, told: str) -> None:
+def test_mistakes_get_one_message_and_an_exit_code(database: Path, words: list[str], code: int, message: str) -> None:
     done = catalog(*words, db=database)
     assert done.returncode == code, done
-    assert told in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr + done.stdout
 
 
@@ -174,15 +181,47 @@ def test_a_problem_is_selected_built_run_and_validated_from_the_shell(host_file:
 
 
 def test_doctor_lists_every_setting_and_arch(database: Path) -> None:
-    told = catalog("doctor", db=database).stdout
+    shown = catalog("doctor", db=database).stdout
     for word in ("CATALOG_DB", "CATALOG_CACHE_DIR", "CATALOG_CXX", "gfx950", "x86_64_v3", "aarch64"):
-        assert word in told
+        assert word in shown
     rows = json.loads(catalog("doctor", "--format", "json", db=database).stdout)
-    assert len(told.splitlines()) == len(rows) + 2, "a finding is a line, with its hint"
+    assert len(shown.splitlines()) == len(rows) + 2, "a finding is a line, with its hint"
 
 
-def test_every_field_of_a_problem_is_an_option() -> None:
-    assert set(OPTIONS) == set(Problem.model_fields)
+class GemmProblem(BaseModel):
+    m: Annotated[int, Field(ge=1)] = Field(description="rows of A and C")
+    layout: Literal["rcr", "rrr"] = Field("rcr", description="layouts of A, B and C")
+    alpha: float | None = Field(None, description="factor of the product")
+    groups: tuple[int, ...] | None = Field(None, description="rows of each group")
+    bias: bool = Field(False, description="add a bias")
+
+
+def test_the_options_of_a_problem_are_those_of_its_operation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ops, "_plugins", lambda: {"gemm": SimpleNamespace(problem=GemmProblem)})
+    select = catalog("select", "gemm", "--help").stdout
+    for line in (
+        r"--m <?INT\w*>?\s+Rows of A and C\.",
+        r"--layout <?\w+>?\s+Layouts of A, B and C: rcr, rrr; default: rcr\.",
+        r"--alpha <?FLOAT>?\s+Factor of the product\.",
+        r"--groups INTEGERS\s+Rows of each group\.",
+        r"--bias\s+Add a bias\.",
+    ):
+        assert re.search(line, select, re.IGNORECASE), line
+    assert "\n  --arch" in select
+    assert "\n  --hdim-q" not in select
+    assert catalog("select", "gemm", "--hdim-q", "64").returncode == 2
+    for words in (["select"], ["select", "attention"]):
+        assert "\n  --hdim-q" in catalog(*words, "--help").stdout
+
+
+def test_a_problem_has_the_fields_whose_options_are_given() -> None:
+    command = typer.main.get_command(app).commands["select"]  # type: ignore[attr-defined]
+    words = ["attention", "--batch", "2", "--lse", "--window", "128,0", "--dropout", "0.5", "--dtype", "bf16"]
+    context = command.make_context("select", [*words, "--limit", "3"])
+    stated = cli_problem.stated_problem(context)
+    assert stated.fields == {"batch": 2, "lse": True, "window": [128, 0], "dropout": 0.5, "dtype": "bf16"}
+    assert context.params["limit"] == 3
+    assert not cli_problem.stated_problem(command.make_context("select", []))
 
 
 def test_help_imports_nothing_heavy() -> None:

@@ -17,8 +17,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from catalog.cli.main import app
-from catalog.cli.sections import SECTIONS
+from catalog.cli.main import SECTIONS, app
 from catalog.errors import UsageError
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.exchange import export_bundle
@@ -60,10 +59,6 @@ def parsed(words):
         command, words = command.commands[rest[0]], rest[1:]
 
 
-def options(command):
-    return {name for parameter in command.params for name in parameter.opts}
-
-
 @pytest.mark.parametrize("path", COMMANDS)
 def test_every_command_has_help_and_an_example_that_would_run(path):
     shown = CliRunner().invoke(app, [*path.split(), "--help"])
@@ -76,7 +71,9 @@ def test_every_command_has_help_and_an_example_that_would_run(path):
 
 
 def test_help_names_every_command_once_and_cuts_no_summary():
-    listed = [name for names in SECTIONS.values() for name in names]
+    shown = CliRunner().invoke(app, ["--help"], terminal_width=80).output
+    sections = dict(re.findall(r"^(\w+):\n((?:  .+\n)+)", shown, re.MULTILINE))
+    listed = [line.split()[0] for title in SECTIONS for line in sections[title].splitlines()]
     assert sorted(listed) == sorted(PROGRAM.commands)
     for group in ("", "cache", "export", "timings"):
         shown = CliRunner().invoke(app, [*group.split(), "--help"], terminal_width=80).output
@@ -162,13 +159,13 @@ EMPTY = {"cache verify", "cache quarantined", "cache unquarantine --all"}
 
 @pytest.mark.parametrize("words", SHOWN, ids=lambda words: " ".join(words.split()[:2]))
 def test_formats_say_the_same(invoke, words):
-    told = {}
+    printed = {}
     for form in ("csv", "json"):
         done = invoke(*shlex.split(words), "--format", form)
         assert done.exit_code == 0, done.output
-        told[form] = done.stdout
-    rows = json.loads(told["json"])
-    table = list(csv.DictReader(io.StringIO(told["csv"])))
+        printed[form] = done.stdout
+    rows = json.loads(printed["json"])
+    table = list(csv.DictReader(io.StringIO(printed["csv"])))
     assert bool(rows) is (words not in EMPTY)
     assert [list(row) for row in table] == [list(row) for row in rows]
 
@@ -197,6 +194,7 @@ def complete(line):
         ("catalog columns --format js", ["json", "jsonl"]),
         ("catalog populate --arch gfx95", ["gfx950"]),
         ("catalog replay calls.jsonl --ver", ["--verify"]),
+        ("catalog run attention --hdim", ["--hdim-q", "--hdim-v"]),
     ],
 )
 def test_the_shell_completes(line, offered):

@@ -164,7 +164,7 @@ def broken_launch(*_):
         (("catalog.build.targets.HOST", replace(targets.HOST, emit=broken_source)), "built", "does not compile"),
         (("catalog.conformance.kernels.describe", lambda kernel: f"not {kernel.id}"), "described", "does not say its"),
         (("catalog.runtime.devices.host.device.start", broken_launch), "run", "it burns"),
-        (("catalog.ops.attention.tolerance.Tolerance.used", lambda *_: 2.0), "verified", "200.0% of what is allowed"),
+        (("catalog.runtime.tolerance.Tolerance.used", lambda *_: 2.0), "verified", "200.0% of what is allowed"),
     ],
     ids=["built", "described", "run", "verified"],
 )

@@ -16,7 +16,6 @@ from conftest import load, missing
 from fake_gpu import INCLUDE, Exposed, Shared, compile_c, expected, kernel_source
 
 from catalog.errors import DeviceError, TensorError, UsageError
-from catalog.ops.attention.inputs import make_inputs
 from catalog.ops.attention.problem import Problem
 from catalog.ops.attention.workspace import workspace_of
 from catalog.runtime.bound import take
@@ -29,6 +28,7 @@ from catalog.runtime.devices.gpu.resources import Event, Memory, Stream
 from catalog.runtime.devices.gpu.streams import current_stream, handle_of
 from catalog.runtime.devices.gpu.vendors import AMD, NVIDIA
 from catalog.runtime.devices.loading import LoadedKernel
+from catalog.runtime.inputs import make_inputs
 from catalog.runtime.tensors import make_outputs
 
 try:

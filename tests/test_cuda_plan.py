@@ -20,13 +20,13 @@ from fake_gpu import Exposed, expected, held, target
 from catalog.backends import why_unavailable
 from catalog.build.builder import Builder
 from catalog.errors import DeviceError, QuarantinedError, TensorError, UsageError
-from catalog.ops.attention.inputs import make_inputs
 from catalog.ops.attention.problem import Problem
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices.cuda import driver as cuda_driver
 from catalog.runtime.devices.cuda.runtime import CudaRuntime
 from catalog.runtime.devices.gpu.resources import Memory, Stream
 from catalog.runtime.devices.here import Devices
+from catalog.runtime.inputs import make_inputs
 from catalog.runtime.measure import StopRule
 from catalog.runtime.tensors import make_outputs
 from catalog.runtime.traces import read_trace

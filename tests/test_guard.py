@@ -19,13 +19,13 @@ from conftest import count_processes, fill, slow_but
 from catalog.build import targets
 from catalog.build.describe import describe
 from catalog.errors import DeviceError, ProblemError, QuarantinedError, SelectionError
-from catalog.ops.attention.inputs import make_inputs
 from catalog.ops.attention.kernels.host import emit as host
 from catalog.ops.attention.problem import Problem
 from catalog.ops.attention.reference.answers import reference
 from catalog.ops.attention.tolerance import tolerances
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.guard import GPU_LIMITS, HOST_LIMITS, Limits, guarded_problem
+from catalog.runtime.inputs import make_inputs
 from catalog.schema.kernel import Kernel
 from catalog.settings import settings
 

@@ -14,7 +14,6 @@ from conftest import load, missing
 from fake_gpu import INCLUDE, Exposed, Shared, compile_c, expected, kernel_source, make_runtime
 
 from catalog.errors import DeviceError, TensorError
-from catalog.ops.attention.inputs import make_inputs
 from catalog.ops.attention.problem import Problem
 from catalog.ops.attention.workspace import workspace_of
 from catalog.runtime.bound import take
@@ -23,6 +22,7 @@ from catalog.runtime.devices.abi import TENSORS
 from catalog.runtime.devices.gpu.resources import Event, Memory, Stream
 from catalog.runtime.devices.hip.device import HipDevice
 from catalog.runtime.devices.hip.runtime import REMEDIES, HipRuntime
+from catalog.runtime.inputs import make_inputs
 from catalog.runtime.tensors import make_outputs
 
 PACKED = Problem(seqlens_q=[3, 0, 5], nhead_q=4, nhead_k=2, hdim_q=16, dtype="fp32")

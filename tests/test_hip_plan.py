@@ -18,7 +18,6 @@ from tiny_project import ARCH
 from catalog.backends import why_unavailable
 from catalog.build.builder import Builder
 from catalog.errors import DeviceError, TensorError
-from catalog.ops.attention.inputs import make_inputs
 from catalog.ops.attention.problem import Problem
 from catalog.runtime.bench import COLUMNS, bench_problem
 from catalog.runtime.bench_shapes import BenchOptions
@@ -27,6 +26,7 @@ from catalog.runtime.devices.gpu.resources import Memory
 from catalog.runtime.devices.here import Devices
 from catalog.runtime.devices.hip import driver as hip_driver
 from catalog.runtime.devices.hip import library as hip_library
+from catalog.runtime.inputs import make_inputs
 from catalog.runtime.measure import StopRule
 from catalog.runtime.tensors import make_outputs
 from catalog.runtime.traces import read_trace

@@ -12,11 +12,11 @@ import pytest
 from conftest import missing
 
 from catalog.errors import TensorError
-from catalog.ops.attention.inputs import make_inputs
 from catalog.ops.attention.problem import Problem
+from catalog.runtime import bound
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices.host.arrays import host_array
-from catalog.runtime.devices.host.calls import host_layout
+from catalog.runtime.inputs import make_inputs
 
 PROBLEM = Problem(batch=2, nhead_q=4, nhead_k=2, seqlen_q=5, seqlen_k=70, hdim_q=32, dtype="fp32", lse=True)
 
@@ -37,8 +37,13 @@ class Foreign:
 
 
 @pytest.fixture(scope="module")
-def plan(host_file, tmp_path_factory):
-    return Catalog(shutil.copy(host_file, tmp_path_factory.mktemp("arrays") / "catalog.db")).select(PROBLEM)
+def catalog(host_file, tmp_path_factory):
+    return Catalog(shutil.copy(host_file, tmp_path_factory.mktemp("arrays") / "catalog.db"))
+
+
+@pytest.fixture(scope="module")
+def plan(catalog):
+    return catalog.select(PROBLEM)
 
 
 @pytest.mark.parametrize("versioned", [False, True])
@@ -151,29 +156,53 @@ def test_pytorchs_tensors_that_are_refused(torch):
             host_array("q", tensor)
 
 
-def test_tensors_of_a_known_layout_are_launched_on_without_being_looked_at_again(torch, plan):
-    first, second = ({name: torch.from_numpy(array) for name, array in make_inputs(PROBLEM, s).items()} for s in (1, 2))
-    expected = plan.run(second).outputs
-    plan.enqueue(first)
-    assert host_layout(first) == host_layout(second)
-    assert host_layout(second) in plan._repeats
-    for name, tensor in plan.enqueue(second).items():
-        assert torch.equal(tensor, expected[name])
+@pytest.fixture
+def first_calls(monkeypatch):
+    """The problems of calls that were checked as first ones are."""
+    problems, take = [], bound.take
+    monkeypatch.setattr(bound, "take", lambda problem, *rest: problems.append(problem) or take(problem, *rest))
+    return problems
 
 
-def test_what_has_to_be_looked_at_each_time_has_no_layout(torch):
-    q = torch.zeros(2, 3)
-    assert host_layout({"q": q}) == (("q", torch.float32, (2, 3), (3, 1)),)
-    odd = torch.zeros(9, dtype=torch.uint8)[1:].view(torch.uint8)
-    odd = torch.from_numpy(np.ndarray(2, np.float32, odd.numpy()))
-    for value in (
-        np.zeros(3),
-        torch.zeros(2, dtype=torch.int32),
-        torch.zeros(0),
-        torch.nn.Parameter(q),
-        torch._neg_view(q),
-        q.to("meta"),
-        q.to_sparse(),
-        odd,
+def test_tensors_like_those_of_a_first_call_take_the_fast_path_at_any_size(torch, catalog, first_calls):
+    catalog.forget()  # what other tests selected
+    sizes = {"batch": 2, "seqlen_q": 6, "seqlen_k": 71}, {"batch": 3, "seqlen_q": 9, "seqlen_k": 1}
+    for problem in (PROBLEM, *(PROBLEM.resized(**size) for size in sizes)):
+        given = {name: torch.from_numpy(array) for name, array in make_inputs(problem, problem.batch).items()}
+        wider = {name: torch.zeros(*tensor.shape[:-1], 40)[..., :32].copy_(tensor) for name, tensor in given.items()}
+        expected = catalog.select(problem).run(given).outputs
+        first_calls.clear()
+        for tensors in (given, wider):
+            for name, tensor in catalog.select(problem).enqueue(tensors).items():
+                assert torch.equal(tensor, expected[name])
+        assert len(first_calls) <= (problem is PROBLEM)
+
+
+def test_what_is_not_certainly_fit_is_checked_as_a_first_call(torch, catalog, first_calls):
+    """A wrong tensor is refused in the same words, and an odd one that kernels take gives what it should."""
+    plan = catalog.select(PROBLEM)
+    given = {name: torch.from_numpy(array) for name, array in make_inputs(PROBLEM).items()}
+    expected = plan.enqueue(given)["o"]
+    first_calls.clear()
+    k = given["k"]
+    odd = torch.from_numpy(np.ndarray(k.shape, np.float32, np.zeros(k.nbytes + 1, np.uint8), 1))
+    for value, message in (
+        (k[:, :, :69], r"k is float32 \(2, 2, 69, 32\): expected float32 \(2, 2, 70, 32\)"),
+        (k.to(torch.bfloat16), "k is bfloat16"),
+        (k.transpose(2, 3).contiguous().transpose(2, 3), "a stride of 280 bytes along the head dim"),
+        (odd, "k is not aligned"),
+        (torch.nn.Parameter(k), "requires a gradient"),
+        (torch._neg_view(k), "negated"),
+        (k.to_sparse(), "sparse"),
+        (k.to("meta"), "meta"),
+        (None, "k is missing"),
     ):
-        assert host_layout({"q": q, "other": value}) is None
+        with pytest.raises(TensorError, match=message):
+            plan.enqueue({**given, "k": value})
+    assert torch.equal(torch.from_numpy(plan.enqueue({**given, "k": k.numpy()})["o"].numpy()), expected)
+    assert len(first_calls) == 10
+    lengths = torch.tensor([70, 71], dtype=torch.int32)  # whose values are looked at each time
+    for _ in range(2):
+        plan.enqueue(given, seqlens_k=lengths - 1)
+        with pytest.raises(TensorError, match=r"seqlens_k\[1\] is 71"):
+            plan.enqueue(given, seqlens_k=lengths)

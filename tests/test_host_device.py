@@ -17,10 +17,10 @@ import catalog
 from catalog.build.builder import Artifact
 from catalog.build.toolchains import digest_of
 from catalog.errors import DeviceError
-from catalog.ops.attention.inputs import make_inputs
 from catalog.ops.attention.problem import Problem
 from catalog.runtime.devices.abi import ABI_VERSION, CatalogArgs, CatalogTensor
 from catalog.runtime.devices.host.device import HostDevice, host_archs, resolve_host_arch, why_unavailable
+from catalog.runtime.inputs import make_inputs
 from catalog.runtime.plan import Plan, Shared
 from catalog.runtime.tensors import make_outputs
 

@@ -22,14 +22,15 @@ from hypothesis import strategies as st
 
 from catalog.build.builder import Artifact
 from catalog.ops.attention.fields import Op
-from catalog.ops.attention.inputs import make_inputs
 from catalog.ops.attention.problem import Problem
 from catalog.ops.attention.reference.answers import reference
-from catalog.ops.attention.tolerance import max_error, tolerances
+from catalog.ops.attention.tolerance import tolerances
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices.host.device import HostDevice, host_archs, why_unavailable
+from catalog.runtime.inputs import make_inputs
 from catalog.runtime.plan import Plan
 from catalog.runtime.tensors import Array, make_outputs
+from catalog.runtime.tolerance import max_error
 from catalog.schema.kernel import Kernel
 
 ARCHES = tuple(arch for arch in host_archs() if why_unavailable(arch) is None)

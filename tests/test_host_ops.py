@@ -16,11 +16,11 @@ from conftest import slow_but
 from host_problems import SEED, draw_inputs
 
 from catalog.errors import SelectionError
-from catalog.ops.attention.inputs import make_inputs
 from catalog.ops.attention.problem import Problem
 from catalog.ops.attention.reference.answers import reference
 from catalog.ops.attention.tolerance import tolerances
 from catalog.runtime.catalog import Catalog
+from catalog.runtime.inputs import make_inputs
 from catalog.runtime.tensors import Array
 
 HEADS: dict[str, Any] = {"nhead_q": 4, "nhead_k": 2, "hdim_q": 64, "dtype": "fp32"}
@@ -223,7 +223,7 @@ def test_the_gradient_of_lse_alone(catalog: Catalog) -> None:
 THREADS = """
 import sys, numpy as np
 from catalog import Catalog, Problem
-from catalog.ops.attention.inputs import make_inputs
+from catalog.runtime.inputs import make_inputs
 problem = Problem.model_validate_json(sys.argv[2])
 plan = Catalog(sys.argv[1]).select(problem)
 for _ in range(3):

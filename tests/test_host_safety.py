@@ -22,13 +22,13 @@ from catalog.build.builder import Builder
 from catalog.build.toolchains import Toolchain, find_host_toolchain
 from catalog.errors import DeviceError, ToolchainError
 from catalog.ops.attention.fields import Op
-from catalog.ops.attention.inputs import make_inputs
 from catalog.ops.attention.kernels.host import emit as host
 from catalog.ops.attention.problem import Problem
 from catalog.ops.attention.reference.answers import reference
 from catalog.ops.attention.tolerance import tolerances
 from catalog.ops.attention.workspace import splits_of
 from catalog.runtime.catalog import Catalog
+from catalog.runtime.inputs import make_inputs
 from catalog.runtime.plan import Plan
 from catalog.schema.kernel import Kernel
 

@@ -20,7 +20,7 @@ from catalog import Catalog
 from catalog.build import housekeeping
 from catalog.build.cache import Cache
 from catalog.build.first_runs import FirstRuns, Quarantine
-from catalog.build.housekeeping import DAY_SECONDS, OLD_SECONDS, SizeCap, clear, collect, entries, tell_registry, verify
+from catalog.build.housekeeping import DAY_SECONDS, OLD_SECONDS, SizeCap, clear, collect, entries, sync_registry, verify
 from catalog.errors import UsageError
 from catalog.files import PARTIAL_PREFIX
 from catalog.registry.artifacts import record_artifact
@@ -378,13 +378,13 @@ def built_and_timed(catalog: Catalog) -> tuple[int, int, int]:
 
 def test_timings_and_libraries_are_dropped_separately(measured: Catalog, cache: Cache) -> None:
     assert built_and_timed(measured) == (2, 2, 2)
-    assert tell_registry(cache, measured.path) == 2
+    assert sync_registry(cache, measured.path) == 2
     assert built_and_timed(measured)[:2] == (0, 2)
-    assert tell_registry(cache, measured.path) == 0
+    assert sync_registry(cache, measured.path) == 0
 
     for kind in (".so", ".json"):  # one comes back, as a copy of the folder would bring it
         (cache.folder / ("0" * 64 + kind)).touch()
-    assert tell_registry(cache, measured.path) == 1
+    assert sync_registry(cache, measured.path) == 1
     assert built_and_timed(measured)[:2] == (1, 2)
 
     kernel = measured.connection.execute("SELECT min(kernel_id) FROM timing").fetchone()[0]
@@ -402,7 +402,7 @@ def test_a_library_that_is_built_again_counts_again(project: Project, cache: Cac
     record = replace(record, kernel_id=row)
     record_artifact(catalog.connection, record.columns)
     clear(cache)
-    tell_registry(cache, catalog.path)
+    sync_registry(cache, catalog.path)
     built = "SELECT built FROM kernels WHERE id = ?"
     assert catalog.connection.execute(built, (row,)).fetchone()[0] == 0
     record_artifact(catalog.connection, record.columns)

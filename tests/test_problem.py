@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from catalog.errors import ProblemError
-from catalog.ops.attention import form as problem_form
 from catalog.ops.attention.fields import ELEMENT_BYTES
 from catalog.ops.attention.problem import Problem
 from catalog.ops.attention.traits import Mask, Mode
@@ -249,7 +248,7 @@ def outcome(make):
 def test_other_sizes_are_taken_as_the_constructor_takes_them(fields, sizes):
     """The same problem or the same error, whether or not the sizes are certain enough for the short way."""
     problem = Problem(**fields)
-    others = {name: value for name, value in problem.model_dump().items() if name not in problem_form.SIZES}
+    others = {name: value for name, value in problem.model_dump().items() if name not in problem.sizes}
     assert outcome(lambda: problem.resized(**sizes)) == outcome(lambda: Problem(**{**others, **sizes}))
 
 

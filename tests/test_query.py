@@ -19,8 +19,8 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from catalog.cli.rows_out import Format, write_rows
 from catalog.errors import CatalogError, QueryError, RegistryError
+from catalog.formats import Format, write_rows
 from catalog.registry.connection import connect
 from catalog.registry.query import Query, Result, Session, count, hints, run
 from catalog.registry.sandbox import Limits
@@ -479,7 +479,7 @@ def test_a_table_on_a_terminal_shows_what_tells_long_names_apart(monkeypatch: py
 @pytest.mark.parametrize("form", list(Format))
 def test_a_reader_that_goes_away_ends_it_quietly(form: Format) -> None:
     script = (
-        "import sys; from catalog.cli.rows_out import *\n"
+        "import sys; from catalog.formats import *\n"
         f"write_rows(['name'], ((str(i) * 9,) for i in range(99999)), Format({form.value!r}), sys.stdout)"
     )
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from conftest import missing
 
-from catalog.ops.attention.inputs import forward_of, make_inputs
+from catalog.ops.attention.inputs import forward_of
 from catalog.ops.attention.problem import Problem
 from catalog.ops.attention.reference.answers import reference
 from catalog.ops.attention.reference.dropout import philox4x32
+from catalog.runtime.inputs import make_inputs
 
 SMALL = {"nhead_q": 4, "nhead_k": 2, "hdim_q": 5, "hdim_v": 3, "dtype": "fp32"}
 DENSE = SMALL | {"batch": 2, "seqlen_q": 7, "seqlen_k": 9}

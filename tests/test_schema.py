@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from catalog.build.resources import RESOURCES
 from catalog.errors import CatalogError, SpecError, UsageError
+from catalog.ops import operation
 from catalog.ops.attention.kernel import AttentionKernel
 from catalog.ops.attention.names import Grammar, grammar_of, parse_name
 from catalog.ops.attention.traits import TRAITS, Family
@@ -93,7 +94,7 @@ def test_names_of_no_kernel_are_refused() -> None:
 
 def test_columns_describe_the_view(gfx950: Catalog) -> None:
     view = [column[0] for column in gfx950.connection.execute("SELECT * FROM kernels LIMIT 0").description]
-    columns = list(columns_of(TRAITS))
+    columns = list(columns_of(operation()))
     assert [column.name for column in columns] == view
     assert all(column.meaning and column.domain for column in columns)
     assert {column.name for column in BUILD} == {*RESOURCES, "isa", "compile_s"}

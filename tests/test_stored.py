@@ -20,9 +20,9 @@ from catalog.build.cache import Cache
 from catalog.build.offline_builder import StoredBuilder
 from catalog.build.permissions import require_private
 from catalog.errors import BuildError, CacheError, MissingKernelError, ToolchainError
-from catalog.ops.attention.inputs import make_inputs
 from catalog.ops.attention.problem import Problem
 from catalog.runtime.catalog import Catalog
+from catalog.runtime.inputs import make_inputs
 from catalog.settings import settings
 
 PROBLEM = Problem(batch=1, nhead_q=2, seqlen_q=33, hdim_q=32, dtype="fp32")

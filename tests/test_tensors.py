@@ -5,8 +5,8 @@ import pytest
 
 from catalog.errors import ProblemError, TensorError
 from catalog.ops.attention.fields import ELEMENT_BYTES
-from catalog.ops.attention.inputs import make_inputs
 from catalog.ops.attention.problem import Problem
+from catalog.runtime.inputs import make_inputs
 from catalog.runtime.tensors import check_inputs, check_outputs, element_strides, make_outputs
 
 DENSE = Problem(batch=2, nhead_q=4, nhead_k=2, seqlen_q=6, seqlen_k=8, hdim_q=16, hdim_v=32, lse=True)

@@ -7,11 +7,12 @@ import pytest
 from test_reference import GRADIENTS, PROBLEMS, TINY, with_options
 
 from catalog.ops.attention.fields import ELEMENT_BYTES
-from catalog.ops.attention.inputs import make_inputs
 from catalog.ops.attention.problem import Problem
 from catalog.ops.attention.reference.answers import reference
-from catalog.ops.attention.tolerance import Tolerance, max_error, tolerances
-from catalog.runtime.tensors import element_type, numpy_dtype
+from catalog.ops.attention.tolerance import tolerances
+from catalog.runtime.elements import element_type, numpy_dtype
+from catalog.runtime.inputs import make_inputs
+from catalog.runtime.tolerance import Tolerance, max_error
 
 SIZES = {"batch": 1, "nhead_q": 2, "seqlen_q": 128, "seqlen_k": 512, "hdim_q": 128}
 

@@ -18,10 +18,10 @@ import pytest
 
 import catalog as package
 from catalog.errors import DeviceError, UsageError
-from catalog.ops.attention.inputs import make_inputs
 from catalog.ops.attention.problem import Problem
 from catalog.runtime import tracing
 from catalog.runtime.catalog import Catalog
+from catalog.runtime.inputs import make_inputs
 from catalog.runtime.replay import ReplayOptions, replay
 from catalog.runtime.tensors import make_outputs
 from catalog.runtime.traces import read_trace

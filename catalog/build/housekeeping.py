@@ -26,9 +26,11 @@ from catalog.build.permissions import ANOTHER
 from catalog.errors import CacheError
 from catalog.files import PARTIAL_PREFIX
 from catalog.forks import Lock
+from catalog.messages import counted
 from catalog.registry.connection import connect
 from catalog.registry.transactions import transaction
 from catalog.settings import settings
+from catalog.units import format_size
 
 DAY_SECONDS = 86_400.0
 RECENT_SECONDS = 3_600.0
@@ -70,6 +72,12 @@ class Damage:
     reason: str
     deleted: bool
 
+    @property
+    def about(self) -> str:
+        """What is damaged, why, and what happens to it, in a line."""
+        fate = "deleted" if self.deleted else "the next build replaces it"
+        return f"{self.key}  {self.kernel or '?'}: {self.reason}; {fate}"
+
 
 @dataclass(frozen=True)
 class Collected:
@@ -81,6 +89,16 @@ class Collected:
     leftovers: int
     left: int
     left_bytes: int
+
+    @property
+    def about(self) -> str:
+        """What went and what is left, to follow a verb."""
+        kept = f", {self.in_use:,} in use were kept" if self.in_use else ""
+        return (
+            f"{counted(len(self.dropped), 'library')} ({format_size(self.dropped_bytes)}) and "
+            f"{counted(self.leftovers, 'other file')}{kept}; "
+            f"left: {counted(self.left, 'library')} ({format_size(self.left_bytes)})"
+        )
 
 
 @dataclass
@@ -191,7 +209,7 @@ class SizeCap:
         return dropped
 
 
-def tell_registry(cache: Cache, catalog: Path) -> int:
+def sync_registry(cache: Cache, catalog: Path) -> int:
     """Have the catalog's file, if it is there, say which of its libraries are in the cache; how many rows changed.
 
     Raises:

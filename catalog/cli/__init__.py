@@ -1,1 +1,1 @@
-"""The command line: one module for what people do with the catalog."""
+"""The command line: a module for each section of ``catalog --help``."""

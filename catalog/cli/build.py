@@ -1,210 +1,204 @@
-"""``catalog build``: a progress bar, a line a kernel, a summary, and what failed."""
+"""Commands that make kernels: populate, build, fallback, and the cache."""
 
 from __future__ import annotations
 
-import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from catalog.backends import HIP, backend_of, target_of
-from catalog.build.builder import Artifact, BuildFailure, BuildReport, CompileError
-from catalog.build.pools import Pool, Threads
-from catalog.cli.printing import print_told
-from catalog.errors import INTERRUPTED, BuildError, UsageError
-from catalog.messages import counted
-from catalog.registry.query import Query, hints
-from catalog.runtime.catalog import Catalog
-from catalog.runtime.devices.here import resolve_arch
-from catalog.schema.kernel import Kernel
+import typer
 
+from catalog.cli import cache
+from catalog.cli.options import (
+    ArchOption,
+    CkRootOption,
+    FormatOption,
+    JobsOption,
+    MaskImplOption,
+    RevisionOption,
+    SchedulerOption,
+    open_catalog,
+)
+from catalog.cli.printing import note, print_result, print_rows
+from catalog.cli.progress import each_built, fraction_done
 
-@dataclass(frozen=True)
-class Asked:
-    """The options of ``catalog build``."""
+if TYPE_CHECKING:
+    from catalog.build.builder import Artifact
+    from catalog.build.pools import Pool
 
-    where: str
-    arch: str
-    jobs: int | None = None
-    limit: int | None = None
-    scheduler: str | None = None
-    fail_fast: bool = False
-    verbose: bool = False
-    form: str = "table"
+app = typer.Typer()
+app.add_typer(cache.app)
 
 
-def build_with_progress(catalog: Catalog, asked: Asked) -> int:
-    """Build what is asked for, print a summary to stdout; the exit code: 1 when a kernel failed, 130 after Ctrl-C.
+@app.command()
+def populate(
+    context: typer.Context,
+    arch: ArchOption,
+    revision: RevisionOption = None,
+    mask_impl: MaskImplOption = "generic",
+    receipt: Annotated[
+        list[str] | None, typer.Option(help="Only the kernels of this receipt; may be repeated.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Populate even if nothing has changed.")] = False,
+    space: Annotated[
+        str, typer.Option(help="ck: upstream's codegen; rules, exhaustive: the dispatcher's sweeps.")
+    ] = "ck",
+    config: Annotated[
+        list[Path] | None, typer.Option(help="Only the kernels that this sweep file lists; may be repeated.")
+    ] = None,
+    where: Annotated[str, typer.Option(metavar="EXPR", help="Only kernels that meet this SQL expression.")] = "",
+    filter_file: Annotated[
+        Path | None, typer.Option(help="Only kernels that filter_config(c) of this Python file keeps.")
+    ] = None,
+    form: FormatOption = "table",
+) -> None:
+    """Add every valid kernel of an arch to the catalog.
 
-    Raises:
-        QueryError, RegistryError: as :meth:`Catalog.kernels`.
-        ClusterError: the scheduler is not reached, or gone.
+    Example: catalog populate --arch gfx950
     """
-    arch = resolve_arch(asked.arch)
-    _populate(catalog, arch)
-    kernels = catalog.kernels(asked.where, arch=arch, limit=asked.limit)
-    if not kernels:
-        print(f"No kernel of {arch} meets the expression.", file=sys.stderr)
-        for hint in hints(Query(asked.where)):
-            print(f"Hint: {hint}", file=sys.stderr)
-    names = {kernel.id: kernel.name for kernel in kernels}
-    done: list[Artifact | BuildFailure] = []
-    code = 0
+    from catalog.messages import counted
+    from catalog.rules.populate import count_by_family
+    from catalog.rules.receipts import resolve_receipts
+    from catalog.rules.restriction import restriction
+
+    catalog = open_catalog(context)
+    spec = catalog.spec(arch, revision, space)
+    restricted = restriction(spec, tuple(config or ()), where, filter_file)
+    receipts = tuple(dict.fromkeys(number for text in receipt or () for number in resolve_receipts(spec, text)))
+    with fraction_done(f"{spec.arch} {spec.space}") as on_progress:
+        done = catalog.populate(
+            arch,
+            revision=revision,
+            mask_impl=mask_impl,
+            receipts=receipts,
+            force=force,
+            space=space,
+            restriction=restricted,
+            on_progress=on_progress,
+        )
+    what = f"{spec.arch} (revision {spec.revision}, space {spec.space}, masks {mask_impl})"
+    if done.unchanged and form == "table":
+        print(f"Unchanged: {what} has its {counted(done.kernels, 'kernel')} already; --force makes them again.")
+        return
+    counts = {"kernels": done.families}
+    if 0 in spec.receipt_numbers:
+        counts["receipt 0"] = count_by_family(catalog.connection, done.request, receipt=0)
+    rows: list[list[Any]] = [[family, *(its.get(family, 0) for its in counts.values())] for family in done.families]
+    if form != "table":
+        print_rows(["family", *(column.replace(" ", "_") for column in counts)], rows, form)
+        return
+    rows.append(["total", *(sum(its.values()) for its in counts.values())])
+    print_rows(
+        ["family", *counts], [[family, *(f"{number:,}" for number in numbers)] for family, *numbers in rows], form
+    )
+    print(f"{counted(done.kernels, 'kernel')} of {what} in {done.seconds:.2f} s -> {catalog.path}")
+
+
+@app.command()
+def build(
+    context: typer.Context,
+    where: Annotated[str, typer.Argument(metavar="EXPR", help="SQL expression: which kernels.")],
+    arch: ArchOption = "host",
+    jobs: JobsOption = None,
+    limit: Annotated[int | None, typer.Option(help="At most N kernels.", metavar="N")] = None,
+    ck_root: CkRootOption = None,
+    scheduler: SchedulerOption = None,
+    keep_going: Annotated[
+        bool,
+        typer.Option(
+            "--keep-going/--fail-fast",
+            help="After a failure, build the remaining kernels, or stop. Default: keep going.",
+        ),
+    ] = True,
+    verbose: Annotated[
+        bool,
+        typer.Option(
+            "--verbose", "-v", help="Print one line per kernel: compiled, cached or failed, seconds, size, name."
+        ),
+    ] = False,
+    compile_only: Annotated[
+        bool, typer.Option("--compile-only", help="Load and run nothing, as always: states in a script what it needs.")
+    ] = False,
+    form: FormatOption = "table",
+) -> None:
+    """Compile kernels into the cache, in parallel.
+
+    Those of AMD arches come from a CK checkout. No GPU is needed: nothing is loaded or run.
+
+    Kernels that are in the cache are not compiled again, so the same command continues where Ctrl-C ended it: running
+    compilers end, what is finished stays. Exits with 1 when a kernel failed, 130 after Ctrl-C.
+
+    Example: catalog build "hdim_q=64 AND dtype='fp32' AND mask='causal'" --jobs 2
+    """
+    from catalog.build.builder import BuildFailure
+    from catalog.messages import counted
+    from catalog.registry.query import Query, hints
+    from catalog.runtime.build_run import COLUMNS, BuildRun, kernels_to_build
+    from catalog.runtime.devices.here import resolve_arch
+    from catalog.settings import choose
+
+    choose(ck_root=ck_root)
+    catalog = open_catalog(context)
+    run = BuildRun(catalog, kernels_to_build(catalog, where, arch, limit))
+    total = len(run.kernels)
+    if not total:
+        note(f"No kernel of {resolve_arch(arch)} meets the expression.")
+        for hint in hints(Query(where)):
+            note(f"Hint: {hint}")
     try:
-        with _pool(asked) as pool, _progress(len(kernels), pool.at_once) as (advance, say):
-            before = catalog.built(kernels)
+        with _pool(scheduler, jobs) as pool, each_built(total, pool.at_once) as (advance, say):
+            before = catalog.built(run.kernels)
             if before:
-                say(f"{before:,} of {counted(len(kernels), 'kernel')} built before: {len(kernels) - before:,} left")
+                say(f"{before:,} of {counted(total, 'kernel')} built before: {total - before:,} left")
 
             def on_done(ended: Artifact | BuildFailure) -> None:
-                done.append(ended)
+                run.ended.append(ended)
                 advance(isinstance(ended, BuildFailure) or not ended.cached)
-                if asked.verbose or isinstance(ended, BuildFailure):
-                    say(_line(ended, names))
+                if verbose or isinstance(ended, BuildFailure):
+                    say(run.line(ended))
 
-            catalog.builder.build_many(kernels, on_done=on_done, fail_fast=asked.fail_fast, pool=pool)
+            catalog.builder.build_many(run.kernels, on_done=on_done, fail_fast=not keep_going, pool=pool)
     except KeyboardInterrupt:
-        code = INTERRUPTED
-    report = BuildReport(
-        tuple(ended for ended in done if isinstance(ended, Artifact)),
-        tuple(ended for ended in done if isinstance(ended, BuildFailure)),
-        len(kernels) - len(done),
-    )
-    for line in _reasons(report, catalog.refusal):
-        print(line, file=sys.stderr)
-    print_told(
-        _summary(report, interrupted=code == INTERRUPTED), COLUMNS, [_row(ended, names) for ended in done], asked.form
-    )
-    return code or int(bool(report.failures))
-
-
-def build_fallback(catalog: Catalog, arch: str) -> Path:
-    """Build one known-good forward kernel of an AMD arch, of the revision that the CK checkout looks like; its library.
-
-    Raises:
-        BuildError, ToolchainError: there is no checkout or no compiler, or it does not compile.
-        UsageError: the arch is none of that revision's.
-    """
-    from catalog.build.targets import CK
-    from catalog.ops.attention.upstream.sources import ck_facts, find_checkout
-
-    arch = str(catalog.spec(arch).arch)
-    if target_of(arch) is not CK:
-        raise UsageError(f"{arch} is no AMD arch", hint="As in: catalog fallback --arch gfx942")
-    revision = find_checkout().generator.revision
-    catalog.populate(arch, revision=revision)
-    kernels = catalog.kernels(f"revision = '{revision}' AND {ck_facts().fallback}", arch=arch)
-    if not kernels:
-        raise UsageError(f"{arch} has no such kernel at revision {revision}: {ck_facts().fallback}")
-    return catalog.build(kernels[0]).path
-
-
-def _populate(catalog: Catalog, arch: str) -> None:
-    """Populate an arch that is not there; an AMD one at the revision of the CK checkout, if there is one."""
-    catalog.spec(arch)  # a wrong one is told before all else
-    if catalog.populated(arch):
-        return
-    from catalog.ops.attention.upstream.sources import find_checkout
-
-    revision = None
-    if backend_of(arch) is HIP:
-        try:
-            revision = find_checkout().generator.revision
-        except BuildError:
-            revision = None  # every kernel will fail with the reason
-    catalog.populate(arch, revision=revision)
+        run.interrupted = True
+    for line in run.reasons:
+        note(line)
+    print_result(run.summary, COLUMNS, run.rows, form)
+    if run.exit_code:
+        raise typer.Exit(run.exit_code)
 
 
 @contextmanager
-def _pool(asked: Asked) -> Iterator[Pool]:
-    if asked.scheduler is None:
-        yield Threads(asked.jobs)
+def _pool(scheduler: str | None, jobs: int | None) -> Iterator[Pool]:
+    from catalog.build.pools import Threads
+
+    if scheduler is None:
+        yield Threads(jobs)
         return
     from catalog.build.cluster import connect
 
-    with connect(asked.scheduler) as cluster:
-        for note in cluster.notes:
-            print(note, file=sys.stderr)
+    with connect(scheduler) as cluster:
+        for line in cluster.notes:
+            note(line)
         yield cluster
 
 
-@contextmanager
-def _progress(total: int, at_once: int) -> Iterator[tuple[Callable[[bool], None], Callable[[str], None]]]:
-    """A bar on stderr: what tells it of a kernel that took a compiler or not, and what prints a line above it."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
-    from rich.progress import TimeElapsedColumn as Elapsed
-    from rich.text import Text
+@app.command()
+def fallback(
+    context: typer.Context,
+    arch: Annotated[str, typer.Option("--arch", help="AMD arch: gfx90a, gfx942, ...")],
+    ck_root: CkRootOption = None,
+    form: FormatOption = "table",
+) -> None:
+    """Compile a known-good AMD kernel for smoke tests.
 
-    from catalog.cli.progress import Pace
+    A forward kernel (fp16, hdim 128); prints the path of its library.
 
-    pace = Pace(time.monotonic(), at_once)
+    Example: catalog fallback --arch gfx90a --ck-root ~/composable_kernel
+    """
+    from catalog.runtime.build_run import build_fallback
+    from catalog.settings import choose
 
-    class Left(ProgressColumn):
-        def render(self, task: Task) -> Text:
-            return Text(f"left: {pace.told(int(task.remaining or 0), time.monotonic())}")
-
-    columns = (TextColumn("building"), BarColumn(), MofNCompleteColumn(), Elapsed(), Left())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task("", total=total)
-
-        def advance(compiled: bool) -> None:
-            pace.ended(time.monotonic(), compiled=compiled)
-            progress.update(task, advance=1)
-
-        yield advance, lambda text: progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-NAMED = 10
-"""Kernels that are named with the reason why they failed; each had its line when it did."""
-
-COLUMNS = ("kernel", "status", "compile_s", "bytes", "id", "error")
-"""What became of a kernel, as a row."""
-
-
-def _row(ended: Artifact | BuildFailure, names: Mapping[str, str]) -> list[Any]:
-    """The values of :data:`COLUMNS`."""
-    if isinstance(ended, BuildFailure):
-        return [ended.kernel.name, "failed", None, None, ended.kernel.id, str(ended.error)]
-    status = "cached" if ended.cached else "compiled"
-    return [names[ended.kernel_id], status, round(ended.compile_seconds, 3), ended.so_bytes, ended.kernel_id, None]
-
-
-def _line(ended: Artifact | BuildFailure, names: Mapping[str, str]) -> str:
-    """What became of a kernel: how, seconds of its compiler, size of its library, name."""
-    if isinstance(ended, Artifact):
-        how, seconds, size = "cached" if ended.cached else "compiled", ended.compile_seconds, ended.so_bytes
-        return f"{how:<8} {seconds:>7.1f} s {size / 1024:>8.0f} KiB  {names[ended.kernel_id]}"
-    took = f"{ended.error.record.compile_s:.1f} s" if isinstance(ended.error, CompileError) else ""
-    return f"{'failed':<8} {took:>9} {'':>12}  {ended.kernel.name}"
-
-
-def _summary(report: BuildReport, interrupted: bool) -> str:
-    """What became of the kernels in a line."""
-    compiled = [artifact for artifact in report.artifacts if not artifact.cached]
-    seconds = sum(artifact.compile_seconds for artifact in compiled)
-    kernels = len(report.artifacts) + len(report.failures) + report.left
-    left = f", {report.left:,} left: the same command goes on from here" if report.left else ""
-    cached, failed = len(report.artifacts) - len(compiled), len(report.failures)
-    return (
-        f"{'Interrupted. ' if interrupted else ''}{counted(kernels, 'kernel')}: {len(compiled):,} compiled in "
-        f"{seconds:.1f} s of compiler time, {cached:,} in the cache already, {failed:,} failed{left}"
-    )
-
-
-def _reasons(report: BuildReport, refusal: Callable[[Kernel], str | None]) -> list[str]:
-    """Each reason of failures once, with the first of the kernels that it stopped."""
-    lines: list[str] = []
-    reasons: dict[str, list[str]] = {}
-    for failure in report.failures:
-        known = refusal(failure.kernel)
-        reason = failure.error.printed if known is None else f"Error: {failure.kernel.revision} lists it, but {known}"
-        reasons.setdefault(reason, []).append(failure.kernel.name)
-    for reason, stopped in reasons.items():
-        named = [name for name in stopped if name not in reason]
-        lines += [reason, *(f"    {name}" for name in named[:NAMED])]
-        lines += [f"    and {counted(len(named) - NAMED, 'more kernel')}"] if len(named) > NAMED else []
-    return lines
+    choose(ck_root=ck_root)
+    library = str(build_fallback(open_catalog(context), arch))
+    print_result(library, ["arch", "library"], [[arch, library]], form)

@@ -1,4 +1,4 @@
-"""``catalog cache`` and ``catalog timings``: what is kept between runs, and dropping it."""
+"""``catalog cache``: the folder of compiled kernels."""
 
 from __future__ import annotations
 
@@ -8,28 +8,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from catalog.cli.printing import FormatOption, print_rows, print_told
+from catalog.cli.options import FormatOption, OneArchOption, YesOption, db_path, open_catalog
+from catalog.cli.printing import print_result, print_rows
 from catalog.messages import counted, subject
 
 if TYPE_CHECKING:
     from catalog.build.cache import Cache
     from catalog.build.housekeeping import Collected
-    from catalog.runtime.catalog import Catalog
 
-cache_app = typer.Typer(
+app = typer.Typer(
     name="cache",
     help="The cache of compiled kernels.\n\nExample: catalog cache ls",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-timings_app = typer.Typer(
-    name="timings",
-    help="The measured times.\n\nExample: catalog timings clear --yes",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
-
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
 def _cache() -> Cache:
@@ -39,45 +31,18 @@ def _cache() -> Cache:
     return Cache(settings().cache_dir)
 
 
-def _db(context: typer.Context) -> Path:
-    from catalog.settings import settings
-
-    chosen: Path | None = context.find_root().params.get("db")
-    return chosen or settings().db
-
-
-def open_catalog(context: typer.Context) -> Catalog:
-    """The catalog of ``--db``, else that of the settings."""
-    from catalog.runtime.catalog import Catalog
-
-    return Catalog(_db(context))
-
-
-def _tell(done: Collected, verb: str, form: str, before: str = "") -> None:
-    from catalog.units import format_size
-
-    kept = f", {done.in_use:,} in use were kept" if done.in_use else ""
-    told = (
-        f"{verb} {counted(len(done.dropped), 'library')} ({format_size(done.dropped_bytes)}) and "
-        f"{counted(done.leftovers, 'other file')}{kept}; "
-        f"left: {counted(done.left, 'library')} ({format_size(done.left_bytes)})"
-    )
-    facts = {**asdict(done), "dropped": len(done.dropped)}
-    print_told(before + told, list(facts), [list(facts.values())], form)
-
-
-@cache_app.command("path")
+@app.command("path")
 def show_path(form: FormatOption = "table") -> None:
     """Show the cache folder, how it is locked, and its size cap.
 
     Example: catalog cache path
     """
-    from catalog.doctor import about_cache
+    from catalog.doctor import Finding, about_cache
 
-    print_rows(["what", "value", "about"], [list(finding) for finding in about_cache()], form)
+    print_rows(Finding._fields, about_cache(), form)
 
 
-@cache_app.command("ls")
+@app.command("ls")
 def list_entries(
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
     form: FormatOption = "table",
@@ -94,7 +59,7 @@ def list_entries(
         columns = [field.name for field in fields(Entry)]
         print_rows(columns, [list(asdict(entry).values()) for entry in found], "json" if as_json else form)
         return
-    rows: list[list[object]] = [
+    rows = [
         [
             entry.key[:12],
             entry.arch or "?",
@@ -110,43 +75,42 @@ def list_entries(
     print(f"{counted(len(found), 'library')}, {format_size(sum(entry.bytes for entry in found))}")
 
 
-@cache_app.command("verify")
+@app.command("verify")
 def verify_entries(
     context: typer.Context,
     delete: Annotated[bool, typer.Option("--delete", help="Delete what is damaged.")] = False,
     form: FormatOption = "table",
 ) -> None:
-    """Hold every library against its record.
+    """Check every library against its record.
 
-    Exits with 1 when something is damaged: the next build of that kernel replaces it, and until then nothing loads it.
+    Exits with 1 when something is damaged. A damaged library is not loaded; the next build of its kernel replaces it.
 
     Example: catalog cache verify --delete
     """
-    from catalog.build.housekeeping import entries, tell_registry, verify
+    from catalog.build.housekeeping import entries, sync_registry, verify
 
     store = _cache()
     damages = verify(store, delete=delete)
     if delete:
-        tell_registry(store, _db(context))
+        sync_registry(store, db_path(context))
     sound = len(entries(store)) - sum(not damage.deleted for damage in damages)
-    lines = [
-        f"{damage.key}  {damage.kernel or '?'}: {damage.reason}; "
-        f"{'deleted' if damage.deleted else 'the next build replaces it'}"
-        for damage in damages
-    ]
-    told = "\n".join([*lines, f"{subject(sound, 'library')} sound, {len(damages):,} damaged"])
+    text = "\n".join(
+        [*(damage.about for damage in damages), f"{subject(sound, 'library')} sound, {len(damages):,} damaged"]
+    )
     rows = [[damage.key, damage.kernel, damage.reason, int(damage.deleted)] for damage in damages]
-    print_told(told, ["key", "kernel", "reason", "deleted"], rows, form)
+    print_result(text, ["key", "kernel", "reason", "deleted"], rows, form)
     if damages:
         raise typer.Exit(1)
 
 
-@cache_app.command("gc")
+@app.command("gc")
 def collect_garbage(
     context: typer.Context,
-    max_size: Annotated[str | None, typer.Option(help="Drop the longest unused until so much is left: 2G.")] = None,
-    older_than: Annotated[str | None, typer.Option(help="Drop what was not used for so long: 30d, 12h.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be dropped, and drop nothing.")] = False,
+    max_size: Annotated[
+        str | None, typer.Option(help="Drop the least recently used libraries until this size is reached: 2G.")
+    ] = None,
+    older_than: Annotated[str | None, typer.Option(help="Drop what has not been used for this long: 30d, 12h.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be dropped; drop nothing.")] = False,
     form: FormatOption = "table",
 ) -> None:
     """Drop libraries that were not used for long.
@@ -155,20 +119,21 @@ def collect_garbage(
 
     Example: catalog cache gc --max-size 2G --older-than 30d
     """
-    from catalog.build.housekeeping import collect, tell_registry
+    from catalog.build.housekeeping import collect, sync_registry
     from catalog.units import parse_age, parse_size
 
     max_bytes = None if max_size is None else parse_size(max_size)
     seconds = None if older_than is None else parse_age(older_than)
     store = _cache()
     done = collect(store, max_bytes, seconds, dry_run=dry_run)
-    if not dry_run:
-        tell_registry(store, _db(context))
-    keys = "".join(f"{key}\n" for key in done.dropped) if dry_run else ""
-    _tell(done, "Would drop" if dry_run else "Dropped", form, keys)
+    if dry_run:
+        _print_dropped("".join(f"{key}\n" for key in done.dropped) + "Would drop", done, form)
+    else:
+        sync_registry(store, db_path(context))
+        _print_dropped("Dropped", done, form)
 
 
-@cache_app.command("clear")
+@app.command("clear")
 def clear_cache(context: typer.Context, yes: YesOption = False, form: FormatOption = "table") -> None:
     """Drop every library that is not in use.
 
@@ -176,33 +141,105 @@ def clear_cache(context: typer.Context, yes: YesOption = False, form: FormatOpti
 
     Example: catalog cache clear --yes
     """
-    from catalog.build.housekeeping import clear, tell_registry
+    from catalog.build.housekeeping import clear, sync_registry
 
     store = _cache()
     if not yes:
         typer.confirm(f"Drop all libraries in {store.folder}?", abort=True)
     done = clear(store)
-    tell_registry(store, _db(context))
-    _tell(done, "Dropped", form)
+    sync_registry(store, db_path(context))
+    _print_dropped("Dropped", done, form)
 
 
-@timings_app.command("clear")
-def drop_timings(
+def _print_dropped(verb: str, done: Collected, form: str) -> None:
+    facts = {**asdict(done), "dropped": len(done.dropped)}
+    print_result(f"{verb} {done.about}", list(facts), [list(facts.values())], form)
+
+
+@app.command("export")
+def export_libraries(
     context: typer.Context,
-    where: Annotated[
-        str, typer.Option("--where", metavar="EXPR", help="SQL expression: of which kernels. Default: of all.")
-    ] = "",
-    yes: YesOption = False,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The bundle to write.")],
+    where: Annotated[str, typer.Option(metavar="EXPR", help="SQL expression: which kernels. Default: all.")] = "",
+    arch: OneArchOption = None,
     form: FormatOption = "table",
 ) -> None:
-    """Drop measured times; libraries stay (catalog cache clear).
+    """Write built kernels into one file for other machines.
 
-    Example: catalog timings clear --where "arch='gfx942' AND family='fwd'" --yes
+    With the records of their builds and their timings.
+
+    Example: catalog cache export --where "hdim_q=128" --arch host kernels.bundle
     """
-    from catalog.registry.clear import clear_timings
+    from catalog.runtime.devices.here import resolve_arch
+    from catalog.runtime.exchange import export_bundle
 
-    path = _db(context)
-    if not yes:
-        typer.confirm(f"Drop the times of {where or 'all kernels'} in {path}?", abort=True)
-    dropped = clear_timings(path, where)
-    print_told(f"Dropped {counted(dropped, 'timing')}", ["dropped"], [[dropped]], form)
+    done = export_bundle(open_catalog(context), where, file, None if arch is None else resolve_arch(arch))
+    what = f"{counted(done.libraries, 'library')} and {counted(done.timings, 'timing')}"
+    unbuilt = f"\n{subject(done.unbuilt, 'more kernel')} selected, and not built." if done.unbuilt else ""
+    facts = {"file": str(file), **asdict(done)}
+    text = f"{what} -> {file} ({done.bytes / 1e6:.1f} MB){unbuilt}"
+    print_result(text, list(facts), [list(facts.values())], form)
+
+
+@app.command("import")
+def import_libraries(
+    context: typer.Context,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A bundle that catalog cache export wrote.")],
+    trust: Annotated[bool, typer.Option("--trust", help="I trust its source: its libraries are code.")] = False,
+    form: FormatOption = "table",
+) -> None:
+    """Take in the built kernels of a bundle.
+
+    Everything in it is checked before anything is written.
+
+    Example: catalog cache import --trust kernels.bundle
+    """
+    from catalog.runtime.exchange import import_bundle
+
+    done = import_bundle(open_catalog(context), file, trust=trust)
+    there = f"{done.present:,} {'was' if done.present == 1 else 'were'} there"
+    text = f"{subject(done.new, 'library')} new, {there}; {counted(done.timings, 'new timing')}"
+    if done.no_rows:
+        text += f"\n{subject(done.no_rows, 'library')} not in this catalog: cached but not recorded."
+    print_result(text, list(asdict(done)), [list(asdict(done).values())], form)
+
+
+@app.command()
+def quarantined(context: typer.Context, form: FormatOption = "table") -> None:
+    """List the kernels that failed in their first run.
+
+    They crashed, hung or gave a wrong result, and are not selected until the listed time.
+
+    Example: catalog cache quarantined
+    """
+    found = open_catalog(context).build_log.quarantined()
+    columns = ["when", "until", "kernel", "arch", "reason", "problem", "id"]
+    rows = [[one.when, one.until, one.kernel, one.arch, one.reason, one.problem, one.kernel_id] for one in found]
+    print_rows(columns, rows, form)
+
+
+@app.command()
+def unquarantine(
+    context: typer.Context,
+    which: Annotated[
+        str | None, typer.Argument(metavar="[NAME|ID]", help="Name or id of a quarantined kernel.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every quarantined kernel.")] = False,
+    form: FormatOption = "table",
+) -> None:
+    """Give quarantined kernels another chance.
+
+    They are selected again, and their next run is a guarded one.
+
+    Example: catalog cache unquarantine --all
+    """
+    from catalog.errors import UsageError
+
+    if everything is (which is not None):
+        raise UsageError(
+            "no kernel is named" if which is None else "a kernel and --all are both named",
+            hint="Name one, or give --all; catalog cache quarantined lists them.",
+        )
+    released = open_catalog(context).build_log.release(which)
+    text = "\n".join(f"released {one.kernel}" for one in released) or "No kernel is quarantined."
+    print_result(text, ["kernel", "arch", "id"], [[one.kernel, one.arch, one.kernel_id] for one in released], form)

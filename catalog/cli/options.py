@@ -1,15 +1,42 @@
-"""Options that commands share, and those of commands that have many."""
+"""What commands share: their common options, and the catalog that ``--db`` or the settings name."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-CkRootOption = Annotated[
-    Path | None, typer.Option("--ck-root", help="Your CK checkout. Default: CATALOG_CK_ROOT, or ROCm's.")
-]
+if TYPE_CHECKING:
+    from catalog.runtime.catalog import Catalog
+
+
+def db_path(context: typer.Context) -> Path:
+    """The catalog's file: that of ``--db``, else that of the settings.
+
+    Raises:
+        UsageError: a setting has an invalid value.
+    """
+    from catalog.settings import settings
+
+    chosen: Path | None = context.find_root().params["db"]
+    return chosen or settings().db
+
+
+def open_catalog(context: typer.Context, *, num_threads: int | None = None) -> Catalog:
+    """The catalog at :func:`db_path`.
+
+    Raises:
+        CatalogError: as :class:`~catalog.runtime.catalog.Catalog`.
+    """
+    from catalog.runtime.catalog import Catalog
+
+    return Catalog(db_path(context), num_threads=num_threads)
+
+
+def split_columns(text: str | None) -> tuple[str, ...]:
+    """The columns that ``--columns`` names."""
+    return tuple(text.split(",")) if text else ()
 
 
 def arch_names() -> list[str]:
@@ -20,33 +47,49 @@ def arch_names() -> list[str]:
     return ["host", *known_archs(*spec_folders())]
 
 
+FORMATS = ("table", "json", "jsonl", "csv")
+_FORMATS = "table, json, jsonl or csv"
+
+
+def _known_format(name: str) -> str:
+    """Validate the format name before any work starts."""
+    from catalog.errors import UsageError
+    from catalog.messages import did_you_mean
+
+    if name not in FORMATS:
+        raise UsageError(f"--format {name} is not allowed{did_you_mean(name, FORMATS)}", hint=f"Allowed: {_FORMATS}.")
+    return name
+
+
+FormatOption = Annotated[
+    str,
+    typer.Option("--format", help=f"Output: {_FORMATS}.", callback=_known_format, autocompletion=lambda: list(FORMATS)),
+]
+
 ArchOption = Annotated[
     str,
     typer.Option("--arch", help="Arch: gfx950, x86_64_v3, ...; host is this machine's CPU.", autocompletion=arch_names),
 ]
+OneArchOption = Annotated[
+    str | None,
+    typer.Option("--arch", help="Only this arch; host is this machine's CPU.", autocompletion=arch_names),
+]
 RevisionOption = Annotated[str | None, typer.Option("--revision", help="Upstream revision. Default: the arch's own.")]
 MaskImplOption = Annotated[str, typer.Option("--mask-impl", help="Mask implementation: generic or simplified.")]
-
-Jobs = Annotated[
+CkRootOption = Annotated[
+    Path | None, typer.Option("--ck-root", help="Your CK checkout. Default: CATALOG_CK_ROOT, or ROCm's.")
+]
+JobsOption = Annotated[
     int | None,
-    typer.Option("--jobs", "-j", min=1, help="Compilers at a time. Default: one a core, or a thread of a worker."),
+    typer.Option(
+        "--jobs",
+        "-j",
+        min=1,
+        help="Number of compilers that run in parallel. Default: one per core, or per thread of a worker.",
+    ),
 ]
-Scheduler = Annotated[
+SchedulerOption = Annotated[
     str | None,
-    typer.Option(metavar="ADDRESS", help="Build on the workers of this Dask scheduler, as tcp://host:8786."),
+    typer.Option(metavar="ADDRESS", help="Compile on the workers of this Dask scheduler, for example tcp://host:8786."),
 ]
-KeepGoing = Annotated[
-    bool,
-    typer.Option(
-        "--keep-going/--fail-fast", help="Build the others when a kernel fails, or stop there. Default: keep going."
-    ),
-]
-Verbose = Annotated[
-    bool, typer.Option("--verbose", "-v", help="A line a kernel: compiled, cached or failed, seconds, size, name.")
-]
-CompileOnly = Annotated[
-    bool,
-    typer.Option(
-        "--compile-only", help="Load and run nothing, so that no GPU is needed. It is what this command does by itself."
-    ),
-]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]

@@ -1,56 +1,27 @@
-"""How commands print rows: the option ``--format``, and the printing itself."""
+"""Printing: results to stdout, notes to stderr."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
-
-if TYPE_CHECKING:
-    from catalog.cli.rows_out import Format
-
-FORMATS = ("table", "json", "jsonl", "csv")
-_IN_WORDS = "table, json, jsonl or csv"
+from typing import Any
 
 
-def _offered() -> list[str]:
-    return list(FORMATS)
+def print_rows(columns: Sequence[str], rows: Iterable[Sequence[Any]], form: str) -> int:
+    """Print ``rows`` in the format called ``form``, and return how many there were."""
+    from catalog.formats import Format, write_rows
+
+    return write_rows(columns, rows, Format(form), sys.stdout)
 
 
-def _known(name: str) -> str:
-    """``name``, which is a format: a wrong one is told before the work."""
-    from catalog.errors import UsageError
-    from catalog.messages import did_you_mean
-
-    if name not in FORMATS:
-        raise UsageError(f"--format {name} is not allowed{did_you_mean(name, FORMATS)}", hint=f"Allowed: {_IN_WORDS}.")
-    return name
-
-
-FormatOption = Annotated[
-    str, typer.Option("--format", help=f"Output: {_IN_WORDS}.", callback=_known, autocompletion=_offered)
-]
-
-
-def read_format(name: str) -> Format:
-    """The format called ``name``, one of :data:`FORMATS`."""
-    from catalog.cli.rows_out import Format
-
-    return Format(name)
-
-
-def print_told(text: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], form: str) -> None:
-    """Print ``text`` for people; in other formats than a table ``rows``, which say the same."""
+def print_result(text: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], form: str) -> None:
+    """Print ``text`` as the table format, or ``rows``, which say the same, in any other."""
     if form == "table":
         print(text)
     else:
         print_rows(columns, rows, form)
 
 
-def print_rows(columns: Sequence[str], rows: Iterable[Sequence[Any]], form: str) -> None:
-    """Print ``rows`` to stdout in the format called ``form``."""
-    from catalog.cli.rows_out import write_rows
-
-    write_rows(columns, rows, read_format(form), sys.stdout)
+def note(text: str) -> None:
+    """Print a line to stderr."""
+    print(text, file=sys.stderr)

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 from catalog.build.notices import shown_elsewhere
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, ProgressColumn
 
 
 @contextmanager
 def fraction_done(what: str) -> Iterator[Callable[[float], None]]:
-    """A bar that is told the fraction that is done; silent where stderr is no terminal."""
+    """A bar, and a function that moves it to a fraction; silent where stderr is not a terminal."""
     if not sys.stderr.isatty():
         yield lambda done: None
         return
@@ -27,34 +32,61 @@ def fraction_done(what: str) -> Iterator[Callable[[float], None]]:
 
 @contextmanager
 def each_timed(what: str, total: int) -> Iterator[tuple[Callable[[int, str], None], Callable[[str], None]]]:
-    """A bar of ``total`` problems: what is told how many are done and about the last one, and what prints a line."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    """A bar of ``total`` problems. Yields ``(advance, say)``.
 
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left:"))
+    ``advance(done, about)`` sets the number that are done and the text about the last one; ``say(text)`` prints a line
+    above the bar.
+    """
+    from rich.progress import TextColumn, TimeRemainingColumn
+
     about = TextColumn("{task.description}", markup=False)
-    shown = Progress(*columns, TimeRemainingColumn(), about, console=Console(stderr=True))
-    with shown_elsewhere(), shown as progress:
+    with shown_elsewhere(), _bar(what, TextColumn("left:"), TimeRemainingColumn(), about) as progress:
+        task = progress.add_task("", total=total)
+        yield lambda done, last: progress.update(task, completed=done, description=last[:60]), _line(progress)
+
+
+@contextmanager
+def each_built(total: int, at_once: int) -> Iterator[tuple[Callable[[bool], None], Callable[[str], None]]]:
+    """A bar of ``total`` kernels, built ``at_once`` at a time. Yields ``(advance, say)``.
+
+    ``advance(compiled)`` counts a kernel, which took a compiler or not; ``say(text)`` prints a line above the bar.
+    """
+    from rich.progress import ProgressColumn, Task
+    from rich.text import Text
+
+    pace = Pace(time.monotonic(), at_once)
+
+    class Left(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            return Text(f"left: {pace.left_text(int(task.remaining or 0), time.monotonic())}")
+
+    with _bar("building", Left()) as progress:
         task = progress.add_task("", total=total)
 
-        def advance(done: int, last: str) -> None:
-            progress.update(task, completed=done, description=last[:60])
+        def advance(compiled: bool) -> None:
+            pace.ended(time.monotonic(), compiled=compiled)
+            progress.update(task, advance=1)
 
-        yield advance, lambda text: progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        yield advance, _line(progress)
+
+
+def _bar(what: str, *more: ProgressColumn) -> Progress:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, *more, console=Console(stderr=True))
+
+
+def _line(progress: Progress) -> Callable[[str], None]:
+    return lambda text: progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 class Pace:
-    """How long the kernels that are left take, at the pace of the last :data:`WINDOW` that took a compiler.
+    """Estimates how long the remaining kernels take, from the pace of the last :data:`WINDOW` that were compiled.
 
-    Kernels that the cache had took no time: they say nothing about those that are left. Times are seconds of one clock;
-    ``at_once`` is how many kernels are built at a time.
+    Kernels that the cache had take no time, so they do not count. Times are in seconds of one clock; ``at_once`` is the
+    number of kernels that are built in parallel.
     """
 
     WINDOW = 64
@@ -64,11 +96,11 @@ class Pace:
         self._ends = deque([now], maxlen=self.WINDOW + 1)
 
     def ended(self, now: float, *, compiled: bool) -> None:
-        """A kernel has ended."""
+        """Count a kernel that has ended."""
         if compiled:
             self._ends.append(now)
         elif len(self._ends) == 1:
-            self._ends[0] = now  # the compiling starts after what the cache had
+            self._ends[0] = now  # compiling starts after what the cache had
 
     def left(self, kernels: int, now: float) -> float | None:
         """Seconds until ``kernels`` more have ended; None before the first compile has."""
@@ -79,7 +111,7 @@ class Pace:
         pace = max((self._ends[-1] - self._ends[0]) / counted, (now - self._ends[0]) / (counted + self._at_once))
         return max(0.0, kernels * pace - (now - self._ends[-1]))
 
-    def told(self, kernels: int, now: float) -> str:
+    def left_text(self, kernels: int, now: float) -> str:
         """:meth:`left` as hours, minutes and seconds."""
         seconds = self.left(kernels, now)
         return "-:--:--" if seconds is None else str(timedelta(seconds=round(seconds)))

@@ -1,30 +1,45 @@
-"""``catalog tune``: time kernels against each other, and let selection go by what came of it."""
+"""Commands that measure: tune, bench, and clearing what was measured."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping
+from contextlib import nullcontext, suppress
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from catalog.cli.options import ArchOption, Jobs
-from catalog.cli.printing import FormatOption, print_rows
-from catalog.cli.problem import with_problem
+from catalog.cli.options import (
+    ArchOption,
+    FormatOption,
+    JobsOption,
+    SchedulerOption,
+    YesOption,
+    db_path,
+    open_catalog,
+)
+from catalog.cli.printing import note, print_result, print_rows
+from catalog.cli.problem import ProblemCommand, StatedProblem, stated_problem
 from catalog.cli.progress import each_timed
-from catalog.messages import counted
 
 if TYPE_CHECKING:
-    from catalog.build.pools import Pool
-    from catalog.ops.attention.problem import Problem
+    from catalog.runtime.bench_files import BenchFiles, BenchRun
+    from catalog.runtime.bench_shapes import Outcome
     from catalog.runtime.catalog import Catalog
-    from catalog.runtime.tune import Tuned, TuneReport
+    from catalog.schema.problem import Problem
+
+app = typer.Typer()
+timings = typer.Typer(
+    name="timings",
+    help="The measured times.\n\nExample: catalog timings clear --yes",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+app.add_typer(timings)
 
 
-@with_problem
+@app.command(cls=ProblemCommand)
 def tune(
     context: typer.Context,
     *,
@@ -32,32 +47,34 @@ def tune(
     shapes: Annotated[
         str | None, typer.Option("--shapes", metavar="SET", help="Tune a set: smoke, full, nightly, or a YAML file.")
     ] = None,
-    misses: Annotated[bool, typer.Option("--misses", help="Tune what was asked for and never measured.")] = False,
+    misses: Annotated[
+        bool, typer.Option("--misses", help="Tune the problems that were selected for and never measured.")
+    ] = False,
     trace: Annotated[
-        Path | None, typer.Option("--trace", metavar="FILE", help="Tune what a trace has calls of, most time first.")
+        Path | None,
+        typer.Option("--trace", metavar="FILE", help="Tune the problems of a trace, those with the most time first."),
     ] = None,
-    candidates: Annotated[int, typer.Option(min=1, help="Kernels of a problem at the most.")] = 6,
+    candidates: Annotated[
+        int, typer.Option(min=1, help="Maximum number of kernels to try per problem.", metavar="N")
+    ] = 6,
     budget: Annotated[
-        float | None, typer.Option(min=0, metavar="SECONDS", help="Stop after so long; tune again to go on.")
+        float | None,
+        typer.Option(min=0, metavar="SECONDS", help="Stop after this time; tune again to continue."),
     ] = None,
     precision: Annotated[
-        float, typer.Option(min=0, help="Half the width of the medians' confidence intervals, as a part of them.")
+        float,
+        typer.Option(min=0, help="Half the width of a median's confidence interval, as a fraction of the median."),
     ] = 0.02,
-    jobs: Jobs = None,
-    scheduler: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ADDRESS", help="Compile on the workers of this Dask scheduler; times are of this machine."
-        ),
-    ] = None,
-    again: Annotated[bool, typer.Option("--again", help="Measure also what was measured before.")] = False,
+    jobs: JobsOption = None,
+    scheduler: SchedulerOption = None,
+    again: Annotated[bool, typer.Option("--again", help="Measure again what was measured before.")] = False,
     form: FormatOption = "table",
-    fields: dict[str, Any],
 ) -> None:
     """Time kernels, and select by the medians from then on.
 
-    One problem by its options, a set of them, those that were asked for before, or those of a trace. A tuning
-    that was stopped goes on where it was. Times that are too noisy are not recorded.
+    One problem by its options, a set of them, those that were selected for before, or those of a trace. A tuning
+    that was stopped continues where it was. Times that are too noisy are not recorded. With --scheduler the kernels are
+    compiled elsewhere, and timed on this machine.
 
     Exits with 1 when nothing could be recorded.
 
@@ -67,124 +84,174 @@ def tune(
 
     Example: catalog tune --trace calls.jsonl
     """
-    from catalog.runtime.catalog import Catalog
+    from catalog.build.cluster import connect
     from catalog.runtime.measure import StopRule
-    from catalog.runtime.tune import TuneOptions
+    from catalog.runtime.tune import COLUMNS, TuneOptions
     from catalog.runtime.tune import tune as tune_problems
-    from catalog.settings import settings
 
-    catalog = Catalog(context.find_root().params["db"] or settings().db)
-    problems = _problems(catalog, arch, shapes, misses, trace, fields)
-    with each_timed("tuning", len(problems)) as (advance, _), _pool(scheduler) as pool:
+    catalog = open_catalog(context)
+    problems = _problems(catalog, arch, shapes, misses, trace, stated_problem(context))
+    pools = nullcontext() if scheduler is None else connect(scheduler)
+    with each_timed("tuning", len(problems)) as (advance, _), pools as pool:
         done = count(1)
         options = TuneOptions(arch, candidates, budget, StopRule(precision=precision), jobs, pool, again)
         report = tune_problems(
-            catalog, list(problems.values()), options, lambda tuned: advance(next(done), _about(tuned))
+            catalog, list(problems.values()), options, lambda tuned: advance(next(done), tuned.about)
         )
     names = {problem.key: name for name, problem in problems.items()}
-    columns = ["problem", "best", "median_ms", "tflops", "gain", "confidence", "kernels", "failed", "id"]
-    print_rows(columns, [[names[tuned.problem.key], *_row(tuned)] for tuned in report.tuned], form)
+    print_rows(["problem", *COLUMNS], [[names[tuned.problem.key], *tuned.row] for tuned in report.tuned], form)
     for tuned in report.tuned:
-        for line in _troubles(tuned):
-            print(f"{names[tuned.problem.key]}: {line}", file=sys.stderr)
+        for line in tuned.troubles:
+            note(f"{names[tuned.problem.key]}: {line}")
     for key, reason in report.unanswered.items():
-        print(f"{names[key]}: {reason}", file=sys.stderr)
-    print(_summary(report), file=sys.stderr)
-    if (report.tuned or report.unanswered) and not report.recorded:
-        raise typer.Exit(1)
-
-
-def _pool(scheduler: str | None) -> AbstractContextManager[Pool | None]:
-    if scheduler is None:
-        return nullcontext()
-    from catalog.build.cluster import connect
-
-    return connect(scheduler)
+        note(f"{names[key]}: {reason}")
+    note(report.summary)
+    if report.exit_code:
+        raise typer.Exit(report.exit_code)
 
 
 def _problems(
-    catalog: Catalog, arch: str, shapes: str | None, misses: bool, trace: Path | None, fields: dict[str, Any]
-) -> dict[str, Problem]:
-    """What is to be tuned, by name."""
-    import json
-
+    catalog: Catalog, arch: str, shapes: str | None, misses: bool, trace: Path | None, stated: StatedProblem
+) -> Mapping[str, Problem]:
+    """The problems to tune, by name."""
     from catalog.errors import UsageError
-    from catalog.ops.attention.problem import Problem
-    from catalog.ops.attention.shape_names import name_of
+    from catalog.ops import problem_of_key
     from catalog.runtime.devices.here import resolve_arch
+    from catalog.runtime.traces import read_trace
+    from catalog.schema.shapes import load_shapes
 
-    if (shapes is not None) + misses + (trace is not None) + bool(fields) != 1:
+    if (shapes is not None) + misses + (trace is not None) + bool(stated) != 1:
         raise UsageError(
             "what to tune is one of: a problem by its options, --shapes SET, --misses, --trace FILE",
             hint="As in: catalog tune --shapes smoke",
         )
     if shapes is not None:
-        from catalog.schema.shapes import load_shapes
-
         return {shape.name: shape.problem for shape in load_shapes(shapes).shapes}
     if misses:
-        asked = [Problem(**json.loads(key)) for key, _ in catalog.misses(resolve_arch(arch))]
-        return {name_of(problem): problem for problem in asked}
-    if trace is not None:
-        from catalog.runtime.traces import read_trace
-
-        return {name_of(problem): problem for problem in read_trace(trace).problems}
-    problem = Problem(**fields)
-    return {name_of(problem): problem}
+        problems = [problem_of_key(key) for key, _ in catalog.misses(resolve_arch(arch))]
+    else:
+        problems = [stated.problem()] if trace is None else list(read_trace(trace).problems)
+    return {problem.name: problem for problem in problems}
 
 
-def _summary(report: TuneReport) -> str:
-    gain = (
-        ""
-        if report.gain is None
-        else (
-            f"the best kernels are {report.gain:.3f} times as fast as the first of the static order (geometric mean); "
+@app.command(cls=ProblemCommand)
+def bench(
+    context: typer.Context,
+    *,
+    arch: ArchOption = "host",
+    shapes: Annotated[
+        str | None,
+        typer.Option("--shapes", metavar="SET", help="Time a set: smoke, full, nightly, or a YAML file."),
+    ] = None,
+    candidates: Annotated[
+        int, typer.Option(min=1, help="Maximum number of kernels to time per problem, best first.", metavar="N")
+    ] = 1,
+    runs: Annotated[int, typer.Option(min=1, help="Minimum number of timed launches of each.")] = 10,
+    cold: Annotated[bool, typer.Option("--cold", help="Empty the caches before every launch.")] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Compare with the float64 reference first; time no kernel that is wrong.")
+    ] = False,
+    csv: Annotated[
+        Path | None,
+        typer.Option("--csv", metavar="FILE", help="Write one row per problem and kernel, with its traits."),
+    ] = None,
+    json: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the same rows and their metadata as JSON.")
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads of host kernels. Default: CATALOG_NUM_THREADS, or every core.")
+    ] = None,
+    jobs: JobsOption = None,
+    form: FormatOption = "table",
+) -> None:
+    """Time the kernels of a problem or of a set.
+
+    The speeds of one problem are shown beside this machine's peaks.
+
+    The peaks of a CPU are measured: fp32 multiply-adds between registers, and reads of memory in order. The
+    medians of a set are recorded for selection. Files are also written when Ctrl-C ends the command.
+
+    Exits with 1 when a kernel is wrong or nothing could be timed, 130 after Ctrl-C.
+
+    Example: catalog bench --batch 1 --nhead-q 8 --seqlen-q 2048 --hdim-q 128 --dtype fp32 --candidates 3
+
+    Example: catalog bench --shapes smoke --csv smoke.csv --verify
+    """
+    from catalog.errors import UsageError
+    from catalog.runtime.bench_files import BenchFiles, BenchRun
+    from catalog.runtime.bench_shapes import ONE_PROBLEM, BenchOptions, shape_of
+    from catalog.runtime.measure import StopRule
+    from catalog.schema.shapes import load_shapes
+
+    files, stated = BenchFiles(csv, json), stated_problem(context)
+    if shapes is not None and stated:
+        raise UsageError(
+            "what to time is one of: a problem by its options, --shapes SET", hint="As in: catalog bench --shapes smoke"
         )
-    )
-    return (
-        f"{counted(len(report.recorded), 'problem')} tuned; {gain}{len(report.noisy):,} too noisy, "
-        f"{len(report.failed):,} with no kernel that runs, {len(report.left):,} left, "
-        f"{len(report.unanswered):,} without a kernel."
-    )
+    asked = (shape_of(stated.problem()),) if shapes is None else load_shapes(shapes).shapes
+    catalog = open_catalog(context, num_threads=threads)
+    options = BenchOptions(arch, candidates, StopRule(least=runs, cold=cold), verify, jobs)
+    catalog.spec(arch)  # an unknown arch is reported before a missing device
+    run = BenchRun(shapes or ONE_PROBLEM, asked, options, catalog.device_info(arch))
+    if shapes is None:
+        _bench_problem(catalog, run, files, form)
+    else:
+        _bench_set(catalog, run, files, form)
+    if run.noise_remedy:
+        note(f"Too noisy: {run.noise_remedy}")
+    if run.exit_code:
+        raise typer.Exit(run.exit_code)
 
 
-def _about(tuned: Tuned) -> str:
-    """The result of a problem in one line."""
-    if tuned.best is None:
-        return _confidence(tuned)
-    kernel_id, median_ms = tuned.best
-    return f"{median_ms:.3f} ms, {tuned.kernels[kernel_id].name}"
+def _bench_problem(catalog: Catalog, run: BenchRun, files: BenchFiles, form: str) -> None:
+    from catalog.runtime.bench import COLUMNS, bench_problem
+
+    def on_done(outcome: Outcome) -> None:
+        run.outcomes.append(outcome)
+        if not outcome.timed:
+            note(outcome.about)
+
+    with files.of(run):
+        report = bench_problem(catalog, run.shapes[0].problem, run.options, on_done)
+    print_rows(COLUMNS, [benchmark.row for benchmark in report.benchmarks], form)
+    note(report.about)
 
 
-def _confidence(tuned: Tuned) -> str:
-    if tuned.verdict is not None:
-        return tuned.verdict.about
-    return "measured before" if tuned.known else "every kernel failed"
+def _bench_set(catalog: Catalog, run: BenchRun, files: BenchFiles, form: str) -> None:
+    from catalog.runtime.bench_files import SHOWN, printed
+    from catalog.runtime.bench_shapes import bench_shapes
+
+    with suppress(KeyboardInterrupt), files.of(run), each_timed("timing", len(run.shapes)) as (advance, say):
+
+        def on_done(outcome: Outcome) -> None:
+            run.outcomes.append(outcome)
+            advance(run.shapes_seen, outcome.about)
+            if not outcome.timed:
+                say(f"{outcome.shape.name}: {outcome.about}")
+
+        bench_shapes(catalog, run.shapes, run.options, on_done)
+    print_rows(SHOWN, printed(run.rows, SHOWN), form)
+    note(run.summary)
 
 
-def _troubles(tuned: Tuned) -> Iterator[str]:
-    """A line for each kernel without times, and one for a problem without any."""
-    from catalog.runtime.measure import remedy
+@timings.command("clear")
+def drop_timings(
+    context: typer.Context,
+    where: Annotated[
+        str, typer.Option("--where", metavar="EXPR", help="SQL expression: which kernels. Default: all.")
+    ] = "",
+    yes: YesOption = False,
+    form: FormatOption = "table",
+) -> None:
+    """Drop measured times; libraries stay (catalog cache clear).
 
-    for kernel_id, reason in tuned.failures.items():
-        first, *_ = reason.splitlines()
-        name = tuned.kernels[kernel_id].name
-        yield first if name in first else f"{name}: {first}"
-    if tuned.best is None and tuned.verdict is not None:
-        yield f"nothing is recorded: {remedy(tuned.verdict.disturbance)}"
+    Example: catalog timings clear --where "arch='gfx942' AND family='fwd'" --yes
+    """
+    from catalog.messages import counted
+    from catalog.registry.clear import clear_timings
 
-
-def _row(tuned: Tuned) -> list[Any]:
-    """The values of a row after the problem's name."""
-    timed: list[Any] = [None] * 4
-    kernel_id = None
-    if tuned.best is not None:
-        kernel_id, median_ms = tuned.best
-        timed = [
-            tuned.kernels[kernel_id].name,
-            round(median_ms, 5),
-            round(tuned.problem.flops / median_ms / 1e9, 4),
-            None if tuned.gain is None else round(tuned.gain, 3),
-        ]
-    failed = len(tuned.failures)
-    return [*timed, _confidence(tuned), len(tuned.kernels) - failed, failed, kernel_id]
+    path = db_path(context)
+    if not yes:
+        typer.confirm(f"Drop the times of {where or 'all kernels'} in {path}?", abort=True)
+    dropped = clear_timings(path, where)
+    print_result(f"Dropped {counted(dropped, 'timing')}", ["dropped"], [[dropped]], form)

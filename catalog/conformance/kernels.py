@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import islice, product
-from types import MappingProxyType
-from typing import Any
+from itertools import islice
 
 from catalog.backends import target_of, why_unavailable
 from catalog.build.builder import Artifact, BuildFailure
 from catalog.build.describe import describe
 from catalog.conformance.findings import Finding, failed, passed, skipped
 from catalog.errors import CatalogError, ProblemError, SelectionError
-from catalog.ops.attention.fields import Op
-from catalog.ops.attention.inputs import make_inputs
-from catalog.ops.attention.problem import Problem
-from catalog.ops.attention.stages import MAIN_STAGE
+from catalog.ops import operation
 from catalog.registry.views import rows_of
 from catalog.runtime import tracing
 from catalog.runtime.catalog import Catalog
+from catalog.runtime.inputs import make_inputs
 from catalog.runtime.measuring import main_kernel
 from catalog.runtime.plan import Plan
 from catalog.runtime.validate import Check, Expected
@@ -29,33 +25,7 @@ from catalog.schema.lineage import Lineage, of_lineage
 STEPS = ("built", "described", "run", "verified")
 
 _MOST_TRIED = 24
-"""Dtypes and head dims of a family that a small problem is tried with."""
-
-_SIZES = {"batch": 2, "nhead_q": 4, "nhead_k": 2}
-_LENGTHS = {"seqlen_q": 256}
-_PACKED = {"seqlens_q": [256, 128], "nhead_q": 4, "nhead_k": 2}
-
-_FORMS: Mapping[Op, tuple[dict[str, Any], ...]] = MappingProxyType(
-    {
-        "fwd": (_SIZES | _LENGTHS, _PACKED),
-        "splitkv": (_SIZES | _LENGTHS, _PACKED, _SIZES | _LENGTHS | {"page_size": 128}),
-        "pagedkv": tuple(
-            sizes | {"page_size": page, "seqlen_k": 512} for sizes in (_SIZES | _LENGTHS, _PACKED) for page in (128, 16)
-        ),
-        "batch_prefill": tuple(
-            _PACKED | {"page_size": page, "seqlen_k": 512, "kv_lookup_table": table}
-            for page in (16, 1024, 1)
-            for table in ("vllm", "sglang")
-        ),
-        "appendkv": (
-            _SIZES | {"seqlen_q": 16, "seqlen_k": 256, "seqlen_new": 16},
-            _SIZES | {"seqlen_q": 16, "seqlen_k": 256, "seqlen_new": 16, "page_size": 128},
-        ),
-        # A kernel would ignore an input that it does not know: those selected with a gradient of LSE must use it.
-        "bwd": tuple(form | of_lse for of_lse in ({"dlse": True}, {}) for form in (_SIZES | _LENGTHS, _PACKED)),
-    }
-)
-"""Small problems of each operation, in the order in which they are tried: no tile needs padding for their lengths."""
+"""Kernels of a family, of different traits, that small problems are made for."""
 
 
 def kernel_findings(catalog: Catalog, spec: ArchSpec, jobs: int | None) -> Iterator[Finding]:
@@ -69,45 +39,46 @@ def kernel_findings(catalog: Catalog, spec: ArchSpec, jobs: int | None) -> Itera
         CatalogError: as :meth:`Catalog.select`, where it is not about one kernel.
     """
     arch = str(spec.arch)
-    there = set(spec.families)
-    plans: dict[Op, Plan] = {}
-    for op, main in MAIN_STAGE.items():
-        if main not in there:
-            continue
-        found = [plan for variant in spec.variants if (plan := _plan(catalog, spec.lineage(variant), op))]
+    mains = [family for family in operation(spec.operation).main_families if family in spec.families]
+    plans: list[Plan] = []
+    for family in mains:
+        found = [plan for variant in spec.variants if (plan := _plan(catalog, spec.lineage(variant), family))]
         plan = next(
             (plan for plan in found if not any(map(catalog.refusal, plan.kernels))), found[0] if found else None
         )
         if plan is None:
-            yield failed("selected", main.value, f"no small problem of {op} selects a row of it")
+            yield failed("selected", str(family), "no small problem selects a row of it")
         else:
-            plans[op] = plan
-    unreached = there - {kernel.family for plan in plans.values() for kernel in plan.kernels}
-    for family in sorted(unreached - {MAIN_STAGE[op] for op in MAIN_STAGE}):
+            plans.append(plan)
+    reached = {kernel.family for plan in plans for kernel in plan.kernels}
+    for family in sorted(set(spec.families) - reached - set(mains)):
         yield failed("selected", family, "no plan has a row of it as a stage")
     lacking = _no_toolchain(arch)
-    kernels = {kernel.id: kernel for plan in plans.values() for kernel in plan.kernels}
+    kernels = {kernel.id: kernel for plan in plans for kernel in plan.kernels}
     results: dict[str, Artifact | str] = {}
     if lacking is None:
         results = _built(catalog, kernels, jobs)
-    for plan in plans.values():
+    for plan in plans:
         yield from _of_plan(plan, results, lacking)
 
 
-def _plan(catalog: Catalog, lineage: Lineage, op: Op) -> Plan | None:
-    """The plan of a small problem of ``op``, all of whose kernels are fixed; None where none is answered."""
+def _plan(catalog: Catalog, lineage: Lineage, family: str) -> Plan | None:
+    """The plan of a small problem with a main kernel of ``family``, all of whose kernels are fixed, if there is one."""
+    of = operation(lineage.operation)
+    traits = of.smoke_traits
     rows = catalog.connection.execute(
-        f"SELECT dtype, hdim_q, hdim_v FROM {rows_of(lineage.operation)} WHERE {of_lineage()} "
-        "AND family = :family AND hw_valid GROUP BY dtype, hdim_q, hdim_v ORDER BY hdim_q, min(dispatch_order)",
-        {**lineage.parameters, "family": str(MAIN_STAGE[op])},
+        f"SELECT {', '.join(traits)} FROM {rows_of(of.name)} WHERE {of_lineage()} AND family = :family AND hw_valid "
+        f"GROUP BY {', '.join(traits)} ORDER BY {traits[0]}, min(dispatch_order)",
+        {**lineage.parameters, "family": str(family)},
     )
-    for (dtype, hdim_q, hdim_v), form in islice(product(rows.fetchall(), _FORMS[op]), _MOST_TRIED * len(_FORMS[op])):
-        try:
-            problem = Problem(op=op, dtype=dtype, hdim_q=hdim_q, hdim_v=hdim_v, **form)
-            plan = catalog.select(problem, arch=lineage.arch, revision=lineage.revision, mask_impl=lineage.variant)
-            return catalog.plan(problem, main_kernel(plan))
-        except (ProblemError, SelectionError):
-            continue
+    for row in islice(rows.fetchall(), _MOST_TRIED):
+        for fields in of.smoke_fields(family, dict(zip(traits, row, strict=True))):
+            try:
+                problem = of.problem(**fields)
+                plan = catalog.select(problem, arch=lineage.arch, revision=lineage.revision, mask_impl=lineage.variant)
+                return catalog.plan(problem, main_kernel(plan))
+            except (ProblemError, SelectionError):
+                continue
     return None
 
 

@@ -9,19 +9,21 @@ operations are listed.
 from __future__ import annotations
 
 import functools
+import json
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Annotated, Any, cast
 
 from pydantic import PlainValidator, SerializeAsAny
 
-from catalog.errors import UsageError
+from catalog.errors import ProblemError, UsageError
 from catalog.messages import did_you_mean
 from catalog.ops.protocol import Operation
 from catalog.schema.kernel import Kernel
+from catalog.schema.problem import Problem
 
 _log = logging.getLogger(__name__)
 
@@ -62,6 +64,40 @@ def operations() -> Iterator[Operation]:
     """All that can be used, the built-in ones first."""
     yield from map(operation, _BUILT_IN)
     yield from _plugins().values()
+
+
+def operation_of(thing: Problem | Kernel) -> Operation:
+    """The operation of a problem or a kernel."""
+    return operation(thing.operation)
+
+
+def problem_of(fields: Mapping[str, Any]) -> Problem:
+    """The problem with these fields, of the operation that the member ``operation`` names.
+
+    Raises:
+        ProblemError: a field is unknown, missing or outside of its domain, or there is no such operation.
+    """
+    fields = dict(fields)
+    try:
+        of = operation(fields.pop("operation", DEFAULT))
+    except (UsageError, TypeError) as error:
+        raise ProblemError(str(error)) from None
+    return of.problem(**fields)
+
+
+def problem_of_key(key: str) -> Problem:
+    """The problem with this key, of whatever operation.
+
+    Raises:
+        ProblemError: as :func:`problem_of`.
+    """
+    return problem_of(json.loads(key))
+
+
+def kind_words(kind: str) -> str:
+    """The kind of a form, of whatever operation, in words."""
+    fields = json.loads(kind)
+    return operation(fields.get("operation", DEFAULT)).problem.kind_words(fields)
 
 
 def read_kernel(fields: Any) -> Kernel:

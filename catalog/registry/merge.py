@@ -28,7 +28,7 @@ from typing import Any
 
 from catalog.errors import UsageError
 from catalog.messages import counted
-from catalog.ops.attention.problem import Problem
+from catalog.ops import problem_of_key
 from catalog.registry.kernels import add_kernel, kernel_of, lineage_id
 from catalog.registry.merge_read import Source, opened, reading
 from catalog.registry.timings import problem_id
@@ -194,7 +194,7 @@ class _Merge:
         [key] = self._other.execute("SELECT key FROM problem WHERE id = ?", (number,)).fetchone()
         here = self._row("problem", {"key": key})
         self._count("problem", "added" if here is None else "the same")
-        return problem_id(self._connection, Problem(**json.loads(key)))
+        return problem_id(self._connection, problem_of_key(key))
 
     def _row(self, table: str, key: Mapping[str, Any]) -> Row | None:
         where = " AND ".join(f"{name} = :{name}" for name in key)

@@ -48,10 +48,10 @@ def _is_facts(text: str) -> str:
 @functools.lru_cache(maxsize=4096)
 def is_problem(key: str) -> bool:
     """Whether ``key`` is the key of a problem that this version knows."""
-    from catalog.ops.attention.problem import Problem
+    from catalog.ops import problem_of
 
     try:
-        return Problem(**parse_json(key)).key == key
+        return problem_of(parse_json(key)).key == key
     except (ProblemError, ValueError, TypeError, OverflowError, RecursionError):
         return False
 

@@ -9,15 +9,15 @@ from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from catalog.ops.attention.likeness import bucket_of, kind_of, size_of
-from catalog.ops.attention.problem import Problem
+from catalog.ops import problem_of_key
+from catalog.schema.problem import MOST_COORDINATES, Problem
 
 if TYPE_CHECKING:
     from catalog.runtime.devices import DeviceInfo
     from catalog.runtime.measure import Measurement
 
-SIZES = ("size_1", "size_2", "size_3", "size_4", "size_5")
-"""The columns of table ``problem`` that have the coordinates of a problem."""
+SIZES = tuple(f"size_{number}" for number in range(1, MOST_COORDINATES + 1))
+"""The columns of table ``problem`` that have the coordinates of a problem, 0 where it has fewer."""
 
 MAX_MISSES = 1_000
 """Maximum number of buckets in the table of misses; those last asked for the longest ago are dropped."""
@@ -80,7 +80,7 @@ class Measured:
         """The row of the measured problem nearest to ``problem``, and whether it is ``problem`` itself."""
         import numpy as np
 
-        apart = self._sizes - np.array(size_of(problem))[:, None]
+        apart = self._sizes - np.array(_place(problem))[:, None]
         squared = np.add.reduce(apart * apart)  # one size after the other
         place = int(squared.argmin())
         if squared[place] < _SAME_PLACE:  # of several problems at one place the very problem comes first
@@ -167,7 +167,7 @@ def add_timings(connection: sqlite3.Connection, timings: Iterable[Mapping[str, A
             f"INSERT OR IGNORE INTO timing (problem_id, device_id, kernel_id, {', '.join(MEASURED)}) VALUES "
             "(:problem_id, (SELECT id FROM device WHERE arch = :arch AND name = :name AND facts = :facts), :kernel_id, "
             f"{', '.join(f':{name}' for name in MEASURED)})",
-            {**timing, "problem_id": problem_id(connection, Problem(**json.loads(timing["problem"])))},
+            {**timing, "problem_id": problem_id(connection, problem_of_key(timing["problem"]))},
         )
         added += done.rowcount
     return added
@@ -188,14 +188,13 @@ def nearest(
 ) -> Neighbour | None:
     """The measured problem that is most like ``problem``: itself, or of its kind with the least distance.
 
-    The distance is that of :mod:`catalog.ops.attention.likeness`; of several at the same distance the first measured
-    one.
-    ``others``: not the problem itself.
+    The distance is Euclidean over :attr:`~catalog.schema.problem.Problem.coordinates`; of several at the same distance
+    it is the first measured one. ``others``: not the problem itself.
     """
     if device is None:
         return None
-    place: dict[str, object] = dict(zip(SIZES, size_of(problem), strict=True))
-    place |= {"device": device, "key": problem.key, "kind": kind_of(problem), "others": others}
+    place: dict[str, object] = dict(zip(SIZES, _place(problem), strict=True))
+    place |= {"device": device, "key": problem.key, "kind": problem.form.kind, "others": others}
     squares = " + ".join(f"({name} - :{name}) * ({name} - :{name})" for name in SIZES)
     row = connection.execute(
         f"SELECT id, key, {squares} AS squared FROM problem WHERE kind = :kind AND {_THERE} "
@@ -203,6 +202,18 @@ def nearest(
         place,
     ).fetchone()
     return None if row is None else Neighbour(row["id"], row["key"], row["squared"] ** 0.5, row["key"] == problem.key)
+
+
+def _place(problem: Problem) -> tuple[float, ...]:
+    """The values of :data:`SIZES`."""
+    coordinates = problem.coordinates
+    return coordinates + (0.0,) * (len(SIZES) - len(coordinates))
+
+
+def bucket_of(problem: Problem) -> str:
+    """The name of a problem's bucket, shared by problems of one kind and about the same size."""
+    steps = problem.steps
+    return f"{','.join(map(str, steps + (0,) * (len(SIZES) - len(steps))))} {problem.form.kind}"
 
 
 def bucket_sql(problem: str) -> str:
@@ -213,8 +224,7 @@ def bucket_sql(problem: str) -> str:
 def record_misses(connection: sqlite3.Connection, problem: Problem, arch: str, count: int) -> None:
     """Count that problems like ``problem`` were asked for on ``arch`` without a measurement, in a transaction.
 
-    One row counts a whole bucket, :func:`~catalog.ops.attention.likeness.bucket_of`; the first problem of it is its
-    example.
+    One row counts a whole bucket, :func:`bucket_of`; the first problem of it is its example.
     """
     bucket, now = bucket_of(problem), datetime.now(timezone.utc).isoformat(timespec="seconds")
     counted = connection.execute(
@@ -263,9 +273,9 @@ def problem_id(connection: sqlite3.Connection, problem: Problem) -> int:
     """The row of a problem, added when it is new, in the caller's transaction."""
     row = connection.execute("SELECT id FROM problem WHERE key = ?", (problem.key,)).fetchone()
     if row is None:
-        columns = ("key", "kind", *SIZES)
+        columns = ("key", "kind", "operation", *SIZES)
         row = connection.execute(
             f"INSERT INTO problem ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))}) RETURNING id",
-            (problem.key, kind_of(problem), *size_of(problem)),
+            (problem.key, problem.form.kind, problem.operation, *_place(problem)),
         ).fetchone()
     return int(row[0])

@@ -5,8 +5,6 @@ Speeds are those that selection goes by: warm medians, of several libraries of a
 
 from __future__ import annotations
 
-import json
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,17 +12,17 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from catalog.errors import SelectionError
-from catalog.ops import DEFAULT, operation
-from catalog.ops.attention.likeness import kind_words
-from catalog.ops.attention.problem import Problem
-from catalog.ops.attention.shape_names import name_of
+from catalog.ops import kind_words, operation, operation_of, problem_of_key
 from catalog.registry import query
 from catalog.registry.sandbox import Limits, Row
+from catalog.registry.views import rows_of, view_of
 from catalog.schema.lineage import Lineage, Wanted
+from catalog.schema.problem import Problem
 from catalog.schema.spec_files import OWN_SPACES
 from catalog.settings import settings
 
 if TYPE_CHECKING:
+    from catalog.ops.protocol import Operation
     from catalog.runtime.catalog import Catalog
     from catalog.runtime.peaks import Peaks
 
@@ -75,7 +73,7 @@ class Coverage:
 class Speed:
     """The speed of a kernel on a problem: TFLOP/s, GB/s of the least traffic, and its median in ms.
 
-    ``operation`` is the problem's, with its element type; ``short`` tells the kernel from others of its signature.
+    ``operation`` is what the problem computes, in a word or two; ``short`` tells the kernel from others of a signature.
     """
 
     problem: str
@@ -108,7 +106,7 @@ class Roofline:
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Problems that differ in sequence length only: TFLOP/s by length, of each kernel, the fastest kernel first."""
+    """Problems that differ in one length only: TFLOP/s by length, of each kernel, the fastest kernel first."""
 
     device: Device
     problems: str
@@ -122,7 +120,7 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """The best kernels with a tile of ``m0`` queries and ``n0`` keys: their speed, and how much was tried.
+    """The best kernels with a tile of ``m0`` by ``n0``: their speed, and how much was tried.
 
     ``relative`` is the best median of a problem over that of the tile, on average over problems: 1 is the fastest.
     """
@@ -227,18 +225,11 @@ def collect(catalog: Catalog, arch: str | None, peaks: Mapping[int, Peaks]) -> R
         return _Collector(catalog, arch, session).report(peaks)
 
 
-_PLACE = operation().traits.identity[:4]
-"""The columns of the view that say which lineage a kernel is of."""
-
 _WARM = "FROM timing JOIN device ON device.id = device_id WHERE NOT cold AND device.arch = coalesce(:arch, device.arch)"
 """The timings that selection may go by, of the arch."""
 
-_SHAPE = (
-    *("pipeline", "tile_m0", "tile_n0", "tile_k0", "tile_n1", "tile_k1", "warp_m0", "warp_n0", "warp_k0"),
-    *("pad_s", "pad_sk", "pad_d", "pad_dv"),
-)
-_SPEED = f"problem.key, kernel.name, {', '.join(f'kernel.{name}' for name in _SHAPE)}, tflops, gbps, median_ms"
-_JOINED = "JOIN problem ON problem.id = problem_id JOIN attention_row AS kernel ON kernel.id = timing.kernel_id"
+_SPEED = "problem.key, kernel.id, kernel.name, tflops, gbps, median_ms"
+_JOINED = "JOIN problem ON problem.id = problem_id JOIN kernel ON kernel.id = timing.kernel_id"
 
 
 class _Collector:
@@ -247,6 +238,8 @@ class _Collector:
         self._arch = arch
         self._session = session
         self._devices = {device.id: device for device in self._read_devices()}
+        self._operations = [operation(name) for (name,) in self._rows("SELECT DISTINCT operation FROM lineage")]
+        self._short_names = dict(self._read_short_names())
 
     def report(self, peaks: Mapping[int, Peaks]) -> Report:
         lineages = tuple(self._lineages())
@@ -280,30 +273,39 @@ class _Collector:
         )
         return (Device(*row) for row in rows)
 
+    def _read_short_names(self) -> Iterator[tuple[str, str]]:
+        """What tells kernels of one signature apart, by their ids: of all that were timed."""
+        for one in self._operations:
+            columns = ", ".join(("id", *one.short_traits))
+            timed = self._rows(f"SELECT {columns} FROM {rows_of(one.name)} WHERE id IN (SELECT kernel_id {_WARM})")
+            for kernel_id, *values in timed:
+                yield kernel_id, one.short_name(dict(zip(one.short_traits, values, strict=True)))
+
     def _lineages(self) -> Iterator[Coverage]:
-        rows = self._rows(
-            f"SELECT {', '.join(_PLACE)}, count(*), sum(built), sum(best_ms IS NOT NULL) FROM kernels "
-            "WHERE arch = coalesce(:arch, arch) GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4"
-        )
-        return (Coverage(Lineage(DEFAULT, *row[:4]), None, "", *row[4:]) for row in rows)
+        for one in self._operations:
+            rows = self._rows(
+                f"SELECT {_place(one)}, count(*), sum(built), sum(best_ms IS NOT NULL) FROM {view_of(one.name)} "
+                "WHERE arch = coalesce(:arch, arch) GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4"
+            )
+            yield from (Coverage(Lineage(one.name, *row[:4]), None, "", *row[4:]) for row in rows)
 
     def _coverage(self, lineages: Iterable[Coverage]) -> Iterator[Coverage]:
-        rows = self._rows(
-            f"WITH state AS MATERIALIZED (SELECT id, {', '.join(_PLACE)}, built, "
-            "  best_ms IS NOT NULL AS timed FROM kernels WHERE arch = coalesce(:arch, arch)), "
-            "about AS (SELECT arch, revision, space, id AS receipt, min(reason) AS reason FROM rule "
-            "  WHERE kind = 'receipt' GROUP BY arch, revision, space, id) "
-            f"SELECT {', '.join(f'state.{column}' for column in _PLACE)}, kernel_receipt.receipt, "
-            "  coalesce(about.reason, ''), count(*), "
-            "  sum(built), sum(timed) FROM kernel_receipt JOIN state ON state.id = kernel_id "
-            "LEFT JOIN about ON about.arch = state.arch AND about.revision = state.revision "
-            "  AND about.space = state.space AND about.receipt = CAST(kernel_receipt.receipt AS TEXT) "
-            "GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 2, 3, 4, 5"
-        )
         by_receipt = defaultdict(list)
-        for row in rows:
-            lineage = Lineage(DEFAULT, *row[:4])
-            by_receipt[lineage].append(Coverage(lineage, *row[4:]))
+        for one in self._operations:
+            rows = self._rows(
+                f"WITH state AS MATERIALIZED (SELECT id, {_place(one)}, built, best_ms IS NOT NULL AS timed "
+                f"  FROM {view_of(one.name)} WHERE arch = coalesce(:arch, arch)), "
+                "about AS (SELECT arch, revision, space, id AS receipt, min(reason) AS reason FROM rule "
+                f"  WHERE kind = 'receipt' AND operation = '{one.name}' GROUP BY arch, revision, space, id) "
+                f"SELECT {_place(one, 'state.')}, kernel_receipt.receipt, coalesce(about.reason, ''), count(*), "
+                "  sum(built), sum(timed) FROM kernel_receipt JOIN state ON state.id = kernel_id "
+                "LEFT JOIN about ON about.arch = state.arch AND about.revision = state.revision "
+                "  AND about.space = state.space AND about.receipt = CAST(kernel_receipt.receipt AS TEXT) "
+                "GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 2, 3, 4, 5"
+            )
+            for row in rows:
+                lineage = Lineage(one.name, *row[:4])
+                by_receipt[lineage].append(Coverage(lineage, *row[4:]))
         for every in lineages:
             yield every
             yield from by_receipt[every.lineage]
@@ -315,7 +317,7 @@ class _Collector:
         )
         limits = self._rows(f"SELECT device_id, max(tflops), max(gbps) {_WARM} GROUP BY device_id")
         for device, tflops, gbps in limits:
-            points = tuple(_speed(row[1:-1]) for row in rows if row[0] == device)
+            points = tuple(self._speed(row[1:-1]) for row in rows if row[0] == device)
             measured = peaks.get(device)
             if measured is not None:
                 tflops, gbps = measured.gflops / 1e3, measured.gb_per_s  # noqa: PLW2901 - the roof instead of the best
@@ -330,7 +332,7 @@ class _Collector:
         groups: dict[tuple[int, str], dict[str, list[tuple[int, Speed]]]] = defaultdict(lambda: defaultdict(list))
         for device, kernel, *values, _ in rows:
             for group, length in _by_length(values[0]):
-                groups[device, group][kernel].append((length, _speed(values)))
+                groups[device, group][kernel].append((length, self._speed(values)))
         for (device, group), lines in groups.items():
             if len({length for line in lines.values() for length, _ in line}) > 1:
                 fastest = sorted(lines.values(), key=lambda line: -max(speed.tflops for _, speed in line))
@@ -338,16 +340,7 @@ class _Collector:
                 yield Lengths(self._devices[device], group, ordered)
 
     def _tiles(self) -> Iterator[Tiles]:
-        rows = self._rows(
-            "WITH tile AS (SELECT device_id, problem_id, tile_m0, tile_n0, min(median_ms) AS ms, "
-            "  max(tflops) AS tflops, count(DISTINCT kernel_id) AS kernels "
-            f"  {_WARM.replace(' WHERE', ' JOIN attention_row AS kernel ON kernel.id = kernel_id WHERE')} "
-            "  GROUP BY device_id, problem_id, tile_m0, tile_n0), "
-            "best AS (SELECT device_id, problem_id, min(ms) AS ms FROM tile GROUP BY device_id, problem_id) "
-            "SELECT device_id, kind, tile_m0, tile_n0, avg(best.ms / tile.ms), max(tflops), count(*), max(kernels) "
-            "FROM tile JOIN best USING (device_id, problem_id) JOIN problem ON problem.id = problem_id "
-            "WHERE kind <> '' GROUP BY device_id, kind, tile_m0, tile_n0 ORDER BY device_id, kind, tile_m0, tile_n0"
-        )
+        rows = [row for one in self._operations if one.tile_axes for row in self._rows(_tiles_sql(one))]
         kinds: dict[tuple[int, str], list[Tile]] = defaultdict(list)
         for device, kind, *tile in rows:
             kinds[device, kind].append(Tile(*tile))
@@ -367,8 +360,8 @@ class _Collector:
         timed: dict[tuple[str, str], float] = {}
         wanted: dict[tuple[str, Wanted], None] = {}
         rows = self._rows(
-            f"SELECT problem.key, kernel.id, kernel.name, revision, mask_impl, space IN ({spaces}), "
-            f"max(tflops) {_joined()} AND tflops > 0 AND device_id = {device.id} "
+            f"SELECT problem.key, kernel.id, kernel.name, revision, variant, space IN ({spaces}), max(tflops) "
+            f"{_joined('JOIN lineage ON lineage.id = kernel.lineage')} AND tflops > 0 AND device_id = {device.id} "
             "GROUP BY problem_id, kernel.id ORDER BY tflops DESC"
         )
         for key, kernel, name, revision, variant, own, tflops in rows:
@@ -407,8 +400,14 @@ class _Collector:
         )
         libraries = defaultdict(list)
         for device, family, compile_s, *values, _ in rows:
-            libraries[device].append(Compiled(family, compile_s, _speed(values)))
+            libraries[device].append(Compiled(family, compile_s, self._speed(values)))
         return (Compiles(self._devices[device], tuple(found)) for device, found in sorted(libraries.items()))
+
+    def _speed(self, values: Iterable[Any]) -> Speed:
+        key, kernel_id, name, tflops, gbps, median_ms = values
+        problem = _problem(key)
+        label, short = operation_of(problem).label(problem), self._short_names[kernel_id]
+        return Speed(_name(key), label, name, short, tflops, gbps, median_ms)
 
     def _misses(self) -> Iterator[Miss]:
         archs = self._rows("SELECT DISTINCT arch FROM miss WHERE arch = coalesce(:arch, arch) ORDER BY arch")
@@ -416,47 +415,42 @@ class _Collector:
             yield from (Miss(arch, _name(key), count) for key, count in self._catalog.misses(arch))
 
 
+def _place(of: Operation, prefix: str = "") -> str:
+    """The columns of an operation's view that say which lineage a kernel is of."""
+    return ", ".join(f"{prefix}{column}" for column in of.traits.identity[:4])
+
+
 def _joined(more: str = "") -> str:
     """The warm timings with their problems and kernels."""
     return _WARM.replace(" WHERE", f" {_JOINED} {more} WHERE")
 
 
-def _speed(values: Iterable[Any]) -> Speed:
-    key, name, *shape, tflops, gbps, median_ms = values
-    problem = _problem(key)
-    operation, short = f"{problem.op} {problem.dtype}", _short(dict(zip(_SHAPE, shape, strict=True)))
-    return Speed(_name(key), operation, name, short, tflops, gbps, median_ms)
-
-
-def _short(shape: Mapping[str, Any]) -> str:
-    """What tells kernels of one signature apart, in few words: pipeline, tile, padded axes."""
-    tile = "x".join(str(shape[f"tile_{name}"]) for name in ("m0", "n0", "k0", "n1", "k1"))
-    warp = "x".join(str(shape[f"warp_{name}"]) for name in ("m0", "n0", "k0"))
-    padded = "+".join(name for name in ("s", "sk", "d", "dv") if shape[f"pad_{name}"])
-    words = [shape["pipeline"], tile, f"w{warp}", f"p{padded}" if padded else ""]
-    return " ".join(word for word in words if word)
+def _tiles_sql(of: Operation) -> str:
+    """A row for each tile that was tried on problems of a kind of an operation."""
+    m0, n0 = of.tile_axes or ("0", "0")
+    return (
+        f"WITH tile AS (SELECT device_id, problem_id, {m0} AS m0, {n0} AS n0, min(median_ms) AS ms, "
+        "  max(tflops) AS tflops, count(DISTINCT kernel_id) AS kernels "
+        f"  {_WARM.replace(' WHERE', f' JOIN {rows_of(of.name)} AS kernel ON kernel.id = kernel_id WHERE')} "
+        "  GROUP BY device_id, problem_id, m0, n0), "
+        "best AS (SELECT device_id, problem_id, min(ms) AS ms FROM tile GROUP BY device_id, problem_id) "
+        "SELECT device_id, kind, m0, n0, avg(best.ms / tile.ms), max(tflops), count(*), max(kernels) "
+        "FROM tile JOIN best USING (device_id, problem_id) JOIN problem ON problem.id = problem_id "
+        "WHERE kind <> '' GROUP BY device_id, kind, m0, n0 ORDER BY device_id, kind, m0, n0"
+    )
 
 
 @lru_cache(maxsize=65_536)
 def _problem(key: str) -> Problem:
-    return Problem(**json.loads(key))
+    return problem_of_key(key)
 
 
 @lru_cache(maxsize=65_536)
 def _name(key: str) -> str:
-    return name_of(_problem(key))
+    return _problem(key).name
 
 
 def _by_length(key: str) -> Iterator[tuple[str, int]]:
-    """The groups of problems that a problem belongs to, and its sequence length there.
-
-    As many queries as keys: one length stands for both. A number of queries: the keys' is the length. Packed sequences
-    have many lengths and belong to none, nor do problems without keys.
-    """
+    """The groups of problems that a problem belongs to, and its length there."""
     problem = _problem(key)
-    if problem.seqlens_q is not None or problem.seqlen_k == 0:
-        return
-    name = re.sub(r"-s\d+(x\d+)?-", "-{}-", _name(key), count=1)
-    if problem.seqlen_q == problem.seqlen_k:
-        yield name.format("s*"), problem.seqlen_k
-    yield name.format(f"s{problem.seqlen_q}x*"), problem.seqlen_k
+    return operation_of(problem).lengths(problem)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from catalog.backends import HOST, Backend, GpuBackend, backend_of, why_unavailable
-from catalog.cli.rows_out import write_file
+from catalog.files import write_file
 from catalog.messages import counted
 from catalog.report import plots
 from catalog.report.data import (

@@ -6,6 +6,7 @@ import csv
 import lzma
 import sqlite3
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -88,6 +89,12 @@ class Comparison:
     def families(self) -> Counter[str]:
         """Kernels of the reference by family."""
         return Counter({family: len(names) for family, names in _by_family(self.reference).items()})
+
+
+def exit_code(outcomes: Iterable[Comparison | MissingReferenceError]) -> int:
+    """What ``catalog parity`` exits with: 1 where names differ, 2 where there is nothing to compare with, else 0."""
+    codes = {int(not one.passed) if isinstance(one, Comparison) else one.exit_code for one in outcomes}
+    return 1 if 1 in codes else max(codes, default=0)
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from catalog.runtime.bench_shapes import Benched, BenchOptions, NotBenched, OnDo
 from catalog.runtime.peaks import Peaks, measure_peaks
 
 if TYPE_CHECKING:
-    from catalog.ops.attention.problem import Problem
     from catalog.runtime.catalog import Catalog
     from catalog.runtime.devices import DeviceInfo
     from catalog.runtime.measure import Measurement
+    from catalog.schema.problem import Problem
 
 _log = logging.getLogger(__name__)
 

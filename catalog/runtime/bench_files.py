@@ -7,74 +7,79 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from functools import cache
 from io import StringIO
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from catalog.cli.rows_out import Format, check_file, write_file, write_rows
 from catalog.errors import INTERRUPTED, UsageError
+from catalog.files import check_file, write_file
+from catalog.formats import Format, write_rows
 from catalog.messages import counted
-from catalog.ops.attention.traits import TRAITS
+from catalog.ops import operation_of
 from catalog.runtime.bench_shapes import Benched, BenchOptions, Outcome
+from catalog.runtime.measure import remedy
 
 if TYPE_CHECKING:
+    from catalog.ops.protocol import Operation
     from catalog.runtime.devices import DeviceInfo
     from catalog.schema.shapes import Shape
 
-OF_PROBLEM = ("batch", "seqlen_q", "seqlen_k", "nhead_q", "nhead_k", "hdim_q", "hdim_v", "dtype")
-"""Columns that are fields of the problem."""
-
-_FIRST = ("family", "mode", "pipeline")
-
-
-def _traits() -> Iterator[str]:
-    """Traits in the order of their columns: how the kernel computes before what it computes, as CK writes them."""
-    yield from _FIRST
-    for group in ("algorithm", "signature"):
-        yield from (name for name, trait in TRAITS.items() if trait.group == group and name not in _FIRST)
-
-
-OF_KERNEL: Mapping[str, str] = MappingProxyType(
-    {f"kernel_{name}" if name in OF_PROBLEM else name: name for name in _traits()}
-)
-"""Columns that are traits of the kernel, by name: what the problem or the plan has too is called ``kernel_…``."""
-
 MEASURED = ("latency_ms", "tflops", "bandwidth_gb_s")
-BESIDES = (
-    "min_ms",
-    "p10_ms",
-    "p90_ms",
-    "n",
-    "precision",
-    "sound",
-    "verified",
-    "kernel_id",
-    *TRAITS.identity,
-    "stages",
-    "category",
-    "problem",
-)
-COLUMNS = ("problem_name", *OF_PROBLEM, "kernel", *OF_KERNEL, *MEASURED, *BESIDES)
-"""The columns of the CSV file and the fields of a result in the JSON file."""
+TIMED = ("min_ms", "p10_ms", "p90_ms", "n", "precision", "sound")
+SHOWN = ("problem_name", "kernel", *MEASURED, *TIMED, "verified")
+"""The columns that are printed."""
 
-SHOWN = ("problem_name", "kernel", *MEASURED, *BESIDES[: BESIDES.index("kernel_id")])
-"""Those that are printed."""
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns of the CSV file, and the fields of a result in the JSON file, for one operation.
+
+    Attributes:
+        of_problem: fields of the problem.
+        of_kernel: traits of the kernel by column: one that the problem or the plan has too is called ``kernel_...``.
+        identity: what identifies a kernel besides its traits.
+    """
+
+    of_problem: tuple[str, ...]
+    of_kernel: Mapping[str, str]
+    identity: tuple[str, ...]
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        """Every column, in order."""
+        of_row = ("kernel_id", *self.identity, "stages", "category", "problem")
+        return ("problem_name", *self.of_problem, "kernel", *self.of_kernel, *MEASURED, *TIMED, "verified", *of_row)
+
+
+@cache
+def columns_of(operation: Operation) -> Columns:
+    """The columns of an operation: how a kernel computes before what it computes, as CK writes them."""
+    first, traits = operation.bench_traits, operation.traits.values()
+    names = [*first]
+    for group in ("algorithm", "signature"):
+        names += [trait.name for trait in traits if trait.group == group and trait.name not in first]
+    of_problem = operation.bench_fields or tuple(operation.problem.model_fields)
+    others = (*of_problem, "stages")
+    of_kernel = {f"kernel_{name}" if name in others else name: name for name in names}
+    return Columns(of_problem, MappingProxyType(of_kernel), operation.traits.identity)
 
 
 def row_of(benched: Benched) -> dict[str, Any]:
-    """The values of :data:`COLUMNS`; None for what was not measured, or not verified."""
+    """The values of :class:`Columns`; None for what was not measured, or not verified."""
     problem, kernel = benched.shape.problem, benched.main
-    fields, traits = problem.model_dump(mode="json", include=set(OF_PROBLEM)), kernel.to_row()
+    columns = columns_of(operation_of(problem))
+    fields, traits = problem.model_dump(mode="json", include=set(columns.of_problem)), kernel.to_row()
     return {
         "problem_name": benched.shape.name,
-        **{name: fields[name] for name in OF_PROBLEM},
+        **{name: fields[name] for name in columns.of_problem},
         "kernel": kernel.name,
-        **{column: traits[name] for column, name in OF_KERNEL.items()},
+        **{column: traits[name] for column, name in columns.of_kernel.items()},
         **_times(benched),
         "verified": benched.verified,
         "kernel_id": kernel.id,
-        **{name: traits[name] for name in TRAITS.identity},
+        **{name: traits[name] for name in columns.identity},
         "stages": " -> ".join(stage.name for stage in benched.stages),
         "category": benched.shape.category,
         "problem": problem.key,
@@ -84,7 +89,7 @@ def row_of(benched: Benched) -> dict[str, Any]:
 def _times(benched: Benched) -> dict[str, Any]:
     measured, problem = benched.measurement, benched.shape.problem
     if measured is None:
-        return dict.fromkeys((*MEASURED, *BESIDES[: BESIDES.index("verified")]))
+        return dict.fromkeys((*MEASURED, *TIMED))
     return {
         "latency_ms": round(measured.median_ms, 6),
         "tflops": round(problem.flops / measured.median_ms / 1e9, 6),
@@ -117,7 +122,7 @@ class BenchRun:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """A row each of them, with the values of :data:`COLUMNS`."""
+        """A row each of them, with the values of :class:`Columns`."""
         return [row_of(benched) for benched in self.benched]
 
     @property
@@ -141,6 +146,12 @@ class BenchRun:
         if self.interrupted:
             return INTERRUPTED
         return int(bool(self.wrong) or not self.benched)
+
+    @property
+    def noise_remedy(self) -> str | None:
+        """What to do about the noisiest kernel; None where no times are too noisy."""
+        worst = max((noisy.measurement.disturbance for noisy in self.noisy if noisy.measurement), default=None)
+        return None if worst is None else remedy(worst)
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -221,7 +232,7 @@ class BenchFiles:
         """
         rows = run.rows
         if self.csv is not None:
-            write_file(self.csv, _csv(rows))
+            write_file(self.csv, _csv(columns_of(operation_of(run.shapes[0].problem)).all, rows))
         if self.json is not None:
             whole = {"metadata": run.metadata, "results": rows}
             write_file(self.json, json.dumps(whole, indent=1, allow_nan=False) + "\n")
@@ -232,7 +243,7 @@ def printed(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> list[l
     return [[int(row[name]) if isinstance(row[name], bool) else row[name] for name in columns] for row in rows]
 
 
-def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
+def _csv(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
     stream = StringIO()
-    write_rows(COLUMNS, printed(rows, COLUMNS), Format.CSV, stream)
+    write_rows(columns, printed(rows, columns), Format.CSV, stream)
     return stream.getvalue()

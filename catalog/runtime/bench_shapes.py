@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 from catalog.errors import CatalogError, SelectionError
-from catalog.ops.attention.inputs import draw_inputs, make_inputs
-from catalog.ops.attention.shape_names import name_of
 from catalog.registry.timings import Timing
 from catalog.runtime.guard import Limits, guarded_problem
+from catalog.runtime.inputs import draw_inputs, make_inputs
 from catalog.runtime.measure import Measurement, StopRule, measure_all
 from catalog.runtime.measuring import keep, library_key, main_kernel, prepared
 from catalog.runtime.plan import Plan
@@ -20,10 +19,10 @@ from catalog.runtime.validate import Check, Expected
 from catalog.schema.shapes import Shape
 
 if TYPE_CHECKING:
-    from catalog.ops.attention.problem import Problem
     from catalog.runtime.bound import BoundPlan
     from catalog.runtime.catalog import Catalog
     from catalog.schema.kernel import Kernel
+    from catalog.schema.problem import Problem
 
 MOST_CHECKED_FLOPS = 10**9
 """Work of the problem that a kernel is checked on: the reference takes about a second for it."""
@@ -117,7 +116,7 @@ OnDone: TypeAlias = Callable[[Outcome], None]
 
 def shape_of(problem: Problem) -> Shape:
     """The shape that a problem by itself is."""
-    return Shape(name_of(problem), ONE_PROBLEM, problem)
+    return Shape(problem.name, ONE_PROBLEM, problem)
 
 
 def bench_shapes(

@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from catalog.backends import backend_of
 from catalog.errors import TensorError
-from catalog.ops.attention.inputs import make_inputs
-from catalog.ops.attention.workspace import DIVIDING, NO_WORKSPACE, Workspace, splits_of, workspace_of
+from catalog.ops import operation_of
 from catalog.runtime import tracing
 from catalog.runtime.devices.arguments import without_tensors
+from catalog.runtime.inputs import make_inputs
 from catalog.runtime.tensors import Strided, check_inputs, check_outputs, results
+from catalog.schema.workspace import NO_WORKSPACE, Workspace
 
 if TYPE_CHECKING:
-    from catalog.ops.attention.problem import Problem
-    from catalog.runtime.devices import Device, Layout
+    from catalog.runtime.devices import Device
+    from catalog.runtime.devices.abi import CatalogArgs
     from catalog.runtime.devices.arguments import Call
     from catalog.runtime.devices.loading import LoadedKernel
-    from catalog.runtime.devices.repeats import Repeat
     from catalog.runtime.plan import Plan
+    from catalog.schema.problem import Problem
 
 _OVERLAP_WORK = 100_000
 """Steps that deciding whether two strided arrays share an element may take; past it they count as sharing."""
@@ -146,68 +146,40 @@ def take(
 
 def bind(plan: Plan, device: Device[Any], kernels: tuple[LoadedKernel, ...], taken: Taken) -> BoundPlan:
     """The loaded kernels of a plan with the tensors of a run."""
-    call = device.call(plan.problem, taken.arrays, _workspace(plan, device, kernels))
+    call = device.call(plan.problem, taken.arrays, plan.workspace(device, kernels))
     return BoundPlan(taken.results, kernels, device, call, plan, taken)
 
 
-def enqueue(
-    plan: Plan, device: Device[Any], kernels: tuple[LoadedKernel, ...], taken: Taken, layout: Layout | None
-) -> Repeat | None:
-    """Queue the loaded kernels of a plan once with the tensors of a run.
-
-    What is returned does so on other tensors of the ``layout`` of the given ones, where they have one and the outputs
-    were made.
+def enqueue(plan: Plan, device: Device[Any], kernels: tuple[LoadedKernel, ...], taken: Taken) -> CatalogArgs:
+    """Queue the loaded kernels of a plan once with the tensors of a run; the arguments that they got.
 
     Raises:
         TensorError, DeviceError: as :meth:`Plan.enqueue`.
     """
-    workspace = _workspace(plan, device, kernels)
-    call = device.once(plan.problem, taken.arrays, workspace)
+    call = device.once(plan.problem, taken.arrays, plan.workspace(device, kernels))
     if tracing.active:
         with tracing.Recorded("enqueue", plan, device, taken):
             device.enqueue(kernels, call)
     else:
         device.enqueue(kernels, call)
-    return None if layout is None else layout.repeat(device, plan.problem, kernels, call, workspace)
-
-
-def enqueue_alike(
-    plan: Plan, device: Device[Any], alike: Repeat, kernels: tuple[LoadedKernel, ...], layout: Any
-) -> Repeat | None:
-    """A repeat of the loaded kernels of a plan on tensors of ``layout``, made from one for other sizes.
-
-    None where the checks of a first call must decide.
-
-    Raises:
-        DeviceError: the workspace would be larger than any memory.
-    """
-    return alike.resized(plan.problem, layout, _workspace(plan, device, kernels))
-
-
-def _workspace(plan: Plan, device: Device[Any], kernels: tuple[LoadedKernel, ...]) -> Workspace:
-    """What the stages of a plan share on a device: asked of the kernels once."""
-    threads = device.threads
-    workspace = plan.workspaces.get(threads)
-    if workspace is None:
-        wanted = splits_of(plan.problem, plan.kernels, threads, whole_waves=backend_of(plan.arch).whole_waves)
-        workspace = plan.workspaces[threads] = agreed_workspace(plan.problem, kernels, wanted)
-    return workspace
+    args: CatalogArgs = call.args
+    return args
 
 
 def agreed_workspace(problem: Problem, kernels: Sequence[LoadedKernel], num_splits: int) -> Workspace:
-    """The workspace that the kernels of a plan agree on, where ``num_splits`` is wished for.
+    """The workspace that the stages of a plan agree on, where ``num_splits`` is wished for.
 
     Raises:
         DeviceError: it would be larger than any memory.
     """
-    if problem.op not in DIVIDING:
+    if not problem.divided:
         return NO_WORKSPACE
     args, needed = without_tensors(problem), []
     for kernel in kernels:
         args.num_splits = num_splits
         needed.append(kernel.workspace(args))
         num_splits = needed[-1].num_splits
-    return workspace_of(problem, num_splits, needed)
+    return operation_of(problem).workspace(problem, num_splits, needed)
 
 
 def _check_apart(tensors: Mapping[str, Strided], outputs: tuple[str, ...]) -> None:

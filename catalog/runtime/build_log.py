@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from catalog import settings
 from catalog.errors import BuildError, CatalogError, RegistryError, ToolchainError, UsageError
-from catalog.ops.attention.likeness import steps_of
 from catalog.registry.artifacts import (
     drop_artifacts,
     quarantine_artifact,
@@ -26,11 +25,11 @@ from catalog.registry.transactions import impatient, transaction
 if TYPE_CHECKING:
     from catalog.build.cache import ArtifactRecord
     from catalog.build.first_runs import FirstRuns, Quarantine
-    from catalog.ops.attention.problem import Problem
     from catalog.runtime.builds import Builds
     from catalog.runtime.catalog_file import CatalogFile
     from catalog.runtime.guard import Guard
     from catalog.schema.kernel import Kernel
+    from catalog.schema.problem import Problem
 
 _log = logging.getLogger(__name__)
 
@@ -89,7 +88,7 @@ class BuildLog:
 
     def miss(self, problem: Problem, arch: str) -> None:
         """Count that a problem was asked for and never measured; the file is updated when the count has doubled."""
-        key = (arch, problem.form.kind, *steps_of(problem))
+        key = (arch, problem.form.kind, *problem.steps)
         missed = self._misses.get(key)
         if missed is None:
             if len(self._misses) >= MAX_MISSES:

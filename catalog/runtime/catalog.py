@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from catalog import settings
-from catalog.ops import operation
-from catalog.ops.attention.problem import Problem
-from catalog.ops.attention.stages import MAIN_STAGE
+from catalog.ops import operation, operation_of
 from catalog.ops.attention.traits import TRAITS
 from catalog.registry import timings
 from catalog.runtime.builds import Builds
@@ -27,6 +25,7 @@ from catalog.runtime.select import Candidate, Choice
 from catalog.schema.arch_spec import ArchSpec
 from catalog.schema.kernel import Kernel
 from catalog.schema.lineage import LINEAGE_OF_POPULATION, Wanted
+from catalog.schema.problem import Problem
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -121,7 +120,7 @@ class Catalog:
             SelectionError, UsageError, SpecError, RegistryError, DeviceError: as :meth:`select`.
         """
         with self._file.lock:
-            wanted = Wanted(kernel.arch, kernel.revision, kernel.variant)
+            wanted = Wanted(kernel.arch, kernel.revision, kernel.variant, kernel.operation)
             return self._planners.of(wanted).plan_with(problem, kernel)
 
     @on_default
@@ -145,8 +144,9 @@ class Catalog:
             SelectionError, UsageError, SpecError, RegistryError, DeviceError: as :meth:`select`.
         """
         with self._file.lock:
-            selector = self._planners.of(Wanted(arch, revision, mask_impl)).selector
-            return selector.candidates(problem, family or MAIN_STAGE[problem.op], limit, static=static)
+            selector = self._planners.of(Wanted(arch, revision, mask_impl, problem.operation)).selector
+            family = family or operation_of(problem).main_stage(problem)
+            return selector.candidates(problem, family, limit, static=static)
 
     def choice(
         self,
@@ -162,8 +162,7 @@ class Catalog:
         Raises:
             SelectionError, UsageError, SpecError, RegistryError, DeviceError: as :meth:`select`.
         """
-        with self._file.lock:
-            return self._planners.of(Wanted(arch, revision, mask_impl)).choice(problem, limit)
+        return self._planners.of(Wanted(arch, revision, mask_impl, problem.operation)).choice(problem, limit)
 
     def narrowing(
         self,
@@ -182,9 +181,9 @@ class Catalog:
         Raises:
             UsageError, SpecError, RegistryError, DeviceError: as :meth:`populate`.
         """
-        family = family or MAIN_STAGE[problem.op]
+        family = family or operation_of(problem).main_stage(problem)
         with self._file.lock:
-            selector = self._planners.of(Wanted(arch, revision, mask_impl)).selector
+            selector = self._planners.of(Wanted(arch, revision, mask_impl, problem.operation)).selector
             return selector.steps(problem, family), selector.kept(problem, family, limit)
 
     def forget(self) -> None:

@@ -16,20 +16,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from catalog.ops import operation
-from catalog.ops.attention.stages import MAIN_STAGE, STAGES
+from catalog.ops import operation_of
 from catalog.registry.timings import Measured
 from catalog.registry.views import rows_of
-from catalog.runtime.funnel import ROWS, SIGNATURE
+from catalog.runtime.funnel import ROWS, signature_of
 from catalog.schema.expressions import columns_read
 
 if TYPE_CHECKING:
-    from catalog.ops.attention.form import Form
-    from catalog.ops.attention.problem import Problem
     from catalog.runtime.select import Decision, Selector
-
-OF_SIZES = frozenset({"batch", "seqlen_q", "seqlen_k", "tokens_k", "num_pages"})
-"""Parameters of selection rules in which problems of one form differ."""
+    from catalog.schema.problem import Problem
+    from catalog.schema.problem_form import Form
 
 MOST_DECISIONS = 65_536
 """Decisions that are remembered; beyond that all are forgotten."""
@@ -103,12 +99,13 @@ class Decisions:
 
     def _deciding_about(self, problem: Problem) -> _Deciding:
         questions: dict[str, None] = {}
-        for family in STAGES[problem.op]:
+        operation = operation_of(problem)
+        for family in operation.stages(problem):
             questions.update(dict.fromkeys(self._questions(problem, family)))
         measured = Measured.of_kind(self._connection, problem.form.kind, self.selector.device())
-        parameters = self.selector.parameters(problem, MAIN_STAGE[problem.op])
+        parameters = self.selector.parameters(problem, operation.main_stage(problem))
         asked = {name for question in questions for name in _PARAMETER.findall(question)}
-        sizes = tuple(sorted(OF_SIZES & asked))
+        sizes = tuple(sorted(problem.extents.keys() & asked))
         few = 0 < len(questions) <= MOST_QUESTIONS
         return _Deciding(
             measured,
@@ -121,12 +118,13 @@ class Decisions:
         """SQL over sizes: what each rule that asks for one says of each combination of the columns that it reads."""
         parameters = self.selector.parameters(problem, family)
         for expression in self.selector.expressions(family):
-            if OF_SIZES.isdisjoint(_PARAMETER.findall(expression)):
+            if problem.extents.keys().isdisjoint(_PARAMETER.findall(expression)):
                 continue
-            columns = sorted(columns_read(expression, operation())) or ["arch"]
-            table = f"{rows_of(self.selector.lineage.operation)} AS kernel"
+            columns = sorted(columns_read(expression, operation_of(problem))) or ["arch"]
             rows = self._connection.execute(
-                f"SELECT DISTINCT {', '.join(columns)} FROM {table} WHERE {ROWS} AND {SIGNATURE}", parameters
+                f"SELECT DISTINCT {', '.join(columns)} FROM {rows_of(problem.operation)} AS kernel "
+                f"WHERE {ROWS} AND {signature_of(problem.operation)}",
+                parameters,
             )
             for row in rows:
                 literals = [f"{_literal(value)} AS {column}" for column, value in zip(columns, row, strict=True)]

@@ -5,15 +5,15 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
-from catalog.ops.attention.stages import REQUIRED_TRAITS
+from catalog.ops import operation
 from catalog.registry.views import rows_of
 from catalog.schema.lineage import of_lineage
 from catalog.schema.trait_text import shown
 
 ROWS = of_lineage("kernel")
-SIGNATURE = " AND ".join(f"kernel.{name} = :want_{name}" for name in REQUIRED_TRAITS)
 _NEWEST_STATUS = (
     "coalesce((SELECT status FROM artifact WHERE kernel_id = kernel.id AND NOT elsewhere "
     "ORDER BY created DESC, rowid DESC LIMIT 1), '')"
@@ -39,6 +39,12 @@ class Step:
     source: str
 
 
+@cache
+def signature_of(name: str) -> str:
+    """The condition that a kernel of an operation has the traits that a problem requires, parameters ``want_...``."""
+    return " AND ".join(f"kernel.{trait} = :want_{trait}" for trait in operation(name).required)
+
+
 def funnel(
     connection: sqlite3.Connection, parameters: Mapping[str, Any], rules: Sequence[sqlite3.Row]
 ) -> tuple[Step, ...]:
@@ -54,8 +60,9 @@ def funnel(
 
 
 def _traits(connection: sqlite3.Connection, parameters: Mapping[str, Any]) -> Iterator[Step]:
-    table, where = f"{rows_of(str(parameters['operation']))} AS kernel", ROWS
-    for name in REQUIRED_TRAITS:
+    of = str(parameters["operation"])
+    table, where = f"{rows_of(of)} AS kernel", ROWS
+    for name in operation(of).required:
         wanted = parameters[f"want_{name}"]
         counts = dict(
             connection.execute(f"SELECT {name}, count(*) FROM {table} WHERE {where} GROUP BY 1", parameters).fetchall()
@@ -74,7 +81,7 @@ def _traits(connection: sqlite3.Connection, parameters: Mapping[str, Any]) -> It
 def _rules(
     connection: sqlite3.Connection, parameters: Mapping[str, Any], rules: Sequence[sqlite3.Row]
 ) -> Iterator[Step]:
-    operation = str(parameters["operation"])
+    of = str(parameters["operation"])
     tests: list[tuple[Literal["applicability", "hardware", "build"], str, str, str, str]] = [
         ("applicability", rule["id"], rule["expr"], rule["reason"], rule["source"]) for rule in rules
     ]
@@ -100,7 +107,7 @@ def _rules(
     sequences = [" AND ".join(expressions[: i + 1]) for i in range(len(tests))]
     counts = ", ".join(f"count(*) FILTER (WHERE {condition})" for condition in expressions + sequences)
     total, *passing = connection.execute(
-        f"SELECT count(*), {counts} FROM {rows_of(operation)} AS kernel WHERE {ROWS} AND {SIGNATURE}", parameters
+        f"SELECT count(*), {counts} FROM {rows_of(of)} AS kernel WHERE {ROWS} AND {signature_of(of)}", parameters
     ).fetchone()
     for (kind, name, _, reason, source), alone, left in zip(
         tests, passing[: len(tests)], passing[len(tests) :], strict=True

@@ -17,20 +17,18 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from catalog.backends import GpuBackend, backend_of
 from catalog.build.first_runs import FirstRuns, Quarantine
 from catalog.errors import DeviceError, ProblemError, QuarantinedError
-from catalog.ops.attention.problem import Problem
-from catalog.ops.attention.stages import MAIN_STAGE
-from catalog.ops.attention.workspace import splits_of
+from catalog.ops import operation_of
 from catalog.runtime.first_run import Ending, first_runs
 from catalog.runtime.memory import memory_bytes, needed_bytes
+from catalog.runtime.splits import wanted_splits
+from catalog.schema.problem import Problem
 from catalog.settings import settings
 
 if TYPE_CHECKING:
@@ -47,19 +45,19 @@ class Limits(NamedTuple):
     Attributes:
         flops: work.
         bytes: of tensors, which live beside those that the caller has already.
-        tokens: a shortened sequence is as long as its rest modulo this, plus this: what divides it, a tile or a page,
-            still does.
+        length: a shortened axis is as long as its rest modulo this, plus this: what divides it, a tile or a page, still
+            does.
     """
 
     flops: int
     bytes: int = 256 * 2**20
-    tokens: int = 1024
+    length: int = 1024
 
 
 HOST_LIMITS = Limits(flops=20 * 10**9)
 """Under a second on most machines."""
 
-GPU_LIMITS = Limits(flops=10**9, bytes=16 * 2**20, tokens=512)
+GPU_LIMITS = Limits(flops=10**9, bytes=16 * 2**20, length=512)
 """The float64 reference takes up to half a second on one core."""
 
 _GPU_SHARE = 1 / 60
@@ -67,9 +65,6 @@ _GPU_SHARE = 1 / 60
 
 _COPIES = 4
 """How many times the tensors' bytes the process may need: random numbers are float32 before they are anything else."""
-
-_FEW_SPLITS = 8
-"""Parts of the keys in a first run of a problem that states many."""
 
 _HINT = "It is not quarantined: the next run tries again. CATALOG_GUARD=never runs new libraries without a first run."
 
@@ -172,7 +167,7 @@ class Guard:
     def _suspect(self, plan: Stages, arch: str) -> int:
         """The stage that a wrong result is blamed on: among those that are new the main one, else the first."""
         new = [stage for stage, artifact in enumerate(plan.artifacts) if not self._passed(artifact, arch)]
-        main = MAIN_STAGE[plan.problem.op]
+        main = operation_of(plan.problem).main_stage(plan.problem)
         return next((stage for stage in new if plan.kernels[stage].family == main), new[0])
 
     def _settle(self, plan: Stages, ending: Ending, arch: str) -> Quarantine | None:
@@ -213,72 +208,23 @@ class Guard:
 def guarded_problem(problem: Problem, limits: Limits = HOST_LIMITS) -> Problem:
     """What a first run computes: ``problem``, or a smaller one with the same traits that fits the limits.
 
-    The smallest of its kind may exceed them. In this order, until it fits: one sequence, the longest; one group of
-    heads; a cache without spare pages; few splits; shortened sequences; two query heads of a group.
+    The smallest of its kind may exceed them. It becomes smaller in steps, those of the operation, until it fits.
     """
     room = min(limits.bytes, max(0, memory_bytes() - needed_bytes(problem)) // _COPIES)
     small = problem
-    shortened = partial(_short_sequences, tokens=limits.tokens)
-    for shrink in (_one_sequence, _one_group, _no_spare_pages, _few_splits, shortened, _two_heads):
+    for shrink in operation_of(problem).shrinks:
         if needed_bytes(small) <= room and small.flops <= limits.flops:
             break
         with contextlib.suppress(ProblemError):  # sizes that only fit together stay as they are
-            small = small.model_copy(update=shrink(small))
+            small = small.model_copy(update=shrink(small, limits.length))
     return small
-
-
-def _one_sequence(problem: Problem) -> dict[str, Any]:
-    if problem.seqlens_q is None:
-        return {"batch": min(problem.batch, 1), **_fitting_pages(problem)}
-    q, k = max(problem.sequences, key=math.prod, default=(0, 0))
-    return _packed(problem, q, k) | _fitting_pages(problem)
-
-
-def _one_group(problem: Problem) -> dict[str, Any]:
-    return {"nhead_q": problem.ratio, "nhead_k": 1}
-
-
-def _no_spare_pages(problem: Problem) -> dict[str, Any]:
-    return _fitting_pages(problem)
-
-
-def _few_splits(problem: Problem) -> dict[str, Any]:
-    return {"num_splits": min(problem.num_splits, _FEW_SPLITS)}
-
-
-def _short_sequences(problem: Problem, tokens: int) -> dict[str, Any]:
-    q, k = _short(problem.seqlen_q, tokens), _short(problem.seqlen_k, tokens)
-    if problem.seqlens_q is not None:
-        return _packed(problem, q, k) | _fitting_pages(problem)
-    new = {} if problem.seqlen_new is None else {"seqlen_new": _short(problem.seqlen_new, tokens)}
-    return {"seqlen_q": q, "seqlen_k": k, **new, **_fitting_pages(problem)}
-
-
-def _two_heads(problem: Problem) -> dict[str, Any]:
-    return {"nhead_q": min(problem.nhead_q, 2 * problem.nhead_k)}
-
-
-def _packed(problem: Problem, q: int, k: int) -> dict[str, Any]:
-    """One packed sequence; the keys of a paged one are as many as the page table has room for."""
-    keys = {} if problem.seqlens_k is None else {"seqlens_k": (k,)}
-    return {"seqlens_q": (q,), "seqlen_q": q, "seqlen_k": k, "batch": 1, **keys}
-
-
-def _fitting_pages(problem: Problem) -> dict[str, Any]:
-    """As many pages as the sequences fill: the default."""
-    return {"num_pages": None} if problem.paged else {}
-
-
-def _short(length: int, tokens: int) -> int:
-    return length if length < 2 * tokens else tokens + length % tokens
 
 
 def _request(plan: Stages, threads: int) -> dict[str, Any]:
     """What :mod:`catalog.runtime.guard_child` reads of a run, but for how it is judged."""
-    whole_waves = backend_of(plan.kernels[0].arch).whole_waves
     return {
         "problem": plan.problem.key,
-        "num_splits": splits_of(plan.problem, plan.kernels, threads, whole_waves=whole_waves),
+        "num_splits": wanted_splits(plan.problem, plan.kernels, threads),
         "libraries": [
             {"path": str(artifact.path.absolute()), "sha256": artifact.sha256, "kernel_id": artifact.kernel_id}
             for artifact in plan.artifacts

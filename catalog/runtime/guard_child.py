@@ -31,14 +31,15 @@ from typing import Any
 from catalog.build.cache import MOST_LIBRARY_BYTES
 from catalog.errors import CatalogError, DeviceError, KernelFaultError
 from catalog.files import read_own
-from catalog.ops.attention.inputs import draw_inputs, make_inputs
-from catalog.ops.attention.problem import Problem
+from catalog.ops import problem_of_key
 from catalog.runtime.bound import agreed_workspace
 from catalog.runtime.devices import Device
 from catalog.runtime.devices.here import reopened
 from catalog.runtime.devices.loading import LoadedKernel
+from catalog.runtime.inputs import draw_inputs, make_inputs
 from catalog.runtime.tensors import make_outputs, results
 from catalog.runtime.validate import Expected
+from catalog.schema.problem import Problem
 
 Tell = Callable[..., None]
 
@@ -88,7 +89,7 @@ def _ending(run: Mapping[str, Any], device: Device[Any], tell: Tell) -> dict[str
 
 
 def _run(run: Mapping[str, Any], device: Device[Any], tell: Tell) -> None:
-    problem, suspect = Problem(**json.loads(run["problem"])), run["suspect"]
+    problem, suspect = problem_of_key(run["problem"]), run["suspect"]
     expected = None if suspect is None else _expected(problem, device.device.arch)
     # Drawn, where nothing is compared: a backward's O and LSE would take a forward by the reference.
     inputs = draw_inputs(problem) if expected is None else expected.given()

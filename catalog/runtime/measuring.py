@@ -7,16 +7,16 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from catalog.errors import SelectionError
-from catalog.ops.attention.stages import MAIN_STAGE
+from catalog.ops import operation_of
 from catalog.registry.timings import Timing, record
 
 if TYPE_CHECKING:
     from catalog.build.pools import Pool
-    from catalog.ops.attention.problem import Problem
     from catalog.runtime.catalog import Catalog
     from catalog.runtime.devices import DeviceInfo
     from catalog.runtime.plan import Plan
     from catalog.schema.kernel import Kernel
+    from catalog.schema.problem import Problem
 
 BUILT_AT_ONCE = 16
 """Problems whose kernels are compiled together, before the first of them is timed: nothing compiles while it is."""
@@ -67,7 +67,8 @@ def prepared(
 
 def main_kernel(plan: Plan) -> Kernel:
     """The kernel of ``plan`` that does most of the work: timings of all stages are recorded with it."""
-    return next(kernel for kernel in plan.kernels if kernel.family == MAIN_STAGE[plan.problem.op])
+    main = operation_of(plan.problem).main_stage(plan.problem)
+    return next(kernel for kernel in plan.kernels if kernel.family == main)
 
 
 def library_key(plan: Plan, kernel: Kernel) -> str:

@@ -8,13 +8,11 @@ from collections.abc import Mapping
 from functools import cache
 
 from catalog.errors import ProblemError
-from catalog.ops.attention.problem import Problem
-from catalog.ops.attention.workspace import partial_bytes
-
-_POOLS = ("k_cache", "v_cache")
+from catalog.ops import operation_of
+from catalog.schema.problem import Problem
 
 _ANY_SPLITS = 4096
-"""More parts of the keys than are ever chosen: a few for each thread."""
+"""More parts of the work than are ever chosen: a few for each thread."""
 
 
 def memory_bytes() -> int:
@@ -31,14 +29,15 @@ def _physical_bytes() -> int:
 def needed_bytes(problem: Problem, num_splits: int = 0) -> int:
     """Bytes of all tensors that a run of ``problem`` needs, and of the partial results of its stages.
 
-    ``num_splits`` are the parts that the keys are divided into, 0: as many as the problem states, at least one.
+    ``num_splits`` are the parts that the work is divided into, 0: as many as the problem states, at least one.
     """
     return problem.bytes + sum(_workspace(problem, num_splits).values())
 
 
 def surely_fits(problem: Problem) -> bool:
     """Whether all of it fits into this machine's memory, however many splits are chosen: what is cheap to ask first."""
-    partials = partial_bytes(problem, problem.num_splits or _ANY_SPLITS)
+    operation = operation_of(problem)
+    partials = operation.partial_bytes(problem, operation.stated_splits(problem) or _ANY_SPLITS)
     return problem.bytes + sum(partials.values()) <= memory_bytes()
 
 
@@ -50,32 +49,33 @@ def check_memory(problem: Problem) -> None:
     """
     if needed_bytes(problem) > memory_bytes():
         tensors = {name: tensor.bytes for name, tensor in problem.tensors.items() if not tensor.optional}
-        _check(problem, tensors | _workspace(problem, 0), max(1, problem.num_splits))
+        _check(problem, {**tensors, **_workspace(problem, 0)}, _at_least_one(problem, 0))
 
 
 def check_room(problem: Problem, num_splits: int = 0) -> None:
-    """What a run makes on the host whatever it is given, and a paged cache, fit into this machine's memory.
+    """What a run makes on the host in any case, and pools such as a paged cache, fit into this machine's memory.
 
     Other inputs do not count: they are the caller's, and may repeat elements.
 
     Args:
         problem: what is run.
-        num_splits: the parts that its keys are divided into, 0: as many as the problem states, at least one.
+        num_splits: the parts that its work is divided into, 0: as many as the problem states, at least one.
 
     Raises:
         ProblemError: as :func:`check_memory`.
     """
-    held = {
-        name: tensor.bytes
-        for name, tensor in problem.tensors.items()
-        if tensor.role == "output" or (problem.paged and name in _POOLS)
-    }
-    _check(problem, held | _workspace(problem, num_splits), num_splits or max(1, problem.num_splits))
+    pools = operation_of(problem).pools(problem)
+    held = {name: tensor.bytes for name, tensor in problem.tensors.items() if tensor.role == "output" or name in pools}
+    _check(problem, {**held, **_workspace(problem, num_splits)}, _at_least_one(problem, num_splits))
 
 
-def _workspace(problem: Problem, num_splits: int) -> dict[str, int]:
+def _workspace(problem: Problem, num_splits: int) -> Mapping[str, int]:
     """Bytes of the partial results, by their place in the argument struct; ``num_splits`` as :func:`needed_bytes`."""
-    return partial_bytes(problem, num_splits or max(1, problem.num_splits))
+    return operation_of(problem).partial_bytes(problem, _at_least_one(problem, num_splits))
+
+
+def _at_least_one(problem: Problem, num_splits: int) -> int:
+    return num_splits or max(1, operation_of(problem).stated_splits(problem))
 
 
 def _check(problem: Problem, parts: Mapping[str, int], num_splits: int) -> None:
@@ -83,12 +83,13 @@ def _check(problem: Problem, parts: Mapping[str, int], num_splits: int) -> None:
     if total <= memory:
         return
     largest = max(parts, key=lambda name: parts[name])
+    operation = operation_of(problem)
     if largest in problem.tensors:
-        tensor = problem.tensors[largest]
-        paged = f"num_pages={problem.num_pages}, page_size={problem.page_size}: " if largest in _POOLS else ""
-        what = f"{paged}{largest}, {tensor.element} {tensor.shape},"
+        tensor, fields = problem.tensors[largest], operation.pools(problem).get(largest)
+        what = f"{fields + ': ' if fields else ''}{largest}, {tensor.element} {tensor.shape},"
     else:
-        what = f"num_splits={num_splits}: {largest}, the partial results of op={problem.op!r},"
+        stage = operation.main_stage(problem)
+        what = f"num_splits={num_splits}: {largest}, the partial results of {stage},"
     raise ProblemError(
         f"{what} takes {parts[largest]:,} bytes; all that is needed at once is {total:,} bytes, and this process may "
         f"have {memory:,} bytes of memory"

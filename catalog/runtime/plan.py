@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Hashable, Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any, Protocol
@@ -16,19 +16,20 @@ from catalog.errors import (
     QuarantinedError,
     SelectionError,
 )
-from catalog.ops.attention.problem import Problem
 from catalog.runtime import tracing
+from catalog.runtime.splits import wanted_splits
 from catalog.schema.kernel import Kernel
+from catalog.schema.problem import Problem
+from catalog.schema.workspace import NO_WORKSPACE, Workspace
 
 if TYPE_CHECKING:
     from catalog.build.builder import Artifact
-    from catalog.ops.attention.form import Form
-    from catalog.ops.attention.workspace import Workspace
     from catalog.runtime.bound import BoundPlan
-    from catalog.runtime.devices import Device, Layout
+    from catalog.runtime.devices import Device
+    from catalog.runtime.devices.fast_path import FastPath
     from catalog.runtime.devices.loading import LoadedKernel
-    from catalog.runtime.devices.repeats import Repeat
     from catalog.runtime.select import Choice
+    from catalog.schema.problem_form import Form
 
 _log = logging.getLogger(__name__)
 
@@ -51,36 +52,35 @@ class Result:
     compile_seconds: float
 
 
-_MOST_LAYOUTS = 256
-"""Layouts of tensors that a plan remembers how to launch on; beyond that it forgets all."""
+_MOST_PATHS = 4096
+"""Fast paths that are remembered; beyond that all are forgotten."""
 
-_MOST_ALIKE = 4096
-"""Calls that plans of other sizes can be made from; beyond that all are forgotten."""
+_Place = tuple["Form", tuple[str, ...], "Device[Any]", tuple[str, ...]]
+"""What a fast path is for: the form of problems, the ids of kernels, the device, and the names of tensors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What plans of one catalog and arch share: kernels that are loaded, by id, and calls that differ in sizes only.
+    """What plans of one catalog and arch share: kernels that are loaded, by id, and the fast paths of their calls.
 
-    A kernel that is loaded is not built, checked or guarded again. The calls are by the form of the problem, the ids of
-    the kernels and the pattern of the layout.
+    A kernel that is loaded is not built, checked or guarded again.
     """
 
     loaded: dict[str, LoadedKernel] = field(default_factory=dict)
-    alike: dict[tuple[Form, tuple[str, ...], Hashable], Repeat] = field(default_factory=dict)
+    paths: dict[_Place, FastPath] = field(default_factory=dict)
 
     def drop(self, kernel_ids: Collection[str]) -> None:
         """Settle these kernels anew from now on."""
         for kernel_id in kernel_ids:
             self.loaded.pop(kernel_id, None)
-        for place in list(self.alike):  # other threads add to it
+        for place in list(self.paths):  # other threads add to it
             if not set(place[1]).isdisjoint(kernel_ids):
-                self.alike.pop(place, None)
+                self.paths.pop(place, None)
 
     def clear(self) -> None:
         """Settle every kernel anew from now on."""
         self.loaded.clear()
-        self.alike.clear()
+        self.paths.clear()
 
 
 class Services(Protocol):
@@ -124,8 +124,7 @@ class Plan:
         self.arch = arch
         self.kernels = kernels
         self.services = services
-        self.workspaces: dict[int, Workspace] = {}  # by the threads of the device, for catalog.runtime.bound
-        self._repeats: dict[Layout, Repeat] = {}
+        self._workspaces: dict[int, Workspace] = {}  # by the threads of the device
         self._loaded: tuple[LoadedKernel, ...] = ()
 
     def __repr__(self) -> str:
@@ -272,45 +271,46 @@ class Plan:
                 NumPy array, and the plan is of a GPU's arch.
         """
         given = {**(inputs or {}), **tensors}
-        device = self.services.device(self.arch)
-        layout = device.layout(given) if outputs is None else None
-        known = None if layout is None or tracing.active else self._repeats.get(layout) or self._alike(device, layout)
-        if known is not None:
-            return known(given)
+        device = self.services.device(self.arch).beside(given)
+        paths = self.services.shared.paths
+        path = None if outputs is not None or tracing.active else paths.get(self._place(device, given))
+        if path is not None:
+            made = path(self.problem, given, self.workspace(device, path.kernels))
+            if made is not None:
+                return made
         from catalog.runtime.bound import enqueue, take
 
-        device = device.beside(given)
         taken = take(self.problem, device, given, outputs, 0)
         self._load(device)
-        repeat = enqueue(self, device, self._loaded, taken, layout)
-        if layout is not None and repeat is not None:
-            self._remember(layout, repeat)
-            alike = self.services.shared.alike
-            if len(alike) >= _MOST_ALIKE:
-                alike.clear()
-            alike[self._place(layout)] = repeat
+        args = enqueue(self, device, self._loaded, taken)
+        place, means = self._place(device, given), device.means(self.problem.form, given)
+        if place not in paths and means is not None:
+            from catalog.runtime.devices.fast_path import FastPath
+
+            if len(paths) >= _MOST_PATHS:
+                paths.clear()
+            paths[place] = FastPath(self._loaded, self.problem.form, given, args, means)
         return taken.results
 
-    def _alike(self, device: Device[Any], layout: Layout) -> Repeat | None:
-        """What queues the kernels on tensors of ``layout``, made from a call of another plan that differs in sizes."""
-        shared = self.services.shared
-        alike = shared.alike.get(self._place(layout))
-        if alike is None or not self._find_loaded():
-            return None
-        from catalog.runtime.bound import enqueue_alike
+    def _place(self, device: Device[Any], given: Mapping[str, Any]) -> _Place:
+        return self.problem.form, tuple([kernel.id for kernel in self.kernels]), device, tuple(given)
 
-        repeat = enqueue_alike(self, device, alike, self._loaded, layout)
-        if repeat is not None:
-            self._remember(layout, repeat)
-        return repeat
+    def workspace(self, device: Device[Any], kernels: tuple[LoadedKernel, ...]) -> Workspace:
+        """What the stages share on a device; the loaded kernels are asked once.
 
-    def _place(self, layout: Layout) -> tuple[Form, tuple[str, ...], Hashable]:
-        return self.problem.form, tuple([kernel.id for kernel in self.kernels]), layout.pattern
+        Raises:
+            DeviceError: it would be larger than any memory.
+        """
+        if not self.problem.divided:
+            return NO_WORKSPACE
+        threads = device.threads
+        workspace = self._workspaces.get(threads)
+        if workspace is None:
+            from catalog.runtime.bound import agreed_workspace
 
-    def _remember(self, layout: Layout, repeat: Repeat) -> None:
-        if len(self._repeats) >= _MOST_LAYOUTS:
-            self._repeats.clear()
-        self._repeats[layout] = repeat
+            wanted = wanted_splits(self.problem, self.kernels, threads)
+            workspace = self._workspaces[threads] = agreed_workspace(self.problem, kernels, wanted)
+        return workspace
 
     def _find_loaded(self) -> bool:
         """Whether the kernels are loaded, by this plan or another."""

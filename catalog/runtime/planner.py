@@ -8,10 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from catalog import settings
-from catalog.backends import backend_of, why_unavailable
-from catalog.ops.attention.problem import Problem
-from catalog.ops.attention.stages import MAIN_STAGE
-from catalog.ops.attention.workspace import splits_of
+from catalog.backends import why_unavailable
+from catalog.ops import operation_of
 from catalog.registry import timings
 from catalog.runtime.builds import Builds
 from catalog.runtime.catalog_file import CatalogFile, read_spec
@@ -20,8 +18,10 @@ from catalog.runtime.devices.here import Devices
 from catalog.runtime.memory import check_room, surely_fits
 from catalog.runtime.plan import Plan, Shared
 from catalog.runtime.select import Choice, Selector
+from catalog.runtime.splits import wanted_splits
 from catalog.schema.kernel import Kernel
 from catalog.schema.lineage import Wanted
+from catalog.schema.problem import Problem
 
 if TYPE_CHECKING:
     from catalog.build.builder import Artifact
@@ -71,7 +71,7 @@ class Planners:
             SelectionError, ProblemError: as :meth:`catalog.Catalog.select`.
         """
         problem, arch, revision, variant = key
-        plan = self.of(Wanted(arch, revision, variant)).plan(problem)
+        plan = self.of(Wanted(arch, revision, variant, problem.operation)).plan(problem)
         if len(self.plans) >= MOST_PLANS:
             self.plans.clear()
         self.plans[key] = plan
@@ -187,8 +187,7 @@ class Planner:
     def _check_memory(self, problem: Problem, kernels: tuple[Kernel, ...]) -> None:
         host = self._planners.devices.host_of(self._wanted.arch)
         if host is not None and not surely_fits(problem):
-            whole_waves = backend_of(self._wanted.arch).whole_waves
-            check_room(problem, splits_of(problem, kernels, host.threads, whole_waves=whole_waves))
+            check_room(problem, wanted_splits(problem, kernels, host.threads))
 
     def forget(self) -> None:
         """Decide anew from now on."""
@@ -209,7 +208,7 @@ class Planner:
     def choice(self, problem: Problem, limit: int) -> Choice:
         """As :meth:`catalog.Catalog.choice`."""
         with self._planners.file.lock:
-            main, selector = MAIN_STAGE[problem.op], self._planners.of(self._wanted).selector
+            main, selector = operation_of(problem).main_stage(problem), self._planners.of(self._wanted).selector
             choice = selector.choice(problem, main, limit)
             if not choice.candidates:
                 selector.candidates(problem, main)  # says why

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from catalog.errors import CatalogError
-from catalog.ops.attention.inputs import draw_inputs
+from catalog.errors import INTERRUPTED, CatalogError
 from catalog.runtime import tracing
 from catalog.runtime.bench_shapes import checks_of, expected_of
 from catalog.runtime.devices.here import check_available, resolve_arch
+from catalog.runtime.inputs import draw_inputs
 from catalog.runtime.measure import StopRule, measure, summarise
 from catalog.runtime.traces import Used
 from catalog.runtime.validate import Check, Expected
@@ -130,6 +130,13 @@ def replay(
             if on_done is not None:
                 on_done(done[-1])
     return done
+
+
+def exit_code(asked: Sequence[Used], done: Sequence[Replayed]) -> int:
+    """What ``catalog replay`` exits with: 1 where a problem does not run or is wrong, 130 where some were not tried."""
+    if len(done) < len(asked):
+        return INTERRUPTED
+    return int(not all(replayed.passed for replayed in done))
 
 
 def _plan(catalog: Catalog, used: Used, options: ReplayOptions) -> Plan | CatalogError:

@@ -2,7 +2,7 @@
 
 The query asks for signature equality, for hardware validity, and for every applicability rule of the arch's spec. It
 orders by evidence: by the measured medians of this very problem on this device, else by those of the nearest measured
-problem of its kind (:mod:`catalog.ops.attention.likeness`), then by the spec's static order, then by kernel id. Medians
+problem of its kind (:attr:`Form.kind`), then by the spec's static order, then by kernel id. Medians
 within noise (:attr:`Backend.noise`) of the best count as equal, so two runs choose alike. Kernels that did not compile
 or are quarantined are passed over, until their content key changes.
 """
@@ -18,12 +18,11 @@ from catalog.backends import backend_of
 from catalog.errors import SelectionError
 from catalog.messages import counted
 from catalog.ops import operation
-from catalog.ops.attention.problem import Problem
-from catalog.ops.attention.stages import MAIN_STAGE, required_traits, stages_of
 from catalog.registry.timings import SOUND, Neighbour, nearest
 from catalog.registry.views import rows_of
-from catalog.runtime.funnel import PASSED_OVER, ROWS, SIGNATURE, Step, funnel
+from catalog.runtime.funnel import PASSED_OVER, ROWS, Step, funnel, signature_of
 from catalog.schema.kernel import Kernel
+from catalog.schema.problem import Problem
 
 if TYPE_CHECKING:
     from catalog.rules.explain import Finding
@@ -108,6 +107,7 @@ class Selector:
     ) -> None:
         self.connection = connection
         self.lineage = held.lineage
+        self._operation = operation(held.lineage.operation)
         self.device = device
         self._compute_units = held.compute_units
         self._forbidding = forbidding
@@ -121,12 +121,12 @@ class Selector:
         Raises:
             SelectionError: as :meth:`candidates`.
         """
-        main = MAIN_STAGE[problem.op]
+        main = self._operation.main_stage(problem)
         choice = self.choice(problem, main, 1, without=without)
         chosen = (choice.candidates or self.candidates(problem, main, without=without))[0].kernel
         stages = (
             chosen if family == main else self.candidates(problem, family, static=True, without=without)[0].kernel
-            for family in stages_of(problem.op, chosen)
+            for family in self._operation.stages(problem, chosen)
         )
         return Decision(tuple(stages), choice.evidence)
 
@@ -181,7 +181,7 @@ class Selector:
             "as_good": 1 + backend_of(self.lineage.arch).noise,
         }
         for row in self.connection.execute(self._query(family), parameters):
-            yield Candidate(operation().kernel.from_row(row), row["median_ms"]), bool(row["passed_over"])
+            yield Candidate(self._operation.kernel.from_row(row), row["median_ms"]), bool(row["passed_over"])
 
     def steps(self, problem: Problem, family: str) -> tuple[Step, ...]:
         """How the kernels of the lineage narrow down to those that answer the problem."""
@@ -193,11 +193,11 @@ class Selector:
 
     def parameters(self, problem: Problem, family: str) -> dict[str, Any]:
         """What the selection query is given of a problem and of the lineage."""
-        required = required_traits(problem, family, self.lineage)
+        required = self._operation.required_traits(problem, family, self.lineage)
         return {
             **{f"want_{name}": value for name, value in required.items()},
             **self.lineage.parameters,
-            **{name: getattr(problem, name) for name in operation().parameters},
+            **{name: getattr(problem, name) for name in self._operation.parameters},
             "compute_units": self._compute_units,
         }
 
@@ -205,7 +205,7 @@ class Selector:
         if family not in self._queries:
             rules = [f"({rule['expr']})" for rule in self._rules_of(family, "applicability")]
             order = [rule["expr"] for rule in self._rules_of(family, "order")]
-            kept = " AND ".join([ROWS, SIGNATURE, "hw_valid", *rules])
+            kept = " AND ".join([ROWS, signature_of(self.lineage.operation), "hw_valid", *rules])
             best = "median_ms <= :as_good * best_ms"
             by = ["median_ms IS NULL", f"iif({best}, 0, median_ms)", f"iif({best}, id, NULL)", *order, "id"]
             self._queries[family] = (
@@ -235,7 +235,7 @@ class Selector:
         steps = self.steps(problem, family)
         reason = _rejections(steps)
         if steps[-1].kind == "trait":
-            required = required_traits(problem, family, self.lineage)
+            required = self._operation.required_traits(problem, family, self.lineage)
             rules = {finding.id: finding for finding in self._forbidding(required)}
             forbidden = [f"{rule.id} forbids {', '.join(rule.traits)}: {rule.reason}" for rule in rules.values()]
             reason = "; ".join([steps[-1].reason, *forbidden])

@@ -1,26 +1,26 @@
 """The arrays of a problem: checked, described to a kernel, and made where they are outputs.
 
-What tensors a problem has is :attr:`Problem.tensors`. Q, K, V and O have the problem's dtype (fp8bf16: fp8 in, bf16
-out; fp8 is OCP's float8_e4m3fn, bf8 float8_e5m2). A kernel reads rows of the head dim: that axis must be contiguous,
-the others may have any strides. Nothing is copied behind the caller's back; where the innermost axis is strided, the
-error says how to copy.
+What tensors a problem has is :attr:`Problem.tensors`, where fp8 is OCP's float8_e4m3fn, and bf8 float8_e5m2. Of most
+tensors the innermost axis must be contiguous, and the others may have any strides. Nothing is copied behind the
+caller's back; where the innermost axis is strided, the error says how to copy.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from catalog.errors import TensorError
-from catalog.ops.attention.form import Form
-from catalog.ops.attention.index_tensors import check_indices
-from catalog.ops.attention.problem import Problem
-from catalog.ops.attention.tensors import Tensor
+from catalog.ops import operation_of
+from catalog.runtime.elements import element_type
 from catalog.runtime.memory import check_room
+from catalog.schema.problem import Problem
+from catalog.schema.problem_form import Form
+from catalog.schema.problem_tensors import Tensor
 
 Array = NDArray[Any]
 
@@ -60,53 +60,23 @@ class Strided(Protocol):
 AsArray = Callable[[Problem, str, Any], Strided]
 """Makes an array of what was given as a tensor of that name: :func:`numpy_array`, or a device's method ``array``."""
 
-_RESULT_NAMES = {"q_out": "q"}
-"""Outputs that have the name of the input that they are made from."""
-
 
 def results(form: Form, tensors: Mapping[str, Any]) -> dict[str, Any]:
     """The tensors that a run has written, by the names of its results."""
-    return {
-        _RESULT_NAMES.get(name, name): tensors[name] for name, tensor in form.tensors.items() if tensor.role != "input"
-    }
+    return {tensor.result or name: tensors[name] for name, tensor in form.tensors.items() if tensor.role != "input"}
 
 
-@cache
-def numpy_dtype(name: str) -> np.dtype[Any]:
-    """The NumPy dtype called ``name``, one of NumPy's or of ml_dtypes'."""
-    if name.startswith(("bfloat", "float8")):
-        import ml_dtypes
+def element_strides(tensor: Tensor, strides: Sequence[int], itemsize: int) -> list[int]:
+    """The strides of the argument struct, in elements, of an array with these strides in bytes.
 
-        element: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
-        return element
-    return np.dtype(name)
-
-
-def element_type(problem: Problem, name: str) -> np.dtype[Any]:
-    """The NumPy dtype of the problem's tensor ``name``."""
-    return numpy_dtype(problem.tensors[name].element)
-
-
-def element_strides(tensor: Tensor, strides: Sequence[int], itemsize: int) -> tuple[int, int, int]:
-    """(stride_batch, stride_nhead, stride_seqlen) in elements of an array with these strides in bytes; 0 for an axis
-    that it has not.
+    0 stands for an axis that it has not.
     """
-    batch, nhead, seqlen = (0 if axis is None else strides[axis] // itemsize for axis in tensor.strides)
-    return batch, nhead, seqlen
+    return [0 if axis is None else strides[axis] // itemsize for axis in tensor.strides]
 
 
 def zeroed_outputs(form: Form, inputs: Collection[str]) -> frozenset[str]:
-    """The outputs that kernels do not fill completely, given inputs of these names: they begin as zeros.
-
-    Left alone are rows behind the real length of a sequence, skipped sequences, what a mask hides of dbias, and what of
-    randval has no key.
-    """
-    if form.blank.min_seqlen_q > 0 or "seqlens_q" in inputs or "seqlens_k" in inputs:
-        return frozenset(form.made)
-    return _NEVER_FILLED
-
-
-_NEVER_FILLED = frozenset({"dbias", "randval"})
+    """The outputs that kernels do not fill completely, given inputs of these names: they begin as zeros."""
+    return operation_of(form.blank).zeroed_outputs(form, inputs)
 
 
 def make_outputs(problem: Problem, inputs: Mapping[str, Any] | None = None) -> dict[str, Array]:
@@ -154,7 +124,8 @@ def check_inputs(problem: Problem, tensors: Mapping[str, Any], as_array: AsArray
     for name, array in checked.items():
         if problem.tensors[name].role == "updated":
             _check_writable(name, array.flags.writeable, array.shape, array.strides)
-    check_indices(problem, {name: array for name, array in checked.items() if isinstance(array, np.ndarray)})
+    arrays = {name: array for name, array in checked.items() if isinstance(array, np.ndarray)}
+    operation_of(problem).check_indices(problem, arrays)
     return checked
 
 
@@ -231,7 +202,7 @@ def _check_layout(
         if 0 not in shape and shape[axis] > 1 and strides[axis] != dense:
             raise TensorError(
                 f"{name} has a stride of {strides[axis]} bytes along "
-                f"{'the head dim' if tensor.contiguous == 1 else f'axis {axis}'}: expected contiguous elements, "
+                f"{'its last axis' if tensor.contiguous == 1 else f'axis {axis}'}: expected contiguous elements, "
                 f"{dense} bytes apart",
                 hint=f"Use numpy.ascontiguousarray({name}), PyTorch: {name}.contiguous().",
             )

@@ -15,13 +15,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from catalog.errors import CatalogError, ProblemError, UsageError
 from catalog.files import open_given, parse_json
 from catalog.messages import counted, expected
-from catalog.ops.attention.problem import Problem
-from catalog.ops.attention.shape_names import name_of
+from catalog.ops import problem_of
 from catalog.registry.rows import Amount
 from catalog.runtime.array_files import load_arrays
-from catalog.runtime.tensors import Array, check_inputs, element_type
+from catalog.runtime.elements import element_type
+from catalog.runtime.tensors import Array, check_inputs
 from catalog.runtime.tracing import FORMAT, folder_of
 from catalog.schema.lineage import Wanted
+from catalog.schema.problem import Problem
 from catalog.settings import settings
 
 MOST_TRACE_BYTES, MOST_LINE_BYTES = 2**36, 2**20
@@ -109,7 +110,7 @@ class Used:
     @property
     def name(self) -> str:
         """The problem's."""
-        return name_of(self.problem)
+        return self.problem.name
 
     @property
     def median_ms(self) -> float | None:
@@ -220,7 +221,7 @@ class _Reader:
             first = error.errors(include_url=False)[0]
             raise UsageError(f"{where}: {'.'.join(map(str, first['loc']))}: {expected(first)}") from None
         problem = self._problem(line.problem, where)
-        wanted = Wanted(line.arch, line.revision, line.mask_impl)
+        wanted = Wanted(line.arch, line.revision, line.mask_impl, problem.operation)
         used = self._used.setdefault((problem.key, wanted), Used(problem, wanted))
         used.add(line, self._recording(line.tensors, where))
 
@@ -228,7 +229,7 @@ class _Reader:
         text = json.dumps(fields, sort_keys=True)
         if text not in self._problems:
             try:
-                self._problems[text] = Problem(**fields)
+                self._problems[text] = problem_of(fields)
             except ProblemError as error:
                 raise UsageError(f"{where}: problem: {error.message}") from None
         return self._problems[text]

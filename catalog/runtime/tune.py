@@ -13,25 +13,29 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from catalog.backends import backend_of
 from catalog.errors import CatalogError, SelectionError
-from catalog.ops.attention.inputs import draw_inputs
+from catalog.messages import counted
 from catalog.registry.timings import Timing, measured
 from catalog.runtime.guard import Stages
-from catalog.runtime.measure import StopRule
+from catalog.runtime.inputs import draw_inputs
+from catalog.runtime.measure import StopRule, remedy
 from catalog.runtime.measuring import keep, library_key, main_kernel, prepared
 from catalog.runtime.race import Sureness, Verdict, choice, race
 from catalog.runtime.tensors import Array, make_outputs
 
 if TYPE_CHECKING:
     from catalog.build.pools import Pool
-    from catalog.ops.attention.problem import Problem
     from catalog.runtime.bound import BoundPlan
     from catalog.runtime.catalog import Catalog
     from catalog.runtime.plan import Plan
     from catalog.schema.kernel import Kernel
+    from catalog.schema.problem import Problem
+
+COLUMNS = ("best", "median_ms", "tflops", "gain", "confidence", "kernels", "failed", "id")
+"""What a tuned problem shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,43 @@ class Tuned:
         if self.best is None or self.first not in self.medians:
             return None
         return max(1.0, self.medians[self.first] / self.best[1])
+
+    @property
+    def confidence(self) -> str:
+        """How sure the outcome is, or why there is none."""
+        if self.verdict is not None:
+            return self.verdict.about
+        return "measured before" if self.known else "every kernel failed"
+
+    @property
+    def about(self) -> str:
+        """The outcome in a line."""
+        if self.best is None:
+            return self.confidence
+        kernel_id, median_ms = self.best
+        return f"{median_ms:.3f} ms, {self.kernels[kernel_id].name}"
+
+    @property
+    def row(self) -> list[Any]:
+        """The values of :data:`COLUMNS`."""
+        failed = len(self.failures)
+        counts = [self.confidence, len(self.kernels) - failed, failed]
+        if self.best is None:
+            return [None, None, None, None, *counts, None]
+        kernel_id, median_ms = self.best
+        tflops = round(self.problem.flops / median_ms / 1e9, 4)
+        gain = None if self.gain is None else round(self.gain, 3)
+        return [self.kernels[kernel_id].name, round(median_ms, 5), tflops, gain, *counts, kernel_id]
+
+    @property
+    def troubles(self) -> Iterator[str]:
+        """A line for each kernel without times, and one where nothing is recorded because of noise."""
+        for kernel_id, reason in self.failures.items():
+            first, *_ = reason.splitlines()
+            name = self.kernels[kernel_id].name
+            yield first if name in first else f"{name}: {first}"
+        if self.best is None and self.verdict is not None:
+            yield f"nothing is recorded: {remedy(self.verdict.disturbance)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +178,22 @@ class TuneReport:
         """
         gains = [tuned.gain for tuned in self.tuned if tuned.gain is not None]
         return math.exp(sum(map(math.log, gains)) / len(gains)) if gains else None
+
+    @property
+    def summary(self) -> str:
+        """How many problems came to what, in a sentence."""
+        order = "the first of the static order (geometric mean)"
+        gain = "" if self.gain is None else f"the best kernels are {self.gain:.3f} times as fast as {order}; "
+        return (
+            f"{counted(len(self.recorded), 'problem')} tuned; {gain}"
+            f"{len(self.noisy):,} too noisy, {len(self.failed):,} with no kernel that runs, {len(self.left):,} left, "
+            f"{len(self.unanswered):,} without a kernel."
+        )
+
+    @property
+    def exit_code(self) -> int:
+        """What ``catalog tune`` exits with: 1 where nothing could be recorded of what was tried."""
+        return int(bool(self.tuned or self.unanswered) and not self.recorded)
 
 
 def tune(

@@ -8,11 +8,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from catalog.backends import backend_of
-from catalog.ops.attention.inputs import make_inputs
-from catalog.ops.attention.problem import Problem
-from catalog.ops.attention.reference.answers import reference
-from catalog.ops.attention.tolerance import Tolerance, max_error, tolerances
+from catalog.ops import operation_of
+from catalog.runtime.inputs import make_inputs
 from catalog.runtime.tensors import Array
+from catalog.runtime.tolerance import Tolerance, max_error
+from catalog.schema.problem import Problem
 
 if TYPE_CHECKING:
     from catalog.runtime.catalog import Catalog
@@ -24,7 +24,7 @@ class Check:
     """One output against the reference.
 
     ``max_error`` is the largest absolute error; ``tolerance_used`` the largest error as a share of what rounding may
-    make of that element, see :mod:`catalog.ops.attention.tolerance`.
+    make of that element, see :meth:`~catalog.ops.protocol.Operation.tolerances`.
     """
 
     tensor: str
@@ -43,21 +43,22 @@ class Expected:
     Args:
         problem: what is computed.
         inputs: as they are before a run.
-        arch: of the kernels, which says in what precision they weigh values.
+        arch: of the kernels, which says how they round.
     """
 
     def __init__(self, problem: Problem, inputs: Mapping[str, Array], arch: str = "host") -> None:
         self.problem = problem
         self.inputs = inputs
-        self._weights = problem.tensors["q"].element if backend_of(arch).rounds_weights else "float32"
+        self._operation = operation_of(problem)
+        self._rounds_products = backend_of(arch).rounds_weights
 
     @cached_property
     def _outputs(self) -> Mapping[str, Array]:
-        return reference(self.problem, self.inputs)
+        return self._operation.reference(self.problem, self.inputs)
 
     @cached_property
     def _allowed(self) -> Mapping[str, Tolerance]:
-        return tolerances(self.problem, self.inputs, self._weights)
+        return self._operation.tolerances(self.problem, self.inputs, rounds_products=self._rounds_products)
 
     def given(self) -> dict[str, Array]:
         """The inputs for one run: it updates copies, since the check needs to know what was there."""

@@ -1,6 +1,7 @@
 """Sets of problems for tuning and benchmarks: the grids of data/shapes, or of a user's file, expanded and checked.
 
-A file says ``about``, the ``grids``, and may say ``extends``: the set whose shapes come before its own.
+A file states ``about`` and the ``grids``. It may state the ``operation``, and by ``extends`` the set whose shapes come
+before its own.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
 
 from catalog.errors import CatalogError, ProblemError, SpecError, UsageError
 from catalog.messages import did_you_mean, expected
-from catalog.ops.attention.problem import Problem
-from catalog.ops.attention.shape_names import name_of
+from catalog.ops import DEFAULT, operation
+from catalog.schema.problem import Problem
 
 MAX_SHAPES = 100_000
 """Most shapes that a set may have."""
@@ -34,9 +35,11 @@ def _one_value(value: Any) -> Any:
     raise ValueError("a word, a number, true, false or a list of integers")
 
 
-def _known_field(name: Any) -> Any:
-    if name not in Problem.model_fields:
-        raise ValueError(f"a problem has no field {name!r}{did_you_mean(str(name), Problem.model_fields)}")
+def _known_field(name: Any, info: ValidationInfo) -> Any:
+    """The fields are those of the context, a class of problems."""
+    known = info.context.model_fields  # type: ignore[union-attr]
+    if name not in known:
+        raise ValueError(f"a problem has no field {name!r}{did_you_mean(str(name), known)}")
     return name
 
 
@@ -99,6 +102,7 @@ class ShapeFile(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     about: str
+    operation: str = DEFAULT
     extends: str | None = None
     grids: Annotated[list[Grid], BeforeValidator(_filled)]
 
@@ -114,8 +118,9 @@ class Shape:
 
 @dataclass(frozen=True)
 class ShapeSet:
-    """Problems to tune or benchmark with, in the order of the grids."""
+    """Problems of one operation to tune or benchmark with, in the order of the grids."""
 
+    operation: str
     name: str
     about: str
     shapes: tuple[Shape, ...]
@@ -144,20 +149,21 @@ def load_shapes(name_or_path: str) -> ShapeSet:
     """
     path = _path_of(name_or_path, Path())
     chain = _chain(path, ())
+    of = chain[-1][1].operation
     grids = [(source, grid) for source, file in chain for grid in file.grids]
     _check_names(grids)
     _check_size(path, [grid for _, grid in grids])
     shapes: dict[str, Shape] = {}
     homes: dict[str, str] = {}
     for source, grid in grids:
-        for shape in _shapes_of(grid, source):
+        for shape in _shapes_of(grid, operation(of).problem, source):
             key = shape.problem.key
             if key in shapes:
                 also = "twice" if homes[key] == grid.name else f"as in grid {homes[key]!r}"
-                raise _error(source, f"grid {grid.name!r} has the problem {name_of(shape.problem)} {also}")
+                raise _error(source, f"grid {grid.name!r} has the problem {shape.problem.name} {also}")
             shapes[key], homes[key] = shape, grid.name
     return ShapeSet(
-        path.stem if _is_builtin(path) else name_or_path, chain[-1][1].about.strip(), tuple(shapes.values())
+        of, path.stem if _is_builtin(path) else name_or_path, chain[-1][1].about.strip(), tuple(shapes.values())
     )
 
 
@@ -201,7 +207,12 @@ def _chain(path: Path, seen: tuple[Path, ...]) -> list[tuple[Path, ShapeFile]]:
         parent = _path_of(file.extends, path.parent)
     except UsageError as error:
         raise _error(path, f"extends: {error}") from None
-    return [*_chain(parent, (*seen, path.resolve())), (path, file)]
+    chain = _chain(parent, (*seen, path.resolve()))
+    if chain[-1][1].operation != file.operation:
+        raise _error(
+            path, f"extends: {file.extends} is of the operation {chain[-1][1].operation}, not {file.operation}"
+        )
+    return [*chain, (path, file)]
 
 
 def _read(path: Path) -> ShapeFile:
@@ -214,7 +225,10 @@ def _read(path: Path) -> ShapeFile:
     if not isinstance(raw, dict):
         raise _error(path, "the top level must be about: and grids:, as docs/reference/shapes.md shows")
     try:
-        return ShapeFile.model_validate(raw)
+        of = operation(str(raw.get("operation", DEFAULT)))
+        return ShapeFile.model_validate(raw, context=of.problem)
+    except UsageError as error:
+        raise _error(path, f"operation: {error}") from None
     except ValidationError as error:
         reasons = [f"{_where(item['loc'], raw)}: {_explain(item)}" for item in error.errors(include_url=False)]
         raise _error(path, f"\n{path}: ".join(reasons)) from None
@@ -268,14 +282,14 @@ def _check_size(path: Path, grids: list[Grid]) -> None:
         )
 
 
-def _shapes_of(grid: Grid, source: Path) -> Iterator[Shape]:
+def _shapes_of(grid: Grid, problem_type: type[Problem], source: Path) -> Iterator[Shape]:
     for fields in grid.instances():
         try:
-            problem = Problem(**fields)
+            problem = problem_type(**fields)
         except ProblemError as error:
             stated = ", ".join(f"{name}: {value}" for name, value in fields.items())
             raise _error(source, f"grid {grid.name!r}: {{{stated}}}: {error}") from None
-        yield Shape(f"{grid.name}/{name_of(problem)}", grid.category, problem)
+        yield Shape(f"{grid.name}/{problem.name}", grid.category, problem)
 
 
 SET_COLUMNS = ("name", "shapes", "categories", "about")
@@ -300,7 +314,8 @@ def choose_columns(shapes: ShapeSet, chosen: Sequence[str] = ()) -> tuple[str, .
     Raises:
         UsageError: there is no such column.
     """
-    all_columns = (*_WORK, *Problem.model_fields)
+    fields_of_problem = operation(shapes.operation).problem.model_fields
+    all_columns = (*_WORK, *fields_of_problem)
     for name in chosen:
         if name not in all_columns:
             raise UsageError(
@@ -310,7 +325,7 @@ def choose_columns(shapes: ShapeSet, chosen: Sequence[str] = ()) -> tuple[str, .
     dumped = [shape.problem.model_dump() for shape in shapes.shapes]
     used = (
         name
-        for name, field in Problem.model_fields.items()
+        for name, field in fields_of_problem.items()
         if field.is_required() or any(fields[name] != field.default for fields in dumped)
     )
     return tuple(chosen) or (*_WORK, *used)

@@ -14,7 +14,7 @@ dense.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from itertools import pairwise
+from operator import sub
 from typing import Any
 
 import torch
@@ -176,10 +176,10 @@ def _lengths(starts: Optional) -> Shape | None:
     """
     if starts is None:
         return None
-    if starts.dtype != torch.int32 or starts.dim() != 1 or not len(starts):
+    if starts.dtype != torch.int32 or starts.dim() != 1 or not starts.numel():
         raise TensorError(f"cu_seqlens is {starts.dtype} {tuple(starts.shape)}: expected int32 (sequences + 1,)")
     values = starts.tolist()
-    lengths = tuple(end - start for start, end in pairwise(values))
+    lengths = tuple(map(sub, values[1:], values))
     if values[0] != 0 or min(lengths, default=0) < 0:
         raise TensorError(f"cu_seqlens is {values}: must ascend from 0")
     return lengths

@@ -58,7 +58,8 @@ def scaled_dot_product_attention(
         DeviceError, BuildError, ToolchainError: as :meth:`catalog.runtime.plan.Plan.enqueue`.
     """
     mask, attn_mask = _mask_of(attn_mask, is_causal)
-    if query.device.type in _CAST and torch.is_autocast_enabled(query.device.type):
+    kind = query.device.type
+    if kind in _CAST and torch.is_autocast_enabled(kind):
         query, key, value = (cast_as_autocast(tensor) for tensor in (query, key, value))
         attn_mask = None if attn_mask is None else cast_as_autocast(attn_mask)
     query, key, value, batch = _four_axes(query, key, value, enable_gqa)
@@ -99,10 +100,11 @@ def _four_axes(
         TensorError: their shapes do not go together.
     """
     tensors = (query, key, value)
-    heads = [tensor.shape[-3] if tensor.dim() > 2 else 1 for tensor in tensors]
-    simple = query.dim() == key.dim() == value.dim() == 4 and query.shape[0] == key.shape[0] == value.shape[0]
+    shapes = (query.shape, key.shape, value.shape)
+    heads = [shape[-3] if len(shape) > 2 else 1 for shape in shapes]
+    simple = len(shapes[0]) == len(shapes[1]) == len(shapes[2]) == 4 and shapes[0][0] == shapes[1][0] == shapes[2][0]
     if simple and heads[1] == heads[2] and (heads[0] == heads[1] or enable_gqa):
-        batch: tuple[int, ...] = query.shape[:2]
+        batch = (shapes[0][0], shapes[0][1])
         if heads[1] == 0 or heads[0] % heads[1]:
             raise _unshapely(*tensors, "heads of key must divide those of query")
         return query, key, value, batch

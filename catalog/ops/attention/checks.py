@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from catalog.errors import ProblemError
 from catalog.ops.attention.fields import (
     ELEMENT_BYTES,
-    MAX_SIZE,
-    MAX_TOTAL,
     OP_FIELDS,
     QSCALES,
     QUANTISED,
     VECTOR_BYTES,
 )
 from catalog.ops.attention.traits import Bias, KvMemoryLayout, Mode, Qscale, Rope
+from catalog.schema.problem import MAX_SIZE, MAX_TOTAL
+from catalog.schema.problem_form import Form
 
 if TYPE_CHECKING:
     from catalog.ops.attention.problem import Problem
@@ -83,11 +85,20 @@ def certain_sizes(problem: Problem, sizes: Mapping[str, Any]) -> dict[str, Any] 
     if whole is None:
         return None
     # No tensor has an axis twice, and no product of matrices has a pair of tokens twice.
-    packed = whole["seqlens_q"] is not None
-    q = sum(whole["seqlens_q"]) if packed else whole["seqlen_q"]
-    k = sum(whole["seqlens_k"]) if packed else whole["seqlen_k"]
-    certain = q <= MAX_SIZE >= k and problem.form.weight * (whole["batch"] + 1) * (q + 1) * (k + 1) <= MAX_TOTAL
+    packed_q, packed_k = whole["seqlens_q"], whole["seqlens_k"]
+    q = whole["seqlen_q"] if packed_q is None else sum(packed_q)
+    k = whole["seqlen_k"] if packed_k is None else q if packed_k is packed_q else sum(packed_k)
+    certain = q <= MAX_SIZE >= k and _weight(problem.form) * (whole["batch"] + 1) * (q + 1) * (k + 1) <= MAX_TOTAL
     return whole if certain else None
+
+
+@lru_cache(maxsize=1024)
+def _weight(form: Form) -> int:
+    """Bytes of tensors, or FLOP, of a problem of ``form`` for each unit of the product of its sizes plus one each."""
+    blank = form.blank
+    bytes_each: int = form.bytes_at(defaultdict(lambda: 1))
+    flops_each: int = 6 * blank.nhead_q * (blank.hdim_q + blank.hdim_v)
+    return max(bytes_each, flops_each)
 
 
 def _dense(sizes: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -105,7 +116,15 @@ def _packed(sizes: Mapping[str, Any]) -> dict[str, Any] | None:
     q, k = sizes["seqlens_q"], sizes["seqlens_k"]
     if not _are_lengths(q) or not (k is q or (_are_lengths(k) and len(q) == len(k))):
         return None
-    return {"batch": len(q), "seqlen_q": max(q), "seqlen_k": max(k), "num_pages": None, **sizes}
+    longest = max(q)
+    return {
+        "batch": len(q),
+        "seqlen_q": longest,
+        "seqlen_k": longest if k is q else max(k),
+        "num_pages": None,
+        "seqlens_q": q,
+        "seqlens_k": k,
+    }
 
 
 _BATCH_SIZES = frozenset({"batch", "seqlen_q", "seqlen_k"})

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from catalog.ops.attention.traits import Bias, Dtype, KvLookupTable, KvMemoryLayout, Qscale, Rope
+from catalog.ops.attention.traits import Dtype, KvLookupTable, KvMemoryLayout, Qscale
+from catalog.schema.problem import MAX_SIZE, Integer, Size
 
 Op = Literal["fwd", "splitkv", "pagedkv", "appendkv", "batch_prefill", "bwd"]
 Layout = Literal["bhsd", "bshd"]
 MaskWord = Literal["no", "causal", "top_left", "bottom_right", "window", "generic"]
 BiasDims = Literal["11", "1h", "bh"]
-
-MAX_SIZE = 2**31 - 1
-"""Largest extent of an axis, and largest token count of a group: kernels index them with 32 bits."""
-
-MAX_TOTAL = 2**63 - 1
-"""Largest FLOP and byte count: what a SQLite INTEGER holds."""
 
 ELEMENT_BYTES: Mapping[Dtype, tuple[int, int]] = MappingProxyType(
     {
@@ -35,22 +29,6 @@ ELEMENT_BYTES: Mapping[Dtype, tuple[int, int]] = MappingProxyType(
     }
 )
 """Bytes of an element of Q, K, V and of an element of O. The mx types are absent: they need block scales."""
-
-CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "op": get_args(Op),
-        "dtype": tuple(map(str, ELEMENT_BYTES)),
-        "mask": get_args(MaskWord),
-        "layout": get_args(Layout),
-        "bias": tuple(map(str, Bias)),
-        "bias_dims": get_args(BiasDims),
-        "qscale": tuple(str(scale) for scale in Qscale if scale is not Qscale.MX),
-        "rope": tuple(map(str, Rope)),
-        "kv_memory_layout": tuple(str(layout) for layout in KvMemoryLayout if layout is not KvMemoryLayout.NO),
-        "kv_lookup_table": tuple(str(table) for table in KvLookupTable if table is not KvLookupTable.NO),
-    }
-)
-"""The words that a field may hold."""
 
 _SCORES = ("scale", "bias", "bias_dims", "mask", "window")
 _CACHE = ("page_size", "num_pages")
@@ -87,16 +65,6 @@ VECTOR_BYTES = 16
 """Bytes that the vectorized cache layout keeps together."""
 
 
-def _integer(value: Any) -> int:
-    """An int, or what converts to one without loss (a NumPy integer); a bool is a mistake, not a number."""
-    if isinstance(value, bool):
-        raise ValueError("a bool is not an integer")
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise ValueError("not an integer") from None
-
-
 def _listed(value: Any) -> Any:
     """A list or tuple; arrays become lists. An iterator or a set has no order to rely on."""
     value = value.tolist() if hasattr(value, "tolist") else value
@@ -123,12 +91,19 @@ def _stated(value: Any) -> Any:
     return value
 
 
-Size = Annotated[int, BeforeValidator(_integer), Field(ge=0, le=MAX_SIZE)]
-Extent = Annotated[int, BeforeValidator(_integer), Field(ge=1, le=MAX_SIZE)]
-Side = Annotated[int, BeforeValidator(_integer), Field(ge=-1, le=MAX_SIZE)]
+def _one_of(words: Iterable[str]) -> WithJsonSchema:
+    """What JSON Schema says of a type that takes only some words of an enum."""
+    return WithJsonSchema({"type": "string", "enum": [str(word) for word in words]})
+
+
+Side = Annotated[int, Field(ge=-1, le=MAX_SIZE), Integer]
 Lengths = Annotated[tuple[Size, ...], BeforeValidator(_listed)]
 Window = Annotated[tuple[Side, Side], BeforeValidator(_listed)]
-Element = Annotated[Dtype, BeforeValidator(_known_dtype)]
-Scale = Annotated[Qscale, BeforeValidator(_not_mx)]
-MemoryLayout = Annotated[KvMemoryLayout, BeforeValidator(_stated)]
-LookupTable = Annotated[KvLookupTable, BeforeValidator(_stated)]
+Element = Annotated[Dtype, BeforeValidator(_known_dtype), _one_of(ELEMENT_BYTES)]
+Scale = Annotated[Qscale, BeforeValidator(_not_mx), _one_of(scale for scale in Qscale if scale is not Qscale.MX)]
+MemoryLayout = Annotated[
+    KvMemoryLayout, BeforeValidator(_stated), _one_of(one for one in KvMemoryLayout if one is not KvMemoryLayout.NO)
+]
+LookupTable = Annotated[
+    KvLookupTable, BeforeValidator(_stated), _one_of(one for one in KvLookupTable if one is not KvLookupTable.NO)
+]

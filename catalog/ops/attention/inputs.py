@@ -1,4 +1,4 @@
-"""Seeded inputs for a problem: what `run` takes when it is given none, and what benchmarks and tests run on."""
+"""Random inputs of attention, and those that follow from others."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from catalog.ops.attention.problem import Problem
-from catalog.runtime.memory import check_memory
-from catalog.runtime.tensors import element_type
+from catalog.ops.attention.reference.answers import reference
+from catalog.runtime.elements import element_type
 
 Array = NDArray[Any]
 Rng = np.random.Generator
@@ -20,35 +20,23 @@ ROPE_BASE = 10_000.0
 """Base of the angles of made rotary tables: position / base^(2 i / rotary_dim)."""
 
 
-def make_inputs(problem: Problem, seed: int = 0) -> dict[str, Array]:
-    """The inputs that a run needs, equal for equal problems and seeds; each tensor draws from a generator of its own.
+def draw(problem: Problem, name: str, rng: Rng) -> Array:
+    """A random input, as a user would give it.
 
     Q, K, V, new tokens, biases and gradients are standard normal; scales are near 1; ALiBi slopes and rotary tables are
-    the usual ones. Sequences are as long as the problem allows, pages lie in random order. O and LSE of a backward are
-    those of its forward, by the reference.
-
-    Raises:
-        ProblemError: what a run needs is larger than this machine's memory.
+    the usual ones. Sequences are as long as the problem allows, pages lie in random order.
     """
-    inputs = draw_inputs(problem, seed)
-    if problem.op == "bwd":
-        inputs |= _forward(problem, inputs)
-    return inputs
+    return _MAKERS.get(name, _normal)(problem, name, rng)
 
 
-def draw_inputs(problem: Problem, seed: int = 0) -> dict[str, Array]:
-    """As :func:`make_inputs`, but O and LSE of a backward are random: right shapes, wrong gradients, little time.
-
-    Raises:
-        ProblemError: what a run needs is larger than this machine's memory.
-    """
-    check_memory(problem)
-    inputs: dict[str, Array] = {}
-    for index, name in enumerate(problem.needed):
-        make = _MAKERS.get(name, _normal)
-        values = make(problem, name, np.random.default_rng([seed, index]))
-        inputs[name] = values.astype(element_type(problem, name), copy=False)
-    return inputs
+def complete(problem: Problem, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """O and LSE of a backward: those of its forward, by the reference."""
+    if problem.op != "bwd":
+        return {}
+    forward = forward_of(problem)
+    given = {name: array for name, array in inputs.items() if name in forward.tensors and name not in ("o", "lse")}
+    expected = reference(forward, given)
+    return {name: expected[name].astype(element_type(problem, name)) for name in ("o", "lse")}
 
 
 def _normal(problem: Problem, name: str, rng: Rng) -> Array:
@@ -110,12 +98,3 @@ def forward_of(problem: Problem) -> Problem:
     """The forward problem whose gradient a backward problem asks for."""
     only_backward = {"dbias": False, "dlse": False, "deterministic": False, "randval": False}
     return problem.model_copy(update={"op": "fwd", "lse": True, **only_backward})
-
-
-def _forward(problem: Problem, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    from catalog.ops.attention.reference.answers import reference
-
-    forward = forward_of(problem)
-    given = {name: array for name, array in inputs.items() if name in forward.tensors and name not in ("o", "lse")}
-    expected = reference(forward, given)
-    return {name: expected[name].astype(element_type(problem, name)) for name in ("o", "lse")}

@@ -7,9 +7,9 @@ twice the sequences.
 
 from __future__ import annotations
 
-import json
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from catalog.ops.attention.stages import traits_of
 from catalog.ops.attention.traits import Mode
@@ -17,14 +17,10 @@ from catalog.ops.attention.traits import Mode
 if TYPE_CHECKING:
     from catalog.ops.attention.problem import Problem
 
-SIZES = ("sequences", "heads", "ratio", "queries", "keys")
-"""What of a problem is a size: how many sequences, key heads, query heads a key head, and how many queries and keys a
-sequence has on average."""
 
-
-def kind_of(problem: Problem) -> str:
-    """What two problems of one kind have in common, as canonical JSON."""
-    kind = {
+def kind_of(problem: Problem) -> dict[str, Any]:
+    """What two problems of one kind have in common, as JSON has it."""
+    return {
         "op": problem.op,
         **traits_of(problem),
         "mask": problem.kernel_mask.value,
@@ -33,15 +29,14 @@ def kind_of(problem: Problem) -> str:
         "page_size": problem.page_size,
         "layout": problem.layout,
     }
-    return json.dumps(kind, sort_keys=True, separators=(",", ":"))
 
 
-def kind_words(kind: str) -> str:
-    """A kind, as :func:`kind_of` gives it, in words: operation, element type, head dims, mask, and what is asked for.
+def kind_words(kind: Mapping[str, Any]) -> str:
+    """A kind, as :func:`kind_of` gives it, in words: operation, element type, head dims, mask, and its features.
 
     Features that the kind does without are left out.
     """
-    fields = json.loads(kind)
+    fields = dict(kind)
     words = [fields.pop(name) for name in ("op", "dtype", "mode")]
     head = [str(fields.pop(name)) for name in ("hdim_q", "hdim_v")]
     words.append("d" + "x".join(dict.fromkeys(head)))
@@ -53,8 +48,10 @@ def kind_words(kind: str) -> str:
     return " ".join(words)
 
 
-def size_of(problem: Problem) -> tuple[float, ...]:
-    """The coordinates of a problem, one for each of :data:`SIZES`: log2(1 + extent)."""
+def coordinates_of(problem: Problem) -> tuple[float, ...]:
+    """Coordinates of a problem, log2(1 + extent) each: sequences, key heads, query heads per key head, and how many
+    queries and keys a sequence has on average.
+    """
     sequences = max(1, problem.batch)
     queries, keys = float(problem.seqlen_q), float(problem.seqlen_k)
     if problem.mode is Mode.GROUP:
@@ -70,12 +67,7 @@ def steps_of(problem: Problem) -> tuple[int, ...]:
     sequences = max(1, problem.batch)
     queries, keys = problem.seqlen_q, problem.seqlen_k
     if problem.seqlens_q is not None:
-        queries = problem.tokens_q // sequences
-        keys = keys if problem.seqlens_k is None else problem.tokens_k // sequences
+        queries = problem.extents["tokens_q"] // sequences
+        keys = keys if problem.seqlens_k is None else problem.extents["tokens_k"] // sequences
     extents = (problem.batch, problem.nhead_k, problem.ratio, queries, keys)
     return tuple([(1 + extent).bit_length() - 1 for extent in extents])
-
-
-def bucket_of(problem: Problem) -> str:
-    """The name of a problem's bucket, shared by problems of one kind and about the same size."""
-    return f"{','.join(map(str, steps_of(problem)))} {problem.form.kind}"

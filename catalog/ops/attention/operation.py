@@ -2,13 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from catalog.ops.attention.dispatcher_names import DISPATCHER_NAME
 from catalog.ops.attention.kernel import AttentionKernel
 from catalog.ops.attention.names import parse_tile
+from catalog.ops.attention.problem import Problem
+from catalog.ops.attention.shape_names import SHORT_TRAITS, lengths_of, short_name
+from catalog.ops.attention.shrinks import SHRINKS
+from catalog.ops.attention.stages import (
+    MAIN_STAGE,
+    REQUIRED_TRAITS,
+    STAGES,
+    WORKSPACES,
+    required_traits,
+    stages_of,
+)
+from catalog.ops.attention.tensors import zeroed_outputs
+from catalog.ops.attention.traits import Family
+from catalog.ops.attention.workspace import partial_bytes, splits_of, workspace_of
 from catalog.ops.protocol import Operation
+from catalog.schema.kernel import Kernel
+from catalog.schema.workspace import Workspace
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from catalog.runtime.tolerance import Tolerance
+    from catalog.schema.lineage import Lineage
+    from catalog.schema.problem_form import Form
 from catalog.schema.columns import Column
 
 
@@ -43,6 +68,107 @@ class Attention(Operation):
     def read_tile(self, text: str) -> dict[str, Any]:
         """As :func:`~catalog.ops.attention.names.parse_tile`."""
         return parse_tile(text)
+
+    problem = Problem
+    workspaces = WORKSPACES
+    smoke_traits = ("hdim_q", "hdim_v", "dtype")
+    # The columns of CK's own benchmark.
+    bench_fields = ("batch", "seqlen_q", "seqlen_k", "nhead_q", "nhead_k", "hdim_q", "hdim_v", "dtype")
+    bench_traits = ("family", "mode", "pipeline")
+    tile_axes = ("tile_m0", "tile_n0")
+    main_families = tuple(MAIN_STAGE.values())
+    required = REQUIRED_TRAITS
+    shrinks = SHRINKS
+
+    def main_stage(self, problem: Problem) -> Family:
+        """As :data:`~catalog.ops.attention.stages.MAIN_STAGE`."""
+        return MAIN_STAGE[problem.op]
+
+    def stages(self, problem: Problem, main: Kernel | None = None) -> tuple[Family, ...]:
+        """As :func:`~catalog.ops.attention.stages.stages_of`."""
+        return STAGES[problem.op] if main is None else stages_of(problem.op, main)
+
+    def required_traits(self, problem: Problem, family: str, lineage: Lineage) -> dict[str, Any]:
+        """As :func:`~catalog.ops.attention.stages.required_traits`."""
+        return required_traits(problem, family, lineage)
+
+    def splits(self, problem: Problem, kernels: Sequence[Kernel], threads: int, *, whole_waves: bool) -> int:
+        """As :func:`~catalog.ops.attention.workspace.splits_of`."""
+        return splits_of(problem, kernels, threads, whole_waves=whole_waves)
+
+    def stated_splits(self, problem: Problem) -> int:
+        """Its ``num_splits``."""
+        return problem.num_splits
+
+    def partial_bytes(self, problem: Problem, num_splits: int) -> Mapping[str, int]:
+        """As :func:`~catalog.ops.attention.workspace.partial_bytes`."""
+        return partial_bytes(problem, num_splits)
+
+    def workspace(self, problem: Problem, num_splits: int, insisting: Sequence[Any] = ()) -> Workspace:
+        """As :func:`~catalog.ops.attention.workspace.workspace_of`."""
+        return workspace_of(problem, num_splits, insisting)
+
+    def draw(self, problem: Problem, name: str, rng: np.random.Generator) -> NDArray[Any]:
+        """As :func:`catalog.ops.attention.inputs.draw`."""
+        from catalog.ops.attention.inputs import draw
+
+        return draw(problem, name, rng)
+
+    def complete(self, problem: Problem, inputs: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:
+        """As :func:`catalog.ops.attention.inputs.complete`."""
+        from catalog.ops.attention.inputs import complete
+
+        return complete(problem, inputs)
+
+    def check_indices(self, problem: Problem, tensors: Mapping[str, NDArray[Any]]) -> None:
+        """As :func:`catalog.ops.attention.index_tensors.check_indices`."""
+        from catalog.ops.attention.index_tensors import check_indices
+
+        check_indices(problem, tensors)
+
+    def zeroed_outputs(self, form: Form, inputs: Collection[str]) -> frozenset[str]:
+        """As :func:`catalog.ops.attention.tensors.zeroed_outputs`."""
+        return zeroed_outputs(form, inputs)
+
+    def pools(self, problem: Problem) -> Mapping[str, str]:
+        """The pages of K and V."""
+        if not problem.paged:
+            return {}
+        return dict.fromkeys(("k_cache", "v_cache"), f"num_pages={problem.num_pages}, page_size={problem.page_size}")
+
+    def reference(self, problem: Problem, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """As :func:`catalog.ops.attention.reference.answers.reference`."""
+        from catalog.ops.attention.reference.answers import reference
+
+        return reference(problem, inputs)
+
+    def tolerances(
+        self, problem: Problem, inputs: Mapping[str, NDArray[Any]], *, rounds_products: bool = False
+    ) -> dict[str, Tolerance]:
+        """As :func:`catalog.ops.attention.tolerance.tolerances`."""
+        from catalog.ops.attention.tolerance import tolerances
+
+        return tolerances(problem, inputs, problem.tensors["q"].element if rounds_products else "float32")
+
+    def label(self, problem: Problem) -> str:
+        """Its ``op`` and element type."""
+        return f"{problem.op} {problem.dtype}"
+
+    short_traits = SHORT_TRAITS
+
+    def short_name(self, traits: Mapping[str, Any]) -> str:
+        """As :func:`catalog.ops.attention.shape_names.short_name`."""
+        return short_name(traits)
+
+    def lengths(self, problem: Problem) -> Iterator[tuple[str, int]]:
+        """As :func:`catalog.ops.attention.shape_names.lengths_of`."""
+        return lengths_of(problem)
+
+    def smoke_fields(self, family: str, traits: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
+        """As :func:`catalog.ops.attention.smoke.smoke_fields`."""
+        from catalog.ops.attention.smoke import smoke_fields
+
+        return smoke_fields(family, traits)
 
 
 OPERATION = Attention()

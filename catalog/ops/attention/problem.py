@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import math
 import struct
-from collections.abc import Callable, Collection, Iterable, Mapping
-from operator import itemgetter
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError, model_validator
+from pydantic import Field, StrictBool
 
 from catalog.errors import ProblemError
-from catalog.messages import did_you_mean
 from catalog.ops.attention.checks import certain_sizes, check_features, check_lengths, check_relevance
 from catalog.ops.attention.cost import flops_of
 from catalog.ops.attention.fields import (
-    CHOICES,
-    MAX_SIZE,
-    MAX_TOTAL,
     BiasDims,
     Element,
-    Extent,
     Layout,
     Lengths,
     LookupTable,
@@ -29,13 +22,16 @@ from catalog.ops.attention.fields import (
     MemoryLayout,
     Op,
     Scale,
-    Size,
     Window,
 )
-from catalog.ops.attention.form import SIZES, Form, form_of
-from catalog.ops.attention.tensors import Tensor, extents_of, traffic_of
+from catalog.ops.attention.likeness import coordinates_of, kind_of, kind_words, steps_of
+from catalog.ops.attention.shape_names import name_of
+from catalog.ops.attention.tensors import extents_of, forms_of, traffic_of
 from catalog.ops.attention.traits import Bias, Dtype, KvLookupTable, KvMemoryLayout, Mask, Mode, Qscale, Rope
+from catalog.schema import problem
 from catalog.schema.derived import derived
+from catalog.schema.problem import Extent, Size
+from catalog.schema.problem_tensors import TensorForm
 
 _UNBOUNDED = (-1, -1)
 _CAUSAL = (-1, 0)
@@ -74,7 +70,7 @@ def _longest_k(fields: dict[str, Any]) -> Any:
     return fields.get("seqlen_q") if lengths is None else max(lengths, default=0)
 
 
-class Problem(BaseModel):
+class Problem(problem.Problem):
     """A concrete call: operation, sizes, element type, features.
 
     ``Problem(batch=2, nhead_q=8, seqlen_q=1024, hdim_q=128)`` is batch mode: equal lengths, dense tensors. Giving
@@ -100,91 +96,75 @@ class Problem(BaseModel):
         ProblemError: a field is unknown, missing or outside of its domain, or fields contradict each other.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", ignored_types=(derived,))
+    operation = "attention"
+    sizes = ("batch", "seqlen_q", "seqlen_k", "seqlens_q", "seqlens_k", "num_pages")
+    always_in_key = ("op", "dtype", "mask", "lse", "layout")
+    states_operation = False  # keys have been recorded since before there were other operations
 
     op: Op = Field("fwd", description="operation")
     dtype: Element = Field(Dtype.FP16, description="element type")
-    page_size: Size = Field(0, description="tokens of a page of the K/V cache; 0: the cache is dense")
-    seqlens_q: Lengths | None = Field(
-        None, description=f"queries of each packed sequence, a list of integers from 0 to {MAX_SIZE}"
-    )
+    page_size: Size = Field(0, description="tokens of a page of the K/V cache; 0 for a dense cache")
+    seqlens_q: Lengths | None = Field(None, description="queries of each packed sequence, integers from 0")
     seqlens_k: Lengths | None = Field(
         default_factory=_keys_like_queries,
-        description=f"keys of each packed sequence, a list of integers from 0 to {MAX_SIZE}",
+        description="keys of each packed sequence, integers from 0; default: as many as queries",
     )
-    batch: Size = Field(
-        default_factory=_sequence_count, description=f"number of sequences, an integer from 0 to {MAX_SIZE}"
-    )
-    nhead_q: Extent = Field(description=f"query heads, an integer from 1 to {MAX_SIZE}")
+    batch: Size = Field(default_factory=_sequence_count, description="number of sequences")
+    nhead_q: Extent = Field(description="query heads")
     nhead_k: Extent = Field(
-        default_factory=_same_as("nhead_q"),
-        description=f"key heads, an integer from 1 to {MAX_SIZE} that divides nhead_q",
+        default_factory=_same_as("nhead_q"), description="key heads, a divisor of nhead_q; default: nhead_q"
     )
-    seqlen_q: Size = Field(
-        default_factory=_longest_q, description=f"queries of a sequence, an integer from 0 to {MAX_SIZE}"
-    )
+    seqlen_q: Size = Field(default_factory=_longest_q, description="queries of a sequence")
     seqlen_k: Size = Field(
-        default_factory=_longest_k, description=f"keys of a sequence, an integer from 0 to {MAX_SIZE}"
+        default_factory=_longest_k,
+        description="keys of a sequence, or that a paged sequence has room for; default: as many as queries",
     )
-    hdim_q: Extent = Field(description=f"head dim of Q and K, an integer from 1 to {MAX_SIZE}")
-    hdim_v: Extent = Field(
-        default_factory=_same_as("hdim_q"),
-        description=f"head dim of V and O, an integer from 1 to {MAX_SIZE}",
-    )
-    mask: MaskWord = Field("no", description="mask")
+    hdim_q: Extent = Field(description="head dim of Q and K")
+    hdim_v: Extent = Field(default_factory=_same_as("hdim_q"), description="head dim of V and O; default: hdim_q")
+    mask: MaskWord = Field("no", description="mask (causal is top_left, window needs a window)")
     window: Window | None = Field(
-        None, description="(left, right): keys seen on each side of the diagonal, integers from 0, or -1 for all"
+        None, description="(left, right): keys seen on each side of the diagonal, from 0, or -1 for all"
     )
     sink_size: Size = Field(0, description="first keys that stay visible to the left of a window")
-    lse: StrictBool = Field(False, description="whether to store the log-sum-exp of every row, True or False")
+    lse: StrictBool = Field(False, description="store the log-sum-exp of every row")
     scale: _Positive | None = Field(
-        None, description="factor of the scores, a positive float32; default 1 / sqrt(hdim_q)"
+        None, description="factor of the scores, a positive float32; default: 1 / sqrt(hdim_q)"
     )
     bias: Bias = Field(Bias.NO, description="what is added to the scores")
     bias_dims: BiasDims = Field("1h", description="batch and head axes of the bias or of the slopes")
     logits_soft_cap: _Positive | None = Field(
-        None, description="c of c * tanh(score / c), a positive float32; default: no cap"
+        None, description="soft cap c of the scores, c * tanh(score / c), a positive float32; default: no cap"
     )
     dropout: Annotated[float, Field(ge=0, le=1)] = Field(
-        0.0, description="probability that an attention weight is dropped, a number from 0 to 1"
+        0.0, description="probability that an attention weight is dropped, from 0 to 1"
     )
-    randval: StrictBool = Field(False, description="whether to store the dropout's random bytes, True or False")
+    randval: StrictBool = Field(False, description="store the dropout's random bytes")
     qscale: Scale = Field(Qscale.NO, description="granularity of the scales of fp8 and bf8 tensors")
-    block_scale_size_q: Extent = Field(128, description="queries that share a block scale, an integer from 1")
-    block_scale_size_kv: Extent = Field(128, description="keys that share a block scale, an integer from 1")
-    min_seqlen_q: Size = Field(0, description="sequences of so many queries or fewer are skipped; 0: none is")
-    num_splits: Size = Field(0, description="parts that the keys are divided into; 0: chosen")
+    block_scale_size_q: Extent = Field(128, description="queries that share a block scale")
+    block_scale_size_kv: Extent = Field(128, description="keys that share a block scale")
+    min_seqlen_q: Size = Field(0, description="skip packed sequences of this many queries or fewer")
+    num_splits: Size = Field(0, description="parts that the keys are divided into; 0 to choose")
     num_pages: Size | None = Field(None, description="pages of the K/V cache; default: as many as the sequences fill")
     kv_memory_layout: MemoryLayout | None = Field(None, description="order of the elements inside a page")
     kv_lookup_table: LookupTable | None = Field(None, description="form of the page table")
-    seqlen_new: Size | None = Field(None, description="tokens that are appended to each sequence, an integer from 0")
-    rope: Rope = Field(Rope.NO, description="rotary embedding: interleaved or half-rotated pairs")
-    rotary_dim: Extent | None = Field(None, description="leading elements of a head that are rotated, an even integer")
-    dbias: StrictBool = Field(False, description="whether to compute the gradient of the bias, True or False")
-    dlse: StrictBool = Field(False, description="whether LSE has a gradient, which is an input, True or False")
-    deterministic: StrictBool = Field(False, description="whether dQ must be the same in every run, True or False")
+    seqlen_new: Size | None = Field(None, description="tokens that are appended to each sequence")
+    rope: Rope = Field(Rope.NO, description="rotary embedding, of interleaved or half-rotated pairs")
+    rotary_dim: Extent | None = Field(
+        None, description="leading elements of a head that are rotated, an even number; default: all"
+    )
+    dbias: StrictBool = Field(False, description="compute the gradient of the bias")
+    dlse: StrictBool = Field(False, description="take the gradient of LSE as an input")
+    deterministic: StrictBool = Field(False, description="make dQ the same in every run")
     layout: Layout = Field("bhsd", description="axis order of the dense tensors")
 
-    def __init__(self, **fields: Any) -> None:
-        for name in fields:
-            if name not in type(self).model_fields:
-                raise ProblemError(
-                    f"a problem has no field {name!r}{did_you_mean(name, type(self).model_fields)}",
-                    hint=f"Fields: {', '.join(type(self).model_fields)}.",
-                )
-        try:
-            super().__init__(**{name: value for name, value in fields.items() if value is not None})
-        except ValidationError as error:
-            raise _explained(error) from None
-
-    @model_validator(mode="after")
-    def _normalise(self) -> Problem:
+    def normalise(self) -> None:
+        """As :meth:`~catalog.schema.problem.Problem.normalise`."""
         check_relevance(self)
         check_lengths(self)
         mask, window = _normal_mask(self.mask, self.window)
         left_is_open = window is None or window[0] < 0
         is_default = self.scale is None or _float32(self.scale) == _float32(_default_scale(self.hdim_q))
-        self._set(
+        self.set_fields(
             mask=mask,
             window=window,
             sink_size=0 if left_is_open else self.sink_size,
@@ -194,13 +174,6 @@ class Problem(BaseModel):
         )
         check_features(self)
         self._set_cache()
-        for quantity, total in (("FLOP", self.flops), ("bytes of tensors", self.bytes)):
-            if total > MAX_TOTAL:
-                raise ProblemError(f"the sizes multiply to {total:.3g} {quantity}, which do not fit in 63 bits")
-        return self
-
-    def _set(self, **fields: Any) -> None:
-        self.__dict__.update(fields)  # frozen for users; this is still construction
 
     @property
     def _one_bias_a_row(self) -> bool:
@@ -209,86 +182,46 @@ class Problem(BaseModel):
     def _set_cache(self) -> None:
         """Defaults of the cache's fields, which depend on the operation."""
         if self.paged and self.num_pages is None:
-            self._set(num_pages=self.batch * self.pages_per_sequence)
+            self.set_fields(num_pages=self.batch * self.pages_per_sequence)
         if self.op == "batch_prefill":
-            self._set(
+            self.set_fields(
                 kv_memory_layout=self.kv_memory_layout or KvMemoryLayout.LINEAR,
                 kv_lookup_table=self.kv_lookup_table or KvLookupTable.VLLM,
             )
         if self.rope is not Rope.NO and self.rotary_dim is None:
-            self._set(rotary_dim=self.hdim_q // 2 * 2)
+            self.set_fields(rotary_dim=self.hdim_q // 2 * 2)
 
-    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Problem:
-        """The same problem with other values in some fields, validated like any other.
+    def certain_sizes(self, sizes: Mapping[str, Any]) -> dict[str, Any] | None:
+        """As :func:`catalog.ops.attention.checks.certain_sizes`."""
+        return certain_sizes(self, sizes)
 
-        ``deep`` has no effect: a problem is immutable. Fields keep the values that they have, even those that were
-        defaults: a copy with another ``seqlen_q`` has the old ``seqlen_k``.
+    def form_facts(self) -> dict[str, Any]:
+        """The mode, which follows from the sizes that are given."""
+        return {"mode": self.mode.value}
 
-        Raises:
-            ProblemError: as the constructor.
-        """
-        return type(self)(**{**self.model_dump(), **(update or {})})
+    @property
+    def name(self) -> str:
+        """As :func:`catalog.ops.attention.shape_names.name_of`."""
+        return name_of(self)
 
-    def resized(self, **sizes: Any) -> Problem:
-        """The problem of the same form with these sizes: the other sizes take their defaults.
+    def kind_fields(self) -> dict[str, Any]:
+        """As :func:`catalog.ops.attention.likeness.kind_of`."""
+        return kind_of(self)
 
-        As ``Problem(**fields)`` with the fields of this problem that are no sizes, at a tenth of the price where the
-        sizes are certain to be valid; where they are not, that very call decides.
+    @classmethod
+    def kind_words(cls, fields: Mapping[str, Any]) -> str:
+        """As :func:`catalog.ops.attention.likeness.kind_words`."""
+        return kind_words(fields)
 
-        Args:
-            sizes: fields of :data:`~catalog.ops.attention.form.SIZES`.
+    @property
+    def coordinates(self) -> tuple[float, ...]:
+        """As :func:`catalog.ops.attention.likeness.coordinates_of`."""
+        return coordinates_of(self)
 
-        Raises:
-            ProblemError: as the constructor.
-        """
-        certain = certain_sizes(self, sizes)
-        if certain is not None:
-            resized = type(self).__new__(type(self))
-            # As pickle makes one: what is in a problem of this form was validated, and so were these sizes.
-            resized.__setstate__({"__dict__": {**self.form.fields, **certain}, "__pydantic_fields_set__": _FIELDS})
-            return resized
-        fields = {name: value for name, value in self.model_dump().items() if name not in SIZES}
-        return type(self)(**{**fields, **sizes})
-
-    def without_caches(self) -> Problem:
-        """The same problem, with nothing remembered that follows from its fields."""
-        fields = type(self).model_fields
-        return type(self).model_construct(**{name: self.__dict__[name] for name in fields})
-
-    def __reduce__(self) -> tuple[Callable[[str], Problem], tuple[str]]:
-        return _of_key, (self.key,)  # what is remembered of it, its form above all, is this process's
-
-    def __eq__(self, other: object) -> bool:
-        return self.identity == other.identity if isinstance(other, Problem) else NotImplemented
-
-    def __hash__(self) -> int:
-        return hash(self.identity)
-
-    @derived
-    def form(self) -> Form:
-        """What it has in common with problems of other sizes."""
-        return form_of(self)
-
-    @derived
-    def identity(self) -> tuple[Any, ...]:
-        """The form and the sizes: equal where the keys are, and made sooner."""
-        return self.form, *_sizes_of(self.__dict__)
-
-    @derived
-    def key(self) -> str:
-        """Canonical JSON of the normal form: equal problems have equal keys, and ``Problem(**json.loads(key))``.
-
-        Features that the problem does without are left out.
-        """
-        return json.dumps(self.key_fields(), sort_keys=True, separators=(",", ":"))
-
-    def key_fields(self, without: Collection[str] = ()) -> dict[str, Any]:
-        """The fields of :attr:`key` as JSON has them, but those ``without``."""
-        return {
-            name: value
-            for name, value in self.model_dump(mode="json", exclude_none=True, exclude=set(without)).items()
-            if name in _ALWAYS_IN_KEY or value != type(self).model_fields[name].default
-        }
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """As :func:`catalog.ops.attention.likeness.steps_of`."""
+        return steps_of(self)
 
     @derived
     def mode(self) -> Mode:
@@ -370,30 +303,14 @@ class Problem(BaseModel):
         """The extents of axes in which it differs from other problems of its form, by name."""
         return extents_of(self)
 
-    @derived
-    def tensors(self) -> Mapping[str, Tensor]:
-        """Every tensor of a run by name: inputs, required ones first, then outputs."""
-        return {name: tensor.tensor(self.extents) for name, tensor in self.form.tensors.items()}
-
-    @derived
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Shape of every tensor that a run needs: its required inputs, then its outputs. See :attr:`tensors`."""
-        return {name: tensor.shape for name, tensor in self.tensors.items() if not tensor.optional}
-
     @property
-    def needed(self) -> tuple[str, ...]:
-        """Names of the tensors that a run must be given, in the order of a call."""
-        return self.form.needed
+    def divided(self) -> bool:
+        """Whether its keys may be divided into parts."""
+        return self.op in ("splitkv", "bwd")
 
-    @property
-    def accepted(self) -> tuple[str, ...]:
-        """Names of the tensors that a run may be given, in the order of a call."""
-        return self.form.accepted
-
-    @property
-    def made(self) -> tuple[str, ...]:
-        """Names of the tensors that a run makes for its results."""
-        return self.form.made
+    def tensor_forms(self) -> Mapping[str, TensorForm]:
+        """As :func:`catalog.ops.attention.tensors.forms_of`."""
+        return forms_of(self)
 
     @derived
     def flops(self) -> int:
@@ -401,23 +318,9 @@ class Problem(BaseModel):
         return flops_of(self)
 
     @derived
-    def bytes(self) -> int:
-        """Bytes of all tensors that a run needs."""
-        return self.form.bytes_at(self.extents)
-
-    @derived
     def traffic(self) -> int:
         """Bytes, the least memory traffic: see :func:`~catalog.ops.attention.tensors.traffic_of`."""
         return traffic_of(self)
-
-
-_FIELDS = set(Problem.model_fields)
-_sizes_of = itemgetter(*SIZES)
-_ALWAYS_IN_KEY = ("op", "dtype", "mask", "lse", "layout")
-
-
-def _of_key(key: str) -> Problem:
-    return Problem(**json.loads(key))
 
 
 def _default_scale(hdim_q: int) -> float:
@@ -443,19 +346,3 @@ def _normal_mask(mask: MaskWord, window: tuple[int, int] | None) -> tuple[MaskWo
     if window == _UNBOUNDED:
         return "no", None
     return ("top_left" if mask == "top_left" else "bottom_right"), (None if window == _CAUSAL else window)
-
-
-def _explained(error: ValidationError) -> ProblemError:
-    """The first failure, in the words of the field's description."""
-    first = error.errors(include_url=False)[0]
-    name = str(first["loc"][0])
-    meaning = Problem.model_fields[name].description
-    value, is_missing, indices = first["input"], first["type"] == "missing", first["loc"][1:]
-    if is_missing and not indices:
-        return ProblemError(f"a problem needs {name}: {meaning}")
-    if name in CHOICES:
-        allowed = CHOICES[name]
-        meant = did_you_mean(str(value), allowed)
-        return ProblemError(f"{name}={value!r} is not allowed{meant}", hint=f"Allowed: {', '.join(allowed)}.")
-    element = "" if is_missing else "".join(f"[{index}]" for index in indices)
-    return ProblemError(f"{name}{element}={value!r}: {meaning}")

@@ -1,4 +1,4 @@
-"""Short names of problems, for people: ``b2-h32x8-s1024-d128-fp16-causal``.
+"""Short names of problems and kernels, for people: ``b2-h32x8-s1024-d128-fp16-causal``.
 
 A name says everything that tells a problem from others: unequal problems have unequal names, and a name depends on
 nothing but its problem.
@@ -7,11 +7,13 @@ nothing but its problem.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from catalog.ops.attention.problem import Problem
+if TYPE_CHECKING:
+    from catalog.ops.attention.problem import Problem
 
 _IN_WORDS = frozenset(
     {
@@ -66,7 +68,7 @@ def _parts(problem: Problem) -> Iterator[str]:
     yield from (word.value for word in (problem.kv_memory_layout, problem.kv_lookup_table) if word is not None)
     if problem.num_pages is not None and problem.num_pages != problem.batch * problem.pages_per_sequence:
         yield f"pages{problem.num_pages}"
-    for field, info in Problem.model_fields.items():
+    for field, info in type(problem).model_fields.items():
         value = getattr(problem, field)
         if field not in _IN_WORDS and value != info.default:
             yield _feature(_CODES.get(field, field), value)
@@ -110,3 +112,33 @@ def _mask(problem: Problem) -> Iterator[str]:
         yield f"window{sides}" if problem.mask == "bottom_right" else f"topleft{sides}"
     if problem.sink_size:
         yield f"sink{problem.sink_size}"
+
+
+SHORT_TRAITS = (
+    *("pipeline", "tile_m0", "tile_n0", "tile_k0", "tile_n1", "tile_k1", "warp_m0", "warp_n0", "warp_k0"),
+    *("pad_s", "pad_sk", "pad_d", "pad_dv"),
+)
+"""What :func:`short_name` is made of."""
+
+
+def short_name(traits: Mapping[str, Any]) -> str:
+    """What tells kernels of one signature apart, in few words: pipeline, tile, padded axes."""
+    tile = "x".join(str(traits[f"tile_{name}"]) for name in ("m0", "n0", "k0", "n1", "k1"))
+    warp = "x".join(str(traits[f"warp_{name}"]) for name in ("m0", "n0", "k0"))
+    padded = "+".join(name for name in ("s", "sk", "d", "dv") if traits[f"pad_{name}"])
+    words = [traits["pipeline"], tile, f"w{warp}", f"p{padded}" if padded else ""]
+    return " ".join(word for word in words if word)
+
+
+def lengths_of(problem: Problem) -> Iterator[tuple[str, int]]:
+    """The groups of problems of other lengths that a problem belongs to, and its sequence length there.
+
+    As many queries as keys: one length stands for both. A number of queries: the keys' is the length. Packed sequences
+    have many lengths and belong to none, nor do problems without keys.
+    """
+    if problem.seqlens_q is not None or problem.seqlen_k == 0:
+        return
+    name = re.sub(r"-s\d+(x\d+)?-", "-{}-", name_of(problem), count=1)
+    if problem.seqlen_q == problem.seqlen_k:
+        yield name.format("s*"), problem.seqlen_k
+    yield name.format(f"s{problem.seqlen_q}x*"), problem.seqlen_k

@@ -1,28 +1,19 @@
-"""The tensors of a problem: name, role, shape, element type, and which axes a kernel strides along.
-
-A :class:`TensorForm` says it without the sizes, for all problems of a :class:`~catalog.ops.attention.form.Form`: its
-axes are extents that these problems share, or the names of those in which they differ.
-"""
+"""The tensors of attention: those of a problem's form, and the extents in which problems of one form differ."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from functools import cache
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
 from catalog.ops.attention.fields import ELEMENT_BYTES, VECTOR_BYTES, Op
 from catalog.ops.attention.traits import Bias, Dtype, KvLookupTable, KvMemoryLayout, Mode, Qscale, Rope
+from catalog.schema.problem_tensors import Axis, Role, Strides, TensorForm
 
 if TYPE_CHECKING:
     from catalog.ops.attention.problem import Problem
-
-Shape = tuple[int, ...]
-Axis = int | str
-Role = Literal["input", "output", "updated"]
-Strides = tuple[int | None, int | None, int | None]
+    from catalog.schema.problem_form import Form
 
 ELEMENTS: Mapping[Dtype, tuple[str, str]] = MappingProxyType(
     {
@@ -37,77 +28,6 @@ ELEMENTS: Mapping[Dtype, tuple[str, str]] = MappingProxyType(
     }
 )
 """NumPy's or ml_dtypes' name of the element type of Q, K, V and of O."""
-
-_WORD_BYTES: Mapping[str, int] = MappingProxyType({"float32": 4, "int32": 4, "uint64": 8, "uint8": 1})
-
-
-@dataclass(frozen=True, slots=True)
-class Tensor:
-    """One tensor of a run.
-
-    ``element`` is NumPy's or ml_dtypes' name of the element type. ``strides`` are the axes that a kernel strides along
-    as batch (or page), head and sequence; None where all of them share the elements. The last ``contiguous`` axes are
-    dense. ``slot`` is the tensor's place in the argument struct. An optional input may be absent; an updated one is
-    written where it is, and is an output too. A pool's first axis may be of any extent, the shape's is the most used.
-    """
-
-    shape: Shape
-    element: str
-    role: Role
-    strides: Strides
-    slot: str
-    contiguous: int = 1
-    optional: bool = False
-    pool: bool = False
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of all elements."""
-        return math.prod(self.shape) * bytes_of_element(self.element)
-
-
-@dataclass(frozen=True, slots=True)
-class TensorForm:
-    """A :class:`Tensor` without its sizes: each of ``axes`` is an extent, or a name of :func:`extents_of`."""
-
-    axes: tuple[Axis, ...]
-    element: str
-    role: Role
-    strides: Strides
-    slot: str
-    contiguous: int = 1
-    optional: bool = False
-    pool: bool = False
-
-    def shape(self, extents: Mapping[str, int]) -> Shape:
-        """The shape where the axes have these extents."""
-        return shape_of(self.axes, extents)
-
-    def tensor(self, extents: Mapping[str, int]) -> Tensor:
-        """The tensor where the axes have these extents."""
-        return Tensor(
-            self.shape(extents),
-            self.element,
-            self.role,
-            self.strides,
-            self.slot,
-            self.contiguous,
-            self.optional,
-            self.pool,
-        )
-
-
-def shape_of(axes: tuple[Axis, ...], extents: Mapping[str, int]) -> Shape:
-    """The shape where the axes have these extents."""
-    return tuple([axis if isinstance(axis, int) else extents[axis] for axis in axes])
-
-
-@cache
-def bytes_of_element(element: str) -> int:
-    """Bytes of an element of the type that NumPy or ml_dtypes calls so."""
-    return _WORD_BYTES.get(element) or next(
-        sizes[names.index(element)] for dtype, sizes in ELEMENT_BYTES.items() if element in (names := ELEMENTS[dtype])
-    )
 
 
 def extents_of(problem: Problem) -> Mapping[str, int]:
@@ -282,7 +202,8 @@ def _append(shapes: _Shapes) -> dict[str, TensorForm]:
         for name in ("rotary_cos", "rotary_sin"):
             axes = ("seqlen_k", (problem.rotary_dim or 0) // 2)
             tensors[name] = TensorForm(axes, shapes.of_input, "input", (None, None, 0), name)
-    return {"q_out": shapes.rows("q_out", "q", problem.hdim_q, "output")} | tensors
+    q_out = replace(shapes.rows("q_out", "q", problem.hdim_q, "output"), result="q")
+    return {"q_out": q_out} | tensors
 
 
 def _backward(shapes: _Shapes) -> dict[str, TensorForm]:
@@ -337,3 +258,17 @@ def traffic_of(problem: Problem) -> int:
             tensors[new].bytes - tensors[cache].bytes for cache, new in (("k_cache", "k_new"), ("v_cache", "v_new"))
         )
     return total
+
+
+def zeroed_outputs(form: Form, inputs: Collection[str]) -> frozenset[str]:
+    """The outputs that kernels do not fill completely, given inputs of these names.
+
+    Left alone are rows behind the real length of a sequence, skipped sequences, what a mask hides of dbias, and what of
+    randval has no key.
+    """
+    if form.blank.min_seqlen_q > 0 or "seqlens_q" in inputs or "seqlens_k" in inputs:
+        return frozenset(form.made)
+    return _NEVER_FILLED
+
+
+_NEVER_FILLED = frozenset({"dbias", "randval"})

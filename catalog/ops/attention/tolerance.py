@@ -43,6 +43,7 @@ from catalog.ops.attention.reference.answers import log_sum_exp, lse_gradient, l
 from catalog.ops.attention.reference.append import appended, rotary_pairs
 from catalog.ops.attention.reference.sequences import Head, sequences
 from catalog.ops.attention.traits import Rope
+from catalog.runtime.tolerance import EXACT, ROUNDING, Tolerance
 
 Array = NDArray[Any]
 Float64 = NDArray[np.float64]
@@ -52,44 +53,6 @@ _FEW = 8 * _U
 
 _LOST = 2.0**-90
 """Weights below 2^-126, the smallest normal float32, may be lost: this much, of values that add up to 2^36."""
-
-_ROUNDING: Mapping[str, tuple[float, float]] = MappingProxyType(
-    {
-        "float32": (_U, 2.0**-126),
-        "float16": (2.0**-11, 2.0**-14),
-        "bfloat16": (2.0**-8, 2.0**-126),
-        "float8_e4m3fn": (2.0**-4, 2.0**-6),
-        "float8_e5m2": (2.0**-3, 2.0**-14),
-    }
-)
-"""Unit roundoff (half the gap between 1 and the next number) and smallest normal number of an element type."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tolerance:
-    """|actual - expected| may be ``atol + rtol * |expected|``; ``atol`` is one number or one for each element."""
-
-    atol: Float64 | float
-    rtol: float
-
-    def used(self, actual: Array, expected: Array) -> float:
-        """The largest |actual - expected|, as a share of what its element may be off by: up to 1 is allowed.
-
-        Infinities must agree, a NaN matches only a NaN: else the share is inf.
-        """
-        errors = _errors(actual, expected)
-        expected = expected.astype(np.float64)
-        allowed = self.atol + self.rtol * np.where(np.isfinite(expected), np.abs(expected), 0.0)
-        shares = np.full(errors.shape, np.inf)
-        np.divide(errors, allowed, out=shares, where=allowed > 0)
-        return float(np.max(shares, initial=0.0, where=errors > 0))
-
-    def allows(self, actual: Array, expected: Array) -> bool:
-        """Whether every element is near enough; infinities must agree, a NaN matches only a NaN."""
-        return self.used(actual, expected) <= 1
-
-
-EXACT = Tolerance(0.0, 0.0)
 
 
 def tolerances(problem: Problem, inputs: Mapping[str, Array], weights: str = "float32") -> dict[str, Tolerance]:
@@ -101,7 +64,7 @@ def tolerances(problem: Problem, inputs: Mapping[str, Array], weights: str = "fl
         weights: the element type that the kernel rounds P and dS to before it multiplies them. Host kernels keep them
             in float32; a GPU's matrix units take them in the type of Q.
     """
-    return _OPERATIONS[problem.op](problem, inputs, _Weights(*_ROUNDING[weights]))
+    return _OPERATIONS[problem.op](problem, inputs, _Weights(*ROUNDING[weights]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,20 +77,6 @@ class _Weights:
     def lost(self, weights: Float64) -> Float64:
         """Absolute error of each weight below the smallest normal number; what is hidden is exactly 0."""
         return np.where(weights > 0, self.roundoff * self.smallest, 0.0)
-
-
-def max_error(actual: Array, expected: Array) -> float:
-    """The largest |actual - expected|; 0 of nothing, inf where infinities or NaNs disagree."""
-    return float(np.max(_errors(actual, expected), initial=0.0))
-
-
-def _errors(actual: Array, expected: Array) -> Float64:
-    actual, expected = actual.astype(np.float64), expected.astype(np.float64)
-    finite = np.isfinite(actual) & np.isfinite(expected)
-    same = (actual == expected) | (np.isnan(actual) & np.isnan(expected))
-    errors = np.where(same, 0.0, np.inf)
-    np.subtract(actual, expected, out=errors, where=finite)
-    return np.abs(errors, out=errors)
 
 
 def _attention(problem: Problem, inputs: Mapping[str, Array], rounded: _Weights) -> dict[str, Tolerance]:
@@ -225,12 +174,12 @@ def _norms(rows: Float64) -> Float64:
 
 
 def _roundoff(problem: Problem, name: str) -> float:
-    return _ROUNDING[problem.tensors[name].element][0]
+    return ROUNDING[problem.tensors[name].element][0]
 
 
 def _step(problem: Problem, name: str) -> float:
     """Absolute error of a result: half the gap between numbers below the smallest normal one, and lost weights."""
-    roundoff, smallest = _ROUNDING[problem.tensors[name].element]
+    roundoff, smallest = ROUNDING[problem.tensors[name].element]
     return max(roundoff * smallest, _LOST)
 
 

@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
-from operator import mul
-from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any
 
 from catalog.ops.attention.problem import Problem
-from catalog.ops.attention.traits import Family, Mode
+from catalog.ops.attention.traits import Family
 from catalog.schema.kernel import Kernel
-
-if TYPE_CHECKING:
-    from catalog.runtime.devices.abi import CatalogWorkspace
+from catalog.schema.workspace import Partial, Workspace
 
 MAX_SPLITS = 128
 """More splits than this never pay: combining them costs as much as they save. CK has the same limit."""
-
-DIVIDING = ("splitkv", "bwd")
-"""Operations of several stages, which divide the keys and hand partial results to each other."""
 
 _SHORTEST_SPLIT = 512
 """Keys of a split that are worth a work item of their own."""
@@ -28,26 +20,6 @@ _SHORTEST_SPLIT = 512
 _ITEMS_PER_THREAD = 4
 _NEARLY_FULL = 0.85
 _DETERMINISTIC_SPLITS = 8
-
-
-class Partial(NamedTuple):
-    """Float32 partial results, dense: bytes, and strides (batch, nhead, seqlen, split) in elements."""
-
-    bytes: int
-    strides: tuple[int, int, int, int]
-
-
-class Workspace(NamedTuple):
-    """What the stages of a plan share: the parts that the keys are divided into, and partial results by their place in
-    the argument struct, which begin uninitialised.
-    """
-
-    num_splits: int = 1
-    partials: Mapping[str, Partial] = MappingProxyType({})
-
-
-NO_WORKSPACE = Workspace()
-"""That of a single stage."""
 
 
 def splits_of(problem: Problem, kernels: Sequence[Kernel], threads: int, *, whole_waves: bool) -> int:
@@ -62,7 +34,7 @@ def splits_of(problem: Problem, kernels: Sequence[Kernel], threads: int, *, whol
         threads: what a kernel's work is divided among.
         whole_waves: the keys are split so that blocks fill whole waves of the device.
     """
-    if problem.op not in DIVIDING:
+    if not problem.divided:
         return 1
     columns = max(1, problem.batch * problem.nhead_k)
     most = max(1, -(-problem.seqlen_k // _SHORTEST_SPLIT))
@@ -93,21 +65,20 @@ def _whole_waves(items: int, places: int, most: int) -> int:
     return next(splits for splits in range(1, most + 1) if filled(splits) >= enough)
 
 
-def workspace_of(problem: Problem, num_splits: int, insisting: Sequence[CatalogWorkspace] = ()) -> Workspace:
+def workspace_of(problem: Problem, num_splits: int, insisting: Sequence[Any] = ()) -> Workspace:
     """The workspace with so many splits; kernels may insist on more bytes of partial results."""
-    if problem.op not in DIVIDING:
+    if not problem.divided:
         return Workspace(num_splits)
-    rows, least = _row_shape(problem), partial_bytes(problem, num_splits)
-    partials = {
-        name: Partial(max([least[name], *[getattr(needed, name) for needed in insisting]]), _strides(rows, width))
-        for name, (_, width) in _parts(problem, num_splits).items()
-    }
+    least, partials = partial_bytes(problem, num_splits), {}
+    for name, (_, width) in _parts(problem, num_splits).items():
+        size = max([least[name], *[getattr(needed, name) for needed in insisting]])
+        partials[name] = Partial(size, _strides(problem, width))
     return Workspace(num_splits, partials)
 
 
 def partial_bytes(problem: Problem, num_splits: int) -> dict[str, int]:
     """Bytes of each partial result with so many splits, by its place in the argument struct."""
-    if problem.op not in DIVIDING:
+    if not problem.divided:
         return {}
     rows = problem.nhead_q * problem.tokens_q
     return {name: 4 * splits * rows * width for name, (splits, width) in _parts(problem, num_splits).items()}
@@ -123,13 +94,11 @@ def _parts(problem: Problem, num_splits: int) -> Mapping[str, tuple[int, int]]:
     return {"delta": (1, 1), "dq_acc": (num_splits, problem.hdim_q)}
 
 
-def _row_shape(problem: Problem) -> tuple[int, ...]:
-    if problem.mode is Mode.GROUP:
-        return (problem.nhead_q, problem.tokens_q)
-    return (problem.batch, problem.nhead_q, problem.seqlen_q)
-
-
-def _strides(rows: tuple[int, ...], hdim: int) -> tuple[int, int, int, int]:
-    """Of a dense array (splits, *rows, hdim); packed sequences have no batch axis."""
-    token, nhead, *batch, split = accumulate((hdim, *reversed(rows)), mul)
-    return batch[0] if batch else 0, nhead, token, split
+def _strides(problem: Problem, width: int) -> tuple[int, int, int, int]:
+    """Of a dense array as :func:`_parts` has them; packed sequences have no batch axis."""
+    if problem.seqlens_q is not None:
+        nhead = problem.tokens_q * width
+        return 0, nhead, width, problem.nhead_q * nhead
+    nhead = problem.seqlen_q * width
+    batch = problem.nhead_q * nhead
+    return batch, nhead, width, problem.batch * batch

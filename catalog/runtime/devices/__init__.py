@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from catalog.ops.attention.problem import Problem
-    from catalog.ops.attention.workspace import Workspace
     from catalog.runtime.devices.arguments import Call
+    from catalog.runtime.devices.fast_path import Means
     from catalog.runtime.devices.loading import LoadedKernel
-    from catalog.runtime.devices.repeats import Repeat
     from catalog.runtime.tensors import Array, Strided
+    from catalog.schema.problem import Problem
+    from catalog.schema.problem_form import Form
+    from catalog.schema.workspace import Workspace
 
 C = TypeVar("C", bound="Call")
 
@@ -30,30 +31,6 @@ class DeviceInfo:
     arch: str
     name: str
     cores: int
-
-
-class Layout(Protocol):
-    """All that checks of tensors and a call on them depend on but their addresses."""
-
-    def __hash__(self) -> int:
-        """As of equal ones."""
-
-    @property
-    def pattern(self) -> Hashable:
-        """What it has in common with layouts of the same tensors in other sizes."""
-
-    def repeat(
-        self, device: Any, problem: Problem, kernels: Sequence[LoadedKernel], call: Any, workspace: Workspace
-    ) -> Repeat:
-        """Queues kernels anew on tensors of this layout, by name and unchecked, and gives the results.
-
-        Args:
-            device: where the tensors are.
-            problem: what the kernels compute.
-            kernels: loaded.
-            call: of :meth:`Device.once`, on tensors of this layout, with outputs that were made.
-            workspace: of the call.
-        """
 
 
 class Device(Protocol[C]):
@@ -111,8 +88,11 @@ class Device(Protocol[C]):
             ProblemError: they would be larger than this machine's memory.
         """
 
-    def layout(self, given: Mapping[str, Any]) -> Layout | None:
-        """The layout of these tensors, by name; None where each of them has to be looked at each time."""
+    def means(self, form: Form, given: Mapping[str, Any]) -> Means | None:
+        """What a :class:`~.fast_path.FastPath` needs of it, for calls like one on these tensors.
+
+        None where each call is checked like the first: where one of them is no plain tensor of PyTorch's.
+        """
 
     def load(self, path: Path, sha256: str, kernel_id: str) -> LoadedKernel:
         """As :meth:`Libraries.load`, for kernels that the device can run.

@@ -12,10 +12,11 @@ from itertools import accumulate
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from catalog.ops.attention.form import Form
-from catalog.ops.attention.problem import Problem
 from catalog.runtime.devices.abi import ABI_VERSION, TENSORS, CatalogArgs
-from catalog.runtime.tensors import element_strides, numpy_dtype
+from catalog.runtime.elements import numpy_dtype
+from catalog.runtime.tensors import element_strides
+from catalog.schema.problem import Problem
+from catalog.schema.problem_form import Form
 
 if TYPE_CHECKING:
     Starts = array[int]
@@ -68,9 +69,8 @@ class Template:
         return args
 
 
-def first_tokens(problem: Problem) -> dict[str, Starts]:
-    """The arrays seqstart_q and seqstart_k of packed sequences, by name; of others none."""
-    q, k = problem.seqlens_q, problem.seqlens_k
+def first_tokens(q: tuple[int, ...] | None, k: tuple[int, ...] | None) -> dict[str, Starts]:
+    """The arrays seqstart_q and seqstart_k of packed sequences of these lengths, by name; of others none."""
     if q is None:
         return {}
     of_q = array("i", accumulate(q, initial=0))
@@ -79,19 +79,19 @@ def first_tokens(problem: Problem) -> dict[str, Starts]:
     return {"seqstart_q": of_q, "seqstart_k": of_q if k is q else array("i", accumulate(k, initial=0))}
 
 
-def sized(args: CatalogArgs, problem: Problem) -> CatalogArgs:
-    """A copy of the arguments of a problem of the same form, with the sizes of this one; not the tensors'."""
-    args = CatalogArgs.from_buffer_copy(args)
-    args.batch, args.seqlen_q, args.seqlen_k = problem.batch, problem.seqlen_q, problem.seqlen_k
-    args.tokens_q = problem.tokens_q
-    if problem.paged:
-        args.num_pages, args.pages_per_sequence = problem.num_pages or 0, problem.pages_per_sequence
-    return args
+def resize(args: CatalogArgs, extents: Mapping[str, int]) -> None:
+    """Give the arguments of a problem of some form the sizes of another, by its extents; not the tensors'."""
+    args.batch, args.seqlen_q, args.seqlen_k = extents["batch"], extents["seqlen_q"], extents["seqlen_k"]
+    args.tokens_q = extents["tokens_q"]
+    if "num_pages" in extents:
+        args.num_pages, args.pages_per_sequence = extents["num_pages"], extents["pages_per_sequence"]
 
 
 def without_tensors(problem: Problem) -> CatalogArgs:
     """The arguments of a problem but for all that is about its tensors."""
-    return sized(_without_sizes(problem.form), problem)
+    args = CatalogArgs.from_buffer_copy(_without_sizes(problem.form))
+    resize(args, problem.extents)
+    return args
 
 
 @lru_cache(maxsize=1024)
@@ -123,7 +123,7 @@ def _without_sizes(form: Form) -> CatalogArgs:
 @lru_cache(maxsize=1024)
 def template(problem: Problem, layout: tuple[tuple[str, tuple[int, ...]], ...]) -> Template:
     """The arguments for tensors with these names and strides, in bytes."""
-    starts, args = first_tokens(problem), without_tensors(problem)
+    starts, args = first_tokens(problem.seqlens_q, problem.seqlens_k), without_tensors(problem)
     for name, tokens in starts.items():
         POINTER.pack_into(args, OFFSETS[name], tokens.buffer_info()[0])
     offsets = []

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from catalog.errors import TensorError
-from catalog.runtime.tensors import numpy_dtype
+from catalog.runtime.elements import numpy_dtype
 
 CPU = 1
 """DLPack's number of memory of the CPU."""

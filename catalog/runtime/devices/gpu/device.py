@@ -13,19 +13,21 @@ from typing import Any
 import numpy as np
 
 from catalog.errors import DeviceError, TensorError
-from catalog.ops.attention.problem import Problem
-from catalog.ops.attention.workspace import NO_WORKSPACE, Workspace
 from catalog.runtime.devices import DeviceInfo
 from catalog.runtime.devices.arguments import Call, first_tokens, template
 from catalog.runtime.devices.dlpack import dense_strides
+from catalog.runtime.devices.fast_path import Means
 from catalog.runtime.devices.gpu.arrays import DeviceArray, device_array
 from catalog.runtime.devices.gpu.resources import Event, Memory
 from catalog.runtime.devices.gpu.runtime import Gpu, GpuRuntime
 from catalog.runtime.devices.gpu.streams import current_stream, handle_of
-from catalog.runtime.devices.gpu.torch_calls import TorchLayout, layout_of
+from catalog.runtime.devices.gpu.torch_calls import means_of
 from catalog.runtime.devices.gpu.torch_tensors import TorchMemory, gpu_of, torch_array, torch_memory, torch_outputs
 from catalog.runtime.devices.loading import REBUILD, Libraries, LoadedKernel
 from catalog.runtime.tensors import Array, make_outputs
+from catalog.schema.problem import Problem
+from catalog.schema.problem_form import Form
+from catalog.schema.workspace import NO_WORKSPACE, Workspace
 
 _FLOOD_BYTES = 1 << 29
 """Twice the largest cache of a GPU: 256 MB (AMD CDNA 3 white paper, Infinity Cache)."""
@@ -203,9 +205,9 @@ class GpuDevice:
         made = torch_outputs(problem, inputs, given, self.runtime.vendor, self.index)
         return make_outputs(problem, inputs) if made is None else made
 
-    def layout(self, given: Mapping[str, Any]) -> TorchLayout | None:
-        """The layout of PyTorch's tensors on GPUs; None where one is something else, or the device has a stream."""
-        return None if self._given is not None else layout_of(given, self.runtime.vendor)
+    def means(self, form: Form, given: Mapping[str, Any]) -> Means | None:
+        """As :meth:`Device.means`; None also where the device has a stream of its own."""
+        return None if self._given is not None else means_of(self, given)
 
     def load(self, path: Path, sha256: str, kernel_id: str) -> LoadedKernel:
         """As :meth:`Libraries.load`.
@@ -290,14 +292,15 @@ class GpuDevice:
         copies.append(_Copy(array, memory, problem.tensors[name].role != "input"))
         return _Placed(memory.handle, dense_strides(array.shape, array.itemsize), memory)
 
-    def starts_of(self, problem: Problem) -> tuple[Mapping[str, int], tuple[Memory, ...]]:
-        """The first tokens of packed sequences in this GPU's memory: addresses by name, and the memory.
+    def starts_of(self, problem: Problem) -> tuple[tuple[int, int], tuple[Memory, ...]]:
+        """The first tokens of packed queries and keys in this GPU's memory: addresses, 0 for none, and the memory.
 
         Raises:
             DeviceError: the GPU has too little memory, or a copy failed.
         """
         starts = self._memory_of_starts(problem)
-        return {name: memory.handle for name, memory in starts.items()}, tuple(starts.values())
+        q, k = (starts[name].handle if name in starts else 0 for name in ("seqstart_q", "seqstart_k"))
+        return (q, k), tuple(starts.values())
 
     def _memory_of_starts(self, problem: Problem) -> dict[str, Memory]:
         """They follow from the problem, and are kept."""
@@ -305,7 +308,8 @@ class GpuDevice:
             return {}
         starts = self._starts.get(problem)
         if starts is None:
-            arrays = {name: np.array(tokens, np.int32) for name, tokens in first_tokens(problem).items()}
+            tokens = first_tokens(problem.seqlens_q, problem.seqlens_k)
+            arrays = {name: np.array(starts, np.int32) for name, starts in tokens.items()}
             starts = {name: self._memory(array.nbytes) for name, array in arrays.items()}
             self._send([_Copy(arrays[name], memory, False) for name, memory in starts.items()], self.stream)
             if len(self._starts) >= _MOST_STARTS:

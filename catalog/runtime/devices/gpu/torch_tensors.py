@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from catalog.ops.attention.problem import Problem
 from catalog.runtime.devices.dlpack import ELEMENT_NAMES
 from catalog.runtime.devices.gpu.arrays import DeviceArray
 from catalog.runtime.devices.gpu.streams import torch_on
 from catalog.runtime.devices.gpu.vendors import Vendor
-from catalog.runtime.tensors import numpy_dtype, zeroed_outputs
+from catalog.runtime.elements import numpy_dtype
+from catalog.runtime.tensors import zeroed_outputs
+from catalog.schema.problem import Problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +84,13 @@ def maker(element: str, zeroed: bool, vendor: Vendor, index: int) -> Callable[[t
     """Makes tensors of a shape with PyTorch, which the process has, of elements of that name; ``zeroed``: of zeros."""
     torch = torch_on(vendor)
     make = torch.zeros if zeroed else torch.empty
-    return partial(make, dtype=getattr(torch, element), device=_place(torch, index))
+    return partial(make, dtype=getattr(torch, element), device=place_of(torch, index))
 
 
 def scratch(size: int, vendor: Vendor, index: int) -> Any:
     """A tensor of so many bytes, uninitialised, made with PyTorch, which the process has."""
     torch = torch_on(vendor)
-    return torch.empty(max(1, size), dtype=torch.uint8, device=_place(torch, index))
+    return torch.empty(max(1, size), dtype=torch.uint8, device=place_of(torch, index))
 
 
 def torch_memory(size: int, vendor: Vendor, index: int) -> TorchMemory | None:
@@ -101,7 +102,8 @@ def torch_memory(size: int, vendor: Vendor, index: int) -> TorchMemory | None:
 
 
 @lru_cache(maxsize=64)
-def _place(torch: Any, index: int) -> Any:
+def place_of(torch: Any, index: int) -> Any:
+    """PyTorch's name of a GPU."""
     return torch.device("cuda", index)  # PyTorch calls AMD's GPUs so too
 
 

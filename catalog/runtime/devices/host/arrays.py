@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 
 from catalog.errors import TensorError
-from catalog.ops.attention.problem import Problem
 from catalog.runtime.devices.dlpack import CPU, ELEMENT_NAMES, shared
 from catalog.runtime.devices.gpu.arrays import MEMORIES
+from catalog.runtime.elements import numpy_dtype
 from catalog.runtime.memory import check_room
-from catalog.runtime.tensors import Array, numpy_dtype, zeroed_outputs
+from catalog.runtime.tensors import Array, zeroed_outputs
+from catalog.schema.problem import Problem
 
 _READABLE = (CPU, 3, 11)
 """DLPack's numbers of memory that the CPU reads like its own: its own, and that pinned by CUDA or HIP."""

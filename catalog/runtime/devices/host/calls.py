@@ -1,22 +1,20 @@
-"""Calls on the host, and layouts of PyTorch's CPU tensors."""
+"""Calls on the host, and what it does for those on PyTorch's tensors."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from catalog.forks import SPAWN, forks, openmp_lost
 from catalog.runtime.devices.arguments import Call, first_tokens
+from catalog.runtime.devices.fast_path import Means
 from catalog.runtime.devices.host.arrays import imported_torch
-from catalog.runtime.devices.repeats import Frame, Means, Repeat
 
 if TYPE_CHECKING:
-    from catalog.ops.attention.problem import Problem
-    from catalog.ops.attention.workspace import Workspace
     from catalog.runtime.devices.loading import LoadedKernel
 
 _log = logging.getLogger(__name__)
@@ -27,31 +25,6 @@ class HostCall(Call):
     """A call on the host; ``starts`` are the first tokens of packed sequences, which follow from the problem."""
 
     starts: tuple[Any, ...] = field(repr=False)
-
-
-class HostLayout(tuple[Any, ...]):
-    """Name, dtype, shape and strides of each of a call's tensors."""
-
-    __slots__ = ()
-
-    @property
-    def pattern(self) -> Hashable:
-        """As :attr:`Layout.pattern`."""
-        return tuple([each[:2] for each in self])
-
-    def repeat(
-        self, device: Any, problem: Problem, kernels: Sequence[LoadedKernel], call: HostCall, workspace: Workspace
-    ) -> Repeat:
-        """As :meth:`Layout.repeat`."""
-
-        means = Means(_maker, _scratch, _starts, lambda pointer, _: start(kernels, pointer))
-        frame = Frame(problem.form, [name for name, *_ in self], means)
-        return Repeat.of_call(frame, problem, call.args, call.starts, workspace)
-
-
-def _starts(problem: Problem) -> tuple[Mapping[str, int], tuple[Any, ...]]:
-    arrays = first_tokens(problem)
-    return {name: tokens.buffer_info()[0] for name, tokens in arrays.items()}, tuple(arrays.values())
 
 
 _told = 0
@@ -83,31 +56,25 @@ def threads_left(wanted: int) -> int:
     return 1
 
 
-def host_layout(given: Mapping[str, Any]) -> HostLayout | None:
-    """The layout of the tensors; None where one is no plain, aligned CPU tensor of PyTorch's.
-
-    None also for a tensor without elements, which may be without an address, and for lengths and page numbers, whose
-    values are checked each time.
-    """
+@cache
+def host_means() -> Means:
+    """What the host does for fast paths, with PyTorch, which the process has."""
     torch = imported_torch()
-    if torch is None:
-        return None
-    plain, strided, index = torch.Tensor, torch.strided, torch.int32
-    layout = []
-    for name, value in given.items():
-        if (
-            type(value) is not plain
-            or not value.is_cpu
-            or value.requires_grad
-            or value.layout is not strided
-            or value.dtype is index
-            or value.is_neg()
-            or not value.numel()
-            or value.data_ptr() % value.element_size()
-        ):
-            return None
-        layout.append((name, value.dtype, value.shape, value.stride()))
-    return HostLayout(layout)
+    return Means(
+        torch=torch,
+        where=("is_cpu", True),
+        output=_maker,
+        scratch=_scratch,
+        starts=lambda problem: _starts(problem.seqlens_q, problem.seqlens_k),
+        start=lambda kernels, pointer, _: start(kernels, pointer),
+    )
+
+
+@lru_cache(maxsize=1024)
+def _starts(q: tuple[int, ...] | None, k: tuple[int, ...] | None) -> tuple[tuple[int, int], tuple[Any, ...]]:
+    arrays = first_tokens(q, k)
+    addresses = [arrays[name].buffer_info()[0] if name in arrays else 0 for name in ("seqstart_q", "seqstart_k")]
+    return (addresses[0], addresses[1]), tuple(arrays.values())
 
 
 @cache

@@ -15,14 +15,16 @@ import numpy as np
 
 from catalog.build.toolchains import host_facts
 from catalog.errors import DeviceError, SpecError, UsageError
-from catalog.ops.attention.problem import Problem
-from catalog.ops.attention.workspace import NO_WORKSPACE, Workspace
 from catalog.runtime.devices import DeviceInfo
 from catalog.runtime.devices.arguments import Call, template
-from catalog.runtime.devices.host.arrays import host_array, host_outputs
-from catalog.runtime.devices.host.calls import HostCall, HostLayout, host_layout, start, threads_left
+from catalog.runtime.devices.fast_path import Means, plain_tensors
+from catalog.runtime.devices.host.arrays import host_array, host_outputs, imported_torch
+from catalog.runtime.devices.host.calls import HostCall, host_means, start, threads_left
 from catalog.runtime.devices.loading import Libraries, LoadedKernel
 from catalog.runtime.tensors import Array, make_outputs, numpy_array
+from catalog.schema.problem import Problem
+from catalog.schema.problem_form import Form
+from catalog.schema.workspace import NO_WORKSPACE, Workspace
 from catalog.settings import data_dir
 from catalog.threads import checked, default_threads
 
@@ -94,9 +96,10 @@ class HostDevice:
         made = host_outputs(problem, inputs, given)
         return make_outputs(problem, inputs) if made is None else made
 
-    def layout(self, given: Mapping[str, Any]) -> HostLayout | None:
-        """The layout of PyTorch's tensors; None where one is something else: NumPy arrays are cheap to check."""
-        return host_layout(given)
+    def means(self, form: Form, given: Mapping[str, Any]) -> Means | None:
+        """As :meth:`Device.means`; None also for lengths and page numbers, whose values are checked each time."""
+        looked_at = any(form.tensors[name].element == "int32" for name in given)
+        return None if looked_at or not plain_tensors(imported_torch(), given) else host_means()
 
     def load(self, path: Path, sha256: str, kernel_id: str) -> LoadedKernel:
         """As :meth:`Libraries.load`."""

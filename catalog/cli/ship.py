@@ -1,37 +1,42 @@
-"""``catalog export``: rows, or a folder of generated headers, as sources for another build."""
+"""Commands that carry kernels elsewhere: export as sources, and merge of catalogs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from catalog.cli.options import ArchOption, CkRootOption
+from catalog.cli.options import ArchOption, CkRootOption, FormatOption, open_catalog
+from catalog.cli.printing import note, print_rows
+from catalog.cli.progress import fraction_done
 from catalog.messages import counted
 
 if TYPE_CHECKING:
     from catalog.schema.kernel import Kernel
 
 OutOption = Annotated[Path, typer.Option("--out", help="Folder to write into: new, empty, or with a previous export.")]
+WhereOption = Annotated[str, typer.Option("--where", metavar="EXPR", help="SQL expression: which kernels.")]
 LimitOption = Annotated[int | None, typer.Option(min=1, help="At most N kernels, in order of id.", metavar="N")]
+LibraryOption = Annotated[str, typer.Option("--prefix", help="Prefix of the C names and of the library: libPREFIX.so.")]
 ProjectOption = Annotated[str, typer.Option("--format", help="Build files: cmake, make or ninja.")]
 
-export = typer.Typer(invoke_without_command=True, no_args_is_help=True)
+app = typer.Typer()
+export = typer.Typer(name="export", invoke_without_command=True, no_args_is_help=True)
+app.add_typer(export)
 
 
 @export.callback()
 def project(
     context: typer.Context,
-    where: Annotated[str | None, typer.Option("--where", metavar="EXPR", help="SQL expression: which kernels.")] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="Folder to write into: new, empty, or with a previous export.")
-    ] = None,
+    where: WhereOption | None = None,
+    out: OutOption | None = None,
     form: ProjectOption = "cmake",
     arch: ArchOption = "host",
-    prefix: Annotated[str, typer.Option(help="Of the C names and of the library: libPREFIX.so.")] = "catalog",
+    prefix: LibraryOption = "catalog",
     limit: LimitOption = None,
     ck_root: CkRootOption = None,
 ) -> None:
@@ -39,7 +44,7 @@ def project(
 
     Sources, headers, a table and build files, which do not need the catalog.
 
-    Written again, only files that changed are touched, so that only their kernels compile again.
+    When exported again, only files that changed are written, so only their kernels compile again.
 
     Example: catalog export --format ninja --where "hdim_q=64 AND dtype='fp32' AND lse" --out kernels
     """
@@ -64,18 +69,18 @@ def project(
 
     chosen = read_format(form)
     kernels = _kernels(context, where, arch, limit, ck_root)
-    with _each_told(len(kernels)) as on_done:
+    with _each_written(len(kernels)) as on_done:
         written = export_project(kernels, out, prefix, chosen, on_done, targets=target_of, toolsets=toolset_of)
-    print(f"{counted(len(kernels), 'kernel')} in {out}: {counted(len(written), 'file')} written or changed")
+    _print_written(len(kernels), out, written)
     print(f"Build: {how_to_build(chosen, out)}")
 
 
 @export.command()
 def register(
     context: typer.Context,
-    where: Annotated[str, typer.Option("--where", metavar="EXPR", help="SQL expression: which kernels.")],
+    where: WhereOption,
     out: OutOption,
-    prefix: Annotated[str, typer.Option(help="Of the C names: PREFIX_register_kernels.")] = "catalog",
+    prefix: Annotated[str, typer.Option(help="Prefix of the C names: PREFIX_register_kernels.")] = "catalog",
     arch: ArchOption = "host",
     limit: LimitOption = None,
     ck_root: CkRootOption = None,
@@ -90,9 +95,9 @@ def register(
     from catalog.build.export.rows import export_register
 
     kernels = _kernels(context, where, arch, limit, ck_root)
-    with _each_told(len(kernels)) as on_done:
+    with _each_written(len(kernels)) as on_done:
         written = export_register(kernels, out, prefix, on_done, targets=target_of, toolsets=toolset_of)
-    print(f"{counted(len(kernels), 'kernel')} in {out}: {counted(len(written), 'file')} written or changed")
+    _print_written(len(kernels), out, written)
 
 
 @export.command()
@@ -100,7 +105,7 @@ def wrap(
     kernel_dir: Annotated[Path, typer.Option("--kernel-dir", help="Folder of generated headers, one kernel each.")],
     out: OutOption,
     pattern: Annotated[str, typer.Option(help="Which headers; **/*.hpp searches below the folder.")] = "*.hpp",
-    prefix: Annotated[str, typer.Option(help="Of the C names and of the library: libPREFIX.so.")] = "catalog",
+    prefix: LibraryOption = "catalog",
     form: ProjectOption = "cmake",
     arch: ArchOption = "host",
     ck_root: CkRootOption = None,
@@ -131,31 +136,45 @@ def wrap(
         targets=target_of,
         toolsets=toolset_of,
     )
-    print(f"{counted(len(names), 'kernel')} in {out}: {counted(len(written), 'file')} written or changed")
+    _print_written(len(names), out, written)
     print(f"Build: {how_to_build(chosen, out)}")
 
 
 def _kernels(context: typer.Context, where: str, arch: str, limit: int | None, ck_root: Path | None) -> list[Kernel]:
-    from catalog.runtime.catalog import Catalog
     from catalog.runtime.devices.here import resolve_arch
-    from catalog.settings import choose, settings
+    from catalog.settings import choose
 
     choose(ck_root=ck_root)
-    catalog = Catalog(context.find_root().params["db"] or settings().db)
-    return catalog.kernels(where, arch=resolve_arch(arch), limit=limit)
+    return open_catalog(context).kernels(where, arch=resolve_arch(arch), limit=limit)
 
 
 @contextmanager
-def _each_told(count: int) -> Iterator[Callable[[Kernel], None]]:
+def _each_written(total: int) -> Iterator[Callable[[Kernel], None]]:
     """A bar that moves with every kernel."""
-    from catalog.cli.progress import fraction_done
-
     with fraction_done("sources") as on_progress:
-        done = 0
+        done = count(1)
+        yield lambda _: on_progress(next(done) / total)
 
-        def advance(_kernel: Kernel) -> None:
-            nonlocal done
-            done += 1
-            on_progress(done / count)
 
-        yield advance
+def _print_written(kernels: int, out: Path, written: Sequence[Path]) -> None:
+    print(f"{counted(kernels, 'kernel')} in {out}: {counted(len(written), 'file')} written or changed")
+
+
+@app.command()
+def merge(
+    context: typer.Context,
+    others: Annotated[list[Path], typer.Argument(metavar="OTHER.db...", help="Catalogs of other machines; only read.")],
+    form: FormatOption = "table",
+) -> None:
+    """Take over the records of other machines' catalogs.
+
+    Records of builds and timings, all of them or nothing.
+
+    Example: catalog merge mi300.db epyc.db
+    """
+    from catalog.registry.merge import COLUMNS
+
+    merged = open_catalog(context).merge(others)
+    print_rows(COLUMNS, [row for one in merged for row in one.rows], form)
+    for line in (line for one in merged for line in one.notes):
+        note(line)

@@ -1,4 +1,4 @@
-"""Rows on their way out: a table for people, JSON, JSON Lines and CSV for programs."""
+"""Rows as text: a table for people; JSON, JSON Lines and CSV for programs."""
 
 from __future__ import annotations
 
@@ -8,20 +8,11 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
+from functools import cache
 from itertools import chain, islice
-from pathlib import Path
 from typing import Any, Literal, TextIO
 
-from catalog.errors import CatalogError, UsageError
-from catalog.files import publish
-from catalog.ops.attention.traits import TRAITS
 from catalog.short_names import shortened
-
-BOOLEAN_COLUMNS = frozenset(
-    {"hw_valid", "built", "verified", "same_kernels", "passed", "deleted"}
-    | {trait.name for trait in TRAITS.values() if trait.kind == "bool"}
-)
-"""Columns that JSON shows as true and false; everywhere else they are 0 and 1, as in an expression."""
 
 PAGE_ROWS = 500
 """Rows under one header on a terminal."""
@@ -35,8 +26,12 @@ _LONG_NAME = 48
 """Characters of a kernel name that fit beside other columns."""
 
 
+_OUTCOMES = ("verified", "same_kernels", "passed", "deleted")
+"""Columns of commands that are true or false."""
+
+
 class Format(str, Enum):
-    """How rows are printed."""
+    """How rows are written."""
 
     TABLE = "table"
     JSON = "json"
@@ -45,11 +40,11 @@ class Format(str, Enum):
 
 
 def write_rows(columns: Sequence[str], rows: Iterable[Sequence[Any]], form: Format, stream: TextIO) -> int:
-    """Print ``rows`` and return how many there were. JSON Lines, CSV and JSON are printed as the rows come.
+    """Write ``rows`` to ``stream`` and return how many there were. JSON Lines, CSV and JSON are written row by row.
 
-    A reader that goes away (``| head``) ends the printing quietly. On a terminal a table fits its width and repeats the
-    header, or shows a line a value where the columns are too many. Long kernel names are cut to the parts that differ,
-    with the common parts below the table. Elsewhere no value is cut or wrapped.
+    A reader that goes away (``| head``) ends the output quietly. On a terminal a table fits the width and repeats the
+    header, or has one line per value where there are too many columns. Long kernel names are cut to the parts that
+    differ, with the common parts below the table. Elsewhere no value is cut or wrapped.
 
     Raises:
         QueryError, RegistryError: as the iteration of ``rows`` does.
@@ -62,42 +57,6 @@ def write_rows(columns: Sequence[str], rows: Iterable[Sequence[Any]], form: Form
     except BrokenPipeError:
         _forget(stream)
     return counted.count
-
-
-def check_file(path: Path) -> None:
-    """A file can be written at ``path``, as far as can be told beforehand.
-
-    Raises:
-        UsageError: its folder is not there or cannot be written, or something else than a file has the name.
-    """
-    try:
-        folder = path.resolve().parent
-        is_other, has_folder = path.exists() and not path.is_file(), folder.is_dir()
-    except (OSError, RuntimeError) as error:  # a name that is too long; links that lead to each other
-        raise UsageError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
-    if not has_folder:
-        raise UsageError(f"{path}: there is no folder {folder}")
-    if is_other:
-        raise UsageError(f"{path}: it is there, and is no file")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise UsageError(f"{path}: the folder {folder} cannot be written")
-
-
-def write_file(path: Path, text: str) -> Path:
-    """Write ``text`` to ``path``, make its folder if it is missing, and return ``path``.
-
-    The file appears whole or stays as it is. A link is followed.
-
-    Raises:
-        CatalogError: it cannot be written.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        publish(path.resolve(), text)
-    except (OSError, RuntimeError) as error:  # links that lead to each other
-        reason = getattr(error, "strerror", None) or error
-        raise CatalogError(f"{path} cannot be written: {reason}", hint="Choose another file.") from None
-    return path
 
 
 class _Counter:
@@ -118,8 +77,18 @@ def _forget(stream: TextIO) -> None:
     os.close(nothing)
 
 
+@cache
+def _boolean_columns() -> frozenset[str]:
+    """Columns that JSON shows as true and false; everywhere else they are 0 and 1, as in an expression."""
+    from catalog.ops import operations
+    from catalog.schema.columns import columns_of
+
+    columns = (column for known in operations() for column in columns_of(known))
+    return frozenset({*_OUTCOMES, *(column.name for column in columns if column.domain == "0, 1")})
+
+
 def _json_objects(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[str]:
-    booleans = [index for index, name in enumerate(columns) if name in BOOLEAN_COLUMNS]
+    booleans = [index for index, name in enumerate(columns) if name in _boolean_columns()]
     for row in rows:
         values = list(row)
         for index in booleans:

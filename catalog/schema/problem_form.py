@@ -1,4 +1,4 @@
-"""What problems have in common that differ only in their sizes: a model's attention at every length."""
+"""What problems have in common that differ only in their sizes: a model's layer at every length of its inputs."""
 
 from __future__ import annotations
 
@@ -8,27 +8,24 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from catalog.ops.attention.tensors import TensorForm, bytes_of_element, forms_of
+from catalog.schema.problem_tensors import TensorForm, bytes_of_element
 
 if TYPE_CHECKING:
-    from catalog.ops.attention.problem import Problem
-
-SIZES = ("batch", "seqlen_q", "seqlen_k", "seqlens_q", "seqlens_k", "num_pages")
-"""The fields of a problem in which problems of one form may differ; all have as many of them."""
+    from catalog.schema.problem import Problem
 
 MOST_FORMS = 4096
 """Forms that a process keeps one object of each; beyond that it starts anew, and equal ones may be two objects."""
 
 
 class Form:
-    """The fields of a problem but :data:`SIZES`, in normal form, and what follows from them.
+    """The fields of a problem except its sizes, in normal form, and what follows from them.
 
     Args:
-        text: the fields as canonical JSON: equal of equal forms.
-        blank: a problem with these fields, of whatever sizes, which remembers nothing yet.
+        text: the operation and the fields as canonical JSON: equal forms have equal texts.
+        blank: a problem with these fields, of any sizes, which has no cached values yet.
     """
 
-    def __init__(self, text: str, blank: Problem) -> None:
+    def __init__(self, text: str, blank: Any) -> None:
         self.text = text
         self.blank = blank
         self.fields: Mapping[str, Any] = {**blank.__dict__, "form": self}
@@ -45,8 +42,9 @@ class Form:
 
     @cached_property
     def tensors(self) -> Mapping[str, TensorForm]:
-        """Every tensor of a run by name: inputs, required ones first, then outputs."""
-        return forms_of(self.blank)
+        """Every tensor of a run by name: inputs in the order of a call, then outputs."""
+        forms: Mapping[str, TensorForm] = self.blank.tensor_forms()
+        return forms
 
     @cached_property
     def needed(self) -> tuple[str, ...]:
@@ -65,16 +63,8 @@ class Form:
 
     @cached_property
     def kind(self) -> str:
-        """What it has in common with all problems that are like it: :func:`~catalog.ops.attention.likeness.kind_of`."""
-        from catalog.ops.attention.likeness import kind_of
-
-        return kind_of(self.blank)
-
-    @cached_property
-    def weight(self) -> int:
-        """At most so many bytes of tensors and FLOP has a problem a product of its sizes, each one more than it is."""
-        blank = self.blank
-        return max(sum(size for _, size in self._bytes), 6 * blank.nhead_q * (blank.hdim_q + blank.hdim_v))
+        """What it has in common with all problems that the same kernels answer, as canonical JSON."""
+        return canonical(self.blank.kind_fields())
 
     @cached_property
     def _bytes(self) -> list[tuple[tuple[str, ...], int]]:
@@ -103,11 +93,16 @@ _forms: dict[str, Form] = {}
 
 def form_of(problem: Problem) -> Form:
     """The form of a problem, one object for all problems of it."""
-    fields = problem.key_fields(without=SIZES)
-    text = json.dumps(fields | {"mode": problem.mode.value}, sort_keys=True, separators=(",", ":"))
+    fields = problem.key_fields(without=problem.sizes)
+    text = canonical(fields | problem.form_facts() | {"operation": problem.operation})
     form = _forms.get(text)
     if form is None:
         if len(_forms) >= MOST_FORMS:
             _forms.clear()
         form = _forms.setdefault(text, Form(text, problem.without_caches()))
     return form
+
+
+def canonical(fields: Mapping[str, Any]) -> str:
+    """JSON with sorted keys and without spaces: equal fields have equal texts."""
+    return json.dumps(fields, sort_keys=True, separators=(",", ":"))

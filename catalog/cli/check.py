@@ -1,0 +1,175 @@
+"""Commands that check: doctor, parity, diff, conformance."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from catalog.cli.options import (
+    ArchOption,
+    CkRootOption,
+    FormatOption,
+    JobsOption,
+    MaskImplOption,
+    RevisionOption,
+    arch_names,
+    db_path,
+    open_catalog,
+)
+from catalog.cli.printing import note, print_rows
+
+app = typer.Typer()
+
+
+@app.command()
+def doctor(context: typer.Context, form: FormatOption = "table") -> None:
+    """Show settings, the catalog file and toolchains.
+
+    For each arch: the compiler that it would use, or what it lacks.
+
+    Example: catalog doctor
+    """
+    from catalog.doctor import Finding, diagnose
+
+    print_rows(Finding._fields, diagnose(db_path(context)), form)
+
+
+@app.command()
+def parity(
+    context: typer.Context,
+    receipt: Annotated[str, typer.Option(help="Receipt by number or name: 0, flash, pytorch, ...")] = "0",
+    arch: Annotated[
+        list[str] | None,
+        typer.Option("--arch", help="Arch; may be repeated. Default: gfx950.", autocompletion=arch_names),
+    ] = None,
+    mask_impl: MaskImplOption = "generic",
+    revision: RevisionOption = None,
+    ck_root: Annotated[
+        Path | None, typer.Option(help="Your CK checkout: run its generator instead of reading the built-in lists.")
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option(min=0.1, help="Maximum number of seconds that its generator may take for one API.")
+    ] = 600.0,
+    form: FormatOption = "table",
+) -> None:
+    """Compare kernel names with upstream's generator.
+
+    With --ck-root the generator of that checkout runs now, and the revision is detected from the checkout, unless
+    --revision names another. Nothing is written into the checkout.
+
+    Exits with 1 when names differ, with 2 when there is nothing to compare with.
+
+    Example: catalog parity --receipt 0 --arch gfx950
+    """
+    from catalog.errors import MissingReferenceError
+    from catalog.ops.attention.upstream.live import find_generator
+    from catalog.rules.parity import COLUMNS, Comparison, exit_code
+    from catalog.rules.receipts import resolve_receipts
+
+    catalog, generator = open_catalog(context), None
+    if ck_root is not None:
+        generator = find_generator(ck_root, timeout)
+        revision = revision or generator.revision
+        note(generator.about)
+    found: list[Comparison | MissingReferenceError] = []
+    for name in arch or ["gfx950"]:
+        for number in resolve_receipts(catalog.spec(name, revision), receipt):
+            try:
+                comparison = catalog.parity(name, number, revision=revision, mask_impl=mask_impl, reference=generator)
+            except MissingReferenceError as error:
+                note(error.printed)
+                found.append(error)
+            else:
+                found.append(comparison)
+                if form == "table":
+                    print(comparison.report())
+    if form != "table":
+        print_rows(COLUMNS, [one.row for one in found if isinstance(one, Comparison)], form)
+    code = exit_code(found)
+    if code:
+        raise typer.Exit(code)
+
+
+@app.command()
+def diff(
+    context: typer.Context,
+    arch: ArchOption,
+    before: Annotated[str, typer.Option("--from", help="Upstream revision to start from, for example 2025-07.")],
+    after: Annotated[str, typer.Option("--to", help="Upstream revision to compare with, for example 2026-05.")],
+    mask_impl: MaskImplOption = "generic",
+    receipt: Annotated[str | None, typer.Option(help="Only the kernels of this receipt, by number or name.")] = None,
+    names: Annotated[
+        bool, typer.Option("--names", help="Print every kernel: + appeared, - vanished, ~ changed.")
+    ] = False,
+    form: FormatOption = "table",
+) -> None:
+    """Compare the kernels of two upstream revisions.
+
+    Kernels that appeared, vanished or changed, counted by family.
+
+    Example: catalog diff --from 2025-07 --to 2026-05 --arch gfx942 --receipt 0
+    """
+    from catalog.rules import diff as difference
+    from catalog.rules.receipts import resolve_receipts
+
+    catalog, rows = open_catalog(context), list[list[Any]]()
+    receipts = resolve_receipts(catalog.spec(arch, after), receipt) if receipt is not None else (None,)
+    for number in receipts:
+        found = catalog.diff(arch, before, after, mask_impl=mask_impl, receipt=number)
+        if form == "table":
+            print(found.listing() if names else found.report())
+        rows += found.kernel_rows() if names else found.family_rows()
+    if form != "table":
+        print_rows(difference.KERNEL_COLUMNS if names else difference.FAMILY_COLUMNS, rows, form)
+
+
+@app.command()
+def conformance(
+    arch: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Arch to check, may be repeated; host is this machine's CPU. Default: every arch, in each revision.",
+            autocompletion=arch_names,
+        ),
+    ] = None,
+    revision: RevisionOption = None,
+    build: Annotated[
+        bool, typer.Option("--build/--no-build", help="Build and run a kernel of each family. Default: build.")
+    ] = True,
+    problems_only: Annotated[
+        bool, typer.Option("--failures", help="Print only findings that failed, were skipped or have a note.")
+    ] = False,
+    ck_root: CkRootOption = None,
+    jobs: JobsOption = None,
+    form: FormatOption = "table",
+) -> None:
+    """Check that archs hold what all archs must.
+
+    Spec, names, ids, rules, and a kernel of each family.
+
+    It works in a scratch catalog; compiled kernels stay in the cache. Steps that this machine lacks something for are
+    skipped, with the reason. Exits with 1 when something failed.
+
+    Example: catalog conformance --arch host
+    """
+    from catalog.conformance.check import ConformanceOptions, asked_archs, check_arch
+    from catalog.conformance.findings import COLUMNS, Finding, Verdict
+    from catalog.settings import choose
+
+    choose(ck_root=ck_root)
+
+    def on_finding(finding: Finding) -> None:
+        if sys.stderr.isatty() and finding.verdict is Verdict.FAILED:
+            note(f"{finding.check}, {finding.subject}: {finding.about}")
+
+    asked = asked_archs(arch or (), revision)
+    reports = [check_arch(ConformanceOptions(name, its, build, jobs), on_finding) for name, its in asked]
+    shown = [verdict for verdict in Verdict if not (problems_only and verdict is Verdict.PASSED)]
+    print_rows(COLUMNS, [row for report in reports for row in report.rows(*shown)], form)
+    for report in reports:
+        note(report.summary)
+    if not all(report.conforms for report in reports):
+        raise typer.Exit(1)

@@ -1,0 +1,148 @@
+"""Commands that run kernels: select, run, replay."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from catalog.cli.options import (
+    ArchOption,
+    FormatOption,
+    JobsOption,
+    MaskImplOption,
+    RevisionOption,
+    arch_names,
+    open_catalog,
+)
+from catalog.cli.printing import note, print_rows
+from catalog.cli.problem import ProblemCommand, stated_problem
+from catalog.cli.progress import each_timed
+
+if TYPE_CHECKING:
+    from catalog.runtime.replay import Replayed
+
+app = typer.Typer()
+
+
+@app.command(cls=ProblemCommand)
+def select(
+    context: typer.Context,
+    *,
+    arch: ArchOption = "host",
+    revision: RevisionOption = None,
+    mask_impl: MaskImplOption = "generic",
+    limit: Annotated[int, typer.Option(min=1, help="At most N candidates of each stage, best first.", metavar="N")] = 1,
+    explain: Annotated[bool, typer.Option("--explain", help="Say which measurements decide.")] = False,
+    form: FormatOption = "table",
+) -> None:
+    """Show the kernels that answer a problem.
+
+    One for each stage, and with --limit the next best ones. The medians are those that selection uses: of this
+    problem, or of the nearest measured one.
+
+    Example: catalog select --batch 1 --nhead-q 8 --seqlen-q 2048 --hdim-q 128 --mask causal --arch gfx950
+    """
+    problem, catalog = stated_problem(context).problem(), open_catalog(context)
+    plan = catalog.select(problem, arch=arch, revision=revision, mask_impl=mask_impl)
+    rows = [
+        [family, place, candidate.kernel.name, candidate.median_ms, candidate.kernel.id]
+        for family in (kernel.family for kernel in plan.kernels)
+        for place, candidate in enumerate(
+            catalog.candidates(problem, arch=arch, revision=revision, mask_impl=mask_impl, family=family, limit=limit),
+            start=1,
+        )
+    ]
+    print_rows(["stage", "rank", "name", "median_ms", "id"], rows, form)
+    if explain:
+        note(plan.explain().about)
+
+
+@app.command(cls=ProblemCommand)
+def run(
+    context: typer.Context,
+    *,
+    arch: ArchOption = "host",
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the random inputs.")] = 0,
+    repeats: Annotated[int, typer.Option(min=1, help="Number of launches; the time is their median.")] = 5,
+    validate: Annotated[bool, typer.Option("--validate", help="Compare with the float64 reference.")] = False,
+    form: FormatOption = "table",
+) -> None:
+    """Run the kernel for a problem on random inputs.
+
+    It is selected, and built when it is not in the cache.
+
+    Exits with 1 when --validate finds an error above the tolerance of the dtype.
+
+    Example: catalog run --batch 1 --nhead-q 8 --seqlen-q 512 --hdim-q 64 --dtype fp32 --validate
+    """
+    from catalog.runtime.validate import run_problem
+
+    problem = stated_problem(context).problem()
+    facts, passed = run_problem(
+        open_catalog(context), problem, arch=arch, seed=seed, repeats=repeats, validate=validate
+    )
+    if form == "table":
+        print_rows(["what", "value"], facts.items(), form)
+    else:
+        print_rows(list(facts), [list(facts.values())], form)
+    if not passed:
+        raise typer.Exit(1)
+
+
+@app.command()
+def replay(
+    context: typer.Context,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A trace, written by CATALOG_TRACE or catalog.trace.")],
+    arch: Annotated[
+        str | None,
+        typer.Option(
+            "--arch",
+            help="Run on this arch; host is this machine's CPU. Default: as recorded.",
+            autocompletion=arch_names,
+        ),
+    ] = None,
+    bench: Annotated[bool, typer.Option("--bench", help="Time each until its median is known.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Compare the outputs with the float64 reference.")] = False,
+    repeats: Annotated[int, typer.Option(min=1, help="Launches of each problem, without --bench.")] = 5,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="At most N problems, those with the most time first.", metavar="N")
+    ] = None,
+    jobs: JobsOption = None,
+    form: FormatOption = "table",
+) -> None:
+    """Run the calls of a trace again.
+
+    Each problem runs once, with the kernels that selection takes now.
+
+    CATALOG_TRACE=calls.jsonl python train.py writes one. Inputs are those that it kept, else seeded ones. Exits with 1
+    when a problem does not run or is wrong, 130 after Ctrl-C.
+
+    Example: catalog replay calls.jsonl --bench --verify
+    """
+    from catalog.runtime.measure import StopRule
+    from catalog.runtime.replay import COLUMNS, ReplayOptions, exit_code
+    from catalog.runtime.replay import replay as replay_calls
+    from catalog.runtime.traces import read_trace
+
+    trace = read_trace(file)
+    catalog = open_catalog(context)
+    options = ReplayOptions(arch, repeats, StopRule() if bench else None, verify, jobs)
+    asked = trace.used[:limit]
+    done: list[Replayed] = []
+    with suppress(KeyboardInterrupt), each_timed("replaying", len(asked)) as (advance, say):
+
+        def on_done(replayed: Replayed) -> None:
+            done.append(replayed)
+            advance(len(done), replayed.about)
+            if not replayed.passed:
+                say(f"{replayed.used.name}: {replayed.about}")
+
+        replay_calls(catalog, asked, options, on_done)
+    print_rows(COLUMNS, [replayed.row for replayed in done], form)
+    note(trace.about)
+    code = exit_code(asked, done)
+    if code:
+        raise typer.Exit(code)

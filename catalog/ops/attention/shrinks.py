@@ -1,0 +1,71 @@
+"""Smaller problems with the same traits, for the first run of a library."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from catalog.ops.attention.problem import Problem
+
+_FEW_SPLITS = 8
+"""Parts of the keys in a first run of a problem that states many."""
+
+
+def _one_sequence(problem: Problem, _: int) -> dict[str, Any]:
+    if problem.seqlens_q is None:
+        return {"batch": min(problem.batch, 1), **_fitting_pages(problem)}
+    q, k = max(problem.sequences, key=math.prod, default=(0, 0))
+    return _packed(problem, q, k) | _fitting_pages(problem)
+
+
+def _one_group(problem: Problem, _: int) -> dict[str, Any]:
+    return {"nhead_q": problem.ratio, "nhead_k": 1}
+
+
+def _no_spare_pages(problem: Problem, _: int) -> dict[str, Any]:
+    return _fitting_pages(problem)
+
+
+def _few_splits(problem: Problem, _: int) -> dict[str, Any]:
+    return {"num_splits": min(problem.num_splits, _FEW_SPLITS)}
+
+
+def _short_sequences(problem: Problem, length: int) -> dict[str, Any]:
+    q, k = _short(problem.seqlen_q, length), _short(problem.seqlen_k, length)
+    if problem.seqlens_q is not None:
+        return _packed(problem, q, k) | _fitting_pages(problem)
+    new = {} if problem.seqlen_new is None else {"seqlen_new": _short(problem.seqlen_new, length)}
+    return {"seqlen_q": q, "seqlen_k": k, **new, **_fitting_pages(problem)}
+
+
+def _two_heads(problem: Problem, _: int) -> dict[str, Any]:
+    return {"nhead_q": min(problem.nhead_q, 2 * problem.nhead_k)}
+
+
+def _packed(problem: Problem, q: int, k: int) -> dict[str, Any]:
+    """One packed sequence; the keys of a paged one are as many as the page table has room for."""
+    keys = {} if problem.seqlens_k is None else {"seqlens_k": (k,)}
+    return {"seqlens_q": (q,), "seqlen_q": q, "seqlen_k": k, "batch": 1, **keys}
+
+
+def _fitting_pages(problem: Problem) -> dict[str, Any]:
+    """As many pages as the sequences fill: the default."""
+    return {"num_pages": None} if problem.paged else {}
+
+
+def _short(tokens: int, length: int) -> int:
+    return tokens if tokens < 2 * length else length + tokens % length
+
+
+SHRINKS: tuple[Callable[[Problem, int], Mapping[str, Any]], ...] = (
+    _one_sequence,
+    _one_group,
+    _no_spare_pages,
+    _few_splits,
+    _short_sequences,
+    _two_heads,
+)
+"""In this order: one sequence, the longest; one group of heads; a cache without spare pages; few splits; shortened
+sequences; two query heads of a group. Each takes a problem and a length, and gives fields of a smaller problem.
+"""

@@ -1,0 +1,150 @@
+"""Builds of many kernels: which they are, and what became of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from catalog.backends import HIP, backend_of
+from catalog.build.builder import Artifact, BuildFailure, CompileError
+from catalog.errors import INTERRUPTED, BuildError, UsageError
+from catalog.messages import counted
+from catalog.runtime.devices.here import resolve_arch
+
+if TYPE_CHECKING:
+    from catalog.runtime.catalog import Catalog
+    from catalog.schema.kernel import Kernel
+
+NAMED = 10
+"""Kernels that are named with the reason why they failed; each had its line when it did."""
+
+COLUMNS = ("kernel", "status", "compile_s", "bytes", "id", "error")
+"""What became of a kernel, as a row."""
+
+
+@dataclass
+class BuildRun:
+    """A build of many kernels, with how each of them ended so far."""
+
+    catalog: Catalog
+    kernels: Sequence[Kernel]
+    ended: list[Artifact | BuildFailure] = field(default_factory=list)
+    interrupted: bool = False
+
+    def __post_init__(self) -> None:
+        self._names = {kernel.id: kernel.name for kernel in self.kernels}
+
+    @property
+    def artifacts(self) -> list[Artifact]:
+        """The libraries, compiled or found in the cache."""
+        return [one for one in self.ended if isinstance(one, Artifact)]
+
+    @property
+    def failures(self) -> list[BuildFailure]:
+        """The kernels that failed."""
+        return [one for one in self.ended if isinstance(one, BuildFailure)]
+
+    @property
+    def exit_code(self) -> int:
+        """What ``catalog build`` exits with: 1 where a kernel failed, 130 after Ctrl-C."""
+        return INTERRUPTED if self.interrupted else int(bool(self.failures))
+
+    @property
+    def rows(self) -> list[list[Any]]:
+        """A row for each kernel that ended, with the values of :data:`COLUMNS`."""
+        return [self._row(one) for one in self.ended]
+
+    def _row(self, ended: Artifact | BuildFailure) -> list[Any]:
+        if isinstance(ended, BuildFailure):
+            return [ended.kernel.name, "failed", None, None, ended.kernel.id, str(ended.error)]
+        name, seconds = self._names[ended.kernel_id], round(ended.compile_seconds, 3)
+        return [name, _status(ended), seconds, ended.so_bytes, ended.kernel_id, None]
+
+    def line(self, ended: Artifact | BuildFailure) -> str:
+        """How a kernel ended: status, seconds of its compiler, size of its library, name."""
+        if isinstance(ended, Artifact):
+            size, name = ended.so_bytes / 1024, self._names[ended.kernel_id]
+            return f"{_status(ended):<8} {ended.compile_seconds:>7.1f} s {size:>8.0f} KiB  {name}"
+        took = f"{ended.error.record.compile_s:.1f} s" if isinstance(ended.error, CompileError) else ""
+        return f"{'failed':<8} {took:>9} {'':>12}  {ended.kernel.name}"
+
+    @property
+    def summary(self) -> str:
+        """How many kernels ended in which way, in a sentence."""
+        compiled = [artifact for artifact in self.artifacts if not artifact.cached]
+        seconds = sum(artifact.compile_seconds for artifact in compiled)
+        left = len(self.kernels) - len(self.ended)
+        return (
+            f"{'Interrupted. ' if self.interrupted else ''}{counted(len(self.kernels), 'kernel')}: {len(compiled):,} "
+            f"compiled in {seconds:.1f} s of compiler time, {len(self.artifacts) - len(compiled):,} in the cache "
+            f"already, {len(self.failures):,} failed"
+            f"{f', {left:,} left: the same command goes on from here' if left else ''}"
+        )
+
+    @property
+    def reasons(self) -> list[str]:
+        """Lines with each reason of failures once, and the first of the kernels that it stopped."""
+        stopped: dict[str, list[str]] = {}
+        for failure in self.failures:
+            known = self.catalog.refusal(failure.kernel)
+            listed = f"Error: {failure.kernel.revision} lists it, but {known}"
+            stopped.setdefault(listed if known else failure.error.printed, []).append(failure.kernel.name)
+        lines: list[str] = []
+        for reason, names in stopped.items():
+            named = [name for name in names if name not in reason]
+            lines += [reason, *(f"    {name}" for name in named[:NAMED])]
+            lines += [f"    and {counted(len(named) - NAMED, 'more kernel')}"] if len(named) > NAMED else []
+        return lines
+
+
+def _status(artifact: Artifact) -> str:
+    return "cached" if artifact.cached else "compiled"
+
+
+def kernels_to_build(catalog: Catalog, where: str, arch: str, limit: int | None = None) -> list[Kernel]:
+    """The kernels of ``arch`` that meet the expression ``where``; an arch that is not there is populated.
+
+    An AMD arch is populated at the revision of the CK checkout, if there is one.
+
+    Raises:
+        UsageError, SpecError, DeviceError: as :meth:`Catalog.populate`.
+        QueryError, RegistryError: as :meth:`Catalog.kernels`.
+    """
+    arch = resolve_arch(arch)
+    catalog.spec(arch)  # an unknown arch is reported before all else
+    if not catalog.populated(arch):
+        catalog.populate(arch, revision=_checkout_revision() if backend_of(arch) is HIP else None)
+    return catalog.kernels(where, arch=arch, limit=limit)
+
+
+def build_fallback(catalog: Catalog, arch: str) -> Path:
+    """Build one known-good forward kernel of an AMD arch, at the revision of the CK checkout; the path of its library.
+
+    Raises:
+        BuildError, ToolchainError: there is no checkout or no compiler, or the kernel does not compile.
+        UsageError: ``arch`` is not an AMD arch, or the revision does not have it.
+    """
+    from catalog.backends import target_of
+    from catalog.build.targets import CK
+    from catalog.ops.attention.upstream.sources import ck_facts, find_checkout
+
+    arch = str(catalog.spec(arch).arch)
+    if target_of(arch) is not CK:
+        raise UsageError(f"{arch} is no AMD arch", hint="As in: catalog fallback --arch gfx942")
+    revision = find_checkout().generator.revision
+    catalog.populate(arch, revision=revision)
+    kernels = catalog.kernels(f"revision = '{revision}' AND {ck_facts().fallback}", arch=arch)
+    if not kernels:
+        raise UsageError(f"{arch} has no such kernel at revision {revision}: {ck_facts().fallback}")
+    return catalog.build(kernels[0]).path
+
+
+def _checkout_revision() -> str | None:
+    from catalog.ops.attention.upstream.sources import find_checkout
+
+    try:
+        return find_checkout().generator.revision
+    except BuildError:
+        return None  # every kernel will fail with the reason

@@ -1,0 +1,218 @@
+"""Calls like one that was checked: on other PyTorch tensors, of the same names and types, of any sizes.
+
+What a first call settles (kernels, features, which tensors there are) holds for every problem of the same form. What
+is left is one look at each tensor: whether it is what the sizes ask for, and where it is.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from operator import attrgetter, itemgetter
+from struct import Struct
+from typing import Any
+
+from catalog.runtime.devices.abi import CatalogArgs
+from catalog.runtime.devices.arguments import OFFSETS, TENSOR, resize
+from catalog.runtime.devices.loading import LoadedKernel
+from catalog.runtime.tensors import results, zeroed_outputs
+from catalog.schema.problem import Problem
+from catalog.schema.problem_form import Form
+from catalog.schema.problem_tensors import Axis, Shape, Strides, TensorForm, bytes_of_element
+from catalog.schema.workspace import Workspace
+
+_STARTS = Struct("@PP")
+"""seqstart_q and seqstart_k, in the argument struct."""
+
+Maker = Callable[[Shape], Any]
+"""Makes a tensor of a shape."""
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What a device does for fast paths.
+
+    Attributes:
+        torch: PyTorch's module.
+        where: an attribute of PyTorch's tensors that says where they are, and its value of those that kernels take.
+        output: what makes outputs of elements of that name; the flag says whether they begin as zeros.
+        scratch: makes so many bytes.
+        starts: the first tokens of a problem's packed sequences where kernels read them: the addresses of seqstart_q
+            and seqstart_k, 0 where there are none, and what must be kept for that.
+        start: starts kernels on a pointer to arguments; what was kept for them comes along.
+    """
+
+    torch: Any
+    where: tuple[str, Any]
+    output: Callable[[str, bool], Maker]
+    scratch: Callable[[int], Any]
+    starts: Callable[[Problem], tuple[tuple[int, int], tuple[Any, ...]]]
+    start: Callable[[Sequence[LoadedKernel], Any, tuple[Any, ...]], None]
+
+
+def plain_tensors(torch: Any, given: Mapping[str, Any]) -> bool:
+    """Whether all are tensors of PyTorch's, and of no subclass; ``torch`` is None where the process has it not."""
+    return torch is not None and all(type(value) is torch.Tensor for value in given.values())
+
+
+class FastPath:
+    """Starts kernels on tensors of certain names, and makes outputs each time, for all problems of a form.
+
+    Its calls differ in sizes and addresses only: it keeps nothing of any, and takes sizes that it never saw as fast as
+    others.
+
+    Args:
+        kernels: loaded.
+        form: of the problems.
+        names: those of the tensors that are given, in their order.
+        args: of a call that was checked; they are copied.
+        means: what the device does for it.
+    """
+
+    def __init__(
+        self, kernels: tuple[LoadedKernel, ...], form: Form, names: Iterable[str], args: CatalogArgs, means: Means
+    ) -> None:
+        names = tuple(names)
+        tensors, zeroed = form.tensors, zeroed_outputs(form, names)
+        result = {name: result for result, name in results(form, {name: name for name in tensors}).items()}
+        shapes = _Shapes(form)
+        torch, (where, here) = means.torch, means.where
+        facts = {
+            element: (torch.Tensor, getattr(torch, element), here, torch.strided, False)
+            for element in {tensors[name].element for name in names}
+        }
+        self.kernels = kernels
+        self._args = CatalogArgs.from_buffer_copy(args)
+        self._means = means
+        self._facts = attrgetter("__class__", "dtype", where, "layout", "requires_grad")
+        self._inputs = [
+            (
+                facts[tensor.element],
+                bytes_of_element(tensor.element),
+                shapes.of(tensor),
+                tensor.pool,
+                tensor.role == "updated",
+                *_dense_strides(tensor.axes, tensor.contiguous),
+                *_writer(tensor.strides),
+                OFFSETS[tensor.slot],
+            )
+            for tensor in (tensors[name] for name in names)
+        ]
+        self._outputs = [
+            (
+                result[name],
+                shapes.of(tensors[name]),
+                means.output(tensors[name].element, name in zeroed),
+                *_writer(tensors[name].strides),
+                OFFSETS[tensors[name].slot],
+            )
+            for name in form.made
+        ]
+        self._updated = [name for name in names if tensors[name].role == "updated"]
+        self._constants = shapes.constants
+        self._packed = form.blank.seqlens_q is not None
+        self._has_pool = "kv_page_indices" in names
+
+    def __call__(self, problem: Problem, given: Mapping[str, Any], workspace: Workspace) -> dict[str, Any] | None:
+        """Start the kernels on the tensors; the results, which they write.
+
+        None where a tensor is not certainly one that they take: then the checks of a first call must decide. Whether
+        there is memory for it was asked when the plan of the problem was selected.
+
+        Args:
+            problem: of the form.
+            given: the tensors, in the order of the names.
+            workspace: what the stages share.
+
+        Raises:
+            DeviceError: a kernel refuses the call or has no memory, or the device does not take the launch.
+        """
+        means, args, extents = self._means, CatalogArgs.from_buffer_copy(self._args), problem.extents
+        sizes, facts_of = (*extents.values(), *self._constants), self._facts
+        for tensor, wanted in zip(given.values(), self._inputs, strict=True):
+            facts, itemsize, shape_of, pool, updated, inner, dense, strides_of, write, offset = wanted
+            if type(tensor) is not facts[0] or facts_of(tensor) != facts or tensor.is_neg():
+                return None
+            shape, strides, address = tensor.shape, tensor.stride(), tensor.data_ptr()
+            if (
+                (shape != shape_of(sizes) and not (pool and len(shape) == 1))
+                or inner(strides) != dense
+                or (updated and 0 in strides)
+                or not address  # of a tensor without elements, which kernels would take for an absent one
+                or address % itemsize
+            ):
+                return None
+            write(args, offset, address, *strides_of(strides))
+        made = {}
+        for name, shape_of, make, strides_of, write, offset in self._outputs:
+            tensor = made[name] = make(shape_of(sizes))
+            write(args, offset, tensor.data_ptr(), *strides_of(tensor.stride()))
+        rooms = []
+        for slot, partial in workspace.partials.items():
+            rooms.append(means.scratch(partial.bytes))
+            TENSOR.pack_into(args, OFFSETS[slot], rooms[-1].data_ptr(), *partial.strides)
+        args.num_splits = workspace.num_splits
+        resize(args, extents)
+        if self._has_pool:
+            args.num_page_indices = given["kv_page_indices"].shape[0]
+        kept: tuple[Any, ...] = ()
+        if self._packed:
+            starts, kept = means.starts(problem)
+            _STARTS.pack_into(args, OFFSETS["seqstart_q"], *starts)
+        means.start(self.kernels, ctypes.byref(args), kept)
+        for name in self._updated:
+            made[name] = given[name]
+        return made
+
+
+class _Shapes:
+    """Shapes of a form's tensors: each picks its own of a problem's extents, followed by ``constants``."""
+
+    def __init__(self, form: Form) -> None:
+        self._places: dict[Axis, int] = {name: place for place, name in enumerate(form.blank.extents)}
+
+    @property
+    def constants(self) -> tuple[int, ...]:
+        """The extents that all problems of the form share."""
+        return tuple(axis for axis in self._places if isinstance(axis, int))
+
+    def of(self, tensor: TensorForm) -> Callable[[Shape], Shape]:
+        """What picks the shape of the tensor."""
+        return _picker(tuple([self._places.setdefault(axis, len(self._places)) for axis in tensor.axes]))
+
+
+# What tensors have in common is one object: the processor has it at hand for the next tensor.
+
+
+@cache
+def _picker(places: tuple[int, ...]) -> Callable[[Shape], Shape]:
+    """What gives the elements at these places as a tuple, as :func:`operator.itemgetter` does of two or more."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    return itemgetter(slice(places[0], places[0] + 1) if places else slice(0))
+
+
+@cache
+def _dense_strides(axes: tuple[Axis, ...], contiguous: int) -> tuple[Callable[[Shape], Any], Any]:
+    """What picks the strides of the last axes, which must be dense, and what it must give."""
+    if contiguous == 1:
+        return itemgetter(-1), 1  # for most tensors, and faster
+    dense, step = [], 1
+    for axis in reversed(axes[len(axes) - contiguous :]):
+        assert isinstance(axis, int)  # noqa: S101 - where several are dense, they are those inside of a page
+        dense.append(step)
+        step *= axis
+    dense.reverse()
+    return itemgetter(slice(len(axes) - contiguous, None)), tuple(dense)
+
+
+@cache
+def _writer(strides: Strides) -> tuple[Callable[[Shape], Shape], Callable[..., None]]:
+    """What picks those of a tensor's strides that kernels read, and what writes them behind its address.
+
+    It writes zeros for axes that the tensor has not.
+    """
+    format_ = "@P" + "".join("8x" if axis is None else "q" for axis in strides)
+    return _picker(tuple([axis for axis in strides if axis is not None])), Struct(format_).pack_into

@@ -1,0 +1,326 @@
+"""A problem: one concrete call of an operation, validated, in one normal form, with a key to look it up by."""
+
+from __future__ import annotations
+
+import json
+import math
+import operator
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from catalog.errors import ProblemError
+from catalog.messages import did_you_mean
+from catalog.schema.derived import derived
+from catalog.schema.fields import fields_of
+from catalog.schema.problem_form import Form, canonical, form_of
+from catalog.schema.problem_tensors import Tensor, TensorForm
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+MAX_SIZE = 2**31 - 1
+"""Largest extent of an axis: kernels index them with 32 bits."""
+
+MAX_TOTAL = 2**63 - 1
+"""Largest FLOP and byte count: what a SQLite INTEGER holds."""
+
+MOST_COORDINATES = 5
+"""Sizes by which problems are compared, at most: the registry has a column for each."""
+
+
+def _integer(value: Any) -> int:
+    """An int, or what converts to one without loss (a NumPy integer); a bool is a mistake, not a number."""
+    if isinstance(value, bool):
+        raise ValueError("a bool is not an integer")
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise ValueError("not an integer") from None
+
+
+Integer = BeforeValidator(_integer)
+"""What makes an integer of what a caller gives, and refuses a bool."""
+
+Size = Annotated[int, Field(ge=0, le=MAX_SIZE), Integer]
+Extent = Annotated[int, Field(ge=1, le=MAX_SIZE), Integer]
+
+
+class Problem(BaseModel):
+    """A concrete call: sizes, element type, features. Each operation has a subclass, with its fields and tensors.
+
+    A subclass defines fields, :meth:`tensor_forms` and :attr:`flops`, and may override what else follows from the
+    fields. The normal form is what the fields hold after construction: problems that mean the same are equal and have
+    the same :attr:`key`. A field that is None takes its default.
+
+    Attributes:
+        operation: the name of the operation.
+        sizes: fields in which problems of one :attr:`form` may differ. What is checked of a call, and which kernels
+            answer it, is remembered by form.
+        always_in_key: fields that the key states also where they have their defaults.
+        states_operation: whether the key names the operation.
+
+    Raises:
+        ProblemError: a field is unknown, missing or outside of its domain, or fields contradict each other.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ignored_types=(derived,))
+
+    operation: ClassVar[str]
+    sizes: ClassVar[tuple[str, ...]] = ()
+    always_in_key: ClassVar[tuple[str, ...]] = ()
+    states_operation: ClassVar[bool] = True
+
+    def __init__(self, **fields: Any) -> None:
+        known = type(self).model_fields
+        for name in fields:
+            if name not in known:
+                raise ProblemError(
+                    f"a problem has no field {name!r}{did_you_mean(name, known)}", hint=f"Fields: {', '.join(known)}."
+                )
+        try:
+            super().__init__(**{name: value for name, value in fields.items() if value is not None})
+        except ValidationError as error:
+            raise _explained(type(self), error) from None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        self.normalise()
+        for quantity, total in (("FLOP", self.flops), ("bytes of tensors", self.bytes)):
+            if total > MAX_TOTAL:
+                raise ProblemError(f"the sizes multiply to {total:.3g} {quantity}, which do not fit in 63 bits")
+        return self
+
+    def normalise(self) -> None:
+        """Check that the fields go together, and bring them into normal form by :meth:`set_fields`.
+
+        Raises:
+            ProblemError: they do not.
+        """
+
+    def set_fields(self, **fields: Any) -> None:
+        """Give fields other values, in :meth:`normalise` only: a problem is immutable once it is made."""
+        self.__dict__.update(fields)
+
+    @classmethod
+    def of_key(cls, key: str) -> Self:
+        """The problem with this :attr:`key`.
+
+        Raises:
+            ProblemError: as the constructor.
+        """
+        fields = json.loads(key)
+        if cls.states_operation:
+            fields.pop("operation", None)
+        return cls(**fields)
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """The same problem with other values in some fields, validated like any other.
+
+        ``deep`` has no effect: a problem is immutable. Fields keep the values that they have, even those that were
+        defaults.
+
+        Raises:
+            ProblemError: as the constructor.
+        """
+        return type(self)(**{**self.model_dump(), **(update or {})})
+
+    def resized(self, **sizes: Any) -> Self:
+        """The problem of the same form with these sizes: the other sizes take their defaults.
+
+        Equal to a new problem with the fields of this one that are not sizes; where :meth:`certain_sizes` knows the
+        sizes to be valid, it takes a tenth of the time.
+
+        Args:
+            sizes: fields of :attr:`sizes`.
+
+        Raises:
+            ProblemError: as the constructor.
+        """
+        certain = self.certain_sizes(sizes)
+        if certain is not None:
+            resized = type(self).__new__(type(self))
+            # As pickle makes one: what is in a problem of this form was validated, and so were these sizes.
+            fields = {**self.form.fields, **certain}
+            resized.__setstate__({"__dict__": fields, "__pydantic_fields_set__": set(type(self).model_fields)})
+            return resized
+        fields = {name: value for name, value in self.model_dump().items() if name not in self.sizes}
+        return type(self)(**{**fields, **sizes})
+
+    def certain_sizes(self, sizes: Mapping[str, Any]) -> dict[str, Any] | None:
+        """All sizes of a problem of this form with these ``sizes``, where they are certain to be valid.
+
+        None where the constructor must decide.
+        """
+        return None
+
+    def without_caches(self) -> Self:
+        """The same problem, without the cached values that follow from its fields."""
+        fields = type(self).model_fields
+        return cast("Self", type(self).model_construct(**{name: self.__dict__[name] for name in fields}))
+
+    def __reduce__(self) -> tuple[Callable[..., Problem], tuple[type[Problem], str]]:
+        return _of_key, (type(self), self.key)  # cached values, the form above all, belong to this process
+
+    def __eq__(self, other: object) -> bool:
+        return self.identity == other.identity if isinstance(other, Problem) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.identity)
+
+    @derived
+    def form(self) -> Form:
+        """What it has in common with problems of other sizes."""
+        return form_of(self)
+
+    def form_facts(self) -> dict[str, Any]:
+        """What the :attr:`sizes` of all problems of its form have in common, as JSON has it."""
+        return {}
+
+    @derived
+    def identity(self) -> tuple[Any, ...]:
+        """The form and the sizes: equal where the keys are, and faster to compute."""
+        fields = self.__dict__
+        return self.form, *[fields[name] for name in self.sizes]
+
+    @derived
+    def key(self) -> str:
+        """Canonical JSON of the normal form: equal problems have equal keys, and :meth:`of_key` reads them.
+
+        Fields that have their defaults are left out.
+        """
+        return canonical(self.key_fields())
+
+    def key_fields(self, without: Collection[str] = ()) -> dict[str, Any]:
+        """The members of :attr:`key` as JSON has them, without some."""
+        known, always = type(self).model_fields, self.always_in_key
+        fields = {
+            name: value
+            for name, value in self.model_dump(mode="json", exclude_none=True, exclude=set(without)).items()
+            if name in always or value != known[name].default
+        }
+        return fields | {"operation": self.operation} if self.states_operation else fields
+
+    @property
+    def name(self) -> str:
+        """A short name for people, of letters, digits, ``-``, ``_``, ``.``, ``+`` and ``~``.
+
+        Unequal problems have unequal names: it states the operation, and each field that the key states.
+        """
+        fields = {name: value for name, value in self.key_fields().items() if name != "operation"}
+        return "-".join([self.operation, *(_word(name, value) for name, value in fields.items())])
+
+    def kind_fields(self) -> dict[str, Any]:
+        """What it has in common with all problems that the same kernels answer, as JSON has it.
+
+        By default that is all but :attr:`sizes`. Measurements of one problem are evidence for others of its kind.
+        """
+        return self.key_fields(without=self.sizes)
+
+    @classmethod
+    def kind_words(cls, fields: Mapping[str, Any]) -> str:
+        """What :meth:`kind_fields` says, in words."""
+        return " ".join(
+            value if name in ("operation", "dtype") else f"{name}={value}" for name, value in fields.items()
+        )
+
+    @property
+    def coordinates(self) -> tuple[float, ...]:
+        """How large it is, at most :data:`MOST_COORDINATES` numbers: log2(1 + extent) of each of its sizes.
+
+        The distance of two problems of a kind is Euclidean: twice the rows are as far as twice the columns.
+        """
+        return tuple([math.log2(1 + extent) for extent in self.extents.values()])
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The :attr:`coordinates`, rounded down: where they are equal, no size is more than twice the other's."""
+        return tuple([(1 + extent).bit_length() - 1 for extent in self.extents.values()])
+
+    @derived
+    def extents(self) -> Mapping[str, int]:
+        """The extents of axes in which it differs from other problems of its form, by name: by default its sizes."""
+        return {name: getattr(self, name) for name in self.sizes}
+
+    @property
+    def divided(self) -> bool:
+        """Whether its work may be divided into parts, whose results the stages of a plan hand to each other."""
+        return False
+
+    @abstractmethod
+    def tensor_forms(self) -> Mapping[str, TensorForm]:
+        """Every tensor of a run by name, inputs in the order of a call, then outputs.
+
+        It is asked once a form, of a problem of any sizes: an axis along which they differ is a name of
+        :attr:`extents`.
+        """
+        raise NotImplementedError
+
+    @derived
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Every tensor of a run by name: inputs, required ones first, then outputs."""
+        return {name: tensor.tensor(self.extents) for name, tensor in self.form.tensors.items()}
+
+    @derived
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Shape of every tensor that a run needs: its required inputs, then its outputs. See :attr:`tensors`."""
+        return {name: tensor.shape for name, tensor in self.tensors.items() if not tensor.optional}
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """Names of the tensors that a run must be given, in the order of a call."""
+        return self.form.needed
+
+    @property
+    def accepted(self) -> tuple[str, ...]:
+        """Names of the tensors that a run may be given, in the order of a call."""
+        return self.form.accepted
+
+    @property
+    def made(self) -> tuple[str, ...]:
+        """Names of the tensors that a run makes for its results."""
+        return self.form.made
+
+    @property
+    @abstractmethod
+    def flops(self) -> int:
+        """FLOP by the convention of the operation: what TFLOP/s count."""
+
+    @derived
+    def bytes(self) -> int:
+        """Bytes of all tensors that a run needs."""
+        return self.form.bytes_at(self.extents)
+
+    @derived
+    def traffic(self) -> int:
+        """Bytes, the least memory traffic: by default every tensor that a run needs is read or written once."""
+        return self.bytes
+
+
+def _of_key(cls: type[Problem], key: str) -> Problem:
+    return cls.of_key(key)
+
+
+def _word(name: str, value: Any) -> str:
+    """A field in a name: its value behind its own name, unless that is plain."""
+    if name == "dtype" or value is True:
+        return str(value if name == "dtype" else name)
+    return name + ("_".join(map(str, value)) if isinstance(value, list) else str(value))
+
+
+def _explained(cls: type[Problem], error: ValidationError) -> ProblemError:
+    """The first failure, in the words of the field's description."""
+    first = error.errors(include_url=False)[0]
+    name = str(first["loc"][0])
+    value, is_missing, indices = first["input"], first["type"] == "missing", first["loc"][1:]
+    field = fields_of(cls)[name]
+    if is_missing and not indices:
+        return ProblemError(f"a problem needs {name}: {field.about}")
+    if field.words:
+        meant = did_you_mean(str(value), field.words)
+        return ProblemError(f"{name}={value!r} is not allowed{meant}", hint=f"Allowed: {', '.join(field.words)}.")
+    element = "" if is_missing else "".join(f"[{index}]" for index in indices)
+    expected = f"expected {field.domain}; " if field.domain else ""
+    return ProblemError(f"{name}{element}={value!r}: {expected}{field.about}")

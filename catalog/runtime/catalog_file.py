@@ -79,8 +79,7 @@ class CatalogFile:
     Attributes:
         path: the file.
         lock: held by the thread that uses the connection.
-        watchers: are notified of changes that this object makes. The references are weak: a catalog that is dropped
-            closes its file at once, not when cycles are collected.
+        watchers: are notified of changes that this object makes; the references are weak.
     """
 
     def __init__(self, path: Path) -> None:

@@ -113,10 +113,10 @@ class WideBackwardConsumer : BackwardWarpgroup<Row> {
     template <int round>
     __device__ __forceinline__ void hand_over(const float (&dq)[panels_q * 32]) const {
         constexpr int count = panels_q * 16;
-        barrier_wait(barriers.empty_dq(warpgroup), (round + 1) % 2);
+        barrier_wait(barriers.empty_dq(warpgroup, 0), (round + 1) % 2);
         Base::template stage_rows<round * count, (round + 1) * count>(
             dq, Tile::dq_at + warpgroup * Tile::dq_panels * Tile::query_panel, 0);
-        Base::release(barriers.full_dq(warpgroup));
+        Base::release(barriers.full_dq(warpgroup, 0));
     }
 
     // One tile, whose scores are there; leaves those of the next one.
@@ -152,11 +152,13 @@ class WideBackwardConsumer : BackwardWarpgroup<Row> {
         barrier_arrive(barriers.empty_grad_o(grad_o_place.stage));
         wgmma_wait<1>();
         pin(dq);
-        hand_over<0>(dq);
+        // Staging is cheaper beside dK than beside scores. A turn may be long in coming: then scores go first.
+        if constexpr (!Row::deterministic) hand_over<0>(dq);
         start_scores(place.next(), more, s);
         wgmma_wait<1>();
         pin(dk);
         barrier_arrive(barriers.empty_q(place.stage));
+        if constexpr (Row::deterministic) hand_over<0>(dq);
         hand_over<1>(dq);
         wgmma_wait<0>();  // the compiler leaves no product in flight around a loop
         pin(s);

@@ -27,17 +27,19 @@ class BackwardConsumer : BackwardWarpgroup<Row> {
         const int heads = work.heads();
         if (work.end() > work.begin()) {
             float s[m / 2];
+            RingPlace<Tile::stages> place;
             int head = 0, tile = work.begin(), visited = 0;
             barrier_wait(barriers.k(), 0);
             if constexpr (!Tile::lags) {
-                start_scores(0, true, s);
+                start_scores(place, true, s);
                 wgmma_wait<0>();
                 pin(s);
             }
             barrier_wait(barriers.v(), 0);
             while (head < heads) {
                 const bool last = tile + 1 == work.end();
-                visit(head, tile, visited, !last || head + 1 < heads, s, dk, dv);
+                visit(head, tile, visited, !last || head + 1 < heads, place, s, dk, dv);
+                place = place.next();
                 ++visited;
                 tile = last ? work.begin() : tile + 1;
                 head += last;
@@ -83,17 +85,13 @@ class BackwardConsumer : BackwardWarpgroup<Row> {
         wgmma_commit();
     }
 
-    // Tiles are numbered in the order of visits: where Q and dO of a tile lie, and the parity of their barriers.
-    static __device__ __forceinline__ int stage_of(int visited) { return visited % Tile::stages; }
-    static __device__ __forceinline__ std::uint32_t phase_of(int visited) { return visited / Tile::stages % 2; }
-
     // Without a tile they are multiplied all the same, of what memory holds: then the loop has one shape.
-    __device__ __forceinline__ void start_scores(int visited, bool there, float (&s)[m / 2]) const {
-        const int stage = stage_of(visited);
-        if (there) barrier_wait(barriers.full_q(stage), phase_of(visited));
-        multiply_rows<Tile::hdim_q>(Tile::k_at, Tile::q_at + stage * Tile::q_bytes, s);
+    __device__ __forceinline__ void start_scores(RingPlace<Tile::stages> place, bool there, float (&s)[m / 2]) const {
+        if (there) barrier_wait(barriers.full_q(place.stage), place.phase);
+        multiply_rows<Tile::hdim_q>(Tile::k_at, Tile::q_at + place.stage * Tile::q_bytes, s);
     }
 
+    // Where dS of the tile that was visited so many tiles after the first lies.
     static __device__ __forceinline__ std::uint32_t ds_of(int visited) {
         return Tile::ds_at + visited % 2 * Tile::ds_bytes;
     }
@@ -152,19 +150,20 @@ class BackwardConsumer : BackwardWarpgroup<Row> {
         const int stage = visited % Tile::dq_stages;
         barrier_wait(barriers.empty_dq(warpgroup, stage), (visited / Tile::dq_stages + 1) % 2);
         stage_dq(Tile::dq_at + stage * Tile::dq_bytes, dq);
-        Base::release(barriers.full_dq(warpgroup, stage));
+        Base::release_dq(barriers.full_dq(warpgroup, stage));
     }
 
     // One tile. Unless dQ lags its scores are there, and those of the next one are left.
-    __device__ __forceinline__ void visit(int head, int tile, int visited, bool more, float (&s)[m / 2],
-                                          float (&dk)[Tile::hdim_q / 2], float (&dv)[Tile::hdim_v / 2]) const {
-        const int stage = stage_of(visited);
+    __device__ __forceinline__ void visit(int head, int tile, int visited, bool more, RingPlace<Tile::stages> place,
+                                          float (&s)[m / 2], float (&dk)[Tile::hdim_q / 2],
+                                          float (&dv)[Tile::hdim_v / 2]) const {
+        const int stage = place.stage;
         const std::uint32_t grad_o = Tile::grad_o_at + stage * Tile::grad_o_bytes;
         std::uint32_t weights[m / 16][4], ds[m / 16][4];
         {
             float dp[m / 2];
-            if constexpr (Tile::lags) start_scores(visited, true, s);
-            barrier_wait(barriers.full_grad_o(stage), phase_of(visited));
+            if constexpr (Tile::lags) start_scores(place, true, s);
+            barrier_wait(barriers.full_grad_o(stage), place.phase);
             multiply_rows<Tile::hdim_v>(Tile::v_at, grad_o, dp);
             if constexpr (Tile::lags) {
                 wgmma_wait<1>();
@@ -203,7 +202,7 @@ class BackwardConsumer : BackwardWarpgroup<Row> {
             pin(dk);
             barrier_arrive(barriers.empty_q(stage));
         } else {
-            start_scores(visited + 1, more, s);
+            start_scores(place.next(), more, s);
             wgmma_wait<1>();
             pin(dk);
             barrier_arrive(barriers.empty_q(stage));

@@ -116,7 +116,7 @@ class WideBackwardConsumer : BackwardWarpgroup<Row> {
         barrier_wait(barriers.empty_dq(warpgroup, 0), (round + 1) % 2);
         Base::template stage_rows<round * count, (round + 1) * count>(
             dq, Tile::dq_at + warpgroup * Tile::dq_panels * Tile::query_panel, 0);
-        Base::release(barriers.full_dq(warpgroup, 0));
+        Base::release_dq(barriers.full_dq(warpgroup, 0));
     }
 
     // One tile, whose scores are there; leaves those of the next one.

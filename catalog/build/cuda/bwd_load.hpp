@@ -92,7 +92,7 @@ __device__ __forceinline__ void add_dq(const catalog_args& args, const BackwardM
                     const int first_panel = staged * Tile::dq_rounds + round * Tile::dq_panels;
                     const int first_row = Tile::divides_queries ? warpgroup * 64 : 0;
                     barrier_wait(barriers.full_dq(warpgroup, place.stage), place.phase);
-                    fence_proxy_async();
+                    if constexpr (!Row::deterministic) fence_proxy_async();
 #pragma unroll
                     for (int panel = 0; panel < Tile::dq_panels; ++panel)
                         tma_reduce_add(

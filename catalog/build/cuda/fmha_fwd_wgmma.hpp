@@ -58,12 +58,9 @@ class FwdProducer {
         const int head_k = work.head / call.heads_per_kv_head;
         const RaggedRows keys = rows_of(call.k, work, head_k, work.first_k, work.seqlen_k);
         const RaggedRows values = rows_of(call.v, work, head_k, work.first_k, work.seqlen_k);
-        const RaggedRows queries = rows_of(call.q, work, work.head, work.first_q, work.seqlen_q);
         int block = work.end_block - 1;
-        // What has to wait for the tile before comes last.
-        if constexpr (Shared::q_stages > 1) load_q(queries, work.first_query);
         load_k(keys, block);
-        if constexpr (Shared::q_stages == 1) load_q(queries, work.first_query);
+        load_q(rows_of(call.q, work, work.head, work.first_q, work.seqlen_q), work.first_query);
         while (--block >= work.first_block) {
             load_k(keys, block);
             load_v(values, block + 1);
@@ -73,13 +70,13 @@ class FwdProducer {
 
     __device__ __forceinline__ void load_q(const RaggedRows& rows, int first_query) {
         for (int group = 0; group < Shared::groups; ++group) {
-            const std::uint32_t full = Shared::q_full(shared, q_ring.stage, group);
-            barrier_wait(Shared::q_empty(shared, q_ring.stage, group), q_ring.phase ^ 1);
+            const std::uint32_t full = Shared::q_full(shared, group);
+            barrier_wait(Shared::q_empty(shared, group), q_phase ^ 1);
             barrier_arrive_expect(full, Shared::q_group_bytes);
-            load_panels<Row::hdim_q, 64>(call.q_map, Shared::q_rows(shared, q_ring.stage, group), full, rows,
+            load_panels<Row::hdim_q, 64>(call.q_map, shared + Shared::q + group * Shared::q_group_bytes, full, rows,
                                          first_query + 64 * group);
         }
-        q_ring.next();
+        q_phase ^= 1;
     }
 
     __device__ __forceinline__ void load_k(const RaggedRows& rows, int block) {
@@ -112,7 +109,7 @@ class FwdProducer {
     const FwdCall& call;
     const std::uint32_t shared;
     Ring<Row::stages> k_ring, v_ring;
-    Ring<Shared::q_stages> q_ring;
+    std::uint32_t q_phase = 0;
 };
 
 // Registers of each thread once the block has shared out anew what its threads start with; 0: they keep that.
@@ -128,10 +125,13 @@ constexpr RegisterBudget fwd_budget(int groups, int blocks) {
 }
 
 template <class Row>
-__global__ __launch_bounds__(FwdShared<Row>::threads, FwdShared<Row>::blocks) void fmha_fwd_wgmma(
+inline constexpr int fwd_blocks = Row::block_per_cu > 1 ? Row::block_per_cu : 1;
+
+template <class Row>
+__global__ __launch_bounds__(FwdShared<Row>::threads, fwd_blocks<Row>) void fmha_fwd_wgmma(
     const __grid_constant__ FwdCall call) {
     using Shared = FwdShared<Row>;
-    constexpr RegisterBudget budget = fwd_budget(Shared::groups, Shared::blocks);
+    constexpr RegisterBudget budget = fwd_budget(Shared::groups, fwd_blocks<Row>);
     extern __shared__ char memory[];
     const std::uint32_t shared = (shared_address(memory) + Shared::alignment - 1) & ~(Shared::alignment - 1u);
     if (threadIdx.x == 0) Shared::init(shared);
@@ -163,7 +163,7 @@ inline std::int32_t launch_fmha_fwd_wgmma(const catalog_args* args, cudaStream_t
                            cudaSuccess;
     if (ready) {
         // Sequences that differ in length are left to the hardware, which gives a block that is done the next tile.
-        const int blocks = Row::mode == Mode::group ? call.tiles : std::min(call.tiles, processors * Shared::blocks);
+        const int blocks = Row::mode == Mode::group ? call.tiles : std::min(call.tiles, processors * fwd_blocks<Row>);
         fmha_fwd_wgmma<Row><<<blocks, Shared::threads, bytes, stream>>>(call);
     }
     const catalog_status status = launched();

@@ -66,7 +66,8 @@ class FwdConsumer {
         const KeyRange of_first = work.visible(group_query), of_last = work.visible(group_query + 63);
         const int whole_begin = (of_last.begin + keys - 1) / keys, whole_end = of_first.end / keys;
 
-        barrier_wait(Shared::q_full(shared, q_ring.stage, group), q_ring.phase);
+        barrier_wait(Shared::q_full(shared, group), q_phase);
+        q_phase ^= 1;
         int block = work.end_block - 1;
         for (; block >= mine.end; --block) pass(work, block);
         if (mine.begin < mine.end) {
@@ -141,7 +142,7 @@ class FwdConsumer {
     }
 
     __device__ __forceinline__ void multiply_q_k() {
-        const std::uint64_t q = describe_panel<Major::k>(Shared::q_rows(shared, q_ring.stage, group));
+        const std::uint64_t q = describe_panel<Major::k>(shared + Shared::q + group * Shared::q_group_bytes);
         const std::uint64_t k = describe_panel<Major::k>(shared + Shared::k + k_ring.stage * Shared::k_bytes);
         wgmma_fence();
 #pragma unroll
@@ -163,10 +164,7 @@ class FwdConsumer {
     __device__ __forceinline__ void release_k(bool with_q) {
         release(Shared::k_empty(shared, k_ring.stage));
         k_ring.next();
-        if (with_q) {
-            release(Shared::q_empty(shared, q_ring.stage, group));
-            q_ring.next();
-        }
+        if (with_q) release(Shared::q_empty(shared, group));
     }
 
     __device__ __forceinline__ void release_v() {
@@ -239,7 +237,7 @@ class FwdConsumer {
     const std::uint32_t shared;
     const int group, first_row;
     Ring<Row::stages> k_ring, v_ring;
-    Ring<Shared::q_stages> q_ring;
+    std::uint32_t q_phase = 0;
     float s[keys / 2], o[Row::hdim_v / 2];
     std::uint32_t p[keys / 16][4];
 };

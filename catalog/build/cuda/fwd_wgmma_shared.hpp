@@ -1,4 +1,4 @@
-// Shared memory of the forward kernel for Hopper: tiles of Q, rings of blocks of K and V, and their barriers.
+// Shared memory of the forward kernel for Hopper: a tile of Q, rings of blocks of K and V, and their barriers.
 #pragma once
 
 #include "hopper.hpp"
@@ -30,58 +30,43 @@ struct FwdShared {
 
     static constexpr int q_group_bytes = 64 * Row::hdim_q * 2;
     static constexpr int k_bytes = Row::tile_n0 * Row::hdim_q * 2, v_bytes = Row::tile_n0 * Row::hdim_v * 2;
+    static constexpr int q = 0, k = q + groups * q_group_bytes, v = k + stages * k_bytes;
+    static constexpr int barriers = v + stages * v_bytes;
+    static constexpr int bytes = barriers + 8 * (2 * groups + 4 * stages);
     static constexpr int alignment = 1024;
 
-    // Where there is room, Q of the next tile is loaded beside this one. Blocks that differ in length have only one.
-    static constexpr int blocks = Row::block_per_cu > 1 ? Row::block_per_cu : 1;
-    static constexpr int room = 233472 / blocks - 1024 - alignment;  // of a multiprocessor's memory, 1024 are lost a block
-    static constexpr int bytes_with(int q_stages) {
-        return q_stages * groups * q_group_bytes + stages * (k_bytes + v_bytes) + 8 * (2 * groups * q_stages + 4 * stages);
-    }
-    static constexpr int q_stages = Row::mode == Mode::batch && bytes_with(2) <= room ? 2 : 1;
-
-    static constexpr int q = 0, k = q + q_stages * groups * q_group_bytes, v = k + stages * k_bytes;
-    static constexpr int barriers = v + stages * v_bytes;
-    static constexpr int bytes = bytes_with(q_stages);
-
-    static_assert(bytes <= room && Row::tile_m0 % 64 == 0 && groups <= 3 && Row::tile_n0 % 16 == 0 && Row::tile_n0 <= 256);
+    static_assert(Row::tile_m0 % 64 == 0 && groups <= 3 && Row::tile_n0 % 16 == 0 && Row::tile_n0 <= 256);
     static_assert(std::is_same_v<typename Row::dtype, typename Row::otype> && !Row::paged_kv);
     static_assert(Row::hdim_q % panel_columns == 0 && Row::hdim_v % panel_columns == 0 && Row::hdim_v <= 256);
 
     static __device__ __forceinline__ std::uint32_t barrier(std::uint32_t base, int index) {
         return base + barriers + 8 * index;
     }
+    static __device__ __forceinline__ std::uint32_t q_full(std::uint32_t base, int group) {
+        return barrier(base, group);
+    }
+    static __device__ __forceinline__ std::uint32_t q_empty(std::uint32_t base, int group) {
+        return barrier(base, groups + group);
+    }
     static __device__ __forceinline__ std::uint32_t k_full(std::uint32_t base, int stage) {
-        return barrier(base, stage);
+        return barrier(base, 2 * groups + stage);
     }
     static __device__ __forceinline__ std::uint32_t k_empty(std::uint32_t base, int stage) {
-        return barrier(base, stages + stage);
+        return barrier(base, 2 * groups + stages + stage);
     }
     static __device__ __forceinline__ std::uint32_t v_full(std::uint32_t base, int stage) {
-        return barrier(base, 2 * stages + stage);
+        return barrier(base, 2 * groups + 2 * stages + stage);
     }
     static __device__ __forceinline__ std::uint32_t v_empty(std::uint32_t base, int stage) {
-        return barrier(base, 3 * stages + stage);
-    }
-    static __device__ __forceinline__ std::uint32_t q_full(std::uint32_t base, int stage, int group) {
-        return barrier(base, 4 * stages + stage * groups + group);
-    }
-    static __device__ __forceinline__ std::uint32_t q_empty(std::uint32_t base, int stage, int group) {
-        return barrier(base, 4 * stages + (q_stages + stage) * groups + group);
-    }
-    // Where Q of a warpgroup's rows lies.
-    static __device__ __forceinline__ std::uint32_t q_rows(std::uint32_t base, int stage, int group) {
-        return base + q + (stage * groups + group) * q_group_bytes;
+        return barrier(base, 2 * groups + 3 * stages + stage);
     }
 
     // By one thread.
     static __device__ __forceinline__ void init(std::uint32_t base) {
         constexpr int warps = 4;
-        for (int stage = 0; stage < q_stages; ++stage) {
-            for (int group = 0; group < groups; ++group) {
-                barrier_init(q_full(base, stage, group), 1);
-                barrier_init(q_empty(base, stage, group), warps);
-            }
+        for (int i = 0; i < groups; ++i) {
+            barrier_init(q_full(base, i), 1);
+            barrier_init(q_empty(base, i), warps);
         }
         for (int i = 0; i < stages; ++i) {
             barrier_init(k_full(base, i), 1);

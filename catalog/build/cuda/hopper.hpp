@@ -76,7 +76,8 @@ __device__ __forceinline__ void claim_registers() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
 }
 
-// ---- Shared memory that threads have written, before tensor cores or TMA read it: by each writer, then a barrier.
+// ---- Shared memory that threads have written, before tensor cores or TMA read it: by each writer, then a barrier, or
+// after the barrier by each reader. A writer's fence waits for its stores, a reader's need not.
 
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 

@@ -60,6 +60,14 @@ __device__ __forceinline__ void pin(std::uint32_t (&registers)[count]) {
     for (int i = 0; i < count; ++i) asm volatile("" : "+r"(registers[i])::"memory");
 }
 
+// The registers' values are no longer needed: a product overwrites them. The compiler, which cannot know that from a
+// product's operands, would keep them until then, and serialize products where registers are short.
+template <int count>
+__device__ __forceinline__ void forget(float (&registers)[count]) {
+#pragma unroll
+    for (int i = 0; i < count; ++i) asm volatile("" : "=f"(registers[i]));
+}
+
 // Operands 0 to n / 2 - 1 of the instruction are the accumulators.
 #define CATALOG_R4 "%0, %1, %2, %3"
 #define CATALOG_R8 CATALOG_R4 ", %4, %5, %6, %7"

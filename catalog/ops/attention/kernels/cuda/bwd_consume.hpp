@@ -1,8 +1,8 @@
 // The main stage of backward for head dims up to 128: each warpgroup owns 64 keys. As scores are transposed, weights
 // and their gradients are, as they leave the arithmetic, the left operands of dV and dK in registers.
 //
-// dS goes through shared memory to dQ, dQ from there by additions of TMA to device memory. While a tile's dQ is
-// multiplied the next tile's scores are started.
+// dS goes through shared memory to dQ, dQ from there by additions of TMA to device memory. dQ is staged beside the
+// products of dK, which read the least of shared memory: those of scores leave it no time for anything else.
 #pragma once
 
 #include "bwd_warpgroup.hpp"
@@ -28,20 +28,28 @@ class BackwardConsumer : BackwardWarpgroup<Row> {
         if (work.end() > work.begin()) {
             float s[m / 2];
             RingPlace<Tile::stages> place;
-            int head = 0, tile = work.begin();
-            std::uint32_t ds = Tile::ds_at;
+            int head = 0, tile = work.begin(), visited = 0;
             barrier_wait(barriers.k(), 0);
-            start_scores(place, true, s);
-            wgmma_wait<0>();
-            pin(s);
+            if constexpr (!Tile::lags) {
+                start_scores(place, true, s);
+                wgmma_wait<0>();
+                pin(s);
+            }
             barrier_wait(barriers.v(), 0);
             while (head < heads) {
                 const bool last = tile + 1 == work.end();
-                visit(head, tile, ds, !last || head + 1 < heads, place, s, dk, dv);
+                visit(head, tile, visited, !last || head + 1 < heads, place, s, dk, dv);
                 place = place.next();
-                ds ^= Tile::ds_at ^ (Tile::ds_at + Tile::ds_bytes);
+                ++visited;
                 tile = last ? work.begin() : tile + 1;
                 head += last;
+            }
+            if constexpr (Tile::lags) {
+                float dq[Tile::dq_columns / 2];
+                start_dq(visited - 1, dq);
+                wgmma_wait<0>();
+                pin(dq);
+                hand_over(visited - 1, dq);
             }
             named_barrier_sync(all_consumers, Tile::consumers);  // K is read by all warpgroups
         }
@@ -56,6 +64,7 @@ class BackwardConsumer : BackwardWarpgroup<Row> {
     __device__ __forceinline__ void multiply_rows(std::uint32_t keys, std::uint32_t queries, float (&d)[m / 2]) const {
         const std::uint64_t a = describe_panel<Major::k>(base + keys + warpgroup * 64 * panel_row_bytes);
         const std::uint64_t b = describe_panel<Major::k>(base + queries);
+        forget(d);
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < hdim / 16; ++step)
@@ -82,7 +91,17 @@ class BackwardConsumer : BackwardWarpgroup<Row> {
         multiply_rows<Tile::hdim_q>(Tile::k_at, Tile::q_at + place.stage * Tile::q_bytes, s);
     }
 
-    __device__ __forceinline__ void start_dq(std::uint32_t ds, float (&dq)[Tile::dq_columns / 2]) const {
+    // Where dS of the tile that was visited so many tiles after the first lies.
+    static __device__ __forceinline__ std::uint32_t ds_of(int visited) {
+        return Tile::ds_at + visited % 2 * Tile::ds_bytes;
+    }
+
+    // So is dQ.
+    __device__ __forceinline__ void start_dq(int visited, float (&dq)[Tile::dq_columns / 2]) const {
+        const std::uint32_t ds = ds_of(visited);
+        if (!Tile::lags || visited >= 0) barrier_wait(barriers.full_ds(visited % 2), visited / 2 % 2);
+        fence_proxy_async();
+        forget(dq);
         wgmma_fence();
         if constexpr (Tile::divides_queries) {
             const std::uint64_t a = describe_panel<Major::k>(base + ds + warpgroup * 64 * panel_row_bytes);
@@ -112,12 +131,12 @@ class BackwardConsumer : BackwardWarpgroup<Row> {
                                       ds[step][3]);
     }
 
-    __device__ __forceinline__ void stage_dq(const float (&dq)[Tile::dq_columns / 2]) const {
+    __device__ __forceinline__ void stage_dq(std::uint32_t memory, const float (&dq)[Tile::dq_columns / 2]) const {
         if constexpr (Tile::divides_queries) {
-            Base::template stage_rows<0, Tile::dq_columns / 2>(dq, Tile::dq_at, warpgroup * 64);
+            Base::template stage_rows<0, Tile::dq_columns / 2>(dq, memory, warpgroup * 64);
         } else {
             const std::uint32_t column = warp % 2 * 64 + lane / 4 % 2 * 16 + lane / 8 * 4, row = 2 * (lane % 4);
-            const std::uint32_t panel = base + Tile::dq_at + (2 * warpgroup + warp / 2) * Tile::query_panel;
+            const std::uint32_t panel = base + memory + (2 * warpgroup + warp / 2) * Tile::query_panel;
             std::uint32_t place[4];
 #pragma unroll
             for (int i = 0; i < 4; ++i) place[i] = panel + swizzled(row + i % 2, column + i / 2 * 32);
@@ -127,18 +146,29 @@ class BackwardConsumer : BackwardWarpgroup<Row> {
         }
     }
 
-    // One tile, whose scores are there; leaves those of the next one.
-    __device__ __forceinline__ void visit(int head, int tile, std::uint32_t ds_memory, bool more,
-                                          RingPlace<Tile::stages> place, float (&s)[m / 2],
-                                          float (&dk)[Tile::hdim_q / 2], float (&dv)[Tile::hdim_v / 2]) const {
+    __device__ __forceinline__ void hand_over(int visited, const float (&dq)[Tile::dq_columns / 2]) const {
+        const int stage = visited % Tile::dq_stages;
+        barrier_wait(barriers.empty_dq(warpgroup, stage), (visited / Tile::dq_stages + 1) % 2);
+        stage_dq(Tile::dq_at + stage * Tile::dq_bytes, dq);
+        Base::release_dq(barriers.full_dq(warpgroup, stage));
+    }
+
+    // One tile. Unless dQ lags its scores are there, and those of the next one are left.
+    __device__ __forceinline__ void visit(int head, int tile, int visited, bool more, RingPlace<Tile::stages> place,
+                                          float (&s)[m / 2], float (&dk)[Tile::hdim_q / 2],
+                                          float (&dv)[Tile::hdim_v / 2]) const {
         const int stage = place.stage;
-        const std::uint32_t q = Tile::q_at + stage * Tile::q_bytes;
         const std::uint32_t grad_o = Tile::grad_o_at + stage * Tile::grad_o_bytes;
         std::uint32_t weights[m / 16][4], ds[m / 16][4];
         {
             float dp[m / 2];
+            if constexpr (Tile::lags) start_scores(place, true, s);
             barrier_wait(barriers.full_grad_o(stage), place.phase);
             multiply_rows<Tile::hdim_v>(Tile::v_at, grad_o, dp);
+            if constexpr (Tile::lags) {
+                wgmma_wait<1>();
+                pin(s);
+            }
             Base::template weigh<m>(head, tile, 0, stage, s);
             if constexpr (Tile::early_dv) {
                 Base::template pack_weights<m>(s, weights);
@@ -150,31 +180,35 @@ class BackwardConsumer : BackwardWarpgroup<Row> {
             pin(dp);
             Base::template differentiate<!Tile::early_dv, m>(0, stage, s, dp, weights, ds);
             if constexpr (!Tile::early_dv) add_to_keys(weights, grad_o, dv);
-            add_to_keys(ds, q, dk);
         }
-        store_ds(ds, ds_memory);
-        fence_proxy_async();
-        named_barrier_sync(all_consumers, Tile::consumers);
-        if constexpr (Tile::late_dq) {
-            wgmma_wait<1>();
-            pin(dv);
-        }
+        if constexpr (Tile::lags) barrier_wait(barriers.empty_ds(visited % 2), (visited / 2 + 1) % 2);
+        store_ds(ds, ds_of(visited));
+        Base::release(barriers.full_ds(visited % 2));
         float dq[Tile::dq_columns / 2];
-        start_dq(ds_memory, dq);
-        wgmma_wait<1>();
+        const int of = visited - Tile::lags;  // whose dQ it is
+        start_dq(of, dq);
+        add_to_keys(ds, Tile::q_at + stage * Tile::q_bytes, dk);
+        wgmma_wait<2>();
         pin(dv);
-        pin(dk);
         barrier_arrive(barriers.empty_grad_o(stage));
-        barrier_arrive(barriers.empty_q(stage));
-        start_scores(place.next(), more, s);
         wgmma_wait<1>();
         pin(dq);
-        barrier_wait(barriers.empty_dq(warpgroup), ds_memory == Tile::ds_at);  // 1 for the first tile
-        stage_dq(dq);
-        fence_proxy_async();
-        Base::release(barriers.full_dq(warpgroup));
-        wgmma_wait<0>();  // the compiler leaves no product in flight around a loop
-        pin(s);
+        if (of >= 0) {
+            if constexpr (Tile::lags) Base::release(barriers.empty_ds(of % 2));
+            hand_over(of, dq);
+        }
+        if constexpr (Tile::lags) {
+            wgmma_wait<0>();
+            pin(dk);
+            barrier_arrive(barriers.empty_q(stage));
+        } else {
+            start_scores(place.next(), more, s);
+            wgmma_wait<1>();
+            pin(dk);
+            barrier_arrive(barriers.empty_q(stage));
+            wgmma_wait<0>();  // the compiler leaves no product in flight around a loop
+            pin(s);
+        }
     }
 };
 

@@ -59,6 +59,7 @@ class WideBackwardConsumer : BackwardWarpgroup<Row> {
                                                   float (&d)[columns / 2]) const {
         const std::uint64_t a = describe_panel<Major::k>(base + keys);
         const std::uint64_t b = describe_panel<Major::k>(base + queries + warpgroup * columns * panel_row_bytes);
+        forget(d);
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < hdim / 16; ++step)
@@ -112,11 +113,10 @@ class WideBackwardConsumer : BackwardWarpgroup<Row> {
     template <int round>
     __device__ __forceinline__ void hand_over(const float (&dq)[panels_q * 32]) const {
         constexpr int count = panels_q * 16;
-        barrier_wait(barriers.empty_dq(warpgroup), (round + 1) % 2);
+        barrier_wait(barriers.empty_dq(warpgroup, 0), (round + 1) % 2);
         Base::template stage_rows<round * count, (round + 1) * count>(
             dq, Tile::dq_at + warpgroup * Tile::dq_panels * Tile::query_panel, 0);
-        fence_proxy_async();
-        Base::release(barriers.full_dq(warpgroup));
+        Base::release_dq(barriers.full_dq(warpgroup, 0));
     }
 
     // One tile, whose scores are there; leaves those of the next one.
@@ -141,21 +141,24 @@ class WideBackwardConsumer : BackwardWarpgroup<Row> {
             Base::template differentiate<false, columns>(first_column, grad_o_place.stage, s, dp, weights, ds);
             store_weights(ds, ds_memory);
         }
-        fence_proxy_async();
         named_barrier_sync(all_consumers, Tile::consumers);
+        fence_proxy_async();
         add_to_keys<panels_v>(memory, grad_o, dv);
-        add_to_keys<panels_q>(ds_memory, q, dk);
         float dq[panels_q * 32];
         start_dq(ds_memory, dq);
-        wgmma_wait<1>();
+        add_to_keys<panels_q>(ds_memory, q, dk);
+        wgmma_wait<2>();
         pin(dv);
-        pin(dk);
         barrier_arrive(barriers.empty_grad_o(grad_o_place.stage));
-        barrier_arrive(barriers.empty_q(place.stage));
-        start_scores(place.next(), more, s);
         wgmma_wait<1>();
         pin(dq);
-        hand_over<0>(dq);
+        // Staging is cheaper beside dK than beside scores. A turn may be long in coming: then scores go first.
+        if constexpr (!Row::deterministic) hand_over<0>(dq);
+        start_scores(place.next(), more, s);
+        wgmma_wait<1>();
+        pin(dk);
+        barrier_arrive(barriers.empty_q(place.stage));
+        if constexpr (Row::deterministic) hand_over<0>(dq);
         hand_over<1>(dq);
         wgmma_wait<0>();  // the compiler leaves no product in flight around a loop
         pin(s);

@@ -78,7 +78,7 @@ __device__ __forceinline__ void add_dq(const catalog_args& args, const BackwardM
     using Tile = BackwardTile<Row>;
     const WorkInMemory work{base + Tile::work_at};
     const BackwardBarriers<Row> barriers{base + Tile::barriers_at};
-    std::uint32_t phase = 0;
+    RingPlace<Tile::dq_stages> place;
     for (int head = 0; head < work.heads(); ++head) {
         if constexpr (Row::deterministic) Turns<Row>{work}.wait(work.begin());
         for (int tile = work.begin(); tile < work.end(); ++tile) {
@@ -91,21 +91,23 @@ __device__ __forceinline__ void add_dq(const catalog_args& args, const BackwardM
                     const int staged = Tile::divides_queries ? 0 : warpgroup * Tile::dq_panels;
                     const int first_panel = staged * Tile::dq_rounds + round * Tile::dq_panels;
                     const int first_row = Tile::divides_queries ? warpgroup * 64 : 0;
-                    barrier_wait(barriers.full_dq(warpgroup), phase);
+                    barrier_wait(barriers.full_dq(warpgroup, place.stage), place.phase);
+                    if constexpr (!Row::deterministic) fence_proxy_async();
 #pragma unroll
                     for (int panel = 0; panel < Tile::dq_panels; ++panel)
                         tma_reduce_add(
                             &maps.dq_acc,
-                            base + Tile::dq_at + (staged + panel) * Tile::query_panel + first_row * panel_row_bytes,
+                            base + Tile::dq_at + place.stage * Tile::dq_bytes + (staged + panel) * Tile::query_panel +
+                                first_row * panel_row_bytes,
                             (first_panel + panel) * 32, rows.first_row + tile * Tile::m + first_row, rows.low,
                             rows.high, RaggedRows::wrap);
                     bulk_commit();
                 }
                 bulk_wait_read<1>();
-                barrier_arrive(barriers.empty_dq(0));
+                barrier_arrive(barriers.empty_dq(0, place.stage));
                 bulk_wait_read<0>();
-                barrier_arrive(barriers.empty_dq(1));
-                phase ^= 1;
+                barrier_arrive(barriers.empty_dq(1, place.stage));
+                place = place.next();
             }
             if constexpr (Row::deterministic) {
                 // Asked while this tile is on its way to memory: mostly the next turn has come by then.

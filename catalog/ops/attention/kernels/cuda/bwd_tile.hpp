@@ -41,14 +41,15 @@ struct BackwardTile {
     // dV takes the weights as soon as they are there, where registers allow to hold them once more.
     static constexpr bool early_dv = (hdim_q + hdim_v) / 2 + m + m / 4 <= 212;
 
-    // dQ waits until dV has no more use for the registers of the weights, where there are none for both.
-    static constexpr bool late_dq = (hdim_q + hdim_v) / 2 + m / 2 + dq_columns / 2 > 200;
+    // Where the next tile's scores are started early its Q must be there, and registers for them. Otherwise each visit
+    // multiplies dQ of the tile before, so that no warpgroup waits for the other's dS.
+    static constexpr bool lags = m > 64 || stages == 1;
 
     // dK and dQ contain the factor of the scores if dS does; halves have too small an exponent for that.
     static constexpr bool scales_ds = std::is_same_v<T, bf16>;
 
     static_assert(m % 16 == 0 && m <= 256 && stages >= 1);
-    static_assert(divides_hdim ? m == 64 && n == 64 : n == 64 * warpgroups);
+    static_assert(divides_hdim ? m == 64 && n == 64 && stages > 1 : n == 64 * warpgroups);
     static_assert(divides_hdim || divides_queries || hdim_q == 64 * warpgroups);
 
     // Panels of 64 columns (32 of float32), each a whole number of rows of 128 bytes.
@@ -61,10 +62,17 @@ struct BackwardTile {
 
     static constexpr int k_at = 0, v_at = k_at + k_bytes, q_at = v_at + v_bytes, grad_o_at = q_at + stages * q_bytes;
     static constexpr int ds_at = grad_o_at + grad_o_stages * grad_o_bytes, dq_at = ds_at + 2 * ds_bytes;
-    static constexpr int lse_at = dq_at + dq_bytes, delta_at = lse_at + stages * row_bytes;
-    static constexpr int barriers_at = delta_at + stages * row_bytes, work_at = barriers_at + (8 + 4 * stages) * 8;
+
+    // In turns dQ is staged twice where there is room: a turn may be long in coming.
+    static constexpr int most_shared_bytes = 232448, barriers_bytes = (14 + 4 * stages) * 8;
+    static constexpr int rest_bytes = 2 * stages * row_bytes + barriers_bytes + work_bytes;
+    static constexpr bool fits_twice = dq_at + 2 * dq_bytes + rest_bytes <= most_shared_bytes;
+    static constexpr int dq_stages = Row::deterministic && fits_twice ? 2 : 1;
+
+    static constexpr int lse_at = dq_at + dq_stages * dq_bytes, delta_at = lse_at + stages * row_bytes;
+    static constexpr int barriers_at = delta_at + stages * row_bytes, work_at = barriers_at + barriers_bytes;
     static constexpr int shared_bytes = work_at + work_bytes;
-    static_assert(shared_bytes <= 232448, "a block has 227 KiB of shared memory");
+    static_assert(shared_bytes <= most_shared_bytes, "a block has 227 KiB of shared memory");
 };
 
 // Barriers: who reads waits for full, who writes for empty.
@@ -74,9 +82,15 @@ struct BackwardBarriers {
 
     __device__ __forceinline__ std::uint32_t k() const { return first; }
     __device__ __forceinline__ std::uint32_t v() const { return first + 8; }
-    __device__ __forceinline__ std::uint32_t full_dq(int warpgroup) const { return first + 16 + warpgroup * 16; }
-    __device__ __forceinline__ std::uint32_t empty_dq(int warpgroup) const { return full_dq(warpgroup) + 8; }
-    __device__ __forceinline__ std::uint32_t full_q(int stage) const { return first + 64 + stage * 32; }
+    __device__ __forceinline__ std::uint32_t full_dq(int warpgroup, int stage) const {
+        return first + 16 + stage * 32 + warpgroup * 16;
+    }
+    __device__ __forceinline__ std::uint32_t empty_dq(int warpgroup, int stage) const {
+        return full_dq(warpgroup, stage) + 8;
+    }
+    __device__ __forceinline__ std::uint32_t full_ds(int buffer) const { return first + 80 + buffer * 16; }
+    __device__ __forceinline__ std::uint32_t empty_ds(int buffer) const { return full_ds(buffer) + 8; }
+    __device__ __forceinline__ std::uint32_t full_q(int stage) const { return first + 112 + stage * 32; }
     __device__ __forceinline__ std::uint32_t full_grad_o(int stage) const { return full_q(stage) + 8; }
     __device__ __forceinline__ std::uint32_t empty_q(int stage) const { return full_q(stage) + 16; }
     __device__ __forceinline__ std::uint32_t empty_grad_o(int stage) const { return full_q(stage) + 24; }
@@ -84,9 +98,13 @@ struct BackwardBarriers {
     __device__ __forceinline__ void init() const {
         barrier_init(k(), 1);
         barrier_init(v(), 1);
-        for (int warpgroup = 0; warpgroup < BackwardTile<Row>::warpgroups; ++warpgroup) {
-            barrier_init(full_dq(warpgroup), 4);  // its warps
-            barrier_init(empty_dq(warpgroup), 1);
+        for (int buffer = 0; buffer < 2; ++buffer) {
+            for (int warpgroup = 0; warpgroup < BackwardTile<Row>::warpgroups; ++warpgroup) {
+                barrier_init(full_dq(warpgroup, buffer), 4);  // its warps
+                barrier_init(empty_dq(warpgroup, buffer), 1);
+            }
+            barrier_init(full_ds(buffer), 4 * BackwardTile<Row>::warpgroups);
+            barrier_init(empty_ds(buffer), 4 * BackwardTile<Row>::warpgroups);
         }
         for (int stage = 0; stage < BackwardTile<Row>::stages; ++stage) {
             barrier_init(full_q(stage), 1 + 32);  // the copy, and a warp that stores LSE or delta

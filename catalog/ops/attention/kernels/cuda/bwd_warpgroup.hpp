@@ -192,6 +192,12 @@ class BackwardWarpgroup {
         if (lane == 0) barrier_arrive(barrier);
     }
 
+    // What is staged of dQ. The fence is the adding thread's, but where other blocks wait for that one.
+    __device__ __forceinline__ void release_dq(std::uint32_t barrier) const {
+        if constexpr (Row::deterministic) fence_proxy_async();
+        release(barrier);
+    }
+
     const catalog_args& args;
     const BackwardMaps& maps;
     const std::uint32_t base;

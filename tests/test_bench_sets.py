@@ -318,8 +318,8 @@ def test_one_problem_by_its_options_writes_the_same_files_and_records_nothing(
 @pytest.mark.parametrize(
     ("files", "told"),
     [
-        ({"csv": Path("nowhere/rows.csv")}, "there is no folder"),
-        ({"json": Path()}, "is no file"),
+        ({"csv": Path("nowhere/rows.csv")}, "the folder nowhere does not exist"),
+        ({"json": Path()}, "is not a file"),
         ({"csv": Path("rows"), "json": Path("./rows")}, "are the same file"),
         ({"csv": Path("x" * 5000)}, "too long"),
     ],
@@ -332,4 +332,4 @@ def test_a_file_that_cannot_be_written_is_told_before_the_work(files: dict[str, 
 def test_a_set_and_a_problem_are_one_too_many(bench: Callable[..., Result]) -> None:
     done = bench(HEADER, "--batch", "1")
     assert isinstance(done.exception, UsageError)
-    assert "what to time is one of" in str(done.exception)
+    assert "give either the options of a problem or --shapes SET" in str(done.exception)

@@ -283,7 +283,7 @@ CHANGES: dict[str, tuple[Callable[[dict[str, bytes]], object], str]] = {
     "an unknown trait": (manifest(lambda m: m["entries"][0]["kernel"]["signature"].update(mask="m")), "mask"),
     "another row": (first("artifact", kernel_id="0" * 64), "of another row"),
     "an unknown arch": (first("artifact", arch="gfx1"), "of another row"),
-    "another ISA": (first("artifact", isa="x86-64-v9"), "'x86-64-v9' is not that of"),
+    "another ISA": (first("artifact", isa="x86-64-v9"), "'x86-64-v9' is not the ISA of"),
     "an ISA that this CPU does not run": (foreign, f"{FOREIGN} needs a CPU of family"),
     "a failed build": (first("artifact", status="failed"), "not that of a library"),
     "a flawed library": (lambda m: m.update({library(m): b"x" * len(m[library(m)])}), "is not what the manifest says"),

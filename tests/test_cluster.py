@@ -242,7 +242,7 @@ def test_ctrl_c_ends_the_compilers_of_the_workers(cluster: Processes, launcher: 
     told, errors = running.communicate(timeout=60)
     assert running.returncode == 130, errors
     assert "Interrupted. 3 kernels: 0 compiled" in told
-    assert "3 left: the same command goes on from here" in told
+    assert "3 left: the same command continues" in told
     assert "Traceback" not in errors
     wait_until(lambda: not any(map(is_alive, compilers(tmp_path))), "the compilers end")
 

@@ -311,7 +311,7 @@ def test_benchmarks_and_the_comparison_with_the_reference_run_on_a_gpu(catalog):
     report = bench_problem(catalog, DENSE, BenchOptions("gfx942", candidates=2, rule=StopRule(least=2)))
     assert len(report.benchmarks) == 2
     assert (report.device, report.peaks) == (catalog.device("gfx942").device, None)
-    assert report.about == "Timed by the clock of AMD Instinct MI300X, gfx942; its peaks are not measured."
+    assert report.about == "Timed by the clock of AMD Instinct MI300X, gfx942; its peaks were not measured."
     row = dict(zip(COLUMNS, report.benchmarks[0].row, strict=True))
     assert row["median_ms"] > 0
     assert row["percent_of_peak"] is row["percent_of_bandwidth"] is None

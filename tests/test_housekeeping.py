@@ -74,9 +74,9 @@ def test_ages(text: str, seconds: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "G", "2X", "-1G", "2GG", "many"])
 def test_what_is_no_size_or_age_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="is no size"):
+    with pytest.raises(UsageError, match="is not a size"):
         parse_size(text)
-    with pytest.raises(UsageError, match="is no age"):
+    with pytest.raises(UsageError, match="is not an age"):
         parse_age(text)
 
 
@@ -422,7 +422,7 @@ def test_the_commands(cache: Cache, measured: Catalog) -> None:
     assert str(cache.folder) in told
     assert "private" in told
     assert "flock" in told
-    assert catalog("cache", "verify").stdout == "3 libraries are sound, 0 damaged\n"
+    assert catalog("cache", "verify").stdout == "3 libraries are intact, 0 damaged\n"
     assert "Would drop 3 libraries" in catalog("cache", "gc", "--max-size", "0", "--dry-run").stdout
 
     os.truncate(cache.so_path(entries(cache)[0].key), 99)
@@ -434,8 +434,8 @@ def test_the_commands(cache: Cache, measured: Catalog) -> None:
     assert done.stdout.startswith("Dropped 1 library"), done
     assert catalog("query", "built", "--count").stdout == "0\n"
     for words, told in (
-        (["cache", "gc", "--max-size", "2X"], "'2X' is no size\nHint: "),
-        (["cache", "gc", "--older-than", "soon"], "'soon' is no age\nHint: "),
+        (["cache", "gc", "--max-size", "2X"], "'2X' is not a size\nHint: "),
+        (["cache", "gc", "--older-than", "soon"], "'soon' is not an age\nHint: "),
         (["timings", "clear", "--where", "hdim=1", "--yes"], "no such column: hdim"),
     ):
         wrong = catalog(*words)

@@ -287,4 +287,4 @@ def test_the_command_tunes_a_problem_and_a_file_of_them(catalog: Catalog, tmp_pa
         assert told in done.stderr
     wrong = command.catalog("tune", "--candidates", "2", "--misses", "--shapes", "smoke", db=catalog.path)
     assert wrong.returncode == 2
-    assert "what to tune is one of" in wrong.stderr
+    assert "give exactly one of" in wrong.stderr

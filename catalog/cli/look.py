@@ -232,7 +232,7 @@ def shapes(
     columns: Annotated[str | None, typer.Option(help="Columns, separated by commas. Default: all.")] = None,
     form: FormatOption = "table",
 ) -> None:
-    """List the problem sets for tuning and benchmarks, or the problems of one.
+    """List problem sets to tune and benchmark, or the problems of one.
 
     For each problem of a set it shows name, work and fields.
 

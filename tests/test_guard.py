@@ -267,7 +267,7 @@ def test_a_limit_of_the_process_counts_as_its_memory(new: Catalog) -> None:
     )
     done = subprocess.run([sys.executable, "-c", script, str(new.path)], check=False, capture_output=True, text=True)
     assert "ProblemError: o, float32" in done.stderr
-    assert "this process may have 4,294,967,296 bytes of memory" in done.stderr
+    assert "this process may use 4,294,967,296 bytes of memory" in done.stderr
 
 
 def test_a_quarantine_ends_by_itself(

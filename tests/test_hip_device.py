@@ -283,7 +283,7 @@ READ_ONLY.flags.writeable = False
     [
         ("q", [1.0], "q is a list: expected a NumPy array, or an array in GPU memory"),
         ("q", None, r"q is missing: expected float32 \(8, 4, 16\)"),
-        ("other", Q, "other is superfluous"),
+        ("other", Q, "other is not a tensor of this problem"),
         ("q", Q[:4], r"q is float32 \(4, 4, 16\): expected float32 \(8, 4, 16\)"),
         ("q", Shared(Q, kind=1), "q is in memory of the CPU: expected an AMD GPU's"),
         ("q", Shared(Q, kind=2), "q is in memory of an NVIDIA GPU"),
@@ -299,7 +299,7 @@ READ_ONLY.flags.writeable = False
         ("q", {"mask": 1}, "q is a masked array"),
         ("q", {"data": (1 << 20, False)}, "q is in no memory that the HIP runtime knows"),
         ("q", {"strides": (8, 4, 256)}, "q has a stride of 256 bytes along the head dim"),
-        ("o", {"data": READ_ONLY}, "o is read-only, and the kernel writes it"),
+        ("o", {"data": READ_ONLY}, "o is read-only, but the kernel writes to it"),
         ("o", {"strides": (0, 64, 4)}, "o is a broadcast view"),
         ("seqlens_k", np.array([3, 0, 6], np.int32), r"seqlens_k\[2\] is 6: must be from 0 to 5"),
     ],

@@ -202,7 +202,7 @@ def test_tensors_are_checked_before_anything_is_compiled(catalog, tmp_path):
         ({"q": Shared(inputs["q"], index=1)}, "q is on GPU 1: the kernel runs on GPU 0"),
         ({"q": Shared(inputs["q"][:1])}, r"q is float16 \(1, 4, 5, 128\): expected float16 \(2, 4, 5, 128\)"),
         ({"k": None}, "k is missing"),
-        ({"extra": object()}, "extra is superfluous: expected q, k, v"),
+        ({"extra": object()}, "extra is not a tensor of this problem: expected q, k, v"),
     ):
         with pytest.raises(TensorError, match=message):
             plan.run(inputs | change)

@@ -145,7 +145,7 @@ PROVOKED = {
         "Error: give exactly one of: the options of a problem, --shapes SET, --misses, --trace FILE\n"
         "Hint: For example: catalog tune --shapes smoke",
     ),
-    "replay empty.jsonl": (2, "Error: empty.jsonl: there is no call in it"),
+    "replay empty.jsonl": (2, "Error: empty.jsonl: the file contains no calls"),
     "replay bad.jsonl": (2, r"Error: bad\.jsonl: line 1: \w+: (expected|missing).*"),
     "cache gc --max-size abc": (
         2,

@@ -120,7 +120,7 @@ def test_limits_of_calls_and_bytes(catalog, file, caplog):
 def test_negative_limits_and_bad_places_are_refused(limits, file, tmp_path):
     with pytest.raises(UsageError, match="expected 0 or more"), package.trace(file, **limits):
         pass
-    with pytest.raises(UsageError, match="no trace can be written there: Is a directory"), package.trace(tmp_path):
+    with pytest.raises(UsageError, match="the trace cannot be written: Is a directory"), package.trace(tmp_path):
         pass
 
 
@@ -129,7 +129,7 @@ def test_a_full_disk_ends_the_trace_and_not_the_call(catalog, caplog):
     with package.trace("/dev/full"):
         assert plan.run().time_ms > 0
         plan.run()
-    assert caplog.text.count("calls are not recorded any more: No space left on device") == 1
+    assert caplog.text.count("calls are no longer recorded: No space left on device") == 1
 
 
 def test_traces_nest_and_what_the_catalog_does_for_itself_is_left_out(catalog, file, tmp_path):
@@ -161,7 +161,7 @@ def test_a_setting_that_cannot_be_followed_is_told(catalog):
     run = ["run", "--batch", 1, "--nhead-q", 2, "--seqlen-q", 33, "--hdim-q", 32, "--dtype", "fp32"]
     done = command.catalog(*run, db=catalog.path, CATALOG_TRACE="/none/calls.jsonl")
     assert done.returncode == 2
-    assert done.stderr == "Error: /none/calls.jsonl: no trace can be written there: No such file or directory\n"
+    assert done.stderr == "Error: /none/calls.jsonl: the trace cannot be written: No such file or directory\n"
 
 
 WRITER = """
@@ -226,7 +226,7 @@ def with_field(name, value):
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (lambda _: b"", "there is no call in it"),
+        (lambda _: b"", "the file contains no calls"),
         (lambda line: line + b"hello\n", "line 2: not JSON: Expecting value (column 1)"),
         (lambda line: b"\xff\xfe\n" + line, "line 1: not UTF-8"),
         (lambda line: line + b"[1]\n", "line 2: a list, expected an object"),
@@ -243,7 +243,7 @@ def with_field(name, value):
         (with_field("call", "jump"), "line 1: call: "),
         (with_field("what", 1), "line 1: what: unknown field"),
         (with_field("tensors", "../../etc/passwd.npz"), "line 1: tensors: "),
-        (with_field("tensors", "12-34.npz"), "calls.jsonl.tensors/12-34.npz are not there"),
+        (with_field("tensors", "12-34.npz"), "calls.jsonl.tensors/12-34.npz are missing"),
         (with_field("problem", {"batch": 1}), "line 1: problem: a problem needs nhead_q"),
         (with_field("problem", {"bach": 1}), "line 1: problem: a problem has no field 'bach'; did you mean batch?"),
     ],
@@ -280,7 +280,7 @@ def test_files_that_cannot_be_read_get_one_message(tmp_path, words, name, told):
         (lambda path: archive(path, {"q.npy": header((3,)).replace(b"'<u4'", b"'(,)'")}), "cannot be used: "),
         (lambda path: archive(path, {"../../q.npy": header((0,))}), "no tensor '../../q'"),
         (lambda path: os.truncate(path, 2**40), "bytes"),
-        (lambda path: (path.unlink(), path.symlink_to("/dev/zero")), "are not there"),
+        (lambda path: (path.unlink(), path.symlink_to("/dev/zero")), "are missing"),
     ],
 )
 def test_damaged_inputs_get_one_message(catalog, traced, damage, told):

@@ -232,9 +232,9 @@ def shapes(
     columns: Annotated[str | None, typer.Option(help="Columns, separated by commas. Default: all.")] = None,
     form: FormatOption = "table",
 ) -> None:
-    """List problem sets to tune and benchmark, or the problems of one.
+    """List the sets of problems, or the problems of one.
 
-    For each problem of a set it shows name, work and fields.
+    The sets are for tuning and benchmarks. A problem is listed with its name, work and fields.
 
     Example: catalog shapes smoke --columns name,gflop,mb
     """

@@ -118,7 +118,10 @@ def build(
         ),
     ] = False,
     compile_only: Annotated[
-        bool, typer.Option("--compile-only", help="Load and run nothing, as always: states in a script what it needs.")
+        bool,
+        typer.Option(
+            "--compile-only", help="Load and run nothing, so that no GPU is needed, which this command does anyway."
+        ),
     ] = False,
     form: FormatOption = "table",
 ) -> None:

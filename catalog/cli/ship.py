@@ -18,8 +18,10 @@ from catalog.messages import counted
 if TYPE_CHECKING:
     from catalog.schema.kernel import Kernel
 
-OutOption = Annotated[Path, typer.Option("--out", help="Folder to write into: new, empty, or with a previous export.")]
-WhereOption = Annotated[str, typer.Option("--where", metavar="EXPR", help="SQL expression: which kernels.")]
+_OUT = typer.Option("--out", help="Folder to write into. Must be new, empty, or hold a previous export.")
+_WHERE = typer.Option("--where", metavar="EXPR", help="SQL expression: which kernels.")
+OutOption = Annotated[Path, _OUT]
+WhereOption = Annotated[str, _WHERE]
 LimitOption = Annotated[int | None, typer.Option(min=1, help="At most N kernels, in order of id.", metavar="N")]
 LibraryOption = Annotated[str, typer.Option("--prefix", help="Prefix of the C names and of the library: libPREFIX.so.")]
 ProjectOption = Annotated[str, typer.Option("--format", help="Build files: cmake, make or ninja.")]
@@ -32,8 +34,8 @@ app.add_typer(export)
 @export.callback()
 def project(
     context: typer.Context,
-    where: WhereOption | None = None,
-    out: OutOption | None = None,
+    where: Annotated[str | None, _WHERE] = None,
+    out: Annotated[Path | None, _OUT] = None,
     form: ProjectOption = "cmake",
     arch: ArchOption = "host",
     prefix: LibraryOption = "catalog",

@@ -19,6 +19,15 @@ if TYPE_CHECKING:
     from catalog.rules.explain import Explanation
     from catalog.runtime.catalog import Catalog
 
+Row = Mapping[str, Any]
+Table = tuple[Sequence[str], Sequence[Row]]
+"""Columns, and rows that have values for some of them."""
+
+_RULES = ("kind", "id", "verdict", "traits", "reason", "source", "quirk")
+_MATCHES = ("changes", "kernels", "receipts", "name", "id")
+_STEPS = ("stage", "kind", "id", "rejects", "left", "reason", "source")
+_KEPT = ("stage", "rank", "median_ms", "name", "id")
+
 app = typer.Typer()
 
 
@@ -121,14 +130,6 @@ def explain(
         _print_narrowing(catalog, stated.problem(), where, form)
 
 
-_RULES = ("kind", "id", "verdict", "traits", "reason", "source", "quirk")
-_MATCHES = ("changes", "kernels", "receipts", "name", "id")
-_STEPS = ("stage", "kind", "id", "rejects", "left", "reason", "source")
-_KEPT = ("stage", "rank", "median_ms", "name", "id")
-
-Row = Mapping[str, Any]
-
-
 def _print_explanation(explained: Explanation, form: str) -> None:
     rules = [
         {**asdict(one), "verdict": one.verdict.value, "traits": " ".join(one.traits)} for one in explained.findings
@@ -151,9 +152,6 @@ def _print_narrowing(catalog: Catalog, problem: Problem, where: Mapping[str, Any
             kept.append({"stage": family, "rank": rank, "median_ms": one.median_ms, **kernel})
     answer = f"{', '.join(counts)} kernels answer the problem" + ("; the best, in order:" if kept else ".")
     _print_answer(answer, (_STEPS, steps), (_KEPT, kept), form)
-
-
-Table = tuple[Sequence[str], Sequence[Row]]
 
 
 def _print_answer(answer: str, rules: Table, kernels: Table, form: str) -> None:

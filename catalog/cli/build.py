@@ -9,17 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from catalog.cli import cache
-from catalog.cli.options import (
-    ArchOption,
-    CkRootOption,
-    FormatOption,
-    JobsOption,
-    MaskImplOption,
-    RevisionOption,
-    SchedulerOption,
-    open_catalog,
-)
+from catalog.cli import cache, options
+from catalog.cli.options import open_catalog
 from catalog.cli.printing import note, print_result, print_rows
 from catalog.cli.progress import each_built, fraction_done
 
@@ -34,9 +25,9 @@ app.add_typer(cache.app)
 @app.command()
 def populate(
     context: typer.Context,
-    arch: ArchOption,
-    revision: RevisionOption = None,
-    mask_impl: MaskImplOption = "generic",
+    arch: options.Arch,
+    revision: options.Revision = None,
+    mask_impl: options.MaskImpl = "generic",
     receipt: Annotated[
         list[str] | None, typer.Option(help="Only the kernels of this receipt; may be repeated.")
     ] = None,
@@ -51,7 +42,7 @@ def populate(
     filter_file: Annotated[
         Path | None, typer.Option(help="Only kernels that filter_config(c) of this Python file keeps.")
     ] = None,
-    form: FormatOption = "table",
+    form: options.Format = "table",
 ) -> None:
     """Add every valid kernel of an arch to the catalog.
 
@@ -99,11 +90,11 @@ def populate(
 def build(
     context: typer.Context,
     where: Annotated[str, typer.Argument(metavar="EXPR", help="SQL expression: which kernels.")],
-    arch: ArchOption = "host",
-    jobs: JobsOption = None,
+    arch: options.Arch = "host",
+    jobs: options.Jobs = None,
     limit: Annotated[int | None, typer.Option(help="At most N kernels.", metavar="N")] = None,
-    ck_root: CkRootOption = None,
-    scheduler: SchedulerOption = None,
+    ck_root: options.CkRoot = None,
+    scheduler: options.Scheduler = None,
     keep_going: Annotated[
         bool,
         typer.Option(
@@ -118,9 +109,12 @@ def build(
         ),
     ] = False,
     compile_only: Annotated[
-        bool, typer.Option("--compile-only", help="Load and run nothing, as always: states in a script what it needs.")
+        bool,
+        typer.Option(
+            "--compile-only", help="Load and run nothing, so that no GPU is needed, which this command does anyway."
+        ),
     ] = False,
-    form: FormatOption = "table",
+    form: options.Format = "table",
 ) -> None:
     """Compile kernels into the cache, in parallel.
 
@@ -164,8 +158,7 @@ def build(
     for line in run.reasons:
         note(line)
     print_result(run.summary, COLUMNS, run.rows, form)
-    if run.exit_code:
-        raise typer.Exit(run.exit_code)
+    raise typer.Exit(run.exit_code)
 
 
 @contextmanager
@@ -187,8 +180,8 @@ def _pool(scheduler: str | None, jobs: int | None) -> Iterator[Pool]:
 def fallback(
     context: typer.Context,
     arch: Annotated[str, typer.Option("--arch", help="AMD arch: gfx90a, gfx942, ...")],
-    ck_root: CkRootOption = None,
-    form: FormatOption = "table",
+    ck_root: options.CkRoot = None,
+    form: options.Format = "table",
 ) -> None:
     """Compile a known-good AMD kernel for smoke tests.
 

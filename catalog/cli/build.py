@@ -42,6 +42,7 @@ def populate(
     filter_file: Annotated[
         Path | None, typer.Option(help="Only kernels that filter_config(c) of this Python file keeps.")
     ] = None,
+    operation: options.Operation = None,
     form: options.Format = "table",
 ) -> None:
     """Add every valid kernel of an arch to the catalog.
@@ -49,12 +50,14 @@ def populate(
     Example: catalog populate --arch gfx950
     """
     from catalog.messages import counted
+    from catalog.ops import DEFAULT
     from catalog.rules.populate import count_by_family
     from catalog.rules.receipts import resolve_receipts
     from catalog.rules.restriction import restriction
 
     catalog = open_catalog(context)
-    spec = catalog.spec(arch, revision, space)
+    of = operation or DEFAULT
+    spec = catalog.spec(arch, revision, space, operation=of)
     restricted = restriction(spec, tuple(config or ()), where, filter_file)
     receipts = tuple(dict.fromkeys(number for text in receipt or () for number in resolve_receipts(spec, text)))
     with fraction_done(f"{spec.arch} {spec.space}") as on_progress:
@@ -67,6 +70,7 @@ def populate(
             space=space,
             restriction=restricted,
             on_progress=on_progress,
+            operation=of,
         )
     what = f"{spec.arch} (revision {spec.revision}, space {spec.space}, masks {mask_impl})"
     if done.unchanged and form == "table":
@@ -134,7 +138,7 @@ def build(
 
     choose(ck_root=ck_root)
     catalog = open_catalog(context)
-    run = BuildRun(catalog, kernels_to_build(catalog, where, arch, limit))
+    run = BuildRun(catalog, kernels_to_build(catalog, where, arch, limit, operation))
     total = len(run.kernels)
     if not total:
         note(f"No kernel of {resolve_arch(arch)} meets the expression.")

@@ -44,31 +44,42 @@ def query(
     ] = None,
     limit: Annotated[int | None, typer.Option(help="At most N rows.", metavar="N")] = None,
     count: Annotated[bool, typer.Option("--count", help="Print the number of rows.")] = False,
+    operation: options.Operation = None,
     form: options.Format = "table",
 ) -> None:
     """List the kernels that meet a SQL expression.
 
+    Without --operation, those of every operation that has the columns.
+
     Example: catalog query "hdim_q=128 AND pipeline='qr_async'" --limit 5
     """
+    from catalog import ops as operations
     from catalog.registry import query as engine
     from catalog.runtime.devices.here import resolve_arch
 
-    chosen = split_columns(columns) or ("arch", "family", "dtype", "hdim_q", "hdim_v", "mask", "built", "name")
-    asked = engine.Query(
-        where=where,
-        arch=resolve_arch(arch) if arch is not None else None,
-        columns=() if columns == "all" else chosen,
-        order_by=order_by,
-        limit=limit,
-    )
+    path = db_path(context)
+    named = "" if columns in (None, "all") else columns or ""
+    asked = [
+        engine.Query(
+            where=where,
+            arch=resolve_arch(arch) if arch is not None else None,
+            columns=() if columns == "all" else split_columns(named) or operations.operation(name).listed,
+            order_by=order_by,
+            limit=limit,
+            operation=name,
+        )
+        for name in ([operation] if operation else engine.operations_asked(path, where, order_by or "", named))
+    ]
     if count:
-        found = engine.count(db_path(context), asked)
+        found = sum(engine.count(path, one) for one in asked)
         print(found)
     else:
-        with engine.run(db_path(context), asked) as result:
-            found = print_rows(result.columns, result, form)
+        found = 0
+        for one in asked:
+            with engine.run(path, one) as result:
+                found += print_rows(result.columns, result, form)
     if not found:
-        hints = engine.hints(asked)
+        hints = [hint for one in asked for hint in engine.hints(one)]
         for hint in hints:
             note(f"Hint: {hint}")
         if not hints and not count:
@@ -76,18 +87,18 @@ def query(
 
 
 @app.command("columns")
-def list_columns(form: options.Format = "table") -> None:
+def list_columns(operation: options.Operation = None, form: options.Format = "table") -> None:
     """List the columns that an expression may use.
 
     With their types, domains, defaults and meanings.
 
     Example: catalog columns
     """
-    from catalog.ops import operation
+    from catalog import ops as operations
     from catalog.schema.columns import Column, columns_of
 
     _, *described = Column._fields
-    print_rows(["column", *described], columns_of(operation()), form)
+    print_rows(["column", *described], columns_of(operations.operation(operation or operations.DEFAULT)), form)
 
 
 @app.command(cls=ProblemCommand)
@@ -125,9 +136,8 @@ def explain(
     catalog = open_catalog(context)
     where: dict[str, Any] = {"arch": arch, "revision": revision, "mask_impl": mask_impl, "limit": limit}
     if traits:
-        _print_explanation(
-            catalog.explain(read_traits(traits, operation(stated.operation or DEFAULT).traits), **where), form
-        )
+        of = operation(stated.operation or DEFAULT)
+        _print_explanation(catalog.explain(read_traits(traits, of.traits), **where, operation=of.name), form)
     else:
         _print_narrowing(catalog, stated.problem(), where, form)
 
@@ -181,6 +191,7 @@ def list_rules(
     revision: options.Revision = None,
     family: Annotated[str | None, typer.Option("--family", help="Only rules for this family: fwd, ...")] = None,
     kind: Annotated[str | None, typer.Option("--kind", help="Only this kind: constraint, invariant, ...")] = None,
+    operation: options.Operation = None,
     form: options.Format = "table",
 ) -> None:
     """List the rules that make and select kernels.
@@ -189,12 +200,14 @@ def list_rules(
 
     Example: catalog rules --arch gfx950 --family fwd --kind constraint
     """
-    from catalog.ops import operation
+    from catalog import ops as operations
     from catalog.rules import table
     from catalog.schema.trait_text import read_family
 
-    shown = None if family is None else read_family(family, operation().traits)
-    rules = open_catalog(context).rules(arch, revision=revision, family=shown, kind=kind and table.read_kind(kind))
+    of = operations.operation(operation or operations.DEFAULT)
+    shown = None if family is None else read_family(family, of.traits)
+    chosen = kind and table.read_kind(kind)
+    rules = open_catalog(context).rules(arch, revision=revision, family=shown, kind=chosen, operation=of.name)
     print_rows(table.COLUMNS, rules, form)
     if not rules:
         note("No rule matches.")

@@ -73,6 +73,9 @@ Format = Annotated[
 Arch = Annotated[str, arch_option("Arch: gfx950, x86_64_v3, ...; host is this machine's CPU.")]
 OneArch = Annotated[str | None, arch_option("Only this arch; host is this machine's CPU.")]
 Revision = Annotated[str | None, typer.Option("--revision", help="Upstream revision. Default: the arch's own.")]
+Operation = Annotated[
+    str | None, typer.Option("--operation", help="What the kernels compute: attention, or what a package brings.")
+]
 MaskImpl = Annotated[str, typer.Option("--mask-impl", help="Mask implementation: generic or simplified.")]
 CkRoot = Annotated[
     Path | None, typer.Option("--ck-root", help="Your CK checkout. Default: CATALOG_CK_ROOT, or ROCm's.")

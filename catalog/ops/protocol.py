@@ -42,6 +42,7 @@ class Operation(ABC):
         sweep_names: what sweep files call the traits that they may restrict.
         filter_names: further names of traits that filters may use.
         sweep_words: values of traits by what sweep files call them, where that differs, by trait.
+        listed: the columns that a query shows by default.
         chunk: the traits whose values a sweep is joined for, one after the other.
     """
 
@@ -59,6 +60,7 @@ class Operation(ABC):
     filter_names: ClassVar[Mapping[str, str]] = MappingProxyType({})
     sweep_words: ClassVar[Mapping[str, Mapping[str, str]]] = MappingProxyType({})
     chunk: ClassVar[tuple[str, ...]] = ("dtype",)
+    listed: ClassVar[tuple[str, ...]] = ("arch", "family", "dtype", "built", "name")
 
     @property
     def traits(self) -> Traits:

@@ -64,6 +64,7 @@ class Attention(Operation):
     filter_names = MappingProxyType({"data_type": "dtype", "use_trload": "trload"})
     sweep_words = MappingProxyType({"mask": {"no": "no", "top_left": "causal", "generic": "generic"}})
     chunk = ("dtype", "hdim_q", "hdim_v")
+    listed = ("arch", "family", "dtype", "hdim_q", "hdim_v", "mask", "built", "name")
 
     def read_tile(self, text: str) -> dict[str, Any]:
         """As :func:`~catalog.ops.attention.names.parse_tile`."""

@@ -112,6 +112,7 @@ def build(
             "--verbose", "-v", help="Print one line per kernel: compiled, cached or failed, seconds, size, name."
         ),
     ] = False,
+    operation: options.Operation = None,
     compile_only: Annotated[
         bool,
         typer.Option(

@@ -83,7 +83,7 @@ def _boolean_columns() -> frozenset[str]:
     from catalog.ops import operations
     from catalog.schema.columns import columns_of
 
-    columns = (column for known in operations() for column in columns_of(known.traits))
+    columns = (column for known in operations() for column in columns_of(known))
     return frozenset({*_OUTCOMES, *(column.name for column in columns if column.domain == "0, 1")})
 
 

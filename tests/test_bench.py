@@ -12,7 +12,7 @@ import pytest
 from catalog.build.builder import Builder
 from catalog.build.cache import ArtifactRecord
 from catalog.errors import BuildError, DeviceError, SelectionError
-from catalog.ops.attention.kernels.host.emit import PEAK_PROBE
+from catalog.runtime.peaks import PEAK_PROBE
 from catalog.ops.attention.problem import Problem
 from catalog.runtime.bench import COLUMNS, bench_problem
 from catalog.runtime.bench_shapes import BenchOptions

@@ -212,7 +212,7 @@ def quarantined(context: typer.Context, form: FormatOption = "table") -> None:
 
     Example: catalog cache quarantined
     """
-    found = open_catalog(context).history.quarantined()
+    found = open_catalog(context).build_log.quarantined()
     columns = ["when", "until", "kernel", "arch", "reason", "problem", "id"]
     rows = [[one.when, one.until, one.kernel, one.arch, one.reason, one.problem, one.kernel_id] for one in found]
     print_rows(columns, rows, form)
@@ -240,6 +240,6 @@ def unquarantine(
             "no kernel is named" if which is None else "a kernel and --all are both named",
             hint="Name one, or give --all; catalog cache quarantined lists them.",
         )
-    released = open_catalog(context).history.release(which)
+    released = open_catalog(context).build_log.release(which)
     text = "\n".join(f"released {one.kernel}" for one in released) or "No kernel is quarantined."
     print_result(text, ["kernel", "arch", "id"], [[one.kernel, one.arch, one.kernel_id] for one in released], form)

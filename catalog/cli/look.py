@@ -86,7 +86,7 @@ def list_columns(form: FormatOption = "table") -> None:
     from catalog.schema.columns import Column, columns_of
 
     _, *described = Column._fields
-    print_rows(["column", *described], columns_of(operation().traits), form)
+    print_rows(["column", *described], columns_of(operation()), form)
 
 
 @app.command(cls=ProblemCommand)

@@ -15,6 +15,7 @@ from catalog.build.hip.toolchain import device_libraries, rocm_root
 from catalog.build.targets import Target
 from catalog.build.toolchains import CANDIDATES, Compiler, Toolchain, host_facts, host_flags
 from catalog.errors import ToolchainError
+from catalog.schema.kernel import Kernel
 
 
 @dataclass(frozen=True)
@@ -50,20 +51,20 @@ class Toolset:
     objects_option: str = "@"
 
 
-def toolset_of(arch: str, target: Target, families: Iterable[str] = ()) -> Toolset:
+def toolset_of(arch: str, target: Target, kernels: Iterable[Kernel] = ()) -> Toolset:
     """The toolset of ``arch``: with the compiler that the builder would take, or its usual name where there is none.
 
     Args:
         arch: what is compiled for.
         target: that of the arch.
-        families: of the kernels; a project has one list of flags, so it has those of all of them.
+        kernels: those of a project, which has one list of flags: those of all of them.
 
     Raises:
         ToolchainError: there is no compiler here, and its backend does not say what it is called.
         SpecError: a file of facts is missing or malformed.
     """
     toolset = backend_of(arch).toolset(arch)
-    more = dict.fromkeys(flag for family in sorted(set(families)) for flag in target.family_flags(family))
+    more = dict.fromkeys(flag for kernel in kernels for flag in target.flags_of(kernel))
     return replace(toolset, compile_flags=(*toolset.compile_flags, *more))
 
 

@@ -341,7 +341,7 @@ def test_tensors_choose_the_gpu_of_the_arch(catalog, fake, torch):
         ({"requires_grad": True}, "q cannot be shared: Can't export tensors that require gradient"),
         ({"dtype": "torch.complex64"}, "q cannot be shared"),
         ({"shape": (2, 4, 5, 64)}, r"q is float16 \(2, 4, 5, 64\): expected float16 \(2, 4, 5, 128\)"),
-        ({"strides": (2560, 640, 128, 2)}, "q has a stride of 4 bytes along the head dim"),
+        ({"strides": (2560, 640, 128, 2)}, "q has a stride of 4 bytes along its last axis"),
     ],
 )
 def test_pytorchs_tensors_that_do_not_fit_are_refused(catalog, torch, changed, message):

@@ -29,16 +29,16 @@ HEADERS: Mapping[str, Path] = MappingProxyType({"build": BUILD_DIR})
 class Target:
     """How rows of some arches become libraries.
 
-    ``backend`` is what their operation calls it: ``host``, ``hip`` or ``cuda``. ``include_dirs`` are folders of
-    headers by name; to them come those of a row's operation.
+    ``include_dirs`` are folders of headers by name; to them come those of a row's operation. ``backend`` is the word by
+    which the operation is asked for them, for sources and for flags: ``host``, ``hip`` or ``cuda``.
     """
 
-    backend: str
     include_dirs: Callable[[], Mapping[str, Path]]
     abi_header: Path
     emit: Callable[[Kernel, Path], str]
     toolchain: Callable[[str], Toolchain]
     resources: Callable[[Path, str], Resources]
+    backend: str = "host"
 
     def toolchain_of(self, kernel: Kernel) -> Toolchain:
         """The toolchain for ``kernel``, with the flags of its own.
@@ -86,7 +86,7 @@ def _target(backend: str, toolchain: Callable[[str], Toolchain], resources: Call
     def emit(kernel: Kernel, memory: Path) -> str:
         return operation_of(kernel).emit(kernel, backend, memory)
 
-    return Target(backend, lambda: HEADERS, BUILD_DIR / "abi" / "catalog_abi.h", emit, toolchain, resources)
+    return Target(lambda: HEADERS, BUILD_DIR / "abi" / "catalog_abi.h", emit, toolchain, resources, backend)
 
 
 HOST = _target("host", host_toolchain, of_host_build)

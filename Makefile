@@ -9,6 +9,8 @@ FOR_TESTS := $(or $(EXTRAS),$(CI_HAS),test)
 FOR_ALL   := $(or $(EXTRAS),$(CI_HAS),dev)
 # Modules are compiled when they are first imported: that is a third of pip's time, and most are never imported.
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable
+# Tests start Python hundreds of times; its modules are compiled once, whatever the environment says.
+unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal --durations=15
 
 .PHONY: demo test test-all test-ck test-cuda docs lint clean

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from catalog import Catalog
+from catalog.backends import target_of
 from catalog.build.builder import Builder
 
 SMALL = "family = 'fwd' AND hdim_q = 64 AND dtype = 'fp32'"
@@ -29,7 +30,7 @@ def main() -> None:
         kernels = catalog.kernels(options.where, arch="host", limit=options.kernels)
         for jobs in map(int, options.jobs.split(",")):
             started = time.perf_counter()
-            report = Builder(Path(folder) / f"cache of {jobs}").build_many(kernels, jobs)
+            report = Builder(Path(folder) / f"cache of {jobs}", targets=target_of).build_many(kernels, jobs)
             seconds = time.perf_counter() - started
             compilers = sum(artifact.compile_seconds for artifact in report.artifacts)
             print(

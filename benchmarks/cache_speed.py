@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import median
 
 from catalog import Catalog, Problem
+from catalog.backends import target_of
 from catalog.build.builder import Builder
 from catalog.build.cache import ArtifactRecord, Cache, Origin
 from catalog.build.housekeeping import collect, entries, sync_registry, verify
@@ -48,9 +49,9 @@ def fill(cache: Cache, record: ArtifactRecord, number: int) -> None:
 def warm(catalog: Catalog, runs: int) -> None:
     """A kernel of this machine's CPU: found by a process that has found it before."""
     kernel = catalog.select(PROBLEM).kernels[0]
-    builder = Builder()
+    builder = Builder(targets=target_of)
     builder.build(kernel)
-    first = Builder()
+    first = Builder(targets=target_of)
     print(f"{seconds(lambda: first.build(kernel)) * 1e3:10.2f} ms  cached kernel to artifact, a new builder")
     durations = [seconds(lambda: builder.build(kernel)) for _ in range(runs)]
     print(

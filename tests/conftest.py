@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
 import sqlite3
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 from filelock import FileLock
 
+from catalog.build.builder import Builder
 from catalog.build.cuda.toolchain import cuda_toolchain
 from catalog.build.permissions import require_safe
 from catalog.build.toolchains import digest_of
@@ -22,6 +25,7 @@ from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices.gpu.device import GpuDevice
 from catalog.runtime.devices.host.device import HostDevice
 from catalog.runtime.devices.loading import LoadedKernel
+from catalog.schema.kernel import Kernel
 from catalog.settings import settings
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -52,6 +56,12 @@ def has_nvcc() -> bool:
     except ToolchainError:
         return False
     return True
+
+
+def pytest_collection_finish() -> None:
+    """Exempt what pytest has made of all files from garbage collection, of which many tests ask for a whole one."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
@@ -104,12 +114,12 @@ def _private_settings(
 def populated(shared: Path) -> Callable[..., Path]:
     """The file of a catalog with every kernel of an arch, made once for all workers. Copy it."""
 
-    def populated(arch: str, revision: str | None = None) -> Path:
-        path = shared / f"{arch}-{revision}.db"
+    def populated(arch: str, revision: str | None = None, mask_impl: str = "generic") -> Path:
+        path = shared / f"{arch}-{revision}-{mask_impl}.db"
         with FileLock(f"{path}.lock"):
             if not path.exists():
                 with Catalog(path.with_suffix(".new")) as catalog:
-                    catalog.populate(arch, revision=revision)
+                    catalog.populate(arch, revision=revision, mask_impl=mask_impl)
                     catalog.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
                 catalog.path.replace(path)
         return path
@@ -118,15 +128,37 @@ def populated(shared: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="session")
-def gfx950(populated: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Catalog:
+def catalog_of(populated: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Catalog]:
+    """A catalog with every kernel of an arch, generic masks. Read it only."""
+
+    @cache
+    def catalog_of(arch: str) -> Catalog:
+        return Catalog(shutil.copy(populated(arch), tmp_path_factory.mktemp(arch) / "catalog.db"))
+
+    return catalog_of
+
+
+@pytest.fixture(scope="session")
+def gfx950(catalog_of: Callable[[str], Catalog]) -> Catalog:
     """A catalog with every kernel of gfx950, generic masks. Read it only."""
-    return Catalog(shutil.copy(populated("gfx950"), tmp_path_factory.mktemp("gfx950") / "catalog.db"))
+    return catalog_of("gfx950")
 
 
 @pytest.fixture(scope="session")
 def host_file(populated: Callable[..., Path]) -> Path:
     """The file of a catalog with every kernel of this machine's CPU. Copy it."""
     return populated("host")
+
+
+def fill(folder: Path, kernels: Iterable[Kernel]) -> Path:
+    """A new cache with the libraries of ``kernels``, copied from the one that is kept between runs."""
+    report = Builder().build_many(kernels)
+    assert not report.failures
+    folder.mkdir(mode=0o700)
+    for artifact in report.artifacts:
+        for path in (artifact.path, artifact.path.with_suffix(".json")):
+            shutil.copy(path, folder)
+    return folder
 
 
 def count_processes(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Callable[[], int]:

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 
 import pytest
 
+from catalog.backends import why_unavailable
 from catalog.runtime.catalog import Catalog
-from catalog.runtime.devices import why_unavailable
 from catalog.runtime.plan import Plan
 from catalog.runtime.tensors import Array
 from catalog.runtime.validate import Check, Expected

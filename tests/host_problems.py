@@ -92,7 +92,7 @@ def signatures(catalog: Catalog, op: Op, arch: str = "host") -> tuple[Signature,
     """Signatures of the op's main stage on an arch that cover all pairs of traits."""
     catalog.populate(arch)
     rows = catalog.connection.execute(
-        f"SELECT DISTINCT {', '.join(_TRAITS)} FROM kernel WHERE family = ? AND arch = ?",
+        f"SELECT DISTINCT {', '.join(_TRAITS)} FROM attention_row WHERE family = ? AND arch = ?",
         (MAIN_STAGE[op].value, resolve_arch(arch)),
     ).fetchall()
     varying = [i for i in range(len(_TRAITS)) if len({row[i] for row in rows}) > 1]

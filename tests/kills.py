@@ -63,7 +63,7 @@ class Populate(Job):
         catalog = Catalog(self.path)
         answer = catalog.connection.execute("PRAGMA integrity_check").fetchone()[0]
         found = [] if answer == "ok" else [f"integrity: {answer}"]
-        kernels = dict(catalog.connection.execute("SELECT arch, count(*) FROM kernel GROUP BY arch").fetchall())
+        kernels = dict(catalog.connection.execute("SELECT arch, count(*) FROM attention_row GROUP BY arch").fetchall())
         if kernels.get("gfx1201") != self.kept:
             found.append("kernels of another arch")
         if self.whole and kernels.get("gfx1100", 0) not in {0, self.whole}:

@@ -12,6 +12,7 @@ import pytest
 
 from catalog import backends, doctor
 from catalog.backends import CUDA, HIP, HOST, backend_of
+from catalog.backends.entry_points import GROUP
 from catalog.errors import BackendError, UsageError
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices.host.device import host_archs
@@ -43,7 +44,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
         facts = tmp_path / f"{name}-1.2.dist-info"
         facts.mkdir()
         (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.2\n")
-        (facts / "entry_points.txt").write_text(f"[{backends.GROUP}]\nodd = {name}:BACKEND\n")
+        (facts / "entry_points.txt").write_text(f"[{GROUP}]\nodd = {name}:BACKEND\n")
 
     backends.plugins.cache_clear()
     yield install

@@ -9,6 +9,7 @@ from pathlib import Path
 import command
 import pytest
 
+from catalog.backends import target_of
 from catalog.build.builder import Builder
 from catalog.build.cache import ArtifactRecord
 from catalog.errors import BuildError, DeviceError, SelectionError
@@ -39,7 +40,7 @@ def catalog(host_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Catalo
 
 @pytest.mark.slow
 def test_peaks_are_plausible_for_any_cpu(cache: Path) -> None:
-    one, two = (measure_peaks(Builder(cache), resolve_host_arch(), threads) for threads in (1, 2))
+    one, two = (measure_peaks(Builder(cache, targets=target_of), resolve_host_arch(), threads) for threads in (1, 2))
     assert 1 < one.gflops < 2000
     assert 0.1 < one.gb_per_s < 2000
     assert two.gflops > one.gflops / 2
@@ -47,23 +48,23 @@ def test_peaks_are_plausible_for_any_cpu(cache: Path) -> None:
 
 def test_the_probe_is_compiled_once_and_not_recorded(cache: Path) -> None:
     records: list[ArtifactRecord] = []
-    builder = Builder(cache, records.append)
+    builder = Builder(cache, records.append, targets=target_of)
     path = builder.build_helper("peak probe", resolve_host_arch(), PEAK_PROBE).path
     built = path.stat().st_mtime_ns
-    assert Builder(cache).build_helper("peak probe", resolve_host_arch(), PEAK_PROBE).path == path
+    assert Builder(cache, targets=target_of).build_helper("peak probe", resolve_host_arch(), PEAK_PROBE).path == path
     assert path.stat().st_mtime_ns == built
     assert records == []
 
 
 def test_a_helper_that_does_not_compile_is_named(cache: Path) -> None:
     with pytest.raises(BuildError, match=r"^peak probe for \w+ does not compile with .*wrong"):
-        Builder(cache).build_helper("peak probe", resolve_host_arch(), "#error wrong\n")
+        Builder(cache, targets=target_of).build_helper("peak probe", resolve_host_arch(), "#error wrong\n")
 
 
 @pytest.mark.parametrize(("arch", "told"), [("gfx950", "gfx950 is not a CPU"), (FOREIGN, "needs a CPU")])
 def test_peaks_of_a_device_that_is_not_here(arch: str, told: str, cache: Path) -> None:
     with pytest.raises(DeviceError, match=told):
-        measure_peaks(Builder(cache), arch, 1)
+        measure_peaks(Builder(cache, targets=target_of), arch, 1)
 
 
 @pytest.mark.slow

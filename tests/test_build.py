@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 from tiny_project import ARCH, Project, answer_of, make_kernel, make_project
 
-from catalog.backends import HOST
+from catalog.backends import HOST, target_of
 from catalog.build import notices, processes, toolchains
 from catalog.build.builder import Builder, BuildFailure
 from catalog.build.cache import ArtifactRecord, Cache
@@ -335,7 +335,7 @@ def test_missing_compiler_says_what_to_install(
     if chosen is not None:
         monkeypatch.setenv("CATALOG_CXX", chosen)
     with pytest.raises(ToolchainError) as caught:
-        Builder(tmp_path / "cache").build(make_kernel())
+        Builder(tmp_path / "cache", targets=target_of).build(make_kernel())
     message = str(caught.value)
     assert (chosen or "g++, clang++, c++") in message
     for remedy in ("apt install g++", "dnf install gcc-c++", "xcode-select --install", "CATALOG_CXX"):
@@ -386,7 +386,7 @@ def test_a_gpu_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     settings.cache_clear()
     kernel = make_kernel().model_copy(update={"arch": "gfx942"})
     with pytest.raises(CatalogError, match="no HIP compiler for gfx942"):
-        Builder(tmp_path).build(kernel)
+        Builder(tmp_path, targets=target_of).build(kernel)
 
 
 def test_host_kernel_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -396,7 +396,7 @@ def test_host_kernel_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("CATALOG_COMPILER_LAUNCHER", str(launcher))
     kernel = make_kernel(mask="causal", lse=True)
     records: list[ArtifactRecord] = []
-    builder = Builder(record=records.append)
+    builder = Builder(record=records.append, targets=target_of)
     artifact = builder.build(kernel)
 
     assert artifact.path.parent == settings().cache_dir

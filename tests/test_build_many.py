@@ -16,6 +16,7 @@ from cluster_processes import wait_until
 from conftest import missing
 from tiny_project import answer_of, make_kernel, make_project
 
+from catalog.backends import target_of
 from catalog.build.builder import Artifact, Builder, BuildFailure
 from catalog.build.cache import Cache
 from catalog.cli.progress import Pace
@@ -101,10 +102,10 @@ def test_a_compiler_launcher_caches_for_empty_caches(
     ccache = shutil.which("ccache") or missing("ccache")
     monkeypatch.setenv("CCACHE_DIR", str(tmp_path / "ccache"))
     [kernel] = Catalog(host_file).kernels(WHERE, arch="host", limit=1)
-    plain = Builder(tmp_path / "plain").job(kernel, threading.Event())
+    plain = Builder(tmp_path / "plain", targets=target_of).job(kernel, threading.Event())
     monkeypatch.setenv("CATALOG_COMPILER_LAUNCHER", "ccache")
     settings.cache_clear()
-    first, second = (Builder(tmp_path / name).build(kernel) for name in ("first", "second"))
+    first, second = (Builder(tmp_path / name, targets=target_of).build(kernel) for name in ("first", "second"))
     assert not second.cached
     assert not plain.toolchain.launcher
     assert plain.key.hex == first.key == second.key

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Literal
@@ -36,7 +38,12 @@ def database(gfx950: Catalog, tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("words", "code", "message"),
     [
         (["query", "hdim_q = 128", "--count"], 0, ""),
-        (["select", "--batch", "1", "--nhead-q", "8", "--seqlen-q", "9", "--hdim-q", "999"], 1, "hdim_q_fits rejects"),
+        pytest.param(
+            ["select", "--batch", "1", "--nhead-q", "8", "--seqlen-q", "9", "--hdim-q", "999"],
+            1,
+            "hdim_q_fits rejects",
+            marks=pytest.mark.slow,
+        ),
         (["query", "hdim=128"], 2, "Did you mean hdim_v or hdim_q?"),
     ],
 )
@@ -120,28 +127,45 @@ def test_wrong_settings_are_named(variables: dict[str, str]) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_populate_parity_and_their_exit_codes(tmp_path: Path) -> None:
+def test_populate_says_what_it_did(tmp_path: Path) -> None:
     db = tmp_path / "new.db"
-    first = catalog("populate", "--arch", "gfx950", db=db)
+    first = catalog("populate", "--arch", "gfx950", "--receipt", "flash", db=db)
     assert first.returncode == 0
-    assert "34,889" in first.stdout
-    assert catalog("populate", "--arch", "gfx950", db=db).stdout.startswith("Unchanged: gfx950")
-    done = catalog("parity", "--receipt", "0", db=db)
-    assert done.stdout == "PASS: 34,889 kernels across 9 families (gfx950, receipt 0, generic)\n"
+    assert "13,871 kernels of gfx950" in first.stdout
+    assert catalog("populate", "--arch", "gfx950", "--receipt", "flash", db=db).stdout.startswith("Unchanged: gfx950")
+
+
+@pytest.mark.slow
+def test_populate_and_parity_without_options_and_of_simplified_masks(tmp_path: Path) -> None:
+    db = tmp_path / "new.db"
+    assert "34,889" in catalog("populate", "--arch", "gfx950", db=db).stdout
     named = catalog("parity", "--receipt", "flash", "--mask-impl", "simplified", db=db)
     assert named.stdout.splitlines() == [
         "PASS: 6,270 kernels across 9 families (gfx950, receipt 2, simplified)",
         "PASS: 8,265 kernels across 9 families (gfx950, receipt 3, simplified)",
     ]
-    Catalog(db).connection.execute("DELETE FROM kernel WHERE family = 'fwd_appendkv' AND mask_impl = 'generic'")
+
+
+def test_parity_and_its_exit_codes(populated: Callable[..., Path], tmp_path: Path) -> None:
+    db = shutil.copy(populated("gfx950"), tmp_path / "catalog.db")
+    done = catalog("parity", "--receipt", "0", db=db)
+    assert done.returncode == 0
+    assert done.stdout == "PASS: 34,889 kernels across 9 families (gfx950, receipt 0, generic)\n"
+    named = catalog("parity", "--receipt", "flash", db=db)
+    assert named.stdout.splitlines() == [
+        "PASS: 9,742 kernels across 9 families (gfx950, receipt 2, generic)",
+        "PASS: 12,771 kernels across 9 families (gfx950, receipt 3, generic)",
+    ]
+    gone = "SELECT key FROM attention_row WHERE family = 'fwd_appendkv' AND mask_impl = 'generic'"
+    Catalog(db).connection.execute(f"DELETE FROM kernel WHERE key IN ({gone})")
     failed = catalog("parity", db=db)
     assert failed.returncode == 1
     assert failed.stdout.startswith("FAIL: 99 missing, 0 extra of 34,889 kernels")
     assert "fwd_appendkv: 99 missing" in failed.stdout
 
 
-def test_a_problem_is_selected_built_run_and_validated_from_the_shell(tmp_path: Path) -> None:
-    db = tmp_path / "host.db"
+def test_a_problem_is_selected_built_run_and_validated_from_the_shell(host_file: Path, tmp_path: Path) -> None:
+    db = shutil.copy(host_file, tmp_path / "host.db")
     problem = ["--batch", "2", "--nhead-q", "4", "--nhead-k", "2", "--seqlen-q", "33", "--hdim-q", "64"]
     problem += ["--dtype", "fp32", "--mask", "causal", "--lse"]
     [selected] = json.loads(catalog("select", *problem, "--format", "json", db=db).stdout)

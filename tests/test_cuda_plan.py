@@ -17,11 +17,11 @@ import pytest
 from conftest import count_processes, missing, slow_but
 from fake_gpu import Exposed, expected, held, target
 
+from catalog.backends import why_unavailable
 from catalog.build.builder import Builder
 from catalog.errors import DeviceError, QuarantinedError, TensorError, UsageError
 from catalog.ops.attention.problem import Problem
 from catalog.runtime.catalog import Catalog
-from catalog.runtime.devices import why_unavailable
 from catalog.runtime.devices.cuda import driver as cuda_driver
 from catalog.runtime.devices.cuda.runtime import CudaRuntime
 from catalog.runtime.devices.gpu.resources import Memory, Stream

@@ -80,7 +80,7 @@ def test_a_deterministic_backward_needs_little_more_memory(catalog: Catalog, bat
 
 
 def test_every_family_has_rows_and_no_other(catalog: Catalog) -> None:
-    found = catalog.connection.execute("SELECT DISTINCT family, pipeline FROM kernel WHERE arch = 'sm_90'")
+    found = catalog.connection.execute("SELECT DISTINCT family, pipeline FROM attention_row WHERE arch = 'sm_90'")
     assert {tuple(pair) for pair in found} == {(family.value, pipeline.value) for family, pipeline in ROWS}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,6 @@ from catalog.schema.spec_files import load_spec
 from catalog.schema.trait_text import read_traits
 
 ID, SCOPE, EXPR = (COLUMNS.index(column) for column in ("id", "scope", "expr"))
-
-
-@pytest.fixture(scope="module")
-def others(tmp_path_factory: pytest.TempPathFactory) -> Catalog:
-    """A catalog for other archs than gfx950, populated as they are asked for."""
-    return Catalog(tmp_path_factory.mktemp("others") / "catalog.db")
 
 
 def explained(catalog: Catalog, words: str, **where: Any) -> Explanation:
@@ -78,22 +73,22 @@ def test_each_kind_of_rule_rejects_with_a_reason(gfx950: Catalog, words: str, ki
     assert "rejected by" in found.summary
 
 
-def test_a_condition_on_an_unstated_trait_is_not_taken_for_false(others: Catalog) -> None:
+def test_a_condition_on_an_unstated_trait_is_not_taken_for_false(catalog_of: Callable[[str], Catalog]) -> None:
     """SQL's own iif takes its last branch when the condition is unknown."""
     traits = read_traits(["family=fwd", "hdim_q=128", "hdim_v=128", "pad_d=1", "pad_dv=1"], TRAITS)
-    found = others.explain(traits, arch="gfx1100")
+    found = catalog_of("gfx1100").explain(traits, arch="gfx1100")
     assert verdicts(found, "constraint")["gfx11_d128_tile"][0] == "depends"
 
 
-def test_a_family_that_the_arch_lacks_is_the_reason(others: Catalog) -> None:
-    found = others.explain({"family": "batch_prefill"}, arch="gfx1100")
+def test_a_family_that_the_arch_lacks_is_the_reason(catalog_of: Callable[[str], Catalog]) -> None:
+    found = catalog_of("gfx1100").explain({"family": "batch_prefill"}, arch="gfx1100")
     assert [finding.id for finding in found.rejections] == ["batch_prefill"]
     assert not found.matches
 
 
-def test_what_the_hardware_cannot_run_exists_all_the_same(others: Catalog) -> None:
+def test_what_the_hardware_cannot_run_exists_all_the_same(catalog_of: Callable[[str], Catalog]) -> None:
     traits = read_traits(["family=fwd", "dtype=fp8bf16", "hdim_q=64"], TRAITS)
-    found = others.explain(traits, arch="gfx90a")
+    found = catalog_of("gfx90a").explain(traits, arch="gfx90a")
     assert found.kernels
     assert {finding.id for finding in found.rejections} == {"no_8_bit_floats", "arch_has_dtype"}
     assert "not to be run" in found.summary
@@ -122,16 +117,17 @@ def test_no_rule_is_against_a_kernel_that_exists_and_some_rule_against_any_other
 
 
 @pytest.mark.parametrize("arch", slow_but(["gfx950"], ["gfx950", "gfx942", "gfx90a", "gfx1100", "gfx1201"]))
-def test_every_kernel_that_its_hardware_runs_meets_the_invariants(others: Catalog, gfx950: Catalog, arch: str) -> None:
-    catalog = gfx950 if arch == "gfx950" else others
-    catalog.populate(arch)
+def test_every_kernel_that_its_hardware_runs_meets_the_invariants(
+    catalog_of: Callable[[str], Catalog], arch: str
+) -> None:
+    catalog = catalog_of(arch)
     rules = catalog.rules(arch, kind="invariant")
     held = ", ".join(f"min(? NOT IN ('', family) OR ({rule[EXPR]}) IS TRUE)" for rule in rules)
     [verdicts] = catalog.connection.execute(
-        f"SELECT {held} FROM kernel WHERE arch = ? AND hw_valid", [*(rule[SCOPE] for rule in rules), arch]
+        f"SELECT {held} FROM attention_row WHERE arch = ? AND hw_valid", [*(rule[SCOPE] for rule in rules), arch]
     )
     assert [rule[ID] for rule, holds in zip(rules, verdicts, strict=True) if not holds] == []
-    unfit = catalog.connection.execute("SELECT count(*) FROM kernel WHERE arch = ? AND NOT hw_valid", (arch,))
+    unfit = catalog.connection.execute("SELECT count(*) FROM attention_row WHERE arch = ? AND NOT hw_valid", (arch,))
     assert bool(unfit.fetchone()[0]) is (arch in {"gfx90a", "gfx1100"})
 
 

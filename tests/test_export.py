@@ -6,14 +6,18 @@ import json
 import os
 import shutil
 import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 
+import command
 import pytest
 
-from catalog.build.export import export_register
+from catalog.backends import target_of, toolset_of
+from catalog.build.export import rows
 from catalog.errors import UsageError
 from catalog.runtime.catalog import Catalog
+
+export_register = partial(rows.export_register, targets=target_of, toolsets=toolset_of)
 
 MAIN = """
 #include <stdio.h>
@@ -47,11 +51,11 @@ def test_a_set_of_kernels_links_into_a_program_of_c(catalog: Catalog, tmp_path: 
 
     (tmp_path / "main.c").write_text(MAIN)
     sources = [*(row["file"] for row in listed), "mine_register.cpp"]
-    for command in (
+    for compile_command in (
         ["gcc", "-Wall", "-Werror", "-Iinclude", "-c", "main.c", "-o", "main.o"],
         ["g++", *flags, "-O1", "-Iinclude", *sources, "main.o", "-o", "main"],
     ):
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        done = subprocess.run(compile_command, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
     ran = subprocess.run([tmp_path / "main"], capture_output=True, text=True, check=False)
     assert ran.returncode == 2, "the second call ends with what the first kernel says to no arguments"
@@ -76,9 +80,7 @@ def test_what_cannot_be_exported_is_refused_before_anything_is_written(catalog: 
 
 def test_the_command_line_writes_the_same(catalog: Catalog, tmp_path: Path) -> None:
     where = "family = 'fwd_splitkv_combine' AND dtype = 'fp32'"
-    command = [sys.executable, "-m", "catalog", "--db", str(catalog.path), "export", "register"]
-    command += ["--where", where, "--out", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = command.catalog("export", "register", "--where", where, "--out", tmp_path, db=catalog.path)
     count = len(catalog.kernels(where))
     assert count > 1
     assert done.stdout.startswith(f"{count} kernels in {tmp_path}: "), done.stderr

@@ -8,13 +8,16 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
+import command
 import pytest
 from build_tools import build, library
 from conftest import slow_but
 
-from catalog.build.export import export_project, export_register
+from catalog.backends import target_of, toolset_of
+from catalog.build.export import rows
 from catalog.build.export.projects import ProjectFormat
 from catalog.errors import BuildError, UsageError
 from catalog.ops.attention.arguments import ARGUMENTS
@@ -28,6 +31,9 @@ from catalog.runtime.devices.loading import LoadedKernel
 from catalog.runtime.tensors import results
 from catalog.schema.arguments import ABI_VERSION
 from catalog.schema.kernel import Kernel
+
+export_project = partial(rows.export_project, targets=target_of, toolsets=toolset_of)
+export_register = partial(rows.export_register, targets=target_of, toolsets=toolset_of)
 
 PROBLEMS = (
     Problem(batch=1, nhead_q=2, seqlen_q=33, hdim_q=32, dtype="fp32"),
@@ -146,6 +152,7 @@ def test_each_tool_builds_a_library_of_kernels_for_nvidia_gpus(form: ProjectForm
     assert build(form, tmp_path / "out", **environment) == []
 
 
+@pytest.mark.slow
 def test_the_compiler_is_a_variable(kernels: list[Kernel], form: ProjectFormat, tmp_path: Path) -> None:
     export_project(kernels[:1], tmp_path / "out", "mine", form)
     compiler = tmp_path / "compiler"
@@ -226,10 +233,11 @@ def test_rows_of_two_arches_make_no_project(kernels: list[Kernel], tmp_path: Pat
         (["--where", "1", "register", "--where", "1", "--out", "out"], "come after its name"),
     ],
 )
-def test_mistakes_on_the_command_line_are_told(catalog: Catalog, words: list[str], told: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "catalog", "--db", str(catalog.path), "export", *words]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment)
+def test_mistakes_on_the_command_line_are_told(
+    catalog: Catalog, words: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = command.catalog("export", *words, db=catalog.path)
     assert told in done.stderr
     assert "Traceback" not in done.stderr
     assert done.returncode == 2
@@ -240,10 +248,8 @@ def test_the_plain_command_writes_a_project_and_says_how_to_build_it(
     catalog: Catalog, kernels: list[Kernel], tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "catalog", "--db", str(catalog.path), "export", "--format", "ninja"]
-    where = f"id IN {tuple(kernel.id for kernel in kernels)}"
-    command += ["--where", where, "--limit", "1", "--out", str(out), "--prefix", "mine"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    chosen = ["--where", f"id IN {tuple(kernel.id for kernel in kernels)}", "--limit", "1"]
+    done = command.catalog("export", "--format", "ninja", *chosen, "--out", out, "--prefix", "mine", db=catalog.path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"1 kernel in {out}: ")
     assert f"ninja -C {out}" in done.stdout

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import ctypes
 import json
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 
+import command
 import pytest
 from build_tools import build, library
 from conftest import slow_but
 
-from catalog.build.export import wrap_headers
+from catalog.backends import target_of, toolset_of
+from catalog.build.export import wrap
 from catalog.build.export.headers import read_header
 from catalog.build.export.projects import ProjectFormat
 from catalog.errors import BuildError, UsageError
 from catalog.runtime.devices.here import resolve_arch
+
+wrap_headers = partial(wrap.wrap_headers, targets=target_of, toolsets=toolset_of)
 
 CORE = """
 #pragma once
@@ -316,14 +319,13 @@ def test_what_cannot_be_wrapped_is_refused_before_anything_is_written(generated:
 
 
 def test_the_command_line_wraps(generated: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "catalog", "export", "wrap", "--kernel-dir", str(generated)]
-    words = [*command, "--out", str(tmp_path / "out"), "--pattern", "some*.hpp"]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    wrap = ["export", "wrap", "--kernel-dir", generated]
+    done = command.catalog(*wrap, "--out", tmp_path / "out", "--pattern", "some*.hpp")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"1 kernel in {tmp_path / 'out'}: ")
     assert "cmake -S" in done.stdout
     assert (tmp_path / "out" / "CMakeLists.txt").is_file()
-    wrong = subprocess.run([*command, "--out", str(generated)], capture_output=True, text=True, check=False)
+    wrong = command.catalog(*wrap, "--out", generated)
     assert wrong.returncode == 2
     assert "is not empty" in wrong.stderr
     assert "Traceback" not in wrong.stderr

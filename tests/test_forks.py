@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sqlite3
 import subprocess
@@ -260,3 +261,17 @@ def test_the_command_line_says_how_many_threads_there_may_be(tmp_path: Path) -> 
     done = subprocess.run([*command, *problem], check=False, capture_output=True, text=True, timeout=SECONDS)
     assert done.returncode == 2
     assert "num_threads=100000: expected an integer from 0" in done.stderr
+
+
+def test_a_catalog_that_is_dropped_closes_its_file_at_once(tmp_path: Path) -> None:
+    """Nothing that a catalog is made of refers back to it: its log would stay beside the file until cycles are freed."""
+    log = tmp_path / "catalog.db-wal"
+    gc.disable()
+    try:
+        catalog = Catalog(tmp_path / "catalog.db")
+        assert not catalog.populated("gfx950")
+        assert log.exists()
+        del catalog
+        assert not log.exists()
+    finally:
+        gc.enable()

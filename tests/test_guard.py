@@ -14,7 +14,7 @@ from pathlib import Path
 
 import command
 import pytest
-from conftest import count_processes, slow_but
+from conftest import count_processes, fill, slow_but
 
 from catalog.build import targets
 from catalog.build.describe import describe
@@ -69,9 +69,10 @@ UNKNOWN = {
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One cache for all: what is sound is compiled once."""
-    return tmp_path_factory.mktemp("guard") / "cache"
+def cache(host_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One cache for all, which has the sound kernels that most of them run."""
+    folder = tmp_path_factory.mktemp("guard")
+    return fill(folder / "cache", best_two(Catalog(shutil.copy(host_file, folder / "catalog.db"))))
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import shutil
 import threading
 
 import numpy as np
@@ -14,13 +15,13 @@ import pytest
 from fake_gpu import Exposed, Shared, expected, held, make_runtime, target
 from tiny_project import ARCH
 
+from catalog.backends import why_unavailable
 from catalog.build.builder import Builder
 from catalog.errors import DeviceError, TensorError
 from catalog.ops.attention.problem import Problem
 from catalog.runtime.bench import COLUMNS, bench_problem
 from catalog.runtime.bench_shapes import BenchOptions
 from catalog.runtime.catalog import Catalog
-from catalog.runtime.devices import why_unavailable
 from catalog.runtime.devices.gpu.resources import Memory
 from catalog.runtime.devices.here import Devices
 from catalog.runtime.devices.hip import driver as hip_driver
@@ -71,8 +72,10 @@ def fake(rocm, tmp_path, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("amd")
+def folder(populated, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("amd")
+    shutil.copy(populated("gfx942"), folder / "catalog.db")
+    return folder
 
 
 @pytest.fixture

@@ -34,8 +34,8 @@ from catalog.runtime.tolerance import max_error
 from catalog.schema.kernel import Kernel
 
 ARCHES = tuple(arch for arch in host_archs() if why_unavailable(arch) is None)
-FEW, ALL = (2, 30), (None, 340)
-"""How many signatures of an op are compiled, and how many problems are drawn of them: 180, and 2,040 in all."""
+FEW, ALL = (1, 20), (None, 340)
+"""How many signatures of an op are compiled, and how many problems are drawn of them: 120, and 2,040 in all."""
 
 drawn = settings(
     deadline=None,

@@ -41,9 +41,11 @@ def catalog(host_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Catalo
 # Builds that fail, devices that are not there
 
 
-def test_a_kernel_that_does_not_compile_gives_way_to_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_that_does_not_compile_gives_way_to_the_next(
+    host_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     problem = Problem(batch=1, nhead_q=2, seqlen_q=33, hdim_q=64, dtype="fp16", mask="causal")
-    catalog = Catalog(tmp_path / "catalog.db")
+    catalog = Catalog(shutil.copy(host_file, tmp_path / "catalog.db"))
     best, second = (candidate.kernel for candidate in catalog.candidates(problem, limit=2))
 
     def emit(kernel: Kernel, _memory: Path) -> str:

@@ -350,16 +350,16 @@ def test_a_verdict_that_is_no_file_is_no_verdict(hostile: str, cache: Cache) -> 
 def measured(tmp_path: Path) -> Catalog:
     """A catalog; two of its kernels are said to be built and timed."""
     catalog = Catalog(tmp_path / "catalog.db")
-    catalog.populate("gfx1201")
+    catalog.populate("sm_90")
     write = catalog.connection.execute
-    write("INSERT INTO device VALUES (1, 'gfx1201', 'a GPU', '{}')")
+    write("INSERT INTO device VALUES (1, 'sm_90', 'a GPU', '{}')")
     write("INSERT INTO problem (id, key) VALUES (1, 'a problem')")
-    rows = write("SELECT id FROM kernel WHERE family = 'fwd' ORDER BY id LIMIT 2").fetchall()
+    rows = write("SELECT id FROM attention_row WHERE family = 'fwd' ORDER BY id LIMIT 2").fetchall()
     for place, (kernel,) in enumerate(rows):
         key = f"{place}" * 64
         write(
             "INSERT INTO artifact (key, kernel_id, arch, toolchain, flags, status, log, compile_s, created) "
-            "VALUES (?, ?, 'gfx1201', 'clang', '', 'built', '', 1, '2026-01-01')",
+            "VALUES (?, ?, 'sm_90', 'nvcc', '', 'built', '', 1, '2026-01-01')",
             (key, kernel),
         )
         write(
@@ -396,7 +396,7 @@ def test_timings_and_libraries_are_dropped_separately(measured: Catalog, cache: 
 
 def test_a_library_that_is_built_again_counts_again(project: Project, cache: Cache, tmp_path: Path) -> None:
     catalog = Catalog(tmp_path / "catalog.db")
-    catalog.populate("gfx1201")
+    catalog.populate("sm_90")
     row = catalog.connection.execute("SELECT id FROM kernel LIMIT 1").fetchone()[0]
     record = cache.check(project.key(cache.scans, 1).hex)
     record = replace(record, kernel_id=row)

@@ -19,14 +19,16 @@ from hypothesis import strategies as st
 from catalog.errors import RegistryError, UsageError
 from catalog.ops.attention.kernel import AttentionKernel
 from catalog.ops.attention.problem import Problem
+from catalog.ops.attention.traits import TRAITS
 from catalog.registry import merge_read
 from catalog.registry.connection import connect, sha256_hex
+from catalog.registry.kernels import add_kernel, kernel_of
 from catalog.registry.query import Query, run
-from catalog.registry.tables import KERNEL_COLUMNS
 from catalog.runtime.catalog import Catalog
 
 CONTENT = {
-    "kernel": "SELECT * FROM kernel WHERE id IN (SELECT kernel_id FROM artifact)",
+    "kernel": f"SELECT id, name, arch, variant, {', '.join(TRAITS)}, hw_valid, dispatch_order FROM attention_row "
+    "WHERE id IN (SELECT kernel_id FROM artifact)",
     "receipt": "SELECT * FROM kernel_receipt WHERE kernel_id IN (SELECT kernel_id FROM artifact)",
     "artifact": "SELECT key, kernel_id, toolchain, status, log, compile_s, created FROM artifact",
     "timing": "SELECT key, kernel_id, arch, name, facts, artifact_key, median_ms, timing.created FROM timing "
@@ -75,10 +77,8 @@ def write(
     connection = connect(path)
     for number, toolchain, status, day in records:
         kernel = kernels[number]
-        row = {**dict.fromkeys(KERNEL_COLUMNS, 1), **kernel.to_row(), "id": kernel.id, "name": kernel.name}
-        columns = [name for name in KERNEL_COLUMNS if name in there(connection, "kernel")]
-        holes = ", ".join(f":{name}" for name in columns)
-        connection.execute(f"INSERT OR IGNORE INTO kernel ({', '.join(columns)}) VALUES ({holes})", row)
+        if kernel_of(connection, kernel.id) is None:
+            add_kernel(connection, kernel, {"hw_valid": 1, "dispatch_order": 1})
         connection.execute("INSERT OR IGNORE INTO kernel_receipt VALUES (?, ?)", (kernel.id, number))
         connection.execute(
             "INSERT OR IGNORE INTO artifact (key, kernel_id, arch, toolchain, flags, status, log, compile_s, created) "

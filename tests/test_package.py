@@ -1,7 +1,11 @@
-"""What is published: the files of the sdist and of the wheel, and the wheel at work, installed by itself."""
+"""The package: no module needs itself, and what is published is complete.
+
+The files of the sdist and of the wheel are checked, and the wheel at work, installed by itself.
+"""
 
 from __future__ import annotations
 
+import ast
 import email
 import importlib.util
 import os
@@ -12,6 +16,7 @@ import sysconfig
 import tarfile
 import venv
 import zipfile
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -19,6 +24,51 @@ from conftest import missing
 
 ROOT = Path(__file__).parent.parent
 CACHES = {"__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache"}
+
+
+def module_paths():
+    """The modules of the package, by name."""
+    found = {}
+    for path in (ROOT / "catalog").rglob("*.py"):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        found[".".join(parts[:-1] if path.name == "__init__.py" else parts)] = path
+    return found
+
+
+def imports_of(node):
+    """What the code below a node imports, in functions too, but not ``if TYPE_CHECKING:``; and what it names."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.ImportFrom):
+            assert not child.level, "relative imports are not followed"
+            yield from (f"{child.module}.{alias.name}" for alias in child.names)
+        elif isinstance(child, ast.Import):
+            yield from (alias.name for alias in child.names)
+        elif isinstance(child, ast.Constant):
+            yield child.value  # the name of a module, as import_module takes it
+        elif isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
+            yield from imports_of(ast.Module(child.orelse, []))
+        else:
+            yield from imports_of(child)
+
+
+def executed(name):
+    """A module and the packages around it, which are imported before it."""
+    parts = name.split(".")
+    return {".".join(parts[:end]) for end in range(1, len(parts) + 1)}
+
+
+def test_no_import_comes_back_to_its_module():
+    """Imports inside functions count: one that must be put off to avoid a cycle is in the wrong place."""
+    modules = module_paths()
+    graph = {name: set() for name in modules}
+    for name, path in modules.items():
+        for target in imports_of(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(target, str) and target.startswith("catalog."):
+                graph[name] |= executed(target) & modules.keys() - executed(name)
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(f"an import cycle: {' <- '.join(error.args[1])}", pytrace=False)
 
 
 def files_below(folder):
@@ -75,6 +125,7 @@ def test_the_wheel_has_the_package_its_data_and_nothing_else(wheel):
     assert own == package | data
     for name in (
         "catalog/py.typed",
+        "catalog/registry/migrations/001_initial_schema.sql",
         "catalog/build/abi/catalog_abi.h",
         "catalog/ops/attention/kernels/host/traits.hpp",
     ):

@@ -31,13 +31,15 @@ SCHEMA = """
 CREATE TABLE kernel (id TEXT PRIMARY KEY, name TEXT, arch TEXT, dtype TEXT, mode TEXT, hdim_q INTEGER, hdim_v INTEGER,
                      pipeline TEXT, lse INTEGER);
 CREATE TABLE kernel_receipt (kernel_id TEXT, receipt INTEGER);
-CREATE TABLE population (arch TEXT);
+CREATE TABLE lineage (id INTEGER PRIMARY KEY, arch TEXT);
+CREATE TABLE population (lineage INTEGER);
 CREATE TABLE timing (kernel_id TEXT, median_ms REAL);
 CREATE TABLE secret (word TEXT);
 CREATE VIEW kernels AS SELECT kernel.*,
     coalesce((SELECT group_concat(receipt, ' ') FROM kernel_receipt WHERE kernel_id = kernel.id), '') AS receipts,
     (SELECT min(median_ms) FROM timing WHERE kernel_id = kernel.id) AS best_ms FROM kernel;
-INSERT INTO population VALUES ('gfx942'), ('gfx950');
+INSERT INTO lineage VALUES (1, 'gfx942'), (2, 'gfx950');
+INSERT INTO population VALUES (1), (2);
 INSERT INTO secret VALUES ('sesame');
 INSERT INTO kernel_receipt VALUES ('k000', 0), ('k000', 2);
 INSERT INTO timing VALUES ('k000', 0.5), ('k000', 0.25);

@@ -22,6 +22,7 @@ from catalog.registry.timings import Timing, record
 from catalog.registry.transactions import transaction
 from catalog.report.data import Report, collect
 from catalog.report.page import write_report
+from catalog.rules.restriction import Restriction
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices import DeviceInfo
 from catalog.runtime.measure import summarise
@@ -66,7 +67,7 @@ def record_timings(
 def filled(gfx950: Catalog, tmp_path_factory: pytest.TempPathFactory) -> Catalog:
     """A catalog with timings of two GPUs and of this machine's CPU, a failed build and a miss."""
     catalog = copy_of(gfx950, tmp_path_factory.mktemp("report") / "catalog.db")
-    catalog.populate("host")
+    catalog.populate("host", restriction=Restriction(where="hdim_q = 128 AND dtype = 'fp32'"))
     for asked in (*ON_GPU, APPENDING):
         record_timings(catalog, asked, GPU, medians_of(catalog, asked, "gfx950"))
     record_timings(catalog, ON_GPU[0], OLDER, medians_of(catalog, ON_GPU[0], "gfx950"))
@@ -76,7 +77,7 @@ def filled(gfx950: Catalog, tmp_path_factory: pytest.TempPathFactory) -> Catalog
         record_timings(catalog, asked, catalog.device_info("host"), medians_of(catalog, asked, "host"))
     catalog.connection.execute(
         "INSERT INTO artifact (key, kernel_id, arch, toolchain, flags, status, log, compile_s, created) "
-        "SELECT 'bad', id, arch, '', '', 'failed', 'error', 1, '' FROM kernel WHERE arch = 'gfx950' LIMIT 1"
+        "SELECT 'bad', id, arch, '', '', 'failed', 'error', 1, '' FROM attention_row WHERE arch = 'gfx950' LIMIT 1"
     )
     for _ in range(2):
         catalog.select(problem(seqlen_q=3), arch="gfx950")
@@ -100,7 +101,7 @@ def test_a_roofline_has_the_fastest_kernel_of_each_problem(filled: Catalog, repo
     for asked in ON_GPU:
         (point,) = (point for point in gpu.points if point.problem == name_of(asked))
         fastest = list(medians_of(filled, asked, "gfx950"))[2]
-        name = filled.connection.execute("SELECT name FROM kernel WHERE id = ?", (fastest,)).fetchone()[0]
+        name = filled.connection.execute("SELECT name FROM attention_row WHERE id = ?", (fastest,)).fetchone()[0]
         assert point.kernel == name
         assert point.tflops == pytest.approx(800, rel=1e-3)
         assert point.intensity == pytest.approx(asked.flops / asked.traffic)
@@ -133,7 +134,7 @@ def test_tiles_are_compared_within_each_problem(filled: Catalog, report: Report)
             for kernel_id, ms in medians.items():
                 tile = tuple(
                     filled.connection.execute(
-                        "SELECT tile_m0, tile_n0 FROM kernel WHERE id = ?", (kernel_id,)
+                        "SELECT tile_m0, tile_n0 FROM attention_row WHERE id = ?", (kernel_id,)
                     ).fetchone()
                 )
                 by_tile.setdefault(tile, []).append(ms)
@@ -274,7 +275,7 @@ def test_the_command_writes_a_page_with_measured_peaks(filled: Catalog, tmp_path
     [
         (["--out", "HERE/page", "--arch", "gfx942"], (2, "populate --arch gfx942")),
         (["--out", "HERE/page", "--arch", "gfx9"], (2, "no arch is called 'gfx9'; did you mean gfx950")),
-        (["--out", "HERE/file/page"], (1, "cannot be written")),
+        (["--out", "HERE/file/page", "--arch", "host"], (1, "cannot be written")),
         ([], (2, "--out")),
     ],
 )

@@ -25,7 +25,7 @@ from catalog.schema.traits import Trait
 
 @pytest.mark.parametrize("step", slow_but([50], [50, 1]))
 def test_every_row_of_gfx950_survives_both_round_trips(gfx950: Catalog, step: int) -> None:
-    rows = gfx950.connection.execute("SELECT * FROM kernel").fetchall()
+    rows = gfx950.connection.execute("SELECT * FROM attention_row").fetchall()
     assert len(rows) > 34_889
     for row in rows[::step]:
         kernel = AttentionKernel.from_row(row)
@@ -73,7 +73,10 @@ def named_rows(draw: st.DrawFn, revision: str) -> tuple[Grammar, dict[str, Any]]
     return grammar, row
 
 
-@pytest.mark.parametrize(("revision", "target"), [("2026-05", ""), ("2026-05", "gfx950"), ("native", "x86_64_v3")])
+@pytest.mark.parametrize(
+    ("revision", "target"),
+    [("2026-05", ""), ("2026-05", "gfx950"), ("native", "x86_64_v3"), ("native", "an_arch_of_another_package")],
+)
 @given(data=st.data())
 def test_a_parsed_name_writes_the_same_name(data: st.DataObject, revision: str, target: str) -> None:
     grammar, row = data.draw(named_rows(revision))

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import slow_but
 
+from catalog.backends import why_unavailable
 from catalog.build.first_runs import Quarantine
 from catalog.errors import SelectionError
 from catalog.ops.attention.names import grammar_of
@@ -20,7 +23,7 @@ from catalog.ops.attention.traits import TRAITS, Family
 from catalog.registry.timings import Measured, Timing, nearest, record
 from catalog.registry.transactions import transaction
 from catalog.runtime.catalog import Catalog
-from catalog.runtime.devices import DeviceInfo, why_unavailable
+from catalog.runtime.devices import DeviceInfo
 from catalog.runtime.measure import summarise
 from catalog.schema.kernel import Kernel
 from catalog.schema.lineage import Wanted
@@ -163,9 +166,10 @@ def test_backward(gfx950: Catalog, changes: dict[str, Any], expected: list[str])
 
 
 @pytest.fixture(scope="module")
-def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Catalog:
+def elsewhere(populated: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Catalog:
     """A catalog that fills with the archs and revisions that the tests ask for."""
-    return Catalog(tmp_path_factory.mktemp("elsewhere") / "catalog.db")
+    path = tmp_path_factory.mktemp("elsewhere") / "catalog.db"
+    return Catalog(shutil.copy(populated("gfx942", "2025-07"), path))
 
 
 @pytest.mark.parametrize(
@@ -190,10 +194,11 @@ def test_the_older_revision(elsewhere: Catalog, changes: dict[str, Any], expecte
     assert_stages(elsewhere, changes, expected, arch="gfx942", revision="2025-07")
 
 
-def test_partial_results_are_combined_by_a_kernel_of_the_same_head_dim(elsewhere: Catalog) -> None:
+def test_partial_results_are_combined_by_a_kernel_of_the_same_head_dim(catalog_of: Callable[[str], Catalog]) -> None:
     """RDNA has combine kernels of head dim 96, and no split kernel of it."""
     asked = {"op": "splitkv", "hdim_q": 80}
-    assert_stages(elsewhere, asked, ["_splitkv_d128_", "_combine_d128_bf16_batch_b32_unused_psdv_"], arch="gfx1100")
+    expected = ["_splitkv_d128_", "_combine_d128_bf16_batch_b32_unused_psdv_"]
+    assert_stages(catalog_of("gfx1100"), asked, expected, arch="gfx1100")
 
 
 def test_group_mode_takes_padded_kernels(gfx950: Catalog) -> None:
@@ -295,11 +300,12 @@ def test_of_several_libraries_of_a_row_the_one_measured_last_counts(copied: Cata
     assert [line.split()[:2] for line in lines] == [["2", "ms"], ["3", "ms"]]
 
 
-def test_a_choice_is_remembered_until_the_catalog_changes(copied: Catalog) -> None:
-    plan = copied.select(problem(), arch="gfx950")
-    assert copied.select(problem(), arch="gfx950") is plan
-    copied.populate("gfx950", force=True)
-    again = copied.select(problem(), arch="gfx950")
+def test_a_choice_is_remembered_until_the_catalog_changes(tmp_path: Path) -> None:
+    catalog = Catalog(tmp_path / "catalog.db")
+    plan = catalog.select(problem(), arch="sm_90")
+    assert catalog.select(problem(), arch="sm_90") is plan
+    catalog.populate("sm_90", force=True)
+    again = catalog.select(problem(), arch="sm_90")
     assert again is not plan
     assert again.kernels == plan.kernels
 
@@ -470,13 +476,13 @@ def test_traits_that_a_family_has_not_are_default_in_all_of_its_rows(
     elsewhere.populate("gfx942", revision="2025-07")
     catalog = gfx950 if revision == "2026-05" else elsewhere
     for name in set(REQUIRED_TRAITS) - grammar_of(family, revision).traits - {"family"}:
-        asked = f"SELECT DISTINCT {name} FROM kernel WHERE family = ? AND revision = ?"
+        asked = f"SELECT DISTINCT {name} FROM attention_row WHERE family = ? AND revision = ?"
         assert [row[0] for row in catalog.connection.execute(asked, (family, revision))] == [TRAITS[name].default]
 
 
-def test_hardware_verdicts_are_for_selection_only(tmp_path: Any) -> None:
+def test_hardware_verdicts_are_for_selection_only(catalog_of: Callable[[str], Catalog]) -> None:
     """Parity keeps the fp8 rows of gfx90a, which has no fp8 instructions; selection does not take them."""
-    catalog = Catalog(tmp_path / "catalog.db")
+    catalog = catalog_of("gfx90a")
     assert catalog.parity("gfx90a", 0).passed
     with pytest.raises(SelectionError, match="the hardware cannot run"):
         catalog.select(problem(dtype="fp8bf16"), arch="gfx90a")

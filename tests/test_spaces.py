@@ -47,9 +47,9 @@ def test_a_sweep_gives_the_dispatchers_names(tmp_path: Path, arch: str, config: 
 
 
 def test_sweeps_stand_beside_upstreams_codegen_and_are_not_selected_from(copied: Catalog) -> None:
-    before = copied.connection.execute("SELECT count(*) FROM kernel WHERE space = 'ck'").fetchone()[0]
+    before = copied.connection.execute("SELECT count(*) FROM attention_row WHERE space = 'ck'").fetchone()[0]
     assert sweep(copied, "gfx950", DATA / "sweeps" / "fwd_ci.json") == 1860
-    assert copied.connection.execute("SELECT count(*) FROM kernel WHERE space = 'ck'").fetchone()[0] == before
+    assert copied.connection.execute("SELECT count(*) FROM attention_row WHERE space = 'ck'").fetchone()[0] == before
     assert copied.parity("gfx950", 0).passed
 
 
@@ -88,7 +88,7 @@ def test_another_restriction_replaces_the_rows_of_the_space(tmp_path: Path) -> N
     assert sweep(catalog, "gfx950", config, where="hdim_q = 128 AND tile_m0 = 128") == sweep(
         catalog, "gfx950", config, filter_file=keep
     )
-    rows = catalog.connection.execute("SELECT DISTINCT hdim_q, tile_m0 FROM kernel").fetchall()
+    rows = catalog.connection.execute("SELECT DISTINCT hdim_q, tile_m0 FROM attention_row").fetchall()
     assert [tuple(row) for row in rows] == [(128, 128)]
     assert sweep(catalog, "gfx950", config) == everything
 
@@ -99,7 +99,7 @@ def test_an_edited_filter_file_is_another_restriction(tmp_path: Path) -> None:
     for hdim in (128, 64):
         keep.write_text(f"def filter_config(c):\n    return c.hdim_q == {hdim}\n")
         sweep(catalog, "gfx950", DATA / "sweeps" / "fwd_ci.json", filter_file=keep)
-        assert [row[0] for row in catalog.connection.execute("SELECT DISTINCT hdim_q FROM kernel")] == [hdim]
+        assert [row[0] for row in catalog.connection.execute("SELECT DISTINCT hdim_q FROM attention_row")] == [hdim]
 
 
 def test_block_per_cu_is_swept_when_a_file_lists_it(tmp_path: Path) -> None:
@@ -114,10 +114,10 @@ def test_the_exhaustive_space_leaves_the_constraints_out(tmp_path: Path) -> None
     catalog = Catalog(tmp_path / "catalog.db")
     sweep(catalog, "gfx950", DATA / "sweeps" / "fwd_ci.json", space="exhaustive")
     rejected = "hdim_q = 128 AND hdim_v = 128 AND tile_n0 <> 128"
-    assert catalog.connection.execute(f"SELECT count(*) FROM kernel WHERE {rejected}").fetchone()[0]
+    assert catalog.connection.execute(f"SELECT count(*) FROM attention_row WHERE {rejected}").fetchone()[0]
     sweep(catalog, "gfx950", DATA / "sweeps" / "fwd_ci.json", space="rules")
     where = f"space = 'rules' AND {rejected}"
-    assert not catalog.connection.execute(f"SELECT count(*) FROM kernel WHERE {where}").fetchone()[0]
+    assert not catalog.connection.execute(f"SELECT count(*) FROM attention_row WHERE {where}").fetchone()[0]
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_a_filter_that_fails_says_why_and_changes_nothing(tmp_path: Path, code: 
     keep.write_text(code)
     with pytest.raises(UsageError, match=told):
         sweep(catalog, "gfx950", DATA / "sweeps" / "fwd_ci.json", filter_file=keep)
-    assert not catalog.connection.execute("SELECT count(*) FROM kernel").fetchone()[0]
+    assert not catalog.connection.execute("SELECT count(*) FROM attention_row").fetchone()[0]
 
 
 @pytest.mark.parametrize("option", ["config", "filter_file"])

@@ -157,9 +157,9 @@ def test_the_settings_start_a_trace_and_end_it(catalog, file, tmp_path, monkeypa
     assert tracing.active == ()
 
 
-def test_a_setting_that_cannot_be_followed_is_told():
+def test_a_setting_that_cannot_be_followed_is_told(catalog):
     run = ["run", "--batch", 1, "--nhead-q", 2, "--seqlen-q", 33, "--hdim-q", 32, "--dtype", "fp32"]
-    done = command.catalog(*run, CATALOG_TRACE="/none/calls.jsonl")
+    done = command.catalog(*run, db=catalog.path, CATALOG_TRACE="/none/calls.jsonl")
     assert done.returncode == 2
     assert done.stderr == "Error: /none/calls.jsonl: no trace can be written there: No such file or directory\n"
 

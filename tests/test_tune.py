@@ -244,9 +244,9 @@ def test_problems_that_were_never_measured_are_counted_until_one_of_their_size_i
     assert small(seqlen_q=700).key not in asked()
 
 
-def test_a_cache_that_grows_leaves_few_misses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_grows_leaves_few_misses(host_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row a size, not a row a length; and where there are too many sizes, those go that nobody asked for any more."""
-    catalog = Catalog(tmp_path / "catalog.db")
+    catalog = Catalog(shutil.copy(host_file, tmp_path / "catalog.db"))
     lengths = range(1, 1025)
     for length in lengths:
         catalog.select(small(seqlen_q=1, seqlen_k=length))

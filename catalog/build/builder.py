@@ -20,7 +20,7 @@ from catalog.build.keys import ContentKey, KeyMaker, ScanError, TranslationUnit,
 from catalog.build.permissions import ANOTHER
 from catalog.build.pools import Pool, Threads
 from catalog.build.resources import Resources
-from catalog.build.targets import Target, target_of
+from catalog.build.targets import Target
 from catalog.build.toolchains import LIBRARY, SOURCE, Toolchain
 from catalog.errors import BuildError, CacheError, ToolchainError
 from catalog.schema.kernel import Kernel
@@ -206,15 +206,19 @@ def _run_compiler(unit: TranslationUnit, toolchain: Toolchain, folder: Path, sto
 class Builder:
     """Builds kernels into the cache, at most once per content key, whatever the number of threads and processes.
 
-    ``record`` is called with every artifact that this builder compiles, fails to compile, or finds in the cache for the
-    first time (so that a new registry learns of it), always in the thread that called the builder.
+    Args:
+        cache_dir: the folder of the cache; None: that of the settings.
+        record: called with every artifact that this builder compiles, fails to compile, or finds in the cache for the
+            first time (so that a new registry learns of it), always in the thread that called the builder.
+        targets: the target of an arch: :func:`catalog.backends.target_of`; it may raise BuildError.
     """
 
     def __init__(
         self,
         cache_dir: Path | None = None,
         record: Callable[[ArtifactRecord], None] | None = None,
-        targets: Callable[[str], Target] = target_of,
+        *,
+        targets: Callable[[str], Target],
     ) -> None:
         self.cache = Cache(cache_dir or settings().cache_dir)
         self._keys = KeyMaker(self.cache.scans)

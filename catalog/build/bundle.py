@@ -22,7 +22,6 @@ from typing import BinaryIO
 
 from pydantic import ValidationError
 
-from catalog.backends import GpuBackend, backend_of
 from catalog.build.cache import MOST_LIBRARY_BYTES, ArtifactRecord, Cache, Origin
 from catalog.build.keys import abi_number
 from catalog.build.targets import BUILD_DIR
@@ -150,12 +149,12 @@ class Bundle:
 
 
 @contextlib.contextmanager
-def open_bundle(path: Path, why_unavailable: Callable[[str], str | None]) -> Iterator[Bundle]:
+def open_bundle(path: Path, why_not_here: Callable[[str, str], str | None]) -> Iterator[Bundle]:
     """Open a bundle and check all of it; nothing is written.
 
     Args:
         path: of the file.
-        why_unavailable: why kernels of a host arch do not run on this machine, None where they do.
+        why_not_here: why a library of an arch and an ISA is not for this machine; None where it is.
 
     Raises:
         BundleError: it is damaged, of another format or ABI, for an arch that this version does not know or an ISA that
@@ -174,7 +173,7 @@ def open_bundle(path: Path, why_unavailable: Callable[[str], str | None]) -> Ite
         except _READ_ERRORS as error:
             raise BundleError(f"{path} is no bundle: {error}") from None
         manifest = _manifest(archive, path)
-        _check(manifest, why_unavailable, path)
+        _check(manifest, why_not_here, path)
         _check_members(archive, manifest, path)
         bundle = Bundle(path, archive, manifest)
         for entry in manifest.entries:
@@ -225,14 +224,14 @@ def _manifest(archive: zipfile.ZipFile, path: Path) -> Manifest:
         raise BundleError(f"{path}: {_MANIFEST}: {place}: {expected(first)}") from None
 
 
-def _check(manifest: Manifest, why_unavailable: Callable[[str], str | None], path: Path) -> None:
+def _check(manifest: Manifest, why_not_here: Callable[[str, str], str | None], path: Path) -> None:
     if manifest.abi != abi():
         raise BundleError(
             f"{path}: its libraries have ABI {manifest.abi}; this version has ABI {abi()}",
             hint="Export it again with this version.",
         )
     for entry in manifest.entries:
-        wrong = _what_is_wrong(entry, why_unavailable)
+        wrong = _what_is_wrong(entry, why_not_here)
         if wrong is not None:
             raise BundleError(f"{path}: kernel {entry.name[:500]}: {wrong}")
     keys = {entry.artifact.key for entry in manifest.entries}
@@ -243,7 +242,7 @@ def _check(manifest: Manifest, why_unavailable: Callable[[str], str | None], pat
             raise BundleError(f"{path}: a timing belongs to no library of the bundle: {timing.problem[:200]!r}")
 
 
-def _what_is_wrong(entry: Entry, why_unavailable: Callable[[str], str | None]) -> str | None:
+def _what_is_wrong(entry: Entry, why_not_here: Callable[[str, str], str | None]) -> str | None:
     artifact = entry.artifact
     if artifact.status != "built" or artifact.so_sha256 is None or artifact.so_bytes is None:
         return "its record is not that of a library"
@@ -251,17 +250,7 @@ def _what_is_wrong(entry: Entry, why_unavailable: Callable[[str], str | None]) -
         return f"it was built in the future, {artifact.created}"
     if (entry.kernel.id, entry.kernel.arch) != (artifact.kernel_id, artifact.arch):
         return "its record is that of another row"
-    return _why_not_here(artifact.arch, artifact.isa, why_unavailable)
-
-
-def _why_not_here(arch: str, isa: str, why_unavailable: Callable[[str], str | None]) -> str | None:
-    """Libraries for GPUs are stored on any machine; those of host arches must run on this one."""
-    backend = backend_of(arch)
-    if arch not in backend.isas:
-        return f"this version does not know arch {arch!r}"
-    if isa != backend.isas[arch]:
-        return f"ISA {isa!r} is not that of {arch}"
-    return None if isinstance(backend, GpuBackend) else why_unavailable(arch)
+    return why_not_here(artifact.arch, artifact.isa)
 
 
 def _check_members(archive: zipfile.ZipFile, manifest: Manifest, path: Path) -> None:

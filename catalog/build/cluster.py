@@ -149,7 +149,9 @@ class _Unwanted(threading.Event):
 
 @functools.cache
 def _builder() -> Builder:
-    return Builder()
+    from catalog.backends import target_of  # a worker is a process of its own: here it is put together
+
+    return Builder(targets=target_of)
 
 
 def _task() -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:

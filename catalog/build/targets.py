@@ -8,14 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from catalog.backends import backend_of
 from catalog.build.cuda.facts import CudaArch, cuda_facts
 from catalog.build.cuda.toolchain import cuda_toolchain
 from catalog.build.hip.toolchain import hip_toolchain
 from catalog.build.keys import TranslationUnit, abi_number
 from catalog.build.resources import Resources, of_cuda_build, of_hip_build, of_host_build
 from catalog.build.toolchains import Toolchain, host_toolchain
-from catalog.errors import BuildError
 from catalog.ops import operation_of
 from catalog.ops.protocol import Operation
 from catalog.schema.kernel import Kernel
@@ -108,16 +106,3 @@ def _cuda(arch: CudaArch) -> Target:
         return of_cuda_build(folder, output, arch)
 
     return _target("cuda", cuda_toolchain, resources)
-
-
-def target_of(arch: str) -> Target:
-    """The target that builds for ``arch``.
-
-    Raises:
-        BuildError: none does.
-        BackendError: two backends own it.
-    """
-    backend = backend_of(arch)
-    if arch not in backend.isas:
-        raise BuildError(f"kernels for {arch} cannot be built yet", hint="catalog doctor lists the arches that can")
-    return backend.target(arch)

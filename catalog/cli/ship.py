@@ -63,13 +63,14 @@ def project(
             f"catalog export needs {'--where EXPR' if where is None else '--out FOLDER'}",
             hint="As in: catalog export --where \"hdim_q=64 AND dtype='fp32'\" --out kernels",
         )
-    from catalog.build.export import export_project
+    from catalog.backends import target_of, toolset_of
     from catalog.build.export.projects import how_to_build, read_format
+    from catalog.build.export.rows import export_project
 
     chosen = read_format(form)
     kernels = _kernels(context, where, arch, limit, ck_root)
     with _each_written(len(kernels)) as on_done:
-        written = export_project(kernels, out, prefix, chosen, on_done)
+        written = export_project(kernels, out, prefix, chosen, on_done, targets=target_of, toolsets=toolset_of)
     _print_written(len(kernels), out, written)
     print(f"Build: {how_to_build(chosen, out)}")
 
@@ -90,11 +91,12 @@ def register(
 
     Example: catalog export register --where "hdim_q=64 AND dtype='fp32' AND lse" --out kernels
     """
-    from catalog.build.export import export_register
+    from catalog.backends import target_of, toolset_of
+    from catalog.build.export.rows import export_register
 
     kernels = _kernels(context, where, arch, limit, ck_root)
     with _each_written(len(kernels)) as on_done:
-        written = export_register(kernels, out, prefix, on_done)
+        written = export_register(kernels, out, prefix, on_done, targets=target_of, toolsets=toolset_of)
     _print_written(len(kernels), out, written)
 
 
@@ -114,8 +116,9 @@ def wrap(
 
     Example: catalog export wrap --kernel-dir generated --out wrapped --arch gfx942
     """
-    from catalog.build.export import wrap_headers
+    from catalog.backends import target_of, toolset_of
     from catalog.build.export.projects import how_to_build, read_format
+    from catalog.build.export.wrap import wrap_headers
     from catalog.runtime.devices.here import resolve_arch
     from catalog.settings import choose
 
@@ -123,7 +126,15 @@ def wrap(
     chosen = read_format(form)
     names: list[str] = []
     written = wrap_headers(
-        kernel_dir, out, prefix, chosen, arch=resolve_arch(arch), pattern=pattern, on_done=names.append
+        kernel_dir,
+        out,
+        prefix,
+        chosen,
+        arch=resolve_arch(arch),
+        pattern=pattern,
+        on_done=names.append,
+        targets=target_of,
+        toolsets=toolset_of,
     )
     _print_written(len(names), out, written)
     print(f"Build: {how_to_build(chosen, out)}")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import islice
 
+from catalog.backends import target_of, why_unavailable
 from catalog.build.builder import Artifact, BuildFailure
 from catalog.build.describe import describe
-from catalog.build.targets import target_of
 from catalog.conformance.findings import Finding, failed, passed, skipped
 from catalog.errors import CatalogError, ProblemError, SelectionError
 from catalog.ops import operation
@@ -15,7 +15,6 @@ from catalog.ops.protocol import Operation
 from catalog.registry.views import rows_of
 from catalog.runtime import tracing
 from catalog.runtime.catalog import Catalog
-from catalog.runtime.devices import why_unavailable
 from catalog.runtime.inputs import make_inputs
 from catalog.runtime.measuring import main_kernel
 from catalog.runtime.plan import Plan

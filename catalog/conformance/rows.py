@@ -56,8 +56,8 @@ def row_findings(catalog: Catalog, spec: ArchSpec, variant: str) -> Iterator[Fin
     twice = connection.execute(
         f"SELECT name, count(*) FROM kernel WHERE {of_lineage()} GROUP BY name HAVING count(*) > 1", lineage.parameters
     ).fetchall()
-    told = f"masks {variant}: {len(twice)} names of several rows, such as {twice[0][0]}" if twice else variant
-    yield (failed if twice else passed)("names unique", str(spec.arch), told)
+    about = f"masks {variant}: {len(twice)} names of several rows, such as {twice[0][0]}" if twice else variant
+    yield (failed if twice else passed)("names unique", str(spec.arch), about)
     columns = ", ".join(dict.fromkeys(("id", "name", *TRAITS.identity, *TRAITS)))
     wrong: dict[str, tuple[int, str]] = {}
     count = 0

@@ -57,10 +57,15 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 def open_as_allowed(path: Path, parameters: str, opener: Callable[[Path, str], _Opened]) -> _Opened:
-    """What ``opener`` makes of ``path`` and SQLite's URI parameters: those given, or others in an unwritable folder.
+    """Return ``opener(path, parameters)``; where the folder cannot be written, again with others that only read.
 
     A file in WAL mode needs its -shm file even to be read. Where that cannot be made, the file can be read as one that
     nobody changes, unless a log beside it has changes that such a reader would miss.
+
+    Args:
+        path: the file.
+        parameters: of a SQLite URI.
+        opener: opens the file and reads from it.
 
     Raises:
         sqlite3.Error: the file cannot be opened, or a journal or log beside it is not a regular file.

@@ -18,7 +18,7 @@ class Table(NamedTuple):
     columns: Mapping[str, str]
 
 
-def _words(names: tuple[str, ...] = (), **own: str) -> Mapping[str, str]:
+def _words(*names: str, **own: str) -> Mapping[str, str]:
     """Meanings of columns: those of all views by name, and the table's own."""
     return MappingProxyType({name: _COMMON[name] for name in names} | own)
 
@@ -38,7 +38,11 @@ TABLES: Mapping[str, Table] = MappingProxyType(
         "kernel": Table(
             "What all kernels have. Their traits are in the table of their operation.",
             _words(
-                ("id", "name", "target", "hw_valid", "dispatch_order"),
+                "id",
+                "name",
+                "target",
+                "hw_valid",
+                "dispatch_order",
                 key="number of the kernel in this file",
                 lineage="row of table lineage",
                 family="kernel family",
@@ -47,7 +51,9 @@ TABLES: Mapping[str, Table] = MappingProxyType(
         "lineage": Table(
             "The enumerations that kernels come from.",
             _words(
-                ("arch", "revision", "space"),
+                "arch",
+                "revision",
+                "space",
                 id="number of the lineage in this file",
                 operation="what the kernels compute",
                 variant="variant of the enumeration; attention: the mask implementation",
@@ -74,7 +80,9 @@ TABLES: Mapping[str, Table] = MappingProxyType(
         "rule": Table(
             "The rules that make, check and select kernels.",
             _words(
-                ("arch", "revision", "space"),
+                "arch",
+                "revision",
+                "space",
                 operation="what the kernels compute",
                 kind="variant, constraint, receipt, hardware, headers, invariant, applicability or order",
                 scope="enumeration or family that it is about; empty: all",
@@ -89,7 +97,8 @@ TABLES: Mapping[str, Table] = MappingProxyType(
         "artifact": Table(
             "Builds of kernels: libraries, and failures with their logs.",
             _words(
-                ("arch", *(column.name for column in BUILD)),
+                "arch",
+                *(column.name for column in BUILD),
                 key="content key: SHA-256 over source, headers, compiler, flags and target",
                 kernel_id=_KERNEL_ID,
                 toolchain="compiler and version",
@@ -105,7 +114,7 @@ TABLES: Mapping[str, Table] = MappingProxyType(
         ),
         "device": Table(
             "What kernels were timed on.",
-            _words(("arch",), id="number of the device", name="product", facts="cores that kernels use, a JSON object"),
+            _words("arch", id="number of the device", name="product", facts="cores that kernels use, a JSON object"),
         ),
         "problem": Table(
             "Concrete calls that were timed, or asked for.",
@@ -142,7 +151,7 @@ TABLES: Mapping[str, Table] = MappingProxyType(
         "miss": Table(
             "Problems that were selected for an arch without a measurement: one row for each kind and size.",
             _words(
-                ("arch",),
+                "arch",
                 bucket="the binary logarithms of their sizes, rounded down, and their kind",
                 problem_id="row of table problem: one of them",
                 n="how often; written as it doubles",

@@ -65,18 +65,29 @@ def make_table(connection: sqlite3.Connection, operation: Operation) -> None:
 
 
 def drop_views(connection: sqlite3.Connection) -> None:
-    """Drop all views: SQLite refuses to rename a table or column that a view refers to in vain."""
-    for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'view'").fetchall():
-        connection.execute(f'DROP VIEW "{name}"')
+    """Drop the views of all operations.
+
+    While a view refers to a table that has been dropped, SQLite refuses to rename another to its name.
+    """
+    for name in _operations(connection):
+        for view in (view_of(name), rows_of(name)):
+            connection.execute(f"DROP VIEW IF EXISTS {view}")
 
 
 def make_views(connection: sqlite3.Connection) -> None:
-    """Make the views of every operation that has a table of traits and can be used here."""
-    of_lineages = connection.execute("SELECT DISTINCT operation FROM lineage").fetchall()
-    for name in dict.fromkeys((DEFAULT, *(row[0] for row in of_lineages))):
-        with suppress(UsageError):  # its distribution is not installed here
+    """Make the views of the operations that the file has kernels of, as far as they are installed here."""
+    for name in _operations(connection):
+        with suppress(UsageError):
             for statement in _views(operation(name)):
                 connection.execute(statement)
+
+
+def _operations(connection: sqlite3.Connection) -> list[str]:
+    """The names of the operations that the file has kernels of, and the default one."""
+    if not connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'lineage'").fetchone():
+        return [DEFAULT]
+    there = connection.execute("SELECT DISTINCT operation FROM lineage").fetchall()
+    return list(dict.fromkeys((DEFAULT, *(str(row[0]) for row in there))))
 
 
 def _views(operation: Operation) -> Iterator[str]:

@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from catalog.backends import GPU_NOISE, HOST, HOST_NOISE, backend_of
+from catalog.backends import HOST, Backend, GpuBackend, backend_of, why_unavailable
 from catalog.files import write_file
 from catalog.messages import counted
 from catalog.report import plots
@@ -92,7 +92,6 @@ def write_report(catalog: Catalog, out: Path, arch: str | None = None, *, peaks:
 def _peaks(catalog: Catalog, devices: Sequence[Device]) -> dict[int, Peaks]:
     """The peaks of those ``devices`` that are this machine's CPU."""
     from catalog.registry.timings import device_id
-    from catalog.runtime.devices import why_unavailable
     from catalog.runtime.peaks import measure_peaks
 
     here = [device for device in devices if backend_of(device.arch) is HOST and why_unavailable(device.arch) is None]
@@ -170,7 +169,7 @@ def _sections(report: Report) -> Iterator[Section]:
         "Selected and best",
         "What selection takes now for each measured problem, and the first of the static order, which it took before "
         "anything was measured. On the diagonal it is the best of all measured kernels. Medians within "
-        f"{HOST_NOISE:.0%} of the best, on GPUs {GPU_NOISE:.0%}, count as equal.",
+        f"{Backend.noise:.0%} of the best, on GPUs {GpuBackend.noise:.0%}, count as equal.",
         tuple(figures.selection(found) for found in report.selections if found.problems),
         no_timings
         if not report.devices

@@ -126,7 +126,8 @@ def build_fallback(catalog: Catalog, arch: str) -> Path:
         BuildError, ToolchainError: there is no checkout or no compiler, or the kernel does not compile.
         UsageError: ``arch`` is not an AMD arch, or the revision does not have it.
     """
-    from catalog.build.targets import CK, target_of
+    from catalog.backends import target_of
+    from catalog.build.targets import CK
     from catalog.ops.attention.upstream.sources import ck_facts, find_checkout
 
     arch = str(catalog.spec(arch).arch)

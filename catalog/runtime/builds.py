@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from catalog import settings
+from catalog.backends import target_of
 from catalog.errors import BuildError, ToolchainError
 
 if TYPE_CHECKING:
@@ -41,13 +42,17 @@ class Builds:
         """Compiles kernels, or finds them in the cache where compiling is forbidden."""
         from catalog.build.builder import Builder
 
-        return Builder(settings.settings().cache_dir, self.log.record) if self.may_compile else self._offline
+        return (
+            Builder(settings.settings().cache_dir, self.log.record, targets=target_of)
+            if self.may_compile
+            else self._offline
+        )
 
     @cached_property
     def _offline(self) -> Builder:
         from catalog.build.offline_builder import StoredBuilder
 
-        return StoredBuilder(settings.settings().cache_dir, self.log.record)
+        return StoredBuilder(settings.settings().cache_dir, self.log.record, targets=target_of)
 
     @cached_property
     def log(self) -> BuildLog:

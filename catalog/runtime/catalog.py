@@ -110,8 +110,7 @@ class Catalog:
         plan = self._plans.get(key)
         if plan is None:
             with self._file.lock:
-                plan = self._planners.of(Wanted(arch, revision, mask_impl, problem.operation)).plan(problem)
-                self._planners.remember(key, plan)
+                plan = self._planners.plan(key)
         return plan
 
     def plan(self, problem: Problem, kernel: Kernel) -> Plan:
@@ -163,7 +162,8 @@ class Catalog:
         Raises:
             SelectionError, UsageError, SpecError, RegistryError, DeviceError: as :meth:`select`.
         """
-        return self._planners.of(Wanted(arch, revision, mask_impl, problem.operation)).choice(problem, limit)
+        with self._file.lock:
+            return self._planners.of(Wanted(arch, revision, mask_impl, problem.operation)).choice(problem, limit)
 
     def narrowing(
         self,

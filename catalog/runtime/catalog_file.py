@@ -66,6 +66,9 @@ class Watcher(Protocol):
     def rows_changed(self) -> None:
         """Kernels, rules or timings are others now."""
 
+    def disconnected(self) -> None:
+        """The connection is closed: queries need another one."""
+
     def reconsider(self, kernel_ids: Collection[str]) -> None:
         """These kernels have failed, or can be used again."""
 
@@ -201,7 +204,12 @@ class CatalogFile:
     def _close(self) -> None:
         if self._connection is not None:
             self._connection.close()
-            self._connection = None
+            self._forget_connection()
+
+    def _forget_connection(self) -> None:
+        self._connection = None
+        for watcher in self.watchers:
+            watcher.disconnected()
 
     def before_fork(self) -> None:
         """Close the file, and keep it closed until :meth:`after_fork`.
@@ -219,7 +227,7 @@ class CatalogFile:
         """Continue, in the parent or in the child."""
         if child and self._connection is not None:
             leak(self._connection, self.path)
-            self._connection = None
+            self._forget_connection()
         if self._held:
             self.lock.release()
 

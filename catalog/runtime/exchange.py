@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from catalog import settings
+from catalog.backends import GpuBackend, backend_of
 from catalog.build.bundle import FORMAT as BUNDLE_FORMAT
 from catalog.build.bundle import Bundle, Entry, Manifest, abi, open_bundle, placed, write_bundle
 from catalog.build.cache import Cache
@@ -23,7 +24,6 @@ from catalog.registry.kernels import kernel_of
 from catalog.registry.query import Query, run
 from catalog.registry.rows import Device, Timing
 from catalog.registry.timings import add_timings, timings_of
-from catalog.runtime.devices import why_unavailable
 from catalog.schema.lineage import LINEAGE, LINEAGE_OF_POPULATION, Lineage
 from catalog.schema.spec_files import OWN_SPACES
 
@@ -129,7 +129,7 @@ def import_bundle(catalog: Catalog, path: Path, *, trust: bool) -> Imported:
         RegistryError: the catalog cannot be written. In all of these cases nothing of the bundle is kept.
     """
     cache = Cache(settings.settings().cache_dir)
-    with open_bundle(path, why_unavailable) as bundle:
+    with open_bundle(path, _why_not_here) as bundle:
         if not trust:
             raise UsageError(
                 f"{path}: the libraries of a bundle are code, which runs with all of your rights",
@@ -159,6 +159,16 @@ def _record(connection: sqlite3.Connection, manifest: Manifest) -> tuple[int, in
         if timing.artifact_key in kernels
     ]
     return len(known), add_timings(connection, timings)
+
+
+def _why_not_here(arch: str, isa: str) -> str | None:
+    """Why a library is not for this machine; those of GPUs are stored on any machine, others must run on this one."""
+    backend = backend_of(arch)
+    if arch not in backend.isas:
+        return f"this version does not know arch {arch!r}"
+    if isa != backend.isas[arch]:
+        return f"ISA {isa!r} is not that of {arch}"
+    return None if isinstance(backend, GpuBackend) else backend.why_unavailable(arch)
 
 
 def _populate(catalog: Catalog, bundle: Bundle) -> None:

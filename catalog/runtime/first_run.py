@@ -93,7 +93,7 @@ def _runs_of_one_process(device: Mapping[str, Any], runs: Sequence[Mapping[str, 
     finally:
         if process.returncode is None:
             _killed(process)
-    endings, stage = _told(output)
+    endings, stage = _reported(output)
     if len(endings) < len(runs) and not (endings and endings[-1].kind in _LAST):
         endings.append(_died(process, stage, why, None if output else said))
     if endings[-1].kind == "unguarded":
@@ -172,8 +172,8 @@ def _messages(output: bytes) -> Iterator[Mapping[str, Any]]:
             yield json.loads(line)
 
 
-def _told(output: bytes) -> tuple[list[Ending], int | None]:
-    """The endings that a process has told, and the stage of the run that it was in after them, if it was in one."""
+def _reported(output: bytes) -> tuple[list[Ending], int | None]:
+    """The endings that a process has reported, and the stage of the run that it was in after them, if it was in one."""
     endings: list[Ending] = []
     stage: int | None = None
     for message in _messages(output):
@@ -194,7 +194,7 @@ def _died(process: subprocess.Popen[bytes], stage: int | None, why: Ending | Non
         process: has ended.
         stage: the kernel that was being loaded or launched: only that can be to blame.
         why: None where the process ended by itself.
-        said: what it complained about, where it told nothing else.
+        said: what it complained about, where it reported nothing else.
     """
     status = process.returncode
     if why is None and status < 0:

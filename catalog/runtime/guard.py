@@ -82,7 +82,7 @@ class Guard:
 
     Args:
         runs: where it is remembered how runs ended.
-        record: is told of every quarantine that stops a plan, new or not.
+        record: called with each quarantine that stops a plan, new or not.
     """
 
     def __init__(self, runs: FirstRuns, record: Callable[[Quarantine], None]) -> None:
@@ -100,19 +100,20 @@ class Guard:
             DeviceError: the process of their first run was ended by something that says nothing of them.
         """
         plan, arch = Stages(problem, kernels, artifacts), device.device.arch
+        # Before all else: CATALOG_GUARD=never lets libraries run that are new, not those that have failed.
         quarantine = self._quarantine(plan, arch)
         if quarantine is not None:
             raise self._refusal(quarantine)
         if not self._is_new(plan, arch):
             return
         for ending, quarantine in self._run([plan], device):
-            if quarantine is not None:  # for however short a time
+            if quarantine is not None:  # even where quarantines last 0 days
                 raise self._refusal(quarantine)
             if ending.kind == "unknown":
                 name = kernels[ending.stage].name
-                told = f"the first run of kernel {name}, in a process of its own, proves nothing: it {ending.about}"
-                _log.warning("%s", told)
-                raise DeviceError(told, hint=_HINT)
+                message = f"the first run of kernel {name}, in a process of its own, proves nothing: it {ending.about}"
+                _log.warning("%s", message)
+                raise DeviceError(message, hint=_HINT)
 
     def prepare(self, plans: Sequence[Stages], device: Device[Any]) -> None:
         """Do the first runs of several plans of a GPU, which share a process as long as none is at fault.
@@ -186,7 +187,7 @@ class Guard:
             self._runs.quarantine(quarantine)
             return quarantine
         if ending.kind == "passed":
-            for artifact in plan.artifacts:
+            for artifact in plan.artifacts:  # by content: what is built again under the same key may be another library
                 self._runs.remember(artifact.key, artifact.sha256, arch)
         elif ending.kind == "unguarded":
             self._unguarded |= {(artifact.key, artifact.sha256, arch) for artifact in plan.artifacts}

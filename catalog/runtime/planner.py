@@ -8,12 +8,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from catalog import settings
+from catalog.backends import why_unavailable
 from catalog.ops import operation_of
 from catalog.registry import timings
 from catalog.runtime.builds import Builds
 from catalog.runtime.catalog_file import CatalogFile, read_spec
 from catalog.runtime.decisions import Decisions
-from catalog.runtime.devices import why_unavailable
 from catalog.runtime.devices.here import Devices
 from catalog.runtime.memory import check_room, surely_fits
 from catalog.runtime.plan import Plan, Shared
@@ -55,17 +55,27 @@ class Planners:
         file.watchers.add(self)
 
     def of(self, wanted: Wanted) -> Planner:
-        """The planner of a lineage."""
+        """The planner of a lineage, which has forgotten what it decided under other settings."""
+        if settings.settings() is not self._settings:
+            self._settings = settings.settings()
+            self.forget()
         planner = self._planners.get(wanted)
         if planner is None:
             planner = self._planners[wanted] = Planner(wanted, self)
         return planner
 
-    def remember(self, key: PlanKey, plan: Plan) -> None:
-        """Give the same plan when the same is asked for again."""
+    def plan(self, key: PlanKey) -> Plan:
+        """The plan for a problem; :attr:`plans` has it from now on.
+
+        Raises:
+            SelectionError, ProblemError: as :meth:`catalog.Catalog.select`.
+        """
+        problem, arch, revision, variant = key
+        plan = self.of(Wanted(arch, revision, variant, problem.operation)).plan(problem)
         if len(self.plans) >= MOST_PLANS:
             self.plans.clear()
         self.plans[key] = plan
+        return plan
 
     def measured_on(self, arch: str) -> int | None:
         """The device whose timings count: this machine's where it runs ``arch``, else the most measured one."""
@@ -79,12 +89,6 @@ class Planners:
                 self._measured[arch] = device
         return device
 
-    def follow_settings(self) -> None:
-        """Forget what was decided under other settings."""
-        if settings.settings() is not self._settings:
-            self._settings = settings.settings()
-            self.forget()
-
     def forget(self) -> None:
         """Select anew from now on: what was measured has changed."""
         with self.file.lock:
@@ -97,8 +101,12 @@ class Planners:
         """Select anew from now on, from other rows and by other rules."""
         with self.file.lock:
             self.forget()
-            for planner in self._planners.values():
-                planner.drop_decisions()
+            self.disconnected()
+
+    def disconnected(self) -> None:
+        """Decide by queries on another connection from now on; plans are remembered."""
+        for planner in self._planners.values():
+            planner.disconnected()
 
     def reconsider(self, kernel_ids: Collection[str]) -> None:
         """Forget decisions, because these kernels have failed or can be used again; plans that were returned stay."""
@@ -110,7 +118,7 @@ class Planners:
 class Planner:
     """Makes the plans of one lineage, and answers what they ask: the services of :mod:`catalog.runtime.plan`.
 
-    It lives as long as its catalog. What it has read from the file is made anew on another connection.
+    It lives as long as its catalog; its decisions live as long as the connection and the rows that they come from.
     """
 
     def __init__(self, wanted: Wanted, planners: Planners) -> None:
@@ -122,22 +130,22 @@ class Planner:
     @property
     def decisions(self) -> Decisions:
         """What was decided from the rows as they are now; hold the lock of the file while using it."""
-        self._planners.follow_settings()
-        decisions, file = self._decisions, self._planners.file
-        if decisions is None or decisions.selector.connection is not file.connection:
-            held = file.held(self._wanted)
-            builds = self._planners.builds
-            builds.log.end_quarantines()
-            decisions = self._decisions = Decisions(
-                Selector(
-                    file.connection,
-                    held,
-                    forbidding=self._forbidding,
-                    usable=builds.log.usable,
-                    device=partial(self._planners.measured_on, held.lineage.arch),
-                )
-            )
-        return decisions
+        if self._decisions is None:
+            self._decisions = self._new_decisions()
+        return self._decisions
+
+    def _new_decisions(self) -> Decisions:
+        file, builds = self._planners.file, self._planners.builds
+        held = file.held(self._wanted)
+        builds.log.end_quarantines()
+        selector = Selector(
+            file.connection,
+            held,
+            forbidding=self._forbidding,
+            usable=builds.log.usable,
+            device=partial(self._planners.measured_on, held.lineage.arch),
+        )
+        return Decisions(selector)
 
     @property
     def selector(self) -> Selector:
@@ -187,7 +195,7 @@ class Planner:
             self._decisions.forget()
         self.shared.clear()
 
-    def drop_decisions(self) -> None:
+    def disconnected(self) -> None:
         """Read rows and rules anew from now on."""
         self._decisions = None
 
@@ -200,10 +208,10 @@ class Planner:
     def choice(self, problem: Problem, limit: int) -> Choice:
         """As :meth:`catalog.Catalog.choice`."""
         with self._planners.file.lock:
-            main = operation_of(problem).main_stage(problem)
-            choice = self.selector.choice(problem, main, limit)
+            main, selector = operation_of(problem).main_stage(problem), self._planners.of(self._wanted).selector
+            choice = selector.choice(problem, main, limit)
             if not choice.candidates:
-                self.selector.candidates(problem, main)  # says why
+                selector.candidates(problem, main)  # says why
         return choice
 
     def build(self, kernel: Kernel) -> Artifact:
@@ -218,7 +226,7 @@ class Planner:
         """
         with self._planners.file.lock:
             self._planners.reconsider(without)
-            return self.selector.decide(problem, without).kernels
+            return self._planners.of(self._wanted).selector.decide(problem, without).kernels
 
     def device(self, arch: str) -> Device[Any]:
         """As :meth:`catalog.Catalog.device`."""

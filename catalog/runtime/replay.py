@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from catalog.errors import INTERRUPTED, CatalogError
 from catalog.runtime import tracing
 from catalog.runtime.bench_shapes import checks_of, expected_of
-from catalog.runtime.devices import check_available
-from catalog.runtime.devices.here import resolve_arch
+from catalog.runtime.devices.here import check_available, resolve_arch
 from catalog.runtime.inputs import draw_inputs
 from catalog.runtime.measure import StopRule, measure, summarise
 from catalog.runtime.traces import Used
@@ -122,7 +121,7 @@ def replay(
     done: list[Replayed] = []
     with tracing.paused():
         if options.arch is not None:
-            catalog.spec(options.arch)  # a wrong one is told before anything runs
+            catalog.spec(options.arch)  # raises for an unknown one before anything runs
         plans = [_plan(catalog, used, options) for used in asked]
         kernels = {kernel.id: kernel for plan in plans if not isinstance(plan, CatalogError) for kernel in plan.kernels}
         catalog.builder.build_many(kernels.values(), options.jobs)

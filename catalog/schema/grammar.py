@@ -6,12 +6,10 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from pathlib import Path
 from typing import Any
 
 from catalog.schema.name_parts import Part, Row, joined_sql
 from catalog.schema.traits import Traits
-from catalog.settings import settings
 
 Implied = Callable[[Row], dict[str, Any]]
 """Traits that a name implies without showing them, from those that it shows."""
@@ -52,7 +50,7 @@ class Grammar:
 
 def read_parts(parts: Sequence[Part], text: str, traits: Traits) -> dict[str, Any] | None:
     """The traits that ``text`` states, where it consists of ``parts``; None where it does not."""
-    found = _pattern(tuple(parts), traits, settings().data_dir).fullmatch(text)
+    found = _pattern(tuple(parts), traits).fullmatch(text)
     if found is None:
         return None
     stated: dict[str, Any] = {}
@@ -62,6 +60,5 @@ def read_parts(parts: Sequence[Part], text: str, traits: Traits) -> dict[str, An
 
 
 @cache
-def _pattern(parts: tuple[Part, ...], traits: Traits, _chosen: Path | None) -> re.Pattern[str]:
-    """Targets are those of the data folder, the one that is chosen or the built-in one."""
+def _pattern(parts: tuple[Part, ...], traits: Traits) -> re.Pattern[str]:
     return re.compile("".join(f"({part.regex(traits)})" for part in parts))

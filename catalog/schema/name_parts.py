@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from catalog.backends import spec_folders
 from catalog.schema.traits import Traits
 
 Row = Mapping[str, Any]
@@ -215,7 +214,7 @@ class Pads:
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """The codegen target that is appended: ``_gfx950``; nothing for an empty one. ``pattern``: all that there are."""
+    """The codegen target that is appended: ``_gfx950``; nothing for an empty one. ``pattern``: what it may be."""
 
     pattern: str
     traits = ()
@@ -234,15 +233,6 @@ class Target:
 
     def read(self, text: str) -> dict[str, Any]:
         return {"target": text[1:]}
-
-
-@dataclass(frozen=True, eq=False)
-class NativeTarget(Target):
-    """The target of kernels that are not upstream's: their arch, any that has a spec when a name is first read."""
-
-    def regex(self, traits: Traits) -> str:
-        names = [path.stem for folder in spec_folders() for path in (folder / "native").glob("*.json")]
-        return "_" + _any_of(names) if names else r"_(?!)"
 
 
 def _any_of(texts: Any) -> str:

@@ -13,9 +13,9 @@ from catalog.build.cache import Cache
 from catalog.build.export.folder import write_export
 from catalog.build.export.projects import UNITS, Project, ProjectFormat, project_files
 from catalog.build.export.table import Entry, Table, c_string, check_prefix
-from catalog.build.export.toolset import Toolset, toolset_of
+from catalog.build.export.toolset import Toolset
 from catalog.build.keys import abi_number
-from catalog.build.targets import HEADERS, Target, target_of
+from catalog.build.targets import HEADERS, Target
 from catalog.errors import UsageError
 from catalog.ops import operation_of
 from catalog.ops.protocol import Operation
@@ -49,7 +49,13 @@ _TABLE = Table(
 
 
 def export_register(
-    kernels: Iterable[Kernel], folder: Path, prefix: str, on_done: Callable[[Kernel], None] | None = None
+    kernels: Iterable[Kernel],
+    folder: Path,
+    prefix: str,
+    on_done: Callable[[Kernel], None] | None = None,
+    *,
+    targets: Callable[[str], Target],
+    toolsets: Callable[[str], Toolset],
 ) -> list[Path]:
     """Write what registers ``kernels`` into ``folder``; the files that were written or changed.
 
@@ -62,13 +68,15 @@ def export_register(
         folder: where to; made when it is not there.
         prefix: of the C names, ``PREFIX_register_kernels``.
         on_done: hears of each kernel.
+        targets: the target of an arch, as :func:`catalog.backends.target_of`.
+        toolsets: the toolset of an arch, as :func:`catalog.backends.toolset_of`.
 
     Raises:
         UsageError: there are no kernels, two have one name, the prefix is no C identifier, or the folder holds
             something that no export wrote.
         BuildError: a kernel has no source, or the folder cannot be written.
     """
-    rows = _Rows.of(kernels, prefix)
+    rows = _Rows.of(kernels, prefix, targets, toolsets)
     return write_export(folder, rows.files(on_done), rows.inventory)
 
 
@@ -78,6 +86,9 @@ def export_project(
     prefix: str,
     form: ProjectFormat,
     on_done: Callable[[Kernel], None] | None = None,
+    *,
+    targets: Callable[[str], Target],
+    toolsets: Callable[[str], Toolset],
 ) -> list[Path]:
     """Write ``kernels`` and what builds ``libPREFIX.so`` of them; the files that were written or changed.
 
@@ -88,13 +99,13 @@ def export_project(
         folder: as there.
         prefix: of the C names and of the library.
         form: the build tool.
-        on_done: as there.
+        on_done, targets, toolsets: as there.
 
     Raises:
         UsageError: as there; also where rows are of several arches.
         BuildError: as there.
     """
-    rows = _Rows.of(kernels, prefix)
+    rows = _Rows.of(kernels, prefix, targets, toolsets)
     if len(rows.targets) > 1:
         raise UsageError(
             f"a project is for one arch, and these rows are of {', '.join(rows.targets)}", hint="--arch chooses one."
@@ -118,7 +129,13 @@ class _Rows:
     toolsets: Mapping[str, Toolset]
 
     @classmethod
-    def of(cls, kernels: Iterable[Kernel], prefix: str) -> _Rows:
+    def of(
+        cls,
+        kernels: Iterable[Kernel],
+        prefix: str,
+        target_of: Callable[[str], Target],
+        toolset_of: Callable[[str], Toolset],
+    ) -> _Rows:
         check_prefix(prefix)
         chosen = sorted(kernels, key=lambda kernel: kernel.name)
         if not chosen:
@@ -136,7 +153,11 @@ class _Rows:
             )
         by_arch = {arch: list(of) for arch, of in itertools.groupby(sorted(chosen, key=_arch), _arch)}
         targets = {arch: target_of(arch) for arch in by_arch}
-        toolsets = {arch: toolset_of(arch, target, by_arch[arch]) for arch, target in targets.items()}
+        more = {  # a project has one list of flags: those of all its kernels
+            arch: [flag for kernel in by_arch[arch] for flag in target.flags_of(kernel)]
+            for arch, target in targets.items()
+        }
+        toolsets = {arch: toolset_of(arch).adding(flags) for arch, flags in more.items()}
         return cls(chosen, prefix, operation_of(chosen[0]), targets, toolsets)
 
     def files(self, on_done: Callable[[Kernel], None] | None) -> dict[str, str]:

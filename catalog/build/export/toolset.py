@@ -8,14 +8,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from catalog.backends import backend_of
 from catalog.build.cuda.facts import cuda_facts, cuda_flags
 from catalog.build.hip.facts import hip_facts, hip_flags
 from catalog.build.hip.toolchain import device_libraries, rocm_root
 from catalog.build.targets import Target
 from catalog.build.toolchains import CANDIDATES, Compiler, Toolchain, host_facts, host_flags
 from catalog.errors import ToolchainError
-from catalog.schema.kernel import Kernel
 
 
 @dataclass(frozen=True)
@@ -50,22 +48,9 @@ class Toolset:
     driver_flags: tuple[str, ...] = ()
     objects_option: str = "@"
 
-
-def toolset_of(arch: str, target: Target, kernels: Iterable[Kernel] = ()) -> Toolset:
-    """The toolset of ``arch``: with the compiler that the builder would take, or its usual name where there is none.
-
-    Args:
-        arch: what is compiled for.
-        target: that of the arch.
-        kernels: those of a project, which has one list of flags: those of all of them.
-
-    Raises:
-        ToolchainError: there is no compiler here, and its backend does not say what it is called.
-        SpecError: a file of facts is missing or malformed.
-    """
-    toolset = backend_of(arch).toolset(arch)
-    more = dict.fromkeys(flag for kernel in kernels for flag in target.flags_of(kernel))
-    return replace(toolset, compile_flags=(*toolset.compile_flags, *more))
+    def adding(self, compile_flags: Iterable[str]) -> Toolset:
+        """This toolset with more compile flags, each once."""
+        return replace(self, compile_flags=(*self.compile_flags, *dict.fromkeys(compile_flags)))
 
 
 def _toolchain(arch: str, target: Target) -> Toolchain | None:

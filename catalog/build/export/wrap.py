@@ -17,9 +17,9 @@ from catalog.build.export.headers import GeneratedHeader, read_header
 from catalog.build.export.projects import UNITS, Project, ProjectFormat, project_files
 from catalog.build.export.rows import copied_headers, toolset_facts
 from catalog.build.export.table import Entry, Table, c_string, check_prefix
-from catalog.build.export.toolset import toolset_of
+from catalog.build.export.toolset import Toolset
 from catalog.build.hip.toolchain import rocm_root
-from catalog.build.targets import CK, target_of
+from catalog.build.targets import CK, Target
 from catalog.errors import BuildError, UsageError
 from catalog.ops.attention.upstream.sources import find_checkout
 
@@ -66,6 +66,8 @@ def wrap_headers(
     arch: str,
     pattern: str = "*.hpp",
     on_done: Callable[[str], None] | None = None,
+    targets: Callable[[str], Target],
+    toolsets: Callable[[str], Toolset],
 ) -> list[Path]:
     """Write what builds ``libPREFIX.so`` of a folder of generated headers; the files that were written or changed.
 
@@ -80,6 +82,7 @@ def wrap_headers(
         arch: what the library is compiled for.
         pattern: which headers, as ``Path.glob`` takes it.
         on_done: hears of each kernel, by name.
+        targets, toolsets: as :func:`~catalog.build.export.rows.export_register` takes them.
 
     Raises:
         UsageError: there is no such folder or no header in it, names of two headers clash, the prefix is no C
@@ -88,8 +91,7 @@ def wrap_headers(
     """
     check_prefix(prefix)
     wrapped = sorted(_wrap(kernel_dir, pattern), key=lambda kernel: kernel.name)
-    target = target_of(arch)
-    toolset = toolset_of(arch, target)
+    target, toolset = targets(arch), toolsets(arch)
     gpu_header = next((kernel.header for kernel in wrapped if kernel.says.needs_hip), None)
     if target is not CK and gpu_header is not None:
         _log.warning(

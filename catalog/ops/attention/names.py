@@ -21,7 +21,6 @@ from catalog.schema.name_parts import (
     Choice,
     Extents,
     Literal,
-    NativeTarget,
     Pads,
     Part,
     Row,
@@ -136,7 +135,7 @@ def _grammar(family: Family, implied: Implied, *parts: Part | Sequence[Part]) ->
 
 
 _UPSTREAM = Target(r"(?:_gfx\w+)?")
-_NATIVE = NativeTarget("")
+_NATIVE = Target(r"_(?!gfx)\S+")  # any arch but upstream's: backends of other distributions bring more
 _MODE = Word("_", "mode")
 _1D: tuple[Part, ...] = (Extents("_b", ("tile_m0",)), _MODE, Extents("_o", ("block_per_cu",)))
 
@@ -279,7 +278,7 @@ def parse_name(name: str) -> dict[str, Any]:
         UsageError: no family has such a name.
     """
     older = (grammar for grammars in _OLDER.values() for grammar in grammars.values())
-    for grammar in (*_NATIVE_GRAMMARS.values(), *GRAMMARS.values(), *older):
+    for grammar in (*GRAMMARS.values(), *older, *_NATIVE_GRAMMARS.values()):
         traits = grammar.parse(name)
         if traits is not None:
             return traits

@@ -6,9 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from catalog.backends import backend_of
-from catalog.errors import DeviceError
-
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -155,22 +152,3 @@ class Device(Protocol[C]):
 
     def clock_mhz(self) -> float | None:
         """The clock now, where the device says; of several cores the mean."""
-
-
-def why_unavailable(arch: str) -> str | None:
-    """Why kernels of ``arch`` cannot run on this machine; None where they can."""
-    return backend_of(arch).why_unavailable(arch)
-
-
-def check_available(arch: str) -> None:
-    """Kernels of ``arch`` can run on this machine.
-
-    Raises:
-        DeviceError: they cannot; says why.
-    """
-    reason = why_unavailable(arch)
-    if reason is not None:
-        raise DeviceError(
-            f"{arch} kernels cannot run on this machine: {reason}",
-            hint="This machine's CPU is the arch 'host': --arch host, arch='host'.",
-        )

@@ -7,10 +7,10 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from catalog.backends import GpuBackend, backend_of
+from catalog.backends import GpuBackend, backend_of, why_unavailable
 from catalog.errors import DeviceError
 from catalog.forks import Lock
-from catalog.runtime.devices import DeviceInfo, check_available, why_unavailable
+from catalog.runtime.devices import DeviceInfo
 from catalog.settings import settings
 from catalog.threads import checked
 
@@ -78,6 +78,20 @@ class Devices:
         check_available(arch)
         backend = backend_of(arch)
         return backend.device(arch) if isinstance(backend, GpuBackend) else self.host
+
+
+def check_available(arch: str) -> None:
+    """Kernels of ``arch`` can run on this machine.
+
+    Raises:
+        DeviceError: they cannot; says why.
+    """
+    reason = why_unavailable(arch)
+    if reason is not None:
+        raise DeviceError(
+            f"{arch} kernels cannot run on this machine: {reason}",
+            hint="This machine's CPU is the arch 'host': --arch host, arch='host'.",
+        )
 
 
 def reopened(identity: Mapping[str, Any]) -> Device[Any]:

@@ -17,10 +17,13 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
+from typing import TYPE_CHECKING
 
 from catalog.build import processes
 from catalog.errors import GeneratorError, UsageError
-from catalog.rules.populate import Request
+
+if TYPE_CHECKING:
+    from catalog.rules.populate import Request
 
 _EXAMPLE = "example/ck_tile/01_fmha/generate.py"
 _PLACES = (

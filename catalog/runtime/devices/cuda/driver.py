@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-from catalog.errors import DeviceError
-
 _DRIVER = (Path("/dev/nvidiactl"), Path("/proc/driver/nvidia/version"), Path("/dev/dxg"))
 """What there is with NVIDIA's driver: its device, which a container may hide, its version, or the device of WSL."""
 
@@ -15,7 +13,7 @@ INSTALL = "pip install 'cuda-bindings>=13'"
 
 
 def why_unavailable(arch: str) -> str | None:
-    """What a kernel of the NVIDIA arch ``arch`` lacks here: driver, cuda-bindings, or GPU; None: nothing."""
+    """Which part a kernel of the NVIDIA arch ``arch`` lacks here, driver or cuda-bindings; None: ask the runtime."""
     if not any(path.exists() for path in _DRIVER):
         return (
             f"it needs an NVIDIA GPU of arch {arch}, and there is none "
@@ -23,12 +21,6 @@ def why_unavailable(arch: str) -> str | None:
         )
     if not _has_bindings():
         return f"it needs the Python package cuda-bindings: {INSTALL}"
-    from catalog.runtime.devices.cuda.runtime import CudaRuntime
-
-    try:
-        CudaRuntime().first(arch)
-    except DeviceError as error:
-        return error.message
     return None
 
 

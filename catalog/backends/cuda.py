@@ -1,0 +1,51 @@
+"""NVIDIA GPUs, with kernels of our own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from catalog.backends.protocol import GpuBackend
+
+if TYPE_CHECKING:
+    from catalog.build.export.toolset import Toolset
+    from catalog.build.targets import Target
+    from catalog.runtime.devices.gpu.runtime import GpuRuntime
+
+
+class _Cuda(GpuBackend):
+    """NVIDIA GPUs, with kernels of our own."""
+
+    whole_waves = True
+
+    @property
+    def isas(self) -> Mapping[str, str]:
+        from catalog.build.cuda.facts import cuda_facts
+
+        return {arch: facts.isa for arch, facts in cuda_facts().arches.items()}
+
+    def owns(self, arch: str) -> bool:
+        return arch.startswith("sm_")
+
+    def target(self, arch: str) -> Target:
+        from catalog.build.targets import cuda_target
+
+        return cuda_target(arch)
+
+    def why_unavailable(self, arch: str) -> str | None:
+        from catalog.runtime.devices.cuda import driver  # without NumPy: a laptop that selects for a GPU asks this
+
+        return driver.why_unavailable(arch) or super().why_unavailable(arch)
+
+    def runtime(self) -> GpuRuntime:
+        from catalog.runtime.devices.cuda.runtime import CudaRuntime
+
+        return CudaRuntime()
+
+    def toolset(self, arch: str) -> Toolset:
+        from catalog.build.export.toolset import cuda_toolset
+
+        return cuda_toolset(arch, self.target(arch))
+
+
+CUDA = _Cuda()

@@ -84,7 +84,9 @@ def catalog(fake, folder):
     catalog.builds.builder = Builder(folder / "cache", targets=lambda _arch: target())
     yield catalog
     catalog.close()
-    catalog._devices = catalog._planners.devices = Devices(None)  # pytest keeps the catalog for longer than the runtime's memory may live
+    catalog._devices = catalog._planners.devices = Devices(
+        None
+    )  # pytest keeps the catalog for longer than the runtime's memory may live
 
 
 @pytest.fixture
@@ -341,7 +343,7 @@ def test_tensors_choose_the_gpu_of_the_arch(catalog, fake, torch):
         ({"requires_grad": True}, "q cannot be shared: Can't export tensors that require gradient"),
         ({"dtype": "torch.complex64"}, "q cannot be shared"),
         ({"shape": (2, 4, 5, 64)}, r"q is float16 \(2, 4, 5, 64\): expected float16 \(2, 4, 5, 128\)"),
-        ({"strides": (2560, 640, 128, 2)}, "q has a stride of 4 bytes along the head dim"),
+        ({"strides": (2560, 640, 128, 2)}, "q has a stride of 4 bytes along its last axis"),
     ],
 )
 def test_pytorchs_tensors_that_do_not_fit_are_refused(catalog, torch, changed, message):

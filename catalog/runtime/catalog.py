@@ -162,7 +162,8 @@ class Catalog:
         Raises:
             SelectionError, UsageError, SpecError, RegistryError, DeviceError: as :meth:`select`.
         """
-        return self._planners.of(Wanted(arch, revision, mask_impl, problem.operation)).choice(problem, limit)
+        with self._file.lock:
+            return self._planners.of(Wanted(arch, revision, mask_impl, problem.operation)).choice(problem, limit)
 
     def narrowing(
         self,

@@ -325,7 +325,9 @@ class Session:
             raise self._unreadable(error) from None
 
     def _open_with(self, path: Path, parameters: str) -> int:
-        return self._sandbox.open(f"{path.resolve().as_uri()}?{parameters}", self._tables, FUNCTIONS)
+        # Statements of our own may read the tables of any operation.
+        readable = {name for of in operations() for name in tables_of(of)}
+        return self._sandbox.open(f"{path.resolve().as_uri()}?{parameters}", tuple(readable), FUNCTIONS)
 
     def _unreadable(self, error: Exception) -> RegistryError:
         message = str(error)

@@ -17,7 +17,9 @@
 
 #define CATALOG_ABI_VERSION 4
 
+#ifndef CATALOG_ARGS_H /* a source may begin with its operation's header */
 #include "operation/args.h" /* catalog_tensor, catalog_args, catalog_workspace */
+#endif
 #include "status.h"
 
 #ifdef __cplusplus

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import pytest
 from filelock import FileLock
 
+from catalog.backends import target_of
 from catalog.build.builder import Builder
 from catalog.build.cuda.toolchain import cuda_toolchain
 from catalog.build.permissions import require_safe
@@ -152,7 +153,7 @@ def host_file(populated: Callable[..., Path]) -> Path:
 
 def fill(folder: Path, kernels: Iterable[Kernel]) -> Path:
     """A new cache with the libraries of ``kernels``, copied from the one that is kept between runs."""
-    report = Builder().build_many(kernels)
+    report = Builder(targets=target_of).build_many(kernels)
     assert not report.failures
     folder.mkdir(mode=0o700)
     for artifact in report.artifacts:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Protocol
 from catalog.backends import spec_folders
 from catalog.errors import RegistryError
 from catalog.forks import Lock
+from catalog.ops import DEFAULT, operation
 from catalog.registry.connection import connect, leak
 from catalog.registry.transactions import transaction
 from catalog.registry.views import rows_of
@@ -40,15 +41,16 @@ _FORK_WAIT_SECONDS = 10.0
 """How long a fork waits for another thread that is using the file."""
 
 
-def spec_path(arch: str, revision: str | None = None, space: str | None = None) -> Path:
+def spec_path(arch: str, revision: str | None = None, space: str | None = None, of: str = DEFAULT) -> Path:
     """Where the spec of ``arch`` is; see :meth:`catalog.Catalog.spec_file`."""
     arch = resolve_arch(arch)
-    return find_spec(spec_folders(arch), arch, revision, space)
+    specs = operation(of).specs
+    return find_spec(spec_folders(arch) if specs is None else (specs,), arch, revision, space)
 
 
-def read_spec(arch: str, revision: str | None = None, space: str | None = None) -> ArchSpec:
+def read_spec(arch: str, revision: str | None = None, space: str | None = None, of: str = DEFAULT) -> ArchSpec:
     """The spec of ``arch``; see :meth:`catalog.Catalog.spec`."""
-    return load_spec_file(spec_path(arch, revision, space), space)
+    return load_spec_file(spec_path(arch, revision, space, of), space)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +168,7 @@ class CatalogFile:
     def _populate(self, wanted: Wanted) -> None:
         from catalog.rules.populate import Request
 
-        self.populate(Request(read_spec(wanted.arch, wanted.revision), wanted.variant))
+        self.populate(Request(read_spec(wanted.arch, wanted.revision, of=wanted.operation), wanted.variant))
 
     def _find(self, wanted: Wanted) -> Held | None:
         """What the file holds now: of several revisions the default one; sweeps do not count."""

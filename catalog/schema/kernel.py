@@ -162,7 +162,7 @@ def canonical_json_sql(kernel: type[Kernel]) -> str:
             later(column, member(column, kind)) if column in traits.later else member(column, kind) + ","
             for column, kind in columns
         )
-        return f'"{name}":{{' + first + "".join(others).removesuffix(",") + "}"
+        return f'"{name}":{{' + "".join((first, *others)).removesuffix(",") + "}"
 
     fixed = _operation_member(kernel.operation)
     members = [

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -77,7 +77,7 @@ class RmsNorm(Operation):
     kernel = RmsNormKernel
     problem = RmsNormProblem
     specs = HERE / "specs"
-    headers = {"rmsnorm": HERE / "kernels"}
+    headers = MappingProxyType({"rmsnorm": HERE / "kernels"})
     parameters = ("rows", "columns")
     arguments = Arguments(
         about="The arguments of RMS normalisation.",
@@ -90,9 +90,10 @@ class RmsNorm(Operation):
     def emit(self, kernel: Kernel, backend: str, memory: Path) -> str:
         if backend != "host":
             return super().emit(kernel, backend, memory)
+        launch = f"rmsnorm::launch<{kernel.algorithm.lanes}>(args)"
         return f"""\
 #include "rmsnorm/rmsnorm.hpp"
-CATALOG_ENTRY_POINTS({c_string(kernel)}, catalog::no_workspace(args, size), rmsnorm::launch<{kernel.algorithm.lanes}>(args))
+CATALOG_ENTRY_POINTS({c_string(kernel)}, catalog::no_workspace(args, size), {launch})
 """
 
     def reference(self, problem: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:

@@ -46,9 +46,9 @@ def test_ctrl_c_keeps_what_is_finished_and_the_same_command_goes_on(command: lis
     wait_until(lambda: len(list(tmp_path.glob("waiting.*"))) == 2, "one is compiled, two compile")
     waiting = [int(path.suffix[1:]) for path in tmp_path.glob("waiting.*")]
     running.send_signal(signal.SIGINT)
-    told, errors = running.communicate(timeout=60)
+    printed, errors = running.communicate(timeout=60)
     assert running.returncode == 130, errors
-    [line] = told.splitlines()
+    [line] = printed.splitlines()
     assert re.fullmatch(
         r"Interrupted\. 4 kernels: 1 compiled in [\d.]+ s of compiler time, 0 already in the cache, 0 failed, "
         "3 left: the same command continues",
@@ -110,8 +110,8 @@ def test_a_compiler_launcher_caches_for_empty_caches(
     assert not plain.toolchain.launcher
     assert plain.key.hex == first.key == second.key
     assert first.path.read_bytes() == second.path.read_bytes()
-    told = subprocess.run([str(ccache), "--print-stats"], capture_output=True, text=True, check=True).stdout
-    counts = dict(line.split("\t") for line in told.splitlines())
+    printed = subprocess.run([str(ccache), "--print-stats"], capture_output=True, text=True, check=True).stdout
+    counts = dict(line.split("\t") for line in printed.splitlines())
     assert (counts["direct_cache_hit"], counts["cache_miss"]) == ("1", "1")
 
 

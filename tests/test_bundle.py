@@ -308,9 +308,9 @@ CHANGES: dict[str, tuple[Callable[[dict[str, bytes]], object], str]] = {
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_changed_bundle_is_refused_whole(name: str, shipped: Shipped, here: Catalog, tmp_path: Path) -> None:
-    change, told = CHANGES[name]
+    change, message = CHANGES[name]
     repack(shipped.path, tmp_path / "changed.bundle", change)
-    with pytest.raises(BundleError, match=told):
+    with pytest.raises(BundleError, match=message):
         import_bundle(here, tmp_path / "changed.bundle", trust=True)
     assert_nothing_written(here)
     assert not list(tmp_path.rglob("evil*"))

@@ -248,7 +248,7 @@ def test_a_machine_without_such_a_gpu_says_what_it_lacks(catalog, reason):
     assert str(why_unavailable("gfx1100")) in str(raised.value)
 
 
-def test_a_gpu_that_stops_a_kernel_is_told_and_leaves_nothing(catalog, fake):
+def test_a_gpu_that_stops_a_kernel_is_reported_and_leaves_nothing(catalog, fake):
     bound = catalog.select(DENSE, arch="gfx942").bind()
     fake.fake_fail(b"hipStreamSynchronize", 700)
     for run in (bound.launch, bound.time):

@@ -49,7 +49,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture
-def told(
+def outcome(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[int, str]]:
     """The exit code and stderr of a command."""
@@ -169,9 +169,9 @@ PROVOKED = {
 
 
 @pytest.mark.parametrize("words", PROVOKED)
-def test_a_mistake_is_told_in_these_words(told: Callable[..., tuple[int, str]], words: str) -> None:
+def test_a_mistake_is_reported_with_this_message(outcome: Callable[..., tuple[int, str]], words: str) -> None:
     code, text = PROVOKED[words]
-    found = told(words)
+    found = outcome(words)
     assert found[0] == code, found
     assert found[1] == text or re.fullmatch(text, found[1], re.DOTALL), found[1]
 
@@ -186,9 +186,9 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_a_wrong_setting_is_told_with_what_it_is(told: Callable[..., tuple[int, str]], name: str) -> None:
+def test_a_wrong_setting_is_reported_with_its_meaning(outcome: Callable[..., tuple[int, str]], name: str) -> None:
     value, wrong = SETTINGS[name]
-    code, text = told("query", **{name: value})
+    code, text = outcome("query", **{name: value})
     assert (code, text.splitlines()[0]) == (2, f"Error: {name}={value!r}: {wrong}")
     assert text.splitlines()[1].startswith("Hint: It sets: ")
 
@@ -217,8 +217,8 @@ def test_no_word_of_pydantics_own_reaches_a_message() -> None:
         Model.model_validate(
             {"whole": 0, "part": "x", "flag": 3, "text": 1, "many": 1, "inner": 1, "other": 1}  # and gone is missing
         )
-    told = {str(failure["loc"][0]): expected(failure) for failure in caught.value.errors()}
-    assert told == {
+    found = {str(failure["loc"][0]): expected(failure) for failure in caught.value.errors()}
+    assert found == {
         "whole": "must be at least 1",
         "part": "expected a number",
         "flag": "expected true or false",

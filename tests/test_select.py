@@ -426,7 +426,7 @@ def test_selecting_populates_what_is_not_there(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "fragments"),
     [
         ({"dtype": "bf8"}, ["dtype=bf8", "the kernels have only: bf16, fp16, fp32"]),
         ({"hdim_q": 257}, ["hdim_fits rejects", "head dims that hold the problem's"]),
@@ -452,12 +452,12 @@ def test_selecting_populates_what_is_not_there(tmp_path: Any) -> None:
     ],
 )  # fmt: skip
 def test_when_nothing_fits_the_error_says_which_trait_or_rule(
-    gfx950: Catalog, changes: dict[str, Any], told: list[str]
+    gfx950: Catalog, changes: dict[str, Any], fragments: list[str]
 ) -> None:
     with pytest.raises(SelectionError) as caught:
         gfx950.select(problem(**changes), arch="gfx950")
-    for words in told:
-        assert words in str(caught.value)
+    for fragment in fragments:
+        assert fragment in str(caught.value)
 
 
 @pytest.mark.parametrize("op", ["fwd", "splitkv"])

@@ -157,7 +157,7 @@ def test_the_settings_start_a_trace_and_end_it(catalog, file, tmp_path, monkeypa
     assert tracing.active == ()
 
 
-def test_a_setting_that_cannot_be_followed_is_told(catalog):
+def test_a_setting_that_cannot_be_followed_is_reported(catalog):
     run = ["run", "--batch", 1, "--nhead-q", 2, "--seqlen-q", 33, "--hdim-q", 32, "--dtype", "fp32"]
     done = command.catalog(*run, db=catalog.path, CATALOG_TRACE="/none/calls.jsonl")
     assert done.returncode == 2
@@ -224,7 +224,7 @@ def with_field(name, value):
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (lambda _: b"", "the file contains no calls"),
         (lambda line: line + b"hello\n", "line 2: not JSON: Expecting value (column 1)"),
@@ -248,26 +248,26 @@ def with_field(name, value):
         (with_field("problem", {"bach": 1}), "line 1: problem: a problem has no field 'bach'; did you mean batch?"),
     ],
 )
-def test_bad_files_get_one_message_that_names_the_line(traced, change, told):
+def test_bad_files_get_one_message_that_names_the_line(traced, change, message):
     traced.write_bytes(change(traced.read_bytes().splitlines(keepends=True)[0]))
     with pytest.raises(UsageError) as raised:
         read_trace(traced)
-    assert told in str(raised.value)
+    assert message in str(raised.value)
 
 
 @pytest.mark.parametrize("words", [["replay"], ["tune", "--trace"]])
 @pytest.mark.parametrize(
-    ("name", "told"), [("none", "cannot be read: No such file"), (".", "cannot be read: it is a folder")]
+    ("name", "message"), [("none", "cannot be read: No such file"), (".", "cannot be read: it is a folder")]
 )
-def test_files_that_cannot_be_read_get_one_message(tmp_path, words, name, told):
+def test_files_that_cannot_be_read_get_one_message(tmp_path, words, name, message):
     done = command.catalog(*words, tmp_path / name)
     assert (done.returncode, done.stdout) == (2, "")
-    assert told in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "message"),
     [
         (lambda path: path.write_bytes(path.read_bytes()[:200]), "cannot be used: "),
         (lambda path: np.savez(path, q=np.zeros(3, np.uint32)), "cannot be used: "),
@@ -283,13 +283,13 @@ def test_files_that_cannot_be_read_get_one_message(tmp_path, words, name, told):
         (lambda path: (path.unlink(), path.symlink_to("/dev/zero")), "are missing"),
     ],
 )
-def test_damaged_inputs_get_one_message(catalog, traced, damage, told):
+def test_damaged_inputs_get_one_message(catalog, traced, damage, message):
     for path in tracing.folder_of(traced).iterdir():
         damage(path)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(UsageError) as raised:
         replay(catalog, read_trace(traced).used)
-    assert told in str(raised.value)
+    assert message in str(raised.value)
     assert ": tensors " in str(raised.value)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 << 10, "KiB: nothing large was unpacked"
 

@@ -264,7 +264,7 @@ def test_the_command_line_says_how_many_threads_there_may_be(tmp_path: Path) -> 
 
 
 def test_a_catalog_that_is_dropped_closes_its_file_at_once(tmp_path: Path) -> None:
-    """Nothing that a catalog is made of refers back to it: its log would stay beside the file until cycles are freed."""
+    """Nothing that a catalog has refers back to it: its log would stay beside the file until cycles are freed."""
     log = tmp_path / "catalog.db-wal"
     gc.disable()
     try:

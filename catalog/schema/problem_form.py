@@ -29,6 +29,7 @@ class Form:
         self.text = text
         self.blank = blank
         self.fields: Mapping[str, Any] = {**blank.__dict__, "form": self}
+        self.names = set(type(blank).model_fields)
         self._hash = hash(text)
 
     def __eq__(self, other: object) -> bool:

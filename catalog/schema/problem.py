@@ -183,8 +183,8 @@ class Problem(BaseModel):
     @derived
     def identity(self) -> tuple[Any, ...]:
         """The form and the sizes: equal where the keys are, and faster to compute."""
-        fields = self.__dict__
-        return self.form, *[fields[name] for name in self.sizes]
+        form = self.form
+        return form, *form.sizes_of(self.__dict__)
 
     @derived
     def key(self) -> str:

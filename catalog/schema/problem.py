@@ -13,14 +13,13 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from catalog.errors import ProblemError
 from catalog.messages import did_you_mean
+from catalog.schema.arguments import NO_LISTS, Lists
 from catalog.schema.derived import derived
 from catalog.schema.fields import fields_of
 from catalog.schema.problem_form import Form, canonical, form_of
 from catalog.schema.problem_tensors import Tensor, TensorForm
 
 if TYPE_CHECKING:
-    from array import array
-
     from typing_extensions import Self
 
 MAX_SIZE = 2**31 - 1
@@ -146,7 +145,7 @@ class Problem(BaseModel):
             resized = type(self).__new__(type(self))
             # As pickle makes one: what is in a problem of this form was validated, and so were these sizes.
             fields = {**self.form.fields, **certain}
-            resized.__setstate__({"__dict__": fields, "__pydantic_fields_set__": set(type(self).model_fields)})
+            resized.__setstate__({"__dict__": fields, "__pydantic_fields_set__": self.form.names})
             return resized
         fields = {name: value for name, value in self.model_dump().items() if name not in self.sizes}
         return type(self)(**{**fields, **sizes})
@@ -184,8 +183,8 @@ class Problem(BaseModel):
     @derived
     def identity(self) -> tuple[Any, ...]:
         """The form and the sizes: equal where the keys are, and faster to compute."""
-        fields = self.__dict__
-        return self.form, *[fields[name] for name in self.sizes]
+        form = self.form
+        return form, *form.sizes_of(self.__dict__)
 
     @derived
     def key(self) -> str:
@@ -247,12 +246,12 @@ class Problem(BaseModel):
         return {name: getattr(self, name) for name in self.sizes}
 
     @derived
-    def lists(self) -> Mapping[str, array[int]]:
-        """Arrays of int32 that kernels read besides tensors, by their place in the argument struct.
+    def lists(self) -> Lists:
+        """Arrays of int32 that kernels read besides tensors, and that follow from the sizes.
 
-        They follow from the sizes: the first tokens of packed sequences, for one. All problems of a form have the same.
+        The first tokens of packed sequences, for one. All problems of a form have them, or none has.
         """
-        return {}
+        return NO_LISTS
 
     @property
     def divided(self) -> bool:

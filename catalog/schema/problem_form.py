@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from catalog.schema.problem_tensors import TensorForm, bytes_of_element
@@ -29,6 +30,8 @@ class Form:
         self.text = text
         self.blank = blank
         self.fields: Mapping[str, Any] = {**blank.__dict__, "form": self}
+        self.names = set(type(blank).model_fields)
+        self.sizes_of = _picker(type(blank).sizes)
         self._hash = hash(text)
 
     def __eq__(self, other: object) -> bool:
@@ -101,6 +104,11 @@ def form_of(problem: Problem) -> Form:
             _forms.clear()
         form = _forms.setdefault(text, Form(text, problem.without_caches()))
     return form
+
+
+def _picker(names: tuple[str, ...]) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
+    """What gives the values of these names as a tuple, as :func:`operator.itemgetter` does of two or more."""
+    return itemgetter(*names) if len(names) > 1 else lambda fields: tuple(fields[name] for name in names)
 
 
 def canonical(fields: Mapping[str, Any]) -> str:

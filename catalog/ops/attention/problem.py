@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import struct
-from array import array
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Literal
 
@@ -30,6 +29,7 @@ from catalog.ops.attention.shape_names import name_of
 from catalog.ops.attention.tensors import extents_of, first_tokens, forms_of, traffic_of
 from catalog.ops.attention.traits import Bias, Dtype, KvLookupTable, KvMemoryLayout, Mask, Mode, Qscale, Rope
 from catalog.schema import problem
+from catalog.schema.arguments import NO_LISTS, Lists
 from catalog.schema.derived import derived
 from catalog.schema.problem import Extent, Size
 from catalog.schema.problem_tensors import TensorForm
@@ -305,9 +305,9 @@ class Problem(problem.Problem):
         return extents_of(self)
 
     @derived
-    def lists(self) -> Mapping[str, array[int]]:
+    def lists(self) -> Lists:
         """The first tokens of packed sequences, queries and keys."""
-        return {} if self.seqlens_q is None else first_tokens(self.seqlens_q, self.seqlens_k)
+        return NO_LISTS if self.seqlens_q is None else first_tokens(self.seqlens_q, self.seqlens_k)
 
     @property
     def divided(self) -> bool:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from catalog.ops.attention.fields import ELEMENT_BYTES, VECTOR_BYTES, Op
 from catalog.ops.attention.traits import Bias, Dtype, KvLookupTable, KvMemoryLayout, Mode, Qscale, Rope
+from catalog.schema.arguments import Lists
 from catalog.schema.problem_tensors import Axis, Role, Strides, TensorForm
 
 if TYPE_CHECKING:
@@ -53,12 +54,11 @@ def extents_of(problem: Problem) -> Mapping[str, int]:
 
 
 @lru_cache(maxsize=1024)
-def first_tokens(q: tuple[int, ...], k: tuple[int, ...] | None) -> Mapping[str, array[int]]:
-    """The arrays seqstart_q and, of keys that are packed, seqstart_k, for sequences of these lengths."""
+def first_tokens(q: tuple[int, ...], k: tuple[int, ...] | None) -> Lists:
+    """The first token of each sequence of these lengths, and how many there are; keys may not be packed."""
     of_q = array("i", accumulate(q, initial=0))
-    if k is None:
-        return {"seqstart_q": of_q}
-    return {"seqstart_q": of_q, "seqstart_k": of_q if k is q else array("i", accumulate(k, initial=0))}
+    of_k = None if k is None else of_q if k is q else array("i", accumulate(k, initial=0))
+    return Lists(seqstart_q=of_q, seqstart_k=of_k)
 
 
 class _Shapes:

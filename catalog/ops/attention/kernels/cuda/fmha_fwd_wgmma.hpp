@@ -6,8 +6,9 @@
 //
 // On an H200 the tensor cores are busy for 84 % of the time (bf16, hdim 128, 8192 keys), at a clock that the power
 // limit holds at 1.66 GHz. Slower were: the first product of the next tile together with the last one of this; two
-// blocks of scores in registers (tile_n0 = 96); the wait for P V behind all of the softmax; polynomials for a third to a
-// sixth of the exponentials, at hdim 64 too, where their unit is busy for 65 % of the time.
+// tiles of Q in shared memory; two blocks of scores in registers (tile_n0 = 96); the wait for P V behind all of the
+// softmax; polynomials for a third to a sixth of the exponentials, at hdim 64 too, where their unit is busy for 65 % of
+// the time.
 //
 // A translation unit defines a struct Row whose constexpr members are the row's traits, and exports it:
 //

@@ -125,7 +125,7 @@ PROVOKED = {
         2,
         "Error: no trait is called 'familly'; did you mean family?\nHint: `catalog columns` lists every trait.",
     ),
-    "explain arch=sm_90": (2, "Error: arch is no trait\nHint: It has an option: --arch, --revision or --mask-impl."),
+    "explain arch=sm_90": (2, "Error: arch is not a trait\nHint: Use its option: --arch, --revision or --mask-impl."),
     "rules --kind constrant": (
         2,
         r"Error: no rule has the kind 'constrant'; did you mean constraint\?\nHint: Kinds: .*",

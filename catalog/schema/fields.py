@@ -13,15 +13,15 @@ from pydantic import BaseModel
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """A field: its description, its type as JSON Schema names it, and what it may hold.
+    """A field: its description, its type as JSON Schema names it, and the values that it accepts.
 
     Attributes:
         about: the description.
         type: ``integer``, ``number``, ``boolean``, ``string`` or ``array``.
-        default: None where there is none, or where it follows from other fields.
-        words: all words that a string may be; empty where any is allowed.
-        minimum: of an integer or a number.
-        maximum: of an integer or a number.
+        default: None where there is none, or where the default follows from other fields.
+        words: the words that a string may be; empty where any string is allowed.
+        minimum: lower bound of an integer or a number.
+        maximum: upper bound of an integer or a number.
     """
 
     about: str
@@ -33,7 +33,7 @@ class Described:
 
     @property
     def domain(self) -> str:
-        """The values of an integer or a boolean in words; nothing for other types."""
+        """The values of an integer or a boolean in words; empty for other types."""
         if self.type == "boolean":
             return "True or False"
         if self.type != "integer":
@@ -44,7 +44,7 @@ class Described:
 
 @lru_cache
 def fields_of(model: type[BaseModel]) -> Mapping[str, Described]:
-    """The fields of ``model`` by name, in their order."""
+    """The fields of ``model`` by name, in order."""
     schema = model.model_json_schema()
     return MappingProxyType({name: _described(field, schema) for name, field in schema["properties"].items()})
 

@@ -163,7 +163,7 @@ PROVOKED = {
     "merge text.db": (
         1,
         "Error: text.db cannot be merged: file is not a database\n"
-        "Hint: Nothing was changed. What there is of it: catalog --db text.db doctor",
+        "Hint: Nothing was changed. To inspect it: catalog --db text.db doctor",
     ),
 }
 

@@ -191,7 +191,7 @@ def test_kernels_of_other_facts_stay_out_of_a_whole_population(
     there = write(empty / "there.db", [alien], [(0, 0, "built", FIRST)], [(0, 0, 0, 0, FIRST, 1.0)])
     [done] = copied.merge([there])
     assert "left out 1 kernel" in done.notes[0]
-    assert "the facts here give for gfx950 2026-05 ck generic" in done.notes[0]
+    assert "the facts here make for gfx950 2026-05 ck generic" in done.notes[0]
     assert copied.connection.execute("SELECT count(*) FROM timing").fetchone()[0] == 0
     assert copied.parity("gfx950", 0).passed
     [done] = Catalog(empty / "empty.db").merge([there])
@@ -289,7 +289,7 @@ def _replace_timing(path: Path, statement: str) -> None:
         (_foreign, "not a catalog"),
         (_newer, "schema version 99"),
         (_torn, "malformed"),
-        (_dangling, "refers to rows that are not there"),
+        (_dangling, "refers to rows that do not exist"),
         (_lying, "cannot store TEXT value in REAL column"),
         (_a_view_without_end, "its timing is a view, not a table"),
         (_a_view_in_disguise, "malformed|not a table"),

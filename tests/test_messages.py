@@ -155,7 +155,7 @@ PROVOKED = {
     **{
         f"cache import {option}not.bundle": (
             1,
-            "Error: not.bundle is no bundle, or a damaged one\nHint: Copy or export it again.",
+            "Error: not.bundle is not a bundle, or is damaged\nHint: Copy or export it again.",
         )
         for option in ("", "--trust ")
     },

@@ -1,4 +1,4 @@
-"""What a library says of the row that it was built from, and of the workspaces that it uses."""
+"""What a library reports about itself: the row that it was built from, and the workspaces that it uses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from catalog.schema.kernel import Kernel
 
 
 def describe(kernel: Kernel) -> str:
-    """The JSON that ``catalog_describe`` returns: the kernel's canonical JSON with its id and name."""
+    """The JSON returned by ``catalog_describe``: the kernel's canonical JSON with its id and name."""
     described = json.loads(kernel.canonical_json) | {"id": kernel.id, "name": kernel.name}
     return json.dumps(described, sort_keys=True, separators=(",", ":"))
 

@@ -1,4 +1,4 @@
-"""Targets: what turns rows of an arch into libraries, with which headers, compiler and flags."""
+"""Targets: the headers, compiler and flags that turn rows of an arch into libraries."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from catalog.schema.kernel import Kernel
 BUILD_DIR = Path(__file__).parent
 KERNELS_DIR = Path(host.__file__).parents[1]
 HEADERS: Mapping[str, Path] = MappingProxyType({"build": BUILD_DIR, "kernels": KERNELS_DIR})
-"""The include folders of our own headers: what all operations share, and attention's kernels."""
+"""The include folders of our own headers: those shared by all operations, and attention's kernels."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """How rows of some arches become libraries.
+    """How rows of some archs become libraries.
 
-    ``family_flags`` are those that rows of a family have besides the toolchain's.
+    ``family_flags`` are flags for the rows of a family, in addition to the toolchain's.
     """
 
     include_dirs: Callable[[], Mapping[str, Path]]
@@ -50,10 +50,10 @@ class Target:
         return replace(toolchain, compile_flags=(*toolchain.compile_flags, *self.family_flags(kernel.family)))
 
     def unit(self, source: str) -> TranslationUnit:
-        """The translation unit of ``source``, with the headers of the target.
+        """The translation unit of ``source``, with the target's headers.
 
         Raises:
-            BuildError: the headers are not there, or that of the ABI cannot be read.
+            BuildError: the headers are missing, or that of the ABI cannot be read.
         """
         return TranslationUnit(source, self.include_dirs(), abi_number(self.abi_header))
 
@@ -81,7 +81,7 @@ CK = Target(_ck_include_dirs, _ABI_HEADER, _emit_ck, hip_toolchain, of_hip_build
 
 
 def cuda_target(arch: str) -> Target:
-    """The target of an NVIDIA arch, which says how many warps its multiprocessors have room for.
+    """The target of an NVIDIA arch, which computes the occupancy of its multiprocessors.
 
     Raises:
         SpecError: ``data/toolchains/cuda.json`` is missing or malformed.

@@ -110,8 +110,8 @@ def _identify(path: Path, host: Compiler) -> Compiler:
         ToolchainError: a part is missing.
     """
     release = _RELEASE.search(ask([str(path), "--version"]))
-    told = ask([str(path), f"-ccbin={host.path}", "--dryrun", "-x", "cu", "-c", os.devnull])
-    places = {found["name"]: found["value"] for found in _FOLDER.finditer(told)}
+    answer = ask([str(path), f"-ccbin={host.path}", "--dryrun", "-x", "cu", "-c", os.devnull])
+    places = {found["name"]: found["value"] for found in _FOLDER.finditer(answer)}
     here = Path(places.get("_HERE_", path.parent))
     parts = [here / name for name in _PROGRAMS]
     parts.append(Path(places.get("CICC_PATH", here.parent / "nvvm" / "bin")) / "cicc")

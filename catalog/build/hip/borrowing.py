@@ -84,11 +84,11 @@ def _identify(words: Sequence[str]) -> tuple[Compiler, Path]:
         return compiler, Path(ask([*compiler.command, "-print-resource-dir"]))
     zig = words[:-1] if words[-1] in _ZIG_DRIVERS else words
     # It insists on the name of a cache folder, which it does not make for this question.
-    told = ask(["env", f"ZIG_GLOBAL_CACHE_DIR={tempfile.gettempdir()}", *zig, "env"])
+    answer = ask(["env", f"ZIG_GLOBAL_CACHE_DIR={tempfile.gettempdir()}", *zig, "env"])
     # Places may be relative to the folder in which it was asked.
-    places = {name: (Path(tempfile.gettempdir()) / place).resolve() for name, place in _ZIG_PLACES.findall(told)}
+    places = {name: (Path(tempfile.gettempdir()) / place).resolve() for name, place in _ZIG_PLACES.findall(answer)}
     if places.keys() != {"zig_exe", "lib_dir"} or not (places["lib_dir"] / "include" / "stddef.h").is_file():
-        raise ToolchainError(f"{shlex.join(zig)} env does not say where Zig and its headers are: {told}")
+        raise ToolchainError(f"{shlex.join(zig)} env does not say where Zig and its headers are: {answer}")
     return identify(places["zig_exe"], hip_facts().zig.arguments), places["lib_dir"]
 
 

@@ -112,8 +112,8 @@ class Generator:
         return frozenset(_kernels(listed.read_text(encoding="utf-8", errors="replace"), self.path, api))
 
     def _check_form(self, names: frozenset[str]) -> None:
-        telling = (name for name in names if not name.startswith(_WITHOUT_TARGET))
-        wrong = [name for name in telling if bool(_TARGET_SUFFIX.search(name)) != self.takes_targets]
+        suffixed = (name for name in names if not name.startswith(_WITHOUT_TARGET))
+        wrong = [name for name in suffixed if bool(_TARGET_SUFFIX.search(name)) != self.takes_targets]
         if wrong:
             carries = "carry no target" if self.takes_targets else "carry a target"
             raise GeneratorError(
@@ -137,14 +137,14 @@ def find_generator(root: Path, timeout: float) -> Generator:
     if not apis:
         raise UsageError(f"{_ops(path)} has no module: no API to list", hint="Is the checkout complete?")
     with tempfile.TemporaryDirectory(prefix="catalog-parity-") as scratch:
-        told = run_generator([sys.executable, str(path), "--help"], Path(scratch), timeout, threading.Event())
-    lacks = [option for option in _OPTIONS if option not in told]
+        shown = run_generator([sys.executable, str(path), "--help"], Path(scratch), timeout, threading.Event())
+    lacks = [option for option in _OPTIONS if option not in shown]
     if lacks:
         raise GeneratorError(
-            f"{path} is no FMHA generator that the catalog knows: it takes no {', no '.join(lacks)}.{_tail(told)}",
+            f"{path} is no FMHA generator that the catalog knows: it takes no {', no '.join(lacks)}.{_tail(shown)}",
             hint="It must be example/ck_tile/01_fmha/generate.py of a composable_kernel checkout, of 2024-10 or later.",
         )
-    return Generator(path, apis, _TARGETS in told, timeout)
+    return Generator(path, apis, _TARGETS in shown, timeout)
 
 
 def _ops(generator: Path) -> Path:

@@ -286,7 +286,7 @@ CHANGES: dict[str, tuple[Callable[[dict[str, bytes]], object], str]] = {
     "another ISA": (first("artifact", isa="x86-64-v9"), "'x86-64-v9' is not that of"),
     "an ISA that this CPU does not run": (foreign, f"{FOREIGN} needs a CPU of family"),
     "a failed build": (first("artifact", status="failed"), "not that of a library"),
-    "a flawed library": (lambda m: m.update({library(m): b"x" * len(m[library(m)])}), "differs from the manifest's digest"),
+    "a flawed library": (lambda m: m.update({library(m): b"x" * len(m[library(m)])}), "differs from the manifest"),
     "a larger library": (lambda m: m.update({library(m): m[library(m)] + b"x"}), "bytes, not"),
     "a huge library": (first("artifact", so_bytes=2**40), "so_bytes: must be at most"),
     "an empty library": (first("artifact", so_bytes=0), "so_bytes: must be above 0"),

@@ -104,7 +104,7 @@ def _find_nvcc(chosen: str | None, search_path: str) -> Path:
 
 @functools.cache
 def _identify(path: Path, host: Compiler) -> Compiler:
-    """nvcc with all that it runs and links: its own programs, the static runtime, the host compiler.
+    """Identify nvcc with everything that it runs and links: its programs, the static runtime, the host compiler.
 
     Raises:
         ToolchainError: a part is missing.
@@ -129,10 +129,10 @@ def _identify(path: Path, host: Compiler) -> Compiler:
 
 
 def check(toolchain: Toolchain) -> None:
-    """Compile and link a trivial kernel, to tell a broken toolchain from a broken kernel.
+    """Compile and link a trivial kernel, to distinguish a broken toolchain from a broken kernel.
 
     Raises:
-        ToolchainError: says what the compiler says.
+        ToolchainError: it does not compile; the message has the compiler's words.
     """
     with tempfile.TemporaryDirectory(prefix="catalog-") as scratch:
         folder = Path(scratch)

@@ -1,4 +1,4 @@
-"""Attention, as the rest of the catalog sees it."""
+"""The operation attention, as the rest of the catalog sees it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from catalog.schema.columns import Column
 
 
 class Attention(Operation):
-    """Scaled dot-product attention, its gradients, and the caches of keys and values that it reads."""
+    """Scaled dot-product attention, its gradients, and the caches of keys and values."""
 
     name = "attention"
     about = "scaled dot-product attention"
@@ -55,8 +55,8 @@ class Attention(Operation):
     )
     variant_trait = "mask"
     axes = MappingProxyType({"hdim": ("hdim_q", "hdim_v"), "warp": ("warp_m0", "warp_n0", "warp_k0")})
-    # The names and words of CK's dispatcher: dispatcher/codegen/fmha/instance_gen.py, expand_sweep. A mask is named by
-    # its corner, where the kernel is compiled for causal masks of either.
+    # The names and words of CK's dispatcher: dispatcher/codegen/fmha/instance_gen.py, expand_sweep. Sweep files name a
+    # mask by its corner, but the same kernel is compiled for causal masks of both corners.
     sweep_names = MappingProxyType(
         {name: name for name in ("pipeline", "mask", "bias", "mode", "lse", "dropout", "logits", "sink", "paged_kv")}
         | {"data_type": "dtype", "block_per_cu": "block_per_cu"}

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from catalog.errors import BuildError, UsageError
+from catalog.schema.arguments import Arguments
 from catalog.schema.columns import Column
 from catalog.schema.kernel import Kernel
 from catalog.schema.problem import Problem
@@ -42,6 +43,7 @@ class Operation(ABC):
         sweep_names: names that sweep files use for the traits that they may restrict.
         filter_names: additional names of traits that filters may use.
         sweep_words: by trait, values under the names that sweep files use, where these differ.
+        listed: the columns that a query shows by default.
         chunk: the traits over whose values a sweep is joined in parts.
     """
 
@@ -59,6 +61,7 @@ class Operation(ABC):
     filter_names: ClassVar[Mapping[str, str]] = MappingProxyType({})
     sweep_words: ClassVar[Mapping[str, Mapping[str, str]]] = MappingProxyType({})
     chunk: ClassVar[tuple[str, ...]] = ("dtype",)
+    listed: ClassVar[tuple[str, ...]] = ("arch", "family", "dtype", "built", "name")
 
     @property
     def traits(self) -> Traits:
@@ -78,8 +81,13 @@ class Operation(ABC):
     problem: ClassVar[type[Problem]]
     """The model of its problems."""
 
-    workspaces: ClassVar[tuple[str, ...]] = ()
-    """The slots of the argument struct through which stages pass partial results to each other."""
+    arguments: ClassVar[Arguments]
+    """The argument struct of its kernels."""
+
+    headers: ClassVar[Mapping[str, Path]] = MappingProxyType({})
+    """The include folders of its own headers, by name. Sources include ``folder/header`` below them; one contains
+    ``operation/args.h``, the text of :attr:`Arguments.header`.
+    """
 
     shrinks: ClassVar[Sequence[Callable[[Any, int], Mapping[str, Any]]]] = ()
     """Functions that make the problem of a first run smaller, applied in order until it is small enough. Each takes a
@@ -219,11 +227,11 @@ class Operation(ABC):
         """
         raise BuildError(f"kernel {kernel.name}: {self.name} has no kernels for the backend {backend}")
 
-    def include_dirs(self, backend: str) -> Mapping[str, Path]:
-        """The folders of the headers that its sources include, by name; one contains ``operation/args.h``.
+    def other_headers(self, backend: str) -> Mapping[str, Path]:
+        """Include folders of headers from elsewhere, by name.
 
         Raises:
-            BuildError: headers from elsewhere are missing.
+            BuildError: the headers are missing.
         """
         return {}
 

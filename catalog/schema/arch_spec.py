@@ -311,7 +311,9 @@ class ArchSpec(_Spec):
     spaces: list[str] = Field([], description="in a file of sweeps: the spaces that it describes")
     reference: str | None = Field(None, description="name of the target in data/parity (default: arch)")
     hardware: Hardware | None = None
-    variants: dict[str, list[str]] = Field({}, description="values of a trait in each variant")
+    variants: dict[str, list[str]] = Field(
+        {"generic": []}, description="values of a trait in each variant (default: generic, without values)"
+    )
     receipts: list[Receipt] = []
     hw_rules: list[Rule] = []
     header_rules: list[Rule] = Field([], description="rules that the revision's own headers must meet to compile")

@@ -13,15 +13,10 @@ from pydantic import BaseModel
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """A field: its description, its type as JSON Schema names it, and the values that it accepts.
+    """A field: its description, the name of its type in JSON Schema, and its domain.
 
-    Attributes:
-        about: the description.
-        type: ``integer``, ``number``, ``boolean``, ``string`` or ``array``.
-        default: None where there is none, or where the default follows from other fields.
-        words: the words that a string may be; empty where any string is allowed.
-        minimum: lower bound of an integer or a number.
-        maximum: upper bound of an integer or a number.
+    ``default`` is None where there is none, or where it follows from other fields. ``words`` are the words that a
+    string may be, empty where any string is allowed. The bounds apply to integers and numbers.
     """
 
     about: str

@@ -19,6 +19,8 @@ from catalog.schema.problem_form import Form, canonical, form_of
 from catalog.schema.problem_tensors import Tensor, TensorForm
 
 if TYPE_CHECKING:
+    from array import array
+
     from typing_extensions import Self
 
 MAX_SIZE = 2**31 - 1
@@ -243,6 +245,14 @@ class Problem(BaseModel):
     def extents(self) -> Mapping[str, int]:
         """Extents of the axes in which problems of its form may differ, by name: by default its sizes."""
         return {name: getattr(self, name) for name in self.sizes}
+
+    @derived
+    def lists(self) -> Mapping[str, array[int]]:
+        """Arrays of int32 that kernels read in addition to tensors, by their slot in the argument struct.
+
+        They follow from the sizes: the first tokens of packed sequences, for one. All problems of a form have the same.
+        """
+        return {}
 
     @property
     def divided(self) -> bool:

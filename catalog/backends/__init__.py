@@ -91,7 +91,7 @@ def target_of(arch: str) -> Target:
     """
     backend = backend_of(arch)
     if arch not in backend.isas:
-        raise BuildError(f"kernels for {arch} cannot be built yet", hint="catalog doctor lists the arches that can")
+        raise BuildError(f"kernels for {arch} cannot be built yet", hint="catalog doctor lists the archs that can")
     return backend.target(arch)
 
 

@@ -48,7 +48,7 @@ def _load(point: EntryPoint, built_in: Mapping[str, Backend]) -> Plugin:
     try:
         backend = point.load()
         if not isinstance(backend, Backend):
-            return Plugin(title, broken=f"{point.value} is no catalog.backends.Backend, but {backend!r}")
+            return Plugin(title, broken=f"{point.value} is not a catalog.backends.Backend, but {backend!r}")
         taken = [
             f"{arch} is an arch of the built-in backend {name}"
             for name, other in built_in.items()

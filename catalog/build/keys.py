@@ -237,6 +237,8 @@ class KeyMaker:
             "compile_flags": toolchain.compile_flags,
             "link_flags": toolchain.link_flags,
         }
+        # Two steps, because only a scan shows the headers: the hash of all other parts names the stored scan's file, and
+        # the key is the hash of that hash and the headers' contents. So a warm key starts no compiler.
         question = hash_parts(parts)
         memo = self._folder / f"{question}.json"
         headers = _Headers(unit.include_dirs)
@@ -270,7 +272,7 @@ def _ask(memo: Path, headers: _Headers, unit: TranslationUnit, scanned: Sequence
     try:
         reach = _reach(names, headers)
         for path, name in zip(reach.digests, names, strict=True):
-            if not name.startswith("/"):
+            if not name.startswith("/"):  # system headers are assumed to embed no files
                 _refuse_text(path, read_given(Path(path)))
     except OSError as error:
         raise BuildError(f"no content key: header {error.filename}: {error.strerror}") from None

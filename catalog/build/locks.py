@@ -85,7 +85,7 @@ class Locks:
         while True:
             if stop.is_set():
                 raise Interrupted
-            with contextlib.suppress(Timeout):
+            with contextlib.suppress(Timeout):  # in short waits, because a lock cannot wait for ``stop`` as well
                 lock.acquire(timeout=_WAIT_SECONDS, poll_interval=_POLL_SECONDS)
                 break
         try:
@@ -114,7 +114,8 @@ class Locks:
                 yield False
                 return
             try:
-                yield os.fstat(descriptor).st_nlink > 0  # 0: its last holder has just removed the file
+                # A removed file (no links) excludes nobody: others create and lock a new file under the same name.
+                yield os.fstat(descriptor).st_nlink > 0
             finally:
                 fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing is not enough if a fork has copied the descriptor
         finally:

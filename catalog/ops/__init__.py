@@ -129,7 +129,7 @@ def _plugins() -> dict[str, Operation]:
         try:
             loaded = point.load()
             if not isinstance(loaded, Operation):
-                raise TypeError(f"{point.value} is no catalog.ops.protocol.Operation, but {loaded!r}")
+                raise TypeError(f"{point.value} is not a catalog.ops.protocol.Operation, but {loaded!r}")
             if not re.fullmatch(r"[a-z][a-z0-9_]*", loaded.name) or loaded.name in _TABLES:
                 raise ValueError(f"{loaded.name!r} cannot be the name of a table")
             if loaded.name in {*_BUILT_IN, *found}:

@@ -64,6 +64,8 @@ def migrate(connection: sqlite3.Connection, path: Path) -> None:
             # Another process, even of a newer program, may have migrated the file while this one waited for the lock.
             version = schema_version(connection, path)
             if version < len(STEPS):
+                # Views derive from this program's traits, not from any step's, and would keep SQLite from renaming a
+                # rebuilt table to its old name: so they go first, and are made again for the newest tables.
                 drop_views(connection)
                 _run(connection, STEPS[version:])
                 make_views(connection)

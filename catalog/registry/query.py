@@ -128,8 +128,8 @@ def count(db_path: Path, query: Query, limits: Limits | None = None) -> int:
 def operations_asked(db_path: Path, where: str, *others: str) -> tuple[str, ...]:
     """The operations in the catalog whose kernels have all columns that an expression names.
 
-    ``others`` are other texts with column names. Where no operation has all columns, the default one is returned, and its
-    query reports what is wrong.
+    ``others`` are other texts with column names. Where no operation has all columns, the default one is returned, and
+    its query reports what is wrong.
 
     Raises:
         QueryError: the expression is malformed.

@@ -149,7 +149,7 @@ class Join:
             if variant.receipts is not None
         )
         if only:
-            listed = f"({listed}) & CASE variant_seq {only} ELSE -1 END"
+            listed = f"({listed}) & CASE variant_seq {only} ELSE -1 END"  # -1 has all bits
         columns = ", ".join(
             f"({enumeration.derived[t]}) AS {t}" if t in enumeration.derived else t
             for t in (*self.traits.identity, *self.traits)
@@ -158,6 +158,8 @@ class Join:
         if enumeration.sweep is not None:
             # One chunk at a time: a sweep may have millions of combinations.
             kept += [f"{column} = :{column}" for column in self.operation.chunk]
+        # SQL cannot use an alias within the SELECT that defines it, so there is one level for each: the product, the
+        # derived traits, the receipts (over derived traits), the filter and position (over all of them).
         return (
             f"CREATE TEMP TABLE combination AS SELECT *, {position} AS position "
             f"FROM (SELECT *, {listed} AS listed FROM "

@@ -143,6 +143,6 @@ def check(toolchain: Toolchain) -> None:
                 error = next((line for line in done.output.splitlines() if "error" in line), done.failure)
                 raise ToolchainError(
                     f"{toolchain.compiler.path} does not build for {toolchain.isa}: {error}",
-                    hint="nvcc takes only host compilers of its time: set CATALOG_CXX to one that it knows, "
+                    hint="nvcc accepts only host compilers of its time: set CATALOG_CXX to one that it supports, "
                     f"or install another ({cuda_facts().remedy('compiler')}).",
                 )

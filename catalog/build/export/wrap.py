@@ -95,7 +95,7 @@ def wrap_headers(
     gpu_header = next((kernel.header for kernel in wrapped if kernel.says.needs_hip), None)
     if target is not CK and gpu_header is not None:
         _log.warning(
-            "%s includes headers of CK or HIP, and %s is no AMD arch: --arch with one chooses a HIP compiler",
+            "%s includes headers of CK or HIP, and %s is not an AMD arch: --arch with one selects a HIP compiler",
             gpu_header,
             arch,
         )

@@ -59,7 +59,7 @@ def complete(needed: int, older: Sequence[Compiler], chosen: str | None) -> Comp
         else:
             return _borrow(compiler, resources, older)
     raise ToolchainError(
-        "; ".join(seen) or "nor is there Zig, with a newer clang, on PATH or as a package of this Python"
+        "; ".join(seen) or "and there is no Zig, with a newer clang, on PATH or as a package of this Python"
     )
 
 
@@ -112,8 +112,8 @@ def _borrow(compiler: Compiler, resources: Path, older: Sequence[Compiler]) -> C
                 *sorted({f"-B{Path(program).parent}" for program in programs}),
             ),
         )
-    who = "; ".join(lacking) or "there is no other clang"
-    raise ToolchainError(f"{compiler.path} is {compiler.version}, but has no HIP, and nobody lends it: {who}")
+    who = "; ".join(lacking) or "there is none"
+    raise ToolchainError(f"{compiler.path} is {compiler.version}, without HIP, and no other clang provides it: {who}")
 
 
 def _parts(lender: Compiler) -> tuple[Path, list[str]]:

@@ -106,7 +106,7 @@ class Generator:
         listed = scratch / f"{api}.txt"
         if not listed.is_file() or not listed.stat().st_size:
             raise GeneratorError(
-                f"{self.path} ended well but listed nothing for API {api}, not even its API source.{_tail(output)}",
+                f"{self.path} succeeded but listed nothing for API {api}, not even its API source.{_tail(output)}",
                 hint=f"Run it yourself: {shlex.join(command)}",
             )
         return frozenset(_kernels(listed.read_text(encoding="utf-8", errors="replace"), self.path, api))
@@ -141,7 +141,7 @@ def find_generator(root: Path, timeout: float) -> Generator:
     lacks = [option for option in _OPTIONS if option not in shown]
     if lacks:
         raise GeneratorError(
-            f"{path} is no FMHA generator that the catalog knows: it takes no {', no '.join(lacks)}.{_tail(shown)}",
+            f"{path} is not an FMHA generator that the catalog knows: it takes no {', no '.join(lacks)}.{_tail(shown)}",
             hint="It must be example/ck_tile/01_fmha/generate.py of a composable_kernel checkout, of 2024-10 or later.",
         )
     return Generator(path, apis, _TARGETS in shown, timeout)
@@ -192,7 +192,7 @@ def _remedy(command: list[str], output: str, *, timed_out: bool) -> str:
         return "--timeout gives each API more seconds."
     missing = _MISSING_MODULE.findall(output)
     if missing and missing[-1].partition(".")[0] == "codegen":
-        return f"The checkout is incomplete: {missing[-1]} belongs beside the generator."
+        return f"The checkout is incomplete: {missing[-1]} must be beside the generator."
     if missing:
         return f"It needs the module {missing[-1]}: {sys.executable} -m pip install {missing[-1].partition('.')[0]}"
     return f"Run it yourself to see more: {shlex.join(command)}"
@@ -209,7 +209,7 @@ def _kernels(listing: str, generator: Path, api: str) -> Iterator[str]:
         path = PurePath(line.strip())
         if path.suffix != ".cpp" or not path.stem.startswith("fmha_"):
             raise GeneratorError(
-                f"{generator}: line {number} of the list for API {api} is no path of a kernel: {line[:300]!r}",
+                f"{generator}: line {number} of the list for API {api} is not the path of a kernel: {line[:300]!r}",
                 hint="It must be CK Tile's FMHA generator, unchanged, which lists one .cpp file a line.",
             )
         if not _API_SOURCE.search(path.stem):

@@ -106,7 +106,7 @@ class Checkout:
         """
         if kernel.revision != self.generator.revision:
             raise BuildError(
-                f"kernel {kernel.name} is of revision {kernel.revision}; {self.generator.path} looks like revision "
+                f"kernel {kernel.name} is of revision {kernel.revision}; {self.generator.path} is detected as revision "
                 f"{self.generator.revision}",
                 hint=f"CATALOG_CK_ROOT or --ck-root names a checkout of revision {kernel.revision}.",
             )
@@ -172,7 +172,7 @@ def open_checkout(root: Path) -> Checkout:
     for above in example.parents:
         if (above / "include" / "ck_tile").is_dir():
             return Checkout(generator, example, above / "include")
-    raise BuildError(f"{example}: CK's headers, include/ck_tile, lie in no folder above it", hint="Is it complete?")
+    raise BuildError(f"{example}: no folder above it has CK's headers, include/ck_tile", hint="Is it complete?")
 
 
 def find_checkout() -> Checkout:

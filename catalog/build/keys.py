@@ -237,8 +237,8 @@ class KeyMaker:
             "compile_flags": toolchain.compile_flags,
             "link_flags": toolchain.link_flags,
         }
-        # Two steps, because only a scan shows the headers: the hash of all other parts names the stored scan's file, and
-        # the key is the hash of that hash and the headers' contents. So a warm key starts no compiler.
+        # Two steps, because only a scan shows the headers: the hash of all other parts names the stored scan, and the
+        # key is the hash of that hash and the headers' contents. So a warm key starts no compiler.
         question = hash_parts(parts)
         memo = self._folder / f"{question}.json"
         headers = _Headers(unit.include_dirs)

@@ -18,7 +18,6 @@ import pytest
 
 import catalog as package
 from catalog.errors import DeviceError, UsageError
-from catalog.ops.attention.operation import Attention
 from catalog.ops.attention.problem import Problem
 from catalog.runtime import tracing
 from catalog.runtime.catalog import Catalog
@@ -347,7 +346,9 @@ def test_replay_tells_what_is_wrong_and_what_does_not_run(catalog, traced, monke
     assert all(done.passed for done in replay(catalog, read_trace(traced).used, ReplayOptions(arch="host")))
     with pytest.raises(UsageError, match="no arch is called"):
         replay(catalog, read_trace(traced).used, ReplayOptions(arch="hots"))
-    monkeypatch.setattr(Attention, "reference", lambda self, problem, inputs: make_outputs(problem))
+    monkeypatch.setattr(
+        "catalog.ops.attention.reference.answers.reference", lambda problem, inputs: make_outputs(problem)
+    )
     (wrong,) = replay(catalog, [right.used], ReplayOptions(verify=True))
     assert wrong.verified is False
     assert wrong.about.startswith("WRONG: o is off by ")

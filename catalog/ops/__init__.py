@@ -37,8 +37,8 @@ _TABLES = frozenset(
 )
 """Names of the catalog's own tables."""
 
-_BUILT_IN = {"attention": "catalog.ops.attention.operation"}
-"""Modules of the built-in operations by name; each defines ``OPERATION``."""
+_BUILT_IN = (DEFAULT,)
+"""The built-in operations: each is a package here whose module ``operation`` defines ``OPERATION``."""
 
 
 @functools.cache
@@ -49,7 +49,7 @@ def operation(name: str = DEFAULT) -> Operation:
         UsageError: there is no such operation.
     """
     if name in _BUILT_IN:
-        return cast(Operation, import_module(_BUILT_IN[name]).OPERATION)
+        return cast(Operation, import_module(f"{__name__}.{name}.operation").OPERATION)
     plugins = _plugins()
     if name not in plugins:
         names = sorted({*_BUILT_IN, *plugins})

@@ -36,8 +36,8 @@ def _one_value(value: Any) -> Any:
 
 
 def _known_field(name: Any, info: ValidationInfo) -> Any:
-    """Check that the class of problems in the context has the field."""
-    known = info.context.model_fields  # type: ignore[union-attr]
+    """Check that the class of problems in the context (by default attention's) has the field."""
+    known = (info.context or operation().problem).model_fields
     if name not in known:
         raise ValueError(f"a problem has no field {name!r}{did_you_mean(str(name), known)}")
     return name

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "../abi/workspace.hpp"
+#include "operation/workspace.hpp"
 #include "call.hpp"
 #include "cuda/tensor_map.hpp"
 

@@ -2,8 +2,8 @@
 // the tensors when copying would cost more than it saves.
 //
 // scratch.seen has the columns of the tile that each row sees; both ends grow with the row. Products are made of
-// register blocks. Blocks that no row sees are skipped: their scores are undefined, and weights must be zero wherever a row of a
-// block does not see what its neighbour sees.
+// register blocks. Blocks that no row sees are skipped: their scores are undefined, and weights must be zero wherever a
+// row of a block does not see what its neighbour sees.
 #pragma once
 
 #include "host/gemm.hpp"

@@ -23,7 +23,7 @@ class Backend(ABC):
         specs: a folder like ``data/arch_specs`` with the specs of its archs; None if they are in the data folder.
         noise: kernels whose median is within this share of the best median are considered equal.
         rounds_weights: whether kernels round results to the type of the inputs before they multiply them again
-            (attention: the weights), as a GPU's matrix units require; the tolerance against the reference depends on it.
+            (attention: the weights), as a GPU's matrix units do; the tolerance against the reference depends on it.
         whole_waves: whether work is split so that blocks fill whole waves of the device.
     """
 

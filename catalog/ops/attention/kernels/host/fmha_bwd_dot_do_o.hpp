@@ -1,4 +1,4 @@
-// Backward attention, first stage: delta is the sum of dO * O over the head dim of each query row, less the gradient of LSE.
+// Backward attention, first stage: delta of a query row is the sum of dO * O over the head dim, less the LSE gradient.
 //
 // O contributes dS = P * (dP - sum of dO * O); LSE adds P * dLSE, because P is its derivative with respect to S.
 #pragma once

@@ -180,7 +180,7 @@ def _contents(names: tuple[str, ...], digests: tuple[str, ...]) -> str:
 
 
 def _scan(unit: TranslationUnit, toolchain: Toolchain, question: str, memory: Path) -> list[str]:
-    """Ask the compiler which headers the source reaches. ``memory`` is collected if the process is killed."""
+    """Ask the compiler which headers the source reaches. Works in ``memory``, where leftovers are collected."""
     place = memory if os.access(memory, os.W_OK) else None
     with _disk_errors(place), tempfile.TemporaryDirectory(prefix="tmp", dir=place) as folder:
         work_dir = Path(os.path.realpath(folder))

@@ -71,7 +71,7 @@ class FamilyFlags(Facts):
 class ArchFlags(Facts):
     """An arch for a compiler: the ISA by name, and the flags that select it.
 
-    ``cpu`` is archspec's name of the oldest CPU that runs it; None if it equals the arch.
+    ``cpu`` is archspec's name of the minimum CPU that runs it; None if it equals the arch.
     """
 
     isa: str

@@ -158,7 +158,7 @@ class _Merge:
                 continue
             here = self._row("artifact", {"key": row["key"]})
             if here is not None and here["status"] == "quarantined" and not here["elsewhere"]:
-                self._count("artifact", "the same")  # a local build's outcome counts here, whatever others report
+                self._count("artifact", "the same")  # only this machine can lift its own quarantine
                 continue
             local = here is not None and here["status"] == "built" and not here["elsewhere"]
             row |= {"elsewhere": int(not local), "dropped": here["dropped"] if local and here is not None else None}

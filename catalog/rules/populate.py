@@ -228,7 +228,7 @@ class _Writer:
             "ON CONFLICT (id) DO UPDATE SET hw_valid = excluded.hw_valid, dispatch_order = excluded.dispatch_order",
             place,
         ).rowcount
-        # After a merge, some rows existed before; the new ones are those with a key above the last one.
+        # Some rows may have existed before; the new ones are those with a key above the last one.
         key, source = ":last + rowid", "temp.made"
         if self._was_there:
             key, source = "kernel.key", "temp.made JOIN kernel ON kernel.id = made.id AND kernel.key > :last"

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 OF_VARIANT = "*"
-"""Domain of the trait that names the variant: only the value of the variant being populated."""
+"""Domain of the trait that distinguishes variants: all values that it has in the variant being populated."""
 
 Domain = TraitValue | list[TraitValue]
 

@@ -238,7 +238,7 @@ class Problem(BaseModel):
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """The :attr:`coordinates` rounded down: problems with equal steps differ less than twofold in each size."""
+        """The :attr:`coordinates` rounded down: problems with equal steps differ at most twofold in each size."""
         return tuple([(1 + extent).bit_length() - 1 for extent in self.extents.values()])
 
     @derived

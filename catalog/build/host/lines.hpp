@@ -7,8 +7,8 @@
 
 namespace catalog::host {
 
-// Prefetches the cache lines of some rows once each and in order, whatever the order in which the kernel reads: taking
-// turns between rows, memory is half as fast.
+// Prefetches the cache lines of some rows once each and in order, whatever the order in which the kernel reads: memory
+// is half as fast when rows are read in turn.
 template <class Source>
 class Lines {
     using Data = decltype(std::declval<const Source>()[0]);

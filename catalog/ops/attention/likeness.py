@@ -63,7 +63,7 @@ def coordinates_of(problem: Problem) -> tuple[float, ...]:
 
 
 def steps_of(problem: Problem) -> tuple[int, ...]:
-    """The coordinates of a problem rounded down: problems with equal steps differ less than twofold in each size."""
+    """The coordinates of a problem rounded down: problems with equal steps differ at most twofold in each size."""
     sequences = max(1, problem.batch)
     queries, keys = problem.seqlen_q, problem.seqlen_k
     if problem.seqlens_q is not None:

@@ -1,4 +1,4 @@
-// Tensor maps: what TMA is told about a tensor and the box that it copies. Host code; no library is linked for it.
+// Tensor maps: they describe a tensor, and the box of it that TMA copies. Host code; no library is linked for it.
 #pragma once
 
 #include <cuda.h>
@@ -29,7 +29,7 @@ inline constexpr CUtensorMapDataType tensor_map_type = std::is_same_v<T, bf16>  
                                                                                  : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
 
 // Extents and box in elements, the innermost axis first; strides in bytes, of all axes but the innermost. False: TMA
-// cannot address such a tensor. Boxes are swizzled in rows of 128 bytes unless told otherwise.
+// cannot address such a tensor. By default, boxes are swizzled in rows of 128 bytes.
 template <class T, int rank>
 inline bool make_tensor_map(CUtensorMap& map, const void* data, const std::uint64_t (&extents)[rank],
                             const std::uint64_t (&strides)[rank - 1], const std::uint32_t (&box)[rank],
@@ -42,7 +42,8 @@ inline bool make_tensor_map(CUtensorMap& map, const void* data, const std::uint6
                             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-// Rows of one sequence, wherever it starts and however long it is: a map of which only the row stride is fixed.
+// Rows of one sequence, wherever it starts and however long it is: a map in which only the row stride is fixed. The idea
+// is that of Triton's ragged tensor descriptors.
 //
 // The tensor ends at row `ragged_rows`, and row i of a sequence of n rows has the coordinate ragged_rows - n + i: rows
 // from n on lie outside of it. The last axis takes those ragged_rows back out of the address, which is modulo 2^64,

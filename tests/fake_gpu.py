@@ -21,9 +21,11 @@ from catalog.build.describe import describe
 from catalog.build.resources import of_host_build
 from catalog.build.targets import Target
 from catalog.build.toolchains import find_host_toolchain
+from catalog.ops import operation
 from catalog.ops.attention.traits import Family
 
 INCLUDE = Path(catalog.__file__).parent / "build" / "abi"
+INCLUDES = (f"-I{INCLUDE}", f"-I{operation().headers['kernels']}")
 FAKE = Path(__file__).parent / "fake_hip.c"
 
 STAGES = {

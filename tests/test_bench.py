@@ -13,14 +13,13 @@ from catalog.backends import target_of
 from catalog.build.builder import Builder
 from catalog.build.cache import ArtifactRecord
 from catalog.errors import BuildError, DeviceError, SelectionError
-from catalog.ops.attention.kernels.host.emit import PEAK_PROBE
 from catalog.ops.attention.problem import Problem
 from catalog.runtime.bench import COLUMNS, bench_problem
 from catalog.runtime.bench_shapes import BenchOptions
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices.host.device import resolve_host_arch
 from catalog.runtime.measure import StopRule
-from catalog.runtime.peaks import measure_peaks
+from catalog.runtime.peaks import PEAK_PROBE, measure_peaks
 
 PROBLEM = Problem(batch=1, nhead_q=2, seqlen_q=64, hdim_q=64, dtype="fp32")
 OPTIONS = ["--batch", "1", "--nhead-q", "2", "--seqlen-q", "64", "--hdim-q", "64", "--dtype", "fp32"]

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from catalog.errors import DeviceError, TensorError
+from catalog.ops.attention.arguments import ARGUMENTS
 from catalog.ops.attention.problem import Problem
 from catalog.ops.attention.stages import WORKSPACES
 from catalog.ops.attention.workspace import workspace_of
 from catalog.runtime.catalog import Catalog
-from catalog.runtime.devices.abi import CatalogArgs
 from catalog.runtime.inputs import make_inputs
 from catalog.runtime.tensors import make_outputs
 
@@ -57,7 +57,7 @@ def test_given_outputs_are_written_in_place(catalog):
 def test_kernels_say_how_large_the_workspaces_are(catalog, problem):
     """As large as the arrays that the runtime makes: nothing is there twice, nothing is too short."""
     bound = catalog.select(problem).bind()
-    args = CatalogArgs.from_buffer_copy(bound._call.args)
+    args = ARGUMENTS.args.from_buffer_copy(bound._call.args)
     args.num_splits = 3
     sizes = [kernel.workspace(args) for kernel in bound.kernels]
     assert {size.num_splits for size in sizes} == {3}

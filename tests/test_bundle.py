@@ -98,7 +98,7 @@ def here(shipped: Shipped, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> C
 def contents(catalog: Catalog) -> list[list[tuple[Any, ...]]]:
     """What a bundle carries, as the catalog has it."""
     measured = (
-        f"SELECT problem.key, kind, keys, device.arch, name, facts, timing.kernel_id, {', '.join(MEASURED[:-1])}, "
+        f"SELECT problem.key, kind, size_5, device.arch, name, facts, timing.kernel_id, {', '.join(MEASURED[:-1])}, "
         "timing.created FROM timing JOIN problem ON problem.id = problem_id "
         "JOIN device ON device.id = device_id ORDER BY problem.key, artifact_key"
     )

@@ -18,10 +18,11 @@ from test_live import make_checkout
 from catalog.build.resources import Resources, of_hip_build
 from catalog.build.targets import HEADERS
 from catalog.errors import BuildError
+from catalog.ops import operation
+from catalog.ops.attention.arguments import ARGUMENTS
 from catalog.ops.attention.kernels.ck.emit import emit
 from catalog.ops.attention.upstream.sources import Checkout, find_checkout, open_checkout
 from catalog.runtime.catalog import Catalog
-from catalog.runtime.devices.abi import ABI_VERSION, CatalogArgs, CatalogWorkspace
 from catalog.schema.kernel import Kernel
 from catalog.settings import settings
 
@@ -219,7 +220,13 @@ def compiled(kernel: Kernel, launcher: str, folder: Path) -> ctypes.CDLL:
     """The library of the shim around a launcher, for the CPU."""
     (folder / "kernel.cpp").write_text(emit(kernel, f'#include "ck_tile/core.hpp"\n{launcher}'))
     command = ["g++", "-std=c++17", "-shared", "-fPIC", "-Wall", "-Wextra", "-Wno-unused-parameter", "-Werror"]
-    command += [f"-I{LIKE_CK}", *(f"-I{folder}" for folder in HEADERS.values()), "kernel.cpp", "-o", "kernel.so"]
+    command += [
+        f"-I{LIKE_CK}",
+        *(f"-I{folder}" for folder in (*HEADERS.values(), *operation().headers.values())),
+        "kernel.cpp",
+        "-o",
+        "kernel.so",
+    ]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     library = ctypes.CDLL(str(folder / "kernel.so"))
@@ -228,15 +235,15 @@ def compiled(kernel: Kernel, launcher: str, folder: Path) -> ctypes.CDLL:
     return library
 
 
-def arguments(**fields: object) -> CatalogArgs:
-    return CatalogArgs(struct_bytes=ctypes.sizeof(CatalogArgs), abi_version=ABI_VERSION, batch=2, **fields)
+def arguments(**fields: object) -> ctypes.Structure:
+    return ARGUMENTS.new(batch=2, **fields)
 
 
-def size_of(library: ctypes.CDLL, args: CatalogArgs) -> tuple[int, ...]:
+def size_of(library: ctypes.CDLL, args: ctypes.Structure) -> tuple[int, ...]:
     """The splits that a launch takes, and the bytes of o_acc, lse_acc, delta and dq_acc."""
-    size = CatalogWorkspace()
+    size = ARGUMENTS.workspace()
     assert library.catalog_workspace_size(ctypes.byref(args), ctypes.byref(size)) == OK
-    return tuple(getattr(size, name) for name, _ in CatalogWorkspace._fields_)
+    return tuple(getattr(size, name) for name, _ in ARGUMENTS.workspace._fields_)
 
 
 @pytest.mark.parametrize("launcher", [FORWARD, NEWER], ids=["2025-07", "newer"])
@@ -303,7 +310,7 @@ def test_a_backward_starts_from_zeros_and_insists_on_room(rows: Catalog, tmp_pat
     args = arguments(seqlen_k=2 * kernel.algorithm.tile_n0 + 1, nhead_q=3, tokens_q=10, hdim_q=7, num_splits=1)
     assert size_of(library, args) == (3, 0, 0, 4 * 2 * 3 * 5, 3 * 4 * 2 * 3 * 5 * 7), "a split for each tile of keys"
     args.tokens_q = 2**62
-    assert library.catalog_workspace_size(ctypes.byref(args), ctypes.byref(CatalogWorkspace())) == BAD_ARGUMENT
+    assert library.catalog_workspace_size(ctypes.byref(args), ctypes.byref(ARGUMENTS.workspace())) == BAD_ARGUMENT
 
     kernel = row(rows, "family = 'bwd_dq_dk_dv' AND NOT deterministic")
     (folder := tmp_path / "atomic").mkdir()

@@ -180,6 +180,12 @@ def test_a_problem_is_selected_built_run_and_validated_from_the_shell(host_file:
     assert catalog("query", "built", "--count", db=db).stdout == "1\n"
 
 
+def test_columns_are_listed_with_what_they_may_hold() -> None:
+    header, *lines = catalog("columns", "--format", "csv").stdout.splitlines()
+    assert header == "column,type,domain,default,meaning"
+    assert any(line.startswith("hdim_q,INTEGER,") for line in lines)
+
+
 def test_doctor_lists_every_setting_and_arch(database: Path) -> None:
     shown = catalog("doctor", db=database).stdout
     for word in ("CATALOG_DB", "CATALOG_CACHE_DIR", "CATALOG_CXX", "gfx950", "x86_64_v3", "aarch64"):

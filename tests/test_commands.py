@@ -83,6 +83,12 @@ def test_help_names_every_command_once_and_cuts_no_summary():
 
 
 @pytest.mark.parametrize("path", COMMANDS)
+def test_every_option_is_described(path):
+    parameters = COMMANDS[path].get_params(PROGRAM.make_context("catalog", [], resilient_parsing=True))
+    assert not [parameter.name for parameter in parameters if not parameter.help]
+
+
+@pytest.mark.parametrize("path", COMMANDS)
 def test_an_unknown_option_is_bad_usage(path):
     done = CliRunner().invoke(app, [*path.split(), "--nonsense"])
     assert done.exit_code == 2

@@ -13,14 +13,14 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 from conftest import load, missing
-from fake_gpu import INCLUDE, Exposed, Shared, compile_c, expected, kernel_source
+from fake_gpu import INCLUDES, Exposed, Shared, compile_c, expected, kernel_source
 
 from catalog.errors import DeviceError, TensorError, UsageError
+from catalog.ops.attention.arguments import ARGUMENTS
 from catalog.ops.attention.problem import Problem
 from catalog.ops.attention.workspace import workspace_of
 from catalog.runtime.bound import take
 from catalog.runtime.devices import DeviceInfo
-from catalog.runtime.devices.abi import TENSORS
 from catalog.runtime.devices.cuda import nvml
 from catalog.runtime.devices.cuda.device import CudaDevice
 from catalog.runtime.devices.cuda.runtime import REMEDIES, CudaRuntime
@@ -69,7 +69,7 @@ def runtime(fake):
 def kernel(tmp_path):
     def kernel(**row):
         source = kernel_source(json.dumps({"id": "ROW"} | row), element_bytes=4)
-        return compile_c(tmp_path, source, "-shared", "-fPIC", f"-I{INCLUDE}")
+        return compile_c(tmp_path, source, "-shared", "-fPIC", *INCLUDES)
 
     return kernel
 
@@ -157,7 +157,10 @@ def test_what_is_made_is_released_once(runtime, fake, kind, size):
 @pytest.mark.parametrize("problem", [PACKED, SPLIT], ids=lambda problem: problem.op)
 def test_a_kernel_is_given_no_address_of_the_host(runtime, problem):
     call = call_of(CudaDevice(1, runtime=runtime), problem, make_inputs(problem) | make_outputs(problem), 3)
-    pointers = [getattr(call.args, name).data for name in TENSORS] + [call.args.seqstart_q, call.args.seqstart_k]
+    pointers = [getattr(call.args, name).data for name in ARGUMENTS.slots] + [
+        call.args.seqstart_q,
+        call.args.seqstart_k,
+    ]
     given = [pointer for pointer in pointers if pointer is not None]
     assert len(given) == 6  # Q, K, V, O and what the mode or the stages add
     assert {runtime.owner(pointer) for pointer in given} == {1}
@@ -229,7 +232,7 @@ def test_a_call_that_fails_is_named_and_leaves_nothing(runtime, fake, kernel, fa
 
 
 def test_a_refused_launch_says_what_is_wrong_with_the_gpu(runtime, fake):
-    refused = LoadedKernel("ROW", Path("x.so"), "sm_90", lambda pointer, stream: 4, lambda args, size: 0)
+    refused = LoadedKernel("ROW", Path("x.so"), "sm_90", ARGUMENTS, lambda pointer, stream: 4, lambda args, size: 0)
     with pytest.raises(DeviceError, match=r"kernel ROW: the device's runtime refused the launch"):
         runtime.launch(refused, None, 0)
     fake.broken = True

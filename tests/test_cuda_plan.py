@@ -84,7 +84,9 @@ def catalog(fake, folder):
     catalog.builds.builder = Builder(folder / "cache", targets=lambda _arch: target())
     yield catalog
     catalog.close()
-    catalog._devices = Devices(None)  # pytest keeps the catalog for longer than the runtime's memory may live
+    catalog._devices = catalog._planners.devices = Devices(
+        None
+    )  # pytest keeps the catalog for longer than the runtime's memory may live
 
 
 @pytest.fixture
@@ -113,7 +115,7 @@ def guarded(catalog, folder, tmp_path, monkeypatch):
     yield guarded
     for one in made:
         one.close()
-        one._devices = Devices(None)
+        one._devices = one._planners.devices = Devices(None)
     monkeypatch.undo()
     settings.cache_clear()
 
@@ -256,7 +258,7 @@ def test_a_graph_keeps_the_workspace_of_a_plan_that_is_gone(catalog, fake, on_gp
     del plan
     gc.collect()
     assert fake.live == others + 2
-    catalog._devices = Devices(None)
+    catalog._devices = catalog._planners.devices = Devices(None)
     gc.collect()
     assert fake.live == others
 
@@ -290,7 +292,7 @@ def test_a_trace_has_queued_calls_on_tensors_of_a_known_layout_too(catalog, torc
             plan.enqueue(given)
     plan.enqueue(given)
     (used,) = read_trace(tmp_path / "calls.jsonl").used
-    assert (used.calls, used.times, used.arch) == (3, [], "sm_90")
+    assert (used.calls, used.times, used.wanted.arch) == (3, [], "sm_90")
     (recording,) = used.recordings
     kept = recording.load(DENSE)
     assert all(np.array_equal(kept[name], inputs[name]) for name in inputs)
@@ -341,7 +343,7 @@ def test_tensors_choose_the_gpu_of_the_arch(catalog, fake, torch):
         ({"requires_grad": True}, "q cannot be shared: Can't export tensors that require gradient"),
         ({"dtype": "torch.complex64"}, "q cannot be shared"),
         ({"shape": (2, 4, 5, 64)}, r"q is float16 \(2, 4, 5, 64\): expected float16 \(2, 4, 5, 128\)"),
-        ({"strides": (2560, 640, 128, 2)}, "q has a stride of 4 bytes along the head dim"),
+        ({"strides": (2560, 640, 128, 2)}, "q has a stride of 4 bytes along its last axis"),
     ],
 )
 def test_pytorchs_tensors_that_do_not_fit_are_refused(catalog, torch, changed, message):

@@ -11,12 +11,12 @@ from conftest import slow_but
 
 from catalog.build.cuda.facts import cuda_facts
 from catalog.errors import BuildError
+from catalog.ops.attention.arguments import ARGUMENTS
 from catalog.ops.attention.problem import Problem
 from catalog.ops.attention.traits import Bias, Family, Pipeline
 from catalog.ops.attention.workspace import splits_of
 from catalog.registry.query import Query, run
 from catalog.runtime.catalog import Catalog
-from catalog.runtime.devices.abi import CatalogWorkspace
 from catalog.runtime.devices.arguments import template
 from catalog.schema.kernel import Kernel
 
@@ -71,9 +71,8 @@ def test_a_deterministic_backward_needs_little_more_memory(catalog: Catalog, bat
     problem = Problem(op="bwd", batch=batch, nhead_q=16, seqlen_q=8192, hdim_q=128, dtype="bf16", deterministic=True)
     main = catalog.select(problem, arch="sm_90").kernels[1]
     library = ctypes.CDLL(str(catalog.build(main).path))
-    args = template(problem, ()).fill((), (), {})
-    args.num_splits = 8
-    needed = CatalogWorkspace()
+    args = template(problem, ()).fill({}, (), (), 8, {})
+    needed = ARGUMENTS.workspace()
     assert library.catalog_workspace_size(ctypes.byref(args), ctypes.byref(needed)) == 0
     dq = batch * 16 * 8192 * 128 * 4
     assert needed.num_splits == 1

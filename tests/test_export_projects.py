@@ -20,15 +20,16 @@ from catalog.backends import target_of, toolset_of
 from catalog.build.export import rows
 from catalog.build.export.projects import ProjectFormat
 from catalog.errors import BuildError, UsageError
+from catalog.ops.attention.arguments import ARGUMENTS
 from catalog.ops.attention.problem import Problem
 from catalog.ops.attention.reference.answers import reference
 from catalog.ops.attention.tolerance import tolerances
 from catalog.runtime.bound import take
 from catalog.runtime.catalog import Catalog
-from catalog.runtime.devices.abi import ABI_VERSION
 from catalog.runtime.devices.host.device import HostDevice
 from catalog.runtime.devices.loading import LoadedKernel
 from catalog.runtime.tensors import results
+from catalog.schema.arguments import ABI_VERSION
 from catalog.schema.kernel import Kernel
 
 export_project = partial(rows.export_project, targets=target_of, toolsets=toolset_of)
@@ -92,10 +93,10 @@ def run(entry: Entry, problem: Problem) -> None:
     device = HostDevice()
     tensors = dict(take(problem, device, {}, None, 0).arrays)
     inputs = {name: array for name, array in tensors.items() if problem.tensors[name].role == "input"}
-    kernel = LoadedKernel(entry.id.decode(), Path(), None, entry.launch, entry.workspace_size)
+    kernel = LoadedKernel(entry.id.decode(), Path(), None, ARGUMENTS, entry.launch, entry.workspace_size)
     device.launch(kernel, device.call(problem, tensors))
     allowed, expected = tolerances(problem, inputs), reference(problem, inputs)
-    outputs = results(problem, tensors)
+    outputs = results(problem.form, tensors)
     assert set(outputs) == ({"o", "lse"} if problem.lse else {"o"})
     for name, written in outputs.items():
         assert allowed[name].used(written, expected[name]) <= 1

@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import load, missing
-from fake_gpu import INCLUDE, Exposed, Shared, compile_c, expected, kernel_source, make_runtime
+from fake_gpu import INCLUDES, Exposed, Shared, compile_c, expected, kernel_source, make_runtime
 
 from catalog.errors import DeviceError, TensorError
+from catalog.ops.attention.arguments import ARGUMENTS
 from catalog.ops.attention.problem import Problem
 from catalog.ops.attention.workspace import workspace_of
 from catalog.runtime.bound import take
 from catalog.runtime.devices import DeviceInfo
-from catalog.runtime.devices.abi import TENSORS
 from catalog.runtime.devices.gpu.resources import Event, Memory, Stream
 from catalog.runtime.devices.hip.device import HipDevice
 from catalog.runtime.devices.hip.runtime import REMEDIES, HipRuntime
@@ -61,7 +61,7 @@ def runtime(fake, libraries):
 def kernel(tmp_path):
     def kernel(**row):
         source = kernel_source(json.dumps({"id": "ROW"} | row), element_bytes=4)
-        return compile_c(tmp_path, source, "-shared", "-fPIC", f"-I{INCLUDE}")
+        return compile_c(tmp_path, source, "-shared", "-fPIC", *INCLUDES)
 
     return kernel
 
@@ -159,7 +159,10 @@ def test_what_is_made_is_released_once(runtime, fake, kind, size):
 @pytest.mark.parametrize("problem", [PACKED, SPLIT], ids=lambda problem: problem.op)
 def test_a_kernel_is_given_no_address_of_the_host(runtime, problem):
     call = call_of(HipDevice(1, runtime=runtime), problem, make_inputs(problem) | make_outputs(problem), 3)
-    pointers = [getattr(call.args, name).data for name in TENSORS] + [call.args.seqstart_q, call.args.seqstart_k]
+    pointers = [getattr(call.args, name).data for name in ARGUMENTS.slots] + [
+        call.args.seqstart_q,
+        call.args.seqstart_k,
+    ]
     given = [pointer for pointer in pointers if pointer is not None]
     assert len(given) == 6  # Q, K, V, O and what the mode or the stages add
     assert {runtime.owner(pointer) for pointer in given} == {1}
@@ -298,7 +301,7 @@ READ_ONLY.flags.writeable = False
         ("q", {"typestr": "<f1"}, "q has a __cuda_array_interface__ that cannot be read"),
         ("q", {"mask": 1}, "q is a masked array"),
         ("q", {"data": (1 << 20, False)}, "q is in no memory that the HIP runtime knows"),
-        ("q", {"strides": (8, 4, 256)}, "q has a stride of 256 bytes along the head dim"),
+        ("q", {"strides": (8, 4, 256)}, "q has a stride of 256 bytes along its last axis"),
         ("o", {"data": READ_ONLY}, "o is read-only, and the kernel writes it"),
         ("o", {"strides": (0, 64, 4)}, "o is a broadcast view"),
         ("seqlens_k", np.array([3, 0, 6], np.int32), r"seqlens_k\[2\] is 6: must be from 0 to 5"),

@@ -84,7 +84,9 @@ def catalog(fake, folder):
     catalog.builds.builder = Builder(folder / "cache", targets=lambda _arch: target())
     yield catalog
     catalog.close()
-    catalog._devices = Devices(None)  # pytest keeps the catalog for longer than the runtime's memory may live
+    catalog._devices = catalog._planners.devices = Devices(
+        None
+    )  # pytest keeps the catalog for longer than the runtime's memory may live
 
 
 @pytest.fixture

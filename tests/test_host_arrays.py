@@ -189,7 +189,7 @@ def test_what_is_not_certainly_fit_is_checked_as_a_first_call(torch, catalog, fi
     for value, message in (
         (k[:, :, :69], r"k is float32 \(2, 2, 69, 32\): expected float32 \(2, 2, 70, 32\)"),
         (k.to(torch.bfloat16), "k is bfloat16"),
-        (k.transpose(2, 3).contiguous().transpose(2, 3), "a stride of 280 bytes along the head dim"),
+        (k.transpose(2, 3).contiguous().transpose(2, 3), "a stride of 280 bytes along its last axis"),
         (odd, "k is not aligned"),
         (torch.nn.Parameter(k), "requires a gradient"),
         (torch._neg_view(k), "negated"),

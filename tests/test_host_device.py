@@ -17,14 +17,17 @@ import catalog
 from catalog.build.builder import Artifact
 from catalog.build.toolchains import digest_of
 from catalog.errors import DeviceError
+from catalog.ops import operation
+from catalog.ops.attention.arguments import ARGUMENTS
 from catalog.ops.attention.problem import Problem
-from catalog.runtime.devices.abi import ABI_VERSION, CatalogArgs, CatalogTensor
 from catalog.runtime.devices.host.device import HostDevice, host_archs, resolve_host_arch, why_unavailable
 from catalog.runtime.inputs import make_inputs
 from catalog.runtime.plan import Plan, Shared
 from catalog.runtime.tensors import make_outputs
+from catalog.schema.arguments import ABI_VERSION
 
-INCLUDE = Path(catalog.__file__).parent / "build" / "abi"
+KERNELS = operation().headers["kernels"]
+INCLUDES = (f"-I{Path(catalog.__file__).parent / 'build' / 'abi'}", f"-I{KERNELS}")
 PROBLEM = Problem(seqlens_q=[3, 0, 5], nhead_q=4, nhead_k=2, hdim_q=16, dtype="fp32", mask="window", window=(7, 0))
 
 KERNEL = r"""
@@ -56,7 +59,7 @@ def build(compiler, tmp_path):
             source = source.replace(word, value)
         (tmp_path / "kernel.c").write_text(source)
         library = tmp_path / "kernel.so"
-        command = [compiler, "-shared", "-fPIC", f"-I{INCLUDE}", "kernel.c", "-o", "new.so"]
+        command = [compiler, "-shared", "-fPIC", *INCLUDES, "kernel.c", "-o", "new.so"]
         subprocess.run(command, cwd=tmp_path, check=True)
         (tmp_path / "new.so").replace(library)
         return library
@@ -64,8 +67,13 @@ def build(compiler, tmp_path):
     return build
 
 
+def test_the_header_of_the_arguments_is_the_one_of_their_list():
+    assert (KERNELS / "operation" / "args.h").read_text() == ARGUMENTS.header
+
+
 def test_the_argument_struct_is_the_headers(compiler, tmp_path):
-    structs = {"catalog_tensor": CatalogTensor, "catalog_args": CatalogArgs}
+    structs = {"catalog_tensor": ARGUMENTS.tensor, "catalog_args": ARGUMENTS.args}
+    structs["catalog_workspace"] = ARGUMENTS.workspace
     members = [(name, struct, member) for name, struct in structs.items() for member, *_ in struct._fields_]
     lines = [f"{name}, {member})" for name, _, member in members]
     (tmp_path / "layout.c").write_text(
@@ -75,12 +83,12 @@ def test_the_argument_struct_is_the_headers(compiler, tmp_path):
         "int main(void) {\n" + "\n".join(f"SHOW({line}" for line in lines) + "\n"
         'printf("%zu %d\\n", sizeof(catalog_args), CATALOG_ABI_VERSION);\n}\n'
     )
-    subprocess.run([compiler, f"-I{INCLUDE}", "layout.c", "-o", "layout"], cwd=tmp_path, check=True)
+    subprocess.run([compiler, *INCLUDES, "layout.c", "-o", "layout"], cwd=tmp_path, check=True)
     printed = subprocess.run([tmp_path / "layout"], capture_output=True, text=True, check=True).stdout
     ours = [(member, getattr(struct, member)) for _, struct, member in members]
     assert printed.splitlines() == [
         *(f"{member} {place.offset} {place.size}" for member, place in ours),
-        f"{ctypes.sizeof(CatalogArgs)} {ABI_VERSION}",
+        f"{ctypes.sizeof(ARGUMENTS.args)} {ABI_VERSION}",
     ]
 
 

@@ -17,6 +17,7 @@ import pytest
 from conftest import missing
 
 from catalog.build.targets import HEADERS
+from catalog.ops import operation
 from catalog.ops.attention.kernels.host.emit import emit
 from catalog.ops.attention.problem import Problem
 from catalog.runtime.catalog import Catalog
@@ -57,7 +58,7 @@ def program(folder: Path, kernel: Kernel) -> Path:
         "-fopenmp",
         "-fsanitize=thread",
         *MACHINE,
-        *(f"-I{folder}" for folder in HEADERS.values()),
+        *(f"-I{folder}" for folder in (*HEADERS.values(), *operation().headers.values())),
     ]
     built = subprocess.run(["clang++", *flags, source, DRIVER, "-o", done], capture_output=True, text=True, check=False)
     if "omp" in built.stderr and "not find" in built.stderr + built.stdout:

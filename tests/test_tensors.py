@@ -37,7 +37,7 @@ def test_inputs_depend_on_the_seed_alone():
         ({"q": [[1.0]]}, r"q is a list: expected a NumPy array"),
         ({"q": np.zeros((2, 4, 6, 8), np.float16)}, r"q is float16 \(2, 4, 6, 8\): expected float16 \(2, 4, 6, 16\)"),
         ({"q": np.zeros((2, 4, 6, 16))}, r"q is float64 .*: expected float16"),
-        ({"q": np.zeros((2, 4, 6, 32), np.float16)[..., ::2]}, r"q has a stride of 4 bytes along the head dim"),
+        ({"q": np.zeros((2, 4, 6, 32), np.float16)[..., ::2]}, r"q has a stride of 4 bytes along its last axis"),
         ({"q": np.zeros(1537, np.uint8)[1:].view(np.float16).reshape(2, 4, 6, 16)}, r"q is not aligned"),
     ],
 )

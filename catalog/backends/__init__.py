@@ -20,6 +20,7 @@ from catalog.backends.hip import HIP
 from catalog.backends.host import HOST
 from catalog.backends.protocol import Backend, GpuBackend
 from catalog.errors import BackendError, BuildError
+from catalog.ops import DEFAULT, operation
 from catalog.settings import data_dir
 
 if TYPE_CHECKING:
@@ -113,8 +114,15 @@ def why_unavailable(arch: str) -> str | None:
     return backend_of(arch).why_unavailable(arch)
 
 
-def spec_folders(arch: str | None = None) -> tuple[Path, ...]:
-    """The folders of specs, that of the settings first: those where ``arch`` may have one, None: all."""
+def spec_folders(arch: str | None = None, of: str = DEFAULT) -> tuple[Path, ...]:
+    """The folders of specs of an operation, first that of the settings: those where ``arch`` may have one, None: all.
+
+    Raises:
+        UsageError: there is no such operation.
+    """
+    brought = operation(of).specs
+    if brought is not None:
+        return (brought,)
     own = data_dir() / "arch_specs"
     if arch is not None and _built_in(arch) is not None:
         return (own,)

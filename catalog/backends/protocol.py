@@ -22,9 +22,9 @@ class Backend(ABC):
     Attributes:
         specs: a folder like ``data/arch_specs``, with the specs of its archs; None: they are in the data folder.
         noise: kernels that are nearer than that to the best are as good, as a share of its median.
-        rounds_weights: the attention weights are rounded to the type of Q before they multiply V, as the matrix units
-            of a GPU take them; what is allowed to differ from the reference depends on it.
-        whole_waves: the keys are split so that blocks fill whole waves of the device.
+        rounds_weights: what kernels compute is rounded to the type of the inputs before it is multiplied again, as the
+            matrix units of a GPU take it (attention: the weights); what may differ from the reference depends on it.
+        whole_waves: work is split so that blocks fill whole waves of the device.
     """
 
     specs: ClassVar[Path | None] = None

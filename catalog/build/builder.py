@@ -251,7 +251,7 @@ class Builder:
         target = self._targets(arch)
         subject = _Subject.of_helper(name, arch)
         stop = threading.Event()
-        return self.finish(self._job(subject, target, source, target.toolchain(arch), stop), stop).artifact
+        return self.finish(self._job(subject, target, target.unit(source), target.toolchain(arch), stop), stop).artifact
 
     def build_many(
         self,
@@ -300,7 +300,7 @@ class Builder:
         """
         target = self._targets(kernel.arch)
         toolchain = target.toolchain_of(kernel)
-        unit = target.unit(target.emit(kernel, self.cache.scans))
+        unit = target.unit(target.emit(kernel, self.cache.scans), kernel)
         try:
             return self._keys.key(unit, toolchain).hex
         except ScanError as error:
@@ -342,7 +342,7 @@ class Builder:
         with self._cache_errors(subject):
             self.cache.create()  # where what was emitted is remembered
         emitted = target.emit(kernel, self.cache.scans) if source is None else source
-        return self._job(subject, target, emitted, toolchain, stop)
+        return self._job(subject, target, target.unit(emitted, kernel), toolchain, stop)
 
     def find(self, job: Job) -> Built | None:
         """The library of ``job``, if the cache has it and it is sound.
@@ -401,8 +401,9 @@ class Builder:
                 path = self.cache.keep_log(record.key, log)
         return CompileError(message, hint=f"The compiler's output is in {path}", log=log, record=record)
 
-    def _job(self, subject: _Subject, target: Target, source: str, toolchain: Toolchain, stop: threading.Event) -> Job:
-        unit = target.unit(source)
+    def _job(
+        self, subject: _Subject, target: Target, unit: TranslationUnit, toolchain: Toolchain, stop: threading.Event
+    ) -> Job:
         with self._cache_errors(subject):
             self.cache.create()
             return Job(subject, target, unit, toolchain, self._key(subject, target, unit, toolchain, stop))

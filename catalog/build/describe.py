@@ -1,10 +1,9 @@
-"""What a library says of the row that it was built from, and of the workspaces that it uses."""
+"""What a library says of the row that it was built from."""
 
 from __future__ import annotations
 
 import json
 
-from catalog.ops.attention.stages import WORKSPACES, workspaces_of
 from catalog.schema.kernel import Kernel
 
 
@@ -14,7 +13,6 @@ def describe(kernel: Kernel) -> str:
     return json.dumps(described, sort_keys=True, separators=(",", ":"))
 
 
-def uses(kernel: Kernel) -> str:
-    """The initializers of the C++ struct ``catalog::Uses``."""
-    used = workspaces_of(kernel)
-    return ", ".join(str(name in used).lower() for name in WORKSPACES)
+def c_string(kernel: Kernel) -> str:
+    """:func:`describe` as a C string literal: ASCII, with quotes and backslashes escaped as C escapes them."""
+    return json.dumps(describe(kernel))

@@ -14,23 +14,21 @@ from catalog.build.hip.toolchain import hip_toolchain
 from catalog.build.keys import TranslationUnit, abi_number
 from catalog.build.resources import Resources, of_cuda_build, of_hip_build, of_host_build
 from catalog.build.toolchains import Toolchain, host_toolchain
-from catalog.ops.attention.kernels.ck import emit as ck
-from catalog.ops.attention.kernels.cuda import emit as cuda
-from catalog.ops.attention.kernels.host import emit as host
-from catalog.ops.attention.upstream.sources import family_flags, find_checkout
+from catalog.ops import operation_of
+from catalog.ops.protocol import Operation
 from catalog.schema.kernel import Kernel
 
 BUILD_DIR = Path(__file__).parent
-KERNELS_DIR = Path(host.__file__).parents[1]
-HEADERS: Mapping[str, Path] = MappingProxyType({"build": BUILD_DIR, "kernels": KERNELS_DIR})
-"""The include folders of our own headers: what all operations share, and attention's kernels."""
+HEADERS: Mapping[str, Path] = MappingProxyType({"build": BUILD_DIR})
+"""The include folder of the headers that all operations share."""
 
 
 @dataclass(frozen=True)
 class Target:
     """How rows of some arches become libraries.
 
-    ``family_flags`` are those that rows of a family have besides the toolchain's.
+    ``include_dirs`` are folders of headers by name; to them come those of a row's operation. ``backend`` is the word by
+    which the operation is asked for them, for sources and for flags: ``host``, ``hip`` or ``cuda``.
     """
 
     include_dirs: Callable[[], Mapping[str, Path]]
@@ -38,46 +36,59 @@ class Target:
     emit: Callable[[Kernel, Path], str]
     toolchain: Callable[[str], Toolchain]
     resources: Callable[[Path, str], Resources]
-    family_flags: Callable[[str], tuple[str, ...]] = lambda _family: ()
+    backend: str = "host"
 
     def toolchain_of(self, kernel: Kernel) -> Toolchain:
-        """The toolchain for ``kernel``, with the flags of its family.
+        """The toolchain for ``kernel``, with the flags of its own.
 
         Raises:
             ToolchainError: there is none for its arch.
         """
         toolchain = self.toolchain(kernel.arch)
-        return replace(toolchain, compile_flags=(*toolchain.compile_flags, *self.family_flags(kernel.family)))
+        return replace(toolchain, compile_flags=(*toolchain.compile_flags, *self.flags_of(kernel)))
 
-    def unit(self, source: str) -> TranslationUnit:
-        """The translation unit of ``source``, with the headers of the target.
+    def flags_of(self, kernel: Kernel) -> tuple[str, ...]:
+        """The flags that ``kernel`` needs besides the toolchain's."""
+        return operation_of(kernel).flags(kernel, self.backend)
+
+    def headers_of(self, operation: Operation) -> Mapping[str, Path]:
+        """The folders that sources of the operation include from, by name.
+
+        Raises:
+            BuildError: headers of somebody else's are not there.
+        """
+        return {**self.include_dirs(), **operation.headers, **operation.other_headers(self.backend)}
+
+    def other_headers(self, operation: Operation) -> Mapping[str, Path]:
+        """Of :meth:`headers_of`, those that neither the catalog nor the operation brings along.
+
+        Raises:
+            BuildError: they are not there.
+        """
+        own = {**HEADERS, **operation.headers}
+        return {name: path for name, path in self.headers_of(operation).items() if name not in own}
+
+    def unit(self, source: str, kernel: Kernel | None = None) -> TranslationUnit:
+        """The translation unit of ``source``, that of ``kernel`` or of none, with the headers of the target.
 
         Raises:
             BuildError: the headers are not there, or that of the ABI cannot be read.
         """
-        return TranslationUnit(source, self.include_dirs(), abi_number(self.abi_header))
+        folders = self.include_dirs() if kernel is None else self.headers_of(operation_of(kernel))
+        return TranslationUnit(source, folders, abi_number(self.abi_header))
 
 
-def _emit_host(kernel: Kernel, _memory: Path) -> str:
-    return host.emit(kernel)
+def _target(backend: str, toolchain: Callable[[str], Toolchain], resources: Callable[[Path, str], Resources]) -> Target:
+    """A target whose sources are those of each row's operation."""
+
+    def emit(kernel: Kernel, memory: Path) -> str:
+        return operation_of(kernel).emit(kernel, backend, memory)
+
+    return Target(lambda: HEADERS, BUILD_DIR / "abi" / "catalog_abi.h", emit, toolchain, resources, backend)
 
 
-def _emit_ck(kernel: Kernel, memory: Path) -> str:
-    return ck.emit(kernel, find_checkout().source(kernel, memory))
-
-
-def _emit_cuda(kernel: Kernel, _memory: Path) -> str:
-    return cuda.emit(kernel)
-
-
-def _ck_include_dirs() -> Mapping[str, Path]:
-    checkout = find_checkout()
-    return {**HEADERS, "fmha": checkout.example, "ck": checkout.include}
-
-
-_ABI_HEADER = BUILD_DIR / "abi" / "catalog_abi.h"
-HOST = Target(lambda: HEADERS, _ABI_HEADER, _emit_host, host_toolchain, of_host_build)
-CK = Target(_ck_include_dirs, _ABI_HEADER, _emit_ck, hip_toolchain, of_hip_build, family_flags)
+HOST = _target("host", host_toolchain, of_host_build)
+CK = _target("hip", hip_toolchain, of_hip_build)
 
 
 def cuda_target(arch: str) -> Target:
@@ -94,4 +105,4 @@ def _cuda(arch: CudaArch) -> Target:
     def resources(folder: Path, output: str) -> Resources:
         return of_cuda_build(folder, output, arch)
 
-    return replace(HOST, emit=_emit_cuda, toolchain=cuda_toolchain, resources=resources)
+    return _target("cuda", cuda_toolchain, resources)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from catalog.cli.options import FormatOption, OneArchOption, YesOption, db_path, open_catalog
+from catalog.cli import options
+from catalog.cli.options import db_path, open_catalog
 from catalog.cli.printing import print_result, print_rows
 from catalog.messages import counted, subject
 
@@ -32,7 +33,7 @@ def _cache() -> Cache:
 
 
 @app.command("path")
-def show_path(form: FormatOption = "table") -> None:
+def show_path(form: options.Format = "table") -> None:
     """Show the cache folder, how it is locked, and its size cap.
 
     Example: catalog cache path
@@ -45,7 +46,7 @@ def show_path(form: FormatOption = "table") -> None:
 @app.command("ls")
 def list_entries(
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
-    form: FormatOption = "table",
+    form: options.Format = "table",
 ) -> None:
     """List the libraries, the last used first.
 
@@ -79,7 +80,7 @@ def list_entries(
 def verify_entries(
     context: typer.Context,
     delete: Annotated[bool, typer.Option("--delete", help="Delete what is damaged.")] = False,
-    form: FormatOption = "table",
+    form: options.Format = "table",
 ) -> None:
     """Check every library against its record.
 
@@ -111,7 +112,7 @@ def collect_garbage(
     ] = None,
     older_than: Annotated[str | None, typer.Option(help="Drop what has not been used for this long: 30d, 12h.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be dropped; drop nothing.")] = False,
-    form: FormatOption = "table",
+    form: options.Format = "table",
 ) -> None:
     """Drop libraries that were not used for long.
 
@@ -134,7 +135,7 @@ def collect_garbage(
 
 
 @app.command("clear")
-def clear_cache(context: typer.Context, yes: YesOption = False, form: FormatOption = "table") -> None:
+def clear_cache(context: typer.Context, yes: options.Yes = False, form: options.Format = "table") -> None:
     """Drop every library that is not in use.
 
     Measured times stay (catalog timings clear).
@@ -161,8 +162,8 @@ def export_libraries(
     context: typer.Context,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The bundle to write.")],
     where: Annotated[str, typer.Option(metavar="EXPR", help="SQL expression: which kernels. Default: all.")] = "",
-    arch: OneArchOption = None,
-    form: FormatOption = "table",
+    arch: options.OneArch = None,
+    form: options.Format = "table",
 ) -> None:
     """Write built kernels into one file for other machines.
 
@@ -186,7 +187,7 @@ def import_libraries(
     context: typer.Context,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A bundle that catalog cache export wrote.")],
     trust: Annotated[bool, typer.Option("--trust", help="I trust its source: its libraries are code.")] = False,
-    form: FormatOption = "table",
+    form: options.Format = "table",
 ) -> None:
     """Take in the built kernels of a bundle.
 
@@ -205,7 +206,7 @@ def import_libraries(
 
 
 @app.command()
-def quarantined(context: typer.Context, form: FormatOption = "table") -> None:
+def quarantined(context: typer.Context, form: options.Format = "table") -> None:
     """List the kernels that failed in their first run.
 
     They crashed, hung or gave a wrong result, and are not selected until the listed time.
@@ -225,7 +226,7 @@ def unquarantine(
         str | None, typer.Argument(metavar="[NAME|ID]", help="Name or id of a quarantined kernel.")
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Every quarantined kernel.")] = False,
-    form: FormatOption = "table",
+    form: options.Format = "table",
 ) -> None:
     """Give quarantined kernels another chance.
 

@@ -8,24 +8,15 @@ from typing import Annotated, Any
 
 import typer
 
-from catalog.cli.options import (
-    ArchOption,
-    CkRootOption,
-    FormatOption,
-    JobsOption,
-    MaskImplOption,
-    RevisionOption,
-    arch_names,
-    db_path,
-    open_catalog,
-)
+from catalog.cli import options
+from catalog.cli.options import db_path, open_catalog
 from catalog.cli.printing import note, print_rows
 
 app = typer.Typer()
 
 
 @app.command()
-def doctor(context: typer.Context, form: FormatOption = "table") -> None:
+def doctor(context: typer.Context, form: options.Format = "table") -> None:
     """Show settings, the catalog file and toolchains.
 
     For each arch: the compiler that it would use, or what it lacks.
@@ -41,19 +32,16 @@ def doctor(context: typer.Context, form: FormatOption = "table") -> None:
 def parity(
     context: typer.Context,
     receipt: Annotated[str, typer.Option(help="Receipt by number or name: 0, flash, pytorch, ...")] = "0",
-    arch: Annotated[
-        list[str] | None,
-        typer.Option("--arch", help="Arch; may be repeated. Default: gfx950.", autocompletion=arch_names),
-    ] = None,
-    mask_impl: MaskImplOption = "generic",
-    revision: RevisionOption = None,
+    arch: Annotated[list[str] | None, options.arch_option("Arch; may be repeated. Default: gfx950.")] = None,
+    mask_impl: options.MaskImpl = "generic",
+    revision: options.Revision = None,
     ck_root: Annotated[
         Path | None, typer.Option(help="Your CK checkout: run its generator instead of reading the built-in lists.")
     ] = None,
     timeout: Annotated[
         float, typer.Option(min=0.1, help="Maximum number of seconds that its generator may take for one API.")
     ] = 600.0,
-    form: FormatOption = "table",
+    form: options.Format = "table",
 ) -> None:
     """Compare kernel names with upstream's generator.
 
@@ -88,23 +76,21 @@ def parity(
                     print(comparison.report())
     if form != "table":
         print_rows(COLUMNS, [one.row for one in found if isinstance(one, Comparison)], form)
-    code = exit_code(found)
-    if code:
-        raise typer.Exit(code)
+    raise typer.Exit(exit_code(found))
 
 
 @app.command()
 def diff(
     context: typer.Context,
-    arch: ArchOption,
+    arch: options.Arch,
     before: Annotated[str, typer.Option("--from", help="Upstream revision to start from, for example 2025-07.")],
     after: Annotated[str, typer.Option("--to", help="Upstream revision to compare with, for example 2026-05.")],
-    mask_impl: MaskImplOption = "generic",
+    mask_impl: options.MaskImpl = "generic",
     receipt: Annotated[str | None, typer.Option(help="Only the kernels of this receipt, by number or name.")] = None,
     names: Annotated[
         bool, typer.Option("--names", help="Print every kernel: + appeared, - vanished, ~ changed.")
     ] = False,
-    form: FormatOption = "table",
+    form: options.Format = "table",
 ) -> None:
     """Compare the kernels of two upstream revisions.
 
@@ -129,22 +115,18 @@ def diff(
 @app.command()
 def conformance(
     arch: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Arch to check, may be repeated; host is this machine's CPU. Default: every arch, in each revision.",
-            autocompletion=arch_names,
-        ),
+        list[str] | None, options.arch_option("Arch to check; may be repeated. Default: every arch, in each revision.")
     ] = None,
-    revision: RevisionOption = None,
+    revision: options.Revision = None,
     build: Annotated[
         bool, typer.Option("--build/--no-build", help="Build and run a kernel of each family. Default: build.")
     ] = True,
     problems_only: Annotated[
         bool, typer.Option("--failures", help="Print only findings that failed, were skipped or have a note.")
     ] = False,
-    ck_root: CkRootOption = None,
-    jobs: JobsOption = None,
-    form: FormatOption = "table",
+    ck_root: options.CkRoot = None,
+    jobs: options.Jobs = None,
+    form: options.Format = "table",
 ) -> None:
     """Check that archs hold what all archs must.
 

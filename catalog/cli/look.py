@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from catalog.cli.options import (
-    ArchOption,
-    FormatOption,
-    MaskImplOption,
-    OneArchOption,
-    RevisionOption,
-    arch_names,
-    db_path,
-    open_catalog,
-    split_columns,
-)
+from catalog.cli import options
+from catalog.cli.options import db_path, open_catalog, split_columns
 from catalog.cli.printing import note, print_result, print_rows
 from catalog.cli.problem import ProblemCommand, stated_problem
 
@@ -26,6 +18,15 @@ if TYPE_CHECKING:
     from catalog.rules.explain import Explanation
     from catalog.runtime.catalog import Catalog
     from catalog.schema.problem import Problem
+
+Row = Mapping[str, Any]
+Table = tuple[Sequence[str], Sequence[Row]]
+"""Columns, and rows that have values for some of them."""
+
+_RULES = ("kind", "id", "verdict", "traits", "reason", "source", "quirk")
+_MATCHES = ("changes", "kernels", "receipts", "name", "id")
+_STEPS = ("stage", "kind", "id", "rejects", "left", "reason", "source")
+_KEPT = ("stage", "rank", "median_ms", "name", "id")
 
 app = typer.Typer()
 
@@ -36,38 +37,49 @@ def query(
     where: Annotated[
         str, typer.Argument(metavar="EXPR", help="SQL expression over the columns; empty: every row.")
     ] = "",
-    arch: OneArchOption = None,
+    arch: options.OneArch = None,
     columns: Annotated[str | None, typer.Option(help="Columns, separated by commas; all: every column.")] = None,
     order_by: Annotated[
         str | None, typer.Option(help="SQL expressions to sort by, for example hdim_q, tile_m0 DESC.")
     ] = None,
     limit: Annotated[int | None, typer.Option(help="At most N rows.", metavar="N")] = None,
     count: Annotated[bool, typer.Option("--count", help="Print the number of rows.")] = False,
-    form: FormatOption = "table",
+    operation: options.Operation = None,
+    form: options.Format = "table",
 ) -> None:
     """List the kernels that meet a SQL expression.
 
+    Without --operation, those of every operation that has the columns.
+
     Example: catalog query "hdim_q=128 AND pipeline='qr_async'" --limit 5
     """
+    from catalog import ops as operations
     from catalog.registry import query as engine
     from catalog.runtime.devices.here import resolve_arch
 
-    chosen = split_columns(columns) or ("arch", "family", "dtype", "hdim_q", "hdim_v", "mask", "built", "name")
-    asked = engine.Query(
-        where=where,
-        arch=resolve_arch(arch) if arch is not None else None,
-        columns=() if columns == "all" else chosen,
-        order_by=order_by,
-        limit=limit,
-    )
+    path = db_path(context)
+    named = "" if columns in (None, "all") else columns or ""
+    asked = [
+        engine.Query(
+            where=where,
+            arch=resolve_arch(arch) if arch is not None else None,
+            columns=() if columns == "all" else split_columns(named) or operations.operation(name).listed,
+            order_by=order_by,
+            limit=limit,
+            operation=name,
+        )
+        for name in ([operation] if operation else engine.operations_asked(path, where, order_by or "", named))
+    ]
     if count:
-        found = engine.count(db_path(context), asked)
+        found = sum(engine.count(path, one) for one in asked)
         print(found)
     else:
-        with engine.run(db_path(context), asked) as result:
-            found = print_rows(result.columns, result, form)
+        found = 0
+        for one in asked:
+            with engine.run(path, one) as result:
+                found += print_rows(result.columns, result, form)
     if not found:
-        hints = engine.hints(asked)
+        hints = [hint for one in asked for hint in engine.hints(one)]
         for hint in hints:
             note(f"Hint: {hint}")
         if not hints and not count:
@@ -75,18 +87,18 @@ def query(
 
 
 @app.command("columns")
-def list_columns(form: FormatOption = "table") -> None:
+def list_columns(operation: options.Operation = None, form: options.Format = "table") -> None:
     """List the columns that an expression may use.
 
     With their types, domains, defaults and meanings.
 
     Example: catalog columns
     """
-    from catalog.ops import operation
+    from catalog import ops as operations
     from catalog.schema.columns import Column, columns_of
 
     _, *described = Column._fields
-    print_rows(["column", *described], columns_of(operation()), form)
+    print_rows(["column", *described], columns_of(operations.operation(operation or operations.DEFAULT)), form)
 
 
 @app.command(cls=ProblemCommand)
@@ -96,11 +108,11 @@ def explain(
     traits: Annotated[
         list[str] | None, typer.Argument(metavar="TRAIT=VALUE", help="Traits of a kernel, its family among them.")
     ] = None,
-    arch: ArchOption = "host",
-    revision: RevisionOption = None,
-    mask_impl: MaskImplOption = "generic",
+    arch: options.Arch = "host",
+    revision: options.Revision = None,
+    mask_impl: options.MaskImpl = "generic",
     limit: Annotated[int, typer.Option(min=1, help="At most N kernels.", metavar="N")] = 5,
-    form: FormatOption = "table",
+    form: options.Format = "table",
 ) -> None:
     """Say why a kernel exists or not, or was selected.
 
@@ -124,86 +136,63 @@ def explain(
     catalog = open_catalog(context)
     where: dict[str, Any] = {"arch": arch, "revision": revision, "mask_impl": mask_impl, "limit": limit}
     if traits:
-        _print_explanation(
-            catalog.explain(read_traits(traits, operation(stated.operation or DEFAULT).traits), **where), form
-        )
+        of = operation(stated.operation or DEFAULT)
+        _print_explanation(catalog.explain(read_traits(traits, of.traits), **where, operation=of.name), form)
     else:
         _print_narrowing(catalog, stated.problem(), where, form)
 
 
 def _print_explanation(explained: Explanation, form: str) -> None:
-    findings = _Table(
-        ("kind", "id", "verdict", "traits", "reason", "source", "quirk"),
-        [(f.kind, f.id, f.verdict.value, " ".join(f.traits), f.reason, f.source, f.quirk) for f in explained.findings],
-    )
-    matches = _Table(
-        ("changes", "kernels", "receipts", "name", "id"),
-        [(" ".join(m.changes), m.kernels, m.receipts, m.name, m.id) for m in explained.matches],
-    )
-    nearest = "" if explained.kernels or not matches.rows else "\nThe nearest kernels, and what to change for them:"
-    _print_answer(explained.summary + nearest, findings, matches, form)
+    rules = [
+        {**asdict(one), "verdict": one.verdict.value, "traits": " ".join(one.traits)} for one in explained.findings
+    ]
+    kernels = [{**asdict(one), "changes": " ".join(one.changes)} for one in explained.matches]
+    nearest = "" if explained.kernels or not kernels else "\nThe nearest kernels, and what to change for them:"
+    _print_answer(explained.summary + nearest, (_RULES, rules), (_MATCHES, kernels), form)
 
 
 def _print_narrowing(catalog: Catalog, problem: Problem, where: Mapping[str, Any], form: str) -> None:
     from catalog.ops import operation_of
 
-    families = operation_of(problem).stages(problem)
-    stages = [(family, *catalog.narrowing(problem, family=family, **where)) for family in families]
-    steps = _Table(
-        ("stage", "kind", "id", "rejects", "left", "reason", "source"),
-        [
-            (family, step.kind, step.id, step.rejects, step.left, step.reason, step.source)
-            for family, narrowed, _ in stages
-            for step in narrowed
-        ],
-    )
-    kept = _Table(
-        ("stage", "rank", "median_ms", "name", "id"),
-        [
-            (family, rank, found.median_ms, found.kernel.name, found.kernel.id)
-            for family, _, candidates in stages
-            for rank, found in enumerate(candidates, start=1)
-        ],
-    )
-    counts = ", ".join(f"{narrowed[-1].left:,} {family}" for family, narrowed, _ in stages)
-    answer = f"{counts} kernels answer the problem" + ("; the best, in order:" if kept.rows else ".")
-    _print_answer(answer, steps, kept, form)
+    counts, steps, kept = list[str](), list[Row](), list[Row]()
+    for family in operation_of(problem).stages(problem):
+        narrowed, candidates = catalog.narrowing(problem, family=family, **where)
+        counts.append(f"{narrowed[-1].left:,} {family}")
+        steps += [{"stage": family, **asdict(step)} for step in narrowed]
+        for rank, one in enumerate(candidates, start=1):
+            kernel = {"name": one.kernel.name, "id": one.kernel.id}
+            kept.append({"stage": family, "rank": rank, "median_ms": one.median_ms, **kernel})
+    answer = f"{', '.join(counts)} kernels answer the problem" + ("; the best, in order:" if kept else ".")
+    _print_answer(answer, (_STEPS, steps), (_KEPT, kept), form)
 
 
-class _Table(NamedTuple):
-    columns: Sequence[str]
-    rows: Sequence[Sequence[Any]]
-
-    @property
-    def named(self) -> list[dict[str, Any]]:
-        return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
-
-
-def _print_answer(answer: str, rules: _Table, kernels: _Table, form: str) -> None:
+def _print_answer(answer: str, rules: Table, kernels: Table, form: str) -> None:
     """Print the answer, the kernels, then the rules; other formats have one table, with kernels of kind kernel last."""
-    if form == "table":
-        print(answer)
-        for table in (kernels, rules):
-            if table.rows:
-                print(flush=True)
-                print_rows(*table, form)
+    if form != "table":
+        columns = dict.fromkeys((*rules[0], *kernels[0]))
+        _print_table((tuple(columns), [*rules[1], *({"kind": "kernel", **row} for row in kernels[1])]), form)
         return
-    columns = list(dict.fromkeys((*rules.columns, *kernels.columns)))
-    rows = [*rules.named, *({"kind": "kernel", **row} for row in kernels.named)]
+    print(answer)
+    for table in (kernels, rules):
+        if table[1]:
+            print(flush=True)
+            _print_table(table, form)
+
+
+def _print_table(table: Table, form: str) -> None:
+    columns, rows = table
     print_rows(columns, [[row.get(column) for column in columns] for row in rows], form)
 
 
 @app.command("rules")
 def list_rules(
     context: typer.Context,
-    arch: Annotated[
-        str | None,
-        typer.Option("--arch", help="Only this arch. Default: all populated archs.", autocompletion=arch_names),
-    ] = None,
-    revision: RevisionOption = None,
+    arch: Annotated[str | None, options.arch_option("Only this arch. Default: all populated archs.")] = None,
+    revision: options.Revision = None,
     family: Annotated[str | None, typer.Option("--family", help="Only rules for this family: fwd, ...")] = None,
     kind: Annotated[str | None, typer.Option("--kind", help="Only this kind: constraint, invariant, ...")] = None,
-    form: FormatOption = "table",
+    operation: options.Operation = None,
+    form: options.Format = "table",
 ) -> None:
     """List the rules that make and select kernels.
 
@@ -211,12 +200,14 @@ def list_rules(
 
     Example: catalog rules --arch gfx950 --family fwd --kind constraint
     """
-    from catalog.ops import operation
+    from catalog import ops as operations
     from catalog.rules import table
     from catalog.schema.trait_text import read_family
 
-    shown = None if family is None else read_family(family, operation().traits)
-    rules = open_catalog(context).rules(arch, revision=revision, family=shown, kind=kind and table.read_kind(kind))
+    of = operations.operation(operation or operations.DEFAULT)
+    shown = None if family is None else read_family(family, of.traits)
+    chosen = kind and table.read_kind(kind)
+    rules = open_catalog(context).rules(arch, revision=revision, family=shown, kind=chosen, operation=of.name)
     print_rows(table.COLUMNS, rules, form)
     if not rules:
         note("No rule matches.")
@@ -230,7 +221,7 @@ def shapes(
         typer.Argument(metavar="[SET]", help="smoke, full, nightly, or a YAML file. Default: list the sets."),
     ] = None,
     columns: Annotated[str | None, typer.Option(help="Columns, separated by commas. Default: all.")] = None,
-    form: FormatOption = "table",
+    form: options.Format = "table",
 ) -> None:
     """List the problem sets to tune and benchmark with.
 
@@ -254,11 +245,11 @@ def report(
     out: Annotated[
         Path, typer.Option("--out", metavar="DIR", help="Folder for index.html; created if it does not exist.")
     ],
-    arch: OneArchOption = None,
+    arch: options.OneArch = None,
     peaks: Annotated[
         bool, typer.Option("--peaks", help="Measure the peaks of this machine's CPU, for its rooflines.")
     ] = False,
-    form: FormatOption = "table",
+    form: options.Format = "table",
 ) -> None:
     """Write a page of plots of what was measured.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -39,8 +39,12 @@ def split_columns(text: str | None) -> tuple[str, ...]:
     return tuple(text.split(",")) if text else ()
 
 
-def arch_names() -> list[str]:
-    """What the shell offers after ``--arch``."""
+def arch_option(about: str) -> Any:
+    """The option ``--arch``; the shell completes names of archs."""
+    return typer.Option("--arch", help=about, autocompletion=_arch_names)
+
+
+def _arch_names() -> list[str]:
     from catalog.backends import spec_folders
     from catalog.schema.spec_files import known_archs
 
@@ -61,25 +65,22 @@ def _known_format(name: str) -> str:
     return name
 
 
-FormatOption = Annotated[
+Format = Annotated[
     str,
     typer.Option("--format", help=f"Output: {_FORMATS}.", callback=_known_format, autocompletion=lambda: list(FORMATS)),
 ]
 
-ArchOption = Annotated[
-    str,
-    typer.Option("--arch", help="Arch: gfx950, x86_64_v3, ...; host is this machine's CPU.", autocompletion=arch_names),
+Arch = Annotated[str, arch_option("Arch: gfx950, x86_64_v3, ...; host is this machine's CPU.")]
+OneArch = Annotated[str | None, arch_option("Only this arch; host is this machine's CPU.")]
+Revision = Annotated[str | None, typer.Option("--revision", help="Upstream revision. Default: the arch's own.")]
+Operation = Annotated[
+    str | None, typer.Option("--operation", help="What the kernels compute: attention, or what a package brings.")
 ]
-OneArchOption = Annotated[
-    str | None,
-    typer.Option("--arch", help="Only this arch; host is this machine's CPU.", autocompletion=arch_names),
-]
-RevisionOption = Annotated[str | None, typer.Option("--revision", help="Upstream revision. Default: the arch's own.")]
-MaskImplOption = Annotated[str, typer.Option("--mask-impl", help="Mask implementation: generic or simplified.")]
-CkRootOption = Annotated[
+MaskImpl = Annotated[str, typer.Option("--mask-impl", help="Mask implementation: generic or simplified.")]
+CkRoot = Annotated[
     Path | None, typer.Option("--ck-root", help="Your CK checkout. Default: CATALOG_CK_ROOT, or ROCm's.")
 ]
-JobsOption = Annotated[
+Jobs = Annotated[
     int | None,
     typer.Option(
         "--jobs",
@@ -88,8 +89,8 @@ JobsOption = Annotated[
         help="Number of compilers that run in parallel. Default: one per core, or per thread of a worker.",
     ),
 ]
-SchedulerOption = Annotated[
+Scheduler = Annotated[
     str | None,
     typer.Option(metavar="ADDRESS", help="Compile on the workers of this Dask scheduler, for example tcp://host:8786."),
 ]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]

@@ -8,15 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from catalog.cli.options import (
-    ArchOption,
-    FormatOption,
-    JobsOption,
-    MaskImplOption,
-    RevisionOption,
-    arch_names,
-    open_catalog,
-)
+from catalog.cli import options
+from catalog.cli.options import open_catalog
 from catalog.cli.printing import note, print_rows
 from catalog.cli.problem import ProblemCommand, stated_problem
 from catalog.cli.progress import each_timed
@@ -31,12 +24,12 @@ app = typer.Typer()
 def select(
     context: typer.Context,
     *,
-    arch: ArchOption = "host",
-    revision: RevisionOption = None,
-    mask_impl: MaskImplOption = "generic",
+    arch: options.Arch = "host",
+    revision: options.Revision = None,
+    mask_impl: options.MaskImpl = "generic",
     limit: Annotated[int, typer.Option(min=1, help="At most N candidates of each stage, best first.", metavar="N")] = 1,
     explain: Annotated[bool, typer.Option("--explain", help="Say which measurements decide.")] = False,
-    form: FormatOption = "table",
+    form: options.Format = "table",
 ) -> None:
     """Show the kernels that answer a problem.
 
@@ -64,11 +57,11 @@ def select(
 def run(
     context: typer.Context,
     *,
-    arch: ArchOption = "host",
+    arch: options.Arch = "host",
     seed: Annotated[int, typer.Option(min=0, help="Seed of the random inputs.")] = 0,
     repeats: Annotated[int, typer.Option(min=1, help="Number of launches; the time is their median.")] = 5,
     validate: Annotated[bool, typer.Option("--validate", help="Compare with the float64 reference.")] = False,
-    form: FormatOption = "table",
+    form: options.Format = "table",
 ) -> None:
     """Run the kernel for a problem on random inputs.
 
@@ -96,22 +89,15 @@ def run(
 def replay(
     context: typer.Context,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A trace, written by CATALOG_TRACE or catalog.trace.")],
-    arch: Annotated[
-        str | None,
-        typer.Option(
-            "--arch",
-            help="Run on this arch; host is this machine's CPU. Default: as recorded.",
-            autocompletion=arch_names,
-        ),
-    ] = None,
+    arch: Annotated[str | None, options.arch_option("Run on this arch. Default: the recorded one.")] = None,
     bench: Annotated[bool, typer.Option("--bench", help="Time each until its median is known.")] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Compare the outputs with the float64 reference.")] = False,
     repeats: Annotated[int, typer.Option(min=1, help="Launches of each problem, without --bench.")] = 5,
     limit: Annotated[
         int | None, typer.Option(min=1, help="At most N problems, those with the most time first.", metavar="N")
     ] = None,
-    jobs: JobsOption = None,
-    form: FormatOption = "table",
+    jobs: options.Jobs = None,
+    form: options.Format = "table",
 ) -> None:
     """Run the calls of a trace again.
 
@@ -129,7 +115,7 @@ def replay(
 
     trace = read_trace(file)
     catalog = open_catalog(context)
-    options = ReplayOptions(arch, repeats, StopRule() if bench else None, verify, jobs)
+    how = ReplayOptions(arch, repeats, StopRule() if bench else None, verify, jobs)
     asked = trace.used[:limit]
     done: list[Replayed] = []
     with suppress(KeyboardInterrupt), each_timed("replaying", len(asked)) as (advance, say):
@@ -140,9 +126,7 @@ def replay(
             if not replayed.passed:
                 say(f"{replayed.used.name}: {replayed.about}")
 
-        replay_calls(catalog, asked, options, on_done)
+        replay_calls(catalog, asked, how, on_done)
     print_rows(COLUMNS, [replayed.row for replayed in done], form)
     note(trace.about)
-    code = exit_code(asked, done)
-    if code:
-        raise typer.Exit(code)
+    raise typer.Exit(exit_code(asked, done))

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from catalog.cli.options import ArchOption, CkRootOption, FormatOption, open_catalog
+from catalog.cli import options
+from catalog.cli.options import open_catalog
 from catalog.cli.printing import note, print_rows
 from catalog.cli.progress import fraction_done
 from catalog.messages import counted
@@ -18,8 +19,10 @@ from catalog.messages import counted
 if TYPE_CHECKING:
     from catalog.schema.kernel import Kernel
 
-OutOption = Annotated[Path, typer.Option("--out", help="Folder to write into: new, empty, or with a previous export.")]
-WhereOption = Annotated[str, typer.Option("--where", metavar="EXPR", help="SQL expression: which kernels.")]
+_OUT = typer.Option("--out", help="Folder to write into. Must be new, empty, or hold a previous export.")
+_WHERE = typer.Option("--where", metavar="EXPR", help="SQL expression: which kernels.")
+OutOption = Annotated[Path, _OUT]
+WhereOption = Annotated[str, _WHERE]
 LimitOption = Annotated[int | None, typer.Option(min=1, help="At most N kernels, in order of id.", metavar="N")]
 LibraryOption = Annotated[str, typer.Option("--prefix", help="Prefix of the C names and of the library: libPREFIX.so.")]
 ProjectOption = Annotated[str, typer.Option("--format", help="Build files: cmake, make or ninja.")]
@@ -32,13 +35,13 @@ app.add_typer(export)
 @export.callback()
 def project(
     context: typer.Context,
-    where: WhereOption | None = None,
-    out: OutOption | None = None,
+    where: Annotated[str | None, _WHERE] = None,
+    out: Annotated[Path | None, _OUT] = None,
     form: ProjectOption = "cmake",
-    arch: ArchOption = "host",
+    arch: options.Arch = "host",
     prefix: LibraryOption = "catalog",
     limit: LimitOption = None,
-    ck_root: CkRootOption = None,
+    ck_root: options.CkRoot = None,
 ) -> None:
     """Write kernels as a project that builds a library.
 
@@ -81,9 +84,9 @@ def register(
     where: WhereOption,
     out: OutOption,
     prefix: Annotated[str, typer.Option(help="Prefix of the C names: PREFIX_register_kernels.")] = "catalog",
-    arch: ArchOption = "host",
+    arch: options.Arch = "host",
     limit: LimitOption = None,
-    ck_root: CkRootOption = None,
+    ck_root: options.CkRoot = None,
 ) -> None:
     """Write translation units and a C function that registers them.
 
@@ -107,8 +110,8 @@ def wrap(
     pattern: Annotated[str, typer.Option(help="Which headers; **/*.hpp searches below the folder.")] = "*.hpp",
     prefix: LibraryOption = "catalog",
     form: ProjectOption = "cmake",
-    arch: ArchOption = "host",
-    ck_root: CkRootOption = None,
+    arch: options.Arch = "host",
+    ck_root: options.CkRoot = None,
 ) -> None:
     """Write a project that builds a library of generated headers.
 
@@ -164,7 +167,7 @@ def _print_written(kernels: int, out: Path, written: Sequence[Path]) -> None:
 def merge(
     context: typer.Context,
     others: Annotated[list[Path], typer.Argument(metavar="OTHER.db...", help="Catalogs of other machines; only read.")],
-    form: FormatOption = "table",
+    form: options.Format = "table",
 ) -> None:
     """Take over the records of other machines' catalogs.
 

@@ -10,15 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from catalog.cli.options import (
-    ArchOption,
-    FormatOption,
-    JobsOption,
-    SchedulerOption,
-    YesOption,
-    db_path,
-    open_catalog,
-)
+from catalog.cli import options
+from catalog.cli.options import db_path, open_catalog
 from catalog.cli.printing import note, print_result, print_rows
 from catalog.cli.problem import ProblemCommand, StatedProblem, stated_problem
 from catalog.cli.progress import each_timed
@@ -28,6 +21,14 @@ if TYPE_CHECKING:
     from catalog.runtime.bench_shapes import Outcome
     from catalog.runtime.catalog import Catalog
     from catalog.schema.problem import Problem
+
+ShapesOption = Annotated[
+    str | None,
+    typer.Option("--shapes", metavar="SET", help="Every problem of a set: smoke, full, nightly, or a YAML file."),
+]
+CandidatesOption = Annotated[
+    int, typer.Option(min=1, metavar="N", help="Maximum number of kernels to try per problem, best first.")
+]
 
 app = typer.Typer()
 timings = typer.Typer(
@@ -43,10 +44,8 @@ app.add_typer(timings)
 def tune(
     context: typer.Context,
     *,
-    arch: ArchOption = "host",
-    shapes: Annotated[
-        str | None, typer.Option("--shapes", metavar="SET", help="Tune a set: smoke, full, nightly, or a YAML file.")
-    ] = None,
+    arch: options.Arch = "host",
+    shapes: ShapesOption = None,
     misses: Annotated[
         bool, typer.Option("--misses", help="Tune the problems that were selected for and never measured.")
     ] = False,
@@ -54,21 +53,18 @@ def tune(
         Path | None,
         typer.Option("--trace", metavar="FILE", help="Tune the problems of a trace, those with the most time first."),
     ] = None,
-    candidates: Annotated[
-        int, typer.Option(min=1, help="Maximum number of kernels to try per problem.", metavar="N")
-    ] = 6,
+    candidates: CandidatesOption = 6,
     budget: Annotated[
-        float | None,
-        typer.Option(min=0, metavar="SECONDS", help="Stop after this time; tune again to continue."),
+        float | None, typer.Option(min=0, metavar="SECONDS", help="Stop after this time; tune again to continue.")
     ] = None,
     precision: Annotated[
         float,
         typer.Option(min=0, help="Half the width of a median's confidence interval, as a fraction of the median."),
     ] = 0.02,
-    jobs: JobsOption = None,
-    scheduler: SchedulerOption = None,
+    jobs: options.Jobs = None,
+    scheduler: options.Scheduler = None,
     again: Annotated[bool, typer.Option("--again", help="Measure again what was measured before.")] = False,
-    form: FormatOption = "table",
+    form: options.Format = "table",
 ) -> None:
     """Time kernels, and select by the medians from then on.
 
@@ -94,10 +90,8 @@ def tune(
     pools = nullcontext() if scheduler is None else connect(scheduler)
     with each_timed("tuning", len(problems)) as (advance, _), pools as pool:
         done = count(1)
-        options = TuneOptions(arch, candidates, budget, StopRule(precision=precision), jobs, pool, again)
-        report = tune_problems(
-            catalog, list(problems.values()), options, lambda tuned: advance(next(done), tuned.about)
-        )
+        how = TuneOptions(arch, candidates, budget, StopRule(precision=precision), jobs, pool, again)
+        report = tune_problems(catalog, list(problems.values()), how, lambda tuned: advance(next(done), tuned.about))
     names = {problem.key: name for name, problem in problems.items()}
     print_rows(["problem", *COLUMNS], [[names[tuned.problem.key], *tuned.row] for tuned in report.tuned], form)
     for tuned in report.tuned:
@@ -106,8 +100,7 @@ def tune(
     for key, reason in report.unanswered.items():
         note(f"{names[key]}: {reason}")
     note(report.summary)
-    if report.exit_code:
-        raise typer.Exit(report.exit_code)
+    raise typer.Exit(report.exit_code)
 
 
 def _problems(
@@ -138,14 +131,9 @@ def _problems(
 def bench(
     context: typer.Context,
     *,
-    arch: ArchOption = "host",
-    shapes: Annotated[
-        str | None,
-        typer.Option("--shapes", metavar="SET", help="Time a set: smoke, full, nightly, or a YAML file."),
-    ] = None,
-    candidates: Annotated[
-        int, typer.Option(min=1, help="Maximum number of kernels to time per problem, best first.", metavar="N")
-    ] = 1,
+    arch: options.Arch = "host",
+    shapes: ShapesOption = None,
+    candidates: CandidatesOption = 1,
     runs: Annotated[int, typer.Option(min=1, help="Minimum number of timed launches of each.")] = 10,
     cold: Annotated[bool, typer.Option("--cold", help="Empty the caches before every launch.")] = False,
     verify: Annotated[
@@ -161,8 +149,8 @@ def bench(
     threads: Annotated[
         int | None, typer.Option(min=1, help="Threads of host kernels. Default: CATALOG_NUM_THREADS, or every core.")
     ] = None,
-    jobs: JobsOption = None,
-    form: FormatOption = "table",
+    jobs: options.Jobs = None,
+    form: options.Format = "table",
 ) -> None:
     """Time the kernels of a problem or of a set.
 
@@ -190,17 +178,16 @@ def bench(
         )
     asked = (shape_of(stated.problem()),) if shapes is None else load_shapes(shapes).shapes
     catalog = open_catalog(context, num_threads=threads)
-    options = BenchOptions(arch, candidates, StopRule(least=runs, cold=cold), verify, jobs)
+    how = BenchOptions(arch, candidates, StopRule(least=runs, cold=cold), verify, jobs)
     catalog.spec(arch)  # an unknown arch is reported before a missing device
-    run = BenchRun(shapes or ONE_PROBLEM, asked, options, catalog.device_info(arch))
+    run = BenchRun(shapes or ONE_PROBLEM, asked, how, catalog.device_info(arch))
     if shapes is None:
         _bench_problem(catalog, run, files, form)
     else:
         _bench_set(catalog, run, files, form)
     if run.noise_remedy:
         note(f"Too noisy: {run.noise_remedy}")
-    if run.exit_code:
-        raise typer.Exit(run.exit_code)
+    raise typer.Exit(run.exit_code)
 
 
 def _bench_problem(catalog: Catalog, run: BenchRun, files: BenchFiles, form: str) -> None:
@@ -240,8 +227,8 @@ def drop_timings(
     where: Annotated[
         str, typer.Option("--where", metavar="EXPR", help="SQL expression: which kernels. Default: all.")
     ] = "",
-    yes: YesOption = False,
-    form: FormatOption = "table",
+    yes: options.Yes = False,
+    form: options.Format = "table",
 ) -> None:
     """Drop measured times; libraries stay (catalog cache clear).
 

@@ -11,6 +11,7 @@ from catalog.build.describe import describe
 from catalog.conformance.findings import Finding, failed, passed, skipped
 from catalog.errors import CatalogError, ProblemError, SelectionError
 from catalog.ops import operation
+from catalog.ops.protocol import Operation
 from catalog.registry.views import rows_of
 from catalog.runtime import tracing
 from catalog.runtime.catalog import Catalog
@@ -53,7 +54,7 @@ def kernel_findings(catalog: Catalog, spec: ArchSpec, jobs: int | None) -> Itera
     reached = {kernel.family for plan in plans for kernel in plan.kernels}
     for family in sorted(set(spec.families) - reached - set(mains)):
         yield failed("selected", family, "no plan has a row of it as a stage")
-    lacking = _no_toolchain(arch)
+    lacking = _no_toolchain(arch, operation(spec.operation))
     kernels = {kernel.id: kernel for plan in plans for kernel in plan.kernels}
     results: dict[str, Artifact | str] = {}
     if lacking is None:
@@ -82,11 +83,11 @@ def _plan(catalog: Catalog, lineage: Lineage, family: str) -> Plan | None:
     return None
 
 
-def _no_toolchain(arch: str) -> str | None:
+def _no_toolchain(arch: str, of: Operation) -> str | None:
     """Why kernels of ``arch`` cannot be compiled here; None where they can."""
     try:
         target = target_of(arch)
-        target.include_dirs()
+        target.headers_of(of)
         target.toolchain(arch).verify()
     except CatalogError as error:
         return error.message.splitlines()[0]

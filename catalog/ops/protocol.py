@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from catalog.errors import BuildError, UsageError
+from catalog.schema.arguments import Arguments
 from catalog.schema.columns import Column
 from catalog.schema.kernel import Kernel
 from catalog.schema.problem import Problem
@@ -42,6 +43,7 @@ class Operation(ABC):
         sweep_names: what sweep files call the traits that they may restrict.
         filter_names: further names of traits that filters may use.
         sweep_words: values of traits by what sweep files call them, where that differs, by trait.
+        listed: the columns that a query shows by default.
         chunk: the traits whose values a sweep is joined for, one after the other.
     """
 
@@ -59,6 +61,7 @@ class Operation(ABC):
     filter_names: ClassVar[Mapping[str, str]] = MappingProxyType({})
     sweep_words: ClassVar[Mapping[str, Mapping[str, str]]] = MappingProxyType({})
     chunk: ClassVar[tuple[str, ...]] = ("dtype",)
+    listed: ClassVar[tuple[str, ...]] = ("arch", "family", "dtype", "built", "name")
 
     @property
     def traits(self) -> Traits:
@@ -78,8 +81,13 @@ class Operation(ABC):
     problem: ClassVar[type[Problem]]
     """The model of its problems."""
 
-    workspaces: ClassVar[tuple[str, ...]] = ()
-    """The places in the argument struct where stages hand partial results to each other."""
+    arguments: ClassVar[Arguments]
+    """The argument struct of its kernels."""
+
+    headers: ClassVar[Mapping[str, Path]] = MappingProxyType({})
+    """The include folders of its own headers, by name. Sources include ``folder/header`` below them; one of them has
+    ``operation/args.h``, the text of :attr:`Arguments.header`.
+    """
 
     shrinks: ClassVar[Sequence[Callable[[Any, int], Mapping[str, Any]]]] = ()
     """How the problem of a first run is made smaller, in this order until it is small enough: each function gets a
@@ -219,11 +227,11 @@ class Operation(ABC):
         """
         raise BuildError(f"kernel {kernel.name}: {self.name} has no kernels for the backend {backend}")
 
-    def include_dirs(self, backend: str) -> Mapping[str, Path]:
-        """The folders of the headers that its sources include, by name; ``operation/args.h`` is in one of them.
+    def other_headers(self, backend: str) -> Mapping[str, Path]:
+        """Further include folders, of somebody else's headers, by name.
 
         Raises:
-            BuildError: headers of somebody else's are not there.
+            BuildError: they are not there.
         """
         return {}
 

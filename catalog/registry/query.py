@@ -26,7 +26,7 @@ from types import TracebackType
 from catalog.backends import spec_folders
 from catalog.errors import CatalogError, QueryError, RegistryError
 from catalog.messages import did_you_mean, near
-from catalog.ops import DEFAULT, operation
+from catalog.ops import DEFAULT, operation, operations
 from catalog.registry.connection import connect, open_as_allowed
 from catalog.registry.migrate import STEPS
 from catalog.registry.query_hints import (
@@ -43,6 +43,7 @@ from catalog.registry.query_text import Expression, Token, check_text, condition
 from catalog.registry.sandbox import Limits, Parameters, Row, Sandbox, SqlError
 from catalog.registry.tables import tables_of
 from catalog.registry.views import view_of
+from catalog.schema.columns import columns_of
 from catalog.schema.lineage import LINEAGE_OF_POPULATION
 from catalog.schema.spec_files import known_archs
 from catalog.schema.traits import Trait
@@ -124,6 +125,28 @@ def count(db_path: Path, query: Query, limits: Limits | None = None) -> int:
     """
     with Session(db_path, limits, query.operation) as session:
         return session.count(query)
+
+
+def operations_asked(db_path: Path, where: str, *others: str) -> tuple[str, ...]:
+    """The operations that an expression is about: those of the catalog whose kernels have all columns that it names.
+
+    ``others`` are further texts with names of columns. Where no operation has them all, it is the default one, and its
+    query says what is wrong.
+
+    Raises:
+        QueryError: the expression is malformed.
+        RegistryError: as :func:`run`.
+    """
+    columns = {of.name: {column.name for column in columns_of(of)} for of in operations()}
+    if len(columns) == 1:
+        return (DEFAULT,)
+    known = set().union(*columns.values())
+    expressions = [condition(where), *(term.expression for text in others for term in ordering(text))]
+    tokens = [token.value.lower() for expression in expressions if expression for token in expression.tokens]
+    named = known.intersection(tokens)
+    with Session(db_path) as session:
+        there = [str(name) for (name,) in session.rows("SELECT DISTINCT operation FROM lineage ORDER BY id")]
+    return tuple(name for name in there if name in columns and named <= columns[name]) or (DEFAULT,)
 
 
 def hints(query: Query, domains: Mapping[str, Sequence[str | int]] | None = None) -> list[str]:
@@ -302,7 +325,9 @@ class Session:
             raise self._unreadable(error) from None
 
     def _open_with(self, path: Path, parameters: str) -> int:
-        return self._sandbox.open(f"{path.resolve().as_uri()}?{parameters}", self._tables, FUNCTIONS)
+        # Statements of our own may read the tables of any operation.
+        readable = {name for of in operations() for name in tables_of(of)}
+        return self._sandbox.open(f"{path.resolve().as_uri()}?{parameters}", tuple(readable), FUNCTIONS)
 
     def _unreadable(self, error: Exception) -> RegistryError:
         message = str(error)

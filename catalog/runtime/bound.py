@@ -18,7 +18,6 @@ from catalog.schema.workspace import NO_WORKSPACE, Workspace
 
 if TYPE_CHECKING:
     from catalog.runtime.devices import Device
-    from catalog.runtime.devices.abi import CatalogArgs
     from catalog.runtime.devices.arguments import Call
     from catalog.runtime.devices.loading import LoadedKernel
     from catalog.runtime.plan import Plan
@@ -150,7 +149,7 @@ def bind(plan: Plan, device: Device[Any], kernels: tuple[LoadedKernel, ...], tak
     return BoundPlan(taken.results, kernels, device, call, plan, taken)
 
 
-def enqueue(plan: Plan, device: Device[Any], kernels: tuple[LoadedKernel, ...], taken: Taken) -> CatalogArgs:
+def enqueue(plan: Plan, device: Device[Any], kernels: tuple[LoadedKernel, ...], taken: Taken) -> Any:
     """Queue the loaded kernels of a plan once with the tensors of a run; the arguments that they got.
 
     Raises:
@@ -162,8 +161,7 @@ def enqueue(plan: Plan, device: Device[Any], kernels: tuple[LoadedKernel, ...], 
             device.enqueue(kernels, call)
     else:
         device.enqueue(kernels, call)
-    args: CatalogArgs = call.args
-    return args
+    return call.args
 
 
 def agreed_workspace(problem: Problem, kernels: Sequence[LoadedKernel], num_splits: int) -> Workspace:

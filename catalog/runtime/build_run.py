@@ -11,6 +11,7 @@ from catalog.backends import HIP, backend_of
 from catalog.build.builder import Artifact, BuildFailure, CompileError
 from catalog.errors import INTERRUPTED, BuildError, UsageError
 from catalog.messages import counted
+from catalog.ops import DEFAULT
 from catalog.runtime.devices.here import resolve_arch
 
 if TYPE_CHECKING:
@@ -103,8 +104,12 @@ def _status(artifact: Artifact) -> str:
     return "cached" if artifact.cached else "compiled"
 
 
-def kernels_to_build(catalog: Catalog, where: str, arch: str, limit: int | None = None) -> list[Kernel]:
+def kernels_to_build(
+    catalog: Catalog, where: str, arch: str, limit: int | None = None, operation: str | None = None
+) -> list[Kernel]:
     """The kernels of ``arch`` that meet the expression ``where``; an arch that is not there is populated.
+
+    Those of ``operation``; None: of each that has the columns.
 
     An AMD arch is populated at the revision of the CK checkout, if there is one.
 
@@ -113,10 +118,12 @@ def kernels_to_build(catalog: Catalog, where: str, arch: str, limit: int | None 
         QueryError, RegistryError: as :meth:`Catalog.kernels`.
     """
     arch = resolve_arch(arch)
-    catalog.spec(arch)  # an unknown arch is reported before all else
-    if not catalog.populated(arch):
-        catalog.populate(arch, revision=_checkout_revision() if backend_of(arch) is HIP else None)
-    return catalog.kernels(where, arch=arch, limit=limit)
+    of = operation or DEFAULT
+    catalog.spec(arch, operation=of)  # an unknown arch is reported before all else
+    if not catalog.populated(arch, of):
+        revision = _checkout_revision() if backend_of(arch) is HIP else None
+        catalog.populate(arch, revision=revision, operation=of)
+    return catalog.kernels(where, arch=arch, limit=limit, operation=operation)
 
 
 def build_fallback(catalog: Catalog, arch: str) -> Path:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from catalog import settings
-from catalog.ops import operation, operation_of
-from catalog.ops.attention.traits import TRAITS
+from catalog.ops import DEFAULT, operation_of
+from catalog.ops import operation as named_operation
 from catalog.registry import timings
 from catalog.runtime.builds import Builds
 from catalog.runtime.catalog_file import CatalogFile, read_spec, spec_path
@@ -162,7 +162,8 @@ class Catalog:
         Raises:
             SelectionError, UsageError, SpecError, RegistryError, DeviceError: as :meth:`select`.
         """
-        return self._planners.of(Wanted(arch, revision, mask_impl, problem.operation)).choice(problem, limit)
+        with self._file.lock:
+            return self._planners.of(Wanted(arch, revision, mask_impl, problem.operation)).choice(problem, limit)
 
     def narrowing(
         self,
@@ -243,7 +244,9 @@ class Catalog:
         """
         return self._devices.info(arch)
 
-    def spec(self, arch: str, revision: str | None = None, space: str | None = None) -> ArchSpec:
+    def spec(
+        self, arch: str, revision: str | None = None, space: str | None = None, *, operation: str = DEFAULT
+    ) -> ArchSpec:
         """The spec of ``arch``; ``host`` is this machine's CPU. ``space``: its own, or a sweep of the dispatcher.
 
         Raises:
@@ -251,16 +254,18 @@ class Catalog:
             SpecError: a spec file is wrong.
             DeviceError: ``host``, and no host arch runs on this CPU.
         """
-        return read_spec(arch, revision, space)
+        return read_spec(arch, revision, space, operation)
 
-    def spec_file(self, arch: str, revision: str | None = None, space: str | None = None) -> Path:
+    def spec_file(
+        self, arch: str, revision: str | None = None, space: str | None = None, *, operation: str = DEFAULT
+    ) -> Path:
         """Where the spec of ``arch`` is: in the data folder, or beside the backend that brings it along.
 
         Raises:
             UsageError, SpecError, DeviceError: as :meth:`spec`.
             BackendError: two backends own it.
         """
-        return spec_path(arch, revision, space)
+        return spec_path(arch, revision, space, operation)
 
     def populate(
         self,
@@ -273,6 +278,7 @@ class Catalog:
         space: str | None = None,
         restriction: Restriction | None = None,
         on_progress: Progress | None = None,
+        operation: str = DEFAULT,
     ) -> Populated:
         """Materialise the kernels of ``arch``; a no-op when they are there, made from the same spec, unless ``force``.
 
@@ -285,7 +291,7 @@ class Catalog:
         from catalog.rules.populate import Request
         from catalog.rules.restriction import NOTHING_LEFT_OUT
 
-        spec = read_spec(arch, revision, space)
+        spec = read_spec(arch, revision, space, operation)
         request = Request(spec, mask_impl, receipts, restriction or NOTHING_LEFT_OUT)
         return self._file.populate(request, force=force, on_progress=on_progress)
 
@@ -345,6 +351,7 @@ class Catalog:
         revision: str | None = None,
         mask_impl: str = "generic",
         limit: int = 5,
+        operation: str = DEFAULT,
     ) -> Explanation:
         """Why kernels with these traits exist or not: the verdict of every rule, and the ``limit`` nearest kernels.
 
@@ -355,22 +362,31 @@ class Catalog:
         from catalog.rules.explain import explain
 
         with self._file.lock:
-            lineage = self._file.held(Wanted(arch, revision, mask_impl)).lineage
-            spec = read_spec(lineage.arch, lineage.revision)
+            lineage = self._file.held(Wanted(arch, revision, mask_impl, operation)).lineage
+            spec = read_spec(lineage.arch, lineage.revision, of=operation)
             return explain(self._file.connection, spec, lineage, traits, limit)
 
-    def kernels(self, where: str, *, arch: str | None = None, limit: int | None = None) -> list[Kernel]:
+    def kernels(
+        self, where: str, *, arch: str | None = None, limit: int | None = None, operation: str | None = None
+    ) -> list[Kernel]:
         """The kernels that a SQL expression over the columns selects, in order of id.
+
+        Those of ``operation``; None: of each that has the columns.
 
         Raises:
             QueryError: the expression is wrong or refused, or the catalog has no such arch.
             RegistryError: there is no catalog yet, or it cannot be read.
         """
-        from catalog.registry.query import Query, run
+        from catalog.registry.query import Query, operations_asked, run
 
-        asked = Query(where, arch and resolve_arch(arch), (*TRAITS.identity, *TRAITS), "id", limit)
-        with run(self.path, asked) as result:
-            return [operation().kernel.from_row(dict(zip(result.columns, row, strict=True))) for row in result]
+        found: list[Kernel] = []
+        for name in operations_asked(self.path, where) if operation is None else (operation,):
+            kernel = named_operation(name).kernel
+            columns = (*kernel.traits.identity, *kernel.traits)
+            left = None if limit is None else limit - len(found)
+            with run(self.path, Query(where, arch and resolve_arch(arch), columns, "id", left, name)) as result:
+                found += [kernel.from_row(dict(zip(result.columns, row, strict=True))) for row in result]
+        return found
 
     def rules(
         self,
@@ -379,6 +395,7 @@ class Catalog:
         revision: str | None = None,
         family: str | None = None,
         kind: str | None = None,
+        operation: str = DEFAULT,
     ) -> list[list[Any]]:
         """The rules of ``arch``, which is populated when it is not there, or of every arch in the file.
 
@@ -389,15 +406,19 @@ class Catalog:
 
         with self._file.lock:
             if arch is not None:
-                revision = read_spec(arch, revision).revision
-                self._file.held(Wanted(arch, revision))
+                revision = read_spec(arch, revision, of=operation).revision
+                self._file.held(Wanted(arch, revision, operation=operation))
             there = self._file.connection.execute(
                 f"SELECT DISTINCT arch, revision, space FROM {LINEAGE_OF_POPULATION} "
-                "WHERE arch = coalesce(:arch, arch) "
+                "WHERE operation = :operation AND arch = coalesce(:arch, arch) "
                 "AND revision = coalesce(:revision, revision) ORDER BY arch, revision, space",
-                {"arch": None if arch is None else resolve_arch(arch), "revision": revision},
+                {
+                    "operation": operation,
+                    "arch": None if arch is None else resolve_arch(arch),
+                    "revision": revision,
+                },
             ).fetchall()
-            specs = [read_spec(*row) for row in there]
+            specs = [read_spec(row[0], row[1], row[2], operation) for row in there]
             return [row for spec in specs for row in list_rules(self._file.connection, spec, family=family, kind=kind)]
 
     def misses(self, arch: str) -> list[tuple[str, int]]:
@@ -434,19 +455,22 @@ class Catalog:
             RegistryError: the file cannot be opened or is no catalog.
         """
         asked = json.dumps([kernel.id for kernel in kernels])
-        here = "SELECT count(*) FROM kernels WHERE built AND id IN (SELECT value FROM json_each(?))"
+        here = (
+            "SELECT count(DISTINCT kernel_id) FROM artifact WHERE status = 'built' AND NOT elsewhere "
+            "AND dropped IS NULL AND kernel_id IN (SELECT value FROM json_each(?))"
+        )
         with self._file.lock:
             return int(self._file.connection.execute(here, (asked,)).fetchone()[0])
 
-    def populated(self, arch: str) -> bool:
+    def populated(self, arch: str, operation: str = DEFAULT) -> bool:
         """Whether the file holds kernels of ``arch``, of any revision.
 
         Raises:
             RegistryError, DeviceError: as :meth:`populate`.
         """
-        asked = f"SELECT 1 FROM {LINEAGE_OF_POPULATION} WHERE arch = ?"
+        asked = f"SELECT 1 FROM {LINEAGE_OF_POPULATION} WHERE operation = ? AND arch = ?"
         with self._file.lock:
-            return self._file.connection.execute(asked, (resolve_arch(arch),)).fetchone() is not None
+            return self._file.connection.execute(asked, (operation, resolve_arch(arch))).fetchone() is not None
 
     def __enter__(self) -> Self:
         return self

@@ -22,13 +22,14 @@ from typing import TYPE_CHECKING, Protocol
 from catalog.backends import spec_folders
 from catalog.errors import RegistryError
 from catalog.forks import Lock
+from catalog.ops import DEFAULT
 from catalog.registry.connection import connect, leak
 from catalog.registry.transactions import transaction
 from catalog.registry.views import rows_of
 from catalog.runtime.devices.here import resolve_arch
 from catalog.schema.arch_spec import ArchSpec
-from catalog.schema.lineage import LINEAGE_OF_POPULATION, Lineage, Wanted
-from catalog.schema.spec_files import DEFAULT_REVISION, OWN_SPACES, find_spec, load_spec_file
+from catalog.schema.lineage import LINEAGE_OF_POPULATION, OWN_SPACES, Lineage, Wanted
+from catalog.schema.spec_files import DEFAULT_REVISION, find_spec, load_spec_file
 
 if TYPE_CHECKING:
     from catalog.rules.populate import Populated, Progress, Request
@@ -40,15 +41,15 @@ _FORK_WAIT_SECONDS = 10.0
 """How long a fork waits for another thread that is using the file."""
 
 
-def spec_path(arch: str, revision: str | None = None, space: str | None = None) -> Path:
+def spec_path(arch: str, revision: str | None = None, space: str | None = None, of: str = DEFAULT) -> Path:
     """Where the spec of ``arch`` is; see :meth:`catalog.Catalog.spec_file`."""
     arch = resolve_arch(arch)
-    return find_spec(spec_folders(arch), arch, revision, space)
+    return find_spec(spec_folders(arch, of), arch, revision, space)
 
 
-def read_spec(arch: str, revision: str | None = None, space: str | None = None) -> ArchSpec:
+def read_spec(arch: str, revision: str | None = None, space: str | None = None, of: str = DEFAULT) -> ArchSpec:
     """The spec of ``arch``; see :meth:`catalog.Catalog.spec`."""
-    return load_spec_file(spec_path(arch, revision, space), space)
+    return load_spec_file(spec_path(arch, revision, space, of), space, of)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +166,7 @@ class CatalogFile:
     def _populate(self, wanted: Wanted) -> None:
         from catalog.rules.populate import Request
 
-        self.populate(Request(read_spec(wanted.arch, wanted.revision), wanted.variant))
+        self.populate(Request(read_spec(wanted.arch, wanted.revision, of=wanted.operation), wanted.variant))
 
     def _find(self, wanted: Wanted) -> Held | None:
         """What the file holds now: of several revisions the default one; sweeps do not count."""

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from catalog.errors import DeviceError
-from catalog.ops.attention.kernels.host.emit import PEAK_PROBE
 from catalog.runtime.devices.host.device import why_unavailable
 from catalog.runtime.devices.loading import open_library
 
 if TYPE_CHECKING:
     from catalog.build.builder import Builder
+
+PEAK_PROBE = '#include "host/peaks.hpp"\n'
+"""The C++ source of the library that measures what the CPU reaches at best."""
 
 _LEAST_BUFFER_BYTES = 256 << 20
 _BUFFER_PER_CACHE = 4

@@ -156,7 +156,7 @@ class Planner:
         from catalog.rules.explain import explain
 
         selector = self.selector
-        spec = read_spec(selector.lineage.arch, selector.lineage.revision)
+        spec = read_spec(selector.lineage.arch, selector.lineage.revision, of=selector.lineage.operation)
         explained = explain(selector.connection, spec, selector.lineage, traits, 1)
         return [finding for finding in explained.rejections if finding.kind == "constraint"]
 

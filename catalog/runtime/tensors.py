@@ -66,12 +66,12 @@ def results(form: Form, tensors: Mapping[str, Any]) -> dict[str, Any]:
     return {tensor.result or name: tensors[name] for name, tensor in form.tensors.items() if tensor.role != "input"}
 
 
-def element_strides(tensor: Tensor, strides: Sequence[int], itemsize: int) -> list[int]:
+def element_strides(tensor: Tensor, strides: Sequence[int], itemsize: int) -> tuple[int, ...]:
     """The strides of the argument struct, in elements, of an array with these strides in bytes.
 
     0 stands for an axis that it has not.
     """
-    return [0 if axis is None else strides[axis] // itemsize for axis in tensor.strides]
+    return tuple([0 if axis is None else strides[axis] // itemsize for axis in tensor.strides])
 
 
 def zeroed_outputs(form: Form, inputs: Collection[str]) -> frozenset[str]:

@@ -311,7 +311,9 @@ class ArchSpec(_Spec):
     spaces: list[str] = Field([], description="sweeps: the spaces that the file describes, one of which is asked for")
     reference: str | None = Field(None, description="the target that data/parity calls it by (default: arch)")
     hardware: Hardware | None = None
-    variants: dict[str, list[str]] = Field({}, description="the values that a trait has in each variant")
+    variants: dict[str, list[str]] = Field(
+        {"generic": []}, description="the values that a trait has in each variant (default: generic, which has none)"
+    )
     receipts: list[Receipt] = []
     hw_rules: list[Rule] = []
     header_rules: list[Rule] = Field([], description="what the revision's own headers compile")

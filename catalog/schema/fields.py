@@ -13,15 +13,10 @@ from pydantic import BaseModel
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """A field: its description, its type as JSON Schema names it, and what it may hold.
+    """A field: its description, the name of its type in JSON Schema, and its domain.
 
-    Attributes:
-        about: the description.
-        type: ``integer``, ``number``, ``boolean``, ``string`` or ``array``.
-        default: None where there is none, or where it follows from other fields.
-        words: all words that a string may be; empty where any is allowed.
-        minimum: of an integer or a number.
-        maximum: of an integer or a number.
+    ``default`` is None where there is none, or where it follows from other fields. ``words`` are all words that a
+    string may be, empty where any is allowed. The bounds are those of an integer or a number.
     """
 
     about: str
@@ -57,7 +52,7 @@ def _described(field: Mapping[str, Any], schema: Mapping[str, Any]) -> Described
         field.get("description", ""),
         given["type"],
         field.get("default"),
-        tuple(given.get("enum", ())),
+        tuple(given.get("enum", [given["const"]] if "const" in given else ())),
         given.get("minimum"),
         given.get("maximum"),
     )

@@ -158,11 +158,11 @@ def canonical_json_sql(kernel: type[Kernel]) -> str:
             ((trait.name, trait.kind) for trait in traits.values() if trait.group == name),
             key=lambda column: traits.spelled.get(column[0], column[0]),
         )
-        first, *others = (
+        members = "".join(
             later(column, member(column, kind)) if column in traits.later else member(column, kind) + ","
             for column, kind in columns
         )
-        return f'"{name}":{{' + first + "".join(others).removesuffix(",") + "}"
+        return f'"{name}":{{' + members.removesuffix(",") + "}"
 
     fixed = _operation_member(kernel.operation)
     members = [

@@ -19,6 +19,8 @@ from catalog.schema.problem_form import Form, canonical, form_of
 from catalog.schema.problem_tensors import Tensor, TensorForm
 
 if TYPE_CHECKING:
+    from array import array
+
     from typing_extensions import Self
 
 MAX_SIZE = 2**31 - 1
@@ -243,6 +245,14 @@ class Problem(BaseModel):
     def extents(self) -> Mapping[str, int]:
         """The extents of axes in which it differs from other problems of its form, by name: by default its sizes."""
         return {name: getattr(self, name) for name in self.sizes}
+
+    @derived
+    def lists(self) -> Mapping[str, array[int]]:
+        """Arrays of int32 that kernels read besides tensors, by their place in the argument struct.
+
+        They follow from the sizes: the first tokens of packed sequences, for one. All problems of a form have the same.
+        """
+        return {}
 
     @property
     def divided(self) -> bool:

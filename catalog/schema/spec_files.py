@@ -30,13 +30,11 @@ from catalog.schema.arch_spec import (
     Yield,
 )
 from catalog.schema.expressions import DEVICE_PARAMETERS, what_is_wrong
+from catalog.schema.lineage import OWN_SPACES
 from catalog.settings import data_dir
 
 DEFAULT_REVISION = "2026-05"
 """The upstream revision meant when an arch has several."""
-
-OWN_SPACES = ("ck", "native")
-"""The spaces of the specs in the folders of the revisions: upstream's codegen, and our own kernels."""
 
 
 def _read_object(path: Path) -> dict[str, Any]:
@@ -155,7 +153,7 @@ def _merge(parent: Any, child: Any) -> Any:
     return child
 
 
-def _load_raw(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
+def _load_raw(path: Path, of: str, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     if path in seen:
         raise SpecError(
             f"{seen[-1]}: extends: {path.stem!r} extends itself, by way of {' -> '.join(p.stem for p in seen)}"
@@ -163,12 +161,12 @@ def _load_raw(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     if not path.is_file():
         there = ", ".join(sorted(p.stem for p in path.parent.glob("*.json")))
         raise SpecError(f"{seen[-1] if seen else path}: extends: no spec {path.stem!r} here; there are: {there}")
-    raw = _read_object(path)
+    raw = {"operation": of} | _read_object(path)
     _validate(raw, path)
     parent = raw.get("extends")
     if parent is None:
         return raw
-    merged: dict[str, Any] = _merge(_load_raw(_base(path, parent), (*seen, path)), raw)
+    merged: dict[str, Any] = _merge(_load_raw(_base(path, parent), of, (*seen, path)), raw)
     return merged
 
 
@@ -178,14 +176,16 @@ def _base(path: Path, name: str) -> Path:
     return beside if beside.is_file() else data_dir() / "arch_specs" / path.parent.name / beside.name
 
 
-def load_spec_file(path: Path, space: str | None = None) -> ArchSpec:
-    """The spec of ``path``, merged with what it extends; of a file of sweeps, which describes several spaces, one.
+def load_spec_file(path: Path, space: str | None = None, of: str = DEFAULT) -> ArchSpec:
+    """The spec of ``path``, of the operation ``of``, merged with what it extends.
+
+    Of a file of sweeps, which describes several spaces, it is that of one ``space``.
 
     Raises:
         UsageError: the file describes no such space.
         SpecError: a file of the chain is missing or wrong; names file, path inside it, and what is allowed.
     """
-    merged = {key: value for key, value in _load_raw(path).items() if key != "extends"}
+    merged = {key: value for key, value in _load_raw(path, of).items() if key != "extends"}
     spec = _validate(merged, path)
     wrong = [f"{path}: {where}: {reason}" for where, reason in _wrong_receipts(spec)]
     if wrong:

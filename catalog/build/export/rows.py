@@ -17,6 +17,8 @@ from catalog.build.export.toolset import Toolset
 from catalog.build.keys import abi_number
 from catalog.build.targets import HEADERS, Target
 from catalog.errors import UsageError
+from catalog.ops import operation_of
+from catalog.ops.protocol import Operation
 from catalog.schema.kernel import Kernel
 from catalog.settings import settings
 
@@ -109,15 +111,11 @@ def export_project(
             f"a project is for one arch, and these rows are of {', '.join(rows.targets)}", hint="--arch chooses one."
         )
     ((arch, target),) = rows.targets.items()
-    project = Project(prefix, [kernel.name for kernel in rows.kernels], rows.toolsets[arch], _include_dirs(target))
+    others = {f"{name.upper()}_DIR": path for name, path in target.other_headers(rows.operation).items()}
+    project = Project(prefix, [kernel.name for kernel in rows.kernels], rows.toolsets[arch], others)
     built = {"format": form.value, "library": project.output, "variables": project.variables}
     files = {**rows.files(on_done), **project_files(project, form)}
     return write_export(folder, files, {**rows.inventory, **built})
-
-
-def _include_dirs(target: Target) -> dict[str, Path]:
-    """The target's include folders but ours, by variable."""
-    return {f"{name.upper()}_DIR": path for name, path in target.include_dirs().items() if name not in HEADERS}
 
 
 @dataclass(frozen=True)
@@ -126,6 +124,7 @@ class _Rows:
 
     kernels: Sequence[Kernel]
     prefix: str
+    operation: Operation
     targets: Mapping[str, Target]
     toolsets: Mapping[str, Toolset]
 
@@ -146,19 +145,26 @@ class _Rows:
                 raise UsageError(
                     f"two rows are called {one.name}", hint="Narrow the expression: arch, revision, space or mask_impl."
                 )
-        targets = {arch: target_of(arch) for arch in sorted({kernel.arch for kernel in chosen})}
-        families = sorted({(kernel.arch, kernel.family) for kernel in chosen})
-        more = {  # a project has one list of flags: those of all its families
-            arch: [flag for of, family in families if of == arch for flag in target.family_flags(family)]
+        operations = sorted({kernel.operation for kernel in chosen})
+        if len(operations) > 1:
+            raise UsageError(
+                f"one set of headers is for one operation, and these rows are of {', '.join(operations)}",
+                hint="Export each into a folder of its own.",
+            )
+        by_arch = {arch: list(of) for arch, of in itertools.groupby(sorted(chosen, key=_arch), _arch)}
+        targets = {arch: target_of(arch) for arch in by_arch}
+        more = {  # a project has one list of flags: those of all its kernels
+            arch: [flag for kernel in by_arch[arch] for flag in target.flags_of(kernel)]
             for arch, target in targets.items()
         }
-        return cls(chosen, prefix, targets, {arch: toolset_of(arch).adding(flags) for arch, flags in more.items()})
+        toolsets = {arch: toolset_of(arch).adding(flags) for arch, flags in more.items()}
+        return cls(chosen, prefix, operation_of(chosen[0]), targets, toolsets)
 
     def files(self, on_done: Callable[[Kernel], None] | None) -> dict[str, str]:
         """Sources, table and headers, texts by name."""
         units = dict(self._units(on_done))
         sources = {**units, **_TABLE.files(self.prefix, [_entry(kernel) for kernel in self.kernels])}
-        return {**sources, **copied_headers(sources.values())}
+        return {**sources, **copied_headers(sources.values(), {**HEADERS, **self.operation.headers})}
 
     def _units(self, on_done: Callable[[Kernel], None] | None) -> Iterator[tuple[str, str]]:
         cache = Cache(settings().cache_dir)
@@ -195,12 +201,29 @@ def toolset_facts(toolsets: Mapping[str, Toolset]) -> dict[str, Any]:
     }
 
 
-def copied_headers(sources: Iterable[str]) -> dict[str, str]:
-    """Our headers for ``include/``, of the folders that ``sources`` include from; texts by name."""
+def copied_headers(sources: Iterable[str], folders: Mapping[str, Path] = HEADERS) -> dict[str, str]:
+    """Headers of ``folders`` for ``include/``: those that ``sources`` include from, and what these include from.
+
+    A folder inside of them is copied whole. Texts by name.
+    """
+    headers = {
+        path.relative_to(root).as_posix(): path.read_text() for root in folders.values() for path in root.glob("*/*.h*")
+    }
+    wanted: dict[str, str] = {}
     text = "\n".join(sources)
-    headers = {path.relative_to(root).as_posix(): path for root in HEADERS.values() for path in root.glob("*/*.h*")}
-    wanted = {name for name in headers if f'#include "{name.partition("/")[0]}/' in text}
-    return {f"include/{name}": headers[name].read_text() for name in sorted(wanted)}
+    while text:
+        new = {
+            name: header
+            for name, header in headers.items()
+            if name not in wanted and f'#include "{name.partition("/")[0]}/' in text
+        }
+        wanted |= new
+        text = "\n".join(new.values())
+    return {f"include/{name}": wanted[name] for name in sorted(wanted)}
+
+
+def _arch(kernel: Kernel) -> str:
+    return kernel.arch
 
 
 def _unit(kernel: Kernel) -> str:

@@ -11,7 +11,7 @@
 #include <cstdlib>
 #include <memory>
 
-#include "../abi/catalog_abi.h"
+#include "../abi/status.h"
 #include "vector.hpp"
 
 namespace catalog::host {

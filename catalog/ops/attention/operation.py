@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from catalog.ops.attention.arguments import ARGUMENTS
 from catalog.ops.attention.dispatcher_names import DISPATCHER_NAME
 from catalog.ops.attention.kernel import AttentionKernel
 from catalog.ops.attention.names import parse_tile
@@ -16,7 +18,6 @@ from catalog.ops.attention.stages import (
     MAIN_STAGE,
     REQUIRED_TRAITS,
     STAGES,
-    WORKSPACES,
     required_traits,
     stages_of,
 )
@@ -64,13 +65,15 @@ class Attention(Operation):
     filter_names = MappingProxyType({"data_type": "dtype", "use_trload": "trload"})
     sweep_words = MappingProxyType({"mask": {"no": "no", "top_left": "causal", "generic": "generic"}})
     chunk = ("dtype", "hdim_q", "hdim_v")
+    listed = ("arch", "family", "dtype", "hdim_q", "hdim_v", "mask", "built", "name")
 
     def read_tile(self, text: str) -> dict[str, Any]:
         """As :func:`~catalog.ops.attention.names.parse_tile`."""
         return parse_tile(text)
 
     problem = Problem
-    workspaces = WORKSPACES
+    arguments = ARGUMENTS
+    headers = MappingProxyType({"kernels": Path(__file__).parent / "kernels"})
     smoke_traits = ("hdim_q", "hdim_v", "dtype")
     # The columns of CK's own benchmark.
     bench_fields = ("batch", "seqlen_q", "seqlen_k", "nhead_q", "nhead_k", "hdim_q", "hdim_v", "dtype")
@@ -163,6 +166,38 @@ class Attention(Operation):
     def lengths(self, problem: Problem) -> Iterator[tuple[str, int]]:
         """As :func:`catalog.ops.attention.shape_names.lengths_of`."""
         return lengths_of(problem)
+
+    def emit(self, kernel: Kernel, backend: str, memory: Path) -> str:
+        """As the emitter of the backend; of AMD's the kernel's own source is upstream's."""
+        if backend == "hip":
+            from catalog.ops.attention.kernels.ck.emit import emit as of_upstream
+            from catalog.ops.attention.upstream.sources import find_checkout
+
+            return of_upstream(kernel, find_checkout().source(kernel, memory))
+        if backend == "cuda":
+            from catalog.ops.attention.kernels.cuda.emit import emit as of_cuda
+
+            return of_cuda(kernel)
+        from catalog.ops.attention.kernels.host.emit import emit as of_host
+
+        return of_host(kernel)
+
+    def other_headers(self, backend: str) -> Mapping[str, Path]:
+        """For AMD those of the CK checkout."""
+        if backend != "hip":
+            return {}
+        from catalog.ops.attention.upstream.sources import find_checkout
+
+        checkout = find_checkout()
+        return {"fmha": checkout.example, "ck": checkout.include}
+
+    def flags(self, kernel: Kernel, backend: str) -> tuple[str, ...]:
+        """As upstream compiles the family."""
+        if backend != "hip":
+            return ()
+        from catalog.ops.attention.upstream.sources import family_flags
+
+        return family_flags(kernel.family)
 
     def smoke_fields(self, family: str, traits: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
         """As :func:`catalog.ops.attention.smoke.smoke_fields`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
+from array import array
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Literal
 
@@ -26,7 +27,7 @@ from catalog.ops.attention.fields import (
 )
 from catalog.ops.attention.likeness import coordinates_of, kind_of, kind_words, steps_of
 from catalog.ops.attention.shape_names import name_of
-from catalog.ops.attention.tensors import extents_of, forms_of, traffic_of
+from catalog.ops.attention.tensors import extents_of, first_tokens, forms_of, traffic_of
 from catalog.ops.attention.traits import Bias, Dtype, KvLookupTable, KvMemoryLayout, Mask, Mode, Qscale, Rope
 from catalog.schema import problem
 from catalog.schema.derived import derived
@@ -286,8 +287,8 @@ class Problem(problem.Problem):
 
     @property
     def pages_per_sequence(self) -> int:
-        """Pages that the longest sequence fills."""
-        return -(-self.seqlen_k // self.page_size)
+        """Pages that the longest sequence fills; 0 where there are no pages."""
+        return -(-self.seqlen_k // self.page_size) if self.page_size else 0
 
     @property
     def appended(self) -> int:
@@ -302,6 +303,11 @@ class Problem(problem.Problem):
     def extents(self) -> Mapping[str, int]:
         """The extents of axes in which it differs from other problems of its form, by name."""
         return extents_of(self)
+
+    @derived
+    def lists(self) -> Mapping[str, array[int]]:
+        """The first tokens of packed sequences, queries and keys."""
+        return {} if self.seqlens_q is None else first_tokens(self.seqlens_q, self.seqlens_k)
 
     @property
     def divided(self) -> bool:

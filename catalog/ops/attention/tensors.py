@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from functools import lru_cache
+from itertools import accumulate
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
@@ -47,6 +50,15 @@ def extents_of(problem: Problem) -> Mapping[str, int]:
         extents["blocks_q"] = -(-problem.seqlen_q // problem.block_scale_size_q)
         extents["blocks_k"] = -(-problem.seqlen_k // problem.block_scale_size_kv)
     return extents
+
+
+@lru_cache(maxsize=1024)
+def first_tokens(q: tuple[int, ...], k: tuple[int, ...] | None) -> Mapping[str, array[int]]:
+    """The arrays seqstart_q and, of keys that are packed, seqstart_k, for sequences of these lengths."""
+    of_q = array("i", accumulate(q, initial=0))
+    if k is None:
+        return {"seqstart_q": of_q}
+    return {"seqstart_q": of_q, "seqstart_k": of_q if k is q else array("i", accumulate(k, initial=0))}
 
 
 class _Shapes:

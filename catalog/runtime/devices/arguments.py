@@ -2,37 +2,27 @@
 
 from __future__ import annotations
 
-import ctypes
-import struct
-from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import accumulate
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from catalog.runtime.devices.abi import ABI_VERSION, TENSORS, CatalogArgs
+from catalog.ops import operation_of
 from catalog.runtime.elements import numpy_dtype
 from catalog.runtime.tensors import element_strides
+from catalog.schema.arguments import NUM_SPLITS, Arguments
 from catalog.schema.problem import Problem
 from catalog.schema.problem_form import Form
 
 if TYPE_CHECKING:
-    Starts = array[int]
-
-TENSOR, POINTER = struct.Struct("@Pqqqq"), struct.Struct("@P")
-OFFSETS: Mapping[str, int] = MappingProxyType(
-    {name: getattr(CatalogArgs, name).offset for name in (*TENSORS, "seqstart_q", "seqstart_k")}
-)
-"""Where in the struct a tensor begins, with its address, in bytes."""
+    from array import array
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
     """A filled argument struct, with what its pointers point to kept alive."""
 
-    args: CatalogArgs
+    args: Any
     pointer: Any = field(repr=False)
     kept: tuple[Any, ...] = field(repr=False)
 
@@ -41,96 +31,83 @@ class Call:
 class Template:
     """The arguments of a problem but for the tensors' addresses, and where in the struct these go, in bytes.
 
-    ``starts`` are the arrays seqstart_q and seqstart_k of packed sequences, in host memory, as are their addresses.
+    ``lists`` are :attr:`Problem.lists`, in host memory, as are their addresses.
     """
 
-    args: CatalogArgs
-    starts: Mapping[str, Starts]
+    arguments: Arguments
+    args: Any
+    lists: Mapping[str, array[int]]
     offsets: tuple[int, ...]
 
     def fill(
         self,
+        tensors: Mapping[str, Any],
         addresses: Iterable[int],
-        workspace: Iterable[tuple[str, int, tuple[int, int, int, int]]],
-        starts: Mapping[str, int],
-    ) -> CatalogArgs:
+        workspace: Iterable[tuple[str, int, tuple[int, ...]]],
+        num_splits: int,
+        lists: Mapping[str, int],
+    ) -> Any:
         """A copy with the addresses of the tensors, in the template's order.
 
-        ``workspace`` has the place in the struct, the address and the strides in elements of each partial result;
-        ``starts`` the addresses of copies of the arrays ``starts``, where the kernel cannot read the host's.
+        Args:
+            tensors: those of the call, by name.
+            addresses: theirs.
+            workspace: the place in the struct, the address and the strides in elements of each partial result.
+            num_splits: as the stages agreed.
+            lists: the addresses of copies of ``lists``, where the kernel cannot read the host's.
         """
-        args = CatalogArgs.from_buffer_copy(self.args)
+        arguments, offsets = self.arguments, self.arguments.offsets
+        args = arguments.args.from_buffer_copy(self.args)
         for offset, address in zip(self.offsets, addresses, strict=True):
-            POINTER.pack_into(args, offset, address)
+            arguments.address_format.pack_into(args, offset, address)
         for slot, address, strides in workspace:
-            TENSOR.pack_into(args, OFFSETS[slot], address, *strides)
-        for name, address in starts.items():
-            POINTER.pack_into(args, OFFSETS[name], address)
+            arguments.tensor_format.pack_into(args, offsets[slot], address, *strides)
+        for name, address in lists.items():
+            arguments.address_format.pack_into(args, offsets[name], address)
+        for name, tensor in arguments.extents_of.items():
+            if tensor in tensors:
+                setattr(args, name, tensors[tensor].shape[0])
+        if num_splits != 1:
+            setattr(args, NUM_SPLITS, num_splits)
         return args
 
 
-def first_tokens(q: tuple[int, ...] | None, k: tuple[int, ...] | None) -> dict[str, Starts]:
-    """The arrays seqstart_q and seqstart_k of packed sequences of these lengths, by name; of others none."""
-    if q is None:
-        return {}
-    of_q = array("i", accumulate(q, initial=0))
-    if k is None:
-        return {"seqstart_q": of_q}
-    return {"seqstart_q": of_q, "seqstart_k": of_q if k is q else array("i", accumulate(k, initial=0))}
+def arguments_of(problem: Problem) -> Arguments:
+    """The argument struct of the problem's operation."""
+    return operation_of(problem).arguments
 
 
-def resize(args: CatalogArgs, extents: Mapping[str, int]) -> None:
-    """Give the arguments of a problem of some form the sizes of another, by its extents; not the tensors'."""
-    args.batch, args.seqlen_q, args.seqlen_k = extents["batch"], extents["seqlen_q"], extents["seqlen_k"]
-    args.tokens_q = extents["tokens_q"]
-    if "num_pages" in extents:
-        args.num_pages, args.pages_per_sequence = extents["num_pages"], extents["pages_per_sequence"]
+def list_addresses(arguments: Arguments, lists: Mapping[str, array[int]]) -> list[int]:
+    """Where the lists are in the host's memory, in their order in the struct; 0 for those that there are not."""
+    return [lists[name].buffer_info()[0] if name in lists else 0 for name in arguments.lists]
 
 
-def without_tensors(problem: Problem) -> CatalogArgs:
+def without_tensors(problem: Problem) -> Any:
     """The arguments of a problem but for all that is about its tensors."""
-    args = CatalogArgs.from_buffer_copy(_without_sizes(problem.form))
-    resize(args, problem.extents)
+    arguments = arguments_of(problem)
+    args = arguments.args.from_buffer_copy(_without_sizes(problem.form))
+    arguments.sizes_format.pack_into(args, arguments.sizes_offset, *arguments.sizes_of(problem))
     return args
 
 
 @lru_cache(maxsize=1024)
-def _without_sizes(form: Form) -> CatalogArgs:
-    problem = form.blank
-    return CatalogArgs(
-        struct_bytes=ctypes.sizeof(CatalogArgs),
-        abi_version=ABI_VERSION,
-        nhead_q=problem.nhead_q,
-        nhead_k=problem.nhead_k,
-        hdim_q=problem.hdim_q,
-        hdim_v=problem.hdim_v,
-        window_left=problem.window_left,
-        window_right=problem.window_right,
-        sink_size=problem.sink_size,
-        min_seqlen_q=problem.min_seqlen_q,
-        page_size=problem.page_size,
-        seqlen_new=problem.seqlen_new or 0,
-        rotary_dim=problem.rotary_dim or 0,
-        block_scale_size_q=problem.block_scale_size_q,
-        block_scale_size_kv=problem.block_scale_size_kv,
-        mask_corner=problem.mask_corner,
-        scale=problem.softmax_scale,
-        logits_soft_cap=problem.logits_soft_cap or 0,
-        p_drop=problem.dropout,
-    )
+def _without_sizes(form: Form) -> Any:
+    arguments = arguments_of(form.blank)
+    scalars = {scalar.name: getattr(form.blank, scalar.attribute) or 0 for scalar in arguments.scalars}
+    return arguments.new(**scalars)
 
 
 @lru_cache(maxsize=1024)
 def template(problem: Problem, layout: tuple[tuple[str, tuple[int, ...]], ...]) -> Template:
     """The arguments for tensors with these names and strides, in bytes."""
-    starts, args = first_tokens(problem.seqlens_q, problem.seqlens_k), without_tensors(problem)
-    for name, tokens in starts.items():
-        POINTER.pack_into(args, OFFSETS[name], tokens.buffer_info()[0])
+    arguments, args, lists = arguments_of(problem), without_tensors(problem), problem.lists
+    if lists:
+        arguments.lists_format.pack_into(args, arguments.lists_offset, *list_addresses(arguments, lists))
     offsets = []
     for name, strides in layout:
         tensor = problem.tensors[name]
-        offsets.append(OFFSETS[tensor.slot])
-        TENSOR.pack_into(
-            args, offsets[-1], 0, *element_strides(tensor, strides, numpy_dtype(tensor.element).itemsize), 0
-        )
-    return Template(args, starts, tuple(offsets))
+        offsets.append(arguments.offsets[tensor.slot])
+        elements = element_strides(tensor, strides, numpy_dtype(tensor.element).itemsize)
+        others = [0] * (arguments.most_strides - len(elements))
+        arguments.tensor_format.pack_into(args, offsets[-1], 0, *elements, *others)
+    return Template(arguments, args, lists, tuple(offsets))

@@ -14,17 +14,13 @@ from operator import attrgetter, itemgetter
 from struct import Struct
 from typing import Any
 
-from catalog.runtime.devices.abi import CatalogArgs
-from catalog.runtime.devices.arguments import OFFSETS, TENSOR, resize
+from catalog.runtime.devices.arguments import arguments_of
 from catalog.runtime.devices.loading import LoadedKernel
 from catalog.runtime.tensors import results, zeroed_outputs
 from catalog.schema.problem import Problem
 from catalog.schema.problem_form import Form
 from catalog.schema.problem_tensors import Axis, Shape, Strides, TensorForm, bytes_of_element
 from catalog.schema.workspace import Workspace
-
-_STARTS = Struct("@PP")
-"""seqstart_q and seqstart_k, in the argument struct."""
 
 Maker = Callable[[Shape], Any]
 """Makes a tensor of a shape."""
@@ -39,8 +35,8 @@ class Means:
         where: an attribute of PyTorch's tensors that says where they are, and its value of those that kernels take.
         output: what makes outputs of elements of that name; the flag says whether they begin as zeros.
         scratch: makes so many bytes.
-        starts: the first tokens of a problem's packed sequences where kernels read them: the addresses of seqstart_q
-            and seqstart_k, 0 where there are none, and what must be kept for that.
+        lists: :attr:`Problem.lists` where kernels read them: the addresses, in the order of the argument struct and 0
+            for those that there are not, and what must be kept for that.
         start: starts kernels on a pointer to arguments; what was kept for them comes along.
     """
 
@@ -48,7 +44,7 @@ class Means:
     where: tuple[str, Any]
     output: Callable[[str, bool], Maker]
     scratch: Callable[[int], Any]
-    starts: Callable[[Problem], tuple[tuple[int, int], tuple[Any, ...]]]
+    lists: Callable[[Problem], tuple[Sequence[int], tuple[Any, ...]]]
     start: Callable[[Sequence[LoadedKernel], Any, tuple[Any, ...]], None]
 
 
@@ -72,19 +68,21 @@ class FastPath:
     """
 
     def __init__(
-        self, kernels: tuple[LoadedKernel, ...], form: Form, names: Iterable[str], args: CatalogArgs, means: Means
+        self, kernels: tuple[LoadedKernel, ...], form: Form, names: Iterable[str], args: Any, means: Means
     ) -> None:
         names = tuple(names)
         tensors, zeroed = form.tensors, zeroed_outputs(form, names)
         result = {name: result for result, name in results(form, {name: name for name in tensors}).items()}
-        shapes = _Shapes(form)
+        shapes, arguments = _Shapes(form), arguments_of(form.blank)
+        offsets = arguments.offsets
         torch, (where, here) = means.torch, means.where
         facts = {
             element: (torch.Tensor, getattr(torch, element), here, torch.strided, False)
             for element in {tensors[name].element for name in names}
         }
         self.kernels = kernels
-        self._args = CatalogArgs.from_buffer_copy(args)
+        self._copy, self._offsets, self._tensor = arguments.args.from_buffer_copy, offsets, arguments.tensor_format
+        self._args = self._copy(args)
         self._means = means
         self._facts = attrgetter("__class__", "dtype", where, "layout", "requires_grad")
         self._inputs = [
@@ -96,7 +94,7 @@ class FastPath:
                 tensor.role == "updated",
                 *_dense_strides(tensor.axes, tensor.contiguous),
                 *_writer(tensor.strides),
-                OFFSETS[tensor.slot],
+                offsets[tensor.slot],
             )
             for tensor in (tensors[name] for name in names)
         ]
@@ -106,14 +104,19 @@ class FastPath:
                 shapes.of(tensors[name]),
                 means.output(tensors[name].element, name in zeroed),
                 *_writer(tensors[name].strides),
-                OFFSETS[tensors[name].slot],
+                offsets[tensors[name].slot],
             )
             for name in form.made
         ]
         self._updated = [name for name in names if tensors[name].role == "updated"]
+        sizes = tuple(
+            size.attribute if size.attribute in form.blank.extents else arguments.size_of(size, form.blank)
+            for size in arguments.sizes
+        )
+        self._sizes = shapes.pick(sizes), arguments.sizes_format.pack_into, arguments.sizes_offset
         self._constants = shapes.constants
-        self._packed = form.blank.seqlens_q is not None
-        self._has_pool = "kv_page_indices" in names
+        self._lists = (arguments.lists_format.pack_into, arguments.lists_offset) if form.blank.lists else None
+        self._counted = [(name, tensor) for name, tensor in arguments.extents_of.items() if tensor in names]
 
     def __call__(self, problem: Problem, given: Mapping[str, Any], workspace: Workspace) -> dict[str, Any] | None:
         """Start the kernels on the tensors; the results, which they write.
@@ -129,8 +132,8 @@ class FastPath:
         Raises:
             DeviceError: a kernel refuses the call or has no memory, or the device does not take the launch.
         """
-        means, args, extents = self._means, CatalogArgs.from_buffer_copy(self._args), problem.extents
-        sizes, facts_of = (*extents.values(), *self._constants), self._facts
+        means, args = self._means, self._copy(self._args)
+        sizes, facts_of = (*problem.extents.values(), *self._constants), self._facts
         for tensor, wanted in zip(given.values(), self._inputs, strict=True):
             facts, itemsize, shape_of, pool, updated, inner, dense, strides_of, write, offset = wanted
             if type(tensor) is not facts[0] or facts_of(tensor) != facts or tensor.is_neg():
@@ -152,15 +155,18 @@ class FastPath:
         rooms = []
         for slot, partial in workspace.partials.items():
             rooms.append(means.scratch(partial.bytes))
-            TENSOR.pack_into(args, OFFSETS[slot], rooms[-1].data_ptr(), *partial.strides)
-        args.num_splits = workspace.num_splits
-        resize(args, extents)
-        if self._has_pool:
-            args.num_page_indices = given["kv_page_indices"].shape[0]
+            self._tensor.pack_into(args, self._offsets[slot], rooms[-1].data_ptr(), *partial.strides)
+        sizes_of, write, offset = self._sizes
+        write(args, offset, *sizes_of(sizes))
+        if workspace.num_splits != 1:
+            args.num_splits = workspace.num_splits
+        for name, tensor in self._counted:
+            setattr(args, name, given[tensor].shape[0])
         kept: tuple[Any, ...] = ()
-        if self._packed:
-            starts, kept = means.starts(problem)
-            _STARTS.pack_into(args, OFFSETS["seqstart_q"], *starts)
+        if self._lists is not None:
+            write, offset = self._lists
+            addresses, kept = means.lists(problem)
+            write(args, offset, *addresses)
         means.start(self.kernels, ctypes.byref(args), kept)
         for name in self._updated:
             made[name] = given[name]
@@ -180,7 +186,11 @@ class _Shapes:
 
     def of(self, tensor: TensorForm) -> Callable[[Shape], Shape]:
         """What picks the shape of the tensor."""
-        return _picker(tuple([self._places.setdefault(axis, len(self._places)) for axis in tensor.axes]))
+        return self.pick(tensor.axes)
+
+    def pick(self, axes: tuple[Axis, ...]) -> Callable[[Shape], Shape]:
+        """What picks these extents, of which some are names."""
+        return _picker(tuple([self._places.setdefault(axis, len(self._places)) for axis in axes]))
 
 
 # What tensors have in common is one object: the processor has it at hand for the next tensor.

@@ -20,9 +20,10 @@ from typing import Any
 
 from catalog.build.cache import MOST_LIBRARY_BYTES
 from catalog.build.permissions import require_safe
-from catalog.errors import CacheError, ChangedLibraryError, DeviceError
+from catalog.errors import CacheError, ChangedLibraryError, DeviceError, UsageError
 from catalog.files import UnsafeFileError, open_own
-from catalog.runtime.devices.abi import ABI_VERSION, CatalogArgs, CatalogWorkspace
+from catalog.ops import DEFAULT, operation
+from catalog.schema.arguments import Arguments
 
 REBUILD = "Build the kernel anew."
 
@@ -41,21 +42,25 @@ _STATUS: Mapping[int, str] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class LoadedKernel:
-    """A loaded library: the row that it was built from, that row's arch where the library says it, its entry points."""
+    """A loaded library: the row that it was built from, that row's arch where the library says it, its entry points.
+
+    ``arguments`` are those of the row's operation.
+    """
 
     id: str
     path: Path
     arch: str | None
+    arguments: Arguments = field(repr=False)
     entry: Callable[[Any, int | None], int] = field(repr=False)
     size: Callable[[Any, Any], int] = field(repr=False)
 
-    def workspace(self, args: CatalogArgs) -> CatalogWorkspace:
+    def workspace(self, args: Any) -> Any:
         """What a launch with the sizes of ``args`` needs of the workspaces between stages; no tensor is read.
 
         Raises:
             DeviceError: the sizes are negative, or the workspaces larger than any memory.
         """
-        size = CatalogWorkspace()
+        size = self.arguments.workspace()
         self._check(self.size(ctypes.byref(args), ctypes.byref(size)))
         return size
 
@@ -182,11 +187,11 @@ def _kernel(path: Path, library: ctypes.CDLL) -> LoadedKernel:
         function.argtypes, function.restype = (ctypes.c_void_p, ctypes.c_void_p), ctypes.c_int32
     try:
         row = json.loads(describe())
-        kernel_id = str(row["id"])
-    except (TypeError, ValueError, KeyError):
+        kernel_id, arguments = str(row["id"]), operation(row.get("operation", DEFAULT)).arguments
+    except (TypeError, ValueError, KeyError, UsageError):
         raise DeviceError(f"{path} does not say which row it was built from: {describe()!r}", hint=REBUILD) from None
-    # No kernel runs a negative batch, but every kernel compares the ABI first.
-    probe = CatalogArgs(struct_bytes=ctypes.sizeof(CatalogArgs), abi_version=ABI_VERSION, batch=-1)
+    # No kernel runs negative sizes, but every kernel compares the ABI first.
+    probe = arguments.new(**{size.name: -1 for size in arguments.sizes})
     if entry(ctypes.byref(probe), None) == _ABI_MISMATCH:
         raise DeviceError(f"{path}: {_STATUS[_ABI_MISMATCH]}", hint=REBUILD)
-    return LoadedKernel(kernel_id, path, row.get("arch"), entry, size)
+    return LoadedKernel(kernel_id, path, row.get("arch"), arguments, entry, size)

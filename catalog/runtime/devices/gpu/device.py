@@ -14,7 +14,7 @@ import numpy as np
 
 from catalog.errors import DeviceError, TensorError
 from catalog.runtime.devices import DeviceInfo
-from catalog.runtime.devices.arguments import Call, first_tokens, template
+from catalog.runtime.devices.arguments import Call, arguments_of, template
 from catalog.runtime.devices.dlpack import dense_strides
 from catalog.runtime.devices.fast_path import Means
 from catalog.runtime.devices.gpu.arrays import DeviceArray, device_array
@@ -32,8 +32,8 @@ from catalog.schema.workspace import NO_WORKSPACE, Workspace
 _FLOOD_BYTES = 1 << 29
 """Twice the largest cache of a GPU: 256 MB (AMD CDNA 3 white paper, Infinity Cache)."""
 
-_MOST_STARTS = 1024
-"""Problems whose first tokens of sequences a device remembers, in its memory; beyond that it forgets all."""
+_MOST_LISTS = 1024
+"""Problems whose lists a device remembers, in its memory; beyond that it forgets all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class GpuDevice:
         self.runtime = runtime
         self._given = stream  # a stream of ours lives as long as the device
         self._libraries = Libraries()
-        self._starts: dict[Problem, dict[str, Memory]] = {}
+        self._lists: dict[Problem, dict[str, Memory]] = {}
         self._captured: set[Memory] = set()
         self._siblings: dict[int, GpuDevice] = {index: self}
 
@@ -269,18 +269,17 @@ class GpuDevice:
         copies: list[_Copy] = []
         placed = [self._place(problem, name, array, copies) for name, array in tensors.items()]
         filled = template(problem, tuple([(name, at.strides) for name, at in zip(tensors, placed, strict=True)]))
-        starts = self._memory_of_starts(problem)
+        lists = self._memory_of_lists(problem)
         partials = [(slot, memory(partial.bytes), partial.strides) for slot, partial in workspace.partials.items()]
         args = filled.fill(
+            tensors,
             [at.address for at in placed],
             [(slot, room.handle, strides) for slot, room, strides in partials],
-            {name: room.handle for name, room in starts.items()},
+            workspace.num_splits,
+            {name: room.handle for name, room in lists.items()},
         )
-        args.num_splits = workspace.num_splits
-        if "kv_page_indices" in tensors:
-            args.num_page_indices = tensors["kv_page_indices"].shape[0]
         rooms = [room for _, room, _ in partials]
-        own = (*starts.values(), *(room for room in rooms if isinstance(room, Memory)))
+        own = (*lists.values(), *(room for room in rooms if isinstance(room, Memory)))
         return GpuCall(args, ctypes.byref(args), (placed, rooms), tuple(copies), own)
 
     def _place(
@@ -292,30 +291,29 @@ class GpuDevice:
         copies.append(_Copy(array, memory, problem.tensors[name].role != "input"))
         return _Placed(memory.handle, dense_strides(array.shape, array.itemsize), memory)
 
-    def starts_of(self, problem: Problem) -> tuple[tuple[int, int], tuple[Memory, ...]]:
-        """The first tokens of packed queries and keys in this GPU's memory: addresses, 0 for none, and the memory.
+    def lists_of(self, problem: Problem) -> tuple[list[int], tuple[Memory, ...]]:
+        """:attr:`Problem.lists` in this GPU's memory: addresses, in the order of the argument struct, and the memory.
 
         Raises:
             DeviceError: the GPU has too little memory, or a copy failed.
         """
-        starts = self._memory_of_starts(problem)
-        q, k = (starts[name].handle if name in starts else 0 for name in ("seqstart_q", "seqstart_k"))
-        return (q, k), tuple(starts.values())
+        lists = self._memory_of_lists(problem)
+        addresses = [lists[name].handle if name in lists else 0 for name in arguments_of(problem).lists]
+        return addresses, tuple(lists.values())
 
-    def _memory_of_starts(self, problem: Problem) -> dict[str, Memory]:
+    def _memory_of_lists(self, problem: Problem) -> dict[str, Memory]:
         """They follow from the problem, and are kept."""
-        if problem.seqlens_q is None:
+        if not problem.lists:
             return {}
-        starts = self._starts.get(problem)
-        if starts is None:
-            tokens = first_tokens(problem.seqlens_q, problem.seqlens_k)
-            arrays = {name: np.array(starts, np.int32) for name, starts in tokens.items()}
-            starts = {name: self._memory(array.nbytes) for name, array in arrays.items()}
-            self._send([_Copy(arrays[name], memory, False) for name, memory in starts.items()], self.stream)
-            if len(self._starts) >= _MOST_STARTS:
-                self._starts.clear()
-            self._starts[problem] = starts
-        return starts
+        lists = self._lists.get(problem)
+        if lists is None:
+            arrays = {name: np.array(values, np.int32) for name, values in problem.lists.items()}
+            lists = {name: self._memory(array.nbytes) for name, array in arrays.items()}
+            self._send([_Copy(arrays[name], memory, False) for name, memory in lists.items()], self.stream)
+            if len(self._lists) >= _MOST_LISTS:
+                self._lists.clear()
+            self._lists[problem] = lists
+        return lists
 
     def _send(self, copies: Sequence[_Copy], stream: int) -> None:
         """Copy what the NumPy arrays hold now to the GPU; on return it is there."""

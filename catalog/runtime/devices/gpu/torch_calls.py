@@ -27,6 +27,6 @@ def means_of(device: GpuDevice, given: Mapping[str, Any]) -> Means | None:
         where=("device", place_of(torch, index)),
         output=lambda element, zeroed: maker(element, zeroed, vendor, index),
         scratch=lambda size: scratch(size, vendor, index),
-        starts=device.starts_of,
+        lists=device.lists_of,
         start=lambda kernels, pointer, own: device.queue(kernels, pointer, own, device.stream),
     )

@@ -6,25 +6,26 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from catalog.forks import SPAWN, forks, openmp_lost
-from catalog.runtime.devices.arguments import Call, first_tokens
+from catalog.runtime.devices.arguments import Call, arguments_of, list_addresses
 from catalog.runtime.devices.fast_path import Means
 from catalog.runtime.devices.host.arrays import imported_torch
 
 if TYPE_CHECKING:
     from catalog.runtime.devices.loading import LoadedKernel
+    from catalog.schema.problem import Problem
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class HostCall(Call):
-    """A call on the host; ``starts`` are the first tokens of packed sequences, which follow from the problem."""
+    """A call on the host; ``lists`` are :attr:`Problem.lists`."""
 
-    starts: tuple[Any, ...] = field(repr=False)
+    lists: tuple[Any, ...] = field(repr=False)
 
 
 _told = 0
@@ -65,16 +66,14 @@ def host_means() -> Means:
         where=("is_cpu", True),
         output=_maker,
         scratch=_scratch,
-        starts=lambda problem: _starts(problem.seqlens_q, problem.seqlens_k),
+        lists=_lists,
         start=lambda kernels, pointer, _: start(kernels, pointer),
     )
 
 
-@lru_cache(maxsize=1024)
-def _starts(q: tuple[int, ...] | None, k: tuple[int, ...] | None) -> tuple[tuple[int, int], tuple[Any, ...]]:
-    arrays = first_tokens(q, k)
-    addresses = [arrays[name].buffer_info()[0] if name in arrays else 0 for name in ("seqstart_q", "seqstart_k")]
-    return (addresses[0], addresses[1]), tuple(arrays.values())
+def _lists(problem: Problem) -> tuple[list[int], tuple[Any, ...]]:
+    lists = problem.lists
+    return list_addresses(arguments_of(problem), lists), tuple(lists.values())
 
 
 @cache

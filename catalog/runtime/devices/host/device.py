@@ -117,16 +117,15 @@ class HostDevice:
             for slot, partial in workspace.partials.items()
         ]
         args = filled.fill(
+            tensors,
             [array.ctypes.data for array in tensors.values()],
             [(slot, array.ctypes.data, strides) for slot, array, strides in partials],
+            workspace.num_splits,
             {},
         )
         args.num_threads = self.threads
-        args.num_splits = workspace.num_splits
-        if "kv_page_indices" in tensors:
-            args.num_page_indices = len(tensors["kv_page_indices"])
         kept = (*tensors.values(), *(array for _, array, _ in partials))
-        return HostCall(args, ctypes.byref(args), kept, tuple(filled.starts.values()))
+        return HostCall(args, ctypes.byref(args), kept, tuple(filled.lists.values()))
 
     def once(self, problem: Problem, tensors: Mapping[str, Array], workspace: Workspace = NO_WORKSPACE) -> HostCall:
         """As :meth:`call`."""

@@ -10,7 +10,7 @@
 #include <utility>
 #include <variant>
 
-#include "abi/workspace.hpp"
+#include "operation/workspace.hpp"
 
 namespace catalog::ck {
 

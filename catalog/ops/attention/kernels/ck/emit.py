@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 
-from catalog.build.describe import describe, uses
+from catalog.build.describe import c_string
 from catalog.errors import BuildError
+from catalog.ops.attention.kernels.dialect import uses
 from catalog.ops.attention.traits import Bias, Mask, Qscale
 from catalog.ops.attention.upstream.sources import ck_facts
 from catalog.schema.kernel import Kernel
@@ -72,7 +72,7 @@ constexpr catalog::ck::Traits row{{{flags}, {algorithm.tile_n0}, {{{uses(kernel)
 }}  // namespace
 
 extern "C" {{
-__attribute__((visibility("default"))) const char* catalog_describe(void) {{ return {json.dumps(describe(kernel))}; }}
+__attribute__((visibility("default"))) const char* catalog_describe(void) {{ return {c_string(kernel)}; }}
 
 __attribute__((visibility("default"))) int32_t catalog_workspace_size(const catalog_args* args,
                                                                       catalog_workspace* size) {{

@@ -5,7 +5,7 @@
 // a causal mask each block then starts at tiles that are its own, and reaches the others' after they have left them.
 #pragma once
 
-#include "abi/workspace.hpp"
+#include "operation/workspace.hpp"
 #include "bwd_tile.hpp"
 
 namespace catalog::cuda {

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from catalog.build.dialect import Dialect
 from catalog.errors import BuildError
+from catalog.ops.attention.kernels.dialect import Dialect
 from catalog.ops.attention.traits import TRAITS, Bias, Dtype, Family, Mask, Mode, Pipeline
 from catalog.schema.kernel import Kernel
 

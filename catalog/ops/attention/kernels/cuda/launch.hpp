@@ -6,7 +6,8 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "abi/workspace.hpp"
+#include "abi/export.hpp"
+#include "operation/workspace.hpp"
 #include "cuda/traits.hpp"
 
 namespace catalog::cuda {
@@ -27,17 +28,9 @@ struct Block {
 
 // `launch` takes the arguments and the stream, `workspace` the arguments, what is used, and the size to fill in; the
 // last arguments are those of catalog::Uses.
-#define CATALOG_EXPORT_SIZED(launch, workspace, description, ...)                                                \
-    extern "C" {                                                                                                 \
-    __attribute__((visibility("default"))) const char* catalog_describe(void) { return description; }            \
-    __attribute__((visibility("default"))) int32_t catalog_workspace_size(const catalog_args* args,              \
-                                                                          catalog_workspace* size) {             \
-        return workspace(args, {__VA_ARGS__}, size);                                                             \
-    }                                                                                                            \
-    __attribute__((visibility("default"))) int32_t catalog_launch(const catalog_args* args, void* stream) {      \
-        return launch(args, static_cast<cudaStream_t>(stream));                                                  \
-    }                                                                                                            \
-    }
+#define CATALOG_EXPORT_SIZED(launch, workspace, description, ...)              \
+    CATALOG_ENTRY_POINTS(description, workspace(args, {__VA_ARGS__}, size), \
+                         launch(args, static_cast<cudaStream_t>(stream)))
 
 #define CATALOG_EXPORT(launch, description, ...) \
     CATALOG_EXPORT_SIZED(launch, catalog::cuda::workspace_size, description, __VA_ARGS__)

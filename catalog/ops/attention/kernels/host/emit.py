@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from catalog.build.dialect import Dialect
+from catalog.ops.attention.kernels.dialect import Dialect
 from catalog.ops.attention.traits import (
     TRAITS,
     Bias,
@@ -57,9 +57,6 @@ _HEADERS: Mapping[str, str] = MappingProxyType(
     }
 )
 """Kernel headers: each defines launch_<header>."""
-
-PEAK_PROBE = '#include "host/peaks.hpp"\n'
-"""The C++ source of the library that measures what the CPU reaches at best."""
 
 
 def emit(kernel: Kernel) -> str:

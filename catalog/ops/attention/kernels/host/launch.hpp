@@ -7,7 +7,8 @@
 
 #include <algorithm>
 
-#include "abi/workspace.hpp"
+#include "abi/export.hpp"
+#include "operation/workspace.hpp"
 
 namespace catalog::host {
 
@@ -29,14 +30,5 @@ inline std::int32_t workspace_size(const catalog_args* args, Uses uses, catalog_
 }  // namespace catalog::host
 
 // The last arguments are those of catalog::Uses.
-#define CATALOG_EXPORT(launch, description, ...)                                                                \
-    extern "C" {                                                                                                \
-    __attribute__((visibility("default"))) const char* catalog_describe(void) { return description; }           \
-    __attribute__((visibility("default"))) int32_t catalog_workspace_size(const catalog_args* args,             \
-                                                                          catalog_workspace* size) {            \
-        return catalog::host::workspace_size(args, {__VA_ARGS__}, size);                                        \
-    }                                                                                                           \
-    __attribute__((visibility("default"))) int32_t catalog_launch(const catalog_args* args, void*) {            \
-        return launch(args);                                                                                    \
-    }                                                                                                           \
-    }
+#define CATALOG_EXPORT(launch, description, ...) \
+    CATALOG_ENTRY_POINTS(description, catalog::host::workspace_size(args, {__VA_ARGS__}, size), launch(args))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
 
-from catalog.build.describe import describe, uses
+from catalog.build.describe import c_string
 from catalog.errors import BuildError
+from catalog.ops.attention.stages import WORKSPACES, workspaces_of
 from catalog.ops.attention.traits import TRAITS, Dtype, Signature
 from catalog.schema.kernel import Kernel
 
@@ -48,8 +48,6 @@ class Dialect:
             BuildError: the headers implement no such kernel; the message names the trait.
         """
         members = "\n".join(f"    {member}" for member in self._members(kernel))
-        # JSON of JSON: ASCII, with quotes and backslashes escaped as C++ escapes them.
-        description = json.dumps(describe(kernel))
         launch = f"catalog::{self.folder}::launch_{header}<Row>"
         export = f"CATALOG_EXPORT({launch}"
         if header in self.sized:
@@ -66,7 +64,7 @@ struct Row {{
 
 }}  // namespace
 
-{export}, {description}, {uses(kernel)})
+{export}, {c_string(kernel)}, {uses(kernel)})
 {self.footer}"""
 
     def _members(self, kernel: Kernel) -> list[str]:
@@ -97,3 +95,9 @@ struct Row {{
         if value == TRAITS[name].default:
             return ""
         raise BuildError(f"kernel {kernel.name}: {self.title} has no kernels for {name} = {value}")
+
+
+def uses(kernel: Kernel) -> str:
+    """The initializers of the C++ struct ``catalog::Uses``."""
+    used = workspaces_of(kernel)
+    return ", ".join(str(name in used).lower() for name in WORKSPACES)

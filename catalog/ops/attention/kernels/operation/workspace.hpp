@@ -1,10 +1,10 @@
-// The size of the workspaces between stages, on every target.
+// The size of the workspaces between stages of attention, on every target.
 #pragma once
 
 #include <cstdint>
 #include <initializer_list>
 
-#include "check.hpp"
+#include "abi/check.hpp"
 
 namespace catalog {
 

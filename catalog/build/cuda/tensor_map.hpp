@@ -1,4 +1,4 @@
-// Tensor maps: they describe a tensor, and the box of it that TMA copies. Host code; no library is linked for it.
+// Tensor maps: they describe to TMA a tensor and the box to copy. Host code; links no library.
 #pragma once
 
 #include <cuda.h>
@@ -28,8 +28,8 @@ inline constexpr CUtensorMapDataType tensor_map_type = std::is_same_v<T, bf16>  
                                                        : std::is_same_v<T, fp16> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
                                                                                  : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
 
-// Extents and box in elements, the innermost axis first; strides in bytes, of all axes but the innermost. False: TMA
-// cannot address such a tensor. By default, boxes are swizzled in rows of 128 bytes.
+// Extents and box in elements, innermost axis first; strides in bytes, of all axes except the innermost. False: TMA
+// cannot address such a tensor. By default boxes are swizzled in rows of 128 bytes.
 template <class T, int rank>
 inline bool make_tensor_map(CUtensorMap& map, const void* data, const std::uint64_t (&extents)[rank],
                             const std::uint64_t (&strides)[rank - 1], const std::uint32_t (&box)[rank],

@@ -42,7 +42,8 @@ inline bool make_tensor_map(CUtensorMap& map, const void* data, const std::uint6
                             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-// Rows of one sequence, wherever it starts and however long it is: a map of which only the row stride is fixed.
+// Rows of one sequence, wherever it starts and however long it is: a map in which only the row stride is fixed. The idea
+// is that of Triton's ragged tensor descriptors.
 //
 // The tensor ends at row `ragged_rows`, and row i of a sequence of n rows has the coordinate ragged_rows - n + i: rows
 // from n on lie outside of it. The last axis takes those ragged_rows back out of the address, which is modulo 2^64,

@@ -2,7 +2,7 @@
 //
 // A block has one warpgroup that loads, a single thread of it through TMA, and one for every 64 of its tile_m0 queries
 // that compute. A block works on tile after tile, so that the loads of the next tile hide behind the products of this
-// one.
+// one. The structure, warpgroups that load and warpgroups that compute, is that of FlashAttention-3.
 //
 // On an H200 the tensor cores are busy for 84 % of the time (bf16, hdim 128, 8192 keys), at a clock that the power
 // limit holds at 1.66 GHz. Slower were: the first product of the next tile together with the last one of this; two

@@ -144,7 +144,7 @@ def test_a_wrong_sweep_file_names_the_place_and_what_is_allowed(
     with pytest.raises(UsageError) as caught:
         sweep(Catalog(tmp_path / "catalog.db"), "gfx950", config)
     for fragment in ["sweep.json", *fragments]:
-        assert words in str(caught.value)
+        assert fragment in str(caught.value)
 
 
 @pytest.mark.parametrize(

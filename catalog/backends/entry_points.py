@@ -20,7 +20,7 @@ GROUP = "catalog.backends"
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """A backend of another distribution: ``title`` says whose; where it cannot be used, ``broken`` says why."""
+    """A backend of another distribution: ``title`` names it; ``broken`` says why it cannot be used, if it cannot."""
 
     title: str
     backend: Backend | None = None
@@ -28,10 +28,10 @@ class Plugin:
 
 
 def find_plugins(built_in: Mapping[str, Backend]) -> tuple[Plugin, ...]:
-    """The backends of other distributions; for each one that cannot be used, a warning is logged.
+    """The backends of other distributions; a warning is logged for each one that cannot be used.
 
     Args:
-        built_in: backends by name, whose archs are taken.
+        built_in: built-in backends by name, which own their archs.
     """
     from importlib.metadata import entry_points
 
@@ -48,13 +48,13 @@ def _load(point: EntryPoint, built_in: Mapping[str, Backend]) -> Plugin:
     try:
         backend = point.load()
         if not isinstance(backend, Backend):
-            return Plugin(title, broken=f"{point.value} is no catalog.backends.Backend, but {backend!r}")
+            return Plugin(title, broken=f"{point.value} is not a catalog.backends.Backend, but {backend!r}")
         taken = [
             f"{arch} is an arch of the built-in backend {name}"
             for name, other in built_in.items()
             for arch in backend.isas
             if other.owns(arch)
         ]
-    except (Exception, SystemExit) as error:  # whatever somebody else's code raises when it is imported
+    except (Exception, SystemExit) as error:  # importing foreign code can raise anything
         return Plugin(title, broken=f"{type(error).__name__}: {error}")
     return Plugin(title, broken="; ".join(taken)) if taken else Plugin(title, backend)

@@ -1,9 +1,8 @@
-"""Operations: what kernels compute, each behind one protocol, in a folder here or in another distribution.
+"""Operations: each defines what its kernels compute, behind one protocol, in a folder here or another distribution.
 
-The catalog knows kernels; an operation knows what they compute. The built-in one is attention. Other distributions have
-theirs as entry points of the group ``catalog.operations``, each an instance of
-:class:`~catalog.ops.protocol.Operation`; they are looked for when a name is no built-in operation's, or where all
-operations are listed.
+The catalog knows kernels; an operation knows what they compute. Attention is built in. Other distributions add theirs
+as entry points of the group ``catalog.operations``, each an instance of :class:`~catalog.ops.protocol.Operation`. Entry
+points are loaded only to find a name that is not a built-in operation's, or to list all operations.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ GROUP = "catalog.operations"
 """The group of entry points."""
 
 DEFAULT = "attention"
-"""The operation meant where none is stated."""
+"""The operation used where none is stated."""
 
 _TABLES = frozenset(
     ("artifact", "device", "kernel", "kernel_receipt", "lineage", "miss", "population", "problem", "rule", "timing")
@@ -39,7 +38,7 @@ _TABLES = frozenset(
 """Names of the catalog's own tables."""
 
 _BUILT_IN = (DEFAULT,)
-"""The operations that come along, each a package here whose module ``operation`` has it as ``OPERATION``."""
+"""The built-in operations: each is a package here whose module ``operation`` defines ``OPERATION``."""
 
 
 @functools.cache
@@ -47,7 +46,7 @@ def operation(name: str = DEFAULT) -> Operation:
     """The operation called ``name``.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is no such operation.
     """
     if name in _BUILT_IN:
         return cast(Operation, import_module(f"{__name__}.{name}.operation").OPERATION)
@@ -61,7 +60,7 @@ def operation(name: str = DEFAULT) -> Operation:
 
 
 def operations() -> Iterator[Operation]:
-    """All that can be used, the built-in ones first."""
+    """All usable operations, the built-in ones first."""
     yield from map(operation, _BUILT_IN)
     yield from _plugins().values()
 
@@ -72,10 +71,10 @@ def operation_of(thing: Problem | Kernel) -> Operation:
 
 
 def problem_of(fields: Mapping[str, Any]) -> Problem:
-    """The problem with these fields, of the operation that the member ``operation`` names.
+    """The problem with these fields; the member ``operation`` names its operation.
 
     Raises:
-        ProblemError: a field is unknown, missing or outside of its domain, or there is no such operation.
+        ProblemError: a field is unknown, missing or outside its domain, or there is no such operation.
     """
     fields = dict(fields)
     try:
@@ -86,25 +85,25 @@ def problem_of(fields: Mapping[str, Any]) -> Problem:
 
 
 def problem_of_key(key: str) -> Problem:
-    """The problem with this key, of whatever operation.
+    """The problem with this key, of any operation.
 
     Raises:
-        ProblemError: as :func:`problem_of`.
+        ProblemError: as in :func:`problem_of`.
     """
     return problem_of(json.loads(key))
 
 
 def kind_words(kind: str) -> str:
-    """The kind of a form, of whatever operation, in words."""
+    """The kind of a form of any operation, in words."""
     fields = json.loads(kind)
     return operation(fields.get("operation", DEFAULT)).problem.kind_words(fields)
 
 
 def read_kernel(fields: Any) -> Kernel:
-    """The kernel of the fields that its JSON has, of whatever operation; a kernel stays as it is.
+    """The kernel of any operation with the fields of its JSON; a kernel is returned unchanged.
 
     Raises:
-        ValueError: there is no such operation, or a field is missing or outside of its domain.
+        ValueError: there is no such operation, or a field is missing or outside its domain.
     """
     if isinstance(fields, Kernel):
         return fields
@@ -123,19 +122,19 @@ AnyKernel = Annotated[SerializeAsAny[Kernel], PlainValidator(read_kernel)]
 
 @functools.cache
 def _plugins() -> dict[str, Operation]:
-    """The operations of other distributions, looked for once; of one that cannot be used a warning says why."""
+    """The operations of other distributions, looked up once; a warning is logged for each one that cannot be used."""
     found: dict[str, Operation] = {}
     for point in entry_points(group=GROUP):
         whose = "an unknown distribution" if point.dist is None else f"{point.dist.name} {point.dist.version}"
         try:
             loaded = point.load()
             if not isinstance(loaded, Operation):
-                raise TypeError(f"{point.value} is no catalog.ops.protocol.Operation, but {loaded!r}")
+                raise TypeError(f"{point.value} is not a catalog.ops.protocol.Operation, but {loaded!r}")
             if not re.fullmatch(r"[a-z][a-z0-9_]*", loaded.name) or loaded.name in _TABLES:
                 raise ValueError(f"{loaded.name!r} cannot be the name of a table")
             if loaded.name in {*_BUILT_IN, *found}:
                 raise ValueError(f"there is another operation called {loaded.name}")
-        except (Exception, SystemExit) as error:  # whatever somebody else's code raises when it is imported
+        except (Exception, SystemExit) as error:  # importing foreign code can raise anything
             _log.warning("operation %s of %s cannot be used: %s: %s", point.name, whose, type(error).__name__, error)
         else:
             found[loaded.name] = loaded

@@ -13,8 +13,7 @@ from pydantic import ValidationError
 from catalog.conformance.findings import Finding, Verdict, failed, passed
 from catalog.errors import CatalogError
 from catalog.ops import operation
-from catalog.ops.attention.names import grammar_of
-from catalog.ops.attention.traits import TRAITS
+from catalog.ops.protocol import Operation
 from catalog.registry.views import rows_of
 from catalog.rules.enumeration import Join
 from catalog.runtime.catalog import Catalog
@@ -58,14 +57,15 @@ def row_findings(catalog: Catalog, spec: ArchSpec, variant: str) -> Iterator[Fin
     ).fetchall()
     about = f"masks {variant}: {len(twice)} names of several rows, such as {twice[0][0]}" if twice else variant
     yield (failed if twice else passed)("names unique", str(spec.arch), about)
-    columns = ", ".join(dict.fromkeys(("id", "name", *TRAITS.identity, *TRAITS)))
+    of = operation(lineage.operation)
+    columns = ", ".join(dict.fromkeys(("id", "name", *of.traits.identity, *of.traits)))
     wrong: dict[str, tuple[int, str]] = {}
     count = 0
     for row in connection.execute(
         f"SELECT {columns} FROM {rows_of(lineage.operation)} WHERE {of_lineage()}", lineage.parameters
     ):
         count += 1
-        for check, reason in _misfits(row):
+        for check, reason in _misfits(row, of):
             wrong[check] = (wrong.get(check, (0, reason))[0] + 1, wrong.get(check, (0, reason))[1])
     for check in ("ids round trip", "names round trip"):
         if check in wrong:
@@ -74,11 +74,11 @@ def row_findings(catalog: Catalog, spec: ArchSpec, variant: str) -> Iterator[Fin
             yield passed(check, str(spec.arch), f"{count:,} rows, masks {variant}")
 
 
-def _misfits(row: sqlite3.Row) -> Iterator[tuple[str, str]]:
+def _misfits(row: sqlite3.Row, of: Operation) -> Iterator[tuple[str, str]]:
     """What of a row is lost when it is read and written again."""
-    written: _Row = {name: row[name] for name in (*TRAITS.identity, *TRAITS)}
+    written: _Row = {name: row[name] for name in (*of.traits.identity, *of.traits)}
     try:
-        kernel = operation().kernel.from_row(written)
+        kernel = of.kernel.from_row(written)
     except ValidationError as error:
         first = error.errors()[0]
         yield "ids round trip", f"{row['name']}: {first['loc'][-1]}: {first['msg']}"
@@ -88,8 +88,8 @@ def _misfits(row: sqlite3.Row) -> Iterator[tuple[str, str]]:
     if kernel.name != row["name"]:
         yield "names round trip", f"{row['name']}, as a model {kernel.name}"
         return
-    parsed = grammar_of(kernel.family, kernel.revision).parse(kernel.name)
-    expected = {name: written[name] for name in ("target", *TRAITS)}
+    parsed = of.kernel.grammar(kernel.family, kernel.revision).parse(kernel.name)
+    expected = {name: written[name] for name in ("target", *of.traits)}
     if parsed != expected:
         lost = "none" if parsed is None else ", ".join(name for name in expected if parsed[name] != expected[name])
         yield "names round trip", f"{kernel.name}: read as {lost if parsed is None else f'another {lost}'}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -219,10 +220,14 @@ def collect(catalog: Catalog, arch: str | None, peaks: Mapping[int, Peaks]) -> R
         RegistryError: the file does not exist, is no catalog, or cannot be read.
     """
     limits = Limits(max(REPORT_SECONDS, settings().query_timeout), settings().query_memory)
-    with query.Session(catalog.path, limits) as session:
-        if arch is not None:
+    with ExitStack() as stack:
+        session = stack.enter_context(query.Session(catalog.path, limits))
+        there = session.rows("SELECT DISTINCT operation, arch FROM lineage ORDER BY 1")
+        if arch is not None and arch not in {of for _, of in there}:
             session.count(query.Query(arch=arch, limit=1))  # says what is there
-        return _Collector(catalog, arch, session).report(peaks)
+        names = dict.fromkeys(name for name, _ in there)
+        sessions = {name: stack.enter_context(query.Session(catalog.path, limits, name)) for name in names}
+        return _Collector(catalog, arch, session, sessions).report(peaks)
 
 
 _WARM = "FROM timing JOIN device ON device.id = device_id WHERE NOT cold AND device.arch = coalesce(:arch, device.arch)"
@@ -233,12 +238,16 @@ _JOINED = "JOIN problem ON problem.id = problem_id JOIN kernel ON kernel.id = ti
 
 
 class _Collector:
-    def __init__(self, catalog: Catalog, arch: str | None, session: query.Session) -> None:
+    """Reads what a report shows: of all operations by ``session``, of the rows of each by one of ``sessions``."""
+
+    def __init__(
+        self, catalog: Catalog, arch: str | None, session: query.Session, sessions: Mapping[str, query.Session]
+    ) -> None:
         self._catalog = catalog
         self._arch = arch
         self._session = session
         self._devices = {device.id: device for device in self._read_devices()}
-        self._operations = [operation(name) for (name,) in self._rows("SELECT DISTINCT operation FROM lineage")]
+        self._sessions = {operation(name): of for name, of in sessions.items()}
         self._short_names = dict(self._read_short_names())
 
     def report(self, peaks: Mapping[int, Peaks]) -> Report:
@@ -262,8 +271,9 @@ class _Collector:
             coverage=tuple(self._coverage(lineages)),
         )
 
-    def _rows(self, statement: str) -> list[Row]:
-        return self._session.rows(statement, {"arch": self._arch})
+    def _rows(self, statement: str, of: Operation | None = None) -> list[Row]:
+        session = self._session if of is None else self._sessions[of]
+        return session.rows(statement, {"arch": self._arch})
 
     def _read_devices(self) -> Iterator[Device]:
         rows = self._rows(
@@ -275,23 +285,24 @@ class _Collector:
 
     def _read_short_names(self) -> Iterator[tuple[str, str]]:
         """What tells kernels of one signature apart, by their ids: of all that were timed."""
-        for one in self._operations:
+        for one in self._sessions:
             columns = ", ".join(("id", *one.short_traits))
-            timed = self._rows(f"SELECT {columns} FROM {rows_of(one.name)} WHERE id IN (SELECT kernel_id {_WARM})")
+            timed = self._rows(f"SELECT {columns} FROM {rows_of(one.name)} WHERE id IN (SELECT kernel_id {_WARM})", one)
             for kernel_id, *values in timed:
                 yield kernel_id, one.short_name(dict(zip(one.short_traits, values, strict=True)))
 
     def _lineages(self) -> Iterator[Coverage]:
-        for one in self._operations:
+        for one in self._sessions:
             rows = self._rows(
                 f"SELECT {_place(one)}, count(*), sum(built), sum(best_ms IS NOT NULL) FROM {view_of(one.name)} "
-                "WHERE arch = coalesce(:arch, arch) GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4"
+                "WHERE arch = coalesce(:arch, arch) GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4",
+                one,
             )
             yield from (Coverage(Lineage(one.name, *row[:4]), None, "", *row[4:]) for row in rows)
 
     def _coverage(self, lineages: Iterable[Coverage]) -> Iterator[Coverage]:
         by_receipt = defaultdict(list)
-        for one in self._operations:
+        for one in self._sessions:
             rows = self._rows(
                 f"WITH state AS MATERIALIZED (SELECT id, {_place(one)}, built, best_ms IS NOT NULL AS timed "
                 f"  FROM {view_of(one.name)} WHERE arch = coalesce(:arch, arch)), "
@@ -301,7 +312,8 @@ class _Collector:
                 "  sum(built), sum(timed) FROM kernel_receipt JOIN state ON state.id = kernel_id "
                 "LEFT JOIN about ON about.arch = state.arch AND about.revision = state.revision "
                 "  AND about.space = state.space AND about.receipt = CAST(kernel_receipt.receipt AS TEXT) "
-                "GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 2, 3, 4, 5"
+                "GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 2, 3, 4, 5",
+                one,
             )
             for row in rows:
                 lineage = Lineage(one.name, *row[:4])
@@ -340,7 +352,7 @@ class _Collector:
                 yield Lengths(self._devices[device], group, ordered)
 
     def _tiles(self) -> Iterator[Tiles]:
-        rows = [row for one in self._operations if one.tile_axes for row in self._rows(_tiles_sql(one))]
+        rows = [row for one in self._sessions if one.tile_axes for row in self._rows(_tiles_sql(one), one)]
         kinds: dict[tuple[int, str], list[Tile]] = defaultdict(list)
         for device, kind, *tile in rows:
             kinds[device, kind].append(Tile(*tile))

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from catalog import backends, doctor
-from catalog.backends import CUDA, HIP, HOST, backend_of
-from catalog.backends.entry_points import GROUP
+from catalog.backends import CUDA, GROUP, HIP, HOST, backend_of
 from catalog.errors import BackendError, UsageError
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices.host.device import host_archs
@@ -58,7 +57,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
     [
         ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
         ("raise SystemExit('no such GPU')", "SystemExit: no such GPU"),
-        ("BACKEND = 'odd'", "broken:BACKEND is no catalog.backends.Backend, but 'odd'"),
+        ("BACKEND = 'odd'", "broken:BACKEND is no catalog.backends.protocol.Backend, but 'odd'"),
         (ODD.replace("def target", "def aim"), "TypeError: Can't instantiate abstract class Odd"),
         (ODD.replace("ARCH", "x86_64_v3"), "x86_64_v3 is an arch of the built-in backend host"),
         (ODD.replace("ARCH", "gfx9999"), "gfx9999 is an arch of the built-in backend hip"),

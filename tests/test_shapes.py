@@ -252,7 +252,9 @@ def test_a_grid_is_the_product_of_its_axes(
     path = tmp_path_factory.mktemp("grid") / "grid.yaml"
     path.write_text(json.dumps({"about": "JSON is YAML", "grids": [grid]}), encoding="utf-8")
     shapes = load_shapes(str(path)).shapes
-    assert len(shapes) == Grid(**grid).size == math.prod(map(len, (batches, lengths, heads)))
+    assert (
+        len(shapes) == Grid.model_validate(grid, context=Problem).size == math.prod(map(len, (batches, lengths, heads)))
+    )
     expected = [
         Problem(batch=batch, seqlen_q=length, nhead_q=q, nhead_k=k, hdim_q=64)
         for batch in batches

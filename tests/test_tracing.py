@@ -346,7 +346,9 @@ def test_replay_tells_what_is_wrong_and_what_does_not_run(catalog, traced, monke
     assert all(done.passed for done in replay(catalog, read_trace(traced).used, ReplayOptions(arch="host")))
     with pytest.raises(UsageError, match="no arch is called"):
         replay(catalog, read_trace(traced).used, ReplayOptions(arch="hots"))
-    monkeypatch.setattr("catalog.runtime.validate.reference", lambda problem, inputs: make_outputs(problem))
+    monkeypatch.setattr(
+        "catalog.ops.attention.reference.answers.reference", lambda problem, inputs: make_outputs(problem)
+    )
     (wrong,) = replay(catalog, [right.used], ReplayOptions(verify=True))
     assert wrong.verified is False
     assert wrong.about.startswith("WRONG: o is off by ")

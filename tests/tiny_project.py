@@ -61,7 +61,8 @@ class Project:
         return Builder(cache_dir, record, targets=lambda arch: self.target)
 
     def key(self, scans: Path, hdim: int = 64) -> ContentKey:
-        return KeyMaker(scans).key(self.target.unit(self.target.emit(make_kernel(hdim), scans)), self.toolchain)
+        kernel = make_kernel(hdim)
+        return KeyMaker(scans).key(self.target.unit(self.target.emit(kernel, scans), kernel), self.toolchain)
 
     def write(self, name: str, text: str) -> None:
         (self.folder / name).write_text(text)

@@ -37,8 +37,8 @@ _TABLES = frozenset(
 )
 """Names of the catalog's own tables."""
 
-_BUILT_IN = {"attention": "catalog.ops.attention.operation"}
-"""Modules with the operations that come along, each as ``OPERATION``, by name."""
+_BUILT_IN = (DEFAULT,)
+"""The operations that come along, each a package here whose module ``operation`` has it as ``OPERATION``."""
 
 
 @functools.cache
@@ -49,7 +49,7 @@ def operation(name: str = DEFAULT) -> Operation:
         UsageError: there is none.
     """
     if name in _BUILT_IN:
-        return cast(Operation, import_module(_BUILT_IN[name]).OPERATION)
+        return cast(Operation, import_module(f"{__name__}.{name}.operation").OPERATION)
     others = {plugin.object.name: plugin.object for plugin in plugins() if plugin.object is not None}
     if name not in others:
         names = sorted({*_BUILT_IN, *others})

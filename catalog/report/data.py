@@ -17,9 +17,8 @@ from catalog.ops import kind_words, operation, operation_of, problem_of_key
 from catalog.registry import query
 from catalog.registry.sandbox import Limits, Row
 from catalog.registry.views import rows_of, view_of
-from catalog.schema.lineage import Lineage, Wanted
+from catalog.schema.lineage import OWN_SPACES, Lineage, Wanted
 from catalog.schema.problem import Problem
-from catalog.schema.spec_files import OWN_SPACES
 from catalog.settings import settings
 
 if TYPE_CHECKING:

@@ -28,8 +28,8 @@ from catalog.registry.transactions import transaction
 from catalog.registry.views import rows_of
 from catalog.runtime.devices.here import resolve_arch
 from catalog.schema.arch_spec import ArchSpec
-from catalog.schema.lineage import LINEAGE_OF_POPULATION, Lineage, Wanted
-from catalog.schema.spec_files import DEFAULT_REVISION, OWN_SPACES, find_spec, load_spec_file
+from catalog.schema.lineage import LINEAGE_OF_POPULATION, OWN_SPACES, Lineage, Wanted
+from catalog.schema.spec_files import DEFAULT_REVISION, find_spec, load_spec_file
 
 if TYPE_CHECKING:
     from catalog.rules.populate import Populated, Progress, Request

@@ -24,8 +24,7 @@ from catalog.registry.kernels import kernel_of
 from catalog.registry.query import kernel_ids
 from catalog.registry.rows import Device, Timing
 from catalog.registry.timings import add_timings, timings_of
-from catalog.schema.lineage import LINEAGE, LINEAGE_OF_POPULATION, Lineage
-from catalog.schema.spec_files import OWN_SPACES
+from catalog.schema.lineage import LINEAGE, LINEAGE_OF_POPULATION, OWN_SPACES, Lineage
 
 if TYPE_CHECKING:
     from catalog.runtime.catalog import Catalog

@@ -52,7 +52,7 @@ def _described(field: Mapping[str, Any], schema: Mapping[str, Any]) -> Described
         field.get("description", ""),
         given["type"],
         field.get("default"),
-        tuple(given.get("enum", ())),
+        tuple(given.get("enum", [given["const"]] if "const" in given else ())),
         given.get("minimum"),
         given.get("maximum"),
     )

@@ -10,6 +10,10 @@ LINEAGE = ("operation", "arch", "revision", "space", "variant")
 """The columns of a lineage in the registry, in the order of its fields."""
 
 
+OWN_SPACES = ("ck", "native")
+"""The spaces of the specs in the folders of the revisions: upstream's codegen, and our own kernels."""
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Lineage:
     """The enumeration that rows come from.

@@ -37,7 +37,7 @@ def _one_value(value: Any) -> Any:
 
 def _known_field(name: Any, info: ValidationInfo) -> Any:
     """The fields are those of the context, a class of problems."""
-    known = info.context.model_fields  # type: ignore[union-attr]
+    known = (info.context or operation().problem).model_fields
     if name not in known:
         raise ValueError(f"a problem has no field {name!r}{did_you_mean(str(name), known)}")
     return name

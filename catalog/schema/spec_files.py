@@ -30,13 +30,11 @@ from catalog.schema.arch_spec import (
     Yield,
 )
 from catalog.schema.expressions import DEVICE_PARAMETERS, what_is_wrong
+from catalog.schema.lineage import OWN_SPACES
 from catalog.settings import data_dir
 
 DEFAULT_REVISION = "2026-05"
 """The upstream revision meant when an arch has several."""
-
-OWN_SPACES = ("ck", "native")
-"""The spaces of the specs in the folders of the revisions: upstream's codegen, and our own kernels."""
 
 
 def _read_object(path: Path) -> dict[str, Any]:

@@ -25,10 +25,24 @@ from catalog.errors import BuildError, GeneratorError, UsageError
 from catalog.files import MOST_TEXT_BYTES, Sync, publish, read_own
 from catalog.ops.attention.upstream.live import Generator, find_generator, run_generator
 from catalog.schema.kernel import Kernel
-from catalog.schema.spec_files import OWN_SPACES, load_spec
+from catalog.schema.lineage import OWN_SPACES
 from catalog.settings import data_dir, settings
 
 GENERATOR_TIMEOUT_SECONDS = 300.0
+
+
+class _Listed(BaseModel):
+    receipt: int
+
+
+class _CkSpec(BaseModel):
+    receipts: list[_Listed]
+
+
+def _receipts(revision: str) -> list[int]:
+    """The receipts of a revision, ascending: those of the spec that its archs extend."""
+    spec = read_facts(_CkSpec, data_dir() / "arch_specs" / revision / "ck.json")
+    return sorted(listed.receipt for listed in spec.receipts)
 
 
 class FamilyFacts(BaseModel):
@@ -112,8 +126,8 @@ class Checkout:
                 f"kernel {kernel.name}: {self.generator.path} has no API {facts.api}",
                 hint=f"It has: {', '.join(self.generator.apis)}.",
             )
-        spec = load_spec(data_dir() / "arch_specs", kernel.arch, kernel.revision)
-        for receipt in spec.receipt_numbers:
+        receipts = _receipts(kernel.revision)
+        for receipt in receipts:
             text = self._write(kernel, facts, ["--mask", kernel.variant, "--receipt", str(receipt)])
             if text is not None:
                 return text
@@ -125,7 +139,7 @@ class Checkout:
             )
         raise BuildError(
             f"{self.generator.path} knows no kernel {kernel.name} in any of its receipts "
-            f"{', '.join(map(str, spec.receipt_numbers))}; the row is of revision {kernel.revision}",
+            f"{', '.join(map(str, receipts))}; the row is of revision {kernel.revision}",
             hint=f"catalog parity --ck-root {self.generator.path} shows how the checkout differs from that revision.",
         )
 

@@ -39,9 +39,9 @@ class FwdProducer {
         tma_prefetch_map(&call.q_map);
         tma_prefetch_map(&call.k_map);
         tma_prefetch_map(&call.v_map);
-        for (int round = 0; round * static_cast<int>(gridDim.x) < call.tiles; ++round) {
-            const int tile = tile_of_round(round);
-            if (tile >= call.tiles) continue;
+        for (int round = 0; round < call.rounds; ++round) {
+            const TileIndex tile(call, round, Work<Row>::masked);
+            if (!tile.exists()) continue;
             const Work<Row> work(call, tile);
             if (work.has_queries() && work.has_keys()) load_tile(work);
         }
@@ -162,9 +162,8 @@ inline std::int32_t launch_fmha_fwd_wgmma(const catalog_args* args, cudaStream_t
                        cudaFuncSetAttribute(fmha_fwd_wgmma<Row>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) ==
                            cudaSuccess;
     if (ready) {
-        // Sequences that differ in length are left to the hardware, which gives a block that is done the next tile.
-        const int blocks = Row::mode == Mode::group ? call.tiles : std::min(call.tiles, processors * fwd_blocks<Row>);
-        fmha_fwd_wgmma<Row><<<blocks, Shared::threads, bytes, stream>>>(call);
+        plan_rounds<Row>(*args, processors * fwd_blocks<Row>, call);
+        fmha_fwd_wgmma<Row><<<call.grid, Shared::threads, bytes, stream>>>(call);
     }
     const catalog_status status = launched();
     return ready ? status : CATALOG_DEVICE_ERROR;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "../abi/workspace.hpp"
 #include "call.hpp"
 #include "cuda/tensor_map.hpp"
 
@@ -29,8 +30,11 @@ struct FwdCall {
     bool bottom_right;
     float scale;     // of Q K^T: in units of the base 2, or with a soft cap the argument of 2^x in tanh
     float soft_cap;  // in units of the base 2
-    // Tiles: `blocks` of every head of every sequence, `section_heads` heads at a time.
-    int blocks, heads, section_heads, tiles;
+    // Tiles: `blocks` of every head of every sequence, `section_heads` heads at a time. Where tiles differ in work every
+    // section takes a whole number of rounds, `section_rounds`; otherwise 0.
+    int blocks, heads, tiles;
+    int section_heads, section_rounds, rounds;
+    int grid;  // blocks of the grid; in group mode one for each tile
 };
 
 inline constexpr float log2_e = 0x1.715476p+0f;
@@ -65,7 +69,33 @@ inline ByteStrides byte_strides(const catalog_tensor& tensor, std::int64_t batch
             bytes(seqlen, tensor.stride_seqlen, row_bytes)};
 }
 
-// CATALOG_OK with tiles == 0: there is nothing to do.
+// Which tiles are worked on side by side: of heads whose keys and values fit into the L2 cache. `resident` is how many
+// blocks run at a time, each of which takes a tile a round.
+template <class Row>
+inline void plan_rounds(const catalog_args& args, std::int64_t resident, FwdCall& call) {
+    const std::int64_t group = call.heads_per_kv_head, heads = call.heads;
+    const std::int64_t row_bytes = (args.hdim_q + args.hdim_v) * sizeof(typename Row::dtype);
+    const std::int64_t head_bytes = std::max<std::int64_t>(1, args.seqlen_k * row_bytes);
+    const std::int64_t fitting = std::max<std::int64_t>(1, section_bytes / head_bytes) * group;
+    const bool even = Row::mask == Mask::none || (Row::mask == Mask::generic && args.window_left >= 0);
+    std::int64_t section = std::min(heads, fitting);
+    if (Row::mode == Mode::group) {
+        // Sequences that differ in length are left to the hardware, which gives a block that is done the next tile: the
+        // longest of all heads come first.
+        if (Row::mask != Mask::none) section = heads;
+        resident = call.tiles;
+    } else if (!even) {
+        section = divide_up(divide_up(heads, divide_up(heads, fitting)), group) * group;
+    }
+    const bool whole_rounds = Row::mode == Mode::batch && !even;
+    call.grid = static_cast<int>(std::min<std::int64_t>(resident, call.tiles));
+    call.section_heads = static_cast<int>(section);
+    call.section_rounds = whole_rounds ? static_cast<int>(divide_up(section * call.blocks, call.grid)) : 0;
+    call.rounds = static_cast<int>(whole_rounds ? divide_up(heads, section) * call.section_rounds
+                                                : divide_up(call.tiles, call.grid));
+}
+
+// CATALOG_OK with tiles == 0: there is nothing to do. plan_rounds() follows.
 template <class Row>
 inline catalog_status prepare_fwd(const catalog_args* given, FwdCall& call) {
     using T = typename Row::dtype;
@@ -129,16 +159,10 @@ inline catalog_status prepare_fwd(const catalog_args* given, FwdCall& call) {
     call.scale = std::max(args.scale, 1e-30f) * (Row::logits ? 2.0f / args.logits_soft_cap : 1.0f) * log2_e;
     call.soft_cap = args.logits_soft_cap * log2_e;
 
-    const std::int64_t blocks = (args.seqlen_q + Row::tile_m0 - 1) / Row::tile_m0;
-    const std::int64_t heads = args.batch * args.nhead_q;
+    const std::int64_t blocks = divide_up(args.seqlen_q, Row::tile_m0), heads = args.batch * args.nhead_q;
     if (heads > most_tokens || blocks * heads > most_tokens) return CATALOG_BAD_ARGUMENT;
-    const std::int64_t kv_heads = section_bytes / std::max<std::int64_t>(1, args.seqlen_k * (bytes_q + bytes_v));
     call.blocks = static_cast<int>(blocks);
     call.heads = static_cast<int>(heads);
-    // Of tiles that differ in work the longest of all heads come first: an even end is worth more than the cache.
-    const bool even = Row::mask == Mask::none;
-    const std::int64_t section_heads = std::max<std::int64_t>(1, kv_heads) * call.heads_per_kv_head;
-    call.section_heads = static_cast<int>(even ? std::min(heads, section_heads) : heads);
     call.tiles = static_cast<int>(blocks * heads);
     return CATALOG_OK;
 }

@@ -30,16 +30,25 @@ class FwdConsumer {
 
     __device__ __forceinline__ void run() {
         if (group == Shared::groups - 1) let_go();
-        for (int round = 0; round * static_cast<int>(gridDim.x) < call.tiles; ++round) {
-            const int tile = tile_of_round(round);
-            if (tile >= call.tiles) continue;
+        TileIndex tile(call, 0, Work<Row>::masked);
+        for (int round = 0; round < call.rounds; ++round) {
+            const auto find_next = [&] {
+                tile = TileIndex(call, round + 1, Work<Row>::masked);
+                tile.pin();
+            };
+            if (!tile.exists()) {
+                find_next();
+                continue;
+            }
             const Work<Row> work(call, tile);
-            if (!work.has_queries()) continue;
             Softmax<Row> softmax(call, work, work.first_query + first_row);
 #pragma unroll
             for (float& x : o) x = 0.0f;
-            if (work.has_keys()) attend(work, softmax);
-            store(work, softmax);
+            if (work.has_queries() && work.has_keys())
+                attend(work, softmax, find_next);
+            else
+                find_next();
+            if (work.has_queries()) store(work, softmax);
         }
     }
 
@@ -59,7 +68,9 @@ class FwdConsumer {
         if constexpr (Shared::takes_turns) named_barrier_arrive(group + 1 == Shared::groups ? 1 : 2 + group, 256);
     }
 
-    __device__ __forceinline__ void attend(const Work<Row>& work, Softmax<Row>& softmax) {
+    // `meanwhile` is called once, beside the last product where there is one.
+    template <class Function>
+    __device__ __forceinline__ void attend(const Work<Row>& work, Softmax<Row>& softmax, const Function& meanwhile) {
         const int group_query = work.first_query + 64 * group;
         // Blocks that some of the warpgroup's rows see, and those that all of them see whole.
         const KeyRange mine = work.blocks_of(group_query, 64);
@@ -71,7 +82,8 @@ class FwdConsumer {
         int block = work.end_block - 1;
         for (; block >= mine.end; --block) pass(work, block);
         if (mine.begin < mine.end) {
-            begin(softmax, block * keys, block + 1 < work.end_block, block == work.first_block);
+            begin(softmax, block * keys, block + 1 < work.end_block, block == work.first_block,
+                  block >= whole_begin && block < whole_end);
             while (--block >= mine.begin) {
                 const bool last = block == work.first_block;
                 if (block >= whole_begin && block < whole_end)
@@ -81,9 +93,12 @@ class FwdConsumer {
             }
             barrier_wait(Shared::v_full(shared, v_ring.stage), v_ring.phase);
             multiply_p_v();
+            meanwhile();
             wgmma_wait<0>();
             pin(o);
             release_v();
+        } else {
+            meanwhile();
         }
         for (; block >= work.first_block; --block) pass(work, block);
     }
@@ -102,7 +117,7 @@ class FwdConsumer {
     }
 
     // Weights of the block at `key`, the warpgroup's first. Nobody takes turns at the first block of a tile.
-    __device__ __forceinline__ void begin(Softmax<Row>& softmax, int key, bool in_turn, bool last) {
+    __device__ __forceinline__ void begin(Softmax<Row>& softmax, int key, bool in_turn, bool last, bool whole) {
         barrier_wait(Shared::k_full(shared, k_ring.stage), k_ring.phase);
         if (in_turn) take_turn();
         multiply_q_k();
@@ -111,7 +126,10 @@ class FwdConsumer {
         pin(s);
         release_k(last);
         float factor[2];
-        softmax.template finish_scores<true>(s, key);
+        if (whole)
+            softmax.template finish_scores<false>(s, key);
+        else
+            softmax.template finish_scores<true>(s, key);
         softmax.weigh(s, factor);
         pack_weights();
     }

@@ -6,29 +6,38 @@
 
 namespace catalog::cuda {
 
-// Tiles of queries, in the order in which they are worked on: heads in sections whose keys stay in the L2 cache, and
-// within a section the blocks with most keys first.
+// A tile of queries: of the head and sequence `instance`.
 struct TileIndex {
     int block, head, batch;
 
-    __device__ __forceinline__ TileIndex(const FwdCall& call, int index, bool last_block_first) {
-        const int section_tiles = call.section_heads * call.blocks;
-        const int first_head = index / section_tiles * call.section_heads;
-        const int heads = min(call.section_heads, call.heads - first_head);
-        const int rest = index % section_tiles;
-        block = last_block_first ? call.blocks - 1 - rest / heads : rest / heads;
-        const int instance = first_head + rest % heads;
+    // The tile that this block of the grid works on in its turn `round`; none where head < 0. Heads come in sections,
+    // whose keys stay in the L2 cache, and within a section the tiles with most keys first. Every second round goes
+    // backwards, so that the blocks whose tiles are longer in one round have the shorter ones of the next.
+    __device__ __forceinline__ TileIndex(const FwdCall& call, int round, bool last_block_first) : head(-1) {
+        const int blocks = call.grid, place = static_cast<int>(blockIdx.x);
+        int section, index;
+        if (call.section_rounds > 0) {
+            section = round / call.section_rounds;
+            const int of_section = round - section * call.section_rounds;
+            index = of_section * blocks + ((section + of_section) % 2 ? blocks - 1 - place : place);
+        } else {
+            index = round * blocks + (round % 2 ? blocks - 1 - place : place);
+            section = index / (call.section_heads * call.blocks);
+            index -= section * (call.section_heads * call.blocks);
+        }
+        const int first_head = section * call.section_heads, heads = min(call.section_heads, call.heads - first_head);
+        if (index >= heads * call.blocks) return;
+        const int row = index / heads, instance = first_head + index - row * heads;
+        block = last_block_first ? call.blocks - 1 - row : row;
         batch = instance / call.nhead_q;
-        head = instance % call.nhead_q;
+        head = instance - batch * call.nhead_q;
     }
-};
 
-// The tile that a block of the grid works on in its turn `round`. Every second round goes backwards, so that the blocks
-// whose tiles are longer in one round have the shorter ones of the next.
-__device__ __forceinline__ int tile_of_round(int round) {
-    const int blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
-    return round * blocks + (round % 2 ? blocks - 1 - block : block);
-}
+    __device__ __forceinline__ bool exists() const { return head >= 0; }
+
+    // Keeps the compiler from finding the tile later.
+    __device__ __forceinline__ void pin() { asm volatile("" : "+r"(block), "+r"(head), "+r"(batch)); }
+};
 
 template <class Row>
 struct Work {
@@ -42,8 +51,7 @@ struct Work {
     int window_left, window_right;  // at least as large as any distance where they are unbounded
     int first_block, end_block;     // of keys
 
-    __device__ __forceinline__ Work(const FwdCall& call, int tile) {
-        const TileIndex index(call, tile, masked);
+    __device__ __forceinline__ Work(const FwdCall& call, const TileIndex& index) {
         head = index.head;
         batch = index.batch;
         first_query = index.block * Row::tile_m0;

@@ -25,7 +25,9 @@ class Plugin(Generic[T]):
 
 
 def find_plugins(group: str, kind: type[Any], objection: Callable[[T, Sequence[T]], str]) -> tuple[Plugin[T], ...]:
-    """The objects of other distributions; for each one that cannot be used, a warning is logged.
+    """The objects of other distributions, by the names of their entry points.
+
+    For each one that cannot be used, a warning is logged.
 
     Args:
         group: that of their entry points.
@@ -35,7 +37,7 @@ def find_plugins(group: str, kind: type[Any], objection: Callable[[T, Sequence[T
     from importlib.metadata import entry_points
 
     found: list[Plugin[T]] = []
-    for point in entry_points(group=group):
+    for point in sorted(entry_points(group=group), key=lambda point: point.name):
         usable = [plugin.object for plugin in found if plugin.object is not None]
         found.append(_load(point, kind, objection, usable))
     for plugin in found:

@@ -33,6 +33,9 @@ MOST_LINES = 250
 LANES = (8, 16, 32, 64)
 FIELDS = {"operation": "rmsnorm", "rows": 48, "columns": 1000}
 WORDS = ("rmsnorm", "--rows", 48, "--columns", 1000)
+OF_ATTENTION = re.compile(r"hdim|seqlen|nhead|\bmask\b(?! impl|-impl)")
+EXAMPLE = re.compile(r"[Ee]xample|as in|hint=|``|hdim 128|interface\.get")
+"""Lines that may: examples in help texts, hints and docstrings; the one kernel of a command; a member of CUDA's arrays."""
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -81,6 +84,19 @@ def test_it_is_short_the_page_shows_it_all_and_the_catalog_does_not_know_it() ->
     for folder in ("catalog", "data"):
         known = subprocess.run(["grep", "-rilI", "rmsnorm", ROOT / folder], capture_output=True, text=True, check=False)
         assert known.stdout == ""
+
+
+def test_what_is_common_to_operations_does_not_know_attention() -> None:
+    folders = {"attention", "torch", "migrations"}  # the operation, its door, and tables as they were
+    sources = [path for path in (ROOT / "catalog").rglob("*.*") if folders.isdisjoint(path.relative_to(ROOT).parts)]
+    knowing = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in sources
+        if path.suffix in {".py", ".hpp", ".h", ".c", ".sql", ".js"}
+        for number, line in enumerate(path.read_text().splitlines(), start=1)
+        if OF_ATTENTION.search(line) and not EXAMPLE.search(line)
+    ]
+    assert not knowing
 
 
 def test_its_kernels_are_listed_and_explained(catalog: Run, host_file: Path) -> None:

@@ -39,8 +39,9 @@ test-cuda: $(VENV)/.installed-$(FOR_TESTS)
 docs: $(VENV)/.installed-docs
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet && echo site/index.html
 
+# Style, types, and the phrases that tests/english.yaml keeps out of every text
 lint: $(VENV)/.installed-$(FOR_ALL)
-	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/python -m pytest -q tests/test_english.py
 
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \

@@ -1,4 +1,4 @@
-"""How many kernels a second are compiled into an empty cache, at one compiler at a time and at two.
+"""Kernels per second that are compiled into an empty cache, with one compiler and with two.
 
 python benchmarks/build_speed.py [--kernels N] [--jobs 1,2] [--where EXPR]
 """
@@ -18,7 +18,7 @@ SMALL = "family = 'fwd' AND hdim_q = 64 AND dtype = 'fp32'"
 
 
 def main() -> None:
-    """Print one line a number of jobs."""
+    """Print one line per number of jobs."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kernels", type=int, default=16)
     parser.add_argument("--jobs", default="1,2", help="numbers of compilers at a time")

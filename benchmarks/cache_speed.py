@@ -1,4 +1,4 @@
-"""How fast the kernel cache is: a cached kernel in a warm process, and its housekeeping with many entries.
+"""Speed of the kernel cache: a cached kernel in a warm process, and housekeeping with many entries.
 
 python benchmarks/cache_speed.py [--entries N] [--runs N]
 """
@@ -33,7 +33,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def fill(cache: Cache, record: ArtifactRecord, number: int) -> None:
-    """So many entries of made-up libraries, used at different times, each with the lock file of its build."""
+    """Add entries of made-up libraries, used at different times, each with the lock file of its build."""
     cache.create()
     for place in range(number):
         library = place.to_bytes(8, "big") * (LIBRARY_BYTES // 8)
@@ -47,7 +47,7 @@ def fill(cache: Cache, record: ArtifactRecord, number: int) -> None:
 
 
 def warm(catalog: Catalog, runs: int) -> None:
-    """A kernel of this machine's CPU: found by a process that has found it before."""
+    """Time a kernel of this machine's CPU in a process that has found it before."""
     kernel = catalog.select(PROBLEM).kernels[0]
     builder = Builder(targets=target_of)
     builder.build(kernel)
@@ -61,7 +61,7 @@ def warm(catalog: Catalog, runs: int) -> None:
 
 
 def main() -> None:
-    """Print one line a figure."""
+    """Print one line per figure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--entries", type=int, default=10_000)
     parser.add_argument("--runs", type=int, default=500)
@@ -78,7 +78,7 @@ def main() -> None:
             "verify": lambda: verify(cache),
             "gc --dry-run, half of them": lambda: collect(cache, half, dry_run=True),
             "gc, half of them": lambda: collect(cache, half),
-            "the registry is told": lambda: sync_registry(cache, catalog.path),
+            "sync the registry": lambda: sync_registry(cache, catalog.path),
             "gc, nothing to do": lambda: collect(cache, half),
         }.items():
             print(f"{seconds(work) * 1e3:10.0f} ms  {what}, {options.entries:,} entries")

@@ -1,4 +1,4 @@
-"""How fast the catalog itself is: populate, query, parity, select. No kernel is compiled.
+"""Speed of the catalog itself: populate, query, parity, select. No kernel is compiled.
 
 python benchmarks/catalog_speed.py [--runs N] [--timings N]
 """
@@ -36,7 +36,7 @@ def seconds(work: Callable[[], object], runs: int) -> float:
 
 
 def command(db: Path, *words: str) -> Callable[[], object]:
-    """A whole process of the command line."""
+    """Run a command in a new process."""
     whole = [sys.executable, "-m", "catalog", "--db", str(db), *words]
     return lambda: subprocess.run(whole, check=True, capture_output=True)  # noqa: S603
 
@@ -53,7 +53,7 @@ def problems() -> list[Problem]:
 
 
 def add_timings(catalog: Catalog, count: int) -> int:
-    """Make up ``count`` timings of the kinds of :func:`problems`, 20 kernels a problem; how many problems that were."""
+    """Make up ``count`` timings like those of :func:`problems`, 20 per problem; return the number of problems."""
     device = DeviceInfo("gfx950", "made up", 256)
     chance = random.Random(0)  # noqa: S311
     kinds = {problem.form.kind: problem for problem in problems()}.values()
@@ -74,10 +74,10 @@ def add_timings(catalog: Catalog, count: int) -> int:
 
 
 def main() -> None:
-    """Print one line a figure."""
+    """Print one line per figure."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--timings", type=int, default=0, help="how many made-up timings the catalog has")
+    parser.add_argument("--timings", type=int, default=0, help="number of made-up timings in the catalog")
     options = parser.parse_args()
     runs = options.runs
     with tempfile.TemporaryDirectory() as folder:

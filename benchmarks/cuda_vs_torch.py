@@ -1,4 +1,4 @@
-"""Time the catalog's kernels for NVIDIA GPUs beside PyTorch's attention, and hold them to targets.
+"""Time the catalog's kernels for NVIDIA GPUs and PyTorch's attention, and compare them with targets.
 
 Kernels are tuned, selected and checked against PyTorch before anything is timed. All sides of a problem take turns on
 one stream; figures are medians, by the GPU's clock. See benchmarks/README.md.
@@ -29,7 +29,7 @@ COPY_BYTES = 1 << 32
 BUSY_BYTES = 1 << 30
 BACKENDS: Mapping[str, SDPBackend] = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
 CLOSE = 2e-2
-"""Relative distance, in the Frobenius norm, of two bf16 answers that both are right."""
+"""Relative distance, in the Frobenius norm, of two correct bf16 answers."""
 
 LAUNCH = Problem(batch=1, nhead_q=4, seqlen_q=128, hdim_q=64, dtype="bf16")
 
@@ -48,7 +48,7 @@ class Row:
 
 
 def medians(sides: Mapping[str, Call], seconds: float) -> dict[str, float]:
-    """Median milliseconds of each side; they take turns, launch by launch, for so long together.
+    """Median milliseconds of each side; they take turns, launch by launch, for that time in total.
 
     Each round is queued while the GPU is busy with something else, so that no side waits for its launch.
     """
@@ -89,7 +89,7 @@ def check(name: str, actual: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 class Bench:
-    """The catalog, and how long to tune and to time."""
+    """The catalog, and the time to spend on tuning and timing."""
 
     def __init__(self, catalog: Catalog, options: argparse.Namespace) -> None:
         self.catalog = catalog
@@ -243,10 +243,10 @@ def main() -> None:
     add("--scenario", nargs="+", choices=("forward", "backward", "decode", "launch"), default=None)
     add("--seqlen", type=int, nargs="+", default=(2048, 4096, 8192, 16384))
     add("--hdim", type=int, nargs="+", default=(128, 64))
-    add("--candidates", type=int, default=4, help="kernels of each problem that are tuned; 0: what is recorded counts")
-    add("--seconds", type=float, default=0.5, help="of the sides of one problem together")
+    add("--candidates", type=int, default=4, help="number of kernels to tune per problem; 0: use the recorded timings")
+    add("--seconds", type=float, default=0.5, help="total for all sides of one problem")
     add("--db", type=Path, default=None, help="the catalog")
-    add("--json", type=Path, metavar="FILE", help="write the figures there too")
+    add("--json", type=Path, metavar="FILE", help="also write the figures to this file")
     options = parser.parse_args()
     chosen = options.scenario or ("forward", "backward", "decode", "launch")
     catalog = Catalog(options.db)

@@ -1,4 +1,4 @@
-"""Time the catalog's host kernels beside PyTorch's attention and this machine's limits, and hold them to targets.
+"""Time the catalog's host kernels, PyTorch's attention and this machine's limits, and compare them with targets.
 
 All sides of a problem take turns in one process, on the same threads; figures are medians. See benchmarks/README.md.
 """
@@ -28,7 +28,7 @@ QUICK_BUDGET_S = 2.0
 
 
 def measured(name: str, turn: Turn, catalog: Catalog, arch: str, pace: Pace) -> Iterator[Row]:
-    """The rows of one turn. Its arrays live until the last one is taken."""
+    """Yield the rows of one turn. Its arrays live until the last row is taken."""
     bench = Bench(catalog, arch)
     sides = {side: make(bench) for side, make in turn.sides.items()}
     seconds, runs = interleaved({side: made.call for side, made in sides.items()}, pace)
@@ -76,7 +76,7 @@ def parsed() -> argparse.Namespace:
     add("--arch", choices=host_archs(), default=resolve_host_arch(), help="of our kernels (default: the best here)")
     add("--max-gb", type=float, default=2.0, help="GiB that K and V of decode may take (default 2)")
     add("--quick", action="store_true", help="a few problems of each scenario, few runs: about a minute")
-    add("--json", type=Path, metavar="FILE", help="write the figures there too")
+    add("--json", type=Path, metavar="FILE", help="also write the figures to this file")
     options = parser.parse_args()
     if options.threads < 1 or (options.runs is not None and options.runs < 1):
         parser.error("--runs and --threads are at least 1")

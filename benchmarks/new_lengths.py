@@ -1,10 +1,10 @@
-"""What the first call of a new length costs, beside one of a length that was seen before, and PyTorch's.
+"""Cost of the first call with a new length, compared with a known length and with PyTorch.
 
 python benchmarks/new_lengths.py [--calls N] [--json FILE]
 
 Decoding makes a new length at every token, and training on packed sequences a new tuple of lengths at every step. The
-problems are tiny, so that the figures are what a call costs besides its kernels. They are CPU time of the calling
-thread, with one thread a kernel, on both sides.
+problems are tiny, so that the figures are the cost of a call without its kernels. They are CPU time of the calling
+thread; kernels use one thread, on both sides.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from catalog.torch import flash_attn_varlen_func, scaled_dot_product_attention
 
 HEADS, HDIM, SEQUENCES, LONGEST = 2, 32, 4, 24
 WARM = 32
-"""Lengths before the first one that counts: kernels are compiled, loaded, and chosen by then."""
+"""Lengths before the first one that counts, so that kernels are compiled, loaded and chosen."""
 
 theirs = torch.nn.functional.scaled_dot_product_attention
 
@@ -50,7 +50,7 @@ class Figures:
 
 
 def decode(calls: int) -> Iterator[tuple[Call, Call]]:
-    """One query over a cache that grows by a token a call: ours and PyTorch's."""
+    """One query over a cache that grows by one token per call: ours and PyTorch's."""
     q = torch.randn(1, HEADS, 1, HDIM)
     k, v = torch.randn(2, 1, HEADS, calls, HDIM)
     for length in range(1, calls + 1):
@@ -95,7 +95,7 @@ def cpu_us(call: Call) -> float:
 
 
 def measured(scenario: str, pairs: Sequence[tuple[Call, Call]]) -> Figures:
-    """All lengths anew, then all of them again, one call each; the first of either round do not count."""
+    """Time all lengths when they are new, then again, one call each; the first calls of both rounds do not count."""
     new = [cpu_us(ours) for ours, _ in pairs][WARM:]
     seen = [cpu_us(ours) for ours, _ in pairs][WARM:]
     torchs = [cpu_us(each) for _, each in pairs][WARM:]
@@ -106,7 +106,7 @@ def measured(scenario: str, pairs: Sequence[tuple[Call, Call]]) -> Figures:
 
 
 def main() -> None:
-    """Print a row a scenario."""
+    """Print one row per scenario."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--calls", type=int, default=2000, help="lengths of a scenario")
     parser.add_argument("--json", type=Path, help="file for the figures")

@@ -1,4 +1,4 @@
-"""What a measurement says: rows of labels and figures, held against targets; a table, a summary."""
+"""Results of a measurement: rows of labels and figures, compared with targets; a table, a summary."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _LARGE = 100
 
 @dataclass(frozen=True)
 class Row:
-    """One problem: what it is, and its figures by name, with the unit in the name where there is one.
+    """One problem: its labels, and its figures by name, with the unit in the name.
 
-    ``runs`` is how often each side was timed. A figure that makes no sense for a problem is absent.
+    ``runs`` is the number of timed runs of each side. A figure that does not apply to a problem is absent.
     """
 
     scenario: str
@@ -29,7 +29,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Target:
-    """What a figure should be, where labels are among ``of``; ``noise`` is how far off still counts as met."""
+    """The limit of a figure, for labels among ``of``; a deviation of up to ``noise`` still counts as met."""
 
     figure: str
     relation: Literal[">=", "<="]
@@ -48,11 +48,11 @@ class Target:
         return row.figures.get(self.figure) if concerned else None
 
     def is_met(self, figure: float) -> bool:
-        """Whether a figure reaches the limit, noise allowed."""
+        """Whether a figure reaches the limit, within noise."""
         return figure >= self.limit - self.noise if self.relation == ">=" else figure <= self.limit + self.noise
 
     def worst(self, rows: Sequence[Row]) -> Row:
-        """The row that is the farthest from, or the nearest to, the wrong side of the limit."""
+        """The row with the worst figure, met or not."""
         return (min if self.relation == ">=" else max)(rows, key=lambda row: row.figures[self.figure])
 
 
@@ -92,7 +92,7 @@ def _cell(row: Row, column: str) -> str:
 
 
 def summary(targets: Sequence[Target], rows: Sequence[Row]) -> Iterator[str]:
-    """A line a target: how many rows meet it, and the worst."""
+    """One line per target: the number of rows that meet it, and the worst."""
     for target in targets:
         concerned = [row for row in rows if target.figure_of(row) is not None]
         if not concerned:

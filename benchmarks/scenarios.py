@@ -1,4 +1,4 @@
-"""What is compared, over which sizes, and what should come out."""
+"""The comparisons, their sizes and their targets."""
 
 from __future__ import annotations
 

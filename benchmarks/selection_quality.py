@@ -1,4 +1,4 @@
-"""How good selection is on what a tuning measured: against the static order, and by leaving each problem out.
+"""Quality of selection on measured problems: compared with the static order, and with each problem left out.
 
 catalog tune --shapes smoke && python benchmarks/selection_quality.py [--db FILE] [--arch ARCH]
 """
@@ -19,12 +19,12 @@ from catalog.runtime.devices.here import resolve_arch
 from catalog.runtime.race import choice
 
 NEAR = 1.10
-"""A choice that takes so many times as long as the best one, or less, counts as good."""
+"""A choice counts as good if its time is at most this multiple of the best."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Times of choices over that of the best kernel of a problem; None where the choice was not measured there."""
+    """Times of choices relative to the best kernel of a problem; None if the choice was not measured there."""
 
     problem: Problem
     static: float | None
@@ -33,7 +33,7 @@ class Verdict:
 
 
 def verdicts(catalog: Catalog, arch: str) -> list[Verdict]:
-    """One for each measured problem of the device of ``arch`` with the most timings."""
+    """One verdict per measured problem, on the device of ``arch`` with the most timings."""
     device, noise = most_measured(catalog.connection, arch), backend_of(arch).noise
     rows = catalog.connection.execute(
         "SELECT problem.id, key, kernel_id, min(median_ms) FROM timing JOIN problem ON problem.id = problem_id "

@@ -24,7 +24,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Side:
-    """What is timed, and where its answer is: a function, as only some are looked at, and only after the timing."""
+    """A timed call, and a function that returns its answer: only some are read, and only after the timing."""
 
     call: Call
     answer: Callable[[], Array] = lambda: np.empty(0)
@@ -33,7 +33,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Bench:
-    """The catalog, the arch of our kernels, and the arrays of what is being measured: sides of a problem share them."""
+    """The catalog, the arch of our kernels, and the arrays of the current problem, which its sides share."""
 
     catalog: Catalog
     arch: str
@@ -93,7 +93,7 @@ def our_run(problem: Problem) -> Maker:
 
 
 def one_by_one(packed: Problem) -> Maker:
-    """The sequences of a packed problem as problems of their own, one after the other, on views of the same arrays."""
+    """The sequences of a packed problem as separate problems, one after the other, on views of the same arrays."""
 
     def make(bench: Bench) -> Side:
         inputs = bench.inputs(packed, 0)
@@ -155,7 +155,7 @@ def stream(_: Bench) -> Side:
 
 
 def streamed(maker: Callable[[Problem, int], Maker], problem: Problem) -> Maker:
-    """A side on so many copies of the problem that it reads from memory."""
+    """A side on enough copies of the problem that it reads from memory."""
     return maker(problem, copies_to_stream(problem.bytes))
 
 
@@ -170,7 +170,7 @@ def _attention(problem: Problem, inputs: dict[str, Array]) -> Callable[[], torch
 
 
 def _tensor(array: Array) -> torch.Tensor:
-    """The same memory as a tensor; PyTorch knows no bfloat16 of NumPy's."""
+    """The same memory as a tensor; PyTorch does not support NumPy's bfloat16."""
     if array.dtype.name == "bfloat16":
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)

@@ -1,7 +1,7 @@
 """Medians of calls that take turns in one process, and the measures of the machine that take their turn among them.
 
-PyTorch and our kernels bring an OpenMP runtime each, whose threads spin for some milliseconds after their work. So
-before a side is timed, it runs untimed until its own threads are awake and the others' asleep.
+PyTorch and our kernels have separate OpenMP runtimes, whose threads spin for some milliseconds after their work.
+So before a side is timed, it runs untimed until its own threads are awake and the others' asleep.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STREAM_BYTES = 2**30
 
 _SETTLE_S = 0.005
 _LONG_S = 0.25
-"""Of a call that takes longer, the waking of threads is no visible part: it is timed after a pause instead."""
+"""In a longer call, waking the threads takes a negligible part: it is timed after a pause instead."""
 
 _FEWEST_TURNS = 3
 _DEFAULT_L3_BYTES = 64 * 2**20
@@ -33,7 +33,7 @@ _L3_SIZE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
 
 @dataclass(frozen=True)
 class Pace:
-    """How long to measure: so many ``runs`` of each side, ``burst`` of them in a turn.
+    """How long to measure: ``runs`` timed runs of each side, ``burst`` of them in a turn.
 
     After ``budget_s`` seconds no further turn begins, except for the first few.
     """
@@ -76,7 +76,7 @@ def _settle(call: Call, expected_s: float) -> None:
 
 
 def rotating(calls: Iterable[Call]) -> Call:
-    """A call that is each of ``calls`` in turn: on copies of one problem, it finds none of its inputs in a cache."""
+    """A call that runs ``calls`` in turn: on copies of one problem, its inputs are never in a cache."""
     turns = cycle(calls)
 
     def call() -> None:
@@ -92,7 +92,7 @@ def copies_to_stream(size: int) -> int:
 
 @cache
 def _l3_bytes() -> int:
-    """Size of the last-level cache that a core sees, in bytes; a guess where the system does not tell."""
+    """Size of the last-level cache that a core sees, in bytes; a guess if the system does not report it."""
     try:
         return int(_L3_SIZE.read_text().strip().removesuffix("K")) * 1024
     except (OSError, ValueError):
@@ -101,13 +101,13 @@ def _l3_bytes() -> int:
 
 @cache
 def sgemm() -> Call:
-    """PyTorch's fp32 matrix product, of ``SGEMM_FLOP``: what the machine can compute."""
+    """PyTorch's fp32 matrix product, of ``SGEMM_FLOP``: the machine's limit of computing."""
     a, b = torch.randn(2, SGEMM_SIZE, SGEMM_SIZE)
     return lambda: a @ b
 
 
 @cache
 def stream() -> Call:
-    """PyTorch's sum of ``STREAM_BYTES``, on all its threads: what the machine can read from memory."""
+    """PyTorch's sum of ``STREAM_BYTES``, on all its threads: the machine's limit of reading memory."""
     numbers = torch.ones(STREAM_BYTES // 4)
     return numbers.sum

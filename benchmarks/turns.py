@@ -1,4 +1,4 @@
-"""What is measured together: for a point of a scenario's axes, the sides that take turns and the rows they make."""
+"""Sides that are measured together, for a point of a scenario's axes, and the rows that they make."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from catalog import Problem
 HEADS = 8
 MASKS = {"full": "no", "causal": "top_left"}
 OPS_OVER_PAGES = {"splitkv": "splitkv", "pagedkv": "fwd"}
-"""Operations over pages, and what each is compared with."""
+"""Operations over pages, each with the operation that it is compared with."""
 
 LAYOUTS = ("bshd", "bhsd")
-"""Of contiguous tensors: in the first, as in a page, all heads of a token lie together."""
+"""Layouts of contiguous tensors: in the first, as in a page, all heads of a token are together."""
 
 _ELEMENT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 _MAX_PADDING = 10
-"""Padding that makes more than so many times the work is not measured: nobody would choose it."""
+"""Padding that multiplies the work by more than this is not measured: nobody would choose it."""
 
 Seconds = Mapping[str, float]
 Figure = Callable[[Seconds], float]
@@ -30,7 +30,7 @@ Figure = Callable[[Seconds], float]
 
 @dataclass(frozen=True)
 class Planned:
-    """A row to be: labels, figures from the seconds of the sides, the side that it is about.
+    """A planned row: labels, figures from the seconds of the sides, the side that it describes.
 
     ``answer_of`` is another side, whose answer should be the same.
     """
@@ -43,7 +43,7 @@ class Planned:
 
 @dataclass(frozen=True)
 class Turn:
-    """Sides by name, and the rows that they make; ``cache_gb`` is the size of K and V in GiB where that is limited."""
+    """Sides by name, and the rows that they make; ``cache_gb`` is the size of K and V in GiB if that is limited."""
 
     sides: Mapping[str, Maker]
     rows: tuple[Planned, ...]

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Plugin(Generic[T]):
-    """An object of another distribution: ``title`` says whose; where it cannot be used, ``broken`` says why."""
+    """An object of another distribution: ``title`` names it; ``broken`` says why it cannot be used, if it cannot."""
 
     title: str
     object: T | None = None
@@ -27,7 +27,7 @@ class Plugin(Generic[T]):
 def find_plugins(group: str, kind: type[Any], objection: Callable[[T, Sequence[T]], str]) -> tuple[Plugin[T], ...]:
     """The objects of other distributions, by the names of their entry points.
 
-    For each one that cannot be used, a warning is logged.
+    A warning is logged for each one that cannot be used.
 
     Args:
         group: that of their entry points.
@@ -54,8 +54,8 @@ def _load(
     try:
         loaded = point.load()
         if not isinstance(loaded, kind):
-            return Plugin(title, broken=f"{point.value} is no {kind.__module__}.{kind.__name__}, but {loaded!r}")
+            return Plugin(title, broken=f"{point.value} is not a {kind.__module__}.{kind.__name__}, but {loaded!r}")
         broken = objection(loaded, usable)
-    except (Exception, SystemExit) as error:  # whatever somebody else's code raises when it is imported
+    except (Exception, SystemExit) as error:  # importing foreign code can raise anything
         return Plugin(title, broken=f"{type(error).__name__}: {error}")
     return Plugin(title, broken=broken) if broken else Plugin(title, loaded)

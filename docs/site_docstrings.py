@@ -1,4 +1,4 @@
-"""Docstrings as the site shows them: the roles of Python's docs become links."""
+"""Convert the roles in docstrings, which Python's documentation uses, into Markdown for the site."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ ROLE = re.compile(r":(?:class|meth|func|mod|data|attr|exc):`(~?)([\w.]+)`")
 
 
 class Roles(Extension):
-    """Turns each :class:`~x.y.Z` into a link to what it names, where that has a place on the site."""
+    """Replaces each :class:`~x.y.Z` by the name as code."""
 
     def on_module(self, *, mod: Module, **_: Any) -> None:
-        """Of a module."""
+        """Convert the docstring of a module."""
         _mend(mod)
 
     def on_class(self, *, cls: Class, **_: Any) -> None:
-        """Of a class."""
+        """Convert the docstring of a class."""
         _mend(cls)
 
     def on_function(self, *, func: Function, **_: Any) -> None:
-        """Of a function or method."""
+        """Convert the docstring of a function or method."""
         _mend(func)
 
 

@@ -1,6 +1,6 @@
-"""Pages of the site that are made of the program itself, and links of the repository as links of the site.
+"""Generate pages of the site from the program, and adapt links of the repository to the site.
 
-What the program knows (commands, settings, traits, tables) is written down nowhere else.
+Commands, settings, traits and tables are documented only in the program.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parent.parent
 DOCS = "docs"
 PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "examples/README.md", "benchmarks/README.md", "data/parity/README.md")
-"""Pages of the repository that are pages of the site too."""
+"""Pages of the repository that are also pages of the site."""
 EXAMPLES = "examples"
 """The folder whose programs are pages."""
 HOME = {"README.md": "index.md", "LICENSE": "index.md"}
-"""Files that the site has no page of, and what has their content."""
+"""Files that have no page on the site, and the page that has their content."""
 
 _LINK = re.compile(r"\]\(([^)\s#]+)((?:#[^)\s]*)?)\)")
 _NEEDS = re.compile(r"<!-- needs: (.+) -->")
 _COMMANDS = re.compile(r"\*\*Commands\*\*:\n\n(?:\* .*\n)+\n")
-"""Short ones, cut; each has a chapter."""
+"""Short lists of commands, which are removed: each command has a chapter."""
 _EXAMPLE = re.compile(r"^Example: (.+)$", re.MULTILINE)
 _PYTHON = (
     (
@@ -69,11 +69,11 @@ _PYTHON = (
     ),
     ("Errors", ("catalog.errors",)),
 )
-"""What the page of Python has: chapters of modules, classes and functions."""
+"""The chapters of the page of Python: modules, classes and functions."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages that are made here, and those that lie elsewhere in the repository."""
+    """Add the generated pages, and those from elsewhere in the repository."""
     from mkdocs.structure.files import File, InclusionLevel
 
     made = {
@@ -93,7 +93,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Show what a block needs, and let links lead to where the site has what the repository has."""
+    """Show what a block needs, and point links of the repository to pages of the site."""
     here = page.file.src_uri
     of_docs = here not in PAGES
     folder = posixpath.dirname(posixpath.join(DOCS, here) if of_docs else here)
@@ -121,19 +121,19 @@ def table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
 
 
 def code(value: object) -> str:
-    """As code, or nothing."""
+    """The value as code; an empty string stays empty."""
     return f"`{value}`" if str(value) else ""
 
 
 def program(path: Path) -> str:
-    """A program: what it shows, and its text."""
+    """The page of a program: what it shows, and its text."""
     text = path.read_text(encoding="utf-8")
     about = (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
     return f"# {path.name}\n\n{about}\n\n```python\n{text}```\n"
 
 
 def commands() -> str:
-    """Every command with its arguments and options, as its help has them."""
+    """Every command with its arguments and options, as in its help."""
     import typer
     from typer.cli import get_docs_for_click
 
@@ -154,8 +154,8 @@ def settings() -> str:
         default = field.get_default()
         rows.append((code(f"CATALOG_{name.upper()}"), code("" if default is None else default), field.description))
     about = (
-        "Environment variables, read once by a process; an empty one counts as unset. `catalog doctor` shows those of "
-        "your machine."
+        "Environment variables, which a process reads once; an empty one counts as unset. `catalog doctor` shows those "
+        "of your machine."
     )
     return f"# Settings\n\n{about}\n\n{table(('variable', 'default', 'meaning'), rows)}\n"
 
@@ -167,8 +167,8 @@ def traits() -> str:
     from catalog.schema.columns import columns_of
 
     groups: Mapping[str, str] = {
-        "signature": "What a kernel computes. Kernels of one signature answer the same problems.",
-        "algorithm": "How it computes it: what tuning chooses from.",
+        "signature": "What a kernel computes. Kernels with the same signature answer the same problems.",
+        "algorithm": "How it computes it: the choices of tuning.",
     }
     text = [
         "# Traits",
@@ -181,11 +181,11 @@ def traits() -> str:
         rows = [(code(c.name), c.domain, code(c.default), c.meaning) for c in columns if c.name in named]
         text += [f"## {group.capitalize()}", about, table(("trait", "domain", "default", "meaning"), rows)]
     others = [(code(c.name), c.domain, c.meaning) for c in columns if c.name not in TRAITS]
-    text += ["## What else a row says", table(("column", "domain", "meaning"), others)]
+    text += ["## Other columns", table(("column", "domain", "meaning"), others)]
     text += [
         "## Identity",
         "Arch, revision, space, mask implementation, target and traits identify a kernel; its `id` is their SHA-256. "
-        f"Traits that came later ({', '.join(map(code, TRAITS.later))}) take no part in it at their default, so that "
+        f"Traits that came later ({', '.join(map(code, TRAITS.later))}) do not count at their default, so that "
         "ids stay.",
     ]
     return "\n\n".join(text) + "\n"
@@ -199,7 +199,7 @@ def tables() -> str:
     text = [
         "# Tables",
         "A catalog is one SQLite file, open to every program that reads SQLite "
-        "([Datasette](../how-to/reports.md), pandas, `sqlite3`). Write to it by the catalog only.",
+        "([Datasette](../how-to/reports.md), pandas, `sqlite3`). Write to it only through the catalog.",
     ]
     for name, described in tables_of(operation()).items():
         rows = [(code(column), meaning) for column, meaning in described.columns.items()]

@@ -1,4 +1,4 @@
-"""ALiBi: a penalty that grows with the distance of query and key, by a slope of its own for each head."""
+"""ALiBi: a penalty that grows with the distance between query and key, with a separate slope for each head."""
 
 import numpy as np
 

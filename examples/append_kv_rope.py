@@ -1,4 +1,4 @@
-"""Append new tokens to a K/V cache with rotary embedding, then attend: as attention over the whole sequence at once."""
+"""Append new tokens to a K/V cache with rotary embedding, then attend; compare with one pass over all tokens."""
 
 import numpy as np
 
@@ -16,7 +16,7 @@ append = Problem(
     seqlen_new=NEW,
     hdim_q=HDIM,
     dtype="fp32",
-    rope="half",  # pairs (i, i + 32), as GPT-NeoX and Llama; "inter": pairs (2 i, 2 i + 1), as GPT-J
+    rope="half",  # pairs (i, i + 32), as in GPT-NeoX and Llama; "inter": pairs (2 i, 2 i + 1), as in GPT-J
     mask="causal",  # query i has the position of new token i
 )
 attend = Problem(
@@ -41,7 +41,7 @@ print(f"attend   {attended.kernels[0]}")
 print(f"in place {'yes' if appended.outputs['k_cache'] is k_cache else 'NO'}: the cache of the result is the given one")
 print("tokens before  new    error of o")
 for sequence, length in enumerate(BEFORE):
-    # A pair is a complex number, a rotation a product with exp(i angle).
+    # A pair is a complex number, and a rotation is a product with exp(i angle).
     turn = np.exp(1j * angles[length : length + NEW])
     q1, k1 = ((x[sequence, ..., :32] + 1j * x[sequence, ..., 32:]) * turn for x in (q, k_new))
     q1, k1 = (np.concatenate([x.real, x.imag], axis=-1) for x in (q1, k1))
@@ -53,4 +53,4 @@ for sequence, length in enumerate(BEFORE):
     o = attended.outputs["o"][sequence]
     print(f"{length:>13} {NEW:>4} {np.abs(o - expected).max():>13.1e}")
     np.testing.assert_allclose(o, expected, rtol=1e-5, atol=1e-5)
-assert appended.outputs["k_cache"] is k_cache, "a cache is updated where it is"
+assert appended.outputs["k_cache"] is k_cache, "a cache is updated in place"

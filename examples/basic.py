@@ -1,4 +1,4 @@
-"""State a problem, select its kernel, run it, and compare with attention as NumPy writes it."""
+"""State a problem, select its kernel, run it, and compare with attention written in NumPy."""
 
 import numpy as np
 

@@ -1,6 +1,6 @@
 """Prefill over a paged cache with SGLang's page table: one list of pages for all sequences, and where each one starts.
 
-Sequences may name the same pages: here two of them share the pages of a common prefix.
+Sequences may list the same pages: here two of them share the pages of a common prefix.
 """
 
 import numpy as np

@@ -1,6 +1,6 @@
 """Chunked prefill over a paged cache with vLLM's page table: a block table and a length per sequence.
 
-Queries of all sequences are packed; those of a sequence are its last tokens, so the mask starts bottom-right.
+The queries of all sequences are packed. Those of a sequence are its last tokens, so the mask starts bottom-right.
 """
 
 import numpy as np

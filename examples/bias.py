@@ -1,4 +1,4 @@
-"""An elementwise bias on the scores in its three shapes: one for all, one a head, one a batch and head."""
+"""An elementwise bias on the scores in its three shapes: one for all, one per head, one per batch and head."""
 
 import numpy as np
 

@@ -1,6 +1,6 @@
-"""A plan bound to its tensors: checked once, then launched without a check or an allocation, as a serving loop does.
+"""A plan bound to its tensors: checked once, then launched without checks or allocations, as in a serving loop.
 
-Inputs and outputs stay where they are; whoever refills the inputs launches again.
+Inputs and outputs stay in place: refill the inputs and launch again.
 """
 
 import timeit

@@ -1,4 +1,4 @@
-"""Compile ahead of time: the kernels of all problems that a service will see, in parallel, before the first request."""
+"""Compile ahead of time, in parallel: the kernels for all problems of a service, before its first request."""
 
 import time
 

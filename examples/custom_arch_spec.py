@@ -1,4 +1,4 @@
-"""A tile of one's own: a copy of the arch specs with one more tile, populated, selected, compiled, run and checked."""
+"""A custom tile: a copy of the arch specs with one more tile, populated, selected, compiled, run and checked."""
 
 import json
 import os

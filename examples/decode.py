@@ -1,6 +1,6 @@
 """Token by token generation: one plan for all steps, over a dense K/V cache that fills up.
 
-The problem says how much room the cache has; each step says how many tokens of each sequence are real.
+The problem states the capacity of the cache, and each step the number of real tokens of each sequence.
 """
 
 import numpy as np
@@ -22,7 +22,7 @@ problem = Problem(
 plan = Catalog.select(problem)
 rng = np.random.default_rng(0)
 k_cache, v_cache = (np.full((BATCH, NHEAD_K, ROOM, HDIM), np.nan, np.float32) for _ in range(2))
-lengths = np.array([1500, 3, 700], np.int32)  # tokens of the prompts
+lengths = np.array([1500, 3, 700], np.int32)  # lengths of the prompts
 for sequence, length in enumerate(lengths):
     for cache in (k_cache, v_cache):
         cache[sequence, :, :length] = rng.standard_normal((NHEAD_K, length, HDIM), dtype=np.float32)

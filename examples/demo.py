@@ -56,7 +56,7 @@ def run_a_problem() -> bool:
 
 
 def main() -> int:
-    """Run the demo; 0 when every step does what it should."""
+    """Run the demo; return 0 if every step succeeds."""
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="catalog-demo-") as folder:
         os.environ["CATALOG_DB"] = str(Path(folder) / "catalog.db")

@@ -1,6 +1,6 @@
-"""A deterministic backward: the same bits in every run, and with any number of threads.
+"""A deterministic backward: the same bits in every run and with any number of threads.
 
-The number of threads is a setting of the process, CATALOG_NUM_THREADS, so each number has a process of its own here.
+The number of threads is a setting of the process, CATALOG_NUM_THREADS, so each number has its own process here.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ problem = Problem(
 
 
 def digests() -> list[str]:
-    """Of dQ, dK and dV together, for each of a few runs."""
+    """SHA-256 of dQ, dK and dV together, for each of a few runs."""
     inputs, plan = make_inputs(problem), Catalog.select(problem)
     results = [plan.run(inputs) for _ in range(RUNS)]
     assert all(check.passed for check in check_result(problem, inputs, results[0])), "off the float64 reference"

@@ -1,4 +1,4 @@
-"""What a CK upgrade changes: the kernels that came, went or changed between two upstream revisions."""
+"""What a CK upgrade changes: the kernels that were added, removed or changed between two upstream revisions."""
 
 from catalog import Catalog
 from catalog.ops.attention.traits import Signature
@@ -13,10 +13,10 @@ for family in found.families:
 print("\nwhat the later one can do, and the earlier one could not")
 for family in found.families:
     for trait, values in family.new_values.items():
-        if trait in Signature.model_fields:  # the other traits say how a kernel does it
+        if trait in Signature.model_fields:  # the other traits describe how a kernel computes it
             print(f"  {family.family!s:<20} {trait:<16} {', '.join(map(str, values))}")
 
-# Kernels of the later revision are those that are the same, changed or appeared.
+# The later revision has the kernels that are the same, changed or appeared.
 assert not found.empty
 for family in found.families:
     there = catalog.kernels(

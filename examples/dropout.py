@@ -1,4 +1,4 @@
-"""Dropout of attention weights: the same seed drops the same weights, and the random bytes can be had as a tensor."""
+"""Dropout of attention weights: the same seed drops the same weights, and the kernel can return the random bytes."""
 
 import numpy as np
 
@@ -13,7 +13,7 @@ plan = Catalog.select(problem)
 
 
 def run(seed: int, offset: int) -> tuple[np.ndarray, np.ndarray]:
-    """O and the random bytes; the state of the generator is a seed and an offset."""
+    """Return O and the random bytes; the state of the generator is a seed and an offset."""
     outputs = plan.run(q=q, k=k, v=v, rng_state=np.array([seed, offset], np.uint64)).outputs
     return outputs["o"], outputs["randval"]
 

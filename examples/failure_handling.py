@@ -1,4 +1,4 @@
-"""What goes wrong, and how it is told: one exception tree under CatalogError, each error with what to do next."""
+"""Errors: one exception tree under CatalogError, and each message says what to do next."""
 
 from collections.abc import Callable
 
@@ -12,8 +12,8 @@ problem = Problem(dtype="fp32", **SHAPE)
 q, k, v = (np.zeros((1, 4, 32, 64), np.float32) for _ in range(3))
 
 
-def expect(kind: type[CatalogError], what: str, action: Callable[[], object], told: str) -> None:
-    """Run what must fail, and print how it does."""
+def expect(kind: type[CatalogError], what: str, action: Callable[[], object], word: str) -> None:
+    """Run an action that must fail, print its message, and check that it contains ``word``."""
     print(f"\n{what}")
     try:
         action()
@@ -22,8 +22,8 @@ def expect(kind: type[CatalogError], what: str, action: Callable[[], object], to
         print(f"{type(error).__name__}: {text}".replace("\n", "\n    "))
     else:
         raise AssertionError(f"{what}: nothing was raised")
-    if told not in text:
-        raise AssertionError(f"{what}: the message does not tell {told!r}")
+    if word not in text:
+        raise AssertionError(f"{what}: the message lacks {word!r}")
 
 
 expect(ProblemError, "a dtype that does not exist", lambda: Problem(dtype="fp23", **SHAPE), "fp32")

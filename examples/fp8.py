@@ -1,6 +1,6 @@
 """fp8 attention with scales: one for a whole tensor, or one for each block of tokens of a head.
 
-The heads' values differ in size by up to a million: one scale for all presses the small ones out of fp8's range.
+The heads' values differ in size by up to a million: with one scale for all, the small ones leave fp8's range.
 """
 
 import ml_dtypes
@@ -15,7 +15,7 @@ LARGEST = 448  # of float8_e4m3fn
 
 
 def quantised(x: np.ndarray, axis: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """``x`` as fp8, of which the largest along ``axis`` (None: of all) is LARGEST, and what to multiply it with."""
+    """Return ``x`` as fp8, scaled so that its maximum along ``axis`` (None: overall) is LARGEST, and the scale."""
     descale = np.abs(x).max(axis=axis, keepdims=True) / LARGEST
     return (x / descale).reshape(1, HEADS, SEQLEN, HDIM).astype(FP8), descale.astype(np.float32)
 

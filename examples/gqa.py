@@ -18,7 +18,7 @@ for name, nhead_k in (("multi-head", 8), ("grouped-query", 2), ("multi-query", 1
     problem = Problem(batch=BATCH, nhead_q=NHEAD_Q, nhead_k=nhead_k, seqlen_q=SEQLEN, hdim_q=HDIM, dtype="fp32")
     result = Catalog.select(problem).run(q=q, k=k, v=v, repeats=5)
 
-    # The definition: every group of query heads has a copy of its key head.
+    # By definition, every group of query heads has a copy of its key head.
     k_of_q, v_of_q = (np.repeat(x.astype(np.float64), NHEAD_Q // nhead_k, axis=1) for x in (k, v))
     weights = np.exp(q @ k_of_q.swapaxes(-1, -2) / np.sqrt(HDIM))
     expected = weights / weights.sum(axis=-1, keepdims=True) @ v_of_q

@@ -1,4 +1,4 @@
-"""Head dims that no kernel is compiled for, and V's other than Q's: the next larger padded kernel takes them."""
+"""Head dims that no kernel is compiled for, also different ones for Q and V: the next larger padded kernel is used."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""The log-sum-exp of every row, and what it is good for: attention over parts of the keys, merged to that over all."""
+"""The log-sum-exp of every row, and a use of it: merging attention over parts of the keys into attention over all."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ HEADS, SEQLEN_Q, SEQLEN_K, HDIM = 4, 64, 512, 64
 
 
 def attend(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """O and LSE."""
+    """Return O and LSE."""
     problem = Problem(
         batch=1, nhead_q=HEADS, seqlen_q=SEQLEN_Q, seqlen_k=k.shape[2], hdim_q=HDIM, dtype="fp32", lse=True
     )

@@ -1,6 +1,6 @@
-"""Causal masks from either corner: which keys each query sees, read off the kernel's own weights.
+"""Causal masks from either corner: which keys each query sees, read from the kernel's own weights.
 
-With K = 0 all visible keys weigh the same, and with V = identity O is the matrix of weights.
+With K = 0, all visible keys have the same weight. With V = identity, O is the matrix of weights.
 """
 
 import numpy as np
@@ -11,7 +11,7 @@ HDIM = 64
 
 
 def weights(mask: str, seqlen_q: int, seqlen_k: int) -> np.ndarray:
-    """Weight of every key for every query, (seqlen_q, seqlen_k)."""
+    """Return the weight of every key for every query, (seqlen_q, seqlen_k)."""
     problem = Problem(batch=1, nhead_q=1, seqlen_q=seqlen_q, seqlen_k=seqlen_k, hdim_q=HDIM, dtype="fp32", mask=mask)
     q = np.ones((1, 1, seqlen_q, HDIM), np.float32)
     k = np.zeros((1, 1, seqlen_k, HDIM), np.float32)

@@ -1,4 +1,4 @@
-"""Q, K and V as one projection leaves them, (batch, token, 3, head, head dim): views of it, no copies."""
+"""Q, K and V as one projection produces them, (batch, token, 3, head, head dim): passed as views, without copies."""
 
 import numpy as np
 

@@ -1,6 +1,6 @@
-"""Real lengths apart from storage: a padded batch, or packed slots with room to spare, of which some tokens are real.
+"""Real lengths that differ from the storage: a padded batch, or packed slots that are only partly filled.
 
-The padding is NaN here: were the kernel to read it, the results would show it.
+The padding is NaN here: if the kernel read it, the results would show it.
 """
 
 import numpy as np
@@ -22,7 +22,7 @@ lengths = {"seqlens_q": np.array(LENGTHS_Q, np.int32), "seqlens_k": np.array(LEN
 batched = Problem(batch=3, nhead_q=HEADS, seqlen_q=ROOM, hdim_q=HDIM, dtype="fp32", mask="bottom_right")
 o_batched = Catalog.select(batched).run({"q": q, "k": k, "v": v, **lengths}).outputs["o"]
 
-# Group mode: the problem says how large the slots are, (tokens, head, head dim), the run how full.
+# Group mode: the problem gives the size of the slots, (tokens, head, head dim), the run how many tokens are real.
 slots = Problem(seqlens_q=[ROOM] * 3, nhead_q=HEADS, hdim_q=HDIM, dtype="fp32", mask="bottom_right")
 packed = {name: x.swapaxes(1, 2).reshape(3 * ROOM, HEADS, HDIM) for name, x in (("q", q), ("k", k), ("v", v))}
 o_packed = Catalog.select(slots).run({**packed, **lengths}).outputs["o"].reshape(3, ROOM, HEADS, HDIM).swapaxes(1, 2)

@@ -20,9 +20,9 @@ problem = Problem(
 rng = np.random.default_rng(0)
 q = rng.standard_normal(problem.shapes["q"], dtype=np.float32)
 k_cache, v_cache = (np.full(problem.shapes[name], np.nan, np.float32) for name in ("k_cache", "v_cache"))
-block_table = np.full(problem.shapes["block_table"], -1, np.int32)  # entries behind a sequence's end are not read
+block_table = np.full(problem.shapes["block_table"], -1, np.int32)  # entries after a sequence's end are not read
 
-# Hand out free pages at random, as a server does after a while, and fill them.
+# Assign free pages at random, as in a server that has run for a while, and fill them.
 free = rng.permutation(40).astype(np.int32)
 dense = []
 for sequence, length in enumerate(LENGTHS):

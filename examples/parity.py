@@ -1,4 +1,4 @@
-"""Parity: the catalog's kernel names against those that upstream's own generator lists, one by one."""
+"""Parity: the catalog's kernel names compared one by one with those that upstream's own generator lists."""
 
 from catalog import Catalog
 

@@ -1,11 +1,11 @@
-"""Make every kernel of an arch a row, and ask which there are by SQL expressions over their traits."""
+"""Make every kernel of an arch a row, and query the rows with SQL expressions over their traits."""
 
 from collections import Counter
 
 from catalog import Catalog, CatalogError
 
 catalog = Catalog()
-populated = catalog.populate("gfx950")  # a no-op when the rows are there
+populated = catalog.populate("gfx950")  # a no-op if the rows exist
 print(f"{populated.kernels:,} kernels of gfx950, {'there already' if populated.unchanged else 'now in the catalog'}")
 for family, count in populated.families.items():
     print(f"  {family:<20} {count:>6,}")

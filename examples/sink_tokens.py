@@ -1,6 +1,6 @@
 """Attention sinks as in StreamingLLM: the first keys stay visible however far the window has moved on.
 
-With K = 0 all visible keys weigh the same, and with V = identity O is the matrix of weights.
+With K = 0, all visible keys have the same weight. With V = identity, O is the matrix of weights.
 """
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""Sliding windows: each query sees so many keys to the left and right of the diagonal, and only those cost time."""
+"""Sliding windows: each query sees N keys to the left and right of the diagonal, and only those cost time."""
 
 import numpy as np
 

@@ -1,6 +1,6 @@
-"""Split-KV (flash decoding): the keys divided among parallel splits, combined by their log-sum-exp.
+"""Split-KV (flash decoding): parallel splits of the keys, combined by their log-sum-exp.
 
-With few queries there are fewer work items than cores; splits make more. However many there are, the result is fwd's.
+With few queries there are fewer work items than cores; splits make more. The result is that of fwd for any number.
 """
 
 import numpy as np

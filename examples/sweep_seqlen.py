@@ -1,4 +1,4 @@
-"""Speed over sequence lengths: a table of GFLOP/s, without a mask and causal."""
+"""Speed over sequence lengths: a table of GFLOP/s, without a mask and with a causal one."""
 
 import numpy as np
 

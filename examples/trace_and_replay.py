@@ -1,4 +1,4 @@
-"""Recording the calls of a part of a program, with their inputs, and running them again, checked and timed."""
+"""Record the calls of a part of a program, with their inputs, and run them again, checked and timed."""
 
 import tempfile
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""Train a GPT of three million parameters with PyTorch's attention and with the catalog's: the same losses, how fast?
+"""Train a GPT of three million parameters with PyTorch's attention and with the catalog's; compare losses and speed.
 
-Two equal models read the same batches of this repository's own docs, byte by byte, and take turns, so that what else
-the machine does costs both the same. It needs PyTorch: pip install '.[torch]' in the checkout.
+Two equal models read the same batches of this repository's own docs, byte by byte. They take turns, so that other work
+on the machine affects both alike. It needs PyTorch: pip install '.[torch]' in the checkout.
 """
 
 import argparse
@@ -32,7 +32,7 @@ class Block(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(batch, tokens, width) to the same."""
+        """Map (batch, tokens, width) to the same shape."""
         batch, tokens, width = x.shape
         qkv = self.qkv(self.norm1(x)).view(batch, tokens, 3, self.heads, width // self.heads)
         q, k, v = (each.transpose(1, 2) for each in qkv.unbind(2))  # views: neither attention copies them
@@ -53,7 +53,7 @@ class GPT(nn.Module):
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, VOCABULARY, bias=False)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """(batch, tokens), bytes, to the logits of the next ones."""
+        """Map bytes, (batch, tokens), to the logits of the next bytes."""
         places = torch.arange(tokens.shape[1])
         x = self.blocks(self.bytes(tokens) + self.places(places))
         return torch.Tensor(self.head(self.norm(x)))
@@ -73,7 +73,7 @@ class Training:
         self.seconds: list[float] = []
 
     def step(self, batch: torch.Tensor) -> None:
-        """Learn from (batch, context + 1) bytes."""
+        """Train on one batch of bytes, (batch, context + 1)."""
         start = time.perf_counter()
         logits = self.model(batch[:, :-1])
         loss = functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
@@ -87,7 +87,7 @@ class Training:
 
 
 def docs() -> torch.Tensor:
-    """The bytes of all Markdown of this repository."""
+    """Return the bytes of all Markdown files of this repository."""
     text = b"\n".join(path.read_bytes() for path in sorted(REPOSITORY.glob("**/*.md")) if ".venv" not in path.parts)
     return torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
 

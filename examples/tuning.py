@@ -13,7 +13,7 @@ rng = np.random.default_rng(0)
 q, k, v = (rng.standard_normal((1, 8, 1024, 64), dtype=np.float32) for _ in range(3))
 plans = [catalog.plan(problem, candidate.kernel) for candidate in candidates]
 outputs = [plan.run(q=q, k=k, v=v).outputs["o"] for plan in plans]
-# Turn by turn, so that what else the machine does falls on all of them.
+# The candidates take turns, so that other work on the machine affects all of them.
 times = np.array([[plan.run(q=q, k=k, v=v).time_ms for plan in plans] for _ in range(9)])
 best = times.min(axis=0)
 

@@ -8,7 +8,7 @@ import numpy as np
 from catalog import Catalog, Problem
 
 HEADS, HDIM, PAGE_SIZE = 4, 64, 16
-X = 16 // np.dtype(np.float32).itemsize  # elements of 16 bytes
+X = 16 // np.dtype(np.float32).itemsize  # elements in 16 bytes
 
 linear = Problem(
     op="batch_prefill",
@@ -46,7 +46,7 @@ print(f"linear      {k.shape!s:<20} {v.shape}")
 print(f"vectorized  {k_vectorized.shape!s:<20} {v_vectorized.shape}")
 print(f"o           {o.shape}, off that of the linear layout by {np.abs(o - o_linear).max():.1e}")
 
-# The last sequence against NumPy, so that the two are not wrong alike.
+# Compare the last sequence with NumPy, in case both layouts are wrong in the same way.
 k1, v1 = (x[shared["block_table"][1]].reshape(-1, HEADS, HDIM)[:99].swapaxes(0, 1).astype(np.float64) for x in (k, v))
 visible = np.tri(7, 99, 99 - 7, dtype=bool)
 weights = np.where(visible, np.exp(q[50:].swapaxes(0, 1) @ k1.swapaxes(-1, -2) / np.sqrt(HDIM)), 0)

@@ -12,7 +12,7 @@ HEADS, SEQLEN, HDIM = 4, 128, 64
 problem = Problem(batch=1, nhead_q=HEADS, seqlen_q=SEQLEN, hdim_q=HDIM, dtype="fp32")
 rng = np.random.default_rng(0)
 q, k, v = (rng.standard_normal((1, HEADS, SEQLEN, HDIM), dtype=np.float32) for _ in range(3))
-sink = np.array([-np.inf, 0, 4, 8], np.float32)  # -inf: this head has none
+sink = np.array([-np.inf, 0, 4, 8], np.float32)  # -inf: this head has no sink
 
 plan = Catalog.select(problem)
 o = plan.run(q=q, k=k, v=v, sink=sink).outputs["o"]

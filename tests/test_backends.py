@@ -43,7 +43,7 @@ def install(install: Callable[[str, str | Path, str], None]) -> Callable[[str, s
     [
         ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
         ("raise SystemExit('no such GPU')", "SystemExit: no such GPU"),
-        ("BACKEND = 'odd'", "broken:BACKEND is no catalog.backends.protocol.Backend, but 'odd'"),
+        ("BACKEND = 'odd'", "broken:BACKEND is not a catalog.backends.protocol.Backend, but 'odd'"),
         (ODD.replace("def target", "def aim"), "TypeError: Can't instantiate abstract class Odd"),
         (ODD.replace("ARCH", "x86_64_v3"), "x86_64_v3 is an arch of the built-in backend host"),
         (ODD.replace("ARCH", "gfx9999"), "gfx9999 is an arch of the built-in backend hip"),

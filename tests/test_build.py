@@ -278,7 +278,7 @@ def test_compiler_that_is_killed_is_not_the_kernel_s_fault(project: Project, tmp
     """As the kernel does where memory runs out: the kernel would be passed over from then on, had it failed."""
     records: list[ArtifactRecord] = []
     project.launch_with(tmp_path / "launcher", "kill -9 $$")
-    with pytest.raises(BuildError, match="for lack of memory or of room on a disk: killed by SIGKILL"):
+    with pytest.raises(BuildError, match="for lack of memory or disk space: killed by SIGKILL"):
         project.builder(tmp_path / "cache", records.append).build(make_kernel())
     assert records == []
 

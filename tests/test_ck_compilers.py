@@ -170,7 +170,7 @@ def test_which_zig_is_used(machine: Machine, zig: Path, tmp_path: Path, monkeypa
 def test_what_nobody_lends_is_named(lacking: str, machine: Machine, zig: Path) -> None:
     (machine.clang.parent / lacking).unlink()
     clang = re.escape(str(machine.clang))
-    with pytest.raises(ToolchainError, match=rf"nobody lends it: {clang} lacks {Path(lacking).name}"):
+    with pytest.raises(ToolchainError, match=rf"no other clang provides it: {clang} lacks {Path(lacking).name}"):
         machine.toolchain()
 
 

@@ -264,7 +264,7 @@ def test_nobody_at_the_address_is_told_within_seconds() -> None:
         timeout=120,
     )
     assert done.returncode == 1
-    assert done.stderr.startswith("Error: no Dask scheduler is reached at tcp://127.0.0.1:9")
+    assert done.stderr.startswith("Error: no Dask scheduler answers at tcp://127.0.0.1:9")
     assert len(done.stderr.splitlines()) == 2, done.stderr
     assert time.monotonic() - started < 60
 

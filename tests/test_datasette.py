@@ -74,7 +74,7 @@ def test_every_query_answers(database: Path) -> None:
             assert response.status_code == 200, response.text
             found[query.name] = response.json()
         page = (await datasette.client.get("/catalog/kernels")).text
-        assert "registers that live in memory" in page, "columns are described"
+        assert "registers spilled to memory" in page, "columns are described"
         home = (await datasette.client.get("/catalog")).text
         assert all(query.title in home for query in QUERIES)
         receipt = await datasette.client.get("/catalog/coverage_of_receipt.json?receipt=3&_shape=array")

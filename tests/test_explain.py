@@ -91,7 +91,7 @@ def test_what_the_hardware_cannot_run_exists_all_the_same(catalog_of: Callable[[
     found = catalog_of("gfx90a").explain(traits, arch="gfx90a")
     assert found.kernels
     assert {finding.id for finding in found.rejections} == {"no_8_bit_floats", "arch_has_dtype"}
-    assert "not to be run" in found.summary
+    assert "not runnable" in found.summary
 
 
 @pytest.mark.parametrize("family", list(Family))

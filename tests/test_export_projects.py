@@ -209,7 +209,7 @@ def test_a_folder_of_somebody_else_is_refused(kernels: list[Kernel], tmp_path: P
         with pytest.raises(UsageError, match="is not empty"):
             export_project(kernels, tmp_path, "mine", ProjectFormat.CMAKE)
     assert {path.name for path in tmp_path.iterdir()} == {"precious", "inventory.json"}
-    with pytest.raises(UsageError, match="is no folder"):
+    with pytest.raises(UsageError, match="is not a folder"):
         export_project(kernels, tmp_path / "precious", "mine", ProjectFormat.CMAKE)
     with pytest.raises(BuildError, match="/proc/none"):
         export_project(kernels, Path("/proc/none"), "mine", ProjectFormat.CMAKE)

@@ -298,7 +298,7 @@ def test_what_cannot_be_wrapped_is_refused_before_anything_is_written(generated:
             wrap_headers(folder, tmp_path / "out", "made", ProjectFormat.NINJA, arch=ARCH, **options)
         assert not (tmp_path / "out").exists()
 
-    refused("is no folder", folder=tmp_path / "none")
+    refused("is not a folder", folder=tmp_path / "none")
     refused("matches \\*.cuh", pattern="*.cuh")
     refused("--pattern ''", pattern="")
     refused("--pattern '/etc/\\*'", pattern="/etc/*")

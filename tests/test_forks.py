@@ -190,7 +190,7 @@ assert [n for _, n in catalog.misses(plan.arch)] == [1]
 """
     output = parent(script, copied(host_file, tmp_path))
     assert "RegistryError" in output
-    assert "was in use when this process was forked" in output
+    assert "was open when this process was forked" in output
     assert "spawn" in output
 
 

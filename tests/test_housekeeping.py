@@ -119,7 +119,7 @@ def test_verify_names_what_is_damaged(cache: Cache, project: Project) -> None:
     cache.so_path(missing).unlink()
     cache.record_path(garbled).write_text("{")
     damages = {damage.key: damage for damage in verify(cache)}
-    assert "not the one that was built" in damages[flipped].reason
+    assert "differs from the one that was built" in damages[flipped].reason
     assert "missing" in damages[missing].reason
     assert "record is damaged" in damages[garbled].reason
     assert damages[garbled].kernel is None

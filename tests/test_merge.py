@@ -191,7 +191,7 @@ def test_kernels_of_other_facts_stay_out_of_a_whole_population(
     there = write(empty / "there.db", [alien], [(0, 0, "built", FIRST)], [(0, 0, 0, 0, FIRST, 1.0)])
     [done] = copied.merge([there])
     assert "left out 1 kernel" in done.notes[0]
-    assert "the facts here give for gfx950 2026-05 ck generic" in done.notes[0]
+    assert "the facts here make for gfx950 2026-05 ck generic" in done.notes[0]
     assert copied.connection.execute("SELECT count(*) FROM timing").fetchone()[0] == 0
     assert copied.parity("gfx950", 0).passed
     [done] = Catalog(empty / "empty.db").merge([there])
@@ -284,12 +284,12 @@ def _replace_timing(path: Path, statement: str) -> None:
     ("damage", "told"),
     [
         (Path.unlink, "there is no catalog at"),
-        (_nothing, "is empty: no catalog"),
+        (_nothing, "is empty, not a catalog"),
         (_no_database, "not a database"),
-        (_foreign, "no catalog"),
+        (_foreign, "not a catalog"),
         (_newer, "schema version 99"),
         (_torn, "malformed"),
-        (_dangling, "refers to rows that are not there"),
+        (_dangling, "refers to rows that do not exist"),
         (_lying, "cannot store TEXT value in REAL column"),
         (_a_view_without_end, "its timing is a view, not a table"),
         (_a_view_in_disguise, "malformed|not a table"),
@@ -316,7 +316,7 @@ REFUSED = {
     "UPDATE timing SET median_ms = -1, min_ms = -2": "1 timing (min_ms: must be at least 1e-06)",
     "UPDATE timing SET median_ms = 9e999": "1 timing (median_ms: expected a finite number)",
     "UPDATE timing SET tflops = 9e999": "1 timing (tflops: expected a finite number)",
-    "UPDATE timing SET p90_ms = 0.5": "1 timing (its percentiles are not in order)",
+    "UPDATE timing SET p90_ms = 0.5": "1 timing (the percentiles are not in order)",
     "UPDATE timing SET created = '2990-01-01T00:00:00+00:00'": "1 timing (created: a date in the future, or none)",
     "UPDATE timing SET created = '2026-13-32T25:00:00+00:00'": "1 timing (created: a date in the future, or none)",
     "UPDATE device SET facts = printf('%.*c', 100000, '[')": "1 timing (device.facts: must have at most 65,536 char",
@@ -324,7 +324,7 @@ REFUSED = {
     "UPDATE problem SET key = '{}'": "1 timing (problem: not the key of a problem)",
     "UPDATE artifact SET log = printf('%.*c', 5000000, 'x')": "1 artifact (log: must have at most 65,536 characters)",
     "UPDATE artifact SET created = '2990-01-01T00:00:00+00:00'": "1 artifact (created: a date in the future, or none)",
-    "UPDATE artifact SET arch = 'gfx942'": "1 artifact (arch: not that of its kernel)",
+    "UPDATE artifact SET arch = 'gfx942'": "1 artifact (arch: differs from that of its kernel)",
     "UPDATE artifact SET so_bytes = -1": "1 artifact (so_bytes: must be above 0)",
     "UPDATE artifact SET registers = 9000000000": "1 artifact (resources.registers: must be below",
 }

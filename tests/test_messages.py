@@ -125,7 +125,7 @@ PROVOKED = {
         2,
         "Error: no trait is called 'familly'; did you mean family?\nHint: `catalog columns` lists every trait.",
     ),
-    "explain arch=sm_90": (2, "Error: arch is no trait\nHint: It has an option: --arch, --revision or --mask-impl."),
+    "explain arch=sm_90": (2, "Error: arch is not a trait\nHint: Use its option: --arch, --revision or --mask-impl."),
     "rules --kind constrant": (
         2,
         r"Error: no rule has the kind 'constrant'; did you mean constraint\?\nHint: Kinds: .*",
@@ -155,7 +155,7 @@ PROVOKED = {
     **{
         f"cache import {option}not.bundle": (
             1,
-            "Error: not.bundle is no bundle, or a damaged one\nHint: Copy or export it again.",
+            "Error: not.bundle is not a bundle, or is damaged\nHint: Copy or export it again.",
         )
         for option in ("", "--trust ")
     },
@@ -163,7 +163,7 @@ PROVOKED = {
     "merge text.db": (
         1,
         "Error: text.db cannot be merged: file is not a database\n"
-        "Hint: Nothing was changed. What there is of it: catalog --db text.db doctor",
+        "Hint: Nothing was changed. To inspect it: catalog --db text.db doctor",
     ),
 }
 

@@ -35,7 +35,7 @@ FIELDS = {"operation": "rmsnorm", "rows": 48, "columns": 1000}
 WORDS = ("rmsnorm", "--rows", 48, "--columns", 1000)
 OF_ATTENTION = re.compile(r"hdim|seqlen|nhead|\bmask\b(?! impl|-impl)")
 EXAMPLE = re.compile(r"[Ee]xample|as in|hint=|``|hdim 128|interface\.get")
-"""Lines that may: examples in help texts, hints and docstrings; the one kernel of a command; a member of CUDA's arrays."""
+"""Lines that may: examples in help texts, hints and docstrings; the kernel of a command; a member of CUDA's arrays."""
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -225,7 +225,10 @@ def test_it_conforms(catalog: Run) -> None:
             ("import numpy as np", "import no_numpy"),
             "ModuleNotFoundError: No module named 'no_numpy'",
         ),
-        (("RMSNORM = RmsNorm()", "RMSNORM = RmsNorm"), "twin:RMSNORM is no catalog.ops.protocol.Operation, but <class"),
+        (
+            ("RMSNORM = RmsNorm()", "RMSNORM = RmsNorm"),
+            "twin:RMSNORM is not a catalog.ops.protocol.Operation, but <class",
+        ),
         (("def reference", "def reverence"), "TypeError: Can't instantiate abstract class RmsNorm"),
         (('    name = "rmsnorm"', '    name = "kernel"'), "'kernel' cannot be the name of a table"),
         (('    name = "rmsnorm"', '    name = "attention"'), "there is another operation called attention"),

@@ -122,9 +122,9 @@ def test_orderings(db: Path, order_by: str, first: str) -> None:
     ("marked", "said", "hint"),
     [
         ("lse AND «hdimq»=128", "no such column: hdimq", "Did you mean hdim_q?"),
-        ("lse AND pipeline=«qr_async»", "no such column: qr_async", "Text takes single quotes: 'qr_async'"),
-        ('pipeline=«"qr_async"»', "no such column: qr_async", "text takes single quotes: 'qr_async'"),
-        ("mode='group' AND mode=«group»", "syntax error", "Text takes single quotes: 'group'"),
+        ("lse AND pipeline=«qr_async»", "no such column: qr_async", "Use single quotes for text: 'qr_async'"),
+        ('pipeline=«"qr_async"»', "no such column: qr_async", "use single quotes for text: 'qr_async'"),
+        ("mode='group' AND mode=«group»", "syntax error", "Use single quotes for text: 'group'"),
         ("lse AND hdim_q=1 AND «AND» lse", "syntax error", ""),
         ("lse «ORDER» BY name", "syntax error", "--order-by"),
         ("lse &«&» lse", "syntax error", "AND"),
@@ -339,7 +339,7 @@ def test_the_time_of_the_reader_does_not_count(db: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [(None, "there is no catalog"), (b"", "no catalog"), (b"hello " * 1000, "is no SQLite file")],
+    [(None, "there is no catalog"), (b"", "not a catalog"), (b"hello " * 1000, "is not an SQLite file")],
 )
 def test_a_file_that_is_no_catalog(tmp_path: Path, content: bytes | None, said: str) -> None:
     path = tmp_path / "catalog.db"

@@ -1,10 +1,10 @@
 """Backends: the kinds of devices that kernels are compiled for and run on, each the owner of some archs.
 
-The built-in ones are :data:`HIP`, :data:`CUDA` and :data:`HOST`. Other distributions have theirs as entry points of the
-group ``catalog.backends``, each an instance of :class:`Backend`; they are looked for only where an arch is no built-in
-backend's, or where archs are listed. What a backend is made of is imported when it is first asked for.
+The built-in ones are :data:`HIP`, :data:`CUDA` and :data:`HOST`. Other distributions add theirs as entry points of the
+group ``catalog.backends``, each an instance of :class:`Backend`. Entry points are loaded only to find the owner of an
+arch that no built-in backend owns, or to list archs. The parts of a backend are imported on first use.
 
-What builds and runs kernels does not import this package: it is given the target, the toolset or the device it needs.
+Code that builds and runs kernels does not import this package: its caller passes the target, toolset or device.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ GROUP = "catalog.backends"
 """The group of entry points."""
 
 _BUILT_IN: Mapping[str, Backend] = MappingProxyType({"hip": HIP, "cuda": CUDA, "host": HOST})
-"""By name; the host's archs are in a file, so that it is asked last."""
+"""By name. The host comes last because its archs must be read from a file."""
 
 
 @functools.cache
 def plugins() -> tuple[Plugin[Backend], ...]:
-    """The backends of other distributions, looked for once; for each one that cannot be used, a warning is logged."""
+    """The backends of other distributions, looked up once; a warning is logged for each one that cannot be used."""
     from catalog.plugins import find_plugins
 
     return find_plugins(GROUP, Backend, lambda backend, _: "; ".join(_taken(backend)))
@@ -65,15 +65,15 @@ def _taken(backend: Backend) -> Iterator[str]:
 
 
 def backends() -> tuple[Backend, ...]:
-    """All that can be used, the built-in ones first."""
+    """All usable backends, the built-in ones first."""
     return (*_BUILT_IN.values(), *(plugin.object for plugin in plugins() if plugin.object is not None))
 
 
 def backend_of(arch: str) -> Backend:
-    """The backend that owns ``arch``; :data:`HOST`, which says that it is no CPU, where none does.
+    """The backend that owns ``arch``; if none does, :data:`HOST`, whose errors say that ``arch`` is not a CPU.
 
     Raises:
-        BackendError: two do.
+        BackendError: two backends own it.
         SpecError: a file of facts is missing or malformed.
     """
     built_in = _built_in(arch)
@@ -92,24 +92,24 @@ def _built_in(arch: str) -> Backend | None:
 
 
 def target_of(arch: str) -> Target:
-    """The target that builds for ``arch``.
+    """The target that builds kernels for ``arch``.
 
     Raises:
-        BuildError: none does.
-        BackendError, SpecError: as :func:`backend_of`.
+        BuildError: no backend builds them.
+        BackendError, SpecError: as in :func:`backend_of`.
     """
     backend = backend_of(arch)
     if arch not in backend.isas:
-        raise BuildError(f"kernels for {arch} cannot be built yet", hint="catalog doctor lists the arches that can")
+        raise BuildError(f"kernels for {arch} cannot be built yet", hint="catalog doctor lists the archs that can")
     return backend.target(arch)
 
 
 def toolset_of(arch: str) -> Toolset:
-    """What another build compiles with for ``arch``.
+    """The compiler and flags for building kernels of ``arch`` elsewhere.
 
     Raises:
-        ToolchainError: there is no compiler here, and the backend does not say what it is called.
-        BackendError, SpecError: as :func:`backend_of`.
+        ToolchainError: there is no compiler here, and the backend does not name one.
+        BackendError, SpecError: as in :func:`backend_of`.
     """
     return backend_of(arch).toolset(arch)
 
@@ -118,13 +118,13 @@ def why_unavailable(arch: str) -> str | None:
     """Why kernels of ``arch`` cannot run on this machine, as a part of a sentence; None where they can.
 
     Raises:
-        BackendError, SpecError: as :func:`backend_of`.
+        BackendError, SpecError: as in :func:`backend_of`.
     """
     return backend_of(arch).why_unavailable(arch)
 
 
 def spec_folders(arch: str | None = None, of: str = DEFAULT) -> tuple[Path, ...]:
-    """The folders of specs of an operation, first that of the settings: those where ``arch`` may have one, None: all.
+    """The folders with an operation's specs of ``arch`` (None: of any arch), the one from the settings first.
 
     Raises:
         UsageError: there is no such operation.

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs, with kernels of our own."""
+"""NVIDIA GPUs, with our own kernels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class _Cuda(GpuBackend):
-    """NVIDIA GPUs, with kernels of our own."""
+    """NVIDIA GPUs, with our own kernels."""
 
     whole_waves = True
 
@@ -33,7 +33,7 @@ class _Cuda(GpuBackend):
         return cuda_target(arch)
 
     def why_unavailable(self, arch: str) -> str | None:
-        from catalog.runtime.devices.cuda import driver  # without NumPy: a laptop that selects for a GPU asks this
+        from catalog.runtime.devices.cuda import driver  # without NumPy: selecting for a GPU on a laptop needs no more
 
         return driver.why_unavailable(arch) or super().why_unavailable(arch)
 

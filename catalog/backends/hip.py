@@ -31,7 +31,7 @@ class _Hip(GpuBackend):
         return CK
 
     def why_unavailable(self, arch: str) -> str | None:
-        from catalog.runtime.devices.hip import driver  # without NumPy: a laptop that selects for a GPU asks this
+        from catalog.runtime.devices.hip import driver  # without NumPy: selecting for a GPU on a laptop needs no more
 
         return driver.why_unavailable(arch) or super().why_unavailable(arch)
 

@@ -1,4 +1,4 @@
-"""Host CPUs, with kernels of our own."""
+"""Host CPUs, with our own kernels."""
 
 from __future__ import annotations
 

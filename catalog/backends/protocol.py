@@ -1,4 +1,4 @@
-"""What a backend is: a kind of devices, what compiles kernels for them, and what runs those."""
+"""The protocol of backends: a kind of device, the compiler of its kernels, and what runs them."""
 
 from __future__ import annotations
 
@@ -17,52 +17,52 @@ if TYPE_CHECKING:
 
 
 class Backend(ABC):
-    """A kind of device. This one's kernels run in this process, on the host CPU; those of others: :class:`GpuBackend`.
+    """A kind of device. Kernels run in this process on the host CPU, unless it is a :class:`GpuBackend`.
 
     Attributes:
-        specs: a folder like ``data/arch_specs``, with the specs of its archs; None: they are in the data folder.
-        noise: kernels that are nearer than that to the best are as good, as a share of its median.
-        rounds_weights: the attention weights are rounded to the type of Q before they multiply V, as the matrix units
-            of a GPU take them; what is allowed to differ from the reference depends on it.
-        whole_waves: the keys are split so that blocks fill whole waves of the device.
+        specs: a folder like ``data/arch_specs`` with the specs of its archs; None if they are in the data folder.
+        noise: kernels whose median is within this share of the best median are considered equal.
+        rounds_weights: whether kernels round results to the type of the inputs before they multiply them again
+            (attention: the weights), as a GPU's matrix units do; the tolerance against the reference depends on it.
+        whole_waves: whether work is split so that blocks fill whole waves of the device.
     """
 
     specs: ClassVar[Path | None] = None
-    noise: ClassVar[float] = 0.05  # on two cores of a shared machine, 75 % of medians differ by less
+    noise: ClassVar[float] = 0.05  # on two cores of a shared machine, 75 % of medians differ by less than that
     rounds_weights: ClassVar[bool] = False
     whole_waves: ClassVar[bool] = False
 
     @property
     @abstractmethod
     def isas(self) -> Mapping[str, str]:
-        """The archs that kernels are compiled for, each with its ISA: what the compiler is told, never ``native``.
+        """The archs that kernels are compiled for, each with the ISA passed to the compiler, never ``native``.
 
         Raises:
             SpecError: a file of facts is missing or malformed.
         """
 
     def owns(self, arch: str) -> bool:
-        """Whether ``arch`` is its own.
+        """Whether it owns ``arch``.
 
         Raises:
-            SpecError: as :attr:`isas`.
+            SpecError: as in :attr:`isas`.
         """
         return arch in self.isas
 
     @abstractmethod
     def target(self, arch: str) -> Target:
-        """What turns rows of ``arch``, one of :attr:`isas`, into libraries."""
+        """The target that compiles rows of ``arch``, one of :attr:`isas`, to libraries."""
 
     @abstractmethod
     def why_unavailable(self, arch: str) -> str | None:
         """Why kernels of ``arch`` cannot run on this machine, as a part of a sentence; None where they can."""
 
     def toolset(self, arch: str) -> Toolset:
-        """With what another build compiles for ``arch``: that of its toolchain.
+        """The compiler and flags for building kernels of ``arch`` elsewhere: by default those of its toolchain.
 
         Raises:
-            ToolchainError: there is none here, nor can there be a toolset without.
-            SpecError: as :attr:`isas`.
+            ToolchainError: there is no toolchain here, and no toolset without one.
+            SpecError: as in :attr:`isas`.
         """
         from catalog.build.export.toolset import toolset_from
 
@@ -70,14 +70,14 @@ class Backend(ABC):
 
 
 class GpuBackend(Backend):
-    """A kind of GPUs: kernels run on their own memory and streams, by the runtime of who made them."""
+    """A kind of GPU: kernels run on its own memory and streams, through its vendor's runtime."""
 
-    noise = 0.01  # by its own clock, medians hardly differ by more
+    noise = 0.01  # by the GPU's own clock, medians hardly differ by more
     rounds_weights = True
 
     @abstractmethod
     def runtime(self) -> GpuRuntime:
-        """What such GPUs are used by; it may find none."""
+        """The runtime of such GPUs; it may find no GPU."""
 
     def why_unavailable(self, arch: str) -> str | None:
         """As :meth:`Backend.why_unavailable`: why the runtime finds no GPU of ``arch``."""

@@ -1,1 +1,1 @@
-"""From a row to a library: content keys, the cache of compiled kernels, the builder, one folder a target."""
+"""From a row to a library: content keys, the cache of compiled kernels, the builder, and one folder per target."""

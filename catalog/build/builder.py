@@ -1,4 +1,4 @@
-"""The builder: a kernel in, a library in the cache out."""
+"""The builder: takes a kernel, puts its library into the cache."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from catalog.settings import settings
 _log = logging.getLogger(__name__)
 
 COMPILE_TIMEOUT_SECONDS = 900.0
-"""Longest that one compiler call may take: the largest kernels take minutes, a compiler that hangs takes for ever."""
+"""Time limit of one compiler call: the largest kernels take minutes, a compiler that hangs never ends."""
 
 LOG_CHARACTERS = 20_000
-"""How much of a compiler's output a record carries; the log file has all of it."""
+"""Length of the compiler output in a record; the log file has all of it."""
 
 _NO_RESOURCES = Resources()
 _ERROR_LINE = re.compile(r"\berror\b|undefined reference", re.IGNORECASE)
-# Say so the C library, the kernel, the drivers of GCC and Clang, and GCC and LLVM of their own memory.
+# Messages of the C library, the kernel, the drivers of GCC and Clang, and GCC's and LLVM's own memory allocation.
 _OUT_OF_RESOURCES = re.compile(
     r"^.*(No space left on device|Disk quota exceeded|File too large|File size limit exceeded|SIGXFSZ"
     r"|Cannot allocate memory|out of memory|[Kk]illed signal|killed by SIGKILL).*$",
@@ -46,7 +46,7 @@ _OUT_OF_RESOURCES = re.compile(
 
 @dataclass(frozen=True)
 class Artifact:
-    """A library that is ready to be loaded, and its digest; ``cached`` when this call did not compile it."""
+    """A library that is ready to load, and its digest; ``cached`` is false when this call compiled it."""
 
     key: str
     path: Path
@@ -59,7 +59,7 @@ class Artifact:
 
 @dataclass(frozen=True)
 class BuildFailure:
-    """A kernel that did not become a library, and why."""
+    """A kernel that could not be built, and why."""
 
     kernel: Kernel
     error: BuildError | ToolchainError
@@ -67,7 +67,7 @@ class BuildFailure:
 
 @dataclass(frozen=True)
 class BuildReport:
-    """What became of many kernels, in the order in which they were asked for; ``left`` is how many were not tried."""
+    """The results of building many kernels, in the order of the request; ``left`` is the number not tried."""
 
     artifacts: tuple[Artifact, ...]
     failures: tuple[BuildFailure, ...]
@@ -75,7 +75,7 @@ class BuildReport:
 
 
 class CompileError(BuildError):
-    """The compiler refused a source; ``record`` is what the registry should know of it, if it is a kernel's."""
+    """The compiler refused a source; ``record`` is the entry for the registry, if the source is a kernel's."""
 
     def __init__(self, message: str, *, hint: str | None, log: str, record: ArtifactRecord) -> None:
         super().__init__(message, hint=hint, log=log)
@@ -92,13 +92,13 @@ class _CommandFailed(Exception):
 
     @property
     def reason(self) -> str:
-        """The first line that says what is wrong; how the compiler ended when no line does."""
+        """The first line of output that states an error; without one, how the compiler ended."""
         return next((line.strip() for line in self.output.splitlines() if _ERROR_LINE.search(line)), self.failure)
 
 
 @dataclass(frozen=True)
 class Built:
-    """A library, and what the registry should know of it."""
+    """A library and its record for the registry."""
 
     artifact: Artifact
     record: ArtifactRecord
@@ -106,7 +106,7 @@ class Built:
 
 @dataclass(frozen=True)
 class _Subject:
-    """What a library is for, a row or a helper of ours without one: ``title`` is how messages call it."""
+    """The purpose of a library: a row, or a helper of ours without a row. ``title`` names it in messages."""
 
     title: str
     name: str
@@ -124,7 +124,7 @@ class _Subject:
 
 @dataclass(frozen=True)
 class Job:
-    """A source, with all that its build needs; :meth:`Builder.job` makes it."""
+    """A source with everything that its build needs; made by :meth:`Builder.job`."""
 
     subject: _Subject
     target: Target
@@ -134,7 +134,7 @@ class Job:
 
     @property
     def ingredients(self) -> dict[str, str]:
-        """What the key covers, part by part, in words that can be compared with those of another machine."""
+        """The parts that the key covers, as text that can be compared with another machine's."""
         compiler = self.toolchain.compiler
         return {
             "compiler": f"{compiler.path} ({compiler.version}, digest {compiler.digest[:12]})",
@@ -148,7 +148,7 @@ class Job:
     def record(
         self, output: str, seconds: float, library: bytes | None = None, resources: Resources = _NO_RESOURCES
     ) -> ArtifactRecord:
-        """The record of this build; it failed when there is no library."""
+        """The record of this build; without a library, that of a failure."""
         return ArtifactRecord(
             key=self.key.hex,
             kernel_id=self.subject.kernel_id,
@@ -167,11 +167,11 @@ class Job:
 
     @property
     def origin(self) -> Origin:
-        """What the record of this build says of it besides."""
+        """The origin that goes into the record of this build."""
         return Origin(self.subject.name, self.unit.abi, source_digest(self.unit.source))
 
     def error(self, failure: _CommandFailed, log: Path, seconds: float) -> CompileError:
-        """What is told of a source that the compiler refused."""
+        """The error for a source that the compiler refused."""
         compiler = f"{self.toolchain.compiler.path} ({self.toolchain.label})"
         return CompileError(
             f"{self.subject.title} does not compile with {compiler}: {failure.reason}",
@@ -187,7 +187,7 @@ def source_digest(source: str) -> str:
 
 
 def _run_compiler(unit: TranslationUnit, toolchain: Toolchain, folder: Path, stop: threading.Event) -> str:
-    """Make the library in ``folder``, and return what the compiler printed."""
+    """Make the library in ``folder`` and return what the compiler printed."""
     (folder / SOURCE).write_text(unit.source)
     output = ""
     for command in (toolchain.compile_command(tuple(unit.include_dirs.values())), toolchain.link_command()):
@@ -199,18 +199,18 @@ def _run_compiler(unit: TranslationUnit, toolchain: Toolchain, folder: Path, sto
         if done.failure is not None:
             raise _CommandFailed(done.failure, output)
     if not (folder / LIBRARY).is_file():
-        raise _CommandFailed(f"{command[0]} ended well, but wrote no library", output)
+        raise _CommandFailed(f"{command[0]} ended without an error, but wrote no library", output)
     return output
 
 
 class Builder:
-    """Builds kernels into the cache, at most once per content key, whatever the number of threads and processes.
+    """Builds kernels into the cache, at most once per content key across all threads and processes.
 
     Args:
-        cache_dir: the folder of the cache; None: that of the settings.
-        record: called with every artifact that this builder compiles, fails to compile, or finds in the cache for the
-            first time (so that a new registry learns of it), always in the thread that called the builder.
-        targets: the target of an arch: :func:`catalog.backends.target_of`; it may raise BuildError.
+        cache_dir: the folder of the cache; None for that of the settings.
+        record: called with every artifact that this builder compiles, fails to compile, or first finds in the cache
+            (so that a new registry gets its record); always in the thread that called the builder.
+        targets: returns the target of an arch, as :func:`catalog.backends.target_of`; it may raise BuildError.
     """
 
     def __init__(
@@ -228,25 +228,27 @@ class Builder:
         self.cap = SizeCap(self.cache)
 
     def build(self, kernel: Kernel) -> Artifact:
-        """The library of ``kernel``, from the cache if it is there and sound.
+        """The library of ``kernel``, from the cache if it is there and intact.
 
         Raises:
-            BuildError: it does not compile, or its target implements no such kernel; ``log`` is the compiler's output.
-            ToolchainError: no usable compiler for its arch.
+            BuildError: it does not compile, or its target does not implement it; ``log`` is the compiler's output.
+            ToolchainError: there is no usable compiler for its arch.
         """
         with notices.compiling(kernel.name):
             return self._settle(lambda: self.make(kernel, threading.Event()))
 
     def build_helper(self, name: str, arch: str, source: str) -> Artifact:
-        """The library of ``source``, which is no row's, from the cache if it is there and sound; it is not recorded.
+        """The library of ``source``, which belongs to no row, from the cache if it is there and intact.
+
+        It is not recorded in the registry.
 
         Args:
-            name: how messages call it.
-            arch: what it is compiled for, with that target's headers, compiler and flags.
-            source: of its one translation unit.
+            name: its name in messages.
+            arch: the arch to compile for, with that target's headers, compiler and flags.
+            source: the text of its only translation unit.
 
         Raises:
-            BuildError, ToolchainError: as :meth:`build`.
+            BuildError, ToolchainError: as in :meth:`build`.
         """
         target = self._targets(arch)
         subject = _Subject.of_helper(name, arch)
@@ -262,11 +264,11 @@ class Builder:
         fail_fast: bool = False,
         pool: Pool | None = None,
     ) -> BuildReport:
-        """Build ``kernels``, ``jobs`` at a time (None: one per core); ``on_done`` hears of each as it ends.
+        """Build ``kernels``, ``jobs`` at a time (None: one per core); ``on_done`` is called as each one ends.
 
-        A kernel that fails does not stop the others, unless ``fail_fast``: nothing is raised for it. Whatever else is
-        raised (by ``record`` or ``on_done``, by Ctrl-C) ends the running compilers first; what is finished by then is
-        in the cache. ``pool`` builds somewhere else than in threads of this process.
+        A kernel that fails does not stop the others, unless ``fail_fast``, and raises nothing. Any other exception
+        (from ``record`` or ``on_done``, or Ctrl-C) first ends the running compilers; finished kernels are in the cache
+        by then. ``pool`` builds elsewhere than in threads of this process.
 
         Raises:
             ClusterError: the machines of ``pool`` are gone.
@@ -293,10 +295,10 @@ class Builder:
         )
 
     def key_of(self, kernel: Kernel) -> str:
-        """The content key that ``kernel`` has now: the name of its library, whether or not the cache has it.
+        """The current content key of ``kernel``: the name of its library, whether or not the cache has it.
 
         Raises:
-            BuildError, ToolchainError: as :meth:`build`, before anything is compiled.
+            BuildError, ToolchainError: as in :meth:`build`, before anything is compiled.
         """
         target = self._targets(kernel.arch)
         toolchain = target.toolchain_of(kernel)
@@ -304,48 +306,48 @@ class Builder:
         try:
             return self._keys.key(unit, toolchain).hex
         except ScanError as error:
-            return error.question  # what its failure is filed under
+            return error.question  # its failure is stored under this hash
 
     def _settle(self, finish: Callable[[], Built]) -> Artifact:
-        """The artifact that ``finish`` returns, after the registry has heard of it, or of its failure."""
+        """The artifact that ``finish`` returns. Its record, or that of its failure, goes to the registry first."""
         try:
             built = finish()
         except CompileError as error:
-            self._tell(error.record)
+            self._record_build(error.record)
             raise
         if not (built.artifact.cached and built.artifact.key in self._recorded):
-            self._tell(built.record)
+            self._record_build(built.record)
             self._recorded.add(built.artifact.key)
         return built.artifact
 
-    def _tell(self, record: ArtifactRecord) -> None:
+    def _record_build(self, record: ArtifactRecord) -> None:
         if self._record is not None:
             self._record(record)
 
     def make(self, kernel: Kernel, stop: threading.Event) -> Built:
-        """As :meth:`build`, in any thread, and the registry does not hear of it; ends early when ``stop`` is set.
+        """As :meth:`build`, but in any thread and without recording; ends early when ``stop`` is set.
 
         Raises:
             Interrupted: ``stop`` was set.
-            BuildError, ToolchainError: as :meth:`build`.
+            BuildError, ToolchainError: as in :meth:`build`.
         """
         return self.finish(self.job(kernel, stop), stop)
 
     def job(self, kernel: Kernel, stop: threading.Event, source: str | None = None) -> Job:
-        """What is to be compiled for ``kernel``, from ``source`` if it was emitted before, and its content key.
+        """The source of ``kernel`` (``source`` if it was emitted before), its content key, and what its build needs.
 
         Raises:
-            Interrupted, BuildError, ToolchainError: as :meth:`make`.
+            Interrupted, BuildError, ToolchainError: as in :meth:`make`.
         """
         target, subject = self._targets(kernel.arch), _Subject.of_kernel(kernel)
         toolchain = target.toolchain_of(kernel)
         with self._cache_errors(subject):
-            self.cache.create()  # where what was emitted is remembered
+            self.cache.create()  # the results of header scans are kept in it
         emitted = target.emit(kernel, self.cache.scans) if source is None else source
         return self._job(subject, target, target.unit(emitted, kernel), toolchain, stop)
 
     def find(self, job: Job) -> Built | None:
-        """The library of ``job``, if the cache has it and it is sound.
+        """The library of ``job``, if the cache has an intact one.
 
         Raises:
             BuildError: the cache folder cannot be read.
@@ -358,10 +360,10 @@ class Builder:
             return self._built(record, cached=True)
 
     def finish(self, job: Job, stop: threading.Event) -> Built:
-        """The library of ``job``, found or compiled.
+        """The library of ``job``, found in the cache or compiled.
 
         Raises:
-            Interrupted, BuildError, ToolchainError: as :meth:`make`.
+            Interrupted, BuildError, ToolchainError: as in :meth:`make`.
         """
         with self._cache_errors(job.subject):
             return self.find(job) or self._make_once(job, stop)
@@ -369,7 +371,7 @@ class Builder:
     def admit(
         self, record: ArtifactRecord, origin: Origin, library: bytes, stop: threading.Event, *, cached: bool
     ) -> Built:
-        """Publish the library that another machine compiled, or had (``cached``), unless the cache has it by now.
+        """Publish a library that another machine compiled, or already had (``cached``), unless the cache has it by now.
 
         Raises:
             Interrupted: ``stop`` was set.
@@ -389,7 +391,7 @@ class Builder:
                 return self._built(there or record, cached)
 
     def admit_failure(self, record: ArtifactRecord, message: str, log: str, stop: threading.Event) -> CompileError:
-        """What is told of a kernel that does not compile on another machine; ``log`` is kept here.
+        """The error for a kernel that another machine could not compile; ``log`` is stored here.
 
         Raises:
             Interrupted: ``stop`` was set.
@@ -423,7 +425,7 @@ class Builder:
         try:
             return self._keys.key(unit, toolchain)
         except ScanError as error:
-            # Without a key the failure is filed under what would have led to one.
+            # Without a key, the failure is stored under the hash of the other parts of the key.
             job = Job(subject, target, unit, toolchain, ContentKey(error.question, {}))
             with self.cache.lock(error.question, stop):
                 raise self._refusal(job, _CommandFailed(error.failure, error.log), 0.0) from None
@@ -431,11 +433,11 @@ class Builder:
             raise BuildError(f"{subject.title}: {error.message}", hint=error.hint) from None
 
     def _refusal(self, job: Job, failure: _CommandFailed, seconds: float) -> CompileError:
-        """File a failed compile; raises when it is not the kernel's fault, but the compiler's or the machine's."""
+        """Store a failed compile. Raises if the cause is not the kernel but the compiler or the machine."""
         short = _OUT_OF_RESOURCES.search(f"{failure.output}\n{failure.failure}")
         if short is not None:
             raise BuildError(
-                f"{job.subject.title} was not compiled, for lack of memory or of room on a disk: {short[0].strip()}",
+                f"{job.subject.title} was not compiled, for lack of memory or disk space: {short[0].strip()}",
                 hint=f"Make room in {self.cache.folder} (catalog cache gc) and in the compiler's TMPDIR, or use "
                 "fewer --jobs",
                 log=failure.output,
@@ -445,7 +447,7 @@ class Builder:
         return job.error(failure, log, seconds)
 
     def _make_once(self, job: Job, stop: threading.Event) -> Built:
-        """Compile, unless another builder did while this one waited for the lock."""
+        """Compile, unless another builder did it while this one waited for the lock."""
         with self.cache.lock(job.key.hex, stop):
             found = self.find(job)
             if found is not None:

@@ -1,10 +1,10 @@
-"""Bundles: built libraries with all that is known of them, in one file, so that one machine builds for many.
+"""Bundles: built libraries and their records in one file, so that one machine builds for many.
 
 A bundle is a zip archive of ``manifest.json`` and ``libraries/<key>.so``. Its comment, the last 64 bytes of the file,
-is the SHA-256, in hex, of all bytes before: a damaged bundle is refused before it is read as an archive. The manifest
-has the digest of every library, so each is what it was when it was built.
+is the SHA-256, in hex, of all bytes before it: a damaged bundle is refused before it is read as an archive. The
+manifest has the digest of every library, so each library is certain to be the one that was built.
 
-Digests tell damage, not intent: a bundle is code that will run, so it must come from somebody who is trusted.
+Digests detect damage, not intent: a bundle is code that will run, so it must come from a trusted source.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from catalog.ops import AnyKernel
 from catalog.registry.rows import Digest, Row, Text, Timing, is_future
 
 FORMAT = 1
-"""Raise it when the manifest or the members change."""
+"""Increase it when the manifest or the members change."""
 
 MOST_MANIFEST_BYTES = 256 * 2**20
 MOST_BUNDLE_BYTES = 64 * 2**30
@@ -44,11 +44,11 @@ _READ_ERRORS: tuple[type[Exception], ...] = (
     *(OSError, EOFError, ValueError, KeyError, OverflowError, RuntimeError, struct.error),
     *(zipfile.BadZipFile, zlib.error),
 )
-"""What zipfile raises for archives that are badly made."""
+"""Exceptions of zipfile for malformed archives."""
 
 
 class Entry(Row):
-    """A library: the row that it was built from, that row's name, the record of its build, the digest of its source."""
+    """A library: the row that it was built from, the row's name, its build record, and the digest of its source."""
 
     kernel: AnyKernel
     name: Text
@@ -57,12 +57,12 @@ class Entry(Row):
 
     @property
     def member(self) -> str:
-        """Its name in the archive."""
+        """Its file name in the archive."""
         return f"libraries/{self.artifact.key}.so"
 
 
 class Manifest(Row):
-    """What a bundle holds: its format, the C ABI of its libraries, and what is known of each."""
+    """The contents of a bundle: its format, the C ABI of its libraries, and an entry for each."""
 
     format: int
     abi: int
@@ -81,10 +81,10 @@ def abi() -> int:
 
 
 def write_bundle(path: Path, manifest: Manifest, cache: Cache) -> int:
-    """Write the entries of ``manifest``, whose libraries ``cache`` has, to ``path``; its size in bytes.
+    """Write the entries of ``manifest``, with their libraries from ``cache``, to ``path``; return the size in bytes.
 
     Raises:
-        BundleError: a library has changed meanwhile, or the file cannot be written; then there is none.
+            BundleError: a library changed meanwhile, or the file cannot be written; no file is left then.
     """
     try:
         with published(path) as file:
@@ -112,14 +112,14 @@ def _write(file: BinaryIO, manifest: Manifest, cache: Cache) -> None:
 
 
 def _member(name: str) -> zipfile.ZipInfo:
-    """Without a date: equal bundles have equal bytes."""
+    """A member without a date, so that equal bundles have equal bytes."""
     member = zipfile.ZipInfo(name)
     member.compress_type = zipfile.ZIP_DEFLATED
     return member
 
 
 def _digest(file: BinaryIO, size: int) -> str:
-    """The SHA-256 of the first ``size`` bytes, after which the file is positioned."""
+    """The SHA-256 of the first ``size`` bytes; the file is left positioned after them."""
     digest = hashlib.sha256()
     file.seek(0)
     while size > 0 and (data := file.read(min(size, _CHUNK))):
@@ -129,7 +129,7 @@ def _digest(file: BinaryIO, size: int) -> str:
 
 
 class Bundle:
-    """A bundle that was found sound, and fit for this version and this machine; see :func:`open_bundle`."""
+    """A checked bundle that fits this version and this machine; see :func:`open_bundle`."""
 
     def __init__(self, path: Path, archive: zipfile.ZipFile, manifest: Manifest) -> None:
         self.manifest = manifest
@@ -140,25 +140,25 @@ class Bundle:
         """The bytes of a library, checked against its digest.
 
         Raises:
-            BundleError: they are others.
+            BundleError: its digest differs.
         """
         library = _read(self._archive, entry.member, entry.artifact.so_bytes or 0, self._path)
         if hashlib.sha256(library).hexdigest() != entry.artifact.so_sha256:
-            raise BundleError(f"{self._path}: {entry.member} is not what the manifest says")
+            raise BundleError(f"{self._path}: {entry.member} differs from the manifest's digest")
         return library
 
 
 @contextlib.contextmanager
 def open_bundle(path: Path, why_not_here: Callable[[str, str], str | None]) -> Iterator[Bundle]:
-    """Open a bundle and check all of it; nothing is written.
+    """Open a bundle and check all of it without writing anything.
 
     Args:
-        path: of the file.
-        why_not_here: why a library of an arch and an ISA is not for this machine; None where it is.
+        path: path of the file.
+        why_not_here: returns why a library of an arch and an ISA does not fit this machine; None if it does.
 
     Raises:
-        BundleError: it is damaged, of another format or ABI, for an arch that this version does not know or an ISA that
-            this CPU does not run, or its members or its manifest are not what they must be.
+        BundleError: it is damaged, has another format or ABI, is for an arch that this version does not know or an ISA
+            that this CPU does not run, or its members or its manifest are invalid.
     """
     try:
         file = open_given(path, MOST_BUNDLE_BYTES)
@@ -171,7 +171,7 @@ def open_bundle(path: Path, why_not_here: Callable[[str, str], str | None]) -> I
         try:
             archive = zipfile.ZipFile(file)
         except _READ_ERRORS as error:
-            raise BundleError(f"{path} is no bundle: {error}") from None
+            raise BundleError(f"{path} is not a bundle: {error}") from None
         manifest = _manifest(archive, path)
         _check(manifest, why_not_here, path)
         _check_members(archive, manifest, path)
@@ -188,14 +188,14 @@ def _check_seal(file: BinaryIO, path: Path) -> None:
     except OSError as error:
         raise BundleError(f"{path}: {error.strerror}") from None
     if not sound:
-        raise BundleError(f"{path} is no bundle, or a damaged one", hint="Copy or export it again.")
+        raise BundleError(f"{path} is not a bundle, or is damaged", hint="Copy or export it again.")
 
 
 def _read(archive: zipfile.ZipFile, name: str, most: int, path: Path) -> bytes:
-    """A member that is stated to have at most so many bytes, and has no more."""
+    """Read a member whose stated and actual size is at most ``most`` bytes."""
     try:
         if archive.getinfo(name).compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise BundleError(f"{path}: {name} is compressed in a way that bundles are not")
+            raise BundleError(f"{path}: {name} is compressed with a method that bundles do not use")
         with archive.open(name) as member:
             data = member.read(most + 1)
     except _READ_ERRORS as error:
@@ -245,11 +245,11 @@ def _check(manifest: Manifest, why_not_here: Callable[[str, str], str | None], p
 def _what_is_wrong(entry: Entry, why_not_here: Callable[[str, str], str | None]) -> str | None:
     artifact = entry.artifact
     if artifact.status != "built" or artifact.so_sha256 is None or artifact.so_bytes is None:
-        return "its record is not that of a library"
+        return "its record is not that of a successful build"
     if is_future(artifact.created):
         return f"it was built in the future, {artifact.created}"
     if (entry.kernel.id, entry.kernel.arch) != (artifact.kernel_id, artifact.arch):
-        return "its record is that of another row"
+        return "its record belongs to another row"
     return why_not_here(artifact.arch, artifact.isa)
 
 
@@ -262,14 +262,14 @@ def _check_members(archive: zipfile.ZipFile, manifest: Manifest, path: Path) -> 
         if info.file_size != sizes[info.filename]:
             raise BundleError(f"{path}: {info.filename} has {info.file_size:,} bytes, not {sizes[info.filename]:,}")
     if len(archive.infolist()) != len(sizes) + 1:
-        raise BundleError(f"{path}: its members are not those of the manifest")
+        raise BundleError(f"{path}: its members differ from those of the manifest")
 
 
 @contextlib.contextmanager
 def placed(bundle: Bundle, cache: Cache) -> Iterator[Sequence[str]]:
-    """Put the libraries that ``cache`` has not into it, all records after all libraries; their keys.
+    """Put the libraries that ``cache`` lacks into it, all records after all libraries, and yield their keys.
 
-    When the body raises, or not all can be placed, those that were placed are removed again.
+    If the body raises, or not all can be placed, those already placed are removed again.
 
     Raises:
         BundleError: the cache cannot be written.
@@ -294,7 +294,7 @@ def placed(bundle: Bundle, cache: Cache) -> Iterator[Sequence[str]]:
 
 def _place(bundle: Bundle, missing: Mapping[str, Entry], cache: Cache, folder: Path, done: list[str]) -> None:
     stop = threading.Event()
-    for key, entry in missing.items():  # the disk is full here, if it is
+    for key, entry in missing.items():  # a full disk shows here, before any record is published
         (folder / key).write_bytes(bundle.content_of(entry))
     for key in missing:
         with cache.lock(key, stop):
@@ -304,5 +304,5 @@ def _place(bundle: Bundle, missing: Mapping[str, Entry], cache: Cache, folder: P
     for key in done:
         entry = missing[key]
         with cache.lock(key, stop):
-            if cache.load(key) is None:  # a build of the same key may have come in between
+            if cache.load(key) is None:  # another build of the same key may have published it meanwhile
                 cache.put_record(entry.artifact, Origin(entry.name, bundle.manifest.abi, entry.source))

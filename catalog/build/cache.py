@@ -1,16 +1,16 @@
 """The cache of compiled kernels: one folder, one library and one record per content key.
 
-    <key>.so  <key>.json      the entry: it exists when the record does, and only as the record describes it
+    <key>.so  <key>.json      the entry: it exists if the record does and the library matches it
     locks/    tmp/            one file lock and one work folder per key
-    logs/     scans/          output of failed compiles; which headers a source reaches (:mod:`catalog.build.keys`)
+    logs/     scans/          output of failed compiles; headers that sources reach (:mod:`catalog.build.keys`)
     guard/                    how the first runs of libraries ended (:mod:`catalog.build.first_runs`)
 
-The library is renamed into place before its record, and a library that differs from its record is no entry. So a crash
-between any two steps, a flipped bit and a truncated copy all read as absent. The record includes its own digest, and
-its modification time is that of the last use.
+The library is renamed into place before its record, and a library that differs from its record is not an entry. So
+after a crash between any two steps, a flipped bit or a truncated copy, the entry counts as absent. The record includes
+its own digest, and its modification time is the time of last use.
 
-The folder is the caller's alone, which is checked before anything is read (:mod:`catalog.build.permissions`). It need
-not be writable to serve what it has: only a build needs locks.
+The folder must belong to the caller alone, which is checked before anything is read
+(:mod:`catalog.build.permissions`). A read-only folder can serve its entries: only a build needs locks.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 MOST_LIBRARY_BYTES = 512 * 2**20
-"""The largest kernels of AMD arches have a few MiB."""
+"""The largest kernels of AMD archs have a few MiB."""
 
 MOST_RECORD_BYTES = 2**20
 
 
 @dataclass(frozen=True)
 class ArtifactRecord:
-    """One build, field by field the columns of the SQL table ``artifact``.
+    """The record of one build; its fields are the columns of the SQL table ``artifact``.
 
-    ``log`` is the compiler's output; a failed build has no ``so_sha256``, no ``so_bytes`` and no resources. ``isa`` is
-    what the compiler was asked for, ``compile_s`` in seconds, ``created`` ISO 8601, in UTC. ``kernel_id`` is empty for
-    a library that is no row's, which the table leaves out.
+    ``log`` is the compiler's output. A failed build has no ``so_sha256``, no ``so_bytes`` and no resources. ``isa`` is
+    the ISA passed to the compiler, ``compile_s`` is in seconds, ``created`` is ISO 8601 in UTC. ``kernel_id`` is empty
+    for a library that belongs to no row, which is not in the table.
 
-    Records that another process or machine wrote are validated against these types: :meth:`from_columns`.
+    Records written by another process or machine are validated against these types: :meth:`from_columns`.
     """
 
     __pydantic_config__ = ConfigDict(strict=True, extra="forbid")
@@ -78,14 +78,14 @@ class ArtifactRecord:
 
     @property
     def columns(self) -> dict[str, Any]:
-        """The record as one flat mapping, resources among the rest."""
+        """The record as one flat mapping, resources included."""
         columns = asdict(self)
         columns |= columns.pop("resources")
         return columns
 
     @classmethod
     def from_columns(cls, columns: Mapping[str, Any]) -> ArtifactRecord:
-        """The record of :attr:`columns`.
+        """The record with these :attr:`columns`.
 
         Raises:
             ValueError: a column is missing, unknown or invalid.
@@ -101,8 +101,8 @@ class ArtifactRecord:
 
 @dataclass(frozen=True)
 class Origin:
-    """What a record also says of its library: the name that it was built under, which for a row is the kernel's, the
-    number of its C ABI, and the SHA-256 of its emitted source.
+    """The origin of a library: the name that it was built under (for a row the kernel's), the number of its C ABI, and
+    the SHA-256 of its emitted source.
     """
 
     kernel_name: Text
@@ -131,11 +131,11 @@ def _artifact_record() -> TypeAdapter[ArtifactRecord]:
 
 
 class DamagedEntry(Exception):
-    """An entry that is not what its record says; the text says in which way."""
+    """An entry that differs from its record; the text says how."""
 
 
 _used: set[Path] = set()
-"""Records whose time this process has renewed."""
+"""Records whose time of last use this process has renewed."""
 
 
 class Cache:
@@ -148,11 +148,11 @@ class Cache:
         self._created = False
 
     def create(self) -> None:
-        """Check the folder, or create it; once.
+        """Check or create the folder, once.
 
         Raises:
             CacheError: others have access to it.
-            OSError: it is not there and cannot be created.
+            OSError: it does not exist and cannot be created.
         """
         if self._created:
             return
@@ -161,7 +161,7 @@ class Cache:
         except OSError as error:
             if not self.folder.is_dir():
                 raise
-            _log.debug("%s: %s", self.folder, error)  # it cannot be written, but it can be read
+            _log.debug("%s: %s", self.folder, error)  # a read-only folder can still be read
         self._created = True
 
     def _create(self) -> None:
@@ -174,22 +174,22 @@ class Cache:
                 raise CacheError(f"{folder} is a link, not a folder", hint=f"Remove it. Or: {ANOTHER}")
 
     def so_path(self, key: str) -> Path:
-        """Where the library of ``key`` lies, or would lie."""
+        """Path of the library of ``key``, whether or not it exists."""
         return self.folder / f"{key}.so"
 
     def record_path(self, key: str) -> Path:
-        """Where the record of ``key`` lies, or would lie."""
+        """Path of the record of ``key``, whether or not it exists."""
         return self.folder / f"{key}.json"
 
     def log(self, key: str) -> Path:
-        """Where the log of the last failed build of ``key`` lies, or would lie."""
+        """Path of the log of the last failed build of ``key``, whether or not it exists."""
         return self.logs / f"{key}.log"
 
     def read(self, key: str) -> tuple[ArtifactRecord, Origin]:
-        """What the record file of ``key`` says, unchecked.
+        """The contents of the record file of ``key``, not checked against the library.
 
         Raises:
-            DamagedEntry: it makes no sense.
+            DamagedEntry: the record is invalid.
             OSError: there is none, or it cannot be read.
         """
         try:
@@ -199,9 +199,9 @@ class Cache:
         except ValueError:
             raise DamagedEntry("its record is damaged") from None
         if found.sha256 != _RecordFile.of(found.record, found.origin).sha256:
-            raise DamagedEntry("its record is not the one that was written")
+            raise DamagedEntry("its record differs from the one that was written")
         if found.record.key != key:
-            raise DamagedEntry("its record is that of another library")
+            raise DamagedEntry("its record belongs to another library")
         return found.record, found.origin
 
     def check(self, key: str) -> ArtifactRecord:
@@ -224,13 +224,13 @@ class Cache:
         except UnsafeFileError as error:
             raise DamagedEntry(f"its library cannot be read: {error.strerror}") from None
         if record.so_sha256 != digest:
-            raise DamagedEntry("its library is not the one that was built")
+            raise DamagedEntry("its library differs from the one that was built")
         if writable:
             raise DamagedEntry("anybody may write to its library")
         return record
 
     def load(self, key: str) -> ArtifactRecord | None:
-        """As :meth:`check`; None when there is no sound entry.
+        """As :meth:`check`, but None when there is no intact entry.
 
         Raises:
             CacheError: others have access to the folder.
@@ -239,15 +239,15 @@ class Cache:
         return self._sound(self.check, key)
 
     def use(self, key: str) -> None:
-        """Note that ``key`` is used now, once a process; in a folder that cannot be written nothing is noted."""
+        """Record that ``key`` is used now, once per process; does nothing in a read-only folder."""
         record = self.record_path(key)
         if record not in _used:
             _used.add(record)
             with contextlib.suppress(OSError):
                 os.utime(record)
 
-    def told(self, key: str) -> tuple[ArtifactRecord, Origin] | None:
-        """As :meth:`read`; None when there is no record that makes sense.
+    def read_record(self, key: str) -> tuple[ArtifactRecord, Origin] | None:
+        """As :meth:`read`, but None when there is no valid record.
 
         Raises:
             OSError: the folder exists but cannot be read.
@@ -255,7 +255,7 @@ class Cache:
         return self._sound(self.read, key)
 
     def _sound(self, read: Callable[[str], _T], key: str) -> _T | None:
-        """What ``read`` gives; None where there is no entry, or a damaged one."""
+        """The result of ``read``; None if there is no entry, or a damaged one."""
         try:
             return read(key)
         except FileNotFoundError:
@@ -279,7 +279,7 @@ class Cache:
 
     @contextlib.contextmanager
     def workspace(self, key: str) -> Iterator[Path]:
-        """An empty folder, on the cache's file system, for the holder of the lock of ``key``.
+        """An empty folder on the cache's file system, for the holder of the lock of ``key``.
 
         A builder that was killed leaves its folder behind; the next builder of the same key clears it.
 
@@ -296,7 +296,7 @@ class Cache:
             shutil.rmtree(folder, ignore_errors=True)
 
     def keys(self) -> set[str]:
-        """The keys that have a record, sound or not.
+        """The keys that have a record, valid or not.
 
         Raises:
             OSError: the folder exists but cannot be read.
@@ -307,14 +307,14 @@ class Cache:
             return set()
 
     def publish(self, library: Path, record: ArtifactRecord, origin: Origin) -> None:
-        """Make an entry of ``library``, a file in a :meth:`workspace`, and its record, for the holder of the lock.
+        """Make an entry of ``library``, a file in a :meth:`workspace`, and its record; the caller holds the lock.
 
         Raises:
-            OSError: the disk is full, or the cache folder cannot be written; there is no entry then.
+            OSError: the disk is full, or the cache folder cannot be written; no entry is made then.
         """
         self.put_library(library, record.key)
         try:
-            # The record comes second: it is what makes the entry exist.
+            # The record comes second, because the entry exists as soon as the record does.
             self.put_record(record, origin)
         except OSError:
             self.remove(record.key)
@@ -339,7 +339,7 @@ class Cache:
         publish(self.record_path(record.key), _RecordFile.of(record, origin).model_dump_json(indent=1), mode=0o600)
 
     def remove(self, key: str) -> None:
-        """Remove the entry of ``key``, its record first, for the holder of the lock.
+        """Remove the entry of ``key``, its record first; the caller holds the lock.
 
         Raises:
             OSError: the cache folder cannot be written.
@@ -351,7 +351,7 @@ class Cache:
                 path.unlink(missing_ok=True)
 
     def keep_log(self, key: str, text: str) -> Path:
-        """Keep the output of a failed build, for the holder of the lock of ``key``.
+        """Store the output of a failed build; the caller holds the lock of ``key``.
 
         Raises:
             OSError: the disk is full, or the cache folder cannot be written.
@@ -361,7 +361,7 @@ class Cache:
 
 
 def delete(path: Path) -> None:
-    """Remove a file or a folder, if it is there and can be removed."""
+    """Remove a file or a folder, if it exists and can be removed."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:

@@ -1,13 +1,13 @@
-"""Builds spread over the machines of a Dask cluster: ``with connect(address) as pool: build_many(kernels, pool=pool)``.
+"""Builds on the machines of a Dask cluster: ``with connect(address) as pool: build_many(kernels, pool=pool)``.
 
-Every worker compiles with its own toolchain into its own cache and answers with the library, its record, or the
-compiler's output. What comes back is believed by digest, and by content key wherever this machine can make the key
-itself: a worker whose compiler, flags or headers differ would build another library, says so instead, and the kernel
-goes to the next worker. Where this machine has no compiler for an arch, the workers' keys stand. Results are published
-under the cache's own lock, beside any local builder. A worker that is lost has its kernels built by the others.
+Every worker compiles with its own toolchain into its own cache and returns the library with its record, or the
+compiler's output. Results are verified by digest, and by content key wherever this machine can compute the key itself.
+A worker whose compiler, flags or headers differ would build another library; it reports that instead, and the kernel
+goes to the next worker. If this machine has no compiler for an arch, the workers' keys are accepted. Results are
+published under the cache's own lock, alongside any local builder. The kernels of a lost worker are built by the others.
 
-Workers run what they are sent: a scheduler belongs on a network where everybody is trusted, or behind TLS (Dask's own
-configuration has the certificates).
+Workers run what they are sent: put a scheduler on a network where everybody is trusted, or behind TLS (its certificates
+are in Dask's own configuration).
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from catalog.schema.kernel import Kernel
 from catalog.threads import usable_cores
 
 CONNECT_SECONDS = 10.0
-"""How long a scheduler, and then its first worker, is waited for."""
+"""Time limit for connecting to a scheduler, and then for its first worker."""
 
 WORKERLESS_SECONDS = 60.0
-"""How long a build goes on without any worker: they may be on their way."""
+"""How long a build continues without workers, which may still be starting."""
 
 TRIES = 3
-"""How often a kernel is sent out again after a worker failed in a way that it did not explain."""
+"""How often a kernel is sent out again after a worker failed without an explanation."""
 
 RESUME = "What is finished is in the cache; the same command goes on from there."
 
@@ -60,7 +60,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Release:
-    """What must be the same on all machines of a cluster."""
+    """Versions that must be equal on all machines of a cluster."""
 
     version: str
     abi: int
@@ -72,7 +72,7 @@ class Release:
 
 @functools.cache
 def release() -> Release:
-    """That of this process."""
+    """The release of this process."""
     try:
         number = version("kernel-catalog")
     except PackageNotFoundError:
@@ -80,12 +80,12 @@ def release() -> Release:
     return Release(number, abi_number(BUILD_DIR / "abi" / "catalog_abi.h"), KEY_SCHEMA)
 
 
-# These travel as plain values: a scheduler need not have this package, and a worker of another version can say so.
+# These are sent as plain values: a scheduler need not have this package, and a worker of another version can report it.
 
 
 @dataclass(frozen=True)
 class Order:
-    """A kernel to build, as its canonical JSON; ``source``, ``key``, its ``ingredients`` where the client has them."""
+    """A kernel to build, as its canonical JSON; ``source``, ``key`` and its ``ingredients`` if the client has them."""
 
     kernel: str
     release: Release
@@ -94,7 +94,7 @@ class Order:
     ingredients: Mapping[str, str] = field(default_factory=dict)
 
     def difference(self, here: Mapping[str, str]) -> str | None:
-        """The first part in which the content keys of the worker and of the client differ."""
+        """The first difference between the content keys of the worker and of the client."""
         for name, there in self.ingredients.items():
             if here[name] != there:
                 return f"its {name} differs: {here[name]}; the client's: {there}"
@@ -114,7 +114,7 @@ class Delivery:
 
 @dataclass(frozen=True)
 class Failure:
-    """The compiler refused the kernel: it would anywhere."""
+    """The compiler refused the kernel, as it would on any machine."""
 
     worker: str
     record: Mapping[str, Any]
@@ -124,7 +124,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Refusal:
-    """This worker does not build the kernel; ``whole_arch``: nor any other of its arch."""
+    """This worker does not build the kernel; with ``whole_arch``, no other kernel of the arch either."""
 
     worker: str
     reason: str
@@ -136,7 +136,7 @@ _REPLIES: Mapping[str, type[Reply]] = MappingProxyType({kind.__name__: kind for 
 
 
 class _Unwanted(threading.Event):
-    """Set when the scheduler no longer wants the task that this thread runs: then its compilers end."""
+    """Set when the scheduler no longer wants the task of this thread, to end its compilers."""
 
     def __init__(self, worker: Any, task: Any) -> None:
         super().__init__()
@@ -149,13 +149,13 @@ class _Unwanted(threading.Event):
 
 @functools.cache
 def _builder() -> Builder:
-    from catalog.backends import target_of  # a worker is a process of its own: here it is put together
+    from catalog.backends import target_of  # a worker is a separate process, and composes its own parts
 
     return Builder(targets=target_of)
 
 
 def _task() -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
-    """What is sent to workers: a closure, which Dask sends by its code instead of by the name of its module."""
+    """The function sent to workers: a closure, which Dask sends as code instead of as the name of a module."""
 
     def task(order: Mapping[str, Any]) -> Mapping[str, Any]:
         from distributed import get_worker
@@ -171,7 +171,7 @@ def _task() -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
 
 
 def work(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Build on a worker: an :class:`Order` as a mapping, to a :data:`Reply` as a mapping with its ``kind``."""
+    """Build on a worker: takes an :class:`Order` as a mapping, returns a :data:`Reply` as one, with its ``kind``."""
     from distributed import get_worker
 
     worker = get_worker()
@@ -190,7 +190,7 @@ def _reply(order: Order, address: str, stop: threading.Event) -> Reply:
     try:
         return _build(order, address, stop)
     except Interrupted:
-        return Refusal(address, "the build was called off", whole_arch=False)
+        return Refusal(address, "the build was cancelled", whole_arch=False)
     except CompileError as error:
         message = error.message.replace("does not compile with", f"does not compile on {address} with", 1)
         return Failure(address, error.record.columns, message, error.log)
@@ -214,7 +214,7 @@ def connect(address: str) -> Iterator[Cluster]:
     """The cluster whose scheduler listens at ``address``, as ``tcp://host:8786``.
 
     Raises:
-        ClusterError: the extra is not installed, nobody answers within :data:`CONNECT_SECONDS`, or no worker is usable.
+        ClusterError: the extra is not installed, nothing answers in :data:`CONNECT_SECONDS`, or no worker is usable.
     """
     try:
         import distributed
@@ -223,13 +223,13 @@ def connect(address: str) -> Iterator[Cluster]:
     for name in ("distributed", "distributed.client", "distributed.gc", "tornado.application"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     with warnings.catch_warnings():
-        # Versions of Dask that go together well enough to connect: ours are compared below.
+        # Dask warns of versions that differ and still work together; the ones that matter are compared below.
         warnings.simplefilter("ignore", distributed.versions.VersionMismatchWarning)
         try:
             client = distributed.Client(address, timeout=CONNECT_SECONDS, set_as_default=False, name="catalog")
-        except Exception as error:  # whatever the network, TLS and Dask can say
+        except Exception as error:  # anything that the network, TLS or Dask may raise
             raise ClusterError(
-                f"no Dask scheduler is reached at {address}: {_brief(error)}",
+                f"no Dask scheduler answers at {address}: {_brief(error)}",
                 hint="dask scheduler starts one and prints its address, as tcp://host:8786.",
             ) from None
     try:
@@ -246,7 +246,7 @@ def _brief(error: BaseException) -> str:
 class Cluster:
     """The workers behind one scheduler: a :class:`~catalog.build.pools.Pool`.
 
-    ``unfit`` are those that are left out from the start, and why.
+    ``unfit`` maps workers that are left out from the start to the reasons.
     """
 
     client: Any
@@ -255,7 +255,7 @@ class Cluster:
 
     @classmethod
     def of(cls, client: Any, address: str) -> Cluster:
-        """The cluster of a connected client, after a look at its workers.
+        """The cluster of a connected client, after checking its workers.
 
         Raises:
             ClusterError: it has no worker, or none of this version of the package.
@@ -270,19 +270,19 @@ class Cluster:
         unfit = {worker: why for worker, answer in answers.items() if (why := _why_unfit(answer)) is not None}
         if len(unfit) == len(answers):
             raise ClusterError(
-                f"no worker of {address} can build for this client, which has {release()}: {_told(unfit)}",
-                hint="Workers need the same version of kernel-catalog: install it there, and start them anew.",
+                f"no worker of {address} can build for this client, which has {release()}: {_by_reason(unfit)}",
+                hint="Workers need the same version of kernel-catalog: install it there, and restart them.",
             )
         return cls(client, address, unfit)
 
     @property
     def notes(self) -> list[str]:
-        """What a user should know of the workers, a line each."""
-        return [f"left out: {_told(self.unfit)}"] if self.unfit else []
+        """Notes about the workers for the user, one line each."""
+        return [f"left out: {_by_reason(self.unfit)}"] if self.unfit else []
 
     @property
     def at_once(self) -> int:
-        """Threads of the workers that are there now: each waits for a compiler.
+        """Number of threads of the present workers: each waits for a compiler.
 
         Raises:
             ClusterError: the scheduler is gone.
@@ -290,25 +290,25 @@ class Cluster:
         return sum(self.workers().values())
 
     def workers(self) -> dict[str, int]:
-        """The workers that are there now, by address, and how many threads they have.
+        """The present workers by address, each with its number of threads.
 
         Raises:
             ClusterError: the scheduler is gone.
         """
         try:
             return dict(self.client.nthreads())
-        except Exception:  # a closed connection shows in many ways
+        except Exception:  # a closed connection raises many kinds of errors
             raise self.gone() from None
 
     def gone(self) -> ClusterError:
-        """The error of a scheduler that no longer answers."""
+        """The error for a scheduler that no longer answers."""
         return ClusterError(f"the scheduler at {self.address} is gone", hint=RESUME)
 
     def results(self, builder: Builder, kernels: Sequence[Kernel]) -> Results:
-        """Have ``kernels`` built; closing the generator calls off what waits and ends what compiles.
+        """Have ``kernels`` built. Closing the generator cancels waiting kernels and ends running compilers.
 
         Raises:
-            ClusterError: the scheduler is gone, or for :data:`WORKERLESS_SECONDS` all workers were.
+            ClusterError: the scheduler is gone, or there were no workers for :data:`WORKERLESS_SECONDS`.
         """
         return _Run(self, builder, kernels).results()
 
@@ -319,8 +319,8 @@ def _why_unfit(answer: object) -> str | None:
     return None if answer == release() else f"it has {answer}"
 
 
-def _told(reasons: Mapping[str, str]) -> str:
-    """Reasons by worker, each reason once."""
+def _by_reason(reasons: Mapping[str, str]) -> str:
+    """Reasons with their workers, each reason once."""
     workers: dict[str, list[str]] = {}
     for worker, reason in sorted(reasons.items()):
         workers.setdefault(reason, []).append(worker)
@@ -334,10 +334,10 @@ Outcome = Callable[[], Built]
 
 
 class _Run:
-    """One :meth:`Cluster.results`.
+    """One call of :meth:`Cluster.results`.
 
-    Keys are made in threads; answers of these and of the cluster come through one queue, and all else happens in the
-    thread of the caller.
+    Threads compute keys. Their results and the cluster's answers come through one queue; everything else happens in
+    the caller's thread.
     """
 
     def __init__(self, cluster: Cluster, builder: Builder, kernels: Sequence[Kernel]) -> None:
@@ -385,13 +385,13 @@ class _Run:
             raise ClusterError(f"the scheduler at {self._cluster.address} has no workers any more", hint=RESUME)
 
     def _prepare(self, kernel: Kernel) -> Built | Order:
-        """What this machine knows of a kernel: its library, its key, or nothing where it cannot build such ones."""
+        """The library of a kernel if this machine has it, otherwise an order, with its key where it is known."""
         try:
             job = self._builder.job(kernel, self._stop)
         except CompileError:
             raise
         except (ToolchainError, BuildError):
-            # No compiler here, or no checkout: then the workers decide.
+            # No compiler or checkout here: the workers decide.
             return Order(kernel.canonical_json, release())
         return self._builder.find(job) or Order(
             kernel.canonical_json, release(), job.unit.source, job.key.hex, job.ingredients
@@ -408,20 +408,20 @@ class _Run:
         return self._send(place)
 
     def _send(self, place: int) -> Outcome | None:
-        """Have the kernel built by a worker that has not refused it; an outcome when there is none."""
+        """Send the kernel to a worker that has not refused it; return an outcome if there is no such worker."""
         arch = self._kernels[place].arch
         refused = self._cluster.unfit | self._unfit.get(arch, {}) | self._refused.get(place, {})
         fit = set(self._cluster.workers()) - set(refused) if refused else None
         if fit is not None and not fit:
             return _raising(
-                ToolchainError(f"no worker of {self._cluster.address} builds kernels of {arch}: {_told(refused)}")
+                ToolchainError(f"no worker of {self._cluster.address} builds kernels of {arch}: {_by_reason(refused)}")
             )
         future = self._cluster.client.submit(
             _task(),
             asdict(self._orders[place]),
             pure=False,
             workers=None if fit is None else sorted(fit),
-            allow_other_workers=fit is not None,  # a fit worker that dies must not leave its kernels waiting for it
+            allow_other_workers=fit is not None,  # so that no kernel waits for a worker that died
         )
         self._futures[place] = future
         future.add_done_callback(functools.partial(self._put, place, self._answered))
@@ -453,7 +453,7 @@ class _Run:
         return self._builder.admit(record, origin, reply.content, self._stop, cached=reply.cached)
 
     def _fault(self, place: int, record: ArtifactRecord, reply: Delivery | Failure) -> str | None:
-        """What is wrong with what a worker sent: nothing of it is believed then."""
+        """What is wrong with a worker's reply, which is then discarded as a whole; None if nothing is."""
         if record.kernel_id != self._kernels[place].id or _DIGEST.fullmatch(record.key) is None:
             return f"it sent the record of something else: {record.key[:64]!r} of kernel {record.kernel_id[:64]!r}"
         if isinstance(reply, Failure):
@@ -462,7 +462,7 @@ class _Run:
             return f"it sent a library with another content key: {record.key}"
         sent = (hashlib.sha256(reply.content).hexdigest(), len(reply.content))
         if sent != (record.so_sha256, record.so_bytes) or record.status != "built":
-            return "it sent a library that is not what its record says"
+            return "it sent a library that differs from its record"
         return None
 
     def _refuse(self, place: int, refusal: Refusal) -> Outcome | None:
@@ -472,12 +472,12 @@ class _Run:
         return self._send(place)
 
     def _failed(self, place: int, error: BaseException) -> Outcome | None:
-        """A worker died too often, or something was raised that :func:`work` does not expect."""
+        """Handle workers that died too often, or an exception that :func:`work` does not expect."""
         from distributed.scheduler import KilledWorker
 
         if isinstance(error, KilledWorker):
             died = f"{error.allowed_failures + 1} workers died while they built kernel {self._kernels[place].name}"
-            hint = "Have they enough memory for their compilers? dask worker --nthreads says how many at a time."
+            hint = "Do they have enough memory for their compilers? dask worker --nthreads sets how many run at a time."
             return _raising(BuildError(died, hint=hint))
         errors = self._errors.setdefault(place, [])
         errors.append(f"{type(error).__name__}: {_brief(error)}")

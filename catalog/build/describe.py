@@ -1,4 +1,4 @@
-"""What a library says of the row that it was built from."""
+"""What a library reports about the row that it was built from."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from catalog.schema.kernel import Kernel
 
 
 def describe(kernel: Kernel) -> str:
-    """The JSON that ``catalog_describe`` returns: the kernel's canonical JSON with its id and name."""
+    """The JSON returned by ``catalog_describe``: the kernel's canonical JSON with its id and name."""
     described = json.loads(kernel.canonical_json) | {"id": kernel.id, "name": kernel.name}
     return json.dumps(described, sort_keys=True, separators=(",", ":"))
 
 
 def c_string(kernel: Kernel) -> str:
-    """:func:`describe` as a C string literal: ASCII, with quotes and backslashes escaped as C escapes them."""
+    """:func:`describe` as a C string literal: ASCII, with quotes and backslashes escaped."""
     return json.dumps(describe(kernel))

@@ -1,4 +1,4 @@
-"""Which file system a folder is on, and whether other machines write to it too: locks depend on that."""
+"""Which file system a folder is on, and whether other machines may write to it: this decides how to lock."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ESCAPED = re.compile(r"\\([0-7]{3})")
 
 
 class _Facts(BaseModel):
-    """The content of ``data/toolchains/file_systems.json``: file systems of several machines, by the kernel's names."""
+    """The content of ``data/toolchains/file_systems.json``: network file systems, by the kernel's names."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -27,18 +27,18 @@ class _Facts(BaseModel):
 
 @dataclass(frozen=True)
 class FileSystem:
-    """A file system: its type by the kernel's name (empty where nothing tells), and whether machines share it."""
+    """A file system: its type in the kernel's terms (empty if unknown), and whether machines share it."""
 
     type: str
     network: bool
 
 
 def file_system(folder: Path, mounts: Path = MOUNTS) -> FileSystem:
-    """The file system that ``folder``, which need not be there yet, lies on.
+    """The file system of ``folder``, which need not exist yet.
 
     Args:
         folder: any folder.
-        mounts: the kernel's table of mounts; where there is none (another system than Linux), the type is unknown.
+        mounts: the kernel's table of mounts; without one (on systems other than Linux) the type is unknown.
 
     Raises:
         SpecError: the data file of network file systems is missing or malformed.
@@ -51,7 +51,7 @@ def file_system(folder: Path, mounts: Path = MOUNTS) -> FileSystem:
     found, deepest = "", -1
     for line in lines:
         mount, type_ = _parse(line)
-        # Of two at one point the later one covers the earlier.
+        # Of two mounts at one point, the later one covers the earlier one.
         if len(mount.parts) >= deepest and place.is_relative_to(mount):
             found, deepest = type_, len(mount.parts)
     return FileSystem(found, found in read_facts(_Facts, data_dir() / "toolchains" / "file_systems.json").network)

@@ -1,10 +1,10 @@
-"""How the first runs of libraries ended on this machine, kept beside the cache's entries.
+"""The outcomes of first runs of libraries on this machine, stored beside the cache's entries.
 
     guard/<key>.<arch of the device>    one small JSON file each
 
-A library that ran to its end is remembered with its digest: another library under the same key is run anew. One that
-crashed, hung or gave a wrong result is quarantined under its key until it is released, at the latest after the days of
-the settings. What cannot be written, because the cache is read-only, is remembered by the process.
+A library that ran to completion is stored with its digest: a different library under the same key gets a new first run.
+A library that crashed, hung or gave a wrong result is quarantined under its key until it is released, at the latest
+after the number of days in the settings. If the cache is read-only, the process keeps the outcome in memory.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _FILE = re.compile(r"[0-9a-f]{64}\..+")
 
 
 class Quarantine(Row):
-    """A library that must not be run: since ``when`` (ISO 8601, in UTC), because ``reason``.
+    """A library that must not be run since ``when`` (ISO 8601, in UTC), for a ``reason``.
 
-    ``device`` is the arch of the device that it ran on, ``problem`` the key of the problem that it ran.
+    ``device`` is the arch of the device that it ran on, ``problem`` the key of the problem.
     """
 
     key: Digest
@@ -45,7 +45,7 @@ class Quarantine(Row):
 
     @property
     def until(self) -> str:
-        """When it ends, as ``when``, by the current settings."""
+        """The end of the quarantine in the form of ``when``, by the current settings."""
         return self._end.isoformat(timespec="seconds")
 
     @property
@@ -60,12 +60,12 @@ class Quarantine(Row):
 
     @property
     def log(self) -> str:
-        """The fields as lines of text, for the registry."""
+        """The fields as lines of text for the registry."""
         return "".join(f"{name}: {value}\n" for name, value in self.model_dump().items())
 
     @classmethod
     def of_log(cls, log: str) -> Quarantine | None:
-        """The quarantine of :attr:`log`; None where it is another text."""
+        """The quarantine written by :attr:`log`; None if the text is something else."""
         lines = dict(line.split(": ", 1) for line in log.splitlines() if ": " in line)
         with contextlib.suppress(ValueError):
             return cls.model_validate({name: lines[name] for name in cls.model_fields if name in lines})
@@ -73,41 +73,41 @@ class Quarantine(Row):
 
 
 class _Verdict(Row):
-    """How the first run of a library ended: the digest of one that ran to its end, or a quarantine; or neither."""
+    """The outcome of a library's first run: the digest of one that ran to completion, a quarantine, or neither."""
 
     passed: Digest | None = None
     quarantined: Quarantine | None = None
 
     @property
     def quarantine(self) -> Quarantine | None:
-        """The quarantine, unless it is over."""
+        """The quarantine, unless it has ended."""
         return None if self.quarantined is None or self.quarantined.over else self.quarantined
 
 
 _unwritten: dict[Path, _Verdict] = {}
-"""Verdicts that this process could not write, by their files."""
+"""Outcomes that this process could not write, by their files."""
 
 
 class FirstRuns:
-    """The memory of one cache folder."""
+    """The outcomes of first runs stored in one cache folder."""
 
     def __init__(self, cache_dir: Path) -> None:
         self._folder = cache_dir / "guard"
 
     def passed(self, key: str, sha256: str, device: str) -> bool:
-        """Whether the library of ``key`` with the digest ``sha256`` has run to its end on such a device."""
+        """Whether the library of ``key`` with the digest ``sha256`` has run to completion on such a device."""
         return self._read(self._file(key, device)).passed == sha256
 
     def quarantine_of(self, key: str, device: str) -> Quarantine | None:
-        """The quarantine of the library of ``key`` on such a device, if it is in one."""
+        """The current quarantine of the library of ``key`` on such a device, if any."""
         return self._read(self._file(key, device)).quarantine
 
     def remember(self, key: str, sha256: str, device: str) -> None:
-        """Note that a library has run to its end."""
+        """Record that a library has run to completion."""
         self._write(self._file(key, device), _Verdict(passed=sha256))
 
     def quarantine(self, quarantine: Quarantine) -> None:
-        """Note that a library must not be run."""
+        """Record that a library must not be run."""
         self._write(self._file(quarantine.key, quarantine.device), _Verdict(quarantined=quarantine))
 
     def quarantined(self) -> list[Quarantine]:
@@ -119,10 +119,10 @@ class FirstRuns:
         return sorted((one for one in found if one is not None), key=lambda one: (one.when, one.kernel, one.key))
 
     def forget(self, key: str) -> None:
-        """Forget how runs of the library of ``key`` ended, on whatever device.
+        """Forget the outcomes of the library of ``key`` on all devices.
 
         Raises:
-            OSError: what is remembered cannot be deleted.
+            OSError: an outcome cannot be deleted.
         """
         for file in self._files():
             if file.name.startswith(f"{key}."):
@@ -131,9 +131,9 @@ class FirstRuns:
             del _unwritten[file]
 
     def sweep(self, keys: Set[str], young: float, *, dry_run: bool = False) -> int:
-        """Forget runs to the end of libraries that are none of ``keys``; how many files went, or would go.
+        """Forget completed runs of libraries that are not among ``keys``; return the number of files (to be) deleted.
 
-        Quarantines stay. Files of writers that were killed go when they are ``young`` seconds old.
+        Quarantines stay. Files left by killed writers are deleted once they are ``young`` seconds old.
 
         Raises:
             OSError: one cannot be deleted.

@@ -1,9 +1,9 @@
-"""The cache in the long run: what it holds, what of it is damaged, and what may go.
+"""Maintenance of the cache: listing its entries, finding damage, dropping what is no longer needed.
 
-Nothing goes that is in use: its lock is held while it is built, and who has loaded a library holds a shared lock on the
-file (:mod:`catalog.runtime.devices.loading`). On a file system of several machines, where such a lock may not be seen,
-what was used within a day counts as in use. The record goes first, then the library: killed in between, the entry is
-absent, and the library a leftover for the next time.
+Entries in use are never dropped: a builder holds the entry's lock, and a process that has loaded a library holds a
+shared lock on its file (:mod:`catalog.runtime.devices.loading`). On a network file system, where such a lock may be
+invisible, entries used within a day count as in use. The record is deleted first, then the library: after a kill in
+between, the entry is absent, and the library is a leftover for the next collection.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from catalog.units import format_size
 
 DAY_SECONDS = 86_400.0
 RECENT_SECONDS = 3_600.0
-"""The automatic cap keeps what was used within an hour: compiling the kernels of one plan may take that long."""
+"""The size cap keeps entries used within an hour: compiling the kernels of one plan may take that long."""
 
 OLD_SECONDS = 30 * DAY_SECONDS
-"""Logs of failed builds and remembered answers go when they are older: they only save time."""
+"""Age at which logs of failed builds and stored scans are deleted: they only save time."""
 
 _SHARE = 16
-"""A process may exceed the size cap by one part in this many before it looks at the folder again."""
+"""A process may exceed the size cap by 1/_SHARE of it before it scans the folder again."""
 
 _log = logging.getLogger(__name__)
 
@@ -49,9 +49,9 @@ _KEY = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Entry:
-    """A library of the cache: ``bytes`` with its record, ``compile_s`` in seconds, times ISO 8601 in UTC.
+    """A library of the cache: ``bytes`` includes its record, ``compile_s`` is in seconds, times are ISO 8601 in UTC.
 
-    What only a record tells is None where that is damaged.
+    Fields that only a record has are None if the record is damaged.
     """
 
     key: str
@@ -65,7 +65,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Damage:
-    """An entry that is not what its record says, and why; ``deleted`` when it was deleted."""
+    """An entry that differs from its record, and why; ``deleted`` if it was deleted."""
 
     key: str
     kernel: str | None
@@ -74,14 +74,14 @@ class Damage:
 
     @property
     def about(self) -> str:
-        """What is damaged, why, and what happens to it, in a line."""
+        """What is damaged, why, and what happens to it, in one line."""
         fate = "deleted" if self.deleted else "the next build replaces it"
         return f"{self.key}  {self.kernel or '?'}: {self.reason}; {fate}"
 
 
 @dataclass(frozen=True)
 class Collected:
-    """What went (or would go): libraries by key, other files; and what is left."""
+    """What was dropped (or would be): libraries by key, other files; and what is left."""
 
     dropped: tuple[str, ...]
     dropped_bytes: int
@@ -92,7 +92,7 @@ class Collected:
 
     @property
     def about(self) -> str:
-        """What went and what is left, to follow a verb."""
+        """What was dropped and what is left, as the continuation of a verb."""
         kept = f", {self.in_use:,} in use were kept" if self.in_use else ""
         return (
             f"{counted(len(self.dropped), 'library')} ({format_size(self.dropped_bytes)}) and "
@@ -103,7 +103,7 @@ class Collected:
 
 @dataclass
 class _Files:
-    """Of a key: the bytes of record and library, when it was last used in seconds since 1970, and what is there."""
+    """Files of one key: bytes of record and library, time of last use in seconds since 1970, and which files exist."""
 
     bytes: int = 0
     last_used: float = 0.0
@@ -112,7 +112,7 @@ class _Files:
 
 
 def entries(cache: Cache) -> list[Entry]:
-    """All entries, the last used first; none where there is no folder.
+    """All entries, last used first; empty if there is no folder.
 
     Raises:
         CacheError: the folder cannot be read.
@@ -124,7 +124,7 @@ def entries(cache: Cache) -> list[Entry]:
 
 
 def verify(cache: Cache, *, delete: bool = False) -> list[Damage]:
-    """Hold every library against its record; the damaged entries, deleted when asked and not in use.
+    """Check every library against its record; return damaged entries, deleted if requested and not in use.
 
     Raises:
         CacheError: the folder cannot be read; or, to delete, not be written; or others have access to it.
@@ -146,16 +146,16 @@ def verify(cache: Cache, *, delete: bool = False) -> list[Damage]:
 def collect(
     cache: Cache, max_bytes: int | None = None, older_than: float | None = None, *, dry_run: bool = False
 ) -> Collected:
-    """Drop what was not used for ``older_than`` seconds, then the longest unused until ``max_bytes`` are left.
+    """Drop entries unused for ``older_than`` seconds, then the least recently used until ``max_bytes`` are left.
 
-    Leftovers go in any case: those of builders that were killed after a day, logs and remembered answers after a month,
-    lock files that nobody holds.
+    Leftovers are always removed: those of killed builders after a day, logs and stored scans after a month, and lock
+    files that nobody holds.
 
     Args:
-        cache: whose entries.
-        max_bytes: of libraries and records together; None: any size.
-        older_than: seconds since the last use; None: any age.
-        dry_run: tell what would go, and leave it.
+        cache: the cache to collect.
+        max_bytes: limit for libraries and records together; None for no limit.
+        older_than: seconds since the last use; None for any age.
+        dry_run: report what would be dropped, and keep it.
 
     Raises:
         CacheError: the folder cannot be written, or others have access to it.
@@ -173,11 +173,11 @@ def clear(cache: Cache) -> Collected:
 
 
 class SizeCap:
-    """Keeps the libraries of a cache below ``CATALOG_CACHE_MAX_BYTES``: :func:`collect` by itself.
+    """Keeps the libraries of a cache below ``CATALOG_CACHE_MAX_BYTES``, by running :func:`collect` when needed.
 
-    Scanning the whole folder at every build would be slow. So a process scans it when it first builds, and again
-    whenever it has added one :data:`_SHARE`-th of the cap; each sweep makes that much room. Libraries in use are not
-    dropped, as in :func:`collect`, nor are those used within :data:`RECENT_SECONDS`: they may not be loaded yet.
+    Scanning the whole folder at every build would be slow. So a process scans it at its first build, and again whenever
+    it has added 1/:data:`_SHARE` of the cap; each sweep frees that much room. Libraries in use are kept, as in
+    :func:`collect`, and so are those used within :data:`RECENT_SECONDS`, which may not be loaded yet.
     """
 
     def __init__(self, cache: Cache) -> None:
@@ -187,7 +187,7 @@ class SizeCap:
         self._lock = Lock()
 
     def grew(self, added: int) -> None:
-        """Note that ``added`` bytes were published; where the folder cannot be swept, it stays as it is."""
+        """Count ``added`` published bytes and sweep if needed; a folder that cannot be swept stays unchanged."""
         cap = settings().cache_max_bytes
         with self._lock:
             self._room -= added
@@ -203,18 +203,18 @@ class SizeCap:
                 _log.warning("the cache %s cannot be kept below %d bytes: %s", self._cache.folder, cap, error)
 
     def take_dropped(self) -> list[str]:
-        """The keys that were dropped since the last call, for the registry."""
+        """The keys dropped since the last call, for the registry."""
         with self._lock:
             dropped, self._dropped = self._dropped, []
         return dropped
 
 
 def sync_registry(cache: Cache, catalog: Path) -> int:
-    """Have the catalog's file, if it is there, say which of its libraries are in the cache; how many rows changed.
+    """Update which libraries are in the cache in the catalog's file, if it exists; return the number of changed rows.
 
     Raises:
         CacheError: the cache folder cannot be read.
-        RegistryError: the file cannot be written, or is no catalog.
+        RegistryError: the file cannot be written, or is not a catalog.
     """
     if not catalog.is_file():
         return 0
@@ -239,11 +239,11 @@ def sync_registry(cache: Cache, catalog: Path) -> int:
 
 
 class _Sweep:
-    """One pass through the cache, and what it has dropped.
+    """One pass through the cache, and what it dropped.
 
-    ``young`` is the age in seconds below which a file without a record may belong to a running builder, ``old`` the one
-    from which logs and remembered answers go, ``recent`` the seconds since its last use for which an entry counts as in
-    use, of whatever process.
+    ``young`` is the age in seconds below which a file without a record may belong to a running builder; ``old`` is the
+    age from which logs and stored scans are deleted; an entry counts as in use, by any process, for ``recent`` seconds
+    after its last use.
     """
 
     def __init__(
@@ -262,7 +262,7 @@ class _Sweep:
         self._recent = recent if cache.locks.exclusive else max(recent, DAY_SECONDS)
 
     def drop(self, key: str, files: _Files) -> bool:
-        """Drop the entry of ``key``, unless it is in use or was used after ``files`` was read: whether it went."""
+        """Drop the entry of ``key``, unless it is in use or used since ``files`` was read; return whether it went."""
         library = self.cache.so_path(key)
         with self.cache.locks.try_hold(key) as held, _alone(library) as alone:
             if not held or not alone or self._used_again(key, files):
@@ -283,7 +283,7 @@ class _Sweep:
         return False
 
     def sweep_leftovers(self, found: dict[str, _Files]) -> None:
-        """Remove what killed builders left, what is old, and lock files that nobody holds."""
+        """Remove leftovers of killed builders, old files, and lock files that nobody holds."""
         for key, files in found.items():
             if not files.has_record and self.now - files.last_used >= self._young:
                 self._remove_if_free(key, self.cache.so_path(key))
@@ -312,7 +312,7 @@ class _Sweep:
                 self._remove(path)
 
     def sweep_first_runs(self, keys: Set[str]) -> None:
-        """Forget how first runs of libraries ended that are none of ``keys``, but for quarantines."""
+        """Forget outcomes of first runs of libraries not among ``keys``, except quarantines."""
         self.leftovers += FirstRuns(self.cache.folder).sweep(keys, self._young, dry_run=self._dry_run)
 
     def _remove_if_free(self, key: str, path: Path) -> None:
@@ -335,7 +335,7 @@ class _Sweep:
 
     @staticmethod
     def _list(folder: Path) -> list[Path]:
-        """What is in a folder of the cache, by names that are the cache's."""
+        """The files in a folder of the cache whose names are the cache's."""
         return [path for path in folder.iterdir() if _KEY.match(path.name)] if folder.is_dir() else []
 
 
@@ -359,7 +359,7 @@ def _collect(sweep: _Sweep, max_bytes: int | None, older_than: float | None) -> 
 
 
 def _scan(cache: Cache) -> dict[str, _Files]:
-    """By key, what is in the folder; nothing where there is no folder."""
+    """The files of the folder by key; empty if there is no folder."""
     found: dict[str, _Files] = {}
     if not cache.folder.is_dir():
         return found
@@ -390,7 +390,7 @@ def _entry(cache: Cache, key: str, files: _Files) -> Entry:
 
 
 def _reason(cache: Cache, key: str) -> str | None:
-    """What is wrong with an entry; an entry that is being replaced just now is looked at when that is done."""
+    """What is wrong with an entry. If it is being replaced, waits until that is done."""
     for _ in range(2):
         try:
             cache.check(key)
@@ -404,22 +404,22 @@ def _reason(cache: Cache, key: str) -> str | None:
             with cache.locks.try_hold(key) as held:
                 if not held:
                     return None
-        except OSError:  # nobody builds in a folder that cannot be written
+        except OSError:  # nobody can build in a read-only folder
             return reason
     return reason
 
 
 @contextlib.contextmanager
 def _alone(library: Path) -> Iterator[bool]:
-    """Whether no process has loaded ``library``; none can begin to use it meanwhile."""
+    """Whether no process has loaded ``library``; while the context lasts, none can begin to use it."""
     try:
-        # NFS grants an exclusive lock to a writer only.
+        # NFS grants an exclusive lock only on a file that is open for writing.
         descriptor = os.open(library, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         yield True
         return
     except OSError as error:
-        if error.errno not in (errno.ELOOP, errno.ENXIO):  # a link or a socket, which nobody loads
+        if error.errno not in (errno.ELOOP, errno.ENXIO):  # a link or a socket, which no process loads
             raise
         yield True
         return
@@ -434,7 +434,7 @@ def _lock(descriptor: int) -> bool:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # there are no such locks on this file system, and who loads a library has none either
+    except OSError:  # this file system has no such locks, so processes that load a library hold none either
         return True
     return True
 

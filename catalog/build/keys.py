@@ -1,17 +1,17 @@
-"""Content keys: the name of a library is the hash of everything that shapes it.
+"""Content keys: a library is named by the hash of everything that shapes it.
 
-A key covers the emitted source, the headers it reaches, the compiler, the flags, the ISA and the ABI number. Which
-headers a source reaches only the compiler can say, so it is asked (``-M``). Every header counts by content, the
-system's too: libstdc++ and libc are upgraded without their compiler, and clang++ uses those of another package.
-Project headers are named relative to their include folder, so that neither the checkout nor the user shows in a key;
-system headers keep their path, as the compiler does.
+A key covers the emitted source, the headers it reaches, the compiler, the flags, the ISA and the ABI number. Only the
+compiler knows which headers a source reaches, so it is asked (``-M``). Every header counts by content, system headers
+included: libstdc++ and libc are upgraded without their compiler, and clang++ uses those of another package. Project
+headers are named relative to their include folder, so that a key depends on neither the checkout nor the user; system
+headers keep their path, as they do for the compiler.
 
-Asking costs a preprocessor run, so the answer is remembered on disk, as names only, and holds while all those headers
-have the contents that it was given for. Contents decide, never times. Project headers are read again for every key; a
+A scan costs a preprocessor run, so its result is stored on disk, as names only, and holds while all these headers have
+the contents that they had at the scan. Contents decide, never times. Project headers are read again for every key; a
 system header once per process, and once more after a build (:meth:`ContentKey.changed_headers`).
 
-Not seen: a new header that an include path would find earlier than the one remembered, and what a flag brings in
-besides headers, which is why such flags are refused.
+Not detected: a new header that an include path would find before the stored one, and files other than headers that a
+flag brings in, which is why such flags are refused.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from catalog.errors import BuildError
 from catalog.files import MOST_TEXT_BYTES, Sync, publish, read_given, read_own
 
 KEY_SCHEMA = 2
-"""Raise it when the parts of a key, or what a build does with them, change."""
+"""Increase it when the parts of a key change, or what a build does with them."""
 
-# Flags whose effect depends on the machine, or that read files which no dependency scan lists.
+# Flags whose effect depends on the machine, or that read files not listed by a dependency scan.
 _UNOBSERVABLE_FLAG = re.compile(
     r"-m(arch|cpu|tune)=native|@|-B|-wrapper|--?specs=|--?config|-fplugin|-fpass-plugin|-fprofile-use|-fauto-profile"
 )
@@ -47,9 +47,9 @@ _ABI_NUMBER = re.compile(r"^#define\s+CATALOG_ABI_VERSION\s+(\d+)\s*$", re.MULTI
 
 @dataclass(frozen=True)
 class TranslationUnit:
-    """What is compiled: a source, and by name the folders of the project that it includes from.
+    """The input of a compilation: a source, and the project folders that it includes from, by name.
 
-    The first folder is searched first. Their names take part in the key, their places do not.
+    Folders are searched in order. Their names are part of the key, their locations are not.
     """
 
     source: str
@@ -59,21 +59,21 @@ class TranslationUnit:
 
 @dataclass(frozen=True)
 class ContentKey:
-    """A key in hex, and by path the header contents that it stands for."""
+    """A key in hex, and the digests of the headers that it covers, by path."""
 
     hex: str
     headers: Mapping[str, str]
 
     def changed_headers(self) -> list[str]:
-        """Headers whose content is no longer what the key was made from, all of them read again."""
+        """Headers that have changed since the key was made; reads all of them again."""
         _settled_digest.cache_clear()
         return [path for path, digest in self.headers.items() if not os.path.isfile(path) or digest_of(path) != digest]
 
 
 class ScanError(BuildError):
-    """The compiler cannot list the headers of a source, so it has no key.
+    """The compiler cannot list the headers of a source, which therefore has no key.
 
-    ``failure`` says how the compiler ended; ``question`` is a hash of all that a key covers but headers.
+    ``failure`` says how the compiler ended; ``question`` is a hash of all parts of a key except headers.
     """
 
     def __init__(self, question: str, failure: str, log: str) -> None:
@@ -87,9 +87,9 @@ def _frame(data: bytes) -> bytes:
 
 
 def hash_parts(parts: Mapping[str, Sequence[str]]) -> str:
-    """SHA-256, in hex, over labelled parts; every length is hashed before its bytes, so no two inputs run together.
+    """SHA-256, in hex, of labelled parts. Lengths are hashed before bytes, so different parts never hash alike.
 
-    The order of the labels does not count, the order of the values under a label does.
+    The order of the labels does not matter; the order of the values under a label does.
     """
     digest = hashlib.sha256()
     for label in sorted(parts):
@@ -116,7 +116,7 @@ def abi_number(header: Path) -> int:
 
 @functools.cache
 def _settled_digest(path: str) -> str:
-    """Digest of a file that does not change while a process runs: a system header."""
+    """Digest of a system header, which is assumed not to change while a process runs."""
     return digest_of(path)
 
 
@@ -124,7 +124,7 @@ def _refuse_flags(flags: Iterable[str]) -> None:
     for flag in flags:
         if _UNOBSERVABLE_FLAG.match(flag):
             raise BuildError(
-                f"no content key: what flag {flag} does cannot be observed",
+                f"no content key: the effect of flag {flag} cannot be observed",
                 hint="Name the ISA instead of native, and list flags instead of files of flags.",
             )
 
@@ -135,13 +135,13 @@ def _refuse_text(name: str, text: bytes) -> None:
 
 
 class _Headers:
-    """The headers of one translation unit: names that hold anywhere, found in this machine's folders."""
+    """The headers of one translation unit: machine-independent names, resolved to this machine's folders."""
 
     def __init__(self, include_dirs: Mapping[str, Path]) -> None:
         self._roots = {name: os.path.realpath(folder) + os.sep for name, folder in include_dirs.items()}
 
     def name(self, path: str) -> str:
-        """``folder/inner/path`` in a project folder, the path itself elsewhere."""
+        """``folder/inner/path`` in a project folder, otherwise the path itself."""
         for name, root in self._roots.items():
             if path.startswith(root):
                 return f"{name}/{path[len(root) :]}"
@@ -162,7 +162,7 @@ class _Headers:
 
 @dataclass(frozen=True)
 class _Reach:
-    """The headers that a source reaches: their names and contents as one hash, and their digests by path."""
+    """The headers that a source reaches: one hash of names and contents, and digests by path."""
 
     contents: str
     digests: Mapping[str, str]
@@ -175,12 +175,12 @@ def _reach(names: Sequence[str], headers: _Headers) -> _Reach:
 
 @functools.lru_cache(maxsize=256)
 def _contents(names: tuple[str, ...], digests: tuple[str, ...]) -> str:
-    """Remembered, because all kernels of a target reach much the same headers, hundreds of them."""
+    """Hash of names and contents, cached because all kernels of a target reach much the same hundreds of headers."""
     return hash_parts({"names": names, "digests": digests})
 
 
 def _scan(unit: TranslationUnit, toolchain: Toolchain, question: str, memory: Path) -> list[str]:
-    """Ask the compiler which headers the source reaches; what a killed process leaves lies where it is collected."""
+    """Ask the compiler which headers the source reaches. Works in ``memory``, where leftovers are collected."""
     place = memory if os.access(memory, os.W_OK) else None
     with _disk_errors(place), tempfile.TemporaryDirectory(prefix="tmp", dir=place) as folder:
         work_dir = Path(os.path.realpath(folder))
@@ -198,7 +198,7 @@ def _scan(unit: TranslationUnit, toolchain: Toolchain, question: str, memory: Pa
 
 @contextlib.contextmanager
 def _disk_errors(place: Path | None) -> Iterator[None]:
-    """Report a full or read-only disk as an error that names ``place``; None: the folder for temporary files.
+    """Report a full or read-only disk as an error that names ``place`` (None: the folder for temporary files).
 
     Raises:
         BuildError: the disk is full, or cannot be written.
@@ -213,13 +213,13 @@ def _disk_errors(place: Path | None) -> Iterator[None]:
 
 
 class KeyMaker:
-    """Makes content keys, and remembers in ``folder`` which headers a source reaches."""
+    """Makes content keys, and stores in ``folder`` which headers a source reaches."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def key(self, unit: TranslationUnit, toolchain: Toolchain) -> ContentKey:
-        """The key of the library that ``toolchain`` makes of ``unit``.
+        """The key of the library that ``toolchain`` makes from ``unit``.
 
         Raises:
             ScanError: the compiler cannot list the headers; ``log`` is its output.
@@ -237,6 +237,8 @@ class KeyMaker:
             "compile_flags": toolchain.compile_flags,
             "link_flags": toolchain.link_flags,
         }
+        # Two steps, because only a scan shows the headers: the hash of all other parts names the stored scan, and the
+        # key is the hash of that hash and the headers' contents. So a warm key starts no compiler.
         question = hash_parts(parts)
         memo = self._folder / f"{question}.json"
         headers = _Headers(unit.include_dirs)
@@ -245,7 +247,7 @@ class KeyMaker:
 
 
 class _Answer(BaseModel):
-    """The remembered result of a scan: the names of the headers, and a hash of names and contents."""
+    """The stored result of a scan: the names of the headers, and a hash of names and contents."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -254,7 +256,7 @@ class _Answer(BaseModel):
 
 
 def _recall(memo: Path, headers: _Headers) -> _Reach | None:
-    """The remembered answer, if the headers that it names are what they were."""
+    """The stored result, if the headers that it names are unchanged."""
     with contextlib.suppress(OSError, ValueError, KeyError):
         remembered = _Answer.model_validate_json(read_own(memo, MOST_TEXT_BYTES))
         reach = _reach(remembered.names, headers)
@@ -264,13 +266,13 @@ def _recall(memo: Path, headers: _Headers) -> _Reach | None:
 
 
 def _ask(memo: Path, headers: _Headers, unit: TranslationUnit, scanned: Sequence[str]) -> _Reach:
-    """A fresh answer, checked and remembered."""
+    """A new result, checked and stored."""
     names = sorted(map(headers.name, scanned))
     _refuse_text("the emitted source", unit.source.encode())
     try:
         reach = _reach(names, headers)
         for path, name in zip(reach.digests, names, strict=True):
-            if not name.startswith("/"):
+            if not name.startswith("/"):  # system headers are assumed to embed no files
                 _refuse_text(path, read_given(Path(path)))
     except OSError as error:
         raise BuildError(f"no content key: header {error.filename}: {error.strerror}") from None
@@ -279,6 +281,6 @@ def _ask(memo: Path, headers: _Headers, unit: TranslationUnit, scanned: Sequence
 
 
 def _remember(memo: Path, answer: _Answer) -> None:
-    """Write the answer, or don't: it only saves time."""
+    """Store the result if possible: it only saves time."""
     with contextlib.suppress(OSError):
         publish(memo, answer.model_dump_json(), Sync.NONE)

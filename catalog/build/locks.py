@@ -1,12 +1,13 @@
-"""One lock a key, across threads and processes, and across machines where they share the folder.
+"""One lock per key, across threads and processes, and across machines if they share the folder.
 
-- ``flock``, on a local disk: the kernel's lock on ``<key>.lock``, which it releases when the holder dies.
-- ``lease``, on a network file system, whose flock may reach no further than one machine: ``<key>.lease`` exists as long
-  as somebody holds it. Its holder renews it; a waiting builder takes it over from a holder that is dead, at once on the
-  same machine, from another one after :data:`LEASE_SECONDS` without renewal.
+- ``flock``, on a local disk: the kernel's lock on ``<key>.lock``, released when the holder dies.
+- ``lease``, on a network file system, where flock may not reach other machines: ``<key>.lease`` exists as long as
+  somebody holds it. The holder renews it. A waiting builder takes over the lease of a dead holder, at once on the same
+  machine, from another machine after :data:`LEASE_SECONDS` without renewal.
 
-A lease can be lost by a holder that was merely stopped. Two builders then make the same library, and the renames of
-:mod:`catalog.build.cache` keep either whole. Files differ by strategy, so that one never waits for a file of the other.
+A holder that was merely suspended can lose its lease. Two builders then make the same library, and the renames of
+:mod:`catalog.build.cache` keep either one intact. The strategies use different files, so that neither waits for the
+other's.
 """
 
 from __future__ import annotations
@@ -36,26 +37,26 @@ STRATEGIES = MappingProxyType(
         "lease": f"files that holders renew, free {LEASE_SECONDS:.0f} s after a holder on another machine has died",
     }
 )
-"""What each strategy is, in words."""
+"""A description of each strategy."""
 
 _WAIT_SECONDS = 0.5
 _POLL_SECONDS = 0.02
 
 
 class Locks:
-    """The locks in ``folder``, which must be there when one is taken."""
+    """The locks in ``folder``, which must exist when one is taken."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     @cached_property
     def file_system(self) -> FileSystem:
-        """What the folder lies on."""
+        """The file system of the folder."""
         return file_system(self.folder)
 
     @cached_property
     def strategy(self) -> Literal["flock", "lease"]:
-        """How it is locked: as the settings say, or as its file system needs it."""
+        """The locking strategy: that of the settings, or the one that suits the file system."""
         chosen = settings().cache_locks
         if chosen == "auto":
             return "lease" if self.file_system.network else "flock"
@@ -63,7 +64,7 @@ class Locks:
 
     @property
     def exclusive(self) -> bool:
-        """Whether holding a lock proves that nobody else does."""
+        """Whether holding a lock proves that nobody else holds it."""
         return self.strategy == "flock"
 
     def path(self, key: str) -> Path:
@@ -84,7 +85,7 @@ class Locks:
         while True:
             if stop.is_set():
                 raise Interrupted
-            with contextlib.suppress(Timeout):
+            with contextlib.suppress(Timeout):  # in short waits, because a lock cannot wait for ``stop`` as well
                 lock.acquire(timeout=_WAIT_SECONDS, poll_interval=_POLL_SECONDS)
                 break
         try:
@@ -94,7 +95,7 @@ class Locks:
 
     @contextlib.contextmanager
     def try_hold(self, key: str) -> Iterator[bool]:
-        """Hold the lock of ``key`` if nobody else does: whether it is held.
+        """Hold the lock of ``key`` if it is free; yield whether it is held.
 
         Raises:
             OSError: the folder cannot be written.
@@ -104,7 +105,7 @@ class Locks:
 
     @contextlib.contextmanager
     def _try_flock(self, key: str) -> Iterator[bool]:
-        """The lock that FileLock takes, at a tenth of its price: housekeeping takes thousands."""
+        """The same lock as FileLock's, at a tenth of the cost: housekeeping takes thousands."""
         descriptor = os.open(self.path(key), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
             try:
@@ -113,9 +114,10 @@ class Locks:
                 yield False
                 return
             try:
-                yield os.fstat(descriptor).st_nlink > 0  # else its holder has just forgotten it
+                # A removed file (no links) excludes nobody: others create and lock a new file under the same name.
+                yield os.fstat(descriptor).st_nlink > 0
             finally:
-                fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing is not enough where a fork has copied the descriptor
+                fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing is not enough if a fork has copied the descriptor
         finally:
             os.close(descriptor)
 
@@ -135,7 +137,7 @@ class Locks:
             lock.release()
 
     def forget(self, key: str) -> None:
-        """Remove the lock file of ``key``, for its holder: who waits for the old file looks again for a new one."""
+        """Remove the lock file of ``key``; the caller holds it. Waiters for the old file notice and open a new one."""
         if self.strategy == "flock":
             self.path(key).unlink(missing_ok=True)
 

@@ -1,4 +1,4 @@
-"""One line for people who wait at a terminal: a first call compiles its kernels, which takes seconds."""
+"""One line for people waiting at a terminal: a first call compiles its kernels, which takes seconds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contextvars import ContextVar
 _log = logging.getLogger("catalog")
 
 PATIENCE_SECONDS = 1.0
-"""How long a build may take before the line appears."""
+"""Duration of a build after which the line appears, in seconds."""
 
 _shown_elsewhere = ContextVar("_shown_elsewhere", default=False)
 """Whether something else shows progress, such as a progress bar."""
@@ -20,7 +20,7 @@ _shown_elsewhere = ContextVar("_shown_elsewhere", default=False)
 
 @contextmanager
 def shown_elsewhere() -> Iterator[None]:
-    """Print no line in this block, because something else shows the progress."""
+    """Print no line in this block, because the progress is shown elsewhere."""
     before = _shown_elsewhere.set(True)
     try:
         yield
@@ -32,7 +32,7 @@ def shown_elsewhere() -> Iterator[None]:
 def compiling(kernel: str) -> Iterator[None]:
     """Print one line if this block takes longer than :data:`PATIENCE_SECONDS` and stderr is a terminal.
 
-    Nothing is printed inside :func:`shown_elsewhere`, or where the log shows it at level INFO.
+    Nothing is printed inside :func:`shown_elsewhere`, or when the log shows the build at level INFO.
     """
     logged = _log.isEnabledFor(logging.INFO) and _log.hasHandlers()
     if _shown_elsewhere.get() or logged or not _on_terminal():
@@ -49,5 +49,5 @@ def compiling(kernel: str) -> Iterator[None]:
 
 
 def _on_terminal() -> bool:
-    """Whether somebody could read stderr; a program without a console has none, and others close theirs."""
+    """Whether somebody can read stderr. A program without a console has none, and others close it."""
     return sys.stderr is not None and not sys.stderr.closed and sys.stderr.isatty()

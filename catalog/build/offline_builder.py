@@ -1,7 +1,7 @@
-"""Kernels without a compiler: what the cache has is served, and nothing is compiled.
+"""Serving kernels without a compiler: from the cache only, nothing is compiled.
 
-A content key says which compiler made a library, so without asking a compiler there is no key. What is served for a
-row is its newest sound entry whose record names the row and the ABI number of this version, whatever compiler made it.
+A content key depends on the compiler that made a library, so without asking a compiler there is no key. A row is served
+by its newest intact entry whose record names the row and this version's ABI number, whichever compiler made it.
 Entries are found by their records, which are read once.
 """
 
@@ -25,8 +25,8 @@ _Entry = tuple[ArtifactRecord, int]
 
 
 class _Index:
-    """The entries of a cache by what they are for, a row's id or a helper's name, arch and source: their records and
-    ABI numbers, unchecked.
+    """The entries of a cache by subject (a row's id, or a helper's name, arch and source): records and ABI numbers,
+    not checked against the libraries.
     """
 
     def __init__(self, cache: Cache) -> None:
@@ -35,18 +35,18 @@ class _Index:
         self._entries: dict[str, list[_Entry]] = {}
 
     def newest_first(self, subject: str) -> list[_Entry]:
-        """The entries for ``subject`` that have been read; they may no longer be sound."""
+        """The entries for ``subject`` that have been read; they may have been damaged since."""
         entries = self._entries.get(subject, [])
         return sorted(entries, key=lambda entry: (entry[0].created, entry[0].key), reverse=True)
 
     def read_new(self) -> None:
-        """Read the records that have come since the last time."""
+        """Read the records that are new since the last call."""
         for key in self._cache.keys() - self._seen:
-            told = self._cache.told(key)
-            if told is None:
-                continue  # it may be on its way
+            entry = self._cache.read_record(key)
+            if entry is None:
+                continue  # it may still be being written
             self._seen.add(key)
-            record, origin = told
+            record, origin = entry
             subject = record.kernel_id or _helper(origin.kernel_name, record.arch, origin.source)
             self._entries.setdefault(subject, []).append((record, origin.abi))
 
@@ -56,7 +56,7 @@ def _helper(name: str, arch: str, source: str) -> str:
 
 
 class StoredBuilder(Builder):
-    """Serves what the cache has; never starts a compiler."""
+    """Serves entries of the cache; never starts a compiler."""
 
     @cached_property
     def _index(self) -> _Index:
@@ -65,7 +65,7 @@ class StoredBuilder(Builder):
         return index
 
     def key_of(self, kernel: Kernel) -> str:
-        """The content key of the entry that :meth:`build` serves, of those that have been read.
+        """The content key of the entry that :meth:`build` serves, among those already read.
 
         Raises:
             MissingKernelError: the cache has none.
@@ -77,11 +77,11 @@ class StoredBuilder(Builder):
         return record.key
 
     def build_helper(self, name: str, arch: str, source: str) -> Artifact:
-        """As :meth:`Builder.build_helper`, from the cache only: the newest entry of this very source.
+        """As :meth:`Builder.build_helper`, from the cache only: the newest entry with exactly this source.
 
         Raises:
             MissingKernelError: the cache has none.
-            BuildError: as :meth:`key_of`.
+            BuildError: as in :meth:`key_of`.
         """
         record = self._demand(_helper(name, arch, source_digest(source)), arch)
         if record is None:
@@ -96,7 +96,7 @@ class StoredBuilder(Builder):
 
         Raises:
             MissingKernelError: the cache has none.
-            BuildError: as :meth:`key_of`.
+            BuildError: as in :meth:`key_of`.
         """
         record = self._demand(kernel.id, kernel.arch)
         if record is None:
@@ -111,7 +111,7 @@ class StoredBuilder(Builder):
         )
 
     def _demand(self, subject: str, arch: str) -> ArtifactRecord | None:
-        """What is to be served; where nothing is known of it, the cache may have it by now."""
+        """The record of the entry to serve. If none is known, new records are read first."""
         found = self._find_sound(subject, arch)
         if found is None:
             with self._readable():

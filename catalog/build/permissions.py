@@ -1,6 +1,6 @@
-"""Whom a folder belongs to, and who else may write to it: what others can write is never loaded.
+"""Ownership and permission checks for the cache folder: files that others can write are never loaded.
 
-A check that passes is not made again: it costs a process some ``stat`` calls a folder.
+A successful check is not repeated: a process spends a few ``stat`` calls on each folder.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ANOTHER = "CATALOG_CACHE_DIR chooses another cache folder."
 
 
 def make_private(folder: Path) -> None:
-    """Create ``folder`` and the folders on the way to it, for the user alone from the start.
+    """Create ``folder`` and its missing parents, private to the user from the start.
 
     Raises:
         OSError: one of them cannot be created.
@@ -29,11 +29,11 @@ def make_private(folder: Path) -> None:
 
 @functools.cache
 def require_private(folder: Path) -> None:
-    """Refuse a cache folder that is not the caller's alone.
+    """Refuse a cache folder that is not private to the caller.
 
     Raises:
-        CacheError: others own it or have access to it, or may write to a folder on the way; says how to mend that.
-        OSError: it is not there.
+        CacheError: others own it, have access to it, or may write to a parent folder; the hint says how to fix that.
+        OSError: it does not exist.
     """
     info = folder.stat()
     if info.st_uid != os.geteuid():
@@ -52,11 +52,11 @@ def require_private(folder: Path) -> None:
 
 @functools.cache
 def require_safe(folder: Path) -> None:
-    """Refuse a folder whose files others could replace: itself or one on the way is writable by all, and not sticky.
+    """Refuse a folder whose files others could replace: it or a parent is writable by all, and not sticky.
 
     Raises:
-        CacheError: it is so; names the folder in question.
-        OSError: it is not there.
+        CacheError: others could replace them; the message names the folder in question.
+        OSError: it does not exist.
     """
     for start in dict.fromkeys((folder.absolute(), folder.resolve())):
         for place in (start, *start.parents):

@@ -1,4 +1,4 @@
-"""Where many kernels are built at once: in threads of this process, or elsewhere (:mod:`catalog.build.cluster`)."""
+"""Pools that build many kernels at once: threads of this process, or a cluster (:mod:`catalog.build.cluster`)."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from catalog.build.builder import Builder, Built
 
 Results = Generator[tuple[int, "Callable[[], Built]"], None, None]
-"""As each kernel ends its place among those asked for, and what returns its library or raises what stopped it."""
+"""For each kernel as it ends: its index in the request, and a function that returns its library or raises its error."""
 
 
 class Pool(Protocol):
-    """Builds many kernels, in an order of its own."""
+    """Builds many kernels, in any order."""
 
     @property
     def at_once(self) -> int:
-        """How many at a time."""
+        """Number of kernels built at a time."""
 
     def results(self, builder: Builder, kernels: Sequence[Kernel]) -> Results:
-        """Build ``kernels`` with ``builder``'s cache; closing the generator ends what has not ended yet."""
+        """Build ``kernels`` into ``builder``'s cache. Closing the generator stops everything unfinished."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Threads:
 
     @property
     def at_once(self) -> int:
-        """How many at a time."""
+        """Number of kernels built at a time."""
         return self.jobs or usable_cores()
 
     def results(self, builder: Builder, kernels: Sequence[Kernel]) -> Results:

@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 _POLL_SECONDS = 0.1
 
-# They add search paths and output files that no content key sees.
+# These variables add search paths and output files that content keys do not cover.
 _HIDDEN_INPUTS = frozenset(
     {
         "CCC_OVERRIDE_OPTIONS",
@@ -34,12 +34,12 @@ _HIDDEN_INPUTS = frozenset(
 
 
 class Interrupted(Exception):
-    """The build was called off while it waited or compiled."""
+    """The build was cancelled while it waited or compiled."""
 
 
 @dataclass(frozen=True)
 class Completed:
-    """How a command ended; ``output`` is stdout and stderr as one text, ``failure`` says why it failed, if it did."""
+    """The end of a command: ``output`` is stdout and stderr as one text, ``failure`` says why it failed, if it did."""
 
     output: str
     failure: str | None
@@ -48,11 +48,11 @@ class Completed:
 
 def _environment() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name not in _HIDDEN_INPUTS}
-    return kept | {"LC_ALL": "C"}  # messages are parsed
+    return kept | {"LC_ALL": "C"}  # because messages are parsed
 
 
 def _kill(process: subprocess.Popen[str]) -> str:
-    """Kill the compiler driver together with the programs that it started, and return what they printed."""
+    """Kill the compiler driver and the programs that it started, and return what they printed."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     return process.communicate()[0]

@@ -1,4 +1,4 @@
-"""What a compiler knows of a library: registers, spills, memory, code size."""
+"""Resources that a compiler reports for a library: registers, spills, memory, code size."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _BUNDLE_MAGIC = b"__CLANG_OFFLOAD_BUNDLE__"
 
 @dataclass(frozen=True)
 class Resources:
-    """Columns of the SQL table ``artifact``; None where the target has no such thing, or nobody told.
+    """Columns of the SQL table ``artifact``; None if the target has no such resource, or nothing was reported.
 
-    Of several kernels or functions in one library each figure is the worst one's, ``code_bytes`` that of all together.
+    For several kernels or functions in one library each figure is the maximum, except ``code_bytes``, which is the sum.
 
     Attributes:
         registers: vector registers of a thread.
         acc_registers: matrix accumulator registers of a thread.
         scalar_registers: scalar registers of a wave.
-        spills: registers that live in memory, vector and scalar.
-        scratch_bytes: private memory of a thread.
-        shared_bytes: shared memory (LDS) of a block; AMD: what is static of it.
-        occupancy: waves a SIMD that the registers and the shared memory leave room for.
-        code_bytes: machine code.
+        spills: vector and scalar registers spilled to memory.
+        scratch_bytes: private memory of a thread, in bytes.
+        shared_bytes: shared memory (LDS) of a block; on AMD, the static part.
+        occupancy: waves per SIMD that the registers and the shared memory allow.
+        code_bytes: size of the machine code.
         stack_bytes: largest stack frame of a function.
     """
 
@@ -47,18 +47,18 @@ class Resources:
 
 
 RESOURCES = tuple(field.name for field in fields(Resources))
-"""Their names, in the order of the columns."""
+"""Names of the resources, in the order of the columns."""
 
 
 def of_host_build(folder: Path, _output: str) -> Resources:
     """Code and stack of a library for a CPU.
 
     Args:
-        folder: of the build: the library, and what ``-fstack-usage`` wrote, if it is there: a launcher may have left it
-            elsewhere.
+        folder: folder of the build, with the library and the output of ``-fstack-usage``, if any: a launcher may have
+            left that elsewhere.
 
     Raises:
-        OSError: a file that is there cannot be read.
+            OSError: a file exists but cannot be read.
     """
     usage = folder / STACK_USAGE
     frames = usage.read_text().splitlines() if usage.exists() else []
@@ -77,15 +77,15 @@ _REMARKS = {
     "LDS Size": "shared_bytes",
     "Occupancy": "occupancy",
 }
-"""LLVM's words in the remarks of kernel-resource-usage (LLVM AMDGPU user guide)."""
+"""LLVM's terms in the remarks of kernel-resource-usage (LLVM AMDGPU user guide)."""
 
 
 def of_hip_build(folder: Path, output: str) -> Resources:
-    """What the compiler remarked of the kernels of a library for AMD GPUs, and their code.
+    """Resources that the compiler reported for the kernels of a library for AMD GPUs, and their code size.
 
     Args:
-        folder: of the build.
-        output: what the compiler printed, with remarks of ``kernel-resource-usage``.
+        folder: folder of the build.
+        output: the compiler's output, with remarks of ``kernel-resource-usage``.
 
     Raises:
         OSError: the library cannot be read.
@@ -106,7 +106,7 @@ def of_hip_build(folder: Path, output: str) -> Resources:
 
 
 def _device_code_bytes(library: BinaryIO) -> int | None:
-    """Bytes of the code in the device objects that the section of fat binaries bundles.
+    """Bytes of code in the device objects bundled in the section of fat binaries.
 
     The bundle is a magic word, the number of entries, and for each its offset, size and target's name (Clang's
     documentation of clang-offload-bundler).
@@ -139,18 +139,18 @@ _PTXAS = {
     "scratch_bytes": re.compile(r"\b(\d+) bytes stack frame"),
     "shared_bytes": re.compile(r"\b(\d+) bytes smem"),
 }
-"""What ptxas says of each kernel with ``-v`` (nvcc documentation, printing code generation statistics)."""
+"""ptxas's report on each kernel with ``-v`` (nvcc documentation, printing code generation statistics)."""
 
 _REGISTER_BYTES = 4
 
 
 def of_cuda_build(folder: Path, output: str, arch: CudaArch) -> Resources:
-    """What ptxas said of the kernels of a library for NVIDIA GPUs, how many warps fit, and their code.
+    """Resources that ptxas reported for the kernels of a library for NVIDIA GPUs, their occupancy and code size.
 
     Args:
-        folder: of the build.
-        output: what the compiler printed, with what ptxas says with ``-v``.
-        arch: what a multiprocessor has.
+        folder: folder of the build.
+        output: the compiler's output, with ptxas's report with ``-v``.
+        arch: resources of a multiprocessor.
 
     Raises:
         OSError: the library cannot be read.
@@ -186,7 +186,7 @@ def _block(library: BinaryIO) -> tuple[int, int] | None:
 
 
 def _cubin_code_bytes(library: BinaryIO) -> int | None:
-    """Bytes of the code in the cubins, ELF files, that the section of fat binaries holds uncompressed."""
+    """Bytes of code in the cubins (ELF files) that the section of fat binaries holds uncompressed."""
     from elftools.elf.elffile import ELFFile
 
     section = ELFFile(library).get_section_by_name(".nv_fatbin")
@@ -198,7 +198,7 @@ def _cubin_code_bytes(library: BinaryIO) -> int | None:
 
 
 def _code_bytes(library: BinaryIO) -> int | None:
-    """Bytes of the executable sections of an ELF file; None of another format."""
+    """Bytes of the executable sections of an ELF file; None for another format."""
     from elftools.common.exceptions import ELFError
     from elftools.elf.constants import SH_FLAGS
     from elftools.elf.elffile import ELFFile
@@ -211,6 +211,6 @@ def _code_bytes(library: BinaryIO) -> int | None:
 
 
 def _largest_frame(lines: Iterable[str]) -> int | None:
-    """Lines are ``place:function``, bytes and a qualifier, with tabs between them (GCC 12 manual, section 3.18)."""
+    """The maximum of lines of place:function, bytes and a qualifier, tab-separated (GCC 12 manual, section 3.18)."""
     frames = [int(columns[1]) for columns in (line.split("\t") for line in lines) if len(columns) > 1]
     return max(frames, default=None)

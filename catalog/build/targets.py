@@ -1,4 +1,4 @@
-"""Targets: what turns rows of an arch into libraries, with which headers, compiler and flags."""
+"""Targets: the headers, compiler and flags that turn rows of an arch into libraries."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from catalog.schema.kernel import Kernel
 
 BUILD_DIR = Path(__file__).parent
 HEADERS: Mapping[str, Path] = MappingProxyType({"build": BUILD_DIR})
-"""The include folder of the headers that all operations share."""
+"""The include folder of the headers shared by all operations."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """How rows of some arches become libraries.
+    """How rows of some archs become libraries.
 
-    ``include_dirs`` are folders of headers by name; to them come those of a row's operation. ``backend`` is the word by
-    which the operation is asked for them, for sources and for flags: ``host``, ``hip`` or ``cuda``.
+    ``include_dirs`` are folders of headers by name, to which those of a row's operation are added. ``backend`` is the
+    name under which the operation is asked for headers, sources and flags: ``host``, ``hip`` or ``cuda``.
     """
 
     include_dirs: Callable[[], Mapping[str, Path]]
@@ -39,7 +39,7 @@ class Target:
     backend: str = "host"
 
     def toolchain_of(self, kernel: Kernel) -> Toolchain:
-        """The toolchain for ``kernel``, with the flags of its own.
+        """The toolchain for ``kernel``, with the kernel's own flags.
 
         Raises:
             ToolchainError: there is none for its arch.
@@ -48,38 +48,38 @@ class Target:
         return replace(toolchain, compile_flags=(*toolchain.compile_flags, *self.flags_of(kernel)))
 
     def flags_of(self, kernel: Kernel) -> tuple[str, ...]:
-        """The flags that ``kernel`` needs besides the toolchain's."""
+        """The flags that ``kernel`` needs in addition to the toolchain's."""
         return operation_of(kernel).flags(kernel, self.backend)
 
     def headers_of(self, operation: Operation) -> Mapping[str, Path]:
-        """The folders that sources of the operation include from, by name.
+        """The include folders for sources of the operation, by name.
 
         Raises:
-            BuildError: headers of somebody else's are not there.
+            BuildError: headers from elsewhere are missing.
         """
         return {**self.include_dirs(), **operation.headers, **operation.other_headers(self.backend)}
 
     def other_headers(self, operation: Operation) -> Mapping[str, Path]:
-        """Of :meth:`headers_of`, those that neither the catalog nor the operation brings along.
+        """The folders of :meth:`headers_of` that come from neither the catalog nor the operation.
 
         Raises:
-            BuildError: they are not there.
+            BuildError: the headers are missing.
         """
         own = {**HEADERS, **operation.headers}
         return {name: path for name, path in self.headers_of(operation).items() if name not in own}
 
     def unit(self, source: str, kernel: Kernel | None = None) -> TranslationUnit:
-        """The translation unit of ``source``, that of ``kernel`` or of none, with the headers of the target.
+        """The translation unit of ``source``, with the headers of ``kernel``'s operation, if given, and of the target.
 
         Raises:
-            BuildError: the headers are not there, or that of the ABI cannot be read.
+            BuildError: the headers are missing, or that of the ABI cannot be read.
         """
         folders = self.include_dirs() if kernel is None else self.headers_of(operation_of(kernel))
         return TranslationUnit(source, folders, abi_number(self.abi_header))
 
 
 def _target(backend: str, toolchain: Callable[[str], Toolchain], resources: Callable[[Path, str], Resources]) -> Target:
-    """A target whose sources are those of each row's operation."""
+    """A target whose sources come from each row's operation."""
 
     def emit(kernel: Kernel, memory: Path) -> str:
         return operation_of(kernel).emit(kernel, backend, memory)
@@ -92,7 +92,7 @@ CK = _target("hip", hip_toolchain, of_hip_build)
 
 
 def cuda_target(arch: str) -> Target:
-    """The target of an NVIDIA arch, which says how many warps its multiprocessors have room for.
+    """The target of an NVIDIA arch, which computes the occupancy of its multiprocessors.
 
     Raises:
         SpecError: ``data/toolchains/cuda.json`` is missing or malformed.

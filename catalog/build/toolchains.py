@@ -1,8 +1,8 @@
 """Compilers of this machine, and the commands that turn a translation unit into a library.
 
-Flags are data: ``data/toolchains/host.json``. What identifies a compiler (path, version, digest) is read once per
-process. Whether it really compiles is asked only when something has failed, and by :func:`diagnose`: a kernel that is
-in the cache never pays for that answer.
+Flags are data: ``data/toolchains/host.json``. The identity of a compiler (path, version, digest) is read once per
+process. Whether the compiler really works is tested only after a failure, and by :func:`diagnose`: a kernel in the
+cache never pays for that test.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from catalog.settings import data_dir, settings
 
 CANDIDATES = ("g++", "clang++", "c++")
 SOURCE, OBJECT, LIBRARY, STACK_USAGE = "kernel.cpp", "kernel.o", "kernel.so", "kernel.su"
-"""Files of a build, relative to its folder: a relative name puts no path of this machine into the output."""
+"""Files of a build, relative to its folder: relative names keep this machine's paths out of the output."""
 
 PROBE_TIMEOUT_SECONDS = 60.0
 
 MOST_PROGRAM_BYTES = 4 * 2**30
-"""The largest header or program of a compiler that is read."""
+"""Maximum size of a header or program of a compiler that is read."""
 
-# What a driver runs; cc1plus, not g++, is the compiler proper.
+# Programs that a driver runs; cc1plus, not g++, is the compiler proper.
 _PROGRAMS = ("cc1plus", "as", "ld")
 
 _OPENMP_PROBE = "#include <omp.h>\nint catalog_probe() { return omp_get_max_threads(); }\n"
@@ -51,27 +51,27 @@ class Facts(BaseModel):
 
 
 class ToolchainFacts(Facts):
-    """What every file of ``data/toolchains`` about compilers has: its source, and how to install each part."""
+    """The common part of the compiler files in ``data/toolchains``: the source, and how to install each part."""
 
     source: str
     install: dict[str, dict[str, str]]
 
     def remedy(self, part: str) -> str:
-        """How to install ``part`` per distribution, as one line."""
+        """How to install ``part`` on each distribution, in one line."""
         return "; ".join(f"{system}: {command}" for system, command in self.install[part].items())
 
 
 class FamilyFlags(Facts):
-    """Flags of a compiler family, whatever the arch."""
+    """Flags of a compiler family for all archs."""
 
     compile: tuple[str, ...]
     link: tuple[str, ...]
 
 
 class ArchFlags(Facts):
-    """What an arch is to a compiler: the ISA by name, and the flags that choose it.
+    """An arch for a compiler: the ISA by name, and the flags that select it.
 
-    ``cpu`` is archspec's name of the least CPU that runs it, None: that of the arch.
+    ``cpu`` is archspec's name of the minimum CPU that runs it; None if it equals the arch.
     """
 
     isa: str
@@ -80,7 +80,7 @@ class ArchFlags(Facts):
 
 
 class HostFacts(ToolchainFacts):
-    """The content of ``data/toolchains/host.json``; of the ``arches``, ``host`` is the first that a CPU runs."""
+    """The content of ``data/toolchains/host.json``; ``host`` is the first of ``arches`` that the CPU runs."""
 
     families: dict[str, FamilyFlags]
     arches: dict[str, ArchFlags]
@@ -121,10 +121,10 @@ def host_facts() -> HostFacts:
 
 @dataclass(frozen=True)
 class Compiler:
-    """A compiler, identified: ``digest`` covers the driver and the programs it runs.
+    """A compiler and its identity: ``digest`` covers the driver and the programs that it runs.
 
-    ``arguments`` make a program of many a compiler (``zig clang``). ``lender`` is the compiler whose headers and
-    programs this one uses, because it has none of its own.
+    ``arguments`` turn a multi-purpose program into a compiler (``zig clang``). ``lender`` is the compiler whose headers
+    and programs this one uses because it has none of its own.
     """
 
     path: Path
@@ -136,18 +136,18 @@ class Compiler:
 
     @property
     def command(self) -> list[str]:
-        """What runs it, before any flag."""
+        """The command that runs it, before any flag."""
         return [str(self.path), *self.arguments]
 
     @property
     def title(self) -> str:
-        """Its version line, and whose parts it uses."""
+        """Its version line, and the compiler that it borrows from."""
         lent = "" if self.lender is None else f" with HIP of {self.lender.path} ({self.lender.title})"
         return self.version + lent
 
     @property
     def identity(self) -> list[str]:
-        """All that a content key has to know of it, and of its lender."""
+        """All facts about the compiler and its lender that a content key covers."""
         own = [str(self.path), self.version, self.digest, *self.arguments]
         return own if self.lender is None else [*own, *self.lender.identity]
 
@@ -160,7 +160,7 @@ def _probe(command: Sequence[str], work_dir: Path) -> str | None:
 
 
 def _check_host(toolchain: Toolchain) -> None:
-    """The ISA's flags, OpenMP and linking work."""
+    """Check the flags of the ISA, OpenMP and linking."""
     path = toolchain.compiler.path
     without_openmp = [flag for flag in toolchain.compile_flags if "openmp" not in flag]
     with tempfile.TemporaryDirectory(prefix="catalog-") as folder:
@@ -186,10 +186,10 @@ def _check_host(toolchain: Toolchain) -> None:
 class Toolchain:
     """A compiler with the flags for one ISA.
 
-    The flags are all that may shape the output. Include folders come on top, and ``places``: flags that say where on
-    this machine things lie whose content ``compiler.digest`` covers. The launcher is assumed to change speed only.
-    ``scan_flags`` narrow a compiler of several passes to one, for the list of headers. ``to_host_compiler`` goes before
-    a flag that is not the driver's own. ``check`` raises ToolchainError where something trivial does not compile.
+    The flags are all that may shape the output. Include folders are added, and ``places``: flags with paths of this
+    machine whose contents ``compiler.digest`` covers. The launcher is assumed to change only the speed. ``scan_flags``
+    restrict a compiler of several passes to one, for listing headers. ``to_host_compiler`` precedes a flag that is not
+    for the driver itself. ``check`` raises ToolchainError if a trivial source does not compile.
     """
 
     compiler: Compiler
@@ -204,23 +204,23 @@ class Toolchain:
 
     @property
     def label(self) -> str:
-        """The compiler's version line and its lender, as the registry shows them."""
+        """The compiler's version line and lender, as shown in the registry."""
         return self.compiler.title
 
     @property
     def flags(self) -> str:
-        """Compile flags, then link flags, as a shell would read them."""
+        """Compile flags, then link flags, quoted for a shell."""
         return shlex.join((*self.compile_flags, *self.link_flags))
 
     def scan_command(self, include_dirs: Sequence[Path]) -> list[str]:
-        """Print, as a make rule, every file that the translation unit reads."""
+        """The command that prints, as a make rule, every file that the translation unit reads."""
         return [
             *(*self.compiler.command, *self.compile_flags, *self.places, *self.scan_flags),
             *(*_search(include_dirs), "-M", SOURCE),
         ]
 
     def compile_command(self, include_dirs: Sequence[Path]) -> list[str]:
-        """Compile without linking: the only step that launchers know how to cache or distribute."""
+        """The command that compiles without linking, the only step that launchers can cache or distribute."""
         unmapped = [
             flag for folder in include_dirs for flag in (*self.to_host_compiler, f"-ffile-prefix-map={folder}=.")
         ]
@@ -229,14 +229,14 @@ class Toolchain:
         return [*compiler, *flags, "-c", SOURCE, "-o", OBJECT]
 
     def link_command(self) -> list[str]:
-        """Make the library of the object file."""
+        """The command that makes the library from the object file."""
         return [*self.compiler.command, OBJECT, *self.link_flags, *self.places, "-o", LIBRARY]
 
     def verify(self) -> None:
-        """Compile something trivial, to tell a broken toolchain from a broken kernel.
+        """Compile something trivial, to distinguish a broken toolchain from a broken kernel.
 
         Raises:
-            ToolchainError: something of it does not work, or the launcher is missing.
+            ToolchainError: a part does not work, or the launcher is missing.
         """
         _verify(self)
 
@@ -255,7 +255,7 @@ def digest_of(path: str) -> str:
 
 
 def ask(command: Sequence[str]) -> str:
-    """What a compiler answers to a question about itself.
+    """The answer of a compiler to a question about itself.
 
     Raises:
         ToolchainError: it fails, or cannot be run.
@@ -279,9 +279,9 @@ def _programs(command: Sequence[str]) -> Iterator[str]:
 
 @functools.cache
 def identify(path: Path, arguments: tuple[str, ...] = ()) -> Compiler:
-    """Identify the compiler at ``path``, which is one with ``arguments``, once per process.
+    """Identify the compiler at ``path``, which may need ``arguments`` to act as one, once per process.
 
-    A compiler that is replaced in place under a running process is not noticed by it.
+    A running process does not notice when the compiler is replaced in place.
 
     Raises:
         ToolchainError: it does not run, or does not state its version.
@@ -293,7 +293,7 @@ def identify(path: Path, arguments: tuple[str, ...] = ()) -> Compiler:
     except OSError as error:
         raise ToolchainError(f"{error.filename or path} cannot be read: {error.strerror}") from None
     if not version:
-        raise ToolchainError(f"{path} --version prints nothing: it is no compiler that the catalog knows")
+        raise ToolchainError(f"{path} --version prints nothing: it is not a compiler that the catalog knows")
     return Compiler(path, "clang" if "clang" in version else "gnu", version, digest, arguments)
 
 
@@ -321,7 +321,7 @@ def host_flags(arch: str, family: str = "gnu") -> tuple[str, ...]:
     """The compile flags of a host arch, for a compiler family.
 
     Raises:
-        ToolchainError: the arch is none of the host's.
+        ToolchainError: the arch is not one of the host's.
         SpecError: ``data/toolchains/host.json`` is missing or malformed.
     """
     facts = host_facts()
@@ -335,7 +335,7 @@ def find_host_toolchain(arch: str, chosen: str | None, launcher: str | None, sea
     """The toolchain for a host arch: ``chosen``, or the first of :data:`CANDIDATES` on ``search_path``.
 
     Raises:
-        ToolchainError: there is no compiler, it does not run, or the arch is none of the host's.
+        ToolchainError: there is no compiler, it does not run, or the arch is not one of the host's.
         SpecError: ``data/toolchains/host.json`` is missing or malformed.
     """
     facts = host_facts()
@@ -354,7 +354,7 @@ def host_toolchain(arch: str) -> Toolchain:
     """The toolchain that the settings choose for a host arch.
 
     Raises:
-        ToolchainError: there is no compiler, it does not run, or the arch is none of the host's.
+        ToolchainError: there is no compiler, it does not run, or the arch is not one of the host's.
         SpecError: ``data/toolchains/host.json`` is missing or malformed.
     """
     chosen = settings()
@@ -373,7 +373,7 @@ def _verify(toolchain: Toolchain) -> None:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Whether an arch can be built for here: ``missing`` is None when it can."""
+    """Whether this machine can build for an arch: ``missing`` says what it lacks, None if nothing."""
 
     arch: str
     compiler: Compiler | None
@@ -381,7 +381,7 @@ class Diagnosis:
 
 
 def diagnose(arch: str, find: Callable[[str], Toolchain]) -> Diagnosis:
-    """Whether what ``find`` finds for ``arch`` compiles.
+    """Whether the toolchain that ``find`` returns for ``arch`` compiles.
 
     Raises:
         SpecError: a file of facts is missing or malformed.

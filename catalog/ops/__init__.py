@@ -1,9 +1,8 @@
-"""Operations: what kernels compute, each behind one protocol, in a folder here or in another distribution.
+"""Operations: each defines what its kernels compute, behind one protocol, in a folder here or another distribution.
 
-The catalog knows kernels; an operation knows what they compute. The built-in one is attention. Other distributions have
-theirs as entry points of the group ``catalog.operations``, each an instance of
-:class:`~catalog.ops.protocol.Operation`; they are looked for when a name is no built-in operation's, or where all
-operations are listed.
+The catalog knows kernels; an operation knows what they compute. Attention is built in. Other distributions add theirs
+as entry points of the group ``catalog.operations``, each an instance of :class:`~catalog.ops.protocol.Operation`. Entry
+points are loaded only to find a name that is not a built-in operation's, or to list all operations.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ GROUP = "catalog.operations"
 """The group of entry points."""
 
 DEFAULT = "attention"
-"""The operation meant where none is stated."""
+"""The operation used where none is stated."""
 
 _TABLES = frozenset(
     ("artifact", "device", "kernel", "kernel_receipt", "lineage", "miss", "population", "problem", "rule", "timing")
@@ -38,7 +37,7 @@ _TABLES = frozenset(
 """Names of the catalog's own tables."""
 
 _BUILT_IN = (DEFAULT,)
-"""The operations that come along, each a package here whose module ``operation`` has it as ``OPERATION``."""
+"""The built-in operations: each is a package here whose module ``operation`` defines ``OPERATION``."""
 
 
 @functools.cache
@@ -46,7 +45,7 @@ def operation(name: str = DEFAULT) -> Operation:
     """The operation called ``name``.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is no such operation.
     """
     if name in _BUILT_IN:
         return cast(Operation, import_module(f"{__name__}.{name}.operation").OPERATION)
@@ -60,14 +59,14 @@ def operation(name: str = DEFAULT) -> Operation:
 
 
 def operations() -> Iterator[Operation]:
-    """All that can be used, the built-in ones first."""
+    """All usable operations, the built-in ones first."""
     yield from map(operation, _BUILT_IN)
     yield from (plugin.object for plugin in plugins() if plugin.object is not None)
 
 
 @functools.cache
 def plugins() -> tuple[Plugin[Operation], ...]:
-    """The operations of other distributions, looked for once; for each one that cannot be used, a warning is logged."""
+    """The operations of other distributions, looked up once; a warning is logged for each one that cannot be used."""
     from catalog.plugins import find_plugins
 
     return find_plugins(GROUP, Operation, _objection)
@@ -87,10 +86,10 @@ def operation_of(thing: Problem | Kernel) -> Operation:
 
 
 def problem_of(fields: Mapping[str, Any]) -> Problem:
-    """The problem with these fields, of the operation that the member ``operation`` names.
+    """The problem with these fields; the member ``operation`` names its operation.
 
     Raises:
-        ProblemError: a field is unknown, missing or outside of its domain, or there is no such operation.
+        ProblemError: a field is unknown, missing or outside its domain, or there is no such operation.
     """
     fields = dict(fields)
     try:
@@ -101,25 +100,25 @@ def problem_of(fields: Mapping[str, Any]) -> Problem:
 
 
 def problem_of_key(key: str) -> Problem:
-    """The problem with this key, of whatever operation.
+    """The problem with this key, of any operation.
 
     Raises:
-        ProblemError: as :func:`problem_of`.
+        ProblemError: as in :func:`problem_of`.
     """
     return problem_of(json.loads(key))
 
 
 def kind_words(kind: str) -> str:
-    """The kind of a form, of whatever operation, in words."""
+    """The kind of a form of any operation, in words."""
     fields = json.loads(kind)
     return operation(fields.get("operation", DEFAULT)).problem.kind_words(fields)
 
 
 def read_kernel(fields: Any) -> Kernel:
-    """The kernel of the fields that its JSON has, of whatever operation; a kernel stays as it is.
+    """The kernel of any operation with the fields of its JSON; a kernel is returned unchanged.
 
     Raises:
-        ValueError: there is no such operation, or a field is missing or outside of its domain.
+        ValueError: there is no such operation, or a field is missing or outside its domain.
     """
     if isinstance(fields, Kernel):
         return fields

@@ -1,4 +1,4 @@
-"""What the catalog file knows of built libraries: table ``artifact``."""
+"""Built libraries in the catalog's file: table ``artifact``."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from datetime import datetime, timezone
 from typing import Any
 
 _KEPT = ("status", "log")
-"""What a quarantined artifact keeps when its library is found in the cache once more."""
+"""Columns that a quarantined artifact keeps when its library is found in the cache again."""
 
 
 def record_artifact(connection: sqlite3.Connection, columns: Mapping[str, Any]) -> None:
-    """Write a build, inside of the caller's transaction; a quarantined library stays so.
+    """Record a build inside the caller's transaction. A quarantined library stays quarantined.
 
     Args:
-        connection: of the catalog.
-        columns: those of the table, by name.
+        connection: to the catalog.
+        columns: columns of the table by name.
 
     Raises:
         sqlite3.IntegrityError: the catalog has no such kernel.
@@ -36,26 +36,26 @@ def record_artifact(connection: sqlite3.Connection, columns: Mapping[str, Any]) 
 
 
 def quarantine_artifact(connection: sqlite3.Connection, key: str, log: str) -> bool:
-    """Mark a library that must not be run, inside of the caller's transaction; whether the catalog knows it."""
+    """Mark a library as not to be run, inside the caller's transaction; return whether the catalog has it."""
     marked = connection.execute("UPDATE artifact SET status = 'quarantined', log = ? WHERE key = ?", (log, key))
     return marked.rowcount > 0
 
 
 def release_artifact(connection: sqlite3.Connection, key: str, log: str) -> None:
-    """Let a quarantined library be run again, inside of the caller's transaction; ``log`` is its compiler's output."""
+    """Lift a library's quarantine, inside the caller's transaction; ``log`` is its compiler's output."""
     released = "UPDATE artifact SET status = 'built', log = ? WHERE key = ? AND status = 'quarantined'"
     connection.execute(released, (log, key))
 
 
 def drop_artifacts(connection: sqlite3.Connection, keys: Iterable[str]) -> None:
-    """Record that the libraries of ``keys`` were dropped from the cache now, in the caller's transaction."""
+    """Record that the libraries of ``keys`` have just left the cache, in the caller's transaction."""
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
     dropped = "UPDATE artifact SET dropped = ? WHERE key = ? AND status <> 'failed' AND NOT elsewhere"
     connection.executemany(dropped, ((now, key) for key in keys))
 
 
 def quarantined_artifacts(connection: sqlite3.Connection) -> dict[str, str]:
-    """The log of each quarantined library, by key, in the order in which they were first recorded."""
+    """The log of each quarantined library by key, in the order in which they were first recorded."""
     return dict(connection.execute("SELECT key, log FROM artifact WHERE status = 'quarantined' ORDER BY rowid"))
 
 

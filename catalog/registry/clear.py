@@ -1,4 +1,4 @@
-"""Dropping measured times; they outlive the libraries that they were measured with."""
+"""Deleting timings, which outlive the libraries that they were measured with."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from catalog.registry.transactions import transaction
 
 
 def clear_timings(path: Path, where: str = "") -> int:
-    """Delete the timings of the kernels that a SQL expression over the columns selects; how many there were.
+    """Delete the timings of the kernels that an SQL expression over the columns selects, and return their number.
 
     Args:
         path: the catalog's file.
-        where: the expression; empty: of every kernel.
+        where: the expression; empty for every kernel.
 
     Raises:
         QueryError: the expression is wrong or refused.
-        RegistryError: there is no catalog, or it cannot be written; nothing is deleted then.
+        RegistryError: there is no catalog, or it cannot be written; nothing is deleted.
     """
     kernels = [(kernel_id,) for kernel_id in kernel_ids(path, where)] if where.strip() else None
     connection = connect(path)

@@ -1,4 +1,4 @@
-"""Connections to a catalog's file, also where it cannot be written, and what a fork means for them."""
+"""Connections to a catalog's file, read-only ones included, and their fate in a fork."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from catalog.registry.migrate import migrate
 from catalog.registry.transactions import BUSY_TIMEOUT_S
 
 SQLITE_ERRORS = (sqlite3.Error, UnicodeDecodeError)
-"""Errors of using a file: a message of SQLite may quote bytes of a damaged file that are not UTF-8."""
+"""Errors of SQLite. UnicodeDecodeError, because a message may quote bytes of a damaged file that are not UTF-8."""
 
 CACHE_KIB = 524_288
-"""Page cache: a population fits, so that its transaction writes every page once."""
+"""Page cache: large enough for a population, so that its transaction writes every page once."""
 
 LOG_BYTES = 4 << 20
-"""The write-ahead log beside the file is cut to this size when it starts over."""
+"""Size to which the write-ahead log is cut when it starts over."""
 
 _Opened = TypeVar("_Opened")
 
 
 def sha256_hex(text: str) -> str:
-    """SHA-256 of UTF-8 text, in hex; the ``sha256`` of the SQL that makes kernel ids."""
+    """SHA-256 of UTF-8 text, in hex; the SQL that makes kernel ids calls it as ``sha256``."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """A read-write connection to the catalog at ``path``, made and migrated when needed.
+    """A read-write connection to the catalog at ``path``, which is made or migrated if necessary.
 
-    The connection is in autocommit mode: write in a :func:`~catalog.registry.transactions.transaction`. Where the file
-    cannot be written, it reads.
+    The connection is in autocommit mode: write in a :func:`~catalog.registry.transactions.transaction`. If the file
+    cannot be written, the connection only reads.
 
     Raises:
-        RegistryError: the file cannot be opened or made, is no catalog, or comes from a newer version.
+        RegistryError: the file cannot be opened or made, is not a catalog, or comes from a newer version.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -57,10 +57,10 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 def open_as_allowed(path: Path, parameters: str, opener: Callable[[Path, str], _Opened]) -> _Opened:
-    """Return ``opener(path, parameters)``; where the folder cannot be written, again with others that only read.
+    """Return ``opener(path, parameters)``; if the folder is read-only, try again with parameters for reading only.
 
-    A file in WAL mode needs its -shm file even to be read. Where that cannot be made, the file can be read as one that
-    nobody changes, unless a log beside it has changes that such a reader would miss.
+    A file in WAL mode needs its -shm file even for reading. Where that file cannot be made, the catalog can be opened
+    as immutable, unless a log beside it has changes that such a reader would miss.
 
     Args:
         path: the file.
@@ -98,7 +98,7 @@ def message_of(error: Exception) -> str:
 def _open(path: Path, parameters: str) -> sqlite3.Connection:
     if _crossed and path.exists() and _file_of(path) in _crossed:
         raise RegistryError(
-            f"the catalog {path} was in use when this process was forked, and cannot be used in it", hint=SPAWN
+            f"the catalog {path} was open when this process was forked, and cannot be used in the child", hint=SPAWN
         )
     uri = f"{path.resolve().as_uri()}?{parameters}"
     connection = sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
@@ -119,32 +119,31 @@ def _open(path: Path, parameters: str) -> sqlite3.Connection:
 
 
 def _cannot_open(path: Path, error: Exception) -> RegistryError:
-    hint = "Choose another file with --db or CATALOG_DB, or mend its permissions."
+    hint = "Choose another file with --db or CATALOG_DB, or change its permissions."
     if isinstance(error, UnicodeDecodeError) or "not a database" in str(error) or "malformed" in str(error):
-        hint = "It is no SQLite file, or a damaged one: move it away and populate again."
+        hint = "It is not an SQLite file, or it is damaged: move it away and populate again."
     elif _has_log(path) and "unable to open" in str(error):
-        hint = "It has a log of changes (-wal) that cannot be read in a folder that cannot be written: copy both away."
-    elif "readonly" in str(error):  # which an up-to-date file may be
-        hint = "This version has to migrate it first: mend its permissions, or copy it to where it can be written."
+        hint = "It has a log of changes (-wal), which cannot be read in a read-only folder: copy both elsewhere."
+    elif "readonly" in str(error):  # raised only by a migration: an up-to-date file can be read
+        hint = "This version must migrate it first: make it writable, or copy it to a writable folder."
     elif "locked" in str(error):
         hint = "Another process is writing to it; try again when it is done."
     return RegistryError(f"the catalog {path} cannot be opened: {message_of(error)}", hint=hint)
 
 
 _crossed: set[tuple[int, int]] = set()
-"""Device and inode of the files whose connections this process has inherited through a fork."""
+"""Device and inode of the files whose connections this process inherited through a fork."""
 
 
 def leak(connection: sqlite3.Connection, path: Path) -> None:
-    """Never close a connection that a fork has copied, and never open its file again in this process.
+    """Keep a connection copied by a fork open for ever, and refuse to open its file again in this process.
 
-    SQLite keeps a record of the locks on a file for each process. The child's copy claims the locks of the parent,
-    which the child does not hold: another connection could damage the file, and closing this one could delete the
-    parent's log.
+    SQLite keeps a record of file locks in each process. The child's copy claims locks that only the parent holds: a
+    second connection could damage the file, and closing the first could delete the parent's log.
     """
     import ctypes
 
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))  # so that no garbage collection closes it
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))  # never collected, and so never closed
     with suppress(OSError):
         _crossed.add(_file_of(path))
 

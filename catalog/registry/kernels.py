@@ -1,4 +1,4 @@
-"""Kernels in a catalog's file: each is a row of the tables that all operations share, and one of its operation's."""
+"""Kernels in a catalog's file: each has a row in the tables that all operations share, and one in its operation's."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _OF_LINEAGE = " AND ".join(f"{column} = :{column}" for column in LINEAGE)
 
 
 def lineage_id(connection: sqlite3.Connection, lineage: Lineage) -> int | None:
-    """The row of a lineage; None if the file has none."""
+    """The row id of a lineage; None if the file has no such row."""
     row = connection.execute(f"SELECT id FROM lineage WHERE {_OF_LINEAGE}", lineage.parameters).fetchone()
     return None if row is None else int(row[0])
 
 
 def made_lineage(connection: sqlite3.Connection, lineage: Lineage) -> int:
-    """The row of a lineage, added when it is new, with the tables of its operation, in the caller's transaction."""
+    """The row id of a lineage. A new one is added with the tables of its operation, in the caller's transaction."""
     make_table(connection, operation(lineage.operation))
     found = lineage_id(connection, lineage)
     if found is not None:
@@ -30,12 +30,12 @@ def made_lineage(connection: sqlite3.Connection, lineage: Lineage) -> int:
     holes = ", ".join(f":{column}" for column in LINEAGE)
     added = f"INSERT INTO lineage ({', '.join(LINEAGE)}) VALUES ({holes}) RETURNING id"
     made = int(connection.execute(added, lineage.parameters).fetchone()[0])
-    make_views(connection)  # those of an operation that the file had no kernels of
+    make_views(connection)  # the operation may be new to the file
     return made
 
 
 def kernel_of(connection: sqlite3.Connection, kernel_id: str) -> Kernel | None:
-    """The kernel of an id; None if the file has no such row, or its operation is not installed."""
+    """The kernel with an id; None if the file has no such row, or its operation is not installed."""
     asked = "SELECT operation FROM kernel JOIN lineage ON lineage.id = lineage WHERE kernel.id = ?"
     row = connection.execute(asked, [kernel_id]).fetchone()
     if row is None:
@@ -50,7 +50,7 @@ def kernel_of(connection: sqlite3.Connection, kernel_id: str) -> Kernel | None:
 
 
 def add_kernel(connection: sqlite3.Connection, kernel: Kernel, order: Mapping[str, Any]) -> None:
-    """Add a row for ``kernel``, which has none, in the caller's transaction; ``order``: hw_valid and dispatch_order."""
+    """Add a new row for ``kernel`` in the caller's transaction; ``order`` has hw_valid and dispatch_order."""
     lineage = made_lineage(connection, kernel.lineage)
     common = {
         "id": kernel.id,

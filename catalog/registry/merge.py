@@ -1,18 +1,17 @@
-"""Unite catalogs: artifacts' records and timings of other machines become rows of this one.
+"""Merge catalogs: build records and timings of other machines become rows of this one.
 
-- Devices are the same where arch, name and facts are; problems where their keys are; kernels by id.
+- Devices are equal if arch, name and facts are; problems if their keys are; kernels if their ids are.
 - A kernel row that this catalog lacks is copied with its receipts, whatever its revision and space, if this program
-  makes the same id and name of its traits. Not into a population that is whole: its spec has no such kernel, so one of
-  the two catalogs was made from other facts, and what concerns that kernel stays out.
-- A timing of the same problem, kernel, device and artifact: the newest wins. A record of the same artifact: a success
-  before a failure, then the newest.
-- An artifact that comes by a merge is marked ``elsewhere``: its library is in another cache, so the column ``built``
-  does not count it, nor does selection pass a kernel over for a failure of another machine's compiler. A build here of
-  the same content key takes the mark away.
-- Misses stay where they are: they say what was asked for on a machine, and counts cannot be merged twice.
+  makes the same id and name from its traits. It is not copied into a complete population: there the spec has no such
+  kernel, so one of the two catalogs was made from other facts, and everything about that kernel is left out.
+- Of timings of the same problem, kernel, device and artifact, the newest wins. Of records of the same artifact, a
+  success wins over a failure, then the newest wins.
+- An artifact that comes from a merge is marked ``elsewhere``: its library is in another cache. So the column ``built``
+  does not count it, and selection ignores failures of another machine's compiler. A local build of the same content
+  key removes the mark.
+- Misses are not merged: they say what was asked for on a machine, and counts cannot be merged twice.
 
-The other files are read first and never written (:mod:`catalog.registry.merge_read`). One transaction: everything, or
-nothing.
+The other files are read first and never written (:mod:`catalog.registry.merge_read`). All changes are one transaction.
 """
 
 from __future__ import annotations
@@ -45,10 +44,10 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Merged:
-    """What became of the rows of one file.
+    """What happened to the rows of one file.
 
-    ``left_out`` counts kernels that were left out with their builds and timings, by reason; ``refused`` counts invalid
-    rows, by table and reason.
+    ``left_out`` counts kernels that were left out, with their builds and timings, by reason. ``refused`` counts
+    invalid rows by table and reason.
     """
 
     path: Path
@@ -58,14 +57,14 @@ class Merged:
 
     @property
     def rows(self) -> list[list[Any]]:
-        """The values of :data:`COLUMNS`, a row a table."""
+        """The values of :data:`COLUMNS`, one row for each table."""
         return [
             [self.path.name, f"{table}s", *(count[how] for how in COLUMNS[2:])] for table, count in self.counts.items()
         ]
 
     @property
     def notes(self) -> list[str]:
-        """A line for all refused rows, and one for each reason why kernels were left out."""
+        """One line for all refused rows, and one for each reason for leaving kernels out."""
         refused = [f"{counted(rows, table)} ({reason})" for (table, reason), rows in self.refused.most_common()]
         line = f"{self.path}: refused {counted(sum(self.refused.values()), 'row')}: {'; '.join(refused)}"
         return ([line] if refused else []) + [
@@ -75,15 +74,15 @@ class Merged:
 
 
 def merge(connection: sqlite3.Connection, own: Path, paths: Sequence[Path]) -> list[Merged]:
-    """Merge the catalogs at ``paths`` into that of ``connection``, the file ``own``; what came of each.
+    """Merge the catalogs at ``paths`` into ``connection``, that of the file ``own``, and return one result for each.
 
     Raises:
         UsageError: one of them is ``own``.
-        RegistryError: one is not there, no catalog, damaged, or from a newer version; or ``own`` cannot be written.
+        RegistryError: one is missing, not a catalog, damaged, or from a newer version; or ``own`` cannot be written.
     """
     for path in paths:
         if path.exists() and path.samefile(own):
-            raise UsageError(f"{path} is the catalog that others are merged into")
+            raise UsageError(f"{path} is the catalog that the others are merged into")
     with ExitStack() as stack:
         sources = [stack.enter_context(opened(path)) for path in paths]
         with transaction(connection):
@@ -91,7 +90,7 @@ def merge(connection: sqlite3.Connection, own: Path, paths: Sequence[Path]) -> l
 
 
 class _Merge:
-    """One file into another, inside of the caller's transaction."""
+    """Merges one file into another, inside the caller's transaction."""
 
     def __init__(self, connection: sqlite3.Connection, source: Source) -> None:
         self._connection, self._other = connection, source.connection
@@ -111,7 +110,7 @@ class _Merge:
         self._merged.counts[table][how] += 1
 
     def _kernels(self) -> set[str]:
-        """Have the kernels here that artifacts and timings of the other file are about; the ids of those that are."""
+        """Add missing kernels that the other file's artifacts and timings refer to; the ids of all that are here."""
         whole = "SELECT lineage FROM population WHERE receipts = '' AND restriction = ''"
         populated = {row[0] for row in self._connection.execute(whole)}
         there = "SELECT kernel_id FROM artifact UNION SELECT kernel_id FROM timing"
@@ -128,19 +127,19 @@ class _Merge:
         return known
 
     def _add_unless_obstructed(self, row: Row, populated: set[int]) -> str | None:
-        """Add a kernel row of the other catalog, or return why this one cannot have it."""
+        """Add a kernel row of the other catalog, or return the reason why it must be left out."""
         try:
             kernel = kernel_of(self._other, row["id"])
         except (ValueError, KeyError, TypeError):
             kernel = None
         if kernel is None or (kernel.id, kernel.name) != (row["id"], row["name"]) or not _in_bounds(row):
-            return "of another version of this program: their traits give another id or name"
+            return "of another version of this program: their traits make another id or name"
         lineage = lineage_id(self._connection, kernel.lineage)
         if lineage in populated:
-            return f"not among those that the facts here give for {kernel.lineage}: populate both catalogs anew"
+            return f"not among those that the facts here make for {kernel.lineage}: populate both catalogs again"
         same = "SELECT 1 FROM kernel WHERE name = ? AND lineage = ?"
         if self._connection.execute(same, (row["name"], lineage)).fetchone():
-            return "of other traits than the kernel of the same name here"
+            return "with other traits than the kernel of the same name here"
         self._add_kernel(kernel, row)
         return None
 
@@ -159,7 +158,7 @@ class _Merge:
                 continue
             here = self._row("artifact", {"key": row["key"]})
             if here is not None and here["status"] == "quarantined" and not here["elsewhere"]:
-                self._count("artifact", "the same")  # what happened on this machine is not for others to mend
+                self._count("artifact", "the same")  # only this machine can lift its own quarantine
                 continue
             local = here is not None and here["status"] == "built" and not here["elsewhere"]
             row |= {"elsewhere": int(not local), "dropped": here["dropped"] if local and here is not None else None}
@@ -180,7 +179,7 @@ class _Merge:
             self._put("timing", key, self._row("timing", {name: row[name] for name in key}), row, ("created",))
 
     def _device(self, number: int) -> int:
-        """The number here of the device that has ``number`` in the other file; it is added when it is new."""
+        """The number in this file of the device that has ``number`` in the other; a new device is added."""
         device = dict(self._other.execute("SELECT arch, name, facts FROM device WHERE id = ?", (number,)).fetchone())
         added = self._connection.execute(
             "INSERT INTO device (arch, name, facts) VALUES (:arch, :name, :facts) ON CONFLICT DO NOTHING", device
@@ -190,7 +189,7 @@ class _Merge:
         return int(self._connection.execute(f"SELECT id FROM device WHERE {where}", device).fetchone()[0])
 
     def _problem(self, number: int) -> int:
-        """As :meth:`_device`, for a problem; columns that derive from its key are computed anew."""
+        """As :meth:`_device`, for a problem. Columns that derive from its key are computed again."""
         [key] = self._other.execute("SELECT key FROM problem WHERE id = ?", (number,)).fetchone()
         here = self._row("problem", {"key": key})
         self._count("problem", "added" if here is None else "the same")
@@ -202,7 +201,7 @@ class _Merge:
         return None if row is None else dict(row)
 
     def _put(self, table: str, key: Sequence[str], here: Row | None, row: Row, order: Sequence[str]) -> None:
-        """Write ``row`` where there is none, or a lesser one by the columns ``order``; equals by all they hold."""
+        """Write ``row`` if there is none here, or a lower-ranking one by the columns ``order``, then all columns."""
         if here is not None and _rank(row, order) <= _rank(here, order):
             self._count(table, "the same")
             return
@@ -220,7 +219,7 @@ def _in_bounds(row: Row) -> bool:
 
 
 def _rank(row: Row, order: Sequence[str]) -> tuple[Any, ...]:
-    """What decides between two rows of one key, the same in whichever direction they are merged."""
+    """The rank of a row among rows with the same key, independent of the direction of the merge."""
     leading = [row[name] != "failed" if name == "status" else row[name] for name in order]
     rest = {name: value for name, value in row.items() if name not in {"elsewhere", "device_id", "problem_id"}}
     return (*leading, json.dumps(rest, sort_keys=True))

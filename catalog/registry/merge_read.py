@@ -1,9 +1,9 @@
-"""Reading a catalog that somebody else made: its rows are copied into a catalog in memory that this program made.
+"""Reading a catalog made by somebody else: its rows are copied into an in-memory catalog that this program made.
 
-Only tables of the other file's schema are used: a view, a virtual table or a generated column in place of a table is
-refused, and triggers, views and indices on expressions are never reached. The copy has this program's own STRICT tables
-and is migrated in memory. Its rows are validated against :mod:`catalog.registry.rows`; those that fail are left
-out, with a reason. All of that ends before anything is written, within :data:`READ_SECONDS`.
+Only the other file's tables are read. A view, a virtual table or a generated column in place of a table is refused;
+triggers, views and expression indices are never reached. The copy has this program's own STRICT tables and is migrated
+in memory. Its rows are validated against :mod:`catalog.registry.rows`; invalid ones are left out, with a reason. All of
+that ends before anything is written, within :data:`READ_SECONDS`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from catalog.registry.timings import MEASURED
 from catalog.registry.views import make_table, make_views
 
 READ_SECONDS = 120.0
-"""How long reading a file may take; a million timings take a quarter of it."""
+"""Time limit for reading a file; a million timings take a quarter of it."""
 
 MOST_ROWS = 2_000_000
 """Maximum number of rows of a table."""
@@ -40,7 +40,7 @@ MOST_TEXT = 2**30
 """Maximum number of characters of all rows together."""
 
 _STEPS = 10_000
-"""Instructions of SQLite between two checks of the clock."""
+"""SQLite instructions between two checks of the clock."""
 
 _MEASURED_HERE = "SELECT kernel_id FROM main.artifact UNION SELECT kernel_id FROM main.timing"
 _COPIED: Mapping[str, str] = {
@@ -52,15 +52,15 @@ _COPIED: Mapping[str, str] = {
     "artifact": "TRUE",
     "timing": "TRUE",
 }
-"""The tables that are read, where the version has them, and the condition on their rows."""
+"""The tables that are read, where the file's version has them, with the condition on their rows."""
 
 _OF_OPERATION = f"kernel IN (SELECT key FROM main.kernel WHERE id IN ({_MEASURED_HERE}))"
-"""The condition on the rows of an operation's table."""
+"""The condition on the rows of an operation's table of traits."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """The valid rows of a file, in memory, and how many were refused, by table and reason."""
+    """The valid rows of a file, in memory, and the number of refused ones by table and reason."""
 
     path: Path
     connection: sqlite3.Connection
@@ -69,11 +69,11 @@ class Source:
 
 @contextmanager
 def opened(path: Path) -> Iterator[Source]:
-    """The catalog at ``path`` as it is now, whatever version of this program made it; it is only read.
+    """The current contents of the catalog at ``path``, made by any version of this program. The file is only read.
 
     Raises:
-        RegistryError: it is missing, damaged, too large or not a catalog, comes from a newer version, or takes too long
-            to read.
+        RegistryError: it is missing, damaged, too large, not a catalog, from a newer version, or takes too long to
+            read.
     """
     if not path.is_file():
         raise RegistryError(f"there is no catalog at {path}")
@@ -85,7 +85,7 @@ def opened(path: Path) -> Iterator[Source]:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Errors of SQLite as one about the file at ``path``.
+    """Turn errors of SQLite into one error about the file at ``path``.
 
     Raises:
         RegistryError: the file cannot be read.
@@ -96,7 +96,7 @@ def reading(path: Path) -> Iterator[None]:
         reason = message_of(error)
         if reason == "interrupted":
             reason = f"reading it took longer than {READ_SECONDS:g} s"
-        hint = f"Nothing was changed. What there is of it: catalog --db {shlex.quote(str(path))} doctor"
+        hint = f"Nothing was changed. To inspect it: catalog --db {shlex.quote(str(path))} doctor"
         raise RegistryError(f"{path} cannot be merged: {reason}", hint=hint) from None
 
 
@@ -110,13 +110,13 @@ def _read(path: Path) -> Source:
         other.set_progress_handler(too_late, _STEPS)
         version = schema_version(other, path)
         if not version:
-            raise RegistryError(f"{path} is empty: no catalog")
+            raise RegistryError(f"{path} is empty, not a catalog")
         copy = blank(version)
         copy.set_progress_handler(too_late, _STEPS)
         try:
             other.execute("BEGIN")
             copied = {table: rows for table, rows in _COPIED.items() if _columns(copy, table)}
-            for table in copied:  # all of them first: reading one table looks at others
+            for table in copied:  # check all tables first: the conditions of one read others
                 _require_table(other, table, _columns(copy, table))
             of_operations = _tables_of_operations(other, copy)
             for table in of_operations:
@@ -127,7 +127,7 @@ def _read(path: Path) -> Source:
             upgrade(copy, version)
             make_views(copy)
             if copy.execute("PRAGMA foreign_key_check").fetchone():
-                raise sqlite3.DatabaseError("it refers to rows that are not there")
+                raise sqlite3.DatabaseError("it refers to rows that do not exist")
             source = Source(path, copy)
             _refuse_timings(source)
             _refuse_artifacts(source)
@@ -139,9 +139,9 @@ def _read(path: Path) -> Source:
 
 
 def _tables_of_operations(other: sqlite3.Connection, copy: sqlite3.Connection) -> dict[str, str]:
-    """The tables of traits that are read, and the condition on their rows; those of ``copy`` are made.
+    """The tables of traits to read, with the condition on their rows. Their copies are made in ``copy``.
 
-    The operations of other distributions count where they are installed here.
+    Includes operations of other distributions that are installed here.
     """
     if not _columns(copy, "lineage"):
         return {}
@@ -154,7 +154,7 @@ def _tables_of_operations(other: sqlite3.Connection, copy: sqlite3.Connection) -
 
 
 def _open(path: Path, parameters: str) -> sqlite3.Connection:
-    """A connection whose schema could be read."""
+    """A connection whose schema has been read successfully."""
     connection = sqlite3.connect(f"{path.resolve().as_uri()}?{parameters}", uri=True, isolation_level=None)
     try:
         connection.execute("PRAGMA trusted_schema = OFF")
@@ -166,7 +166,7 @@ def _open(path: Path, parameters: str) -> sqlite3.Connection:
 
 
 def _copy(other: sqlite3.Connection, copy: sqlite3.Connection, table: str, rows: str, left: int) -> int:
-    """Copy a table, with each text cut just above the allowed length; returns what remains of ``left`` characters."""
+    """Copy a table, each text cut just above the allowed length. Returns the rest of ``left``, in characters."""
     columns = _columns(copy, table)
     cut = ", ".join(
         f"iif(typeof({name}) IN ('text', 'blob'), substr({name}, 1, {MOST_CHARACTERS + 1}), {name})" for name in columns
@@ -187,7 +187,7 @@ def _columns(copy: sqlite3.Connection, table: str) -> list[str]:
 
 
 def _require_table(other: sqlite3.Connection, table: str, columns: list[str]) -> None:
-    """Refuse anything but a table under the name of one of ours: reading it could run any code, without end."""
+    """Refuse anything but a plain table: reading a view or virtual table could run any code, without end."""
     kinds = [row[2] for row in other.execute(f"PRAGMA main.table_list({table})")]
     if kinds != ["table"]:
         raise sqlite3.DatabaseError(f"its {table} is {f'a {kinds[0]}, not a table' if kinds else 'missing'}")
@@ -211,7 +211,7 @@ def _refuse_timings(source: Source) -> None:
         device = {name: row.pop(name) for name in Device.model_fields}
         try:
             Timing.model_validate({**row, "device": device})
-            reason = None if of_its_kernel else "its artifact is another kernel's"
+            reason = None if of_its_kernel else "its artifact belongs to another kernel"
         except ValidationError as error:
             reason = _reason(error)
         if reason is not None:
@@ -240,7 +240,7 @@ def _refuse_artifacts(source: Source) -> None:
 def _what_is_wrong(row: dict[str, Any]) -> str | None:
     columns = {name: value for name, value in row.items() if name not in ("elsewhere", "dropped", "of_arch")}
     if columns["status"] == "quarantined":
-        columns["status"] = "built"  # as its record says: the quarantine is the catalog's
+        columns["status"] = "built"  # the state in its record: quarantine is the catalog's own
     try:
         record = ArtifactRecord.from_columns(columns)
     except ValidationError as error:
@@ -248,7 +248,7 @@ def _what_is_wrong(row: dict[str, Any]) -> str | None:
     except ValueError as error:
         return str(error)
     if record.arch != row["of_arch"]:
-        return "arch: not that of its kernel"
+        return "arch: differs from that of its kernel"
     return "created: a date in the future, or none" if is_future(record.created) else None
 
 

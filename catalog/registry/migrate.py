@@ -1,11 +1,11 @@
-"""The schema of a catalog's file: which version a file has, and the steps from any version to the newest one.
+"""Schema versions of a catalog's file, and the migrations between them.
 
 Step N is a file of SQL, ``migrations/N_….sql``, that takes a file from ``user_version`` N - 1 to N. A released step
 never changes, and nothing in it derives from this program's traits: renaming a trait is a new step. A new view alone
-needs a step too, of one comment.
+needs a step too, one that holds only a comment.
 
 The version is SQLite's own ``user_version``. The migrations of sqlite-utils do not fit: they look for missing steps
-before they hold a lock, commit each step by itself, and cannot refuse the file of a newer program.
+before they take a lock, commit each step separately, and cannot refuse the file of a newer program.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from catalog.registry.views import drop_views, make_views
 APPLICATION_ID = 0x6B636174  # "kcat": distinguishes a catalog from any other SQLite file
 
 STEPS = tuple(sorted(Path(__file__).with_name("migrations").glob("*.sql")))
-"""The newest version is their number."""
+"""The steps in order. Their number is the newest version."""
 
 
 def schema_version(connection: sqlite3.Connection, path: Path) -> int:
-    """The version of the schema of the file at ``path``; 0 if it has none yet.
+    """The schema version of the file at ``path``; 0 for a new file.
 
     Raises:
-        RegistryError: it is no catalog, or comes from a newer version.
+        RegistryError: it is not a catalog, or comes from a newer version.
         sqlite3.Error: it cannot be read.
     """
     version = int(connection.execute("PRAGMA user_version").fetchone()[0])
@@ -41,29 +41,31 @@ def schema_version(connection: sqlite3.Connection, path: Path) -> int:
         return version
     if connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
         raise RegistryError(
-            f"{path} is a SQLite file, but no catalog", hint="Choose another file with --db or CATALOG_DB."
+            f"{path} is an SQLite file, but not a catalog", hint="Choose another file with --db or CATALOG_DB."
         )
     return 0
 
 
 def migrate(connection: sqlite3.Connection, path: Path) -> None:
-    """Bring the file at ``path`` to the newest version: all steps in one transaction, or nothing.
+    """Bring the file at ``path`` to the newest version in one transaction.
 
     Raises:
-        RegistryError: as :func:`schema_version`, or the file cannot be written.
+        RegistryError: as in :func:`schema_version`, or the file cannot be written.
         sqlite3.Error: it cannot be read or is damaged.
     """
     if schema_version(connection, path) == len(STEPS):
         return
     connection.execute("PRAGMA journal_mode = WAL")
-    # A step may rebuild a table: dropping the old one must not delete the rows that refer to it. Inside of a
-    # transaction SQLite ignores this pragma.
+    # A step may rebuild a table: dropping the old one must not delete the rows that refer to it. SQLite ignores this
+    # pragma inside a transaction.
     connection.execute("PRAGMA foreign_keys = OFF")
     try:
         with transaction(connection):
             # Another process, even of a newer program, may have migrated the file while this one waited for the lock.
             version = schema_version(connection, path)
             if version < len(STEPS):
+                # Views derive from this program's traits, not from any step's, and would keep SQLite from renaming a
+                # rebuilt table to its old name: so they go first, and are made again for the newest tables.
                 drop_views(connection)
                 _run(connection, STEPS[version:])
                 make_views(connection)

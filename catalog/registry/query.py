@@ -1,16 +1,14 @@
-"""Questions to the catalog: the user's SQL expression over the view ``kernels``, run where it can only read.
+"""Queries of the catalog: the user's SQL expression over the view ``kernels``, run where it can only read.
 
-What stands between an expression and the machine:
+Several layers protect the machine from an expression:
 
-- the text is one expression in parentheses (:mod:`catalog.registry.query_text`);
-- it runs in a process of its own (:mod:`catalog.registry.sandbox`), whose time and memory are limited, and
-  which Ctrl-C ends;
-- there the file is opened read-only, so SQLite itself cannot write to it, and is never created; a file of an older
-  version of this program is migrated first, by this process;
-- an authorizer admits SELECT, the tables of the catalog and a list of functions, and denies everything else: pragmas,
+- The text must be one expression, in parentheses (:mod:`catalog.registry.query_text`).
+- It runs in a process of its own (:mod:`catalog.registry.sandbox`), with limited time and memory, which Ctrl-C ends.
+- That process opens the file read-only and never creates it. This process migrates an older file first.
+- An authorizer admits SELECT, the tables of the catalog and a list of functions. It denies everything else: pragmas,
   other files, extensions.
 
-The time limit counts only the time spent inside SQLite: a slow reader of the rows costs nothing.
+The time limit counts only time spent inside SQLite: slow reading of the rows costs nothing.
 """
 
 from __future__ import annotations
@@ -57,9 +55,9 @@ _ARITHMETIC = {"+", "-", "*", "/", "%", "&", "|", "||", "~", "<<", ">>"}
 
 @dataclass(frozen=True)
 class Query:
-    """A question: which rows (``where``; empty: all), of which arch, which columns (none: all), in which order.
+    """A query: rows (``where``; empty for all), arch, columns (none for all) and order.
 
-    The rows are kernels of one ``operation``.
+    All rows are kernels of one ``operation``.
     """
 
     where: str = ""
@@ -71,9 +69,9 @@ class Query:
 
 
 class Result:
-    """The columns of an answer and, by iteration, its rows, read as they are asked for.
+    """The columns of an answer; iterate over it for the rows, which are fetched as they are read.
 
-    Iterating raises what :func:`run` raises: a row may be the one where the time is up.
+    Iterating raises what :func:`run` raises: the time may run out at any row.
     """
 
     def __init__(self, columns: tuple[str, ...], rows: Iterator[Row], session: Session) -> None:
@@ -103,11 +101,11 @@ def _until_end(rows: Iterator[Row], session: Session) -> Iterator[Row]:
 
 
 def run(db_path: Path, query: Query, limits: Limits | None = None) -> Result:
-    """The rows of the catalog at ``db_path`` that ``query`` asks for, within ``limits``; None: those of the settings.
+    """The rows that ``query`` selects in the catalog at ``db_path``, within ``limits`` (None: those of the settings).
 
     Raises:
-        QueryError: an expression or column is wrong or refused, the arch has no rows, or a limit is exceeded.
-        RegistryError: the file does not exist, is no catalog, or cannot be read.
+        QueryError: an expression or column is wrong or refused, the arch has no rows, or a limit was exceeded.
+        RegistryError: the file does not exist, is not a catalog, or cannot be read.
     """
     session = Session(db_path, limits, query.operation)
     try:
@@ -118,20 +116,20 @@ def run(db_path: Path, query: Query, limits: Limits | None = None) -> Result:
 
 
 def count(db_path: Path, query: Query, limits: Limits | None = None) -> int:
-    """How many rows :func:`run` would give.
+    """The number of rows that :func:`run` would return.
 
     Raises:
-        QueryError, RegistryError: as :func:`run`.
+        QueryError, RegistryError: as in :func:`run`.
     """
     with Session(db_path, limits, query.operation) as session:
         return session.count(query)
 
 
 def operations_asked(db_path: Path, where: str, *others: str) -> tuple[str, ...]:
-    """The operations that an expression is about: those of the catalog whose kernels have all columns that it names.
+    """The operations in the catalog whose kernels have all columns that an expression names.
 
-    ``others`` are further texts with names of columns. Where no operation has them all, it is the default one, and its
-    query says what is wrong.
+    ``others`` are other texts with column names. Where no operation has all columns, the default one is returned, and
+    its query reports what is wrong.
 
     Raises:
         QueryError: the expression is malformed.
@@ -163,9 +161,9 @@ def kernel_ids(db_path: Path, where: str, arch: str | None = None, operation: st
 
 
 def hints(query: Query, domains: Mapping[str, Sequence[str | int]] | None = None) -> list[str]:
-    """Why ``query`` may have found nothing: each value that its column can never have, with near values.
+    """Why ``query`` may have found nothing: each value that its column can never have, with similar values.
 
-    ``domains`` adds the values of columns that are no traits.
+    ``domains`` adds the values of columns that are not traits.
 
     Raises:
         QueryError: the expression is malformed.
@@ -255,14 +253,14 @@ def _chosen(wanted: tuple[str, ...], existing: tuple[str, ...]) -> tuple[str, ..
 
 
 class Session:
-    """Queries about kernels of an operation to the catalog at ``path``, one after the other.
+    """A series of queries about kernels of one operation to the catalog at ``path``.
 
-    Each is within ``limits``; None: those of the settings.
+    Each query is within ``limits`` (None: those of the settings).
 
     A new query ends the previous one. An exceeded limit ends the session.
 
     Raises:
-        RegistryError: the file does not exist, is no catalog, or cannot be read.
+        RegistryError: the file does not exist, is not a catalog, or cannot be read.
     """
 
     def __init__(self, path: Path, limits: Limits | None = None, of: str = DEFAULT) -> None:
@@ -282,10 +280,10 @@ class Session:
             raise
 
     def ask(self, query: Query) -> tuple[tuple[str, ...], Iterator[Row]]:
-        """The columns of a query and its rows, which are fetched as they are read.
+        """The columns and rows of a query; rows are fetched as they are read.
 
         Raises:
-            QueryError, RegistryError: as :func:`run`; so does reading the rows.
+            QueryError, RegistryError: as in :func:`run`; reading the rows raises them too.
         """
         self._sandbox.restart_clock()
         statement = _Statement.of(self, query)
@@ -293,10 +291,10 @@ class Session:
         return statement.columns, self._fetched()
 
     def count(self, query: Query) -> int:
-        """How many rows a query has.
+        """The number of rows of a query.
 
         Raises:
-            QueryError, RegistryError: as :func:`run`.
+            QueryError, RegistryError: as in :func:`run`.
         """
         self._sandbox.restart_clock()
         statement = _Statement.of(self, query)
@@ -305,10 +303,10 @@ class Session:
         return int(rows)
 
     def rows(self, statement: str, parameters: Parameters = ()) -> list[Row]:
-        """All rows of a SELECT of our own over the catalog's tables.
+        """All rows of one of our own SELECT statements over the catalog's tables.
 
         Raises:
-            QueryError, RegistryError: as :func:`run`.
+            QueryError, RegistryError: as in :func:`run`.
         """
         self._sandbox.restart_clock()
         self._execute(statement, parameters)
@@ -331,7 +329,7 @@ class Session:
         try:
             version = open_as_allowed(self._path, "mode=ro", self._open_with)
             if 0 < version < len(STEPS):
-                with suppress(RegistryError):  # where it cannot be written, its older view answers
+                with suppress(RegistryError):  # a read-only file answers from its older view
                     connect(self._path).close()
             return self._sandbox.execute(f"SELECT * FROM {self.view} LIMIT 0")
         except sqlite3.Error as error:
@@ -345,9 +343,9 @@ class Session:
     def _unreadable(self, error: Exception) -> RegistryError:
         message = str(error)
         if "no such table" in message:
-            return RegistryError(f"{self._path} is a SQLite file, but no catalog", hint="Choose another with --db.")
+            return RegistryError(f"{self._path} is an SQLite file, but not a catalog", hint="Choose another with --db.")
         if "not a database" in message:
-            return RegistryError(f"{self._path} is no SQLite file", hint="Choose another with --db.")
+            return RegistryError(f"{self._path} is not an SQLite file", hint="Choose another with --db.")
         if "locked" in message:
             return RegistryError(f"{self._path} is locked by another process", hint="Try again when it is done.")
         if "malformed" in message:
@@ -370,7 +368,7 @@ class Session:
         while more:
             if statement != self._statements:
                 raise QueryError(
-                    "the session has run another query since", hint="Read the rows of a query before the next one."
+                    "the session has since run another query", hint="Read all rows of a query before the next one."
                 )
             try:
                 batch = self._sandbox.fetch(ROWS_PER_FETCH)
@@ -380,7 +378,7 @@ class Session:
             more = len(batch) == ROWS_PER_FETCH
 
     def check(self, expression: Expression) -> None:
-        """Have SQLite compile the expression alone, so that what it says is about this text."""
+        """Have SQLite compile the expression alone, so that its messages are about this text."""
         try:
             self._compile(f"({expression.sql}\n)")
         except SqlError as error:
@@ -424,9 +422,9 @@ class Session:
         return self._about_file(error) or expression.error(message)
 
     def _syntax_error(self, expression: Expression) -> QueryError:
-        """The error at the first token that SQLite's parser cannot go on from.
+        """The error at the first token that SQLite's parser rejects.
 
-        Cut off before that token, the text is merely incomplete; so the token is found by bisection.
+        Text cut off before that token is merely incomplete, so bisection finds it.
         """
         good, bad = 0, len(expression.tokens) + 1
         message = "incomplete input"
@@ -451,9 +449,9 @@ class Session:
 
     def _column_hint(self, name: str, token: Token | None, expression: Expression) -> str:
         if token is not None and token.text[0] == '"':
-            return f"Double quotes name columns; text takes single quotes: {quoted(token.value)}"
+            return f"Double quotes name columns; use single quotes for text: {quoted(token.value)}"
         if token is not None and looks_like_text(token, expression):
-            return f"Text takes single quotes: {quoted(token.value)}"
+            return f"Use single quotes for text: {quoted(token.value)}"
         return near_columns(name.rpartition(".")[2], self.columns)
 
     def _translated(self, error: SqlError) -> CatalogError:
@@ -465,7 +463,7 @@ class Session:
 
 
 def _refusal(kind: str, name: str, expression: Expression, readable: Sequence[str]) -> QueryError:
-    """The error for a ``name`` that the authorizer refused."""
+    """The error for a ``name`` refused by the authorizer."""
     tables = f"Tables: {', '.join(readable)}."
     message, hint = {
         "table": (f"'{name}' cannot be read here", tables),

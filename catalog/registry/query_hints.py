@@ -1,4 +1,4 @@
-"""What to do about an expression, a column, a function or an arch that a query cannot use."""
+"""Hints for an expression, a column, a function or an arch that a query cannot use."""
 
 from __future__ import annotations
 
@@ -21,56 +21,56 @@ _FUNCTION_NAMES = """
 """
 
 FUNCTIONS = frozenset(_FUNCTION_NAMES.split())
-"""What an expression may call: no function with side effects, and none that makes a value of any size from a number."""
+"""Functions that an expression may call: none has side effects or makes a value of arbitrary size from a number."""
 
 _COMPARISONS = {"=", "==", "!=", "<>", "IS", "<", ">", "<=", ">="}
 
 
 def near_columns(name: str, existing: tuple[str, ...]) -> str:
-    """Columns that ``name`` may mean, or where all are listed."""
+    """Columns that ``name`` may mean, or else where all are listed."""
     return _meant(name, existing) or "`catalog columns` lists every column."
 
 
 def near_function(name: str) -> str | None:
-    """Functions that ``name`` may mean; None: none is near."""
+    """Functions that ``name`` may mean; None if none is similar."""
     if name.upper() == "REGEXP":
         return "Use LIKE ('%async%') or GLOB ('*async*')."
     return _meant(name, FUNCTIONS)
 
 
 def archs_there(present: Sequence[str]) -> str:
-    """The archs that have kernels, and where all are listed."""
+    """The archs that have kernels, and where to find the list of all archs."""
     return f"The catalog has {', '.join(present) or 'no kernels'}; `catalog doctor` lists all archs."
 
 
 def populate_command(path: Path, arch: str) -> str:
-    """The command that makes the kernels of ``arch`` rows of the catalog at ``path``."""
+    """The command that populates the catalog at ``path`` with the kernels of ``arch``."""
     chosen = "" if path == settings().db else f"--db {shlex.quote(str(path))} "
     return f"catalog {chosen}populate --arch {shlex.quote(arch)}"
 
 
 def looks_like_text(token: Token, expression: Expression) -> bool:
-    """Whether ``token``, which names no column, may be text without its quotes."""
+    """Whether ``token``, which names no column, may be text without quotes."""
     before = expression.before(token)
     in_domain = any(token.value.lower() in trait.values for trait in TRAITS.values())
     return before is not None and (before.text.upper() in _COMPARISONS or (before.text in {"(", ","} and in_domain))
 
 
 def syntax_hint(token: Token, expression: Expression) -> str | None:
-    """How to say what ``token``, which the parser cannot go on from, may be meant to say."""
+    """How to write what ``token``, where the parser stopped, may be meant to say."""
     if token.is_word("ORDER"):
         return "Order with --order-by."
     if token.is_word("LIMIT"):
         return "Limit with --limit."
     if token.kind == "word" and looks_like_text(token, expression):
-        return f"Text takes single quotes: {quoted(token.value)}"
+        return f"Use single quotes for text: {quoted(token.value)}"
     if token.text in {"&", "|"}:
-        return "Join conditions by AND or OR."
+        return "Join conditions with AND or OR."
     return None
 
 
 def quoted(text: str) -> str:
-    """``text`` as SQL spells it."""
+    """``text`` as an SQL literal."""
     return "'" + text.replace("'", "''") + "'"
 
 

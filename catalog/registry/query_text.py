@@ -1,7 +1,7 @@
-"""The text of a query, before SQLite sees it: tokens, what is refused at sight, and carets under what is wrong.
+"""The text of a query before SQLite sees it: tokens, early checks, and carets under what is wrong.
 
-SQLite reports no position, so every error is placed here. Text that passes is exactly one SQL expression once it is
-put in parentheses and SQLite has parsed it.
+SQLite reports no positions, so every error is located here. Text that passes is exactly one SQL expression once it is
+in parentheses and SQLite has parsed it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MAX_LENGTH = 100_000
 
 _SHOWN_WIDTH = 96
 
-# What SQLite takes in a name: ASCII letters and "_", later also digits and "$", and everything beyond ASCII.
+# What SQLite accepts in a name: ASCII letters and "_", then also digits and "$", and all non-ASCII characters.
 _ID_START = r"[^\x00-@\[-^`{-\x7f]"
 _ID = r"[^\x00-#%-/:-@\[-^`{-\x7f]"
 _TOKEN = re.compile(
@@ -37,7 +37,7 @@ _TOKEN = re.compile(
 
 _REFUSED = {
     "comment": ("comments are not allowed", None),
-    "unclosed": ("the quote is never closed", "Text takes single quotes: 'bf16'; a quote inside is doubled: ''."),
+    "unclosed": ("the quote is never closed", "Use single quotes for text: 'bf16'; double a quote inside it: ''."),
     "parameter": ("parameters are not allowed", "Write the value itself."),
     "semicolon": ("only one expression is allowed, without ';'", None),
     "other": ("unexpected character", None),
@@ -54,7 +54,7 @@ class Token:
 
     @property
     def end(self) -> int:
-        """Where the token ends in its text."""
+        """Position where the token ends in its text."""
         return self.start + len(self.text)
 
     @property
@@ -67,9 +67,9 @@ class Token:
 
     @property
     def sql(self) -> str:
-        """The token as SQLite gets it.
+        """The token as passed to SQLite.
 
-        SQLite takes "x" for the text 'x' when no column is called x; `x` can only be a name.
+        SQLite reads "x" as the text 'x' when there is no column x; `x` can only be a name.
         """
         return f"`{self.value.replace('`', '``')}`" if self.text[0] == '"' else self.text
 
@@ -90,7 +90,7 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """One expression: tokens of ``text``, which may hold more than this expression. ``what`` names it in errors."""
+    """One expression: tokens of ``text``, which may hold more than the expression. ``what`` names it in errors."""
 
     what: str
     text: str
@@ -98,7 +98,7 @@ class Expression:
 
     @property
     def sql(self) -> str:
-        """The expression as SQLite gets it."""
+        """The expression as passed to SQLite."""
         return self.prefix(len(self.tokens))
 
     def prefix(self, count: int) -> str:
@@ -111,7 +111,7 @@ class Expression:
         return "".join(parts)
 
     def find(self, name: str, *, call: bool = False) -> Token | None:
-        """The first token that is ``name``, in any case; with ``call`` only where a parenthesis follows."""
+        """The first token equal to ``name``, in any case; with ``call`` only if a parenthesis follows."""
         follows = (*self.tokens[1:], None)
         for token, following in zip(self.tokens, follows, strict=True):
             if call and (following is None or following.text != "("):
@@ -126,18 +126,18 @@ class Expression:
         return self.tokens[index - 1] if index else None
 
     def error(self, message: str, token: Token | None = None, *, hint: str | None = None) -> QueryError:
-        """The error ``message``, with a caret line under ``token`` where it is known."""
+        """An error with ``message`` and, if ``token`` is known, a caret line under it."""
         span = None if token is None else (token.start, token.end)
         return _error(self.what, self.text, message, span, hint)
 
     def error_at_end(self, message: str) -> QueryError:
-        """The error ``message``, with a caret behind the last token."""
+        """An error with ``message`` and a caret after the last token."""
         end = self.tokens[-1].end
         return _error(self.what, self.text, message, (end, end + 1), None)
 
 
 def condition(text: str) -> Expression | None:
-    """The condition that ``text`` is, or None where it is empty: every row.
+    """The condition in ``text``, or None if it is empty: every row.
 
     Raises:
         QueryError: the text cannot be one SQL expression.
@@ -150,20 +150,20 @@ def condition(text: str) -> Expression | None:
         raise whole.error(f"{first.text} is not part of a condition", first, hint="Write only what follows WHERE.")
     comma = next(_top_level_commas(whole.tokens), None)
     if comma is not None:
-        raise whole.error("only one expression is allowed", whole.tokens[comma], hint="Join conditions by AND or OR.")
+        raise whole.error("only one expression is allowed", whole.tokens[comma], hint="Join conditions with AND or OR.")
     return whole
 
 
 @dataclass(frozen=True, slots=True)
 class OrderTerm:
-    """One term of an ordering; ``direction`` is what may follow the expression: ASC, DESC, NULLS FIRST, NULLS LAST."""
+    """One term of an ordering; ``direction`` is the text after it: ASC, DESC, NULLS FIRST, NULLS LAST."""
 
     expression: Expression
     direction: str
 
     @property
     def sql(self) -> str:
-        """The term as SQLite gets it."""
+        """The term as passed to SQLite."""
         return f"({self.expression.sql}) {self.direction}".rstrip()
 
 
@@ -195,15 +195,15 @@ def _order_term(whole: Expression, tokens: tuple[Token, ...]) -> OrderTerm:
     if not tokens:
         raise whole.error("a term is empty", hint="Separate terms by commas: hdim_q DESC, name.")
     if len(tokens) == 1 and tokens[0].kind == "number":
-        raise whole.error("a number orders nothing", tokens[0], hint="Order by a column's name, not by its place.")
+        raise whole.error("a number orders nothing", tokens[0], hint="Order by the name of a column, not its position.")
     return OrderTerm(Expression(whole.what, whole.text, tokens), " ".join(direction))
 
 
 def check_text(what: str, text: str) -> None:
-    """Refuse text that no SQL statement can hold.
+    """Refuse text that no SQL statement can contain.
 
     Raises:
-        QueryError: ``text`` is too long, has a NUL, or is not Unicode.
+        QueryError: ``text`` is too long, contains a NUL, or is not Unicode.
     """
     if len(text) > MAX_LENGTH:
         raise QueryError(f"{what}: {len(text)} characters; at most {MAX_LENGTH} are allowed")

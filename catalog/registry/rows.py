@@ -1,4 +1,4 @@
-"""Types of rows that another machine or process wrote.
+"""Types of rows written by another machine or process.
 
 Records of the cache, bundles and merged catalogs are all validated against them.
 """
@@ -19,10 +19,10 @@ CLOCK_SKEW = timedelta(days=1)
 """How far the clock of another machine may be ahead."""
 
 MOST_CHARACTERS = 2**16
-"""The longest text of a row: a record carries 20,000 characters of a compiler's output."""
+"""Maximum length of a text: a record has up to 20,000 characters of a compiler's output."""
 
 _ROUNDING = 1e-9
-"""Relative: percentiles of equal durations may differ in the last digit."""
+"""Relative tolerance: percentiles of equal durations may differ in the last digit."""
 
 
 def is_future(stamp: str) -> bool:
@@ -78,7 +78,7 @@ Milliseconds = Annotated[float, Field(ge=1e-6, le=1e9, allow_inf_nan=False)]
 """A measured time: from a nanosecond to eleven days."""
 
 Stamp = Annotated[str, Field(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\+00:00$")]
-"""ISO 8601 in UTC, to the second: equal instants are equal texts, and texts sort by time."""
+"""ISO 8601 in UTC, to the second: equal instants have equal texts, and texts sort by time."""
 
 PastStamp = Annotated[Stamp, AfterValidator(_not_in_future)]
 """A stamp that is at most :data:`CLOCK_SKEW` ahead of this machine's clock."""
@@ -93,7 +93,7 @@ class Row(BaseModel):
 
 
 class Device(Row):
-    """What a timing was measured on; ``facts`` is a JSON object."""
+    """The device of a timing; ``facts`` is a JSON object."""
 
     arch: Name
     name: Name
@@ -101,7 +101,7 @@ class Device(Row):
 
 
 class Timing(Row):
-    """A row of table ``timing``, with its problem and its device spelled out."""
+    """A row of table ``timing``, with its problem and its device in full."""
 
     artifact_key: Digest
     problem: ProblemKey
@@ -127,5 +127,5 @@ class Timing(Row):
             (self.min_ms, self.low_ms, self.median_ms, self.high_ms),
         ):
             if any(before > after * (1 + _ROUNDING) for before, after in pairwise(ordered)):
-                raise ValueError("its percentiles are not in order")
+                raise ValueError("the percentiles are not in order")
         return self

@@ -1,9 +1,9 @@
-"""Running the SQL of queries in a process of its own, which can be ended at any moment.
+"""Running the SQL of queries in a separate process, which can be ended at any moment.
 
-SQLite calls no handler inside a SQL function, so a process that runs SQLite itself can neither stop it nor answer
-Ctrl-C. The other process (:mod:`catalog.registry.sandbox_child`) holds nothing but a read-only connection under an
-authorizer. The operating system limits its memory and the size of any file it might write; the parent waits for its
-answers with a deadline, and kills it.
+SQLite calls no handler while an SQL function runs, so a process that runs SQLite itself can neither stop it nor respond
+to Ctrl-C. The other process (:mod:`catalog.registry.sandbox_child`) holds only a read-only connection under an
+authorizer. The operating system limits its memory and the size of any file that it might write. The parent waits for
+answers with a deadline, after which it kills the process.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from catalog.errors import CatalogError, QueryError
 from catalog.settings import settings
 
 START_SECONDS = 60.0
-"""How long the process may take to start; only then does the time of the query begin."""
+"""Time limit for starting the process, apart from the time limit of the query."""
 
 _CHILD = Path(__file__).with_name("sandbox_child.py")
 _LONGEST_WAIT_S = 86_400.0
@@ -38,20 +38,20 @@ Parameters = Sequence[str | int] | Mapping[str, str | int | None]
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a query: seconds inside SQLite, and bytes of memory, sorted and temporary rows included."""
+    """Limits of a query: seconds inside SQLite, and bytes of memory, including sorted and temporary rows."""
 
     seconds: float
     memory: int = 2**30
 
     @classmethod
     def of_settings(cls) -> Limits:
-        """``CATALOG_QUERY_TIMEOUT`` and ``CATALOG_QUERY_MEMORY``."""
+        """Limits from ``CATALOG_QUERY_TIMEOUT`` and ``CATALOG_QUERY_MEMORY``."""
         return cls(settings().query_timeout, settings().query_memory)
 
 
 class SqlError(sqlite3.Error):
-    """SQLite's error for a statement; ``denied`` is the kind (table, function, statement) and name that the authorizer
-    refused, or None.
+    """SQLite's error for a statement. ``denied`` has the kind (table, function, statement) and the name that the
+    authorizer refused, or is None.
     """
 
     def __init__(self, message: str, denied: tuple[str, str] | None) -> None:
@@ -60,9 +60,9 @@ class SqlError(sqlite3.Error):
 
 
 class Sandbox:
-    """The process, which runs statements on one file, one after the other. Its time counts only while it works.
+    """A process that runs statements on one file, one at a time. Only the time in which it works counts.
 
-    Every method raises QueryError when a limit is exceeded; the process has ended then, as after :meth:`close`.
+    Every method raises QueryError when a limit is exceeded; that ends the process, as :meth:`close` does.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -74,7 +74,7 @@ class Sandbox:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                start_new_session=True,  # Ctrl-C reaches this process only, which then ends the other
+                start_new_session=True,  # so that Ctrl-C reaches only this process, which then ends the other
             )
         except OSError as error:
             raise CatalogError(f"queries cannot run: {sys.executable}: {error.strerror}") from None
@@ -103,7 +103,7 @@ class Sandbox:
     def open(self, uri: str, tables: Collection[str], functions: Collection[str]) -> int:
         """Open the file of a SQLite URI, and return its ``user_version``.
 
-        From then on only these tables and functions can be used.
+        Afterwards only these tables and functions can be used.
 
         Raises:
             SqlError: it cannot be opened.
@@ -131,7 +131,7 @@ class Sandbox:
         """The next ``count`` rows of the statement, fewer at its end.
 
         Raises:
-            SqlError: as :meth:`execute`.
+            SqlError: as in :meth:`execute`.
         """
         return cast("list[Row]", self._request("fetch", count))
 
@@ -149,7 +149,7 @@ class Sandbox:
             raise self._ended() from None
         except TimeoutError:
             raise self._too_slow() from None
-        except BaseException:  # Ctrl-C: nobody will read the answer
+        except BaseException:  # such as Ctrl-C: nobody will read the answer
             self.close()
             raise
         if kind == "memory":
@@ -200,7 +200,7 @@ class Sandbox:
         )
 
     def _ended(self) -> CatalogError:
-        """The error for a process that has ended by itself."""
+        """The error for a process that has ended on its own."""
         said = cast("IO[bytes]", self._process.stderr).read().decode(errors="replace").strip().rpartition("\n")[2]
         status = self._process.wait()
         self.close()

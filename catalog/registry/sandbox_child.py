@@ -1,7 +1,7 @@
 """The process that runs the SQL of queries: ``python -I -S sandbox_child.py``, started by :mod:`.sandbox`.
 
-It holds one read-only SQLite connection and imports nothing of the catalog, so that it starts in milliseconds.
-Requests come on stdin and answers go to stdout, each as the length in 8 bytes and a marshalled tuple:
+It holds one read-only SQLite connection and imports nothing from the catalog, so that it starts in milliseconds.
+Requests come on stdin and answers go to stdout; each is a marshalled tuple after its length in 8 bytes:
 ``(method, CPU seconds, *arguments)`` is answered by ``("ok", value)``, ``("sql", message, denied)`` or ``("memory",)``.
 """
 
@@ -17,10 +17,10 @@ import sqlite3
 import sys
 
 INTERPRETER_BYTES = 256 * 2**20
-"""Address space besides SQLite's memory: the interpreter, its threads, and rows in transit."""
+"""Address space in addition to SQLite's memory: the interpreter, its threads, and rows in transit."""
 
 FILE_BYTES = 64 * 2**20
-"""Largest file: the index (-shm) of a log of 32 GB. Nothing else is ever written."""
+"""Maximum size of a file: the index (-shm) of a log of 32 GB. Nothing else is ever written."""
 
 BUSY_TIMEOUT_S = 5.0
 
@@ -55,16 +55,16 @@ class _Guard:
 
 
 class _Server:
-    """The methods that a request may call; a failed statement raises ``sqlite3.Error`` or ``MemoryError``."""
+    """The methods that requests may call; a failed statement raises ``sqlite3.Error`` or ``MemoryError``."""
 
     def __init__(self) -> None:
         self.guard = _Guard(frozenset(), frozenset())
 
     def open(self, uri: str, tables: frozenset[str], functions: frozenset[str], memory: int) -> int:
-        """Open a file, then give up all rights except reading it; returns its ``user_version``."""
+        """Open a file, then give up all rights except reading it; return its ``user_version``."""
         _limit(resource.RLIMIT_AS, memory + INTERPRETER_BYTES)
         self._connection = sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None)
-        # Sorted and materialised rows count as memory: no temporary file has to be limited.
+        # Sorted and materialised rows count as memory, so temporary files need no limit.
         for pragma in ("query_only = ON", "trusted_schema = OFF", "temp_store = MEMORY", f"hard_heap_limit = {memory}"):
             self._connection.execute(f"PRAGMA {pragma}")
         version = int(self._connection.execute("PRAGMA user_version").fetchone()[0])
@@ -77,7 +77,7 @@ class _Server:
         self._connection.execute(f"EXPLAIN {statement}").close()
 
     def execute(self, statement: str, parameters: object) -> tuple[str, ...]:
-        """Start a statement, and return the names of its columns."""
+        """Start a statement and return the names of its columns."""
         self._cursor = self._connection.execute(statement, parameters)  # type: ignore[arg-type]
         return tuple(column[0] for column in self._cursor.description)
 
@@ -96,7 +96,7 @@ def _limit(which: int, amount: int) -> None:
 def _end_with_parent() -> None:
     """End the process when stdin is closed, even inside a SQL function."""
     parent = select.poll()
-    parent.register(0, 0)  # reports hang-ups alone
+    parent.register(0, 0)  # report only hang-ups
     parent.poll()
     os._exit(1)
 
@@ -107,7 +107,7 @@ def _answer(server: _Server, method: str, *arguments: object) -> bytes:
         return marshal.dumps(("ok", getattr(server, method)(*arguments)))
     except MemoryError:
         return marshal.dumps(("memory",))
-    except UnicodeDecodeError:  # SQLite's message quotes bytes of the file
+    except UnicodeDecodeError:  # SQLite's message quotes bytes from the file
         return marshal.dumps(("sql", "malformed schema that is not UTF-8", None))
     except sqlite3.Error as error:
         return marshal.dumps(("sql", str(error), server.guard.denied))
@@ -120,7 +120,7 @@ def main() -> None:
     _thread.start_new_thread(_end_with_parent, ())
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
     server = _Server()
-    answer = marshal.dumps(("ok", None))  # it has started
+    answer = marshal.dumps(("ok", None))  # signals that the process has started
     while True:
         answers.write(len(answer).to_bytes(8, "little") + answer)
         answers.flush()
@@ -128,7 +128,7 @@ def main() -> None:
         if not length:
             return
         method, seconds, *arguments = marshal.loads(requests.read(int.from_bytes(length, "little")))  # noqa: S302
-        # The parent holds the clock. Should it be stopped or killed, this is what ends a query.
+        # The parent keeps the time. This limit ends a query if the parent is stopped or killed.
         _limit(resource.RLIMIT_CPU, math.ceil(sum(os.times()[:2]) + seconds) + 1)
         answer = _answer(server, method, *arguments)
 

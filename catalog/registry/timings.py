@@ -1,4 +1,4 @@
-"""What was measured, in the registry: one row per problem, kernel, device and library."""
+"""Measurements in the registry: one row per problem, kernel, device and library."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ if TYPE_CHECKING:
     from catalog.runtime.measure import Measurement
 
 SIZES = tuple(f"size_{number}" for number in range(1, MOST_COORDINATES + 1))
-"""The columns of table ``problem`` that have the coordinates of a problem, 0 where it has fewer."""
+"""The columns of table ``problem`` for a problem's coordinates; unused ones are 0."""
 
 MAX_MISSES = 1_000
-"""Maximum number of buckets in the table of misses; those last asked for the longest ago are dropped."""
+"""Maximum number of buckets in the table of misses; beyond it the least recently asked for are dropped."""
 
 WIDEST = 0.1
-"""A measurement is evidence if half the confidence interval of its median is at most this share of it."""
+"""A measurement is evidence if half the confidence interval of its median is at most this share of the median."""
 
 SOUND = f"high_ms - low_ms <= {2 * WIDEST} * median_ms"
-"""The same in SQL: older versions recorded noise too, which selection must not use."""
+"""The same condition in SQL: older versions recorded noise too, which selection must not use."""
 
 MEASURED = (
     *("artifact_key", "cold", "n", "min_ms", "median_ms", "p10_ms", "p90_ms", "low_ms", "high_ms"),
     *("tflops", "gbps", "load", "clock_mhz", "created"),
 )
-"""The columns of table ``timing`` that hold in any catalog."""
+"""The columns of table ``timing`` that mean the same in every catalog."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """A measurement with what it is of: a row id, and the content key of its library."""
+    """A measurement with the id of its kernel's row and the content key of its library."""
 
     kernel_id: str
     artifact_key: str
@@ -46,7 +46,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
-    """A measured problem of the same kind, how far it is, and whether it is the very problem."""
+    """A measured problem of the same kind, its distance, and whether it is the same problem."""
 
     id: int
     key: str
@@ -55,9 +55,9 @@ class Neighbour:
 
 
 class Measured:
-    """The problems of one kind that were measured on a device with warm caches, to find the nearest one.
+    """The problems of one kind that were measured on a device with warm caches, for finding the nearest one.
 
-    :meth:`nearest` is :func:`nearest` in memory: the same sums of the same numbers in the same order.
+    :meth:`nearest` is :func:`nearest` in memory: it adds the same numbers in the same order, so both choose alike.
     """
 
     def __init__(self, rows: Sequence[tuple[Any, ...]]) -> None:
@@ -69,7 +69,7 @@ class Measured:
 
     @classmethod
     def of_kind(cls, connection: sqlite3.Connection, kind: str, device: int | None) -> Measured | None:
-        """The problems of ``kind`` on ``device``, a row of the registry; None if there are none."""
+        """The problems of ``kind`` on the device with this row id; None if there are none."""
         rows = connection.execute(
             f"SELECT id, key, {', '.join(SIZES)} FROM problem WHERE kind = :kind AND {_THERE} ORDER BY id",
             {"kind": kind, "device": device},
@@ -77,13 +77,13 @@ class Measured:
         return cls([tuple(row) for row in rows]) if rows else None
 
     def nearest(self, problem: Problem) -> tuple[int, bool]:
-        """The row of the measured problem nearest to ``problem``, and whether it is ``problem`` itself."""
+        """The row id of the measured problem nearest to ``problem``, and whether it is ``problem`` itself."""
         import numpy as np
 
         apart = self._sizes - np.array(_place(problem))[:, None]
-        squared = np.add.reduce(apart * apart)  # one size after the other
+        squared = np.add.reduce(apart * apart)  # adds one size after another, as SQL does
         place = int(squared.argmin())
-        if squared[place] < _SAME_PLACE:  # of several problems at one place the very problem comes first
+        if squared[place] < _SAME_PLACE:  # if several problems share the place, prefer ``problem`` itself
             for at in (squared < _SAME_PLACE).nonzero()[0].tolist():
                 if self._keys[at] == problem.key:
                     return self._ids[at], True
@@ -91,13 +91,13 @@ class Measured:
 
 
 _SAME_PLACE = 1e-12
-"""Squared distance under which two problems may be one, with coordinates from two C libraries."""
+"""Squared distance below which coordinates computed by two C libraries may be equal."""
 
 _THERE = f"EXISTS (SELECT 1 FROM timing WHERE problem_id = problem.id AND device_id = :device AND NOT cold AND {SOUND})"
 
 
 def device_id(connection: sqlite3.Connection, device: DeviceInfo) -> int | None:
-    """The row of a device, if anything was measured on it."""
+    """The row id of a device, if anything was measured on it."""
     row = connection.execute(
         "SELECT id FROM device WHERE arch = ? AND name = ? AND facts = ?", (device.arch, device.name, _facts(device))
     ).fetchone()
@@ -105,7 +105,7 @@ def device_id(connection: sqlite3.Connection, device: DeviceInfo) -> int | None:
 
 
 def most_measured(connection: sqlite3.Connection, arch: str) -> int | None:
-    """The row of the device of ``arch`` with the most timings, of several the first one."""
+    """The row id of the device of ``arch`` with the most timings; the first of several."""
     row = connection.execute(
         "SELECT id, (SELECT count(*) FROM timing WHERE device_id = device.id) AS timings FROM device "
         "WHERE arch = ? AND timings ORDER BY timings DESC, id LIMIT 1",
@@ -117,14 +117,14 @@ def most_measured(connection: sqlite3.Connection, arch: str) -> int | None:
 def record(
     connection: sqlite3.Connection, problem: Problem, device: DeviceInfo, timings: Iterable[Timing], *, stamp: str = ""
 ) -> None:
-    """Store timings of one problem on one device, in the caller's transaction; newer ones replace older ones.
+    """Store timings of one problem on one device, in the caller's transaction; they replace older ones.
 
     Args:
         connection: in a transaction.
-        problem: what was computed.
-        device: where.
+        problem: the problem that was computed.
+        device: the device that it ran on.
         timings: their kernels and libraries are rows of the registry.
-        stamp: when, ISO 8601; by default now, in UTC.
+        stamp: time of the measurement, ISO 8601; by default now, in UTC.
     """
     connection.execute(
         "INSERT INTO device (arch, name, facts) VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
@@ -146,7 +146,7 @@ def record(
 
 
 def timings_of(connection: sqlite3.Connection, keys: Set[str]) -> list[dict[str, Any]]:
-    """The timings of the libraries of ``keys``, each with the key of its problem and its device's columns."""
+    """The timings of the libraries of ``keys``, each with the key of its problem and the columns of its device."""
     rows = connection.execute(
         f"SELECT {', '.join(f'timing.{name}' for name in MEASURED)}, problem.key AS problem, "
         "device.arch, device.name, device.facts FROM timing JOIN problem ON problem.id = problem_id "
@@ -156,9 +156,9 @@ def timings_of(connection: sqlite3.Connection, keys: Set[str]) -> list[dict[str,
 
 
 def add_timings(connection: sqlite3.Connection, timings: Iterable[Mapping[str, Any]]) -> int:
-    """Add timings as :func:`timings_of` gives them, and ``kernel_id``, in the caller's transaction.
+    """Add timings in the form of :func:`timings_of` plus ``kernel_id``, in the caller's transaction.
 
-    Those that are there stay as they are; how many were not.
+    Existing ones stay unchanged. Returns the number of new ones.
     """
     added = 0
     for timing in timings:
@@ -174,7 +174,7 @@ def add_timings(connection: sqlite3.Connection, timings: Iterable[Mapping[str, A
 
 
 def measured(connection: sqlite3.Connection, problem: Problem, device: DeviceInfo) -> dict[tuple[str, str], float]:
-    """The median in ms of every library that was measured on the problem, with warm caches, by (kernel id, key)."""
+    """The median in ms of every library measured on the problem with warm caches, by (kernel id, key)."""
     rows = connection.execute(
         "SELECT kernel_id, artifact_key, median_ms FROM timing JOIN problem ON problem.id = problem_id "
         "WHERE problem.key = ? AND device_id = ? AND NOT cold",
@@ -186,10 +186,10 @@ def measured(connection: sqlite3.Connection, problem: Problem, device: DeviceInf
 def nearest(
     connection: sqlite3.Connection, problem: Problem, device: int | None, *, others: bool = False
 ) -> Neighbour | None:
-    """The measured problem that is most like ``problem``: itself, or of its kind with the least distance.
+    """The measured problem most similar to ``problem``: itself, or the nearest of its kind.
 
-    The distance is Euclidean over :attr:`~catalog.schema.problem.Problem.coordinates`; of several at the same distance
-    it is the first measured one. ``others``: not the problem itself.
+    The distance is Euclidean over :attr:`~catalog.schema.problem.Problem.coordinates`; at equal distances the problem
+    recorded first wins. ``others`` excludes the problem itself.
     """
     if device is None:
         return None
@@ -205,26 +205,26 @@ def nearest(
 
 
 def _place(problem: Problem) -> tuple[float, ...]:
-    """The values of :data:`SIZES`."""
+    """The values of the columns :data:`SIZES`."""
     coordinates = problem.coordinates
     return coordinates + (0.0,) * (len(SIZES) - len(coordinates))
 
 
 def bucket_of(problem: Problem) -> str:
-    """The name of a problem's bucket, shared by problems of one kind and about the same size."""
+    """The name of a problem's bucket: problems of one kind and about the same size share it."""
     steps = problem.steps
     return f"{','.join(map(str, steps + (0,) * (len(SIZES) - len(steps))))} {problem.form.kind}"
 
 
 def bucket_sql(problem: str) -> str:
-    """:func:`bucket_of` in SQL, of the row ``problem`` of table ``problem``."""
+    """:func:`bucket_of` in SQL, for the row ``problem`` of table ``problem``."""
     return " || ',' || ".join(f"CAST({problem}.{name} AS INTEGER)" for name in SIZES) + f" || ' ' || {problem}.kind"
 
 
 def record_misses(connection: sqlite3.Connection, problem: Problem, arch: str, count: int) -> None:
-    """Count that problems like ``problem`` were asked for on ``arch`` without a measurement, in a transaction.
+    """Count requests for problems like ``problem`` on ``arch`` without a measurement, in the caller's transaction.
 
-    One row counts a whole bucket, :func:`bucket_of`; the first problem of it is its example.
+    One row counts a whole bucket, :func:`bucket_of`, with its first problem as the example.
     """
     bucket, now = bucket_of(problem), datetime.now(timezone.utc).isoformat(timespec="seconds")
     counted = connection.execute(
@@ -253,9 +253,9 @@ UNMEASURED = (
 
 
 def misses(connection: sqlite3.Connection, arch: str) -> list[tuple[str, int]]:
-    """The key of a problem of each bucket that was asked for on ``arch`` and not measured since, the most wanted first.
+    """An example from each bucket asked for on ``arch`` and not measured since, and its number of requests.
 
-    With it comes how often problems of the bucket were asked for.
+    Each example is the key of a problem; the most wanted bucket comes first.
     """
     rows = connection.execute(
         "SELECT problem.key, miss.n FROM miss JOIN problem ON problem.id = problem_id "
@@ -270,7 +270,7 @@ def _facts(device: DeviceInfo) -> str:
 
 
 def problem_id(connection: sqlite3.Connection, problem: Problem) -> int:
-    """The row of a problem, added when it is new, in the caller's transaction."""
+    """The row id of a problem, which is added if it is new, in the caller's transaction."""
     row = connection.execute("SELECT id FROM problem WHERE key = ?", (problem.key,)).fetchone()
     if row is None:
         columns = ("key", "kind", "operation", *SIZES)

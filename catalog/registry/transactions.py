@@ -1,4 +1,4 @@
-"""Write transactions, and how long statements and other writers are waited for."""
+"""Write transactions, and how long statements wait for other writers."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from contextlib import contextmanager, suppress
 from catalog.errors import RegistryError
 
 BUSY_TIMEOUT_S = 30.0
-"""How long a statement waits for another connection's lock."""
+"""How long a statement waits for the lock of another connection."""
 
 STEPS_PER_SIGNAL_CHECK = 100_000
-"""Instructions of SQLite: a few milliseconds."""
+"""SQLite instructions between checks for signals: a few milliseconds."""
 
 
 @contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """One write transaction: everything inside happens, or nothing.
+    """One write transaction: all changes inside it happen, or none.
 
     Raises:
-        RegistryError: the file is locked for longer than the busy timeout, read-only, or the disk is full.
+        RegistryError: the file stays locked beyond the busy timeout or is read-only, or the disk is full.
     """
     try:
         connection.execute("BEGIN IMMEDIATE")
@@ -39,21 +39,21 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 @contextmanager
 def interruptible(connection: sqlite3.Connection) -> Iterator[None]:
-    """Let Ctrl-C end a long statement: Python handles signals when SQLite calls back."""
+    """Let Ctrl-C interrupt a long statement: Python handles signals when SQLite calls back."""
     connection.set_progress_handler(lambda: False, STEPS_PER_SIGNAL_CHECK)
     try:
         yield
     except sqlite3.OperationalError as error:
         if str(error) != "interrupted":
             raise
-        raise KeyboardInterrupt from None  # which SQLite swallowed when it ended the statement
+        raise KeyboardInterrupt from None  # SQLite swallowed the first one when it ended the statement
     finally:
         connection.set_progress_handler(None, 0)
 
 
 @contextmanager
 def impatient(connection: sqlite3.Connection) -> Iterator[None]:
-    """Wait for no other writer."""
+    """Don't wait for other writers."""
     connection.execute("PRAGMA busy_timeout = 0")
     try:
         yield
@@ -69,14 +69,14 @@ def shorten_log(connection: sqlite3.Connection) -> None:
 
 @contextmanager
 def written_once(connection: sqlite3.Connection) -> Iterator[None]:
-    """For a transaction about as large as the file: a rollback journal where nobody else has the file open.
+    """For a transaction about as large as the file: use a rollback journal if nobody else has the file open.
 
-    In WAL every page is written twice, to the log and to the file; with a rollback journal new pages are written once.
+    In WAL mode every page is written twice, to the log and to the file; with a rollback journal new pages once.
     """
-    # Only the sole user of a file can change its journal: where another connection has it open, it stays in WAL.
+    # Only the sole user of a file can change its journal mode: with other connections open it stays in WAL.
     with impatient(connection), suppress(sqlite3.OperationalError):
         connection.execute("PRAGMA journal_mode = TRUNCATE")
-        connection.execute("PRAGMA synchronous = FULL")  # less could corrupt a file without WAL when power fails
+        connection.execute("PRAGMA synchronous = FULL")  # without WAL, less could corrupt the file in a power cut
     try:
         yield
     finally:

@@ -1,9 +1,9 @@
 """The tables and views of an operation's kernels.
 
-The table, called like the operation, has the traits; table ``kernel`` has what all kernels have. Two views join them:
-:func:`rows_of` names the one of plain rows, :func:`view_of` the one that queries read, with what is known of each row.
+The table, named after the operation, has the traits; table ``kernel`` has the columns that all kernels have. Two views
+join them: :func:`rows_of` names the view of plain rows, :func:`view_of` the one for queries, with builds and timings.
 
-The SQL of views derives from today's traits and columns, so it is no part of any migration:
+The SQL of views derives from today's traits and columns, so no migration may contain it:
 :mod:`catalog.registry.migrate` drops the views before the first step and makes them after the last.
 """
 
@@ -20,29 +20,29 @@ from catalog.schema.columns import BUILD, columns_of
 from catalog.schema.name_parts import sql_literal
 
 VIEW = "kernels"
-"""The view of attention's kernels. Those of other operations have the operation before it: ``gemm_kernels``."""
+"""The view of attention's kernels. For other operations it is prefixed with the operation's name: ``gemm_kernels``."""
 
 _LIBRARY = "status = 'built' AND NOT elsewhere AND dropped IS NULL"
-"""Condition on an artifact: this machine can load it."""
+"""Condition on an artifact that this machine can load."""
 
 
 def view_of(operation: str) -> str:
-    """The name of the view that queries read, of the operation of that name."""
+    """The name of the view for queries of an operation."""
     return VIEW if operation == DEFAULT else f"{operation}_{VIEW}"
 
 
 def rows_of(operation: str) -> str:
-    """The name of the view of plain rows: id, name, lineage and traits of each kernel, and what selection orders by.
+    """The name of the view of plain rows: id, name, lineage, traits and selection columns of each kernel.
 
-    Its columns ``key`` and ``lineage`` are the rows of the tables ``kernel`` and ``lineage``.
+    Its columns ``key`` and ``lineage`` are row ids of the tables ``kernel`` and ``lineage``.
     """
     return f"{operation}_row"
 
 
 def make_table(connection: sqlite3.Connection, operation: Operation) -> None:
-    """Make the table of an operation's traits where it is not there, in the caller's transaction.
+    """Make the table of an operation's traits if it is missing, in the caller's transaction.
 
-    A trait that has come since gets its column, with its default, and the views are made anew.
+    A trait added since then gets its column, with its default, and the views are made again.
     """
     there = {row[1] for row in connection.execute(f"PRAGMA table_info ({operation.name})")}
     missing = [trait for trait in operation.traits.values() if trait.name not in there]
@@ -65,9 +65,9 @@ def make_table(connection: sqlite3.Connection, operation: Operation) -> None:
 
 
 def drop_views(connection: sqlite3.Connection) -> None:
-    """Drop the views of all operations.
+    """Drop the views of all operations before a migration rebuilds their tables.
 
-    While a view refers to a table that has been dropped, SQLite refuses to rename another to its name.
+    SQLite refuses to rename a table to a name that a view refers to while that name is missing.
     """
     for name in _operations(connection):
         for view in (view_of(name), rows_of(name)):
@@ -75,7 +75,7 @@ def drop_views(connection: sqlite3.Connection) -> None:
 
 
 def make_views(connection: sqlite3.Connection) -> None:
-    """Make the views of the operations that the file has kernels of, as far as they are installed here."""
+    """Make the views of all operations that have kernels in the file and are installed here."""
     for name in _operations(connection):
         with suppress(UsageError):
             for statement in _views(operation(name)):
@@ -83,7 +83,7 @@ def make_views(connection: sqlite3.Connection) -> None:
 
 
 def _operations(connection: sqlite3.Connection) -> list[str]:
-    """The names of the operations that the file has kernels of, and the default one."""
+    """The names of the operations that have kernels in the file, and the default one."""
     if not connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'lineage'").fetchone():
         return [DEFAULT]
     there = connection.execute("SELECT DISTINCT operation FROM lineage").fetchall()
@@ -93,7 +93,7 @@ def _operations(connection: sqlite3.Connection) -> list[str]:
 def _views(operation: Operation) -> Iterator[str]:
     traits, table = operation.traits, operation.name
     variant = "" if traits.variant == "variant" else f", variant AS {traits.variant}"
-    # CROSS JOIN pins the order: traits decide which rows are read, whether by the index or one after the other.
+    # CROSS JOIN fixes the join order: the traits, indexed, decide which rows of the other tables are read.
     yield f"""CREATE VIEW IF NOT EXISTS {rows_of(table)} AS SELECT kernel.key, kernel.id, kernel.name,
     {table}.lineage, lineage.arch, lineage.revision, lineage.space, lineage.variant{variant}, kernel.target,
     {", ".join(f"{table}.{name}" for name in traits)}, kernel.hw_valid, kernel.dispatch_order

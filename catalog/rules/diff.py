@@ -1,7 +1,7 @@
-"""What one lineage has that another has not: by default two revisions of an arch.
+"""The differences between two lineages: by default two revisions of an arch.
 
-Kernels are matched by their traits. Names take no part: a revision may call the same kernel otherwise. Of those without
-a match, two of the same signature whose algorithms differ in a few traits are one kernel that changed.
+Kernels are matched by their traits, not by name: a revision may name the same kernel differently. Of the kernels
+without a match, two with the same signature whose algorithms differ in a few traits count as one changed kernel.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from catalog.schema.lineage import Lineage, of_lineage
 from catalog.schema.traits import Traits
 
 FEW = 4
-"""Algorithm traits in which two kernels may differ to be the same one, changed."""
+"""Maximum number of algorithm traits in which two kernels may differ to count as one changed kernel."""
 
 FAMILY_COLUMNS = ("receipt", "family", "appeared", "vanished", "changed", "same")
 KERNEL_COLUMNS = ("receipt", "family", "change", "name", "before", "traits")
-"""What a difference is as rows: a row a family, or a kernel."""
+"""Columns of a difference as rows: one row for each family, or for each kernel."""
 
 Values = tuple[Any, ...]
-"""The value of every trait of an operation, in column order: the signature first."""
+"""The values of every trait of an operation, in column order: the signature first."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Change:
-    """A kernel whose algorithm changed: the traits that did, in words, and its names before and after."""
+    """A kernel whose algorithm changed: the changed traits in words, and its names before and after."""
 
     traits: str
     before: str
@@ -42,7 +42,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class FamilyDifference:
-    """The difference within one family; appeared and vanished kernels by name, in order."""
+    """The difference within one family; appeared and vanished kernels in order of name."""
 
     family: str
     same: int
@@ -50,12 +50,12 @@ class FamilyDifference:
     appeared: tuple[str, ...]
     vanished: tuple[str, ...]
     new_values: Mapping[str, tuple[Any, ...]]
-    """By trait, the values that no kernel of the family had before."""
+    """By trait, values that no kernel of the family had before."""
     lost_values: Mapping[str, tuple[Any, ...]]
-    """By trait, the values that none has any more."""
+    """By trait, values that no kernel of the family has any more."""
 
     def report(self) -> Iterator[str]:
-        """The counts, which trait values came and went, and how many kernels changed in which way."""
+        """The counts, the trait values that came and went, and the number of kernels for each kind of change."""
         yield f"{self.family}: {_counts([self])}"
         for word, values in (("new", self.new_values), ("lost", self.lost_values)):
             if values:
@@ -74,7 +74,7 @@ class FamilyDifference:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Two lineages compared with each other, restricted to a receipt or not."""
+    """Two lineages compared with each other, optionally for one receipt only."""
 
     before: Lineage
     after: Lineage
@@ -87,7 +87,7 @@ class Difference:
         return not any(family.changed or family.appeared or family.vanished for family in self.families)
 
     def report(self) -> str:
-        """The totals, then a few lines a family: no kernel by name."""
+        """The totals, then a few lines for each family, without kernel names."""
         of = "" if self.receipt is None else f", receipt {self.receipt}"
         head = f"{_title(self.before)} -> {_title(self.after)}{of}: {_counts(self.families)}"
         return "\n".join([head, *(line for family in self.families for line in family.report())])
@@ -100,7 +100,7 @@ class Difference:
         ]
 
     def kernel_rows(self) -> list[list[Any]]:
-        """The values of :data:`KERNEL_COLUMNS`, for each kernel that is not the same in both."""
+        """The values of :data:`KERNEL_COLUMNS`, for each kernel that differs."""
         rows: list[list[Any]] = []
         for of in self.families:
             found: list[list[Any]] = [["changed", change.after, change.before, change.traits] for change in of.changed]
@@ -110,17 +110,17 @@ class Difference:
         return rows
 
     def listing(self) -> str:
-        """One line a kernel that is not the same in both."""
+        """One line for each kernel that differs."""
         return "\n".join(line for family in self.families for line in family.listing())
 
 
 def difference(
     connection: sqlite3.Connection, before: Request, after: Request, receipt: int | None = None
 ) -> Difference:
-    """What ``after`` has, and ``before`` has not, and the other way round; of one receipt when it is given.
+    """What ``after`` has and ``before`` lacks, and vice versa; for one receipt if it is given.
 
     Raises:
-        UsageError: one of the two is not populated, or in part only, or lacks the receipt.
+        UsageError: one of the two is not populated, is populated only in part, or lacks the receipt.
     """
     for request in (before, after):
         _check_receipt(request, receipt)
@@ -143,7 +143,7 @@ def _check_receipt(request: Request, receipt: int | None) -> None:
 def _kernels(
     connection: sqlite3.Connection, lineage: Lineage, traits_of: Traits, receipt: int | None
 ) -> Mapping[str, Mapping[Values, str]]:
-    """The names of a lineage's kernels by their traits, by family."""
+    """The names of a lineage's kernels by family, then by their traits."""
     listed = "" if receipt is None else "AND id IN (SELECT kernel_id FROM kernel_receipt WHERE receipt = :receipt)"
     rows = connection.execute(
         f"SELECT name, family, {', '.join(traits_of)} FROM {rows_of(lineage.operation)} WHERE {of_lineage()} {listed}",
@@ -170,9 +170,9 @@ def _of_family(family: str, old: Mapping[Values, str], new: Mapping[Values, str]
 
 
 def _pairs(gone: Mapping[Values, str], come: Mapping[Values, str], signature: int) -> dict[Values, Values]:
-    """Each kernel that is gone with the one that replaces it, the most alike first, none twice.
+    """Pair each vanished kernel with the one that replaces it, most similar first; no kernel is used twice.
 
-    ``signature``: the number of traits, of the first ones, in which the two are alike.
+    ``signature``: the number of leading traits, which the kernels of a pair share.
     """
     by_signature: dict[Values, list[Values]] = defaultdict(list)
     for row in come:
@@ -199,7 +199,7 @@ def _change(before: Values, after: Values, traits: Traits) -> str:
 def _values_only_in(
     these: Mapping[Values, str], those: Mapping[Values, str], traits: Traits
 ) -> dict[str, tuple[Any, ...]]:
-    """By trait the values that one side alone has; none when the other has no kernel at all."""
+    """By trait, the values that only one side has; empty when the other side has no kernel at all."""
     columns = zip(traits, zip(*these, strict=True), zip(*those, strict=True), strict=True) if these and those else ()
     only = {trait: tuple(sorted(set(here) - set(there))) for trait, here, there in columns}
     return {trait: values for trait, values in only.items() if values}

@@ -1,8 +1,8 @@
 """Enumeration as a join: tiles x variants x feature domains, filtered by constraints, inside SQLite.
 
-For one enumeration of a spec this module fills three small tables (``tile``, ``variant``, ``domain``), then runs one
-statement that joins them into the table ``combination``, then projects that onto the families it yields. No loop over
-features runs in Python, and every filter is an expression of the spec.
+For one enumeration of a spec this module fills three small tables (``tile``, ``variant``, ``domain``), runs one
+statement that joins them into the table ``combination``, then projects that table onto the families of the enumeration.
+No loop over features runs in Python, and every filter is an expression of the spec.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from catalog.schema.name_parts import sql_literal
 from catalog.schema.traits import Traits, TraitValue
 
 MAX_TILES = 1_000_000
-"""More than any enumeration has: dispatch order is the order of tiles, then of variants."""
+"""Exceeds the number of tiles of any enumeration: dispatch order is the order of tiles, then of variants."""
 
 
 def _all_of(expressions: Iterable[str]) -> str:
@@ -35,19 +35,19 @@ def _as_list(domain: Domain) -> list[TraitValue]:
 
 @dataclass(frozen=True)
 class Join:
-    """The SQL that makes the rows of one enumeration and lineage."""
+    """The SQL that makes the rows of one enumeration of a lineage."""
 
     spec: ArchSpec
     enumeration: Enumeration
     lineage: Lineage
     restrictions: tuple[str, ...] = ()
-    """Conditions on the combinations, besides the constraints."""
+    """Conditions on the combinations, in addition to the constraints."""
     extra_domains: Mapping[str, list[TraitValue]] = field(default_factory=dict)
     """Values of traits that the spec leaves at their default."""
 
     @cached_property
     def operation(self) -> Operation:
-        """What the kernels compute."""
+        """The operation that the kernels compute."""
         return operation(self.spec.operation)
 
     @property
@@ -75,12 +75,12 @@ class Join:
 
     @cached_property
     def varying(self) -> list[str]:
-        """Traits for which some variant has several values: one join each."""
+        """Traits with several values in some variant: each takes one join."""
         return [t for t in self.traits if any(len(domain.get(t, ())) > 1 for domain in self.domains)]
 
     @cached_property
     def fixed(self) -> list[str]:
-        """Traits that variants name with one value each: columns of the variant table."""
+        """Traits with a single value in each variant: columns of the variant table."""
         return [t for t in self.traits if t not in self.varying and any(t in domain for domain in self.domains)]
 
     def fill(self, connection: sqlite3.Connection) -> None:
@@ -116,7 +116,7 @@ class Join:
         connection.execute("CREATE INDEX temp.domain_of ON domain (variant, trait)")
 
     def chunks(self, connection: sqlite3.Connection) -> list[dict[str, Any]]:
-        """The parameters of :meth:`combine_sql`, once for every part that the filled tables are joined in."""
+        """The parameters of :meth:`combine_sql`, one mapping for each part in which the tables are joined."""
         if self.enumeration.sweep is None:
             return [{}]
         columns = self.operation.chunk
@@ -125,15 +125,15 @@ class Join:
 
     @cached_property
     def tile_traits(self) -> list[str]:
-        """Traits that some tile states."""
+        """Traits that at least one tile states."""
         if self.enumeration.sweep is not None:
             return self._swept(self.enumeration.sweep)
         return [t for t in self.traits if any(t in tile for tile in self.tiles)]
 
     def combine_sql(self, receipts: Sequence[int]) -> str:
-        """The statement that makes table ``combination``: the join, the constraints, and at least one of ``receipts``.
+        """The statement that makes table ``combination``: the join, the constraints, and any of ``receipts``.
 
-        Column ``listed`` has a bit for every receipt of the spec that lists the combination, in ascending order.
+        Column ``listed`` has one bit for each receipt of the spec, in ascending order: 1 if it lists the combination.
         """
         enumeration = self.enumeration
         whens = " ".join(f"WHEN {i} THEN ({v.when})" for i, v in enumerate(enumeration.variants) if v.when is not None)
@@ -149,15 +149,17 @@ class Join:
             if variant.receipts is not None
         )
         if only:
-            listed = f"({listed}) & CASE variant_seq {only} ELSE -1 END"
+            listed = f"({listed}) & CASE variant_seq {only} ELSE -1 END"  # -1 has all bits
         columns = ", ".join(
             f"({enumeration.derived[t]}) AS {t}" if t in enumeration.derived else t
             for t in (*self.traits.identity, *self.traits)
         )
         position = f"(({enumeration.order}) * {MAX_TILES} + tile_seq) * {len(enumeration.variants)} + variant_seq"
         if enumeration.sweep is not None:
-            # One chunk after the other: a sweep may have millions of combinations.
+            # One chunk at a time: a sweep may have millions of combinations.
             kept += [f"{column} = :{column}" for column in self.operation.chunk]
+        # SQL cannot use an alias within the SELECT that defines it, so there is one level for each: the product, the
+        # derived traits, the receipts (over derived traits), the filter and position (over all of them).
         return (
             f"CREATE TEMP TABLE combination AS SELECT *, {position} AS position "
             f"FROM (SELECT *, {listed} AS listed FROM "
@@ -172,7 +174,7 @@ class Join:
         sources |= {t: f"domain_{t}.value" for t in self.varying}
         columns = [f"{sql_literal(value)} AS {name}" for name, value in self._identity.items()]
         columns += [f"{sources.get(t) or sql_literal(self._default(t))} AS {t}" for t in self.traits]
-        # CROSS JOIN pins the order: variants, their tiles, then one feature after the other.
+        # CROSS JOIN keeps SQLite's planner from reordering: variants, then their tiles, then one feature after another.
         joins = ["variant CROSS JOIN tile ON tile.dtype = variant.dtype"]
         joins += [
             f"domain AS domain_{t} ON domain_{t}.variant = variant.seq AND domain_{t}.trait = {sql_literal(t)}"
@@ -187,9 +189,9 @@ class Join:
         return {**self.lineage.columns(self.traits.variant), "target": target}
 
     def project_sql(self, made: Yield) -> str:
-        """The statement that makes table ``made``: id, name and traits of one family, once a kernel.
+        """The statement that makes table ``made``: id, name and traits of each kernel of one family.
 
-        Combinations that differ only in traits which the family has not are one kernel, listed where any of them is.
+        Combinations that differ only in traits that the family lacks are one kernel, listed wherever one of them is.
         """
         kept = set(self.traits if made.keep is None else made.keep) - set(made.drop)
 
@@ -219,7 +221,7 @@ class Join:
 
     @property
     def _named(self) -> set[str]:
-        """Traits that are not constant over the enumeration."""
+        """Traits that vary within the enumeration."""
         return {*self.tile_traits, *self.fixed, *self.varying, *self.enumeration.derived}
 
     def _default(self, trait: str) -> TraitValue:
@@ -255,7 +257,7 @@ class Join:
 def make_table(
     connection: sqlite3.Connection, name: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]
 ) -> None:
-    """A temporary table of these columns, untyped, filled with ``rows``; one of the same name is replaced."""
+    """Make a temporary table of these untyped columns, filled with ``rows``; a table of the same name is replaced."""
     connection.execute(f"DROP TABLE IF EXISTS temp.{name}")
     connection.execute(f"CREATE TEMP TABLE {name} ({', '.join(columns)})")
     holes = ", ".join("?" * len(columns))

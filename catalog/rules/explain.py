@@ -1,7 +1,7 @@
-"""Why a kernel exists or does not: every rule that concerns it, with its verdict, and the nearest kernels.
+"""Why a kernel exists or does not: every rule that applies to it, with its verdict, and the nearest kernels.
 
-The rules are the spec's own expressions, evaluated by SQLite over one row that has the stated traits and NULL for the
-others. SQL's three-valued logic then tells three answers apart: the rule holds, it rejects, or it depends on traits
+The rules are the spec's own expressions, evaluated by SQLite over one row with the stated traits, and NULL for the
+others. SQL's three-valued logic then distinguishes three answers: the rule holds, it rejects, or it depends on traits
 that are not stated.
 """
 
@@ -30,11 +30,11 @@ from catalog.schema.traits import Traits
 Stated = Mapping[str, Any]
 
 SHOWN = 4
-"""Nearest tiles and variants that a reason names."""
+"""Maximum number of nearest tiles and variants named in a reason."""
 
 
 class Verdict(str, Enum):
-    """What a rule says of the stated traits."""
+    """The result of a rule for the stated traits."""
 
     HOLDS = "holds"
     REJECTED = "rejected"
@@ -46,7 +46,7 @@ class Verdict(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The verdict of one rule. ``traits``: the stated ones that it rejects, or the unstated ones that it depends on."""
+    """The verdict of one rule. ``traits``: stated ones that it rejects, or unstated ones that it depends on."""
 
     kind: str
     id: str
@@ -59,7 +59,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Kernels that have the stated traits but for ``changes``; of several alike, the first one stands for them."""
+    """Kernels with the stated traits except for ``changes``; the first of several similar kernels represents them."""
 
     changes: tuple[str, ...]
     kernels: int
@@ -70,7 +70,7 @@ class Match:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The findings, how many kernels have all of the stated traits, and those, or else the nearest ones."""
+    """The findings, the number of kernels with all stated traits, and those kernels or else the nearest ones."""
 
     arch: str
     stated: Stated
@@ -80,12 +80,12 @@ class Explanation:
 
     @property
     def rejections(self) -> tuple[Finding, ...]:
-        """The rules that no such kernel meets. A receipt is no such rule: a kernel needs only one of them."""
+        """The rules that no such kernel meets. Receipts are not among them: a kernel needs only one receipt."""
         return tuple(f for f in self.findings if f.verdict is Verdict.REJECTED and f.kind != "receipt")
 
     @property
     def summary(self) -> str:
-        """The answer in a line."""
+        """The answer in one line."""
         rejected = ", ".join(dict.fromkeys(finding.id for finding in self.rejections))
         if not self.kernels:
             why = f"rejected by: {rejected}" if rejected else "no rule alone rejects them, but they exclude each other"
@@ -94,13 +94,13 @@ class Explanation:
         there = f"{self.kernels:,} kernels of {self.arch} have these traits"
         if self.kernels == 1:
             there = f"It exists: {only.name} (id {only.id}, receipts {only.receipts or 'none'})"
-        return f"{there}; yet not to be run, rejected by: {rejected}." if rejected else f"{there}."
+        return f"{there}; but not runnable, rejected by: {rejected}." if rejected else f"{there}."
 
 
 def explain(
     connection: sqlite3.Connection, spec: ArchSpec, lineage: Lineage, stated: Stated, limit: int
 ) -> Explanation:
-    """Why ``spec`` has kernels with the ``stated`` traits, or none; the rows are those of ``lineage``.
+    """Explain why ``spec`` has or lacks kernels with the ``stated`` traits; the rows are those of ``lineage``.
 
     Raises:
         UsageError: no family is stated.
@@ -127,21 +127,21 @@ def explain(
 
 
 _NOT_THREE_VALUED = re.compile(r"\b(case|is|coalesce|ifnull|nullif)\b", re.IGNORECASE)
-"""SQL that makes something definite of NULL: what holds one of these is not trusted while a trait of it is unstated."""
+"""SQL that turns NULL into a definite value. An expression with it is undecided while one of its traits is unstated."""
 
 
 def _iif(condition: Any, then: Any, otherwise: Any) -> Any:
-    """SQL's ``iif`` in three-valued logic: unknown where the condition is, unless both branches agree."""
+    """SQL's ``iif`` in three-valued logic: unknown where the condition is unknown, unless both branches agree."""
     if condition is None:
         return then if then == otherwise else None
     return then if condition else otherwise
 
 
 class _Row:
-    """One row in a database of its own: ``known`` columns, NULL in the others.
+    """One row in its own in-memory database: ``known`` columns have values, the others are NULL.
 
-    ``free`` traits are those that an enumeration has and the family does not show: some combination gives them any
-    value, so a rule never fails by them alone.
+    ``free`` traits are traits of an enumeration that the family does not show: some combination has every value of
+    them, so a rule never fails because of them alone.
     """
 
     def __init__(self, operation: Operation, known: Stated, free: frozenset[str] = frozenset()) -> None:
@@ -160,12 +160,12 @@ class _Row:
         self._connection.close()
 
     def finding(self, kind: str, rule: Rule) -> Finding:
-        """What ``rule`` says of the row."""
+        """The finding of ``rule`` for the row."""
         verdict, traits = self.verdict(rule.expr)
         return Finding(kind, rule.id, verdict, traits, rule.reason, rule.source, rule.quirk)
 
     def verdict(self, expr: str) -> tuple[Verdict, tuple[str, ...]]:
-        """What ``expr`` says of the row, and the traits that it is about."""
+        """The verdict of ``expr`` for the row, and the traits that it concerns."""
         reads = columns_read(expr, self._operation)
         read = [column for column in self._columns if column in reads]
         unknown = [column for column in read if column not in self._known]
@@ -184,14 +184,14 @@ class _Row:
 
 @dataclass(frozen=True)
 class _Source:
-    """What one enumeration says of the stated traits of a family that it yields."""
+    """Findings of one enumeration about the stated traits of a family that it makes."""
 
     join: Join
     made: Yield
     stated: Stated
 
     def findings(self) -> Iterator[Finding]:
-        """Its tile table, its variants, the traits that are always alike, its constraints, its receipts."""
+        """Findings of the tile table, the variants, the constant and derived traits, the constraints, the receipts."""
         enumeration = self.join.enumeration
         known = {**self.join.lineage.columns(self._traits.variant), "target": enumeration.target, **self._visible}
         with closing(_Row(self.join.operation, known, frozenset(self._traits) - self._shown)) as row:
@@ -209,7 +209,7 @@ class _Source:
 
     @cached_property
     def _shown(self) -> frozenset[str]:
-        """The traits of the enumeration that the family takes over as they are."""
+        """The traits of the enumeration that the family keeps unchanged."""
         kept = set(self._traits if self.made.keep is None else self.made.keep)
         return frozenset(kept - set(self.made.drop) - set(self.made.set))
 
@@ -219,7 +219,7 @@ class _Source:
 
     @property
     def explained(self) -> frozenset[str]:
-        """The traits that its tiles, variants and derived traits speak of."""
+        """The traits that its tiles, variants and derived traits decide."""
         spoken = {*self.join.tile_traits, *self._variant_traits, *self.join.enumeration.derived}
         return frozenset(spoken & self._shown)
 
@@ -245,11 +245,11 @@ class _Source:
             return Finding("tile", "tile_table", Verdict.HOLDS, (), reason, self._source)
         fewest = min(map(len, changes), default=0)
         nearest = dict.fromkeys(" ".join(_words(change, change)) for change in changes if len(change) == fewest)
-        reason = f"no tile of the table is so; the nearest have {' or '.join(list(nearest)[:SHOWN])}"
+        reason = f"no tile of the table matches; the nearest have {' or '.join(list(nearest)[:SHOWN])}"
         return Finding("tile", "tile_table", Verdict.REJECTED, _words(wanted, wanted), reason, self._source)
 
     def _variants(self, row: _Row) -> tuple[list[Variant], Finding]:
-        """The pipeline variants that may have the stated traits, and whether there is one."""
+        """The pipeline variants that may have the stated traits, and the finding whether there is one."""
         verdicts = [self._variant(row, i) for i in range(len(self.join.domains))]
         variants = self.join.enumeration.variants
         fitting = [v for v, (verdict, _, _) in zip(variants, verdicts, strict=True) if verdict is not Verdict.REJECTED]
@@ -261,13 +261,13 @@ class _Source:
                 if len(misfits) == fewest
             ]
             stated = [t for t in self._visible if t in self._variant_traits]
-            reason = f"no pipeline variant is so; the nearest: {'; '.join(nearest[:SHOWN])}"
+            reason = f"no pipeline variant matches; the nearest: {'; '.join(nearest[:SHOWN])}"
             return [], Finding(
                 "variant", "variants", Verdict.REJECTED, _words(self.stated, stated), reason, self._source
             )
         certain = any(verdict is Verdict.HOLDS for verdict, _, _ in verdicts)
         unstated = () if certain else _in_order((trait for _, traits, _ in verdicts for trait in traits), self._traits)
-        reason = f"pipeline variants that may be so: {', '.join(variant.id for variant in fitting)}"
+        reason = f"pipeline variants that may match: {', '.join(variant.id for variant in fitting)}"
         verdict = Verdict.HOLDS if certain else Verdict.DEPENDS
         quirk = "; ".join(variant.quirk for variant in fitting if variant.quirk) or None
         return fitting, Finding("variant", "variants", verdict, unstated, reason, self._source, quirk)
@@ -277,7 +277,7 @@ class _Source:
         return {"dtype", *self.join.fixed, *self.join.varying}
 
     def _variant(self, row: _Row, place: int) -> tuple[Verdict, tuple[str, ...], list[str]]:
-        """The verdict of one variant, the unstated traits that it depends on, and what it needs instead."""
+        """The verdict of one variant, the unstated traits that it depends on, and the changes that it needs."""
         variant, domain = self.join.enumeration.variants[place], self.join.domains[place]
         allowed: dict[str, list[Any]] = {
             t: list(domain.get(t, [self._traits[t].default])) for t in self._variant_traits
@@ -296,7 +296,7 @@ class _Source:
         return verdict, traits, []
 
     def _derived(self, row: _Row) -> Iterator[Finding]:
-        """Stated traits that the enumeration computes from others."""
+        """Findings for stated traits that the enumeration computes from others."""
         for trait, expr in self.join.enumeration.derived.items():
             if trait in self._visible:
                 verdict, traits = row.verdict(f"{trait} = ({expr})")
@@ -304,7 +304,7 @@ class _Source:
                 yield Finding("derived", trait, verdict, traits, reason, self._source)
 
     def _receipts(self, row: _Row, fitting: Sequence[Variant]) -> Iterator[Finding]:
-        """Which receipts would list it, and whether any does: the catalog holds what some receipt lists."""
+        """Which receipts would list the kernel, and whether any does: the catalog holds what some receipt lists."""
         enumeration = self.join.enumeration
         findings = []
         for receipt in self.join.spec.receipts:
@@ -323,13 +323,13 @@ class _Source:
             traits = _in_order(
                 (t for f in findings for t in f.traits if best is f.verdict is Verdict.DEPENDS), self._traits
             )
-            reason = "the catalog holds what at least one receipt lists"
+            reason = "the catalog holds kernels that at least one receipt lists"
             yield Finding("listed", "some_receipt", best, traits, reason, self._source)
         yield from findings
 
 
 _RECEIPTS = "coalesce((SELECT group_concat(receipt, ' ') FROM kernel_receipt WHERE kernel_id = id), '')"
-"""SQL expression of the receipts that list a kernel."""
+"""SQL expression for the receipts that list a kernel."""
 
 
 @dataclass(frozen=True)
@@ -358,11 +358,11 @@ class _Rows:
         return " AND ".join((self._family, *(f"{trait} = :{trait}" for trait in self.stated if trait != "family")))
 
     def count(self) -> int:
-        """How many rows have all of the stated traits."""
+        """Number of rows with all of the stated traits."""
         return int(self._one(f"SELECT count(*) FROM {self._table} WHERE {self._all}")[0])
 
     def unused(self, traits: Sequence[str]) -> Iterator[Finding]:
-        """A finding for each of the stated ``traits`` that has other values in all rows of the family."""
+        """A finding for each of the stated ``traits`` that has other values in every row of the family."""
         family = self.stated["family"]
         found = ", ".join(["count(*)", *(f"max({trait} = :{trait})" for trait in traits)])
         kernels, *occurs = self._one(f"SELECT {found} FROM {self._table} WHERE {self._family}")
@@ -386,7 +386,7 @@ class _Rows:
         return [Match((), 1, row["name"], row["id"], row["receipts"]) for row in rows]
 
     def nearest(self, limit: int) -> list[Match]:
-        """Rows with the fewest changes, those of the signature last; rows with the same changes are one match."""
+        """Rows with the fewest changes, signature changes last; rows with the same changes are one match."""
         compared = [trait for trait in self.stated if trait != "family"]
 
         def changes(traits: Iterable[str]) -> str:
@@ -397,7 +397,7 @@ class _Rows:
             f"SELECT *, {_RECEIPTS} AS receipts FROM "
             f"(SELECT {', '.join(['name', 'id', *compared])}, count(*) AS kernels, "
             f"{changes(compared)} AS changes, {signature} AS signature_changes, "
-            "min(printf('%012d', dispatch_order) || id) AS first "  # with min, the other columns are of its row
+            "min(printf('%012d', dispatch_order) || id) AS first "  # bare columns come from the row of min()
             f"FROM {self._table} WHERE {self._family} GROUP BY {', '.join(['family', *compared])}) "
             f"ORDER BY changes, signature_changes, first LIMIT {limit:d}",
             self._parameters,
@@ -415,7 +415,7 @@ class _Rows:
 
 
 def _words(row: Any, traits: Iterable[str]) -> tuple[str, ...]:
-    """``trait=value`` of some traits of ``row``."""
+    """``trait=value`` for some traits of ``row``."""
     return tuple(f"{trait}={shown(row[trait])}" for trait in traits)
 
 

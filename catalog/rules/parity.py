@@ -1,4 +1,4 @@
-"""Parity: the names in the catalog against the names that upstream's own generator lists."""
+"""Parity: the names in the catalog compared with the names that upstream's own generator lists."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from catalog.schema.lineage import Lineage, of_lineage
 
 
 class Reference(Protocol):
-    """Where the names come from that a catalog is held against."""
+    """A source of the names that a catalog is compared with."""
 
     def names(self, request: Request, receipt: int) -> frozenset[str]:
         """The kernels of ``receipt``.
 
         Raises:
-            CatalogError: there is no list of them.
+            CatalogError: there is no list of its kernels.
         """
 
 
 COLUMNS = ("arch", "revision", "mask_impl", "receipt", "passed", "kernels", "missing", "extra")
-"""What a comparison is as a row: of the names their numbers."""
+"""Columns of a comparison as a row; of names, their number."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two sets of kernel names: what the catalog has, and what the reference lists."""
+    """Two sets of kernel names: the catalog's and the reference's."""
 
     lineage: Lineage
     receipt: int
@@ -68,7 +68,7 @@ class Comparison:
         return (*about, int(self.passed), len(self.reference), missing, extra)
 
     def report(self) -> str:
-        """One line when the sets are equal, else every missing and extra name, by family."""
+        """One line when the sets are equal, otherwise every missing and extra name, by family."""
         what = f"({self.lineage.arch}, receipt {self.receipt}, {self.lineage.variant})"
         if self.passed:
             return (
@@ -92,19 +92,19 @@ class Comparison:
 
 
 def exit_code(outcomes: Iterable[Comparison | MissingReferenceError]) -> int:
-    """What ``catalog parity`` exits with: 1 where names differ, 2 where there is nothing to compare with, else 0."""
+    """Exit code of ``catalog parity``: 1 where names differ, 2 where there is nothing to compare with, otherwise 0."""
     codes = {int(not one.passed) if isinstance(one, Comparison) else one.exit_code for one in outcomes}
     return 1 if 1 in codes else max(codes, default=0)
 
 
 @dataclass(frozen=True)
 class Lists:
-    """The lists in a folder: a :class:`Reference` that was printed once and kept."""
+    """A :class:`Reference` of lists stored in a folder."""
 
     folder: Path
 
     def names(self, request: Request, receipt: int) -> frozenset[str]:
-        """The kernels that the list has for ``receipt``.
+        """The kernels listed for ``receipt``.
 
         Raises:
             MissingReferenceError: there is no list for this arch, revision, mask implementation and receipt.
@@ -126,7 +126,7 @@ def compare(connection: sqlite3.Connection, lineage: Lineage, receipt: int, refe
     """Compare the rows of ``receipt`` in a populated catalog with the names of ``reference``.
 
     Raises:
-        UsageError: the catalog was populated for other receipts, or with a part, only; or not at all.
+        UsageError: the catalog is not populated, or only for other receipts, or only in part.
     """
     check_populated(connection, lineage, receipt)
     names = connection.execute(
@@ -146,7 +146,7 @@ def reference_names(references: Path, request: Request) -> dict[int, frozenset[s
 
 
 def _receipts_listed(references: Path, revision: str) -> list[int]:
-    """The receipts that the lists of ``revision`` were made for."""
+    """The receipts covered by the lists of ``revision``."""
     path = references / "lists.json"
     try:
         return list(parse_json(read_given(path))["receipts"].get(revision, ()))

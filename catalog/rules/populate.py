@@ -1,4 +1,4 @@
-"""Materialise the rows of a spec: one transaction, and nothing when nothing changed."""
+"""Materialise the rows of a spec: one transaction, and no work when nothing changed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Populated:
-    """What a populate did: kernels by family, and whether the rows were there already."""
+    """The result of a populate: kernels by family, and whether the rows were there already."""
 
     request: Request
     families: dict[str, int]
@@ -64,23 +64,23 @@ def _joins(request: Request) -> Iterator[Join]:
 
 
 Progress = Callable[[float], None]
-"""Told the fraction that is done."""
+"""Callback for the fraction of the work that is done, from 0 to 1."""
 
 
 def populate(
     connection: sqlite3.Connection, request: Request, *, force: bool = False, on_progress: Progress | None = None
 ) -> Populated:
-    """Materialise ``request``; a no-op when the catalog holds it already, made from the same spec, unless ``force``.
+    """Materialise ``request``; a no-op when the catalog already holds it from the same spec, unless ``force``.
 
-    Rows whose id stays keep their timings and artifacts; rows that the spec no longer gives are deleted.
+    Rows whose id is unchanged keep their timings and artifacts; rows that the spec no longer makes are deleted.
 
-    Nothing is changed if it raises.
+    Nothing changes if it raises.
 
     Raises:
         UsageError: the spec has no such mask implementation or receipt.
         SpecError: an expression of the spec is wrong.
         RegistryError: the file cannot be written.
-        KeyboardInterrupt: Ctrl-C ended it.
+        KeyboardInterrupt: Ctrl-C interrupted it.
     """
     _check(request)
     joins = list(_joins(request))
@@ -101,7 +101,7 @@ def populate(
 
 
 def count_by_family(connection: sqlite3.Connection, request: Request, receipt: int | None = None) -> dict[str, int]:
-    """Rows of the request's lineage by family, in the schema's order of families; of one receipt when it is given."""
+    """Rows of the request's lineage by family, in the schema's order of families; of one receipt if it is given."""
     listed = "" if receipt is None else f" AND id IN (SELECT kernel_id FROM kernel_receipt WHERE receipt = {receipt:d})"
     counted = f"SELECT family, count(*) FROM kernel WHERE {of_lineage()}{listed} GROUP BY family"
     rows = connection.execute(counted, request.lineage.parameters)
@@ -114,7 +114,7 @@ def check_populated(connection: sqlite3.Connection, lineage: Lineage, receipt: i
     """Make sure that the catalog holds ``lineage`` unrestricted: all receipts, or at least ``receipt`` if given.
 
     Raises:
-        UsageError: it does not.
+        UsageError: it does not hold it.
     """
     arch, revision, variant = lineage.arch, lineage.revision, lineage.variant
     row = _record_of(connection, lineage)
@@ -143,20 +143,20 @@ def _check(request: Request) -> None:
 
 
 def _record_of(connection: sqlite3.Connection, lineage: Lineage) -> sqlite3.Row | None:
-    """The row of table ``population`` that says what of a lineage was made, and from what; None: nothing was."""
+    """The row of table ``population`` for a lineage: what was made, and from what. None if it was never populated."""
     asked = f"SELECT * FROM population WHERE {of_lineage()}"
     row: sqlite3.Row | None = connection.execute(asked, lineage.parameters).fetchone()
     return row
 
 
 def _merged(connection: sqlite3.Connection, lineage: Lineage) -> bool:
-    """Whether there may be rows that no populate made: those that came with another catalog's artifacts."""
+    """Whether there may be rows that no populate made: rows merged in with another catalog's artifacts."""
     asked = f"SELECT 1 FROM artifact JOIN kernel ON kernel.id = kernel_id WHERE {of_lineage('kernel')} LIMIT 1"
     return connection.execute(asked, lineage.parameters).fetchone() is not None
 
 
 def _digest(request: Request, joins: Sequence[Join], receipts: Sequence[int]) -> str:
-    """Of all that the rows depend on: the facts, and the SQL that this version of the program makes from them."""
+    """Digest of everything that the rows depend on: the facts, and the SQL that this version makes from them."""
     parts = [request.spec.model_dump_json(), request.variant, " ".join(map(str, receipts)), _hw_valid(request.spec)]
     if request.restriction.filter is not None:
         parts.append(request.restriction.filter.digest)
@@ -169,7 +169,7 @@ def _digest(request: Request, joins: Sequence[Join], receipts: Sequence[int]) ->
 
 
 class _Writer:
-    """Writes the rows of one request, inside of the caller's transaction."""
+    """Writes the rows of one request inside the caller's transaction."""
 
     def __init__(self, connection: sqlite3.Connection, request: Request, receipts: Sequence[int]) -> None:
         self._connection = connection
@@ -181,7 +181,7 @@ class _Writer:
         self._families: Counter[str] = Counter()
 
     def write(self, joins: Sequence[Join], on_progress: Progress) -> dict[str, int]:
-        """Write every row, delete those that are no more; the number of kernels by family."""
+        """Write every row, delete rows that are gone, and return the number of kernels by family."""
         connection, spec = self._connection, self._request.spec
         make_table(connection, "fresh", ["id", "listed"], ())
         make_table(connection, "bit", ["receipt", "bit"], ((r, 1 << i) for i, r in enumerate(spec.receipt_numbers)))
@@ -217,18 +217,18 @@ class _Writer:
                 connection.execute("INSERT INTO fresh SELECT id, listed FROM made")
 
     def _insert(self, join: Join) -> int:
-        """Make the rows of table ``made`` kernels, those that are there keep their keys; the number of kernels."""
+        """Insert the rows of table ``made`` as kernels, return their number. Existing rows keep their keys."""
         table, traits = join.operation.name, ", ".join(join.traits)
         (last,) = self._connection.execute("SELECT coalesce(max(key), 0) FROM kernel").fetchone()
         place = {"lineage": self._lineage, "last": last}
         inserted = self._connection.execute(
             "INSERT INTO kernel (key, id, lineage, family, name, target, hw_valid, dispatch_order) "
             f"SELECT :last + rowid, id, :lineage, family, name, target, {_hw_valid(join.spec)}, position "
-            "FROM temp.made WHERE 1 "  # without it, SQLite reads ON CONFLICT as a join's ON
+            "FROM temp.made WHERE 1 "  # without WHERE, SQLite parses ON CONFLICT as a join's ON
             "ON CONFLICT (id) DO UPDATE SET hw_valid = excluded.hw_valid, dispatch_order = excluded.dispatch_order",
             place,
         ).rowcount
-        # Of rows that were there before, the new ones are those that have got a key now.
+        # Some rows may have existed before; the new ones are those with a key above the last one.
         key, source = ":last + rowid", "temp.made"
         if self._was_there:
             key, source = "kernel.key", "temp.made JOIN kernel ON kernel.id = made.id AND kernel.key > :last"
@@ -249,8 +249,8 @@ def _explained(request: Request) -> Iterator[None]:
         raise
     except sqlite3.IntegrityError as error:
         raise SpecError(
-            f"the spec of {request.spec.arch} gives some kernel twice: {error}",
-            hint="Two of its tiles or variants are alike, or a yield keeps too few traits to tell kernels apart.",
+            f"the spec of {request.spec.arch} makes the same kernel twice: {error}",
+            hint="Two of its tiles or variants are equal, or a yield keeps too few traits to distinguish kernels.",
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""Receipts by number or name."""
+"""Look up receipts by number or name."""
 
 from __future__ import annotations
 

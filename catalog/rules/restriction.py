@@ -1,7 +1,7 @@
-"""Restrict a population: sweep files of the dispatcher's form, a SQL expression, a Python filter.
+"""Restrict a population with sweep files in the dispatcher's format, an SQL expression, or a Python filter.
 
 A sweep file is ``{"variant": "fwd", "trait_config": {"data_type": {"values": ["fp16"]}, "lse": {"values": [false]}}}``:
-the variant names enumerations of the spec (its ``sweeps``), every trait the values that are kept.
+``variant`` names enumerations of the spec (its ``sweeps``); each trait lists the values to keep.
 
 Source: CK, dispatcher/codegen/fmha/instance_gen.py: expand_sweep, apply_filter.
 """
@@ -31,7 +31,7 @@ Values = tuple[bool | int | str, ...]
 
 @dataclass(frozen=True)
 class SweepFile:
-    """A checked sweep file: a variant, and by trait of ours the values that are kept."""
+    """A checked sweep file: a variant, and the values to keep by trait, in our names."""
 
     path: Path
     variant: str
@@ -40,7 +40,7 @@ class SweepFile:
 
 @dataclass(frozen=True)
 class Filter:
-    """A user's Python function that keeps a kernel or not."""
+    """A user's Python function that decides whether to keep a kernel."""
 
     path: Path
     digest: str
@@ -49,21 +49,21 @@ class Filter:
     failures: list[str] = field(default_factory=list, compare=False)
 
     def __call__(self, *values: Any) -> int:
-        """Whether the kernel whose traits have these values, in column order, is kept; as SQLite calls it."""
+        """Whether to keep the kernel with these trait values, in column order. Called by SQLite."""
         traits = dict(zip(self.operation.traits, values, strict=True))
         also = {name: traits[trait] for name, trait in self.operation.filter_names.items()}
         kernel = SimpleNamespace(**traits, **also)
         try:
             return 1 if self.keep(kernel) else 0
         except (Exception, SystemExit) as error:
-            # SQLite only says that some function raised; the user needs to know what.
+            # SQLite reports only that some function raised; keep the message for the user.
             self.failures.append(f"{self.path}: filter_config: {type(error).__name__}: {error}.")
             raise
 
 
 @dataclass(frozen=True)
 class Restriction:
-    """What of a spec is materialised: all of it when nothing is said."""
+    """The part of a spec to materialise: by default all of it."""
 
     sweeps: tuple[SweepFile, ...] = ()
     where: str = ""
@@ -71,14 +71,14 @@ class Restriction:
 
     @property
     def text(self) -> str:
-        """One line that says what it is; empty when nothing is restricted."""
+        """A description in one line; empty when nothing is restricted."""
         parts = [f"{sweep.variant} of {sweep.path.name}" for sweep in self.sweeps]
         parts += [f"where {self.where}"] if self.where else []
         parts += [f"{self.filter.path.name} {self.filter.digest[:12]}"] if self.filter else []
         return "; ".join(parts)
 
     def conditions(self, spec: ArchSpec, enumeration: str) -> list[str] | None:
-        """The SQL conditions on the combinations of an enumeration; None when it is left out altogether."""
+        """The SQL conditions on the combinations of an enumeration; None when all of it is left out."""
         kept = [f"({self.where})"] if self.where else []
         if self.filter is not None:
             kept.append(f"filter_config({', '.join(self.filter.operation.traits)})")
@@ -90,7 +90,7 @@ class Restriction:
         return [*kept, " OR ".join(f"({_condition(spec, enumeration, sweep)})" for sweep in sweeps)]
 
     def domains(self, spec: ArchSpec, enumeration: str) -> dict[str, list[bool | int | str]]:
-        """Values to sweep besides those of the spec: block_per_cu, where a sweep file lists it and it is swept."""
+        """Values to sweep in addition to the spec's: block_per_cu, where a sweep file lists it and it may be swept."""
         if "block_per_cu" not in spec.enumerations[enumeration].swept:
             return {}
         values = [
@@ -103,22 +103,22 @@ NOTHING_LEFT_OUT = Restriction()
 
 
 def _condition(spec: ArchSpec, enumeration: str, sweep: SweepFile) -> str:
-    """What a sweep file asks of an enumeration; like upstream, without the traits that are not swept there."""
+    """The condition that a sweep file puts on an enumeration. Like upstream, ignore traits not swept there."""
     swept = spec.enumerations[enumeration].swept
     asked = {trait: values for trait, values in sweep.traits.items() if trait in swept}
     return " AND ".join(f"{trait} IN ({', '.join(map(sql_literal, values))})" for trait, values in asked.items()) or "1"
 
 
 def restriction(spec: ArchSpec, configs: tuple[Path, ...], where: str, filter_file: Path | None) -> Restriction:
-    """The restriction that sweep files, a SQL expression and a filter file make together.
+    """Combine sweep files, an SQL expression and a filter file into one restriction.
 
     Raises:
-        UsageError: one of them is wrong; names the file, the place in it, and what is allowed.
+        UsageError: one of them is wrong; the message names the file, the place in it, and what is allowed.
     """
     expression = condition(where)
     reason = what_is_wrong(expression.sql, operation(spec.operation)) if expression else None
     if reason is not None:
-        hint = "It is a SQL expression over the columns of one row; `catalog columns` lists them."
+        hint = "It must be an SQL expression over the columns of one row; `catalog columns` lists them."
         raise UsageError(f"--where: {reason}", hint=hint)
     sweeps = tuple(_read_sweep(spec, path) for path in configs)
     kept = _read_filter(filter_file, operation(spec.operation)) if filter_file is not None else None
@@ -133,7 +133,7 @@ def _read_sweep(spec: ArchSpec, path: Path) -> SweepFile:
     except ValueError as error:
         raise UsageError(f"{path}: {error}") from None
     if not isinstance(document, dict) or not isinstance(document.get("trait_config", {}), dict):
-        raise UsageError(f"{path}: a sweep file is an object with variant and trait_config")
+        raise UsageError(f"{path}: a sweep file must be an object with variant and trait_config")
     _check_known(path, "top level", "field", document, ("variant", "trait_config"))
     variant = document.get("variant", "fwd")
     if not spec.sweeps:
@@ -176,7 +176,7 @@ def _check_known(path: Path, at: str, kind: str, words: Any, known: Any) -> None
 
 
 def _read_filter(path: Path, operation: Operation) -> Filter:
-    """Run the user's file; it is their code, as in upstream's dispatcher."""
+    """Run the user's file. It is the user's own code, as in upstream's dispatcher."""
     try:
         content = read_given(path)
     except OSError as error:
@@ -189,5 +189,5 @@ def _read_filter(path: Path, operation: Operation) -> Filter:
         raise UsageError(f"{path}: {type(error).__name__}: {error}", hint="The filter file itself failed.") from None
     keep = getattr(module, "filter_config", None)
     if not callable(keep):
-        raise UsageError(f"{path}: defines no function filter_config(c), which says whether to keep the kernel c")
+        raise UsageError(f"{path}: defines no function filter_config(c) that returns whether to keep the kernel c")
     return Filter(path, hashlib.sha256(content).hexdigest(), keep, operation)

@@ -12,7 +12,7 @@ from catalog.schema.arch_spec import ArchSpec
 from catalog.schema.name_parts import sql_literal
 
 KINDS = ("variant", "constraint", "receipt", "hardware", "headers", "invariant", "applicability", "order")
-"""What a rule is for, in the order of the listing."""
+"""The kinds of rules, in the order of the listing."""
 
 COLUMNS = ("arch", "revision", "space", "id", "kind", "scope", "expr", "reason", "source", "quirk")
 """The columns of the listing."""
@@ -34,9 +34,9 @@ def read_kind(text: str) -> str:
 def list_rules(
     connection: sqlite3.Connection, spec: ArchSpec, *, family: str | None = None, kind: str | None = None
 ) -> list[list[Any]]:
-    """The rows of a populated arch as :data:`COLUMNS`; of one family those that concern it, of one kind those alone.
+    """The rules of a populated arch as rows of :data:`COLUMNS`, optionally only those of one family or one kind.
 
-    A rule concerns a family when its scope is the family, an enumeration that yields it, or everything.
+    A rule applies to a family if its scope is the family, an enumeration that makes kernels of it, or everything.
     """
     rows = connection.execute(
         f"SELECT {', '.join(COLUMNS)} FROM rule WHERE operation = ? AND arch = ? AND revision = ? AND space = ? "

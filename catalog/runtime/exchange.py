@@ -100,10 +100,10 @@ def _entries(connection: sqlite3.Connection, cache: Cache, chosen: Set[str]) -> 
     """The sound entries of these rows and of this version's ABI, in the order of their keys."""
     entries = []
     for key in sorted(cache.keys() - quarantined_artifacts(connection).keys()):
-        told = cache.told(key)
-        if told is None or told[0].kernel_id not in chosen or told[1].abi != abi():
+        stored = cache.read_record(key)
+        if stored is None or stored[0].kernel_id not in chosen or stored[1].abi != abi():
             continue
-        record, origin = cache.load(key), told[1]
+        record, origin = cache.load(key), stored[1]
         if record is not None:
             kernel = kernel_of(connection, record.kernel_id)
             if kernel is None:

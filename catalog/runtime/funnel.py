@@ -64,6 +64,7 @@ def _traits(connection: sqlite3.Connection, parameters: Mapping[str, Any]) -> It
     table, where = f"{rows_of(of)} AS kernel", ROWS
     for name in operation(of).required:
         wanted = parameters[f"want_{name}"]
+        # Grouped by value, so that one query gives the count and, where nothing is left, the values that exist.
         counts = dict(
             connection.execute(f"SELECT {name}, count(*) FROM {table} WHERE {where} GROUP BY 1", parameters).fetchall()
         )
@@ -103,6 +104,7 @@ def _rules(
             "",
         ),
     ]
+    # One pass over the rows counts, for each test, those that pass it alone and those that pass it and all before it.
     expressions = [f"({expr})" for _, _, expr, _, _ in tests]
     sequences = [" AND ".join(expressions[: i + 1]) for i in range(len(tests))]
     counts = ", ".join(f"count(*) FILTER (WHERE {condition})" for condition in expressions + sequences)

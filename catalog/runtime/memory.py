@@ -36,6 +36,8 @@ def needed_bytes(problem: Problem, num_splits: int = 0) -> int:
 
 def surely_fits(problem: Problem) -> bool:
     """Whether all of it fits into this machine's memory, however many splits are chosen: what is cheap to ask first."""
+    if not problem.divided:
+        return problem.bytes <= memory_bytes()
     operation = operation_of(problem)
     partials = operation.partial_bytes(problem, operation.stated_splits(problem) or _ANY_SPLITS)
     return problem.bytes + sum(partials.values()) <= memory_bytes()

@@ -1,7 +1,7 @@
-"""Arch specs: the facts of data/arch_specs as models.
+"""Models of the arch specs in data/arch_specs.
 
-A spec says, as data, which tiles an arch has, which pipeline variants with which feature domains, which constraints
-filter their product, which receipt lists what, and how a problem selects a row.
+A spec states, as data: the tiles of an arch, its pipeline variants with their feature domains, the constraints that
+filter their product, which receipts list which kernels, and how a problem selects a row.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 OF_VARIANT = "*"
-"""Domain of the trait that a variant is about: every value that it has in the variant which is populated."""
+"""Domain of the trait that distinguishes variants: all values that it has in the variant being populated."""
 
 Domain = TraitValue | list[TraitValue]
 
 
 class _Spec(BaseModel):
-    """A part of a spec. It is validated in the context of the operation whose kernels it lists."""
+    """Base of the parts of a spec, validated in the context of the operation whose kernels the spec lists."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -89,23 +89,23 @@ def _check_names(names: Iterable[str], traits: Traits) -> None:
 
 
 class Rule(_Spec):
-    """A named SQL boolean expression with its reason and source; ``quirk`` explains upstream's oddities."""
+    """A named SQL boolean expression with its reason and source; ``quirk`` explains an oddity of upstream's."""
 
     id: str
     expr: str
     reason: str
     source: str
     quirk: str | None = None
-    spaces: list[str] | None = Field(None, description="of several spaces, those that it holds in (default: all)")
+    spaces: list[str] | None = Field(None, description="spaces in which the rule holds (default: all)")
 
 
 class Invariant(Rule):
-    """A rule that every kernel of its families meets, whatever made it: a check on the enumerations."""
+    """A rule that every kernel of its families meets, whichever enumeration made it: a check on enumerations."""
 
-    families: list[Family] = Field([], description="the families that it concerns (default: all)")
+    families: list[Family] = Field([], description="families that the rule applies to (default: all)")
 
     def concerns(self, family: str) -> bool:
-        """Whether the rule is about ``family``."""
+        """Whether the rule applies to ``family``."""
         return not self.families or family in self.families
 
 
@@ -118,9 +118,9 @@ class Receipt(_Spec):
 
 
 class TileGroup(_Spec):
-    """Tiles with some traits in common, in upstream's order, each in the operation's notation or as its traits.
+    """Tiles that share some traits, in upstream's order; each is in the operation's notation or a mapping of traits.
 
-    Numbers of an operation's axes may be written together: ``hdim: 128x128`` are the traits hdim_q and hdim_v.
+    Numbers of one axis may be written together: ``hdim: 128x128`` sets the traits hdim_q and hdim_v.
     """
 
     dtype: list[Dtype]
@@ -166,22 +166,22 @@ class TileGroup(_Spec):
         return tiles
 
     def rows(self) -> Iterator[dict[str, TraitValue]]:
-        """The traits of every tile, one mapping a dtype."""
+        """The traits of every tile, one mapping per dtype."""
         for dtype in self.dtype:
             for tile in self.tiles:
                 yield {"dtype": dtype, **tile, **self.traits}
 
 
 class Variant(_Spec):
-    """A pipeline with its paddings and the domain of each feature; ``when`` says for which tiles and features."""
+    """A pipeline with its paddings and the domain of each feature; ``when`` restricts its tiles and features."""
 
     id: str
     dtype: list[Dtype]
-    domain: str | None = Field(None, description="name of an entry of the enumeration's `domains`")
+    domain: str | None = Field(None, description="name of an entry in the enumeration's `domains`")
     traits: dict[str, Domain] = {}
     when: str | None = None
-    spaces: list[str] | None = Field(None, description="of several spaces, those that have it (default: all)")
-    receipts: list[int] | None = Field(None, description="only these receipts list its combinations (default: any)")
+    spaces: list[str] | None = Field(None, description="spaces that have the variant (default: all)")
+    receipts: list[int] | None = Field(None, description="the only receipts that list its combinations (default: any)")
     quirk: str | None = None
 
     @field_validator("traits")
@@ -191,12 +191,12 @@ class Variant(_Spec):
 
 
 class Yield(_Spec):
-    """One family of kernels that an enumeration gives: its combinations, projected onto the traits of the family."""
+    """One family of kernels made by an enumeration: its combinations, projected onto the traits of the family."""
 
     family: Family
     where: str | None = None
-    keep: list[str] | None = Field(None, description="traits taken over; the others get their default (default: all)")
-    drop: list[str] = Field([], description="traits set back to their default")
+    keep: list[str] | None = Field(None, description="traits to keep; the others get their default (default: all)")
+    drop: list[str] = Field([], description="traits to reset to their default")
     set: dict[str, str] = Field({}, description="traits computed by SQL from the combination")
 
     @field_validator("keep", "drop", "set")
@@ -207,7 +207,7 @@ class Yield(_Spec):
 
 
 class Axis(_Spec):
-    """Values that a sweep takes for some dtypes, written as in names: 128x128, 32x32x16."""
+    """Values of a sweep for some dtypes, written as in names: 128x128, 32x32x16."""
 
     dtype: list[Dtype]
     values: list[str]
@@ -221,17 +221,17 @@ class Axis(_Spec):
         return values
 
     def rows(self) -> Iterator[tuple[str | int, ...]]:
-        """The dtype, then the numbers of every value."""
+        """One row per value: the dtype, then the numbers of the value."""
         for dtype in self.dtype:
             for value in self.values:
                 yield (dtype, *map(int, value.split("x")))
 
 
 class Sweep(RootModel[dict[str, list[Axis] | list[int]]]):
-    """Tiles as a product of axes instead of a table; constraints leave the valid ones.
+    """Tiles as a product of axes instead of a table; constraints keep the valid ones.
 
-    An axis is a trait with its values, or one of the operation's axes with those of each dtype, and is joined in the
-    order in which it stands.
+    An axis is a trait with its values, or one of the operation's axes with its values for each dtype. Axes are joined
+    in the order in which they are written.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -242,15 +242,15 @@ class Enumeration(_Spec):
 
     source: str | None = None
     about: str | None = None
-    spaces: list[str] | None = Field(None, description="of several spaces, those that have it (default: all)")
+    spaces: list[str] | None = Field(None, description="spaces that have the enumeration (default: all)")
     target: str = ""
     tiles: list[TileGroup] = []
-    tiles_of: str | None = Field(None, description="the enumeration whose target and tiles it shares")
+    tiles_of: str | None = Field(None, description="enumeration whose target and tiles this one shares")
     first_tiles: int | None = Field(
-        None, ge=1, description="of shared tiles, only so many of each group (default: all)"
+        None, ge=1, description="number of tiles taken from each shared group (default: all)"
     )
     sweep: Sweep | None = None
-    swept: list[str] = Field([], description="traits that a sweep file may restrict here")
+    swept: list[str] = Field([], description="traits that a sweep file may restrict")
     domains: dict[str, dict[str, Domain]] = {}
     variants: list[Variant] = []
     derived: dict[str, str] = Field({}, description="traits computed by SQL from the others")
@@ -263,7 +263,7 @@ class Enumeration(_Spec):
     @model_validator(mode="after")
     def _own_or_shared_tiles(self) -> Enumeration:
         if self.tiles_of is not None and (self.tiles or self.target):
-            raise ValueError("tiles_of goes with neither tiles nor target")
+            raise ValueError("tiles_of cannot be combined with tiles or target")
         if self.tiles_of is None and self.first_tiles is not None:
             raise ValueError("first_tiles needs tiles_of")
         return self
@@ -283,49 +283,49 @@ class Enumeration(_Spec):
 
 
 class Select(_Spec):
-    """How a problem finds a kernel of one family: applicability rules and the order among the applicable."""
+    """How a problem finds a kernel of one family: applicability rules, and the order of the applicable kernels."""
 
     rules: list[Rule] = []
     order: list[str] = Field([], description="SQL over kernel columns and :parameters of the problem")
 
 
 class Hardware(_Spec):
-    """Facts of the machine that rules and selection use."""
+    """Facts about the machine that rules and selection use."""
 
     vendor: str
     compute_units: int | None = None
     lds_bytes: int | None = None
     wavefront: int | None = None
-    isa: str | None = Field(None, description="what the compiler is told, never `native`")
+    isa: str | None = Field(None, description="ISA passed to the compiler, never `native`")
 
 
 class ArchSpec(_Spec):
-    """A whole spec: one file, or several merged along ``extends``."""
+    """A whole spec: one file, or several merged by ``extends``."""
 
     about: str | None = None
     extends: str | None = None
-    operation: str = Field(DEFAULT, description="what its kernels compute (default: attention)")
+    operation: str = Field(DEFAULT, description="what the kernels compute (default: attention)")
     arch: str | None = None
     revision: str | None = None
     space: str | None = None
-    spaces: list[str] = Field([], description="sweeps: the spaces that the file describes, one of which is asked for")
-    reference: str | None = Field(None, description="the target that data/parity calls it by (default: arch)")
+    spaces: list[str] = Field([], description="in a file of sweeps: the spaces that it describes")
+    reference: str | None = Field(None, description="name of the target in data/parity (default: arch)")
     hardware: Hardware | None = None
     variants: dict[str, list[str]] = Field(
-        {"generic": []}, description="the values that a trait has in each variant (default: generic, which has none)"
+        {"generic": []}, description="values of a trait in each variant (default: generic, without values)"
     )
     receipts: list[Receipt] = []
     hw_rules: list[Rule] = []
-    header_rules: list[Rule] = Field([], description="what the revision's own headers compile")
+    header_rules: list[Rule] = Field([], description="rules that the revision's own headers must meet to compile")
     invariants: list[Invariant] = []
     enumerations: dict[str, Enumeration] = {}
-    sweeps: dict[str, list[str]] = Field({}, description="the enumerations of every variant of sweep files")
+    sweeps: dict[str, list[str]] = Field({}, description="enumerations of each variant of sweep files")
     select: dict[Family, Select] = {}
 
     @model_validator(mode="before")
     @classmethod
     def _named_variants(cls, raw: Any, info: ValidationInfo) -> Any:
-        """An operation may call its variants otherwise: attention's are ``mask_impls``."""
+        """Accept the operation's own name for variants: attention's are ``mask_impls``."""
         named = f"{_operation(info).traits.variant}s"
         if not isinstance(raw, dict) or named not in raw:
             return raw
@@ -348,11 +348,11 @@ class ArchSpec(_Spec):
         return self
 
     def lineage(self, variant: str = "generic") -> Lineage:
-        """The lineage of the rows that this spec gives for one of its variants."""
+        """The lineage of the rows that this spec makes for one of its variants."""
         return Lineage(self.operation, str(self.arch), str(self.revision), str(self.space), variant)
 
     def tiles_of(self, enumeration: Enumeration) -> tuple[str, list[TileGroup]]:
-        """The target of an enumeration and its tiles, its own or those that it shares."""
+        """The target of an enumeration and its tiles, its own or shared."""
         if enumeration.tiles_of is None:
             return enumeration.target, enumeration.tiles
         source = self.enumerations[enumeration.tiles_of]
@@ -360,7 +360,7 @@ class ArchSpec(_Spec):
         return source.target, [group.model_copy(update={"tiles": group.tiles[:first]}) for group in source.tiles]
 
     def yields_of(self, family: str) -> dict[str, Yield]:
-        """How each enumeration that gives kernels of ``family`` does so."""
+        """The yield of each enumeration that makes kernels of ``family``."""
         return {
             name: made
             for name, enumeration in self.enumerations.items()

@@ -7,6 +7,7 @@ threads. In between are tensors, addresses of int32 arrays, sizes (int64) and sc
 from __future__ import annotations
 
 import ctypes
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from struct import Struct
@@ -67,6 +68,27 @@ class Scalar:
         return self.source or self.name
 
 
+class Lists:
+    """The int32 arrays of a problem, by their place in the argument struct; None for those that it has not.
+
+    Attributes:
+        arrays: those that there are.
+        addresses: of all, in the host's memory; 0 for those that there are not.
+    """
+
+    __slots__ = ("addresses", "arrays")
+
+    def __init__(self, **arrays: array[int] | None) -> None:
+        self.arrays = {name: values for name, values in arrays.items() if values is not None}
+        self.addresses = tuple([0 if values is None else values.buffer_info()[0] for values in arrays.values()])
+
+    def __bool__(self) -> bool:
+        return bool(self.arrays)
+
+
+NO_LISTS = Lists()
+"""Those of most problems."""
+
 NUM_SPLITS = "num_splits"
 """The size that holds the parts which the stages of a plan agree on; 1 where the work is not divided."""
 
@@ -78,7 +100,7 @@ class Arguments:
         strides: what tensors are strided along; the struct of a tensor has its address, then ``stride_<name>`` each.
         tensors: the places of tensors, with their comments, in order. A key that begins with ``#`` is a heading: its
             text stands above those that follow.
-        lists: the places of int32 arrays that follow from the sizes of a problem, as :attr:`Problem.lists` has them.
+        lists: the places of int32 arrays that follow from the sizes of a problem, in the order of :class:`Lists`.
         sizes: int64 fields.
         scalars: int32 and float32 fields.
         workspaces: those of ``tensors`` where stages hand partial results to each other.

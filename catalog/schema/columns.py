@@ -1,4 +1,4 @@
-"""The columns of a view of kernels: what a query may use, in words."""
+"""The columns of a view of kernels, described in words for queries."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Column(NamedTuple):
 
 IDENTITY = (
     Column("id", "TEXT", "64 hex digits", "", "SHA-256 of the kernel's canonical JSON"),
-    Column("name", "TEXT", "text", "", "canonical name, upstream's where it is upstream's; unique in its enumeration"),
+    Column("name", "TEXT", "text", "", "canonical name, upstream's where upstream has one; unique in its enumeration"),
     Column("arch", "TEXT", "see catalog doctor", "", "compile target"),
     Column(
         "revision", "TEXT", "2026-05, native", "", "upstream codegen that the row reproduces; native: our own kernels"
@@ -33,14 +33,14 @@ IDENTITY = (
         "TEXT",
         "ck, native, rules, exhaustive",
         "",
-        "enumeration that the row comes from; ck: upstream's codegen",
+        "enumeration that made the row; ck: upstream's codegen",
     ),
 )
 
 TARGET = Column("target", "TEXT", "text", "", "codegen target that upstream appends to the name")
 
 SELECTION = (
-    Column("hw_valid", "INTEGER", "0, 1", "", "the hardware can run it; selection skips the others"),
+    Column("hw_valid", "INTEGER", "0, 1", "", "the hardware can run it; selection skips rows with 0"),
     Column(
         "dispatch_order", "INTEGER", "integer >= 0", "", "place in upstream's dispatch order within its enumeration"
     ),
@@ -52,9 +52,9 @@ _STATE = (
         "TEXT",
         "numbers separated by spaces",
         "",
-        "receipts that list it; table kernel_receipt has a row each",
+        "receipts that list it; table kernel_receipt has one row for each",
     ),
-    Column("built", "INTEGER", "0, 1", "", "a library of it is in the cache"),
+    Column("built", "INTEGER", "0, 1", "", "its library is in the cache"),
     Column("best_ms", "REAL", "number, or NULL", "", "best measured median over all problems, in ms"),
 )
 
@@ -64,21 +64,21 @@ BUILD = (
     Column("registers", "INTEGER", "integer >= 0, or NULL", "", "vector registers of a thread"),
     Column("acc_registers", "INTEGER", "integer >= 0, or NULL", "", "matrix accumulator registers of a thread"),
     Column("scalar_registers", "INTEGER", "integer >= 0, or NULL", "", "scalar registers of a wave"),
-    Column("spills", "INTEGER", "integer >= 0, or NULL", "", "registers that live in memory"),
+    Column("spills", "INTEGER", "integer >= 0, or NULL", "", "registers spilled to memory"),
     Column("scratch_bytes", "INTEGER", "integer >= 0, or NULL", "", "private memory of a thread"),
     Column(
         "shared_bytes",
         "INTEGER",
         "integer >= 0, or NULL",
         "",
-        "shared memory (LDS) of a block; AMD: what is static of it",
+        "shared memory (LDS) of a block; on AMD, the static part",
     ),
-    Column("occupancy", "INTEGER", "integer >= 1, or NULL", "", "waves a SIMD that registers and LDS leave room for"),
-    Column("code_bytes", "INTEGER", "integer >= 0, or NULL", "", "machine code in its newest library"),
+    Column("occupancy", "INTEGER", "integer >= 1, or NULL", "", "waves per SIMD that registers and LDS allow"),
+    Column("code_bytes", "INTEGER", "integer >= 0, or NULL", "", "machine code in its newest library, in bytes"),
     Column("stack_bytes", "INTEGER", "integer >= 0, or NULL", "", "largest stack frame of a function, on CPUs"),
 )
-"""What the compiler knows of a row's newest library: columns of table ``artifact`` too. NULL where there is no library,
-or no such thing on the target."""
+"""What the compiler reports for a row's newest library: also columns of table ``artifact``. NULL where there is no
+library, or the target has no such resource."""
 
 
 def _of_trait(trait: Trait) -> Column:
@@ -94,7 +94,7 @@ def columns_of(operation: Operation) -> Iterator[Column]:
     yield TARGET
     yield from (_of_trait(trait) for trait in traits.values() if trait.name not in traits.later)
     yield from SELECTION
-    yield from (_of_trait(traits[name]) for name in traits.later)  # where a migration can add a column
+    yield from (_of_trait(traits[name]) for name in traits.later)  # last, where ALTER TABLE ADD COLUMN puts them
     yield from operation.columns
     yield from _STATE
     yield from BUILD

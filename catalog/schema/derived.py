@@ -1,4 +1,4 @@
-"""What follows from an immutable object: computed when it is first asked for, then kept."""
+"""A cached property for immutable objects: computed on first use, then kept."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ else:
     class derived(cached_property):
         """A :func:`functools.cached_property` without the lock that it takes before Python 3.12.
 
-        The lock costs more than most of what is derived. Threads that ask at once may compute a value twice.
+        That lock costs more than computing most derived values. Threads that ask at once may compute a value twice.
         """
 
         def __get__(self, instance: Any, owner: Any = None) -> Any:

@@ -1,7 +1,7 @@
 """Check the SQL expressions of specs and of restrictions when they are loaded.
 
 They run while rows are made and while kernels are selected, in this process and without a time limit. So they may only
-compute with the columns of one row: no subqueries, and no function that makes a long value from a short one.
+compute with the columns of one row: no subqueries, and no function that turns a short value into a long one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from catalog.messages import did_you_mean
 from catalog.ops.protocol import Operation
 
 DEVICE_PARAMETERS = ("compute_units",)
-"""What a selection rule may ask of the device, besides what an operation's problems say."""
+"""Parameters about the device that a selection rule may use, in addition to those of an operation's problems."""
 
 SELECT_COLUMNS = ("hw_valid", "dispatch_order")
 
@@ -27,11 +27,11 @@ FUNCTIONS = frozenset(
         *("max", "min", "nullif", "round", "sign", "substr", "substring", "typeof", "unlikely", "upper"),
     )
 )
-"""Functions that an expression may call; aggregates are not among them, as they read many rows."""
+"""Functions that an expression may call. Aggregates are excluded because they read many rows."""
 
 
 class _Reader:
-    """Lets SQLite itself say which columns an expression reads, or why it is none."""
+    """Lets SQLite itself report which columns an expression reads, or why it is invalid."""
 
     def __init__(self, operation: Operation) -> None:
         self._parameters = dict.fromkeys((*operation.parameters, *DEVICE_PARAMETERS))
@@ -60,7 +60,7 @@ class _Reader:
         """The columns that ``expression`` reads.
 
         Raises:
-            sqlite3.Error: it is not SQL over the kernel columns and the parameters, or reads more than one row.
+            sqlite3.Error: it is not SQL over the kernel columns and the parameters, or it reads more than one row.
         """
         with self._lock:
             self._seen.clear()
@@ -76,7 +76,7 @@ class _Reader:
 
 @cache
 def _reader(process: int, operation: Operation) -> _Reader:
-    """The reader of a process, by :func:`~catalog.forks.forks`: each process has its own connections."""
+    """The reader of one process, by :func:`~catalog.forks.forks`: each process needs its own connections."""
     return _Reader(operation)
 
 
@@ -85,13 +85,13 @@ def columns_read(expression: str, operation: Operation) -> frozenset[str]:
     """The columns that an expression of a spec of ``operation`` reads.
 
     Raises:
-        sqlite3.Error: it is no SQL over the operation's columns and the parameters of selection rules.
+        sqlite3.Error: it is not SQL over the operation's columns and the parameters of selection rules.
     """
     return _reader(forks(), operation).columns(expression)
 
 
 def what_is_wrong(expression: str, operation: Operation, parameters: Iterable[str] = ()) -> str | None:
-    """Why ``expression`` is no SQL over the columns of ``operation`` and ``:parameters``; None when it is."""
+    """Why ``expression`` is not SQL over the columns of ``operation`` and ``:parameters``; None when it is."""
     allowed = list(parameters)
     unknown = [name for name in re.findall(r":(\w+)", expression) if name not in allowed]
     if unknown:

@@ -15,8 +15,8 @@ from pydantic import BaseModel
 class Described:
     """A field: its description, the name of its type in JSON Schema, and its domain.
 
-    ``default`` is None where there is none, or where it follows from other fields. ``words`` are all words that a
-    string may be, empty where any is allowed. The bounds are those of an integer or a number.
+    ``default`` is None where there is none, or where it follows from other fields. ``words`` are the words that a
+    string may be, empty where any string is allowed. The bounds apply to integers and numbers.
     """
 
     about: str
@@ -28,7 +28,7 @@ class Described:
 
     @property
     def domain(self) -> str:
-        """The values of an integer or a boolean in words; nothing for other types."""
+        """The values of an integer or a boolean in words; empty for other types."""
         if self.type == "boolean":
             return "True or False"
         if self.type != "integer":
@@ -39,7 +39,7 @@ class Described:
 
 @lru_cache
 def fields_of(model: type[BaseModel]) -> Mapping[str, Described]:
-    """The fields of ``model`` by name, in their order."""
+    """The fields of ``model`` by name, in order."""
     schema = model.model_json_schema()
     return MappingProxyType({name: _described(field, schema) for name, field in schema["properties"].items()})
 

@@ -1,4 +1,4 @@
-"""Name grammars: how the kernels of one family are named, written, read and compiled to SQL from the same parts."""
+"""Name grammars: the names of a family's kernels are written, read and compiled to SQL from the same parts."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from catalog.schema.name_parts import Part, Row, joined_sql
 from catalog.schema.traits import Traits
 
 Implied = Callable[[Row], dict[str, Any]]
-"""Traits that a name implies without showing them, from those that it shows."""
+"""Computes the traits that a name implies from the traits that it shows."""
 
 
 @dataclass(frozen=True, eq=False)
 class Grammar:
-    """How the kernels of one family are named, and which traits the name implies without showing them."""
+    """The names of the kernels of one family, and the traits that a name implies without showing them."""
 
     all_traits: Traits
     family: str
@@ -26,12 +26,12 @@ class Grammar:
 
     @cached_property
     def traits(self) -> frozenset[str]:
-        """The traits that kernels of the family have: those that the name shows, and those that it implies."""
+        """The traits of the family's kernels: those shown in the name, and those implied by it."""
         shown = {trait for part in self.parts for trait in part.traits}
         return frozenset(shown | set(self.implied(dict.fromkeys(self.all_traits, 0))))
 
     def name(self, row: Row) -> str:
-        """The canonical name of a row of traits plus ``target``."""
+        """The canonical name for a row of traits plus ``target``."""
         return "".join(part.text(row) for part in self.parts)
 
     def sql(self) -> str:
@@ -39,7 +39,7 @@ class Grammar:
         return joined_sql(self.parts)
 
     def parse(self, name: str) -> dict[str, Any] | None:
-        """Every trait plus ``target``, or None when ``name`` is not of this family."""
+        """Every trait plus ``target``, or None when ``name`` does not belong to this family."""
         shown = read_parts(self.parts, name, self.all_traits)
         if shown is None:
             return None
@@ -49,7 +49,7 @@ class Grammar:
 
 
 def read_parts(parts: Sequence[Part], text: str, traits: Traits) -> dict[str, Any] | None:
-    """The traits that ``text`` states, where it consists of ``parts``; None where it does not."""
+    """The traits that ``text`` states if it consists of ``parts``, otherwise None."""
     found = _pattern(tuple(parts), traits).fullmatch(text)
     if found is None:
         return None

@@ -24,11 +24,11 @@ class Kernel(BaseModel):
     """One row of the catalog; each operation has a subclass, with its Signature and Algorithm.
 
     ``revision`` is the upstream codegen that the row reproduces (``native``: our own kernels), ``space`` the
-    enumeration it comes from, ``variant`` which variant of it (attention: the mask implementation), ``target`` the
-    codegen target whose name upstream appends to the kernel's (empty where it appends none).
+    enumeration that made it, ``variant`` the variant of that enumeration (attention: the mask implementation),
+    ``target`` the codegen target that upstream appends to the kernel's name (empty where it appends none).
 
     Attributes:
-        operation: what its kernels compute.
+        operation: name of the operation that the kernels compute.
         traits: the columns of its signature and algorithm.
     """
 
@@ -53,7 +53,7 @@ class Kernel(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _with_a_variant(cls, fields: Any) -> Any:
-        """Take the variant by the operation's own word for it, as JSON has it."""
+        """Accept the variant under the operation's own name for it, as in JSON."""
         if not isinstance(fields, dict) or cls.traits.variant not in fields:
             return fields
         others = {name: value for name, value in fields.items() if name not in ("operation", cls.traits.variant)}
@@ -69,7 +69,7 @@ class Kernel(BaseModel):
 
     @cached_property
     def name(self) -> str:
-        """The canonical name, the one that parity compares."""
+        """The canonical name, which parity compares."""
         return self.grammar(self.family, self.revision).name(self.to_row())
 
     @cached_property
@@ -79,12 +79,12 @@ class Kernel(BaseModel):
 
     @property
     def lineage(self) -> Lineage:
-        """The enumeration that the row comes from."""
+        """The enumeration that made the row."""
         return Lineage(self.operation, self.arch, self.revision, self.space, self.variant)
 
     @property
     def canonical_json(self) -> str:
-        """Every field, keys sorted, no spaces: equal kernels have equal bytes. Later traits show unless default."""
+        """Every field, keys sorted, no spaces: equal kernels have equal bytes. Later traits are absent at defaults."""
         fields = self.model_dump(mode="json")
         for name in self.traits.later:
             group = fields[self.traits[name].group]
@@ -95,11 +95,11 @@ class Kernel(BaseModel):
 
     @property
     def family(self) -> str:
-        """The family, the trait asked for most."""
+        """The family: a shortcut to the trait used most."""
         return str(self.signature.family)
 
     def to_row(self) -> dict[str, Any]:
-        """Identity and traits as one flat mapping of plain values, booleans as ``bool``."""
+        """Identity and traits as one flat mapping of plain values; booleans are ``bool``."""
         signature, algorithm = (group.model_dump(mode="json") for group in (self.signature, self.algorithm))
         *identity, variant, target = self.traits.identity
         stated = {name: getattr(self, name) for name in identity} | {variant: self.variant, target: self.target}
@@ -107,10 +107,10 @@ class Kernel(BaseModel):
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Self:
-        """The kernel of a row of the operation's table, or of :meth:`to_row`; further columns are ignored.
+        """The kernel of a row of the operation's table, or of :meth:`to_row`. Other columns are ignored.
 
         Raises:
-            pydantic.ValidationError: a column is missing or outside of its domain.
+            pydantic.ValidationError: a column is missing or outside its domain.
         """
         groups: dict[str, dict[str, Any]] = {"signature": {}, "algorithm": {}}
         for trait in cls.traits.values():
@@ -120,7 +120,7 @@ class Kernel(BaseModel):
 
 
 def _renamed(fields: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """The fields of a kernel with other ``names`` for some traits of its groups."""
+    """The fields of a kernel, with some traits of its groups renamed by ``names``."""
     groups = ("signature", "algorithm") if names else ()
     return {
         name: {names.get(trait, trait): value for trait, value in group.items()}
@@ -131,12 +131,12 @@ def _renamed(fields: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, A
 
 
 def _operation_member(operation: str) -> dict[str, str]:
-    """What an id has of the operation: attention was the first, and its ids say nothing of it."""
+    """The operation's member of the canonical JSON: empty for attention, whose ids predate other operations."""
     return {} if operation == "attention" else {"operation": operation}
 
 
 def canonical_json_sql(kernel: type[Kernel]) -> str:
-    """SQL expression, over the columns of an operation's kernels, of :attr:`Kernel.canonical_json`.
+    """SQL expression for :attr:`Kernel.canonical_json` over the columns of an operation's kernels.
 
     One printf call: five times faster than joining the pieces with ``||``.
     """

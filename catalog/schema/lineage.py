@@ -1,4 +1,4 @@
-"""Lineages: which enumeration rows come from, and the columns that say so."""
+"""Lineages: the enumeration that rows come from, and the columns that identify it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LINEAGE = ("operation", "arch", "revision", "space", "variant")
 
 
 OWN_SPACES = ("ck", "native")
-"""The spaces of the specs in the folders of the revisions: upstream's codegen, and our own kernels."""
+"""Spaces of the specs in the revisions' own folders: upstream's codegen, and our own kernels."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -19,11 +19,11 @@ class Lineage:
     """The enumeration that rows come from.
 
     Attributes:
-        operation: what the kernels compute.
+        operation: name of the operation that the kernels compute.
         arch: the compile target.
         revision: the upstream codegen that the rows reproduce; ``native``: our own kernels.
         space: the enumeration: ``ck``, ``native``, or one of the sweeps.
-        variant: the choice that upstream's generator leaves open; of attention, the mask implementation.
+        variant: the choice that upstream's generator leaves open; for attention, the mask implementation.
     """
 
     operation: str
@@ -34,16 +34,16 @@ class Lineage:
 
     @classmethod
     def of_row(cls, row: Mapping[str, Any]) -> Lineage:
-        """The lineage of a row that has the columns :data:`LINEAGE`; others are ignored."""
+        """The lineage of a row with the columns :data:`LINEAGE`; others are ignored."""
         return cls(*(row[column] for column in LINEAGE))
 
     def columns(self, variant: str) -> dict[str, str]:
-        """The value of each column, where that of the variant has an operation's own word for it."""
+        """The value of each column; ``variant`` is the operation's own name for the column of the variant."""
         return {"arch": self.arch, "revision": self.revision, "space": self.space, variant: self.variant}
 
     @property
     def parameters(self) -> dict[str, str]:
-        """The value of each of :data:`LINEAGE`: a part of a row, and the parameters of :func:`of_lineage`."""
+        """The value of each of :data:`LINEAGE`: columns of a row, and the parameters of :func:`of_lineage`."""
         return {"operation": self.operation, **self.columns("variant")}
 
     def __str__(self) -> str:
@@ -51,11 +51,11 @@ class Lineage:
 
 
 class Wanted(NamedTuple):
-    """A lineage as a caller asks for it; the catalog's file says which one that is.
+    """A lineage as a caller asks for it; the catalog's file resolves what is left open.
 
     Attributes:
         arch: as :attr:`Lineage.arch`, or ``host`` for this machine's CPU.
-        revision: None: the default one, of those that the arch has.
+        revision: None for the arch's default revision.
         variant: as :attr:`Lineage.variant`.
         operation: as :attr:`Lineage.operation`.
     """
@@ -67,13 +67,13 @@ class Wanted(NamedTuple):
 
 
 def of_lineage(table: str = "") -> str:
-    """The SQL condition that selects the rows of ``table``, by default the only one, of a lineage's parameters.
+    """SQL condition that selects the rows of ``table`` (by default the only one) of one lineage.
 
-    The table has a column ``lineage``, the row of table ``lineage``.
+    The lineage is given by its parameters. ``table`` has a column ``lineage``, the id of a row of table ``lineage``.
     """
     is_it = " AND ".join(f"of_them.{column} = :{column}" for column in LINEAGE)
     return f"{table and f'{table}.'}lineage = (SELECT id FROM lineage AS of_them WHERE {is_it})"
 
 
 LINEAGE_OF_POPULATION = "population JOIN lineage ON lineage.id = population.lineage"
-"""The table ``population`` with the columns :data:`LINEAGE`."""
+"""The table ``population`` joined with the columns :data:`LINEAGE`."""

@@ -1,4 +1,4 @@
-"""The parts that kernel names are made of: each writes, reads and compiles to SQL the text of some traits."""
+"""The parts of kernel names: each part writes, reads and compiles to SQL the text of some traits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Row = Mapping[str, Any]
 
 
 def sql_literal(value: str | int | bool) -> str:
-    """``value`` as SQLite writes it; booleans are 0 and 1."""
+    """``value`` as an SQL literal; booleans are 0 and 1."""
     if isinstance(value, str):
         return "'" + value.replace("'", "''") + "'"
     return str(int(value))
@@ -27,16 +27,16 @@ class Part(Protocol):
         """The traits that the piece states."""
 
     def text(self, row: Row) -> str:
-        """The piece for a row of traits."""
+        """The text of the piece for a row of traits."""
 
     def sql(self) -> str:
         """SQL expression of the same piece over the kernel columns."""
 
     def printf(self) -> tuple[str, tuple[str, ...]]:
-        """The same piece as a printf format and its arguments."""
+        """The same piece as a printf format and the SQL of its arguments."""
 
     def regex(self, traits: Traits) -> str:
-        """Pattern, without capturing groups, of every text the piece can have; ``traits`` are the operation's."""
+        """Pattern, without capturing groups, that matches every text of the piece; ``traits`` are the operation's."""
 
     def read(self, text: str) -> dict[str, Any]:
         """The traits that ``text`` states."""
@@ -67,7 +67,7 @@ class Literal:
 
 @dataclass(frozen=True, eq=False)
 class Extents:
-    """Numbers joined by ``x`` behind a prefix: ``b128x64``; left out when the first one equals ``absent``."""
+    """Numbers joined by ``x`` behind a prefix: ``b128x64``. Left out when the first one equals ``absent``."""
 
     prefix: str
     fields: tuple[str, ...]
@@ -131,7 +131,7 @@ class Word:
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """One text for every combination of values of some traits."""
+    """One text for each combination of values of some traits."""
 
     fields: tuple[str, ...]
     texts: Mapping[tuple[Any, ...], str]
@@ -167,7 +167,7 @@ class Choice:
 class Pads:
     """The padded axes: ``_psskddv``, or ``none`` when no axis is padded.
 
-    ``amounts`` says how an amount of padding shows behind its axis; backward names show every one: ``_pd8dv1``.
+    ``amounts`` maps an amount of padding to its text behind the axis; backward names show each one: ``_pd8dv1``.
     """
 
     letters: Mapping[str, str]
@@ -214,7 +214,7 @@ class Pads:
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """The codegen target that is appended: ``_gfx950``; nothing for an empty one. ``pattern``: what it may be."""
+    """The codegen target at the end of a name: ``_gfx950``; nothing when empty. ``pattern`` matches valid targets."""
 
     pattern: str
     traits = ()
@@ -240,17 +240,17 @@ def _any_of(texts: Any) -> str:
 
 
 def flag(field: str, word: str) -> Choice:
-    """The part that says whether ``field`` is true: ``_word`` or ``_nword``."""
+    """The part that states whether ``field`` is true: ``_word`` or ``_nword``."""
     return Choice((field,), {(True,): f"_{word}", (False,): f"_n{word}"})
 
 
 def words(field: str, **texts: str) -> Choice:
-    """The part that says the value of ``field``: ``texts`` by value."""
+    """The part that states the value of ``field``; ``texts`` maps a value to its text."""
     return Choice((field,), {(value,): text for value, text in texts.items()})
 
 
 def joined_sql(parts: Sequence[Part]) -> str:
-    """SQL expression of some pieces together: one printf, several times faster than a chain of ``||``."""
+    """SQL expression of several pieces together: one printf, several times faster than a chain of ``||``."""
     pieces = [part.printf() for part in parts]
     arguments = [argument for _, arguments in pieces for argument in arguments]
     return f"printf({', '.join([sql_literal(''.join(text for text, _ in pieces)), *arguments])})"

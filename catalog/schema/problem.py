@@ -1,4 +1,4 @@
-"""A problem: one concrete call of an operation, validated, in one normal form, with a key to look it up by."""
+"""A problem: one concrete call of an operation, validated and normalised, with a key to look it up."""
 
 from __future__ import annotations
 
@@ -13,28 +13,27 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from catalog.errors import ProblemError
 from catalog.messages import did_you_mean
+from catalog.schema.arguments import NO_LISTS, Lists
 from catalog.schema.derived import derived
 from catalog.schema.fields import fields_of
 from catalog.schema.problem_form import Form, canonical, form_of
 from catalog.schema.problem_tensors import Tensor, TensorForm
 
 if TYPE_CHECKING:
-    from array import array
-
     from typing_extensions import Self
 
 MAX_SIZE = 2**31 - 1
 """Largest extent of an axis: kernels index them with 32 bits."""
 
 MAX_TOTAL = 2**63 - 1
-"""Largest FLOP and byte count: what a SQLite INTEGER holds."""
+"""Largest FLOP and byte count: the maximum of a SQLite INTEGER."""
 
 MOST_COORDINATES = 5
-"""Sizes by which problems are compared, at most: the registry has a column for each."""
+"""Maximum number of coordinates by which problems are compared: the registry has a column for each."""
 
 
 def _integer(value: Any) -> int:
-    """An int, or what converts to one without loss (a NumPy integer); a bool is a mistake, not a number."""
+    """An int, or a value that converts to one without loss (a NumPy integer). A bool is refused as a mistake."""
     if isinstance(value, bool):
         raise ValueError("a bool is not an integer")
     try:
@@ -44,7 +43,7 @@ def _integer(value: Any) -> int:
 
 
 Integer = BeforeValidator(_integer)
-"""What makes an integer of what a caller gives, and refuses a bool."""
+"""Validator that converts a caller's integer and refuses a bool."""
 
 Size = Annotated[int, Field(ge=0, le=MAX_SIZE), Integer]
 Extent = Annotated[int, Field(ge=1, le=MAX_SIZE), Integer]
@@ -54,18 +53,18 @@ class Problem(BaseModel):
     """A concrete call: sizes, element type, features. Each operation has a subclass, with its fields and tensors.
 
     A subclass defines fields, :meth:`tensor_forms` and :attr:`flops`, and may override what else follows from the
-    fields. The normal form is what the fields hold after construction: problems that mean the same are equal and have
-    the same :attr:`key`. A field that is None takes its default.
+    fields. After construction the fields hold the normal form: problems that mean the same are equal and have the
+    same :attr:`key`. A field that is None takes its default.
 
     Attributes:
         operation: the name of the operation.
-        sizes: fields in which problems of one :attr:`form` may differ. What is checked of a call, and which kernels
-            answer it, is remembered by form.
-        always_in_key: fields that the key states also where they have their defaults.
+        sizes: fields in which problems of one :attr:`form` may differ. The checks of a call and the kernels that
+            answer it are cached by form.
+        always_in_key: fields that the key states even at their defaults.
         states_operation: whether the key names the operation.
 
     Raises:
-        ProblemError: a field is unknown, missing or outside of its domain, or fields contradict each other.
+        ProblemError: a field is unknown, missing or outside its domain, or fields contradict each other.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", ignored_types=(derived,))
@@ -96,14 +95,14 @@ class Problem(BaseModel):
         return self
 
     def normalise(self) -> None:
-        """Check that the fields go together, and bring them into normal form by :meth:`set_fields`.
+        """Check that the fields are consistent, and bring them into normal form with :meth:`set_fields`.
 
         Raises:
-            ProblemError: they do not.
+            ProblemError: they are not consistent.
         """
 
     def set_fields(self, **fields: Any) -> None:
-        """Give fields other values, in :meth:`normalise` only: a problem is immutable once it is made."""
+        """Change field values. Only for use in :meth:`normalise`: a finished problem is immutable."""
         self.__dict__.update(fields)
 
     @classmethod
@@ -111,7 +110,7 @@ class Problem(BaseModel):
         """The problem with this :attr:`key`.
 
         Raises:
-            ProblemError: as the constructor.
+            ProblemError: as in the constructor.
         """
         fields = json.loads(key)
         if cls.states_operation:
@@ -119,47 +118,47 @@ class Problem(BaseModel):
         return cls(**fields)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """The same problem with other values in some fields, validated like any other.
+        """The same problem with other values for some fields, validated like any other problem.
 
-        ``deep`` has no effect: a problem is immutable. Fields keep the values that they have, even those that were
-        defaults.
+        ``deep`` has no effect because a problem is immutable. The other fields keep their values, even those that came
+        from defaults.
 
         Raises:
-            ProblemError: as the constructor.
+            ProblemError: as in the constructor.
         """
         return type(self)(**{**self.model_dump(), **(update or {})})
 
     def resized(self, **sizes: Any) -> Self:
-        """The problem of the same form with these sizes: the other sizes take their defaults.
+        """The problem of the same form with these sizes. Sizes not given take their defaults.
 
-        Equal to a new problem with the fields of this one that are not sizes; where :meth:`certain_sizes` knows the
-        sizes to be valid, it takes a tenth of the time.
+        Equal to a new problem with this one's other fields. Where :meth:`certain_sizes` knows that the sizes are
+        valid, it takes a tenth of the time.
 
         Args:
             sizes: fields of :attr:`sizes`.
 
         Raises:
-            ProblemError: as the constructor.
+            ProblemError: as in the constructor.
         """
         certain = self.certain_sizes(sizes)
         if certain is not None:
             resized = type(self).__new__(type(self))
-            # As pickle makes one: what is in a problem of this form was validated, and so were these sizes.
+            # Built as pickle does, without validation: the form's fields and these sizes are known to be valid.
             fields = {**self.form.fields, **certain}
-            resized.__setstate__({"__dict__": fields, "__pydantic_fields_set__": set(type(self).model_fields)})
+            resized.__setstate__({"__dict__": fields, "__pydantic_fields_set__": self.form.names})
             return resized
         fields = {name: value for name, value in self.model_dump().items() if name not in self.sizes}
         return type(self)(**{**fields, **sizes})
 
     def certain_sizes(self, sizes: Mapping[str, Any]) -> dict[str, Any] | None:
-        """All sizes of a problem of this form with these ``sizes``, where they are certain to be valid.
+        """All sizes of a problem of this form, with defaults for those not in ``sizes``, if certainly valid.
 
-        None where the constructor must decide.
+        None where only the constructor can decide.
         """
         return None
 
     def without_caches(self) -> Self:
-        """The same problem, without the cached values that follow from its fields."""
+        """The same problem without its cached values."""
         fields = type(self).model_fields
         return cast("Self", type(self).model_construct(**{name: self.__dict__[name] for name in fields}))
 
@@ -174,29 +173,29 @@ class Problem(BaseModel):
 
     @derived
     def form(self) -> Form:
-        """What it has in common with problems of other sizes."""
+        """What this problem shares with problems that differ only in their sizes."""
         return form_of(self)
 
     def form_facts(self) -> dict[str, Any]:
-        """What the :attr:`sizes` of all problems of its form have in common, as JSON has it."""
+        """What the :attr:`sizes` of all problems of the form have in common, as JSON values."""
         return {}
 
     @derived
     def identity(self) -> tuple[Any, ...]:
-        """The form and the sizes: equal where the keys are, and faster to compute."""
-        fields = self.__dict__
-        return self.form, *[fields[name] for name in self.sizes]
+        """The form and the sizes: equal exactly when the keys are, and faster to compute."""
+        form = self.form
+        return form, *form.sizes_of(self.__dict__)
 
     @derived
     def key(self) -> str:
         """Canonical JSON of the normal form: equal problems have equal keys, and :meth:`of_key` reads them.
 
-        Fields that have their defaults are left out.
+        Fields at their defaults are left out.
         """
         return canonical(self.key_fields())
 
     def key_fields(self, without: Collection[str] = ()) -> dict[str, Any]:
-        """The members of :attr:`key` as JSON has them, without some."""
+        """The members of :attr:`key` as JSON values, except those named in ``without``."""
         known, always = type(self).model_fields, self.always_in_key
         fields = {
             name: value
@@ -209,13 +208,13 @@ class Problem(BaseModel):
     def name(self) -> str:
         """A short name for people, of letters, digits, ``-``, ``_``, ``.``, ``+`` and ``~``.
 
-        Unequal problems have unequal names: it states the operation, and each field that the key states.
+        Different problems have different names: a name states the operation and every field that the key states.
         """
         fields = {name: value for name, value in self.key_fields().items() if name != "operation"}
         return "-".join([self.operation, *(_word(name, value) for name, value in fields.items())])
 
     def kind_fields(self) -> dict[str, Any]:
-        """What it has in common with all problems that the same kernels answer, as JSON has it.
+        """What it shares with all problems that the same kernels answer, as JSON values.
 
         By default that is all but :attr:`sizes`. Measurements of one problem are evidence for others of its kind.
         """
@@ -223,47 +222,47 @@ class Problem(BaseModel):
 
     @classmethod
     def kind_words(cls, fields: Mapping[str, Any]) -> str:
-        """What :meth:`kind_fields` says, in words."""
+        """The ``fields`` of :meth:`kind_fields` in words."""
         return " ".join(
             value if name in ("operation", "dtype") else f"{name}={value}" for name, value in fields.items()
         )
 
     @property
     def coordinates(self) -> tuple[float, ...]:
-        """How large it is, at most :data:`MOST_COORDINATES` numbers: log2(1 + extent) of each of its sizes.
+        """Measures of size: log2(1 + extent) of each size, at most :data:`MOST_COORDINATES` numbers.
 
-        The distance of two problems of a kind is Euclidean: twice the rows are as far as twice the columns.
+        The distance between problems of one kind is Euclidean: doubling the rows moves as far as doubling the columns.
         """
         return tuple([math.log2(1 + extent) for extent in self.extents.values()])
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """The :attr:`coordinates`, rounded down: where they are equal, no size is more than twice the other's."""
+        """The :attr:`coordinates` rounded down: problems with equal steps differ at most twofold in each size."""
         return tuple([(1 + extent).bit_length() - 1 for extent in self.extents.values()])
 
     @derived
     def extents(self) -> Mapping[str, int]:
-        """The extents of axes in which it differs from other problems of its form, by name: by default its sizes."""
+        """Extents of the axes in which problems of its form may differ, by name: by default its sizes."""
         return {name: getattr(self, name) for name in self.sizes}
 
     @derived
-    def lists(self) -> Mapping[str, array[int]]:
-        """Arrays of int32 that kernels read besides tensors, by their place in the argument struct.
+    def lists(self) -> Lists:
+        """Arrays of int32 that kernels read in addition to tensors, by their slot in the argument struct.
 
-        They follow from the sizes: the first tokens of packed sequences, for one. All problems of a form have the same.
+        The first tokens of packed sequences, for one. All problems of a form have them, or none has.
         """
-        return {}
+        return NO_LISTS
 
     @property
     def divided(self) -> bool:
-        """Whether its work may be divided into parts, whose results the stages of a plan hand to each other."""
+        """Whether its work may be split into parts whose results pass between the stages of a plan."""
         return False
 
     @abstractmethod
     def tensor_forms(self) -> Mapping[str, TensorForm]:
-        """Every tensor of a run by name, inputs in the order of a call, then outputs.
+        """Every tensor of a run by name: inputs in the order of a call, then outputs.
 
-        It is asked once a form, of a problem of any sizes: an axis along which they differ is a name of
+        Called once per form, on a problem of any sizes. An axis whose extent varies is given as a name of
         :attr:`extents`.
         """
         raise NotImplementedError
@@ -275,7 +274,7 @@ class Problem(BaseModel):
 
     @derived
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Shape of every tensor that a run needs: its required inputs, then its outputs. See :attr:`tensors`."""
+        """Shape of every tensor that a run needs: required inputs, then outputs. See :attr:`tensors`."""
         return {name: tensor.shape for name, tensor in self.tensors.items() if not tensor.optional}
 
     @property
@@ -290,13 +289,13 @@ class Problem(BaseModel):
 
     @property
     def made(self) -> tuple[str, ...]:
-        """Names of the tensors that a run makes for its results."""
+        """Names of the tensors that a run allocates for its results."""
         return self.form.made
 
     @property
     @abstractmethod
     def flops(self) -> int:
-        """FLOP by the convention of the operation: what TFLOP/s count."""
+        """FLOP by the operation's convention, as counted in TFLOP/s."""
 
     @derived
     def bytes(self) -> int:
@@ -305,7 +304,7 @@ class Problem(BaseModel):
 
     @derived
     def traffic(self) -> int:
-        """Bytes, the least memory traffic: by default every tensor that a run needs is read or written once."""
+        """Minimum memory traffic in bytes: by default every tensor that a run needs is read or written once."""
         return self.bytes
 
 
@@ -314,14 +313,14 @@ def _of_key(cls: type[Problem], key: str) -> Problem:
 
 
 def _word(name: str, value: Any) -> str:
-    """A field in a name: its value behind its own name, unless that is plain."""
+    """The text of a field in a name: its value behind its own name, unless that is plain."""
     if name == "dtype" or value is True:
         return str(value if name == "dtype" else name)
     return name + ("_".join(map(str, value)) if isinstance(value, list) else str(value))
 
 
 def _explained(cls: type[Problem], error: ValidationError) -> ProblemError:
-    """The first failure, in the words of the field's description."""
+    """The first failure, explained with the field's description."""
     first = error.errors(include_url=False)[0]
     name = str(first["loc"][0])
     value, is_missing, indices = first["input"], first["type"] == "missing", first["loc"][1:]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from catalog.schema.problem_tensors import TensorForm, bytes_of_element
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from catalog.schema.problem import Problem
 
 MOST_FORMS = 4096
-"""Forms that a process keeps one object of each; beyond that it starts anew, and equal ones may be two objects."""
+"""Maximum number of forms cached in a process. Beyond it the cache is emptied, so equal forms may be two objects."""
 
 
 class Form:
@@ -22,13 +23,15 @@ class Form:
 
     Args:
         text: the operation and the fields as canonical JSON: equal forms have equal texts.
-        blank: a problem with these fields, of any sizes, which has no cached values yet.
+        blank: a problem with these fields and any sizes, without cached values.
     """
 
     def __init__(self, text: str, blank: Any) -> None:
         self.text = text
         self.blank = blank
         self.fields: Mapping[str, Any] = {**blank.__dict__, "form": self}
+        self.names = set(type(blank).model_fields)
+        self.sizes_of = _picker(type(blank).sizes)
         self._hash = hash(text)
 
     def __eq__(self, other: object) -> bool:
@@ -58,17 +61,17 @@ class Form:
 
     @cached_property
     def made(self) -> tuple[str, ...]:
-        """Names of the tensors that a run makes for its results."""
+        """Names of the tensors that a run allocates for its results."""
         return tuple(name for name, tensor in self.tensors.items() if tensor.role == "output")
 
     @cached_property
     def kind(self) -> str:
-        """What it has in common with all problems that the same kernels answer, as canonical JSON."""
+        """What it shares with all problems that the same kernels answer, as canonical JSON."""
         return canonical(self.blank.kind_fields())
 
     @cached_property
     def _bytes(self) -> list[tuple[tuple[str, ...], int]]:
-        """Bytes of all tensors that a run needs, for each element along the axes that are named."""
+        """Pairs of axis names and the bytes, of all tensors that a run needs, for each element along these axes."""
         bytes_along: dict[tuple[str, ...], int] = {}
         for tensor in self.tensors.values():
             if not tensor.optional:
@@ -78,7 +81,7 @@ class Form:
         return list(bytes_along.items())
 
     def bytes_at(self, extents: Mapping[str, int]) -> int:
-        """Bytes of all tensors that a run needs, at these extents."""
+        """Bytes of all tensors that a run needs at these extents."""
         total = 0
         for axes, size in self._bytes:
             of_these = size
@@ -92,7 +95,7 @@ _forms: dict[str, Form] = {}
 
 
 def form_of(problem: Problem) -> Form:
-    """The form of a problem, one object for all problems of it."""
+    """The form of a problem; all problems of a form share the object."""
     fields = problem.key_fields(without=problem.sizes)
     text = canonical(fields | problem.form_facts() | {"operation": problem.operation})
     form = _forms.get(text)
@@ -103,6 +106,11 @@ def form_of(problem: Problem) -> Form:
     return form
 
 
+def _picker(names: tuple[str, ...]) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
+    """What gives the values of these names as a tuple, as :func:`operator.itemgetter` does of two or more."""
+    return itemgetter(*names) if len(names) > 1 else lambda fields: tuple(fields[name] for name in names)
+
+
 def canonical(fields: Mapping[str, Any]) -> str:
-    """JSON with sorted keys and without spaces: equal fields have equal texts."""
+    """JSON with sorted keys and no spaces: equal fields have equal texts."""
     return json.dumps(fields, sort_keys=True, separators=(",", ":"))

@@ -1,7 +1,7 @@
-"""The tensors of a problem: name, role, shape, element type, and which axes a kernel strides along.
+"""The tensors of a problem: name, role, shape, element type, and the axes that kernels stride along.
 
-A :class:`TensorForm` describes one without the sizes, for all problems of a :class:`~catalog.schema.problem_form.Form`:
-its axes are extents that these problems share, or the names of those in which they differ.
+A :class:`TensorForm` describes a tensor without sizes, for all problems of a
+:class:`~catalog.schema.problem_form.Form`. Its axes are fixed extents, or names of the extents that vary.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ class Tensor:
     """One tensor of a run.
 
     Attributes:
-        shape: its extents; of a pool, the first is the most that is used.
+        shape: its extents; the first extent of a pool is the maximum that is used.
         element: NumPy's or ml_dtypes' name of the element type.
-        role: an updated input is written where it is, and is an output too.
-        strides: the axes that a kernel strides along, in the order of the argument struct; None where there is no such
-            axis, or all along it share the elements.
+        role: an updated input is written in place, and is also an output.
+        strides: the axes that a kernel strides along, in the order of the argument struct; None where the tensor lacks
+            the axis, or all indices along it share the elements.
         slot: its place in the argument struct.
         contiguous: how many of the last axes are dense.
         optional: whether an input may be absent.
-        pool: whether the first axis may be of any extent.
+        pool: whether the first axis may have any extent.
     """
 
     shape: Shape
@@ -56,8 +56,8 @@ class Tensor:
 class TensorForm:
     """A :class:`Tensor` without its sizes.
 
-    Each of ``axes`` is an extent, or a name of :attr:`~catalog.schema.problem.Problem.extents`. ``result`` is the name
-    of what a run has written here, where it is not the tensor's own.
+    Each of ``axes`` is an extent, or a name of :attr:`~catalog.schema.problem.Problem.extents`. ``result`` names what a
+    run writes here, where that differs from the tensor's own name.
     """
 
     axes: tuple[Axis, ...]
@@ -71,11 +71,11 @@ class TensorForm:
     result: str = ""
 
     def shape(self, extents: Mapping[str, int]) -> Shape:
-        """The shape where the axes have these extents."""
+        """The shape at these extents."""
         return shape_of(self.axes, extents)
 
     def tensor(self, extents: Mapping[str, int]) -> Tensor:
-        """The tensor where the axes have these extents."""
+        """The tensor at these extents."""
         return Tensor(
             self.shape(extents),
             self.element,
@@ -89,18 +89,18 @@ class TensorForm:
 
 
 def shape_of(axes: tuple[Axis, ...], extents: Mapping[str, int]) -> Shape:
-    """The shape where the axes have these extents."""
+    """The shape of ``axes`` at these extents."""
     return tuple([axis if isinstance(axis, int) else extents[axis] for axis in axes])
 
 
 @cache
 def bytes_of_element(element: str) -> int:
-    """Bytes of an element, from the bits in the name that NumPy or ml_dtypes has for its type.
+    """Bytes of an element, from the number of bits in NumPy's or ml_dtypes' name of its type.
 
     Raises:
-        ValueError: the name has none.
+            ValueError: the name states no number of bits.
     """
     bits = _BITS.search(element)
     if bits is None or int(bits[0]) % 8:
-        raise ValueError(f"{element!r} is no element type of whole bytes, such as float16")
+        raise ValueError(f"{element!r} is not an element type of whole bytes, such as float16")
     return int(bits[0]) // 8

@@ -1,7 +1,7 @@
-"""Sets of problems for tuning and benchmarks: the grids of data/shapes, or of a user's file, expanded and checked.
+"""Sets of problems for tuning and benchmarks: the grids of data/shapes, or of a user's file, expanded and validated.
 
-A file states ``about`` and the ``grids``. It may state the ``operation``, and by ``extends`` the set whose shapes come
-before its own.
+A file states ``about`` and ``grids``. It may state ``operation``, and ``extends``: the set whose shapes come before its
+own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from catalog.ops import DEFAULT, operation
 from catalog.schema.problem import Problem
 
 MAX_SHAPES = 100_000
-"""Most shapes that a set may have."""
+"""Maximum number of shapes in a set."""
 
 _SUFFIXES = (".yaml", ".yml")
 
@@ -36,7 +36,7 @@ def _one_value(value: Any) -> Any:
 
 
 def _known_field(name: Any, info: ValidationInfo) -> Any:
-    """The fields are those of the context, a class of problems."""
+    """Check that the class of problems in the context (by default attention's) has the field."""
     known = (info.context or operation().problem).model_fields
     if name not in known:
         raise ValueError(f"a problem has no field {name!r}{did_you_mean(str(name), known)}")
@@ -58,9 +58,9 @@ Fields: TypeAlias = dict[FieldName, Value]
 class Grid(BaseModel):
     """Problems that differ in some fields: every combination of ``vary`` and ``together``.
 
-    ``vary`` lists values of single fields; a group of ``together`` lists settings of several fields, of which one is
-    taken at a time: ``{heads: [{nhead_q: 32, nhead_k: 8}, {nhead_q: 32, nhead_k: 1}]}``. A setting may leave fields of
-    its group out: they have their defaults there. The last axis varies fastest, ``vary`` before ``together``.
+    ``vary`` lists values of single fields. A group of ``together`` lists settings of several fields, one of which is
+    used at a time: ``{heads: [{nhead_q: 32, nhead_k: 8}, {nhead_q: 32, nhead_k: 1}]}``. A field that a setting leaves
+    out has its default there. The last axis varies fastest, ``vary`` before ``together``.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -86,7 +86,7 @@ class Grid(BaseModel):
 
     @property
     def size(self) -> int:
-        """How many problems it is: the product of its axes."""
+        """Number of problems: the product of the axes."""
         return math.prod(map(len, (*self.vary.values(), *self.together.values())))
 
     def instances(self) -> Iterator[dict[str, Any]]:
@@ -97,7 +97,7 @@ class Grid(BaseModel):
 
 
 class ShapeFile(BaseModel):
-    """What a file of shapes says."""
+    """The contents of a file of shapes."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -109,7 +109,7 @@ class ShapeFile(BaseModel):
 
 @dataclass(frozen=True)
 class Shape:
-    """A problem with a name, unique in its set, and the kind of work it stands for."""
+    """A problem with a name, unique in its set, and the category of work that it represents."""
 
     name: str
     category: str
@@ -118,7 +118,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class ShapeSet:
-    """Problems of one operation to tune or benchmark with, in the order of the grids."""
+    """Problems of one operation to tune or benchmark, in the order of the grids."""
 
     operation: str
     name: str
@@ -127,7 +127,7 @@ class ShapeSet:
 
     @property
     def categories(self) -> dict[str, int]:
-        """How many shapes each category has, in order of first appearance."""
+        """Number of shapes in each category, in order of first appearance."""
         counts: dict[str, int] = {}
         for shape in self.shapes:
             counts[shape.category] = counts.get(shape.category, 0) + 1
@@ -135,17 +135,17 @@ class ShapeSet:
 
 
 def builtin_sets() -> tuple[str, ...]:
-    """Names of the sets that come along, in alphabetical order."""
+    """Names of the sets that come with the catalog, in alphabetical order."""
     return tuple(sorted(path.stem for path in _folder().glob("*.yaml")))
 
 
 def load_shapes(name_or_path: str) -> ShapeSet:
-    """The set called ``smoke``, ``full`` or ``nightly``, or that of a file: a path with a separator or a YAML suffix.
+    """The set called ``smoke``, ``full`` or ``nightly``, or the set in a file: a path with a separator or YAML suffix.
 
     Raises:
-        UsageError: there is no such set or file, or the file is the user's own and wrong.
-        SpecError: a file that comes along is wrong. Both name the file, and the grid and field, or the problem of the
-            grid and what is wrong with it.
+        UsageError: there is no such set or file, or the user's file is wrong.
+        SpecError: a file that comes with the catalog is wrong. Both name the file, and the grid and field or the
+            problem at fault.
     """
     path = _path_of(name_or_path, Path())
     chain = _chain(path, ())
@@ -178,13 +178,13 @@ def _is_builtin(path: Path) -> bool:
 
 
 def _error(path: Path, reason: str) -> CatalogError:
-    """A file that comes along is ours to mend, any other is the user's."""
+    """The error class by owner: SpecError for a file that comes with the catalog, UsageError for a user's."""
     kind = SpecError if _is_builtin(path) else UsageError
     return kind(f"{path}: {reason}")
 
 
 def _path_of(name: str, folder: Path) -> Path:
-    """The file of a built-in set, or the one that ``name`` is the path of, from ``folder``."""
+    """The file of a built-in set, or the path ``name`` relative to ``folder``."""
     if "/" in name or os.sep in name or name.endswith(_SUFFIXES):
         return folder / Path(name).expanduser()
     path = _folder() / f"{name}.yaml"
@@ -197,7 +197,7 @@ def _path_of(name: str, folder: Path) -> Path:
 
 
 def _chain(path: Path, seen: tuple[Path, ...]) -> list[tuple[Path, ShapeFile]]:
-    """The file and those that it extends, the outermost ancestor first."""
+    """The file and the files that it extends, outermost ancestor first."""
     file = _read(path)  # first: a name with a NUL byte cannot even be resolved
     if path.resolve() in seen:
         raise _error(path, f"extends: {path.stem!r} extends itself, by way of {' -> '.join(p.stem for p in seen)}")
@@ -235,7 +235,7 @@ def _read(path: Path) -> ShapeFile:
 
 
 def _where(location: tuple[int | str, ...], raw: dict[str, Any]) -> str:
-    """``grid 'gqa': vary.batch[1]``: a grid is known by its name, where it has one."""
+    """``grid 'gqa': vary.batch[1]``: a grid is identified by its name if it has one."""
     rest, where = location, ""
     if len(location) > 1 and location[0] == "grids" and isinstance(location[1], int):
         grid = raw["grids"][location[1]]
@@ -296,10 +296,10 @@ SET_COLUMNS = ("name", "shapes", "categories", "about")
 
 
 def list_sets() -> list[list[Any]]:
-    """A row a set that comes along, as :data:`SET_COLUMNS` says, the smallest first.
+    """One row for each built-in set, with the columns :data:`SET_COLUMNS`, smallest set first.
 
     Raises:
-        SpecError: as :func:`load_shapes`.
+        SpecError: as in :func:`load_shapes`.
     """
     sets = sorted(map(load_shapes, builtin_sets()), key=lambda found: len(found.shapes))
     return [
@@ -309,7 +309,7 @@ def list_sets() -> list[list[Any]]:
 
 
 def choose_columns(shapes: ShapeSet, chosen: Sequence[str] = ()) -> tuple[str, ...]:
-    """``chosen``, or all that a set has to show: name, category, GFLOP, MB, and the fields that any problem uses.
+    """``chosen``, or by default: name, category, GFLOP, MB, and the fields that any problem of the set uses.
 
     Raises:
         UsageError: there is no such column.
@@ -335,7 +335,7 @@ _WORK = ("name", "category", "gflop", "mb")
 
 
 def rows_of(shapes: ShapeSet, columns: Sequence[str]) -> Iterator[list[Any]]:
-    """A row a shape: work in GFLOP, tensors in MB of 10^6 bytes, fields in normal form."""
+    """One row for each shape: work in GFLOP, tensors in MB of 10^6 bytes, fields in normal form."""
     for shape in shapes.shapes:
         work = (shape.name, shape.category, round(shape.problem.flops / 1e9, 6), round(shape.problem.bytes / 1e6, 6))
         facts = dict(zip(_WORK, work, strict=True)) | shape.problem.model_dump(mode="json")

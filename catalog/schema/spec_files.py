@@ -1,6 +1,6 @@
-"""Reading arch specs: the files of data/arch_specs, checked, and merged along ``extends``.
+"""Reading arch specs: the files of data/arch_specs, validated and merged by ``extends``.
 
-Files of one revision lie in one folder; ``extends`` names a sibling, or one of the data folder's. Merging: objects
+Files of one revision are in one folder. ``extends`` names a sibling, or a spec of the data folder. Merging: objects
 merge by key, lists append (the parent's items first), scalars override.
 """
 
@@ -34,7 +34,7 @@ from catalog.schema.lineage import OWN_SPACES
 from catalog.settings import data_dir
 
 DEFAULT_REVISION = "2026-05"
-"""The upstream revision meant when an arch has several."""
+"""The upstream revision used by default when an arch has several."""
 
 
 def _read_object(path: Path) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def _wrong_expressions(spec: ArchSpec, operation: Operation) -> Iterator[tuple[s
 
 
 def _wrong_receipts(spec: ArchSpec) -> Iterator[tuple[str, str]]:
-    """Every enumeration says of each receipt of the spec, and of no other, what it lists."""
+    """Every enumeration must state what it lists of each receipt of the spec, and of no other."""
     there = ", ".join(map(str, spec.receipt_numbers)) or "none"
     for name, enumeration in spec.enumerations.items():
         at = f"enumerations.{name}.receipts"
@@ -88,7 +88,7 @@ def _wrong_receipts(spec: ArchSpec) -> Iterator[tuple[str, str]]:
 
 
 def _expressions(spec: ArchSpec, of_selection: tuple[str, ...]) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """Every SQL expression of a spec: the path to it, its text, the parameters that it may use."""
+    """Every SQL expression of a spec: the path to it, its text, and the parameters that it may use."""
     general: tuple[tuple[str, Sequence[Rule]], ...] = (
         ("hw_rules", spec.hw_rules),
         ("header_rules", spec.header_rules),
@@ -127,7 +127,7 @@ def _explain(item: Any) -> str:
 
 
 def _fields_at(location: tuple[int | str, ...]) -> list[str]:
-    """The fields of the model that lies at ``location`` of a spec."""
+    """The fields of the model at ``location`` of a spec."""
     model: Any = ArchSpec
     steps = {
         "enumerations": Enumeration,
@@ -171,19 +171,19 @@ def _load_raw(path: Path, of: str, seen: tuple[Path, ...] = ()) -> dict[str, Any
 
 
 def _base(path: Path, name: str) -> Path:
-    """The spec ``name`` that ``path`` extends: beside it, else, of a backend's own specs, in the data folder."""
+    """The spec ``name`` that ``path`` extends: its sibling, or else the one in the data folder."""
     beside = path.with_name(f"{name}.json")
     return beside if beside.is_file() else data_dir() / "arch_specs" / path.parent.name / beside.name
 
 
 def load_spec_file(path: Path, space: str | None = None, of: str = DEFAULT) -> ArchSpec:
-    """The spec of ``path``, of the operation ``of``, merged with what it extends.
+    """The spec in ``path``, of the operation ``of``, merged with what it extends.
 
-    Of a file of sweeps, which describes several spaces, it is that of one ``space``.
+    A file of sweeps describes several spaces; ``space`` selects one.
 
     Raises:
         UsageError: the file describes no such space.
-        SpecError: a file of the chain is missing or wrong; names file, path inside it, and what is allowed.
+        SpecError: a file of the chain is missing or wrong; the message names file, path inside it, and what is allowed.
     """
     merged = {key: value for key, value in _load_raw(path, of).items() if key != "extends"}
     spec = _validate(merged, path)
@@ -194,12 +194,12 @@ def load_spec_file(path: Path, space: str | None = None, of: str = DEFAULT) -> A
         spec = _of_space(spec, space)
     for field in ("arch", "revision", "space"):
         if getattr(spec, field) is None:
-            raise SpecError(f"{path}: {field}: missing; it must be said here or in what this file extends")
+            raise SpecError(f"{path}: {field}: missing; state it here or in a spec that this file extends")
     return spec
 
 
 def _of_space(spec: ArchSpec, space: str) -> ArchSpec:
-    """The part of a spec that ``space`` has."""
+    """The part of a spec that belongs to ``space``."""
     if space not in spec.spaces:
         raise UsageError(f"no space is called {space!r}", hint=f"There are: {', '.join(['ck', *spec.spaces])}.")
 
@@ -218,9 +218,9 @@ def _of_space(spec: ArchSpec, space: str) -> ArchSpec:
 
 
 def known_archs(*roots: Path, kind: str = "") -> dict[str, dict[str, Path]]:
-    """The specs of every arch, by revision, below folders like data/arch_specs; the first that has an arch counts.
+    """The spec files of every arch, by revision, below folders like data/arch_specs. The first with an arch wins.
 
-    Folders are called by the revision; those of sweeps, of the ``kind`` "sweeps", have it as a suffix: 2026-05.sweeps.
+    A folder is named after its revision. Folders of ``kind`` "sweeps" add it as a suffix: 2026-05.sweeps.
     """
     archs: dict[str, dict[str, Path]] = {}
     for root in roots:
@@ -234,9 +234,9 @@ def known_archs(*roots: Path, kind: str = "") -> dict[str, dict[str, Path]]:
 
 
 def find_spec(roots: Sequence[Path], arch: str, revision: str | None = None, space: str | None = None) -> Path:
-    """The spec file of ``arch`` at ``revision``, by default the default revision, or the only one.
+    """The spec file of ``arch`` at ``revision``: by default the default revision, or the only one.
 
-    ``space`` is one of the sweeps' spaces; None, ck and native mean the arch's own.
+    ``space`` is one of the sweeps' spaces; None, ck and native select the arch's own spec.
 
     Raises:
         UsageError: no such arch or revision.

@@ -14,10 +14,10 @@ _TRUTH = {"0": False, "false": False, "1": True, "true": True}
 
 
 def read_traits(words: Iterable[str], known: Traits) -> dict[str, Any]:
-    """The traits of ``known`` that ``words`` state, each as ``trait=value``; booleans are 0, 1, true or false.
+    """The traits that ``words`` state, each as ``trait=value``; booleans are 0, 1, true or false.
 
     Raises:
-        UsageError: a word has another form, names no trait, gives a value outside of its domain, or repeats a trait.
+        UsageError: a word has another form, names no trait, has a value outside the domain, or repeats a trait.
     """
     traits: dict[str, Any] = {}
     for word in words:
@@ -40,7 +40,7 @@ def read_family(text: str, known: Traits) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as an expression spells it: booleans are 0 and 1."""
+    """A value as spelled in an expression: booleans are 0 and 1."""
     return str(int(value) if isinstance(value, bool) else value)
 
 
@@ -49,7 +49,7 @@ def _trait(name: str, known: Traits) -> Trait:
         return known[name]
     if name in known.identity:
         raise UsageError(
-            f"{name} is no trait", hint=f"It has an option: --arch, --revision or --{known.variant.replace('_', '-')}."
+            f"{name} is not a trait", hint=f"Use its option: --arch, --revision or --{known.variant.replace('_', '-')}."
         )
     hint = "`catalog columns` lists every trait."
     raise UsageError(f"no trait is called {name!r}{did_you_mean(name, known)}", hint=hint)

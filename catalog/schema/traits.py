@@ -1,8 +1,8 @@
 """Traits: the columns of an operation's kernels, derived from the two models that define them.
 
-An operation defines each trait once, as a field of its Signature (what a kernel computes) or of its Algorithm (how).
-The field gives the column, its type, domain, default and meaning; the SQL table, the names, ``catalog columns``, the
-options of commands and the docs derive from it. A trait that a family has no use for keeps its default.
+An operation defines each trait once, as a field of its Signature (what a kernel computes) or its Algorithm (how it
+computes it). The column, its type, domain, default and meaning, the SQL table, the names, ``catalog columns``, command
+options and docs all derive from that field. A trait that a family does not use keeps its default.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TraitValue = bool | int | str
 
 
 class Word(str, Enum):
-    """A value that SQL, JSON and names spell alike."""
+    """An enumerated value, spelled alike in SQL, JSON and names."""
 
     def __str__(self) -> str:
         return str(self.value)
@@ -31,12 +31,12 @@ Count = Annotated[int, Field(ge=0)]
 
 
 def trait(default: Any, meaning: str) -> Any:
-    """The field of a trait with a default."""
+    """A field for a trait with a default."""
     return Field(default, description=meaning)
 
 
 class TraitModel(BaseModel):
-    """A Signature or an Algorithm."""
+    """Base of an operation's Signature and Algorithm."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -45,8 +45,8 @@ class TraitModel(BaseModel):
 class Trait:
     """One column of the kernels of an operation.
 
-    ``values`` is the finite domain, empty for a number or text that is bounded otherwise; ``minimum`` is a number's
-    lower bound.
+    ``values`` is the finite domain, empty for numbers and for text that is bounded otherwise. ``minimum`` is the lower
+    bound of a number.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Trait:
         return f"integer >= {self.minimum}" if self.kind == "int" else "text"
 
     def admits(self, value: Any) -> bool:
-        """Whether ``value`` may stand in the column, its lower bound aside."""
+        """Whether the column may hold ``value``; the lower bound is not checked."""
         if isinstance(value, bool) or self.kind == "bool":
             return isinstance(value, bool) and self.kind == "bool"
         return value in self.values if self.values else isinstance(value, str) == (self.kind == "text")
@@ -84,10 +84,10 @@ class Traits(Mapping[str, Trait]):
     Args:
         signature: what a kernel computes; its first field is ``family``.
         algorithm: how a kernel computes it.
-        variant: what the operation calls the variant of an enumeration (attention: ``mask_impl``).
-        spelled: what ids call traits that have been renamed since.
-        later: traits that came after the operation's first catalogs. At its default such a trait takes no part in a
-            kernel's id, and its column comes behind the others, where a migration can add it.
+        variant: the operation's name for the variant of an enumeration (attention: ``mask_impl``).
+        spelled: names that ids use for traits that have been renamed since.
+        later: traits added after the operation's first catalogs. A later trait is left out of a kernel's id while it
+            has its default, and its column comes last, where a migration can add it.
     """
 
     def __init__(

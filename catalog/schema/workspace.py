@@ -1,4 +1,4 @@
-"""What the stages of a plan hand to each other: how many splits there are, and the arrays of partial results."""
+"""What the stages of a plan share: the number of splits, and the arrays of partial results."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import NamedTuple
 
 
 class Partial(NamedTuple):
-    """Float32 partial results, dense: bytes, and strides in elements, in the order of the argument struct."""
+    """A dense float32 array of partial results: its bytes, and strides in elements in the order of the struct."""
 
     bytes: int
     strides: tuple[int, ...]
 
 
 class Workspace(NamedTuple):
-    """What the stages of a plan share: the parts that the work is divided into, and partial results by their place in
-    the argument struct, which begin uninitialised.
+    """What the stages of a plan share: the number of parts that the work is divided into, and the partial results by
+    their slot in the argument struct. The arrays are uninitialised at first.
     """
 
     num_splits: int = 1
@@ -24,4 +24,4 @@ class Workspace(NamedTuple):
 
 
 NO_WORKSPACE = Workspace()
-"""That of a single stage."""
+"""The workspace of a plan with a single stage."""

@@ -1,8 +1,8 @@
-"""Reading YAML that people write by hand: plain data, strictly.
+"""Reading hand-written YAML strictly, as plain data.
 
-Words are those of YAML 1.2's core schema: ``no`` is a word, as in ``mask: no``, only ``true`` and ``false`` are
-booleans, and ``12:30`` and ``010`` are no numbers. A key that is stated twice is an error instead of the last one
-winning, and so are aliases, by which a short file can stand for gigabytes.
+Words follow YAML 1.2's core schema: ``no`` is a word, as in ``mask: no``; only ``true`` and ``false`` are booleans;
+``12:30`` and ``010`` are not numbers. A repeated key is an error, where YAML lets the last one win. So is an alias,
+because with aliases a short file can expand to gigabytes.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from catalog.files import read_given
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe: makes dicts, lists, strings, numbers, booleans and None, nothing else."""
+    """A safe loader: it makes dicts, lists, strings, numbers, booleans and None, nothing else."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 (add_implicit_resolver)
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
             mark = self.current_event.start_mark
-            raise yaml.MarkedYAMLError(problem="aliases are not taken here", problem_mark=mark)
+            raise yaml.MarkedYAMLError(problem="aliases are not supported here", problem_mark=mark)
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
@@ -51,10 +51,10 @@ for _tag, (_expression, _first) in _WORDS.items():
 
 
 def read_yaml(path: Path) -> Any:
-    """What ``path`` holds: dicts, lists, strings, numbers, booleans, None.
+    """The content of ``path``: dicts, lists, strings, numbers, booleans, None.
 
     Raises:
-        ValueError: it cannot be read or is not such YAML; the message begins with the file, and the line where known.
+        ValueError: it cannot be read or is not such YAML; the message starts with the file, and the line if known.
     """
     try:
         loader = _Loader(read_given(path).decode())

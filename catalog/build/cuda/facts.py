@@ -1,4 +1,4 @@
-"""What nvcc is told, arch by arch, and what a multiprocessor has: the content of ``data/toolchains/cuda.json``."""
+"""Facts about nvcc, its archs and their multiprocessors: the content of ``data/toolchains/cuda.json``."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from catalog.settings import data_dir
 
 
 class CudaArch(Facts):
-    """An arch to nvcc, and the resources of one of its multiprocessors.
+    """An arch for nvcc, and the resources of one of its multiprocessors.
 
-    ``registers`` of 32 bits are given to warps in units of ``register_unit``, ``shared_bytes`` to blocks, of which each
-    loses ``shared_of_block``.
+    ``registers`` of 32 bits are allocated to warps in units of ``register_unit``, ``shared_bytes`` to blocks;
+    ``shared_of_block`` bytes of each block are reserved.
     """
 
     isa: str
@@ -25,12 +25,12 @@ class CudaArch(Facts):
     schedulers: int
 
     def occupancy(self, registers: int, threads: int, shared_bytes: int) -> int:
-        """Warps of a scheduler that fit at a time.
+        """Warps of a scheduler that fit at the same time.
 
         Args:
-            registers: of a thread.
-            threads: of a block.
-            shared_bytes: of a block, static and dynamic.
+            registers: registers of a thread.
+            threads: threads of a block.
+            shared_bytes: shared memory of a block, static and dynamic.
         """
         warps = -(-threads // self.warp)
         of_warp = -(-registers * self.warp // self.register_unit) * self.register_unit
@@ -46,8 +46,8 @@ class CudaArch(Facts):
 class ProjectFacts(Facts):
     """nvcc in another build.
 
-    ``compiler_variable`` of the environment names it, as for CMake; ``driver_flags`` make it take what build tools and
-    users tell a host compiler; ``objects_option`` stands before the name of a file that lists objects.
+    The environment variable ``compiler_variable`` names it, as for CMake; ``driver_flags`` make it accept flags that
+    build tools and users pass to a host compiler; ``objects_option`` precedes the name of a file that lists objects.
     """
 
     compiler_variable: str
@@ -58,7 +58,7 @@ class ProjectFacts(Facts):
 class CudaFacts(ToolchainFacts):
     """The content of ``data/toolchains/cuda.json``.
 
-    ``release`` is the first CUDA that will do; ``report`` has nvcc print a kernel's resources; ``package`` is the
+    ``release`` is the oldest usable CUDA; ``report`` makes nvcc print a kernel's resources; ``package`` is the
     Python package whose folder has ``program``.
     """
 

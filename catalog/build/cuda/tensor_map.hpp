@@ -1,4 +1,4 @@
-// Tensor maps: what TMA is told about a tensor and the box that it copies. Host code; no library is linked for it.
+// Tensor maps: they describe to TMA a tensor and the box to copy. Host code; links no library.
 #pragma once
 
 #include <cuda.h>
@@ -13,7 +13,7 @@ namespace catalog::cuda {
 
 using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
 
-// NULL where the driver is too old.
+// NULL if the driver is too old.
 inline EncodeTiled find_encode_tiled() {
     void* function = nullptr;
     cudaDriverEntryPointQueryResult result;
@@ -28,8 +28,8 @@ inline constexpr CUtensorMapDataType tensor_map_type = std::is_same_v<T, bf16>  
                                                        : std::is_same_v<T, fp16> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
                                                                                  : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
 
-// Extents and box in elements, the innermost axis first; strides in bytes, of all axes but the innermost. False: TMA
-// cannot address such a tensor. Boxes are swizzled in rows of 128 bytes unless told otherwise.
+// Extents and box in elements, innermost axis first; strides in bytes, of all axes except the innermost. False: TMA
+// cannot address such a tensor. By default boxes are swizzled in rows of 128 bytes.
 template <class T, int rank>
 inline bool make_tensor_map(CUtensorMap& map, const void* data, const std::uint64_t (&extents)[rank],
                             const std::uint64_t (&strides)[rank - 1], const std::uint32_t (&box)[rank],
@@ -42,7 +42,8 @@ inline bool make_tensor_map(CUtensorMap& map, const void* data, const std::uint6
                             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-// Rows of one sequence, wherever it starts and however long it is: a map of which only the row stride is fixed.
+// Rows of one sequence, wherever it starts and however long it is: a map in which only the row stride is fixed. The idea
+// is that of Triton's ragged tensor descriptors.
 //
 // The tensor ends at row `ragged_rows`, and row i of a sequence of n rows has the coordinate ragged_rows - n + i: rows
 // from n on lie outside of it. The last axis takes those ragged_rows back out of the address, which is modulo 2^64,

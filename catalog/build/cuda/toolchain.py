@@ -104,14 +104,14 @@ def _find_nvcc(chosen: str | None, search_path: str) -> Path:
 
 @functools.cache
 def _identify(path: Path, host: Compiler) -> Compiler:
-    """nvcc with all that it runs and links: its own programs, the static runtime, the host compiler.
+    """Identify nvcc with everything that it runs and links: its programs, the static runtime, the host compiler.
 
     Raises:
         ToolchainError: a part is missing.
     """
     release = _RELEASE.search(ask([str(path), "--version"]))
-    told = ask([str(path), f"-ccbin={host.path}", "--dryrun", "-x", "cu", "-c", os.devnull])
-    places = {found["name"]: found["value"] for found in _FOLDER.finditer(told)}
+    answer = ask([str(path), f"-ccbin={host.path}", "--dryrun", "-x", "cu", "-c", os.devnull])
+    places = {found["name"]: found["value"] for found in _FOLDER.finditer(answer)}
     here = Path(places.get("_HERE_", path.parent))
     parts = [here / name for name in _PROGRAMS]
     parts.append(Path(places.get("CICC_PATH", here.parent / "nvvm" / "bin")) / "cicc")
@@ -129,10 +129,10 @@ def _identify(path: Path, host: Compiler) -> Compiler:
 
 
 def check(toolchain: Toolchain) -> None:
-    """Compile and link a trivial kernel, to tell a broken toolchain from a broken kernel.
+    """Compile and link a trivial kernel, to distinguish a broken toolchain from a broken kernel.
 
     Raises:
-        ToolchainError: says what the compiler says.
+        ToolchainError: it does not compile; the message has the compiler's words.
     """
     with tempfile.TemporaryDirectory(prefix="catalog-") as scratch:
         folder = Path(scratch)
@@ -143,6 +143,6 @@ def check(toolchain: Toolchain) -> None:
                 error = next((line for line in done.output.splitlines() if "error" in line), done.failure)
                 raise ToolchainError(
                     f"{toolchain.compiler.path} does not build for {toolchain.isa}: {error}",
-                    hint="nvcc takes only host compilers of its time: set CATALOG_CXX to one that it knows, "
+                    hint="nvcc accepts only host compilers of its time: set CATALOG_CXX to one that it supports, "
                     f"or install another ({cuda_facts().remedy('compiler')}).",
                 )

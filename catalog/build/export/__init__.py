@@ -1,1 +1,1 @@
-"""Kernels as sources for somebody else's build: rows of the catalog, or a folder of generated headers."""
+"""Exports of kernels as sources for another build: rows of the catalog, or a folder of generated headers."""

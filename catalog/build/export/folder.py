@@ -1,6 +1,6 @@
-"""The folder that an export writes: what is already right stays untouched, what is no longer wanted goes.
+"""Writing the folder of an export: files that are already right stay untouched, obsolete files are removed.
 
-``inventory.json`` makes a folder ours and lists the files in it that are; nothing else in it is ever touched.
+``inventory.json`` marks a folder as an export and lists its files; nothing else in the folder is ever touched.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from catalog.files import Sync, UnsafeFileError, parse_json, publish, read_given
 
 INVENTORY = "inventory.json"
 _FORMAT = 1
-"""Of the inventory; its key ``catalog_export`` is what makes a folder ours."""
+"""Format of the inventory; its key ``catalog_export`` marks a folder as an export."""
 
 
 def write_export(folder: Path, files: Mapping[str, str], inventory: Mapping[str, Any]) -> list[Path]:
-    """Make ``folder`` hold ``files``, and ``inventory`` with their names; the files that were written or changed.
+    """Make ``folder`` hold ``files`` and ``inventory`` with their names; return the files written or changed.
 
-    Files that are already what they should be keep their times; those of the export before that are no longer wanted
-    are removed. An export that is interrupted leaves a folder that the next one completes.
+    Files that are already right keep their times; files of a previous export that are obsolete are removed. An
+    interrupted export leaves a folder that the next one completes.
 
     Args:
-        folder: made when it is not there.
+        folder: the folder to write; made if it does not exist.
         files: texts by path relative to ``folder``, with slashes.
         inventory: JSON to write beside them.
 
@@ -35,7 +35,7 @@ def write_export(folder: Path, files: Mapping[str, str], inventory: Mapping[str,
         BuildError: it cannot be read or written.
     """
     listed = {"catalog_export": _FORMAT, **inventory, "files": sorted(files)}
-    texts = {INVENTORY: json.dumps(listed, indent=1) + "\n", **files}  # in this order: first it is ours
+    texts = {INVENTORY: json.dumps(listed, indent=1) + "\n", **files}  # inventory first: it marks the folder as ours
     try:
         for name in texts:
             if not _is_inside(folder, name):
@@ -48,9 +48,9 @@ def write_export(folder: Path, files: Mapping[str, str], inventory: Mapping[str,
 
 
 def _exported(folder: Path) -> set[str]:
-    """The files of the export that ``folder`` holds; none where it is empty or not there."""
+    """The files of the export in ``folder``; empty if the folder is empty or missing."""
     if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{folder} is no folder", hint="Choose another --out.")
+        raise UsageError(f"{folder} is not a folder", hint="Choose another --out.")
     if not folder.exists() or not any(folder.iterdir()):
         return set()
     try:
@@ -60,12 +60,12 @@ def _exported(folder: Path) -> set[str]:
     except (FileNotFoundError, UnsafeFileError, ValueError, KeyError, TypeError):
         pass
     raise UsageError(
-        f"{folder} is not empty, and has no {INVENTORY} of an export", hint="Choose another --out, or empty it."
+        f"{folder} is not empty and has no {INVENTORY} of an export", hint="Choose another --out, or empty it."
     )
 
 
 def _is_inside(folder: Path, name: str) -> bool:
-    """Whether ``name`` leads to a file below ``folder``, not out of it, and not through a link out of it."""
+    """Whether ``name`` leads to a file below ``folder``, not out of it, nor through a link out of it."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or "\0" in name:
         return False
@@ -81,10 +81,10 @@ def _remove(folder: Path, name: str) -> None:
 
 
 def _write(path: Path, text: str) -> bool:
-    """Whether the file had to be written; it appears whole."""
+    """Write the file atomically if it differs; return whether it did."""
     content = text.encode()
     if path.is_file() and path.stat().st_size == len(content) and path.read_bytes() == content:
         return False
     path.parent.mkdir(parents=True, exist_ok=True)
-    publish(path, content, Sync.NONE)  # the next export compares the content again
+    publish(path, content, Sync.NONE)  # no sync needed: the next export compares the contents again
     return True

@@ -1,6 +1,6 @@
-"""What a generated header says of its kernel: the name, and with what it launches.
+"""What a generated header states about its kernel: its name and its launcher.
 
-Read from the text, as upstream's generators write it; nothing is compiled. Preprocessor branches are all read.
+Read from the text in the form that upstream's generators write; nothing is compiled, all preprocessor branches count.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _OWN_NAMESPACE = re.compile(r"ns_(\w+)")
 
 @dataclass(frozen=True)
 class GeneratedHeader:
-    """A header's kernel.
+    """The kernel of a header.
 
-    ``name`` is None where the header does not say it. ``type`` is the qualified name of what has the static member
-    function ``launch``, ``function`` that of a free function; at most one is there. ``global_types`` are types of the
-    global namespace that headers of this kind define by the same name. ``needs_hip`` when it includes headers of CK or
-    HIP.
+    ``name`` is None if the header does not state it. ``type`` is the qualified name of the type with the static member
+    function ``launch``, ``function`` that of a free function; at most one is set. ``global_types`` are types that all
+    headers of this kind define in the global namespace, under the same names. ``needs_hip`` is true if it includes
+    headers of CK or HIP.
     """
 
     name: str | None
@@ -47,7 +47,7 @@ class GeneratedHeader:
 
 @dataclass(frozen=True)
 class _Statement:
-    """A declaration at namespace scope, blanks made single; ``defines`` when a body follows."""
+    """A declaration at namespace scope, with single blanks; ``defines`` if a body follows."""
 
     scope: tuple[str, ...]
     text: str
@@ -58,7 +58,7 @@ class _Statement:
 
 
 def read_header(text: str) -> GeneratedHeader:
-    """What ``text`` says of its kernel.
+    """What ``text`` states about its kernel.
 
     The name is, in this order: the string of a constant or macro ``KERNEL_NAME`` or ``..._KERNEL_NAME``; NAME of the
     first namespace ``ns_NAME``; NAME of the first type ``Kernel_NAME`` or ``NAME_Launcher``. The launcher is the first
@@ -122,7 +122,7 @@ def _function(statements: list[_Statement]) -> str | None:
 
 
 def _statements(text: str) -> Iterator[_Statement]:
-    scopes: list[tuple[str, ...] | None] = []  # of open braces; None: a body, which is not read
+    scopes: list[tuple[str, ...] | None] = []  # of open braces; None for a body, whose contents are skipped
     words = ""
     last = 0
     for token in _TOKEN.finditer(text):

@@ -1,5 +1,5 @@
-// One launch function for whatever a generated header launches its kernel with: a static member function `launch` of a
-// type, or a free function. It takes CK's stream_config and one struct of arguments, in either order.
+// One launch function for the launcher of any generated header: a static member function `launch` of a type, or a free
+// function. It takes CK's stream_config and one struct of arguments, in either order.
 #pragma once
 
 #include <stdint.h>
@@ -12,9 +12,9 @@ struct stream_config;
 
 namespace catalog::exported {
 
-// What the table of an export holds: 0 when the kernel was launched, 1 when it refused the arguments. `args` points to
-// the struct that the header's own function takes, `stream_config` to a ck_tile::stream_config. `milliseconds` may be
-// NULL; it gets what the header's function returns, 0 where that returns nothing.
+// The entry in the table of an export. Returns 0 when the kernel was launched, 1 when it refused the arguments. `args`
+// points to the struct that the header's own function takes, `stream_config` to a ck_tile::stream_config.
+// `milliseconds` may be NULL; it receives the result of the header's function, or 0 if that returns nothing.
 using Launch = int32_t (*)(const void* args, const void* stream_config, float* milliseconds);
 
 template <class Parameter>
@@ -64,7 +64,7 @@ struct Call<function> {
     static constexpr Launch launch = chosen();
 };
 
-// The launch of a type; NULL where it has none, or several of that name.
+// The launch function of a type; NULL if it has none, or several of that name.
 template <class Kernel, class = void>
 struct Of {
     static constexpr Launch launch = nullptr;

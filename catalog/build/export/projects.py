@@ -1,7 +1,7 @@
-"""Build files for the units of an export: CMake, make and ninja, each of which shows its own progress.
+"""Build files for the units of an export: CMake, make and ninja, each with its own progress display.
 
-Names of units are C identifiers and nothing escapes them. Paths may hold blanks, quotes and dollars: they are values of
-variables, escaped as each format wants it, and quoted for the shell where they are used.
+Names of units are C identifiers and need no escaping. Paths may contain blanks, quotes and dollars: they are values of
+variables, escaped for each format, and quoted for the shell where they are used.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from catalog.errors import UsageError
 from catalog.messages import did_you_mean, either
 
 UNITS = "kernels"
-"""Folder of the translation units."""
+"""Folder with the translation units."""
 
 _OBJECTS = "objects.txt"
-"""The linker's list of objects: a command line is too short for thousands of them."""
+"""The linker's list of objects: thousands of them do not fit on a command line."""
 
 
 class ProjectFormat(str, Enum):
@@ -37,7 +37,7 @@ class ProjectFormat(str, Enum):
 
 @dataclass(frozen=True)
 class Project:
-    """A library of ``units``, stems of the files in ``kernels/``, and of the table ``PREFIX_register.cpp``.
+    """A library made from ``units``, the stems of the files in ``kernels/``, and the table ``PREFIX_register.cpp``.
 
     ``include_dirs`` are searched after the folder's own ``include/``; each is a variable of the build file, by name.
     """
@@ -49,48 +49,48 @@ class Project:
 
     @property
     def output(self) -> str:
-        """Name of the library's file."""
+        """File name of the library."""
         return f"lib{self.prefix}.so"
 
     @property
     def variables(self) -> dict[str, str]:
-        """Paths of this machine by name.
+        """Paths of this machine, by variable.
 
         Raises:
-            UsageError: one has a line break, which no build file can hold.
+            UsageError: a path has a line break, which no build file can hold.
         """
         variables = {name: str(path) for name, path in {**self.include_dirs, **self.toolset.variables}.items()}
         for path in variables.values():
             if "\n" in path or "\r" in path:
-                raise UsageError(f"{path!r}: a path with a line break fits into no build file")
+                raise UsageError(f"{path!r}: no build file can hold a path with a line break")
         return variables
 
     @property
     def placed_compile_flags(self) -> tuple[PlacedFlag, ...]:
-        """Flags with a variable in them, include folders among them."""
+        """Flags that contain a variable, include folders among them."""
         return (*(PlacedFlag("-I", name) for name in self.include_dirs), *self.toolset.placed_compile_flags)
 
     @property
     def compile_flags(self) -> tuple[str, ...]:
-        """What the compiler is told of every source."""
+        """Flags for compiling each source."""
         return (*self.toolset.driver_flags, *self.toolset.compile_flags)
 
     @property
     def link_flags(self) -> tuple[str, ...]:
-        """What it is told as a linker."""
+        """Flags for linking."""
         return (*self.toolset.driver_flags, *self.toolset.link_flags)
 
     @property
     def sources(self) -> list[str]:
-        """Every source file, without its suffix; the table last."""
+        """Every source file without its suffix; the table is last."""
         return [*(f"{UNITS}/{unit}" for unit in self.units), f"{self.prefix}_register"]
 
 
 def project_files(project: Project, form: ProjectFormat) -> dict[str, str]:
-    """The build files of ``project``, texts by name.
+    """The build files of ``project``: texts by name.
 
     Raises:
-        UsageError: a path fits into no build file.
+            UsageError: no build file can hold a path.
     """
     return _WRITERS[form](project)
 
@@ -104,12 +104,12 @@ def _objects(project: Project) -> str:
 
 
 def _single_quoted(path: str) -> str:
-    """``path`` for a place between single quotes of the shell."""
+    """``path`` for use between single quotes in a shell."""
     return path.replace("'", "'\\''")
 
 
 def _placed(flags: Sequence[PlacedFlag], variable: str) -> str:
-    """``flags`` for the shell, where ``variable`` is how a variable is read, as ``$({})``."""
+    """``flags`` for the shell; ``variable`` is the form of a variable reference, such as ``$({})``."""
     return " ".join(f"'{flag.of(variable.format(flag.variable))}'" for flag in flags)
 
 
@@ -122,7 +122,7 @@ def _ninja(project: Project) -> dict[str, str]:
     from ninja import Writer, escape
 
     text, compiler = io.StringIO(), project.toolset.compiler_variable
-    # Its stub asks for a str where it writes to a file; its wrapping would lose blanks of paths.
+    # Its stub asks for a str although it writes to a file; its line wrapping would lose blanks in paths.
     write = Writer(cast("Any", text), width=2**31)
     write.comment(f"{project.output}: ninja. {compiler}, CXXFLAGS and LDFLAGS are taken from the environment.")
     write.variable("ninja_required_version", "1.5")
@@ -276,14 +276,14 @@ def _cmake(project: Project) -> dict[str, str]:
 
 
 def _cmake_options(flags: Sequence[str], placed: Sequence[PlacedFlag]) -> str:
-    # SHELL: keeps CMake from dropping options that are there twice, as -mllvm is.
+    # SHELL: keeps CMake from removing repeated options, such as -mllvm.
     lines = [_bracketed(f"SHELL:{shlex.join(flags)}")] if flags else []
     lines += [f'"{flag.of(f"${{{flag.variable}}}")}"' for flag in placed]
     return "\n".join(f"  {line}" for line in lines)
 
 
 def _bracketed(text: str) -> str:
-    """``text`` as an argument in which CMake replaces nothing."""
+    """``text`` as a CMake argument in which nothing is substituted."""
     equals = "="
     while f"]{equals}]" in text:
         equals += "="
@@ -299,7 +299,7 @@ def read_format(name: str) -> ProjectFormat:
     """The format called ``name``.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is no such format.
     """
     try:
         return ProjectFormat(name)
@@ -310,7 +310,7 @@ def read_format(name: str) -> ProjectFormat:
 
 
 def how_to_build(form: ProjectFormat, folder: Path) -> str:
-    """The command that builds what was written into ``folder``, for a shell."""
+    """The shell command that builds the contents of ``folder``."""
     where, build, jobs = shlex.quote(str(folder)), shlex.quote(str(folder / "build")), os.cpu_count() or 1
     return {
         ProjectFormat.CMAKE: f"cmake -S {where} -B {build} && cmake --build {build} -j{jobs}",

@@ -1,4 +1,4 @@
-"""Rows as sources: a translation unit each, a function that registers them all, and build files for both."""
+"""Export of rows: one translation unit each, a function that registers them all, and build files."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from catalog.schema.kernel import Kernel
 from catalog.settings import settings
 
 _SYMBOL_DIGITS = 16
-"""Digits of a row's id in its symbols: 64 bits."""
+"""Digits of a row's id used in its symbols: 64 bits."""
 
 _EXPORTED = {
     "catalog_describe": "const char* {}(void);",
     "catalog_workspace_size": "int32_t {}(const catalog_args* args, catalog_workspace* size);",
     "catalog_launch": "int32_t {}(const catalog_args* args, void* stream);",
 }
-"""What every translation unit defines, with its declaration: in one library each row needs names of its own."""
+"""What every translation unit defines, with its declaration. In one library each row needs its own names."""
 
 _RENAMED = (*_EXPORTED, "catalog_block")
-"""All symbols of units, whatever their arch; the last one is read from the file of a library of one row."""
+"""All symbols of units on any arch. The last one is read from the library's file when it holds one row."""
 
 _ARGUMENTS = "include/operation/args.h"
 """Where ``abi/catalog_abi.h`` finds the argument struct: the table includes it without the source of a kernel."""
@@ -60,22 +60,22 @@ def export_register(
     targets: Callable[[str], Target],
     toolsets: Callable[[str], Toolset],
 ) -> list[Path]:
-    """Write what registers ``kernels`` into ``folder``; the files that were written or changed.
+    """Write what registers ``kernels`` into ``folder``; return the files written or changed.
 
-    ``kernels/NAME.cpp`` has a kernel each, ``PREFIX_register.h`` and ``.cpp`` the C entry, ``include/`` our headers,
-    and ``inventory.json`` says which file is which row, and which flags an arch is compiled with. Files that are
-    already what they should be are not touched, those of rows that are no longer asked for are removed.
+    ``kernels/NAME.cpp`` has one kernel each, ``PREFIX_register.h`` and ``.cpp`` the C entry point, ``include/`` our
+    headers, and ``inventory.json`` lists the row of each file and the compile flags of each arch. Files that are
+    already right stay untouched; those of rows no longer exported are removed.
 
     Args:
-        kernels: rows of one or several arches.
-        folder: where to; made when it is not there.
-        prefix: of the C names, ``PREFIX_register_kernels``.
-        on_done: hears of each kernel.
-        targets: the target of an arch, as :func:`catalog.backends.target_of`.
-        toolsets: the toolset of an arch, as :func:`catalog.backends.toolset_of`.
+        kernels: rows of one or several archs.
+        folder: the folder to write; made if it does not exist.
+        prefix: prefix of the C names, as in ``PREFIX_register_kernels``.
+        on_done: called with each kernel as it is written.
+        targets: returns the target of an arch, as :func:`catalog.backends.target_of`.
+        toolsets: returns the toolset of an arch, as :func:`catalog.backends.toolset_of`.
 
     Raises:
-        UsageError: there are no kernels, two have one name, the prefix is no C identifier, or the folder holds
+        UsageError: there are no kernels, two have the same name, the prefix is not a C identifier, or the folder holds
             something that no export wrote.
         BuildError: a kernel has no source, or the folder cannot be written.
     """
@@ -93,20 +93,20 @@ def export_project(
     targets: Callable[[str], Target],
     toolsets: Callable[[str], Toolset],
 ) -> list[Path]:
-    """Write ``kernels`` and what builds ``libPREFIX.so`` of them; the files that were written or changed.
+    """Write ``kernels`` and the build of ``libPREFIX.so`` from them; return the files written or changed.
 
-    What :func:`export_register` writes, and the build files of ``form``.
+    The output is that of :func:`export_register`, plus the build files of ``form``.
 
     Args:
         kernels: rows of one arch.
-        folder: as there.
-        prefix: of the C names and of the library.
+        folder: as in :func:`export_register`.
+        prefix: prefix of the C names and of the library.
         form: the build tool.
-        on_done, targets, toolsets: as there.
+        on_done, targets, toolsets: as in :func:`export_register`.
 
     Raises:
-        UsageError: as there; also where rows are of several arches.
-        BuildError: as there.
+        UsageError: as in :func:`export_register`, or the rows are of several archs.
+        BuildError: as in :func:`export_register`.
     """
     rows = _Rows.of(kernels, prefix, targets, toolsets)
     if len(rows.targets) > 1:
@@ -123,7 +123,7 @@ def export_project(
 
 @dataclass(frozen=True)
 class _Rows:
-    """What is exported: kernels ordered by name, target and toolset of each arch."""
+    """The rows to export: kernels ordered by name, with target and toolset of each arch."""
 
     kernels: Sequence[Kernel]
     prefix: str
@@ -156,7 +156,7 @@ class _Rows:
             )
         by_arch = {arch: list(of) for arch, of in itertools.groupby(sorted(chosen, key=_arch), _arch)}
         targets = {arch: target_of(arch) for arch in by_arch}
-        more = {  # a project has one list of flags: those of all its kernels
+        more = {  # a project has one list of flags: the union over its kernels
             arch: [flag for kernel in by_arch[arch] for flag in target.flags_of(kernel)]
             for arch, target in targets.items()
         }
@@ -164,7 +164,7 @@ class _Rows:
         return cls(chosen, prefix, operation_of(chosen[0]), targets, toolsets)
 
     def files(self, on_done: Callable[[Kernel], None] | None) -> dict[str, str]:
-        """Sources, table and headers, texts by name."""
+        """Sources, table and headers: texts by name."""
         units = dict(self._units(on_done))
         sources = {**units, **_TABLE.files(self.prefix, [_entry(kernel) for kernel in self.kernels])}
         copied = copied_headers(sources.values(), {**HEADERS, **self.operation.headers})
@@ -172,7 +172,7 @@ class _Rows:
 
     def _units(self, on_done: Callable[[Kernel], None] | None) -> Iterator[tuple[str, str]]:
         cache = Cache(settings().cache_dir)
-        with contextlib.suppress(OSError):  # it only spares upstream's generator from being asked again
+        with contextlib.suppress(OSError):  # the cache only saves calls of upstream's generator
             cache.create()
         for kernel in self.kernels:
             renamed = "".join(f"#define {name} {name}_{_symbol(kernel)}\n" for name in _RENAMED)
@@ -182,7 +182,7 @@ class _Rows:
 
     @property
     def inventory(self) -> dict[str, Any]:
-        """Which file is which row, and with what an arch is compiled, as JSON."""
+        """The row of each file, and the compiler and flags of each arch, as JSON."""
         headers = {target.abi_header for target in self.targets.values()}
         return {
             "prefix": self.prefix,
@@ -196,7 +196,7 @@ class _Rows:
 
 
 def toolset_facts(toolsets: Mapping[str, Toolset]) -> dict[str, Any]:
-    """What an inventory says of the toolset of each arch, as JSON."""
+    """The entry of each arch's toolset in an inventory, as JSON."""
     return {
         "isa": {arch: toolset.isa for arch, toolset in toolsets.items()},
         "compiler": {arch: toolset.compiler for arch, toolset in toolsets.items()},
@@ -206,9 +206,9 @@ def toolset_facts(toolsets: Mapping[str, Toolset]) -> dict[str, Any]:
 
 
 def copied_headers(sources: Iterable[str], folders: Mapping[str, Path] = HEADERS) -> dict[str, str]:
-    """Headers of ``folders`` for ``include/``: those that ``sources`` include from, and what these include from.
+    """Headers of ``folders`` for ``include/``, texts by name: those that ``sources`` include, directly or indirectly.
 
-    A folder inside of them is copied whole. Texts by name.
+    Each inner folder that is included from is copied whole.
     """
     headers = {
         path.relative_to(root).as_posix(): path.read_text() for root in folders.values() for path in root.glob("*/*.h*")

@@ -70,7 +70,7 @@ extern "C" int32_t {prefix}_register_kernels(int32_t (*add)(const {prefix}_kerne
 
 @dataclass(frozen=True)
 class Entry:
-    """A kernel in the table: what its translation unit defines, and the values of the struct's fields, as C++."""
+    """A kernel in the table: what its translation unit defines, and the values of the struct's fields in C++."""
 
     declarations: tuple[str, ...]
     values: tuple[str, ...]
@@ -78,14 +78,14 @@ class Entry:
 
 @dataclass(frozen=True)
 class Table:
-    """A kind of kernels: what the header says of them, what it includes, the fields of the struct, as C."""
+    """A kind of table: its description in the header, its includes, and the fields of the struct in C."""
 
     title: str
     includes: tuple[str, ...]
     fields: str
 
     def files(self, prefix: str, entries: Sequence[Entry]) -> dict[str, str]:
-        """The header and the source of the table, by name."""
+        """The header and the source file of the table, by name."""
         includes = "".join(f'#include "{header}"\n' for header in self.includes)
         names = {"prefix": prefix, "guard": prefix.upper()}
         header = _HEADER.format(**names, title=self.title, includes=includes and f"\n{includes}", fields=self.fields)
@@ -98,7 +98,7 @@ class Table:
 def check_prefix(prefix: str) -> None:
     """Raise UsageError unless ``prefix`` may begin a C name."""
     if not _PREFIX.fullmatch(prefix):
-        raise UsageError(f"--prefix {prefix!r} is no C identifier")
+        raise UsageError(f"--prefix {prefix!r} is not a C identifier")
 
 
 def c_string(text: str) -> str:

@@ -1,4 +1,4 @@
-"""With what another build compiles for an arch: the builder's flags, and places of this machine as variables."""
+"""Compilers and flags for another build: the builder's flags, with paths of this machine as variables."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from catalog.errors import ToolchainError
 
 @dataclass(frozen=True)
 class PlacedFlag:
-    """A flag with a path that a build file has as a variable: ``option``, the variable's value, ``below``."""
+    """A flag with a path that is a variable of the build file: ``option``, the variable's value, ``below``."""
 
     option: str
     variable: str
     below: str = ""
 
     def of(self, value: str) -> str:
-        """The flag, where the variable is ``value``."""
+        """The flag with ``value`` for the variable."""
         return f"{self.option}{value}{self.below}"
 
 
 @dataclass(frozen=True)
 class Toolset:
-    """A compiler as a shell calls it, what it is asked for, its flags, and the paths that some of them have.
+    """A compiler as called from a shell, the ISA, its flags, and the paths in some of them.
 
-    ``compiler_variable`` of the environment chooses another compiler; ``driver_flags`` are given whenever it is called,
-    also by a build tool that tries it out; ``objects_option`` stands before the name of a file that lists objects.
+    The environment variable ``compiler_variable`` selects another compiler. ``driver_flags`` are passed in every call,
+    including a build tool's trial runs; ``objects_option`` precedes the name of a file that lists objects.
     """
 
     compiler: str
@@ -49,7 +49,7 @@ class Toolset:
     objects_option: str = "@"
 
     def adding(self, compile_flags: Iterable[str]) -> Toolset:
-        """This toolset with more compile flags, each once."""
+        """This toolset with additional compile flags, each once."""
         return replace(self, compile_flags=(*self.compile_flags, *dict.fromkeys(compile_flags)))
 
 
@@ -61,14 +61,14 @@ def _toolchain(arch: str, target: Target) -> Toolchain | None:
 
 
 def _called(compiler: Compiler) -> str:
-    """Its name where a shell finds it by that, else its path; with its arguments, as a shell reads them."""
+    """Its name if a shell finds it under that, otherwise its path; with its arguments, quoted for a shell."""
     found = shutil.which(compiler.path.name)
     name = compiler.path.name if found is not None and Path(found) == compiler.path else str(compiler.path)
     return shlex.join([name, *compiler.arguments])
 
 
 def toolset_from(toolchain: Toolchain) -> Toolset:
-    """The compiler and the flags of ``toolchain``, none of which has a place of this machine in it."""
+    """The compiler and the flags of ``toolchain``, none of which contains a path of this machine."""
     return Toolset(
         compiler=_called(toolchain.compiler),
         isa=toolchain.isa,
@@ -78,13 +78,13 @@ def toolset_from(toolchain: Toolchain) -> Toolset:
 
 
 def toolset_here(arch: str, target: Target) -> Toolset | None:
-    """That of the toolchain which this machine has for ``arch``, if any."""
+    """The toolset of this machine's toolchain for ``arch``, if there is one."""
     toolchain = _toolchain(arch, target)
     return None if toolchain is None else toolset_from(toolchain)
 
 
 def host_toolset(arch: str) -> Toolset:
-    """For a host arch where there is no compiler: g++ and its flags.
+    """The toolset of a host arch without a compiler here: g++ and its flags.
 
     Raises:
         SpecError: ``data/toolchains/host.json`` is missing or malformed.
@@ -94,7 +94,7 @@ def host_toolset(arch: str) -> Toolset:
 
 
 def cuda_toolset(arch: str, target: Target) -> Toolset:
-    """That of an NVIDIA arch: nvcc by its usual name where there is none.
+    """The toolset of an NVIDIA arch; without a toolchain here, nvcc under its usual name.
 
     Raises:
         SpecError: ``data/toolchains/cuda.json`` is missing or malformed.
@@ -112,7 +112,7 @@ def cuda_toolset(arch: str, target: Target) -> Toolset:
 
 
 def hip_toolset(arch: str, target: Target) -> Toolset:
-    """That of an AMD arch, with ROCm's folders as variables: ROCm's compiler where there is none.
+    """The toolset of an AMD arch, with ROCm's folders as variables; without a toolchain here, ROCm's compiler.
 
     Raises:
         SpecError: ``data/toolchains/hip.json`` is missing or malformed.
@@ -132,7 +132,7 @@ def hip_toolset(arch: str, target: Target) -> Toolset:
     return Toolset(
         compiler=str(root / facts.compilers[0]) if toolchain is None else _called(toolchain.compiler),
         isa=arch,
-        # What the builder has the compiler print, for the registry, would drown the progress.
+        # The builder has the compiler print resources for the registry; here that would bury the progress display.
         compile_flags=(*(flag for flag in flags if not flag.startswith("-Rpass")), *own),
         link_flags=(*facts.link, *own),
         variables=variables,

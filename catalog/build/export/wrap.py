@@ -1,6 +1,6 @@
-"""A folder of generated headers as a library: a translation unit each, and a table that lists them all.
+"""A folder of generated headers as a library: one translation unit each, and a table that lists them all.
 
-For headers as the generators of CK's dispatcher write them, one kernel each: GEMM, grouped convolution, FMHA.
+For headers in the form that the generators of CK's dispatcher write, one kernel each: GEMM, grouped convolution, FMHA.
 """
 
 from __future__ import annotations
@@ -69,23 +69,23 @@ def wrap_headers(
     targets: Callable[[str], Target],
     toolsets: Callable[[str], Toolset],
 ) -> list[Path]:
-    """Write what builds ``libPREFIX.so`` of a folder of generated headers; the files that were written or changed.
+    """Write the build of ``libPREFIX.so`` from a folder of generated headers; return the files written or changed.
 
-    ``kernels/STEM.cpp`` includes exactly one header and offers what launches its kernel; ``PREFIX_register.h`` and
-    ``.cpp`` are the table of all, by the names that the headers give their kernels, or else the headers' own.
+    ``kernels/STEM.cpp`` includes exactly one header and exports the launch function of its kernel.
+    ``PREFIX_register.h`` and ``.cpp`` are the table of all kernels, named by their headers, or else after the header.
 
     Args:
         kernel_dir: the folder of the headers; the build reads them there.
-        folder: where to; made when it is not there.
-        prefix: of the C names and of the library.
+        folder: the folder to write; made if it does not exist.
+        prefix: prefix of the C names and of the library.
         form: the build tool.
-        arch: what the library is compiled for.
-        pattern: which headers, as ``Path.glob`` takes it.
-        on_done: hears of each kernel, by name.
-        targets, toolsets: as :func:`~catalog.build.export.rows.export_register` takes them.
+        arch: the arch that the library is compiled for.
+        pattern: selects headers, as in ``Path.glob``.
+        on_done: called with the name of each kernel.
+        targets, toolsets: as in :func:`~catalog.build.export.rows.export_register`.
 
     Raises:
-        UsageError: there is no such folder or no header in it, names of two headers clash, the prefix is no C
+        UsageError: there is no such folder or no header in it, names of two headers clash, the prefix is not a C
             identifier, or ``folder`` holds something that no export wrote.
         BuildError: a header cannot be read, ``folder`` cannot be written, or nothing compiles for the arch.
     """
@@ -95,7 +95,7 @@ def wrap_headers(
     gpu_header = next((kernel.header for kernel in wrapped if kernel.says.needs_hip), None)
     if target is not CK and gpu_header is not None:
         _log.warning(
-            "%s includes headers of CK or HIP, and %s is no AMD arch: --arch with one chooses a HIP compiler",
+            "%s includes headers of CK or HIP, and %s is not an AMD arch: --arch with one selects a HIP compiler",
             gpu_header,
             arch,
         )
@@ -129,7 +129,7 @@ def wrap_headers(
 
 @dataclass(frozen=True)
 class _Wrapped:
-    """A header, by its path in the folder: what it says, and its name as a C identifier."""
+    """A header with its path in the folder, its description, and its name as a C identifier."""
 
     header: str
     stem: str
@@ -152,7 +152,7 @@ class _Wrapped:
             launch = f"catalog::exported::Of<{self.says.type}>::launch"
         elif self.says.function:
             launch = f"catalog::exported::Call<&{self.says.function}>::launch"
-        # In one library, types of one name must be one type.
+        # Types with the same name in one library must be the same type, so each is renamed.
         renamed = "".join(f"#define {name} {name}_{self.stem}\n" for name in self.says.global_types)
         header = f'"{self.header}"'
         return _UNIT.format(name=self.name, renamed=renamed, header=header, symbol=self._symbol(prefix), launch=launch)
@@ -167,7 +167,7 @@ class _Wrapped:
 
 def _wrap(kernel_dir: Path, pattern: str) -> list[_Wrapped]:
     if not kernel_dir.is_dir():
-        raise UsageError(f"{kernel_dir} is no folder", hint="--kernel-dir names one with generated headers.")
+        raise UsageError(f"{kernel_dir} is not a folder", hint="--kernel-dir names one with generated headers.")
     try:
         found = sorted(kernel_dir.glob(pattern))
     except (ValueError, NotImplementedError, IndexError) as error:
@@ -185,7 +185,7 @@ def _wrap(kernel_dir: Path, pattern: str) -> list[_Wrapped]:
 def _read(path: Path, header: str) -> _Wrapped:
     if not header.isprintable() or '"' in header or "\\" in header:
         raise UsageError(
-            f"{header!r}: no #include can name it", hint="Rename the header, or choose others by --pattern."
+            f"{header!r}: no #include can name it", hint="Rename the header, or choose others with --pattern."
         )
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
@@ -204,7 +204,7 @@ def _check_distinct(wrapped: Sequence[_Wrapped], names: Sequence[str], what: str
 
 
 def _ck_dirs() -> dict[str, Path]:
-    """Where CK's headers are, and the checkout that FMHA headers name files of; ROCm's own where there is none."""
+    """Folders of CK's headers, and of the checkout whose files FMHA headers include; by default ROCm's own."""
     try:
         include = find_checkout().include
     except BuildError:

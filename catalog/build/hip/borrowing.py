@@ -1,8 +1,8 @@
-"""A newer clang without HIP, completed with the parts of an older one: for arches that the older one does not know.
+"""A newer clang without HIP, completed with parts of an older one, for archs that the older one does not know.
 
-Zig carries a clang that is newer than most distributions' (``zig clang``), with LLVM's AMDGPU target, but without HIP's
-headers and without the programs that link and bundle device code. An older clang lends it those. The newer one then
-compiles both sides of a kernel, so the two halves of a library never disagree about a header.
+Zig includes a clang that is newer than most distributions' (``zig clang``), with LLVM's AMDGPU target, but without
+HIP's headers and without the programs that link and bundle device code. An older clang provides these. The newer one
+then compiles both sides of a kernel, so the two halves of a library never disagree about a header.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from catalog.build.hip.facts import clang_number, hip_facts
 from catalog.build.toolchains import Compiler, ask, digest_of, identify
 from catalog.errors import ToolchainError
 
-# What a driver of Zig's is called, which is dropped: only its plain clang knows HIP.
+# Zig's driver commands, which are stripped: only its plain clang knows HIP.
 _ZIG_DRIVERS = frozenset({"c++", "cc", "clang"})
 _ZIG_PLACES = re.compile(r'(zig_exe|lib_dir)"?\s*[=:]\s*"([^"]+)"')
 
 
 @dataclass(frozen=True)
 class Completed:
-    """A compiler, and the flags that tell it where its borrowed parts are."""
+    """A compiler, and the flags that point to its borrowed parts."""
 
     compiler: Compiler
     places: tuple[str, ...]
 
 
 def complete(needed: int, older: Sequence[Compiler], chosen: str | None) -> Completed:
-    """The first newer compiler that is clang ``needed``, with the parts that the first able of ``older`` lends.
+    """The newer compiler if it is clang ``needed``, completed with parts of the first suitable one of ``older``.
 
     Args:
-        needed: clang's major number.
-        older: compilers that may know HIP, the preferred one first.
+        needed: clang's required major number.
+        older: compilers that may have HIP, the preferred one first.
         chosen: the command of the newer compiler; None: Zig, on PATH or from its Python package.
 
     Raises:
-        ToolchainError: there is no such compiler, or nobody lends what it lacks; the message says what was seen.
+        ToolchainError: there is no such compiler, or none provides what it lacks; the message lists what was found.
     """
     seen = []
     for words in _commands(chosen):
@@ -59,7 +59,7 @@ def complete(needed: int, older: Sequence[Compiler], chosen: str | None) -> Comp
         else:
             return _borrow(compiler, resources, older)
     raise ToolchainError(
-        "; ".join(seen) or "nor is there Zig, with a newer clang, on PATH or as a package of this Python"
+        "; ".join(seen) or "and there is no Zig, with a newer clang, on PATH or as a package of this Python"
     )
 
 
@@ -75,7 +75,7 @@ def _commands(chosen: str | None) -> Iterator[list[str]]:
 
 
 def _identify(words: Sequence[str]) -> tuple[Compiler, Path]:
-    """The compiler that ``words`` run, and its resource folder."""
+    """The compiler run by ``words``, and its resource folder."""
     program = shutil.which(words[0])
     if program is None:
         raise ToolchainError(f"{words[0]} is not a program")
@@ -83,12 +83,12 @@ def _identify(words: Sequence[str]) -> tuple[Compiler, Path]:
         compiler = identify(Path(program).absolute(), tuple(words[1:]))
         return compiler, Path(ask([*compiler.command, "-print-resource-dir"]))
     zig = words[:-1] if words[-1] in _ZIG_DRIVERS else words
-    # It insists on the name of a cache folder, which it does not make for this question.
-    told = ask(["env", f"ZIG_GLOBAL_CACHE_DIR={tempfile.gettempdir()}", *zig, "env"])
-    # Places may be relative to the folder in which it was asked.
-    places = {name: (Path(tempfile.gettempdir()) / place).resolve() for name, place in _ZIG_PLACES.findall(told)}
+    # Zig requires a cache folder by name, although it does not create it for this query.
+    answer = ask(["env", f"ZIG_GLOBAL_CACHE_DIR={tempfile.gettempdir()}", *zig, "env"])
+    # The printed paths may be relative to its working directory.
+    places = {name: (Path(tempfile.gettempdir()) / place).resolve() for name, place in _ZIG_PLACES.findall(answer)}
     if places.keys() != {"zig_exe", "lib_dir"} or not (places["lib_dir"] / "include" / "stddef.h").is_file():
-        raise ToolchainError(f"{shlex.join(zig)} env does not say where Zig and its headers are: {told}")
+        raise ToolchainError(f"{shlex.join(zig)} env does not say where Zig and its headers are: {answer}")
     return identify(places["zig_exe"], hip_facts().zig.arguments), places["lib_dir"]
 
 
@@ -105,19 +105,19 @@ def _borrow(compiler: Compiler, resources: Path, older: Sequence[Compiler]) -> C
         target = f"--target={ask([*lender.command, '-dumpmachine'])}"
         return Completed(
             replace(compiler, arguments=(*compiler.arguments, target), lender=replace(lender, digest=digest)),
-            # HIP's wrappers go before the C++ library's headers, the rest after all: the newer clang keeps its own.
+            # HIP's wrappers go before the C++ library's headers, the rest last: the newer clang keeps its own.
             (
                 *("-resource-dir", str(resources)),
                 *("-isystem", str(headers / lent.wrappers), "-idirafter", str(headers)),
                 *sorted({f"-B{Path(program).parent}" for program in programs}),
             ),
         )
-    who = "; ".join(lacking) or "there is no other clang"
-    raise ToolchainError(f"{compiler.path} is {compiler.version}, but has no HIP, and nobody lends it: {who}")
+    who = "; ".join(lacking) or "there is none"
+    raise ToolchainError(f"{compiler.path} is {compiler.version}, without HIP, and no other clang provides it: {who}")
 
 
 def _parts(lender: Compiler) -> tuple[Path, list[str]]:
-    """The headers and the programs that ``lender`` has for others."""
+    """The headers and the programs that ``lender`` can provide."""
     lent = hip_facts().lent
     headers = Path(ask([*lender.command, "-print-resource-dir"])) / "include"
     programs = {name: shutil.which(ask([*lender.command, f"-print-prog-name={name}"])) for name in lent.programs}

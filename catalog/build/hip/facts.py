@@ -1,4 +1,4 @@
-"""What HIP compilers are told, arch by arch: the content of ``data/toolchains/hip.json``."""
+"""Facts about HIP compilers and archs: the content of ``data/toolchains/hip.json``."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _VERSION = re.compile(r"clang version (\d+)")
 
 
 class HipArch(Facts):
-    """An arch to a HIP compiler.
+    """An arch for a HIP compiler.
 
-    ``clang`` is the first one that knows it, ``isa_version`` its number in the device libraries, ``wavefront`` the
-    lanes of a wave, ``compile`` what flags it has beside those of all.
+    ``clang`` is the first version that knows it, ``isa_version`` its number in the device libraries, ``wavefront`` the
+    lanes of a wave, ``compile`` its flags in addition to the common ones.
     """
 
     clang: int
@@ -42,7 +42,7 @@ class LeftOut(Facts):
 
 
 class Zig(Facts):
-    """Where Zig is found (programs, Python package), and what makes it a clang."""
+    """Where Zig is found (programs, Python package), and the arguments that make it act as clang."""
 
     names: tuple[str, ...]
     package: str
@@ -50,7 +50,7 @@ class Zig(Facts):
 
 
 class Lent(Facts):
-    """What a clang without HIP needs of one that has it: headers in its resource folder, and programs."""
+    """What a clang without HIP borrows from one that has it: headers in its resource folder, and programs."""
 
     headers: tuple[str, ...]
     wrappers: str
@@ -86,13 +86,13 @@ def hip_facts() -> HipFacts:
 
 
 def clang_number(version: str) -> int:
-    """The major number in the version line of a clang; 0 of another compiler's."""
+    """The major number in a clang's version line; 0 for another compiler."""
     found = _VERSION.search(version)
     return int(found[1]) if found else 0
 
 
 def hip_flags(arch: str, version: str = "") -> tuple[str, ...]:
-    """The compile flags of an AMD arch, for a compiler that calls itself ``version``.
+    """The compile flags of an AMD arch for a compiler with the version line ``version``.
 
     Raises:
         SpecError: ``data/toolchains/hip.json`` is missing or malformed.

@@ -1,8 +1,8 @@
 """HIP compilers of this machine: ROCm's, or a distribution's clang++ with HIP headers and device libraries.
 
-Flags, places and versions are data (:mod:`catalog.build.hip.facts`). A compiler is identified together with the device
-libraries that it links into every kernel. Where no compiler knows an arch, a newer clang borrows HIP of one of them
-(:mod:`catalog.build.hip.borrowing`).
+Flags, paths and versions are data (:mod:`catalog.build.hip.facts`). The identity of a compiler includes the device
+libraries that it links into every kernel. If no compiler knows an arch, a newer clang borrows the HIP parts of one of
+them (:mod:`catalog.build.hip.borrowing`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from catalog.build.toolchains import (
 from catalog.errors import ToolchainError
 from catalog.settings import Settings, rocm_path, settings
 
-# A function for each constant by which the device libraries choose: of denormals, rounding, fast math.
+# One function for each constant that controls the device libraries: denormals, rounding, fast math.
 _PROBE = """\
 #include <hip/hip_runtime.h>
 __global__ void catalog_probe(float* x) { *x = expf(*x) + logf(*x) + sinf(*x) + sqrtf(*x); }
@@ -43,7 +43,7 @@ _CONSTANT = "@{name} = linkonce_odr protected local_unnamed_addr addrspace(4) co
 
 
 def rocm_root() -> Path:
-    """The root of ROCm: the setting, or the first of the usual ones with HIP's headers; the last one if none has."""
+    """The root of ROCm: the setting, or the first usual place with HIP's headers; the last place if none has them."""
     chosen = rocm_path()
     if chosen is not None:
         return chosen
@@ -88,13 +88,13 @@ def _find(arch: str, root: Path, chosen: Settings) -> Toolchain:
 
 
 def _launcher(compiler: Compiler, chosen: str | None) -> tuple[str, ...]:
-    """Launchers know a compiler by its name: ``zig clang`` would be Zig, compiling a file named clang."""
+    """The launcher. Launchers identify a compiler by its name: they would take ``zig clang`` for Zig."""
     subcommand = any(not argument.startswith("-") for argument in compiler.arguments)
     return () if subcommand else tuple(shlex.split(chosen or ""))
 
 
 def _code_object_flags(compiler: Compiler, libraries: Path) -> tuple[str, ...]:
-    """What makes a compiler's code fit device libraries that are older than it."""
+    """Flags that make a compiler's code fit device libraries older than itself."""
     code_objects = hip_facts().code_objects
     fits = clang_number(compiler.version) < code_objects.clang or (libraries / code_objects.module).is_file()
     return () if fits else code_objects.otherwise
@@ -110,7 +110,7 @@ def _compilers(root: Path, chosen: str | None) -> Iterator[Path]:
 
 
 def _compiler_for(arch: str, root: Path, chosen: str | None, newer: str | None) -> Completed:
-    """The first compiler that is new enough for ``arch``, else a newer one with HIP of the first that is not."""
+    """The first compiler that is new enough for ``arch``, else a newer one that borrows from the first that is not."""
     facts = hip_facts()
     needed = facts.arches[arch].clang
     seen = []
@@ -142,7 +142,7 @@ def device_libraries(root: Path) -> Path:
     """The folder of AMD's device libraries in the ROCm at ``root``.
 
     Raises:
-        ToolchainError: there is none.
+        ToolchainError: there are none.
     """
     facts = hip_facts()
     for place in facts.device_libs:
@@ -160,7 +160,7 @@ def _isa_module(arch: str) -> str:
 
 
 def _missing_constants(arch: str, compiler: Compiler, libraries: Path) -> str:
-    """LLVM IR of the constants that ``libraries`` look for and ``compiler`` would not find in them; empty if none.
+    """LLVM IR of constants that ``libraries`` need and that ``compiler`` would not find in them; empty if none.
 
     Older libraries lack the number of a newer arch; a newer compiler leaves out a module that older libraries need.
     """
@@ -175,9 +175,9 @@ def _missing_constants(arch: str, compiler: Compiler, libraries: Path) -> str:
 
 
 def _with_constants(libraries: Path, module: str, constants: str, compiler: Compiler, folder: Path) -> Path:
-    """``libraries`` with ``constants`` in ``module``, the one that tells an arch apart.
+    """``libraries`` with ``constants`` added to ``module``, the one that differs between archs.
 
-    ``folder`` is made whole elsewhere and renamed: other threads and processes see all of it or nothing.
+    ``folder`` is built elsewhere and renamed: other threads and processes see all of it or nothing.
     """
     if (folder / module).is_file():
         return folder
@@ -204,7 +204,7 @@ def _publish(made: Path, folder: Path) -> None:
     try:
         made.rename(folder)
     except OSError:
-        if not folder.is_dir():  # else another builder was first, with the same content
+        if not folder.is_dir():  # otherwise another builder has just made it, with the same content
             raise
 
 
@@ -223,13 +223,13 @@ def _make_module(module: Path, constants: str, compiler: Compiler) -> None:
 
 
 def check(toolchain: Toolchain) -> None:
-    """Compile and link a trivial kernel, to tell a broken toolchain from a broken kernel.
+    """Compile and link a trivial kernel, to distinguish a broken toolchain from a broken kernel.
 
     It calls functions of the device libraries. Clang's driver links device code with ``--no-undefined``, so here as in
     every build a symbol that no library has is an error.
 
     Raises:
-        ToolchainError: says which part is missing and which package has it.
+        ToolchainError: the message says which part is missing and which package has it.
     """
     facts = hip_facts()
     with tempfile.TemporaryDirectory(prefix="catalog-") as scratch:

@@ -18,7 +18,7 @@ inline void store(float* to, Float x) { store_bits(to, x); }
 
 #if defined(__F16C__)
 
-// Builtins of compilers, not <immintrin.h>: reading it would be a fifth of the time that a row compiles.
+// Compiler builtins, not <immintrin.h>: reading that header would take a fifth of a row's compile time.
 typedef short Shorts __attribute__((vector_size(vector_bytes / 2)));
 typedef int Ints __attribute__((vector_size(vector_bytes)));
 
@@ -52,7 +52,7 @@ inline void store(fp16* to, Float x) { store_bits(to, __builtin_convertvector(x,
 
 #endif
 
-// g++ converts half a vector at a time where it is not told the instruction.
+// Without the explicit instruction, g++ converts half a vector at a time.
 #if defined(__AVX512F__) && !defined(__clang__)
 inline Bits widen(HalfBits x) { return (Bits)__builtin_ia32_pmovzxwd512_mask((Shorts)x, Ints{}, all_lanes); }
 inline HalfBits narrow(Bits x) { return (HalfBits)__builtin_ia32_pmovdw512_mask((Ints)x, Shorts{}, all_lanes); }
@@ -74,7 +74,7 @@ inline void store(bf16* to, Float x) {
     store_bits(to, narrow(kept >> 16));
 }
 
-// The first `count` elements, zeros behind them; `from` may end there.
+// The first `count` elements, followed by zeros; `from` may end after them.
 template <class T>
 inline Float load_first(const T* from, std::int64_t count) {
     if (count >= lanes) return load(from);

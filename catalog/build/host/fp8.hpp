@@ -23,7 +23,7 @@ inline Float load(const bf8* from) {
     return load(halves);
 }
 
-// As the bits of fp16 an e4m3 number is 2^8 too small, subnormal numbers too.
+// Read as the bits of fp16, an e4m3 number is 2^8 too small, including subnormal numbers.
 inline Float load(const fp8* from) {
     const HalfBits bits = __builtin_convertvector(load_bits<ByteBits>(from), HalfBits);
     fp16 halves[lanes];
@@ -32,8 +32,8 @@ inline Float load(const fp8* from) {
     return (Float)((Bits)(load(halves) * 256.0f) | (is_nan & 0x7fc00000));
 }
 
-// Rounds to nearest even; what is too large becomes the largest number, as in CK Tile. `mantissa` bits are kept of
-// normal numbers; below 2^min_exponent the spacing is that of the smallest normal ones.
+// Rounds to nearest even; numbers that are too large become the largest one, as in CK Tile. Normal numbers keep
+// `mantissa` bits; below 2^min_exponent the spacing is that of the smallest normal numbers.
 template <int mantissa, int bias>
 inline Bits narrow(Float x, float largest, std::uint32_t nan) {
     constexpr int shift = 23 - mantissa, min_exponent = 1 - bias;

@@ -1,4 +1,4 @@
-// The products that both GEMMs of attention are made of.
+// The matrix products shared by both GEMMs of attention.
 #pragma once
 
 #include <algorithm>
@@ -10,10 +10,10 @@
 
 namespace catalog::host {
 
-// A B for `rows` x `columns` that registers hold. Element (row, k) of A is a[row * a_row + k * a_depth], so that a
-// transposed A needs no copy; b[k] is where row k of B begins. finish(row, column, sum) takes every vector of sums
-// away: what they are added to is better read last, for read first it would have to travel through the loop, and the
-// next block's sums would wait for it.
+// A B for `rows` x `columns` held in registers. Element (row, k) of A is a[row * a_row + k * a_depth], so that a
+// transposed A needs no copy; b[k] points to row k of B. finish(row, column, sum) consumes each vector of sums. What
+// they are added to is better read there, at the end: read at the start, it would occupy registers throughout the loop,
+// and the next block's sums would wait for it.
 template <int rows, int columns, int a_row, int a_depth, class B, class Finish>
 inline void multiply_block(const float* a, B b, int depth, Finish finish) {
     constexpr int vectors = columns / lanes;
@@ -35,7 +35,7 @@ inline void multiply_block(const float* a, B b, int depth, Finish finish) {
         for (int j = 0; j < vectors; ++j) finish(r, j * lanes, sum[r][j]);
 }
 
-// The usual ways to finish, at the rows of C, which are ldc apart.
+// The usual forms of finish, for rows of C that are ldc apart.
 template <int ldc>
 inline auto store_to(float* c) {
     return [c](int row, int column, Float sum) { store(c + row * ldc + column, sum); };
@@ -49,22 +49,22 @@ inline auto add_to(float* c) {
     };
 }
 
-// body(std::integral_constant<int, size>, first) for blocks of the first size from `first` to `end`, then of the next
-// sizes for the remainder: a decode step of one row runs a block of one row.
+// Calls body(std::integral_constant<int, size>, first) for blocks of the first size from `first` to `end`, then of the
+// next sizes for the remainder: a decode step with one row runs a block of one row.
 template <int size, int... smaller, class Body>
 inline void for_blocks(int first, int end, Body body) {
     for (; first + size <= end; first += size) body(std::integral_constant<int, size>{}, first);
     if constexpr (sizeof...(smaller) > 0) for_blocks<smaller...>(first, end, body);
 }
 
-// As many sizes as pay for the time that compiling a product of each takes.
+// As many sizes as are worth the time to compile one product each.
 template <int size, class Body>
 inline void for_row_blocks(int first, int end, Body body) {
     for_blocks<size, (size + 1) / 2, 1>(first, end, body);
 }
 
 // A B for any number of rows and columns. The panel of B for column c begins at b + c * panel_stride and stays in L1
-// while all rows pass by.
+// while all rows use it.
 template <int block_rows, int block_columns, int a_row, int a_depth, class Finish>
 inline void multiply_panels(const float* a, const float* b, std::ptrdiff_t panel_stride, std::ptrdiff_t ldb, int rows,
                             int columns, int depth, Finish finish) {
@@ -76,9 +76,9 @@ inline void multiply_panels(const float* a, const float* b, std::ptrdiff_t panel
         });
 }
 
-// c[r * ldc + key] = a[r * lda] . b[key] for `rows` rows of A and the keys that give one sum a lane: an accumulator
-// each, all reduced together. Keys behind `last` are read as `last`, so that they need no tail code; nobody uses their
-// products. With every step along the depth, `asked` elements of `next` are asked for.
+// c[r * ldc + key] = a[r * lda] . b[key] for `rows` rows of A and the keys of one vector: one accumulator each, all
+// reduced together. Keys after `last` are read as `last`, so that no tail code is needed; their products are not used.
+// Each step along the depth prefetches `asked` elements of `next`.
 template <int rows, int lda, int ldc, class B, class Next>
 inline void multiply_rows(const float* a, B b, Lines<Next>& next, int asked, int first, int last, int depth,
                           float* c) {

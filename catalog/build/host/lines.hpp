@@ -1,4 +1,4 @@
-// What a kernel will read next, asked for while it computes.
+// Prefetching of what a kernel will read next while it computes.
 #pragma once
 
 #include <utility>
@@ -7,18 +7,18 @@
 
 namespace catalog::host {
 
-// The cache lines of some rows, asked for once each and in order, whatever the order in which the kernel reads: memory
-// answers rows in turn half as fast.
+// Prefetches the cache lines of some rows once each and in order, whatever the order in which the kernel reads: memory
+// is half as fast when rows are read in turn.
 template <class Source>
 class Lines {
     using Data = decltype(std::declval<const Source>()[0]);
     static constexpr int line = 64 / static_cast<int>(sizeof(*Data{}));
 
    public:
-    // Elements 0 to `width` of rows `first` to `end`.
+    // Elements 0 to `width` of the rows from `first` to `end`.
     Lines(Source rows, int first, int end, int width) : rows(rows), row(first - 1), end(end), width(width) { next_row(); }
 
-    // Asks for as many elements more, if there are.
+    // Prefetches the next elements, if there are any left.
     void ask(int elements) {
         for (owed += elements; owed >= line && data; owed -= line) {
             prefetch(data);

@@ -1,11 +1,11 @@
-// Copies of tensor tiles as float32, in the order in which the register blocks read them.
+// Copies of tensor tiles as float32, in the order in which register blocks read them.
 #pragma once
 
 #include "dtype.hpp"
 
 namespace catalog::host {
 
-// Rows of T, contiguous along the head dim.
+// Rows of T that are contiguous along the head dim.
 template <class T>
 struct Rows {
     T* data;
@@ -15,7 +15,7 @@ struct Rows {
     Rows from(std::int64_t row) const { return {data + row * stride, stride}; }
 };
 
-// Rows that lie anywhere: where each begins.
+// Rows at arbitrary addresses: a pointer to each.
 template <class T>
 struct RowTable {
     T* const* rows;
@@ -29,7 +29,7 @@ inline void pack_query(const T* query, int width, float scale, float* packed) {
     for (int d = 0; d < width; d += lanes) store(packed + d, load_first(query + d, width - d) * scale);
 }
 
-// Transposed panels: packed[panel][d][key within the panel]. Keys behind the last one become zeros.
+// Transposed panels: packed[panel][d][key within the panel]. Keys after the last one become zeros.
 template <int panel_keys, int panel_depth, class Keys>
 inline void pack_keys(Keys keys, int count, int width, float* packed) {
     for (int key = 0; key < round_up(count, panel_keys); key += lanes) {

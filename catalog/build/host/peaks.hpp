@@ -1,5 +1,5 @@
-// What this CPU reaches at best: multiply-adds between registers, and reads of memory in order. Exported to C, so one
-// translation unit alone may include this.
+// The peak rates of this CPU: multiply-adds in registers, and sequential reads of memory. Exports C functions, so only
+// one translation unit may include this.
 #pragma once
 
 #include <sys/mman.h>
@@ -22,17 +22,17 @@ inline double seconds_since(Clock::time_point start) {
     return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// The compiler takes it that the value is used.
+// Makes the compiler assume that the value is used.
 inline void use(float value) { asm volatile("" : : "m"(value)); }
 
-// Sums that grow at the same time: enough to hide the latency of all units, few enough for the registers.
+// Independent sums: enough to hide the latency of all units, few enough for the registers.
 #if defined(__AVX512F__) || defined(__aarch64__)
 inline constexpr int sums = 24;
 #else
 inline constexpr int sums = 12;
 #endif
 
-// Every sum adds its neighbour times `factor`: what an instruction does on every target, and never the same product.
+// Every sum adds its neighbour times `factor`: one instruction on every target, and never the same product.
 inline float multiply_adds(int rounds, float factor) {
     const Float factors = splat(factor);
     Float sum[sums];
@@ -48,10 +48,10 @@ inline float multiply_adds(int rounds, float factor) {
 }
 
 // FLOP/s of one thread: the median over a tenth of a second, in blocks so short that few are interrupted, and so many
-// that the first and the last, when other threads of the core may idle, do not count.
+// that the first and the last, when other threads of the core may be idle, do not matter.
 inline double thread_flops() {
     constexpr int blocks = 512, rounds = 1 << 16;
-    volatile float factor = 1e-9F;  // or the compiler would know the sums; they stay far from infinity and denormals
+    volatile float factor = 1e-9F;  // keeps the compiler from knowing the sums; no overflow, no denormals
     std::array<double, blocks> rates;
     for (double& rate : rates) {
         const auto start = Clock::now();
@@ -62,7 +62,7 @@ inline double thread_flops() {
     return rates[blocks / 2];
 }
 
-// FLOP/s of so many threads together.
+// FLOP/s of this number of threads together.
 inline double peak_flops(int threads) {
     double flops = 0;
 #pragma omp parallel num_threads(threads) reduction(+ : flops)
@@ -84,9 +84,9 @@ inline float sum_of(const float* from, std::int64_t count) {
     return reduce_sum(partial[0]);
 }
 
-// Bytes/s that so many threads read, each its own share of a buffer; they come from memory only where the buffer is far
-// larger than the caches. The best of many passes counts: whatever else runs on the machine only slows them down.
-// 0: no memory.
+// Bytes/s read by this number of threads, each from its own share of a buffer, which must be far larger than the caches
+// for the bytes to come from memory. The best of many passes counts, because other load on the machine can only slow
+// them down. 0: out of memory.
 inline double peak_bandwidth(int threads, std::int64_t buffer_bytes) {
     constexpr double budget_seconds = 0.3;
     constexpr std::int64_t page_bytes = 2 << 20;
@@ -100,7 +100,7 @@ inline double peak_bandwidth(int threads, std::int64_t buffer_bytes) {
 #if defined(MADV_HUGEPAGE)
     madvise(buffer, bytes, MADV_HUGEPAGE);  // as NumPy does for its arrays
 #endif
-    // Each thread writes its share first, so that it lies near its core. Not zeros: those need no memory of their own.
+    // Each thread writes its share first, to place it near its core. Not zeros: the system would not allocate them.
 #pragma omp parallel for num_threads(threads) schedule(static, 1)
     for (int thread = 0; thread < threads; ++thread) std::fill_n(buffer + thread * share, share, 1.0F);
 
@@ -120,14 +120,14 @@ inline double peak_bandwidth(int threads, std::int64_t buffer_bytes) {
 
 extern "C" {
 
-// FLOP/s of multiply-adds in fp32; a multiply-add is two. Returns a catalog_status, as the next.
+// FLOP/s of fp32 multiply-adds, each counted as two. Returns a catalog_status, as does the next function.
 __attribute__((visibility("default"))) int32_t catalog_peak_flops(int32_t threads, double* rate) {
     if (threads < 1) return CATALOG_BAD_ARGUMENT;
     *rate = catalog::host::peak_flops(threads);
     return CATALOG_OK;
 }
 
-// Bytes/s read from a buffer of so many bytes.
+// Bytes/s read from a buffer of this size.
 __attribute__((visibility("default"))) int32_t catalog_peak_bandwidth(int32_t threads, int64_t bytes, double* rate) {
     if (threads < 1 || bytes < 1) return CATALOG_BAD_ARGUMENT;
     *rate = catalog::host::peak_bandwidth(threads, bytes);

@@ -8,24 +8,24 @@
 
 namespace catalog::host {
 
-// One of the `chunks` of a sequence, for one of its columns: a head, say.
+// One of the `chunks` of a sequence, for one of its columns, such as a head.
 struct Piece {
     std::int64_t sequence, column, chunk, chunks;
 };
 
-// A sequence has as many pieces as its own length asks for, so short ones beside a long one cost what they take.
+// Each sequence has as many pieces as its own length needs, so short ones next to a long one cost only their own work.
 class Pieces {
    public:
     std::int64_t size() const { return starts[sequences]; }
 
-    // All columns of a chunk, then the next chunk; then the next sequence.
+    // Order: all columns of a chunk, then the next chunk, then the next sequence.
     Piece operator[](std::int64_t index) const {
         const std::int64_t sequence = std::upper_bound(starts, starts + sequences, index) - starts - 1;
         return {sequence, index % columns, (index - starts[sequence]) / columns,
                 (starts[sequence + 1] - starts[sequence]) / columns};
     }
 
-    // Chunks of `chunk` rows, for sequences of rows_of(sequence) rows. False: there is no memory.
+    // Chunks of `chunk` rows, for sequences of rows_of(sequence) rows. False: out of memory.
     template <class RowsOf>
     bool divide(std::int64_t sequences, std::int64_t columns, std::int64_t chunk, RowsOf rows_of) {
         this->sequences = sequences;
@@ -38,7 +38,7 @@ class Pieces {
     }
 
    private:
-    // The calling thread's own room for `count` starts, kept for its next launch.
+    // Memory of the calling thread for `count` starts, kept for its next launch.
     bool reserve(std::int64_t count) {
         thread_local std::unique_ptr<std::int64_t[]> room;
         thread_local std::int64_t size = 0;
@@ -50,7 +50,7 @@ class Pieces {
         return size >= count;
     }
 
-    std::int64_t* starts;  // pieces before each sequence, and all
+    std::int64_t* starts;  // number of pieces before each sequence, then the total
     std::int64_t sequences, columns;
 };
 

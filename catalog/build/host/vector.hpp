@@ -24,7 +24,7 @@ typedef std::uint16_t HalfBits __attribute__((vector_size(vector_bytes / 2)));
 
 constexpr int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
 
-// memcpy, because tensors are aligned to their element only.
+// memcpy, because tensors are aligned only to their element.
 template <class Vector, class Element>
 inline Vector load_bits(const Element* from) {
     static_assert(sizeof(Vector) == lanes * sizeof(Element));
@@ -39,11 +39,11 @@ inline void store_bits(Element* to, Vector vector) {
     std::memcpy(to, &vector, sizeof vector);
 }
 
-inline Float splat(float value) { return value - Float{}; }  // minus, so that -0.0f stays what it is
+inline Float splat(float value) { return value - Float{}; }  // minus preserves -0.0f
 
 inline Float max(Float a, Float b) { return a > b ? a : b; }
 
-// Lane i of the result is lane Pattern::at(i) of a followed by b.
+// Lane i of the result is lane Pattern::at(i) of the concatenation of a and b.
 template <class Pattern, int... lane>
 inline Float permute(Float a, Float b, std::integer_sequence<int, lane...>) {
 #if __has_builtin(__builtin_shufflevector)
@@ -85,7 +85,7 @@ inline float reduce_sum(Float x) {
     return x[0];
 }
 
-// Interleaving the two halves rotates the (row, lane) address by one bit; log2(lanes) times exchanges row and lane.
+// Interleaving two halves rotates the (row, lane) address by one bit; log2(lanes) steps exchange row and lane.
 template <int round = 1>
 inline void transpose(Float (&rows)[lanes]) {
     Float next[lanes];
@@ -99,8 +99,8 @@ inline void transpose(Float (&rows)[lanes]) {
     if constexpr (2 * round < lanes) transpose<2 * round>(rows);
 }
 
-// Lane i of the result is the sum of the lanes of x[i]; x is used up. Every round adds the interleaved halves of the
-// first half of the vectors and of the second, so the sums end up in order.
+// Lane i of the result is the sum of the lanes of x[i]; x is overwritten. Each round adds the interleaved halves of the
+// first and of the second half of the vectors, so the sums end up in order.
 template <int count = lanes>
 inline Float sum_each(Float (&x)[lanes]) {
 #pragma GCC unroll 16

@@ -1,4 +1,4 @@
-"""Which fields of a problem go together: each check raises the error that names both sides."""
+"""Checks that the fields of a problem are consistent: each raises an error that names both fields."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _OF_SOME_OPS = frozenset().union(*OP_FIELDS.values())
 
 
 def check_relevance(problem: Problem) -> None:
-    """Every field that is stated means something to the operation.
+    """Check that every stated field applies to the operation.
 
     Raises:
-        ProblemError: one does not.
+        ProblemError: one does not apply.
     """
     fields = type(problem).model_fields
     for name in fields:
@@ -42,7 +42,7 @@ def check_relevance(problem: Problem) -> None:
 
 
 def check_lengths(problem: Problem) -> None:
-    """The sizes agree with each other.
+    """Check that the sizes agree with each other.
 
     Raises:
         ProblemError: they do not.
@@ -55,8 +55,8 @@ def check_lengths(problem: Problem) -> None:
         return
     if problem.page_size and problem.seqlens_k is not None:
         raise ProblemError(
-            "seqlens_k does not go with a paged cache, whose lengths are a tensor of the run",
-            hint="State seqlen_k, the longest sequence that the page table has room for.",
+            "seqlens_k cannot be combined with a paged cache, whose lengths are a tensor of the run",
+            hint="State seqlen_k, the longest sequence that fits into the page table.",
         )
     _check_packed(problem, "q", problem.seqlens_q)
     if problem.seqlens_k is not None:
@@ -74,17 +74,17 @@ def check_lengths(problem: Problem) -> None:
 
 
 def certain_sizes(problem: Problem, sizes: Mapping[str, Any]) -> dict[str, Any] | None:
-    """All sizes of a problem of the form of ``problem`` with these ``sizes``, where they are certain to be valid.
+    """All sizes of a problem like ``problem`` with these ``sizes``, if they are certain to be valid.
 
-    None where they may not be, or take defaults, or are no plain integers: then the constructor must decide. It knows
-    less than the constructor, never more: what it gives, the constructor gives.
+    None if they may be invalid, take defaults, or are not plain integers: then the constructor must decide. This check
+    is stricter than the constructor, never looser, and agrees with its results.
     """
     if problem.op == "appendkv" or problem.page_size:
-        return None  # their sizes are limits of each other's, and of features'
+        return None  # their sizes limit each other, and features limit them
     whole = _packed(sizes) if problem.seqlens_q is not None else _dense(sizes)
     if whole is None:
         return None
-    # No tensor has an axis twice, and no product of matrices has a pair of tokens twice.
+    # No tensor has an axis twice, and no matrix product has a pair of tokens twice.
     packed_q, packed_k = whole["seqlens_q"], whole["seqlens_k"]
     q = whole["seqlen_q"] if packed_q is None else sum(packed_q)
     k = whole["seqlen_k"] if packed_k is None else q if packed_k is packed_q else sum(packed_k)
@@ -94,7 +94,7 @@ def certain_sizes(problem: Problem, sizes: Mapping[str, Any]) -> dict[str, Any] 
 
 @lru_cache(maxsize=1024)
 def _weight(form: Form) -> int:
-    """Bytes of tensors, or FLOP, of a problem of ``form`` for each unit of the product of its sizes plus one each."""
+    """Bytes of tensors or FLOP of a problem of ``form``, per unit of the product of its sizes, each plus one."""
     blank = form.blank
     bytes_each: int = form.bytes_at(defaultdict(lambda: 1))
     flops_each: int = 6 * blank.nhead_q * (blank.hdim_q + blank.hdim_v)
@@ -149,28 +149,28 @@ def _check_packed(problem: Problem, axis: str, lengths: tuple[int, ...]) -> None
 
 
 def check_features(problem: Problem) -> None:
-    """Features have what they need.
+    """Check that features have what they require.
 
     Raises:
-        ProblemError: one lacks something; says what.
+        ProblemError: a feature lacks something; the message says what.
     """
     _check_operation(problem)
     _check_quantisation(problem)
     if problem.bias is Bias.ALIBI and problem.bias_dims == "11":
-        raise ProblemError("bias_dims='11' does not go with bias='alibi': slopes are 1h or bh")
+        raise ProblemError("bias_dims='11' cannot be combined with bias='alibi': slopes are 1h or bh")
     if problem.dbias and problem.bias is not Bias.BIAS:
-        raise ProblemError("dbias needs bias='bias': there is no other bias with a gradient")
+        raise ProblemError("dbias needs bias='bias': no other bias has a gradient")
     if problem.randval and not problem.dropout:
-        raise ProblemError("randval needs dropout: there are no random numbers without")
+        raise ProblemError("randval needs dropout: without it there are no random numbers")
     if problem.min_seqlen_q and problem.mode is Mode.BATCH:
-        raise ProblemError("min_seqlen_q needs group mode, seqlens_q: sequences of a batch are equally long")
+        raise ProblemError("min_seqlen_q needs group mode, seqlens_q: sequences of a batch have equal lengths")
 
 
 def _check_operation(problem: Problem) -> None:
     if problem.op in ("pagedkv", "batch_prefill") and not problem.page_size:
-        raise ProblemError(f"op={problem.op!r} needs page_size, the tokens of a page of the cache")
+        raise ProblemError(f"op={problem.op!r} needs page_size, the number of tokens in a page of the cache")
     if problem.num_pages is not None and not problem.page_size:
-        raise ProblemError("num_pages needs page_size, the tokens of a page of the cache")
+        raise ProblemError("num_pages needs page_size, the number of tokens in a page of the cache")
     if problem.op == "batch_prefill":
         if problem.mode is Mode.BATCH:
             raise ProblemError("op='batch_prefill' needs seqlens_q: its queries are packed")
@@ -180,21 +180,21 @@ def _check_operation(problem: Problem) -> None:
 
 
 def _check_vectors(problem: Problem) -> None:
-    """The vectorized layout keeps 16 bytes together: of a key along the head dim, of a value along the tokens."""
+    """Check the vectorized layout, which keeps 16 bytes together: keys along the head dim, values along tokens."""
     if problem.kv_memory_layout is not KvMemoryLayout.VECTORIZED:
         return
     vector = VECTOR_BYTES // ELEMENT_BYTES[problem.dtype][0]
     for name in ("hdim_q", "page_size"):
         if getattr(problem, name) % vector:
             raise ProblemError(
-                f"{name}={getattr(problem, name)} does not go with kv_memory_layout='vectorized': "
+                f"{name}={getattr(problem, name)} cannot be combined with kv_memory_layout='vectorized': "
                 f"must be a multiple of {vector}, the {problem.dtype} elements of {VECTOR_BYTES} bytes"
             )
 
 
 def _check_append(problem: Problem) -> None:
     if problem.mode is Mode.GROUP:
-        raise ProblemError("seqlens_q does not go with op='appendkv': state batch and seqlen_q")
+        raise ProblemError("seqlens_q cannot be combined with op='appendkv': state batch and seqlen_q")
     if problem.seqlen_new is None:
         raise ProblemError("op='appendkv' needs seqlen_new, the tokens that are appended to each sequence")
     for name in ("seqlen_new", "seqlen_q"):
@@ -205,7 +205,7 @@ def _check_append(problem: Problem) -> None:
     if problem.rotary_dim is not None and problem.rope is Rope.NO:
         raise ProblemError("rotary_dim needs rope: inter or half")
     if problem.rope is not Rope.NO and problem.hdim_q < 2:
-        raise ProblemError(f"hdim_q={problem.hdim_q} does not go with rope: pairs of elements are rotated")
+        raise ProblemError(f"hdim_q={problem.hdim_q} cannot be combined with rope, which rotates pairs of elements")
     if problem.rotary_dim is not None and (problem.rotary_dim % 2 or problem.rotary_dim > problem.hdim_q):
         raise ProblemError(f"rotary_dim={problem.rotary_dim}: must be even and at most hdim_q={problem.hdim_q}")
 
@@ -217,7 +217,7 @@ def _check_quantisation(problem: Problem) -> None:
         return
     if problem.dtype not in QUANTISED:
         raise ProblemError(
-            f"qscale={str(problem.qscale)!r} does not go with dtype={str(problem.dtype)!r}",
+            f"qscale={str(problem.qscale)!r} cannot be combined with dtype={str(problem.dtype)!r}",
             hint=f"Dtypes with scales: {', '.join(sorted(map(str, QUANTISED)))}.",
         )
     if problem.qscale not in QSCALES[problem.op]:

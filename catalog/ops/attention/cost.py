@@ -1,4 +1,4 @@
-"""How much work a problem is, by convention: what TFLOP/s count."""
+"""The work of a problem by convention, as counted in TFLOP/s."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 
 
 def flops_of(problem: Problem) -> int:
-    """FLOP of the matrix products, 2 a multiply-add.
+    """FLOP of the matrix products; a multiply-add counts as 2.
 
-    Of a query-key pair of a query head: forward Q K^T and P V, 2 (hdim_q + hdim_v); backward Q K^T, dO V^T, P^T dO,
+    For each query-key pair of a query head: forward Q K^T and P V, 2 (hdim_q + hdim_v); backward Q K^T, dO V^T, P^T dO,
     dS^T Q and dS K, 2 (3 hdim_q + 2 hdim_v). Appending to a cache multiplies no matrices: 0.
 
-    Pairs are all pairs without a mask, half of all under a causal mask, whatever its corner (so do published figures
-    count), and exactly the visible pairs under a window, besides sinks; group mode sums over its sequences.
+    Without a mask all pairs count; under a causal mask half of all, whatever its corner (the convention of published
+    figures); under a window exactly the visible pairs, without sinks. Group mode sums over its sequences.
     """
     if problem.op == "appendkv":
         return 0
@@ -30,7 +30,7 @@ def flops_of(problem: Problem) -> int:
 
 
 def _distinct_sequences(problem: Problem) -> list[tuple[int, int, int]]:
-    """(count, queries, keys): one entry in batch mode, where all sequences are alike."""
+    """(count, queries, keys) of equal sequences: one entry in batch mode, where all sequences have the same lengths."""
     if problem.mode is Mode.BATCH:
         return [(problem.batch, problem.seqlen_q, problem.seqlen_k)]
     return [(1, *lengths) for lengths in problem.sequences]

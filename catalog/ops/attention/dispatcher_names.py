@@ -1,6 +1,6 @@
-"""The names of CK's dispatcher, which rows of the spaces rules and exhaustive carry beside their own.
+"""The names of CK's dispatcher, which rows of the spaces rules and exhaustive have in addition to their own.
 
-They are kept for comparison only: they leave out the waves and all but the first warp tile, so they identify no kernel.
+They are only for comparison: they leave out the waves and all warp tiles except the first, so they identify no kernel.
 
 Source of the form: FmhaKernelConfig.name in CK's dispatcher/python/fmha_utils.py.
 """
@@ -22,14 +22,14 @@ _PIPELINES: dict[str, str] = {
     Family.BWD_DQ_DK_DV: "qr",
     Family.BWD_CONVERT_DQ: "qr",
 }
-"""What the dispatcher says where CK's codegen names no pipeline."""
+"""The dispatcher's names where CK's codegen names no pipeline."""
 
 _QUANTISED = (Family.FWD, Family.BATCH_PREFILL)
-"""Families whose configs carry a scale; the others' fp8 kernels are statically quantised without saying so."""
+"""Families whose configs have a scale; fp8 kernels of other families are statically quantised without a mention."""
 
 
 class _OtherHeadDim:
-    """hdim_v, where it differs from hdim_q: ``x128``."""
+    """hdim_v if it differs from hdim_q: ``x128``."""
 
     def text(self, row: Row) -> str:
         return "" if row["hdim_v"] == row["hdim_q"] else f"x{row['hdim_v']}"
@@ -98,9 +98,9 @@ def _parts(family: str) -> tuple[Part, ...]:
 
 
 def _name_sql(family: str) -> str:
-    """SQL expression, over the kernel columns, of the dispatcher's name.
+    """SQL expression for the dispatcher's name over the kernel columns.
 
-    Without printf, which the sandbox of user expressions does not admit: a view is made of it.
+    Uses no printf, which the sandbox of user expressions forbids, because a view contains it.
     """
     return " || ".join(f"({part.sql()})" for part in _parts(family))
 
@@ -108,10 +108,10 @@ def _name_sql(family: str) -> str:
 DISPATCHER_NAME: Mapping[Column, str] = MappingProxyType(
     {
         Column(
-            "dispatcher_name", "TEXT", "text", "", "what CK's dispatcher calls it; empty for the spaces ck and native"
+            "dispatcher_name", "TEXT", "text", "", "name in CK's dispatcher; empty for the spaces ck and native"
         ): "iif(space IN ('ck', 'native'), '', CASE family "
         + " ".join(f"WHEN '{family}' THEN {_name_sql(family)}" for family in Family)
         + " END)"
     }
 )
-"""The column of the view that has the dispatcher's name, and its SQL."""
+"""The view's column with the dispatcher's name, and its SQL."""

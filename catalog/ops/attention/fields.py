@@ -1,4 +1,4 @@
-"""What the fields of a problem may hold: types, limits, and which operation takes which."""
+"""The domains of a problem's fields: types, limits, and which operation takes which field."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ELEMENT_BYTES: Mapping[Dtype, tuple[int, int]] = MappingProxyType(
         Dtype.FP8FP32: (1, 4),
     }
 )
-"""Bytes of an element of Q, K, V and of an element of O. The mx types are absent: they need block scales."""
+"""Bytes of an element of Q, K, V and of an element of O. The mx types are missing: they need block scales."""
 
 _SCORES = ("scale", "bias", "bias_dims", "mask", "window")
 _CACHE = ("page_size", "num_pages")
@@ -46,7 +46,7 @@ OP_FIELDS: Mapping[Op, frozenset[str]] = MappingProxyType(
         "bwd": frozenset({*_SCORES, "dropout", "randval", "dbias", "dlse", "deterministic"}),
     }
 )
-"""Fields that mean something to each operation, besides the sizes, which mean something to all."""
+"""Fields that apply to each operation, in addition to the sizes, which apply to all."""
 
 QSCALES: Mapping[Op, frozenset[Qscale]] = MappingProxyType(
     {
@@ -56,17 +56,17 @@ QSCALES: Mapping[Op, frozenset[Qscale]] = MappingProxyType(
         "batch_prefill": frozenset({Qscale.NO, Qscale.PERTENSOR, Qscale.KV_BLOCKSCALE}),
     }
 )
-"""Granularities of scales that an operation has arguments for."""
+"""Granularities of scales for which an operation has arguments."""
 
 QUANTISED = frozenset(dtype for dtype, (size, _) in ELEMENT_BYTES.items() if size == 1)
-"""Element types that are stored with scales."""
+"""Element types stored with scales."""
 
 VECTOR_BYTES = 16
 """Bytes that the vectorized cache layout keeps together."""
 
 
 def _listed(value: Any) -> Any:
-    """A list or tuple; arrays become lists. An iterator or a set has no order to rely on."""
+    """Accept a list or tuple; convert arrays to lists. An iterator or a set has no reliable order."""
     value = value.tolist() if hasattr(value, "tolist") else value
     if not isinstance(value, (list, tuple)):
         raise ValueError("not a list")
@@ -92,7 +92,7 @@ def _stated(value: Any) -> Any:
 
 
 def _one_of(words: Iterable[str]) -> WithJsonSchema:
-    """What JSON Schema says of a type that takes only some words of an enum."""
+    """JSON Schema of a type that accepts only some words of an enum."""
     return WithJsonSchema({"type": "string", "enum": [str(word) for word in words]})
 
 

@@ -1,4 +1,4 @@
-"""Lengths and page tables: tensors whose values say where a kernel reads, checked before it does."""
+"""Lengths and page tables: their values decide where a kernel reads, so they are checked first."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Array = NDArray[Any]
 
 
 def check_indices(problem: Problem, tensors: Mapping[str, Array]) -> None:
-    """Every length fits into its sequence, every page number into the cache, as far as ``tensors`` has them.
+    """Check that every length in ``tensors`` fits into its sequence, and every page number into the cache.
 
     Raises:
-        TensorError: one does not; says which, and what is allowed.
+        TensorError: a value does not fit; the message says which, and what is allowed.
     """
     for name in ("seqlens_q", "seqlens_k"):
         if name in tensors:
@@ -33,12 +33,12 @@ def check_indices(problem: Problem, tensors: Mapping[str, Array]) -> None:
 
 
 def _room(problem: Problem, name: str) -> list[int]:
-    """How many tokens each sequence may have."""
+    """Maximum number of tokens of each sequence."""
     return [lengths[name == "seqlens_k"] - problem.appended for lengths in problem.sequences]
 
 
 def _stored(problem: Problem, tensors: Mapping[str, Array]) -> Array:
-    """Tokens of each sequence that the pages hold when the kernel is done."""
+    """Tokens of each sequence that are in the pages when the kernel is done."""
     return tensors["seqlens_k"] + (problem.seqlen_new or 0)
 
 

@@ -1,4 +1,4 @@
-"""Random inputs of attention, and those that follow from others."""
+"""Random inputs of attention, and inputs that follow from others."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ Array = NDArray[Any]
 Rng = np.random.Generator
 
 ROPE_BASE = 10_000.0
-"""Base of the angles of made rotary tables: position / base^(2 i / rotary_dim)."""
+"""Base of the angles in generated rotary tables: position / base^(2 i / rotary_dim)."""
 
 
 def draw(problem: Problem, name: str, rng: Rng) -> Array:
-    """A random input, as a user would give it.
+    """A random input like a user's.
 
     Q, K, V, new tokens, biases and gradients are standard normal; scales are near 1; ALiBi slopes and rotary tables are
-    the usual ones. Sequences are as long as the problem allows, pages lie in random order.
+    the usual ones. Sequences are as long as the problem allows; pages are in random order.
     """
     return _MAKERS.get(name, _normal)(problem, name, rng)
 
 
 def complete(problem: Problem, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """O and LSE of a backward: those of its forward, by the reference."""
+    """O and LSE for a backward: computed by the reference of its forward."""
     if problem.op != "bwd":
         return {}
     forward = forward_of(problem)
@@ -58,7 +58,7 @@ def _longest(problem: Problem, name: str, _: Rng) -> Array:
 
 
 def _pages(problem: Problem, name: str, rng: Rng) -> Array:
-    """Every page once, in random order; again from the start where sequences need more than there are."""
+    """Every page once, in random order, repeated if the sequences need more pages than there are."""
     shape = problem.shapes[name]
     return np.resize(rng.permutation(problem.num_pages or 0), shape)
 
@@ -95,6 +95,6 @@ _MAKERS: Mapping[str, Callable[[Problem, str, Rng], Array]] = MappingProxyType(
 
 
 def forward_of(problem: Problem) -> Problem:
-    """The forward problem whose gradient a backward problem asks for."""
+    """The forward problem whose gradient a backward problem computes."""
     only_backward = {"dbias": False, "dlse": False, "deterministic": False, "randval": False}
     return problem.model_copy(update={"op": "fwd", "lse": True, **only_backward})

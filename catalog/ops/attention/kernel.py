@@ -24,5 +24,5 @@ class AttentionKernel(Kernel):
 
     @property
     def family(self) -> Family:
-        """The family, the trait asked for most."""
+        """The family: a shortcut to the trait used most."""
         return self.signature.family

@@ -1,8 +1,8 @@
-"""How alike two problems are: the same in kind, and how far apart in size.
+"""The similarity of problems: whether they are of one kind, and the distance of their sizes.
 
-Problems of one kind ask for the same traits, head dims and operation, so that a kernel that answers one answers the
-other, padding aside. Their distance is Euclidean over the binary logarithms of their sizes: twice the keys is as far as
-twice the sequences.
+Problems of one kind require the same traits, head dims and operation, so a kernel that answers one answers the other,
+apart from padding. Their distance is Euclidean over the binary logarithms of their sizes: doubling the keys moves as
+far as doubling the sequences.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def kind_of(problem: Problem) -> dict[str, Any]:
-    """What two problems of one kind have in common, as JSON has it."""
+    """What problems of one kind have in common, as JSON values."""
     return {
         "op": problem.op,
         **traits_of(problem),
@@ -32,9 +32,9 @@ def kind_of(problem: Problem) -> dict[str, Any]:
 
 
 def kind_words(kind: Mapping[str, Any]) -> str:
-    """A kind, as :func:`kind_of` gives it, in words: operation, element type, head dims, mask, and its features.
+    """A kind, the result of :func:`kind_of`, in words: operation, element type, head dims, mask, and features.
 
-    Features that the kind does without are left out.
+    Features that the kind does not use are left out.
     """
     fields = dict(kind)
     words = [fields.pop(name) for name in ("op", "dtype", "mode")]
@@ -49,8 +49,8 @@ def kind_words(kind: Mapping[str, Any]) -> str:
 
 
 def coordinates_of(problem: Problem) -> tuple[float, ...]:
-    """Coordinates of a problem, log2(1 + extent) each: sequences, key heads, query heads per key head, and how many
-    queries and keys a sequence has on average.
+    """Coordinates of a problem, log2(1 + extent) each: sequences, key heads, query heads per key head, and the average
+    number of queries and of keys in a sequence.
     """
     sequences = max(1, problem.batch)
     queries, keys = float(problem.seqlen_q), float(problem.seqlen_k)
@@ -63,7 +63,7 @@ def coordinates_of(problem: Problem) -> tuple[float, ...]:
 
 
 def steps_of(problem: Problem) -> tuple[int, ...]:
-    """The coordinates of a problem, rounded down: no size of problems that share them is more than twice another's."""
+    """The coordinates of a problem rounded down: problems with equal steps differ at most twofold in each size."""
     sequences = max(1, problem.batch)
     queries, keys = problem.seqlen_q, problem.seqlen_k
     if problem.seqlens_q is not None:

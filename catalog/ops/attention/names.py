@@ -1,10 +1,10 @@
-"""Canonical kernel names, one grammar a family that writes, parses and compiles to SQL: upstream's and our own.
+"""Canonical kernel names, upstream's and our own: one grammar per family writes, parses and compiles them to SQL.
 
-A grammar is a sequence of parts. Every part knows three things: the text of its traits, the SQL expression of that
-text, and how to read the traits back. So the name in a row, the name of a model and the parser cannot drift apart.
-Upstream renames families now and then: :func:`grammar_of` gives the grammar of a revision.
+A grammar is a sequence of parts. Each part defines three things: the text of its traits, the SQL expression for that
+text, and how to read the traits back. So the name in a row, the name of a model and the parser always agree. Upstream
+renames families now and then: :func:`grammar_of` returns the grammar of a revision.
 
-Source of the forms: the ``name`` properties of the kernel, tile and pipeline classes in CK's
+Source of the grammars: the ``name`` properties of the kernel, tile and pipeline classes in CK's
 ``example/ck_tile/01_fmha/codegen/ops/*.py``.
 """
 
@@ -101,13 +101,13 @@ def _paged(row: Row) -> dict[str, Any]:
 
 
 def _paged_by_token(row: Row) -> dict[str, Any]:
-    """The one form of paging that batch_prefill had at first: pages of one token, in SGLang's table."""
+    """The only form of paging in early batch_prefill kernels: pages of one token, in SGLang's table."""
     layout = {"kv_memory_layout": "linear", "kv_lookup_table": "sglang"}
     return _paged(row) | layout | {"page_size": 1, "kv_load_mode": "bload"}
 
 
 def _third_gemm(row: Row) -> dict[str, int]:
-    """The warp tile of dQ = dS K: CK takes the first one's, no deeper than the unroll."""
+    """The warp tile of dQ = dS K: CK uses that of the first GEMM, limited to the depth of the unroll."""
     return {
         "warp_m2": row["warp_m0"],
         "warp_n2": row["warp_n0"],
@@ -135,7 +135,7 @@ def _grammar(family: Family, implied: Implied, *parts: Part | Sequence[Part]) ->
 
 
 _UPSTREAM = Target(r"(?:_gfx\w+)?")
-_NATIVE = Target(r"_(?!gfx)\S+")  # any arch but upstream's: backends of other distributions bring more
+_NATIVE = Target(r"_(?!gfx)\S+")  # any arch except upstream's: backends of other distributions add more
 _MODE = Word("_", "mode")
 _1D: tuple[Part, ...] = (Extents("_b", ("tile_m0",)), _MODE, Extents("_o", ("block_per_cu",)))
 
@@ -182,7 +182,7 @@ GRAMMARS: Mapping[str, Grammar] = MappingProxyType(
         )
     }
 )  # fmt: skip
-"""The name grammar of every family, as the newest revision has it."""
+"""The name grammar of every family in the newest revision."""
 
 _OLDER: Mapping[str, Mapping[str, Grammar]] = MappingProxyType(
     {
@@ -218,13 +218,13 @@ _OLDER: Mapping[str, Mapping[str, Grammar]] = MappingProxyType(
         }
     }
 )  # fmt: skip
-"""The families that older revisions call differently."""
+"""The families that older revisions name differently."""
 
 
 def _native(grammar: Grammar, implied: Implied | None = None, more: Sequence[Part] = (), **replaced: Part) -> Grammar:
-    """Upstream's grammar for our own kernels, of other targets.
+    """Upstream's grammar adapted to our own kernels, which have other targets.
 
-    ``replaced``: parts, by the trait that they show; ``more``: parts that upstream's names have not.
+    ``replaced``: parts by the trait that they show; ``more``: parts that upstream's names lack.
     """
     parts = [replaced.get(part.traits[0], part) if part.traits else part for part in grammar.parts[:-1]]
     return Grammar(TRAITS, grammar.family, (*parts, *more, _NATIVE), implied or grammar.implied)
@@ -241,11 +241,11 @@ _NATIVE_GRAMMARS: Mapping[str, Grammar] = MappingProxyType(
         ),
     }
 )
-"""The same for our own kernels: V may have another head dim than Q everywhere, and dropout has one variant."""
+"""The grammars of our own kernels: V may have another head dim than Q everywhere, and dropout has one variant."""
 
 
 def grammar_of(family: str, revision: str) -> Grammar:
-    """How ``revision`` calls the kernels of ``family``."""
+    """The grammar of ``revision`` for the kernels of ``family``."""
     if revision == "native":
         return _NATIVE_GRAMMARS[family]
     return _OLDER.get(revision, {}).get(family, GRAMMARS[family])
@@ -256,10 +256,10 @@ _TILE_COMBINE: tuple[Part, ...] = (Extents("b", ("tile_n1",)), _OCCUPANCY)
 
 
 def parse_tile(text: str) -> dict[str, int]:
-    """The tile traits that CK's tile notation states: ``b128x128x32x128x32x128_r4x1x1_r4x1x1_w32x32x16_w32x32x16``.
+    """The tile traits in CK's tile notation: ``b128x128x32x128x32x128_r4x1x1_r4x1x1_w32x32x16_w32x32x16``.
 
     Raises:
-        UsageError: ``text`` is none of the tile notations.
+        UsageError: ``text`` is not in this notation.
     """
     for parts in (_TILE_BWD, _TILE, _TILE_APPENDKV, _TILE_COMBINE):
         traits = read_parts(parts, text, TRAITS)
@@ -272,7 +272,7 @@ def parse_tile(text: str) -> dict[str, int]:
 
 
 def parse_name(name: str) -> dict[str, Any]:
-    """Every trait of the kernel that ``name`` denotes at whichever revision, plus ``target``.
+    """Every trait of the kernel called ``name`` at any revision, plus ``target``.
 
     Raises:
         UsageError: no family has such a name.

@@ -1,4 +1,4 @@
-"""Attention, as the rest of the catalog sees it."""
+"""The operation attention, as the rest of the catalog sees it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from catalog.schema.columns import Column
 
 
 class Attention(Operation):
-    """Scaled dot-product attention, its gradients, and the caches of keys and values that it reads."""
+    """Scaled dot-product attention, its gradients, and the caches of keys and values."""
 
     name = "attention"
     about = "scaled dot-product attention"
@@ -56,8 +56,8 @@ class Attention(Operation):
     )
     variant_trait = "mask"
     axes = MappingProxyType({"hdim": ("hdim_q", "hdim_v"), "warp": ("warp_m0", "warp_n0", "warp_k0")})
-    # The names and words of CK's dispatcher: dispatcher/codegen/fmha/instance_gen.py, expand_sweep. A mask is named by
-    # its corner, where the kernel is compiled for causal masks of either.
+    # The names and words of CK's dispatcher: dispatcher/codegen/fmha/instance_gen.py, expand_sweep. Sweep files name a
+    # mask by its corner, but the same kernel is compiled for causal masks of both corners.
     sweep_names = MappingProxyType(
         {name: name for name in ("pipeline", "mask", "bias", "mode", "lse", "dropout", "logits", "sink", "paged_kv")}
         | {"data_type": "dtype", "block_per_cu": "block_per_cu"}
@@ -168,7 +168,7 @@ class Attention(Operation):
         return lengths_of(problem)
 
     def emit(self, kernel: Kernel, backend: str, memory: Path) -> str:
-        """As the emitter of the backend; of AMD's the kernel's own source is upstream's."""
+        """The output of the backend's emitter; for AMD it contains upstream's source."""
         if backend == "hip":
             from catalog.ops.attention.kernels.ck.emit import emit as of_upstream
             from catalog.ops.attention.upstream.sources import find_checkout
@@ -183,7 +183,7 @@ class Attention(Operation):
         return of_host(kernel)
 
     def other_headers(self, backend: str) -> Mapping[str, Path]:
-        """For AMD those of the CK checkout."""
+        """The headers of the CK checkout, for AMD."""
         if backend != "hip":
             return {}
         from catalog.ops.attention.upstream.sources import find_checkout
@@ -192,7 +192,7 @@ class Attention(Operation):
         return {"fmha": checkout.example, "ck": checkout.include}
 
     def flags(self, kernel: Kernel, backend: str) -> tuple[str, ...]:
-        """As upstream compiles the family."""
+        """The flags with which upstream compiles the family."""
         if backend != "hip":
             return ()
         from catalog.ops.attention.upstream.sources import family_flags

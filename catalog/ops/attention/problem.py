@@ -1,10 +1,9 @@
-"""A problem: one concrete call of attention, validated, in one normal form, with a key to look it up by."""
+"""An attention problem: one concrete call, validated and normalised, with a key to look it up."""
 
 from __future__ import annotations
 
 import math
 import struct
-from array import array
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Literal
 
@@ -30,6 +29,7 @@ from catalog.ops.attention.shape_names import name_of
 from catalog.ops.attention.tensors import extents_of, first_tokens, forms_of, traffic_of
 from catalog.ops.attention.traits import Bias, Dtype, KvLookupTable, KvMemoryLayout, Mask, Mode, Qscale, Rope
 from catalog.schema import problem
+from catalog.schema.arguments import NO_LISTS, Lists
 from catalog.schema.derived import derived
 from catalog.schema.problem import Extent, Size
 from catalog.schema.problem_tensors import TensorForm
@@ -40,7 +40,7 @@ _Positive = Annotated[float, Field(ge=2.0**-126, le=(2 - 2.0**-23) * 2.0**127)]
 """A positive normal float32."""
 
 
-# Defaults that follow from the fields before them, of which those that failed validation are absent.
+# Defaults that follow from earlier fields; a field that failed validation is absent among them.
 
 
 def _same_as(name: str) -> Callable[[dict[str, Any]], Any]:
@@ -76,31 +76,31 @@ class Problem(problem.Problem):
 
     ``Problem(batch=2, nhead_q=8, seqlen_q=1024, hdim_q=128)`` is batch mode: equal lengths, dense tensors. Giving
     ``seqlens_q`` instead of ``batch`` and ``seqlen_q`` is group mode: sequences of different lengths, packed along the
-    token axis. The lengths are those of the storage: the optional tensors ``seqlens_q`` and ``seqlens_k`` of a run say
-    how many tokens of each sequence are real. A field that is None takes its default.
+    token axis. These are the lengths as stored: the optional tensors ``seqlens_q`` and ``seqlens_k`` of a run state how
+    many tokens of each sequence are real. A field that is None takes its default.
 
-    Operations: ``fwd``; ``splitkv``, the same with the keys divided among parallel splits; ``pagedkv`` and
-    ``batch_prefill``, over a paged K/V cache (``seqlen_k`` is the longest sequence that the page table has room for);
-    ``appendkv``, which writes ``seqlen_new`` tokens into a cache of ``seqlen_k``; ``bwd``.
+    Operations: ``fwd``; ``splitkv``, the same with the keys divided into parallel splits; ``pagedkv`` and
+    ``batch_prefill``, with a paged K/V cache (``seqlen_k`` is the longest sequence that fits into the page table);
+    ``appendkv``, which writes ``seqlen_new`` tokens into a cache of ``seqlen_k`` tokens; ``bwd``.
 
     Masks: ``causal`` is ``top_left`` (PyTorch's ``is_causal``: query i sees the keys up to i), ``bottom_right`` is
     flash-attn's causal (the last query sees the last key), ``window`` (also spelled ``generic``) is flash-attn's
     sliding window, aligned bottom-right; ``top_left`` or ``bottom_right`` with a ``window`` choose its corner. The
-    first ``sink_size`` keys stay visible to the left of a window. ``appendkv`` has no scores: there a mask says that
-    query i has the position of the sequence's end plus i, and without one all queries have that of its end.
+    first ``sink_size`` keys stay visible to the left of a window. ``appendkv`` has no scores: there a mask means that
+    query i has the position i after the end of the sequence; without a mask all queries have the position of the end.
 
-    The normal form is what the fields hold after construction: ``mask`` is ``no``, ``top_left`` or ``bottom_right``,
-    ``window`` is None unless it says more than the mask does, ``scale`` is None where it is the default. Problems that
-    mean the same are equal and have the same :attr:`key`.
+    After construction the fields hold the normal form: ``mask`` is ``no``, ``top_left`` or ``bottom_right``, ``window``
+    is None unless it says more than the mask does, ``scale`` is None at its default. Problems that mean the same are
+    equal and have the same :attr:`key`.
 
     Raises:
-        ProblemError: a field is unknown, missing or outside of its domain, or fields contradict each other.
+        ProblemError: a field is unknown, missing or outside its domain, or fields contradict each other.
     """
 
     operation = "attention"
     sizes = ("batch", "seqlen_q", "seqlen_k", "seqlens_q", "seqlens_k", "num_pages")
     always_in_key = ("op", "dtype", "mask", "lse", "layout")
-    states_operation = False  # keys have been recorded since before there were other operations
+    states_operation = False  # these keys were recorded before there were other operations
 
     op: Op = Field("fwd", description="operation")
     dtype: Element = Field(Dtype.FP16, description="element type")
@@ -170,7 +170,7 @@ class Problem(problem.Problem):
             window=window,
             sink_size=0 if left_is_open else self.sink_size,
             scale=None if is_default else self.scale,
-            # The rows of packed sequences are apart already: one batch of biases is enough.
+            # Rows of packed sequences are separate anyway: one batch of biases is enough.
             bias_dims="1h" if self.bias is Bias.NO or self._one_bias_a_row else self.bias_dims,
         )
         check_features(self)
@@ -197,7 +197,7 @@ class Problem(problem.Problem):
         return certain_sizes(self, sizes)
 
     def form_facts(self) -> dict[str, Any]:
-        """The mode, which follows from the sizes that are given."""
+        """The mode, which depends on which sizes are given."""
         return {"mode": self.mode.value}
 
     @property
@@ -226,12 +226,12 @@ class Problem(problem.Problem):
 
     @derived
     def mode(self) -> Mode:
-        """Group when sequences are packed, else batch."""
+        """Group if sequences are packed, otherwise batch."""
         return Mode.BATCH if self.seqlens_q is None else Mode.GROUP
 
     @property
     def sequences(self) -> Iterable[tuple[int, int]]:
-        """(queries, keys) of each sequence, as stored; of a paged one the most keys that it may have."""
+        """(queries, keys) of each sequence as stored; for a paged sequence the maximum number of keys."""
         if self.seqlens_q is None:
             return ((self.seqlen_q, self.seqlen_k) for _ in range(self.batch))
         return zip(self.seqlens_q, self.seqlens_k or (self.seqlen_k,) * self.batch, strict=True)
@@ -243,24 +243,24 @@ class Problem(problem.Problem):
 
     @property
     def tokens_k(self) -> int:
-        """Keys along the token axis: those of all packed sequences, or of one sequence of a batch."""
+        """Keys along the token axis: of all packed sequences together, or of one sequence of a batch."""
         return self.seqlen_k if self.seqlens_k is None else sum(self.seqlens_k)
 
     @property
     def kernel_mask(self) -> Mask:
-        """The mask that a kernel must be compiled for: a window needs generic."""
+        """The mask that a kernel must be compiled for: a window requires generic."""
         if self.mask == "no":
             return Mask.NO
         return Mask.CAUSAL if self.window is None else Mask.GENERIC
 
     @property
     def window_left(self) -> int:
-        """Keys visible to the left of the diagonal; -1: all."""
+        """Keys visible to the left of the diagonal; -1 for all."""
         return -1 if self.window is None else self.window[0]
 
     @property
     def window_right(self) -> int:
-        """Keys visible to the right of the diagonal; -1: all."""
+        """Keys visible to the right of the diagonal; -1 for all."""
         if self.window is None:
             return -1 if self.mask == "no" else 0
         return self.window[1]
@@ -282,36 +282,36 @@ class Problem(problem.Problem):
 
     @property
     def paged(self) -> bool:
-        """Whether K and V lie in pages."""
+        """Whether K and V are stored in pages."""
         return self.page_size > 0
 
     @property
     def pages_per_sequence(self) -> int:
-        """Pages that the longest sequence fills; 0 where there are no pages."""
+        """Number of pages that the longest sequence fills; 0 without pages."""
         return -(-self.seqlen_k // self.page_size) if self.page_size else 0
 
     @property
     def appended(self) -> int:
-        """Positions behind the cached tokens that appending needs: of new keys, and of rotated queries.
+        """Number of positions after the cached tokens that appending needs, for new keys and rotated queries.
 
-        Without a mask all queries have the position of the first.
+        Without a mask all queries have the first position.
         """
         queries = self.seqlen_q if self.kernel_mask is not Mask.NO else min(self.seqlen_q, 1)
         return max(self.seqlen_new or 0, queries if self.rope is not Rope.NO else 0)
 
     @derived
     def extents(self) -> Mapping[str, int]:
-        """The extents of axes in which it differs from other problems of its form, by name."""
+        """The extents of the axes in which problems of its form may differ, by name."""
         return extents_of(self)
 
     @derived
-    def lists(self) -> Mapping[str, array[int]]:
+    def lists(self) -> Lists:
         """The first tokens of packed sequences, queries and keys."""
-        return {} if self.seqlens_q is None else first_tokens(self.seqlens_q, self.seqlens_k)
+        return NO_LISTS if self.seqlens_q is None else first_tokens(self.seqlens_q, self.seqlens_k)
 
     @property
     def divided(self) -> bool:
-        """Whether its keys may be divided into parts."""
+        """Whether its keys may be split into parts."""
         return self.op in ("splitkv", "bwd")
 
     def tensor_forms(self) -> Mapping[str, TensorForm]:
@@ -325,7 +325,7 @@ class Problem(problem.Problem):
 
     @derived
     def traffic(self) -> int:
-        """Bytes, the least memory traffic: see :func:`~catalog.ops.attention.tensors.traffic_of`."""
+        """Minimum memory traffic in bytes: see :func:`~catalog.ops.attention.tensors.traffic_of`."""
         return traffic_of(self)
 
 
@@ -334,19 +334,19 @@ def _default_scale(hdim_q: int) -> float:
 
 
 def _float32(number: float) -> float:
-    """The number as kernels get it."""
+    """The number as kernels receive it."""
     return float(struct.unpack("f", struct.pack("f", number))[0])
 
 
 def _normal_mask(mask: MaskWord, window: tuple[int, int] | None) -> tuple[MaskWord, tuple[int, int] | None]:
-    """The one spelling of a mask: no, top_left or bottom_right, and a window only where it is neither."""
+    """The normal form of a mask: no, top_left or bottom_right, and a window only where it is neither."""
     if window is None:
         if mask in ("window", "generic"):
             raise ProblemError(f"mask={mask!r} needs window=(left, right), -1 for an unbounded side")
         return ("top_left" if mask == "causal" else mask), None
     if mask in ("no", "causal"):
         raise ProblemError(
-            f"window={window} does not go with mask={mask!r}",
+            f"window={window} cannot be combined with mask={mask!r}",
             hint="Masks that take a window: window (aligned bottom-right), top_left, bottom_right.",
         )
     if window == _UNBOUNDED:

@@ -1,7 +1,7 @@
 """Short names of problems and kernels, for people: ``b2-h32x8-s1024-d128-fp16-causal``.
 
-A name says everything that tells a problem from others: unequal problems have unequal names, and a name depends on
-nothing but its problem.
+A name states everything that distinguishes a problem from others: different problems have different names, and a name
+depends only on its problem.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _IN_WORDS = frozenset(
         *("kv_memory_layout", "kv_lookup_table"),
     }
 )
-"""Fields that :func:`_parts` says in a way of their own; every other one is its code, followed by its value."""
+"""Fields that :func:`_parts` writes in a special form; every other field is its code followed by its value."""
 
 _CODES = {
     "page_size": "page",
@@ -36,15 +36,15 @@ _CODES = {
 }
 
 _LISTED = 4
-"""Runs of equal lengths that a name lists; longer lists are their sum and a digest."""
+"""Maximum number of runs of equal lengths in a name; more lengths are written as their sum and a digest."""
 
 
 def name_of(problem: Problem) -> str:
     """The name of ``problem``, of letters, digits, ``-``, ``_``, ``.``, ``+`` and ``~``.
 
-    ``b`` sequences of ``s`` queries, or queries by keys where these are others. Packed sequences are ``q`` and, where
-    keys are others, ``k``: the lengths with ``_`` between them, ``8x64`` for eight times 64, or of many lengths the sum
-    and a digest. ``h`` is query heads by key heads, ``d`` head dims of Q and V; what follows are features.
+    ``b`` sequences of ``s`` queries, or queries by keys where these differ. Packed sequences are ``q`` and, where the
+    keys differ, ``k``: the lengths separated by ``_``, ``8x64`` for eight times 64, or for many lengths the sum and a
+    digest. ``h`` is query heads by key heads, ``d`` the head dims of Q and V. Features follow.
     """
     return "-".join(_parts(problem))
 
@@ -118,11 +118,11 @@ SHORT_TRAITS = (
     *("pipeline", "tile_m0", "tile_n0", "tile_k0", "tile_n1", "tile_k1", "warp_m0", "warp_n0", "warp_k0"),
     *("pad_s", "pad_sk", "pad_d", "pad_dv"),
 )
-"""What :func:`short_name` is made of."""
+"""The traits used in :func:`short_name`."""
 
 
 def short_name(traits: Mapping[str, Any]) -> str:
-    """What tells kernels of one signature apart, in few words: pipeline, tile, padded axes."""
+    """A few words that distinguish kernels of one signature: pipeline, tile, padded axes."""
     tile = "x".join(str(traits[f"tile_{name}"]) for name in ("m0", "n0", "k0", "n1", "k1"))
     warp = "x".join(str(traits[f"warp_{name}"]) for name in ("m0", "n0", "k0"))
     padded = "+".join(name for name in ("s", "sk", "d", "dv") if traits[f"pad_{name}"])
@@ -131,10 +131,11 @@ def short_name(traits: Mapping[str, Any]) -> str:
 
 
 def lengths_of(problem: Problem) -> Iterator[tuple[str, int]]:
-    """The groups of problems of other lengths that a problem belongs to, and its sequence length there.
+    """The groups of problems that differ only in length to which a problem belongs, with its length in each.
 
-    As many queries as keys: one length stands for both. A number of queries: the keys' is the length. Packed sequences
-    have many lengths and belong to none, nor do problems without keys.
+    In the group with as many queries as keys, one length stands for both. In the group with a fixed number of queries,
+    the length is that of the keys. Packed sequences have many lengths and belong to no group, nor do problems without
+    keys.
     """
     if problem.seqlens_q is not None or problem.seqlen_k == 0:
         return

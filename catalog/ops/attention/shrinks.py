@@ -9,7 +9,7 @@ from typing import Any
 from catalog.ops.attention.problem import Problem
 
 _FEW_SPLITS = 8
-"""Parts of the keys in a first run of a problem that states many."""
+"""Number of splits in a first run of a problem that states more."""
 
 
 def _one_sequence(problem: Problem, _: int) -> dict[str, Any]:
@@ -44,13 +44,13 @@ def _two_heads(problem: Problem, _: int) -> dict[str, Any]:
 
 
 def _packed(problem: Problem, q: int, k: int) -> dict[str, Any]:
-    """One packed sequence; the keys of a paged one are as many as the page table has room for."""
+    """One packed sequence; for a paged one, seqlen_k is the room in the page table."""
     keys = {} if problem.seqlens_k is None else {"seqlens_k": (k,)}
     return {"seqlens_q": (q,), "seqlen_q": q, "seqlen_k": k, "batch": 1, **keys}
 
 
 def _fitting_pages(problem: Problem) -> dict[str, Any]:
-    """As many pages as the sequences fill: the default."""
+    """As many pages as the sequences fill, which is the default."""
     return {"num_pages": None} if problem.paged else {}
 
 
@@ -66,6 +66,7 @@ SHRINKS: tuple[Callable[[Problem, int], Mapping[str, Any]], ...] = (
     _short_sequences,
     _two_heads,
 )
-"""In this order: one sequence, the longest; one group of heads; a cache without spare pages; few splits; shortened
-sequences; two query heads of a group. Each takes a problem and a length, and gives fields of a smaller problem.
+"""Applied in this order: one sequence, the longest; one group of heads; a cache without spare pages; few splits;
+shortened sequences; two query heads of a group. Each takes a problem and a length, and returns fields of a smaller
+problem.
 """

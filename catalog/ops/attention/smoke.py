@@ -29,15 +29,15 @@ _FORMS: Mapping[Op, tuple[dict[str, Any], ...]] = MappingProxyType(
             _SIZES | {"seqlen_q": 16, "seqlen_k": 256, "seqlen_new": 16},
             _SIZES | {"seqlen_q": 16, "seqlen_k": 256, "seqlen_new": 16, "page_size": 128},
         ),
-        # A kernel would ignore an input that it does not know: those selected with a gradient of LSE must use it.
+        # A kernel would ignore an unknown input, so kernels selected with a gradient of LSE must be shown to use it.
         "bwd": tuple(form | of_lse for of_lse in ({"dlse": True}, {}) for form in (_SIZES | _LENGTHS, _PACKED)),
     }
 )
-"""Small problems of each operation, in the order in which they are tried: no tile needs padding for their lengths."""
+"""Small problems of each operation, in the order in which to try them; no tile needs padding for their lengths."""
 
 
 def smoke_fields(family: str, traits: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The fields of small problems of these traits whose main stage is of ``family``, in the order to try them in."""
+    """The fields of small problems with these traits and a main stage of ``family``, in the order to try them."""
     for op, main in MAIN_STAGE.items():
         if main == family:
             yield from ({"op": op, **traits, **form} for form in _FORMS[op])

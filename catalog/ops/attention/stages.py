@@ -1,4 +1,4 @@
-"""Which kernels answer an operation, one after the other, and what a problem demands of each."""
+"""The kernels that answer an operation, in order, and the traits that a problem requires of each."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ STAGES: Mapping[Op, tuple[Family, ...]] = MappingProxyType(
 MAIN_STAGE: Mapping[Op, Family] = MappingProxyType(
     {op: families[0] for op, families in STAGES.items()} | {"bwd": Family.BWD_DQ_DK_DV}
 )
-"""The stage that does most of the work."""
+"""The stage that does most of the work of each operation."""
 
 
 def stages_of(op: Op, main: Kernel) -> tuple[Family, ...]:
     """The stages of a plan whose main kernel is ``main``.
 
-    A backward kernel for short queries holds all of them at once and writes dQ itself: there is nothing to convert.
+    A backward kernel for short queries processes all of them at once and writes dQ itself, so no conversion follows.
     """
     return tuple(family for family in STAGES[op] if family is not Family.BWD_CONVERT_DQ or not main.algorithm.max_seq_q)
 
 
 WORKSPACES = ("o_acc", "lse_acc", "delta", "dq_acc")
-"""What stages hand to each other: partial O and LSE of the splits, the row sums of dO * O, partial dQ."""
+"""What stages pass to each other: partial O and LSE of the splits, the row sums of dO * O, partial dQ."""
 
 _WORKSPACES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -56,18 +56,18 @@ _WORKSPACES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 
 def workspaces_of(kernel: Kernel) -> tuple[str, ...]:
-    """Those of :data:`WORKSPACES` that ``kernel`` reads or writes; one that writes dQ itself has no partial dQ."""
+    """The :data:`WORKSPACES` that ``kernel`` reads or writes; a kernel that writes dQ itself has no partial dQ."""
     used = _WORKSPACES.get(kernel.family, ())
     return tuple(name for name in used if name != "dq_acc" or not kernel.algorithm.max_seq_q)
 
 
 _FIXED: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    # The combine kernel weighs the splits by their log-sum-exp, whether or not the caller wants it.
+    # The combine kernel weights the splits by their log-sum-exp, whether or not the caller wants it.
     {Family.FWD_SPLITKV: {"lse": True}}
 )
 
-# A kernel may be compiled for larger head dims than the problem's, or for pages of any size: the applicability rules
-# compare those. Which warp tile draws the random numbers of a backward dropout is the kernel's affair.
+# Left out: head dims and page sizes, which may be larger in the kernel than in the problem and are compared by the
+# applicability rules; and the warp tile that draws the random numbers of a backward dropout, the kernel's own choice.
 REQUIRED_TRAITS = tuple(
     trait.name
     for trait in TRAITS.values()
@@ -77,7 +77,7 @@ REQUIRED_TRAITS = tuple(
 
 
 def traits_of(problem: Problem) -> dict[str, Any]:
-    """What the problem says of every trait; of a family's own traits only those count that the family has."""
+    """The values of all traits for a problem; traits that a family lacks are ignored for it."""
     return {
         "dtype": problem.dtype.value,
         "mode": problem.mode.value,
@@ -99,10 +99,10 @@ def traits_of(problem: Problem) -> dict[str, Any]:
 
 
 def required_traits(problem: Problem, family: str, lineage: Lineage) -> dict[str, Any]:
-    """The signature that a kernel of ``family`` and ``lineage`` must have to answer ``problem``, head dims aside.
+    """The signature that a kernel of ``family`` and ``lineage`` needs to answer ``problem``, without head dims.
 
-    A trait that the family's names neither show nor imply is one that the family has not: its default. One that only a
-    newer revision's names show is one that older kernels do without: asking for it leaves none of them.
+    A trait that the family's names neither show nor imply does not exist in the family: its default is required. A
+    trait that only a newer revision's names show is one that older kernels lack: requiring it matches none of them.
     """
     mask = problem.kernel_mask
     if lineage.variant == "simplified" and mask is not Mask.NO:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from catalog.ops.attention.fields import ELEMENT_BYTES, VECTOR_BYTES, Op
 from catalog.ops.attention.traits import Bias, Dtype, KvLookupTable, KvMemoryLayout, Mode, Qscale, Rope
+from catalog.schema.arguments import Lists
 from catalog.schema.problem_tensors import Axis, Role, Strides, TensorForm
 
 if TYPE_CHECKING:
@@ -53,16 +54,15 @@ def extents_of(problem: Problem) -> Mapping[str, int]:
 
 
 @lru_cache(maxsize=1024)
-def first_tokens(q: tuple[int, ...], k: tuple[int, ...] | None) -> Mapping[str, array[int]]:
-    """The arrays seqstart_q and, of keys that are packed, seqstart_k, for sequences of these lengths."""
+def first_tokens(q: tuple[int, ...], k: tuple[int, ...] | None) -> Lists:
+    """The arrays seqstart_q and, if the keys are packed, seqstart_k, for sequences of these lengths."""
     of_q = array("i", accumulate(q, initial=0))
-    if k is None:
-        return {"seqstart_q": of_q}
-    return {"seqstart_q": of_q, "seqstart_k": of_q if k is q else array("i", accumulate(k, initial=0))}
+    of_k = None if k is None else of_q if k is q else array("i", accumulate(k, initial=0))
+    return Lists(seqstart_q=of_q, seqstart_k=of_k)
 
 
 class _Shapes:
-    """Tensors of a problem by what their axes mean; of the problem's sizes only the names are used."""
+    """Builds tensors from the meaning of their axes; uses only the names of the problem's sizes."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -70,7 +70,7 @@ class _Shapes:
         self.group = problem.mode is Mode.GROUP
 
     def rows(self, slot: str, axis: Literal["q", "k", "new"], hdim: int, role: Role = "input") -> TensorForm:
-        """(batch, nhead, seqlen, hdim) in the problem's layout, or (tokens, nhead, hdim) of packed sequences."""
+        """(batch, nhead, seqlen, hdim) in the problem's layout, or (tokens, nhead, hdim) for packed sequences."""
         problem = self.problem
         nhead = problem.nhead_q if axis == "q" else problem.nhead_k
         element = self.of_output if slot in ("o", "grad_o") else self.of_input
@@ -83,7 +83,7 @@ class _Shapes:
         return TensorForm(("batch", seqlen, nhead, hdim), element, role, (0, 2, 1), slot)
 
     def cache(self, slot: str, hdim: int, role: Role = "input") -> TensorForm:
-        """Pages of tokens where the problem has pages, else as :meth:`rows`."""
+        """Pages of tokens if the problem has pages, otherwise as :meth:`rows`."""
         problem = self.problem
         if not problem.paged:
             return self.rows(slot, "k", hdim, role)
@@ -95,7 +95,7 @@ class _Shapes:
         return TensorForm(("num_pages", nhead, *inside), self.of_input, role, (0, 1, None), slot, contiguous=3)
 
     def lse(self, role: Role) -> TensorForm:
-        """float32, (batch, nhead_q, seqlen_q), or (nhead_q, tokens_q) of packed sequences."""
+        """float32, (batch, nhead_q, seqlen_q), or (nhead_q, tokens_q) for packed sequences."""
         problem = self.problem
         if self.group:
             return TensorForm((problem.nhead_q, "tokens_q"), "float32", role, (None, 0, 1), "lse", contiguous=0)
@@ -103,9 +103,9 @@ class _Shapes:
         return TensorForm(axes, "float32", role, (0, 1, 2), "lse", contiguous=0)
 
     def scores(self, slot: str, element: str, role: Role, dims: str = "bh") -> TensorForm:
-        """(batch, nhead_q, seqlen_q, seqlen_k), or (nhead_q, tokens_q, seqlen_k) of packed sequences.
+        """(batch, nhead_q, seqlen_q, seqlen_k), or (nhead_q, tokens_q, seqlen_k) for packed sequences.
 
-        An axis of which ``dims`` has a 1 has one element, shared by all.
+        A 1 in ``dims`` gives that axis one element, shared by all.
         """
         problem = self.problem
         nhead = 1 if dims[1] == "1" else problem.nhead_q
@@ -117,7 +117,7 @@ class _Shapes:
         return TensorForm((batch, nhead, "seqlen_q", "seqlen_k"), element, role, strides, slot)
 
     def list_of(self, slot: str, element: str, *axes: Axis) -> TensorForm:
-        """A dense array that only its first axis, if any, strides along."""
+        """A dense array; only its first axis, if any, has a stride in the argument struct."""
         strides: Strides = (0, None, None) if len(axes) > 1 else (None, None, None)
         return TensorForm(axes, element, "input", strides, slot)
 
@@ -165,7 +165,7 @@ def _bias(shapes: _Shapes) -> dict[str, TensorForm]:
 
 
 def _descales(shapes: _Shapes) -> dict[str, TensorForm]:
-    """Factors of Q, K and V, float32: one each; one a block of tokens; or one a page."""
+    """Factors of Q, K and V, float32: one for each tensor, one for each block of tokens, or one for each page."""
     problem = shapes.problem
 
     def blocks(axis: Literal["q", "k", "v"]) -> TensorForm:
@@ -254,14 +254,14 @@ _TENSORS: Mapping[Op, Callable[[_Shapes], dict[str, TensorForm]]] = MappingProxy
 
 
 def forms_of(problem: Problem) -> Mapping[str, TensorForm]:
-    """Every tensor of problems of the form of ``problem`` by name: inputs in the order of a call, then outputs."""
+    """Every tensor of problems with the form of ``problem`` by name: inputs in the order of a call, then outputs."""
     return _TENSORS[problem.op](_Shapes(problem))
 
 
 def traffic_of(problem: Problem) -> int:
-    """The least bytes of memory that a run moves: every input read once, every output written once.
+    """Minimum bytes of memory traffic of a run: every input read once, every output written once.
 
-    Of a cache that is appended to, only the new tokens count.
+    For a cache that is appended to, only the new tokens count.
     """
     tensors = problem.tensors
     total = problem.bytes
@@ -275,8 +275,8 @@ def traffic_of(problem: Problem) -> int:
 def zeroed_outputs(form: Form, inputs: Collection[str]) -> frozenset[str]:
     """The outputs that kernels do not fill completely, given inputs of these names.
 
-    Left alone are rows behind the real length of a sequence, skipped sequences, what a mask hides of dbias, and what of
-    randval has no key.
+    They do not write rows after the real length of a sequence, skipped sequences, elements of dbias that a mask hides,
+    and elements of randval without a key.
     """
     if form.blank.min_seqlen_q > 0 or "seqlens_q" in inputs or "seqlens_k" in inputs:
         return frozenset(form.made)

@@ -1,29 +1,29 @@
 """How far from the float64 reference a correct kernel may be: a rounding error analysis of every operation.
 
-A kernel takes its inputs exactly, multiplies and adds in float32, and rounds each result once; a GPU's also rounds the
-weights that it multiplies. Of a backward, O and LSE are inputs: what the forward has rounded of them is no error here.
-With u = 2^-24, the unit roundoff of float32, the analysis is to first order in u and knows three kinds of error:
+A kernel reads its inputs exactly, multiplies and adds in float32, and rounds each result once; a GPU's kernel also
+rounds the weights that it multiplies. In a backward, O and LSE are inputs: the forward's rounding of them is no error
+here. With u = 2^-24, the unit roundoff of float32, the analysis is first-order in u and considers three kinds of error:
 
-- A sum of n products is off by at most ``4 sqrt(n) u`` times the sum of their absolute values, in whatever order it is
-  made: Higham and Mary, "A New Approach to Probabilistic Rounding Error Analysis" (2019), with lambda = 4. The worst
-  case, n u, takes n roundings that all point the same way. Of a dot product, |a| |b| (the 2-norms) bounds that sum.
+- A sum of n products is off by at most ``4 sqrt(n) u`` times the sum of their absolute values, in any order of
+  summation: Higham and Mary, "A New Approach to Probabilistic Rounding Error Analysis" (2019), with lambda = 4. The
+  worst case, n u, takes n roundings in the same direction. For a dot product, |a| |b| (the 2-norms) bounds that sum.
 - A few roundings in a row (scaling, a change of base, exp2 of a few units in the last place, log, a reciprocal) are off
   by at most ``8 u`` relative to the largest number involved.
-- The rounding of a result to its type, and of weights to that in which they are multiplied: its unit roundoff relative
-  to the number, or half a step below the smallest normal one.
+- Rounding a result to its type, or weights to the type in which they are multiplied, is off by the unit roundoff
+  relative to the number, or half a step below the smallest normal one.
 
 So a score's error E is ``(4 sqrt(hdim_q) + 8) u scale |q| |k| + 8 u (|score| + |bias| + |lse| + 2)``, and 8 u times the
 cap if there is one: tanh has a slope of at most 1. Descales are part of q and k. From there, with weights
 P = exp(score - lse) that are off by a factor of exp(E):
 
-- lse: sum(P E), for it is a weighted mean of the scores, plus the errors of the sum and of the logarithm.
+- lse: sum(P E), because it is a weighted mean of the scores, plus the errors of the sum and of the logarithm.
 - O = P V: sum(P |V| (E + error of lse + error of the sum)).
 - dS = P (dP - delta): P |dP - delta| E, plus P times the errors of two dot products over hdim_v, and P 8 u |dLSE| where
   delta has the gradient of LSE in it. That is dbias.
 - dQ = scale dS K: scale times sum(error of dS |K|), plus the error of the sum. dK likewise.
 - dV = P^T dO: sum(P |dO| (E + error of the sum)).
 
-What is only copied, and random bytes, must be exact.
+Data that is only copied, and random bytes, must be exact.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ _U = 2.0**-24
 _FEW = 8 * _U
 
 _LOST = 2.0**-90
-"""Weights below 2^-126, the smallest normal float32, may be lost: this much, of values that add up to 2^36."""
+"""Weights below 2^-126, the smallest normal float32, may be lost: this error per weight, for sums up to 2^36."""
 
 
 def tolerances(problem: Problem, inputs: Mapping[str, Array], weights: str = "float32") -> dict[str, Tolerance]:
     """How far each result of a correct kernel may be from ``reference(problem, inputs)``, by the result's name.
 
     Args:
-        problem: what is computed.
-        inputs: the tensors that the kernel was given, as for the reference.
+        problem: the problem that was computed.
+        inputs: the tensors passed to the kernel, as for the reference.
         weights: the element type that the kernel rounds P and dS to before it multiplies them. Host kernels keep them
             in float32; a GPU's matrix units take them in the type of Q.
     """
@@ -75,7 +75,7 @@ class _Weights:
     smallest: float
 
     def lost(self, weights: Float64) -> Float64:
-        """Absolute error of each weight below the smallest normal number; what is hidden is exactly 0."""
+        """Absolute error of each weight below the smallest normal number; hidden weights are exactly 0."""
         return np.where(weights > 0, self.roundoff * self.smallest, 0.0)
 
 
@@ -93,7 +93,7 @@ def _attention(problem: Problem, inputs: Mapping[str, Array], rounded: _Weights)
                 of_lse = np.sum(p * of_scores, axis=1) + of_sum + 2 * _FEW
                 of_weights = of_scores + of_lse[:, np.newaxis] + of_sum + _FEW + rounded.roundoff
                 lse_error[head.index, rows] = of_lse
-                # A kernel rounds weights that are relative to the row's largest.
+                # A kernel rounds weights relative to the largest of the row.
                 lost = rounded.lost(p) * np.max(p, axis=1, initial=0.0, keepdims=True)
                 of_p = head.dropout(rows) * (p * of_weights + lost)
                 o[head.index, rows] = of_p @ np.abs(head.v) + _step(problem, "o")
@@ -143,7 +143,7 @@ def _append(problem: Problem, inputs: Mapping[str, Array], _: _Weights) -> dict[
 
 
 def _of_rotated(problem: Problem, tokens: Float64, cos: Float64, sin: Float64) -> Float64:
-    """Errors of ``rotated``: two products, their sum, and the rounding to the type of Q; 0 behind rotary_dim."""
+    """Errors of ``rotated``: two products, their sum, and rounding to the type of Q; 0 after rotary_dim."""
     first, second = rotary_pairs(problem)
     x, y = tokens[..., first], tokens[..., second]
     errors = np.zeros(tokens.shape)
@@ -154,7 +154,7 @@ def _of_rotated(problem: Problem, tokens: Float64, cos: Float64, sin: Float64) -
 
 
 def _of_scores(head: Head, rows: slice, scores: Float64, lse: Array) -> Float64:
-    """E of each score; 0 where the query does not see the key."""
+    """The error E of each score; 0 where the query does not see the key."""
     problem = head.sequence.problem
     dots = problem.softmax_scale * _norms(head.q[rows]) * _norms(head.k).T
     finite_lse = np.where(np.isfinite(lse), lse, 0.0)[:, np.newaxis]
@@ -163,7 +163,7 @@ def _of_scores(head: Head, rows: slice, scores: Float64, lse: Array) -> Float64:
 
 
 def _of_sum(terms: int) -> float:
-    """Error of a sum of products in float32, relative to the sum of their absolute values."""
+    """Error of a float32 sum of products, relative to the sum of their absolute values."""
     return 4 * math.sqrt(terms) * _U
 
 

@@ -24,7 +24,7 @@ class Family(Word):
 
 
 class Dtype(Word):
-    """Element type of Q, K, V; of O too, unless the name says otherwise (fp8bf16: fp8 in, bf16 out)."""
+    """Element type of Q, K and V, and of O unless the name says otherwise (fp8bf16: fp8 in, bf16 out)."""
 
     FP32 = "fp32"
     FP16 = "fp16"
@@ -53,7 +53,7 @@ class VLayout(Word):
 
 
 class Mask(Word):
-    """Mask that a kernel is compiled for; `mask` is the one of mask_impl simplified."""
+    """Mask that a kernel is compiled for; `mask` occurs only with mask_impl simplified."""
 
     NO = "no"
     CAUSAL = "causal"
@@ -62,7 +62,7 @@ class Mask(Word):
 
 
 class Bias(Word):
-    """What is added to the scores."""
+    """Term added to the scores."""
 
     NO = "no"
     BIAS = "bias"
@@ -112,7 +112,7 @@ class KvLoadMode(Word):
 
 
 class DropoutVariant(Word):
-    """Warp tile that the backward dropout draws its random numbers for."""
+    """Warp tile for which the backward dropout draws its random numbers."""
 
     NO = "no"
     WG16 = "wg16"
@@ -153,7 +153,7 @@ class Signature(TraitModel):
     hdim_q: Count = Field(description="head dim of Q and K that the kernel is compiled for")
     hdim_v: Count = Field(description="head dim of V and O that the kernel is compiled for")
     mask: Mask = trait(Mask.NO, "mask that the kernel is compiled for")
-    bias: Bias = trait(Bias.NO, "what is added to the scores: nothing, a tensor, ALiBi slopes")
+    bias: Bias = trait(Bias.NO, "term added to the scores: nothing, a tensor, ALiBi slopes")
     lse: bool = trait(False, "stores the log-sum-exp of every row")
     dropout: bool = trait(False, "drops attention weights at random")
     logits: bool = trait(False, "caps the logits softly (tanh)")
@@ -172,7 +172,7 @@ class Signature(TraitModel):
 
 
 class Algorithm(TraitModel):
-    """How a kernel computes it. Extents are elements; 0: the family has no such extent."""
+    """How a kernel computes it. Extents are in elements; 0 if the family has no such extent."""
 
     pipeline: Pipeline = trait(Pipeline.NO, "main loop")
     tile_m0: Count = trait(0, "block tile: query rows")
@@ -210,7 +210,7 @@ class Algorithm(TraitModel):
     max_seq_q: Count = trait(0, "longest seqlen_q that the kernel takes; 0: any")
     trload: bool = trait(False, "loads through the transposing LDS read of gfx950")
     kv_load_mode: KvLoadMode = trait(KvLoadMode.NO, "instruction that reads a paged KV cache")
-    tile_tag: str = trait("", "label that tells tiles of equal extents apart")
+    tile_tag: str = trait("", "label that distinguishes tiles of equal extents")
     num_stages: Count = trait(0, "tiles of K and V in shared memory at a time; 0: the pipeline decides")
 
 

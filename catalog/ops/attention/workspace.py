@@ -1,4 +1,4 @@
-"""What the stages of a plan hand to each other: how many splits there are, and the arrays of partial results."""
+"""What the stages of an attention plan share: the number of splits, and the arrays of partial results."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from catalog.schema.kernel import Kernel
 from catalog.schema.workspace import Partial, Workspace
 
 MAX_SPLITS = 128
-"""More splits than this never pay: combining them costs as much as they save. CK has the same limit."""
+"""More splits never pay: combining them costs as much as they save. CK has the same limit."""
 
 _SHORTEST_SPLIT = 512
-"""Keys of a split that are worth a work item of their own."""
+"""Minimum number of keys in a split for it to be worth a work item of its own."""
 
 _ITEMS_PER_THREAD = 4
 _NEARLY_FULL = 0.85
@@ -23,16 +23,16 @@ _DETERMINISTIC_SPLITS = 8
 
 
 def splits_of(problem: Problem, kernels: Sequence[Kernel], threads: int, *, whole_waves: bool) -> int:
-    """Parts that the keys are divided into, at least 1.
+    """The preferred number of parts to divide the keys into, at least 1.
 
-    A deterministic backward depends on the problem alone, so that sums are the same on every machine; everything else
-    also on how many threads there are to keep busy. It is a wish: the kernels say how many there will be.
+    For a deterministic backward it depends only on the problem, so that sums are equal on every machine; otherwise also
+    on the number of threads to keep busy. The kernels decide the actual number.
 
     Args:
-        problem: what is computed.
+        problem: the problem to compute.
         kernels: the stages of its plan.
-        threads: what a kernel's work is divided among.
-        whole_waves: the keys are split so that blocks fill whole waves of the device.
+        threads: number of threads that share the work of a kernel.
+        whole_waves: whether to split the keys so that blocks fill whole waves of the device.
     """
     if not problem.divided:
         return 1
@@ -52,9 +52,9 @@ def splits_of(problem: Problem, kernels: Sequence[Kernel], threads: int, *, whol
 
 
 def _whole_waves(items: int, places: int, most: int) -> int:
-    """The fewest splits of each of ``items`` that nearly fill the ``places`` whenever blocks run side by side.
+    """The fewest splits of each of ``items`` that nearly fill the ``places`` for blocks that run at the same time.
 
-    As FlashAttention-2 chooses them: the last wave of blocks is what leaves multiprocessors idle.
+    FlashAttention-2 chooses splits this way: multiprocessors are idle only in the last wave of blocks.
     """
 
     def filled(splits: int) -> float:
@@ -66,7 +66,7 @@ def _whole_waves(items: int, places: int, most: int) -> int:
 
 
 def workspace_of(problem: Problem, num_splits: int, insisting: Sequence[Any] = ()) -> Workspace:
-    """The workspace with so many splits; kernels may insist on more bytes of partial results."""
+    """The workspace with ``num_splits`` splits; kernels may require more bytes for partial results."""
     if not problem.divided:
         return Workspace(num_splits)
     least, partials = partial_bytes(problem, num_splits), {}
@@ -77,7 +77,7 @@ def workspace_of(problem: Problem, num_splits: int, insisting: Sequence[Any] = (
 
 
 def partial_bytes(problem: Problem, num_splits: int) -> dict[str, int]:
-    """Bytes of each partial result with so many splits, by its place in the argument struct."""
+    """Bytes of each partial result with ``num_splits`` splits, by its slot in the argument struct."""
     if not problem.divided:
         return {}
     rows = problem.nhead_q * problem.tokens_q
@@ -85,7 +85,7 @@ def partial_bytes(problem: Problem, num_splits: int) -> dict[str, int]:
 
 
 def _parts(problem: Problem, num_splits: int) -> Mapping[str, tuple[int, int]]:
-    """Of each partial result, (splits, ``width``): each split has ``width`` numbers for each row of O.
+    """For each partial result (splits, ``width``): each split has ``width`` numbers for each row of O.
 
     It is an array (splits, batch, nhead_q, seqlen_q, width), without a batch in group mode.
     """
@@ -95,7 +95,7 @@ def _parts(problem: Problem, num_splits: int) -> Mapping[str, tuple[int, int]]:
 
 
 def _strides(problem: Problem, width: int) -> tuple[int, int, int, int]:
-    """Of a dense array as :func:`_parts` has them; packed sequences have no batch axis."""
+    """Strides of a dense array of :func:`_parts`; packed sequences have no batch axis."""
     if problem.seqlens_q is not None:
         nhead = problem.tokens_q * width
         return 0, nhead, width, problem.nhead_q * nhead

@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from catalog.ops import operation_of
 from catalog.runtime.elements import numpy_dtype
 from catalog.runtime.tensors import element_strides
-from catalog.schema.arguments import NUM_SPLITS, Arguments
+from catalog.schema.arguments import NUM_SPLITS, Arguments, Lists
 from catalog.schema.problem import Problem
 from catalog.schema.problem_form import Form
-
-if TYPE_CHECKING:
-    from array import array
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +33,7 @@ class Template:
 
     arguments: Arguments
     args: Any
-    lists: Mapping[str, array[int]]
+    lists: Lists
     offsets: tuple[int, ...]
 
     def fill(
@@ -77,11 +74,6 @@ def arguments_of(problem: Problem) -> Arguments:
     return operation_of(problem).arguments
 
 
-def list_addresses(arguments: Arguments, lists: Mapping[str, array[int]]) -> list[int]:
-    """Where the lists are in the host's memory, in their order in the struct; 0 for those that there are not."""
-    return [lists[name].buffer_info()[0] if name in lists else 0 for name in arguments.lists]
-
-
 def without_tensors(problem: Problem) -> Any:
     """The arguments of a problem but for all that is about its tensors."""
     arguments = arguments_of(problem)
@@ -102,7 +94,7 @@ def template(problem: Problem, layout: tuple[tuple[str, tuple[int, ...]], ...]) 
     """The arguments for tensors with these names and strides, in bytes."""
     arguments, args, lists = arguments_of(problem), without_tensors(problem), problem.lists
     if lists:
-        arguments.lists_format.pack_into(args, arguments.lists_offset, *list_addresses(arguments, lists))
+        arguments.lists_format.pack_into(args, arguments.lists_offset, *lists.addresses)
     offsets = []
     for name, strides in layout:
         tensor = problem.tensors[name]

@@ -1,4 +1,4 @@
-"""Rows for kernel headers of our own: a row's traits as a C++ struct, in the words of a target's headers."""
+"""Sources for our own kernel headers: a row's traits as a C++ struct, with the names that a target's headers use."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _PADS = ("pad_s", "pad_sk", "pad_d", "pad_dv")
 
 @dataclass(frozen=True)
 class Dialect:
-    """How the kernel headers of a target spell traits.
+    """How a target's kernel headers spell traits.
 
     Attributes:
-        title: what messages call the target.
-        folder: of the headers, and the namespace of what they define.
+        title: the target's name in messages.
+        folder: folder of the headers, and namespace of their definitions.
         dtypes: C++ types of the elements of Q, K and V, and of O.
-        enums: types of traits that the headers know by the same name.
-        unknown: values of those types that they do not know.
-        numbers: traits of the algorithm that the struct has.
-        sized: headers that say themselves how large workspaces are, by a function workspace_size_<header>.
-        footer: what follows the exported functions.
+        enums: types of the traits that the headers know by the same name.
+        unknown: values of those types that the headers do not implement.
+        numbers: traits of the algorithm that are members of the struct.
+        sized: headers that compute the size of workspaces themselves, in a function workspace_size_<header>.
+        footer: source after the exported functions.
     """
 
     title: str
@@ -42,10 +42,10 @@ class Dialect:
     footer: str = ""
 
     def source(self, kernel: Kernel, header: str) -> str:
-        """The C++ source of ``kernel``, whose launcher ``header`` defines; equal kernels have equal sources.
+        """The C++ source of ``kernel``, launched by the function that ``header`` defines; equal kernels, equal sources.
 
         Raises:
-            BuildError: the headers implement no such kernel; the message names the trait.
+            BuildError: the headers do not implement the kernel; the message names the trait.
         """
         members = "\n".join(f"    {member}" for member in self._members(kernel))
         launch = f"catalog::{self.folder}::launch_{header}<Row>"

@@ -1,4 +1,4 @@
-"""The answers that kernels are checked against: every operation in float64 NumPy, as its definition reads."""
+"""The reference results that kernels are checked against: every operation in float64 NumPy, by its definition."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ Float64 = NDArray[np.float64]
 
 
 def reference(problem: Problem, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """The results of ``problem`` by name, like the ``outputs`` of a run but float64; ``randval`` is uint8.
+    """The results of ``problem`` by name: the ``outputs`` of a run in float64, ``randval`` in uint8.
 
-    Attention has ``lse`` whether or not the problem asks for it. A row that sees no key and has no sink has o = 0 and
-    lse = -inf. What a run leaves alone is 0: rows behind the real length of a sequence, skipped sequences, and dbias
-    where a mask hides the key.
+    Attention always has ``lse``, even if the problem does not ask for it. A row that sees no key and has no sink has
+    o = 0 and lse = -inf. Elements that a run does not write are 0: rows after the real length of a sequence, skipped
+    sequences, and dbias where a mask hides the key.
 
     Args:
-        problem: what is computed.
+        problem: the problem to compute.
         inputs: the tensors of a run by name, of the problem's shapes and any real dtype; optional ones may be absent.
-            They are only read: an updated tensor is a new one among the results.
+            They are not modified: an updated tensor is returned as a new one.
     """
     return _OPERATIONS[problem.op](problem, inputs)
 
 
 def _attention(problem: Problem, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """O = (Z * softmax(S)) V, where Z are the dropout's factors, and the logarithm of the softmax's denominator."""
+    """O = (Z * softmax(S)) V, where Z are the dropout factors, and the logarithm of the softmax's denominator."""
     results = {"o": np.zeros(problem.shapes["o"]), "lse": np.zeros(lse_shape(problem))} | _zeros(problem, "randval")
     for sequence in sequences(problem, inputs):
         o, lse = sequence.tokens(results["o"], "q"), sequence.rows(results["lse"])
@@ -81,19 +81,19 @@ def _backward(problem: Problem, inputs: Mapping[str, Array]) -> dict[str, Array]
 
 
 def _append(problem: Problem, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """The cache with the new tokens, whose keys are rotated to their positions, and the rotated queries."""
+    """The cache with the new tokens, keys rotated to their positions, and the rotated queries."""
     return appended(problem, inputs, rotated)
 
 
 def lse_shape(problem: Problem) -> tuple[int, ...]:
-    """(batch, nhead_q, seqlen_q), or (nhead_q, tokens_q) of packed sequences."""
+    """(batch, nhead_q, seqlen_q), or (nhead_q, tokens_q) for packed sequences."""
     if problem.seqlens_q is not None:
         return problem.nhead_q, sum(problem.seqlens_q)
     return problem.batch, problem.nhead_q, problem.seqlen_q
 
 
 def lse_gradient(problem: Problem, inputs: Mapping[str, Array]) -> Float64:
-    """The gradient of LSE of every row; 0 where there is none, and where a row sees no key: its LSE is constant."""
+    """The gradient of LSE for every row; 0 if none is given, and where a row sees no key: its LSE is constant."""
     if not problem.dlse:
         return np.zeros(lse_shape(problem))
     return np.where(np.isneginf(inputs["lse"]), 0.0, inputs["dlse"].astype(np.float64))
@@ -118,7 +118,7 @@ def probabilities(scores: Float64, lse: Array) -> Float64:
 
 
 def _zeros(problem: Problem, *names: str) -> dict[str, Array]:
-    """Results that the problem has of those named."""
+    """Zeros for those of the named results that the problem has."""
     return {
         name: np.zeros(problem.shapes[name], np.uint8 if name == "randval" else np.float64)
         for name in names

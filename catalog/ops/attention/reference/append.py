@@ -20,8 +20,8 @@ Rotate = Callable[[Problem, Float64, Float64, Float64], Float64]
 def appended(problem: Problem, inputs: Mapping[str, Array], rotate: Rotate) -> dict[str, Array]:
     """``q``, ``k_cache`` and ``v_cache`` of an appendkv, float64, with ``rotate`` for the rotary embedding.
 
-    The new tokens of sequence b have the positions from seqlens_k[b]; so have the queries where there is a mask, and
-    without one all have the first of those positions.
+    The new tokens of sequence b have the positions from seqlens_k[b] on. With a mask the queries have these positions
+    too; without one all queries have the first of them.
     """
     q, k_cache, v_cache = (inputs[name].astype(np.float64) for name in ("q", "k_cache", "v_cache"))
     for sequence in range(problem.batch):
@@ -43,7 +43,7 @@ def appended(problem: Problem, inputs: Mapping[str, Array], rotate: Rotate) -> d
 
 
 def rotated(problem: Problem, tokens: Float64, cos: Float64, sin: Float64) -> Float64:
-    """Each pair of elements turned by its angle; elements behind rotary_dim as they are."""
+    """Each pair of elements rotated by its angle; elements after rotary_dim are unchanged."""
     first, second = rotary_pairs(problem)
     result = tokens.copy()
     result[..., first] = tokens[..., first] * cos - tokens[..., second] * sin
@@ -52,7 +52,7 @@ def rotated(problem: Problem, tokens: Float64, cos: Float64, sin: Float64) -> Fl
 
 
 def rotary_pairs(problem: Problem) -> tuple[slice, slice]:
-    """The first and the second elements of the pairs: neighbours, or from the two halves of rotary_dim."""
+    """The first and the second elements of the pairs: neighbours, or one from each half of rotary_dim."""
     rotary_dim = problem.rotary_dim or 0
     if problem.rope is Rope.INTER:
         return slice(0, rotary_dim, 2), slice(1, rotary_dim, 2)

@@ -17,11 +17,11 @@ _WEYL = (0x9E3779B9, 0xBB67AE85)
 _LOW = 0xFFFFFFFF
 
 _BYTES = 16
-"""Random bytes of one counter."""
+"""Random bytes per counter."""
 
 
 def philox4x32(counter: UInt64, key: tuple[int, int]) -> NDArray[np.uint32]:
-    """Ten rounds of Philox on every counter: (..., 4), words of 32 bits, the lowest first; and so the results."""
+    """Ten rounds of Philox on every counter: (..., 4) words of 32 bits, lowest first, as are the results."""
     x0, x1, x2, x3 = np.moveaxis(counter.astype(np.uint64), -1, 0)
     low, shift = np.uint64(_LOW), np.uint64(32)
     for step in range(_ROUNDS):
@@ -42,8 +42,8 @@ def random_bytes(rng_state: Array | None, head: int, rows: slice, seqlen_k: int)
     Byte j % 16 of counter (j / 16, query, head, offset) belongs to key j.
 
     Args:
-        rng_state: seed and offset, 64 bits each; None: zeros.
-        head: index of the head among those of all sequences, batch * nhead_q + head.
+        rng_state: seed and offset, 64 bits each; None for zeros.
+        head: index of the head among the heads of all sequences, batch * nhead_q + head.
         rows: the queries.
         seqlen_k: number of keys.
     """
@@ -59,9 +59,9 @@ def random_bytes(rng_state: Array | None, head: int, rows: slice, seqlen_k: int)
 
 
 def dropout_factors(probability: float, random: NDArray[np.uint8]) -> Float64:
-    """1 / (1 - p) where a weight is kept, 0 where it is dropped; p is the float32 that kernels get.
+    """1 / (1 - p) where a weight is kept, 0 where it is dropped; p is the float32 that kernels receive.
 
-    A weight is kept if its byte is at most (1 - p) * 255, rounded down, in float32; none is where p is 1.
+    A weight is kept if its byte is at most (1 - p) * 255, rounded down, in float32; if p is 1, none is kept.
     """
     kept = np.float32(1) - np.float32(probability)
     if not kept:

@@ -1,4 +1,4 @@
-"""One sequence of a problem, and one of its heads, whatever way the tensors are stored: float64 matrices and scores."""
+"""Sequences of a problem and their heads, independent of how tensors are stored: float64 matrices and scores."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Float64 = NDArray[np.float64]
 Axis = Literal["q", "k", "v"]
 
 _PAIRS_AT_ONCE = 2**21
-"""Query-key pairs whose scores are in memory together: 16 MB a matrix."""
+"""Query-key pairs whose scores are in memory at the same time: 16 MB per matrix."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sequence:
-    """The sequence ``index`` of a problem; ``seqlen_q`` and ``seqlen_k`` are the tokens that are real."""
+    """The sequence ``index`` of a problem; ``seqlen_q`` and ``seqlen_k`` are its numbers of real tokens."""
 
     problem: Problem
     inputs: Mapping[str, Array]
@@ -41,12 +41,12 @@ class Sequence:
         return real
 
     def rows(self, tensor: Array) -> Array:
-        """The real rows of a tensor that is like lse: a view, (nhead_q, seqlen_q)."""
+        """The real rows of a tensor shaped like lse: a view, (nhead_q, seqlen_q)."""
         start, stop = self._range("q")
         return (tensor if self.problem.mode is Mode.GROUP else tensor[self.index])[:, start:stop]
 
     def pairs(self, tensor: Array, head: int) -> Array:
-        """The real query-key pairs of a tensor that is like bias: a view, (seqlen_q, seqlen_k).
+        """The real query-key pairs of a tensor shaped like bias: a view, (seqlen_q, seqlen_k).
 
         A batch or head axis of one element is shared by all.
         """
@@ -57,13 +57,13 @@ class Sequence:
         return matrix[start:stop, : self.seqlen_k]
 
     def blocks(self) -> Iterator[slice]:
-        """The query rows, so many at once that their scores fit into memory."""
+        """The query rows in blocks whose scores fit into memory."""
         step = max(_PAIRS_AT_ONCE // max(self.seqlen_k, 1), 1)
         for start in range(0, self.seqlen_q, step):
             yield slice(start, min(start + step, self.seqlen_q))
 
     def heads(self) -> Iterator[Head]:
-        """Every query head, with what it reads."""
+        """Every query head, with its inputs."""
         for index in range(self.problem.nhead_q):
             key_index = index // self.problem.ratio
             yield Head(
@@ -71,13 +71,13 @@ class Sequence:
             )
 
     def _range(self, axis: Axis) -> tuple[int, int]:
-        """Where the real tokens lie on the token axis."""
+        """The range of the real tokens on the token axis."""
         packed = self.problem.seqlens_q if axis == "q" else self.problem.seqlens_k
         start = sum(packed[: self.index]) if packed else 0
         return start, start + (self.seqlen_q if axis == "q" else self.seqlen_k)
 
     def _rows(self, axis: Axis, head: int) -> Float64:
-        """Q, K or V of a head, times its scales: (seqlen, hdim)."""
+        """Q, K or V of a head, multiplied by its scales: (seqlen, hdim)."""
         if axis != "q" and self.problem.paged:
             stored = self._paged(axis, head)
         else:
@@ -124,7 +124,7 @@ class Sequence:
 class Head:
     """A query head of a sequence.
 
-    ``q`` (seqlen_q, hdim_q), ``k`` (seqlen_k, hdim_q) and ``v`` (seqlen_k, hdim_v) are float64, times their scales.
+    ``q`` (seqlen_q, hdim_q), ``k`` (seqlen_k, hdim_q) and ``v`` (seqlen_k, hdim_v) are float64, multiplied by scales.
     ``key_index`` is the head of K and V.
     """
 
@@ -137,12 +137,12 @@ class Head:
 
     @property
     def sink(self) -> float:
-        """The logit that has no value; -inf: there is none."""
+        """The logit of the sink, which has no value; -inf if there is no sink."""
         sinks = self.sequence.inputs.get("sink")
         return -np.inf if sinks is None else float(sinks[self.index])
 
     def scores(self, rows: slice) -> Float64:
-        """What the softmax is taken of, (rows, seqlen_k); -inf where the query does not see the key."""
+        """The input of the softmax, (rows, seqlen_k); -inf where the query does not see the key."""
         problem = self.sequence.problem
         scores = problem.softmax_scale * self.q[rows] @ self.k.T
         if problem.logits_soft_cap is not None:
@@ -151,7 +151,7 @@ class Head:
         return visible_scores
 
     def bias(self, rows: slice) -> Float64:
-        """What is added to the scores, (rows, seqlen_k) or, where there is none, (1, 1)."""
+        """The bias added to the scores, (rows, seqlen_k); (1, 1) if there is none."""
         sequence, problem = self.sequence, self.sequence.problem
         if problem.bias is Bias.BIAS:
             return sequence.pairs(sequence.inputs["bias"], self.index)[rows].astype(np.float64)
@@ -161,10 +161,10 @@ class Head:
         slope = float(slopes[sequence.index if len(slopes) > 1 else 0, self.index])
         query, key = self._positions(rows)
         if problem.kernel_mask is Mask.CAUSAL:
-            # -slope * (query - key), less what is the same for all keys of a row: lse differs by it, O does not.
+            # -slope * (query - key), without the part shared by all keys of a row: it changes lse, but not O.
             distance = np.broadcast_to(-key, (len(query), key.size))
         else:
-            # Without a mask, too, the last query is at the last key.
+            # Without a mask, too, the last query is aligned with the last key.
             to_diagonal = 0 if problem.mask == "top_left" else sequence.seqlen_k - sequence.seqlen_q
             distance = np.abs(query + to_diagonal - key)
         return -slope * distance.astype(np.float64)
@@ -200,7 +200,7 @@ class Head:
 
 
 def sequences(problem: Problem, inputs: Mapping[str, Array]) -> Iterator[Sequence]:
-    """Every sequence that is computed: those of min_seqlen_q queries or fewer are skipped."""
+    """Every sequence that is computed: those with at most min_seqlen_q queries are skipped."""
     queries, keys = _lengths(problem, inputs, "q"), _lengths(problem, inputs, "k")
     for index, (seqlen_q, seqlen_k) in enumerate(zip(queries, keys, strict=True)):
         if problem.min_seqlen_q == 0 or seqlen_q > problem.min_seqlen_q:
@@ -208,7 +208,7 @@ def sequences(problem: Problem, inputs: Mapping[str, Array]) -> Iterator[Sequenc
 
 
 def _lengths(problem: Problem, inputs: Mapping[str, Array], axis: Literal["q", "k"]) -> list[int]:
-    """The real tokens of each sequence: what an input says, else all that are stored."""
+    """The real tokens of each sequence: as stated by an input, otherwise all that are stored."""
     if f"seqlens_{axis}" in inputs:
         return [int(length) for length in inputs[f"seqlens_{axis}"]]
     if axis == "k" and problem.kv_lookup_table is KvLookupTable.SGLANG:

@@ -1,7 +1,7 @@
 """Live parity: the names that the generator of the user's own CK checkout lists.
 
-The checkout is only read: the generator runs as a process of its own in a scratch folder, is asked for lists alone, and
-writes no byte code. A generator that fails, hangs or prints something else is an error that says what to do.
+The checkout is only read: the generator runs in a separate process in a scratch folder, is asked only for lists, and
+writes no byte code. A generator that fails, hangs or prints something else raises an error that says what to do.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _PLACES = (
     f"*/{_EXAMPLE}",
     f"*/*/{_EXAMPLE}",
 )
-"""Where a generator lies below what a user calls their CK, the likeliest first: the example's own folder, a checkout,
-and what carries one inside (flash-attn's csrc/, rocm-libraries' projects/, a ROCm installation's share/)."""
+"""Places of a generator below what users call their CK, most likely first: the example's own folder, a checkout, and
+packages that contain one (flash-attn's csrc/, rocm-libraries' projects/, a ROCm installation's share/)."""
 
 _OPTIONS = ("--api", "--list_blobs", "--mask", "--receipt")
 _TARGETS = "--targets"
@@ -46,7 +46,7 @@ _MISSING_MODULE = re.compile(r"No module named '([\w.]+)'")
 _LAST_LINES = 8
 
 _ENVIRONMENT = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONSAFEPATH": ""}
-"""The checkout stays as it is, and the generator finds the modules beside it, whatever the user's shell says."""
+"""Keeps the checkout unchanged, and lets the generator find the modules beside it whatever the user's shell sets."""
 
 
 @dataclass(frozen=True)
@@ -61,20 +61,20 @@ class Generator:
 
     @property
     def revision(self) -> str:
-        """The revision of the catalog that the generator's command line is like."""
+        """The catalog's revision that matches the generator's command line."""
         return "2026-05" if self.takes_targets else "2025-07"
 
     @property
     def about(self) -> str:
-        """What is asked, and why it is held against that revision."""
+        """What the generator is asked, and why it is compared with that revision."""
         takes = "takes" if self.takes_targets else "takes no"
         return f"{self.path} lists {', '.join(self.apis)}; like revision {self.revision}, it {takes} {_TARGETS}."
 
     def names(self, request: Request, receipt: int) -> frozenset[str]:
-        """The kernels that the generator lists for ``receipt``, of all its APIs; asked once, then remembered.
+        """The kernels that the generator lists for ``receipt``, over all its APIs; cached after the first call.
 
         Raises:
-            GeneratorError: it fails, takes too long or prints something else; or its names are of another revision.
+            GeneratorError: it fails, takes too long or prints something else, or its names are of another revision.
         """
         spec = request.spec
         options: tuple[str, ...] = ("--mask", request.variant, "--receipt", str(receipt))
@@ -106,14 +106,14 @@ class Generator:
         listed = scratch / f"{api}.txt"
         if not listed.is_file() or not listed.stat().st_size:
             raise GeneratorError(
-                f"{self.path} ended well but listed nothing for API {api}, not even its API source.{_tail(output)}",
+                f"{self.path} succeeded but listed nothing for API {api}, not even its API source.{_tail(output)}",
                 hint=f"Run it yourself: {shlex.join(command)}",
             )
         return frozenset(_kernels(listed.read_text(encoding="utf-8", errors="replace"), self.path, api))
 
     def _check_form(self, names: frozenset[str]) -> None:
-        telling = (name for name in names if not name.startswith(_WITHOUT_TARGET))
-        wrong = [name for name in telling if bool(_TARGET_SUFFIX.search(name)) != self.takes_targets]
+        suffixed = (name for name in names if not name.startswith(_WITHOUT_TARGET))
+        wrong = [name for name in suffixed if bool(_TARGET_SUFFIX.search(name)) != self.takes_targets]
         if wrong:
             carries = "carry no target" if self.takes_targets else "carry a target"
             raise GeneratorError(
@@ -125,11 +125,11 @@ class Generator:
 def find_generator(root: Path, timeout: float) -> Generator:
     """The generator of the CK checkout at ``root``; ``timeout`` is in seconds, for each API.
 
-    ``root`` may also be the example's folder, its generate.py, or what carries a checkout inside: flash-attn's source
-    distribution, rocm-libraries, a ROCm installation.
+    ``root`` may also be the example's folder, its generate.py, or a package that contains a checkout: flash-attn's
+    source distribution, rocm-libraries, a ROCm installation.
 
     Raises:
-        UsageError: there is none, or several.
+        UsageError: there is none, or there are several.
         GeneratorError: it does not start, or is not CK Tile's FMHA generator.
     """
     path = _locate(root.expanduser().resolve())
@@ -137,18 +137,18 @@ def find_generator(root: Path, timeout: float) -> Generator:
     if not apis:
         raise UsageError(f"{_ops(path)} has no module: no API to list", hint="Is the checkout complete?")
     with tempfile.TemporaryDirectory(prefix="catalog-parity-") as scratch:
-        told = run_generator([sys.executable, str(path), "--help"], Path(scratch), timeout, threading.Event())
-    lacks = [option for option in _OPTIONS if option not in told]
+        shown = run_generator([sys.executable, str(path), "--help"], Path(scratch), timeout, threading.Event())
+    lacks = [option for option in _OPTIONS if option not in shown]
     if lacks:
         raise GeneratorError(
-            f"{path} is no FMHA generator that the catalog knows: it takes no {', no '.join(lacks)}.{_tail(told)}",
+            f"{path} is not an FMHA generator that the catalog knows: it takes no {', no '.join(lacks)}.{_tail(shown)}",
             hint="It must be example/ck_tile/01_fmha/generate.py of a composable_kernel checkout, of 2024-10 or later.",
         )
-    return Generator(path, apis, _TARGETS in told, timeout)
+    return Generator(path, apis, _TARGETS in shown, timeout)
 
 
 def _ops(generator: Path) -> Path:
-    """The folder whose every module is an API of the generator."""
+    """The folder whose modules are the APIs of the generator."""
     return generator.parent / "codegen" / "ops"
 
 
@@ -169,7 +169,7 @@ def _locate(root: Path) -> Path:
 
 
 def run_generator(command: list[str], scratch: Path, timeout: float, stop: threading.Event) -> str:
-    """What ``command`` prints.
+    """The output of ``command``.
 
     Raises:
         GeneratorError: it cannot be started, fails, or takes longer than ``timeout`` seconds; no process is left.
@@ -192,7 +192,7 @@ def _remedy(command: list[str], output: str, *, timed_out: bool) -> str:
         return "--timeout gives each API more seconds."
     missing = _MISSING_MODULE.findall(output)
     if missing and missing[-1].partition(".")[0] == "codegen":
-        return f"The checkout is incomplete: {missing[-1]} belongs beside the generator."
+        return f"The checkout is incomplete: {missing[-1]} must be beside the generator."
     if missing:
         return f"It needs the module {missing[-1]}: {sys.executable} -m pip install {missing[-1].partition('.')[0]}"
     return f"Run it yourself to see more: {shlex.join(command)}"
@@ -209,7 +209,7 @@ def _kernels(listing: str, generator: Path, api: str) -> Iterator[str]:
         path = PurePath(line.strip())
         if path.suffix != ".cpp" or not path.stem.startswith("fmha_"):
             raise GeneratorError(
-                f"{generator}: line {number} of the list for API {api} is no path of a kernel: {line[:300]!r}",
+                f"{generator}: line {number} of the list for API {api} is not the path of a kernel: {line[:300]!r}",
                 hint="It must be CK Tile's FMHA generator, unchanged, which lists one .cpp file a line.",
             )
         if not _API_SOURCE.search(path.stem):

@@ -1,8 +1,8 @@
-"""Translation units of upstream's kernels, as the generator of the user's own CK checkout writes them.
+"""Translation units of upstream's kernels, written by the generator of the user's own CK checkout.
 
-The generator is asked for one kernel by name, in a scratch folder; the checkout is only read. What it wrote is
-remembered under the hash of the question and of the generator's own files, so that a kernel in the cache is found
-without asking again.
+The generator is asked for one kernel by name, in a scratch folder; the checkout is only read. Its output is stored
+under a hash of the request and of the generator's own files, so that a kernel in the cache is found without running it
+again.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class _CkSpec(BaseModel):
 
 
 def _receipts(revision: str) -> list[int]:
-    """The receipts of a revision, ascending: those of the spec that its archs extend."""
+    """The receipts of a revision in ascending order, from the spec that its archs extend."""
     spec = read_facts(_CkSpec, data_dir() / "arch_specs" / revision / "ck.json")
     return sorted(listed.receipt for listed in spec.receipts)
 
 
 class FamilyFacts(BaseModel):
-    """How upstream's generator is asked for a kernel of a family, its flags, and what a launch does before it."""
+    """How to ask upstream's generator for a kernel of a family, its flags, and what a launch does first."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -67,7 +67,7 @@ class CkFacts(BaseModel):
 
 
 def ck_facts() -> CkFacts:
-    """What the builder knows of upstream's generator.
+    """Facts about upstream's generator.
 
     Raises:
         SpecError: the file is missing or malformed; the message names it and the field.
@@ -76,7 +76,7 @@ def ck_facts() -> CkFacts:
 
 
 def family_flags(family: str) -> tuple[str, ...]:
-    """Flags that kernels of a family are compiled with, beside those of their arch.
+    """Compiler flags for kernels of a family, in addition to those of their arch.
 
     Raises:
         SpecError: ``data/toolchains/ck.json`` is missing or malformed.
@@ -86,7 +86,7 @@ def family_flags(family: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Checkout:
-    """A CK checkout: its generator, and the folders that its kernels include from."""
+    """A CK checkout: its generator, and the include folders of its kernels."""
 
     generator: Generator
     example: Path
@@ -94,19 +94,19 @@ class Checkout:
 
     @functools.cached_property
     def digest(self) -> str:
-        """Hash of the generator's own files, which decide what it writes."""
+        """Hash of the generator's own files, which determine its output."""
         files = sorted(path for path in self.example.rglob("*.py") if "__pycache__" not in path.parts)
         return hash_parts({"files": [f"{path.relative_to(self.example)} {digest_of(str(path))}" for path in files]})
 
     def source(self, kernel: Kernel, memory: Path) -> str:
-        """The translation unit of ``kernel``; ``memory`` is a folder where answers are kept.
+        """The translation unit of ``kernel``; ``memory`` is a folder for stored results.
 
         Raises:
-            BuildError: the checkout is of another revision, or its generator knows no such kernel, or fails.
+            BuildError: the checkout is of another revision, or its generator fails or does not know the kernel.
         """
         if kernel.revision != self.generator.revision:
             raise BuildError(
-                f"kernel {kernel.name} is of revision {kernel.revision}; {self.generator.path} looks like revision "
+                f"kernel {kernel.name} is of revision {kernel.revision}; {self.generator.path} is detected as revision "
                 f"{self.generator.revision}",
                 hint=f"CATALOG_CK_ROOT or --ck-root names a checkout of revision {kernel.revision}.",
             )
@@ -159,10 +159,10 @@ class Checkout:
 
 @functools.cache
 def open_checkout(root: Path) -> Checkout:
-    """The CK checkout at ``root``, or inside of it.
+    """The CK checkout at ``root`` or inside it.
 
     Raises:
-        BuildError: there is none, or its headers are not where they belong.
+        BuildError: there is none, or its headers are missing.
     """
     try:
         generator = find_generator(root, GENERATOR_TIMEOUT_SECONDS)
@@ -172,11 +172,11 @@ def open_checkout(root: Path) -> Checkout:
     for above in example.parents:
         if (above / "include" / "ck_tile").is_dir():
             return Checkout(generator, example, above / "include")
-    raise BuildError(f"{example}: CK's headers, include/ck_tile, lie in no folder above it", hint="Is it complete?")
+    raise BuildError(f"{example}: no folder above it has CK's headers, include/ck_tile", hint="Is it complete?")
 
 
 def find_checkout() -> Checkout:
-    """The checkout that the settings name, or that of a ROCm installation.
+    """The checkout named in the settings, or that of a ROCm installation.
 
     Raises:
         BuildError: there is none.
@@ -190,7 +190,7 @@ def find_checkout() -> Checkout:
         return open_checkout(rocm_root())
     except BuildError:
         raise BuildError(
-            "kernels of AMD arches come from a CK checkout, and none is named",
+            "kernels of AMD archs come from a CK checkout, and none is named",
             hint="CATALOG_CK_ROOT or --ck-root names one: a clone of composable_kernel, or what carries it inside, "
             "such as the source distribution of flash-attn.",
         ) from None

@@ -307,7 +307,7 @@ class GpuDevice:
             return {}
         lists = self._lists.get(problem)
         if lists is None:
-            arrays = {name: np.array(values, np.int32) for name, values in problem.lists.items()}
+            arrays = {name: np.array(values, np.int32) for name, values in problem.lists.arrays.items()}
             lists = {name: self._memory(array.nbytes) for name, array in arrays.items()}
             self._send([_Copy(arrays[name], memory, False) for name, memory in lists.items()], self.stream)
             if len(self._lists) >= _MOST_LISTS:

@@ -10,7 +10,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from catalog.forks import SPAWN, forks, openmp_lost
-from catalog.runtime.devices.arguments import Call, arguments_of, list_addresses
+from catalog.runtime.devices.arguments import Call
 from catalog.runtime.devices.fast_path import Means
 from catalog.runtime.devices.host.arrays import imported_torch
 
@@ -71,9 +71,9 @@ def host_means() -> Means:
     )
 
 
-def _lists(problem: Problem) -> tuple[list[int], tuple[Any, ...]]:
+def _lists(problem: Problem) -> tuple[tuple[int, ...], tuple[Any, ...]]:
     lists = problem.lists
-    return list_addresses(arguments_of(problem), lists), tuple(lists.values())
+    return lists.addresses, (lists,)
 
 
 @cache

@@ -125,7 +125,7 @@ class HostDevice:
         )
         args.num_threads = self.threads
         kept = (*tensors.values(), *(array for _, array, _ in partials))
-        return HostCall(args, ctypes.byref(args), kept, tuple(filled.lists.values()))
+        return HostCall(args, ctypes.byref(args), kept, (filled.lists,))
 
     def once(self, problem: Problem, tensors: Mapping[str, Array], workspace: Workspace = NO_WORKSPACE) -> HostCall:
         """As :meth:`call`."""

@@ -96,7 +96,7 @@ class BackwardConsumer : BackwardWarpgroup<Row> {
         return Tile::ds_at + visited % 2 * Tile::ds_bytes;
     }
 
-    // So is dQ.
+    // Of no tile, visited < 0, dQ is multiplied all the same, of what memory holds.
     __device__ __forceinline__ void start_dq(int visited, float (&dq)[Tile::dq_columns / 2]) const {
         const std::uint32_t ds = ds_of(visited);
         if (!Tile::lags || visited >= 0) barrier_wait(barriers.full_ds(visited % 2), visited / 2 % 2);

@@ -14,6 +14,7 @@ class WideBackwardConsumer : BackwardWarpgroup<Row> {
     using typename Base::Tile;
     using Base::all_consumers, Base::args, Base::barriers, Base::base, Base::lane, Base::m, Base::maps, Base::row_step;
     using Base::warp, Base::warpgroup, Base::work;
+    static_assert(Tile::dq_stages == 1, "rounds of one tile take turns at its only place");
     static constexpr int columns = m / Tile::warpgroups;  // queries of a warpgroup's scores
     static constexpr int panels_q = Tile::hdim_q / panel_columns / 2, panels_v = Tile::hdim_v / panel_columns / 2;
 

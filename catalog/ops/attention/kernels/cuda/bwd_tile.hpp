@@ -63,11 +63,11 @@ struct BackwardTile {
     static constexpr int k_at = 0, v_at = k_at + k_bytes, q_at = v_at + v_bytes, grad_o_at = q_at + stages * q_bytes;
     static constexpr int ds_at = grad_o_at + grad_o_stages * grad_o_bytes, dq_at = ds_at + 2 * ds_bytes;
 
-    // In turns dQ is staged twice where there is room: a turn may be long in coming.
+    // In turns dQ of narrow heads is staged twice where there is room: a turn may be long in coming.
     static constexpr int most_shared_bytes = 232448, barriers_bytes = (14 + 4 * stages) * 8;
     static constexpr int rest_bytes = 2 * stages * row_bytes + barriers_bytes + work_bytes;
     static constexpr bool fits_twice = dq_at + 2 * dq_bytes + rest_bytes <= most_shared_bytes;
-    static constexpr int dq_stages = Row::deterministic && fits_twice ? 2 : 1;
+    static constexpr int dq_stages = Row::deterministic && !divides_hdim && fits_twice ? 2 : 1;
 
     static constexpr int lse_at = dq_at + dq_stages * dq_bytes, delta_at = lse_at + stages * row_bytes;
     static constexpr int barriers_at = delta_at + stages * row_bytes, work_at = barriers_at + barriers_bytes;

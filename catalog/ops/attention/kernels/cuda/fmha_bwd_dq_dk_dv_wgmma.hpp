@@ -1,5 +1,10 @@
 // Backward attention, the main stage: dK, dV, and dQ in float32, added up in device memory, in a fixed order where
 // results must be the same bits every time.
+//
+// Shared memory is the busiest part of a multiprocessor here. On an H200 (bf16, hdim 128, 8192 tokens) this stage runs
+// at 600 TFLOP/s. Slower were: additions to dQ straight from registers (13 %); dQ staged beside products of scores, and
+// fenced by those who stage it (5 % together); with tiles of 64 queries, dQ of the tile before (up to 2 %, with early
+// scores; without them 3 to 5 %); dQ cleared by the first stage.
 #pragma once
 
 #include "bwd_consume.hpp"

@@ -2,12 +2,13 @@
 //
 // A block has one warpgroup that loads, a single thread of it through TMA, and one for every 64 of its tile_m0 queries
 // that compute. A block works on tile after tile, so that the loads of the next tile hide behind the products of this
-// one.
+// one. The structure, warpgroups that load and warpgroups that compute, is that of FlashAttention-3.
 //
 // On an H200 the tensor cores are busy for 84 % of the time (bf16, hdim 128, 8192 keys), at a clock that the power
 // limit holds at 1.66 GHz. Slower were: the first product of the next tile together with the last one of this; two
-// blocks of scores in registers (tile_n0 = 96); the wait for P V behind all of the softmax; polynomials for a third to a
-// sixth of the exponentials, at hdim 64 too, where their unit is busy for 65 % of the time.
+// tiles of Q in shared memory; two blocks of scores in registers (tile_n0 = 96); the wait for P V behind all of the
+// softmax; polynomials for a third to a sixth of the exponentials, at hdim 64 too, where their unit is busy for 65 % of
+// the time.
 //
 // A translation unit defines a struct Row whose constexpr members are the row's traits, and exports it:
 //

@@ -11,7 +11,7 @@
 
 namespace catalog::host {
 
-// `partial`: O and LSE of one split go to the workspaces o_acc and lse_acc.
+// `partial`: O and LSE of one split are written to the workspaces o_acc and lse_acc.
 template <class Row, bool partial>
 class Attention {
     using T = typename Row::dtype;
@@ -35,7 +35,7 @@ class Attention {
 
     void run() {
         start();
-        // Decided by the sequence, not by the item: results must not depend on how threads divide the work.
+        // Depends on the sequence, not on the item: results must not depend on how threads divide the work.
         if (DirectTile<Row>::pays(seq.seqlen_q * heads, hdim_q, hdim_v))
             attend<DirectTile<Row>>();
         else
@@ -64,15 +64,15 @@ class Attention {
     void attend() {
         const KeyRange seen =
             seen_by_some(window.visible(scratch.row[0].query), window.visible(scratch.row[rows - 1].query));
-        // Tiles start at multiples of tile_n0 whatever the item's first key: sums are the same for every division of
-        // rows.
+        // Tiles start at multiples of tile_n0 whatever the item's first key, so that sums are the same for every
+        // division of rows.
         const std::int64_t first_key = std::max(window.keys.begin, seen.begin / Row::tile_n0 * Row::tile_n0);
         if constexpr (Row::sink)
             attend_keys<Tile>(window.keys.begin, std::min({window.sinks, first_key, seen.end}));
         attend_keys<Tile>(first_key, seen.end);
     }
 
-    // Keys from `first` up to `end`; K and V may be NULL where there are none.
+    // Keys from `first` up to `end`; K and V may be NULL if there are none.
     template <class Tile>
     void attend_keys(std::int64_t first, std::int64_t end) {
         const KvSource<Row> source(args, seq, item.head_k);
@@ -99,7 +99,7 @@ class Attention {
         }
     }
 
-    // Which columns of a tile each of the rows sees; with sinks, all from the first one to the end of its window.
+    // The columns of a tile that each row sees; with sinks, all from the first one to the end of the row's window.
     void find_seen(KeyRange range, const ItemRow* row, int count) {
         const int keys = static_cast<int>(range.end - range.begin);
         const auto column_of = [&](std::int64_t key) {
@@ -129,7 +129,7 @@ class Attention {
         tile.multiply_p_v(first_row, count);
     }
 
-    // Turns a tile's products into the weights of P V, whose register blocks are of `block` rows. Compiled once for all
+    // Turns a tile's products into the weights for P V, whose register blocks have `block` rows. Compiled once for all
     // kinds of tiles.
     __attribute__((noinline)) void weigh(std::int64_t first_key, ItemRow* row, int count, int block) {
         for (int i = 0; i < count; ++i) {
@@ -141,7 +141,7 @@ class Attention {
         }
     }
 
-    // Products of the tile's columns `whole`, which begins at `first_key`, become scores, -infinity but for those seen.
+    // Turns products of the tile's columns `whole`, starting at `first_key`, into scores; -infinity for those not seen.
     void finish_scores(const ItemRow& row, std::int64_t first_key, Columns seen, Columns whole, float* s) const {
         const std::int64_t key = first_key + whole.begin;
         const int columns = whole.end - whole.begin;
@@ -151,7 +151,7 @@ class Attention {
             scores.hide_masked(row.query, key, columns, s + whole.begin);
     }
 
-    // What comes between the softmax and P V: dropout, and the factors of quantised values.
+    // Steps between the softmax and P V: dropout, and the factors of quantised values.
     void apply_factors(const ItemRow& row, std::int64_t first_key, Columns whole, float* p) const {
         if constexpr (Row::dropout)
             dropout.apply(Dropout::row(args, seq, row.head, row.query), first_key + whole.begin,
@@ -165,9 +165,9 @@ class Attention {
         for (std::int64_t i = 0; i < rows; ++i) {
             const ItemRow& row = scratch.row[i];
             const auto [max, sum] = row.state;
-            float normalize = sum == 0 ? 0.0f : 1.0f / sum;  // a row that sees no key is zero
+            float normalize = sum == 0 ? 0.0f : 1.0f / sum;  // the output of a row that sees no key is zero
             float lse = max * ln_2 + std::log(sum) + scores.shift(row.head, row.query);
-            // Of several splits the first has the sink.
+            // With several splits, the first one includes the sink.
             if (args.sink.data && item.split == 0) {
                 const float with_sink = log_add(lse, list_of<float>(args.sink)[row.head * args.sink.stride_nhead]);
                 if (with_sink != -infinity) normalize *= std::exp(lse - with_sink);
@@ -196,7 +196,7 @@ class Attention {
     const int hdim_q, hdim_v;
 };
 
-// Whether the tensors that will be read or written are there.
+// Whether the tensors that will be read or written are present.
 template <class Row, bool partial>
 inline bool has_tensors(const catalog_args& args) {
     const Reads reads = reads_of<Row>(args);
@@ -209,7 +209,7 @@ inline bool has_tensors(const catalog_args& args) {
         if (Row::qscale == Qscale::blockscale && (args.block_scale_size_q < 1 || args.block_scale_size_kv < 1))
             return false;
     }
-    // The one scale of a whole tensor is read even where there are no keys.
+    // The single scale of a whole tensor is read even if there are no keys.
     if (reads.keys || (reads.queries && Row::qscale == Qscale::pertensor))
         if (Row::qscale != Qscale::none && !(args.k_descale.data && args.v_descale.data)) return false;
     if (reads.keys && (!args.k.data || !args.v.data || (Row::bias == Bias::bias && !args.bias.data))) return false;

@@ -1,8 +1,8 @@
 // The backward pass of one work item: some keys of a K/V head, against all query rows that read them.
 //
-// With P = exp(S - LSE) and Z the dropout's factors, dV = (Z * P)^T dO, dP = Z * (dO V^T), dS = P * (dP - delta); and
+// With P = exp(S - LSE) and Z the dropout factors, dV = (Z * P)^T dO, dP = Z * (dO V^T), dS = P * (dP - delta); and
 // from S = scale Q K^T + bias follow dQ = scale dS K, dK = scale dS^T Q, dbias = dS. An item owns its keys, so its dK
-// and dV are complete; of dQ it gives a part.
+// and dV are complete; its dQ is one part of the sum.
 #pragma once
 
 #include "bwd_scratch.hpp"
@@ -73,7 +73,7 @@ class Backward {
                               row_of<std::uint8_t>(args.randval, head, query));
     }
 
-    // Of rows that see none of the item's first keys: what is added to at the next ones.
+    // Clears dQ of rows that see none of the item's first keys, for later keys to add to.
     void clear_dq(std::int64_t first_row, std::int64_t count) const {
         for (std::int64_t row = first_row; row < first_row + count; ++row)
             std::fill_n(dq_acc(item.head_k * heads + row % heads, row / heads), hdim_q, 0.0f);
@@ -83,7 +83,7 @@ class Backward {
         const int count = static_cast<int>(range.end - range.begin);
         std::fill_n(scratch.dk[0], count * Memory::columns_q, 0.0f);
         std::fill_n(scratch.dv[0], count * Memory::columns_v, 0.0f);
-        if (rows == 0) return;  // nor need K and V be there
+        if (rows == 0) return;  // K and V may be absent then
         const auto k = keys_of<const T>(args.k, range.begin), v = keys_of<const T>(args.v, range.begin);
         pack_keys<Row::warp_n0, Memory::depth_q>(k, count, hdim_q, scratch.k_transposed);
         pack_keys<Row::warp_n0, Memory::depth_v>(v, count, hdim_v, scratch.v_transposed);
@@ -129,7 +129,7 @@ class Backward {
             differentiate(row, seen.begin, columns, scratch.p[i], scratch.ds[i]);
             if constexpr (Row::dbias) store_dbias(row, seen.begin, keys, scratch.ds[i]);
         }
-        // Weights of columns behind the last key are zeros: whole register blocks are faster.
+        // Weights of columns after the last key are zeros, because whole register blocks are faster.
         add_to_keys(count, first_key, std::min(round_up(keys, Row::warp_m1), columns));
         add_to_dq(first_keys, count, first_key, keys);
     }
@@ -150,12 +150,12 @@ class Backward {
         }
     }
 
-    // Columns behind the head dim become zeros: they are part of register blocks.
+    // Columns after the head dim become zeros, as parts of register blocks.
     static void pack_row(const T* row, int hdim, float scale, int columns, float* packed) {
         for (int d = 0; d < columns; d += lanes) store(packed + d, load_first(row + d, hdim - d) * scale);
     }
 
-    // S becomes P as it enters dV, dP becomes dS.
+    // S becomes Z * P for dV, and dP becomes dS.
     void differentiate(const BackwardRow& row, std::int64_t first_key, int columns, float* p, float* ds) const {
         if constexpr (Row::dropout)
             dropout.factors(Dropout::row(args, seq, row.head, row.query), first_key, columns, scratch.factors);
@@ -182,7 +182,7 @@ class Backward {
             add_to<Memory::columns_q>(scratch.dk[first_key]));
     }
 
-    // dQ += scale dS K; nothing is there yet at the item's first keys.
+    // dQ += scale dS K; at the item's first keys it is stored instead of added.
     void add_to_dq(bool first_keys, int count, int first_key, int keys) {
         constexpr bool whole = !Row::pad_d && Memory::columns_dq == Row::hdim_q;
         multiply_panels<Row::warp_m0, Row::warp_n0, Memory::row_p, 1>(

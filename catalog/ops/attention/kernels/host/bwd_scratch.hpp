@@ -7,12 +7,12 @@
 
 namespace catalog::host {
 
-// A query row of a tile.
+// One query row of a tile.
 struct BackwardRow {
     std::int64_t head, query;
-    float lse;    // in the units of `Scores`: base 2, without the shift; infinity where the row sees no key
+    float lse;    // in the units of `Scores`: base 2, without the shift; infinity if the row sees no key
     float delta;  // sum of dO * O
-    float* dq;    // where its part of dQ goes
+    float* dq;    // where its part of dQ is written
 };
 
 template <class Row>
@@ -27,28 +27,28 @@ struct BackwardScratch {
     static constexpr int columns_q = round_up(Row::hdim_q, Row::warp_n1);
     static constexpr int columns_v = round_up(Row::hdim_v, Row::warp_n1);
     static constexpr int columns_dq = round_up(Row::hdim_q, Row::warp_n0);
-    // Products leave out keys before the first visible one: whole panels, and whole chunks of random numbers.
+    // Products skip keys before the first visible one, in whole panels and whole chunks of random numbers.
     static constexpr int key_step = std::lcm(Row::warp_n0, 16);
     static constexpr int drawn_keys = Row::dropout ? tile_n0 : 0;
 
-    // How far apart the rows of a tile of queries are. Products read columns too, and rows a power of two apart would
-    // share few sets of the L1 cache: so each row ends with a spare cache line.
+    // Distance of the rows of a query tile. Products read columns too, and rows a power of two apart would share few
+    // sets of the L1 cache, so each row ends with a spare cache line.
     static constexpr int row_q = columns_q + 16, row_v = columns_v + 16, row_p = tile_n0 + 16;
 
-    // A tile of keys, through all tiles of queries. K in panels of keys for Q K^T, and of columns for dS K.
+    // A key tile, used with all query tiles. K in panels of keys for Q K^T, and in panels of columns for dS K.
     alignas(64) float k_transposed[tile_n0 * depth_q];
     alignas(64) float v_transposed[tile_n0 * depth_v];
     alignas(64) float k[tile_n0 * columns_dq];
     alignas(64) float dk[tile_n0][columns_q];
     alignas(64) float dv[tile_n0][columns_v];
 
-    // A tile of query rows.
+    // A query tile.
     BackwardRow row[tile_m0];
     alignas(64) float q[tile_m0][row_q];
     alignas(64) float grad_o[tile_m0][row_v];
-    alignas(64) float p[tile_m0][row_p];   // S, then P as it enters dV
+    alignas(64) float p[tile_m0][row_p];   // S, then P for dV
     alignas(64) float ds[tile_m0][row_p];  // dP, then dS
-    float factors[drawn_keys + 1];         // of a dropout
+    float factors[drawn_keys + 1];         // dropout factors
 };
 
 }  // namespace catalog::host

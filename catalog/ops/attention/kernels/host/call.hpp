@@ -1,4 +1,4 @@
-// One launch, checked: what the argument struct says, reduced to what a work item needs.
+// One launch after its checks: the argument struct, reduced to what a work item needs.
 #pragma once
 
 #include "abi/check.hpp"
@@ -8,7 +8,7 @@
 
 namespace catalog::host {
 
-// One sequence: `batch` is its place along the batch axis, 0 in group mode; `index` its number in both modes.
+// One sequence: `batch` is its index along the batch axis, 0 in group mode; `index` its number in both modes.
 struct Sequence {
     std::int64_t batch, index;
     std::int64_t first_q, first_k;  // first token; 0 in batch mode
@@ -24,7 +24,7 @@ inline std::int64_t length_of(const catalog_tensor& lengths, std::int64_t index,
     return lengths.data ? list_of<std::int32_t>(lengths)[index] : stored;
 }
 
-// Tokens that the sequence's pages hold.
+// Tokens in the sequence's pages.
 template <class Row>
 inline std::int64_t paged_length(const catalog_args& args, std::int64_t index) {
     if constexpr (Row::kv_lookup_table == KvLookupTable::sglang) {
@@ -36,7 +36,7 @@ inline std::int64_t paged_length(const catalog_args& args, std::int64_t index) {
     }
 }
 
-// The queries of a sequence; its keys are none.
+// The queries of a sequence, without keys.
 template <class Row>
 inline Sequence queries_of(const catalog_args& args, std::int64_t index) {
     constexpr bool group = Row::mode == Mode::group;
@@ -79,13 +79,13 @@ inline std::int64_t heads_per_kv_head(const catalog_args& args) {
     return args.nhead_k > 0 ? args.nhead_q / args.nhead_k : 0;
 }
 
-// The mask, within `keys`.
+// The mask, limited to `keys`.
 template <class Row>
 inline Window window_of(const catalog_args& args, const Sequence& seq, KeyRange keys) {
     const std::int64_t diagonal = args.mask_corner == CATALOG_BOTTOM_RIGHT ? seq.seqlen_k - seq.seqlen_q : 0;
-    // ALiBi measures distances from the last query and key where no mask says otherwise.
+    // Without a mask, ALiBi measures distances from the last query and key.
     if constexpr (Row::mask == Mask::none) return {-1, -1, seq.seqlen_k - seq.seqlen_q, 0, keys};
-    // No distance within the sequence exceeds this; a larger window would only overflow.
+    // No distance within the sequence exceeds this; a larger window could only overflow.
     const std::int64_t longest = seq.seqlen_q + seq.seqlen_k;
     const std::int64_t sinks = Row::sink ? std::min(args.sink_size, seq.seqlen_k) : 0;
     return {std::min(args.window_left, longest), std::min(args.window_right, longest), diagonal, sinks, keys};
@@ -119,7 +119,7 @@ inline bool valid_pages(const catalog_args& args) {
     return args.seqlens_k.data && (args.block_table.data || args.pages_per_sequence == 0);
 }
 
-// Every sequence lies inside of its tensors; work is laid out for the longest one.
+// Checks that every sequence lies inside its tensors; work is laid out for the longest one.
 template <class Row>
 inline bool valid_sequences(const catalog_args& args) {
     constexpr bool group = Row::mode == Mode::group;
@@ -153,7 +153,7 @@ inline Reads reads_of(const catalog_args& args) {
     return reads;
 }
 
-// The same for every family that multiplies Q and K.
+// Common to all families that multiply Q and K.
 template <class Row>
 inline catalog_status check_call(const catalog_args* args) {
     if (const catalog_status status = check_abi(args); status != CATALOG_OK) return status;

@@ -1,4 +1,4 @@
-// Backward attention, last stage: dQ is the sum of the parts that the splits of the keys gave, in their order.
+// Backward attention, last stage: dQ is the sum of the parts from the splits of the keys, in order.
 #pragma once
 
 #include "rows.hpp"

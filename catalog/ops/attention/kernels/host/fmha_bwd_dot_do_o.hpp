@@ -1,6 +1,6 @@
-// Backward attention, first stage: delta of a query row is the sum of dO * O over its head dim, less the gradient of LSE.
+// Backward attention, first stage: delta of a query row is the sum of dO * O over the head dim, less the LSE gradient.
 //
-// dS = P * (dP - sum of dO * O) is what O gives; LSE adds P * dLSE, because P is its derivative by S.
+// O contributes dS = P * (dP - sum of dO * O); LSE adds P * dLSE, because P is its derivative with respect to S.
 #pragma once
 
 #include "rows.hpp"
@@ -15,7 +15,7 @@ inline void dot_row(const catalog_args& args, const QueryRow& at) {
     Float sum = {};
     for (std::int64_t d = 0; d < args.hdim_v; d += lanes)
         sum += load_first(grad_o + d, args.hdim_v - d) * load_first(o + d, args.hdim_v - d);
-    // The LSE of a row that sees no key is constant: what its gradient says must not reach the keys.
+    // The LSE of a row that sees no key is constant, so its gradient must not reach the keys.
     const bool has_dlse = args.dlse.data && *at.of<const float>(args.lse) != -infinity;
     *at.of<float>(args.delta) = reduce_sum(sum) - (has_dlse ? *at.of<const float>(args.dlse) : 0.0f);
 }

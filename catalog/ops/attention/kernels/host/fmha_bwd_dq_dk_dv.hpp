@@ -1,6 +1,6 @@
-// Backward attention, the main stage: dK and dV, dbias, and of dQ one part for every split of the keys.
+// Backward attention, main stage: dK, dV, dbias, and one part of dQ for each split of the keys.
 //
-// No two work items write the same element, so there are no atomics, and results depend on num_splits alone: every row
+// No two work items write the same element, so there are no atomics, and results depend only on num_splits: every row
 // is deterministic.
 #pragma once
 
@@ -9,7 +9,7 @@
 
 namespace catalog::host {
 
-// Whether the tensors that will be read or written are there.
+// Whether the tensors that will be read or written are present.
 template <class Row>
 inline bool has_backward_tensors(const catalog_args& args) {
     const Reads reads = reads_of<Row>(args);
@@ -28,7 +28,7 @@ template <class Row>
 inline std::int32_t launch_fmha_bwd_dq_dk_dv(const catalog_args* args) noexcept {
     if (const catalog_status status = check_call<Row>(args); status != CATALOG_OK) return status;
     if (!has_backward_tensors<Row>(*args)) return CATALOG_BAD_ARGUMENT;
-    // Under a causal mask the first keys are seen by the most queries: the longest items come first.
+    // Under a causal mask most queries see the first keys, so the longest items are started first.
     const std::int64_t columns = args->batch * args->nhead_k;
     return for_items<BackwardScratch<Row>>(
         threads_for(*args), args->num_splits * columns, [&](std::int64_t index, BackwardScratch<Row>& scratch) {

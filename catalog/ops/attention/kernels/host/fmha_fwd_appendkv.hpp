@@ -1,7 +1,7 @@
-// New keys and values go into the cache behind the tokens that it holds; keys and queries are rotated on the way (RoPE).
+// Appends new keys and values to the tokens in the cache, and applies rotary embedding (RoPE) to keys and queries.
 //
-// Key t of a sequence of n cached tokens has position n + t. Query i has position n + i where the attention that follows
-// is masked, else n: as in flash-attn and CK Tile.
+// Key t of a sequence with n cached tokens has position n + t. Query i has position n + i if the attention that follows
+// is masked, otherwise n, as in flash-attn and CK Tile.
 #pragma once
 
 #include "kv.hpp"
@@ -67,10 +67,10 @@ class Append {
 
     const catalog_args& args;
     const std::int64_t sequence;
-    const std::int64_t cached;  // tokens before
+    const std::int64_t cached;  // number of tokens before the new ones
 };
 
-// Every token has a place in the cache, and every position a row in the rotary tables.
+// Checks that every token has a place in the cache, and every position a row in the rotary tables.
 template <class Row>
 inline bool valid_append(const catalog_args& args) {
     if (!valid_sizes(args) || args.seqlen_new < 0 || !valid_hdim(args.hdim_q, Row::hdim_q, Row::pad_d) ||

@@ -1,4 +1,4 @@
-// Forward attention with the keys of every sequence divided into num_splits parts; each part gives an O and an LSE.
+// Forward attention with the keys of every sequence divided into num_splits parts; each part yields an O and an LSE.
 #pragma once
 
 #include "attend.hpp"

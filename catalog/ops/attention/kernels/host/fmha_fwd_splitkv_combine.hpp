@@ -1,4 +1,4 @@
-// The parts of a split forward become one: O is their mean weighted by exp(LSE of the part).
+// Combines the parts of a split forward: O is their mean weighted by exp(LSE of the part).
 #pragma once
 
 #include <cmath>

@@ -1,4 +1,4 @@
-// Where a tile of K and V lies: in dense tensors, in pages of a cache, in pages whose elements are interleaved.
+// Access to tiles of K and V: in dense tensors, in pages of a cache, in pages with interleaved elements.
 #pragma once
 
 #include <type_traits>
@@ -8,7 +8,7 @@
 
 namespace catalog::host {
 
-// Whether keys and values have factors of their own, besides one for the whole tensor.
+// Whether keys and values have factors of their own, in addition to one for the whole tensor.
 template <class Row>
 inline constexpr bool has_key_scales = Row::qscale == Qscale::blockscale || Row::qscale == Qscale::kv_blockscale;
 
@@ -21,7 +21,7 @@ inline std::int64_t page_of(const catalog_args& args, std::int64_t sequence, std
         return list_of<std::int32_t>(args.block_table)[sequence * args.block_table.stride_batch + index];
 }
 
-// Calls body(key, page, slot, count) for every run of keys that lie in one page.
+// Calls body(key, page, slot, count) for every run of keys within one page.
 template <class Row, class Body>
 inline void for_pages(const catalog_args& args, std::int64_t sequence, std::int64_t first, std::int64_t count,
                       Body body) {
@@ -33,7 +33,7 @@ inline void for_pages(const catalog_args& args, std::int64_t sequence, std::int6
     }
 }
 
-// Whether every page of every sequence is one of the cache's, and every table is long enough.
+// Whether every page of every sequence exists in the cache, and every table is long enough.
 template <class Row>
 inline bool pages_exist(const catalog_args& args) {
     if constexpr (Row::paged_kv) {
@@ -59,11 +59,11 @@ inline bool pages_exist(const catalog_args& args) {
 template <class T>
 inline constexpr std::int64_t vector_elements = 16 / sizeof(T);
 
-// Whether a tile's elements are copied to where they can be read.
+// Whether a tile's elements are copied before they are read.
 template <class Row>
 inline constexpr bool is_gathered = Row::kv_memory_layout == KvMemoryLayout::vectorized;
 
-// Rows of pages lie wherever their pages do.
+// Rows in pages are wherever the pages are.
 template <class Row>
 using KvRows = std::conditional_t<Row::paged_kv && !is_gathered<Row>, RowTable<const typename Row::dtype>,
                                   Rows<const typename Row::dtype>>;
@@ -75,7 +75,7 @@ struct KvTile {
     int count;
 };
 
-// Room for a tile whose rows do not lie equally far apart.
+// Memory for a tile whose rows are not equally spaced.
 template <class Row>
 struct KvRoom {
     using T = typename Row::dtype;
@@ -101,7 +101,7 @@ class KvSource {
         return {keys(first, count, room), values(first, count, room), count};
     }
 
-    // The factor of each key, or value, from `first` on.
+    // The factor of each key or value, from `first` on.
     void scales(const catalog_tensor& descale, std::int64_t first, int count, float* scales) const {
         const float* of_head = list_of<float>(descale) + head * descale.stride_nhead;
         if constexpr (Row::qscale == Qscale::kv_blockscale) {

@@ -1,5 +1,5 @@
-// Which keys a query sees: a half-open range, and the first keys to the left of it (sinks). Both ends of the range grow
-// with the query, so the ranges of a tile of queries follow from its first and its last row.
+// The keys that a query sees: a half-open range, and the first keys to the left of it (sinks). Both ends of the range
+// grow with the query, so the first and last row of a query tile determine all ranges of the tile.
 #pragma once
 
 #include <algorithm>
@@ -22,8 +22,8 @@ inline KeyRange keys_of_split(std::int64_t seqlen_k, std::int64_t split, std::in
     return {std::min(split * part, seqlen_k), std::min((split + 1) * part, seqlen_k)};
 }
 
-// Keys from `diagonal + query - left` to `diagonal + query + right`, and of those left of them the first `sinks`; a side
-// is unbounded when it is negative. `keys` are all that there are.
+// Keys from `diagonal + query - left` to `diagonal + query + right`, and the first `sinks` of the keys left of them. A
+// negative side is unbounded. `keys` are all keys that exist.
 struct Window {
     std::int64_t left, right, diagonal, sinks;
     KeyRange keys;
@@ -43,7 +43,7 @@ struct Columns {
     int begin, end;
 };
 
-// Keys that some, or that every, query of a tile sees.
+// Keys that some query, or every query, of a tile sees.
 inline KeyRange seen_by_some(KeyRange first, KeyRange last) { return {first.begin, last.end}; }
 inline KeyRange seen_by_all(KeyRange first, KeyRange last) { return {last.begin, first.end}; }
 

@@ -1,12 +1,12 @@
 // The random bytes of dropout: Philox 4x32-10 (Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC11).
 //
-// The byte of a weight depends on its place and on the state alone, never on tiles or threads. For sequence b, query head
+// The byte of a weight depends only on its place and the state, never on tiles or threads. For sequence b, query head
 // h, query i and key j it is byte j % 16 of the four little-endian words of
 //
 //     Philox(counter = {j / 16, i, b * nhead_q + h, low word of offset},
 //            key     = {low word of seed, high word of seed ^ high word of offset})
 //
-// and the weight is kept when the byte is at most floor(255 (1 - p)), as in CK Tile; none is where p is 1.
+// and the weight is kept if the byte is at most floor(255 (1 - p)), as in CK Tile; if p is 1, none is kept.
 #pragma once
 
 #include <cmath>
@@ -45,7 +45,7 @@ class Dropout {
         threshold = static_cast<std::uint8_t>(std::floor(keep * 255.0f));
     }
 
-    // One row of weights: a query of a head of a sequence, `head` being sequence * nhead_q + head.
+    // One row of weights: a query of a head of a sequence; `head` is sequence * nhead_q + head.
     struct WeightRow {
         std::uint32_t query, head;
     };
@@ -63,12 +63,12 @@ class Dropout {
         each(row, first_key, columns, [&](int j, bool kept) { weights[j] = kept ? weights[j] * scale : 0.0f; });
     }
 
-    // What `apply` multiplies with: 1 / (1 - p), or 0.
+    // The factors that `apply` multiplies by: 1 / (1 - p), or 0.
     void factors(WeightRow row, std::int64_t first_key, int columns, float* factors) const {
         each(row, first_key, columns, [&](int j, bool kept) { factors[j] = kept ? scale : 0.0f; });
     }
 
-    // The random bytes of `keys`, which begin at a multiple of `chunk`; `randval` is the row's first one.
+    // Writes the random bytes of `keys`, which begin at a multiple of `chunk`, to the row starting at `randval`.
     void store(WeightRow row, KeyRange keys, std::uint8_t* randval) const {
         for (std::int64_t key = keys.begin; key < keys.end; key += chunk) {
             const Philox drawn = bytes(row, key);
@@ -77,7 +77,7 @@ class Dropout {
     }
 
    private:
-    // Calls body(j, whether the weight of key first_key + j is kept).
+    // Calls body(j, kept) for each key first_key + j, where `kept` says whether its weight is kept.
     template <class Body>
     void each(WeightRow row, std::int64_t first_key, int columns, Body body) const {
         for (int column = 0; column < columns; column += chunk) {

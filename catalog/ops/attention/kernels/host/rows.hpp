@@ -1,4 +1,4 @@
-// Kernels that treat every query row of every head by itself.
+// Kernels that process every query row of every head independently.
 #pragma once
 
 #include "call.hpp"

@@ -1,6 +1,6 @@
-// What happens to a score between Q K^T and the softmax: scales of quantised tensors, soft cap, bias, ALiBi.
+// Steps between Q K^T and the softmax: scales of quantised tensors, soft cap, bias, ALiBi.
 //
-// Scores are in units of the base 2: multiplied by log2(e), so that the softmax needs no further factor.
+// Scores are in base 2, that is multiplied by log2(e), so that the softmax needs no further factor.
 #pragma once
 
 #include <type_traits>
@@ -24,7 +24,7 @@ inline Float iota() {
 
 inline Float abs(Float x) { return (Float)((Bits)x & 0x7fffffff); }
 
-// Within 2 ulp near zero, where the quotient would cancel, and within 2^-23 elsewhere.
+// Error: at most 2 ulp near zero, where the quotient would cancel, and 2^-23 elsewhere.
 inline Float tanh(Float x) {
     const Float size = abs(x), square = x * x;
     const Float t = exp2(size * (-2.0f * log2_e));
@@ -48,7 +48,7 @@ class Scores {
     Scores(const catalog_args& args, const Sequence& seq, const Window& window)
         : args(args), seq(seq), window(window) {}
 
-    // What Q is multiplied with before Q K^T.
+    // The factor of Q before Q K^T.
     float query_scale(std::int64_t head, std::int64_t query) const {
         float scale = args.scale * (Row::logits ? 1.0f / args.logits_soft_cap : log2_e);
         if constexpr (Row::qscale != Qscale::none) scale *= q_descale(head, query);
@@ -80,7 +80,7 @@ class Scores {
         }
     }
 
-    // What the query does not see becomes -infinity, for the keys from `first_key` on.
+    // Sets what the query does not see to -infinity, for the keys from `first_key` on.
     void hide_masked(std::int64_t query, std::int64_t first_key, int columns, float* scores) const {
         const auto column_of = [&](std::int64_t key) { return std::clamp<std::int64_t>(key - first_key, 0, columns); };
         const KeyRange seen = window.visible(query);
@@ -90,8 +90,8 @@ class Scores {
         std::fill(scores + end, scores + columns, -infinity);
     }
 
-    // What the scores of this query are too small by, in natural units. Under a causal mask ALiBi adds slope * key; the
-    // kernel adds slope * (key - diagonal), which is as small as the distance and so keeps its precision.
+    // The amount by which this query's scores are too small, in natural units. Under a causal mask ALiBi adds slope *
+    // key; the kernel adds slope * (key - diagonal), which is as small as the distance and so more precise.
     float shift(std::int64_t head, std::int64_t query) const {
         if constexpr (Row::bias == Bias::alibi && Row::mask == Mask::causal)
             return slope_of(head) * static_cast<float>(window.center(query));

@@ -12,7 +12,7 @@
 
 namespace catalog::host {
 
-// A query row of a work item.
+// One query row of a work item.
 struct ItemRow {
     std::int64_t head, query;
     RowState state;
@@ -35,14 +35,14 @@ struct Scratch {
 
     static constexpr int scaled_keys = has_key_scales<Row> ? Row::tile_n0 : 0;
 
-    // The columns that are computed where `seen` are needed: whole vectors, and whole chunks of random numbers.
+    // The columns computed when `seen` are needed: whole vectors, and whole chunks of random numbers.
     static constexpr Columns whole_vectors(Columns seen) {
         constexpr int step = Row::dropout ? std::max(lanes, 16) : lanes;
         if (seen.begin == seen.end) return seen;
         return {seen.begin / step * step, round_up(seen.end, step)};
     }
 
-    // How far apart rows are. A power of two would leave them few sets of the L1 cache to share.
+    // Distance of rows. With a power of two they would share few sets of the L1 cache.
     static constexpr int row_q = depth + 16, row_o = columns + 16, row_s = Row::tile_n0 + 16;
 
     alignas(64) float q[item_rows][row_q];
@@ -53,12 +53,12 @@ struct Scratch {
     ItemRow row[item_rows];
     Columns seen[Row::tile_m0];
     float rescale[Row::tile_m0];
-    KvRoom<Row> room[2];  // of the present tile and of the next
+    KvRoom<Row> room[2];  // for the current and the next tile
     float k_scales[scaled_keys + 1];
     float v_scales[scaled_keys + 1];
 };
 
-// This thread's own; nullptr when there is no memory.
+// The thread's own scratch; nullptr if out of memory.
 template <class Memory>
 inline Memory* thread_scratch() {
     struct Free {

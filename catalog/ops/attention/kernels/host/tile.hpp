@@ -1,9 +1,9 @@
-// One K/V tile and its two products with a tile of query rows, in the two forms that pay: packed when many rows share
-// it, straight from the tensors when copying it would cost more than it saves.
+// One K/V tile and its two products with a query tile, in two forms: packed when many rows share it, and straight from
+// the tensors when copying would cost more than it saves.
 //
-// scratch.seen are the columns that each row of the tile sees; both their ends grow with the row. Products are made of
-// register blocks, and blocks that no row sees are left out: scores there are undefined, and weights have to be zeros
-// wherever a neighbour in a block sees what the row does not.
+// scratch.seen has the columns of the tile that each row sees; both ends grow with the row. Products are made of
+// register blocks. Blocks that no row sees are skipped: their scores are undefined, and weights must be zero wherever a
+// row of a block does not see what its neighbour sees.
 #pragma once
 
 #include "host/gemm.hpp"
@@ -11,7 +11,7 @@
 
 namespace catalog::host {
 
-// Zeros in `p` where neighbours in a block of `block` rows see columns outside of `weighed`, those of the row.
+// Writes zeros to `p` where neighbours in a block of `block` rows see columns outside `weighed`, the row's own.
 inline void zero_unseen(const Columns* seen, int row, int rows, int block, Columns weighed, float* p) {
     const int begin = seen[std::max(row - block + 1, 0)].begin, end = seen[std::min(row + block - 1, rows - 1)].end;
     std::fill(p + std::min(begin, weighed.begin), p + weighed.begin, 0.0f);
@@ -76,11 +76,11 @@ struct DirectTile {
     using Memory = Scratch<Row>;
     using Element = typename Row::dtype;
 
-    static constexpr int block_rows = std::max(lanes / 4, 1);  // as accumulators fit the registers of each target
-    static constexpr int stretch = 16;  // keys whose values stay in L1 while all rows and columns pass by
+    static constexpr int block_rows = std::max(lanes / 4, 1);  // so that accumulators fit each target's registers
+    static constexpr int stretch = 16;  // keys whose values stay in L1 while all rows and columns use them
 
-    // Few rows never earn back a copy; how few is measured. Tensors are read in whole vectors and blocks, so the head
-    // dims have to be multiples of them.
+    // With few rows a copy never pays off; the limit is measured. Tensors are read in whole vectors and blocks, so the
+    // head dims must be multiples of them.
     static bool pays(std::int64_t rows, int hdim_q, int hdim_v) {
         return rows <= lanes && hdim_q % lanes == 0 && hdim_v % Row::warp_n1 == 0;
     }
@@ -92,10 +92,10 @@ struct DirectTile {
     DirectTile(Memory& scratch, const KvTile<Row>& tile, const KvTile<Row>& next, int hdim_q, int hdim_v)
         : scratch(scratch), tile(tile), next(next), hdim_q(hdim_q), hdim_v(hdim_v) {}
 
-    // Memory never rests: values come while keys are multiplied, the next tile's keys while values are.
+    // Keeps memory busy: prefetches values while keys are multiplied, and the next tile's keys while values are.
     void multiply_q_k(std::int64_t first_row, int rows) const {
         const Columns* seen = scratch.seen;
-        const int asked = (lanes * lanes + rows - 1) / rows;  // of each step, so that all blocks of rows ask alike
+        const int asked = (lanes * lanes + rows - 1) / rows;  // per step, so that all blocks of rows prefetch alike
         for (int group = seen[0].begin / lanes * lanes; group < seen[rows - 1].end; group += lanes) {
             Lines values(tile.values, group, std::min(group + lanes, tile.count), hdim_v);
             for_blocks<block_rows, 1>(0, rows, [&](auto block, int row) {
@@ -129,7 +129,7 @@ struct DirectTile {
     }
 
    private:
-    // Values from a key and a column on; with each, as much of the next tile's keys is asked for.
+    // Values from a key and a column on; each step also prefetches a share of the next tile's keys.
     struct FromColumn {
         const KvRows<Row>& values;
         Lines<KvRows<Row>>& next_keys;

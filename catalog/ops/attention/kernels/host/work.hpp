@@ -1,4 +1,4 @@
-// How a launch is divided among threads.
+// Division of a launch among threads.
 #pragma once
 
 #include <atomic>
@@ -29,7 +29,7 @@ class WorkList {
         return {piece.column / heads_k, piece.sequence, piece.column % heads_k, first_row};
     }
 
-    // Large chunks share packed K/V tiles among more rows, small ones keep all threads busy. False: there is no memory.
+    // Large chunks share packed K/V tiles among more rows, small ones keep all threads busy. False: out of memory.
     template <class Row>
     bool fill(const catalog_args& args, int threads) {
         constexpr int items_per_thread = 4;
@@ -48,14 +48,14 @@ class WorkList {
         return true;
     }
 
-    std::int64_t chunk;  // query rows of one item
+    std::int64_t chunk;  // query rows per item
 
    private:
     Pieces pieces;
     std::int64_t heads_k;
 };
 
-// Calls body(index, scratch) for every index below `items`, on all threads; each has a scratch of its own.
+// Calls body(index, scratch) for every index below `items`, on all threads, each with its own scratch.
 template <class Memory, class Body>
 inline catalog_status for_items(int threads, std::int64_t items, Body body) {
     std::atomic<bool> out_of_memory = false;

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import pytest
 from filelock import FileLock
 
+from catalog import backends, ops
 from catalog.backends import target_of
 from catalog.build.builder import Builder
 from catalog.build.cuda.toolchain import cuda_toolchain
@@ -208,6 +209,34 @@ def specs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("CATALOG_DATA_DIR", str(folder))
     settings.cache_clear()
     return folder
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str | Path, str], None]]:
+    """Puts a distribution, a module or a package, where this process and those that it starts look for packages."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(__file__).parent.parent}")
+    installed = list[str]()
+
+    def install(name: str, code: str | Path, entry_points: str) -> None:
+        if isinstance(code, Path):
+            shutil.copytree(code, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            (tmp_path / f"{name}.py").write_text(code)
+        facts = tmp_path / f"{name}-1.2.dist-info"
+        facts.mkdir()
+        (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.2\n")
+        (facts / "entry_points.txt").write_text(entry_points)
+        installed.append(name)
+
+    caches = (backends.plugins, ops.plugins, ops.operation)
+    for cached in caches:
+        cached.cache_clear()
+    yield install
+    for cached in caches:
+        cached.cache_clear()
+    for name in installed:
+        sys.modules.pop(name, None)
 
 
 @pytest.fixture(autouse=True)

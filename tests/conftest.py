@@ -105,7 +105,7 @@ def _private_settings(
         patch.setenv("CATALOG_DB", str(tmp_path_factory.mktemp("settings") / "catalog.db"))
         patch.setenv("CATALOG_CACHE_DIR", str(kept_kernels(pytestconfig, shared)))
         patch.setenv("CATALOG_QUERY_TIMEOUT", "60")  # workers share the cores
-        patch.setenv("CATALOG_GUARD", "never")  # its own tests turn it on: a process a kernel would take minutes
+        patch.setenv("CATALOG_GUARD", "never")  # its own tests turn it on: one process per kernel would take minutes
         settings.cache_clear()
         Catalog.default.cache_clear()
         yield

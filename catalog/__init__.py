@@ -1,6 +1,6 @@
 """The kernel catalog: every attention kernel that can exist, whether it is built, and how fast it is.
 
-``Catalog.select(Problem(...)).run()`` is the short way from a problem to its result.
+``Catalog.select(Problem(...)).run()`` goes from a problem to its result.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import the public names when first used: the command line must not pay for what it does not need."""
+    """Import a public name when it is first used, so that the command line loads only what it needs."""
     if name not in _HOMES:
         raise AttributeError(f"module 'catalog' has no attribute {name!r}")
     from importlib import import_module

@@ -13,7 +13,7 @@ from catalog.errors import INTERRUPTED, CatalogError
 def main() -> None:
     """Run the command line.
 
-    Exits with 0 when the job is done, 1 when it failed, 2 on a usage error, 130 after Ctrl-C.
+    Exits with 0 on success, 1 on failure, 2 on a usage error, 130 after Ctrl-C.
     """
     from catalog.cli.main import app
 

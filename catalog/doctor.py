@@ -1,4 +1,4 @@
-"""``catalog doctor``: what is set, what is there, what is missing."""
+"""``catalog doctor``: reports settings, the catalog file, the cache, devices and toolchains."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from catalog.settings import Settings, settings
 
 
 class Finding(NamedTuple):
-    """One line: what it is about, its value, and a remark."""
+    """One line of the report: its subject, its value, and a remark."""
 
     what: str
     value: str
@@ -20,7 +20,7 @@ class Finding(NamedTuple):
 
 
 def diagnose(db: Path) -> Iterator[Finding]:
-    """Settings, the catalog file at ``db``, and the toolchain of every arch."""
+    """Yield findings about settings, the catalog file at ``db``, the cache, plugins, devices and toolchains."""
     yield from _settings()
     yield from _file(db)
     yield from about_cache()
@@ -42,7 +42,7 @@ def _file(db: Path) -> Iterator[Finding]:
     from catalog.schema.lineage import LINEAGE_OF_POPULATION
 
     if not db.is_file():
-        yield Finding("catalog", "not there yet", f"{db}: catalog populate --arch ARCH makes it")
+        yield Finding("catalog", "does not exist yet", f"{db}: catalog populate --arch ARCH creates it")
         return
     try:
         connection = connect(db)
@@ -58,26 +58,26 @@ def _file(db: Path) -> Iterator[Finding]:
 
 
 def about_cache() -> Iterator[Finding]:
-    """The cache folder, its file system, how builders lock it, and its size cap."""
+    """Yield findings about the cache folder: its file system, its locks, and its size cap."""
     from catalog.build.cache import Cache
     from catalog.build.locks import STRATEGIES
     from catalog.build.permissions import require_private
     from catalog.units import format_size
 
     cache = Cache(settings().cache_dir)
-    state = "made by the first build"
+    state = "created by the first build"
     if cache.folder.is_dir():
         try:
             require_private(cache.folder)
-            state = "private" if os.access(cache.folder, os.W_OK) else "cannot be written: serves what it has"
+            state = "private" if os.access(cache.folder, os.W_OK) else "not writable: serves what it has"
         except CatalogError as error:
             state = error.message
     yield Finding("cache", str(cache.folder), state)
-    shared = "shared by machines" if cache.locks.file_system.network else "of this machine"
+    shared = "shared between machines" if cache.locks.file_system.network else "local to this machine"
     yield Finding("cache file system", cache.locks.file_system.type or "unknown", shared)
     yield Finding("cache locks", cache.locks.strategy, STRATEGIES[cache.locks.strategy])
     cap = settings().cache_max_bytes
-    about = "above it the least recently used libraries are dropped; CATALOG_CACHE_MAX_BYTES"
+    about = "beyond it the least recently used libraries are dropped; CATALOG_CACHE_MAX_BYTES"
     yield Finding("cache size cap", format_size(cap) if cap else "none", about)
 
 
@@ -89,12 +89,12 @@ def _checkout() -> Finding:
     except CatalogError as error:
         return Finding("CK checkout", "none", error.line)
     generator = checkout.generator
-    about = f"like revision {generator.revision}; APIs {', '.join(generator.apis)}"
+    about = f"detected as revision {generator.revision}; APIs {', '.join(generator.apis)}"
     return Finding("CK checkout", str(generator.path), about)
 
 
 def about_plugins() -> Iterator[Finding]:
-    """The backends of other distributions, with their archs, and their operations; or why they cannot be used."""
+    """Yield findings about the backends of other distributions, with their archs, and their operations; or why they cannot be used."""
     from catalog import backends, ops
 
     for backend in backends.plugins():
@@ -123,7 +123,7 @@ def _arches() -> Iterator[Finding]:
     from catalog.backends import spec_folders
     from catalog.schema.spec_files import known_archs
 
-    with ThreadPoolExecutor() as pool:  # each arch's compiler compiles a program
+    with ThreadPoolExecutor() as pool:  # each arch compiles a small program to test its compiler
         yield from pool.map(_arch, known_archs(*spec_folders()))
 
 

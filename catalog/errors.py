@@ -1,19 +1,19 @@
 """One exception tree: every error says what is wrong, where, and what to do next.
 
-``message`` says the first two, ``hint`` the last; :mod:`catalog.messages` says how they are written.
+``message`` holds the first two, ``hint`` the last; :mod:`catalog.messages` describes the style of both.
 """
 
 from __future__ import annotations
 
 INTERRUPTED = 130
-"""What a program that Ctrl-C ended exits with: 128 and the signal's number."""
+"""Exit code after Ctrl-C: 128 plus the signal's number."""
 
 
 class CatalogError(RuntimeError):
     """Base of every error that the catalog raises on purpose.
 
-    It is a RuntimeError, like PyTorch's errors: code that handles those of PyTorch's attention also handles those of
-    :mod:`catalog.torch`.
+    It is a RuntimeError, as PyTorch's errors are, so code that handles errors of PyTorch's attention also handles
+    those of :mod:`catalog.torch`.
 
     ``exit_code`` is what the command line exits with: 1 for a failed job, 2 for bad usage.
     """
@@ -46,19 +46,19 @@ class UsageError(CatalogError):
 
 
 class SpecError(CatalogError):
-    """An arch spec in data/arch_specs is malformed: names the file and the path inside it."""
+    """An arch spec is malformed; the message names the file and the path inside it."""
 
 
 class BackendError(CatalogError):
-    """Two backends own one arch: names the distributions that they come from."""
+    """Two backends claim the same arch; the message names their distributions."""
 
 
 class MissingReferenceError(UsageError):
-    """No parity reference exists for what was asked."""
+    """No reference list exists for the requested parity check."""
 
 
 class GeneratorError(CatalogError):
-    """The generator of a CK checkout gave no list: it failed, took too long, or printed something else."""
+    """The generator of a CK checkout produced no list: it failed, took too long, or printed something else."""
 
     exit_code = 2  # nothing was compared: 1 says that names differ
 
@@ -68,15 +68,15 @@ class RegistryError(CatalogError):
 
 
 class QueryError(UsageError):
-    """A query expression is refused or wrong: says what SQLite said, where, and near column names."""
+    """A query expression is invalid or not allowed; the message has SQLite's reason, the place, and similar columns."""
 
 
 class ProblemError(UsageError):
-    """A problem is malformed: names the field and what is allowed."""
+    """A problem is invalid; the message names the field and the allowed values."""
 
 
 class TensorError(UsageError):
-    """A tensor is missing, superfluous, or of the wrong shape or dtype."""
+    """A tensor is missing, unexpected, or has the wrong shape or dtype."""
 
 
 class ArgumentError(UsageError, ValueError):
@@ -84,11 +84,11 @@ class ArgumentError(UsageError, ValueError):
 
 
 class SelectionError(CatalogError):
-    """No kernel of the catalog answers the problem."""
+    """No kernel in the catalog answers the problem."""
 
 
 class ToolchainError(CatalogError):
-    """No usable compiler for the target: names what is missing and the package that has it."""
+    """No compiler for the target is usable; the message names what is missing and the package that provides it."""
 
 
 class BuildError(CatalogError):
@@ -100,23 +100,23 @@ class BuildError(CatalogError):
 
 
 class CacheError(BuildError):
-    """The cache folder cannot be used, whatever the kernel: others have access to it, or it cannot be written."""
+    """The cache folder cannot be used for any kernel: other users have access to it, or it is not writable."""
 
 
 class MissingKernelError(BuildError):
-    """The cache has no library of a kernel, and compiling is forbidden: says how to build it elsewhere."""
+    """A kernel's library is not in the cache, and compiling is disabled; the hint says how to build it elsewhere."""
 
 
 class BundleError(CatalogError):
-    """A bundle cannot be written, is damaged, or is not for this version or this machine; nothing of it is kept."""
+    """A bundle cannot be written, is damaged, or is for another version or machine; nothing from it is kept."""
 
 
 class DeviceError(CatalogError):
-    """The device a kernel is for is absent, or a launch failed."""
+    """The device that a kernel needs is absent, or a launch failed."""
 
 
 class KernelFaultError(DeviceError):
-    """A kernel has failed on a GPU, which the process can no longer use; ``fault`` completes "the kernel ..."."""
+    """A kernel failed on a GPU, and the process can no longer use that GPU; ``fault`` completes "the kernel ..."."""
 
     def __init__(self, message: str, *, hint: str, fault: str) -> None:
         super().__init__(message, hint=hint)
@@ -124,11 +124,11 @@ class KernelFaultError(DeviceError):
 
 
 class ChangedLibraryError(DeviceError):
-    """A library is gone from the cache, or changed, between its build and its load; building again mends it."""
+    """A library was removed or changed between its build and its load; building the kernel again fixes it."""
 
 
 class QuarantinedError(DeviceError):
-    """The kernel of row ``kernel_id`` failed in its first run or gave a wrong result: it is not run for some time."""
+    """The kernel of row ``kernel_id`` failed or gave a wrong result in its first run; it is not run for some time."""
 
     def __init__(self, message: str, *, hint: str, kernel_id: str) -> None:
         super().__init__(message, hint=hint)
@@ -136,4 +136,4 @@ class QuarantinedError(DeviceError):
 
 
 class ClusterError(CatalogError):
-    """The machines that should build are not reached, not usable, or gone."""
+    """The build machines are unreachable, unusable, or gone."""

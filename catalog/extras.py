@@ -1,8 +1,8 @@
-"""The optional dependencies of the package, its *extras*."""
+"""The package's optional dependencies, its *extras*."""
 
 from __future__ import annotations
 
 
 def how_to_install(extra: str) -> str:
-    """The command that installs an extra; no index has the package."""
+    """Return instructions for installing an extra from a checkout or a wheel; the package is on no index."""
     return f"In a checkout: pip install '.[{extra}]'; with a wheel: pip install 'WHEEL[{extra}]'."

@@ -1,11 +1,11 @@
-"""Files: reading those that others may have made, and writing whole files or none.
+"""Safe reading of untrusted files, and atomic writing: a file appears whole or not at all.
 
-A file that this process did not write itself may be anything: a pipe that nobody writes to, an endless device, a link,
-a sparse file of a terabyte. So a file is opened without waiting, the open file is checked instead of its name, and no
-more is read than the caller has room for. Two doors differ in whom they trust:
+A file that this process did not write may be anything: a pipe without a writer, an endless device, a link, a sparse
+file of a terabyte. So a file is opened without blocking, the checks apply to the open file instead of its name, and
+at most the caller's limit is read. The two ways to open a file differ in what they accept:
 
-- :func:`open_given`, for a path that the user names: links are followed, and anybody may own the file.
-- :func:`open_own`, for files that this project keeps for itself: not a link, and owned by this user or root.
+- :func:`open_given`, for a path that the user names, follows links and accepts any owner.
+- :func:`open_own`, for the project's own files, rejects links and any owner but this user and root.
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ from typing import Any, BinaryIO
 from catalog.errors import CatalogError, UsageError
 
 MOST_TEXT_BYTES = 16 * 2**20
-"""The largest file that people write by hand: a spec, a set of shapes, a sweep, a filter."""
+"""Size limit of files that people write by hand: a spec, a set of shapes, a sweep, a filter."""
 
 PARTIAL_PREFIX = ".partial-"
-"""What the names of unfinished files begin with; one that is old was left by a process that was killed."""
+"""Prefix of the names of unfinished files; an old one was left by a killed process."""
 
 _KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFDIR: "a folder"}
-"""What can be opened and is not a regular file; everything else is a device."""
+"""Kinds of files that can be opened but are not regular; any other kind is a device."""
 
 _CHUNK = 2**16
 _FLAGS = os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
 class UnsafeFileError(OSError):
-    """A file is not read: it is not a regular file, it is a link, it is too large, or it belongs to another user."""
+    """A file is rejected: it is not a regular file, is a link, is too large, or belongs to another user."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(errno.EPERM, reason, str(path))
 
 
 def open_given(path: Path, most_bytes: int) -> BinaryIO:
-    """Open a file that the user names, for reading.
+    """Open for reading a file that the user names.
 
     Raises:
-        UnsafeFileError: it is not a regular file, or is larger than ``most_bytes``.
+        UnsafeFileError: it is not a regular file or is larger than ``most_bytes``.
         OSError: it cannot be opened.
     """
     return _file(path, _given(path, most_bytes))
 
 
 def open_own(path: Path, most_bytes: int) -> BinaryIO:
-    """Open a file of the cache, or of another folder that belongs to this project, for reading.
+    """Open for reading a file in the cache or in another folder of this project.
 
     Raises:
         UnsafeFileError: it is a link or not a regular file, is larger than ``most_bytes``, or belongs to neither this
@@ -65,19 +65,19 @@ def open_own(path: Path, most_bytes: int) -> BinaryIO:
 
 
 def read_given(path: Path, most_bytes: int = MOST_TEXT_BYTES) -> bytes:
-    """The content of a file that the user names.
+    """Return the content of a file that the user names.
 
     Raises:
-        UnsafeFileError, OSError: as :func:`open_given`.
+        UnsafeFileError, OSError: like :func:`open_given`.
     """
     return _content(path, _given(path, most_bytes), most_bytes)
 
 
 def read_own(path: Path, most_bytes: int) -> bytes:
-    """The content of a file that belongs to this project.
+    """Return the content of a file that belongs to this project.
 
     Raises:
-        UnsafeFileError, OSError: as :func:`open_own`.
+        UnsafeFileError, OSError: like :func:`open_own`.
     """
     return _content(path, _own(path, most_bytes), most_bytes)
 
@@ -118,7 +118,7 @@ def _file(path: Path, descriptor: int) -> BinaryIO:
 
 
 def _content(path: Path, descriptor: int, most_bytes: int) -> bytes:
-    """Read a file to its end and close it: it may have grown since it was opened, or have no size, as in /proc."""
+    """Read a file to its end and close it; its size is not reliable: files grow, and those in /proc have none."""
     parts, left = list[bytes](), most_bytes + 1
     try:
         while left > 0 and (part := os.read(descriptor, min(left, _CHUNK))):
@@ -136,10 +136,10 @@ def _too_large(most_bytes: int) -> str:
 
 
 def parse_json(content: bytes | str) -> Any:
-    """The value of a JSON text.
+    """Parse a JSON text.
 
     Raises:
-        ValueError: it is not JSON, not UTF-8, or nested too deeply; the message says which, and where if known.
+        ValueError: it is not JSON, not UTF-8, or nested too deeply; the message says which, and the place if known.
     """
     try:
         return json.loads(content)
@@ -155,21 +155,21 @@ def parse_json(content: bytes | str) -> Any:
 
 
 class Sync(Enum):
-    """What a power cut may do to a new file."""
+    """What a power failure may do to a new file."""
 
     FULL = "nothing: content and name are on the disk when the call returns"
-    NONE = "remove or empty it: for files that can be made again and are checked whenever they are read"
+    NONE = "remove or empty it: for files that can be made again and are checked each time they are read"
 
 
 @contextlib.contextmanager
 def published(path: Path, sync: Sync = Sync.FULL, mode: int = 0o666) -> Iterator[BinaryIO]:
-    """A new file that replaces ``path`` when the block ends, and is removed when the block raises.
+    """Yield a new file that replaces ``path`` when the block ends, and is removed if the block raises.
 
-    Until then it lies in the folder of ``path``. A link is replaced itself, not the file that it leads to. ``mode`` is
-    subject to the umask.
+    Until then it is in the same folder as ``path``. If ``path`` is a link, the link is replaced, not its target.
+    ``mode`` is subject to the umask.
 
     Raises:
-        OSError: the file cannot be written; a previous one stays as it was.
+        OSError: the file cannot be written; an existing one is unchanged.
     """
     partial = path.with_name(f"{PARTIAL_PREFIX}{secrets.token_hex(8)}")
     try:
@@ -186,20 +186,20 @@ def published(path: Path, sync: Sync = Sync.FULL, mode: int = 0o666) -> Iterator
 
 
 def publish(path: Path, content: bytes | str, sync: Sync = Sync.FULL, mode: int = 0o666) -> None:
-    """Write ``content``, text as UTF-8, to ``path``, as :func:`published` does.
+    """Write ``content`` to ``path`` as :func:`published` does; text is encoded as UTF-8.
 
     Raises:
-        OSError: the file cannot be written; a previous one stays as it was.
+        OSError: the file cannot be written; an existing one is unchanged.
     """
     with published(path, sync, mode) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
 def check_file(path: Path) -> None:
-    """Check that a file can be written at ``path``, as far as that is known before it is written.
+    """Check that a file can be written at ``path``, as far as this can be known in advance.
 
     Raises:
-        UsageError: its folder does not exist or cannot be written, or something that is not a file has this name.
+        UsageError: its folder does not exist or is not writable, or ``path`` exists and is not a file.
     """
     try:
         folder = path.resolve().parent
@@ -207,17 +207,17 @@ def check_file(path: Path) -> None:
     except (OSError, RuntimeError) as error:  # a name that is too long; links that lead to each other
         raise UsageError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
     if not has_folder:
-        raise UsageError(f"{path}: there is no folder {folder}")
+        raise UsageError(f"{path}: the folder {folder} does not exist")
     if is_other:
-        raise UsageError(f"{path}: it is there, and is no file")
+        raise UsageError(f"{path}: it exists and is not a file")
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise UsageError(f"{path}: the folder {folder} cannot be written")
+        raise UsageError(f"{path}: the folder {folder} is not writable")
 
 
 def write_file(path: Path, text: str) -> Path:
-    """Write ``text`` to the file ``path`` that the user names, creating its folder, and return ``path``.
+    """Write ``text`` to ``path``, a file that the user names, and return ``path``; its folder is created.
 
-    The file appears whole or stays as it is. A link is followed.
+    The file is replaced as a whole or not at all. A link is followed.
 
     Raises:
         CatalogError: it cannot be written.
@@ -232,10 +232,10 @@ def write_file(path: Path, text: str) -> Path:
 
 
 def put_in_place(made: Path, path: Path, sync: Sync = Sync.FULL) -> None:
-    """Rename a finished file to ``path``, in the same file system, and replace what has that name.
+    """Rename a finished file to ``path`` in the same file system, replacing any file of that name.
 
     Raises:
-        OSError: the disk is full, or the folder cannot be written.
+        OSError: the disk is full, or the folder is not writable.
     """
     if sync is Sync.FULL:
         _sync(made)
@@ -249,7 +249,7 @@ def _sync(path: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno != errno.EINVAL or not path.is_dir():  # some file systems sync no folders
+        if error.errno != errno.EINVAL or not path.is_dir():  # some file systems cannot sync folders
             raise
     finally:
         os.close(descriptor)

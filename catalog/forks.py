@@ -1,7 +1,7 @@
-"""Locks that are free in a forked child, and what the child must know about its parent.
+"""Locks that survive a fork, and what a forked child must know about its parent.
 
-A fork copies the memory of a process, but only the thread that forks. Other threads never go on in the child: locks
-that they held would stay locked, and the threads of an OpenMP pool are gone.
+A fork copies the memory of a process, but only the forking thread. Other threads do not exist in the child: locks that
+they held would stay locked forever, and the threads of an OpenMP pool are gone.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import weakref
 from types import TracebackType
 
 SPAWN = (
-    "Start processes by multiprocessing.get_context('spawn') or 'forkserver' (PyTorch's DataLoader: "
+    "Start processes with multiprocessing.get_context('spawn') or 'forkserver' (PyTorch's DataLoader: "
     "multiprocessing_context='spawn'), or fork before the first use."
 )
-"""The hint where something does not survive a fork."""
+"""The hint of errors about things that do not survive a fork."""
 
 _GNU_OPENMP = "libgomp.so.1"
 
@@ -28,11 +28,11 @@ class Lock:
         _locks.add(self)
 
     def acquire(self, timeout: float = -1) -> bool:
-        """Take the lock; return whether it was taken within ``timeout`` seconds (-1: no limit)."""
+        """Acquire the lock; return whether that succeeded within ``timeout`` seconds (-1: no limit)."""
         return self._lock.acquire(timeout=timeout)
 
     def release(self) -> None:
-        """Release the lock, as often as it was taken."""
+        """Release the lock once; it is free after as many releases as acquisitions."""
         self._lock.release()
 
     def __enter__(self) -> None:
@@ -63,10 +63,10 @@ def forks() -> int:
 
 
 def openmp_lost() -> bool:
-    """Whether a parallel region of more than one thread may hang: GNU's OpenMP was loaded when the process was forked.
+    """Whether a parallel region of more than one thread may hang, because GNU's OpenMP was loaded before the fork.
 
-    It still waits for the threads of its pool, which do not exist in the child. One thread needs no pool. LLVM's
-    runtime starts a new pool in the child.
+    That runtime waits for the threads of its pool, which do not exist in the child. A region of one thread needs no
+    pool. LLVM's runtime starts a new pool in the child.
     """
     return _openmp_lost
 

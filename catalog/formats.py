@@ -1,4 +1,4 @@
-"""Rows as text: a table for people; JSON, JSON Lines and CSV for programs."""
+"""Formatting of rows: a table for people; JSON, JSON Lines and CSV for programs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any, Literal, TextIO
 from catalog.short_names import shortened
 
 PAGE_ROWS = 500
-"""Rows under one header on a terminal."""
+"""Number of rows below each header on a terminal."""
 
 _GAP = "  "
 _NARROWEST_COLUMN = 6
@@ -27,11 +27,11 @@ _LONG_NAME = 48
 
 
 _OUTCOMES = ("verified", "same_kernels", "passed", "deleted")
-"""Columns of commands that are true or false."""
+"""Columns of command output that are true or false."""
 
 
 class Format(str, Enum):
-    """How rows are written."""
+    """An output format."""
 
     TABLE = "table"
     JSON = "json"
@@ -40,14 +40,14 @@ class Format(str, Enum):
 
 
 def write_rows(columns: Sequence[str], rows: Iterable[Sequence[Any]], form: Format, stream: TextIO) -> int:
-    """Write ``rows`` to ``stream`` and return how many there were. JSON Lines, CSV and JSON are written row by row.
+    """Write ``rows`` to ``stream`` and return their number. JSON Lines, CSV and JSON are written row by row.
 
-    A reader that goes away (``| head``) ends the output quietly. On a terminal a table fits the width and repeats the
-    header, or has one line per value where there are too many columns. Long kernel names are cut to the parts that
-    differ, with the common parts below the table. Elsewhere no value is cut or wrapped.
+    If the reader goes away (``| head``), the output ends without an error. On a terminal a table fits the width and
+    repeats its header, or has one line per value if there are too many columns. Long kernel names are cut to the parts
+    that differ, and the common parts follow the table. Elsewhere no value is cut or wrapped.
 
     Raises:
-        QueryError, RegistryError: as the iteration of ``rows`` does.
+        QueryError, RegistryError: raised by the iteration over ``rows``.
     """
     counted = _Counter(rows)
     try:
@@ -71,7 +71,7 @@ class _Counter:
 
 
 def _forget(stream: TextIO) -> None:
-    """Point the stream at nothing: what is left in its buffer would fail again when the interpreter ends."""
+    """Redirect the stream to nowhere; flushing its buffer at the interpreter's exit would fail again."""
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, stream.fileno())
     os.close(nothing)
@@ -79,7 +79,7 @@ def _forget(stream: TextIO) -> None:
 
 @cache
 def _boolean_columns() -> frozenset[str]:
-    """Columns that JSON shows as true and false; everywhere else they are 0 and 1, as in an expression."""
+    """Columns that JSON shows as true or false; other formats show 0 and 1, as in an expression."""
     from catalog.ops import operations
     from catalog.schema.columns import columns_of
 
@@ -115,7 +115,7 @@ def _json(columns: Sequence[str], rows: Iterable[Sequence[Any]], _: TextIO) -> I
 
 
 class _Echo:
-    """A file that gives back what is written: csv's writer returns what its file's ``write`` does."""
+    """A file whose ``write`` returns its text, so that csv's writer returns the line."""
 
     def write(self, text: str) -> str:
         return text
@@ -182,14 +182,14 @@ def _with_short_names(columns: Sequence[str], page: list[Sequence[Any]]) -> tupl
 
 
 def _records(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[str]:
-    """A line a value, for more columns than fit side by side."""
+    """One line per value, for more columns than fit side by side."""
     width = max(map(len, columns))
     for row in rows:
         yield "".join(f"{name:<{width}}{_GAP}{_cell(value)}\n" for name, value in zip(columns, row, strict=True)) + "\n"
 
 
 def _cell(value: Any) -> str:
-    """For people: six digits of a float, text in one line. Other formats have the full value."""
+    """A value for people: floats to six digits, text in one line. Other formats show the full value."""
     if isinstance(value, float) and abs(value) < 10**_DIGITS:
         return f"{value:.{_DIGITS}g}"
     return "" if value is None else " ".join(str(value).splitlines())

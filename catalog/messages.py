@@ -1,7 +1,7 @@
-"""What messages are made of: counts, lists, near words, and what a malformed field should have been.
+"""Building blocks of messages: counts, lists, similar words, and what a malformed field should have been.
 
-A message begins in lower case and has no full stop: it stands behind ``Error: `` or behind a file, a field, a kernel.
-Its hint is a sentence, or ends in a command to run.
+A message starts in lower case and has no full stop, because it follows ``Error: `` or the name of a file, a field or
+a kernel. Its hint is a sentence, or ends with a command to run.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 _IRREGULAR = {"library": "libraries", "family": "families", "process": "processes"}
 
 _AS_NEAR = 0.1
-"""How much less alike than the nearest word another one may be, to be offered too."""
+"""A word is also suggested if its likeness is within this of the most similar word's."""
 
 _EXPECTED = {
     "missing": "missing",
@@ -42,7 +42,7 @@ _EXPECTED = {
     "value_error": "{error}",
     "json_invalid": "not JSON: {error}",
 }
-"""What is wrong with a field by the type of pydantic's failure, or by the word before its first ``_``."""
+"""What is wrong with a field, by the type of pydantic's failure or by the part of it before the first ``_``."""
 
 
 def counted(number: int, noun: str) -> str:
@@ -63,7 +63,7 @@ def either(words: Sequence[str]) -> str:
 
 
 def near(word: str, known: Iterable[object]) -> str:
-    """What ``word`` may have been meant to be: ``did you mean a or b?``, or nothing when no known word is near."""
+    """A suggestion for ``word``: ``did you mean a or b?``, or an empty string if no known word is similar."""
     word = word.strip().lower()
     close = get_close_matches(word, [str(name) for name in known], n=3)
     likeness = [SequenceMatcher(None, name, word).ratio() for name in close]
@@ -72,13 +72,13 @@ def near(word: str, known: Iterable[object]) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[object]) -> str:
-    """:func:`near` as the end of a message, behind a semicolon."""
+    """:func:`near` as the end of a message, after a semicolon."""
     question = near(word, known)
     return f"; {question}" if question else ""
 
 
 def expected(failure: Mapping[str, Any]) -> str:
-    """What is wrong with a field, from one of the failures that pydantic tells."""
+    """What is wrong with a field, from one of the failures that pydantic reports."""
     kind = failure["type"]
     words = _EXPECTED.get(kind) or _EXPECTED.get(kind.partition("_")[0])
     return str(failure["msg"]) if words is None else words.format(**failure.get("ctx", {}))

@@ -17,10 +17,10 @@ from catalog import threads
 APP = "kernel-catalog"
 
 CACHE_MAX_BYTES = 10 * 2**30
-"""Some 10,000 libraries for host CPUs, or 2,000 for AMD GPUs."""
+"""About 10,000 libraries for host CPUs, or 2,000 for AMD GPUs."""
 
 TRACE_MAX_BYTES, TRACE_MAX_CALLS = 2**30, 100_000
-"""Limits of a trace that says nothing else."""
+"""Default limits of a trace."""
 
 
 def _default_db() -> Path:
@@ -32,13 +32,13 @@ def _default_cache_dir() -> Path:
 
 
 def _splits(command: str) -> str:
-    if not shlex.split(command):  # raises ValueError where a quotation does not end
+    if not shlex.split(command):  # raises ValueError if a quotation is not closed
         raise ValueError("no command")
     return command
 
 
 Command = Annotated[str, AfterValidator(_splits)]
-"""A program with arguments, as a shell would read them."""
+"""A program and its arguments, in shell syntax."""
 
 Threads = Annotated[int, AfterValidator(threads.allowed)]
 
@@ -51,54 +51,54 @@ class Settings(BaseSettings):
     db: Path = Field(default_factory=_default_db, description="the catalog: one SQLite file")
     cache_dir: Path = Field(default_factory=_default_cache_dir, description="folder of the compiled kernels")
     cache_locks: Literal["auto", "flock", "lease"] = Field(
-        "auto", description="locks of the cache: flock for a local disk, lease for one that machines share; auto: ask"
+        "auto", description="cache locks: flock for a local disk, lease for one shared by machines; auto: detect"
     )
     cache_max_bytes: int = Field(
         CACHE_MAX_BYTES,
         ge=0,
-        description="bytes of libraries that the cache keeps, the most recently used ones; 0: no limit",
+        description="size limit of the cache in bytes; the least recently used libraries go first; 0: no limit",
     )
-    data_dir: Path | None = Field(None, description="arch specs and parity lists instead of the built-in ones")
+    data_dir: Path | None = Field(None, description="folder of arch specs and parity lists to use instead of our own")
     cxx: str | None = Field(None, description="C++ compiler for host kernels (default: g++, then clang++, then c++)")
-    ck_root: Path | None = Field(None, description="checkout of composable_kernel, for kernels of AMD arches")
+    ck_root: Path | None = Field(None, description="checkout of composable_kernel, for kernels of AMD archs")
     rocm_path: Path | None = Field(
         None, description="ROCm installation (default: ROCM_PATH, then /opt/rocm, then /usr)"
     )
     hipcxx: str | None = Field(None, description="HIP compiler (default: ROCm's clang++, then the newest clang++)")
     hipcxx_device: Command | None = Field(
         None,
-        description="command of a newer clang, for arches that the HIP compiler does not know (default: zig on PATH, "
+        description="command of a newer clang, for archs that the HIP compiler does not know (default: zig on PATH, "
         "then the Python package ziglang)",
     )
     nvcc: str | None = Field(
         None, description="CUDA compiler (default: nvcc on PATH, /usr/local/cuda, then the Python packages)"
     )
     compiler_launcher: Command | None = Field(
-        None, description="put before every compiler call: ccache, sccache, distcc"
+        None, description="prefix of every compiler call: ccache, sccache, distcc"
     )
-    compile: bool = Field(True, description="false: run what the cache of kernels has, start no compiler")
+    compile: bool = Field(True, description="false: start no compiler, use only the kernels in the cache")
     guard: Literal["first_run", "never"] = Field(
-        "first_run", description="first_run: libraries new to this machine first run in a process of their own"
+        "first_run", description="first_run: a library new to this machine runs in a separate process first"
     )
     guard_timeout: float = Field(
         60.0,
         gt=0,
-        description="seconds that such a first run may take; on a GPU a sixtieth of them, once it is launched",
+        description="time limit of such a first run in seconds; on a GPU each launch gets a sixtieth of it",
     )
     quarantine_days: float = Field(
-        30.0, gt=0, le=36_500, description="days until a kernel that failed in its first run gets another"
+        30.0, gt=0, le=36_500, description="days until a kernel that failed in its first run is tried again"
     )
     num_threads: Threads = Field(
-        0, description="threads of a host kernel, at most 16 a core or 64; 0: OMP_NUM_THREADS, else every core"
+        0, description="threads of a host kernel, at most 16 per core or 64; 0: OMP_NUM_THREADS, else every core"
     )
-    record_misses: bool = Field(True, description="record problems that are asked for and were never measured")
-    trace: Path | None = Field(None, description="file that every call of a plan is recorded in (default: none)")
-    trace_tensors: int = Field(0, ge=0, description="calls of each problem whose inputs a trace keeps")
-    trace_max_bytes: int = Field(TRACE_MAX_BYTES, ge=0, description="bytes of inputs that a process keeps for a trace")
-    trace_max_calls: int = Field(TRACE_MAX_CALLS, ge=0, description="calls of a process that a trace records")
-    query_timeout: float = Field(10.0, gt=0, description="seconds that a query expression may run")
+    record_misses: bool = Field(True, description="record problems that are selected for but were never measured")
+    trace: Path | None = Field(None, description="file to record every call of a plan in (default: none)")
+    trace_tensors: int = Field(0, ge=0, description="number of calls per problem whose inputs a trace keeps")
+    trace_max_bytes: int = Field(TRACE_MAX_BYTES, ge=0, description="maximum bytes of inputs that a process keeps")
+    trace_max_calls: int = Field(TRACE_MAX_CALLS, ge=0, description="maximum number of calls that a process records")
+    query_timeout: float = Field(10.0, gt=0, description="time limit of a query expression in seconds")
     query_memory: int = Field(
-        2**30, ge=2**20, le=2**50, description="bytes of memory that a query may use, sorted rows included"
+        2**30, ge=2**20, le=2**50, description="memory limit of a query in bytes, sorted rows included"
     )
 
 
@@ -107,7 +107,7 @@ def settings() -> Settings:
     """The settings of this process, read once.
 
     Raises:
-        UsageError: a variable has a value that its type does not allow; the message names the variable.
+        UsageError: a variable has an invalid value; the message names the variable.
     """
     from pydantic import ValidationError
 
@@ -127,7 +127,7 @@ _chosen: dict[str, Any] = {}
 
 
 def choose(**values: object) -> None:
-    """Let a command line decide: ``values`` that are not None go before the variables, for the rest of the process."""
+    """Override settings from the command line: values other than None take precedence for the rest of the process."""
     _chosen.update((name, value) for name, value in values.items() if value is not None)
     settings.cache_clear()
 
@@ -143,6 +143,6 @@ def data_dir() -> Path:
 
 
 def rocm_path() -> Path | None:
-    """Where ROCm is said to be: by the setting, or by ``$ROCM_PATH``, its own variable."""
+    """ROCm's folder as stated by the setting, or by ROCm's own variable ``ROCM_PATH``; None if neither is set."""
     chosen = os.environ.get("ROCM_PATH")
     return settings().rocm_path or (Path(chosen) if chosen else None)

@@ -1,4 +1,4 @@
-"""Long names side by side: the parts that differ, and the parts in common."""
+"""Shortening of long names shown side by side: the parts that differ, and the parts in common."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ GAP = "…"
 
 
 def shortened(names: Sequence[str]) -> tuple[list[str], str]:
-    """The words of each name that not all ``names`` have, and the words that all have; ``_`` separates words.
+    """Return the words of each name that not all ``names`` share, and the words that all share; ``_`` separates words.
 
-    Equal names stay whole, and have no common part.
+    Equal names stay whole and have no common part.
     """
     words = [name.split("_") for name in names]
     shared = reduce(and_, map(Counter, words)) if words else Counter[str]()

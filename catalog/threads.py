@@ -1,4 +1,4 @@
-"""How many threads a host kernel may have."""
+"""Limits and default of a host kernel's number of threads."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _LEAST_LIMIT = 64
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on."""
+    """The number of cores that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def most_threads() -> int:
-    """The largest number of threads that a kernel may have.
+    """The maximum number of threads of a kernel.
 
-    16 for each core that the process may use, or 64 if that is more, but no more than the user may have
-    (``ulimit -u``): OpenMP ends the process when the system refuses a thread.
+    16 for each core that the process may use, or 64 if that is more, but at most the user's limit (``ulimit -u``):
+    OpenMP ends the process when the system refuses a thread.
     """
     limit = max(_LEAST_LIMIT, _PER_CORE * usable_cores())
     allowed, _ = resource.getrlimit(resource.RLIMIT_NPROC)
@@ -31,7 +31,7 @@ def most_threads() -> int:
 
 
 def allowed(number: int) -> int:
-    """``number``, if a kernel may have that many threads; 0 stands for :func:`default_threads`.
+    """Return ``number`` if a kernel may have that many threads; 0 stands for :func:`default_threads`.
 
     Raises:
         ValueError: it is negative, or more than :func:`most_threads`.
@@ -39,14 +39,14 @@ def allowed(number: int) -> int:
     most = most_threads()
     if not 0 <= number <= most:
         raise ValueError(
-            f"expected an integer from 0, every core, to {most}: {_PER_CORE} threads a core, at least {_LEAST_LIMIT}, "
-            "and no more than ulimit -u allows"
+            f"expected an integer from 0 (every core) to {most}: {_PER_CORE} threads per core or {_LEAST_LIMIT}, "
+            "whichever is more, within ulimit -u"
         )
     return number
 
 
 def checked(number: int) -> int:
-    """As :func:`allowed`, for a caller's argument.
+    """Like :func:`allowed`, for a caller's argument.
 
     Raises:
         UsageError: that many threads are not allowed.
@@ -58,7 +58,7 @@ def checked(number: int) -> int:
 
 
 def default_threads() -> int:
-    """The default number of threads of a kernel: that of ``OMP_NUM_THREADS``, else one for each usable core."""
+    """The default number of threads of a kernel: ``OMP_NUM_THREADS``, else one per usable core."""
     with contextlib.suppress(ValueError):
         wanted = int(os.environ.get("OMP_NUM_THREADS", "").partition(",")[0])
         if wanted > 0:

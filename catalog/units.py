@@ -13,31 +13,31 @@ _AGE = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw])", re.IGNORECASE)
 
 
 def parse_size(text: str) -> int:
-    """Bytes of ``2G``, ``500M``, ``1.5 GiB``, ``4096``: units are powers of 1024.
+    """Parse a size such as ``2G``, ``500M``, ``1.5 GiB`` or ``4096`` into bytes; units are powers of 1024.
 
     Raises:
-        UsageError: it is no size.
+        UsageError: ``text`` is not a size.
     """
     match = _SIZE.fullmatch(text.strip())
     if match is None:
-        raise UsageError(f"{text!r} is no size", hint="Sizes are numbers with K, M, G or T, as 500M or 2G.")
+        raise UsageError(f"{text!r} is not a size", hint="Sizes are numbers with K, M, G or T, such as 500M or 2G.")
     return int(float(match[1]) * _SIZES[match[2].upper()])
 
 
 def parse_age(text: str) -> float:
-    """Seconds of ``30d``, ``12h``, ``90m``, ``45s``, ``2w``.
+    """Parse an age such as ``30d``, ``12h``, ``90m``, ``45s`` or ``2w`` into seconds.
 
     Raises:
-        UsageError: it is no age.
+        UsageError: ``text`` is not an age.
     """
     match = _AGE.fullmatch(text.strip())
     if match is None:
-        raise UsageError(f"{text!r} is no age", hint="Ages are numbers with s, m, h, d or w, as 12h or 30d.")
+        raise UsageError(f"{text!r} is not an age", hint="Ages are numbers with s, m, h, d or w, such as 12h or 30d.")
     return float(match[1]) * _AGES[match[2].lower()]
 
 
 def format_size(size: float) -> str:
-    """``size`` bytes in the largest unit that leaves 1 or more, as ``1.5 MiB``."""
+    """Format ``size`` bytes in the largest unit in which the number is at least 1, such as ``1.5 MiB``."""
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if size < 1024:
             return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"

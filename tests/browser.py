@@ -1,4 +1,4 @@
-"""A headless Chromium, told what to do over a pipe: the DevTools protocol, JSON objects that zero bytes end."""
+"""A headless Chromium, controlled over a pipe: the DevTools protocol, JSON objects that zero bytes end."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ class Tab:
 
     def complaints(self) -> list[dict[str, Any]]:
         """What stands in the console, and uncaught exceptions."""
-        told = ("Log.entryAdded", "Runtime.consoleAPICalled", "Runtime.exceptionThrown")
-        return [event["params"] for event in self.events if event["method"] in told]
+        wanted = ("Log.entryAdded", "Runtime.consoleAPICalled", "Runtime.exceptionThrown")
+        return [event["params"] for event in self.events if event["method"] in wanted]
 
     def _next(self) -> dict[str, Any]:
         deadline = time.monotonic() + SECONDS

@@ -113,7 +113,7 @@ class Build(Job):
 
 
 class Collect(Build):
-    """The cache is collected while another process fills it; the registry is told."""
+    """The cache is collected while another process fills it; the registry records it."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)

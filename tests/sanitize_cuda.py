@@ -1,6 +1,6 @@
 """Run every kernel of sm_90 that answers some small problems: the process that compute-sanitizer watches.
 
-``sanitize_cuda.py CATALOG OP FORM`` prints how many plans ran; a wrong result is told on stderr.
+``sanitize_cuda.py CATALOG OP FORM`` prints how many plans ran; a wrong result is reported on stderr.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Run sanitized host kernels on tensors without a spare byte: the process that the sanitizers are preloaded into.
 
 ``sanitize_host.py FILE``: FILE is a JSON list of cases. A case may have a flaw: the name of a tensor that is one
-element too short, or "misaligned". A sanitizer's report ends the process; a wrong result is told on stderr.
+element too short, or "misaligned". A sanitizer's report ends the process; a wrong result is reported on stderr.
 """
 
 from __future__ import annotations

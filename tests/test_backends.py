@@ -1,4 +1,4 @@
-"""Backends of other distributions: what is told of one that cannot be used. The page's own runs in test_docs.py."""
+"""Backends of other distributions: how an unusable one is reported. The page's own runs in test_docs.py."""
 
 from __future__ import annotations
 
@@ -50,15 +50,15 @@ def install(install: Callable[[str, str | Path, str], None]) -> Callable[[str, s
     ],
     ids=["import", "exit", "object", "abstract", "host", "gfx"],
 )
-def test_a_backend_that_cannot_be_used_is_told_once_and_left_out(
+def test_a_backend_that_cannot_be_used_is_reported_once_and_left_out(
     install: Callable[[str, str], None], caplog: pytest.LogCaptureFixture, source: str, reason: str
 ) -> None:
     install("broken", source)
     with caplog.at_level(logging.WARNING):
         assert backend_of("odd_arch") is HOST
         assert backend_of("odder_arch") is HOST
-    (told,) = caplog.messages
-    assert told.startswith(f"backend odd of broken 1.2 cannot be used: {reason}")
+    (message,) = caplog.messages
+    assert message.startswith(f"backend odd of broken 1.2 cannot be used: {reason}")
     (finding,) = doctor.about_plugins()
     assert finding[:2] == ("backend odd of broken 1.2", "unusable")
     assert finding.about.startswith(reason)

@@ -61,9 +61,9 @@ def test_a_helper_that_does_not_compile_is_named(cache: Path) -> None:
         Builder(cache, targets=target_of).build_helper("peak probe", resolve_host_arch(), "#error wrong\n")
 
 
-@pytest.mark.parametrize(("arch", "told"), [("gfx950", "gfx950 is not a CPU"), (FOREIGN, "needs a CPU")])
-def test_peaks_of_a_device_that_is_not_here(arch: str, told: str, cache: Path) -> None:
-    with pytest.raises(DeviceError, match=told):
+@pytest.mark.parametrize(("arch", "message"), [("gfx950", "gfx950 is not a CPU"), (FOREIGN, "needs a CPU")])
+def test_peaks_of_a_device_that_is_not_here(arch: str, message: str, cache: Path) -> None:
+    with pytest.raises(DeviceError, match=message):
         measure_peaks(Builder(cache, targets=target_of), arch, 1)
 
 
@@ -108,7 +108,7 @@ def test_the_command_prints_rows_and_says_what_the_peaks_are_of(catalog: Catalog
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "told"),
+    ("words", "code", "message"),
     [
         (
             [*OPTIONS, "--arch", FOREIGN],
@@ -120,8 +120,8 @@ def test_the_command_prints_rows_and_says_what_the_peaks_are_of(catalog: Catalog
         ([*OPTIONS, "--runs", "0"], 2, "--runs"),
     ],
 )
-def test_mistakes_get_one_message_and_an_exit_code(catalog: Catalog, words: list[str], code: int, told: str) -> None:
+def test_mistakes_get_one_message_and_an_exit_code(catalog: Catalog, words: list[str], code: int, message: str) -> None:
     done = command.catalog("bench", *words, db=catalog.path)
     assert (done.returncode, done.stdout) == (code, "")
-    assert told in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr

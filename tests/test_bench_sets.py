@@ -199,8 +199,8 @@ def test_the_files_say_which_kernels_ran_on_what_and_how_fast(
         assert result["verified"] is None
 
     assert [row["kernel"] for row in json.loads(done.stdout)] == [row["kernel"] for row in rows]
-    [told] = [line for line in done.stderr.splitlines() if line.startswith(f"{shapes[2].name}: ")]
-    assert "hdim" in told
+    [message] = [line for line in done.stderr.splitlines() if line.startswith(f"{shapes[2].name}: ")]
+    assert "hdim" in message
     assert "4 measurements of" in done.stderr
 
 
@@ -214,13 +214,13 @@ def test_verified_kernels_are_right_also_of_problems_too_large_for_the_reference
 
 
 @pytest.mark.parametrize(
-    ("flaw", "code", "told"),
+    ("flaw", "code", "message"),
     [("computes ones", 1, "is WRONG: o is off by"), ("does not compile", 0, "does not compile")],
 )
-def test_a_flawed_kernel_is_told_and_not_timed(  # noqa: PLR0917 - fixtures
+def test_a_flawed_kernel_is_reported_and_not_timed(  # noqa: PLR0917 - fixtures
     flaw: str,
     code: int,
-    told: str,
+    message: str,
     bench: Callable[..., Result],
     flawed: Callable[[AttentionKernel, str], Path],
     catalog: Catalog,
@@ -233,7 +233,7 @@ def test_a_flawed_kernel_is_told_and_not_timed(  # noqa: PLR0917 - fixtures
     launches = flawed(broken, flaw)
     done = bench(HEADER, "--candidates", "2", "--verify", "--csv", str(tmp_path / "rows.csv"))
     assert done.exit_code == code, done.output
-    assert len([line for line in done.stderr.splitlines() if told in line and broken.name in line]) == 2
+    assert len([line for line in done.stderr.splitlines() if message in line and broken.name in line]) == 2
 
     rows = {(row["problem_name"], row["kernel_id"]): row for row in read_csv(tmp_path / "rows.csv")}
     right = rows[shape.name, sound.id]
@@ -316,20 +316,20 @@ def test_one_problem_by_its_options_writes_the_same_files_and_records_nothing(
 
 
 @pytest.mark.parametrize(
-    ("files", "told"),
+    ("files", "message"),
     [
-        ({"csv": Path("nowhere/rows.csv")}, "there is no folder"),
-        ({"json": Path()}, "is no file"),
+        ({"csv": Path("nowhere/rows.csv")}, "the folder nowhere does not exist"),
+        ({"json": Path()}, "is not a file"),
         ({"csv": Path("rows"), "json": Path("./rows")}, "are the same file"),
         ({"csv": Path("x" * 5000)}, "too long"),
     ],
 )
-def test_a_file_that_cannot_be_written_is_told_before_the_work(files: dict[str, Path], told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+def test_a_file_that_cannot_be_written_is_reported_before_any_work(files: dict[str, Path], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         BenchFiles(**files)
 
 
 def test_a_set_and_a_problem_are_one_too_many(bench: Callable[..., Result]) -> None:
     done = bench(HEADER, "--batch", "1")
     assert isinstance(done.exception, UsageError)
-    assert "what to time is one of" in str(done.exception)
+    assert "give either the options of a problem or --shapes SET" in str(done.exception)

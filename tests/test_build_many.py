@@ -46,12 +46,12 @@ def test_ctrl_c_keeps_what_is_finished_and_the_same_command_goes_on(command: lis
     wait_until(lambda: len(list(tmp_path.glob("waiting.*"))) == 2, "one is compiled, two compile")
     waiting = [int(path.suffix[1:]) for path in tmp_path.glob("waiting.*")]
     running.send_signal(signal.SIGINT)
-    told, errors = running.communicate(timeout=60)
+    printed, errors = running.communicate(timeout=60)
     assert running.returncode == 130, errors
-    [line] = told.splitlines()
+    [line] = printed.splitlines()
     assert re.fullmatch(
-        r"Interrupted\. 4 kernels: 1 compiled in [\d.]+ s of compiler time, 0 in the cache already, 0 failed, "
-        "3 left: the same command goes on from here",
+        r"Interrupted\. 4 kernels: 1 compiled in [\d.]+ s of compiler time, 0 already in the cache, 0 failed, "
+        "3 left: the same command continues",
         line,
     )
     assert "Traceback" not in errors
@@ -63,7 +63,7 @@ def test_ctrl_c_keeps_what_is_finished_and_the_same_command_goes_on(command: lis
     (tmp_path / "wait").unlink()
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert "1 of 4 kernels built before: 3 left" in done.stderr
+    assert "1 of 4 kernels already built, 3 left" in done.stderr
     assert "4 kernels: 3 compiled" in done.stdout
     lines = re.findall(r"^(cached|compiled) +[\d.]+ s +\d+ KiB  fmha_\w+$", done.stderr, re.MULTILINE)
     assert sorted(lines) == ["cached", "compiled", "compiled", "compiled"]
@@ -77,9 +77,9 @@ def test_a_failure_ends_the_others_only_on_request(option: str, tried: int, comm
     words = ["--jobs", "1", "--limit", "3", option]
     done = subprocess.run([*command, *words], capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 1
-    left = f", {3 - tried} left: the same command goes on from here" if tried < 3 else ""
+    left = f", {3 - tried} left: the same command continues" if tried < 3 else ""
     first = done.stdout.splitlines()[0]
-    assert first == f"3 kernels: 0 compiled in 0.0 s of compiler time, 0 in the cache already, {tried} failed{left}"
+    assert first == f"3 kernels: 0 compiled in 0.0 s of compiler time, 0 already in the cache, {tried} failed{left}"
     assert done.stderr.count("error: refused") == tried
     assert len(re.findall(r"^failed +[\d.]+ s +fmha_\w+$", done.stderr, re.MULTILINE)) == tried
 
@@ -110,8 +110,8 @@ def test_a_compiler_launcher_caches_for_empty_caches(
     assert not plain.toolchain.launcher
     assert plain.key.hex == first.key == second.key
     assert first.path.read_bytes() == second.path.read_bytes()
-    told = subprocess.run([str(ccache), "--print-stats"], capture_output=True, text=True, check=True).stdout
-    counts = dict(line.split("\t") for line in told.splitlines())
+    printed = subprocess.run([str(ccache), "--print-stats"], capture_output=True, text=True, check=True).stdout
+    counts = dict(line.split("\t") for line in printed.splitlines())
     assert (counts["direct_cache_hit"], counts["cache_miss"]) == ("1", "1")
 
 

@@ -283,7 +283,7 @@ CHANGES: dict[str, tuple[Callable[[dict[str, bytes]], object], str]] = {
     "an unknown trait": (manifest(lambda m: m["entries"][0]["kernel"]["signature"].update(mask="m")), "mask"),
     "another row": (first("artifact", kernel_id="0" * 64), "to another row"),
     "an unknown arch": (first("artifact", arch="gfx1"), "to another row"),
-    "another ISA": (first("artifact", isa="x86-64-v9"), "'x86-64-v9' is not that of"),
+    "another ISA": (first("artifact", isa="x86-64-v9"), "'x86-64-v9' is not the ISA of"),
     "an ISA that this CPU does not run": (foreign, f"{FOREIGN} needs a CPU of family"),
     "a failed build": (first("artifact", status="failed"), "not that of a successful build"),
     "a flawed library": (lambda m: m.update({library(m): b"x" * len(m[library(m)])}), "differs from the manifest"),
@@ -308,9 +308,9 @@ CHANGES: dict[str, tuple[Callable[[dict[str, bytes]], object], str]] = {
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_changed_bundle_is_refused_whole(name: str, shipped: Shipped, here: Catalog, tmp_path: Path) -> None:
-    change, told = CHANGES[name]
+    change, message = CHANGES[name]
     repack(shipped.path, tmp_path / "changed.bundle", change)
-    with pytest.raises(BundleError, match=told):
+    with pytest.raises(BundleError, match=message):
         import_bundle(here, tmp_path / "changed.bundle", trust=True)
     assert_nothing_written(here)
     assert not list(tmp_path.rglob("evil*"))

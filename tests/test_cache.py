@@ -170,14 +170,14 @@ def test_a_build_on_a_full_disk_fails_clearly_and_loses_nothing(kib: int, projec
     builder = project.builder(cache, records.append)
     kept = builder.build(make_kernel(1))
 
-    told = disk.with_room(kib, lambda: (builder.build(make_kernel(2)), records[1:])[1])
-    if isinstance(told, str):
-        assert told.startswith(("BuildError", "CacheError")), told
-        assert "No space left on device" in told or "File " in told, told
-        assert "CATALOG_CACHE_DIR" in told or "catalog cache gc" in told
+    message = disk.with_room(kib, lambda: (builder.build(make_kernel(2)), records[1:])[1])
+    if isinstance(message, str):
+        assert message.startswith(("BuildError", "CacheError")), message
+        assert "No space left on device" in message or "File " in message, message
+        assert "CATALOG_CACHE_DIR" in message or "catalog cache gc" in message
     else:
-        assert [record.status for record in told] == ["built"]  # there was room enough
-    assert kib != 0 or isinstance(told, str)
+        assert [record.status for record in message] == ["built"]  # there was room enough
+    assert kib != 0 or isinstance(message, str)
     assert not list((cache / "tmp").iterdir())
 
     assert builder.build(make_kernel(1)) == replace(kept, cached=True)
@@ -189,18 +189,18 @@ def test_no_room_to_list_headers_is_an_error_about_the_disk(project: Project, di
     builder = project.builder(disk.folder / "cache")
     builder.cache.create()
     project.source += "// " + "x" * 100_000
-    told = disk.with_room(0, lambda: builder.key_of(make_kernel()))
-    assert told.startswith("BuildError: no content key"), told
-    assert "No space left on device" in told or "File too large" in told
+    message = disk.with_room(0, lambda: builder.key_of(make_kernel()))
+    assert message.startswith("BuildError: no content key"), message
+    assert "No space left on device" in message or "File too large" in message
 
 
 @pytest.mark.slow
 def test_a_population_on_a_full_disk_changes_nothing(disk: Disk, gfx950: Catalog) -> None:
     path = disk.folder / "catalog.db"
     Catalog(path).connection.close()
-    told = disk.with_room(2_000, lambda: Catalog(path).populate("gfx950"))
-    assert told.startswith("RegistryError: the catalog cannot be written"), told
-    assert "Nothing was changed" in told
+    message = disk.with_room(2_000, lambda: Catalog(path).populate("gfx950"))
+    assert message.startswith("RegistryError: the catalog cannot be written"), message
+    assert "Nothing was changed" in message
     catalog = Catalog(path)
     assert catalog.connection.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
     assert catalog.connection.execute("SELECT count(*) FROM kernel").fetchone()[0] == 0
@@ -239,7 +239,7 @@ def test_a_read_only_catalog_and_cache_serve_what_they_have(tmp_path: Path) -> N
         [second] = json.loads(catalog(*run).stdout)
         assert (second["kernel"], second["compile_s"], second["validation"]) == (first["kernel"], 0, "passed")
 
-        for words, told in (
+        for words, message in (
             (["run", *problem, "--lse"], "Permission denied\nHint: CATALOG_CACHE_DIR chooses another"),
             (["populate", "--arch", "gfx950"], "cannot be written: attempt to write a readonly database"),
             (["cache", "clear", "--yes"], "Permission denied\nHint: CATALOG_CACHE_DIR chooses another"),
@@ -247,7 +247,7 @@ def test_a_read_only_catalog_and_cache_serve_what_they_have(tmp_path: Path) -> N
             refused = catalog(*words)
             assert refused.returncode == 1
             assert refused.stderr.splitlines()[-2].startswith("Error: "), refused.stderr
-            assert told in refused.stderr
+            assert message in refused.stderr
         assert "1 library is sound" in catalog("cache", "verify").stdout
 
 
@@ -267,9 +267,9 @@ def test_a_read_only_catalog_whose_log_is_needed_says_so(tmp_path: Path) -> None
         return Catalog(copy / "catalog.db").connection
 
     with unwritable(copy):
-        told = in_child(read)
-    assert told.startswith("RegistryError"), told
-    assert "-wal" in told
+        message = in_child(read)
+    assert message.startswith("RegistryError"), message
+    assert "-wal" in message
     catalog.close()
 
 
@@ -309,7 +309,7 @@ STRANGERS: dict[str, tuple[Callable[[Path], object], str]] = {
 
 @pytest.mark.parametrize("stranger", STRANGERS)
 def test_a_cache_that_strangers_can_reach_is_refused(stranger: str, project: Project, tmp_path: Path) -> None:
-    spoil, told = STRANGERS[stranger]
+    spoil, message = STRANGERS[stranger]
     cache = tmp_path / "parent" / "cache"
     project.builder(cache).build(make_kernel())
     for check in (require_private, require_safe):
@@ -318,7 +318,7 @@ def test_a_cache_that_strangers_can_reach_is_refused(stranger: str, project: Pro
         cache = Path("/usr")  # who cannot give a folder away takes one of root's
     else:
         spoil(cache)
-    with pytest.raises(CacheError, match=told) as caught:
+    with pytest.raises(CacheError, match=message) as caught:
         project.builder(cache).build(make_kernel())
     assert "CATALOG_CACHE_DIR" in str(caught.value)
 
@@ -396,9 +396,9 @@ def test_a_library_that_changes_after_its_build_is_not_loaded(change: str, victi
             return str(error)
         return "loaded"
 
-    told = in_child(try_to_load)
-    assert str(victim.path) in told
-    assert "Build the kernel anew" in told
+    message = in_child(try_to_load)
+    assert str(victim.path) in message
+    assert "Build the kernel again" in message
     assert not (tmp_path / "trace").exists()
 
     assert in_child(lambda: ctypes.CDLL(str(tmp_path / "copy.so")) is not None)
@@ -429,7 +429,7 @@ def test_what_is_no_file_of_a_build_is_built_again(hostile: str, kind: str, proj
 
     def rebuilt() -> tuple[list[str], bool, int]:
         if kind == ".so":
-            with pytest.raises(ChangedLibraryError, match="Build the kernel anew"):
+            with pytest.raises(ChangedLibraryError, match="Build the kernel again"):
                 open_library(path, artifact.sha256)
         damaged = [damage.key for damage in verify(Cache(tmp_path / "cache"))]
         collect(Cache(tmp_path / "cache"), dry_run=True)

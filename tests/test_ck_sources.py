@@ -352,7 +352,7 @@ def test_a_source_without_a_launcher_is_refused(rows: Catalog) -> None:
         emit(row(rows, "family = 'fwd'"), "template <> float other(int);")
 
 
-# What a compiler tells of a library
+# What a compiler reports about a library
 
 REMARKS = """
 a.hpp:29:1: remark: Function Name: _Z1av [-Rpass-analysis=kernel-resource-usage]

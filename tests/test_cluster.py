@@ -150,10 +150,10 @@ def test_a_worker_with_another_compiler_is_passed_over(
     one, two, three = kernels_of(catalog, 3)
     with connect(cluster.address) as pool:
         [failure] = catalog.builder.build_many([one], pool=pool).failures
-        told = str(failure.error)
-        assert "its compiler differs" in told
+        message = str(failure.error)
+        assert "its compiler differs" in message
         for compiler in (str(other), str(catalog.builder.job(one, threading.Event()).toolchain.compiler.path)):
-            assert compiler in told
+            assert compiler in message
 
         (tmp_path / "refused").write_text(two.name)
         cluster.worker(CATALOG_COMPILER_LAUNCHER=str(launcher))
@@ -180,8 +180,8 @@ def test_workers_of_another_release_are_named(cluster: Processes, tmp_path: Path
     header = package / "build" / "abi" / "catalog_abi.h"
     header.write_text(header.read_text().replace("#define CATALOG_ABI_VERSION ", "#define CATALOG_ABI_VERSION 9"))
     cluster.worker(PYTHONPATH=str(package.parent))
-    told = r"which has kernel-catalog .*ABI \d, .*it has kernel-catalog .*ABI 9\d,"
-    with pytest.raises(ClusterError, match=told), connect(cluster.address):
+    message = r"which has kernel-catalog .*ABI \d, .*it has kernel-catalog .*ABI 9\d,"
+    with pytest.raises(ClusterError, match=message), connect(cluster.address):
         pass
 
 
@@ -239,10 +239,10 @@ def test_ctrl_c_ends_the_compilers_of_the_workers(cluster: Processes, launcher: 
     running = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     wait_until(lambda: len(compilers(tmp_path)) == 2, "two compile")
     running.send_signal(signal.SIGINT)
-    told, errors = running.communicate(timeout=60)
+    printed, errors = running.communicate(timeout=60)
     assert running.returncode == 130, errors
-    assert "Interrupted. 3 kernels: 0 compiled" in told
-    assert "3 left: the same command goes on from here" in told
+    assert "Interrupted. 3 kernels: 0 compiled" in printed
+    assert "3 left: the same command continues" in printed
     assert "Traceback" not in errors
     wait_until(lambda: not any(map(is_alive, compilers(tmp_path))), "the compilers end")
 
@@ -254,7 +254,7 @@ def test_ctrl_c_ends_the_compilers_of_the_workers(cluster: Processes, launcher: 
 
 
 @pytest.mark.slow
-def test_nobody_at_the_address_is_told_within_seconds() -> None:
+def test_a_missing_scheduler_is_reported_within_seconds() -> None:
     started = time.monotonic()
     done = subprocess.run(
         build_command(*THREE, "--scheduler", "tcp://127.0.0.1:9"),

@@ -64,7 +64,7 @@ def failures(report):
 
 
 NONCONFORMING = [
-    (("arch", "your_cpu"), "spec", "your_cpu", "is not the file's name, 'my_cpu'"),
+    (("arch", "your_cpu"), "spec", "your_cpu", "differs from the file's name, 'my_cpu'"),
     (("enumerations", "fwd", "tiles", [{}]), "spec", ARCH, "enumerations.fwd.tiles[0].tiles: missing"),
     (
         ("enumerations", "fwd", "constraints", [["idle", "tile_m0 < 999"]]),
@@ -98,11 +98,11 @@ NONCONFORMING = [
 
 
 @pytest.mark.parametrize(
-    ("change", "check", "subject", "told"),
+    ("change", "check", "subject", "message"),
     slow_but(NONCONFORMING[:3], NONCONFORMING),
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_does_not_conform_is_told(spec, change, check, subject, told):
+def test_what_does_not_conform_is_reported(spec, change, check, subject, message):
     *place, value = change
     edit(spec, *place, value=_rules(value))
     report = rows_of()
@@ -110,7 +110,7 @@ def test_what_does_not_conform_is_told(spec, change, check, subject, told):
     assert "DOES NOT CONFORM" in report.summary
     found = [about for *what, about in failures(report) if what == [check, subject]]
     assert found, failures(report)
-    assert told in found[0]
+    assert message in found[0]
 
 
 def _rules(value):
@@ -133,7 +133,7 @@ def test_inherited_rules_without_work_are_noted_and_do_not_count(spec):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("spec")
-def test_a_row_with_another_id_is_told(monkeypatch):
+def test_a_row_with_another_id_is_reported(monkeypatch):
     other = f"{canonical_json_sql(AttentionKernel)} || ' '"
     monkeypatch.setattr("catalog.rules.enumeration.canonical_json_sql", lambda kernel: other)
     assert [check for check, *_ in failures(rows_of())] == ["ids round trip"]
@@ -159,20 +159,26 @@ def broken_launch(*_):
 
 @on_x86
 @pytest.mark.parametrize(
-    ("patch", "step", "told"),
+    ("patch", "step", "message"),
     [
         (("catalog.build.targets.HOST", replace(targets.HOST, emit=broken_source)), "built", "does not compile"),
-        (("catalog.conformance.kernels.describe", lambda kernel: f"not {kernel.id}"), "described", "does not say its"),
+        (
+            ("catalog.conformance.kernels.describe", lambda kernel: f"not {kernel.id}"),
+            "described",
+            "does not describe its",
+        ),
         (("catalog.runtime.devices.host.device.start", broken_launch), "run", "it burns"),
-        (("catalog.runtime.tolerance.Tolerance.used", lambda *_: 2.0), "verified", "200.0% of what is allowed"),
+        (("catalog.runtime.tolerance.Tolerance.used", lambda *_: 2.0), "verified", "200.0% of the tolerance"),
     ],
     ids=["built", "described", "run", "verified"],
 )
-def test_a_kernel_that_fails_at_a_step_is_told_and_later_steps_are_skipped(appendkv, monkeypatch, patch, step, told):
+def test_a_kernel_that_fails_at_a_step_is_reported_and_later_steps_are_skipped(
+    appendkv, monkeypatch, patch, step, message
+):
     monkeypatch.setattr(*patch)
     found = appendkv()
     assert found[step].verdict is Verdict.FAILED
-    assert told in found[step].about
+    assert message in found[step].about
     before, after = STEPS[: STEPS.index(step)], STEPS[STEPS.index(step) + 1 :]
     assert all(found[name].verdict is Verdict.PASSED for name in before)
     assert all(found[name].verdict is Verdict.SKIPPED for name in after)
@@ -204,7 +210,7 @@ def test_a_cpu_that_nobody_knows_is_a_mistake_of_the_file(spec):
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "told"),
+    ("words", "code", "message"),
     [
         (["--arch", "gfx9000"], 2, "no arch is called 'gfx9000'"),
         (["--arch", "gfx950", "--revision", "1999-01"], 2, "has no revision '1999-01'"),
@@ -213,10 +219,10 @@ def test_a_cpu_that_nobody_knows_is_a_mistake_of_the_file(spec):
         (["--arch", "sm_90", "--no-build", "--failures"], 0, "sm_90 conforms: "),
     ],
 )
-def test_the_command_exits_with_what_it_found(words, code, told):
+def test_the_command_exits_with_what_it_found(words, code, message):
     done = command.catalog("conformance", *words)
     assert (done.returncode, "Traceback" in done.stderr) == (code, False)
-    assert told in done.stderr
+    assert message in done.stderr
 
 
 @pytest.mark.slow

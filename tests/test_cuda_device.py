@@ -120,7 +120,7 @@ def test_no_gpu_is_one_clear_error():
         CudaDevice(runtime=runtime).device  # noqa: B018
 
 
-def test_a_child_of_a_fork_is_told_to_spawn_and_leaves_the_parents_gpu_alone(runtime, fake):
+def test_a_child_of_a_fork_is_advised_to_spawn_and_leaves_the_parents_gpu_alone(runtime, fake):
     memory, device = Memory(runtime, 0, 100), CudaDevice(runtime=runtime)
     device.gpu  # noqa: B018
     calls = len(fake.log)
@@ -227,7 +227,7 @@ def test_a_call_that_fails_is_named_and_leaves_nothing(runtime, fake, kernel, fa
     with pytest.raises(DeviceError, match=message):
         device.time([loaded], call_of(device, PACKED, make_inputs(PACKED) | make_outputs(PACKED)), 2)
     fake.failing.clear()
-    assert runtime.take_last_error() == 0  # whoever asks next is not told of it
+    assert runtime.take_last_error() == 0  # the next caller does not see it
     del device
 
 
@@ -255,8 +255,8 @@ def test_a_kernel_of_another_arch_is_refused(runtime, kernel):
         ("q", Shared(Q, kind=1), "q is in memory of the CPU: expected an NVIDIA GPU's"),
         ("q", Shared(Q, kind=10), "q is in memory of an AMD GPU"),
         ("q", Shared(Q, kind=2, index=1), "q is on GPU 1: the kernel runs on GPU 0"),
-        ("q", {"data": (1 << 20, False)}, "q is in no memory that the CUDA runtime knows"),
-        ("q", {"typestr": ">f4"}, "q has elements that no kernel takes: >f4"),
+        ("q", {"data": (1 << 20, False)}, "q is in memory that the CUDA runtime does not know"),
+        ("q", {"typestr": ">f4"}, "q has elements that no kernel accepts: >f4"),
         ("o", {"strides": (0, 64, 4)}, "o is a broadcast view"),
         ("seqlens_k", np.array([3, 0, 6], np.int32), r"seqlens_k\[2\] is 6: must be from 0 to 5"),
     ],
@@ -290,7 +290,7 @@ def test_streams_of_ours_and_of_cuda_bindings_tell_their_handle(runtime):
     with Stream(runtime, 0) as stream:
         assert handle_of(stream) == stream.handle
     assert (handle_of(cudaStream_t(11)), handle_of(CUstream(12))) == (11, 12)
-    with pytest.raises(UsageError, match=r"'legacy' is no stream\nA stream is a handle, or has cuda_stream"):
+    with pytest.raises(UsageError, match=r"'legacy' is not a stream\nA stream is a handle, or has cuda_stream"):
         handle_of("legacy")
 
 

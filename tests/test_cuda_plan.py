@@ -206,7 +206,7 @@ def test_a_launch_goes_to_the_stream_that_is_given_or_the_callers(bind, monkeypa
             plan.enqueue(0)
             start()
             assert last_stream(plan) == stream.handle
-    with pytest.raises(UsageError, match="is no stream"):
+    with pytest.raises(UsageError, match="is not a stream"):
         plan.enqueue(object())
 
 
@@ -214,7 +214,7 @@ def test_numpy_arrays_are_not_queued(catalog, fake):
     plan = catalog.select(DENSE, arch="sm_90")
     for start in (plan.bind().enqueue, lambda: plan.enqueue(make_inputs(DENSE))):
         with pytest.raises(
-            TensorError, match=r"of the tensors are NumPy arrays, which are copied.*\nGive outputs in GPU"
+            TensorError, match=r"of the tensors are NumPy arrays, which are copied.*\nPass outputs in GPU"
         ):
             start()
 
@@ -353,7 +353,7 @@ def test_pytorchs_tensors_that_do_not_fit_are_refused(catalog, torch, changed, m
         catalog.select(DENSE, arch="sm_90").enqueue(inputs)
 
 
-def test_a_kernel_that_failed_is_told_by_the_next_call_that_waits(bind, fake):
+def test_a_failed_kernel_is_reported_by_the_next_call_that_waits(bind, fake):
     plan, _ = bind()
     plan.enqueue()
     fake.broken = True
@@ -443,9 +443,9 @@ def test_tuning_goes_on_without_the_kernels_that_fail(catalog, guarded, monkeypa
 def test_a_gpu_that_takes_no_second_process_is_used_unguarded(guarded, gpu, reason, caplog):
     catalog = guarded(gpu=gpu)
     catalog.select(ONE_KEY, arch="sm_90").run()
-    (told,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
-    assert told.startswith("kernels run unguarded: ")
-    assert reason in told
+    (message,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert message.startswith("kernels run unguarded: ")
+    assert reason in message
     assert not catalog.build_log.quarantined()
 
 

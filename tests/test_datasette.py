@@ -1,4 +1,4 @@
-"""The catalog in Datasette: what it is told of tables and columns, and the queries that come along."""
+"""The catalog in Datasette: descriptions of tables and columns, and the included queries."""
 
 from __future__ import annotations
 

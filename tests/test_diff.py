@@ -108,7 +108,7 @@ def test_backwards_it_tells_the_reverse(catalog: Catalog, found: Difference) -> 
 
 
 @pytest.mark.slow
-def test_one_changed_tile_is_told_as_a_change(specs: Path, tmp_path: Path) -> None:
+def test_one_changed_tile_is_reported_as_a_change(specs: Path, tmp_path: Path) -> None:
     """A revision that widens one tile of the combine stage: its kernels changed, nothing came or went."""
     shutil.copytree(specs / "arch_specs" / "2026-05", specs / "arch_specs" / "2026-06")
     path = specs / "arch_specs" / "2026-06" / "ck.json"

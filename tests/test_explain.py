@@ -51,7 +51,7 @@ def test_a_rule_holds_rejects_or_depends_on_unstated_traits(gfx950: Catalog) -> 
 
 
 @pytest.mark.parametrize(
-    ("words", "kind", "told"),
+    ("words", "kind", "message"),
     [
         ("family=fwd hdim_q=128 tile_m0=64 tile_n0=96", "tile", "tile_n0=128"),
         ("family=fwd dtype=bf16 pipeline=qr_async bias=bias", "variant", "qr_async needs (bias <> 'bias'"),
@@ -64,10 +64,10 @@ def test_a_rule_holds_rejects_or_depends_on_unstated_traits(gfx950: Catalog) -> 
         ("family=fwd hdim_q=100", "invariant", "8 elements"),
     ],
 )
-def test_each_kind_of_rule_rejects_with_a_reason(gfx950: Catalog, words: str, kind: str, told: str) -> None:
+def test_each_kind_of_rule_rejects_with_a_reason(gfx950: Catalog, words: str, kind: str, message: str) -> None:
     found = explained(gfx950, words, limit=1)
     reasons = [finding.reason for finding in found.rejections if finding.kind == kind]
-    assert any(told in reason for reason in reasons), found.rejections
+    assert any(message in reason for reason in reasons), found.rejections
     assert found.kernels == 0
     assert len(found.matches) == 1
     assert "rejected by" in found.summary
@@ -164,7 +164,7 @@ def test_a_problem_narrows_the_kernels_down_to_its_candidates(
 
 
 @pytest.mark.parametrize(
-    ("word", "told"),
+    ("word", "message"),
     [
         ("hdim=128", "did you mean hdim_v or hdim_q?"),
         ("arch=gfx950", "--arch"),
@@ -177,8 +177,8 @@ def test_a_problem_narrows_the_kernels_down_to_its_candidates(
         ("family=bwd", "stated twice"),
     ],
 )
-def test_a_wrong_word_says_what_is_allowed(word: str, told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+def test_a_wrong_word_says_what_is_allowed(word: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         read_traits(["family=fwd", word], TRAITS)
 
 
@@ -212,7 +212,7 @@ def test_rules_lists_what_concerns_a_family(gfx950: Catalog, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         ("explain", "nothing to explain"),
         ("explain family=fwd --batch 1", "both"),
@@ -221,8 +221,8 @@ def test_rules_lists_what_concerns_a_family(gfx950: Catalog, tmp_path: Path) -> 
         ("rules --family fdw", "did you mean fwd"),
     ],
 )
-def test_bad_usage_is_one_message_and_exit_code_2(gfx950: Catalog, words: str, told: str) -> None:
+def test_bad_usage_is_one_message_and_exit_code_2(gfx950: Catalog, words: str, message: str) -> None:
     error = run(gfx950, *words.split()).exception
     assert isinstance(error, CatalogError)
     assert error.exit_code == 2
-    assert told in str(error)
+    assert message in str(error)

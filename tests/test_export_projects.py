@@ -222,7 +222,7 @@ def test_rows_of_two_arches_make_no_project(kernels: list[Kernel], tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--where", "1"], "--out"),
         (["--out", "out"], "--where"),
@@ -233,12 +233,12 @@ def test_rows_of_two_arches_make_no_project(kernels: list[Kernel], tmp_path: Pat
         (["--where", "1", "register", "--where", "1", "--out", "out"], "come after its name"),
     ],
 )
-def test_mistakes_on_the_command_line_are_told(
-    catalog: Catalog, words: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_mistakes_on_the_command_line_are_reported(
+    catalog: Catalog, words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     done = command.catalog("export", *words, db=catalog.path)
-    assert told in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert done.returncode == 2
     assert not (tmp_path / "out").exists()

@@ -41,11 +41,11 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
 def test_what_is_not_a_small_regular_file_is_refused_at_once(
     read: Callable[[Path, int], bytes], name: str, tmp_path: Path
 ) -> None:
-    make, told = HOSTILE[name]
+    make, message = HOSTILE[name]
     make(tmp_path / "file")
 
     def refused() -> str:
-        with pytest.raises(OSError, match=told) as caught:
+        with pytest.raises(OSError, match=message) as caught:
             read(tmp_path / "file", MOST)
         return str(caught.value)
 

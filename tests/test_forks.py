@@ -234,8 +234,8 @@ def test_a_lock_is_free_in_the_child_unless_the_forking_thread_holds_it() -> Non
 def test_more_threads_than_a_machine_can_bear_are_refused(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = rf"num_threads={number}: expected an integer from 0, every core, to {most_threads()}"
-    with pytest.raises(UsageError, match=told):
+    message = rf"num_threads={number}: expected an integer from 0 \(every core\) to {most_threads()}"
+    with pytest.raises(UsageError, match=message):
         Catalog(tmp_path / "catalog.db", num_threads=number)
     monkeypatch.setenv("CATALOG_NUM_THREADS", str(number))
     settings.cache_clear()

@@ -175,7 +175,7 @@ def test_a_kernel_that_refuses_the_call_is_not_quarantined(catalog: Catalog, fla
     best, _ = best_two(catalog)
     flaw([best], "refusal")
     for _ in range(2):
-        with pytest.raises(DeviceError, match="outside of what it was built for") as caught:
+        with pytest.raises(DeviceError, match="was not built for this call") as caught:
             catalog.select(PROBLEM).run()
         assert not isinstance(caught.value, QuarantinedError)
     assert [row.name for row in catalog.kernels("built")] == [best.name]
@@ -235,7 +235,7 @@ SIZES = {"batch": 1, "seqlen_q": 4, "seqlen_k": 64, "nhead_q": 1, "hdim_q": 64, 
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "message"),
     [
         ({"op": "splitkv", "num_splits": 2**31 - 1}, r"num_splits=2147483647: o_acc, .* takes 2,199,023,254,528 bytes"),
         ({"op": "pagedkv", "page_size": 16, "num_pages": 2**31 - 1}, r"num_pages=2147483647, page_size=16: k_cache, "),
@@ -248,11 +248,11 @@ SIZES = {"batch": 1, "seqlen_q": 4, "seqlen_k": 64, "nhead_q": 1, "hdim_q": 64, 
     ],
 )
 def test_what_cannot_fit_into_memory_is_refused_before_anything_starts(
-    fields: dict, told: str, catalog: Catalog, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    fields: dict, message: str, catalog: Catalog, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     problem = Problem(**SIZES | fields)
     processes = count_processes(monkeypatch, tmp_path)
-    with pytest.raises(ProblemError, match=rf"{told}.* bytes of memory"):
+    with pytest.raises(ProblemError, match=rf"{message}.* bytes of memory"):
         catalog.select(problem)
     with pytest.raises(ProblemError, match="bytes of memory"):
         make_inputs(problem)
@@ -267,7 +267,7 @@ def test_a_limit_of_the_process_counts_as_its_memory(new: Catalog) -> None:
     )
     done = subprocess.run([sys.executable, "-c", script, str(new.path)], check=False, capture_output=True, text=True)
     assert "ProblemError: o, float32" in done.stderr
-    assert "this process may have 4,294,967,296 bytes of memory" in done.stderr
+    assert "this process may use 4,294,967,296 bytes of memory" in done.stderr
 
 
 def test_a_quarantine_ends_by_itself(
@@ -336,7 +336,7 @@ def test_another_content_key_is_another_chance(catalog: Catalog, flaw: Callable[
     assert_right(Catalog(catalog.path), [best])
 
 
-def test_a_failed_build_is_told_once(
+def test_a_failed_build_is_reported_once(
     catalog: Catalog, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     best, second = best_two(catalog)

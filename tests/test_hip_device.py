@@ -1,4 +1,4 @@
-"""AMD GPUs: the real HIP runtime, which finds none here, and a fake one over host memory that does what it is told."""
+"""AMD GPUs: the real HIP runtime, which finds none here, and a controllable fake one over host memory."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def test_a_kernel_reads_and_writes_the_tensors(runtime, fake, kernel, problem, s
 
 @pytest.mark.parametrize("version", [5, 6])
 def test_a_captured_stream_is_given_launches_and_nothing_else(libraries, kernel, version):
-    """A runtime that does not tell of captures counts as one that has none."""
+    """A runtime that cannot report captures counts as having none."""
     fake, runtime = ctypes.CDLL(str(libraries[version])), HipRuntime(libraries[version])
     fake.fake_reset(2)
     with Stream(runtime, 0) as stream:
@@ -263,7 +263,7 @@ def test_a_call_that_fails_is_named_and_leaves_nothing(runtime, fake, kernel, fa
     with pytest.raises(DeviceError, match=message):
         device.time([loaded], call_of(device, PACKED, make_inputs(PACKED) | make_outputs(PACKED)), 2)
     fake.fake_fail(failing[0], 0)
-    assert runtime.take_last_error() == 0  # whoever asks next is not told of it
+    assert runtime.take_last_error() == 0  # the next caller does not see it
 
 
 def test_what_cannot_be_released_by_itself_is_logged(runtime, fake, caplog):
@@ -286,23 +286,23 @@ READ_ONLY.flags.writeable = False
     [
         ("q", [1.0], "q is a list: expected a NumPy array, or an array in GPU memory"),
         ("q", None, r"q is missing: expected float32 \(8, 4, 16\)"),
-        ("other", Q, "other is superfluous"),
+        ("other", Q, "other is not a tensor of this problem"),
         ("q", Q[:4], r"q is float32 \(4, 4, 16\): expected float32 \(8, 4, 16\)"),
         ("q", Shared(Q, kind=1), "q is in memory of the CPU: expected an AMD GPU's"),
         ("q", Shared(Q, kind=2), "q is in memory of an NVIDIA GPU"),
         ("q", Shared(Q, index=1), "q is on GPU 1: the kernel runs on GPU 0"),
-        ("q", Shared(Q.astype(np.complex64)), "q has elements that no kernel takes: DLPack's type 5 of 64 bits"),
+        ("q", Shared(Q.astype(np.complex64)), "q has elements that no kernel accepts: DLPack's type 5 of 64 bits"),
         ("q", Shared(HALVES, code=4), r"q is bfloat16 \(8, 4, 16\): expected float32"),
         ("q", Shared(Q.astype(np.uint8), code=10), "q is float8_e4m3fn"),
         ("q", Shared(Q[..., ::2]), r"q is float32 \(8, 4, 8\)"),
         ("q", Shared(READ_ONLY), "q cannot be shared: .*read-?only"),
         ("o", Shared(np.broadcast_to(np.float32(0), (8, 4, 16))), "o cannot be shared|o is a broadcast view"),
-        ("q", {"typestr": ">f4"}, "q has elements that no kernel takes: >f4"),
+        ("q", {"typestr": ">f4"}, "q has elements that no kernel accepts: >f4"),
         ("q", {"typestr": "<f1"}, "q has a __cuda_array_interface__ that cannot be read"),
         ("q", {"mask": 1}, "q is a masked array"),
-        ("q", {"data": (1 << 20, False)}, "q is in no memory that the HIP runtime knows"),
+        ("q", {"data": (1 << 20, False)}, "q is in memory that the HIP runtime does not know"),
         ("q", {"strides": (8, 4, 256)}, "q has a stride of 256 bytes along its last axis"),
-        ("o", {"data": READ_ONLY}, "o is read-only, and the kernel writes it"),
+        ("o", {"data": READ_ONLY}, "o is read-only, but the kernel writes to it"),
         ("o", {"strides": (0, 64, 4)}, "o is a broadcast view"),
         ("seqlens_k", np.array([3, 0, 6], np.int32), r"seqlens_k\[2\] is 6: must be from 0 to 5"),
     ],

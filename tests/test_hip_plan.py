@@ -204,7 +204,7 @@ def test_tensors_are_checked_before_anything_is_compiled(catalog, tmp_path):
         ({"q": Shared(inputs["q"], index=1)}, "q is on GPU 1: the kernel runs on GPU 0"),
         ({"q": Shared(inputs["q"][:1])}, r"q is float16 \(1, 4, 5, 128\): expected float16 \(2, 4, 5, 128\)"),
         ({"k": None}, "k is missing"),
-        ({"extra": object()}, "extra is superfluous: expected q, k, v"),
+        ({"extra": object()}, "extra is not a tensor of this problem: expected q, k, v"),
     ):
         with pytest.raises(TensorError, match=message):
             plan.run(inputs | change)
@@ -248,7 +248,7 @@ def test_a_machine_without_such_a_gpu_says_what_it_lacks(catalog, reason):
     assert str(why_unavailable("gfx1100")) in str(raised.value)
 
 
-def test_a_gpu_that_stops_a_kernel_is_told_and_leaves_nothing(catalog, fake):
+def test_a_gpu_that_stops_a_kernel_is_reported_and_leaves_nothing(catalog, fake):
     bound = catalog.select(DENSE, arch="gfx942").bind()
     fake.fake_fail(b"hipStreamSynchronize", 700)
     for run in (bound.launch, bound.time):
@@ -313,7 +313,7 @@ def test_benchmarks_and_the_comparison_with_the_reference_run_on_a_gpu(catalog):
     report = bench_problem(catalog, DENSE, BenchOptions("gfx942", candidates=2, rule=StopRule(least=2)))
     assert len(report.benchmarks) == 2
     assert (report.device, report.peaks) == (catalog.device("gfx942").device, None)
-    assert report.about == "Timed by the clock of AMD Instinct MI300X, gfx942; its peaks are not measured."
+    assert report.about == "Timed by the clock of AMD Instinct MI300X, gfx942; its peaks were not measured."
     row = dict(zip(COLUMNS, report.benchmarks[0].row, strict=True))
     assert row["median_ms"] > 0
     assert row["percent_of_peak"] is row["percent_of_bandwidth"] is None

@@ -98,7 +98,7 @@ def test_only_what_says_that_it_may_be_written_is_written(plan):
     [
         (Foreign(np.zeros(3), device=2), "q is in memory of an NVIDIA GPU: expected the CPU's"),
         (Foreign(np.zeros(3, ">f4")), "q, a Foreign, cannot be shared without a copy(.|\n)*numpy.array"),
-        (Foreign(np.zeros(3, np.complex64)), "q has elements that no kernel takes"),
+        (Foreign(np.zeros(3, np.complex64)), "q has elements that no kernel accepts"),
     ],
 )
 def test_what_is_refused(value, message):

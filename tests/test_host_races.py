@@ -1,6 +1,6 @@
 """ThreadSanitizer over the backward kernels.
 
-libgomp is not instrumented, so its barriers would be taken for races. clang++'s libomp tells the sanitizer of them
+libgomp is not instrumented, so its barriers would be taken for races. clang++'s libomp reports them to the sanitizer
 through its Archer tool.
 """
 

@@ -74,9 +74,9 @@ def test_ages(text: str, seconds: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "G", "2X", "-1G", "2GG", "many"])
 def test_what_is_no_size_or_age_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="is no size"):
+    with pytest.raises(UsageError, match="is not a size"):
         parse_size(text)
-    with pytest.raises(UsageError, match="is no age"):
+    with pytest.raises(UsageError, match="is not an age"):
         parse_age(text)
 
 
@@ -418,11 +418,11 @@ def test_the_commands(cache: Cache, measured: Catalog) -> None:
 
     assert len(json.loads(catalog("cache", "ls", "--json").stdout)) == 3
     assert catalog("cache", "ls").stdout.splitlines()[-1].startswith("3 libraries, ")
-    told = catalog("cache", "path").stdout
-    assert str(cache.folder) in told
-    assert "private" in told
-    assert "flock" in told
-    assert catalog("cache", "verify").stdout == "3 libraries are sound, 0 damaged\n"
+    printed = catalog("cache", "path").stdout
+    assert str(cache.folder) in printed
+    assert "private" in printed
+    assert "flock" in printed
+    assert catalog("cache", "verify").stdout == "3 libraries are intact, 0 damaged\n"
     assert "Would drop 3 libraries" in catalog("cache", "gc", "--max-size", "0", "--dry-run").stdout
 
     os.truncate(cache.so_path(entries(cache)[0].key), 99)
@@ -433,13 +433,13 @@ def test_the_commands(cache: Cache, measured: Catalog) -> None:
     done = catalog("cache", "gc", "--older-than", "60h")
     assert done.stdout.startswith("Dropped 1 library"), done
     assert catalog("query", "built", "--count").stdout == "0\n"
-    for words, told in (
-        (["cache", "gc", "--max-size", "2X"], "'2X' is no size\nHint: "),
-        (["cache", "gc", "--older-than", "soon"], "'soon' is no age\nHint: "),
+    for words, message in (
+        (["cache", "gc", "--max-size", "2X"], "'2X' is not a size\nHint: "),
+        (["cache", "gc", "--older-than", "soon"], "'soon' is not an age\nHint: "),
         (["timings", "clear", "--where", "hdim=1", "--yes"], "no such column: hdim"),
     ):
         wrong = catalog(*words)
-        assert (wrong.returncode, told in wrong.stderr) == (2, True)
+        assert (wrong.returncode, message in wrong.stderr) == (2, True)
     refused = catalog("cache", "clear")
     assert refused.returncode == 1
     assert len(entries(cache)) == 2

@@ -138,7 +138,7 @@ def test_a_generator_that_lists_others_fails_with_their_names(database: Path, tm
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "fragments"),
     [
         ("print('no such thing'); sys.exit(3)", ["exit status 3", "no such thing", "Run it yourself"]),
         ("raise RuntimeError('out of luck')", ["RuntimeError: out of luck", "Run it yourself"]),
@@ -152,13 +152,13 @@ def test_a_generator_that_lists_others_fails_with_their_names(database: Path, tm
         ("os.kill(os.getpid(), 9)", ["killed by SIGKILL"]),
     ],
 )
-def test_a_generator_that_gives_no_list_says_what_to_do(tmp_path: Path, body: str, told: list[str]) -> None:
+def test_a_generator_that_gives_no_list_says_what_to_do(tmp_path: Path, body: str, fragments: list[str]) -> None:
     root = make_checkout(tmp_path / "ck", body)
     generator = replace(find_generator(root, 30), apis=("fwd",), timeout=1 if "sleep" in body else 30)
     with pytest.raises(GeneratorError) as error:
         generator.names(request_of(), RECEIPT)
-    for words in told:
-        assert words in str(error.value)
+    for fragment in fragments:
+        assert fragment in str(error.value)
     assert not list(root.rglob("__pycache__"))
 
 
@@ -170,7 +170,7 @@ def test_a_failing_generator_is_one_message_and_exit_code_2(database: Path, tmp_
     assert "Traceback" not in done.stderr
 
 
-def test_a_generator_that_cannot_even_say_its_options_is_told_with_its_last_lines(tmp_path: Path) -> None:
+def test_a_generator_that_cannot_even_say_its_options_is_reported_with_its_last_lines(tmp_path: Path) -> None:
     root = make_checkout(tmp_path / "ck")
     (root / "example" / "ck_tile" / "01_fmha" / "codegen" / "ops" / "__init__.py").write_text("import not_there")
     with pytest.raises(GeneratorError, match="not_there") as error:

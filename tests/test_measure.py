@@ -29,7 +29,7 @@ QUICK_RACE = StopRule(warm_up_seconds=0)
 
 
 class Clockwork:
-    """Launches that take as long as they are told, in nanoseconds."""
+    """Launches with given durations, in nanoseconds."""
 
     def __init__(self, durations: Iterator[int]) -> None:
         self.durations = durations

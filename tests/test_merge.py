@@ -155,10 +155,10 @@ def test_devices_stay_apart_and_the_newest_wins(kernels: list[AttentionKernel], 
     assert counts["timing"] == {"renewed": 1, "added": 1}
     assert counts["device"] == {"added": 1, "the same": 1}
     assert counts["kernel"] == counts["artifact"] == {"the same": 2}
-    told = catalog.connection.execute(
+    rows = catalog.connection.execute(
         "SELECT name, median_ms FROM timing JOIN device ON device.id = device_id ORDER BY 1"
     )
-    assert list(map(tuple, told)) == [("gpu 0", 2.0), ("gpu 1", 3.0)]
+    assert list(map(tuple, rows)) == [("gpu 0", 2.0), ("gpu 1", 3.0)]
     [again] = catalog.merge([there])
     assert {how for count in again.counts.values() for how in count} == {"the same"}
 
@@ -281,7 +281,7 @@ def _replace_timing(path: Path, statement: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "message"),
     [
         (Path.unlink, "there is no catalog at"),
         (_nothing, "is empty, not a catalog"),
@@ -300,13 +300,13 @@ def _replace_timing(path: Path, statement: str) -> None:
     ],
 )
 def test_a_file_that_cannot_be_merged_changes_nothing(
-    damage: Callable[[Path], None], told: str, kernels: list[AttentionKernel], empty: Path
+    damage: Callable[[Path], None], message: str, kernels: list[AttentionKernel], empty: Path
 ) -> None:
     sound = write(empty / "sound.db", kernels, [(0, 0, "built", FIRST)], [(0, 0, 0, 0, FIRST, 1.0)])
     damaged = write(empty / "damaged.db", kernels, [(1, 0, "built", FIRST)], [(0, 1, 0, 0, FIRST, 1.0)])
     damage(damaged)
     catalog = Catalog(empty / "empty.db")
-    with pytest.raises(RegistryError, match=told) as caught:
+    with pytest.raises(RegistryError, match=message) as caught:
         catalog.merge([sound, damaged])
     assert str(damaged) in str(caught.value)
     assert not any(content(catalog.path).values())

@@ -49,7 +49,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture
-def told(
+def outcome(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[int, str]]:
     """The exit code and stderr of a command."""
@@ -110,7 +110,7 @@ PROVOKED = {
         "Hint: There are: fwd, splitkv, pagedkv, appendkv, batch_prefill, bwd.",
     ),
     "build hdim_q=129 --arch sm_90": (0, r"No kernel of sm_90 meets the expression\.\n.*"),
-    "fallback --arch sm_90": (2, "Error: sm_90 is no AMD arch\nHint: As in: catalog fallback --arch gfx942"),
+    "fallback --arch sm_90": (2, "Error: sm_90 is not an AMD arch\nHint: For example: catalog fallback --arch gfx942"),
     f"select {PROBLEM} --dtype fp61": (
         2,
         r"Error: dtype='fp61' is not allowed; did you mean fp16\?\nHint: Allowed: fp32, .*\.",
@@ -120,7 +120,7 @@ PROVOKED = {
         "Error: page_size=16 does not apply to op='fwd'\n"
         "Hint: Ops that take page_size: splitkv, pagedkv, appendkv, batch_prefill.",
     ),
-    "explain": (2, r"Error: there is nothing to explain\nHint: State a kernel \(.*\) or a problem \(.*\)\."),
+    "explain": (2, r"Error: there is nothing to explain\nHint: Give traits \(.*\) or a problem \(.*\)\."),
     "explain familly=fwd": (
         2,
         "Error: no trait is called 'familly'; did you mean family?\nHint: `catalog columns` lists every trait.",
@@ -142,14 +142,14 @@ PROVOKED = {
     ),
     "tune": (
         2,
-        "Error: what to tune is one of: a problem by its options, --shapes SET, --misses, --trace FILE\n"
-        "Hint: As in: catalog tune --shapes smoke",
+        "Error: give exactly one of: the options of a problem, --shapes SET, --misses, --trace FILE\n"
+        "Hint: For example: catalog tune --shapes smoke",
     ),
-    "replay empty.jsonl": (2, "Error: empty.jsonl: there is no call in it"),
+    "replay empty.jsonl": (2, "Error: empty.jsonl: the file contains no calls"),
     "replay bad.jsonl": (2, r"Error: bad\.jsonl: line 1: \w+: (expected|missing).*"),
     "cache gc --max-size abc": (
         2,
-        "Error: 'abc' is no size\nHint: Sizes are numbers with K, M, G or T, as 500M or 2G.",
+        "Error: 'abc' is not a size\nHint: Sizes are numbers with K, M, G or T, such as 500M or 2G.",
     ),
     "cache export none.bundle --where hdim_q=129": (2, "Error: no kernel meets 'hdim_q=129': nothing to export"),
     **{
@@ -169,9 +169,9 @@ PROVOKED = {
 
 
 @pytest.mark.parametrize("words", PROVOKED)
-def test_a_mistake_is_told_in_these_words(told: Callable[..., tuple[int, str]], words: str) -> None:
+def test_a_mistake_is_reported_with_this_message(outcome: Callable[..., tuple[int, str]], words: str) -> None:
     code, text = PROVOKED[words]
-    found = told(words)
+    found = outcome(words)
     assert found[0] == code, found
     assert found[1] == text or re.fullmatch(text, found[1], re.DOTALL), found[1]
 
@@ -186,9 +186,9 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_a_wrong_setting_is_told_with_what_it_is(told: Callable[..., tuple[int, str]], name: str) -> None:
+def test_a_wrong_setting_is_reported_with_its_meaning(outcome: Callable[..., tuple[int, str]], name: str) -> None:
     value, wrong = SETTINGS[name]
-    code, text = told("query", **{name: value})
+    code, text = outcome("query", **{name: value})
     assert (code, text.splitlines()[0]) == (2, f"Error: {name}={value!r}: {wrong}")
     assert text.splitlines()[1].startswith("Hint: It sets: ")
 
@@ -217,8 +217,8 @@ def test_no_word_of_pydantics_own_reaches_a_message() -> None:
         Model.model_validate(
             {"whole": 0, "part": "x", "flag": 3, "text": 1, "many": 1, "inner": 1, "other": 1}  # and gone is missing
         )
-    told = {str(failure["loc"][0]): expected(failure) for failure in caught.value.errors()}
-    assert told == {
+    found = {str(failure["loc"][0]): expected(failure) for failure in caught.value.errors()}
+    assert found == {
         "whole": "must be at least 1",
         "part": "expected a number",
         "flag": "expected true or false",

@@ -172,9 +172,9 @@ def run(program, *words, cwd):
 
 def assert_does_the_demos_job(program, folder):
     shutil.copy(ROOT / "examples" / "demo.py", folder / "job.py")
-    told = run(program, "job.py", cwd=folder)
-    assert "PASS: 34,889 kernels" in told
-    assert told.splitlines()[-1].startswith("All good")
+    printed = run(program, "job.py", cwd=folder)
+    assert "PASS: 34,889 kernels" in printed
+    assert printed.splitlines()[-1].startswith("All good")
 
 
 @pytest.mark.slow

@@ -249,8 +249,8 @@ def test_many_points_are_thinned_evenly(filled: Catalog, monkeypatch: pytest.Mon
     monkeypatch.setattr(page, "MOST_POINTS", 3)
     text = page.render(collect(filled, "gfx950", {}))
     assert "3 of 4 are shown, at even distances from the fastest to the slowest." in text
-    shown, told = page._thinned(list(range(7)))
-    assert (shown, told.split(" are")[0].strip()) == ([0, 3, 6], "3 of 7")
+    shown, note = page._thinned(list(range(7)))
+    assert (shown, note.split(" are")[0].strip()) == ([0, 3, 6], "3 of 7")
 
 
 def test_an_empty_catalog_says_what_is_missing_and_how_to_get_it(tmp_path: Path) -> None:
@@ -271,7 +271,7 @@ def test_the_command_writes_a_page_with_measured_peaks(filled: Catalog, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "outcome"),
     [
         (["--out", "HERE/page", "--arch", "gfx942"], (2, "populate --arch gfx942")),
         (["--out", "HERE/page", "--arch", "gfx9"], (2, "no arch is called 'gfx9'; did you mean gfx950")),
@@ -280,12 +280,12 @@ def test_the_command_writes_a_page_with_measured_peaks(filled: Catalog, tmp_path
     ],
 )
 def test_what_goes_wrong_is_one_message(
-    filled: Catalog, tmp_path: Path, words: list[str], told: tuple[int, str]
+    filled: Catalog, tmp_path: Path, words: list[str], outcome: tuple[int, str]
 ) -> None:
     (tmp_path / "file").touch()
     here = [word.replace("HERE", str(tmp_path)) for word in words]
     done = command.catalog("report", *here, db=filled.path)
-    code, message = told
+    code, message = outcome
     assert done.returncode == code, done.stderr
     assert message in done.stderr
     assert "Traceback" not in done.stderr

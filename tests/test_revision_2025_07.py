@@ -187,7 +187,7 @@ def test_selection_chooses_what_upstreams_dispatch_chooses(
 
 
 @pytest.mark.parametrize(("hdim", "rule"), [(100, "hdim_q_divides"), (264, "hdim_fits")])
-def test_a_head_dim_that_no_kernel_takes_is_told(default_build: Catalog, hdim: int, rule: str) -> None:
+def test_a_head_dim_that_no_kernel_accepts_is_reported(default_build: Catalog, hdim: int, rule: str) -> None:
     with pytest.raises(SelectionError, match=rule):
         default_build.candidates(
             Problem(batch=2, nhead_q=4, hdim_q=hdim, seqlen_q=128), arch="gfx942", revision=REVISION

@@ -111,7 +111,7 @@ def edit(path: Path, *steps: str | int, value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "steps", "value", "told"),
+    ("file", "steps", "value", "fragments"),
     [
         ("gfx950", ("enumerations", "fwd", "tiles", 0, "dtype"), ["fp61"], ["fwd.tiles[0].dtype[0]", "fp16", "mxfp4"]),
         ("gfx950", ("enumerations", "fwd", "tiles", 0, "hdim"), "128", ["fwd.tiles[0]", "hdim: '128'"]),
@@ -155,14 +155,14 @@ def edit(path: Path, *steps: str | int, value: Any) -> None:
     ],
 )
 def test_a_wrong_spec_names_file_place_and_what_is_allowed(
-    specs: Path, file: str, steps: tuple[str | int, ...], value: Any, told: list[str]
+    specs: Path, file: str, steps: tuple[str | int, ...], value: Any, fragments: list[str]
 ) -> None:
     path = specs / "arch_specs" / "2026-05" / f"{file}.json"
     edit(path, *steps, value=value)
     with pytest.raises(SpecError) as caught:
         load_spec(specs / "arch_specs", "gfx950")
-    for words in told:
-        assert words in str(caught.value)
+    for fragment in fragments:
+        assert fragment in str(caught.value)
     assert ".json" in str(caught.value)
 
 
@@ -173,7 +173,7 @@ def test_a_spec_that_is_no_json_object_names_the_file(specs: Path, text: str) ->
         load_spec(specs / "arch_specs", "gfx950")
 
 
-@pytest.mark.parametrize(("arch", "revision", "told"), [("gfx95", None, "gfx950"), ("gfx950", "2031-01", "2026-05")])
-def test_an_unknown_arch_or_revision_says_what_there_is(arch: str, revision: str | None, told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+@pytest.mark.parametrize(("arch", "revision", "message"), [("gfx95", None, "gfx950"), ("gfx950", "2031-01", "2026-05")])
+def test_an_unknown_arch_or_revision_says_what_there_is(arch: str, revision: str | None, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         Catalog().spec(arch, revision)

@@ -426,23 +426,23 @@ def test_selecting_populates_what_is_not_there(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "fragments"),
     [
-        ({"dtype": "bf8"}, ["dtype=bf8", "there is only: bf16, fp16, fp32"]),
+        ({"dtype": "bf8"}, ["dtype=bf8", "the kernels have only: bf16, fp16, fp32"]),
         ({"hdim_q": 257}, ["hdim_fits rejects", "head dims that hold the problem's"]),
-        ({"dtype": "fp8bf16", "lse": True}, ["lse=1, and there is only: 0"]),
-        ({"op": "splitkv", "dtype": "fp32"}, ["fwd_splitkv", "dtype=fp32, and there is only: bf16, fp16, fp8"]),
-        ({"op": "splitkv", "lse": True, **FP8}, ["no fwd_splitkv_combine kernel", "lse=1, and there is only: 0"]),
-        ({"op": "splitkv", "page_size": 16, **FP8}, ["paged_kv=1, and there is only: 0"]),
+        ({"dtype": "fp8bf16", "lse": True}, ["lse=1, but the kernels have only: 0"]),
+        ({"op": "splitkv", "dtype": "fp32"}, ["fwd_splitkv", "dtype=fp32, but the kernels have only: bf16, fp16, fp8"]),
+        ({"op": "splitkv", "lse": True, **FP8}, ["no fwd_splitkv_combine kernel", "lse=1, but the kernels have only"]),
+        ({"op": "splitkv", "page_size": 16, **FP8}, ["paged_kv=1, but the kernels have only: 0"]),
         ({"op": "splitkv", "hdim_q": 48, **FP8}, ["hdim_q_divides rejects", "multiple of the tile's head dim"]),
         ({"op": "splitkv", "num_splits": 129}, ["split_count rejects", "at most 128 splits"]),
         ({"op": "pagedkv", "page_size": 16, "hdim_q": 64}, ["hdim_q_divides rejects 2"]),
-        ({"op": "pagedkv", "page_size": 16, "lse": True}, ["lse=1, and there is only: 0"]),
-        (APPEND | {"dtype": "fp8", "rope": "inter"}, ["rope=inter, and there is only: no"]),
-        (APPEND | {"dtype": "fp32"}, ["dtype=fp32, and there is only: bf16, fp16, fp8"]),
+        ({"op": "pagedkv", "page_size": 16, "lse": True}, ["lse=1, but the kernels have only: 0"]),
+        (APPEND | {"dtype": "fp8", "rope": "inter"}, ["rope=inter, but the kernels have only: no"]),
+        (APPEND | {"dtype": "fp32"}, ["dtype=fp32, but the kernels have only: bf16, fp16, fp8"]),
         (PREFILL | {"page_size": 64}, ["page_size_is rejects", "one size of pages: 1, 16 or 1024 tokens"]),
         (PREFILL | {"hdim_q": 100}, ["hdim_q_divides rejects", "16 bytes"]),
-        (PREFILL | {"dtype": "fp8bf16"}, ["qscale=no, and there is only: kv_blockscale, pertensor"]),
+        (PREFILL | {"dtype": "fp8bf16"}, ["qscale=no, but the kernels have only: kv_blockscale, pertensor"]),
         (PREFILL | {"dtype": "fp8bf16", "qscale": "kv_blockscale"}, ["page_size_is rejects"]),
         ({"op": "bwd", "dtype": "fp32", "hdim_q": 256}, ["no bwd_dq_dk_dv kernel", "hdim_fits rejects"]),
         ({"op": "bwd", "hdim_q": 264}, ["no bwd_dq_dk_dv kernel", "hdim_fits rejects"]),
@@ -452,18 +452,18 @@ def test_selecting_populates_what_is_not_there(tmp_path: Any) -> None:
     ],
 )  # fmt: skip
 def test_when_nothing_fits_the_error_says_which_trait_or_rule(
-    gfx950: Catalog, changes: dict[str, Any], told: list[str]
+    gfx950: Catalog, changes: dict[str, Any], fragments: list[str]
 ) -> None:
     with pytest.raises(SelectionError) as caught:
         gfx950.select(problem(**changes), arch="gfx950")
-    for words in told:
-        assert words in str(caught.value)
+    for fragment in fragments:
+        assert fragment in str(caught.value)
 
 
 @pytest.mark.parametrize("op", ["fwd", "splitkv"])
 def test_a_feature_that_came_later_is_not_ignored(elsewhere: Catalog, op: str) -> None:
     sink = problem(op=op, mask="window", window=(3, 0), sink_size=4)
-    with pytest.raises(SelectionError, match="sink=1, and there is only: 0"):
+    with pytest.raises(SelectionError, match="sink=1, but the kernels have only: 0"):
         elsewhere.select(sink, arch="gfx942", revision="2025-07")
 
 

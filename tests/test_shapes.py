@@ -1,4 +1,4 @@
-"""Sets of problems: what comes along is valid, unique and has kernels; what is wrong in a file is told."""
+"""Sets of problems: the included ones are valid, unique and have kernels; errors in files are reported."""
 
 from __future__ import annotations
 
@@ -269,7 +269,7 @@ FIELDS = "fixed: {batch: 1, nhead_q: 8, hdim_q: 64, seqlen_q: 8}"
 
 
 @pytest.mark.parametrize(
-    ("grid", "told"),
+    ("grid", "message"),
     [
         ("fixed: {batch: 1, nhead_q: 8, nhead_k: 3, hdim_q: 64}", "{batch: 1, nhead_q: 8, nhead_k: 3, hdim_q: 64}: a"),
         ("fixed: {batch: 1, nhead_q: 8, nhead_k: 3, hdim_q: 64, seqlen_q: 8}", "nhead_k=3: must divide nhead_q=8"),
@@ -293,16 +293,16 @@ FIELDS = "fixed: {batch: 1, nhead_q: 8, hdim_q: 64, seqlen_q: 8}"
         ("? [a, b]\n    : 1", "a key must be a word"),
     ],
 )  # fmt: skip
-def test_errors_name_file_grid_field_and_reason(tmp_path: Path, grid: str, told: str) -> None:
+def test_errors_name_file_grid_field_and_reason(tmp_path: Path, grid: str, message: str) -> None:
     path = written(tmp_path, grid)
     with pytest.raises(UsageError) as caught:
         load_shapes(path)
     assert path in str(caught.value)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("", "the top level must be about: and grids:"),
         ("- 1", "the top level must be about: and grids:"),
@@ -316,12 +316,12 @@ def test_errors_name_file_grid_field_and_reason(tmp_path: Path, grid: str, told:
         (b"\xff", "cannot be read"),
     ],
 )  # fmt: skip
-def test_errors_of_whole_files_are_told(tmp_path: Path, text: str | bytes, told: str) -> None:
+def test_errors_of_whole_files_are_reported(tmp_path: Path, text: str | bytes, message: str) -> None:
     path = tmp_path / "mine.yaml"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(UsageError) as caught:
         load_shapes(str(path))
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_a_file_that_comes_along_is_ours_to_mend(specs: Path) -> None:
@@ -357,7 +357,7 @@ def test_the_command_prints_chosen_columns_of_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["smok"], "did you mean smoke?"),
         (["./none.yaml"], "none.yaml: cannot be read: No such file or directory"),
@@ -365,10 +365,10 @@ def test_the_command_prints_chosen_columns_of_a_file(tmp_path: Path) -> None:
         (["smoke", "--format", "xml"], "--format xml"),
     ],
 )
-def test_wrong_usage_is_one_message_and_exit_code_2(words: list[str], told: str) -> None:
+def test_wrong_usage_is_one_message_and_exit_code_2(words: list[str], message: str) -> None:
     done = command.catalog("shapes", *words)
     assert done.returncode == 2
-    assert told in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -385,8 +385,12 @@ def _sparse(path: Path) -> None:
     os.truncate(path, 2**40)
 
 
-@pytest.mark.parametrize(("make", "told"), [(os.mkfifo, "a pipe, not a regular file"), (_sparse, "more than 16,777")])
-def test_a_set_that_is_no_file_of_text_is_not_read(make: Callable[[Path], object], told: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("make", "message"), [(os.mkfifo, "a pipe, not a regular file"), (_sparse, "more than 16,777")]
+)
+def test_a_set_that_is_no_file_of_text_is_not_read(
+    make: Callable[[Path], object], message: str, tmp_path: Path
+) -> None:
     make(tmp_path / "mine.yaml")
-    with pytest.raises(UsageError, match=told):
+    with pytest.raises(UsageError, match=message):
         load_shapes(str(tmp_path / "mine.yaml"))

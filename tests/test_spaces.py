@@ -121,7 +121,7 @@ def test_the_exhaustive_space_leaves_the_constraints_out(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "fragments"),
     [
         ("{", ["not JSON"]),
         ("[" * 100_000, ["nested too deeply"]),
@@ -136,17 +136,19 @@ def test_the_exhaustive_space_leaves_the_constraints_out(tmp_path: Path) -> None
         ('{"trait_config": {"block_per_cu": {"values": [0]}}}', ["integers above 0"]),
     ],
 )
-def test_a_wrong_sweep_file_names_the_place_and_what_is_allowed(tmp_path: Path, text: str, told: list[str]) -> None:
+def test_a_wrong_sweep_file_names_the_place_and_what_is_allowed(
+    tmp_path: Path, text: str, fragments: list[str]
+) -> None:
     config = tmp_path / "sweep.json"
     config.write_text(text)
     with pytest.raises(UsageError) as caught:
         sweep(Catalog(tmp_path / "catalog.db"), "gfx950", config)
-    for words in ["sweep.json", *told]:
-        assert words in str(caught.value)
+    for fragment in ["sweep.json", *fragments]:
+        assert fragment in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("code", "told"),
+    ("code", "message"),
     [
         ("x = 1", "defines no function filter_config"),
         ("def filter_config(c): return c.hdimq", "hdimq"),
@@ -157,11 +159,11 @@ def test_a_wrong_sweep_file_names_the_place_and_what_is_allowed(tmp_path: Path, 
         ("x = 1\0", "null bytes"),
     ],
 )
-def test_a_filter_that_fails_says_why_and_changes_nothing(tmp_path: Path, code: str, told: str) -> None:
+def test_a_filter_that_fails_says_why_and_changes_nothing(tmp_path: Path, code: str, message: str) -> None:
     catalog = Catalog(tmp_path / "catalog.db")
     keep = tmp_path / "keep.py"
     keep.write_text(code)
-    with pytest.raises(UsageError, match=told):
+    with pytest.raises(UsageError, match=message):
         sweep(catalog, "gfx950", DATA / "sweeps" / "fwd_ci.json", filter_file=keep)
     assert not catalog.connection.execute("SELECT count(*) FROM attention_row").fetchone()[0]
 

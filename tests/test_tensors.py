@@ -33,7 +33,7 @@ def test_inputs_depend_on_the_seed_alone():
     ("change", "message"),
     [
         ({"k": None}, r"k is missing: expected float16 \(2, 2, 8, 16\)"),
-        ({"bias": np.zeros(1)}, r"bias is superfluous: expected q, k, v"),
+        ({"bias": np.zeros(1)}, r"bias is not a tensor of this problem: expected q, k, v"),
         ({"q": [[1.0]]}, r"q is a list: expected a NumPy array"),
         ({"q": np.zeros((2, 4, 6, 8), np.float16)}, r"q is float16 \(2, 4, 6, 8\): expected float16 \(2, 4, 6, 16\)"),
         ({"q": np.zeros((2, 4, 6, 16))}, r"q is float64 .*: expected float16"),
@@ -59,7 +59,7 @@ def test_outputs_that_are_refused():
 def test_tensors_larger_than_memory_are_refused_before_they_are_made():
     huge = Problem(batch=1024, nhead_q=1024, seqlen_q=1024, hdim_q=1024)
     for make, size in ((make_inputs, "8,796,093,022,208"), (make_outputs, "2,199,023,255,552")):
-        with pytest.raises(ProblemError, match=rf"needed at once is {size} bytes"):
+        with pytest.raises(ProblemError, match=rf"the run needs {size} bytes in total"):
             make(huge)
 
 

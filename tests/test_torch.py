@@ -118,7 +118,7 @@ def test_causal_biases(made, diagonal):
     seen = torch.ones(5, 9, dtype=torch.bool).tril(diagonal)
     o = scaled_dot_product_attention(q, k, v, attn_mask=made(5, 9))
     close(o, attention64(q.double(), k.double(), v.double(), attn_mask=seen))
-    with pytest.raises(UsageError, match="together with a CausalBias"):
+    with pytest.raises(UsageError, match="cannot be combined with a CausalBias"):
         scaled_dot_product_attention(q, k, v, attn_mask=made(5, 9), is_causal=True)
 
 
@@ -193,10 +193,10 @@ def test_autocast_casts_as_for_pytorchs():
 
 Q = torch.zeros(1, 2, 5, 8)
 ERRORS = [
-    (TensorError, r"float64: kernels take torch.float32.*\n.*\.float\(\)", lambda: (Q.double(),) * 3, {}),
+    (TensorError, r"float64: kernels accept torch.float32.*\n.*\.float\(\)", lambda: (Q.double(),) * 3, {}),
     (TensorError, r"k is float32 \(1, 2, 5, 7\): expected", lambda: (Q, torch.zeros(1, 2, 5, 7), Q), {}),
     (TensorError, "v is bfloat16", lambda: (Q, Q, Q.bfloat16()), {}),
-    (TensorError, "heads of key must divide", lambda: (Q, Q[:, :0], Q[:, :0]), {"enable_gqa": True}),
+    (TensorError, "number of heads of key must divide", lambda: (Q, Q[:, :0], Q[:, :0]), {"enable_gqa": True}),
     (TensorError, "as many heads", lambda: (Q, Q, Q[:, :1]), {"enable_gqa": True}),
     (TensorError, "do not broadcast", lambda: (Q, torch.zeros(1, 3, 5, 8), Q), {}),
     (TensorError, "expected .*heads, tokens, head dim", lambda: (Q[0, 0, 0],) * 3, {}),

@@ -120,7 +120,7 @@ def test_limits_of_calls_and_bytes(catalog, file, caplog):
 def test_negative_limits_and_bad_places_are_refused(limits, file, tmp_path):
     with pytest.raises(UsageError, match="expected 0 or more"), package.trace(file, **limits):
         pass
-    with pytest.raises(UsageError, match="no trace can be written there: Is a directory"), package.trace(tmp_path):
+    with pytest.raises(UsageError, match="the trace cannot be written: Is a directory"), package.trace(tmp_path):
         pass
 
 
@@ -129,7 +129,7 @@ def test_a_full_disk_ends_the_trace_and_not_the_call(catalog, caplog):
     with package.trace("/dev/full"):
         assert plan.run().time_ms > 0
         plan.run()
-    assert caplog.text.count("calls are not recorded any more: No space left on device") == 1
+    assert caplog.text.count("calls are no longer recorded: No space left on device") == 1
 
 
 def test_traces_nest_and_what_the_catalog_does_for_itself_is_left_out(catalog, file, tmp_path):
@@ -157,11 +157,11 @@ def test_the_settings_start_a_trace_and_end_it(catalog, file, tmp_path, monkeypa
     assert tracing.active == ()
 
 
-def test_a_setting_that_cannot_be_followed_is_told(catalog):
+def test_a_setting_that_cannot_be_followed_is_reported(catalog):
     run = ["run", "--batch", 1, "--nhead-q", 2, "--seqlen-q", 33, "--hdim-q", 32, "--dtype", "fp32"]
     done = command.catalog(*run, db=catalog.path, CATALOG_TRACE="/none/calls.jsonl")
     assert done.returncode == 2
-    assert done.stderr == "Error: /none/calls.jsonl: no trace can be written there: No such file or directory\n"
+    assert done.stderr == "Error: /none/calls.jsonl: the trace cannot be written: No such file or directory\n"
 
 
 WRITER = """
@@ -224,9 +224,9 @@ def with_field(name, value):
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
-        (lambda _: b"", "there is no call in it"),
+        (lambda _: b"", "the file contains no calls"),
         (lambda line: line + b"hello\n", "line 2: not JSON: Expecting value (column 1)"),
         (lambda line: b"\xff\xfe\n" + line, "line 1: not UTF-8"),
         (lambda line: line + b"[1]\n", "line 2: a list, expected an object"),
@@ -243,53 +243,53 @@ def with_field(name, value):
         (with_field("call", "jump"), "line 1: call: "),
         (with_field("what", 1), "line 1: what: unknown field"),
         (with_field("tensors", "../../etc/passwd.npz"), "line 1: tensors: "),
-        (with_field("tensors", "12-34.npz"), "calls.jsonl.tensors/12-34.npz are not there"),
+        (with_field("tensors", "12-34.npz"), "calls.jsonl.tensors/12-34.npz are missing"),
         (with_field("problem", {"batch": 1}), "line 1: problem: a problem needs nhead_q"),
         (with_field("problem", {"bach": 1}), "line 1: problem: a problem has no field 'bach'; did you mean batch?"),
     ],
 )
-def test_bad_files_get_one_message_that_names_the_line(traced, change, told):
+def test_bad_files_get_one_message_that_names_the_line(traced, change, message):
     traced.write_bytes(change(traced.read_bytes().splitlines(keepends=True)[0]))
     with pytest.raises(UsageError) as raised:
         read_trace(traced)
-    assert told in str(raised.value)
+    assert message in str(raised.value)
 
 
 @pytest.mark.parametrize("words", [["replay"], ["tune", "--trace"]])
 @pytest.mark.parametrize(
-    ("name", "told"), [("none", "cannot be read: No such file"), (".", "cannot be read: it is a folder")]
+    ("name", "message"), [("none", "cannot be read: No such file"), (".", "cannot be read: it is a folder")]
 )
-def test_files_that_cannot_be_read_get_one_message(tmp_path, words, name, told):
+def test_files_that_cannot_be_read_get_one_message(tmp_path, words, name, message):
     done = command.catalog(*words, tmp_path / name)
     assert (done.returncode, done.stdout) == (2, "")
-    assert told in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "message"),
     [
         (lambda path: path.write_bytes(path.read_bytes()[:200]), "cannot be used: "),
         (lambda path: np.savez(path, q=np.zeros(3, np.uint32)), "cannot be used: "),
         (lambda path: np.savez(path, w=np.zeros(3, np.uint32)), "cannot be used: no tensor 'w'"),
         (lambda path: np.savez(path, q=np.array([{}], object)), "cannot be used: object arrays"),
-        (lambda path: np.savez_compressed(path, q=np.zeros(2**22, np.uint8)), "is not what a trace keeps"),
-        (lambda path: archive(path, {"q.npy": header((2**40,))}), "shape is not that of its content"),
+        (lambda path: np.savez_compressed(path, q=np.zeros(2**22, np.uint8)), "is not a member that a trace writes"),
+        (lambda path: archive(path, {"q.npy": header((2**40,))}), "shape does not match its content"),
         (lambda path: archive(path, {"q.npy": header((2**400, -1))}), "cannot be used: "),
         (lambda path: archive(path, {"q.npy": header("(" * 9000)}), "cannot be used: "),
         (lambda path: archive(path, {"q.npy": header((3,)).replace(b"'<u4'", b"'(,)'")}), "cannot be used: "),
         (lambda path: archive(path, {"../../q.npy": header((0,))}), "no tensor '../../q'"),
         (lambda path: os.truncate(path, 2**40), "bytes"),
-        (lambda path: (path.unlink(), path.symlink_to("/dev/zero")), "are not there"),
+        (lambda path: (path.unlink(), path.symlink_to("/dev/zero")), "are missing"),
     ],
 )
-def test_damaged_inputs_get_one_message(catalog, traced, damage, told):
+def test_damaged_inputs_get_one_message(catalog, traced, damage, message):
     for path in tracing.folder_of(traced).iterdir():
         damage(path)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(UsageError) as raised:
         replay(catalog, read_trace(traced).used)
-    assert told in str(raised.value)
+    assert message in str(raised.value)
     assert ": tensors " in str(raised.value)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 << 10, "KiB: nothing large was unpacked"
 

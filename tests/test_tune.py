@@ -106,7 +106,7 @@ def test_a_budget_leaves_the_rest_for_another_time(catalog: Catalog) -> None:
     assert [tuned.problem for tuned in report.tuned] == seen == problems
 
 
-def test_a_problem_without_a_kernel_is_told_and_stops_no_other(catalog: Catalog) -> None:
+def test_a_problem_without_a_kernel_is_reported_and_stops_no_other(catalog: Catalog) -> None:
     wide = small(hdim_q=2048)
     report = tune(catalog, [wide, small()], TuneOptions(candidates=1, rule=QUICK.rule))
     assert "hdim" in report.unanswered[wide.key]
@@ -278,13 +278,13 @@ def test_the_command_tunes_a_problem_and_a_file_of_them(catalog: Catalog, tmp_pa
         "about: two small ones\ngrids:\n  - name: mine\n    about: small\n    category: prefill\n"
         "    fixed: {batch: 1, nhead_q: 2, hdim_q: 32, dtype: fp32}\n    vary: {seqlen_q: [70, 64]}\n"
     )
-    for budget, tuned, told in ((["--budget", "0"], 0, "2 left"), ([], 2, "2 problems tuned")):
+    for budget, tuned, message in ((["--budget", "0"], 0, "2 left"), ([], 2, "2 problems tuned")):
         options = ["--shapes", str(shapes), "--format", "json", *budget]
         done = command.catalog("tune", "--candidates", "2", *options, db=catalog.path, CATALOG_NUM_THREADS=1)
         assert done.returncode == 0, done.stderr
         rows = json.loads(done.stdout)
         assert [row["kernels"] for row in rows] == [2] * tuned
-        assert told in done.stderr
+        assert message in done.stderr
     wrong = command.catalog("tune", "--candidates", "2", "--misses", "--shapes", "smoke", db=catalog.path)
     assert wrong.returncode == 2
-    assert "what to tune is one of" in wrong.stderr
+    assert "give exactly one of" in wrong.stderr

@@ -1,4 +1,4 @@
-"""Commands that make kernels: populate, build, fallback, and the cache."""
+"""Commands that create kernels: populate, build, fallback."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def populate(
         )
     what = f"{spec.arch} (revision {spec.revision}, space {spec.space}, masks {mask_impl})"
     if done.unchanged and form == "table":
-        print(f"Unchanged: {what} has its {counted(done.kernels, 'kernel')} already; --force makes them again.")
+        print(f"Unchanged: {what} already has its {counted(done.kernels, 'kernel')}; --force populates again.")
         return
     counts = {"kernels": done.families}
     if 0 in spec.receipt_numbers:
@@ -115,18 +115,16 @@ def build(
     operation: options.Operation = None,
     compile_only: Annotated[
         bool,
-        typer.Option(
-            "--compile-only", help="Load and run nothing, so that no GPU is needed, which this command does anyway."
-        ),
+        typer.Option("--compile-only", help="No effect: a build never loads or runs kernels. For scripts."),
     ] = False,
     form: options.Format = "table",
 ) -> None:
     """Compile kernels into the cache, in parallel.
 
-    Those of AMD arches come from a CK checkout. No GPU is needed: nothing is loaded or run.
+    Kernels of AMD archs are compiled from a CK checkout. No GPU is needed: nothing is loaded or run.
 
-    Kernels that are in the cache are not compiled again, so the same command continues where Ctrl-C ended it: running
-    compilers end, what is finished stays. Exits with 1 when a kernel failed, 130 after Ctrl-C.
+    Kernels in the cache are not compiled again, so the same command continues after Ctrl-C, which stops the running
+    compilers and keeps what is finished. Exits with 1 when a kernel failed, 130 after Ctrl-C.
 
     Example: catalog build "hdim_q=64 AND dtype='fp32' AND mask='causal'" --jobs 2
     """
@@ -149,7 +147,7 @@ def build(
         with _pool(scheduler, jobs) as pool, each_built(total, pool.at_once) as (advance, say):
             before = catalog.built(run.kernels)
             if before:
-                say(f"{before:,} of {counted(total, 'kernel')} built before: {total - before:,} left")
+                say(f"{before:,} of {counted(total, 'kernel')} already built, {total - before:,} left")
 
             def on_done(ended: Artifact | BuildFailure) -> None:
                 run.ended.append(ended)
@@ -190,7 +188,7 @@ def fallback(
 ) -> None:
     """Compile a known-good AMD kernel for smoke tests.
 
-    A forward kernel (fp16, hdim 128); prints the path of its library.
+    It is a forward kernel (fp16, hdim 128). Prints the path of its library.
 
     Example: catalog fallback --arch gfx90a --ck-root ~/composable_kernel
     """

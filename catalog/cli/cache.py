@@ -34,7 +34,7 @@ def _cache() -> Cache:
 
 @app.command("path")
 def show_path(form: options.Format = "table") -> None:
-    """Show the cache folder, how it is locked, and its size cap.
+    """Show the cache folder, its locks, and its size cap.
 
     Example: catalog cache path
     """
@@ -48,7 +48,7 @@ def list_entries(
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
     form: options.Format = "table",
 ) -> None:
-    """List the libraries, the last used first.
+    """List the libraries, most recently used first.
 
     Example: catalog cache ls
     """
@@ -84,7 +84,7 @@ def verify_entries(
 ) -> None:
     """Check every library against its record.
 
-    Exits with 1 when something is damaged. A damaged library is not loaded; the next build of its kernel replaces it.
+    Exits with 1 if any is damaged. A damaged library is never loaded; the next build of its kernel replaces it.
 
     Example: catalog cache verify --delete
     """
@@ -96,7 +96,7 @@ def verify_entries(
         sync_registry(store, db_path(context))
     sound = len(entries(store)) - sum(not damage.deleted for damage in damages)
     text = "\n".join(
-        [*(damage.about for damage in damages), f"{subject(sound, 'library')} sound, {len(damages):,} damaged"]
+        [*(damage.about for damage in damages), f"{subject(sound, 'library')} intact, {len(damages):,} damaged"]
     )
     rows = [[damage.key, damage.kernel, damage.reason, int(damage.deleted)] for damage in damages]
     print_result(text, ["key", "kernel", "reason", "deleted"], rows, form)
@@ -108,15 +108,15 @@ def verify_entries(
 def collect_garbage(
     context: typer.Context,
     max_size: Annotated[
-        str | None, typer.Option(help="Drop the least recently used libraries until this size is reached: 2G.")
+        str | None, typer.Option(help="Drop the least recently used libraries down to this total size: 2G.")
     ] = None,
-    older_than: Annotated[str | None, typer.Option(help="Drop what has not been used for this long: 30d, 12h.")] = None,
+    older_than: Annotated[str | None, typer.Option(help="Drop libraries not used for this long: 30d, 12h.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be dropped; drop nothing.")] = False,
     form: options.Format = "table",
 ) -> None:
-    """Drop libraries that were not used for long.
+    """Drop libraries that have not been used for long.
 
-    Leftovers of killed builders are dropped too. Libraries in use stay.
+    Leftovers of killed builders are dropped too. Libraries in use are kept.
 
     Example: catalog cache gc --max-size 2G --older-than 30d
     """
@@ -138,7 +138,7 @@ def collect_garbage(
 def clear_cache(context: typer.Context, yes: options.Yes = False, form: options.Format = "table") -> None:
     """Drop every library that is not in use.
 
-    Measured times stay (catalog timings clear).
+    Measured times are kept (catalog timings clear drops them).
 
     Example: catalog cache clear --yes
     """
@@ -166,9 +166,9 @@ def export_libraries(
     operation: options.Operation = None,
     form: options.Format = "table",
 ) -> None:
-    """Write built kernels into one file for other machines.
+    """Write built kernels to one file for other machines.
 
-    With the records of their builds and their timings.
+    The file includes the records of their builds and their timings.
 
     Example: catalog cache export --where "hdim_q=128" --arch host kernels.bundle
     """
@@ -177,7 +177,7 @@ def export_libraries(
 
     done = export_bundle(open_catalog(context), where, file, None if arch is None else resolve_arch(arch), operation)
     what = f"{counted(done.libraries, 'library')} and {counted(done.timings, 'timing')}"
-    unbuilt = f"\n{subject(done.unbuilt, 'more kernel')} selected, and not built." if done.unbuilt else ""
+    unbuilt = f"\n{subject(done.unbuilt, 'more kernel')} selected but not built." if done.unbuilt else ""
     facts = {"file": str(file), **asdict(done)}
     text = f"{what} -> {file} ({done.bytes / 1e6:.1f} MB){unbuilt}"
     print_result(text, list(facts), [list(facts.values())], form)
@@ -190,17 +190,18 @@ def import_libraries(
     trust: Annotated[bool, typer.Option("--trust", help="I trust its source: its libraries are code.")] = False,
     form: options.Format = "table",
 ) -> None:
-    """Take in the built kernels of a bundle.
+    """Import the built kernels of a bundle.
 
-    Everything in it is checked before anything is written.
+    The whole bundle is checked before anything is written.
 
     Example: catalog cache import --trust kernels.bundle
     """
     from catalog.runtime.exchange import import_bundle
 
     done = import_bundle(open_catalog(context), file, trust=trust)
-    there = f"{done.present:,} {'was' if done.present == 1 else 'were'} there"
-    text = f"{subject(done.new, 'library')} new, {there}; {counted(done.timings, 'new timing')}"
+    text = (
+        f"{subject(done.new, 'library')} new, {done.present:,} already present; {counted(done.timings, 'new timing')}"
+    )
     if done.no_rows:
         text += f"\n{subject(done.no_rows, 'library')} not in this catalog: cached but not recorded."
     print_result(text, list(asdict(done)), [list(asdict(done).values())], form)
@@ -210,7 +211,7 @@ def import_libraries(
 def quarantined(context: typer.Context, form: options.Format = "table") -> None:
     """List the kernels that failed in their first run.
 
-    They crashed, hung or gave a wrong result, and are not selected until the listed time.
+    They crashed, hung or gave a wrong result. They are not selected until the listed time.
 
     Example: catalog cache quarantined
     """
@@ -229,9 +230,9 @@ def unquarantine(
     everything: Annotated[bool, typer.Option("--all", help="Every quarantined kernel.")] = False,
     form: options.Format = "table",
 ) -> None:
-    """Give quarantined kernels another chance.
+    """Release quarantined kernels.
 
-    They are selected again, and their next run is a guarded one.
+    They can be selected again, and their next run is a guarded one.
 
     Example: catalog cache unquarantine --all
     """
@@ -239,8 +240,8 @@ def unquarantine(
 
     if everything is (which is not None):
         raise UsageError(
-            "no kernel is named" if which is None else "a kernel and --all are both named",
-            hint="Name one, or give --all; catalog cache quarantined lists them.",
+            "name a kernel or use --all" if which is None else "a kernel cannot be named together with --all",
+            hint="catalog cache quarantined lists the kernels.",
         )
     released = open_catalog(context).build_log.release(which)
     text = "\n".join(f"released {one.kernel}" for one in released) or "No kernel is quarantined."

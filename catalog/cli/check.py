@@ -19,7 +19,7 @@ app = typer.Typer()
 def doctor(context: typer.Context, form: options.Format = "table") -> None:
     """Show settings, the catalog file and toolchains.
 
-    For each arch: the compiler that it would use, or what it lacks.
+    For each arch it shows the compiler that would be used, or what is missing.
 
     Example: catalog doctor
     """
@@ -39,16 +39,16 @@ def parity(
         Path | None, typer.Option(help="Your CK checkout: run its generator instead of reading the built-in lists.")
     ] = None,
     timeout: Annotated[
-        float, typer.Option(min=0.1, help="Maximum number of seconds that its generator may take for one API.")
+        float, typer.Option(min=0.1, help="Time limit of the generator for one API, in seconds.")
     ] = 600.0,
     form: options.Format = "table",
 ) -> None:
     """Compare kernel names with upstream's generator.
 
-    With --ck-root the generator of that checkout runs now, and the revision is detected from the checkout, unless
-    --revision names another. Nothing is written into the checkout.
+    With --ck-root the generator of that checkout is run, and the revision is detected from the checkout unless
+    --revision names one. Nothing is written into the checkout.
 
-    Exits with 1 when names differ, with 2 when there is nothing to compare with.
+    Exits with 1 when names differ, with 2 when there is no reference to compare with.
 
     Example: catalog parity --receipt 0 --arch gfx950
     """
@@ -94,7 +94,7 @@ def diff(
 ) -> None:
     """Compare the kernels of two upstream revisions.
 
-    Kernels that appeared, vanished or changed, counted by family.
+    Shows the kernels that appeared, vanished or changed, counted by family.
 
     Example: catalog diff --from 2025-07 --to 2026-05 --arch gfx942 --receipt 0
     """
@@ -122,19 +122,19 @@ def conformance(
         bool, typer.Option("--build/--no-build", help="Build and run a kernel of each family. Default: build.")
     ] = True,
     problems_only: Annotated[
-        bool, typer.Option("--failures", help="Print only findings that failed, were skipped or have a note.")
+        bool, typer.Option("--failures", help="Print only checks that failed, were skipped or have a note.")
     ] = False,
     ck_root: options.CkRoot = None,
     jobs: options.Jobs = None,
     operation: options.Operation = None,
     form: options.Format = "table",
 ) -> None:
-    """Check that archs hold what all archs must.
+    """Check that archs meet all requirements.
 
-    Spec, names, ids, rules, and a kernel of each family.
+    Checks the spec, names, ids, rules, and a kernel of each family.
 
-    It works in a scratch catalog; compiled kernels stay in the cache. Steps that this machine lacks something for are
-    skipped, with the reason. Exits with 1 when something failed.
+    It works in a scratch catalog; compiled kernels stay in the cache. Steps that need something this machine lacks are
+    skipped, with the reason. Exits with 1 when a check failed.
 
     Example: catalog conformance --arch host
     """

@@ -1,4 +1,4 @@
-"""Commands that look: kernels, columns, rules, sets of problems, reports."""
+"""Commands that show kernels, columns, rules, problem sets and reports."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def query(
 def list_columns(operation: options.Operation = None, form: options.Format = "table") -> None:
     """List the columns that an expression may use.
 
-    With their types, domains, defaults and meanings.
+    Shows their types, domains, defaults and meanings.
 
     Example: catalog columns
     """
@@ -106,7 +106,7 @@ def explain(
     context: typer.Context,
     *,
     traits: Annotated[
-        list[str] | None, typer.Argument(metavar="TRAIT=VALUE", help="Traits of a kernel, its family among them.")
+        list[str] | None, typer.Argument(metavar="TRAIT=VALUE", help="Traits of a kernel, including its family.")
     ] = None,
     arch: options.Arch = "host",
     revision: options.Revision = None,
@@ -114,10 +114,10 @@ def explain(
     limit: Annotated[int, typer.Option(min=1, help="At most N kernels.", metavar="N")] = 5,
     form: options.Format = "table",
 ) -> None:
-    """Say why a kernel exists or not, or was selected.
+    """Explain why a kernel exists or not, or was selected.
 
-    For traits: whether each rule holds, is violated (rejected), or depends on traits that are not stated. For the
-    options of a problem: how many kernels each trait and each rule drops.
+    Given traits, shows whether each rule holds, is violated (rejected), or depends on traits that are not stated. Given
+    the options of a problem, shows how many kernels each trait and each rule drops.
 
     Example: catalog explain --arch gfx950 family=fwd hdim_q=128 hdim_v=128 mode=group pad_s=0
 
@@ -130,8 +130,8 @@ def explain(
     stated = stated_problem(context)
     if bool(traits) == bool(stated):
         raise UsageError(
-            "both traits and options of a problem are stated" if traits else "there is nothing to explain",
-            hint="State a kernel (catalog explain family=fwd hdim_q=128) or a problem (catalog explain --batch 1 ...).",
+            "traits cannot be combined with options of a problem" if traits else "there is nothing to explain",
+            hint="Give traits (catalog explain family=fwd hdim_q=128) or a problem (catalog explain --batch 1 ...).",
         )
     catalog = open_catalog(context)
     where: dict[str, Any] = {"arch": arch, "revision": revision, "mask_impl": mask_impl, "limit": limit}
@@ -167,7 +167,7 @@ def _print_narrowing(catalog: Catalog, problem: Problem, where: Mapping[str, Any
 
 
 def _print_answer(answer: str, rules: Table, kernels: Table, form: str) -> None:
-    """Print the answer, the kernels, then the rules; other formats have one table, with kernels of kind kernel last."""
+    """Print the answer, the kernels, then the rules; other formats are one table that ends with rows of kind kernel."""
     if form != "table":
         columns = dict.fromkeys((*rules[0], *kernels[0]))
         _print_table((tuple(columns), [*rules[1], *({"kind": "kernel", **row} for row in kernels[1])]), form)
@@ -194,9 +194,9 @@ def list_rules(
     operation: options.Operation = None,
     form: options.Format = "table",
 ) -> None:
-    """List the rules that make and select kernels.
+    """List the rules that create and select kernels.
 
-    With their expressions, reasons, and sources upstream.
+    Shows their expressions, reasons, and upstream sources.
 
     Example: catalog rules --arch gfx950 --family fwd --kind constraint
     """
@@ -211,7 +211,7 @@ def list_rules(
     print_rows(table.COLUMNS, rules, form)
     if not rules:
         note("No rule matches.")
-        note("Hint: Without --arch, rules are those of populated archs. Name one: catalog rules --arch gfx950")
+        note("Hint: Without --arch only rules of populated archs are listed. Try catalog rules --arch gfx950")
 
 
 @app.command()
@@ -223,9 +223,9 @@ def shapes(
     columns: Annotated[str | None, typer.Option(help="Columns, separated by commas. Default: all.")] = None,
     form: options.Format = "table",
 ) -> None:
-    """List the problem sets to tune and benchmark with.
+    """List the sets of problems, or the problems of one.
 
-    Or the problems of one: name, work, fields.
+    The sets are for tuning and benchmarks. A problem is listed with its name, work and fields.
 
     Example: catalog shapes smoke --columns name,gflop,mb
     """
@@ -251,11 +251,11 @@ def report(
     ] = False,
     form: options.Format = "table",
 ) -> None:
-    """Write a page of plots of what was measured.
+    """Write a page of plots of the measurements.
 
-    Rooflines, speed by length and tile, selection, compile times, coverage.
+    It shows rooflines, speed by length and tile, selection, compile times, and coverage.
 
-    One self-contained file, to open in a browser, send or print. Needs the extra "report".
+    The page is one self-contained HTML file. Needs the extra "report".
 
     Example: catalog report --out report
     """
@@ -273,7 +273,7 @@ def datasette_metadata(
 ) -> None:
     """Write metadata for Datasette, a SQLite browser.
 
-    The meanings of columns, and queries to start from.
+    It describes the columns and has queries to start from.
 
     Then: datasette catalog.db --metadata metadata.json
 

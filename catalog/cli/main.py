@@ -1,7 +1,7 @@
 """The command line: the program ``catalog``, its global options, and its commands by section.
 
-A command parses, calls the library and prints. Heavy modules are imported inside the commands, so that
-``catalog --help`` pays for typer alone.
+A command parses its options, calls the library and prints the result. Heavy modules are imported inside the commands,
+so that ``catalog --help`` imports little more than typer.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ SECTIONS = {
     "Ship": ship.app,
     "Check": check.app,
 }
-"""The commands by what they are for, as ``catalog --help`` lists them."""
+"""The commands by purpose, as ``catalog --help`` lists them."""
 
 
 class Program(TyperGroup):
-    """Lists its commands under the titles of :data:`SECTIONS`."""
+    """A group that lists its commands under the titles of :data:`SECTIONS`."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write one line per command, with the same columns in all sections."""
+        """Write one line per command, aligned across all sections."""
         commands: list[tuple[str, Any]] = list(self.commands.items())
         width = max(len(name) for name, _ in commands)
         for title in SECTIONS:

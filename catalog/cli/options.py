@@ -1,4 +1,4 @@
-"""What commands share: their common options, and the catalog that ``--db`` or the settings name."""
+"""Options that commands share, and the catalog that ``--db`` or the settings name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def db_path(context: typer.Context) -> Path:
-    """The catalog's file: that of ``--db``, else that of the settings.
+    """The catalog's file: ``--db``, else the file from the settings.
 
     Raises:
         UsageError: a setting has an invalid value.
@@ -27,7 +27,7 @@ def open_catalog(context: typer.Context, *, num_threads: int | None = None) -> C
     """The catalog at :func:`db_path`.
 
     Raises:
-        CatalogError: as :class:`~catalog.runtime.catalog.Catalog`.
+        CatalogError: as raised by :class:`~catalog.runtime.catalog.Catalog`.
     """
     from catalog.runtime.catalog import Catalog
 

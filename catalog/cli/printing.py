@@ -8,14 +8,14 @@ from typing import Any
 
 
 def print_rows(columns: Sequence[str], rows: Iterable[Sequence[Any]], form: str) -> int:
-    """Print ``rows`` in the format called ``form``, and return how many there were."""
+    """Print ``rows`` in the format named ``form``, and return their number."""
     from catalog.formats import Format, write_rows
 
     return write_rows(columns, rows, Format(form), sys.stdout)
 
 
 def print_result(text: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], form: str) -> None:
-    """Print ``text`` as the table format, or ``rows``, which say the same, in any other."""
+    """Print ``text`` if the format is ``table``, else ``rows``, which hold the same result."""
     if form == "table":
         print(text)
     else:

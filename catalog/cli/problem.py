@@ -1,7 +1,7 @@
-"""Commands that take a problem: an operation, and an option for each field of its problems.
+"""Commands that take a problem: an optional operation, and an option for each field of its problems.
 
-The options are made when a command is parsed or its help is shown: importing a problem class is too slow for
-``catalog --help``.
+The options are created when a command is parsed or its help is shown, because importing a problem class is too slow
+for ``catalog --help``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _STATED = f"{__name__}.stated"
 
 @dataclass(frozen=True)
 class StatedProblem:
-    """The problem that the command line states; ``fields`` are those whose options are given, perhaps none."""
+    """The problem stated on the command line; ``fields`` holds the fields whose options are given, if any."""
 
     operation: str | None
     fields: Mapping[str, Any]
@@ -44,12 +44,12 @@ class StatedProblem:
 
 
 def stated_problem(context: typer.Context) -> StatedProblem:
-    """What the call of a :class:`ProblemCommand` states."""
+    """The problem stated in the call of a :class:`ProblemCommand`."""
     return cast("StatedProblem", context.meta[_STATED])
 
 
 class ProblemCommand(TyperCommand):
-    """A command whose optional first word names an operation, and that has the options of its problems."""
+    """A command with an optional first word, the operation, and the options of its problems."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the operation, then the options; :func:`stated_problem` returns those of the problem."""
@@ -88,9 +88,9 @@ class ProblemCommand(TyperCommand):
 
 @lru_cache
 def problem_options(problem_type: type[BaseModel]) -> Sequence[Any]:
-    """An option for each field of ``problem_type``: its type, words, default and help are the field's.
+    """An option for each field of ``problem_type``, with the field's type, allowed words, default and help.
 
-    Without an option its value is None.
+    The value of an option that is not given is None.
     """
     from catalog.schema.fields import fields_of
 
@@ -126,11 +126,11 @@ def _integers(text: str) -> list[int]:
     try:
         return [int(number) for number in text.split(",") if number.strip()]
     except ValueError:
-        raise typer.BadParameter(f"{text!r}: integers separated by commas") from None
+        raise typer.BadParameter(f"{text!r}: expected integers separated by commas") from None
 
 
 def _problem_type(name: str | None) -> type[Problem]:
-    """The problems of the operation of that name, None: the default one.
+    """The problem class of the operation ``name``; None is the default operation.
 
     Raises:
         UsageError: there is no such operation.

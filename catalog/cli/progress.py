@@ -1,4 +1,4 @@
-"""Progress bars of the command line: on stderr, and only where somebody sees them."""
+"""Progress bars of the command line, on stderr and only on a terminal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def fraction_done(what: str) -> Iterator[Callable[[float], None]]:
-    """A bar, and a function that moves it to a fraction; silent where stderr is not a terminal."""
+    """A bar. Yields a function that moves it to a fraction; does nothing if stderr is not a terminal."""
     if not sys.stderr.isatty():
         yield lambda done: None
         return
@@ -34,8 +34,8 @@ def fraction_done(what: str) -> Iterator[Callable[[float], None]]:
 def each_timed(what: str, total: int) -> Iterator[tuple[Callable[[int, str], None], Callable[[str], None]]]:
     """A bar of ``total`` problems. Yields ``(advance, say)``.
 
-    ``advance(done, about)`` sets the number that are done and the text about the last one; ``say(text)`` prints a line
-    above the bar.
+    ``advance(done, about)`` sets the number of finished problems and the text about the last one; ``say(text)`` prints
+    a line above the bar.
     """
     from rich.progress import TextColumn, TimeRemainingColumn
 
@@ -49,7 +49,7 @@ def each_timed(what: str, total: int) -> Iterator[tuple[Callable[[int, str], Non
 def each_built(total: int, at_once: int) -> Iterator[tuple[Callable[[bool], None], Callable[[str], None]]]:
     """A bar of ``total`` kernels, built ``at_once`` at a time. Yields ``(advance, say)``.
 
-    ``advance(compiled)`` counts a kernel, which took a compiler or not; ``say(text)`` prints a line above the bar.
+    ``advance(compiled)`` counts a finished kernel, compiled or cached; ``say(text)`` prints a line above the bar.
     """
     from rich.progress import ProgressColumn, Task
     from rich.text import Text
@@ -83,10 +83,10 @@ def _line(progress: Progress) -> Callable[[str], None]:
 
 
 class Pace:
-    """Estimates how long the remaining kernels take, from the pace of the last :data:`WINDOW` that were compiled.
+    """Estimates how long the remaining kernels take, from the pace of the last :data:`WINDOW` compiled ones.
 
-    Kernels that the cache had take no time, so they do not count. Times are in seconds of one clock; ``at_once`` is the
-    number of kernels that are built in parallel.
+    Cached kernels take no time and do not count. Times are in seconds of one clock; ``at_once`` is the number of
+    kernels built in parallel.
     """
 
     WINDOW = 64
@@ -96,18 +96,18 @@ class Pace:
         self._ends = deque([now], maxlen=self.WINDOW + 1)
 
     def ended(self, now: float, *, compiled: bool) -> None:
-        """Count a kernel that has ended."""
+        """Count a finished kernel."""
         if compiled:
             self._ends.append(now)
         elif len(self._ends) == 1:
-            self._ends[0] = now  # compiling starts after what the cache had
+            self._ends[0] = now  # compiling starts after the cached kernels
 
     def left(self, kernels: int, now: float) -> float | None:
-        """Seconds until ``kernels`` more have ended; None before the first compile has."""
+        """Seconds until ``kernels`` more are finished; None before the first one is compiled."""
         counted = len(self._ends) - 1
         if not counted:
             return None
-        # Kernels that take longer than those before them slow the pace while they are waited for.
+        # A kernel that takes longer than the previous ones lowers the pace while it is being compiled.
         pace = max((self._ends[-1] - self._ends[0]) / counted, (now - self._ends[0]) / (counted + self._at_once))
         return max(0.0, kernels * pace - (now - self._ends[-1]))
 

@@ -28,13 +28,13 @@ def select(
     revision: options.Revision = None,
     mask_impl: options.MaskImpl = "generic",
     limit: Annotated[int, typer.Option(min=1, help="At most N candidates of each stage, best first.", metavar="N")] = 1,
-    explain: Annotated[bool, typer.Option("--explain", help="Say which measurements decide.")] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Show which measurements decide.")] = False,
     form: options.Format = "table",
 ) -> None:
     """Show the kernels that answer a problem.
 
-    One for each stage, and with --limit the next best ones. The medians are those that selection uses: of this
-    problem, or of the nearest measured one.
+    Shows one kernel per stage, and with --limit the next best ones. The medians are those that selection uses, from
+    this problem or from the nearest measured one.
 
     Example: catalog select --batch 1 --nhead-q 8 --seqlen-q 2048 --hdim-q 128 --mask causal --arch gfx950
     """
@@ -65,7 +65,7 @@ def run(
 ) -> None:
     """Run the kernel for a problem on random inputs.
 
-    It is selected, and built when it is not in the cache.
+    The kernel is selected, and built if it is not in the cache.
 
     Exits with 1 when --validate finds an error above the tolerance of the dtype.
 
@@ -90,21 +90,21 @@ def replay(
     context: typer.Context,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A trace, written by CATALOG_TRACE or catalog.trace.")],
     arch: Annotated[str | None, options.arch_option("Run on this arch. Default: the recorded one.")] = None,
-    bench: Annotated[bool, typer.Option("--bench", help="Time each until its median is known.")] = False,
+    bench: Annotated[bool, typer.Option("--bench", help="Time each problem until its median is known.")] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Compare the outputs with the float64 reference.")] = False,
     repeats: Annotated[int, typer.Option(min=1, help="Launches of each problem, without --bench.")] = 5,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="At most N problems, those with the most time first.", metavar="N")
+        int | None, typer.Option(min=1, help="At most N problems, those that took the most time first.", metavar="N")
     ] = None,
     jobs: options.Jobs = None,
     form: options.Format = "table",
 ) -> None:
     """Run the calls of a trace again.
 
-    Each problem runs once, with the kernels that selection takes now.
+    Each problem runs once, with the kernels that selection chooses now.
 
-    CATALOG_TRACE=calls.jsonl python train.py writes one. Inputs are those that it kept, else seeded ones. Exits with 1
-    when a problem does not run or is wrong, 130 after Ctrl-C.
+    CATALOG_TRACE=calls.jsonl python train.py writes a trace. Inputs are those kept in it, else seeded random ones.
+    Exits with 1 when a problem does not run or is wrong, 130 after Ctrl-C.
 
     Example: catalog replay calls.jsonl --bench --verify
     """

@@ -1,4 +1,4 @@
-"""Commands that carry kernels elsewhere: export as sources, and merge of catalogs."""
+"""Commands that take kernels elsewhere: export as sources, and merge catalogs."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def project(
 ) -> None:
     """Write kernels as a project that builds a library.
 
-    Sources, headers, a table and build files, which do not need the catalog.
+    The project has sources, headers, a table and build files, and does not need the catalog.
 
-    When exported again, only files that changed are written, so only their kernels compile again.
+    A repeated export writes only files that changed, so only their kernels are compiled again.
 
     Example: catalog export --format ninja --where "hdim_q=64 AND dtype='fp32' AND lse" --out kernels
     """
@@ -92,7 +92,7 @@ def register(
 ) -> None:
     """Write translation units and a C function that registers them.
 
-    One unit for each kernel.
+    There is one unit per kernel.
 
     Example: catalog export register --where "hdim_q=64 AND dtype='fp32' AND lse" --out kernels
     """
@@ -109,7 +109,7 @@ def register(
 def wrap(
     kernel_dir: Annotated[Path, typer.Option("--kernel-dir", help="Folder of generated headers, one kernel each.")],
     out: OutOption,
-    pattern: Annotated[str, typer.Option(help="Which headers; **/*.hpp searches below the folder.")] = "*.hpp",
+    pattern: Annotated[str, typer.Option(help="Which headers; **/*.hpp searches subfolders too.")] = "*.hpp",
     prefix: LibraryOption = "catalog",
     form: ProjectOption = "cmake",
     arch: options.Arch = "host",
@@ -117,7 +117,7 @@ def wrap(
 ) -> None:
     """Write a project that builds a library of generated headers.
 
-    One unit for each header, as the dispatcher of CK generates them.
+    There is one unit per header; CK's dispatcher generates such headers.
 
     Example: catalog export wrap --kernel-dir generated --out wrapped --arch gfx942
     """
@@ -157,7 +157,7 @@ def _kernels(
 
 @contextmanager
 def _each_written(total: int) -> Iterator[Callable[[Kernel], None]]:
-    """A bar that moves with every kernel."""
+    """A bar that advances with every kernel."""
     with fraction_done("sources") as on_progress:
         done = count(1)
         yield lambda _: on_progress(next(done) / total)
@@ -173,9 +173,9 @@ def merge(
     others: Annotated[list[Path], typer.Argument(metavar="OTHER.db...", help="Catalogs of other machines; only read.")],
     form: options.Format = "table",
 ) -> None:
-    """Take over the records of other machines' catalogs.
+    """Import the records of other machines' catalogs.
 
-    Records of builds and timings, all of them or nothing.
+    Imports all records of builds and timings, or none if one of the files is unusable.
 
     Example: catalog merge mi300.db epyc.db
     """

@@ -1,4 +1,4 @@
-"""Commands that measure: tune, bench, and clearing what was measured."""
+"""Commands that measure: tune, bench, and timings clear."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ def tune(
     arch: options.Arch = "host",
     shapes: ShapesOption = None,
     misses: Annotated[
-        bool, typer.Option("--misses", help="Tune the problems that were selected for and never measured.")
+        bool, typer.Option("--misses", help="Tune the problems that were selected for but never measured.")
     ] = False,
     trace: Annotated[
         Path | None,
-        typer.Option("--trace", metavar="FILE", help="Tune the problems of a trace, those with the most time first."),
+        typer.Option("--trace", metavar="FILE", help="Tune a trace's problems, those that took the most time first."),
     ] = None,
     candidates: CandidatesOption = 6,
     budget: Annotated[
@@ -63,16 +63,16 @@ def tune(
     ] = 0.02,
     jobs: options.Jobs = None,
     scheduler: options.Scheduler = None,
-    again: Annotated[bool, typer.Option("--again", help="Measure again what was measured before.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Repeat previous measurements.")] = False,
     form: options.Format = "table",
 ) -> None:
-    """Time kernels, and select by the medians from then on.
+    """Time kernels; selection uses the medians from then on.
 
-    One problem by its options, a set of them, those that were selected for before, or those of a trace. A tuning
-    that was stopped continues where it was. Times that are too noisy are not recorded. With --scheduler the kernels are
-    compiled elsewhere, and timed on this machine.
+    Tunes one problem by its options, a set of problems, those that were selected for before, or those of a trace. A
+    stopped tuning continues where it ended. Times that are too noisy are not recorded. With --scheduler kernels are
+    compiled elsewhere and timed on this machine.
 
-    Exits with 1 when nothing could be recorded.
+    Exits with 1 if nothing could be recorded.
 
     Example: catalog tune --batch 1 --nhead-q 8 --seqlen-q 1024 --hdim-q 64 --dtype fp32
 
@@ -115,8 +115,8 @@ def _problems(
 
     if (shapes is not None) + misses + (trace is not None) + bool(stated) != 1:
         raise UsageError(
-            "what to tune is one of: a problem by its options, --shapes SET, --misses, --trace FILE",
-            hint="As in: catalog tune --shapes smoke",
+            "give exactly one of: the options of a problem, --shapes SET, --misses, --trace FILE",
+            hint="For example: catalog tune --shapes smoke",
         )
     if shapes is not None:
         return {shape.name: shape.problem for shape in load_shapes(shapes).shapes}
@@ -134,10 +134,10 @@ def bench(
     arch: options.Arch = "host",
     shapes: ShapesOption = None,
     candidates: CandidatesOption = 1,
-    runs: Annotated[int, typer.Option(min=1, help="Minimum number of timed launches of each.")] = 10,
+    runs: Annotated[int, typer.Option(min=1, help="Minimum number of timed launches per kernel.")] = 10,
     cold: Annotated[bool, typer.Option("--cold", help="Empty the caches before every launch.")] = False,
     verify: Annotated[
-        bool, typer.Option("--verify", help="Compare with the float64 reference first; time no kernel that is wrong.")
+        bool, typer.Option("--verify", help="Compare with the float64 reference first; do not time wrong kernels.")
     ] = False,
     csv: Annotated[
         Path | None,
@@ -156,10 +156,10 @@ def bench(
 
     The speeds of one problem are shown beside this machine's peaks.
 
-    The peaks of a CPU are measured: fp32 multiply-adds between registers, and reads of memory in order. The
-    medians of a set are recorded for selection. Files are also written when Ctrl-C ends the command.
+    The peaks of a CPU are measured: fp32 multiply-adds between registers, and sequential reads of memory. The medians
+    of a set are recorded for selection. Files are written even if Ctrl-C ends the command.
 
-    Exits with 1 when a kernel is wrong or nothing could be timed, 130 after Ctrl-C.
+    Exits with 1 if a kernel is wrong or nothing could be timed, 130 after Ctrl-C.
 
     Example: catalog bench --batch 1 --nhead-q 8 --seqlen-q 2048 --hdim-q 128 --dtype fp32 --candidates 3
 
@@ -174,7 +174,7 @@ def bench(
     files, stated = BenchFiles(csv, json), stated_problem(context)
     if shapes is not None and stated:
         raise UsageError(
-            "what to time is one of: a problem by its options, --shapes SET", hint="As in: catalog bench --shapes smoke"
+            "give either the options of a problem or --shapes SET", hint="For example: catalog bench --shapes smoke"
         )
     asked = (shape_of(stated.problem()),) if shapes is None else load_shapes(shapes).shapes
     catalog = open_catalog(context, num_threads=threads)
@@ -230,7 +230,7 @@ def drop_timings(
     yes: options.Yes = False,
     form: options.Format = "table",
 ) -> None:
-    """Drop measured times; libraries stay (catalog cache clear).
+    """Drop measured times; libraries are kept (catalog cache clear drops them).
 
     Example: catalog timings clear --where "arch='gfx942' AND family='fwd'" --yes
     """

@@ -1,1 +1,1 @@
-"""What every arch must pass, whoever wrote its spec or its backend: rows and rules, then a kernel of each family."""
+"""Conformance checks for every arch, whoever wrote its spec or backend: rows and rules, then a kernel per family."""

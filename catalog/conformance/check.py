@@ -25,10 +25,10 @@ class ConformanceOptions:
     """What to check.
 
     Attributes:
-        arch: its name; ``host`` is this machine's CPU.
-        revision: of its spec; None: the arch's own.
-        build: also build a kernel of each family, and run it where the device is here.
-        jobs: compilers at once; None: one a core.
+        arch: name of the arch; ``host`` is this machine's CPU.
+        revision: revision of the spec; None: the arch's own.
+        build: also build a kernel of each family, and run it if this machine has the device.
+        jobs: number of parallel compilers; None: one per core.
         operation: what the kernels compute.
     """
 
@@ -40,7 +40,7 @@ class ConformanceOptions:
 
 
 def check_arch(options: ConformanceOptions, on_finding: OnFinding | None = None) -> Report:
-    """Everything that a new arch must pass; ``on_finding`` hears of each finding as it comes.
+    """Run all checks of an arch; ``on_finding`` is called with each finding as it is made.
 
     Raises:
         UsageError: there is no such arch or revision.
@@ -58,7 +58,7 @@ def check_arch(options: ConformanceOptions, on_finding: OnFinding | None = None)
 def asked_archs(
     names: Sequence[str], revision: str | None = None, operation: str = DEFAULT
 ) -> list[tuple[str, str | None]]:
-    """Archs with a revision each, None: the arch's own. Without ``names`` all that have specs, in every revision.
+    """The archs to check, each with a revision (None: its own); without ``names`` all that have specs, in every revision.
 
     Raises:
         UsageError: there is no such arch, revision or operation.
@@ -91,7 +91,7 @@ def _findings(catalog: Catalog, arch: str, options: ConformanceOptions) -> Itera
         if options.build:
             yield from kernel_findings(catalog, spec, options.jobs)
         else:
-            yield from (skipped(step, family, "not asked for") for family in spec.families for step in STEPS)
+            yield from (skipped(step, family, "not requested") for family in spec.families for step in STEPS)
     except SpecError as error:
         yield failed("spec", arch, str(error))
 

@@ -1,4 +1,4 @@
-"""What a conformance run says: a finding for each thing that was looked at."""
+"""The findings of a conformance run, one per check and subject."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from enum import Enum
 
 COLUMNS = ("arch", "check", "subject", "verdict", "about")
-"""What a line of a report shows."""
+"""The columns of a report."""
 
 
 class Verdict(str, Enum):
-    """What came of a check; only a failure counts against the arch."""
+    """The outcome of a check; only a failure counts against the arch."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -24,7 +24,7 @@ class Verdict(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the report: what was checked, of what, and why it came out so."""
+    """One line of the report: the check, its subject, the verdict and the reason."""
 
     check: str
     subject: str
@@ -36,7 +36,7 @@ OnFinding = Callable[[Finding], None]
 
 
 def passed(check: str, subject: str, about: str = "") -> Finding:
-    """A finding that is as it should be."""
+    """A finding that passed."""
     return Finding(check, subject, Verdict.PASSED, about)
 
 
@@ -46,7 +46,7 @@ def failed(check: str, subject: str, about: str) -> Finding:
 
 
 def skipped(check: str, subject: str, about: str) -> Finding:
-    """What could not be looked at here, and why."""
+    """A check that could not be done here, and why."""
     return Finding(check, subject, Verdict.SKIPPED, about)
 
 
@@ -54,7 +54,7 @@ def skipped(check: str, subject: str, about: str) -> Finding:
 class Report:
     """All findings about an arch, in the order of the checks.
 
-    ``revision`` is the one that was asked for, None: the arch's own.
+    ``revision`` is the requested one; None: the arch's own.
     """
 
     arch: str
@@ -67,7 +67,7 @@ class Report:
         return self.arch if self.revision is None else f"{self.arch} {self.revision}"
 
     def rows(self, *verdicts: Verdict) -> list[tuple[str, ...]]:
-        """The findings that came out so, each as the values of :data:`COLUMNS`."""
+        """The findings with these verdicts, each as the values of :data:`COLUMNS`."""
         return [
             (self.title, finding.check, finding.subject, str(finding.verdict), finding.about)
             for finding in self.findings
@@ -75,7 +75,7 @@ class Report:
         ]
 
     def count(self, verdict: Verdict) -> int:
-        """How many findings came out so."""
+        """The number of findings with this verdict."""
         return sum(finding.verdict is verdict for finding in self.findings)
 
     @property
@@ -85,6 +85,6 @@ class Report:
 
     @property
     def summary(self) -> str:
-        """The numbers in a sentence."""
+        """The numbers of findings, as a sentence."""
         counts = ", ".join(f"{self.count(verdict):,} {verdict}" for verdict in Verdict if self.count(verdict))
         return f"{self.title} {'conforms' if self.conforms else 'DOES NOT CONFORM'}: {counts}."

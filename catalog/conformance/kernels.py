@@ -1,4 +1,4 @@
-"""Checks of kernels: one of each family built, asked what it is, run, and held against the reference."""
+"""Checks of kernels: one of each family is built, described, run, and compared with the reference."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def kernel_findings(catalog: Catalog, spec: ArchSpec, jobs: int | None) -> Itera
 
     Its mask implementation is the first of the spec's that the problem has kernels of which the headers compile.
 
-    What this machine lacks for a step is said, and the step skipped.
+    A step that needs something this machine lacks is skipped, with the reason.
 
     Raises:
-        CatalogError: as :meth:`Catalog.select`, where it is not about one kernel.
+        CatalogError: as :meth:`Catalog.select`, if the error is not about a single kernel.
     """
     arch = str(spec.arch)
     mains = [family for family in operation(spec.operation).main_families if family in spec.families]
@@ -84,7 +84,7 @@ def _plan(catalog: Catalog, lineage: Lineage, family: str) -> Plan | None:
 
 
 def _no_toolchain(arch: str, of: Operation) -> str | None:
-    """Why kernels of ``arch`` cannot be compiled here; None where they can."""
+    """Why kernels of ``arch`` cannot be compiled here; None if they can."""
     try:
         target = target_of(arch)
         target.headers_of(of)
@@ -95,7 +95,7 @@ def _no_toolchain(arch: str, of: Operation) -> str | None:
 
 
 def _built(catalog: Catalog, kernels: Mapping[str, Kernel], jobs: int | None) -> dict[str, Artifact | str]:
-    """The library of each kernel by id, or why there is none."""
+    """Each kernel's library or build error, by id."""
     results: dict[str, Artifact | str] = {}
 
     def on_done(ended: Artifact | BuildFailure) -> None:
@@ -109,7 +109,7 @@ def _built(catalog: Catalog, kernels: Mapping[str, Kernel], jobs: int | None) ->
 
 
 def _of_plan(plan: Plan, results: Mapping[str, Artifact | str], lacking: str | None) -> Iterator[Finding]:
-    """The steps of every stage of a plan; all stages run together."""
+    """The findings about every stage of a plan; all stages run together."""
     if lacking is not None:
         for kernel in plan.kernels:
             yield from (skipped(step, kernel.family, lacking) for step in STEPS)
@@ -124,12 +124,12 @@ def _of_plan(plan: Plan, results: Mapping[str, Artifact | str], lacking: str | N
             continue
         took = "in the cache" if artifact.cached else f"{artifact.compile_seconds:.1f} s"
         yield passed("built", kernel.family, f"{kernel.name}: {took}")
-        # Read, not asked: a library for another machine cannot be loaded here.
+        # Read from the file: a library for another machine cannot be loaded here.
         if describe(kernel).encode() in artifact.path.read_bytes():
-            yield passed("described", kernel.family, "the library says its row")
+            yield passed("described", kernel.family, "the library describes its row")
         else:
             broken = True
-            yield failed("described", kernel.family, f"{artifact.path} does not say its row as JSON")
+            yield failed("described", kernel.family, f"{artifact.path} does not describe its row as JSON")
     yield from _ran(plan, "a stage is not built" if broken else why_unavailable(plan.arch))
 
 
@@ -146,7 +146,7 @@ def _ran(plan: Plan, reason: str | None) -> Iterator[Finding]:
     except CatalogError as error:
         for family in families:
             yield failed("run", family, str(error))
-            yield skipped("verified", family, "it has not run")
+            yield skipped("verified", family, "it did not run")
         return
     for family in families:
         yield passed("run", family, f"{result.time_ms:.3f} ms, {plan.problem.key}")
@@ -156,6 +156,5 @@ def _ran(plan: Plan, reason: str | None) -> Iterator[Finding]:
 
 def _errors(checks: list[Check]) -> str:
     return ", ".join(
-        f"{check.tensor} off by {check.max_error:.3g}, {check.tolerance_used:.1%} of what is allowed"
-        for check in checks
+        f"{check.tensor} off by {check.max_error:.3g}, {check.tolerance_used:.1%} of the tolerance" for check in checks
     )

@@ -1,4 +1,4 @@
-"""Checks of a spec and its rows, which need no compiler: is it valid, is every row itself, does every rule do work?"""
+"""Checks that need no compiler: the spec is valid, every row survives a round trip, every rule has an effect."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _Row = Mapping[str, Any]
 
 
 def spec_findings(spec: ArchSpec, path: Path) -> Iterator[Finding]:
-    """What loading has not checked: an arch is its file's name, and every family that has kernels can be selected."""
+    """Checks beyond loading: the arch is named like its file, and every family with kernels can be selected."""
     arch = str(spec.arch)
     if spec.arch != path.stem:
-        yield failed("spec", arch, f"{path}: arch: {arch!r} is not the file's name, {path.stem!r}")
+        yield failed("spec", arch, f"{path}: arch: {arch!r} differs from the file's name, {path.stem!r}")
     if spec.hardware is None:
-        yield failed("spec", arch, f"{path}: hardware: missing; vendor and isa are asked for")
+        yield failed("spec", arch, f"{path}: hardware: missing; vendor and isa are required")
     if not spec.families:
         yield failed("spec", arch, f"{path}: enumerations: none of them yields a family")
     for family in spec.families:
@@ -40,7 +40,7 @@ def spec_findings(spec: ArchSpec, path: Path) -> Iterator[Finding]:
 
 
 def row_findings(catalog: Catalog, spec: ArchSpec, variant: str) -> Iterator[Finding]:
-    """Each row of a mask implementation: its id, its name, and what these say when they are read again.
+    """Check each row of a mask implementation: its id and its name survive a round trip.
 
     Raises:
         CatalogError: as :meth:`Catalog.populate`.
@@ -77,7 +77,7 @@ def row_findings(catalog: Catalog, spec: ArchSpec, variant: str) -> Iterator[Fin
 
 
 def _misfits(row: sqlite3.Row, of: Operation) -> Iterator[tuple[str, str]]:
-    """What of a row is lost when it is read and written again."""
+    """The checks that a row fails: what is lost when it is read and written again."""
     written: _Row = {name: row[name] for name in (*of.traits.identity, *of.traits)}
     try:
         kernel = of.kernel.from_row(written)
@@ -98,9 +98,9 @@ def _misfits(row: sqlite3.Row, of: Operation) -> Iterator[tuple[str, str]]:
 
 
 def rule_findings(catalog: Catalog, spec: ArchSpec, variant: str, path: Path) -> Iterator[Finding]:
-    """Every constraint rejects something, every variant yields something, every rule is about kernels.
+    """Check that every constraint rejects something, every variant yields something, and every rule is about kernels.
 
-    A rule that the arch has from a base may have nothing to do here: it is noted. One of its own file may not.
+    A rule without effect is a failure if the arch's own file states it, and a note if it comes from a base.
 
     Raises:
         SpecError: an expression cannot be evaluated.
@@ -126,7 +126,10 @@ def rule_findings(catalog: Catalog, spec: ArchSpec, variant: str, path: Path) ->
 
 
 def naming_findings(spec: ArchSpec) -> Iterator[Finding]:
-    """A rule that names no column of the kernels takes all, or none; one of selection may ask of the problem alone."""
+    """Check that every rule names a column of the kernels, else it holds for all or none.
+
+    Only a selection rule may depend on the problem alone.
+    """
     rules: list[tuple[str, Rule]] = [("hw_rules", rule) for rule in spec.hw_rules]
     rules += [("header_rules", rule) for rule in spec.header_rules]
     rules += [("invariants", rule) for rule in spec.invariants]

@@ -1,6 +1,6 @@
-"""What a report shows: the rows of the catalog behind each plot, and nothing of how they are drawn.
+"""The data of a report: the catalog's rows behind each plot, independent of how they are drawn.
 
-Speeds are those that selection goes by: warm medians, of several libraries of a kernel the fastest.
+Speeds are those that selection uses: warm medians, and the fastest if a kernel has several libraries.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 
 REPORT_SECONDS = 600.0
-"""How long a statement of a report may take at least: the time limit of queries is for what users write."""
+"""Minimum time limit of a report's statement in seconds; the setting for queries is meant for users' expressions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What was measured on a device: kernels and problems that were timed, and timings of both kinds."""
+    """A measured device, with the numbers of timed kernels, problems, and timings of both kinds."""
 
     id: int
     arch: str
@@ -54,7 +54,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """How many kernels of a lineage there are, are built and are timed; those that a receipt lists, None: all."""
+    """The number of kernels of a lineage that exist, are built and are timed; of a receipt, or all if it is None."""
 
     lineage: Lineage
     receipt: int | None
@@ -114,7 +114,7 @@ class Lengths:
 
     @property
     def size(self) -> int:
-        """How many points there are."""
+        """The number of points."""
         return sum(map(len, self.lines.values()))
 
 
@@ -146,7 +146,7 @@ class Tiles:
 class Selected:
     """What selection takes for a measured problem, beside the best, in TFLOP/s.
 
-    ``static`` is the first kernel of the static order. None is of a kernel that was not timed on this problem.
+    ``static`` is the first kernel of the static order. A value is None if that kernel was not timed on this problem.
     """
 
     problem: str
@@ -160,7 +160,7 @@ class Selected:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """:class:`Selected` of the device that selection goes by, and how many problems have no kernel now."""
+    """:class:`Selected` for the device that selection uses, and the number of problems without a kernel now."""
 
     device: Device
     problems: tuple[Selected, ...]
@@ -195,7 +195,7 @@ class Miss:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything that a page shows. ``arch`` is None for all of them."""
+    """All data of a page; ``arch`` is None for all archs."""
 
     arch: str | None
     devices: tuple[Device, ...]
@@ -230,7 +230,7 @@ def collect(catalog: Catalog, arch: str | None, peaks: Mapping[int, Peaks]) -> R
 
 
 _WARM = "FROM timing JOIN device ON device.id = device_id WHERE NOT cold AND device.arch = coalesce(:arch, device.arch)"
-"""The timings that selection may go by, of the arch."""
+"""The timings of the arch that selection may use."""
 
 _SPEED = "problem.key, kernel.id, kernel.name, tflops, gbps, median_ms"
 _JOINED = "JOIN problem ON problem.id = problem_id JOIN kernel ON kernel.id = timing.kernel_id"

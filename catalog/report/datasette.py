@@ -13,7 +13,7 @@ from catalog.registry.views import VIEW
 
 
 class Canned(NamedTuple):
-    """A query with a name in the address, a title, what it tells, and SQL; ``:name`` in it is a field to fill in."""
+    """A query: its name in the address, title, description, and SQL, in which ``:name`` is a field to fill in."""
 
     name: str
     title: str
@@ -34,7 +34,7 @@ WHERE NOT cold GROUP BY device.id, problem.id ORDER BY device.id, problem.id""",
     ),
     Canned(
         "built_never_timed",
-        "Kernels that are built and were never timed",
+        "Kernels that are built but were never timed",
         "catalog tune times them where they answer a problem.",
         """SELECT arch, family, name, compile_s, id FROM kernels
 WHERE id IN (SELECT kernel_id FROM artifact) AND built AND best_ms IS NULL ORDER BY arch, family, name""",
@@ -64,8 +64,8 @@ WHERE receipt = CAST(:receipt AS INTEGER) GROUP BY arch, revision, mask_impl, fa
     ),
     Canned(
         "misses",
-        "What was asked for and never measured",
-        "The most wanted first; catalog tune --misses measures them.",
+        "Problems selected for but never measured",
+        "Most frequent first; catalog tune --misses measures them.",
         f"""SELECT miss.arch, miss.n AS times, last, problem.key AS example
 FROM miss JOIN problem ON problem.id = problem_id
 WHERE {UNMEASURED} ORDER BY times DESC, problem.id""",
@@ -99,11 +99,11 @@ GROUP BY device_id, kind, tile_m0, tile_n0 ORDER BY device_id, kind, relative DE
 WHERE :family = '' OR scope IN ('', :family) ORDER BY arch, revision, space, kind, scope, position""",
     ),
 )
-"""What people ask a catalog first."""
+"""Queries to start from."""
 
 
 def metadata(database: str) -> dict[str, Any]:
-    """The metadata of a catalog whose file is called ``database``, without its suffix."""
+    """The metadata for a catalog file named ``database``, without its suffix."""
     tables: dict[str, Any] = {
         name: {"description": table.about, "columns": dict(table.columns)}
         for name, table in tables_of(operation()).items()
@@ -120,5 +120,5 @@ def metadata(database: str) -> dict[str, Any]:
 
 
 def metadata_text(db_path: Path) -> str:
-    """The metadata of the catalog at ``db_path``, which need not be there, as the text of a JSON file."""
+    """The metadata for the catalog at ``db_path``, which need not exist, as the text of a JSON file."""
     return json.dumps(metadata(db_path.stem), indent=2) + "\n"

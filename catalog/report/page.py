@@ -1,4 +1,4 @@
-"""A report as one page: HTML with its plots and the numbers behind them, which needs nothing from anywhere."""
+"""A report as one self-contained HTML page, with plots and the numbers behind them."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ G = TypeVar("G", Lengths, Tiles)
 PAGE = "index.html"
 
 MOST_FIGURES = 6
-"""Figures of one kind on a device; the largest are drawn."""
+"""Maximum number of figures of one kind per device; the largest are drawn."""
 
 MOST_POINTS = 300
-"""Points of a figure and rows of its table."""
+"""Maximum number of points of a figure and rows of its table."""
 
 _TUNE = "catalog tune --shapes smoke"
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A plot, what it says, and the rows that it was drawn from."""
+    """A plot, its caption, and the rows that it was drawn from."""
 
     svg: str
     title: str
@@ -56,7 +56,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Figures of one kind. Without any, ``missing`` says what there is none of, and ``command`` gives it."""
+    """Figures of one kind. If there are none, ``missing`` says why, and ``command`` is the command to run."""
 
     id: str
     title: str
@@ -68,13 +68,13 @@ class Section:
 
 
 def write_report(catalog: Catalog, out: Path, arch: str | None = None, *, peaks: bool = False) -> Path:
-    """Write the page of ``catalog`` into the folder ``out``, which is made; the page appears whole. Gives its path.
+    """Write the page of ``catalog`` into the folder ``out``, creating it, and return the page's path.
 
     Args:
-        catalog: only read, but for what selecting from it does.
+        catalog: the catalog; only read, except for the effects of selecting from it.
         out: the folder.
-        arch: only what is of it, resolved; None: everything.
-        peaks: measure what this machine's CPU reaches, for its rooflines: about a second an arch.
+        arch: limit the page to this arch, with ``host`` resolved; None: all archs.
+        peaks: measure the peaks of this machine's CPU for its rooflines; takes about a second per arch.
 
     Raises:
         UsageError: the extra ``report`` is not installed.
@@ -83,7 +83,7 @@ def write_report(catalog: Catalog, out: Path, arch: str | None = None, *, peaks:
         DeviceError, BuildError, ToolchainError: the peaks cannot be measured.
     """
     plots.require()
-    report = collect(catalog, arch, {})  # says what is wrong with the catalog before the peaks are measured
+    report = collect(catalog, arch, {})  # errors of the catalog are raised before the peaks are measured
     if peaks:
         report = collect(catalog, arch, _peaks(catalog, report.devices))
     return write_file(out / PAGE, render(report))
@@ -103,7 +103,7 @@ def _peaks(catalog: Catalog, devices: Sequence[Device]) -> dict[int, Peaks]:
 
 
 def render(report: Report) -> str:
-    """The page, as HTML. What is text in the catalog is text on the page."""
+    """The page as HTML, with all text from the catalog escaped."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -173,7 +173,7 @@ def _sections(report: Report) -> Iterator[Section]:
         tuple(figures.selection(found) for found in report.selections if found.problems),
         no_timings
         if not report.devices
-        else "Selection goes by none of these timings: this machine is another device of these archs.",
+        else "Selection uses none of these timings: this machine is another device of these archs.",
         _TUNE,
     )
     yield Section(
@@ -313,7 +313,7 @@ def _part(speed: float | None, best: float) -> str | None:
 
 
 def _mean(what: str, speeds: Sequence[tuple[float | None, float]]) -> str:
-    """What part of the best is reached, the geometric mean over the problems where it was timed."""
+    """The share of the best that is reached: the geometric mean over the problems where it was timed."""
     from statistics import geometric_mean
 
     parts = [speed / best for speed, best in speeds if speed]

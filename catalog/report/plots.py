@@ -44,7 +44,7 @@ _STYLE: Any = {
 
 
 def require() -> None:
-    """Have the libraries that pages are made with.
+    """Check that the libraries for pages are installed.
 
     Raises:
         UsageError: the extra is not installed.
@@ -58,12 +58,12 @@ def require() -> None:
 
 @contextmanager
 def _axes(height: float) -> Iterator[tuple[Axes, Tips, Callable[[str, str], str]]]:
-    """Axes to draw into, tooltips, and what makes the SVG of it, told its name and what it shows."""
+    """Yield axes to draw into, tooltips, and a function that makes the SVG, given its name and description."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
     with mpl.rc_context():
-        mpl.rcdefaults()  # the user's own style is for other plots
+        mpl.rcdefaults()  # ignore the user's own style
         mpl.rcParams.update(_STYLE)
         figure = Figure(figsize=(_WIDTH, height), layout="constrained")
         tips = Tips()
@@ -144,7 +144,7 @@ def roofline(roof: Roofline, name: str) -> str:
 
 
 def labels(group: Lengths) -> list[str]:
-    """The kernels of a group in few words, which tell all of them apart: by a number where the words do not."""
+    """Short labels that distinguish the kernels of a group, with a number if the words alone do not."""
     seen: dict[str, int] = {}
     found = []
     for line in group.lines.values():
@@ -155,7 +155,7 @@ def labels(group: Lengths) -> list[str]:
 
 
 def lengths(group: Lengths, name: str) -> str:
-    """TFLOP/s over sequence length, a line a kernel; those beyond the colours share a muted one."""
+    """TFLOP/s over sequence length, one line per kernel; kernels beyond the number of colours share a muted one."""
     names = labels(group)
     with _axes(3.1 + 0.17 * min(len(names), len(MARKERS))) as (axes, tips, svg):
         axes.set(xscale="log", xlabel="sequence length", ylabel="TFLOP/s")
@@ -178,7 +178,7 @@ def lengths(group: Lengths, name: str) -> str:
 
 
 def tiles(kind: Tiles, name: str) -> str:
-    """A cell a tile: the deeper the colour, the nearer to the fastest kernel of the same problem."""
+    """One cell per tile; the deeper the colour, the closer to the fastest kernel of the same problem."""
     from matplotlib.patches import Rectangle
 
     rows, columns = sorted({tile.m0 for tile in kind.tiles}), sorted({tile.n0 for tile in kind.tiles})

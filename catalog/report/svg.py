@@ -1,7 +1,7 @@
-"""Matplotlib's SVG, made fit for a page: colours of the page's theme, tooltips, ids that no other figure has.
+"""Adapts Matplotlib's SVG to a page: colours of the page's theme, tooltips, and ids that are unique on the page.
 
-Matplotlib knows no CSS. Artists are given colours out of :data:`COLOURS`, which stand for variables of the page, and
-``gid``s that stand for tooltips; both are exchanged here.
+Matplotlib has no CSS. Artists get colours from :data:`COLOURS` as placeholders for variables of the page, and ``gid``s
+as placeholders for tooltips; both are replaced here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SERIES = 8
-"""Colours that tell series apart."""
+"""Colours that distinguish series."""
 
 INK, MUTED, GRID, PAPER = "#fe0001", "#fe0002", "#fe0003", "#fe0004"
 SERIES_COLOURS = tuple(f"#fd000{index}" for index in range(SERIES))
@@ -25,7 +25,7 @@ COLOURS = {
     **{INK: "var(--ink)", MUTED: "var(--muted)", GRID: "var(--grid)", PAPER: "var(--paper)"},
     **{colour: f"var(--series-{index})" for index, colour in enumerate(SERIES_COLOURS)},
 }
-"""What the page calls each colour."""
+"""The page's name for each colour."""
 
 _SVG = "http://www.w3.org/2000/svg"
 _XLINK = "http://www.w3.org/1999/xlink"
@@ -33,13 +33,13 @@ _REFERENCE = re.compile(r"url\(#([^)]+)\)")
 
 
 class Tips:
-    """The tooltips of a figure; an artist that has some carries the ``gid`` that :meth:`add` gives."""
+    """The tooltips of a figure; an artist with tooltips has the ``gid`` that :meth:`add` returns."""
 
     def __init__(self) -> None:
         self._texts: dict[str, Sequence[str]] = {}
 
     def add(self, texts: Sequence[str]) -> str:
-        """The ``gid`` of an artist of so many marks, in order."""
+        """Add one text per mark of an artist, in order; return the artist's ``gid``."""
         gid = f"tips{len(self._texts)}"
         self._texts[gid] = texts
         return gid

@@ -1,4 +1,4 @@
-"""How fast kernels are on this machine, beside what it reaches at best."""
+"""Benchmarks of one problem: the speed of kernels, compared with this machine's peaks."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """The speed of the kernels of a plan, all stages together.
+    """The speed of a plan's kernels, all stages together.
 
-    ``median_ms``, ``min_ms``, ``p10_ms`` and ``p90_ms`` are in milliseconds, over ``runs`` launches, and ``confidence``
-    says how precise the median is: see :class:`~catalog.runtime.measure.Measurement`. ``gflops`` counts
-    :attr:`Problem.flops` and ``gb_per_s`` :attr:`Problem.traffic`, both in 1e9 a second, over the median. Their
-    percentages are of the measured :class:`~catalog.runtime.peaks.Peaks`, None where none were measured; that of the
-    bandwidth may exceed 100 where the tensors stay in the caches from launch to launch.
+    ``median_ms``, ``min_ms``, ``p10_ms`` and ``p90_ms`` are in milliseconds over ``runs`` launches; ``confidence`` is
+    the precision of the median, see :class:`~catalog.runtime.measure.Measurement`. ``gflops`` is :attr:`Problem.flops`
+    and ``gb_per_s`` is :attr:`Problem.traffic` over the median, both in 1e9 per second. The percentages refer to the
+    measured :class:`~catalog.runtime.peaks.Peaks` and are None if none were measured; that of the bandwidth may exceed
+    100 if the tensors stay in the caches between launches.
     """
 
     median_ms: float
@@ -45,7 +45,7 @@ class Benchmark:
 
     @property
     def row(self) -> tuple[Any, ...]:
-        """The values of :data:`COLUMNS`, rounded to what a measurement is good for."""
+        """The values of :data:`COLUMNS`, rounded to the precision of a measurement."""
         return (
             round(self.median_ms, 4),
             round(self.min_ms, 4),
@@ -66,7 +66,7 @@ COLUMNS = tuple(field.name for field in fields(Benchmark))
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The kernels that were timed on a device, best candidate first, and what it reaches, if that was measured."""
+    """The kernels timed on a device, best candidate first, and the device's peaks if they were measured."""
 
     device: DeviceInfo
     peaks: Peaks | None
@@ -74,10 +74,10 @@ class Report:
 
     @property
     def about(self) -> str:
-        """The peaks and what they are of, as a sentence."""
+        """The peaks and the device, as a sentence."""
         cores = self.device.cores
         if self.peaks is None:
-            return f"Timed by the clock of {self.device.name}, {self.device.arch}; its peaks are not measured."
+            return f"Timed by the clock of {self.device.name}, {self.device.arch}; its peaks were not measured."
         return (
             f"Measured peaks of {self.device.arch}, {counted(cores, 'thread')} of {self.device.name}: "
             f"{self.peaks.gflops:.1f} GFLOP/s in fp32, {self.peaks.gb_per_s:.1f} GB/s of reads."
@@ -86,7 +86,7 @@ class Report:
 
 def _benchmark(benched: Benched, measured: Measurement, peaks: Peaks | None) -> Benchmark:
     problem = benched.shape.problem
-    # FLOP and bytes a nanosecond are 1e9 of them a second
+    # FLOP and bytes per nanosecond equal 1e9 of them per second
     gflops, gb_per_s = (total / measured.median_ms / 1e6 for total in (problem.flops, problem.traffic))
     return Benchmark(
         median_ms=measured.median_ms,
@@ -111,22 +111,22 @@ def _warn(outcome: Outcome) -> None:
 def bench_problem(
     catalog: Catalog, problem: Problem, options: BenchOptions | None = None, on_done: OnDone = _warn
 ) -> Report:
-    """Time the best kernels that answer ``problem``, each as the main stage of a plan of its own.
+    """Time the best kernels that answer ``problem``, each as the main stage of its own plan.
 
-    One that does not compile, is wrong or whose launch fails is left out. Nothing is recorded in the catalog.
+    Kernels that do not compile, are wrong, or fail to launch are left out. Nothing is recorded in the catalog.
 
     Args:
-        catalog: where the kernels are, with the threads to use.
-        problem: what they compute.
-        options: how; the arch is this machine's CPU, or a GPU here, whose peaks are not measured.
-        on_done: hears of each kernel; by default it warns of those that are left out.
+        catalog: the kernels, and the number of threads to use.
+        problem: the problem to time.
+        options: how to time; the arch is this machine's CPU or one of its GPUs, whose peaks are not measured.
+        on_done: called with each outcome; by default it logs a warning for each kernel that is left out.
 
     Raises:
         CatalogError: as :meth:`Catalog.candidates` and :func:`~catalog.runtime.peaks.measure_peaks`; or no kernel could
-            be timed, and the last one's error says why.
+            be timed, in which case this is the last one's error.
     """
     options = options or BenchOptions()
-    catalog.candidates(problem, arch=options.arch, limit=1)  # before a device is looked for: says why there is none
+    catalog.candidates(problem, arch=options.arch, limit=1)  # raises with the reason if no kernel answers the problem
     device = catalog.device_info(options.arch)
     threads = catalog.device(device.arch).threads
     peaks = measure_peaks(catalog.builder, device.arch, threads) if backend_of(device.arch) is HOST else None

@@ -1,4 +1,4 @@
-"""The files of a benchmark: a row a shape and kernel, as CSV with the columns of CK's own benchmark, and as JSON."""
+"""The files of a benchmark, one row per shape and kernel: CSV with the columns of CK's own benchmark, and JSON."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class Columns:
 
     Attributes:
         of_problem: fields of the problem.
-        of_kernel: traits of the kernel by column: one that the problem or the plan has too is called ``kernel_...``.
-        identity: what identifies a kernel besides its traits.
+        of_kernel: traits of the kernel by column; ``kernel_...`` if the problem or the plan has a column of that name.
+        identity: columns that identify a kernel besides its traits.
     """
 
     of_problem: tuple[str, ...]
@@ -55,7 +55,7 @@ class Columns:
 
 @cache
 def columns_of(operation: Operation) -> Columns:
-    """The columns of an operation: how a kernel computes before what it computes, as CK writes them."""
+    """The columns of an operation; the kernel's algorithm precedes its signature, as in CK's files."""
     first, traits = operation.bench_traits, operation.traits.values()
     names = [*first]
     for group in ("algorithm", "signature"):
@@ -67,7 +67,7 @@ def columns_of(operation: Operation) -> Columns:
 
 
 def row_of(benched: Benched) -> dict[str, Any]:
-    """The values of :class:`Columns`; None for what was not measured, or not verified."""
+    """The values of :class:`Columns`; None where nothing was measured or verified."""
     problem, kernel = benched.shape.problem, benched.main
     columns = columns_of(operation_of(problem))
     fields, traits = problem.model_dump(mode="json", include=set(columns.of_problem)), kernel.to_row()
@@ -105,7 +105,7 @@ def _times(benched: Benched) -> dict[str, Any]:
 
 @dataclass
 class BenchRun:
-    """What a benchmark of ``category`` (a set, or one problem) has given so far, for its files and its exit code."""
+    """The results so far of a benchmark of ``category``, a set or one problem, for its files and exit code."""
 
     category: str
     shapes: Sequence[Shape]
@@ -117,45 +117,45 @@ class BenchRun:
 
     @property
     def benched(self) -> list[Benched]:
-        """Those that have a row: kernels that were timed, or are wrong."""
+        """The results that have a row: kernels that were timed or are wrong."""
         return [outcome for outcome in self.outcomes if isinstance(outcome, Benched)]
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """A row each of them, with the values of :class:`Columns`."""
+        """One row per result, with the values of :class:`Columns`."""
         return [row_of(benched) for benched in self.benched]
 
     @property
     def wrong(self) -> list[Benched]:
-        """Those that were not timed, as the reference disagrees."""
+        """Kernels that were not timed because their results are wrong."""
         return [benched for benched in self.benched if not benched.timed]
 
     @property
     def noisy(self) -> list[Benched]:
-        """Kernels whose times are too noisy to be recorded."""
+        """Kernels whose times are too noisy to record."""
         return [benched for benched in self.benched if benched.measurement and not benched.measurement.sound]
 
     @property
     def shapes_seen(self) -> int:
-        """How many shapes anything came of."""
+        """The number of shapes with at least one result."""
         return len({outcome.shape.name for outcome in self.outcomes})
 
     @property
     def exit_code(self) -> int:
-        """1 where a kernel is wrong or nothing was timed, 130 after Ctrl-C."""
+        """1 if a kernel is wrong or nothing was timed, 130 after Ctrl-C, else 0."""
         if self.interrupted:
             return INTERRUPTED
         return int(bool(self.wrong) or not self.benched)
 
     @property
     def noise_remedy(self) -> str | None:
-        """What to do about the noisiest kernel; None where no times are too noisy."""
+        """What to do about the noisiest kernel; None if no times are too noisy."""
         worst = max((noisy.measurement.disturbance for noisy in self.noisy if noisy.measurement), default=None)
         return None if worst is None else remedy(worst)
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """What the results are of, and how many they are."""
+        """The origin and the number of the results."""
         rule, timed = self.options.rule, [benched for benched in self.benched if benched.timed]
         return {
             "arch": self.device.arch,
@@ -193,10 +193,10 @@ class BenchRun:
 
 @dataclass(frozen=True)
 class BenchFiles:
-    """Where results are written to, if anywhere. Files appear whole, and replace what was there.
+    """The files to write results to, if any; each is replaced as a whole.
 
     Raises:
-        UsageError: when made: a file cannot be written there, or both are the same.
+        UsageError: on construction, if a file cannot be written or both are the same.
     """
 
     csv: Path | None = None
@@ -210,7 +210,7 @@ class BenchFiles:
 
     @contextmanager
     def of(self, run: BenchRun) -> Iterator[None]:
-        """Write the results of ``run`` behind it; where an error or Ctrl-C ends it, those that there are.
+        """Write the results of ``run`` when the block ends, even if an error or Ctrl-C ends it.
 
         Raises:
             CatalogError: as :meth:`write`.
@@ -219,16 +219,16 @@ class BenchFiles:
             yield
         except BaseException as error:
             run.interrupted = isinstance(error, KeyboardInterrupt)
-            if run.benched:  # else what an earlier benchmark wrote is worth more
+            if run.benched:  # without results, keep the files of an earlier benchmark
                 self.write(run)
             raise
         self.write(run)
 
     def write(self, run: BenchRun) -> None:
-        """Write what was done so far.
+        """Write the results so far.
 
         Raises:
-            CatalogError: a file cannot be written; what was there is still there.
+            CatalogError: a file cannot be written; an existing one is unchanged.
         """
         rows = run.rows
         if self.csv is not None:
@@ -239,7 +239,7 @@ class BenchFiles:
 
 
 def printed(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> list[list[Any]]:
-    """Those columns of results; booleans are 0 and 1, as everywhere but in JSON."""
+    """The values of ``columns``; booleans are 0 and 1, as everywhere except in JSON."""
     return [[int(row[name]) if isinstance(row[name], bool) else row[name] for name in columns] for row in rows]
 
 

@@ -1,4 +1,4 @@
-"""Benchmarks of many problems: the best kernels of each, checked when asked for, timed, and recorded."""
+"""Benchmarks of many problems: the best kernels of each are verified if requested, timed, and recorded."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from catalog.schema.problem import Problem
 
 MOST_CHECKED_FLOPS = 10**9
-"""Work of the problem that a kernel is checked on: the reference takes about a second for it."""
+"""FLOP of the problem that a kernel is verified on; the reference takes about a second for it."""
 
 ONE_PROBLEM = "problem"
-"""The category of a problem that is of no set."""
+"""The category of a problem that belongs to no set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +36,12 @@ class BenchOptions:
     """How to benchmark.
 
     Attributes:
-        arch: what kernels are for; this machine must have the device.
-        candidates: maximum number of kernels of a problem, best first; selection takes the first one.
+        arch: the kernels' arch; this machine must have the device.
+        candidates: maximum number of kernels per problem, best first; selection chooses the first.
         rule: when to stop timing a kernel. The kernels of a shape are timed in the same rounds.
-        verify: compare each kernel with the float64 reference first, and time none that is wrong.
-        jobs: compilers at once; None: one a core.
-        seed: of the inputs.
+        verify: compare each kernel with the float64 reference first, and do not time wrong ones.
+        jobs: number of parallel compilers; None: one per core.
+        seed: seed of the inputs.
     """
 
     arch: str = "host"
@@ -54,10 +54,10 @@ class BenchOptions:
 
 @dataclass(frozen=True, slots=True)
 class Benched:
-    """A kernel on a shape: all stages of its plan together.
+    """A kernel's result on a shape, for all stages of its plan together.
 
-    ``main`` is the kernel that does most of the work, ``stages`` are all. ``measurement`` is None where the kernel is
-    wrong; ``checks`` are of the outputs, none where it was not verified. ``artifact_key`` is that of ``main``.
+    ``main`` is the kernel that does most of the work, ``stages`` has all kernels. ``measurement`` is None if the kernel
+    is wrong; ``checks`` has one entry per output, none if it was not verified. ``artifact_key`` is the key of ``main``.
     """
 
     shape: Shape
@@ -69,7 +69,7 @@ class Benched:
 
     @property
     def verified(self) -> bool | None:
-        """Whether every output was right; None where it was not looked at."""
+        """Whether every output was right; None if it was not verified."""
         return all(check.passed for check in self.checks) if self.checks else None
 
     @property
@@ -83,7 +83,7 @@ class Benched:
         if self.measurement is not None:
             return f"{self.measurement.median_ms:.3f} ms {self.measurement.confidence}, {self.main.name}"
         wrong = ", ".join(
-            f"{check.tensor} is off by {check.max_error:.3g}, {check.tolerance_used:.3g} times what is allowed"
+            f"{check.tensor} is off by {check.max_error:.3g}, {check.tolerance_used:.3g} times the tolerance"
             for check in self.checks
             if not check.passed
         )
@@ -105,7 +105,7 @@ class NotBenched:
 
     @property
     def about(self) -> str:
-        """The kernel and the reason in a line."""
+        """The kernel and the reason, in one line."""
         reason = self.error.message.splitlines()[0]
         return reason if self.main is None or self.main.name in reason else f"{self.main.name}: {reason}"
 
@@ -115,7 +115,7 @@ OnDone: TypeAlias = Callable[[Outcome], None]
 
 
 def shape_of(problem: Problem) -> Shape:
-    """The shape that a problem by itself is."""
+    """The shape for a single problem."""
     return Shape(problem.name, ONE_PROBLEM, problem)
 
 
@@ -127,9 +127,9 @@ def bench_shapes(
 ) -> list[Outcome]:
     """Time the best kernels of each shape on this machine, and record the medians in the catalog as tuning does.
 
-    Those of a shape are recorded together, and only if all of them are sound. A kernel that is wrong, does not compile
-    or whose launch fails is not timed, and a shape may have no kernel: the outcome says so. ``on_done`` gets each
-    outcome when it is recorded, so that after an interrupt nothing that was done is lost.
+    The medians of a shape are recorded together, and only if all are sound. A kernel that is wrong, does not compile or
+    fails to launch is not timed, and a shape may have no kernel; the outcome says so. ``on_done`` is called with each
+    outcome once it is recorded, so an interrupt loses no finished work.
 
     Raises:
         DeviceError: this machine has no device for the arch.
@@ -142,7 +142,7 @@ def bench_shapes(
     for shape, found in zip(shapes, outcomes(catalog, shapes, options), strict=True):
         timed = [one for one in found if isinstance(one, Benched)]
         timings = [Timing(one.main.id, one.artifact_key, one.measurement) for one in timed if one.measurement]
-        if timings and all(timing.measurement.sound for timing in timings):  # noise would decide which of them wins
+        if timings and all(timing.measurement.sound for timing in timings):  # else noise would decide which one wins
             keep(catalog, shape.problem, device, timings)
         for outcome in found:
             done.append(outcome)
@@ -153,7 +153,7 @@ def bench_shapes(
 
 
 def outcomes(catalog: Catalog, shapes: Sequence[Shape], options: BenchOptions) -> Iterator[list[Outcome]]:
-    """The outcomes of each shape, as they come; nothing is recorded.
+    """Yield the outcomes of each shape as they are measured; nothing is recorded.
 
     Raises:
         UsageError, SpecError, RegistryError, DeviceError: as :meth:`Catalog.select`.
@@ -183,7 +183,7 @@ def _of_shape(shape: Shape, plans: Sequence[Plan], options: BenchOptions) -> Ite
     if not built:
         return
     try:
-        # Drawn, not computed: what a launch takes does not depend on the values of a backward's O and LSE.
+        # Random, not computed: the time of a launch does not depend on the values of a backward's O and LSE.
         inputs = draw_inputs(shape.problem, options.seed)
         outputs = make_outputs(shape.problem, inputs)
         expected = expected_of(shape.problem, options.arch, options.seed) if options.verify else None
@@ -200,7 +200,7 @@ def _timed(
     expected: Expected | None,
     rule: StopRule,
 ) -> Iterator[Outcome]:
-    """The outcomes of the built kernels of a shape, by the keys of their libraries; the correct ones take turns."""
+    """The outcomes of a shape's built kernels by library key; the correct ones are timed in turns."""
     checks: dict[str, tuple[Check, ...]] = {}
     bound: dict[str, BoundPlan] = {}
     failures: dict[str, CatalogError] = {}
@@ -221,17 +221,17 @@ def _timed(
 
 
 def expected_of(problem: Problem, arch: str, seed: int = 0) -> Expected:
-    """What the reference says of the problem, or of a smaller one with the same traits.
+    """The reference result of the problem, or of a smaller one with the same traits.
 
     Raises:
-        ProblemError: what a run needs is larger than this machine's memory.
+        ProblemError: a run needs more memory than this machine has.
     """
     small = guarded_problem(problem, Limits(MOST_CHECKED_FLOPS))
     return Expected(small, make_inputs(small, seed), arch)
 
 
 def checks_of(plan: Plan, expected: Expected) -> tuple[Check, ...]:
-    """Every output of the kernels of ``plan`` on the problem that something is expected of.
+    """Run the kernels of ``plan`` on the problem of ``expected`` and check every output.
 
     Raises:
         CatalogError: as :meth:`Plan.run`.

@@ -1,4 +1,4 @@
-"""A plan with its tensors: checked once, launched any number of times."""
+"""A plan bound to tensors: checked once, launched any number of times."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from catalog.schema.problem import Problem
 
 _OVERLAP_WORK = 100_000
-"""Steps that deciding whether two strided arrays share an element may take; past it they count as sharing."""
+"""Limit of NumPy's search for a shared element of two strided arrays; beyond it they count as overlapping."""
 
 
 @dataclass(frozen=True, slots=True)
 class BoundPlan:
-    """The kernels of a plan, loaded, with tensors, outputs and workspaces that every launch uses anew.
+    """The loaded kernels of a plan with the inputs, outputs and workspaces that every launch reuses.
 
-    A launch reads what the inputs hold at the time, and writes ``outputs``, arrays by name, in place. On a GPU, NumPy
-    arrays are copied there and back by each launch, arrays in its memory are used where they are. The work is on the
-    caller's current stream, PyTorch's where the process uses it, else the default one: what other streams do to such
-    arrays between launches must be done, or ordered before it.
+    A launch reads the current contents of the inputs and writes ``outputs``, arrays by name, in place. For a GPU, each
+    launch copies NumPy arrays to the GPU and back, and uses arrays in its memory in place. The work runs on the
+    caller's current stream: PyTorch's if the process uses PyTorch, else the default stream. Work of other streams on
+    these arrays must be finished, or ordered before that stream.
     """
 
     outputs: Mapping[str, Any] = field(repr=False)
@@ -45,15 +45,15 @@ class BoundPlan:
     _taken: Taken = field(repr=False)
 
     def launch(self) -> None:
-        """Run all stages once, without a check; on return the outputs are written, in whatever memory they are.
+        """Run all stages once, without checks; when it returns, the outputs are written.
 
-        Nothing is allocated, but for a dense copy of each strided NumPy array that a GPU gets. While the stream is
-        captured into a graph, the work becomes part of it, and nothing is waited for.
+        Nothing is allocated except a dense copy of each strided NumPy array that is copied to a GPU. While the stream
+        is captured into a graph, the work becomes part of the graph and the call does not wait.
 
         Raises:
-            DeviceError: a kernel refuses the call, fails or has no memory: a length or a page number of the inputs no
-                longer fits.
-            TensorError: a NumPy array would have to be copied in a graph.
+            DeviceError: a kernel rejects the call, for example because a length or page number no longer fits, or
+                fails, or runs out of memory.
+            TensorError: a NumPy array would have to be copied during a capture.
         """
         if tracing.active:
             with tracing.Recorded("launch", self._plan, self.device, self._taken):
@@ -62,16 +62,16 @@ class BoundPlan:
         self.device.run(self.kernels, self._call)
 
     def enqueue(self, stream: Any = None) -> None:
-        """Queue all stages once on ``stream``, without a check, and return at once: for arrays in a GPU's memory.
+        """Queue all stages once on ``stream``, without checks, and return immediately; for arrays in a GPU's memory.
 
-        ``stream`` is a handle or an object that tells it (PyTorch's, CuPy's, what has ``__cuda_stream__``), by default
-        the caller's current stream. Later work of the stream sees the outputs; where the work fails, the next call that
-        waits for the GPU says so. Keep this object until the work is done. The host runs the stages at once.
+        ``stream`` is a stream of PyTorch or CuPy, an object with ``__cuda_stream__``, or a handle; by default it is the
+        caller's current stream. Later work on the stream sees the outputs; if the work fails, the next call that waits
+        for the GPU raises. Keep this object until the work is done. On the host the stages run before the call returns.
 
         Raises:
             TensorError: a tensor is a NumPy array, and the device is a GPU.
-            UsageError: ``stream`` is no stream.
-            DeviceError: a kernel refuses the call or has no memory, or the GPU does not take the launch.
+            UsageError: ``stream`` is not a stream.
+            DeviceError: a kernel rejects the call or runs out of memory, or the GPU does not accept the launch.
         """
         if tracing.active:
             with tracing.Recorded("enqueue", self._plan, self.device, self._taken):
@@ -80,7 +80,7 @@ class BoundPlan:
         self.device.enqueue(self.kernels, self._call, stream)
 
     def run(self, launches: int) -> list[int]:
-        """As :meth:`time`, for a caller who wants the outputs: a call that a trace records.
+        """Like :meth:`time`, for callers who want the outputs: traces record the call.
 
         Raises:
             DeviceError: as :meth:`launch`.
@@ -93,10 +93,10 @@ class BoundPlan:
         return durations
 
     def time(self, launches: int = 1, *, cold: bool = False) -> list[int]:
-        """Nanoseconds of each of so many launches, by the device's clock: wall time on the host, a GPU's own on a GPU.
+        """Launch ``launches`` times; return the nanoseconds of each: wall time on the host, GPU time on a GPU.
 
-        A GPU's launches share one copy of the NumPy arrays there and back, which does not count. ``cold``: the device's
-        caches are emptied before each launch.
+        On a GPU, NumPy arrays are copied once before the first and after the last launch, outside the timed interval.
+        ``cold`` empties the device's caches before each launch.
 
         Raises:
             DeviceError: as :meth:`launch`.
@@ -104,18 +104,20 @@ class BoundPlan:
         return self.device.time(self.kernels, self._call, launches, cold=cold)
 
     def waits(self) -> Mapping[str, int]:
-        """Nanoseconds that each thread of launches has waited for a core so far; empty if unknown."""
+        """Nanoseconds that each launching thread has waited for a core so far; empty if unknown."""
         return self.device.waits()
 
     def clock_mhz(self) -> float | None:
-        """The device's clock now, where it says."""
+        """The device's current clock rate in MHz, if known."""
         return self.device.clock_mhz()
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """The tensors of a run, inputs, then outputs: ``arrays`` as the device takes them; ``results`` as they were given
-    or made, those that are written, by the names of the results; ``seed`` that of inputs that were made.
+    """The tensors of a run.
+
+    ``arrays`` holds inputs, then outputs, as the device uses them; ``results`` the written tensors by result name, as
+    the caller gave them or as they were made; ``seed`` is the seed of inputs that were made.
     """
 
     arrays: Mapping[str, Strided]
@@ -126,7 +128,7 @@ class Taken:
 def take(
     problem: Problem, device: Device[Any], given: Mapping[str, Any], into: Mapping[str, Any] | None, seed: int
 ) -> Taken:
-    """All tensors of a run on ``device``: inputs, checked or made, and outputs, made or checked; see :meth:`Plan.bind`.
+    """Check or make the inputs and outputs of a run on ``device``; see :meth:`Plan.bind`.
 
     Raises:
         TensorError: as :meth:`Plan.bind`.
@@ -144,13 +146,13 @@ def take(
 
 
 def bind(plan: Plan, device: Device[Any], kernels: tuple[LoadedKernel, ...], taken: Taken) -> BoundPlan:
-    """The loaded kernels of a plan with the tensors of a run."""
+    """Bind the loaded kernels of a plan to the tensors of a run."""
     call = device.call(plan.problem, taken.arrays, plan.workspace(device, kernels))
     return BoundPlan(taken.results, kernels, device, call, plan, taken)
 
 
 def enqueue(plan: Plan, device: Device[Any], kernels: tuple[LoadedKernel, ...], taken: Taken) -> Any:
-    """Queue the loaded kernels of a plan once with the tensors of a run; the arguments that they got.
+    """Queue the loaded kernels of a plan once on the tensors of a run; return their arguments.
 
     Raises:
         TensorError, DeviceError: as :meth:`Plan.enqueue`.
@@ -165,10 +167,10 @@ def enqueue(plan: Plan, device: Device[Any], kernels: tuple[LoadedKernel, ...], 
 
 
 def agreed_workspace(problem: Problem, kernels: Sequence[LoadedKernel], num_splits: int) -> Workspace:
-    """The workspace that the stages of a plan agree on, where ``num_splits`` is wished for.
+    """The workspace that all stages of a plan accept, given the wanted ``num_splits``.
 
     Raises:
-        DeviceError: it would be larger than any memory.
+        DeviceError: the workspace would be larger than any memory.
     """
     if not problem.divided:
         return NO_WORKSPACE
@@ -181,10 +183,10 @@ def agreed_workspace(problem: Problem, kernels: Sequence[LoadedKernel], num_spli
 
 
 def _check_apart(tensors: Mapping[str, Strided], outputs: tuple[str, ...]) -> None:
-    """No output shares an element with another tensor.
+    """Check that no output shares an element with another tensor.
 
     Raises:
-        TensorError: one does, or the strides are too tangled to tell.
+        TensorError: one does, or the strides are too complex to decide.
     """
     for name in outputs:
         for other, array in tensors.items():
@@ -195,5 +197,5 @@ def _check_apart(tensors: Mapping[str, Strided], outputs: tuple[str, ...]) -> No
 def _share(a: Strided, b: Strided) -> bool:
     try:
         return np.shares_memory(a, b, max_work=_OVERLAP_WORK)  # type: ignore[arg-type]  # stubs know two values
-    except RuntimeError:  # NumPy's TooHardError, whose place depends on NumPy's version
+    except RuntimeError:  # NumPy's TooHardError, whose module depends on NumPy's version
         return True

@@ -1,4 +1,4 @@
-"""What builds and first runs of a catalog's kernels came to: recorded in its file, asked before a kernel is taken."""
+"""The results of a catalog's builds and first runs: recorded in its file, and consulted by selection."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Missed:
-    """How often unmeasured problems of a bucket were asked for; the count is written when ``times`` reaches ``due``."""
+    """How often unmeasured problems of a bucket were selected for; written to the file once ``times`` is ``due``."""
 
     example: Problem
     arch: str
@@ -46,11 +46,11 @@ class _Missed:
 
 
 class BuildLog:
-    """What is known of one catalog's libraries.
+    """Records and answers what is known about one catalog's libraries.
 
     Args:
-        file: of the catalog, which has the record.
-        builds: makes the libraries; the content keys of kernels are its builder's.
+        file: the catalog file that holds the records.
+        builds: builds the libraries; its builder computes content keys.
     """
 
     def __init__(self, file: CatalogFile, builds: Builds) -> None:
@@ -61,7 +61,7 @@ class BuildLog:
 
     @cached_property
     def runs(self) -> FirstRuns:
-        """How first runs ended on this machine."""
+        """The results of first runs on this machine."""
         from catalog.build.first_runs import FirstRuns
 
         return FirstRuns(settings.settings().cache_dir)
@@ -74,20 +74,20 @@ class BuildLog:
         return Guard(self.runs, self.quarantine)
 
     def record(self, record: ArtifactRecord) -> None:
-        """Write a build into the catalog; where that fails the process remembers a kernel that did not compile."""
+        """Record a build in the catalog; if that fails, a kernel that did not compile is remembered in this process."""
         self._file.reconsider({record.kernel_id})
         try:
             with self._file.writing() as connection:
                 record_artifact(connection, record.columns)
                 drop_artifacts(connection, self._builds.builder.cap.take_dropped())
         except (RegistryError, sqlite3.IntegrityError) as error:
-            # The library is in the cache all the same: a catalog that cannot be written must not stop a run.
+            # The library is in the cache anyway: a catalog that cannot be written must not stop a run.
             _log.warning("%s: the build of %s is not recorded: %s", self._file.path, record.kernel_id, error)
             if record.status == "failed":
                 self._unrecorded[record.kernel_id] = record.key
 
     def miss(self, problem: Problem, arch: str) -> None:
-        """Count that a problem was asked for and never measured; the file is updated when the count has doubled."""
+        """Count the selection of an unmeasured problem; the file is updated each time the count has doubled."""
         key = (arch, problem.form.kind, *problem.steps)
         missed = self._misses.get(key)
         if missed is None:
@@ -101,11 +101,11 @@ class BuildLog:
             self.write_misses()
 
     def write_misses(self) -> None:
-        """Write the counts that were not written yet, if the catalog can be written now."""
+        """Write all pending counts, if the catalog can be written now."""
         with suppress(RegistryError, sqlite3.Error), self._file.lock:
             pending = [missed for missed in self._misses.values() if missed.unwritten]
             if not pending:
-                return  # rather than wait for the file
+                return  # do not wait for the file
             for missed in pending:
                 missed.due = 2 * missed.times
             connection = self._file.connection
@@ -115,7 +115,7 @@ class BuildLog:
                     missed.unwritten = 0
 
     def quarantine(self, quarantine: Quarantine) -> None:
-        """Mark a library in the catalog; where that fails the process remembers it."""
+        """Mark a library as quarantined in the catalog; if that fails, it is remembered in this process."""
         self._file.reconsider({quarantine.kernel_id})
         self._unrecorded[quarantine.kernel_id] = quarantine.key
         with suppress(RegistryError), self._file.writing() as connection:
@@ -123,10 +123,10 @@ class BuildLog:
                 del self._unrecorded[quarantine.kernel_id]
 
     def usable(self, kernel: Kernel, passed_over: bool) -> bool:
-        """Whether a kernel may be taken; ``passed_over`` where its newest build failed or is quarantined.
+        """Whether a kernel may be selected; ``passed_over`` if its newest build failed or is quarantined.
 
-        Such a kernel is usable again when its content key is another now: another compiler, another header. Where
-        compiling is forbidden, a kernel is usable when the cache has it.
+        Such a kernel is usable again once its content key has changed, for example with a new compiler or header. If
+        compiling is disabled, a kernel is usable only if it is in the cache.
         """
         if self._builds.may_compile and not passed_over and kernel.id not in self._unrecorded:
             return True
@@ -141,7 +141,7 @@ class BuildLog:
         return refused_keys(self._file.connection, kernel.id, statuses) | ({unrecorded} if unrecorded else set())
 
     def quarantined(self) -> list[Quarantine]:
-        """Every quarantine that the cache or the catalog knows, the oldest first."""
+        """All quarantines in the cache or the catalog, oldest first."""
         known = {quarantine.key: quarantine for quarantine in self.runs.quarantined()}
         for key, quarantine in self._recorded().items():
             if not quarantine.over:
@@ -159,7 +159,7 @@ class BuildLog:
         return {key: quarantine for key, quarantine in found.items() if quarantine is not None}
 
     def end_quarantines(self) -> None:
-        """Release kernels whose quarantine is over, if the catalog can be written now."""
+        """Release kernels whose quarantine has expired, if the catalog can be written now."""
         over = [key for key, quarantine in self._recorded().items() if quarantine.over]
         if over:
             with suppress(RegistryError), self._file.writing() as connection:
@@ -171,7 +171,7 @@ class BuildLog:
         release_artifact(connection, key, "" if record is None else record.log)
 
     def release(self, which: str | None) -> list[Quarantine]:
-        """Let quarantined kernels be run again, of the name or id ``which``, None: all; returns their quarantines.
+        """Release the quarantined kernels with name or id ``which`` (None: all) and return their quarantines.
 
         Raises:
             UsageError: no quarantined kernel has this name or id.

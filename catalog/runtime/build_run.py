@@ -1,4 +1,4 @@
-"""Builds of many kernels: which they are, and what became of them."""
+"""Builds of many kernels: their selection, and a summary of the results."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from catalog.schema.kernel import Kernel
 
 NAMED = 10
-"""Kernels that are named with the reason why they failed; each had its line when it did."""
+"""Maximum number of kernels named per reason of failure; all were printed when they failed."""
 
 COLUMNS = ("kernel", "status", "compile_s", "bytes", "id", "error")
-"""What became of a kernel, as a row."""
+"""The columns of :meth:`BuildRun.rows`."""
 
 
 @dataclass
 class BuildRun:
-    """A build of many kernels, with how each of them ended so far."""
+    """A build of many kernels, with the results so far."""
 
     catalog: Catalog
     kernels: Sequence[Kernel]
@@ -49,12 +49,12 @@ class BuildRun:
 
     @property
     def exit_code(self) -> int:
-        """What ``catalog build`` exits with: 1 where a kernel failed, 130 after Ctrl-C."""
+        """Exit code of ``catalog build``: 1 if a kernel failed, 130 after Ctrl-C."""
         return INTERRUPTED if self.interrupted else int(bool(self.failures))
 
     @property
     def rows(self) -> list[list[Any]]:
-        """A row for each kernel that ended, with the values of :data:`COLUMNS`."""
+        """A row for each finished kernel, with the values of :data:`COLUMNS`."""
         return [self._row(one) for one in self.ended]
 
     def _row(self, ended: Artifact | BuildFailure) -> list[Any]:
@@ -64,7 +64,7 @@ class BuildRun:
         return [name, _status(ended), seconds, ended.so_bytes, ended.kernel_id, None]
 
     def line(self, ended: Artifact | BuildFailure) -> str:
-        """How a kernel ended: status, seconds of its compiler, size of its library, name."""
+        """The result of a kernel: status, seconds of compiling, size of the library, name."""
         if isinstance(ended, Artifact):
             size, name = ended.so_bytes / 1024, self._names[ended.kernel_id]
             return f"{_status(ended):<8} {ended.compile_seconds:>7.1f} s {size:>8.0f} KiB  {name}"
@@ -73,20 +73,20 @@ class BuildRun:
 
     @property
     def summary(self) -> str:
-        """How many kernels ended in which way, in a sentence."""
+        """The number of kernels by result, as a sentence."""
         compiled = [artifact for artifact in self.artifacts if not artifact.cached]
         seconds = sum(artifact.compile_seconds for artifact in compiled)
         left = len(self.kernels) - len(self.ended)
         return (
             f"{'Interrupted. ' if self.interrupted else ''}{counted(len(self.kernels), 'kernel')}: {len(compiled):,} "
-            f"compiled in {seconds:.1f} s of compiler time, {len(self.artifacts) - len(compiled):,} in the cache "
-            f"already, {len(self.failures):,} failed"
-            f"{f', {left:,} left: the same command goes on from here' if left else ''}"
+            f"compiled in {seconds:.1f} s of compiler time, {len(self.artifacts) - len(compiled):,} already in the "
+            f"cache, {len(self.failures):,} failed"
+            f"{f', {left:,} left: the same command continues' if left else ''}"
         )
 
     @property
     def reasons(self) -> list[str]:
-        """Lines with each reason of failures once, and the first of the kernels that it stopped."""
+        """Lines that give each reason of failure once, with the first kernels that it stopped."""
         stopped: dict[str, list[str]] = {}
         for failure in self.failures:
             known = self.catalog.refusal(failure.kernel)
@@ -107,11 +107,11 @@ def _status(artifact: Artifact) -> str:
 def kernels_to_build(
     catalog: Catalog, where: str, arch: str, limit: int | None = None, operation: str | None = None
 ) -> list[Kernel]:
-    """The kernels of ``arch`` that meet the expression ``where``; an arch that is not there is populated.
+    """The kernels of ``arch`` that meet the expression ``where``; the arch is populated if necessary.
 
     Those of ``operation``; None: of each that has the columns.
 
-    An AMD arch is populated at the revision of the CK checkout, if there is one.
+    An AMD arch is populated at the revision of the CK checkout if there is one.
 
     Raises:
         UsageError, SpecError, DeviceError: as :meth:`Catalog.populate`.
@@ -119,7 +119,7 @@ def kernels_to_build(
     """
     arch = resolve_arch(arch)
     of = operation or DEFAULT
-    catalog.spec(arch, operation=of)  # an unknown arch is reported before all else
+    catalog.spec(arch, operation=of)  # report an unknown arch before anything else
     if not catalog.populated(arch, of):
         revision = _checkout_revision() if backend_of(arch) is HIP else None
         catalog.populate(arch, revision=revision, operation=of)
@@ -127,11 +127,11 @@ def kernels_to_build(
 
 
 def build_fallback(catalog: Catalog, arch: str) -> Path:
-    """Build one known-good forward kernel of an AMD arch, at the revision of the CK checkout; the path of its library.
+    """Build one known-good forward kernel of an AMD arch at the CK checkout's revision; return its library's path.
 
     Raises:
         BuildError, ToolchainError: there is no checkout or no compiler, or the kernel does not compile.
-        UsageError: ``arch`` is not an AMD arch, or the revision does not have it.
+        UsageError: ``arch`` is not an AMD arch, or the revision lacks it.
     """
     from catalog.backends import target_of
     from catalog.build.targets import CK
@@ -139,7 +139,7 @@ def build_fallback(catalog: Catalog, arch: str) -> Path:
 
     arch = str(catalog.spec(arch).arch)
     if target_of(arch) is not CK:
-        raise UsageError(f"{arch} is no AMD arch", hint="As in: catalog fallback --arch gfx942")
+        raise UsageError(f"{arch} is not an AMD arch", hint="For example: catalog fallback --arch gfx942")
     revision = find_checkout().generator.revision
     catalog.populate(arch, revision=revision)
     kernels = catalog.kernels(f"revision = '{revision}' AND {ck_facts().fallback}", arch=arch)
@@ -154,4 +154,4 @@ def _checkout_revision() -> str | None:
     try:
         return find_checkout().generator.revision
     except BuildError:
-        return None  # every kernel will fail with the reason
+        return None  # each kernel's build will fail with the reason

@@ -1,4 +1,4 @@
-"""Building a catalog's kernels: by a compiler, or from what the cache has."""
+"""Building a catalog's kernels, with a compiler or from the cache alone."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _log = logging.getLogger(__name__)
 
 
 class Builds:
-    """Builds kernels and records what came of it.
+    """Builds kernels and records the results.
 
     Args:
-        file: where it is recorded.
-        compile: False: start no compiler; None: as the settings say.
+        file: the catalog file for the records.
+        compile: False: start no compiler; None: from the settings.
     """
 
     def __init__(self, file: CatalogFile, compile: bool | None) -> None:
@@ -34,12 +34,12 @@ class Builds:
 
     @property
     def may_compile(self) -> bool:
-        """Whether kernels that the cache has not are compiled."""
+        """Whether kernels that are not in the cache are compiled."""
         return settings.settings().compile if self._compile is None else self._compile
 
     @cached_property
     def builder(self) -> Builder:
-        """Compiles kernels, or finds them in the cache where compiling is forbidden."""
+        """The builder: it compiles kernels, or only looks in the cache if compiling is disabled."""
         from catalog.build.builder import Builder
 
         return (
@@ -56,7 +56,7 @@ class Builds:
 
     @cached_property
     def log(self) -> BuildLog:
-        """What builds and first runs came to."""
+        """The results of builds and first runs."""
         from catalog.runtime.build_log import BuildLog
 
         return BuildLog(self._file, self)
@@ -65,7 +65,7 @@ class Builds:
         """The library of ``kernel``; see :meth:`catalog.Catalog.build`.
 
         Raises:
-            BuildError, ToolchainError: as that.
+            BuildError, ToolchainError: as :meth:`catalog.Catalog.build`.
         """
         from catalog.build.builder import CompileError
 
@@ -80,7 +80,7 @@ class Builds:
             return self._cached_instead(kernel, error)
 
     def _cached_instead(self, kernel: Kernel, lacking: ToolchainError) -> Artifact:
-        """The library of ``kernel`` in the cache, found without a compiler.
+        """Return the library of ``kernel`` from the cache, without a compiler.
 
         Raises:
             ToolchainError: ``lacking``, if the cache has none.
@@ -91,5 +91,5 @@ class Builds:
             raise lacking from None
         if not self._warned_of_compiler:
             self._warned_of_compiler = True
-            _log.warning("%s; running what the cache has", lacking.message)
+            _log.warning("%s; using only the kernels in the cache", lacking.message)
         return artifact

@@ -46,12 +46,12 @@ class Catalog:
     """The kernels of one SQLite file.
 
     ``Catalog.select(problem)`` works on the default catalog, ``Catalog(path).select(problem)`` on the file at ``path``;
-    it is made when it is not there, and an arch is populated when it is first selected from.
+    the file is created if it does not exist, and an arch is populated when it is first selected from.
 
     Args:
-        path: the file; None: that of the settings.
-        num_threads: threads of a host kernel, 0: every core that the process may use; None: as the settings say.
-        compile: False: run what the cache of kernels has, and start no compiler; None: as the settings say.
+        path: the file; None: the file from the settings.
+        num_threads: threads of a host kernel; 0: every core that the process may use; None: from the settings.
+        compile: False: start no compiler, use only the kernels in the cache; None: from the settings.
     """
 
     def __init__(
@@ -66,12 +66,12 @@ class Catalog:
     @classmethod
     @lru_cache(maxsize=1)
     def default(cls) -> Catalog:
-        """The catalog of the settings: one object a process."""
+        """The catalog at the path from the settings; one object per process."""
         return cls()
 
     @property
     def path(self) -> Path:
-        """The file."""
+        """Path of the file."""
         return self._file.path
 
     @property
@@ -79,15 +79,15 @@ class Catalog:
         """The connection to the file, opened when first used. A fork closes it, so do not keep it across a fork.
 
         Raises:
-            RegistryError: the file cannot be opened or is no catalog.
+            RegistryError: the file cannot be opened or is not a catalog.
         """
         return self._file.connection
 
     def writing(self) -> AbstractContextManager[sqlite3.Connection]:
-        """A write transaction on :attr:`connection`, which no other thread uses meanwhile.
+        """A write transaction on :attr:`connection`; other threads wait for the connection until it ends.
 
         Raises:
-            RegistryError: as :attr:`connection`, or the file cannot be written; nothing is changed then.
+            RegistryError: as :attr:`connection`, or the file cannot be written, in which case nothing changes.
         """
         return self._file.writing()
 
@@ -97,13 +97,13 @@ class Catalog:
     ) -> Plan:
         """The plan that answers ``problem`` on ``arch``.
 
-        The choice is remembered: asking again for an equal problem runs no SQL, nor does a problem about which the same
-        facts decide (:mod:`catalog.runtime.decisions`). :meth:`populate` and :meth:`forget` make it forget. A problem
-        that was not measured is recorded as a miss, unless the settings say otherwise: see :meth:`misses`.
+        The choice is cached: selecting for an equal problem again runs no SQL, nor does a problem for which the same
+        facts decide (:mod:`catalog.runtime.decisions`). :meth:`populate` and :meth:`forget` clear the cache. A problem
+        that was never measured is recorded as a miss unless the settings turn that off; see :meth:`misses`.
 
         Raises:
-            SelectionError: no kernel answers the problem; says which trait or rule leaves none.
-            ProblemError: the arch is this machine's, and a run would need more memory than it has.
+            SelectionError: no kernel answers the problem; the message names the trait or rule that leaves none.
+            ProblemError: the arch is this machine's CPU, and a run would need more memory than the machine has.
             UsageError, SpecError, RegistryError, DeviceError: as :meth:`populate`.
         """
         key = (problem, arch, revision, mask_impl)
@@ -114,7 +114,7 @@ class Catalog:
         return plan
 
     def plan(self, problem: Problem, kernel: Kernel) -> Plan:
-        """As :meth:`select`, but ``kernel``, one of :meth:`candidates`, runs as the stage of its family.
+        """Like :meth:`select`, but ``kernel``, one of :meth:`candidates`, runs as the stage of its family.
 
         Raises:
             SelectionError, UsageError, SpecError, RegistryError, DeviceError: as :meth:`select`.
@@ -135,10 +135,10 @@ class Catalog:
         limit: int = 10,
         static: bool = False,
     ) -> list[Candidate]:
-        """The best ``limit`` kernels for ``problem``, best first; the first is the one that :meth:`select` takes.
+        """The best ``limit`` kernels for ``problem``, best first; :meth:`select` chooses the first.
 
-        ``family`` is a stage of the plan; by default the one that does most of the work. ``static``: in the order that
-        holds before anything is measured.
+        ``family`` is a stage of the plan, by default the one that does most of the work. ``static`` ignores
+        measurements and uses the static order.
 
         Raises:
             SelectionError, UsageError, SpecError, RegistryError, DeviceError: as :meth:`select`.
@@ -177,7 +177,7 @@ class Catalog:
     ) -> tuple[tuple[Step, ...], list[Candidate]]:
         """How an arch's kernels narrow down to those that answer ``problem``, and the best ``limit`` of these.
 
-        ``family`` is a stage of the plan; by default the one that does most of the work.
+        ``family`` is a stage of the plan, by default the one that does most of the work.
 
         Raises:
             UsageError, SpecError, RegistryError, DeviceError: as :meth:`populate`.
@@ -188,38 +188,38 @@ class Catalog:
             return selector.steps(problem, family), selector.kept(problem, family, limit)
 
     def forget(self) -> None:
-        """Select anew from now on: what was measured has changed."""
+        """Forget all choices, because measurements have changed."""
         self._planners.forget()
 
     def measured_on(self, arch: str) -> int | None:
-        """The device whose timings count: this machine's where it runs ``arch``, else the most measured one."""
+        """The id of the device whose timings count: this machine's if it runs ``arch``, else the most measured one."""
         return self._planners.measured_on(arch)
 
     @property
     def builder(self) -> Builder:
-        """Builds this catalog's kernels and records what came of it in table ``artifact``."""
+        """The builder of this catalog's kernels; it records builds in table ``artifact``."""
         return self.builds.builder
 
     @property
     def build_log(self) -> BuildLog:
-        """What builds and first runs of this catalog's kernels came to."""
+        """The results of builds and first runs of this catalog's kernels."""
         return self.builds.log
 
     def build(self, kernel: Kernel) -> Artifact:
-        """The library of ``kernel``, compiled unless the cache has it.
+        """Return the library of ``kernel``, compiled unless it is in the cache.
 
-        Without a usable compiler it is the newest sound library of this row in the cache, whatever compiled it, as when
-        compiling is forbidden.
+        If there is no usable compiler, or compiling is disabled, it is the newest intact library of this row in the
+        cache, whichever compiler made it.
 
         Raises:
             BuildError: it does not compile; ``log`` is the compiler's output.
-            MissingKernelError: it is not in the cache, and compiling is forbidden.
+            MissingKernelError: it is not in the cache, and compiling is disabled.
             ToolchainError: there is no usable compiler.
         """
         return self.builds.build(kernel)
 
     def refusal(self, kernel: Kernel) -> str | None:
-        """Why the headers of the kernel's revision do not compile it, where its spec knows; None: they should."""
+        """Why the headers of the kernel's revision cannot compile it, according to its spec; None if they should."""
         return self._file.refusal(kernel)
 
     def host(self) -> HostDevice:
@@ -227,17 +227,17 @@ class Catalog:
         return self._devices.host
 
     def device(self, arch: str) -> Device[Any]:
-        """What kernels of ``arch`` run on: the host CPU, or the first GPU of that arch which the process may use.
+        """The device that runs kernels of ``arch``: the host CPU, or the first usable GPU of that arch.
 
-        It is the same object each time, of the host for all its archs.
+        It is the same object each time; all host archs share one.
 
         Raises:
-            DeviceError: this machine has none; says what it lacks.
+            DeviceError: this machine has no such device; the message says what is missing.
         """
         return self._devices.of(arch)
 
     def device_info(self, arch: str) -> DeviceInfo:
-        """What timings of kernels of ``arch`` on this machine are tied to.
+        """The description that timings of kernels of ``arch`` on this machine are recorded with.
 
         Raises:
             DeviceError: as :meth:`device`.
@@ -247,7 +247,7 @@ class Catalog:
     def spec(
         self, arch: str, revision: str | None = None, space: str | None = None, *, operation: str = DEFAULT
     ) -> ArchSpec:
-        """The spec of ``arch``; ``host`` is this machine's CPU. ``space``: its own, or a sweep of the dispatcher.
+        """The spec of ``arch``; ``host`` is this machine's CPU. ``space`` is the arch's own or a dispatcher sweep.
 
         Raises:
             UsageError: no such arch or revision.
@@ -259,11 +259,11 @@ class Catalog:
     def spec_file(
         self, arch: str, revision: str | None = None, space: str | None = None, *, operation: str = DEFAULT
     ) -> Path:
-        """Where the spec of ``arch`` is: in the data folder, or beside the backend that brings it along.
+        """The path of the spec of ``arch``, in the data folder or in the package of the arch's backend.
 
         Raises:
             UsageError, SpecError, DeviceError: as :meth:`spec`.
-            BackendError: two backends own it.
+            BackendError: two backends claim the arch.
         """
         return spec_path(arch, revision, space, operation)
 
@@ -280,13 +280,13 @@ class Catalog:
         on_progress: Progress | None = None,
         operation: str = DEFAULT,
     ) -> Populated:
-        """Materialise the kernels of ``arch``; a no-op when they are there, made from the same spec, unless ``force``.
+        """Materialise the kernels of ``arch``; does nothing if they are up to date with the spec, unless ``force``.
 
-        ``restriction`` leaves out a part of them; what was there of the same space, and is left out now, is deleted.
+        ``restriction`` limits the kernels to a part; existing rows of the same space outside that part are deleted.
 
         Raises:
-            UsageError, SpecError, DeviceError: as :meth:`spec`, or there is no such mask implementation or receipt.
-            RegistryError: the file cannot be written; nothing is changed then.
+            UsageError, SpecError, DeviceError: as :meth:`spec`, or the mask implementation or receipt is unknown.
+            RegistryError: the file cannot be written; nothing changes.
         """
         from catalog.rules.populate import Request
         from catalog.rules.restriction import NOTHING_LEFT_OUT
@@ -304,16 +304,16 @@ class Catalog:
         mask_impl: str = "generic",
         reference: Reference | None = None,
     ) -> Comparison:
-        """The names of ``receipt`` compared with upstream's; ``arch`` is populated when it is not there.
+        """Compare the names of ``receipt`` with upstream's; ``arch`` is populated if necessary.
 
-        ``reference`` says where upstream's names come from: by default the lists of the data folder, otherwise a CK
-        checkout's :func:`~catalog.ops.attention.upstream.live.find_generator`, whose own revision is the one to ask
-            for.
+        ``reference`` is the source of upstream's names: by default the lists in the data folder, otherwise the
+        generator of a CK checkout (:func:`~catalog.ops.attention.upstream.live.find_generator`). With a generator,
+        ``revision`` must be the generator's own.
 
         Raises:
             MissingReferenceError: there is no list for this arch, revision, mask implementation and receipt.
-            GeneratorError: the checkout's generator gives no list.
-            UsageError: the catalog was populated for other receipts, or with a part, only; or as :meth:`spec`.
+            GeneratorError: the checkout's generator produces no list.
+            UsageError: the catalog was populated with other receipts only, or in part; or as :meth:`spec`.
             SpecError, RegistryError, DeviceError: as :meth:`populate`.
         """
         from catalog.rules.parity import Lists, compare
@@ -328,10 +328,10 @@ class Catalog:
     def diff(
         self, arch: str, before: str, after: str, *, mask_impl: str = "generic", receipt: int | None = None
     ) -> Difference:
-        """What revision ``after`` of ``arch`` has that ``before`` has not, and the other way round.
+        """Compare the kernels of the revisions ``before`` and ``after`` of ``arch``.
 
         Raises:
-            UsageError: no such arch, revision or receipt; or only a part of one of the two is populated.
+            UsageError: there is no such arch, revision or receipt; or one of the two is populated only in part.
             SpecError, RegistryError: as :meth:`populate`.
         """
         from catalog.rules.diff import difference
@@ -353,10 +353,10 @@ class Catalog:
         limit: int = 5,
         operation: str = DEFAULT,
     ) -> Explanation:
-        """Why kernels with these traits exist or not: the verdict of every rule, and the ``limit`` nearest kernels.
+        """Explain why kernels with these traits exist or not: every rule's verdict, and the ``limit`` nearest kernels.
 
         Raises:
-            UsageError: no family is stated; or as :meth:`populate`.
+            UsageError: the traits have no family; or as :meth:`populate`.
             SpecError, RegistryError, DeviceError: as :meth:`populate`.
         """
         from catalog.rules.explain import explain
@@ -369,13 +369,13 @@ class Catalog:
     def kernels(
         self, where: str, *, arch: str | None = None, limit: int | None = None, operation: str | None = None
     ) -> list[Kernel]:
-        """The kernels that a SQL expression over the columns selects, in order of id.
+        """The kernels that meet a SQL expression over the columns, ordered by id.
 
-        Those of ``operation``; None: of each that has the columns.
+        They are those of ``operation``; None: of every operation that has the columns.
 
         Raises:
-            QueryError: the expression is wrong or refused, or the catalog has no such arch.
-            RegistryError: there is no catalog yet, or it cannot be read.
+            QueryError: the expression is invalid or not allowed, or the catalog has no such arch.
+            RegistryError: the catalog does not exist or cannot be read.
         """
         from catalog.registry.query import Query, operations_asked, run
 
@@ -397,7 +397,7 @@ class Catalog:
         kind: str | None = None,
         operation: str = DEFAULT,
     ) -> list[list[Any]]:
-        """The rules of ``arch``, which is populated when it is not there, or of every arch in the file.
+        """The rules of ``arch``, which is populated if necessary, or of every arch in the file.
 
         Raises:
             UsageError, SpecError, RegistryError, DeviceError: as :meth:`populate`.
@@ -422,24 +422,24 @@ class Catalog:
             return [row for spec in specs for row in list_rules(self._file.connection, spec, family=family, kind=kind)]
 
     def misses(self, arch: str) -> list[tuple[str, int]]:
-        """Keys of problems that were selected for ``arch`` and not measured since, with counts, the most wanted first.
+        """Keys of problems selected for ``arch`` and not measured since, with their counts, most frequent first.
 
-        One key stands for all problems of its kind of about the same size: no extent is more than twice another's.
-        Counts that were not written yet are included.
+        One key stands for all problems of a kind and of similar size: no extent is more than twice another's. Counts
+        that are not yet written to the file are included.
 
         Raises:
-            RegistryError: the file cannot be opened or is no catalog.
+            RegistryError: the file cannot be opened or is not a catalog.
         """
         self.build_log.write_misses()
         with self._file.lock:
             return timings.misses(self._file.connection, arch)
 
     def merge(self, paths: Sequence[Path]) -> list[Merged]:
-        """Take over the artifacts' records and the timings of other catalogs, all of them or nothing.
+        """Import the artifact records and timings of other catalogs, all of them or none.
 
         Raises:
             UsageError: one of ``paths`` is this catalog.
-            RegistryError: one is no catalog, is damaged or from a newer version, or this file cannot be written.
+            RegistryError: one is not a catalog, is damaged or from a newer version, or this file cannot be written.
         """
         from catalog.registry.merge import merge
 
@@ -449,10 +449,10 @@ class Catalog:
         return merged
 
     def built(self, kernels: Sequence[Kernel]) -> int:
-        """How many of ``kernels`` were built on this machine before, by the file; the cache may have lost some.
+        """How many of ``kernels`` are recorded as built on this machine; the cache may have dropped some since.
 
         Raises:
-            RegistryError: the file cannot be opened or is no catalog.
+            RegistryError: the file cannot be opened or is not a catalog.
         """
         asked = json.dumps([kernel.id for kernel in kernels])
         here = (
@@ -479,7 +479,7 @@ class Catalog:
         self.close()
 
     def close(self) -> None:
-        """Close the file, as the end of a ``with`` statement does; the object opens it again when it is used again."""
+        """Close the file, as the end of a ``with`` statement does; using the object again opens it again."""
         if self._file.is_open:
             self.build_log.write_misses()
         self._file.close()

@@ -1,9 +1,8 @@
-"""The file of a catalog: its connection, whose turn it is to use it, and the rows that are made from specs.
+"""The file of a catalog: its connection, the locks around it, and the rows populated from specs.
 
-Three kinds of locks are at work, each against something else. :attr:`CatalogFile.lock` lets the threads of a process
-take turns on the connection, and on everything that was remembered of the file. SQLite's own locks let processes take
-turns at writing. A fork holds the locks of all files (``_fork`` lets forks take turns), since a connection must not be
-in use while it is copied.
+Three kinds of locks protect against different things. :attr:`CatalogFile.lock` serialises the threads of a process on
+the connection and on everything cached from the file. SQLite's own locks serialise writing processes. A fork holds the
+locks of all files (``_fork`` serialises forks), because a connection must not be in use while the process is copied.
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _FORK_WAIT_SECONDS = 10.0
-"""How long a fork waits for another thread that is using the file."""
+"""Seconds that a fork waits for another thread that is using the file."""
 
 
 def spec_path(arch: str, revision: str | None = None, space: str | None = None, of: str = DEFAULT) -> Path:
-    """Where the spec of ``arch`` is; see :meth:`catalog.Catalog.spec_file`."""
+    """The path of the spec of ``arch``; see :meth:`catalog.Catalog.spec_file`."""
     arch = resolve_arch(arch)
     return find_spec(spec_folders(arch, of), arch, revision, space)
 
@@ -54,7 +53,7 @@ def read_spec(arch: str, revision: str | None = None, space: str | None = None, 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a file holds of a lineage: ``whole`` unless it was restricted; ``compute_units`` of the arch, if known."""
+    """A lineage in a file: ``whole`` unless the populate was restricted; ``compute_units`` of the arch, if known."""
 
     lineage: Lineage
     compute_units: int | None
@@ -62,25 +61,25 @@ class Held:
 
 
 class Watcher(Protocol):
-    """What remembers something that it has read from a file."""
+    """An object that caches something read from a file."""
 
     def rows_changed(self) -> None:
-        """Kernels, rules or timings are others now."""
+        """Called when kernels, rules or timings have changed."""
 
     def disconnected(self) -> None:
-        """The connection is closed: queries need another one."""
+        """Called when the connection is closed; queries need a new one."""
 
     def reconsider(self, kernel_ids: Collection[str]) -> None:
-        """These kernels have failed, or can be used again."""
+        """Called when these kernels have failed or can be used again."""
 
 
 class CatalogFile:
-    """One SQLite file, which is made when it is first used and not there.
+    """One SQLite file, created on first use if it does not exist.
 
     Attributes:
-        path: the file.
+        path: path of the file.
         lock: held by the thread that uses the connection.
-        watchers: are notified of changes that this object makes; the references are weak.
+        watchers: objects that are notified of changes made through this object; weak references.
     """
 
     def __init__(self, path: Path) -> None:
@@ -96,11 +95,11 @@ class CatalogFile:
         """The connection of this object, opened when first used. A fork closes it, so do not keep it across a fork.
 
         Raises:
-            RegistryError: the file cannot be opened or is no catalog.
+            RegistryError: the file cannot be opened or is not a catalog.
         """
         if self._connection is None:
             with self.lock:
-                # Asked again: another thread may have opened it while this one waited.
+                # Check again: another thread may have opened it while this one waited for the lock.
                 self._connection = self._connection or connect(self.path)
         return self._connection
 
@@ -111,10 +110,10 @@ class CatalogFile:
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """A write transaction on this object's connection, which no other thread uses meanwhile.
+        """A write transaction on this object's connection; other threads wait for the connection until it ends.
 
         Raises:
-            RegistryError: as :attr:`connection`, or the file cannot be written; nothing is changed then.
+            RegistryError: as :attr:`connection`, or the file cannot be written, in which case nothing changes.
         """
         with self.lock, transaction(self.connection):
             yield self.connection
@@ -125,12 +124,12 @@ class CatalogFile:
             watcher.rows_changed()
 
     def reconsider(self, kernel_ids: Collection[str]) -> None:
-        """Notify the watchers that these kernels have failed, or can be used again."""
+        """Notify the watchers that these kernels have failed or can be used again."""
         for watcher in self.watchers:
             watcher.reconsider(kernel_ids)
 
     def populate(self, request: Request, *, force: bool = False, on_progress: Progress | None = None) -> Populated:
-        """Materialise the rows of ``request``, unless they are there, made from the same spec.
+        """Materialise the rows of ``request`` unless they are up to date with the spec.
 
         Raises:
             UsageError, SpecError, RegistryError: as :func:`catalog.rules.populate.populate`.
@@ -144,7 +143,7 @@ class CatalogFile:
         return populated
 
     def held(self, wanted: Wanted) -> Held:
-        """What the file holds of a lineage; populated when it is not there, anew when it is whole and outdated.
+        """The lineage in the file; populated if it is missing, and populated again if it is whole and outdated.
 
         Raises:
             UsageError, SpecError, RegistryError, DeviceError: as :meth:`catalog.Catalog.populate`.
@@ -156,9 +155,9 @@ class CatalogFile:
             elif held.whole:
                 try:
                     self._populate(wanted._replace(revision=held.lineage.revision))
-                except RegistryError as error:  # the rows that are there still answer
+                except RegistryError as error:  # the existing rows can still answer
                     arch = held.lineage.arch
-                    _log.warning("%s: the kernels of %s are not made anew: %s", self.path, arch, error)
+                    _log.warning("%s: the outdated kernels of %s are kept: %s", self.path, arch, error)
             held = self._find(wanted)
         assert held is not None, "a populate leaves its record"  # noqa: S101
         return held
@@ -169,7 +168,7 @@ class CatalogFile:
         self.populate(Request(read_spec(wanted.arch, wanted.revision, of=wanted.operation), wanted.variant))
 
     def _find(self, wanted: Wanted) -> Held | None:
-        """What the file holds now: of several revisions the default one; sweeps do not count."""
+        """The lineage in the file now, if any: the default one of several revisions; sweeps do not count."""
         row = self.connection.execute(
             f"SELECT *, receipts = '' AND restriction = '' AS whole FROM {LINEAGE_OF_POPULATION} "
             "WHERE operation = :operation AND arch = :arch AND variant = :variant "
@@ -180,7 +179,7 @@ class CatalogFile:
         return None if row is None else Held(Lineage.of_row(row), row["compute_units"], bool(row["whole"]))
 
     def refusal(self, kernel: Kernel) -> str | None:
-        """Why the headers of the kernel's revision do not compile it, where its spec knows; None: they should."""
+        """Why the headers of the kernel's revision cannot compile it, according to its spec; None if they should."""
         lineage = (kernel.operation, kernel.arch, kernel.revision, kernel.space)
         with self.lock:
             rules = self.connection.execute(
@@ -196,7 +195,7 @@ class CatalogFile:
         return None
 
     def close(self) -> None:
-        """Close the file; it is opened again when it is used again, perhaps with other content."""
+        """Close the file; the next use opens it again, perhaps with other content."""
         with self.lock:
             self._close()
         self.rows_changed()
@@ -214,8 +213,8 @@ class CatalogFile:
     def before_fork(self) -> None:
         """Close the file, and keep it closed until :meth:`after_fork`.
 
-        SQLite's connections must not cross a fork: the child's copy would claim the locks of the parent. If another
-        thread uses the file for too long, or this thread is in a transaction, it stays open, and the child cannot use
+        SQLite connections must not cross a fork: the child's copy would claim the parent's locks. If another thread
+        uses the file for too long, or this thread is in a transaction, the file stays open, and the child cannot use
         it.
         """
         self._held = self.lock.acquire(_FORK_WAIT_SECONDS)
@@ -224,7 +223,7 @@ class CatalogFile:
                 self._close()
 
     def after_fork(self, *, child: bool) -> None:
-        """Continue, in the parent or in the child."""
+        """Release the lock; in the child also abandon a connection that could not be closed before the fork."""
         if child and self._connection is not None:
             leak(self._connection, self.path)
             self._forget_connection()
@@ -239,8 +238,8 @@ _forking: list[CatalogFile] = []
 
 
 def _before_fork() -> None:
-    _fork.acquire()  # threads that fork at the same time take turns: there is one list of the files that a fork holds
-    for reference in _files.valuerefs():  # a list: other threads may make catalogs meanwhile
+    _fork.acquire()  # serialise forks: there is only one list of the files that a fork holds
+    for reference in _files.valuerefs():  # a list: other threads may create catalogs meanwhile
         file = reference()
         if file is not None:
             _forking.append(file)

@@ -1,12 +1,12 @@
-"""Selections that are remembered: under a key that holds what decides, and not one value more.
+"""A cache of selections, keyed by exactly the facts that decide.
 
-Of a problem the selection query reads its form, the sizes that rules ask for, and which measured problem is nearest. So
-two problems get the same kernels where they have the same form and the same nearest measured problem, and every rule
-that asks for a size says the same of both. What such a rule says is asked of SQLite itself, of each combination of the
-columns that it reads which the rows of the right signature have: a handful of literals instead of a table. Most rules
-ask for no size, and the host's for none at all.
+The selection query depends on a problem's form, on the sizes that rules read, and on the nearest measured problem. So
+two problems get the same kernels if they have the same form and the same nearest measured problem, and every rule that
+reads a size gives the same answers for both. SQLite evaluates such a rule for each combination of the columns it reads
+that occurs among the rows of the right signature: a few literals instead of a table. Most rules read no size; those of
+the host read none at all.
 
-The query remains the truth: it makes every decision, the key only says whether it would make the same one again.
+The query makes every decision. The key only says whether it would make the same decision again.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ if TYPE_CHECKING:
     from catalog.schema.problem_form import Form
 
 MOST_DECISIONS = 65_536
-"""Decisions that are remembered; beyond that all are forgotten."""
+"""Maximum number of cached decisions; when it is exceeded, all are dropped."""
 
 MOST_QUESTIONS = 500
-"""Questions about sizes that cost less than the selection query; of a form with more, the sizes themselves decide."""
+"""Up to this many questions about sizes are cheaper than the selection query; beyond it the sizes are the key."""
 
 _PARAMETER = re.compile(r":(\w+)")
 
 
 @dataclass(frozen=True, slots=True)
 class _Deciding:
-    """What decides about problems of a form: which measured one is nearest, and what the rules say of the sizes.
+    """What decides for problems of a form: the nearest measured problem, and the rules' answers about sizes.
 
-    ``asking`` is a query of the latter, with ``parameters``, of which those in ``sizes`` are a problem's own. None:
-    there is nothing to ask, or too much, and the ``sizes`` themselves decide.
+    ``asking`` is the query for these answers, with ``parameters``; those in ``sizes`` vary by problem. It is None if
+    there are no questions, or too many, in which case the ``sizes`` themselves are part of the key.
     """
 
     measured: Measured | None
@@ -51,10 +51,10 @@ class _Deciding:
 
 
 class Decisions:
-    """What a selector has decided.
+    """The cached decisions of a selector.
 
     Args:
-        selector: makes the decisions, by its query.
+        selector: makes the decisions with its query.
     """
 
     def __init__(self, selector: Selector) -> None:
@@ -64,10 +64,10 @@ class Decisions:
         self._made: dict[tuple[Any, ...], Decision] = {}
 
     def of(self, problem: Problem) -> Decision:
-        """The decision about a problem, made now or before.
+        """The decision for a problem, from the cache or from the query.
 
         Raises:
-            SelectionError: no kernel answers the problem; says which trait or rule leaves none.
+            SelectionError: no kernel answers the problem; the message names the trait or rule that leaves none.
         """
         key = self.key_of(problem)
         decision = self._made.get(key)
@@ -79,12 +79,12 @@ class Decisions:
         return decision
 
     def forget(self) -> None:
-        """Decide anew from now on: what was measured has changed, or which kernels can be had."""
+        """Drop all decisions, because measurements or the usable kernels have changed."""
         self._deciding.clear()
         self._made.clear()
 
     def key_of(self, problem: Problem) -> tuple[Any, ...]:
-        """Equal of two problems only where the selection query gives both the same."""
+        """The cache key of a problem; equal keys imply that the selection query gives equal results."""
         form = problem.form
         deciding = self._deciding.get(form)
         if deciding is None:
@@ -115,7 +115,7 @@ class Decisions:
         )
 
     def _questions(self, problem: Problem, family: str) -> Iterator[str]:
-        """SQL over sizes: what each rule that asks for one says of each combination of the columns that it reads."""
+        """SQL over sizes: each rule that reads a size, for each combination of the columns that it reads."""
         parameters = self.selector.parameters(problem, family)
         for expression in self.selector.expressions(family):
             if problem.extents.keys().isdisjoint(_PARAMETER.findall(expression)):
@@ -132,7 +132,7 @@ class Decisions:
 
 
 def _literal(value: Any) -> str:
-    """A value of a column as SQL, with the affinity that the column has."""
+    """A column's value as a SQL literal with the column's affinity."""
     if isinstance(value, str):
         quoted = value.replace("'", "''")
         return f"CAST('{quoted}' AS TEXT)"

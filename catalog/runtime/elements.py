@@ -1,4 +1,4 @@
-"""The element types of tensors, as NumPy has them."""
+"""The NumPy dtypes of tensors' element types."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from catalog.schema.problem import Problem
 
 @cache
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """The NumPy dtype called ``name``, one of NumPy's or of ml_dtypes'."""
+    """The dtype named ``name``, from NumPy or ml_dtypes."""
     if name.startswith(("bfloat", "float8")):
         import ml_dtypes
 
@@ -22,5 +22,5 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def element_type(problem: Problem, name: str) -> np.dtype[Any]:
-    """The NumPy dtype of the problem's tensor ``name``."""
+    """The dtype of the problem's tensor ``name``."""
     return numpy_dtype(problem.tensors[name].element)

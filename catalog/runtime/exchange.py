@@ -1,4 +1,4 @@
-"""A catalog's built kernels, out into a bundle and in from one."""
+"""Export of a catalog's built kernels to a bundle, and import from one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Exported:
-    """A written bundle: ``unbuilt`` kernels were selected, but the cache has no library of them."""
+    """A written bundle; ``unbuilt`` counts selected kernels without a library in the cache."""
 
     libraries: int
     timings: int
@@ -42,7 +42,7 @@ class Exported:
 
 @dataclass(frozen=True)
 class Imported:
-    """A bundle that was taken in: how many libraries were new, were there already, or are of no row of the catalog."""
+    """An imported bundle: the number of libraries that are new, already present, or without a row in the catalog."""
 
     new: int
     present: int
@@ -55,13 +55,14 @@ def export_bundle(
 ) -> Exported:
     """Write the built libraries of the kernels that ``where`` selects, with their timings, to ``path``.
 
-    Those of ``operation``; None: of each that has the columns. Quarantined libraries stay at home.
+    Only kernels of ``operation`` are exported; None: of every operation that has the columns. Quarantined libraries are
+    not exported.
 
     Raises:
-        QueryError, RegistryError: the expression is wrong or refused, or there is no catalog.
-        UsageError: nothing is selected, or nothing of it is built.
-        CacheError: others have access to the cache folder.
-        BundleError: the file cannot be written; then there is none.
+        QueryError, RegistryError: the expression is invalid or not allowed, or there is no catalog.
+        UsageError: no kernel is selected, or none of them is built.
+        CacheError: other users have access to the cache folder.
+        BundleError: the file cannot be written; no file is left behind.
     """
     chosen = kernel_ids(catalog.path, where, arch, operation)
     if not chosen:
@@ -71,7 +72,7 @@ def export_bundle(
     if not entries:
         raise UsageError(
             f"none of {counted(len(chosen), 'kernel')} is in the cache {cache.folder}",
-            hint="catalog build builds them.",
+            hint="Build them with catalog build.",
         )
     timings = _timings(catalog.connection, {entry.artifact.key for entry in entries})
     manifest = Manifest(
@@ -87,7 +88,7 @@ def export_bundle(
 
 
 def _timings(connection: sqlite3.Connection, keys: Set[str]) -> tuple[Timing, ...]:
-    """The valid timings of these libraries: others, as from a wrong clock, would be refused on import."""
+    """The valid timings of these libraries; invalid ones, such as from a wrong clock, would be rejected on import."""
     timings = []
     for row in timings_of(connection, keys):
         device = {name: row.pop(name) for name in Device.model_fields}
@@ -97,7 +98,7 @@ def _timings(connection: sqlite3.Connection, keys: Set[str]) -> tuple[Timing, ..
 
 
 def _entries(connection: sqlite3.Connection, cache: Cache, chosen: Set[str]) -> list[Entry]:
-    """The sound entries of these rows and of this version's ABI, in the order of their keys."""
+    """The intact entries of these rows with this version's ABI, ordered by key."""
     entries = []
     for key in sorted(cache.keys() - quarantined_artifacts(connection).keys()):
         stored = cache.read_record(key)
@@ -113,41 +114,40 @@ def _entries(connection: sqlite3.Connection, cache: Cache, chosen: Set[str]) -> 
 
 
 def import_bundle(catalog: Catalog, path: Path, *, trust: bool) -> Imported:
-    """Take in the libraries and timings of a bundle; taking it in again changes nothing.
+    """Import the libraries and timings of a bundle; importing it again changes nothing.
 
-    A lineage that the catalog lacks is populated. A library whose row the catalog has
-    not is stored, but not recorded.
+    A lineage that the catalog lacks is populated. A library whose row is not in the catalog is cached but not recorded.
 
     Args:
-        catalog: to record them in; the settings say which cache they go to.
-        path: of the bundle.
-        trust: that the bundle comes from somebody whose code may run.
+        catalog: the catalog for the records; the settings name the cache for the libraries.
+        path: the bundle.
+        trust: whether the bundle comes from a source whose code may run.
 
     Raises:
-        UsageError: not ``trust``.
-        BundleError: the bundle is damaged, or not for this version or this machine; or the cache cannot be written.
-        RegistryError: the catalog cannot be written. In all of these cases nothing of the bundle is kept.
+        UsageError: ``trust`` is false.
+        BundleError: the bundle is damaged, or is for another version or machine; or the cache cannot be written.
+        RegistryError: the catalog cannot be written. In all of these cases nothing from the bundle is kept.
     """
     cache = Cache(settings.settings().cache_dir)
     with open_bundle(path, _why_not_here) as bundle:
         if not trust:
             raise UsageError(
                 f"{path}: the libraries of a bundle are code, which runs with all of your rights",
-                hint="Add --trust if you trust where it comes from.",
+                hint="Add --trust if you trust its source.",
             )
         _populate(catalog, bundle)
         try:
             with placed(bundle, cache) as new, catalog.writing() as connection:
                 known, timings = _record(connection, bundle.manifest)
         except (OverflowError, sqlite3.IntegrityError) as error:
-            raise BundleError(f"{path}: its manifest has what no catalog can have: {error}") from None
+            raise BundleError(f"{path}: its manifest has values that no catalog can have: {error}") from None
         catalog.forget()
         entries = len(bundle.manifest.entries)
         return Imported(len(new), entries - len(new), entries - known, timings)
 
 
 def _record(connection: sqlite3.Connection, manifest: Manifest) -> tuple[int, int]:
-    """Record what the catalog has rows for; how many libraries that is, and how many timings are new."""
+    """Record the entries that have rows in the catalog; return the numbers of recorded libraries and of new timings."""
     asked = "SELECT 1 FROM kernel WHERE id = ?"
     known = [entry for entry in manifest.entries if connection.execute(asked, [entry.kernel.id]).fetchone()]
     for entry in known:
@@ -162,25 +162,25 @@ def _record(connection: sqlite3.Connection, manifest: Manifest) -> tuple[int, in
 
 
 def _why_not_here(arch: str, isa: str) -> str | None:
-    """Why a library is not for this machine; those of GPUs are stored on any machine, others must run on this one."""
+    """Why a library is not for this machine. GPU libraries are stored anywhere; host libraries must run here."""
     backend = backend_of(arch)
     if arch not in backend.isas:
         return f"this version does not know arch {arch!r}"
     if isa != backend.isas[arch]:
-        return f"ISA {isa!r} is not that of {arch}"
+        return f"ISA {isa!r} is not the ISA of {arch}"
     return None if isinstance(backend, GpuBackend) else backend.why_unavailable(arch)
 
 
 def _populate(catalog: Catalog, bundle: Bundle) -> None:
-    """Materialise the lineages of a bundle's rows, where the catalog has none of them."""
+    """Populate the lineages of a bundle's rows that the catalog lacks."""
     asked = f"SELECT {', '.join(LINEAGE)} FROM {LINEAGE_OF_POPULATION}"
     there = {Lineage(*row) for row in catalog.connection.execute(asked)}
     for lineage in sorted({entry.kernel.lineage for entry in bundle.manifest.entries} - there):
         if lineage.space not in OWN_SPACES:
-            continue  # a sweep may have millions of rows: that is for the user to ask for
+            continue  # a sweep may have millions of rows: only the user populates one
         try:
             catalog.populate(
                 lineage.arch, revision=lineage.revision, mask_impl=lineage.variant, operation=lineage.operation
             )
         except UsageError as error:
-            raise BundleError(f"this version does not have the bundle's kernels: {error.message}") from None
+            raise BundleError(f"this version lacks the bundle's kernels: {error.message}") from None

@@ -1,4 +1,4 @@
-"""The process of a first run, from the outside: started, watched, and judged by how it ended."""
+"""The process of a first run, seen from the parent: it is started, watched, and judged by how it ends."""
 
 from __future__ import annotations
 
@@ -15,24 +15,23 @@ from pathlib import Path
 from typing import Any, Literal
 
 START_SECONDS = 60.0
-"""How long the process may take to start; the time limit counts from then on."""
+"""Seconds that the process may take to start; the time limit counts from then on."""
 
 PATIENCE = 10
-"""How many times the limit a process may take that the machine gives too little of its processors."""
+"""A process that gets too little CPU time may take this many times its limit by the clock."""
 
 _POLL_SECONDS = 0.1
 _LATER_SECONDS = 5.0
-"""How much later than its parent would the process ends itself: for when the parent is gone."""
+"""The process ends itself this much later than its parent would end it, in case the parent is gone."""
 
 _CHILD = "catalog.runtime.guard_child"
 
 _CRASHES = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT})
-"""What code does to its process itself. Other signals come from outside: of a service that stops, of a system that has
-no memory left."""
+"""Signals by which code ends its own process. Others come from outside: a stopped service, a system out of memory."""
 
 
 _LAST = ("blamed", "unguarded")
-"""Endings of a run after which its process leaves."""
+"""Kinds of endings after which the process exits."""
 
 
 Kind = Literal["passed", "blamed", "refused", "unguarded", "unknown"]
@@ -40,13 +39,13 @@ Kind = Literal["passed", "blamed", "refused", "unguarded", "unknown"]
 
 @dataclass(frozen=True)
 class Ending:
-    """How a first run ended; ``stage`` is the kernel that was loaded or ran last, ``about`` says more.
+    """How a first run ended; ``stage`` is the kernel that was loaded or run last, ``about`` has details.
 
-    - passed: all kernels ran to their end, and their results were right where they were compared.
+    - passed: all kernels finished, and their results were right if they were compared.
     - blamed: the stage's kernel crashed, hung, or gave a wrong result.
-    - refused: the stage's library does not load, or its kernel does not take the call; the process went on.
-    - unguarded: the process did not start, or the device takes no work of it.
-    - unknown: all else, which may be the kernel's fault or not.
+    - refused: the stage's library does not load, or its kernel rejects the call; the process continued.
+    - unguarded: the process did not start, or cannot use the device.
+    - unknown: anything else, which may or may not be the kernel's fault.
     """
 
     kind: Kind
@@ -55,15 +54,14 @@ class Ending:
 
 
 def first_runs(device: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], seconds: float) -> list[Ending]:
-    """Run plans in processes of their own, which end with this call: how each ended.
+    """Run plans in child processes, which end before this function returns; return how each run ended.
 
-    A process does one run after the other, until a kernel ends it; another one does those that are left.
+    One process does the runs one after another until a kernel ends it; a new process does the rest.
 
     Args:
         device: its :attr:`~catalog.runtime.devices.Device.identity`.
-        runs: what :mod:`catalog.runtime.guard_child` reads of each, at least one.
-        seconds: how long each step of a run may take that has no limit of its own, where the machine gives the process
-            so much CPU time.
+        runs: the runs as :mod:`catalog.runtime.guard_child` reads them, at least one.
+        seconds: limit of each step of a run that has no limit of its own, both by the clock and of CPU time.
     """
     endings: list[Ending] = []
     while len(endings) < len(runs):
@@ -72,8 +70,8 @@ def first_runs(device: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], sec
 
 
 def _runs_of_one_process(device: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], seconds: float) -> list[Ending]:
-    """How the runs that one process began ended, at least one; all of them where it cannot begin any."""
-    folder = Path(__file__).parents[2]  # -m looks there first: it finds the package that this module is of
+    """How the runs that one process started ended: at least one, or all if the process cannot start any."""
+    folder = Path(__file__).parents[2]  # -m searches it first, so the child imports this very package
     search_path = map(os.path.abspath, filter(None, [*sys.path, str(folder)]))
     try:
         process = subprocess.Popen(  # noqa: S603 - this Python, and a module of ours
@@ -102,18 +100,18 @@ def _runs_of_one_process(device: Mapping[str, Any], runs: Sequence[Mapping[str, 
 
 
 def _killed(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
-    """End the process and what its libraries have started; what it has printed."""
+    """Kill the process with everything its libraries started; return its output."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     return process.communicate()
 
 
 def _watched(process: subprocess.Popen[bytes], asked: bytes, seconds: float) -> tuple[bytes, bytes, Ending | None]:
-    """Ask the process and wait until it ends: what it printed, and what to make of it where its time was up before.
+    """Send the request and wait until the process ends; return its output, and the verdict if its time ran out.
 
-    From each message on it has ``seconds``, or what the message says, by the clock and of CPU time: a machine that is
-    suspended or overloaded is not the kernel's fault. A process all of whose threads sleep waits for what never comes:
-    it needs no more CPU time.
+    Each message restarts the limit: ``seconds``, or the limit that the message states. A process is blamed only if it
+    used up the limit both by the clock and in CPU time, because a suspended or overloaded machine is not the kernel's
+    fault; or if all its threads sleep without progress, because then it waits for something that never happens.
     """
     count, began, before, limit = 0, time.monotonic(), 0.0, START_SECONDS
     question: bytes | None = asked
@@ -123,7 +121,7 @@ def _watched(process: subprocess.Popen[bytes], asked: bytes, seconds: float) -> 
             return *process.communicate(question, timeout=_POLL_SECONDS), None
         except subprocess.TimeoutExpired as expired:
             output = expired.output or b""
-        question = None  # is asked once
+        question = None  # send it only once
         now = _activity(process.pid)
         messages = list(_messages(output))
         if len(messages) > count:
@@ -144,14 +142,14 @@ def _watched(process: subprocess.Popen[bytes], asked: bytes, seconds: float) -> 
 
 @dataclass(frozen=True)
 class _Activity:
-    """CPU time that the threads of a process have had together, and whether all of them sleep."""
+    """Total CPU time of a process's threads, and whether all of them sleep."""
 
     cpu_seconds: float
     asleep: bool
 
 
 def _activity(pid: int) -> _Activity | None:
-    """What a process does; None where the system does not say, or it has ended."""
+    """The activity of a process; None if it has ended or the system does not report it."""
     try:
         threads = [_stat(task / "stat") for task in Path(f"/proc/{pid}/task").iterdir()]
         process = _stat(Path(f"/proc/{pid}/stat"))
@@ -162,7 +160,7 @@ def _activity(pid: int) -> _Activity | None:
 
 
 def _stat(path: Path) -> list[str]:
-    """The fields of a ``stat`` file from the third on: before them is a name, which may hold anything."""
+    """The fields of a ``stat`` file from the third on; the name before them may contain any character."""
     return path.read_text(errors="replace").rpartition(")")[2].split()
 
 
@@ -173,7 +171,7 @@ def _messages(output: bytes) -> Iterator[Mapping[str, Any]]:
 
 
 def _reported(output: bytes) -> tuple[list[Ending], int | None]:
-    """The endings that a process has reported, and the stage of the run that it was in after them, if it was in one."""
+    """The endings that a process has reported, and the stage that it was in afterwards, if any."""
     endings: list[Ending] = []
     stage: int | None = None
     for message in _messages(output):
@@ -188,13 +186,13 @@ def _reported(output: bytes) -> tuple[list[Ending], int | None]:
 
 
 def _died(process: subprocess.Popen[bytes], stage: int | None, why: Ending | None, said: bytes | None) -> Ending:
-    """How the run ended in which its process did, or was ended, because of ``why``.
+    """How the last run of an ended process ended.
 
     Args:
-        process: has ended.
-        stage: the kernel that was being loaded or launched: only that can be to blame.
-        why: None where the process ended by itself.
-        said: what it complained about, where it reported nothing else.
+        process: the process.
+        stage: the kernel that was being loaded or launched; only that one can be blamed.
+        why: why the process was killed; None if it ended by itself.
+        said: its error output, if it reported nothing else.
     """
     status = process.returncode
     if why is None and status < 0:

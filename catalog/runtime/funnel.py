@@ -1,4 +1,4 @@
-"""The funnel from a lineage's kernels to those that answer a problem: what each trait and rule leaves, with counts."""
+"""The funnel from a lineage's kernels to those that answer a problem, with counts for each trait and rule."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ _NEWEST_STATUS = (
 COMPILES = f"{_NEWEST_STATUS} <> 'failed'"
 NOT_QUARANTINED = f"{_NEWEST_STATUS} <> 'quarantined'"
 PASSED_OVER = f"{_NEWEST_STATUS} IN ('failed', 'quarantined')"
-"""A kernel whose newest build here did not compile, or is quarantined, is passed over while that is its content key."""
+"""A kernel whose newest build here failed or is quarantined is passed over until its content key changes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of the funnel: ``left`` kernels survive it and all steps before it.
+    """One step of the funnel; ``left`` kernels pass this step and all previous ones.
 
-    ``rejects``: a trait's, of those that were left before it; any other's, alone, of all with the right signature.
+    ``rejects`` counts, for a trait, the kernels it removes from those left before it; for any other step, all kernels
+    of the right signature that the step alone rejects.
     """
 
     kind: Literal["trait", "applicability", "hardware", "build"]
@@ -41,17 +42,17 @@ class Step:
 
 @cache
 def signature_of(name: str) -> str:
-    """The condition that a kernel of an operation has the traits that a problem requires, parameters ``want_...``."""
+    """SQL condition that a kernel of an operation has the traits in the parameters ``want_...``."""
     return " AND ".join(f"kernel.{trait} = :want_{trait}" for trait in operation(name).required)
 
 
 def funnel(
     connection: sqlite3.Connection, parameters: Mapping[str, Any], rules: Sequence[sqlite3.Row]
 ) -> tuple[Step, ...]:
-    """The steps: signature traits one after the other, each applicability rule, the hardware, quarantine, builds.
+    """The steps: the signature traits in turn, then each applicability rule, the hardware, quarantine, and builds.
 
-    ``parameters`` are those of the selection query, ``rules`` the applicability rows of table ``rule``. A trait that
-    leaves no kernel is the last step.
+    ``parameters`` are those of the selection query, ``rules`` the applicability rows of table ``rule``. If a trait
+    leaves no kernel, it is the last step.
     """
     steps = list(_traits(connection, parameters))
     if steps[-1].left:
@@ -71,7 +72,7 @@ def _traits(connection: sqlite3.Connection, parameters: Mapping[str, Any]) -> It
         left = counts.get(wanted, 0)
         there = ", ".join(sorted(map(str, counts))) or "none"
         reason = f"it needs {name}={shown(wanted)}" + (
-            f"; there is: {there}" if left else f", and there is only: {there}"
+            f"; available: {there}" if left else f", but the kernels have only: {there}"
         )
         yield Step("trait", name, sum(counts.values()) - left, left, reason, "")
         if not left:
@@ -93,14 +94,14 @@ def _rules(
             "not_quarantined",
             NOT_QUARANTINED,
             "they failed in their first run: catalog cache quarantined lists them, "
-            "catalog cache unquarantine gives them another chance",
+            "catalog cache unquarantine releases them",
             "",
         ),
         (
             "build",
             "compiles",
             COMPILES,
-            "they did not compile: table artifact has their logs; catalog build tries them again",
+            "they did not compile: table artifact has the logs; catalog build tries again",
             "",
         ),
     ]

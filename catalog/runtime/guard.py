@@ -1,16 +1,16 @@
-"""Guarded first runs: a library that is new to this machine runs in a process of its own first, with a time limit.
+"""Guarded first runs: a library that is new to this machine first runs in a separate process with a time limit.
 
-A kernel that crashes that process or hangs is quarantined: remembered beside the cache entry and in the registry, and
-passed over by selection until the verdict expires. One that ran to its end is remembered too, so that it is guarded
-once, and a warm process reads a file of a few bytes per library. Whatever else ends the process says nothing of the
-kernel: it is neither loaded here nor quarantined, and the next run tries again.
+A kernel that crashes that process or hangs is quarantined: the verdict is stored beside the cache entry and in the
+registry, and selection passes the kernel over until it expires. A finished first run is stored too, so a library is
+guarded only once and a warm process reads a few bytes per library. Any other end of the process proves nothing about
+the kernel: it is neither loaded nor quarantined, and the next run tries again.
 
-The first run is on random inputs of the problem's shapes, or of a smaller problem with the same traits where those
-would take long or need much memory (:func:`guarded_problem`). What a kernel does with other shapes is not proven.
+The first run uses random inputs with the problem's shapes, or a smaller problem with the same traits if the original
+would take long or need much memory (:func:`guarded_problem`). It proves nothing about other shapes.
 
-On a GPU a kernel that fails takes all of the process's work there along, so that process has a context of its own. The
-problem is so small that the float64 reference takes little time: a kernel whose result is wrong is quarantined too. A
-GPU that takes no work of a second process, for lack of memory or because one has it for itself, is used unguarded.
+On a GPU a failing kernel destroys all of its process's work on that GPU, so the separate process has its own context.
+The problem is small enough to compute the float64 reference, and a kernel with a wrong result is quarantined too. If
+the GPU accepts no second process, for lack of memory or because it is in exclusive mode, kernels run unguarded.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ _log = logging.getLogger(__name__)
 
 
 class Limits(NamedTuple):
-    """What a first run may take.
+    """Limits of a first run's problem.
 
     Attributes:
-        flops: work.
-        bytes: of tensors, which live beside those that the caller has already.
-        length: a shortened axis is as long as its rest modulo this, plus this: what divides it, a tile or a page, still
-            does.
+        flops: its work in FLOP.
+        bytes: size of its tensors, which exist beside the caller's.
+        length: the length of a shortened axis is this plus the original length modulo this, so tiles and pages that
+            divided the axis still do.
     """
 
     flops: int
@@ -61,16 +61,16 @@ GPU_LIMITS = Limits(flops=10**9, bytes=16 * 2**20, length=512)
 """The float64 reference takes up to half a second on one core."""
 
 _GPU_SHARE = 1 / 60
-"""Of the time limit, what a launch on a GPU may take: a second by default, for what takes milliseconds."""
+"""The share of the time limit that a GPU launch may take: a second by default, for work of milliseconds."""
 
 _COPIES = 4
-"""How many times the tensors' bytes the process may need: random numbers are float32 before they are anything else."""
+"""Factor from the tensors' bytes to the process's memory: random numbers are float32 before they are converted."""
 
 _HINT = "It is not quarantined: the next run tries again. CATALOG_GUARD=never runs new libraries without a first run."
 
 
 class Stages(NamedTuple):
-    """The stages of a plan that may need a first run: its problem, its kernels and their libraries, in order."""
+    """A plan that may need a first run: its problem, and its kernels and libraries in order."""
 
     problem: Problem
     kernels: Sequence[Kernel]
@@ -78,10 +78,10 @@ class Stages(NamedTuple):
 
 
 class Guard:
-    """Lets libraries run that have run before, and sees to it that the others do so in a process of their own.
+    """Admits libraries that have run before, and gives all others a first run in a separate process.
 
     Args:
-        runs: where it is remembered how runs ended.
+        runs: the stored results of first runs.
         record: called with each quarantine that stops a plan, new or not.
     """
 
@@ -93,33 +93,33 @@ class Guard:
     def check(
         self, problem: Problem, kernels: Sequence[Kernel], artifacts: Sequence[Artifact], device: Device[Any]
     ) -> None:
-        """Return when the libraries of a plan may be loaded into this process.
+        """Return once the libraries of a plan may be loaded into this process.
 
         Raises:
-            QuarantinedError: one of them must not, from now on or since an earlier run.
-            DeviceError: the process of their first run was ended by something that says nothing of them.
+            QuarantinedError: one of them is quarantined, as of now or since an earlier run.
+            DeviceError: their first run ended in a way that proves nothing about them.
         """
         plan, arch = Stages(problem, kernels, artifacts), device.device.arch
-        # Before all else: CATALOG_GUARD=never lets libraries run that are new, not those that have failed.
+        # Quarantine comes first: CATALOG_GUARD=never admits libraries that are new, not those that have failed.
         quarantine = self._quarantine(plan, arch)
         if quarantine is not None:
             raise self._refusal(quarantine)
         if not self._is_new(plan, arch):
             return
         for ending, quarantine in self._run([plan], device):
-            if quarantine is not None:  # even where quarantines last 0 days
+            if quarantine is not None:  # from the run itself: a stored one may already have expired
                 raise self._refusal(quarantine)
             if ending.kind == "unknown":
                 name = kernels[ending.stage].name
-                message = f"the first run of kernel {name}, in a process of its own, proves nothing: it {ending.about}"
+                message = f"the first run of kernel {name}, in a separate process, proves nothing: it {ending.about}"
                 _log.warning("%s", message)
                 raise DeviceError(message, hint=_HINT)
 
     def prepare(self, plans: Sequence[Stages], device: Device[Any]) -> None:
-        """Do the first runs of several plans of a GPU, which share a process as long as none is at fault.
+        """Do the first runs of several GPU plans in one process, as long as no kernel is at fault.
 
-        :meth:`check` says what came of them. On the host each plan waits for that: what a kernel does to the memory of
-        its process must not be blamed on another.
+        :meth:`check` reports the results. On the host this does nothing and each plan gets its own process in
+        :meth:`check`: a kernel that corrupts its process's memory must not cause another to be blamed.
         """
         arch = device.device.arch
         new = [plan for plan in plans if self._is_new(plan, arch) and self._quarantine(plan, arch) is None]
@@ -139,9 +139,9 @@ class Guard:
         return next((quarantine for quarantine in found if quarantine is not None), None)
 
     def _run(self, plans: Sequence[Stages], device: Device[Any]) -> list[tuple[Ending, Quarantine | None]]:
-        """Run plans in processes of their own, and remember what that proves: how each ended, and its quarantine.
+        """Run plans in separate processes and store the results; return each ending with its quarantine, if any.
 
-        A device that other processes cannot find runs all unguarded.
+        If other processes cannot find the device, all plans run unguarded.
         """
         arch, seconds = device.device.arch, settings().guard_timeout
         identity = device.identity
@@ -161,17 +161,17 @@ class Guard:
         endings = first_runs(identity, requests, seconds)
         quarantines = [self._settle(plan, ending, arch) for plan, ending in zip(small, endings, strict=True)]
         for reason in {ending.about for ending in endings if ending.kind == "unguarded"}:
-            _log.warning("kernels run unguarded: the process for their first run cannot do it (%s)", reason)
+            _log.warning("kernels run unguarded: their first run in a separate process is not possible (%s)", reason)
         return list(zip(endings, quarantines, strict=True))
 
     def _suspect(self, plan: Stages, arch: str) -> int:
-        """The stage that a wrong result is blamed on: among those that are new the main one, else the first."""
+        """The stage to blame for a wrong result: the main one if it is new, else the first new one."""
         new = [stage for stage, artifact in enumerate(plan.artifacts) if not self._passed(artifact, arch)]
         main = operation_of(plan.problem).main_stage(plan.problem)
         return next((stage for stage in new if plan.kernels[stage].family == main), new[0])
 
     def _settle(self, plan: Stages, ending: Ending, arch: str) -> Quarantine | None:
-        """Remember what came of a plan's first run; the quarantine, where a kernel is to blame."""
+        """Store the result of a plan's first run; return the quarantine if a kernel is to blame."""
         kernel, artifact = plan.kernels[ending.stage], plan.artifacts[ending.stage]
         if ending.kind == "blamed":
             quarantine = Quarantine(
@@ -187,7 +187,7 @@ class Guard:
             self._runs.quarantine(quarantine)
             return quarantine
         if ending.kind == "passed":
-            for artifact in plan.artifacts:  # by content: what is built again under the same key may be another library
+            for artifact in plan.artifacts:  # by content: a rebuild under the same key may give another library
                 self._runs.remember(artifact.key, artifact.sha256, arch)
         elif ending.kind == "unguarded":
             self._unguarded |= {(artifact.key, artifact.sha256, arch) for artifact in plan.artifacts}
@@ -200,28 +200,28 @@ class Guard:
         return QuarantinedError(
             f"kernel {quarantine.kernel} {quarantine.reason} when it was first run ({quarantine.when}, on "
             f"{quarantine.device}, problem {quarantine.problem}): it is quarantined until {quarantine.until}",
-            hint=f"To give it another chance: catalog cache unquarantine {quarantine.kernel_id}",
+            hint=f"To release it: catalog cache unquarantine {quarantine.kernel_id}",
             kernel_id=quarantine.kernel_id,
         )
 
 
 def guarded_problem(problem: Problem, limits: Limits = HOST_LIMITS) -> Problem:
-    """What a first run computes: ``problem``, or a smaller one with the same traits that fits the limits.
+    """The problem of a first run: ``problem``, or a smaller one with the same traits within the limits.
 
-    The smallest of its kind may exceed them. It becomes smaller in steps, those of the operation, until it fits.
+    It shrinks by the operation's steps until it fits; even the smallest may exceed the limits.
     """
     room = min(limits.bytes, max(0, memory_bytes() - needed_bytes(problem)) // _COPIES)
     small = problem
     for shrink in operation_of(problem).shrinks:
         if needed_bytes(small) <= room and small.flops <= limits.flops:
             break
-        with contextlib.suppress(ProblemError):  # sizes that only fit together stay as they are
+        with contextlib.suppress(ProblemError):  # sizes that depend on each other are left unchanged
             small = small.model_copy(update=shrink(small, limits.length))
     return small
 
 
 def _request(plan: Stages, threads: int) -> dict[str, Any]:
-    """What :mod:`catalog.runtime.guard_child` reads of a run, but for how it is judged."""
+    """A run as :mod:`catalog.runtime.guard_child` reads it, except for its limits and its suspect."""
     return {
         "problem": plan.problem.key,
         "num_splits": wanted_splits(plan.problem, plan.kernels, threads),

@@ -1,18 +1,18 @@
 """The process of first runs: ``python -m catalog.runtime.guard_child``, started by :mod:`catalog.runtime.first_run`.
 
-It reads one JSON object from stdin, and does its ``runs`` one after the other: it loads a plan's libraries, launches
-them once on random inputs and, where the run names a suspect, compares the results with the float64 reference. It
-writes JSON lines to stdout; each but the last of a run restarts the time limit:
+It reads one JSON object from stdin and does its ``runs`` in order: it loads a plan's libraries, launches them once on
+random inputs and, if the run names a suspect, compares the results with the float64 reference. It writes JSON lines to
+stdout; each except the last one of a run restarts the time limit:
 
-- ``{"stage": i}`` before it loads library i, ``{"stage": i, "seconds": s}`` before it launches it, with its own limit,
-- ``{}`` before it compares,
+- ``{"stage": i}`` before loading library i, ``{"stage": i, "seconds": s}`` before launching it, with that limit,
+- ``{}`` before comparing,
 - ``{"end": "passed"}``,
-- ``{"end": "refused", "about": reason}`` where a library cannot be loaded or refuses the call,
-- ``{"end": "unknown", "about": reason}`` where it ran out of memory by itself,
-- ``{"end": "blamed", "about": reason, "stage": i}`` for what the kernel of stage i did: it leaves,
-- ``{"end": "unguarded", "about": reason}`` where the device takes no work of this process: it leaves.
+- ``{"end": "refused", "about": reason}`` if a library cannot be loaded or rejects the call,
+- ``{"end": "unknown", "about": reason}`` if the process itself ran out of memory,
+- ``{"end": "blamed", "about": reason, "stage": i}`` if the kernel of stage i is at fault; the process exits,
+- ``{"end": "unguarded", "about": reason}`` if this process cannot use the device; the process exits.
 
-The process imports all that it needs before the first line, and leaves without cleaning up after the last.
+The process imports everything before its first line, and exits without cleaning up after the last.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from catalog.runtime.tensors import make_outputs, results
 from catalog.runtime.validate import Expected
 from catalog.schema.problem import Problem
 
-Tell = Callable[..., None]
+Send = Callable[..., None]
 
 
 class _UnusableError(Exception):
-    """The device has no memory for this process, or does not let it in."""
+    """The device has no memory for this process or does not admit it."""
 
 
 class _BlamedError(Exception):
@@ -57,30 +57,30 @@ class _BlamedError(Exception):
 
 
 def main() -> None:
-    """Run what stdin asks for; does not return."""
+    """Do the runs requested on stdin; does not return."""
     request = json.load(sys.stdin)
-    tell = _private_stdout()
+    send = _private_stdout()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # The default action of SIGALRM ends the process wherever it is: a loop in C needs no help of Python's.
+    # SIGALRM's default action ends the process even inside a loop in C, without any help from the interpreter.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     try:
         device = reopened(request["device"])
         for run in request["runs"]:
             signal.setitimer(signal.ITIMER_REAL, request["seconds"])
-            tell(**_ending(run, device, tell))
+            send(**_ending(run, device, send))
     except _BlamedError as error:
-        tell(end="blamed", about=str(error), stage=error.stage)
+        send(end="blamed", about=str(error), stage=error.stage)
     except CatalogError as error:
-        tell(end="unguarded", about=error.line)
+        send(end="unguarded", about=error.line)
     except _UnusableError as error:
-        tell(end="unguarded", about=str(error))
+        send(end="unguarded", about=str(error))
     os._exit(0)
 
 
-def _ending(run: Mapping[str, Any], device: Device[Any], tell: Tell) -> dict[str, str]:
-    """Do one run; the message that ends it."""
+def _ending(run: Mapping[str, Any], device: Device[Any], send: Send) -> dict[str, str]:
+    """Do one run; return the message that ends it."""
     try:
-        _run(run, device, tell)
+        _run(run, device, send)
     except CatalogError as error:
         return {"end": "refused", "about": str(error)}
     except MemoryError as error:
@@ -88,26 +88,26 @@ def _ending(run: Mapping[str, Any], device: Device[Any], tell: Tell) -> dict[str
     return {"end": "passed"}
 
 
-def _run(run: Mapping[str, Any], device: Device[Any], tell: Tell) -> None:
+def _run(run: Mapping[str, Any], device: Device[Any], send: Send) -> None:
     problem, suspect = problem_of_key(run["problem"]), run["suspect"]
     expected = None if suspect is None else _expected(problem, device.device.arch)
-    # Drawn, where nothing is compared: a backward's O and LSE would take a forward by the reference.
+    # Without a comparison random inputs will do: O and LSE of a backward would take a forward by the reference.
     inputs = draw_inputs(problem) if expected is None else expected.given()
     tensors = inputs | make_outputs(problem, inputs)
-    loaded = _load(device, run["libraries"], tell)
+    loaded = _load(device, run["libraries"], send)
     workspace = agreed_workspace(problem, loaded, run["num_splits"])
     try:
         call = device.call(problem, tensors, workspace)
     except DeviceError as error:
         raise _UnusableError(error.line) from None
     for stage, kernel in enumerate(loaded):
-        tell(stage=stage, seconds=run["seconds"])
+        send(stage=stage, seconds=run["seconds"])
         try:
             device.run((kernel,), call)
         except KernelFaultError as error:
             raise _BlamedError(error.fault, stage) from None
     if expected is not None:
-        tell()
+        send()
         for check in expected.check_outputs(results(problem.form, tensors)):
             if not check.passed:
                 how = f"has an error of {check.max_error:.3g}, {check.tolerance_used:.3g} times its tolerance"
@@ -116,14 +116,14 @@ def _run(run: Mapping[str, Any], device: Device[Any], tell: Tell) -> None:
 
 @lru_cache(maxsize=1)
 def _expected(problem: Problem, arch: str) -> Expected:
-    """What the runs of one problem share."""
+    """The expected results, shared by the runs of one problem."""
     return Expected(problem, make_inputs(problem), arch)
 
 
-def _load(device: Device[Any], libraries: list[dict[str, str]], tell: Tell) -> list[LoadedKernel]:
+def _load(device: Device[Any], libraries: list[dict[str, str]], send: Send) -> list[LoadedKernel]:
     loaded = []
     for stage, library in enumerate(libraries):
-        tell(stage=stage)
+        send(stage=stage)
         path = Path(library["path"])
         try:
             content = read_own(path, MOST_LIBRARY_BYTES)
@@ -135,17 +135,17 @@ def _load(device: Device[Any], libraries: list[dict[str, str]], tell: Tell) -> l
     return loaded
 
 
-def _private_stdout() -> Tell:
-    """Writes a message to what stdout was; what libraries print goes nowhere."""
+def _private_stdout() -> Send:
+    """Return a function that writes a message to the original stdout; anything libraries print is discarded."""
     channel = os.dup(1)
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nowhere, stream)
 
-    def tell(**message: Any) -> None:
+    def send(**message: Any) -> None:
         os.write(channel, json.dumps(message).encode() + b"\n")
 
-    return tell
+    return send
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Seeded inputs for a problem: what `run` takes when it is given none, and what benchmarks and tests run on."""
+"""Seeded inputs for a problem: the default inputs of a run, also used by benchmarks and tests."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ Array = NDArray[Any]
 
 
 def make_inputs(problem: Problem, seed: int = 0) -> dict[str, Array]:
-    """The inputs that a run needs, equal for equal problems and seeds; each tensor draws from a generator of its own.
+    """Make the inputs of a run, equal for equal problems and seeds; each tensor has its own random generator.
 
-    Tensors are standard normal where the operation has no better choice. Inputs that are results of others are computed
-    by the reference: O and LSE of an attention backward are those of its forward.
+    Tensors are standard normal unless the operation has a better choice. Inputs that are results of other inputs are
+    computed by the reference: O and LSE of an attention backward are those of its forward.
 
     Raises:
-        ProblemError: what a run needs is larger than this machine's memory.
+        ProblemError: a run needs more memory than this machine has.
     """
     inputs = draw_inputs(problem, seed)
     return {**inputs, **operation_of(problem).complete(problem, inputs)}
 
 
 def draw_inputs(problem: Problem, seed: int = 0) -> dict[str, Array]:
-    """As :func:`make_inputs`, but all inputs are random: right shapes, perhaps meaningless results, little time.
+    """Like :func:`make_inputs`, but all inputs are random: faster, with the right shapes but meaningless results.
 
     Raises:
-        ProblemError: what a run needs is larger than this machine's memory.
+        ProblemError: a run needs more memory than this machine has.
     """
     check_memory(problem)
     draw = operation_of(problem).draw

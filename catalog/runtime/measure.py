@@ -1,11 +1,11 @@
-"""Timing: plans are launched in rounds until their medians are known well enough.
+"""Timing: plans are launched in rounds until their medians are precise enough.
 
-A *round* has one block of launches of every plan, in random order, so that whatever else the machine does meets all
-plans alike. A *block* is a few launches, about half a millisecond; its time is their median by the device's clock. A
-block in which a thread had to wait for a core was timed beside other processes: it does not count and is repeated.
+A *round* has one block of launches of every plan, in random order, so that other work on the machine affects all plans
+alike. A *block* is a few launches, about half a millisecond; its time is their median by the device's clock. If a
+thread had to wait for a core during a block, other processes disturbed it: the block does not count and is repeated.
 
-What is kept is the median over the blocks with its 95 % confidence interval. Order statistics give the interval without
-an assumption about how durations are distributed (Conover, Practical Nonparametric Statistics, section 3.2).
+The result is the median over the blocks with its 95 % confidence interval. Order statistics give the interval without
+any assumption about the distribution of durations (Conover, Practical Nonparametric Statistics, section 3.2).
 """
 
 from __future__ import annotations
@@ -26,52 +26,52 @@ from catalog.errors import CatalogError
 from catalog.registry.timings import WIDEST
 
 DOUBT = 0.05
-"""How often the confidence interval of a median may miss it."""
+"""The probability that the confidence interval of a median misses the median."""
 
 BLOCK_SECONDS = 0.0005
-"""About how long a block takes, if a launch takes no longer: less than the time slice of another process."""
+"""Approximate duration of a block, unless a single launch takes longer; less than a time slice of the scheduler."""
 
 BLOCK_LAUNCHES = 100
 """Maximum number of launches of a block."""
 
 WAITED = 0.02
-"""A block counts if each of its threads waited for a core for no longer than this share of it."""
+"""A block counts if each of its threads waited for a core for at most this share of it."""
 
 TRIES = 4
-"""How often a block is timed in a round until it counts."""
+"""Maximum number of attempts per round to time a block that counts."""
 
 SOUND_BLOCKS = 9
-"""Minimum number of blocks of a sound measurement: the least that can show that one plan is slower than another, see
+"""Minimum number of blocks of a sound measurement: with fewer no plan can be shown to be slower than another, see
 :data:`catalog.runtime.race.DOUBT`."""
 
 PATIENCE = 3
-"""How many times longer a plan with fewer than :data:`SOUND_BLOCKS` blocks may be timed."""
+"""Factor on the time limit of a plan with fewer than :data:`SOUND_BLOCKS` blocks."""
 
 
 class Timed(Protocol):
-    """What can be launched and timed: a :class:`~catalog.runtime.bound.BoundPlan`."""
+    """An object that can be launched and timed, such as a :class:`~catalog.runtime.bound.BoundPlan`."""
 
     def time(self, launches: int = 1, *, cold: bool = False) -> list[int]:
-        """Nanoseconds of each launch; ``cold``: the device's caches are emptied before each."""
+        """Nanoseconds of each launch; ``cold`` empties the device's caches before each."""
 
     def waits(self) -> Mapping[str, int]:
-        """Nanoseconds for which each thread of launches has waited for a core so far; empty where that is unknown."""
+        """Nanoseconds that each launching thread has waited for a core so far; empty if unknown."""
 
     def clock_mhz(self) -> float | None:
-        """The device's clock now, where it says."""
+        """The device's current clock rate in MHz, if known."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopRule:
-    """When enough launches are timed.
+    """When to stop timing.
 
     Attributes:
         precision: half the width of the median's confidence interval, as a share of the median.
-        least: launches that are timed in any case, in :data:`SOUND_BLOCKS` blocks at least.
+        least: minimum number of launches, in at least :data:`SOUND_BLOCKS` blocks.
         most: maximum number of launches.
-        seconds: how long the blocks of a plan may take, except for the first ``least`` launches; :data:`PATIENCE` times
-            as long where too few blocks count.
-        warm_up_seconds: how long a plan is launched before it is timed, for threads, caches and clocks to settle.
+        seconds: time limit of a plan's blocks after the first ``least`` launches; :data:`PATIENCE` times as long if too
+            few blocks count.
+        warm_up_seconds: how long a plan is launched before it is timed, until threads, caches and clocks settle.
         cold: empty the caches before every launch.
     """
 
@@ -85,12 +85,12 @@ class StopRule:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """How long a launch of a plan takes, in milliseconds, by ``n`` launches in ``blocks`` blocks.
+    """The time of a plan's launch in milliseconds, from ``n`` launches in ``blocks`` blocks.
 
-    ``median_ms``, ``p10_ms`` and ``p90_ms`` are of the blocks that count, each of which has the median of its launches;
-    ``low_ms`` to ``high_ms`` is the confidence interval of ``median_ms``. Another ``disturbed`` blocks do not count;
-    where all were disturbed, ``blocks`` is 0 and the times are theirs. ``load`` is the machine's load average at the
-    end, ``clock_mhz`` the device's clock then, None where it does not say.
+    ``median_ms``, ``p10_ms`` and ``p90_ms`` are taken over the blocks that count, where a block's time is the median of
+    its launches; ``low_ms`` to ``high_ms`` is the confidence interval of ``median_ms``. ``disturbed`` more blocks do
+    not count; if all were disturbed, ``blocks`` is 0 and the times are from those. ``load`` is the machine's load
+    average at the end, ``clock_mhz`` the device's clock rate then, None if unknown.
     """
 
     n: int
@@ -113,12 +113,12 @@ class Measurement:
 
     @property
     def sound(self) -> bool:
-        """Whether there are enough blocks, and they agree: only such a measurement is recorded."""
+        """Whether there are enough blocks and they agree; only sound measurements are recorded."""
         return self.blocks >= SOUND_BLOCKS and self.precision <= WIDEST
 
     @property
     def confidence(self) -> str:
-        """The precision in words, or ``too noisy``."""
+        """The precision as text, or ``too noisy``."""
         return f"within {percent(self.precision)}" if self.sound else "too noisy"
 
     @property
@@ -138,7 +138,7 @@ def percent(share: float) -> str:
 
 
 def remedy(disturbance: float) -> str:
-    """Why times are too noisy, and what to do; ``disturbance``: the share of blocks with other processes on a core."""
+    """Why times are too noisy, and what to do; ``disturbance`` is the share of blocks disturbed by other processes."""
     others = f"other processes had the cores during {percent(disturbance)} of the time"
     return (
         f"{others if disturbance else 'the times differ too much'}. Stop other work and measure again, or use fewer "
@@ -148,9 +148,9 @@ def remedy(disturbance: float) -> str:
 
 @cache
 def rank(n: int, doubt: float) -> int | None:
-    """The index of the value among ``n`` ordered ones that bounds their median from below; from the end, from above.
+    """The index, from either end, of the values among ``n`` ordered ones that bound the median from below and above.
 
-    Both bounds together are wrong with a probability of at most ``doubt``. None where ``n`` values are too few.
+    The interval misses the median with a probability of at most ``doubt``. None if ``n`` values are too few.
     """
     share = Fraction(str(doubt))
     wrong, place, ways = 0, 0, 1
@@ -160,7 +160,7 @@ def rank(n: int, doubt: float) -> int | None:
 
 
 def interval(ordered: Sequence[float], doubt: float = DOUBT) -> tuple[float, float]:
-    """The confidence interval of the median of ``ordered`` values, at least one; of too few, all of them."""
+    """The confidence interval of the median of ``ordered`` values; the whole range if they are too few."""
     place = rank(len(ordered), doubt) or 0
     return ordered[place], ordered[-1 - place]
 
@@ -176,18 +176,18 @@ def summarise(
     """The measurement from the durations of at least one block.
 
     Args:
-        nanoseconds: a duration for each block.
-        cold: the caches were emptied before each launch.
-        clock_mhz: of the device.
-        n: launches of all blocks; None: one each.
-        fastest: the shortest duration of a launch; None: that of a block.
+        nanoseconds: the duration of each block.
+        cold: whether the caches were emptied before each launch.
+        clock_mhz: clock rate of the device.
+        n: number of launches in all blocks; None: one per block.
+        fastest: nanoseconds of the fastest launch; None: those of the fastest block.
     """
     ordered = sorted(nanoseconds)
     low, high = interval(ordered)
     deciles = quantiles(ordered, n=10, method="inclusive") if len(ordered) > 1 else ordered * 9
     return Measurement(
         n=n or len(ordered),
-        min_ms=(fastest or ordered[0]) / 1e6,  # the last step: means of whole nanoseconds have few digits
+        min_ms=(fastest or ordered[0]) / 1e6,  # divide last: means of whole nanoseconds have few digits
         median_ms=median(ordered) / 1e6,
         p10_ms=deciles[0] / 1e6,
         p90_ms=deciles[-1] / 1e6,
@@ -209,12 +209,12 @@ class _Block:
 class Rounds:
     """Times several plans in rounds.
 
-    ``running`` has the names that take part in the next round; the caller may remove some. A plan whose launch fails
-    drops out by itself, and ``failures`` has its error.
+    ``running`` has the names of the plans in the next round; the caller may remove some. A plan whose launch fails is
+    removed, and ``failures`` has its error.
 
     Args:
-        plans: by name.
-        rule: says how to launch; when to stop is up to the caller.
+        plans: the plans by name.
+        rule: how to launch; the caller decides when to stop.
     """
 
     def __init__(self, plans: Mapping[str, Timed], rule: StopRule) -> None:
@@ -223,7 +223,7 @@ class Rounds:
         self._plans = dict(plans)
         self._rule = rule
         self._launches = 1
-        self._order = random.Random(0)  # noqa: S311 - no secret: others' work must not keep step with it
+        self._order = random.Random(0)  # noqa: S311 - not for security: it keeps periodic work out of step
         self._rounds: list[dict[str, _Block]] = []
         self._disturbed: defaultdict[str, list[_Block]] = defaultdict(list)
         self._tried: Counter[str] = Counter()
@@ -233,7 +233,7 @@ class Rounds:
     def warm_up(self) -> None:
         """Launch each plan until threads, caches and clocks have settled, and set the number of launches of a block.
 
-        All plans have blocks of as many launches: medians of more would vary less.
+        All plans have blocks of equal length, because medians of more launches would vary less.
         """
         taken = []
         for name in list(self.running):
@@ -242,7 +242,7 @@ class Rounds:
                 taken += self._plans[name].time(1)
                 while time.monotonic() < deadline:
                     taken += self._plans[name].time(1)
-        if taken and not self._rule.cold:  # emptying the caches takes longer than a launch
+        if taken and not self._rule.cold:  # cold blocks have one launch: emptying the caches takes longer than it
             launches = round(BLOCK_SECONDS * 1e9 / max(1, min(taken)))
             self._launches = max(1, min(BLOCK_LAUNCHES, launches))
 
@@ -252,13 +252,13 @@ class Rounds:
         return max(SOUND_BLOCKS, -(-self._rule.least // self._launches))
 
     def anew(self, names: Iterable[str]) -> Rounds:
-        """New rounds of some of the plans, which are warm."""
+        """New rounds of some of the plans, which are already warm."""
         rounds = Rounds({name: self._plans[name] for name in names}, self._rule)
         rounds._launches, rounds._order = self._launches, self._order
         return rounds
 
     def go(self) -> None:
-        """One round."""
+        """Time one round."""
         order = list(self.running)
         self._order.shuffle(order)
         self._rounds.append({})
@@ -268,15 +268,15 @@ class Rounds:
 
     @property
     def seconds(self) -> float:
-        """How long all blocks took."""
+        """Total duration of all blocks in seconds."""
         return sum(self._spent.values()) / 1e9
 
     def blocks(self, name: str) -> list[float]:
-        """Nanoseconds of the blocks of a plan that count, in ascending order."""
+        """Nanoseconds of a plan's blocks that count, in ascending order."""
         return sorted(blocks[name].nanoseconds for blocks in self._rounds if name in blocks)
 
     def ratios(self, name: str, other: str) -> list[float]:
-        """The time of a plan over that of another in each round that has both, in ascending order."""
+        """The ratio of a plan's time to another's in each round that has both, in ascending order."""
         return sorted(
             blocks[name].nanoseconds / blocks[other].nanoseconds
             for blocks in self._rounds
@@ -284,7 +284,7 @@ class Rounds:
         )
 
     def precise(self, name: str) -> bool:
-        """Whether the median of a plan is known as precisely as the rule asks."""
+        """Whether a plan's median is as precise as the rule requires."""
         ordered = self.blocks(name)
         if len(ordered) < self.fewest:
             return False
@@ -292,7 +292,7 @@ class Rounds:
         return (high - low) / 2 <= self._rule.precision * median(ordered)
 
     def exhausted(self, name: str) -> bool:
-        """Whether a plan may not be timed for longer."""
+        """Whether a plan has reached the rule's limits."""
         tried, rule = self._tried[name], self._rule
         sound = self._counted[name] >= SOUND_BLOCKS
         seconds = rule.seconds if sound else rule.seconds * PATIENCE
@@ -315,7 +315,7 @@ class Rounds:
 
     @contextmanager
     def _dropping(self, name: str) -> Iterator[None]:
-        """Remove a plan that fails in this block."""
+        """Remove a plan that fails in this ``with`` block."""
         try:
             yield
         except CatalogError as error:
@@ -344,10 +344,10 @@ class Rounds:
 
 
 def measure_all(plans: Mapping[str, Timed], rule: StopRule) -> tuple[dict[str, Measurement], dict[str, CatalogError]]:
-    """Warm up, and time plans in rounds, each until its median is known or it may not be timed for longer.
+    """Warm up, then time plans in rounds, each until its median is precise or its limits are reached.
 
     Returns:
-        Measurements by name, and the errors of those whose launches failed.
+        Measurements by name, and the errors of plans whose launches failed.
     """
     rounds = Rounds(plans, rule)
     rounds.warm_up()
@@ -361,7 +361,7 @@ def measure_all(plans: Mapping[str, Timed], rule: StopRule) -> tuple[dict[str, M
 
 
 def measure(plan: Timed, rule: StopRule | None = None) -> Measurement:
-    """:func:`measure_all` of one plan.
+    """Like :func:`measure_all`, for one plan.
 
     Raises:
         DeviceError: a launch failed.

@@ -1,4 +1,4 @@
-"""What tuning and benchmarks share: kernels are built before anything is timed, and what was timed is recorded."""
+"""Steps shared by tuning and benchmarks: building kernels before anything is timed, and recording timings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from catalog.schema.problem import Problem
 
 BUILT_AT_ONCE = 16
-"""Problems whose kernels are compiled together, before the first of them is timed: nothing compiles while it is."""
+"""Problems whose kernels are compiled together before the first is timed; nothing is compiled during timing."""
 
 
 def prepared(
@@ -32,19 +32,19 @@ def prepared(
     jobs: int | None = None,
     pool: Pool | None = None,
 ) -> Iterator[tuple[Problem, list[Plan] | SelectionError]]:
-    """Each problem with a plan for each of its best ``candidates`` kernels, or with the reason why it has none.
+    """Yield each problem with plans for its best ``candidates`` kernels, or with the reason why it has none.
 
-    The kernels of :data:`BUILT_AT_ONCE` problems are compiled before the first of these problems is yielded. One that
-    does not compile fails again when its plan is built.
+    The kernels of :data:`BUILT_AT_ONCE` problems are compiled before the first of these problems is yielded. A kernel
+    that does not compile fails again when its plan is built.
 
     Args:
-        catalog: where the kernels are.
-        problems: taken as they are needed.
-        arch: what kernels are for.
-        candidates: kernels of a problem at the most.
-        static: in the order that holds before anything is measured.
-        jobs: compilers at once; None: one a core.
-        pool: compiles somewhere else than on this machine; None: here.
+        catalog: the catalog with the kernels.
+        problems: the problems, consumed as needed.
+        arch: the kernels' arch.
+        candidates: maximum number of kernels per problem.
+        static: use the static order and ignore measurements.
+        jobs: number of parallel compilers; None: one per core.
+        pool: compiles on other machines; None: compile on this machine.
 
     Raises:
         UsageError, SpecError, RegistryError, DeviceError: as :meth:`Catalog.candidates`.
@@ -66,13 +66,13 @@ def prepared(
 
 
 def main_kernel(plan: Plan) -> Kernel:
-    """The kernel of ``plan`` that does most of the work: timings of all stages are recorded with it."""
+    """The kernel of ``plan`` that does most of the work; timings of all stages together are recorded with it."""
     main = operation_of(plan.problem).main_stage(plan.problem)
     return next(kernel for kernel in plan.kernels if kernel.family == main)
 
 
 def library_key(plan: Plan, kernel: Kernel) -> str:
-    """The content key of the library of ``kernel``, a stage of ``plan``; compiled unless the cache has it.
+    """The content key of the library of ``kernel``, a stage of ``plan``; compiled unless it is in the cache.
 
     Raises:
         BuildError, ToolchainError: as :meth:`Plan.build`.
@@ -81,7 +81,7 @@ def library_key(plan: Plan, kernel: Kernel) -> str:
 
 
 def keep(catalog: Catalog, problem: Problem, device: DeviceInfo, timings: Iterable[Timing]) -> None:
-    """Record timings of one problem on one device, all of them or nothing.
+    """Record timings of one problem on one device, all of them or none.
 
     Raises:
         RegistryError: the catalog cannot be written.

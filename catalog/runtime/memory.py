@@ -1,4 +1,4 @@
-"""Whether what a problem needs fits into this machine's memory: asked before anything of it is made."""
+"""Checks that a problem fits into this machine's memory, done before anything is allocated."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from catalog.ops import operation_of
 from catalog.schema.problem import Problem
 
 _ANY_SPLITS = 4096
-"""More parts of the work than are ever chosen: a few for each thread."""
+"""An upper bound on the number of splits: a few are chosen per thread."""
 
 
 def memory_bytes() -> int:
-    """Memory that this process may have: the machine's, or less where ``ulimit -v`` says so."""
+    """Bytes of memory that this process may use: the machine's, or the limit of ``ulimit -v`` if that is lower."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_AS)
     return _physical_bytes() if allowed == resource.RLIM_INFINITY else min(allowed, _physical_bytes())
 
@@ -27,15 +27,15 @@ def _physical_bytes() -> int:
 
 
 def needed_bytes(problem: Problem, num_splits: int = 0) -> int:
-    """Bytes of all tensors that a run of ``problem`` needs, and of the partial results of its stages.
+    """Bytes of all tensors of a run of ``problem``, and of the partial results of its stages.
 
-    ``num_splits`` are the parts that the work is divided into, 0: as many as the problem states, at least one.
+    ``num_splits`` is the number of parts of the work; 0: the problem's own, at least one.
     """
     return problem.bytes + sum(_workspace(problem, num_splits).values())
 
 
 def surely_fits(problem: Problem) -> bool:
-    """Whether all of it fits into this machine's memory, however many splits are chosen: what is cheap to ask first."""
+    """Whether a run fits into this machine's memory for any number of splits: a cheap first check."""
     if not problem.divided:
         return problem.bytes <= memory_bytes()
     operation = operation_of(problem)
@@ -44,10 +44,10 @@ def surely_fits(problem: Problem) -> bool:
 
 
 def check_memory(problem: Problem) -> None:
-    """All tensors of a run, and what its stages hand to each other, fit into this machine's memory.
+    """Check that all tensors of a run, and the workspace between its stages, fit into this machine's memory.
 
     Raises:
-        ProblemError: they don't; names the largest, its size, and the fields that make it so large.
+        ProblemError: they do not fit; the message names the largest, its size, and the fields that determine it.
     """
     if needed_bytes(problem) > memory_bytes():
         tensors = {name: tensor.bytes for name, tensor in problem.tensors.items() if not tensor.optional}
@@ -55,13 +55,13 @@ def check_memory(problem: Problem) -> None:
 
 
 def check_room(problem: Problem, num_splits: int = 0) -> None:
-    """What a run makes on the host in any case, and pools such as a paged cache, fit into this machine's memory.
+    """Check that a run's own allocations on the host, and pools such as a paged cache, fit into this machine's memory.
 
-    Other inputs do not count: they are the caller's, and may repeat elements.
+    Other inputs do not count: they belong to the caller and may repeat elements.
 
     Args:
-        problem: what is run.
-        num_splits: the parts that its work is divided into, 0: as many as the problem states, at least one.
+        problem: the problem to run.
+        num_splits: number of parts of the work; 0: the problem's own, at least one.
 
     Raises:
         ProblemError: as :func:`check_memory`.
@@ -72,7 +72,7 @@ def check_room(problem: Problem, num_splits: int = 0) -> None:
 
 
 def _workspace(problem: Problem, num_splits: int) -> Mapping[str, int]:
-    """Bytes of the partial results, by their place in the argument struct; ``num_splits`` as :func:`needed_bytes`."""
+    """Bytes of the partial results by their field of the argument struct; ``num_splits`` as in :func:`needed_bytes`."""
     return operation_of(problem).partial_bytes(problem, _at_least_one(problem, num_splits))
 
 
@@ -93,6 +93,6 @@ def _check(problem: Problem, parts: Mapping[str, int], num_splits: int) -> None:
         stage = operation.main_stage(problem)
         what = f"num_splits={num_splits}: {largest}, the partial results of {stage},"
     raise ProblemError(
-        f"{what} takes {parts[largest]:,} bytes; all that is needed at once is {total:,} bytes, and this process may "
-        f"have {memory:,} bytes of memory"
+        f"{what} takes {parts[largest]:,} bytes; the run needs {total:,} bytes in total, and this process may use "
+        f"{memory:,} bytes of memory"
     )

@@ -1,4 +1,4 @@
-"""Methods that work on the default catalog when they are called on the class."""
+"""Methods that use the default catalog when they are called on the class."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ R = TypeVar("R")
 
 
 class on_default(Generic[P, R]):
-    """A method that works on the default catalog when it is called on the class."""
+    """A method that uses the default catalog when it is called on the class."""
 
     def __init__(self, function: Callable[Concatenate[Catalog, P], R]) -> None:
         self._function = function

@@ -1,4 +1,4 @@
-"""What this machine reaches at best, measured: the scale for the speed of a kernel."""
+"""Measured peak speeds of this machine, the scale for the speed of a kernel."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PEAK_PROBE = '#include "host/peaks.hpp"\n'
 
 _LEAST_BUFFER_BYTES = 256 << 20
 _BUFFER_PER_CACHE = 4
-"""How many times larger than the caches a buffer is, for its reads to come from memory."""
+"""The buffer is this many times larger than the caches, so that reads come from memory."""
 
 _NO_MEMORY = 3  # of catalog_status
 _CPUS = Path("/sys/devices/system/cpu")
@@ -28,11 +28,11 @@ _CPUS = Path("/sys/devices/system/cpu")
 
 @dataclass(frozen=True, slots=True)
 class Peaks:
-    """What so many threads of a CPU reach together.
+    """The peak speeds of a CPU with a given number of threads.
 
-    ``gflops`` is the rate of fp32 fused multiply-adds between registers, two FLOP each, in 1e9 FLOP/s: the median of
-    each thread's blocks, summed. Kernels of every dtype compute in fp32. ``gb_per_s`` is the rate of reads in order
-    from a buffer that no cache holds, in 1e9 bytes/s: the best of several passes of all threads.
+    ``gflops`` is the rate of fp32 fused multiply-adds between registers, two FLOP each, in 1e9 FLOP/s: the sum over
+    threads of the median of each thread's blocks. Kernels of every dtype compute in fp32. ``gb_per_s`` is the rate of
+    sequential reads from a buffer larger than all caches, in 1e9 bytes/s: the best of several passes of all threads.
     """
 
     gflops: float
@@ -40,12 +40,12 @@ class Peaks:
 
 
 def measure_peaks(builder: Builder, arch: str, threads: int) -> Peaks:
-    """The peaks of ``threads`` threads of this CPU, with the instructions of ``arch``: about 0.6 s.
+    """Measure the peaks of ``threads`` threads of this CPU with the instructions of ``arch``; takes about 0.6 s.
 
-    The probe is compiled as the kernels of ``arch`` are, once; ``builder`` has the cache.
+    The probe is compiled once, with the flags of the kernels of ``arch``, into the cache of ``builder``.
 
     Raises:
-        DeviceError: this machine does not run ``arch``, or has no memory for the buffer; or the probe does not load.
+        DeviceError: this machine does not run ``arch`` or lacks memory for the buffer, or the probe does not load.
         BuildError: the probe does not compile.
         ToolchainError: there is no usable compiler.
     """
@@ -69,15 +69,15 @@ def _rate(function: Any, *arguments: Any) -> float:
     if status == _NO_MEMORY:
         raise DeviceError("the memory bandwidth cannot be measured: there is not enough free memory")
     if status:
-        raise DeviceError(f"{function.__name__}{arguments} answers with status {status}")
+        raise DeviceError(f"{function.__name__}{arguments} returned status {status}")
     return rate.value
 
 
 def _cache_bytes(threads: int) -> int:
-    """Bytes of the third-level caches that so many threads have at most, where the system tells; otherwise 0."""
+    """Maximum bytes of the third-level caches that ``threads`` threads use; 0 if the system does not report it."""
     sizes: dict[str, int] = {}
     with contextlib.suppress(OSError, ValueError):
         for cache in _CPUS.glob("cpu[0-9]*/cache/index3"):
-            size = (cache / "size").read_text().strip()  # as 32768K
+            size = (cache / "size").read_text().strip()  # for example 32768K
             sizes[(cache / "shared_cpu_list").read_text()] = int(size.removesuffix("K")) << 10
     return sum(sorted(sizes.values())[-threads:])

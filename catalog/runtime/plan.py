@@ -1,4 +1,4 @@
-"""A plan: the stages that answer a problem, built when first run."""
+"""A plan: the kernels that answer a problem, stage by stage, built when first run."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a run gave.
+    """The result of a run.
 
-    ``outputs`` are arrays by name: ``o``, ``lse``, ``dq``, ... as the operation has them. An updated input is the very
-    array that was given, also in a GPU's memory. ``time_ms`` is the time of a launch of all stages, the median where
-    there were several: wall time on the host, on a GPU by its own clock and without copies; ``tflops`` counts
-    :attr:`Problem.flops`. ``kernels`` are the names of the kernels that ran, ``compile_seconds`` what compiling them
-    took, 0 for what the cache had.
+    ``outputs`` holds arrays by the operation's names: ``o``, ``lse``, ``dq``, ... An input that is updated in place is
+    the caller's own array, also in a GPU's memory. ``time_ms`` is the time of a launch of all stages in milliseconds,
+    the median if there were several: wall time on the host, GPU time without copies on a GPU. ``tflops`` is
+    :attr:`Problem.flops` over that time. ``kernels`` holds the names of the kernels that ran; ``compile_seconds`` is
+    the time spent compiling them, 0 if all were in the cache.
     """
 
     outputs: Mapping[str, Any] = field(repr=False)
@@ -53,54 +53,54 @@ class Result:
 
 
 _MOST_PATHS = 4096
-"""Fast paths that are remembered; beyond that all are forgotten."""
+"""Maximum number of cached fast paths; when it is exceeded, all are dropped."""
 
 _Place = tuple["Form", tuple[str, ...], "Device[Any]", tuple[str, ...]]
-"""What a fast path is for: the form of problems, the ids of kernels, the device, and the names of tensors."""
+"""The key of a fast path: the form of problems, the ids of kernels, the device, and the names of tensors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What plans of one catalog and arch share: kernels that are loaded, by id, and the fast paths of their calls.
+    """What the plans of one catalog and arch share: the loaded kernels by id, and the fast paths of their calls.
 
-    A kernel that is loaded is not built, checked or guarded again.
+    A loaded kernel is not built, checked or guarded again.
     """
 
     loaded: dict[str, LoadedKernel] = field(default_factory=dict)
     paths: dict[_Place, FastPath] = field(default_factory=dict)
 
     def drop(self, kernel_ids: Collection[str]) -> None:
-        """Settle these kernels anew from now on."""
+        """Forget these kernels: the next run builds, guards and loads them again."""
         for kernel_id in kernel_ids:
             self.loaded.pop(kernel_id, None)
-        for place in list(self.paths):  # other threads add to it
+        for place in list(self.paths):  # a copy: other threads may add paths meanwhile
             if not set(place[1]).isdisjoint(kernel_ids):
                 self.paths.pop(place, None)
 
     def clear(self) -> None:
-        """Settle every kernel anew from now on."""
+        """Forget all kernels."""
         self.loaded.clear()
         self.paths.clear()
 
 
 class Services(Protocol):
-    """What a plan asks of its catalog."""
+    """What a plan needs from its catalog."""
 
     @property
     def shared(self) -> Shared:
-        """What plans of one catalog and lineage share."""
+        """The state shared by the plans of one catalog and lineage."""
 
     def choice(self, problem: Problem, limit: int) -> Choice:
-        """What selection uses to choose for a problem now, and the best ``limit`` candidates."""
+        """The evidence that selection uses for a problem now, and the best ``limit`` candidates."""
 
     def build(self, kernel: Kernel) -> Artifact:
-        """The library of a kernel, compiled unless the cache has it."""
+        """Return the library of a kernel, compiled unless it is in the cache."""
 
     def reselect(self, problem: Problem, without: Set[str]) -> tuple[Kernel, ...]:
-        """A problem's kernels, stage by stage, except the ids ``without``."""
+        """Select a problem's kernels, stage by stage, except the ids ``without``."""
 
     def device(self, arch: str) -> Device[Any]:
-        """What kernels of an arch run on."""
+        """The device that runs kernels of an arch."""
 
     def guard(
         self, problem: Problem, kernels: Sequence[Kernel], artifacts: Sequence[Artifact], device: Device[Any]
@@ -109,14 +109,14 @@ class Services(Protocol):
 
 
 _reported: set[str] = set()
-"""Ids of the kernels that a warning was about, because others took their place."""
+"""Ids of replaced kernels for which a warning was already logged."""
 
 
 class Plan:
     """The kernels that answer one problem on one arch, in the order in which they run.
 
-    A plan is made by :meth:`catalog.Catalog.select`; it compiles its kernels when it first runs, keeps them loaded, and
-    may run any number of times.
+    :meth:`catalog.Catalog.select` returns a plan. It compiles its kernels when it first runs, keeps them loaded, and
+    can run any number of times.
     """
 
     def __init__(self, problem: Problem, arch: str, kernels: tuple[Kernel, ...], services: Services) -> None:
@@ -131,29 +131,31 @@ class Plan:
         return f"Plan({self.arch}: {' -> '.join(kernel.name for kernel in self.kernels)})"
 
     def explain(self, limit: int = 10) -> Choice:
-        """What the choice of the main stage goes by now, and the best ``limit`` candidates with their medians.
+        """The evidence for the choice of the main stage, and the best ``limit`` candidates with their medians.
 
         Raises:
-            SelectionError, RegistryError: no kernel answers the problem any more, or the catalog cannot be read.
+            SelectionError: no kernel answers the problem any more.
+            RegistryError: the catalog cannot be read.
         """
         return self.services.choice(self.problem, limit)
 
     def build(self) -> tuple[Artifact, ...]:
-        """Compile the kernels that the cache has not; a kernel that does not compile gives way to the next applicable.
+        """Compile the kernels that are not in the cache; one that does not compile is replaced by the next applicable.
 
         Raises:
-            BuildError: no applicable kernel compiles; the last one's error.
-            MissingKernelError: compiling is forbidden, and the cache has no applicable kernel; the best one's error.
+            BuildError: no applicable kernel compiles; this is the last one's error.
+            MissingKernelError: compiling is disabled and the cache has no applicable kernel; this is the best one's
+                error.
             ToolchainError: there is no usable compiler.
         """
         return self._ready(None)
 
     def _ready(self, device: Device[Any] | None) -> tuple[Artifact, ...]:
-        """The libraries of the kernels, fit to be loaded where there is a ``device`` to load them.
+        """Build the kernels, guard them if there is a ``device`` to load them on, and return their libraries.
 
-        A kernel that cannot be had gives way, and with it the other stages may be others: which there are depends on
-        the main kernel. So each round begins with the first stage. Rounds come to an end because a kernel is ``unfit``
-        for all later ones, and because a missing one raises as soon as selection has no other choice.
+        A kernel that does not build or fails its first run is replaced. The other stages depend on the main kernel and
+        may change with it, so each attempt starts over with the first stage. The loop ends because a failed kernel
+        stays ``unfit`` for all later attempts, and because a missing kernel raises once selection offers no other.
         """
         unfit: set[str] = set()
         while True:
@@ -165,30 +167,31 @@ class Plan:
                     self.services.guard(self.problem, self.kernels, tuple(artifacts), device)
                 return tuple(artifacts)
             except MissingKernelError:
-                others = self.services.reselect(self.problem, unfit)  # which prefers what the cache has now
+                # The cache may have changed since selection looked: it now prefers what the cache has.
+                others = self.services.reselect(self.problem, unfit)
                 if others == self.kernels:
                     raise
                 self.kernels = others
             except CacheError:
-                raise  # no other kernel would fare better
+                raise  # the folder is at fault: no other kernel could be built either
             except BuildError as error:
-                self._replace(unfit, self.kernels[len(artifacts)].id, error)  # the stage after those that were built
+                self._replace(unfit, self.kernels[len(artifacts)].id, error)  # the first stage without a library
             except QuarantinedError as error:
                 self._replace(unfit, error.kernel_id, error)
 
     def _replace(self, unfit: set[str], kernel_id: str, error: BuildError | QuarantinedError) -> None:
-        """Go on without the kernel that ``error`` is about; raises it where there is no other."""
+        """Replace the kernel that ``error`` is about; raise ``error`` if there is no other."""
         unfit.add(kernel_id)
         try:
             others = self.services.reselect(self.problem, unfit)
         except SelectionError:
             raise error from None
-        if any(kernel.id in unfit for kernel in others):  # given kernels, which give way to no other
+        if any(kernel.id in unfit for kernel in others):  # pinned kernels cannot be replaced
             raise error
         if kernel_id not in _reported:
             _reported.add(kernel_id)
             instead = ", ".join(kernel.name for kernel in others if kernel not in self.kernels)
-            _log.warning("%s; taking %s instead", error.message, instead)
+            _log.warning("%s; using %s instead", error.message, instead)
         self.kernels = others
 
     def run(
@@ -196,24 +199,24 @@ class Plan:
     ) -> Result:
         """Run the plan on tensors, ``run(q=q, k=k, v=v)`` or ``run(inputs)``; without any, on seeded random ones.
 
-        A plan of the host takes NumPy arrays, CPU tensors of PyTorch, and what has ``__dlpack__`` on the CPU, all on
-        their own memory. A plan of a GPU's arch runs on the first GPU of that arch that the process may use, or on the
-        one of that arch that PyTorch's tensors are on. It takes NumPy arrays, which are copied there and back, and
-        arrays in that GPU's memory (``__dlpack__`` or ``__cuda_array_interface__``, PyTorch's for one), which are used
-        where they are and whose lengths and page numbers are not checked. Outputs are tensors of PyTorch's on the
-        device where an input is one, else NumPy arrays; :meth:`bind` takes others. A run waits for the GPU,
-        :meth:`enqueue` does not.
+        A plan for the host takes NumPy arrays, PyTorch CPU tensors, and objects with ``__dlpack__`` on the CPU, and
+        uses all in place. A plan for a GPU runs on the first GPU of its arch that the process may use, or on the GPU of
+        that arch that holds the PyTorch tensors. It copies NumPy arrays to the GPU and back, and uses arrays in that
+        GPU's memory (objects with ``__dlpack__`` or ``__cuda_array_interface__``, such as PyTorch tensors) in place,
+        without checking lengths and page numbers. If an input is a PyTorch tensor on the device, the outputs are too,
+        otherwise they are NumPy arrays; :meth:`bind` accepts other outputs. A run waits for the GPU, :meth:`enqueue`
+        does not.
 
         Args:
-            inputs: the inputs by name, arrays as :attr:`Problem.tensors` describes them.
-            seed: of the random inputs.
-            repeats: launches; the outputs are the last one's, the time is the median.
+            inputs: the inputs by name, with the shapes and dtypes of :attr:`Problem.tensors`.
+            seed: seed of the random inputs.
+            repeats: number of launches; the outputs are the last one's, the time is the median.
             tensors: the inputs as keywords.
 
         Raises:
-            TensorError: a tensor is missing, superfluous, of the wrong shape, dtype or strides, or in other memory.
+            TensorError: a tensor is missing, unexpected, in other memory, or has the wrong shape, dtype or strides.
             DeviceError: this machine has no device for the arch, or a launch failed.
-            QuarantinedError: no applicable kernel is left that does not end its process or hang; the last one's error.
+            QuarantinedError: every applicable kernel crashes, hangs or is wrong; this is the last one's error.
             BuildError, ToolchainError: as :meth:`build`.
         """
         bound, compile_seconds = self._bind({**(inputs or {}), **tensors}, None, seed)
@@ -235,40 +238,41 @@ class Plan:
         seed: int = 0,
         **tensors: Any,
     ) -> BoundPlan:
-        """Fix the tensors, ``bind(q=q, k=k, v=v)``, so that launches neither check nor allocate.
+        """Bind the plan to tensors, ``bind(q=q, k=k, v=v)``, so that launches neither check nor allocate.
 
         Args:
-            inputs: as :meth:`run` takes them; without any, seeded random ones are made.
-            outputs: arrays to write into, by the names of :attr:`Problem.tensors`, for a GPU also arrays in its memory;
-                without any, new ones are made, as of :meth:`run`. What a run leaves alone (rows behind the real length
-                of a sequence, skipped sequences) keeps its value in a given array.
-            seed: of the random inputs.
+            inputs: the inputs as for :meth:`run`; without any, seeded random ones are made.
+            outputs: arrays to write into, by the names of :attr:`Problem.tensors`; for a GPU they may be in its memory.
+                Without any, new ones are made as in :meth:`run`. Elements that a run does not write (rows beyond the
+                length of a sequence, skipped sequences) keep their values.
+            seed: seed of the random inputs.
             tensors: the inputs as keywords.
 
         Raises:
-            TensorError, DeviceError, BuildError, ToolchainError: as :meth:`run`; TensorError also where an output is
-                missing, superfluous, of the wrong shape, dtype or strides, read-only, or shares memory with another
-                tensor.
+            TensorError: as :meth:`run`, or an output is missing, unexpected, read-only, of the wrong shape, dtype or
+                strides, or shares memory with another tensor.
+            DeviceError, BuildError, ToolchainError: as :meth:`run`.
         """
         return self._bind({**(inputs or {}), **tensors}, outputs, seed)[0]
 
     def enqueue(
         self, inputs: Mapping[str, Any] | None = None, /, *, outputs: Mapping[str, Any] | None = None, **tensors: Any
     ) -> Mapping[str, Any]:
-        """Queue the plan on the caller's current stream, ``enqueue(q=q, k=k, v=v)``; the results, as they will be.
+        """Queue the plan on the caller's current stream, ``enqueue(q=q, k=k, v=v)``, and return the future results.
 
-        For tensors in a GPU's memory: nothing is copied, and nothing is waited for once the kernels are loaded. The
-        current stream is PyTorch's where the process uses it (``with torch.cuda.stream(...)`` chooses), else CuPy's,
-        else the default one. :meth:`bind` costs less where the same tensors come again. The host runs the plan.
+        For tensors in a GPU's memory: nothing is copied, and once the kernels are loaded nothing waits. The current
+        stream is PyTorch's if the process uses PyTorch (``with torch.cuda.stream(...)`` chooses it), else CuPy's, else
+        the default stream. For repeated calls on the same tensors :meth:`bind` costs less. On the host the plan runs
+        before the call returns.
 
         Args:
-            inputs: as :meth:`run` takes them, arrays in one GPU's memory.
-            outputs: as :meth:`bind` takes them; without any, tensors of PyTorch's are made where an input is one.
+            inputs: the inputs as for :meth:`run`, arrays in one GPU's memory.
+            outputs: the outputs as for :meth:`bind`; without any, PyTorch tensors are made if an input is one.
             tensors: the inputs as keywords.
 
         Raises:
-            TensorError, DeviceError, BuildError, ToolchainError: as :meth:`bind`; TensorError also where a tensor is a
-                NumPy array, and the plan is of a GPU's arch.
+            TensorError: as :meth:`bind`, or a tensor is a NumPy array and the plan is for a GPU.
+            DeviceError, BuildError, ToolchainError: as :meth:`bind`.
         """
         given = {**(inputs or {}), **tensors}
         device = self.services.device(self.arch).beside(given)
@@ -296,10 +300,10 @@ class Plan:
         return self.problem.form, tuple([kernel.id for kernel in self.kernels]), device, tuple(given)
 
     def workspace(self, device: Device[Any], kernels: tuple[LoadedKernel, ...]) -> Workspace:
-        """What the stages share on a device; the loaded kernels are asked once.
+        """The workspace that the stages share on a device; computed once by the loaded kernels.
 
         Raises:
-            DeviceError: it would be larger than any memory.
+            DeviceError: the workspace would be larger than any memory.
         """
         if not self.problem.divided:
             return NO_WORKSPACE
@@ -313,7 +317,7 @@ class Plan:
         return workspace
 
     def _find_loaded(self) -> bool:
-        """Whether the kernels are loaded, by this plan or another."""
+        """Whether this plan or another has loaded the kernels."""
         if not self._loaded:
             there = self.services.shared.loaded
             loaded = [there[kernel.id] for kernel in self.kernels if kernel.id in there]
@@ -323,23 +327,23 @@ class Plan:
         return True
 
     def _bind(self, given: Mapping[str, Any], outputs: Mapping[str, Any] | None, seed: int) -> tuple[BoundPlan, float]:
-        """The bound plan, and the seconds that compiling it took."""
+        """Bind the tensors; return the bound plan and the seconds spent compiling."""
         from catalog.runtime.bound import bind, take
 
         device = self.services.device(self.arch).beside(given)
-        taken = take(self.problem, device, given, outputs, seed)  # before anything is compiled for them
+        taken = take(self.problem, device, given, outputs, seed)  # bad tensors fail before anything is compiled
         compile_seconds = self._load(device)
         return bind(self, device, self._loaded, taken), compile_seconds
 
     def _load(self, device: Device[Any]) -> float:
-        """Load the kernels, unless they are; the seconds that compiling took."""
+        """Load the kernels unless they are loaded; return the seconds spent compiling."""
         if self._find_loaded():
             return 0.0
         tracing.follow_settings()
         artifacts = self._ready(device)
         try:
             self._loaded = _load(device, artifacts)
-        except ChangedLibraryError as error:  # dropped by another process in between, or damaged
+        except ChangedLibraryError as error:  # damaged, or dropped by another process since the build
             _log.warning("%s: building again", error.message)
             artifacts = self._ready(device)
             self._loaded = _load(device, artifacts)

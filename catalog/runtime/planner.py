@@ -1,4 +1,4 @@
-"""From problems to plans: which kernels answer, and what plans ask of their catalog when they run."""
+"""From problems to plans: the choice of kernels, and the services that plans need when they run."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
     from catalog.runtime.devices import Device
 
 MOST_PLANS = 65_536
-"""Plans that a catalog remembers; beyond that it forgets all and starts anew."""
+"""Maximum number of plans that a catalog caches; when it is exceeded, all are dropped."""
 
 PlanKey = tuple[Problem, str, str | None, str]
-"""A problem, and the arch, revision and variant that were asked for: one flat tuple, which is the fastest to hash."""
+"""A problem and the requested arch, revision and variant, as one flat tuple, which is the fastest to hash."""
 
 
 class Planners:
     """The planners of a catalog, and the plans that they made.
 
     Args:
-        file: has the kernels.
-        builds: builds them.
-        devices: run them.
+        file: the file with the kernels.
+        builds: builds the kernels.
+        devices: the devices that run them.
     """
 
     def __init__(self, file: CatalogFile, builds: Builds, devices: Devices) -> None:
@@ -55,7 +55,7 @@ class Planners:
         file.watchers.add(self)
 
     def of(self, wanted: Wanted) -> Planner:
-        """The planner of a lineage, which has forgotten what it decided under other settings."""
+        """The planner of a lineage; its decisions are dropped if the settings have changed."""
         if settings.settings() is not self._settings:
             self._settings = settings.settings()
             self.forget()
@@ -65,7 +65,7 @@ class Planners:
         return planner
 
     def plan(self, key: PlanKey) -> Plan:
-        """The plan for a problem; :attr:`plans` has it from now on.
+        """Make the plan for a problem and add it to :attr:`plans`.
 
         Raises:
             SelectionError, ProblemError: as :meth:`catalog.Catalog.select`.
@@ -78,7 +78,7 @@ class Planners:
         return plan
 
     def measured_on(self, arch: str) -> int | None:
-        """The device whose timings count: this machine's where it runs ``arch``, else the most measured one."""
+        """The id of the device whose timings count: this machine's if it runs ``arch``, else the most measured one."""
         device = self._measured.get(arch)
         if device is None:
             if why_unavailable(arch) is None:
@@ -90,7 +90,7 @@ class Planners:
         return device
 
     def forget(self) -> None:
-        """Select anew from now on: what was measured has changed."""
+        """Drop plans and decisions, because measurements have changed."""
         with self.file.lock:
             self.plans.clear()
             self._measured.clear()
@@ -98,27 +98,27 @@ class Planners:
                 planner.forget()
 
     def rows_changed(self) -> None:
-        """Select anew from now on, from other rows and by other rules."""
+        """Drop plans and decisions, because rows and rules have changed."""
         with self.file.lock:
             self.forget()
             self.disconnected()
 
     def disconnected(self) -> None:
-        """Decide by queries on another connection from now on; plans are remembered."""
+        """Drop everything tied to the closed connection; plans are kept."""
         for planner in self._planners.values():
             planner.disconnected()
 
     def reconsider(self, kernel_ids: Collection[str]) -> None:
-        """Forget decisions, because these kernels have failed or can be used again; plans that were returned stay."""
+        """Drop decisions, because these kernels have failed or can be used again; returned plans remain valid."""
         with self.file.lock:
             for planner in self._planners.values():
                 planner.reconsider(kernel_ids)
 
 
 class Planner:
-    """Makes the plans of one lineage, and answers what they ask: the services of :mod:`catalog.runtime.plan`.
+    """Makes the plans of one lineage and provides their services (see :class:`catalog.runtime.plan.Services`).
 
-    It lives as long as its catalog; its decisions live as long as the connection and the rows that they come from.
+    It lives as long as its catalog; its decisions live as long as the connection and the rows they come from.
     """
 
     def __init__(self, wanted: Wanted, planners: Planners) -> None:
@@ -129,7 +129,7 @@ class Planner:
 
     @property
     def decisions(self) -> Decisions:
-        """What was decided from the rows as they are now; hold the lock of the file while using it."""
+        """The decisions from the current rows; hold the file's lock while using them."""
         if self._decisions is None:
             self._decisions = self._new_decisions()
         return self._decisions
@@ -149,7 +149,7 @@ class Planner:
 
     @property
     def selector(self) -> Selector:
-        """The query behind :attr:`decisions`."""
+        """The selector behind :attr:`decisions`."""
         return self.decisions.selector
 
     def _forbidding(self, traits: Mapping[str, Any]) -> list[Finding]:
@@ -161,7 +161,7 @@ class Planner:
         return [finding for finding in explained.rejections if finding.kind == "constraint"]
 
     def plan(self, problem: Problem) -> Plan:
-        """The plan of the best kernels for ``problem``; one that was never measured is counted as a miss.
+        """Make the plan of the best kernels for ``problem``; an unmeasured problem is counted as a miss.
 
         Raises:
             SelectionError, ProblemError: as :meth:`catalog.Catalog.select`.
@@ -174,7 +174,7 @@ class Planner:
         return Plan(problem, arch, decision.kernels, self)
 
     def plan_with(self, problem: Problem, kernel: Kernel) -> Plan:
-        """As :meth:`plan`, but ``kernel`` runs as the stage of its family, and gives way to no other.
+        """Like :meth:`plan`, but ``kernel`` runs as the stage of its family and is never replaced.
 
         Raises:
             SelectionError, ProblemError: as :meth:`plan`.
@@ -190,17 +190,17 @@ class Planner:
             check_room(problem, wanted_splits(problem, kernels, host.threads))
 
     def forget(self) -> None:
-        """Decide anew from now on."""
+        """Drop all decisions."""
         if self._decisions is not None:
             self._decisions.forget()
         self.shared.clear()
 
     def disconnected(self) -> None:
-        """Read rows and rules anew from now on."""
+        """Drop everything read from the closed connection."""
         self._decisions = None
 
     def reconsider(self, kernel_ids: Collection[str]) -> None:
-        """Decide anew from now on, and settle these kernels anew."""
+        """Drop all decisions, and forget that these kernels are loaded."""
         if self._decisions is not None:
             self._decisions.forget()
         self.shared.drop(kernel_ids)
@@ -211,7 +211,7 @@ class Planner:
             main, selector = operation_of(problem).main_stage(problem), self._planners.of(self._wanted).selector
             choice = selector.choice(problem, main, limit)
             if not choice.candidates:
-                selector.candidates(problem, main)  # says why
+                selector.candidates(problem, main)  # raises with the reason
         return choice
 
     def build(self, kernel: Kernel) -> Artifact:
@@ -222,7 +222,7 @@ class Planner:
         """The best kernels for ``problem``, except the ids ``without``.
 
         Raises:
-            SelectionError: none is left.
+            SelectionError: no other kernel answers the problem.
         """
         with self._planners.file.lock:
             self._planners.reconsider(without)
@@ -241,7 +241,7 @@ class Planner:
 
 @dataclass(frozen=True, slots=True)
 class _Pinned:
-    """The services of a plan whose kernels are given: those of ``planner``, but there is no other choice."""
+    """The services of a plan with pinned kernels: those of ``planner``, except that kernels are never replaced."""
 
     planner: Planner
     kernels: tuple[Kernel, ...]

@@ -1,12 +1,12 @@
-"""Which of several kernels is the fastest, and how sure that is.
+"""Finds the fastest of several kernels, with a statement of confidence.
 
-Interference only adds time, and in rounds of random order it meets every kernel alike. So, whatever its distribution, a
-kernel that is not faster than another one takes longer in at least half of all rounds: the median of the ratios is on
-the right side of 1, and order statistics say how sure that is.
+Interference only adds time, and in rounds of random order it affects every kernel alike. So, whatever its distribution,
+a kernel that is not faster than another takes longer in at least half of all rounds: the median of the ratios is on the
+right side of 1, and order statistics give the confidence.
 
-A race has two parts. First all kernels run in rounds, and those drop out that are certainly slower than the leader by
-more than noise. Then, in new rounds, those that are left are compared once more, or the leader and the runner-up where
-it is alone; only these rounds decide, because who leads the first part may owe it to luck.
+A race has two parts. First all kernels run in rounds, and those that are certainly slower than the leader by more than
+noise drop out. Then the remaining kernels, at least the leader and the runner-up, run in new rounds. Only the new
+rounds decide, because the leader of the first part may owe its lead to luck.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from catalog.errors import CatalogError
 from catalog.runtime.measure import SOUND_BLOCKS, Measurement, Rounds, StopRule, Timed, percent, rank
 
 DOUBT = 0.004
-"""How often a comparison of two kernels may be wrong; all :data:`LOOKS` together are wrong at most one time in 20."""
+"""Error probability of one comparison of two kernels; for all :data:`LOOKS` together it is at most 1 in 20."""
 
 LOOKS = 12
 """Maximum number of comparisons in a part of the race."""
@@ -30,17 +30,17 @@ LATER = 1.5
 """Growth of the number of rounds from one comparison to the next."""
 
 SIFTING_LOOKS = 4
-"""Maximum number of comparisons in the first part: kernels that still look alike are left to the second."""
+"""Maximum number of comparisons in the first part; kernels not separated by then go on to the second."""
 
 SPREAD_SECONDS = 0.2
-"""Minimum duration of a part, because other work comes and goes."""
+"""Minimum duration of a part in seconds, because other work comes and goes."""
 
 FINALISTS = 2
-"""Minimum number of kernels in the second part, if there are that many."""
+"""Minimum number of kernels in the second part, if there are as many."""
 
 
 class Sureness(str, Enum):
-    """What a race has shown."""
+    """The confidence in a race's result."""
 
     SURE = "sure"
     EQUAL = "equal"
@@ -49,16 +49,16 @@ class Sureness(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The kernel to take, and how sure that is.
+    """The kernel to choose, and the confidence in it.
 
     Attributes:
-        best: the kernel that selection takes by these times.
-        sureness: SURE: every other kernel is slower. EQUAL: the best may be slower than another one, but by no more
-            than ``share``. NOISY: nothing follows from the times.
-        share: a bound that holds with confidence: how much longer the next kernel takes (SURE), or how much longer the
-            best takes than any other (EQUAL, NOISY); infinite where nothing is known, 0 where there is no other.
-        rivals: the other kernels of the second part.
-        disturbance: the share of blocks during which other processes had a core.
+        best: the kernel that selection chooses by these times.
+        sureness: SURE: every other kernel is slower. EQUAL: the best may be slower than another, but by at most
+            ``share``. NOISY: the times prove nothing.
+        share: a confidence bound on how much longer the next kernel takes (SURE), or on how much longer the best takes
+            than any other (EQUAL, NOISY); infinite if nothing is known, 0 if there is no other kernel.
+        rivals: number of other kernels in the second part.
+        disturbance: the share of blocks disturbed by other processes.
     """
 
     best: str
@@ -69,7 +69,7 @@ class Verdict:
 
     @property
     def about(self) -> str:
-        """The verdict in a few words."""
+        """The verdict as a phrase."""
         if self.sureness is Sureness.NOISY:
             return "too noisy: not recorded"
         if self.sureness is Sureness.EQUAL:
@@ -81,10 +81,10 @@ class Verdict:
 class Raced:
     """The outcome of a race.
 
-    ``measurements`` are on one scale: those of each kernel times the factor that makes its median that of the leader
-    times the median of their ratios, or that of the leader where the two cannot be told apart. So selection, which
-    orders by medians, takes the kernel of the verdict, and of equal kernels the same one after every race. ``verdict``
-    is None if all failed.
+    ``measurements`` share one scale: each kernel's times are multiplied so that its median equals the leader's median
+    times the median ratio of the two, or just the leader's median if the two cannot be distinguished. So selection,
+    which orders by medians, chooses the kernel of the verdict, and among equal kernels the same one after every race.
+    ``verdict`` is None if all kernels failed.
     """
 
     measurements: Mapping[str, Measurement]
@@ -93,7 +93,7 @@ class Raced:
 
 
 def choice(medians: Mapping[str, float], noise: float) -> str:
-    """The kernel that selection takes by these medians: of those within ``noise`` of the least, the least id."""
+    """The kernel that selection chooses by these medians: the lowest id among those within ``noise`` of the lowest."""
     limit = min(medians.values()) * (1 + noise)
     return min(kernel_id for kernel_id, median_ms in medians.items() if median_ms <= limit)
 
@@ -102,10 +102,10 @@ def race(plans: Mapping[str, Timed], rule: StopRule, noise: float) -> Raced:
     """Time plans against each other.
 
     Args:
-        plans: by the id of the kernel that does most of the work.
-        rule: of each part of the race. By twice its precision, or twice ``noise`` if that is more, the best may be
-            slower than another kernel; beyond that it is too noisy.
-        noise: kernels that are nearer than that to the best are as good, as a share of its time.
+        plans: plans by the id of the kernel that does most of the work.
+        rule: the rule for each part of the race. The result is too noisy if the best may be slower than another kernel
+            by more than twice the rule's precision, or twice ``noise`` if that is more.
+        noise: kernels within this share of the best kernel's time are equally good.
     """
     first = Rounds(plans, rule)
     first.warm_up()
@@ -127,7 +127,7 @@ def race(plans: Mapping[str, Timed], rule: StopRule, noise: float) -> Raced:
 
 
 def _run(rounds: Rounds, rule: StopRule, done: Callable[[], bool], looks: int = LOOKS) -> None:
-    """Run rounds until ``done``, until all ``looks`` are used, or until no plan may be timed for longer."""
+    """Run rounds until ``done``, until ``looks`` comparisons were made, or until all plans reached their limits."""
     spread = min(SPREAD_SECONDS, rule.seconds)
     count, due = 0, float(rounds.fewest)
     for _ in range(looks):
@@ -142,7 +142,7 @@ def _run(rounds: Rounds, rule: StopRule, done: Callable[[], bool], looks: int = 
 
 
 def _sift(rounds: Rounds, noise: float) -> bool:
-    """Remove plans that are certainly slower than the leader by more than noise; return whether few are left."""
+    """Remove plans that are certainly slower than the leader by more than noise; return whether few remain."""
     leader = min(rounds.running, key=lambda name: _typical(rounds, name), default="")
     rounds.running = [
         name for name in rounds.running if name == leader or _bounds(rounds, name, leader)[0] <= 1 + noise
@@ -151,7 +151,7 @@ def _sift(rounds: Rounds, noise: float) -> bool:
 
 
 def _decided(rounds: Rounds, noise: float) -> bool:
-    """Whether more rounds would change nothing: the best is known well, and each other one is slower or as good."""
+    """Whether the result is final: the best is measured precisely, and each other plan is slower or equally good."""
     if not rounds.running:
         return True
     leader, *_ = rounds.running
@@ -163,7 +163,7 @@ def _decided(rounds: Rounds, noise: float) -> bool:
 
 
 def _verdict(rounds: Rounds, measurements: Mapping[str, Measurement], rule: StopRule, noise: float) -> Verdict:
-    """The verdict of the second part on the times that are recorded."""
+    """The verdict of the second part, for the times that are recorded."""
     best = choice({name: measurement.median_ms for name, measurement in measurements.items()}, noise)
     others = [name for name in rounds.running if name != best]
     slowest = max((_bounds(rounds, best, other)[1] for other in others), default=1.0)
@@ -178,7 +178,7 @@ def _verdict(rounds: Rounds, measurements: Mapping[str, Measurement], rule: Stop
 
 
 def _on_one_scale(names: Sequence[str], first: Rounds, second: Rounds) -> Iterator[tuple[str, Measurement]]:
-    """What was measured of plans, the leader of the first part first."""
+    """The measurements of plans on the scale of the first part's leader, the leader first."""
     leader, *_ = names
     of_leader = (second if second.blocks(leader) else first).measurement(leader)
     for name in names:
@@ -188,18 +188,18 @@ def _on_one_scale(names: Sequence[str], first: Rounds, second: Rounds) -> Iterat
 
 
 def _ratio(rounds: Rounds, name: str, leader: str) -> float:
-    """How many times as long as the leader a plan takes: 1 where they cannot be told apart."""
+    """The ratio of a plan's time to the leader's; 1 if the two cannot be distinguished."""
     low, high = _bounds(rounds, name, leader)
     return 1.0 if low <= 1 <= high else median(rounds.ratios(name, leader))
 
 
 def _typical(rounds: Rounds, name: str) -> float:
-    """The median of the blocks of a plan, in nanoseconds; infinite where none counts."""
+    """The median of a plan's blocks in nanoseconds; infinite if none counts."""
     return median(rounds.blocks(name) or [math.inf])
 
 
 def _bounds(rounds: Rounds, name: str, other: str) -> tuple[float, float]:
-    """Bounds of how many times as long as another plan one takes: 0 and infinity where there are too few rounds."""
+    """Confidence bounds of the ratio of a plan's time to another's; 0 and infinity if there are too few rounds."""
     ratios = rounds.ratios(name, other)
     place = rank(len(ratios), DOUBT)
     return (0.0, math.inf) if place is None else (ratios[place], ratios[-1 - place])

@@ -1,4 +1,4 @@
-"""Running the calls of a trace again: each problem once, on the inputs that were kept, else on seeded ones."""
+"""Replay of a trace: each problem runs once, on its recorded inputs or else on seeded random ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COLUMNS = (
     *("problem", "arch", "calls", "launches", "total_ms", "recorded_ms", "median_ms", "speedup", "tflops", "n"),
     *("inputs", "verified", "same_kernels", "kernels", "error"),
 )
-"""What a replayed problem shows."""
+"""The columns of a replayed problem."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +33,11 @@ class ReplayOptions:
     """How to replay.
 
     Attributes:
-        arch: what kernels are for; None: that of the recorded calls.
-        repeats: launches of each problem, where they are not timed by a rule.
-        rule: time until the medians are known; None: just ``repeats`` launches.
-        verify: hold the outputs against the float64 reference.
-        jobs: compilers at once; None: one a core.
+        arch: the arch to run on; None: that of the recorded calls.
+        repeats: number of launches per problem if there is no ``rule``.
+        rule: time until the medians are precise; None: just ``repeats`` launches.
+        verify: compare the outputs with the float64 reference.
+        jobs: number of parallel compilers; None: one per core.
     """
 
     arch: str | None = None
@@ -49,9 +49,10 @@ class ReplayOptions:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What came of a problem: ``inputs`` says which, ``kernels`` are those that ran now; ``error`` why it did not run.
+    """The result of a replayed problem.
 
-    ``checks`` are of the outputs, of all inputs that were kept; none where it was not verified.
+    ``inputs`` says which inputs were used, ``kernels`` has the kernels that ran now, ``error`` why the problem did not
+    run. ``checks`` has the checked outputs for all recorded inputs; it is empty if the problem was not verified.
     """
 
     used: Used
@@ -64,22 +65,22 @@ class Replayed:
 
     @property
     def verified(self) -> bool | None:
-        """Whether every output was right; None where it was not looked at."""
+        """Whether every output was right; None if it was not verified."""
         return all(check.passed for check in self.checks) if self.checks else None
 
     @property
     def passed(self) -> bool:
-        """Whether it ran, and nothing that was looked at is wrong."""
+        """Whether it ran without a wrong output."""
         return self.error is None and self.verified is not False
 
     @property
     def about(self) -> str:
-        """The time, or what is wrong, in a line."""
+        """The time or the error, in one line."""
         if self.error is not None:
             return self.error.message.splitlines()[0]
         if not self.passed:
             worst = max(self.checks, key=lambda check: check.tolerance_used)
-            return f"WRONG: {worst.tensor} is off by {worst.tolerance_used:.3g} times what is allowed"
+            return f"WRONG: {worst.tensor} is off by {worst.tolerance_used:.3g} times the tolerance"
         return "" if self.measurement is None else f"{self.measurement.median_ms:.3f} ms"
 
     @property
@@ -108,10 +109,10 @@ def replay(
     options: ReplayOptions | None = None,
     on_done: Callable[[Replayed], None] | None = None,
 ) -> list[Replayed]:
-    """Run each of the recorded problems again, with the kernels that selection takes now.
+    """Run each recorded problem again, with the kernels that selection chooses now.
 
-    What is recorded of problems and timings in the catalog stays; nothing of this is traced. A problem that does not
-    run stops no other: its outcome has the error.
+    Nothing is recorded in the catalog or in a trace. A problem that does not run does not stop the others; its result
+    has the error.
 
     Raises:
         UsageError: an arch is unknown, or kept inputs are damaged.
@@ -121,7 +122,7 @@ def replay(
     done: list[Replayed] = []
     with tracing.paused():
         if options.arch is not None:
-            catalog.spec(options.arch)  # raises for an unknown one before anything runs
+            catalog.spec(options.arch)  # an unknown arch raises before anything runs
         plans = [_plan(catalog, used, options) for used in asked]
         kernels = {kernel.id: kernel for plan in plans if not isinstance(plan, CatalogError) for kernel in plan.kernels}
         catalog.builder.build_many(kernels.values(), options.jobs)
@@ -133,14 +134,14 @@ def replay(
 
 
 def exit_code(asked: Sequence[Used], done: Sequence[Replayed]) -> int:
-    """What ``catalog replay`` exits with: 1 where a problem does not run or is wrong, 130 where some were not tried."""
+    """Exit code of ``catalog replay``: 1 if a problem did not run or is wrong, 130 if some were not tried."""
     if len(done) < len(asked):
         return INTERRUPTED
     return int(not all(replayed.passed for replayed in done))
 
 
 def _plan(catalog: Catalog, used: Used, options: ReplayOptions) -> Plan | CatalogError:
-    """The plan of a problem, or why it has none here."""
+    """The plan of a problem, or the error why it has none here."""
     try:
         check_available(resolve_arch(options.arch or used.wanted.arch))
         if options.arch is None:
@@ -165,17 +166,17 @@ def _replayed(used: Used, plan: Plan | CatalogError, options: ReplayOptions) -> 
 
 
 def _checks(plan: Plan, used: Used, kept: Sequence[Mapping[str, Array]]) -> list[Check]:
-    """The outputs of each call whose inputs were kept; of seeded ones, on a small problem of the same traits."""
+    """Check the outputs for all recorded inputs, or for seeded ones on a small problem with the same traits."""
     if not kept:
-        plan.build()  # a kernel that does not compile gives way here, not in the plan of the smaller problem
+        plan.build()  # replaces a kernel that does not compile before its plan for the smaller problem is made
         return list(checks_of(plan, expected_of(used.problem, plan.arch, used.seed)))
     expected = [Expected(used.problem, inputs, plan.arch) for inputs in kept]
     return [check for one in expected for check in one.check(one.run(plan))]
 
 
 def _measured(plan: Plan, inputs: Mapping[str, Array], options: ReplayOptions) -> Measurement:
-    bound = plan.bind({name: array.copy() for name, array in inputs.items()})  # an updated one is written
+    bound = plan.bind({name: array.copy() for name, array in inputs.items()})  # copies: some inputs are updated
     if options.rule is not None:
         return measure(bound, options.rule)
-    bound.launch()  # the first takes what no other does: pages, threads
+    bound.launch()  # the first launch has extra cost: page faults, starting threads
     return summarise(bound.time(options.repeats), clock_mhz=bound.clock_mhz())

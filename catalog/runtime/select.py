@@ -1,10 +1,10 @@
 """Selection: a problem's traits become one SQL query over the kernels of an arch.
 
-The query asks for signature equality, for hardware validity, and for every applicability rule of the arch's spec. It
-orders by evidence: by the measured medians of this very problem on this device, else by those of the nearest measured
-problem of its kind (:attr:`Form.kind`), then by the spec's static order, then by kernel id. Medians
-within noise (:attr:`Backend.noise`) of the best count as equal, so two runs choose alike. Kernels that did not compile
-or are quarantined are passed over, until their content key changes.
+The query requires signature equality, hardware validity, and every applicability rule of the arch's spec. It orders by
+the measured medians of this very problem on this device, else by those of the nearest measured problem of its kind
+(:attr:`Form.kind`), then by the spec's static order, then by kernel id. Medians within noise (:attr:`Backend.noise`) of
+the best count as equal, so two runs make the same choice. Kernels that did not compile or are quarantined are passed
+over until their content key changes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Evidence = Literal["measured", "nearest", "static"]
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An applicable kernel, with the measured median in ms that selection goes by, if there is one."""
+    """An applicable kernel, with the measured median in ms that selection uses, if there is one."""
 
     kernel: Kernel
     median_ms: float | None
@@ -42,10 +42,10 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What selection goes by, and the candidates, best first.
+    """The evidence that selection uses, and the candidates, best first.
 
-    ``neighbour`` is the measured problem whose medians the candidates carry, the problem itself where it was measured;
-    None where nothing of its kind was, and the static order decides.
+    ``neighbour`` is the measured problem that the candidates' medians come from: the problem itself if it was measured.
+    It is None if no problem of its kind was measured; then the static order decides.
     """
 
     neighbour: Neighbour | None
@@ -53,14 +53,14 @@ class Choice:
 
     @property
     def evidence(self) -> Evidence:
-        """Which of the three decides about the first candidate."""
+        """The kind of evidence that decides on the first candidate."""
         if self.neighbour is None or not self.candidates or self.candidates[0].median_ms is None:
             return "static"
         return "measured" if self.neighbour.same else "nearest"
 
     @property
     def about(self) -> str:
-        """What decides, as a sentence. Printing the choice gives it, and the candidates below it."""
+        """What decides, as a sentence; ``str()`` of the choice appends the candidates."""
         if self.evidence == "static" or self.neighbour is None:
             return "Static order: nothing of this problem's kind was measured on this device."
         count = sum(candidate.median_ms is not None for candidate in self.candidates)
@@ -79,21 +79,21 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The kernels of a plan, stage by stage, and what decided about the main one."""
+    """The kernels of a plan, stage by stage, and the evidence for the main one."""
 
     kernels: tuple[Kernel, ...]
     evidence: Evidence
 
 
 class Selector:
-    """The selection query of one lineage, made once from its rules in the registry.
+    """The selection query of one lineage, built once from its rules in the registry.
 
     Args:
-        connection: of the catalog.
-        held: which kernels, and facts of the devices that they are for.
-        forbidding: finds the constraints that allow no kernel of some traits.
-        usable: whether a kernel may be taken, given whether its newest build failed or is quarantined.
-        device: gives the row of the device whose timings count, None for none.
+        connection: connection to the catalog.
+        held: the lineage in the file.
+        forbidding: returns the constraints that allow no kernel with the given traits.
+        usable: whether a kernel may be selected, given whether its newest build failed or is quarantined.
+        device: returns the row id of the device whose timings count, or None.
     """
 
     def __init__(
@@ -135,10 +135,10 @@ class Selector:
     ) -> list[Candidate]:
         """The best ``limit`` kernels of ``family`` for ``problem``, best first.
 
-        ``static``: as if nothing was measured; ``without``: none of these ids.
+        ``static`` ignores measurements; ``without`` excludes these ids.
 
         Raises:
-            SelectionError: no kernel answers the problem; says which trait or rule leaves none.
+            SelectionError: no kernel answers the problem; the message names the trait or rule that leaves none.
         """
         found = self.choice(problem, family, limit, static=static, without=without).candidates
         if not found:
@@ -146,15 +146,15 @@ class Selector:
         return list(found)
 
     def kept(self, problem: Problem, family: str, limit: int) -> list[Candidate]:
-        """As :meth:`candidates`, but an empty list when no kernel answers the problem."""
+        """Like :meth:`candidates`, but an empty list if no kernel answers the problem."""
         return list(self.choice(problem, family, limit).candidates)
 
     def choice(
         self, problem: Problem, family: str, limit: int, *, static: bool = False, without: Set[str] = frozenset()
     ) -> Choice:
-        """The best ``limit`` kernels of ``family`` for ``problem``, maybe none, and what speaks for them.
+        """The best ``limit`` kernels of ``family`` for ``problem``, perhaps none, and the evidence for them.
 
-        Where no kernel that answers it is usable, those that nothing is known against.
+        If no answering kernel is usable, returns those that have not failed.
         """
         device = None if static else self.device()
         neighbour = nearest(self.connection, problem, device)
@@ -174,7 +174,7 @@ class Selector:
     def _ranked(
         self, problem: Problem, family: str, device: int | None, neighbour: Neighbour | None
     ) -> Iterator[tuple[Candidate, bool]]:
-        """The kernels that answer the problem, best first, and whether the newest build of each is no good."""
+        """The kernels that answer the problem, best first, each with whether its newest build is bad."""
         parameters = self.parameters(problem, family) | {
             "device": device,
             "measured": None if neighbour is None else neighbour.id,
@@ -184,15 +184,15 @@ class Selector:
             yield Candidate(self._operation.kernel.from_row(row), row["median_ms"]), bool(row["passed_over"])
 
     def steps(self, problem: Problem, family: str) -> tuple[Step, ...]:
-        """How the kernels of the lineage narrow down to those that answer the problem."""
+        """The funnel from the lineage's kernels to those that answer the problem."""
         return funnel(self.connection, self.parameters(problem, family), self._rules_of(family, "applicability"))
 
     def expressions(self, family: str) -> list[str]:
-        """The rules and orders of ``family``, SQL over columns of table ``kernel`` and :meth:`parameters`."""
+        """The rules and orders of ``family``: SQL over columns of table ``kernel`` and :meth:`parameters`."""
         return [rule["expr"] for kind in ("applicability", "order") for rule in self._rules_of(family, kind)]
 
     def parameters(self, problem: Problem, family: str) -> dict[str, Any]:
-        """What the selection query is given of a problem and of the lineage."""
+        """The parameters of the selection query, from a problem and the lineage."""
         required = self._operation.required_traits(problem, family, self.lineage)
         return {
             **{f"want_{name}": value for name, value in required.items()},
@@ -212,7 +212,7 @@ class Selector:
                 "SELECT * FROM ("
                 f"SELECT kernel.*, median_ms, min(median_ms) OVER () AS best_ms, {PASSED_OVER} AS passed_over "
                 f"FROM {rows_of(self.lineage.operation)} AS kernel LEFT JOIN ("
-                # Of several libraries of a row the one measured last counts: SQLite takes the columns from its row.
+                # If a row has several libraries, the last measured one counts: with max() SQLite takes its columns.
                 "  SELECT kernel_id, median_ms, max(created) FROM timing"
                 "  WHERE problem_id = :measured AND device_id = :device AND NOT cold"
                 f"  AND {SOUND} GROUP BY kernel_id"
@@ -241,13 +241,13 @@ class Selector:
             reason = "; ".join([steps[-1].reason, *forbidden])
         return SelectionError(
             f"no {family} kernel of {arch} answers the problem {problem.key}: {reason}",
-            hint=f"What there is: catalog query \"family='{family}'\" --arch {arch}",
+            hint=f"To list the kernels: catalog query \"family='{family}'\" --arch {arch}",
         )
 
 
 def _rejections(steps: Sequence[Step]) -> str:
-    """The rules that reject kernels of the right signature, the strictest first."""
+    """The rules that reject kernels of the right signature, strictest first, as text."""
     total = next(step.left for step in reversed(steps) if step.kind == "trait")
     biting = sorted((step for step in steps if step.kind != "trait" and step.rejects), key=lambda step: -step.rejects)
     rejections = "; ".join(f"{step.id} rejects {step.rejects:,} ({step.reason})" for step in biting)
-    return f"of {counted(total, 'kernel')} with its signature, {rejections or 'none could be built or was fit to run'}"
+    return f"of {counted(total, 'kernel')} with its signature, {rejections or 'none could be built and run'}"

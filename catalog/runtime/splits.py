@@ -1,4 +1,4 @@
-"""How many parts the work of a plan is divided into."""
+"""The number of parts that a plan's work is divided into."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from catalog.schema.problem import Problem
 
 
 def wanted_splits(problem: Problem, kernels: Sequence[Kernel], threads: int) -> int:
-    """Parts that the work of ``kernels``, those of a plan, is best divided into; they say how many there will be.
+    """The best number of parts for the work of a plan's ``kernels``; the kernels decide the actual number.
 
-    ``threads`` are those of the device that they run on.
+    ``threads`` is the number of threads of the device.
     """
     whole_waves = backend_of(kernels[0].arch).whole_waves
     return operation_of(problem).splits(problem, kernels, threads, whole_waves=whole_waves)

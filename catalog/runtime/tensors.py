@@ -1,8 +1,8 @@
-"""The arrays of a problem: checked, described to a kernel, and made where they are outputs.
+"""The arrays of a problem: checks of inputs and outputs, their strides, and the creation of outputs.
 
-What tensors a problem has is :attr:`Problem.tensors`, where fp8 is OCP's float8_e4m3fn, and bf8 float8_e5m2. Of most
-tensors the innermost axis must be contiguous, and the others may have any strides. Nothing is copied behind the
-caller's back; where the innermost axis is strided, the error says how to copy.
+:attr:`Problem.tensors` describes a problem's tensors; fp8 is OCP's float8_e4m3fn, and bf8 is float8_e5m2. Most tensors
+need a contiguous innermost axis; the other axes may have any strides. Nothing is copied implicitly: if the innermost
+axis is strided, the error says how to copy.
 """
 
 from __future__ import annotations
@@ -26,64 +26,67 @@ Array = NDArray[Any]
 
 
 class Flags(Protocol):
-    """What checks ask of the flags of an array."""
+    """The array flags that checks use."""
 
     @property
     def writeable(self) -> bool:
-        """Whether it may be written."""
+        """Whether the array may be written."""
 
     @property
     def aligned(self) -> bool:
-        """Whether its elements are where the hardware wants such elements."""
+        """Whether the array's address is a multiple of its element size."""
 
 
 class Strided(Protocol):
-    """What checks ask of an array, in whatever memory; NumPy's have it, and :func:`numpy.shares_memory` takes it."""
+    """The array attributes that checks use, for arrays in any memory; NumPy arrays have them.
+
+    :func:`numpy.shares_memory` accepts such arrays.
+    """
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """NumPy's or ml_dtypes'."""
+        """The dtype, from NumPy or ml_dtypes."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Elements along each axis."""
+        """Number of elements along each axis."""
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """Bytes from element to element along each axis."""
+        """Bytes between neighbouring elements along each axis."""
 
     @property
     def flags(self) -> Flags:
-        """What may be done with it."""
+        """The array's flags."""
 
 
 AsArray = Callable[[Problem, str, Any], Strided]
-"""Makes an array of what was given as a tensor of that name: :func:`numpy_array`, or a device's method ``array``."""
+"""Converts the value given for the named tensor to an array: :func:`numpy_array`, or a device's method ``array``."""
 
 
 def results(form: Form, tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """The tensors that a run has written, by the names of its results."""
+    """The tensors that a run writes, by result name."""
     return {tensor.result or name: tensors[name] for name, tensor in form.tensors.items() if tensor.role != "input"}
 
 
 def element_strides(tensor: Tensor, strides: Sequence[int], itemsize: int) -> tuple[int, ...]:
     """The strides of the argument struct, in elements, of an array with these strides in bytes.
 
-    0 stands for an axis that it has not.
+    An axis that the tensor lacks has stride 0.
     """
     return tuple([0 if axis is None else strides[axis] // itemsize for axis in tensor.strides])
 
 
 def zeroed_outputs(form: Form, inputs: Collection[str]) -> frozenset[str]:
-    """The outputs that kernels do not fill completely, given inputs of these names: they begin as zeros."""
+    """The outputs that kernels do not fill completely, given inputs of these names; they start as zeros."""
     return operation_of(form.blank).zeroed_outputs(form, inputs)
 
 
 def make_outputs(problem: Problem, inputs: Mapping[str, Any] | None = None) -> dict[str, Array]:
-    """Arrays for the outputs: zeros where kernels leave some elements alone, else uninitialised.
+    """Make arrays for the outputs: zeros if kernels do not write every element, else uninitialised.
 
     Raises:
-        ProblemError: what a run makes is larger than this machine's memory.
+        ProblemError: the run would allocate more memory than this machine has.
     """
     check_room(problem)
     zeroed = zeroed_outputs(problem.form, inputs or ())
@@ -94,27 +97,26 @@ def make_outputs(problem: Problem, inputs: Mapping[str, Any] | None = None) -> d
 
 
 def numpy_array(problem: Problem, name: str, value: Any) -> Array:
-    """``value``, which is given as the tensor ``name`` and is a NumPy array.
+    """Return ``value``, given as the tensor ``name``, if it is a NumPy array.
 
     Raises:
-        TensorError: it is not.
+        TensorError: it is not a NumPy array.
     """
     if not isinstance(value, np.ndarray):
         raise TensorError(
             f"{name} is a {type(value).__name__}: expected a NumPy array, {_expected(problem, name)}",
-            hint="Arrays of other libraries, in memory of the device, are taken too: what has __dlpack__.",
+            hint="Arrays of other libraries in the device's memory are accepted if they have __dlpack__.",
         )
     return value
 
 
 def check_inputs(problem: Problem, tensors: Mapping[str, Any], as_array: AsArray = numpy_array) -> dict[str, Strided]:
-    """The inputs in order, each with the shape, dtype and strides that a kernel takes; of optional ones those given.
+    """Check the inputs, and return them in order with the required shape, dtype and strides; optional ones if given.
 
     Raises:
-        TensorError: names the tensor that is missing, superfluous, no array, of another shape or dtype, not aligned, or
-            strided along its innermost axis; says what was given and what is expected. Or lengths and page numbers in
-            NumPy arrays are outside of the tensors that they speak of; or a tensor that is to be updated cannot be
-            written.
+        TensorError: a tensor is missing, unexpected, not an array, of another shape or dtype, not aligned, or strided
+            along its innermost axis; the message names it, the given and the expected value. Or lengths or page
+            numbers in NumPy arrays exceed the tensors they refer to, or a tensor that is updated in place is read-only.
     """
     given = {name: value for name, value in tensors.items() if value is not None}
     wanted = problem.needed
@@ -130,7 +132,7 @@ def check_inputs(problem: Problem, tensors: Mapping[str, Any], as_array: AsArray
 
 
 def check_outputs(problem: Problem, tensors: Mapping[str, Any], as_array: AsArray = numpy_array) -> dict[str, Strided]:
-    """The outputs in order, fit to be written to; they must not share memory with an input or with each other.
+    """Check that the outputs can be written, and return them in order; they may still share memory.
 
     Raises:
         TensorError: as :func:`check_inputs`, or a tensor is read-only or repeats elements (stride 0).
@@ -142,27 +144,27 @@ def check_outputs(problem: Problem, tensors: Mapping[str, Any], as_array: AsArra
 
 
 def _check_writable(name: str, writable: bool, shape: Sequence[int], strides: Sequence[int]) -> None:
-    """A kernel may write each element of the tensor ``name`` on its own.
+    """Check that a kernel can write each element of the tensor ``name`` separately.
 
     Raises:
         TensorError: the tensor is read-only or repeats elements (stride 0).
     """
     if not writable:
-        raise TensorError(f"{name} is read-only, and the kernel writes it")
+        raise TensorError(f"{name} is read-only, but the kernel writes to it")
     repeats = any(stride == 0 and extent > 1 for stride, extent in zip(strides, shape, strict=True))
     if repeats and 0 not in shape:
-        raise TensorError(f"{name} is a broadcast view: its elements share memory, and the kernel writes them")
+        raise TensorError(f"{name} is a broadcast view whose elements share memory, but the kernel writes to it")
 
 
 def _check_names(problem: Problem, names: Sequence[str], tensors: Mapping[str, Any], known: Sequence[str]) -> None:
-    """Each of ``names`` is there, and nothing but ``known`` tensors.
+    """Check that all ``names`` are given, and only ``known`` tensors.
 
     Raises:
-        TensorError: names the tensor that is missing or superfluous.
+        TensorError: a tensor is missing or unexpected.
     """
     for name in tensors:
         if name not in known:
-            raise TensorError(f"{name} is superfluous: expected {', '.join(known)}")
+            raise TensorError(f"{name} is not a tensor of this problem: expected {', '.join(known)}")
     for name in names:
         if tensors.get(name) is None:
             raise TensorError(f"{name} is missing: expected {_expected(problem, name)}")
@@ -179,19 +181,19 @@ def _checked(
         if not array.flags.aligned:
             raise TensorError(
                 f"{name} is not aligned to its {array.dtype.itemsize}-byte elements",
-                hint=f"Use {name}.copy(), PyTorch: {name}.clone().",
+                hint=f"Use {name}.copy(); with PyTorch {name}.clone().",
             )
     return checked
 
 
-@lru_cache(maxsize=4096)  # of a caller's tensors the addresses change, and hardly ever more
+@lru_cache(maxsize=4096)  # a caller's tensors hardly ever differ in more than their addresses
 def _check_layout(
     problem: Problem, name: str, dtype: np.dtype[Any], shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> None:
-    """The tensor ``name`` may have this dtype and shape, and these strides in bytes.
+    """Check the dtype, shape and strides in bytes of the tensor ``name``.
 
     Raises:
-        TensorError: it may not; says what is expected.
+        TensorError: one of them is wrong; the message says what is expected.
     """
     tensor = problem.tensors[name]
     fits = shape == tensor.shape or (tensor.pool and len(shape) == 1)
@@ -204,7 +206,7 @@ def _check_layout(
                 f"{name} has a stride of {strides[axis]} bytes along "
                 f"{'its last axis' if tensor.contiguous == 1 else f'axis {axis}'}: expected contiguous elements, "
                 f"{dense} bytes apart",
-                hint=f"Use numpy.ascontiguousarray({name}), PyTorch: {name}.contiguous().",
+                hint=f"Use numpy.ascontiguousarray({name}); with PyTorch {name}.contiguous().",
             )
         dense *= shape[axis]
 

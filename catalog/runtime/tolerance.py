@@ -1,4 +1,4 @@
-"""How far a result may be from the float64 reference: compared element by element."""
+"""Tolerances of results, compared with the float64 reference element by element."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ ROUNDING: Mapping[str, tuple[float, float]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """|actual - expected| may be ``atol + rtol * |expected|``; ``atol`` is one number or one for each element."""
+    """Allows |actual - expected| up to ``atol + rtol * |expected|``; ``atol`` is one number or one per element."""
 
     atol: Float64 | float
     rtol: float
 
     def used(self, actual: Array, expected: Array) -> float:
-        """The largest |actual - expected|, as a share of what its element may be off by: up to 1 is allowed.
+        """The largest error of an element as a fraction of its tolerance; up to 1 is allowed.
 
-        Infinities must agree, a NaN matches only a NaN: else the share is inf.
+        Infinities must be equal, and a NaN matches only a NaN; otherwise the fraction is inf.
         """
         errors = _errors(actual, expected)
         expected = expected.astype(np.float64)
@@ -45,7 +45,7 @@ class Tolerance:
         return float(np.max(shares, initial=0.0, where=errors > 0))
 
     def allows(self, actual: Array, expected: Array) -> bool:
-        """Whether every element is near enough; infinities must agree, a NaN matches only a NaN."""
+        """Whether every element is within tolerance; infinities must be equal, and a NaN matches only a NaN."""
         return self.used(actual, expected) <= 1
 
 
@@ -53,7 +53,7 @@ EXACT = Tolerance(0.0, 0.0)
 
 
 def max_error(actual: Array, expected: Array) -> float:
-    """The largest |actual - expected|; 0 of nothing, inf where infinities or NaNs disagree."""
+    """The largest |actual - expected|; 0 for empty arrays, inf if infinities or NaNs disagree."""
     return float(np.max(_errors(actual, expected), initial=0.0))
 
 

@@ -1,4 +1,4 @@
-"""Reading traces: the calls of a file that :mod:`catalog.runtime.tracing` wrote, by problem."""
+"""Reading of traces, files that :mod:`catalog.runtime.tracing` wrote: their calls by problem."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from catalog.settings import settings
 MOST_TRACE_BYTES, MOST_LINE_BYTES = 2**36, 2**20
 
 _HEADERS_BYTES = 2**16
-"""Bytes of a file of tensors besides their elements."""
+"""Maximum overhead in bytes of a file of tensors, besides their elements."""
 
 _START = b'{"format":'
-"""What every line begins with: where it comes inside a line, the end of an earlier one is missing."""
+"""The beginning of every line; if it occurs inside a line, the end of an earlier line is missing."""
 
 
 class _Line(BaseModel):
@@ -65,16 +65,16 @@ class _FullLine(_Line):
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """The inputs of a call, in a file; ``where`` is the line that names it, for messages."""
+    """The recorded inputs of a call, in a file; ``where`` names the line that refers to it, for messages."""
 
     path: Path
     where: str
 
     def load(self, problem: Problem) -> dict[str, Array]:
-        """The inputs, as a run takes them.
+        """Read the inputs in the form that a run takes.
 
         Raises:
-            UsageError: the file is damaged, or has other tensors than the problem.
+            UsageError: the file is damaged, or its tensors do not fit the problem.
         """
         size = sum(tensor.bytes for tensor in problem.tensors.values()) + _HEADERS_BYTES
         try:
@@ -91,9 +91,9 @@ class Recording:
 class Used:
     """The recorded calls of one problem with the kernels of one lineage.
 
-    ``calls`` are how often it was called, ``launches`` how often its kernels ran, as a run may repeat them; ``times``
-    are milliseconds of a launch, one a call that knew; ``kernels`` are those of the last call, ``failed`` counts calls
-    that ended with an error.
+    ``calls`` counts the calls, ``launches`` the launches, since a run may repeat them. ``times`` has the milliseconds
+    of a launch for each call that was timed. ``kernels`` are those of the last call; ``failed`` counts calls that ended
+    with an error.
     """
 
     problem: Problem
@@ -109,16 +109,16 @@ class Used:
 
     @property
     def name(self) -> str:
-        """The problem's."""
+        """The problem's name."""
         return self.problem.name
 
     @property
     def median_ms(self) -> float | None:
-        """Of a launch; None where no call knew, being queued only."""
+        """Median milliseconds of a launch; None if no call was timed, because all were only queued."""
         return median(self.times) if self.times else None
 
     def add(self, line: _CallLine, recording: Recording | None) -> None:
-        """Count one more call."""
+        """Add one call."""
         self.calls += 1
         self.launches += line.launches
         self.kernels = line.kernels
@@ -134,9 +134,9 @@ class Used:
 
 @dataclass(frozen=True)
 class Trace:
-    """What a file holds: problems, those that took the most time first.
+    """The contents of a trace: its problems, those that took the most time first.
 
-    ``torn`` counts lines that a kill cut short, ``full`` the processes that made more calls than their limit.
+    ``torn`` counts lines cut short by a kill, ``full`` the processes that reached their limit of calls.
     """
 
     path: Path
@@ -146,12 +146,12 @@ class Trace:
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        """Each once, whatever arch it ran on."""
+        """Each problem once, whatever arch it ran on."""
         return tuple(dict.fromkeys(used.problem for used in self.used))
 
     @property
     def about(self) -> str:
-        """The file in a sentence."""
+        """A summary of the file, as a sentence."""
         calls, total = sum(used.calls for used in self.used), sum(used.total_ms for used in self.used)
         failed = sum(used.failed for used in self.used)
         parts = [f"{counted(calls, 'call')} of {counted(len(self.problems), 'problem')}, {total:,.1f} ms"]
@@ -162,10 +162,11 @@ class Trace:
 
 
 def read_trace(path: Path) -> Trace:
-    """The calls of the trace at ``path``, whoever writes it just now.
+    """Read the trace at ``path``; other processes may still be writing it.
 
     Raises:
-        UsageError: it cannot be read, holds no call, or a line is none of a trace: says which, and what is wrong.
+        UsageError: the file cannot be read, has no call, or has an invalid line; the message names the line and the
+            error.
     """
     try:
         with open_given(path, MOST_TRACE_BYTES) as file:
@@ -185,16 +186,16 @@ class _Reader:
         for number, raw in enumerate(lines, start=1):
             where = f"{self._path}: line {number}"
             if len(raw) == MOST_LINE_BYTES and not raw.endswith(b"\n"):
-                raise UsageError(f"{where}: longer than {MOST_LINE_BYTES:,} bytes: no line of a trace")
+                raise UsageError(f"{where}: longer than {MOST_LINE_BYTES:,} bytes: not a line of a trace")
             for line in self._whole(raw, where):
                 self._add(line, where)
         if not self._used:
-            raise UsageError(f"{self._path}: there is no call in it")
+            raise UsageError(f"{self._path}: the file contains no calls")
         order = sorted(self._used.values(), key=lambda used: (-used.total_ms, -used.calls, used.name, used.wanted.arch))
         return Trace(self._path, tuple(order), self._torn, self._full)
 
     def _whole(self, raw: bytes, where: str) -> Iterator[dict[str, Any]]:
-        """The line as an object; of two, of which the first is torn, the second; none where it is torn itself."""
+        """Yield the line's object: the second one if a torn line precedes it, nothing if the line itself is torn."""
         try:
             yield _parsed(raw, where)
         except UsageError:
@@ -215,8 +216,8 @@ class _Reader:
                 self._full += 1
                 return
             line = _CallLine.model_validate(fields)
-        except OverflowError:  # of some versions of pydantic
-            raise UsageError(f"{where}: a number is larger than any that is recorded") from None
+        except OverflowError:  # raised by some versions of pydantic
+            raise UsageError(f"{where}: a number is too large") from None
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             raise UsageError(f"{where}: {'.'.join(map(str, first['loc']))}: {expected(first)}") from None
@@ -239,7 +240,7 @@ class _Reader:
             return None
         path = folder_of(self._path) / name
         if not path.is_file():
-            raise UsageError(f"{where}: tensors {path} are not there", hint="Move the folder along with the file.")
+            raise UsageError(f"{where}: the tensors {path} are missing", hint="Move the folder together with the file.")
         return Recording(path, where)
 
 

@@ -1,8 +1,8 @@
-"""Recording the calls of plans: a line a call, in a file that any number of processes append to.
+"""Recording of plan calls, one line per call, in a file that any number of processes can append to.
 
-A line is one write to a file that is opened for appending, so lines of processes and threads do not mix, and a process
-that is killed leaves all calls before. :mod:`catalog.runtime.traces` reads such files, and knows the one line that a
-kill may have cut short.
+Each line is one write to a file opened for appending, so lines of processes and threads do not mix, and a killed
+process leaves all its earlier calls. :mod:`catalog.runtime.traces` reads such files and handles a line that a kill cut
+short.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 FORMAT = 1
-"""The version of the lines."""
+"""Version of the line format."""
 
 Kind = Literal["run", "launch", "enqueue"]
 
 _NANO = 1e6
-"""Nanoseconds of a millisecond."""
+"""Nanoseconds per millisecond."""
 
 active: tuple[Tracer, ...] = ()
-"""What records now. Calls look here first: while it is empty, this look is all that they pay."""
+"""The tracers that record now. Calls check it first: while it is empty, this check is their only cost."""
 
 _switch = Lock()
 _by_settings: Tracer | None = None
@@ -53,7 +53,7 @@ _pauses = 0
 
 
 def folder_of(path: Path) -> Path:
-    """Where the tensors of the trace at ``path`` lie."""
+    """The folder of the tensors of the trace at ``path``."""
     return path.with_name(f"{path.name}.tensors")
 
 
@@ -65,15 +65,15 @@ def trace(
     max_bytes: int = TRACE_MAX_BYTES,
     max_calls: int = TRACE_MAX_CALLS,
 ) -> Iterator[None]:
-    """Record every call of a plan in this process: runs, launches of bound plans, what is enqueued.
+    """Record every plan call in this process: runs, launches of bound plans, and enqueued work.
 
     Calls are appended to the file, which other processes may write too; ``catalog replay`` runs them again.
 
     Args:
-        path: the file, of JSON lines; made when it is not there.
-        tensors: keep the inputs of so many calls of each problem, True: of one; beside the file, in ``PATH.tensors``.
-        max_bytes: of kept inputs together, at the most; a call that would exceed it is recorded without them.
-        max_calls: recorded at the most; a last line says that there were more.
+        path: the file, in JSON Lines; created if it does not exist.
+        tensors: number of calls per problem whose inputs are kept, in the folder ``PATH.tensors``; True: one.
+        max_bytes: maximum total bytes of kept inputs; a call that would exceed it is recorded without inputs.
+        max_calls: maximum number of recorded calls; a last line says that there were more.
 
     Raises:
         UsageError: the file cannot be written, or a limit is negative.
@@ -88,8 +88,8 @@ def trace(
 
 @contextmanager
 def paused() -> Iterator[None]:
-    """Record nothing meanwhile: what the catalog runs for its own purposes is not what was asked for."""
-    global active, _pauses  # noqa: PLW0603 - a module's variable is the cheapest thing a call can look at
+    """Pause all recording: the catalog's own runs, such as timing, are not calls of the user."""
+    global active, _pauses  # noqa: PLW0603 - a module variable is the cheapest check for a call
     with _switch:
         before, active = active, ()
         _pauses += 1
@@ -102,10 +102,10 @@ def paused() -> Iterator[None]:
 
 
 def follow_settings() -> None:
-    """Record from now on, if the settings say so; plans ask when they load their kernels.
+    """Start recording if the settings request it; plans call this when they load their kernels.
 
     Raises:
-        UsageError: the file of the settings cannot be written.
+        UsageError: the file named by the settings cannot be written.
     """
     global _by_settings  # noqa: PLW0603
     chosen = settings()
@@ -134,9 +134,9 @@ def _switch_off(tracer: Tracer) -> None:
 
 
 class Recorded:
-    """One call, for a ``with`` block around it: its inputs are kept before, its time is written behind.
+    """Records one call: a ``with`` block around it keeps its inputs before and writes its time afterwards.
 
-    The time is the block's, unless :meth:`took` says better. A call that fails is recorded with its error.
+    The time is the block's unless :meth:`took` is called. A call that fails is recorded with its error.
     """
 
     __slots__ = ("_device", "_kept", "_kind", "_launches", "_ms", "_plan", "_start", "_taken", "_tracers")
@@ -148,7 +148,7 @@ class Recorded:
         self._ms: float | None = None
 
     def took(self, nanoseconds: list[int]) -> None:
-        """The call was so many launches, and this is how long each took."""
+        """Set the nanoseconds of each of the call's launches."""
         self._launches, self._ms = len(nanoseconds), median(nanoseconds) / _NANO
 
     def __enter__(self) -> Self:
@@ -177,7 +177,7 @@ _abouts: weakref.WeakKeyDictionary[Plan, str] = weakref.WeakKeyDictionary()
 
 
 def _about(plan: Plan, device: Device[Any]) -> str:
-    """What all calls of a plan have in common, as the members of a JSON object."""
+    """The fields that all calls of a plan share, as members of a JSON object."""
     about = _abouts.get(plan)
     if about is None:
         main, info = plan.kernels[0], device.device
@@ -195,13 +195,13 @@ def _about(plan: Plan, device: Device[Any]) -> str:
 
 
 class Tracer:
-    """Appends to one file.
+    """Appends calls to one file.
 
     Args:
         path: the file.
-        tensors: calls of each problem whose inputs are kept.
-        max_bytes: of these inputs.
-        max_calls: that are recorded.
+        tensors: number of calls per problem whose inputs are kept.
+        max_bytes: maximum total bytes of kept inputs.
+        max_calls: maximum number of recorded calls.
 
     Raises:
         UsageError: the file cannot be written, or a limit is negative.
@@ -210,9 +210,9 @@ class Tracer:
     def __init__(self, path: Path, tensors: int, max_bytes: int, max_calls: int) -> None:
         for name, limit in (("tensors", tensors), ("max_bytes", max_bytes), ("max_calls", max_calls)):
             if limit < 0:
-                raise UsageError(f"a trace's {name} is {limit}: expected 0 or more")
+                raise UsageError(f"{name} of a trace is {limit}: expected 0 or more")
         self.path = path
-        self._folder = folder_of(path.absolute())  # the process may go to another folder
+        self._folder = folder_of(path.absolute())  # the process may change its working folder
         self._tensors, self._max_bytes, self._max_calls = tensors, max_bytes, max_calls
         self._calls = count(1)
         self._kept: dict[str, int] = {}
@@ -221,17 +221,17 @@ class Tracer:
         try:
             self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
-            raise UsageError(f"{path}: no trace can be written there: {error.strerror}") from None
+            raise UsageError(f"{path}: the trace cannot be written: {error.strerror}") from None
         self._open = True
-        # Who writes refers to this object: the descriptor is not closed, and becomes another file's, meanwhile.
+        # Closed with the last reference, not by close(): a writer must not find its descriptor reused by another file.
         weakref.finalize(self, os.close, self._file).atexit = False
 
     def close(self) -> None:
-        """Write no more."""
+        """Stop writing."""
         self._open = False
 
     def write(self, line: str) -> None:
-        """Append the line of a call; where that fails, tell so once, and write no more: the call itself is done."""
+        """Append a call's line; if that fails, warn once and stop writing, since the call itself has succeeded."""
         if not self._open:
             return
         if next(self._calls) > self._max_calls:
@@ -248,10 +248,10 @@ class Tracer:
         except OSError as error:
             reason = str(error.strerror)
         self._open = False
-        _log.warning("%s: calls are not recorded any more: %s", self.path, reason)
+        _log.warning("%s: calls are no longer recorded: %s", self.path, reason)
 
     def keep(self, plan: Plan, device: Device[Any], taken: Taken) -> str | None:
-        """Write the inputs of a call, if they are wanted, and there are any but seeded ones; the file's name."""
+        """Write the inputs of a call if requested and not all are seeded; return the file's name, else None."""
         problem = plan.problem
         if taken.seed is not None or not self._open or self._kept.get(problem.key, 0) >= self._tensors:
             return None
@@ -259,7 +259,7 @@ class Tracer:
         size = sum(math.prod(array.shape) * array.dtype.itemsize for array in inputs.values())
         with self._lock:
             if self._kept.get(problem.key, 0) >= self._tensors:
-                return None  # another thread's call was first
+                return None  # another thread's call came first
             self._kept[problem.key] = self._kept.get(problem.key, 0) + 1
             fits = self._bytes + size <= self._max_bytes
             self._bytes += size * fits
@@ -270,7 +270,7 @@ class Tracer:
             arrays = _on_host(device, inputs)
             if arrays is not None:
                 return _save(self._folder, problem.key, arrays)
-            with self._lock:  # the next call's are kept instead
+            with self._lock:  # keep the inputs of the next call instead
                 self._kept[problem.key] -= 1
                 self._bytes -= size
             return None
@@ -280,7 +280,7 @@ class Tracer:
 
 
 def _on_host(device: Device[Any], inputs: Mapping[str, Strided]) -> dict[str, Array] | None:
-    """What the inputs hold now; None where that cannot be asked, in a stream that is being captured."""
+    """Copies of the inputs on the host; None during the capture of a stream, when copying is impossible."""
     arrays: dict[str, Array] = {}
     for name, array in inputs.items():
         on_host = device.on_host(array)
@@ -291,7 +291,7 @@ def _on_host(device: Device[Any], inputs: Mapping[str, Strided]) -> dict[str, Ar
 
 
 def _save(folder: Path, key: str, arrays: Mapping[str, Array]) -> str:
-    """Write the arrays into a new file, which appears whole; its name."""
+    """Write the arrays atomically to a new file; return its name."""
     from catalog.runtime.array_files import save_arrays
 
     folder.mkdir(exist_ok=True)

@@ -1,8 +1,8 @@
-"""Tuning: time the kernels that answer a problem against each other, and record what came of it.
+"""Tuning: times the kernels that answer a problem against each other, and records the medians.
 
-The candidates are the first of the static order, so that they do not depend on what was measured before. They run a
-race (:mod:`catalog.runtime.race`), which says how sure its outcome is; where that is noise, nothing is recorded. What
-was measured with the same libraries before is not measured again, so a tuning that was stopped goes on where it was.
+The candidates are the first of the static order, so they do not depend on previous measurements. They run a race
+(:mod:`catalog.runtime.race`), which also gives the confidence in its result; a noisy result is not recorded. Previous
+measurements with the same libraries are not repeated, so a stopped tuning continues where it ended.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from catalog.schema.problem import Problem
 
 COLUMNS = ("best", "median_ms", "tflops", "gain", "confidence", "kernels", "failed", "id")
-"""What a tuned problem shows."""
+"""The columns of a tuned problem."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +43,13 @@ class Tuned:
     """The outcome of tuning a problem.
 
     Attributes:
-        problem: what the kernels compute.
+        problem: the tuned problem.
         kernels: the candidates by id.
-        medians: in ms by kernel id, the fastest first; empty where they are noise, or all kernels failed.
-        failures: why kernels could not be timed, by id.
-        first: the kernel that the static order puts first.
-        noise: medians within this share of the least count as equal.
-        verdict: how sure the outcome is; None where all kernels failed, or all were measured before.
+        medians: medians in ms by kernel id, fastest first; empty if they are noisy or all kernels failed.
+        failures: the errors of kernels that could not be timed, by id.
+        first: id of the first kernel of the static order.
+        noise: medians within this share of the lowest count as equal.
+        verdict: the race's verdict; None if all kernels failed or all were measured before.
     """
 
     problem: Problem
@@ -67,7 +67,7 @@ class Tuned:
 
     @property
     def best(self) -> tuple[str, float] | None:
-        """The kernel that selection takes and its median in ms; None if there is none."""
+        """The id of the kernel that selection chooses, and its median in ms; None if there is none."""
         if not self.medians:
             return None
         kernel_id = choice(self.medians, self.noise)
@@ -75,9 +75,9 @@ class Tuned:
 
     @property
     def gain(self) -> float | None:
-        """How many times faster the best is than the first of the static order; None where that was not timed.
+        """Speedup of the best kernel over the first of the static order; None if that was not timed.
 
-        At least 1: kernels that are equal within noise gain nothing over each other.
+        It is at least 1; kernels that are equal within noise have no speedup over each other.
         """
         if self.best is None or self.first not in self.medians:
             return None
@@ -85,14 +85,14 @@ class Tuned:
 
     @property
     def confidence(self) -> str:
-        """How sure the outcome is, or why there is none."""
+        """The confidence in the outcome, or why there is none."""
         if self.verdict is not None:
             return self.verdict.about
         return "measured before" if self.known else "every kernel failed"
 
     @property
     def about(self) -> str:
-        """The outcome in a line."""
+        """The outcome in one line."""
         if self.best is None:
             return self.confidence
         kernel_id, median_ms = self.best
@@ -112,7 +112,7 @@ class Tuned:
 
     @property
     def troubles(self) -> Iterator[str]:
-        """A line for each kernel without times, and one where nothing is recorded because of noise."""
+        """Yield a line for each kernel that could not be timed, and one if nothing is recorded because of noise."""
         for kernel_id, reason in self.failures.items():
             first, *_ = reason.splitlines()
             name = self.kernels[kernel_id].name
@@ -126,13 +126,13 @@ class TuneOptions:
     """How to tune.
 
     Attributes:
-        arch: what kernels are for; this machine must have the device.
+        arch: the kernels' arch; this machine must have the device.
         candidates: maximum number of kernels to try per problem.
-        seconds: of all problems together; None: as long as it takes. The problem at hand is finished.
+        seconds: time limit for all problems together; the current problem is finished. None: no limit.
         rule: when to stop each part of a race.
-        jobs: compilers at once; None: one a core.
-        pool: compiles somewhere else than on this machine, which times all the same; None: here.
-        again: measure also what was measured before.
+        jobs: number of parallel compilers; None: one per core.
+        pool: compiles on other machines, while timing stays on this one; None: compile on this machine.
+        again: repeat previous measurements.
     """
 
     arch: str = "host"
@@ -146,9 +146,9 @@ class TuneOptions:
 
 @dataclass(frozen=True, slots=True)
 class TuneReport:
-    """What came of the problems, in order.
+    """The outcomes of the problems, in order.
 
-    ``unanswered`` has the reason why a problem, by key, has no kernel; ``left`` are those that there was no time for.
+    ``unanswered`` says by problem key why there is no kernel; ``left`` has the problems that there was no time for.
     """
 
     tuned: tuple[Tuned, ...]
@@ -157,31 +157,28 @@ class TuneReport:
 
     @property
     def recorded(self) -> tuple[Tuned, ...]:
-        """The problems whose kernels have timings now."""
+        """The problems whose kernels now have timings."""
         return tuple(tuned for tuned in self.tuned if tuned.best is not None)
 
     @property
     def noisy(self) -> tuple[Tuned, ...]:
-        """The problems whose times are noise, and not recorded."""
+        """The problems whose times are too noisy and not recorded."""
         return tuple(tuned for tuned in self.tuned if tuned.verdict is not None and tuned.best is None)
 
     @property
     def failed(self) -> tuple[Tuned, ...]:
-        """The problems of which every kernel failed."""
+        """The problems whose kernels all failed."""
         return tuple(tuned for tuned in self.tuned if tuned.verdict is None and tuned.best is None)
 
     @property
     def gain(self) -> float | None:
-        """Geometric mean over the problems of how many times faster the best is than the static order's first.
-
-        None where that is known of no problem.
-        """
+        """Geometric mean over the problems of :attr:`Tuned.gain`; None if it is not known for any."""
         gains = [tuned.gain for tuned in self.tuned if tuned.gain is not None]
         return math.exp(sum(map(math.log, gains)) / len(gains)) if gains else None
 
     @property
     def summary(self) -> str:
-        """How many problems came to what, in a sentence."""
+        """The number of problems by outcome, as a sentence."""
         order = "the first of the static order (geometric mean)"
         gain = "" if self.gain is None else f"the best kernels are {self.gain:.3f} times as fast as {order}; "
         return (
@@ -192,7 +189,7 @@ class TuneReport:
 
     @property
     def exit_code(self) -> int:
-        """What ``catalog tune`` exits with: 1 where nothing could be recorded of what was tried."""
+        """Exit code of ``catalog tune``: 1 if problems were tried but none could be recorded."""
         return int(bool(self.tuned or self.unanswered) and not self.recorded)
 
 
@@ -204,8 +201,7 @@ def tune(
 ) -> TuneReport:
     """Time the candidates of each problem on this machine, and record the medians in the catalog.
 
-    A kernel that does not compile, or whose launch fails, is left out and reported. Times that are noise are not
-    recorded.
+    A kernel that does not compile or fails to launch is left out and reported. Noisy times are not recorded.
 
     Raises:
         DeviceError: this machine has no device for the arch.
@@ -263,7 +259,7 @@ class _Tuning:
         known = {} if self._options.again else measured(self._catalog.connection, problem, self._device)
         medians = {kernel_id: known[kernel_id, key] for kernel_id, key in keys.items() if (kernel_id, key) in known}
         noise, verdict = backend_of(self._device.arch).noise, None
-        if keys.keys() - medians.keys():  # all of them, so that they are compared under the same conditions
+        if keys.keys() - medians.keys():  # time all again, so that they are compared under the same conditions
             bound = dict(self._bound(problem, dict(zip(kernels, plans, strict=True)), keys, failures))
             raced = race(bound, self._options.rule, noise)
             failures |= {kernel_id: error.message for kernel_id, error in raced.failures.items()}
@@ -279,10 +275,10 @@ class _Tuning:
     def _bound(
         self, problem: Problem, plans: Mapping[str, Plan], keys: Iterable[str], failures: dict[str, str]
     ) -> Iterator[tuple[str, BoundPlan]]:
-        """The candidates that were built, bound to the same tensors."""
+        """The built candidates, bound to the same tensors."""
         built: list[Stages] = []
         for kernel_id in keys:
-            with suppress(CatalogError):  # which binding the plan says again
+            with suppress(CatalogError):  # binding the plan raises the same error again
                 built.append(Stages(problem, plans[kernel_id].kernels, plans[kernel_id].build()))
         self._catalog.build_log.guard.prepare(built, self._catalog.device(self._options.arch))
         inputs = draw_inputs(problem)

@@ -1,4 +1,4 @@
-"""Run a problem and, when asked, hold the result against the float64 reference."""
+"""Comparison of results with the float64 reference, and runs of a problem with or without it."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One output against the reference.
+    """The comparison of one output with the reference.
 
-    ``max_error`` is the largest absolute error; ``tolerance_used`` the largest error as a share of what rounding may
-    make of that element, see :meth:`~catalog.ops.protocol.Operation.tolerances`.
+    ``max_error`` is the largest absolute error; ``tolerance_used`` is the largest error of an element as a fraction of
+    its tolerance, see :meth:`~catalog.ops.protocol.Operation.tolerances`.
     """
 
     tensor: str
@@ -38,12 +38,12 @@ class Check:
 
 
 class Expected:
-    """What a correct kernel computes for ``problem`` from ``inputs``: computed when first asked for, then kept.
+    """The correct outputs of ``problem`` for ``inputs``, computed on first use and then kept.
 
     Args:
-        problem: what is computed.
-        inputs: as they are before a run.
-        arch: of the kernels, which says how they round.
+        problem: the problem.
+        inputs: the inputs before a run.
+        arch: the kernels' arch, which determines how they round.
     """
 
     def __init__(self, problem: Problem, inputs: Mapping[str, Array], arch: str = "host") -> None:
@@ -61,13 +61,13 @@ class Expected:
         return self._operation.tolerances(self.problem, self.inputs, rounds_products=self._rounds_products)
 
     def given(self) -> dict[str, Array]:
-        """The inputs for one run: it updates copies, since the check needs to know what was there."""
+        """The inputs for one run; inputs that a run updates are copies, since the check needs the originals."""
         tensors = self.problem.tensors
         updated = {name: array.copy() for name, array in self.inputs.items() if tensors[name].role == "updated"}
         return {**self.inputs, **updated}
 
     def run(self, plan: Plan, repeats: int = 1) -> Result:
-        """Run ``plan``, of the same problem, on the inputs; they stay as they are.
+        """Run ``plan``, of the same problem, on the inputs, which stay unchanged.
 
         Raises:
             CatalogError: as :meth:`Plan.run`.
@@ -75,11 +75,11 @@ class Expected:
         return plan.run(self.given(), repeats=repeats)
 
     def check(self, result: Result) -> list[Check]:
-        """Every output of ``result`` against the float64 reference."""
+        """Compare every output of ``result`` with the float64 reference."""
         return self.check_outputs(result.outputs)
 
     def check_outputs(self, outputs: Mapping[str, Array]) -> list[Check]:
-        """Each of ``outputs``, by the names of the results, against the float64 reference."""
+        """Compare each of ``outputs``, by result name, with the float64 reference."""
         return [
             Check(
                 name,
@@ -91,14 +91,14 @@ class Expected:
 
 
 def check_result(problem: Problem, inputs: Mapping[str, Array], result: Result) -> list[Check]:
-    """Every output of ``result`` against the float64 reference for ``inputs``, as they were before the run."""
+    """Compare every output of ``result`` with the float64 reference for ``inputs``, their values before the run."""
     return Expected(problem, inputs).check(result)
 
 
 def run_problem(
     catalog: Catalog, problem: Problem, *, arch: str, seed: int, repeats: int, validate: bool
 ) -> tuple[dict[str, Any], bool]:
-    """Select, build and run ``problem`` on seeded random inputs: what to tell of it, and whether it passed.
+    """Select, build and run ``problem`` on seeded random inputs; return what to print, and whether it passed.
 
     Raises:
         CatalogError: as :meth:`Catalog.select` and :meth:`Plan.run`.

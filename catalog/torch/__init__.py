@@ -1,12 +1,12 @@
-"""The catalog's attention for PyTorch: functions with PyTorch's and flash-attn's own signatures, and gradients.
+"""The catalog's attention for PyTorch: functions with the signatures of PyTorch and flash-attn, and gradients.
 
-``scaled_dot_product_attention`` takes the place of :func:`torch.nn.functional.scaled_dot_product_attention`,
-``flash_attn_func`` and ``flash_attn_varlen_func`` that of the package flash-attn. CPU tensors run on the host's
-kernels, GPU tensors on those of the GPU's arch, in place, on PyTorch's current stream. What no kernel can do raises an
-error of the tree under :class:`~catalog.errors.CatalogError`, which is a RuntimeError like PyTorch's own errors, and a
-ValueError where PyTorch raises one. PyTorch's own attention never steps in.
+``scaled_dot_product_attention`` replaces :func:`torch.nn.functional.scaled_dot_product_attention`; ``flash_attn_func``
+and ``flash_attn_varlen_func`` replace those of the package flash-attn. CPU tensors run on the host's kernels, GPU
+tensors on those of the GPU's arch, in place, on PyTorch's current stream. If no kernel supports a call, it raises a
+:class:`~catalog.errors.CatalogError`, which is a RuntimeError like PyTorch's own errors, and also a ValueError where
+PyTorch raises one. There is no fallback to PyTorch's own attention.
 
-It needs the extra ``torch``, and is imported by nobody else.
+It needs the extra ``torch``; the rest of the package never imports it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Calls of plans with PyTorch's tensors: from tensors and options to a problem, its plan, and its results."""
+"""Plan calls with PyTorch tensors: from tensors and options to a problem, its plan, and its results."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ _DTYPES: Mapping[torch.dtype, Dtype] = MappingProxyType(
     {torch.float32: Dtype.FP32, torch.float16: Dtype.FP16, torch.bfloat16: Dtype.BF16}
 )
 _REMEDIES: Mapping[torch.dtype, str] = MappingProxyType(
-    {torch.float64: "Kernels compute in float32: give .float() tensors, and .double() the result."}
+    {torch.float64: "Kernels compute in float32: pass .float() tensors, and call .double() on the result."}
 )
 _VECTOR_BYTES = 16
-"""What GPU kernels load at once: rows begin at multiples of it."""
+"""Bytes that GPU kernels load at once; rows must start at multiples of it."""
 
 
 class Options(NamedTuple):
-    """What a call computes, besides its tensors.
+    """The options of a call.
 
     ``layout`` is that of Q, K, V and O: (batch, heads, tokens, head dim), (batch, tokens, heads, head dim), or packed
-    (tokens, heads, head dim). ``left`` and ``right`` are keys on each side of the diagonal, -1 for all, and mean
-    something under a mask only. ``scale`` None is the default one; ``soft_cap`` 0 is none.
+    (tokens, heads, head dim). ``left`` and ``right`` are the numbers of visible keys on each side of the diagonal, -1
+    for all; they only apply under a mask. ``scale`` None is the default; ``soft_cap`` 0 means none.
     """
 
     layout: Layout
@@ -48,7 +48,7 @@ class Options(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """Of Q: (batch, heads, tokens, head dim), 0 tokens where they are packed."""
+    """The sizes of Q, K or V: (batch, heads, tokens, head dim); see :func:`sizes_of` for packed ones."""
 
     batch: int
     heads: int
@@ -60,7 +60,7 @@ def sizes_of(shape: Shape, layout: Layout) -> Sizes:
     """The sizes of Q, K or V in a layout; batch and tokens of packed ones are 1 and all.
 
     Raises:
-        TensorError: it has another number of axes.
+        TensorError: the shape has the wrong number of axes.
     """
     if len(shape) != (3 if layout == "packed" else 4):
         axes = {"bhsd": "(batch, heads, tokens, head dim)", "bshd": "(batch, tokens, heads, head dim)"}
@@ -73,7 +73,7 @@ def sizes_of(shape: Shape, layout: Layout) -> Sizes:
 
 
 class Case(NamedTuple):
-    """What a problem is made of, first what is no size: problems are remembered by it, and made of each other."""
+    """The key of a problem, with all sizes last: problems are cached by it, and derived from others of other sizes."""
 
     op: Literal["fwd", "bwd", "pagedkv"]
     dtype: torch.dtype
@@ -128,18 +128,18 @@ def problem_of(case: Case) -> Problem:
 
 
 _MOST_EXAMPLES = 4096
-"""Problems that others are made from, which differ in sizes; beyond that all are forgotten."""
+"""Maximum number of cached problems that others of different sizes are derived from; beyond it, all are dropped."""
 
 _examples: dict[tuple[Any, ...], Problem] = {}
 
 
 def _fields(case: Case, dims: tuple[int, ...]) -> dict[str, Any]:
-    """The fields of a problem of a case that are no sizes."""
+    """The fields of a case's problem that are not sizes."""
     options = case.options
     dtype = _DTYPES.get(case.dtype)
     if dtype is None:
         raise TensorError(
-            f"query, key and value are {case.dtype}: kernels take {', '.join(map(str, _DTYPES))}",
+            f"query, key and value are {case.dtype}: kernels accept {', '.join(map(str, _DTYPES))}",
             hint=_REMEDIES.get(case.dtype),
         )
     nhead_q, nhead_k, hdim_q, hdim_v, page_size = dims
@@ -170,23 +170,23 @@ def _fields(case: Case, dims: tuple[int, ...]) -> dict[str, Any]:
 
 
 def call(case: Case, device: torch.device, tensors: Named) -> Mapping[str, torch.Tensor]:
-    """The results of a case by name, new tensors on the device; on a GPU its current stream writes them.
+    """Compute the results of a case: new tensors by name; on a GPU its current stream writes them.
 
     Args:
-        case: what is computed.
-        device: that of the tensors.
+        case: the case.
+        device: device of the tensors.
         tensors: the inputs by the names of :attr:`Problem.tensors`, with any strides.
 
     Raises:
-        SelectionError: no kernel answers the problem; says which trait is missing, and what else takes the call.
-        TensorError: a tensor is of the wrong shape or dtype, or on another device.
+        SelectionError: no kernel answers the problem; the message names the missing trait and an alternative.
+        TensorError: a tensor has the wrong shape or dtype, or is on another device.
         DeviceError, BuildError, ToolchainError: as :meth:`catalog.runtime.plan.Plan.enqueue`.
     """
     problem, arch = problem_of(case), arch_of(device)
     try:
         plan = Catalog.select(problem, arch=arch)
     except SelectionError as error:
-        instead = "torch.nn.functional.scaled_dot_product_attention, or torch.nn.attention.flex_attention, may take it."
+        instead = "Try torch.nn.functional.scaled_dot_product_attention or torch.nn.attention.flex_attention."
         raise SelectionError(error.message, hint=f"{error.hint}\nInstead: {instead}") from None
     ready = _dense if arch == "host" else _vectors
     results: Mapping[str, torch.Tensor] = plan.enqueue({name: ready(tensor) for name, tensor in tensors})
@@ -211,14 +211,14 @@ def arch_of(device: torch.device) -> str:
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor without its gradient, or a copy where its innermost axis is strided."""
+    """The tensor without its gradient, copied if its innermost axis is strided."""
     if tensor.requires_grad:
         tensor = tensor.detach()
     return tensor if tensor.dim() == 0 or tensor.stride(-1) == 1 or tensor.size(-1) == 1 else tensor.contiguous()
 
 
 def _vectors(tensor: torch.Tensor) -> torch.Tensor:
-    """As :func:`_dense`, for rows that also begin where a GPU loads vectors."""
+    """Like :func:`_dense`, with rows that also start at the alignment of a GPU's vector loads."""
     tensor = _dense(tensor)
     if tensor.dim() < 3 or not tensor.is_floating_point():
         return tensor

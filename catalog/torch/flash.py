@@ -27,9 +27,9 @@ def flash_attn_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Attended:
-    """As ``flash_attn.flash_attn_func``, by the catalog's kernels; on the CPU too, and for float32.
+    """Like ``flash_attn.flash_attn_func``, computed by the catalog's kernels; also on the CPU, and for float32.
 
-    Differentiable once in q, k and v. A row that sees no key gives zeros.
+    Differentiable once with respect to q, k and v. A row that sees no key yields zeros.
 
     Args:
         q: (batch, queries, heads, head dim), float32, float16 or bfloat16, with any strides.
@@ -43,8 +43,8 @@ def flash_attn_func(
             -1 for no limit.
         softcap: c of c * tanh(score / c); 0: none. Without gradients, and without slopes.
         alibi_slopes: (heads,) or (batch, heads), float32: -slope * |i + keys - queries - j| is added to the scores.
-        deterministic: gradients are the same bits in every run.
-        return_attn_probs: return more than O.
+        deterministic: whether gradients are bitwise identical in every run.
+        return_attn_probs: whether to return more than O.
 
     Returns:
         O, (batch, queries, heads, head dim of v), of the type of q; with ``return_attn_probs`` (O, LSE, None): the
@@ -52,9 +52,9 @@ def flash_attn_func(
         flash-attn it is not). The third of flash-attn's results, weights for its own tests, is not made.
 
     Raises:
-        TensorError: tensors have shapes, types or devices that do not go together, or types that no kernel takes.
-        ProblemError: an option is outside of what it may be.
-        SelectionError: no kernel of the arch can do it; says what is missing.
+        TensorError: shapes, types or devices of the tensors do not match, or no kernel accepts their type.
+        ProblemError: an option is out of range.
+        SelectionError: no kernel of the arch supports the call; the message says what is missing.
         UsageError: a gradient is wanted together with ``softcap``.
         DeviceError, BuildError, ToolchainError: as :meth:`catalog.runtime.plan.Plan.enqueue`.
     """
@@ -82,9 +82,9 @@ def flash_attn_varlen_func(
     return_attn_probs: bool = False,
     block_table: torch.Tensor | None = None,
 ) -> Attended:
-    """As ``flash_attn.flash_attn_varlen_func``, by the catalog's kernels: sequences packed behind each other.
+    """Like ``flash_attn.flash_attn_varlen_func``, computed by the catalog's kernels: for packed sequences.
 
-    As :func:`flash_attn_func`, whose arguments and errors it has, with these differences.
+    Arguments and errors are those of :func:`flash_attn_func`, with these differences.
 
     Args:
         q: (all queries, heads, head dim).
@@ -116,7 +116,7 @@ def flash_attn_varlen_func(
         ProblemError, SelectionError, DeviceError, BuildError, ToolchainError: as there.
     """
     if block_table is not None and dropout_p:
-        raise TensorError("dropout_p does not go with block_table: kernels over a paged cache have no dropout")
+        raise TensorError("dropout_p cannot be combined with block_table: kernels over a paged cache have no dropout")
     slopes = _slopes_of(alibi_slopes)
     options = _options("packed", max_seqlen_k, dropout_p, softmax_scale, causal, window_size, softcap, deterministic)
     state = rng_state(dropout_p, q.device)
@@ -142,7 +142,7 @@ def _options(
     left, right = window_size
     if causal:
         right = 0
-    # Every window that hides nothing is the same one: no further kernel is compiled for it.
+    # All windows that hide nothing become the same one, so no additional kernel is compiled for them.
     left = -1 if left < 0 or left >= keys else left
     right = -1 if right < 0 else right
     mask: MaskWord = "no" if left < 0 and right < 0 else "bottom_right"

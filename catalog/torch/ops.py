@@ -55,14 +55,14 @@ def forward(
     rng_state: Optional,
     options: Options,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``catalog::fwd``: O, like Q but with the head dim of V, and LSE; by PyTorch's dispatcher where it has a say.
+    """``catalog::fwd``: O, like Q but with the head dim of V, and LSE; uses PyTorch's dispatcher only if needed.
 
     LSE is float32, (batch, heads, queries), or (heads, tokens) of packed sequences. Both are differentiable once.
 
     Raises:
         SelectionError, TensorError, ProblemError, DeviceError, BuildError, ToolchainError: as
             :func:`~catalog.torch.calls.problem_of` and :func:`~catalog.torch.calls.call`.
-        UsageError: a gradient is wanted of what no backward kernel can do.
+        UsageError: a gradient is required, but no backward kernel supports the call.
     """
     tensors = (q, k, v, bias, alibi_slopes, cu_seqlens_q, cu_seqlens_k, block_table, rng_state)
     result: tuple[torch.Tensor, torch.Tensor]
@@ -169,10 +169,10 @@ def _bias_of(bias: Optional, alibi_slopes: Optional) -> tuple[Any, Any]:
 
 
 def _lengths(starts: Optional) -> Shape | None:
-    """The lengths of packed sequences; of a GPU's tensor it waits for the values.
+    """The lengths of packed sequences; for a GPU's tensor this waits for the values.
 
     Raises:
-        TensorError: it is no list of int32 that ascends from 0.
+        TensorError: ``starts`` is not an int32 vector that ascends from 0.
     """
     if starts is None:
         return None
@@ -186,7 +186,7 @@ def _lengths(starts: Optional) -> Shape | None:
 
 
 def _check_devices(*tensors: Optional) -> None:
-    """All tensors are on one device; real kernels find out by themselves.
+    """Check that all tensors are on one device, for tracing; real kernels check it themselves.
 
     Raises:
         TensorError: they are not.
@@ -232,7 +232,7 @@ _SOFT_CAP = 5
 
 
 class _Attention(torch.autograd.Function):
-    """The forward with its gradient; ``keys`` are those of the dispatcher, None where it was not asked."""
+    """The forward with its gradient; ``keys`` are the dispatcher's, None if it was bypassed."""
 
     @staticmethod
     def forward(ctx: Any, keys: Any, *inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -288,7 +288,7 @@ class _Gradient(torch.autograd.Function):
 
 
 def _below(op: Any, keys: Any, inputs: tuple[Any, ...]) -> Any:
-    """The operator, as the dispatcher goes on with it after autograd."""
+    """Call the operator as the dispatcher does after autograd."""
     with torch._C._AutoDispatchBelowAutograd():
         return op.redispatch(keys & torch._C._after_autograd_keyset, *inputs)
 
@@ -296,7 +296,7 @@ def _below(op: Any, keys: Any, inputs: tuple[Any, ...]) -> Any:
 def _differentiable(function: type[torch.autograd.Function], op: Any) -> Callable[..., Any]:
     """The operator's kernel for autograd.
 
-    PyTorch's own ``register_autograd`` makes the like, which takes 100 us more: it reads the schema at each call.
+    PyTorch's own ``register_autograd`` makes a similar one that takes 100 us more: it reads the schema at each call.
     """
 
     def kernel(keys: Any, *inputs: Any) -> Any:
@@ -312,7 +312,7 @@ def _differentiable(function: type[torch.autograd.Function], op: Any) -> Callabl
 
 
 def _check_tangents(tensors: Iterable[torch.Tensor]) -> None:
-    """No tensor has a tangent, which would be lost.
+    """Check that no tensor has a forward-mode tangent, which would be lost.
 
     Raises:
         UsageError: one has.

@@ -14,7 +14,7 @@ from catalog.torch.inputs import cast_as_autocast, rng_state
 from catalog.torch.ops import forward
 
 _CAST = ("cpu", "cuda")
-"""Types of devices that have kernels, and that autocast knows."""
+"""Device types that have kernels and that autocast supports."""
 
 
 def scaled_dot_product_attention(
@@ -28,11 +28,11 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """As :func:`torch.nn.functional.scaled_dot_product_attention`, by the catalog's kernels.
+    """Like :func:`torch.nn.functional.scaled_dot_product_attention`, computed by the catalog's kernels.
 
-    Differentiable once in query, key, value and a float mask. A row that sees no key gives zeros. Under
-    :class:`torch.autocast` tensors are cast as PyTorch's own function casts them. They may have any strides; those
-    whose head dim is strided are copied.
+    Differentiable once with respect to query, key, value and a float mask. A row that sees no key yields zeros. Under
+    :class:`torch.autocast` tensors are cast as PyTorch's own function casts them. Tensors may have any strides; only
+    tensors with a strided head dim are copied.
 
     Args:
         query: (..., heads, queries, head dim), float32, float16 or bfloat16. Leading axes are optional, and broadcast.
@@ -51,9 +51,9 @@ def scaled_dot_product_attention(
         do in query, else it is dense.
 
     Raises:
-        TensorError: tensors have shapes, types or devices that do not go together, or types that no kernel takes.
-        ProblemError: an option is outside of what it may be.
-        SelectionError: no kernel of the arch can do it; says what is missing.
+        TensorError: shapes, types or devices of the tensors do not match, or no kernel accepts their type.
+        ProblemError: an option is out of range.
+        SelectionError: no kernel of the arch supports the call; the message says what is missing.
         ArgumentError: ``is_causal`` is given together with a ``CausalBias``.
         DeviceError, BuildError, ToolchainError: as :meth:`catalog.runtime.plan.Plan.enqueue`.
     """
@@ -70,7 +70,7 @@ def scaled_dot_product_attention(
     if scale is not None and scale <= 0:  # kernels know positive ones
         query, scale = (-query, -scale) if scale < 0 else (query * 0, 1.0)
 
-    # The result has the axes of Q in memory, so that merging the heads into the model's axis copies nothing.
+    # The result has Q's memory layout, so that merging the heads into the model's axis copies nothing.
     tokens_first = query.shape[2] > 1 and query.stride(1) < query.stride(2)
     if tokens_first:
         query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
@@ -86,7 +86,7 @@ def _mask_of(attn_mask: torch.Tensor | None, is_causal: bool) -> tuple[MaskWord,
     """The mask that kernels know, and the elementwise one beside it."""
     if isinstance(attn_mask, CausalBias):
         if is_causal:
-            raise ArgumentError("is_causal is given together with a CausalBias", hint="Leave one of them out.")
+            raise ArgumentError("is_causal cannot be combined with a CausalBias", hint="Omit one of them.")
         return ("top_left" if attn_mask.variant is CausalVariant.UPPER_LEFT else "bottom_right"), None
     return ("top_left" if is_causal else "no"), attn_mask
 
@@ -106,7 +106,7 @@ def _four_axes(
     if simple and heads[1] == heads[2] and (heads[0] == heads[1] or enable_gqa):
         batch = (shapes[0][0], shapes[0][1])
         if heads[1] == 0 or heads[0] % heads[1]:
-            raise _unshapely(*tensors, "heads of key must divide those of query")
+            raise _unshapely(*tensors, "the number of heads of key must divide that of query")
         return query, key, value, batch
     if min(query.dim(), key.dim(), value.dim()) < (3 if enable_gqa else 2):
         raise _unshapely(*tensors, "expected (..., heads, tokens, head dim)")
@@ -149,7 +149,7 @@ def _bias_of(attn_mask: torch.Tensor, dtype: torch.dtype, rows: tuple[int, ...])
     elif attn_mask.dtype != dtype:
         raise TensorError(
             f"attn_mask is {attn_mask.dtype}: expected torch.bool, or {dtype} as query is",
-            hint="Cast it: attn_mask.to(query.dtype). What is then too large becomes infinite.",
+            hint="Cast it: attn_mask.to(query.dtype). Values that are too large become infinite.",
         )
     if attn_mask.dim() == 0 or attn_mask.shape[-1] != rows[-1]:
         attn_mask = attn_mask.expand(*attn_mask.shape[:-1], rows[-1])

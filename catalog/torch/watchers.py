@@ -1,6 +1,6 @@
-"""Whether anything watches a call: if so, it goes through PyTorch's dispatcher.
+"""Detection of anything that observes a call, which must then go through PyTorch's dispatcher.
 
-PyTorch says so in private functions only. Where a release lacks one of them, every call goes through the dispatcher.
+Only private functions of PyTorch report this. If a release lacks one of them, every call goes through the dispatcher.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ try:
     from torch._C._autograd import _profiler_enabled
     from torch._C._functorch import peek_interpreter_stack
 
-    _can_tell = hasattr(forward_ad, "_current_level")
+    _supported = hasattr(forward_ad, "_current_level")
 except ImportError:
-    _can_tell = False
+    _supported = False
 
 Optional = torch.Tensor | None
 
 
 def unwatched(tensors: tuple[Optional, ...]) -> bool:
-    """Whether the dispatcher would come to our own kernels, or to their gradients, and nothing else would see the call.
+    """Whether the dispatcher would call only our own kernels or their gradients, and nothing else would see the call.
 
-    So it is of plain tensors outside of every mode, transform, trace and profile. The dispatcher takes 50 us for the
-    way through two kernels in Python, this 2.
+    That holds for plain tensors outside of all modes, transforms, traces and profiles. The dispatcher takes 50 us to
+    get through two kernels in Python, this check 2 us.
     """
-    if torch.compiler.is_compiling() or not _can_tell:  # first: what is compiled keeps the operators
+    if torch.compiler.is_compiling() or not _supported:  # first: compiled code must keep the operators
         return False
     if (
         _len_torch_dispatch_stack()
@@ -62,7 +62,7 @@ def has_gradient(tensors: tuple[Optional, ...]) -> bool:
 
 
 def alike(gradient: torch.Tensor, o: torch.Tensor) -> bool:
-    """Whether the gradient of an unwatched call is a tensor like O.
+    """Whether the gradient of an unwatched call has the shape and kind of O.
 
     :func:`torch.autograd.grad` makes a batch of several gradients look like one.
     """
@@ -70,5 +70,5 @@ def alike(gradient: torch.Tensor, o: torch.Tensor) -> bool:
 
 
 def transformed() -> bool:
-    """Whether a transform of :mod:`torch.func` is at work, as far as PyTorch says so."""
-    return _can_tell and peek_interpreter_stack() is not None
+    """Whether a transform of :mod:`torch.func` is active, as far as PyTorch reports it."""
+    return _supported and peek_interpreter_stack() is not None

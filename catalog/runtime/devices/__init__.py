@@ -1,4 +1,4 @@
-"""One module a kind of device: memory, streams, clocks. What they have in common is here."""
+"""Devices that run kernels: their memory, streams and clocks. This module has the interface that all implement."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ C = TypeVar("C", bound="Call")
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """What a timing is tied to: the same kernel is measured anew where any of these differs.
+    """The description of a device that a timing is recorded with; a kernel is measured again if any field differs.
 
-    ``arch`` is the catalog's name of the compile target, ``name`` the product's, ``cores`` what a kernel may use of it:
-    CPU threads, compute units, multiprocessors.
+    ``arch`` is the catalog's name of the compile target, ``name`` the product name, ``cores`` the number of CPU
+    threads, compute units or multiprocessors that a kernel may use.
     """
 
     arch: str
@@ -34,21 +34,21 @@ class DeviceInfo:
 
 
 class Device(Protocol[C]):
-    """What a plan needs of a device: a place for tensors, kernels loaded, launched and timed."""
+    """The interface of a device: it places tensors, and loads, launches and times kernels."""
 
     @property
     def device(self) -> DeviceInfo:
-        """What it is.
+        """The description of the device.
 
         Raises:
-            DeviceError: it is not there.
+            DeviceError: the device is absent.
         """
 
     @property
     def identity(self) -> Mapping[str, Any] | None:
-        """What :func:`catalog.runtime.devices.here.reopened` finds it by in another process; None where nothing does.
+        """JSON data by which :func:`catalog.runtime.devices.here.reopened` finds the device in another process.
 
-        It is written as JSON.
+        It is None if the device cannot be identified.
 
         Raises:
             DeviceError: as :attr:`device`.
@@ -56,99 +56,100 @@ class Device(Protocol[C]):
 
     @property
     def threads(self) -> int:
-        """What a kernel's work is divided among."""
+        """The number of threads or cores that a kernel's work is divided among."""
 
     @property
     def queues(self) -> bool:
         """Whether :meth:`enqueue` returns before the work is done."""
 
     def on_host(self, array: Any) -> Array | None:
-        """What an array that :meth:`array` gave holds now; None where the work of the stream is not to be waited for.
+        """The current contents of an array from :meth:`array`; None if the stream must not be waited for.
 
         Raises:
-            DeviceError: it cannot be copied.
+            DeviceError: the array cannot be copied.
         """
 
     def beside(self, tensors: Mapping[str, Any]) -> Device[C]:
-        """The device for these tensors, by name: this one, or another of the same arch, whose memory they are in."""
+        """The device for these tensors: this one, or another of the same arch that holds them in its memory."""
 
     def array(self, problem: Problem, name: str, value: Any) -> Strided:
-        """The array that ``value``, given as the tensor ``name``, is to this device; not checked any further.
+        """The value given for the tensor ``name``, as an array that this device can use; not checked any further.
 
         Raises:
-            TensorError: it is none, or is where the device's kernels cannot use it.
+            TensorError: it is not an array, or is in memory that the device's kernels cannot use.
         """
 
     def outputs(self, problem: Problem, inputs: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Arrays for the outputs, of the kind of the inputs; these as :meth:`array` gave them, and as they were given.
+        """Make arrays for the outputs, of the same kind as the inputs.
 
-        They begin as zeros where kernels leave some elements alone, else uninitialised.
+        They start as zeros if kernels do not write every element, else uninitialised. ``inputs`` are the arrays from
+        :meth:`array`, ``given`` the caller's values.
 
         Raises:
             ProblemError: they would be larger than this machine's memory.
         """
 
     def means(self, form: Form, given: Mapping[str, Any]) -> Means | None:
-        """What a :class:`~.fast_path.FastPath` needs of it, for calls like one on these tensors.
+        """The device's part of a :class:`~.fast_path.FastPath`, for calls like one on these tensors.
 
-        None where each call is checked like the first: where one of them is no plain tensor of PyTorch's.
+        None if one of them is not a plain PyTorch tensor, so that each call must be checked in full.
         """
 
     def load(self, path: Path, sha256: str, kernel_id: str) -> LoadedKernel:
-        """As :meth:`Libraries.load`, for kernels that the device can run.
+        """Load a kernel as :meth:`Libraries.load` does.
 
         Raises:
-            DeviceError: it cannot run them, or they do not load.
+            DeviceError: the device cannot run the kernel, or the library does not load.
         """
 
     def call(self, problem: Problem, tensors: Mapping[str, Any], workspace: Workspace = ...) -> C:
-        """The argument struct of a problem with its tensors: what :meth:`array` gave, checked, inputs and outputs.
+        """The argument struct of a problem with its checked arrays from :meth:`array`, inputs and outputs together.
 
-        All stages of a plan take it. The call keeps the tensors alive and may be launched any number of times.
+        All stages of a plan share it. The call keeps the tensors alive and can be launched any number of times.
 
         Raises:
             DeviceError: there is no memory for it.
         """
 
     def once(self, problem: Problem, tensors: Mapping[str, Any], workspace: Workspace = ...) -> C:
-        """As :meth:`call`, for one :meth:`enqueue`; it need not be kept until that work is done.
+        """Like :meth:`call`, for a single :meth:`enqueue`; the call need not be kept until that work is done.
 
         Raises:
             DeviceError: as :meth:`call`.
         """
 
     def enqueue(self, kernels: Sequence[LoadedKernel], call: C, stream: Any = None) -> None:
-        """Queue the kernels, one after the other, on a GPU's stream, None: the caller's current one; without waiting.
+        """Queue the kernels in order on a GPU's stream (None: the caller's current one) and return without waiting.
 
-        A device that has no streams runs them.
+        A device without streams runs them before it returns.
 
         Raises:
             TensorError: a tensor is not in the device's memory.
-            UsageError: ``stream`` is no stream of the device's.
-            DeviceError: a kernel refuses the call or has no memory, or the device does not take the launch.
+            UsageError: ``stream`` is not a stream of the device.
+            DeviceError: a kernel rejects the call or runs out of memory, or the device does not accept the launch.
         """
 
     def run(self, kernels: Sequence[LoadedKernel], call: C) -> None:
-        """Run the kernels, one after the other, on what the inputs hold now; on return the outputs are written.
+        """Run the kernels in order on the current contents of the inputs; when it returns, the outputs are written.
 
         Raises:
-            DeviceError: a kernel refuses the call, has no memory, or fails.
+            DeviceError: a kernel rejects the call, runs out of memory, or fails.
         """
 
     def time(self, kernels: Sequence[LoadedKernel], call: C, launches: int, *, cold: bool = False) -> list[int]:
-        """As :meth:`run`, so many times; the nanoseconds of each, by the device's clock.
+        """Like :meth:`run`, ``launches`` times; return the nanoseconds of each by the device's clock.
 
-        ``cold``: before each the caches are emptied, so that it reads its tensors from memory.
+        ``cold`` empties the caches before each launch, so that it reads its tensors from memory.
 
         Raises:
             DeviceError: as :meth:`run`.
         """
 
     def waits(self) -> Mapping[str, int]:
-        """Nanoseconds for which each thread of launches has waited for a core so far.
+        """Nanoseconds that each launching thread has waited for a core so far.
 
-        Empty where that is unknown, and of a device whose own clock times launches.
+        Empty if unknown, and for a device that times launches with its own clock.
         """
 
     def clock_mhz(self) -> float | None:
-        """The clock now, where the device says; of several cores the mean."""
+        """The current clock rate in MHz, the mean over cores, if known."""

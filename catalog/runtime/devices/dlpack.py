@@ -1,6 +1,6 @@
-"""DLPack's capsules: arrays of other libraries, taken without a copy, in whatever memory they are.
+"""DLPack capsules: arrays of other libraries in any memory, used without a copy.
 
-The layout is that of ``dlpack.h``, both without a version and of version 1, which also says whether an array may be
+The layout is that of ``dlpack.h``, both the unversioned one and version 1, which also says whether an array may be
 written.
 """
 
@@ -22,7 +22,7 @@ from catalog.errors import TensorError
 from catalog.runtime.elements import numpy_dtype
 
 CPU = 1
-"""DLPack's number of memory of the CPU."""
+"""DLPack's device type of CPU memory."""
 
 _FLOATS: Mapping[tuple[int, int], str] = MappingProxyType(
     {
@@ -36,12 +36,12 @@ _FLOATS: Mapping[tuple[int, int], str] = MappingProxyType(
         (13, 8): "float8_e5m2fnuz",
     }
 )
-"""NumPy's or ml_dtypes' names of DLPack's (code, bits)."""
+"""Dtype names, of NumPy or ml_dtypes, by DLPack's (code, bits)."""
 
 _WORDS = {(code, bits): f"{kind}{bits}" for code, kind in enumerate(("int", "uint")) for bits in (8, 16, 32, 64)}
 _ELEMENTS: Mapping[tuple[int, int], str] = MappingProxyType({**_FLOATS, **_WORDS, (6, 8): "bool"})
 ELEMENT_NAMES = frozenset(_ELEMENTS.values())
-"""NumPy's or ml_dtypes' names of the element types that an array may have."""
+"""Dtype names, of NumPy or ml_dtypes, that an array may have."""
 
 _READ_ONLY = 1
 _NEWEST = 1
@@ -88,9 +88,9 @@ class _Versioned(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What a capsule says of an array: ``strides`` are in bytes, ``owner`` keeps the memory alive.
+    """The array in a capsule: ``strides`` are in bytes, ``owner`` keeps the memory alive.
 
-    ``writable`` is None where the capsule does not say.
+    ``writable`` is None if the capsule does not say.
     """
 
     address: int
@@ -102,7 +102,7 @@ class Shared:
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
-        """For NumPy, which knows elements of other libraries as bytes: view them as :attr:`dtype`."""
+        """For NumPy, which sees foreign element types as bytes: view them as :attr:`dtype`."""
         return {
             "shape": self.shape,
             "strides": self.strides,
@@ -113,24 +113,24 @@ class Shared:
 
 
 def dense_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
-    """Strides in bytes of an array in C order."""
+    """Strides in bytes of a dense array in C order."""
     return tuple(accumulate((itemsize, *reversed(shape[1:])), mul))[: len(shape)][::-1]
 
 
 def shared(name: str, capsule: object) -> Shared:
-    """The array of a capsule, which is used up by this; it was given as the tensor ``name``.
+    """Take the array out of a capsule, which can then not be used again; ``name`` is the tensor it was given as.
 
     Raises:
-        TensorError: it is no capsule of DLPack's or is used up, is of a newer version, or has elements that no kernel
-            takes.
+        TensorError: it is not a DLPack capsule, was already used, has a newer version, or has elements that no kernel
+            accepts.
     """
     managed = _taken(name, capsule)
     tensor = managed.tensor
     dtype = _ELEMENTS.get((tensor.code, tensor.bits))
     if dtype is None or tensor.lanes != 1:
         raise TensorError(
-            f"{name} has elements that no kernel takes: DLPack's type {tensor.code} of {tensor.bits} bits, "
-            f"{tensor.lanes} in one"
+            f"{name} has elements that no kernel accepts: DLPack's type {tensor.code} of {tensor.bits} bits, "
+            f"{tensor.lanes} lanes"
         )
     shape, itemsize = tuple(tensor.shape[: tensor.ndim]), tensor.bits // 8
     strides = tuple(step * itemsize for step in tensor.strides[: tensor.ndim]) if tensor.strides else None
@@ -145,7 +145,7 @@ def shared(name: str, capsule: object) -> Shared:
 
 
 def _taken(name: str, capsule: object) -> _Managed | _Versioned:
-    """The struct of a capsule, ours from now on: its deleter is called when nobody refers to it any more."""
+    """Take ownership of a capsule's struct; its deleter is called with the last reference."""
     for kind, new in ((_Versioned, b"dltensor_versioned"), (_Managed, b"dltensor")):
         if _valid(capsule, new):
             managed: _Managed | _Versioned = kind.from_address(_pointer(capsule, new))
@@ -154,11 +154,11 @@ def _taken(name: str, capsule: object) -> _Managed | _Versioned:
             if isinstance(managed, _Versioned) and managed.major > _NEWEST:
                 raise TensorError(f"{name}: DLPack {managed.major}.{managed.minor} is newer than version {_NEWEST}")
             return managed
-    raise TensorError(f"{name}: its __dlpack__ gave no DLPack capsule, or one that is used up: {capsule!r}")
+    raise TensorError(f"{name}: __dlpack__ returned no DLPack capsule, or a used one: {capsule!r}")
 
 
 _USED = {new: b"used_" + new for new in (b"dltensor", b"dltensor_versioned")}
-"""Names of used capsules, which do not copy them."""
+"""Names of used capsules; a capsule does not copy its name, so these must stay alive."""
 
 
 def _delete(address: int, deleter: int | None) -> None:

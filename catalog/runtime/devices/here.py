@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 class Devices:
-    """One object a device, made when it is first asked for, in any thread.
+    """This machine's devices, one object each, created on first use; thread-safe.
 
     Args:
-        num_threads: threads of a host kernel, as :class:`~.host.HostDevice` takes them; None: as the settings say.
+        num_threads: threads of a host kernel, as for :class:`~.host.HostDevice`; None: from the settings.
 
     Raises:
-        UsageError: so many threads are not allowed.
+        UsageError: ``num_threads`` is out of range.
     """
 
     def __init__(self, num_threads: int | None) -> None:
@@ -44,7 +44,7 @@ class Devices:
         return HostDevice(settings().num_threads if chosen is None else chosen)
 
     def host_of(self, arch: str) -> HostDevice | None:
-        """The host CPU, if it runs kernels of ``arch``, which no GPU does."""
+        """The host CPU if ``arch`` is a CPU's, else None."""
         runs = self._on_host.get(arch)
         if runs is None:
             resolved = resolve_arch(arch)
@@ -53,10 +53,10 @@ class Devices:
         return self.host if runs else None
 
     def of(self, arch: str) -> Device[Any]:
-        """What kernels of ``arch`` run on: the host CPU, or the first GPU of that arch which the process may use.
+        """The device that runs kernels of ``arch``: the host CPU, or the first usable GPU of that arch.
 
         Raises:
-            DeviceError: this machine has none; says what it lacks.
+            DeviceError: this machine has no such device; the message says what is missing.
         """
         device = self._devices.get(arch)
         if device is None:
@@ -67,7 +67,7 @@ class Devices:
         return device
 
     def info(self, arch: str) -> DeviceInfo:
-        """What timings of kernels of ``arch`` are tied to.
+        """The description that timings of kernels of ``arch`` are recorded with.
 
         Raises:
             DeviceError: as :meth:`of`.
@@ -81,21 +81,21 @@ class Devices:
 
 
 def check_available(arch: str) -> None:
-    """Kernels of ``arch`` can run on this machine.
+    """Check that kernels of ``arch`` can run on this machine.
 
     Raises:
-        DeviceError: they cannot; says why.
+        DeviceError: they cannot; the message says why.
     """
     reason = why_unavailable(arch)
     if reason is not None:
         raise DeviceError(
             f"{arch} kernels cannot run on this machine: {reason}",
-            hint="This machine's CPU is the arch 'host': --arch host, arch='host'.",
+            hint="For this machine's CPU use --arch host or arch='host'.",
         )
 
 
 def reopened(identity: Mapping[str, Any]) -> Device[Any]:
-    """The device with this :attr:`Device.identity`, which was read in another process of this machine.
+    """The device with this :attr:`Device.identity`, taken in another process of this machine.
 
     Raises:
         DeviceError: this process may not use it.
@@ -108,13 +108,13 @@ def reopened(identity: Mapping[str, Any]) -> Device[Any]:
 
     backend = backend_of(identity["arch"])
     if not isinstance(backend, GpuBackend):
-        raise DeviceError(f"{identity['arch']} is no arch of a GPU")
+        raise DeviceError(f"{identity['arch']} is not a GPU arch")
     runtime = backend.runtime()
     return GpuDevice(runtime, runtime.with_uuid(identity["uuid"]))
 
 
 def resolve_arch(arch: str) -> str:
-    """``arch`` with ``host`` resolved to this machine's CPU.
+    """Return ``arch``, with ``host`` resolved to the arch of this machine's CPU.
 
     Raises:
         DeviceError: ``host``, and no host arch runs on this CPU.

@@ -1,4 +1,4 @@
-"""Kernel libraries, of whatever target: opened once, asked which row they were built from, launched."""
+"""Loading of kernel libraries for any target: opened once, checked against their row, and launched."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from catalog.files import UnsafeFileError, open_own
 from catalog.ops import DEFAULT, operation
 from catalog.schema.arguments import Arguments
 
-REBUILD = "Build the kernel anew."
+REBUILD = "Build the kernel again."
 
 _OK, _ABI_MISMATCH = 0, 1
 
 _STATUS: Mapping[int, str] = MappingProxyType(
     {
         _ABI_MISMATCH: "it was built with another version of the argument struct",
-        2: "the call is outside of what it was built for",
+        2: "the kernel was not built for this call",
         3: "it could not allocate its scratch memory",
         4: "the device's runtime refused the launch",
     }
 )
-"""What each catalog_status but OK means."""
+"""The meaning of each catalog_status except OK."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,20 +55,20 @@ class LoadedKernel:
     size: Callable[[Any, Any], int] = field(repr=False)
 
     def workspace(self, args: Any) -> Any:
-        """What a launch with the sizes of ``args`` needs of the workspaces between stages; no tensor is read.
+        """The workspaces between stages that a launch with the sizes in ``args`` needs; no tensor is read.
 
         Raises:
-            DeviceError: the sizes are negative, or the workspaces larger than any memory.
+            DeviceError: a size is negative, or a workspace is larger than any memory.
         """
         size = self.arguments.workspace()
         self._check(self.size(ctypes.byref(args), ctypes.byref(size)))
         return size
 
     def launch(self, pointer: Any, stream: int | None = None) -> None:
-        """Call the entry point with a pointer to the argument struct and the handle of a stream, None: the default.
+        """Call the entry point with a pointer to the argument struct and a stream's handle (None: default stream).
 
         Raises:
-            DeviceError: the kernel refuses the call or has no memory.
+            DeviceError: the kernel rejects the call or runs out of memory.
         """
         self._check(self.entry(pointer, stream))
 
@@ -78,18 +78,18 @@ class LoadedKernel:
 
 
 class Libraries:
-    """The kernels that a device has loaded, each once."""
+    """The kernels that a device has loaded, each only once."""
 
     def __init__(self) -> None:
         self._kernels: dict[tuple[Path, str], LoadedKernel] = {}
 
     def load(self, path: Path, sha256: str, kernel_id: str) -> LoadedKernel:
-        """The kernel in the library at ``path``, whose content has the digest ``sha256``.
+        """Load the kernel in the library at ``path``, whose content has the digest ``sha256``.
 
         Raises:
             ChangedLibraryError, CacheError: as :func:`open_library`.
-            DeviceError: the library does not load, lacks an entry point, has another ABI, or was built from a row other
-                than ``kernel_id``.
+            DeviceError: the library does not load, lacks an entry point, has another ABI version, or was not built from
+                row ``kernel_id``.
         """
         kernel = self._kernels.get((path, sha256))
         if kernel is None:
@@ -100,22 +100,22 @@ class Libraries:
 
 
 _held: list[int] = []
-"""Descriptors of all libraries that this process has loaded, which it never unloads."""
+"""Descriptors of all libraries that this process has loaded; libraries are never unloaded."""
 
 
 def open_library(path: Path, sha256: str) -> ctypes.CDLL:
     """Load the library at ``path``, whose content has the digest ``sha256``.
 
-    It is marked as in use, by a shared lock on the file, for as long as the process lives.
+    A shared lock on the file marks the library as in use until the process ends.
 
-    The bytes are checked before any of them runs, and loaded through the descriptor that they were read from: a file
-    that is renamed over the path in between is not the one that is loaded. What remains is a writer that changes the
-    very file, which only its owner can: :mod:`catalog.build.permissions`.
+    The content is checked before any of it runs, and loaded through the descriptor that it was read from, so a file
+    renamed over the path in between is not loaded. Only the file's owner could still change the file itself; see
+    :mod:`catalog.build.permissions`.
 
     Raises:
-        ChangedLibraryError: it is not there any more, has another content or owner, or is a link or no regular file.
-        CacheError: anybody may write to the library, or to a folder on the way to it.
-        DeviceError: the loader refuses it.
+        ChangedLibraryError: the file is gone, has another content or owner, is a link, or is not a regular file.
+        CacheError: anybody may write to the library or to a folder above it.
+        DeviceError: the loader rejects it.
     """
     path = path.absolute()
     try:
@@ -129,7 +129,7 @@ def open_library(path: Path, sha256: str) -> ctypes.CDLL:
     except OSError as error:
         raise DeviceError(f"cannot load {path}: {error.strerror}", hint=REBUILD) from None
     try:
-        with contextlib.suppress(OSError):  # no such locks here, or it is being dropped: what is open stays readable
+        with contextlib.suppress(OSError):  # no locks here, or it is being dropped: the open file stays readable
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         _check(path, descriptor, sha256)
         library = _load(path, descriptor)
@@ -151,10 +151,10 @@ def _check(path: Path, descriptor: int, sha256: str) -> None:
 
 
 def _load(path: Path, descriptor: int) -> ctypes.CDLL:
-    """Load what is open: the loader knows libraries by name, and each gets one of its own.
+    """Load an open file under a unique name, since the loader identifies libraries by name.
 
-    It would answer with the former file where a rebuilt one has replaced it, or with somebody else's where a number of
-    a descriptor comes again: hence the dot, which nobody else writes.
+    By path, the loader would return the old file after a rebuild; by descriptor number, another library after the
+    number is reused. The dots in the name make it unlike any name that others use.
     """
     name = Path(f"/proc/self/fd/{descriptor}")
     try:
@@ -169,7 +169,7 @@ def _load(path: Path, descriptor: int) -> ctypes.CDLL:
 
 
 def _leave_room(descriptor: int) -> None:
-    """A descriptor a library adds up: raise the limit of the process before it is reached, as far as it may."""
+    """Raise the process's limit on descriptors before it is reached, as far as allowed: each library holds one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and 2 * descriptor > soft:
         more = 4 * soft if hard == resource.RLIM_INFINITY else min(4 * soft, hard)

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs, by NVIDIA's CUDA runtime."""
+"""NVIDIA GPUs, used through the CUDA runtime."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from catalog.runtime.devices.gpu.device import GpuDevice
 
 
 class CudaDevice(GpuDevice):
-    """An NVIDIA GPU; arguments as of :class:`GpuDevice`, the runtime by default the one of cuda-bindings."""
+    """An NVIDIA GPU; arguments as for :class:`GpuDevice`, with cuda-bindings as the default runtime."""
 
     def __init__(self, index: int = 0, stream: Any = None, runtime: CudaRuntime | None = None) -> None:
         super().__init__(runtime or CudaRuntime(), index, stream)

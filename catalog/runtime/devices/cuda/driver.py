@@ -1,4 +1,4 @@
-"""Whether there is an NVIDIA GPU, by what the driver shows: asked at every selection, so without CUDA's runtime."""
+"""Detection of NVIDIA GPUs by the driver's files; every selection does it, so it avoids loading CUDA's runtime."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import importlib.util
 from pathlib import Path
 
 _DRIVER = (Path("/dev/nvidiactl"), Path("/proc/driver/nvidia/version"), Path("/dev/dxg"))
-"""What there is with NVIDIA's driver: its device, which a container may hide, its version, or the device of WSL."""
+"""Files of NVIDIA's driver: its device, which a container may hide, its version, and the device of WSL."""
 
 INSTALL = "pip install 'cuda-bindings>=13'"
 """How to get cuda-bindings."""
 
 
 def why_unavailable(arch: str) -> str | None:
-    """Which part a kernel of the NVIDIA arch ``arch`` lacks here, driver or cuda-bindings; None: ask the runtime."""
+    """What kernels of the NVIDIA arch ``arch`` lack on this machine, driver or cuda-bindings; None: ask the runtime."""
     if not any(path.exists() for path in _DRIVER):
         return (
             f"it needs an NVIDIA GPU of arch {arch}, and there is none "
@@ -27,5 +27,5 @@ def why_unavailable(arch: str) -> str | None:
 def _has_bindings() -> bool:
     try:
         return importlib.util.find_spec("cuda.bindings.runtime") is not None
-    except ModuleNotFoundError:  # of a package on the way there
+    except ModuleNotFoundError:  # a parent package is missing
         return False

@@ -1,4 +1,4 @@
-"""libnvidia-ml, the part of NVIDIA's driver that tells of clocks, by ctypes."""
+"""Clock rates from libnvidia-ml, the management library of NVIDIA's driver, through ctypes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SUCCESS = 0
 
 
 def clock_mhz(bus_id: bytes) -> float | None:
-    """The clock that the GPU with this PCI bus id has now; None where the driver does not say."""
+    """The current clock rate in MHz of the GPU with this PCI bus id; None if the driver does not report it."""
     library = _library()
     if library is None:
         return None
@@ -27,7 +27,7 @@ def clock_mhz(bus_id: bytes) -> float | None:
 
 @cache
 def _library() -> Any:
-    """The library, ready for use; None where there is none."""
+    """The initialised library; None if it is missing."""
     try:
         library = ctypes.CDLL(_LIBRARY)
         return library if library.nvmlInit_v2() == _SUCCESS else None

@@ -1,4 +1,4 @@
-"""NVIDIA's runtime by its own Python package, cuda-bindings: GPUs, memory, streams, events. Every status is checked."""
+"""The CUDA runtime through NVIDIA's package cuda-bindings: GPUs, memory, streams, events. All statuses are checked."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ FAULTS: Mapping[str, str] = MappingProxyType(
         "cudaErrorTensorMemoryLeak": "kept tensor memory when it ended",
     }
 )
-"""What a kernel did, by the name of the error that it left: after these the process cannot use the GPU any more."""
+"""What a kernel did, by the name of the error it caused; after these the process can no longer use the GPU."""
 
 REMEDIES: Mapping[str, str] = MappingProxyType(
     {
@@ -56,7 +56,7 @@ REMEDIES: Mapping[str, str] = MappingProxyType(
         "problem.",
         "cudaErrorInitializationError": NO_GPU,
         "cudaErrorInsufficientDriver": f"NVIDIA's driver is missing, or older than this CUDA. {NO_GPU}",
-        "cudaErrorDevicesUnavailable": "Another process has the GPU for itself.",
+        "cudaErrorDevicesUnavailable": "Another process has exclusive use of the GPU.",
         "cudaErrorInvalidDeviceFunction": _OTHER_CODE,
         "cudaErrorNoDevice": NO_GPU,
         "cudaErrorInvalidDevice": f"There is no GPU of this number, or {NVIDIA.hidden_by} hides it.",
@@ -65,23 +65,23 @@ REMEDIES: Mapping[str, str] = MappingProxyType(
         "cudaErrorInvalidResourceHandle": _NOT_ITS,
         "cudaErrorLaunchOutOfResources": "The kernel needs more registers or shared memory than there are: choose "
         "another.",
-        "cudaErrorSystemDriverMismatch": "The kernel module and the libraries of NVIDIA's driver are of two versions: "
-        "reboot after an update.",
+        "cudaErrorSystemDriverMismatch": "The kernel module and the libraries of NVIDIA's driver have different "
+        "versions: reboot after an update.",
         "cudaErrorStreamCaptureUnsupported": _CAPTURE,
         "cudaErrorStreamCaptureInvalidated": _CAPTURE,
         "cudaErrorStreamCaptureImplicit": _CAPTURE,
     }
 )
-"""What to do about an error, by the name that the runtime gives it."""
+"""What to do about an error, by the runtime's name for it."""
 
-_OTHERWISE = "CUDA_LAUNCH_BLOCKING=1 in the environment shows which launch it is; compute-sanitizer which access."
+_OTHERWISE = "CUDA_LAUNCH_BLOCKING=1 in the environment shows which launch failed; compute-sanitizer which access."
 
 
 class CudaRuntime(GpuRuntime):
-    """The runtime, imported when it is first used.
+    """The CUDA runtime, imported when it is first used.
 
-    Kernel libraries have CUDA runtimes of their own, linked in; all share the driver's contexts, so that the current
-    GPU and handles are the same, but none sees what another's last error is.
+    Kernel libraries have their own CUDA runtimes linked in. All share the driver's contexts, so the current GPU and
+    handles are the same, but none sees another's last error.
 
     Args:
         bindings: the module; by default ``cuda.bindings.runtime``.
@@ -97,7 +97,7 @@ class CudaRuntime(GpuRuntime):
         """The module, whose functions return a cudaError_t and then their results.
 
         Raises:
-            DeviceError: it is not installed, or does not load.
+            DeviceError: the module is not installed or does not load.
         """
         if self._given is not None:
             return self._given
@@ -109,11 +109,11 @@ class CudaRuntime(GpuRuntime):
             raise DeviceError(f"the Python package cuda-bindings does not load: {error}", hint=INSTALL) from None
 
     def call(self, name: str, *arguments: Any, about: str = "") -> Any:
-        """Call a function of the runtime; its result, None without one, a tuple of several.
+        """Call a function of the runtime; return its result: None if it has none, a tuple if it has several.
 
         Raises:
-            DeviceError: the function fails: its name, the error's, what it means and what to do; or there is no
-                runtime.
+            DeviceError: the function fails, and the message has its name, the error, its meaning and a remedy; or there
+                is no runtime.
         """
         function = getattr(self.bindings, name)
         try:
@@ -125,14 +125,14 @@ class CudaRuntime(GpuRuntime):
         return results[0] if len(results) == 1 else tuple(results) or None
 
     def error_name(self, status: int) -> str:
-        """The runtime's name of a cudaError_t."""
-        return self._told("cudaGetErrorName", status)
+        """The runtime's name for a cudaError_t."""
+        return self._described("cudaGetErrorName", status)
 
     def error_text(self, status: int) -> str:
-        """What the runtime says a cudaError_t means."""
-        return self._told("cudaGetErrorString", status)
+        """The runtime's description of a cudaError_t."""
+        return self._described("cudaGetErrorString", status)
 
-    def _told(self, name: str, status: int) -> str:
+    def _described(self, name: str, status: int) -> str:
         return str(getattr(self.bindings, name)(status)[1].decode())
 
     def take_last_error(self) -> int:
@@ -141,7 +141,7 @@ class CudaRuntime(GpuRuntime):
 
     @cached_property
     def version(self) -> str:
-        """The runtime's version, and the newest that the driver knows, such as ``13.5 (driver: 13.0)``.
+        """The runtime's version and the newest that the driver supports, such as ``13.5 (driver: 13.0)``.
 
         Raises:
             DeviceError: there is no runtime.
@@ -235,7 +235,7 @@ class CudaRuntime(GpuRuntime):
         try:
             self.record(event, before)
             self.call("cudaStreamWaitEvent", after, event, 0)
-        finally:  # the runtime keeps it until it has been reached
+        finally:  # the runtime keeps the event until it is reached
             self.drop_event(event)
 
     def owner(self, address: int) -> int | None:
@@ -249,9 +249,9 @@ class CudaRuntime(GpuRuntime):
         return int(attributes.device) if int(attributes.type) in _GPU_MEMORY else None
 
     def launch(self, kernel: LoadedKernel, pointer: Any, stream: int) -> None:
-        """As :meth:`GpuRuntime.launch`; a library's own runtime has the last error: its status says that there is one.
+        """As :meth:`GpuRuntime.launch`; only the library's own runtime knows the last error, so its status is checked.
 
-        A GPU that an earlier kernel has made unusable says so to every runtime.
+        If an earlier kernel made the GPU unusable, every runtime reports that.
         """
         try:
             kernel.launch(pointer, stream)
@@ -262,14 +262,14 @@ class CudaRuntime(GpuRuntime):
             raise
 
     def _state(self, stream: int) -> int:
-        """What is wrong with the stream, 0: nothing; one that is being captured must not be asked for more."""
+        """The error status of the stream, 0 if there is none; a stream being captured must not be queried further."""
         status, captured = self.bindings.cudaStreamIsCapturing(stream)
         if status == SUCCESS and not captured:
             (status,) = self.bindings.cudaStreamQuery(stream)
         return SUCCESS if status == _NOT_READY else int(status)
 
     def clock_mhz(self, index: int) -> float | None:
-        """As :meth:`GpuRuntime.clock_mhz`: that of the multiprocessors, by the driver's library for management."""
+        """As :meth:`GpuRuntime.clock_mhz`: the multiprocessors' clock, from the driver's management library."""
         from catalog.runtime.devices.cuda.nvml import clock_mhz
 
         return clock_mhz(self.call("cudaDeviceGetPCIBusId", 32, index))

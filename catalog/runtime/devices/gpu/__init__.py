@@ -1,1 +1,1 @@
-"""What GPUs of all vendors have in common."""
+"""The parts that GPUs of all vendors share."""

@@ -1,7 +1,7 @@
-"""Arrays of other libraries in a GPU's memory: where they are, taken without a copy.
+"""Arrays of other libraries in a GPU's memory, used without a copy.
 
-An object says so by ``__dlpack__`` (DLPack, which knows bfloat16 and fp8) or by ``__cuda_array_interface__``, which
-libraries for AMD GPUs have under the same name.
+Such an object has ``__dlpack__`` (DLPack, which supports bfloat16 and fp8) or ``__cuda_array_interface__``, whose name
+libraries for AMD GPUs use too.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ MEMORIES: Mapping[int, str] = MappingProxyType(
         13: "CUDA, which moves it between CPU and GPU",
     }
 )
-"""What DLPack's numbers stand for."""
+"""Memories by DLPack's device type."""
 
 
 @dataclass(slots=True)
 class DeviceFlags:
-    """As the flags of a NumPy array."""
+    """Flags like those of a NumPy array."""
 
     writeable: bool
     aligned: bool
@@ -40,11 +40,11 @@ class DeviceFlags:
 
 @dataclass(slots=True)
 class DeviceArray:
-    """An array in a GPU's memory, to checks like a NumPy array; it keeps that memory alive.
+    """An array in a GPU's memory that checks treat like a NumPy array; it keeps the memory alive.
 
-    ``strides`` are in bytes. ``index`` is the GPU's number where the object says it. ``stream`` is the handle of a
-    stream whose work must be done before the array may be used, if any. Nobody changes one, but to make a frozen one
-    takes three times as long, for each tensor of a launch.
+    ``strides`` are in bytes. ``index`` is the GPU's number if the object states it. ``stream`` is the handle of a
+    stream whose work must be done before the array is used, if any. Never modified; it is not frozen because creating
+    a frozen instance takes three times as long, for each tensor of a launch.
     """
 
     address: int
@@ -58,12 +58,12 @@ class DeviceArray:
 
     @property
     def flags(self) -> DeviceFlags:
-        """Whether it may be written, and whether its address is a multiple of an element."""
+        """Whether the array may be written, and whether its address is a multiple of its element size."""
         return DeviceFlags(self.writable, self.address % self.dtype.itemsize == 0)
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
-        """For :func:`numpy.shares_memory`, which compares addresses: nothing may read or write there."""
+        """For :func:`numpy.shares_memory`, which only compares addresses; nothing may read or write there."""
         return {
             "shape": self.shape,
             "strides": self.strides,
@@ -74,16 +74,17 @@ class DeviceArray:
 
 
 def device_array(name: str, value: Any, stream: int, vendor: Vendor) -> DeviceArray:
-    """The array that ``value``, the tensor ``name``, is, to be used on the stream with the handle ``stream``.
+    """``value``, given as the tensor ``name``, as an array to be used on the stream with the handle ``stream``.
 
     Raises:
-        TensorError: it is none in memory of the vendor's GPUs, cannot be shared, or has elements that no kernel takes.
+        TensorError: it is not an array in memory of the vendor's GPUs, cannot be shared, or has elements that no kernel
+            accepts.
     """
     if hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__"):
         return _from_dlpack(name, value, stream, vendor)
     try:
         interface = getattr(value, "__cuda_array_interface__", None)
-    except Exception as error:  # PyTorch's own are of several types
+    except Exception as error:  # PyTorch raises exceptions of several types
         raise _not_shared(name, error) from None
     if interface is None:
         raise TensorError(
@@ -104,12 +105,12 @@ def _from_dlpack(name: str, value: Any, stream: int, vendor: Vendor) -> DeviceAr
             where = MEMORIES.get(kind, f"device type {kind}")
             raise TensorError(
                 f"{name} is in memory of {where}: expected an {vendor.company} GPU's",
-                hint=f"Put it there, PyTorch: {name}.to('cuda'), or give a NumPy array, which is copied.",
+                hint=f"Move it there, with PyTorch {name}.to('cuda'); or pass a NumPy array, which is copied.",
             )
         capsule = value.__dlpack__(stream=stream or vendor.default_stream)
     except TensorError:
         raise
-    except Exception as error:  # each library raises its own
+    except Exception as error:  # each library raises its own exceptions
         raise _not_shared(name, error) from None
     array = shared(name, capsule)
     return DeviceArray(
@@ -118,8 +119,8 @@ def _from_dlpack(name: str, value: Any, stream: int, vendor: Vendor) -> DeviceAr
         array.strides,
         array.dtype,
         index,
-        array.writable is not False,  # a capsule without a version lends no read-only array
-        None,  # the library has ordered its work before ours
+        array.writable is not False,  # an unversioned capsule never holds a read-only array
+        None,  # __dlpack__(stream=...) has ordered the library's work before ours
         array.owner,
     )
 
@@ -133,11 +134,11 @@ def _from_interface(name: str, value: Any, interface: Mapping[str, Any]) -> Devi
         raise TensorError(f"{name} has a __cuda_array_interface__ that cannot be read: {error!r}") from None
     if not dtype.isnative or dtype.name not in ELEMENT_NAMES:
         raise TensorError(
-            f"{name} has elements that no kernel takes: {interface['typestr']}",
+            f"{name} has elements that no kernel accepts: {interface['typestr']}",
             hint="__cuda_array_interface__ has no bfloat16 and no fp8; DLPack has them.",
         )
     if interface.get("mask") is not None:
-        raise TensorError(f"{name} is a masked array, and no kernel takes one")
+        raise TensorError(f"{name} is a masked array, which no kernel accepts")
     stream = interface.get("stream")
     return DeviceArray(
         address or 0,
@@ -146,6 +147,6 @@ def _from_interface(name: str, value: Any, interface: Mapping[str, Any]) -> Devi
         dtype,
         None,
         not read_only,
-        0 if stream == 1 else stream,  # 1 stands for the default stream; HIP before ROCm 6 has no such handle
+        0 if stream == 1 else stream,  # 1 means the default stream; HIP before ROCm 6 has no such handle
         value,
     )

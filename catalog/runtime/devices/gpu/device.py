@@ -1,4 +1,4 @@
-"""GPUs: kernels are shared libraries that launch on a stream, tensors are in the GPU's memory or copied there."""
+"""GPU devices: kernels are shared libraries that launch on a stream; tensors are in GPU memory or are copied there."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ _FLOOD_BYTES = 1 << 29
 """Twice the largest cache of a GPU: 256 MB (AMD CDNA 3 white paper, Infinity Cache)."""
 
 _MOST_LISTS = 1024
-"""Problems whose lists a device remembers, in its memory; beyond that it forgets all."""
+"""Maximum number of problems whose lists a device keeps in its memory; beyond it, all are dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    """A NumPy array with its copy in the GPU's memory; ``back``: kernels write it."""
+    """A NumPy array with its copy in the GPU's memory; ``back`` if kernels write it."""
 
     array: Array
     memory: Memory
@@ -47,7 +47,7 @@ class _Copy:
 
 @dataclass(frozen=True, slots=True)
 class _Placed:
-    """Where a kernel finds a copy: address and strides in bytes."""
+    """The address of a copy in GPU memory and its strides in bytes."""
 
     address: int
     strides: tuple[int, ...]
@@ -56,9 +56,9 @@ class _Placed:
 
 @dataclass(frozen=True, slots=True)
 class GpuCall(Call):
-    """A call whose pointers are those of a GPU; keep it until its launches are done.
+    """A call with pointers to a GPU's memory; keep it until its launches are done.
 
-    ``own`` is memory that the call or the device has made, and that goes with them.
+    ``own`` is memory allocated by the call or the device, and freed with them.
     """
 
     copies: tuple[_Copy, ...] = field(repr=False)
@@ -69,16 +69,16 @@ class GpuDevice:
     """Loads, launches and times kernels of a GPU.
 
     Args:
-        runtime: what the GPU is used by.
-        index: the GPU's number, of those that the process may use.
-        stream: what kernels and copies run on: a stream or its handle, as :func:`~.streams.handle_of` takes them; None:
-            the stream that is the caller's when they are started, as :func:`~.streams.current_stream` finds it.
+        runtime: the vendor's runtime.
+        index: the GPU's number among those that the process may use.
+        stream: the stream for kernels and copies, or its handle, as :func:`~.streams.handle_of` accepts them; None: the
+            caller's current stream at the time of each launch, see :func:`~.streams.current_stream`.
     """
 
     def __init__(self, runtime: GpuRuntime, index: int = 0, stream: Any = None) -> None:
         self.index = index
         self.runtime = runtime
-        self._given = stream  # a stream of ours lives as long as the device
+        self._given = stream  # keeps the stream alive as long as the device
         self._libraries = Libraries()
         self._lists: dict[Problem, dict[str, Memory]] = {}
         self._captured: set[Memory] = set()
@@ -86,7 +86,7 @@ class GpuDevice:
 
     @property
     def stream(self) -> int:
-        """The handle of the stream that work is given to now.
+        """The handle of the stream that new work goes to.
 
         Raises:
             DeviceError: the process was forked since the GPU was used.
@@ -99,7 +99,7 @@ class GpuDevice:
         """The GPU, with its memory.
 
         Raises:
-            DeviceError: there is no runtime, no GPU, or none of this number.
+            DeviceError: there is no runtime, no GPU, or no GPU with this number.
         """
         gpus = self.runtime.gpus
         if not 0 <= self.index < len(gpus):
@@ -117,7 +117,7 @@ class GpuDevice:
 
     @property
     def identity(self) -> Mapping[str, Any] | None:
-        """Its arch and UUID; None where the runtime does not know that.
+        """The GPU's arch and UUID; None if the runtime does not know the UUID.
 
         Raises:
             DeviceError: as :attr:`gpu`.
@@ -126,7 +126,7 @@ class GpuDevice:
 
     @property
     def threads(self) -> int:
-        """What a kernel's work is divided among: compute units, multiprocessors."""
+        """The number of compute units or multiprocessors that a kernel's work is divided among."""
         return self.device.cores
 
     @property
@@ -135,10 +135,10 @@ class GpuDevice:
         return True
 
     def on_host(self, array: Array | DeviceArray) -> Array | None:
-        """What ``array`` holds when the work of the stream is done; None in a stream that is being captured.
+        """The contents of ``array`` after the stream's work is done; None if the stream is being captured.
 
         Raises:
-            DeviceError: work of the stream failed, or the copy.
+            DeviceError: the stream's work or the copy failed.
         """
         if isinstance(array, np.ndarray):
             return array
@@ -156,9 +156,9 @@ class GpuDevice:
         return strided
 
     def beside(self, tensors: Mapping[str, Any]) -> GpuDevice:
-        """The device for these tensors: this one, or the one of its arch that the first tensor of PyTorch's is on.
+        """The device for these tensors: this one, or the GPU of its arch that holds the first PyTorch tensor.
 
-        One with a stream of its own is the only one.
+        A device with its own stream always returns itself.
         """
         index = gpu_of(tensors.values(), self.runtime.vendor)
         if index is None or index == self.index or self._given is not None:
@@ -175,10 +175,10 @@ class GpuDevice:
     def array(self, problem: Problem, name: str, value: Any) -> Array | DeviceArray:
         """``value``, given as the tensor ``name``: a NumPy array, or an array in this GPU's memory.
 
-        What the stream does later waits for the work that the owner of the array has queued on it.
+        Later work on the stream waits for the work that the array's owner has queued on it.
 
         Raises:
-            TensorError: it is neither, is in other memory, cannot be shared, or has elements that no kernel takes.
+            TensorError: it is neither, is in other memory, cannot be shared, or has elements that no kernel accepts.
             DeviceError: as :attr:`gpu`, or that work failed.
         """
         if isinstance(value, np.ndarray):
@@ -187,17 +187,17 @@ class GpuDevice:
         array = torch_array(value, vendor) if self._given is None else None
         if array is None:
             array = device_array(name, value, self.stream, vendor)
-        if 0 in array.shape:  # some libraries give it no address, which reads as an absent tensor
+        if 0 in array.shape:  # its address may be null, which would mean an absent tensor
             memory = Memory(self.runtime, self.index, 0)
             return replace(array, address=memory.handle, owner=memory)
         self._check_here(name, array)
         if array.stream is not None and array.stream != self.stream:
-            with self.runtime.on(self.index):  # handle 0 is the default stream of the current GPU, whichever that is
+            with self.runtime.on(self.index):  # handle 0 means the default stream of the current GPU
                 self.runtime.order(array.stream, self.stream)
         return array
 
     def outputs(self, problem: Problem, inputs: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Arrays for the outputs: tensors of PyTorch's in this GPU's memory where an input is one, else NumPy's.
+        """Make arrays for the outputs: PyTorch tensors in this GPU's memory if an input is one, else NumPy arrays.
 
         Raises:
             ProblemError: NumPy arrays would be larger than this machine's memory.
@@ -206,7 +206,7 @@ class GpuDevice:
         return make_outputs(problem, inputs) if made is None else made
 
     def means(self, form: Form, given: Mapping[str, Any]) -> Means | None:
-        """As :meth:`Device.means`; None also where the device has a stream of its own."""
+        """As :meth:`Device.means`; None also if the device has its own stream."""
         return None if self._given is not None else means_of(self, given)
 
     def load(self, path: Path, sha256: str, kernel_id: str) -> LoadedKernel:
@@ -215,28 +215,27 @@ class GpuDevice:
         Raises:
             DeviceError: as :meth:`Libraries.load`, or the kernel is for another arch; or as :attr:`gpu`.
         """
-        arch = self.device.arch  # before the library, which may not load without the runtime
+        arch = self.device.arch  # first, because the library may not load without the runtime
         kernel = self._libraries.load(path, sha256, kernel_id)
         if kernel.arch is None:
             raise DeviceError(f"{path} does not say which arch it was built for", hint=REBUILD)
         if kernel.arch != arch:
             raise DeviceError(
                 f"kernel {kernel.id} is for {kernel.arch}, and GPU {self.index} is of arch {arch}",
-                hint=f"Select with arch='{arch}', or take another GPU: {self._gpus()}",
+                hint=f"Select with arch='{arch}', or use another GPU: {self._gpus()}",
             )
         return kernel
 
     def call(self, problem: Problem, tensors: Mapping[str, Any], workspace: Workspace = NO_WORKSPACE) -> GpuCall:
         """The argument struct of a problem with its tensors, inputs and outputs together.
 
-        Arrays in the GPU's memory are used where they are. NumPy arrays have memory of the GPU beside them, to copy to
-        and back. All stages of a plan take the call. It keeps tensors and copies alive and may be launched any number
-        of times.
+        Arrays in the GPU's memory are used in place. Each NumPy array gets a copy in GPU memory. All stages of a plan
+        share the call. It keeps tensors and copies alive and can be launched any number of times.
 
         Args:
-            problem: what the kernels compute.
-            tensors: what :meth:`array` gave, checked, inputs and outputs together.
-            workspace: what stages share.
+            problem: the problem.
+            tensors: the checked arrays from :meth:`array`, inputs and outputs together.
+            workspace: the workspace that the stages share.
 
         Raises:
             DeviceError: the GPU has too little memory, a copy failed, or as :attr:`gpu`.
@@ -244,7 +243,7 @@ class GpuDevice:
         return self._call(problem, tensors, workspace, self._memory)
 
     def once(self, problem: Problem, tensors: Mapping[str, Any], workspace: Workspace = NO_WORKSPACE) -> GpuCall:
-        """As :meth:`call`, to be queued on the caller's stream now and then dropped, while it may still run.
+        """Like :meth:`call`, to be queued on the caller's stream at once; it may be dropped while the work still runs.
 
         Raises:
             DeviceError: as :meth:`call`.
@@ -255,7 +254,7 @@ class GpuDevice:
         return Memory(self.runtime, self.index, size)
 
     def _passing(self, size: int) -> Memory | TorchMemory:
-        """Memory that is free for later work of the current stream as soon as nobody refers to it."""
+        """Memory that later work on the current stream may reuse once its last reference is gone."""
         return torch_memory(size, self.runtime.vendor, self.index) or self._memory(size)
 
     def _call(
@@ -265,7 +264,7 @@ class GpuDevice:
         workspace: Workspace,
         memory: Callable[[int], Memory | TorchMemory],
     ) -> GpuCall:
-        self.gpu  # noqa: B018 - that there is none is said before anything is made
+        self.gpu  # noqa: B018 - raises if there is no GPU, before anything is allocated
         copies: list[_Copy] = []
         placed = [self._place(problem, name, array, copies) for name, array in tensors.items()]
         filled = template(problem, tuple([(name, at.strides) for name, at in zip(tensors, placed, strict=True)]))
@@ -302,7 +301,7 @@ class GpuDevice:
         return addresses, tuple(lists.values())
 
     def _memory_of_lists(self, problem: Problem) -> dict[str, Memory]:
-        """They follow from the problem, and are kept."""
+        """The memory of a problem's sequence starts, kept for later calls."""
         if not problem.lists:
             return {}
         lists = self._lists.get(problem)
@@ -316,7 +315,7 @@ class GpuDevice:
         return lists
 
     def _send(self, copies: Sequence[_Copy], stream: int) -> None:
-        """Copy what the NumPy arrays hold now to the GPU; on return it is there."""
+        """Copy the current contents of the NumPy arrays to the GPU; when it returns, the copies are complete."""
         if not copies:
             return
         dense = [np.ascontiguousarray(copy.array) for copy in copies]
@@ -324,11 +323,11 @@ class GpuDevice:
             try:
                 for copy, array in zip(copies, dense, strict=True):
                     self.runtime.copy_in(copy.memory.handle, array.ctypes.data, array.nbytes, stream)
-            finally:  # a copy that has started reads the array until it is done
+            finally:  # a started copy reads the array until it is done
                 self.runtime.synchronize(stream)
 
     def _fetch(self, copies: Sequence[_Copy], stream: int) -> None:
-        """Wait for the stream, and copy what kernels wrote back to the NumPy arrays."""
+        """Wait for the stream, then copy the results back to the NumPy arrays."""
         if not copies:
             self.runtime.synchronize(stream)
             return
@@ -357,26 +356,26 @@ class GpuDevice:
             runtime.launch(kernel, pointer, stream)
 
     def enqueue(self, kernels: Sequence[LoadedKernel], call: GpuCall, stream: Any = None) -> None:
-        """Queue the kernels, one after the other, on ``stream``, by default :attr:`stream`, and return at once.
+        """Queue the kernels in order on ``stream``, by default :attr:`stream`, and return immediately.
 
-        Nothing is allocated, copied or waited for. In a stream that is being captured the launches become part of the
-        graph, and the memory that the call has made lives as long as this device.
+        Nothing is allocated, copied or waited for. If the stream is being captured, the launches become part of the
+        graph, and memory allocated by the call lives as long as this device.
 
         Raises:
             TensorError: a tensor is a NumPy array, which would have to be copied.
-            UsageError: ``stream`` is no stream.
-            DeviceError: a kernel refuses the call or has no memory, or the GPU does not take the launch.
+            UsageError: ``stream`` is not a stream.
+            DeviceError: a kernel rejects the call or runs out of memory, or the GPU does not accept the launch.
         """
         if call.copies:
             raise TensorError(
-                f"{len(call.copies)} of the tensors are NumPy arrays, which are copied: work that is only queued takes "
-                "arrays in GPU memory",
-                hint="Give outputs in GPU memory too; or launch(), which copies and waits.",
+                f"{len(call.copies)} of the tensors are NumPy arrays, which are copied: queued work needs arrays in "
+                "GPU memory",
+                hint="Pass outputs in GPU memory too; or use launch(), which copies and waits.",
             )
         self.queue(kernels, call.pointer, call.own, self.stream if stream is None else handle_of(stream))
 
     def queue(self, kernels: Sequence[LoadedKernel], pointer: Any, own: Sequence[Memory], stream: int) -> None:
-        """As :meth:`enqueue`, with a pointer to arguments that use the memory ``own``, on a stream by its handle.
+        """Like :meth:`enqueue`, with a pointer to arguments that use the memory ``own``, and a stream's handle.
 
         Raises:
             DeviceError: as :meth:`enqueue`.
@@ -386,13 +385,13 @@ class GpuDevice:
         self._start(kernels, pointer, stream)
 
     def run(self, kernels: Sequence[LoadedKernel], call: GpuCall) -> None:
-        """Run the kernels, one after the other, between copies of NumPy arrays; on return all is done.
+        """Copy NumPy arrays to the GPU, run the kernels in order, and copy results back; waits until all is done.
 
-        In a stream that is being captured it is as :meth:`enqueue`.
+        If the stream is being captured, this works like :meth:`enqueue`.
 
         Raises:
-            DeviceError: as :meth:`enqueue`, a kernel failed while it ran, or a copy failed.
-            TensorError: as :meth:`enqueue`, in a stream that is being captured.
+            DeviceError: as :meth:`enqueue`, or a kernel or a copy failed.
+            TensorError: as :meth:`enqueue`, if the stream is being captured.
         """
         stream = self.stream
         with self.runtime.on(self.index):
@@ -404,10 +403,10 @@ class GpuDevice:
             self._fetch(call.copies, stream)
 
     def time(self, kernels: Sequence[LoadedKernel], call: GpuCall, launches: int, *, cold: bool = False) -> list[int]:
-        """Nanoseconds of each of so many launches of the kernels, one after the other, by the GPU's clock.
+        """Launch the kernels ``launches`` times; return the nanoseconds of each by the GPU's clock.
 
-        The copies of NumPy arrays, to the GPU before the first and back after the last, do not count. ``cold``: before
-        each the caches are emptied, by writing to more memory than they hold.
+        Copies of NumPy arrays, before the first and after the last launch, do not count. ``cold`` empties the caches
+        before each launch, by writing to more memory than they hold.
 
         Raises:
             DeviceError: as :meth:`run`, or the stream is being captured.
@@ -418,7 +417,7 @@ class GpuDevice:
             if self.runtime.capturing(stream):
                 raise DeviceError("launches in a graph cannot be timed", hint="Capture launch() or enqueue().")
             self._send(call.copies, stream)
-            # Nothing waits between launches: where one takes longer than starting the next, the GPU never idles.
+            # Nothing waits between launches, so the GPU never idles if a launch takes longer than starting the next.
             points = [
                 tuple(stack.enter_context(Event(self.runtime, self.index)) for _ in ("start", "stop"))
                 for _ in range(launches)
@@ -437,11 +436,11 @@ class GpuDevice:
         return self._memory(_FLOOD_BYTES)
 
     def waits(self) -> Mapping[str, int]:
-        """Always empty: launches are timed by the GPU's own clock."""
+        """Always empty: the GPU's own clock times launches."""
         return {}
 
     def clock_mhz(self) -> float | None:
-        """The clock now, where the runtime or the driver says."""
+        """The current clock rate in MHz, if the runtime or the driver reports it."""
         return self.runtime.clock_mhz(self.index)
 
     def _gpus(self) -> str:
@@ -451,7 +450,7 @@ class GpuDevice:
         index = self.runtime.owner(array.address) if array.index is None else array.index
         if index != self.index:
             where = (
-                f"in no memory that the {self.runtime.vendor.runtime} runtime knows"
+                f"in memory that the {self.runtime.vendor.runtime} runtime does not know"
                 if index is None
                 else f"on GPU {index}"
             )

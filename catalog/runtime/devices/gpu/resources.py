@@ -1,4 +1,4 @@
-"""What a GPU's runtime makes and must release: memory, streams, events."""
+"""Resources of a GPU's runtime that must be released: memory, streams, events."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _log = logging.getLogger(__name__)
 
 
 class _Resource:
-    """What ``make`` made on a GPU: released once, by :meth:`close`, a ``with`` block or the last reference's end.
+    """A resource that ``make`` created on a GPU; released by :meth:`close`, a ``with`` block or its last reference.
 
-    ``make`` is told what to say of the call where it fails.
+    ``make`` takes a description of the call for its error message.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class _Resource:
         self._finalizer = weakref.finalize(self, _let_go, runtime, release, self.handle)
 
     def close(self) -> None:
-        """Release it; a second time does nothing.
+        """Release the resource; a second call does nothing.
 
         Raises:
             DeviceError: the runtime cannot release it.
@@ -53,7 +53,7 @@ class _Resource:
 
 
 def _let_go(runtime: GpuRuntime, release: Callable[[int], None], handle: int) -> None:
-    """Release what nobody refers to any more: nobody is there to catch an error either. A fork's child owns nothing."""
+    """Release a resource at its last reference, where no error can be raised; a forked child owns no resources."""
     if runtime.forked:
         return
     try:
@@ -63,14 +63,14 @@ def _let_go(runtime: GpuRuntime, release: Callable[[int], None], handle: int) ->
 
 
 class Memory(_Resource):
-    """So many bytes of a GPU's memory, uninitialised; ``handle`` is the address.
+    """``size`` bytes of a GPU's memory, uninitialised; ``handle`` is the address.
 
     Raises:
-        DeviceError: the GPU has not so much memory left.
+        DeviceError: the GPU does not have enough free memory.
     """
 
     def __init__(self, runtime: GpuRuntime, index: int, size: int) -> None:
-        # No bytes would be no address, and that reads as an absent tensor.
+        # Zero bytes would have a null address, which means an absent tensor.
         room = max(1, size)
         super().__init__(
             runtime, index, lambda about: runtime.allocate(room, about), runtime.free, f" of {room:,} bytes"
@@ -78,13 +78,13 @@ class Memory(_Resource):
 
 
 class Stream(_Resource):
-    """A queue of work; ``handle`` is the runtime's. It waits for work of the default stream, and that for its."""
+    """A queue of work, synchronised with the default stream in both directions; ``handle`` is the runtime's."""
 
     def __init__(self, runtime: GpuRuntime, index: int) -> None:
         super().__init__(runtime, index, runtime.make_stream, runtime.drop_stream)
 
     def __cuda_stream__(self) -> tuple[int, int]:
-        """The protocol of cuda.core by which libraries share streams: its version, and the handle."""
+        """cuda.core's protocol for sharing streams: its version, and the handle."""
         return 0, self.handle
 
     def synchronize(self) -> None:
@@ -99,15 +99,15 @@ class Event(_Resource):
         super().__init__(runtime, index, runtime.make_event, runtime.drop_event)
 
     def record(self, stream: int) -> None:
-        """Let the event be where the stream's work ends now.
+        """Record the event after the stream's current work.
 
         Raises:
-            DeviceError: the stream is none of the event's GPU.
+            DeviceError: the stream belongs to another GPU.
         """
         self.runtime.record(self.handle, stream)
 
     def synchronize(self) -> None:
-        """Wait until the stream has come to the event.
+        """Wait until the stream has reached the event.
 
         Raises:
             DeviceError: work before the event failed.
@@ -118,6 +118,6 @@ class Event(_Resource):
         """Milliseconds from ``start`` to this event; both must have been reached.
 
         Raises:
-            DeviceError: one was not recorded, or not reached.
+            DeviceError: one of them was not recorded or not reached.
         """
         return self.runtime.milliseconds(start.handle, self.handle)

@@ -1,4 +1,4 @@
-"""What a GPU is used by, whoever made it: the calls that the catalog needs, and how their failures are told."""
+"""The interface of GPU runtimes of all vendors: the calls that the catalog needs, and the errors of failed calls."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from catalog.runtime.devices.loading import LoadedKernel
 
 SUCCESS = 0
-"""What calls of every runtime return where they do not fail."""
+"""The status of a successful call, in every runtime."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU that the runtime sees: its number, what it is, and its memory.
+    """A GPU that the runtime sees: its number, description and memory.
 
-    ``uuid`` identifies it in other processes; None where the runtime does not say.
+    ``uuid`` identifies it in other processes; None if the runtime does not report one.
     """
 
     index: int
@@ -36,12 +36,12 @@ class Gpu:
 
 
 class GpuRuntime(ABC):
-    """A vendor's runtime. Handles of streams and events, and addresses, are integers; stream 0 is the default one.
+    """A vendor's runtime. Addresses and handles of streams and events are integers; stream 0 is the default stream.
 
-    ``faults`` has the errors that only a kernel causes, by the names that the runtime gives them, with what they say of
-    the kernel; after them the process cannot use the GPU any more. ``remedies`` says what to do about an error, by
-    name, ``otherwise`` what to do about others, ``no_gpu`` what a GPU needs to be found. ``about`` tells more of a call
-    where it fails. Every method but those of errors raises DeviceError where the runtime fails or is missing.
+    ``faults`` has the errors that only kernels cause, by the runtime's names, with what the kernel did; after one of
+    them the process can no longer use the GPU. ``remedies`` says by name what to do about an error, ``otherwise`` what
+    to do about all others, ``no_gpu`` what is needed to find a GPU. The argument ``about`` adds details to the message
+    of a failed call. Every method except those about errors raises DeviceError if the runtime fails or is missing.
     """
 
     vendor: ClassVar[Vendor]
@@ -57,19 +57,19 @@ class GpuRuntime(ABC):
 
     @abstractmethod
     def error_name(self, status: int) -> str:
-        """The runtime's name of a status."""
+        """The runtime's name for a status."""
 
     @abstractmethod
     def error_text(self, status: int) -> str:
-        """What the runtime says a status means."""
+        """The runtime's description of a status."""
 
     @abstractmethod
     def take_last_error(self) -> int:
-        """The status that this thread's calls have left, 0 for none; it is forgotten, unless it is of a lost GPU."""
+        """Return and reset the last error of this thread's calls, 0 for none; the error of a lost GPU stays."""
 
     @abstractmethod
     def _count(self) -> tuple[int, int]:
-        """A status, and how many GPUs the process may use."""
+        """A status, and the number of GPUs that the process may use."""
 
     @abstractmethod
     def _gpu(self, index: int) -> Gpu:
@@ -81,19 +81,19 @@ class GpuRuntime(ABC):
 
     @abstractmethod
     def _make_current(self, index: int) -> None:
-        """Let this thread's calls be for GPU ``index``."""
+        """Make GPU ``index`` current for this thread's calls."""
 
     @abstractmethod
     def allocate(self, size: int, about: str = "") -> int:
-        """The address of ``size`` bytes, at least 1, of the current GPU's memory."""
+        """Allocate ``size`` bytes, at least 1, of the current GPU's memory; return the address."""
 
     @abstractmethod
     def free(self, address: int) -> None:
-        """Give memory back, when all work of its GPU is done."""
+        """Free memory once all work of its GPU is done."""
 
     @abstractmethod
     def make_stream(self, about: str = "") -> int:
-        """A queue of work of the current GPU."""
+        """Create a stream, a queue of work, on the current GPU."""
 
     @abstractmethod
     def drop_stream(self, stream: int) -> None:
@@ -101,7 +101,7 @@ class GpuRuntime(ABC):
 
     @abstractmethod
     def make_event(self, about: str = "") -> int:
-        """An event of the current GPU, with its time."""
+        """Create a timing event on the current GPU."""
 
     @abstractmethod
     def drop_event(self, event: int) -> None:
@@ -109,67 +109,67 @@ class GpuRuntime(ABC):
 
     @abstractmethod
     def record(self, event: int, stream: int) -> None:
-        """Let the event be where the stream's work ends now."""
+        """Record the event after the stream's current work."""
 
     @abstractmethod
     def await_event(self, event: int) -> None:
-        """Wait until its stream has come to the event."""
+        """Wait until the event's stream has reached it."""
 
     @abstractmethod
     def milliseconds(self, start: int, stop: int) -> float:
-        """The time between two events that were reached."""
+        """The time between two reached events."""
 
     @abstractmethod
     def copy_in(self, target: int, source: int, size: int, stream: int) -> None:
-        """Start to copy ``size`` bytes of host memory to a GPU; both must live until the stream is synchronised."""
+        """Start a copy of ``size`` bytes from the host to a GPU; both must live until the stream is synchronised."""
 
     @abstractmethod
     def copy_out(self, target: int, source: int, size: int, stream: int) -> None:
-        """Start to copy ``size`` bytes of a GPU's memory to the host; as :meth:`copy_in`."""
+        """Start a copy of ``size`` bytes from a GPU to the host; otherwise as :meth:`copy_in`."""
 
     @abstractmethod
     def fill(self, target: int, value: int, size: int, stream: int) -> None:
-        """Start to set ``size`` bytes of a GPU's memory to a byte."""
+        """Start setting ``size`` bytes of a GPU's memory to the byte ``value``."""
 
     @abstractmethod
     def synchronize(self, stream: int) -> None:
-        """Wait for all work of a stream; where some of it failed, that is raised."""
+        """Wait for all work of a stream; raises if some of it failed."""
 
     @abstractmethod
     def capturing(self, stream: int) -> bool:
-        """Whether what a stream is given goes into a graph, to be run later, instead of to the GPU."""
+        """Whether a stream is being captured, so that its work goes into a graph instead of to the GPU."""
 
     @abstractmethod
     def owner(self, address: int) -> int | None:
-        """The GPU whose memory ``address`` is in; None for memory that the runtime does not know."""
+        """The number of the GPU whose memory contains ``address``; None for memory unknown to the runtime."""
 
     @abstractmethod
     def launch(self, kernel: LoadedKernel, pointer: Any, stream: int) -> None:
-        """Start a kernel of the current GPU with a pointer to its arguments; it is done when the stream is."""
+        """Start a kernel on the current GPU with a pointer to its arguments; it is done when the stream is."""
 
     @cached_property
     def _process(self) -> int:
-        """The process that has used this runtime, by its :func:`forks`."""
+        """The process that uses this runtime, as its number of :func:`forks`."""
         return forks()
 
     @property
     def forked(self) -> bool:
-        """Whether the process that has used this runtime is a parent of this one: then it must not be called."""
+        """Whether an ancestor of this process has used this runtime, which then must not be called."""
         return self._process != forks()
 
     def check_process(self) -> None:
-        """This process may call the runtime.
+        """Check that this process may call the runtime.
 
         Raises:
-            DeviceError: a process has used it of which this one is a fork: contexts of GPUs do not survive that.
+            DeviceError: this process is a fork of one that used the runtime; GPU contexts do not survive a fork.
         """
         if self.forked:
             raise DeviceError(
-                f"this process was forked after {self.vendor.runtime} was used, which no fork survives", hint=SPAWN
+                f"this process was forked after {self.vendor.runtime} was used, which cannot survive a fork", hint=SPAWN
             )
 
     def current(self) -> int:
-        """The GPU that this thread's calls are for.
+        """The number of the GPU that is current for this thread.
 
         Raises:
             DeviceError: as :meth:`check_process`, or the runtime fails.
@@ -178,16 +178,16 @@ class GpuRuntime(ABC):
         return self._current()
 
     def order(self, before: int, after: int) -> None:
-        """What the stream ``after`` is given from now on begins when the stream ``before`` has done what it has now."""
+        """Make later work of the stream ``after`` wait for the current work of the stream ``before``."""
         self.synchronize(before)
 
     def clock_mhz(self, index: int) -> float | None:
-        """The clock that GPU ``index`` has now, where the runtime or the driver says."""
+        """The current clock rate of GPU ``index`` in MHz, if the runtime or the driver reports it."""
         return None
 
     def failure(self, what: str, status: int) -> DeviceError:
-        """The error for ``what`` that gave a status: a :class:`KernelFaultError` where it is one of ``faults``."""
-        # The runtime keeps the error for whoever asks next, PyTorch for one: it has been told here.
+        """The error for the status of ``what``: a :class:`KernelFaultError` if it is one of ``faults``."""
+        # Reset the last error: it is reported here, and the next caller, such as PyTorch, must not see it.
         self.take_last_error()
         name, means = self.error_name(status), self.error_text(status)
         explained = name if means == name else f"{name}, {means}"
@@ -197,10 +197,10 @@ class GpuRuntime(ABC):
 
     @cached_property
     def gpus(self) -> tuple[Gpu, ...]:
-        """The GPUs of this machine that the process may use, at least one.
+        """The GPUs that the process may use, at least one.
 
         Raises:
-            DeviceError: there is none, or there is no runtime.
+            DeviceError: there is no GPU or no runtime.
         """
         self.check_process()
         status, count = self._count()
@@ -215,7 +215,7 @@ class GpuRuntime(ABC):
         """The number of the first GPU of ``arch`` that the process may use.
 
         Raises:
-            DeviceError: there is no runtime, or it finds no such GPU.
+            DeviceError: there is no runtime, or no GPU of this arch.
         """
         for gpu in self.gpus:
             if gpu.info.arch == arch:
@@ -230,7 +230,7 @@ class GpuRuntime(ABC):
         """The number of the GPU with this :attr:`Gpu.uuid`.
 
         Raises:
-            DeviceError: there is no runtime, or the process may not use such a GPU.
+            DeviceError: there is no runtime, or the process may not use that GPU.
         """
         for gpu in self.gpus:
             if gpu.uuid == uuid:
@@ -242,7 +242,7 @@ class GpuRuntime(ABC):
 
     @contextmanager
     def on(self, index: int) -> Iterator[None]:
-        """Let this thread's calls be for GPU ``index``; afterwards for the one that they were for before.
+        """Make GPU ``index`` current for this thread; restore the previous one afterwards.
 
         Raises:
             DeviceError: there is no such GPU.

@@ -1,4 +1,4 @@
-"""Streams of other libraries: their handles, and which one the caller's work goes to now."""
+"""Streams of other libraries: their handles, and the caller's current stream."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from catalog.errors import UsageError
 from catalog.runtime.devices.gpu.vendors import Vendor
 
 _ATTRIBUTES = ("cuda_stream", "ptr", "handle")
-"""Where streams of PyTorch, of CuPy and of other libraries have their handle."""
+"""The attributes with the handle of a stream, of PyTorch, CuPy and other libraries."""
 
 
 def handle_of(stream: Any) -> int:
-    """The handle of a stream: a handle itself, or an object that tells it, as PyTorch's, CuPy's, cuda.core's do.
+    """The handle of ``stream``, which is a handle itself or a stream of PyTorch, CuPy or cuda.core.
 
     Raises:
-        UsageError: it is no stream.
+        UsageError: it is not a stream.
     """
     if isinstance(stream, int):
         return stream
@@ -30,15 +30,15 @@ def handle_of(stream: Any) -> int:
     if type(stream).__name__ in ("cudaStream_t", "CUstream"):
         return int(stream)
     raise UsageError(
-        f"{stream!r} is no stream",
+        f"{stream!r} is not a stream",
         hint="A stream is a handle, or has cuda_stream (torch.cuda.current_stream()) or __cuda_stream__.",
     )
 
 
 def current_stream(vendor: Vendor, index: int) -> int:
-    """The stream that work of this thread goes to on GPU ``index``, by PyTorch, else by CuPy; 0 without either.
+    """The handle of this thread's current stream on GPU ``index``, PyTorch's or else CuPy's; 0 without either.
 
-    Neither is imported, nor is its GPU touched where the process has not done so.
+    Neither is imported here, and a GPU that the process does not use is not initialised.
     """
     torch = torch_on(vendor)
     if torch is not None:
@@ -50,18 +50,18 @@ def current_stream(vendor: Vendor, index: int) -> int:
 
 
 _torch: dict[str, Any] = {}
-"""The module torch by the runtime that it has used: asked for at every launch, and that it has remains so."""
+"""The module torch by the runtime that it has used; needed at every launch, and it never changes once set."""
 
 
 def torch_on(vendor: Vendor) -> Any:
-    """The module torch, where the process has it, made for GPUs of the vendor, and has used one; else None."""
+    """The module torch if it is imported, is built for the vendor's GPUs, and has used one; else None."""
     torch = sys.modules.get("torch")
     if torch is None or torch is _torch.get(vendor.runtime):
         return torch
     try:
         if getattr(torch.version, vendor.runtime.lower()) is None or not torch.cuda.is_initialized():
             return None
-    except AttributeError:  # another module of this name, or one that is being imported
+    except AttributeError:  # another module of this name, or torch is still being imported
         return None
     _torch[vendor.runtime] = torch
     return torch

@@ -1,6 +1,6 @@
-"""Calls on PyTorch's tensors in a GPU's memory.
+"""Fast paths for calls on PyTorch tensors in GPU memory.
 
-A caller's tensors are other ones at each call, of types and sizes that hardly change.
+A caller's tensors are new at each call, but their types and sizes hardly change.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def means_of(device: GpuDevice, given: Mapping[str, Any]) -> Means | None:
-    """What a GPU does for fast paths; None where one of the tensors is no plain one of PyTorch's."""
+    """A GPU's part of a fast path; None if one of the tensors is not a plain PyTorch tensor."""
     vendor, index = device.runtime.vendor, device.index
     torch = torch_on(vendor)
     if not plain_tensors(torch, given):

@@ -1,6 +1,6 @@
-"""PyTorch's tensors in GPU memory: read where they are without DLPack's capsules, and made for outputs and scratch.
+"""PyTorch tensors in GPU memory: used in place without DLPack capsules, and created for outputs and scratch memory.
 
-A serving loop binds new tensors at each call, and a capsule costs as much Python as all the rest.
+A serving loop binds new tensors at each call, and a capsule costs as much time in Python as everything else together.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from catalog.schema.problem import Problem
 
 @dataclass(frozen=True, slots=True)
 class TorchMemory:
-    """Bytes of PyTorch's allocator at the address ``handle``: given back in the order of the stream, without a wait."""
+    """Memory from PyTorch's allocator at the address ``handle``; freed in stream order, without waiting."""
 
     handle: int
     tensor: Any = field(repr=False)
 
 
 def torch_array(value: Any, vendor: Vendor) -> DeviceArray | None:
-    """The array that ``value`` is, if it is a plain dense tensor of PyTorch's on a GPU of the vendor; else None.
+    """``value`` as an array, if it is a plain dense PyTorch tensor on one of the vendor's GPUs; else None.
 
-    It is in the order of PyTorch's current stream, whereas DLPack can order it for another.
+    It is ordered on PyTorch's current stream, whereas DLPack can order an array on any stream.
     """
     torch = torch_on(vendor)
     if torch is None or type(value) is not torch.Tensor or not value.is_cuda:
@@ -54,7 +54,7 @@ def torch_array(value: Any, vendor: Vendor) -> DeviceArray | None:
 
 
 def gpu_of(values: Iterable[Any], vendor: Vendor) -> int | None:
-    """The number of the GPU of the vendor that the first of these values which is a PyTorch tensor on one is on."""
+    """The number of the vendor's GPU that holds the first PyTorch tensor among ``values``; None if there is none."""
     torch = torch_on(vendor)
     if torch is None:
         return None
@@ -67,9 +67,9 @@ def gpu_of(values: Iterable[Any], vendor: Vendor) -> int | None:
 def torch_outputs(
     problem: Problem, inputs: Mapping[str, Any], given: Mapping[str, Any], vendor: Vendor, index: int
 ) -> dict[str, Any] | None:
-    """Tensors for the outputs, as :func:`~catalog.runtime.tensors.make_outputs` makes arrays.
+    """Make tensors for the outputs, as :func:`~catalog.runtime.tensors.make_outputs` makes arrays.
 
-    None where no input is a tensor of PyTorch's on a GPU of the vendor.
+    None if no input is a PyTorch tensor on one of the vendor's GPUs.
     """
     if gpu_of(given.values(), vendor) is None:
         return None
@@ -81,20 +81,20 @@ def torch_outputs(
 
 
 def maker(element: str, zeroed: bool, vendor: Vendor, index: int) -> Callable[[tuple[int, ...]], Any]:
-    """Makes tensors of a shape with PyTorch, which the process has, of elements of that name; ``zeroed``: of zeros."""
+    """A function that makes PyTorch tensors of a given shape, with this element type; zeros if ``zeroed``."""
     torch = torch_on(vendor)
     make = torch.zeros if zeroed else torch.empty
     return partial(make, dtype=getattr(torch, element), device=place_of(torch, index))
 
 
 def scratch(size: int, vendor: Vendor, index: int) -> Any:
-    """A tensor of so many bytes, uninitialised, made with PyTorch, which the process has."""
+    """An uninitialised PyTorch tensor of ``size`` bytes."""
     torch = torch_on(vendor)
     return torch.empty(max(1, size), dtype=torch.uint8, device=place_of(torch, index))
 
 
 def torch_memory(size: int, vendor: Vendor, index: int) -> TorchMemory | None:
-    """So many bytes, uninitialised, for work of PyTorch's current stream; None where the process has no PyTorch."""
+    """``size`` uninitialised bytes for work on PyTorch's current stream; None if PyTorch is not imported."""
     if torch_on(vendor) is None:
         return None
     tensor = scratch(size, vendor, index)
@@ -103,12 +103,12 @@ def torch_memory(size: int, vendor: Vendor, index: int) -> TorchMemory | None:
 
 @lru_cache(maxsize=64)
 def place_of(torch: Any, index: int) -> Any:
-    """PyTorch's name of a GPU."""
-    return torch.device("cuda", index)  # PyTorch calls AMD's GPUs so too
+    """PyTorch's device object of a GPU."""
+    return torch.device("cuda", index)  # PyTorch uses this name for AMD GPUs too
 
 
 @lru_cache(maxsize=64)
 def _dtype(dtype: Any) -> np.dtype[Any] | None:
-    """NumPy's or ml_dtypes' dtype of PyTorch's; None for one that no kernel takes."""
+    """The NumPy or ml_dtypes dtype for a PyTorch dtype; None if no kernel accepts it."""
     name = str(dtype).removeprefix("torch.")
     return numpy_dtype(name) if name in ELEMENT_NAMES else None

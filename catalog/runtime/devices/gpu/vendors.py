@@ -1,4 +1,4 @@
-"""What differs between vendors' GPUs but is no call of a runtime: names, and numbers that libraries agree on."""
+"""Differences between GPU vendors apart from runtime calls: names, and numbers defined by DLPack."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 class Vendor:
     """A vendor of GPUs.
 
-    ``company`` and ``runtime`` are names as messages have them; ``hidden_by`` the environment variables that hide GPUs.
-    ``memory`` is DLPack's number of the GPUs' memory, ``default_stream`` its number of the stream with the handle 0.
+    ``company`` and ``runtime`` are names for messages; ``hidden_by`` names the environment variables that hide GPUs.
+    ``memory`` is DLPack's type of the GPUs' memory, ``default_stream`` its number for the stream with handle 0.
     """
 
     company: str

@@ -1,4 +1,4 @@
-"""Whether there is an AMD GPU, by what the driver shows: asked at every selection, so without HIP's runtime."""
+"""Detection of AMD GPUs by the driver's files; every selection does it, so it avoids loading HIP's runtime."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _TOPOLOGY = Path("/sys/class/kfd/kfd/topology/nodes")
 
 
 def why_unavailable(arch: str) -> str | None:
-    """Which part a kernel of the AMD arch ``arch`` lacks here, driver or GPU; None: ask the runtime."""
+    """What kernels of the AMD arch ``arch`` lack on this machine, driver or GPU; None: ask the runtime."""
     if not _DRIVER.exists():
         return (
             f"it needs an AMD GPU of arch {arch}, and there is none ({_DRIVER}, the amdgpu driver's device, is missing)"
@@ -21,7 +21,7 @@ def why_unavailable(arch: str) -> str | None:
 
 
 def _present_archs() -> set[str]:
-    """The archs of the GPUs that the driver lists; its gfx_target_version 90500 is gfx950."""
+    """The archs of the GPUs that the driver lists; its gfx_target_version 90500 means gfx950."""
     archs = set()
     for node in _TOPOLOGY.glob("*/properties"):
         for line in node.read_text(encoding="utf-8").splitlines():

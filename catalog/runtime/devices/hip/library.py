@@ -1,4 +1,4 @@
-"""Where libamdhip64 is, AMD's runtime, and which of its functions are called."""
+"""libamdhip64, AMD's runtime: its location, and the functions that are called."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ _SIGNATURES: Mapping[str, tuple[Any, ...]] = MappingProxyType(
 _MAPS = Path("/proc/self/maps")
 
 _OPTIONAL = ("hipGetDeviceProperties", "hipGetDevicePropertiesR0600", "hipStreamIsCapturing")
-"""Functions that not every ROCm has."""
+"""Functions that some versions of ROCm lack."""
 
 
 def open_library(path: Path | None) -> dict[str, Any]:
     """The functions of the library at ``path``, or of the first that is found.
 
     Raises:
-        DeviceError: there is none, those that there are do not load, or one is too old: says why.
+        DeviceError: there is no library, none loads, or it is too old; the message says which.
     """
     library = _open(path)
     functions = {}
@@ -75,19 +75,19 @@ def _open(path: Path | None) -> ctypes.CDLL:
         try:
             return ctypes.CDLL(candidate)
         except OSError as error:
-            # The loader names the file that it could not open: another one is something that the candidate needs.
+            # The loader names the file that it could not open; if it is another one, a dependency is missing.
             if not str(error).startswith(f"{candidate}: cannot open"):
                 broken = broken or f"cannot load the HIP runtime {candidate}: {error}"
     raise DeviceError(
         broken or f"the HIP runtime, {path or 'libamdhip64.so'}, is missing",
-        hint="It is in package libamdhip64-5 of Debian and Ubuntu, hip-runtime-amd of AMD's ROCm; "
-        "ROCM_PATH says where ROCm is, if not in /opt/rocm.",
+        hint="It is in package libamdhip64-5 of Debian and Ubuntu, and in hip-runtime-amd of AMD's ROCm. "
+        "Set ROCM_PATH if ROCm is not in /opt/rocm.",
     )
 
 
 def _candidates() -> Iterator[str | Path]:
-    """Where the library may be, the best first."""
-    # Two copies of the runtime in one process know nothing of each other's memory: PyTorch brings its own.
+    """Possible locations of the library, best first."""
+    # A loaded copy comes first, such as the one in PyTorch: two copies do not know each other's memory.
     if _MAPS.exists():
         lines = _MAPS.read_text(encoding="utf-8", errors="replace").splitlines()
         yield from dict.fromkeys(line[line.index("/") :] for line in lines if "/libamdhip64.so" in line)

@@ -1,4 +1,4 @@
-"""libamdhip64, AMD's runtime, by ctypes: GPUs, memory, streams, events. Every status is checked."""
+"""The HIP runtime, libamdhip64, through ctypes: GPUs, memory, streams, events. All statuses are checked."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from catalog.runtime.devices.loading import LoadedKernel
 
 _PROPERTIES: Mapping[str, int] = MappingProxyType({"hipGetDevicePropertiesR0600": 1160, "hipGetDeviceProperties": 396})
-"""Where gcnArchName is in the struct that each fills, in bytes. ROCm 6 has another layout under another name, and keeps
-the old one for old programs: the first that a library has is its own."""
+"""Byte offsets of gcnArchName in the struct that each function fills. ROCm 6 renamed the function for its new layout
+and keeps the old one for old programs, so the first of them that a library has is its own."""
 
 _PROPERTIES_BYTES = 4096  # of both structs, with room to grow: 1472 and 792 so far
 _ARCH_BYTES = 256
@@ -59,17 +59,17 @@ REMEDIES: Mapping[str, str] = MappingProxyType(
         "hipErrorLaunchFailure": _LOST,
     }
 )
-"""What to do about an error, by the name that the runtime gives it."""
+"""What to do about an error, by the runtime's name for it."""
 
 _OTHERWISE = "AMD_LOG_LEVEL=3 in the environment makes the HIP runtime say more."
 
 
 class HipRuntime(GpuRuntime):
-    """The runtime's library, opened when it is first used.
+    """The HIP runtime, whose library is opened when it is first used.
 
     Args:
-        path: the library; by default the one that this process has already loaded, else the one of ``$ROCM_PATH``, of
-            the loader's folders, or of /opt/rocm.
+        path: the library; by default the one that this process has already loaded, else the one in ``$ROCM_PATH``, in
+            the loader's folders, or in /opt/rocm.
     """
 
     vendor, remedies, otherwise, no_gpu = AMD, REMEDIES, _OTHERWISE, NO_GPU
@@ -82,11 +82,11 @@ class HipRuntime(GpuRuntime):
         return open_library(self._path)
 
     def call(self, name: str, *arguments: Any, about: str = "") -> None:
-        """Call a function of the runtime; ``about`` tells more of the call where it fails.
+        """Call a function of the runtime; ``about`` adds details to the message of a failed call.
 
         Raises:
-            DeviceError: the function fails: its name, the error's, what it means and what to do; or there is no
-                runtime.
+            DeviceError: the function fails, and the message has its name, the error, its meaning and a remedy; or there
+                is no runtime.
         """
         status = self._functions[name](*arguments)
         if status != SUCCESS:
@@ -103,15 +103,15 @@ class HipRuntime(GpuRuntime):
         return handle.value or 0
 
     def error_name(self, status: int) -> str:
-        """The runtime's name of a hipError_t."""
+        """The runtime's name for a hipError_t."""
         return str(self._functions["hipGetErrorName"](status).decode())
 
     def error_text(self, status: int) -> str:
-        """What the runtime says a hipError_t means."""
+        """The runtime's description of a hipError_t."""
         return str(self._functions["hipGetErrorString"](status).decode())
 
     def take_last_error(self) -> int:
-        """The hipError_t that this thread's calls have left, 0 for none; it is forgotten."""
+        """Return and reset the last hipError_t of this thread's calls, 0 for none."""
         return int(self._functions["hipGetLastError"]())
 
     @cached_property
@@ -134,7 +134,7 @@ class HipRuntime(GpuRuntime):
         self.call("hipDeviceTotalMem", byref(memory), index)
         cores = self._number("hipDeviceGetAttribute", _MULTIPROCESSOR_COUNT, index)
         arch = self._arch(index)
-        # The marketing name comes from a file that not every machine has.
+        # The marketing name comes from a file that some machines lack.
         return Gpu(index, DeviceInfo(arch, name.value.decode() or arch, cores), memory.value)
 
     def _arch(self, index: int) -> str:
@@ -148,7 +148,7 @@ class HipRuntime(GpuRuntime):
                 return name.partition(":")[0]  # gfx90a:sramecc+:xnack-
         raise DeviceError(
             f"the HIP runtime {self.version} does not say which arch GPU {index} is",
-            hint="Its hipDeviceProp_t has a layout that this version of the catalog does not know.",
+            hint="This version of the catalog does not know the layout of its hipDeviceProp_t.",
         )
 
     def _current(self) -> int:
@@ -212,7 +212,7 @@ class HipRuntime(GpuRuntime):
         self.call("hipStreamSynchronize", stream)
 
     def capturing(self, stream: int) -> bool:
-        """As :meth:`GpuRuntime.capturing`; a runtime that does not tell counts as one that is not."""
+        """As :meth:`GpuRuntime.capturing`; False if the runtime cannot say."""
         return "hipStreamIsCapturing" in self._functions and self._captures(stream)
 
     def _captures(self, stream: int) -> bool:
@@ -233,8 +233,8 @@ class HipRuntime(GpuRuntime):
         return index if index >= 0 else None
 
     def launch(self, kernel: LoadedKernel, pointer: Any, stream: int) -> None:
-        """As :meth:`GpuRuntime.launch`; a kernel's library shares the runtime, and so its last error."""
-        self.take_last_error()  # what others left is not this launch's
+        """As :meth:`GpuRuntime.launch`; kernel libraries share this runtime and its last error."""
+        self.take_last_error()  # discard errors of earlier calls
         kernel.launch(pointer, stream)
         status = self.take_last_error()
         if status:

@@ -1,6 +1,6 @@
-"""Arrays of other libraries in the CPU's memory, as NumPy arrays on the same memory: nothing is ever copied.
+"""Arrays of other libraries in CPU memory, as NumPy arrays on the same memory; nothing is ever copied.
 
-PyTorch's tensors are taken directly, all others by ``__dlpack__``.
+PyTorch tensors are converted directly, all others through ``__dlpack__``.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from catalog.runtime.tensors import Array, zeroed_outputs
 from catalog.schema.problem import Problem
 
 _READABLE = (CPU, 3, 11)
-"""DLPack's numbers of memory that the CPU reads like its own: its own, and that pinned by CUDA or HIP."""
+"""DLPack's types of memory that the CPU can read: its own, and memory pinned by CUDA or HIP."""
 
 _WORDS = {1: "uint8", 2: "int16"}
-"""PyTorch's types of so many bytes that NumPy has too: what elements that it lacks are handed over as."""
+"""PyTorch dtypes by size in bytes that NumPy has too; elements of types that NumPy lacks are passed as these."""
 
 
 def host_array(name: str, value: Any) -> Array | None:
-    """The NumPy array that ``value``, given as the tensor ``name``, is; None where it is no array of any library.
+    """``value``, given as the tensor ``name``, as a NumPy array; None if it is not an array of any library.
 
-    Its memory is the value's, and it keeps that alive.
+    The array shares the value's memory and keeps it alive.
 
     Raises:
-        TensorError: it is in a GPU's memory, cannot be shared without a copy, or has elements that no kernel takes.
+        TensorError: it is in a GPU's memory, cannot be shared without a copy, or has elements that no kernel accepts.
     """
     if isinstance(value, np.ndarray):
         return value
@@ -47,12 +47,12 @@ def host_array(name: str, value: Any) -> Array | None:
         if kind not in _READABLE:
             raise TensorError(
                 f"{name} is in memory of {MEMORIES.get(kind, f'device type {kind}')}: expected the CPU's",
-                hint=f"Copy it there, PyTorch: {name}.cpu(), CuPy: {name}.get(); or select for the GPU's arch.",
+                hint=f"Copy it with {name}.cpu() (PyTorch) or {name}.get() (CuPy), or select for the GPU's arch.",
             )
         capsule = _capsule(value)
     except TensorError:
         raise
-    except Exception as error:  # each library raises its own
+    except Exception as error:  # each library raises its own exceptions
         raise TensorError(
             f"{name}, a {type(value).__name__}, cannot be shared without a copy: {error}",
             hint=f"Copy it yourself: numpy.array({name})",
@@ -62,10 +62,10 @@ def host_array(name: str, value: Any) -> Array | None:
 
 
 def host_outputs(problem: Problem, inputs: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Tensors of PyTorch's for the outputs, where an input is one; else None.
+    """Make PyTorch tensors for the outputs if an input is one; else return None.
 
     Raises:
-        ProblemError: what a run makes is larger than this machine's memory.
+        ProblemError: the run would allocate more memory than this machine has.
     """
     torch = imported_torch()
     if torch is None or not any(isinstance(value, torch.Tensor) for value in given.values()):
@@ -81,7 +81,7 @@ def host_outputs(problem: Problem, inputs: Mapping[str, Any], given: Mapping[str
 
 
 def imported_torch() -> Any:
-    """The module torch, where the process has it, else None; one that is being imported has no tensors yet."""
+    """The module torch if it is imported completely, else None."""
     torch = sys.modules.get("torch")
     return torch if hasattr(torch, "Tensor") else None
 
@@ -89,8 +89,8 @@ def imported_torch() -> Any:
 def _of_torch(torch: Any, name: str, tensor: Any) -> Array:
     if tensor.requires_grad:
         raise TensorError(
-            f"{name} cannot be shared: it requires a gradient, of which a plan knows nothing",
-            hint=f"Use {name}.detach(), or catalog.torch, whose functions have gradients.",
+            f"{name} cannot be shared: it requires a gradient, which plans do not compute",
+            hint=f"Use {name}.detach(), or the functions of catalog.torch, which have gradients.",
         )
     if tensor.layout is not torch.strided or tensor.is_neg() or tensor.is_conj():
         raise TensorError(
@@ -99,25 +99,25 @@ def _of_torch(torch: Any, name: str, tensor: Any) -> Array:
         )
     element = _element(tensor.dtype)
     if element is None:
-        raise TensorError(f"{name} has elements that no kernel takes: {tensor.dtype}")
+        raise TensorError(f"{name} has elements that no kernel accepts: {tensor.dtype}")
     array: Array
     try:
         array = tensor.numpy()
-    except TypeError:  # NumPy itself has no such elements
+    except TypeError:  # an element type that NumPy itself lacks
         array = tensor.view(getattr(torch, _WORDS[element.itemsize])).numpy().view(element)
     return array
 
 
 @cache
 def _element(dtype: Any) -> np.dtype[Any] | None:
-    """NumPy's or ml_dtypes' dtype of PyTorch's; None for one that no kernel takes."""
+    """The NumPy or ml_dtypes dtype for a PyTorch dtype; None if no kernel accepts it."""
     name = str(dtype).removeprefix("torch.")
     return numpy_dtype(name) if name in ELEMENT_NAMES else None
 
 
 def _capsule(value: Any) -> object:
-    """The capsule of an array, one that tells whether it may be written where its library knows how."""
+    """The DLPack capsule of an array, a versioned one if the library supports it: it says whether it is read-only."""
     try:
         return value.__dlpack__(max_version=(1, 0), copy=False)
-    except TypeError:  # of an older version of the protocol, whose capsules never copy
+    except TypeError:  # an older version of the protocol, which never copies
         return value.__dlpack__()

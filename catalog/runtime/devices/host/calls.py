@@ -1,4 +1,4 @@
-"""Calls on the host, and what it does for those on PyTorch's tensors."""
+"""Calls on the host, and fast paths for calls on PyTorch tensors."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ class HostCall(Call):
     lists: tuple[Any, ...] = field(repr=False)
 
 
-_told = 0
-"""How many forks away the process is that the user was told about last."""
+_reported = 0
+"""The number of forks of the process that was last reported to run on one thread."""
 
 
 def start(kernels: Sequence[LoadedKernel], pointer: Any) -> None:
-    """Run the kernels, one after the other, with a pointer to the argument struct, as :func:`ctypes.byref` gives it.
+    """Run the kernels in order with a pointer to the argument struct, as :func:`ctypes.byref` returns it.
 
-    Where a fork has taken the threads of OpenMP away they run on one thread, also on arguments of the parent.
+    If OpenMP's threads were lost in a fork, kernels run on one thread, even with arguments made in the parent.
 
     Raises:
-        DeviceError: a kernel refuses the call or has no memory.
+        DeviceError: a kernel rejects the call or runs out of memory.
     """
     if openmp_lost():
         pointer._obj.num_threads = threads_left(pointer._obj.num_threads)
@@ -47,19 +47,19 @@ def start(kernels: Sequence[LoadedKernel], pointer: Any) -> None:
 
 
 def threads_left(wanted: int) -> int:
-    """The threads that a kernel may use of those that are wanted: one where a fork has taken OpenMP's away."""
-    global _told  # noqa: PLW0603 - once a process
+    """The number of threads for a kernel: ``wanted``, or one if OpenMP's threads were lost in a fork."""
+    global _reported  # noqa: PLW0603 - report once per process
     if wanted == 1 or not openmp_lost():
         return wanted
-    if _told != forks():
-        _told = forks()
+    if _reported != forks():
+        _reported = forks()
         _log.info("process %d was forked: its host kernels run on one thread. %s", os.getpid(), SPAWN)
     return 1
 
 
 @cache
 def host_means() -> Means:
-    """What the host does for fast paths, with PyTorch, which the process has."""
+    """The host's part of a fast path; PyTorch must be imported."""
     torch = imported_torch()
     return Means(
         torch=torch,

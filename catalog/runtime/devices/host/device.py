@@ -1,4 +1,4 @@
-"""The host CPU: kernels are shared libraries in this process, tensors are arrays in its memory."""
+"""The host CPU as a device: kernels are shared libraries in this process, tensors are arrays in its memory."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class HostDevice:
     """Loads, launches and times host kernels.
 
     Args:
-        num_threads: threads of a kernel, at most :func:`catalog.threads.most_threads`; 0: those of
-            ``OMP_NUM_THREADS``, else one for each core that the process may use.
+        num_threads: threads of a kernel, at most :func:`catalog.threads.most_threads`; 0: ``OMP_NUM_THREADS``, else one
+            per core that the process may use.
 
     Raises:
-        UsageError: so many threads are not allowed.
+        UsageError: ``num_threads`` is out of range.
     """
 
     def __init__(self, num_threads: int = 0) -> None:
@@ -52,7 +52,7 @@ class HostDevice:
 
     @property
     def device(self) -> DeviceInfo:
-        """This CPU, with the threads that kernels use of it.
+        """This CPU, with the number of threads that kernels use.
 
         Raises:
             DeviceError: no host arch runs on this CPU.
@@ -61,12 +61,12 @@ class HostDevice:
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """The number of its threads: there is one host."""
+        """The number of its threads; there is only one host."""
         return {"num_threads": self.threads}
 
     @property
     def queues(self) -> bool:
-        """Never: a host kernel has run when its launch returns."""
+        """Always false: a host kernel is done when its launch returns."""
         return False
 
     def on_host(self, array: Array) -> Array:
@@ -78,26 +78,26 @@ class HostDevice:
         return self
 
     def array(self, problem: Problem, name: str, value: Any) -> Array:
-        """The NumPy array that ``value`` is, or that is on its memory: a tensor of PyTorch's, or by ``__dlpack__``.
+        """``value``, a NumPy array, PyTorch tensor or object with ``__dlpack__``, as a NumPy array on its memory.
 
         Raises:
-            TensorError: it is no array, is in a GPU's memory, cannot be shared without a copy, or has elements that no
-                kernel takes.
+            TensorError: it is not an array, is in a GPU's memory, cannot be shared without a copy, or has elements that
+                no kernel accepts.
         """
         array = host_array(name, value)
         return numpy_array(problem, name, value) if array is None else array
 
     def outputs(self, problem: Problem, inputs: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Arrays for the outputs: tensors of PyTorch's where an input is one, else NumPy's.
+        """Make arrays for the outputs: PyTorch tensors if an input is one, else NumPy arrays.
 
         Raises:
-            ProblemError: what a run makes is larger than this machine's memory.
+            ProblemError: the run would allocate more memory than this machine has.
         """
         made = host_outputs(problem, inputs, given)
         return make_outputs(problem, inputs) if made is None else made
 
     def means(self, form: Form, given: Mapping[str, Any]) -> Means | None:
-        """As :meth:`Device.means`; None also for lengths and page numbers, whose values are checked each time."""
+        """As :meth:`Device.means`; None also with lengths or page numbers, whose values are checked each time."""
         looked_at = any(form.tensors[name].element == "int32" for name in given)
         return None if looked_at or not plain_tensors(imported_torch(), given) else host_means()
 
@@ -108,7 +108,7 @@ class HostDevice:
     def call(self, problem: Problem, tensors: Mapping[str, Array], workspace: Workspace = NO_WORKSPACE) -> HostCall:
         """The argument struct of a problem with its checked tensors, inputs and outputs together.
 
-        All stages of a plan take it. The call keeps the tensors alive and may be launched any number of times.
+        All stages of a plan share it. The call keeps the tensors alive and can be launched any number of times.
         """
         layout = tuple([(name, array.strides) for name, array in tensors.items()])
         filled = template(problem, layout)
@@ -132,15 +132,15 @@ class HostDevice:
         return self.call(problem, tensors, workspace)
 
     def launch(self, kernel: LoadedKernel, call: Call) -> None:
-        """Run the kernel; on return the outputs are written.
+        """Run the kernel; when it returns, the outputs are written.
 
         Raises:
-            DeviceError: the kernel refuses the call or has no memory.
+            DeviceError: the kernel rejects the call or runs out of memory.
         """
         start((kernel,), call.pointer)
 
     def run(self, kernels: Sequence[LoadedKernel], call: Call) -> None:
-        """Run the kernels, one after the other; on return the outputs are written.
+        """Run the kernels in order; when it returns, the outputs are written.
 
         Raises:
             DeviceError: as :meth:`launch`.
@@ -155,13 +155,13 @@ class HostDevice:
             DeviceError: as :meth:`launch`.
         """
         if stream is not None:
-            raise UsageError("host kernels take no stream: on return they have run")
+            raise UsageError("host kernels take no stream: they run before the call returns")
         self.run(kernels, call)
 
     def time(self, kernels: Sequence[LoadedKernel], call: Call, launches: int, *, cold: bool = False) -> list[int]:
-        """Nanoseconds of each of so many launches of the kernels, one after the other.
+        """Launch the kernels ``launches`` times; return the nanoseconds of each.
 
-        ``cold``: before each the caches are emptied, by writing to more memory than they hold.
+        ``cold`` empties the caches before each launch, by writing to more memory than they hold.
 
         Raises:
             DeviceError: as :meth:`launch`.
@@ -183,17 +183,17 @@ class HostDevice:
     def waits(self) -> Mapping[str, int]:
         """Nanoseconds for which each thread of this process was ready to run while others had the cores.
 
-        Empty where the system does not tell: all but Linux.
+        Empty if the system does not report it, which only Linux does.
         """
         return _waits()
 
     def clock_mhz(self) -> float | None:
-        """The mean of the clocks that the cores have now; None where the kernel does not show them."""
+        """The mean of the cores' current clock rates in MHz; None if the system does not report them."""
         return _clock_mhz()
 
     @property
     def threads(self) -> int:
-        """Threads that a kernel uses; one where a fork has taken those of OpenMP away."""
+        """The number of threads that a kernel uses; one if OpenMP's threads were lost in a fork."""
         return threads_left(self._threads)
 
 
@@ -207,19 +207,19 @@ def host_archs() -> tuple[str, ...]:
 
 
 def why_unavailable(arch: str) -> str | None:
-    """Why kernels of ``arch`` cannot run on this CPU; None where they can.
+    """Why kernels of ``arch`` cannot run on this CPU; None if they can.
 
     Raises:
         SpecError: ``data/toolchains/host.json`` is missing or malformed, or names a CPU that archspec does not know.
     """
     facts = host_facts().arches.get(arch)
     if facts is None:
-        return f"{arch} is not a CPU: host archs are {', '.join(host_archs())}"
+        return f"{arch} is not a CPU arch: host archs are {', '.join(host_archs())}"
     cpu, needed = _archspec(), facts.cpu or arch
     if needed not in cpu.TARGETS:
         raise SpecError(
             f"{data_dir() / 'toolchains' / 'host.json'}: arches.{arch}.cpu: archspec knows no CPU {needed!r}",
-            hint='Say by "cpu" which CPU runs the arch at the least: x86_64_v3, zen3, neoverse_v1, ...',
+            hint='"cpu" names the oldest CPU that runs the arch: x86_64_v3, zen3, neoverse_v1, ...',
         )
     target, host = cpu.TARGETS[needed], cpu.host()
     if target <= host:
@@ -227,14 +227,14 @@ def why_unavailable(arch: str) -> str | None:
     if target.family != host.family:
         return f"{arch} needs a CPU of family {target.family}: this one is {host.name}, family {host.family}"
     lacking = ", ".join(sorted(target.features - host.features))
-    return f"{arch} needs {lacking}: this CPU, {host.name}, lacks them"
+    return f"{arch} needs {lacking}, which this CPU, {host.name}, lacks"
 
 
 def resolve_host_arch() -> str:
-    """The arch that ``host`` stands for: the best that this CPU runs.
+    """The arch that ``host`` stands for: the best one that this CPU runs.
 
     Raises:
-        DeviceError: none runs; says which CPU was found.
+        DeviceError: none runs; the message names the CPU.
         SpecError: as :func:`why_unavailable`.
     """
     for arch in host_archs():
@@ -248,7 +248,7 @@ def resolve_host_arch() -> str:
 
 
 def _archspec() -> Any:
-    """archspec's CPU module, which takes its time to import; it remembers what it detected."""
+    """archspec's CPU module, imported lazily because that takes long; it caches the detected CPU."""
     from archspec import cpu
 
     return cpu
@@ -262,7 +262,7 @@ def _cache_bytes() -> int:
 
 
 def _waits() -> dict[str, int]:
-    """The second number of a thread's schedstat is the time that it has spent in run queues."""
+    """Nanoseconds that each thread has spent in run queues: the second number of its schedstat."""
     waits = {}
     with suppress(OSError):
         for thread in os.listdir(_THREADS):
@@ -272,7 +272,7 @@ def _waits() -> dict[str, int]:
 
 
 def _clock_mhz() -> float | None:
-    """Linux tells of x86 in /proc/cpuinfo, elsewhere by cpufreq, in kHz."""
+    """The mean clock rate: Linux reports it in /proc/cpuinfo on x86, through cpufreq in kHz elsewhere."""
     clocks = [int(path.read_text()) / 1e3 for path in _CPU_FREQUENCIES.glob("cpu[0-9]*/cpufreq/scaling_cur_freq")]
     if not clocks and _CPU_INFO.exists():
         lines = _CPU_INFO.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -282,6 +282,6 @@ def _clock_mhz() -> float | None:
 
 @cache
 def _cpu_name() -> str:
-    """The product name, where the CPU tells it."""
+    """The CPU's product name, if it reports one."""
     cpu = _archspec()
     return str(cpu.brand_string() or cpu.host().name)

@@ -94,7 +94,7 @@ def _checkout() -> Finding:
 
 
 def about_plugins() -> Iterator[Finding]:
-    """Yield findings about the backends and operations of other distributions: what they offer, or what fails."""
+    """Yield findings about the backends and operations of other distributions, or why they cannot be used."""
     from catalog import backends, ops
 
     for backend in backends.plugins():

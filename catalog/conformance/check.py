@@ -58,7 +58,9 @@ def check_arch(options: ConformanceOptions, on_finding: OnFinding | None = None)
 def asked_archs(
     names: Sequence[str], revision: str | None = None, operation: str = DEFAULT
 ) -> list[tuple[str, str | None]]:
-    """The archs to check, each with a revision (None: its own); without ``names`` all, in every revision.
+    """The archs to check, each with a revision (None: its own).
+
+    Without ``names``, all that have specs, in every revision.
 
     Raises:
         UsageError: there is no such arch, revision or operation.

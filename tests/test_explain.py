@@ -215,7 +215,7 @@ def test_rules_lists_what_concerns_a_family(gfx950: Catalog, tmp_path: Path) -> 
     ("words", "message"),
     [
         ("explain", "nothing to explain"),
-        ("explain family=fwd --batch 1", "both"),
+        ("explain family=fwd --batch 1", "cannot be combined"),
         ("explain --arch gfx950 hdim_q=128", "no family is stated"),
         ("rules --kind constrant", "did you mean constraint?"),
         ("rules --family fdw", "did you mean fwd"),

@@ -230,7 +230,9 @@ def drop_timings(
     yes: options.Yes = False,
     form: options.Format = "table",
 ) -> None:
-    """Drop measured times; libraries are kept (catalog cache clear drops them).
+    """Drop measured times; libraries are kept.
+
+    To drop libraries, use catalog cache clear.
 
     Example: catalog timings clear --where "arch='gfx942' AND family='fwd'" --yes
     """

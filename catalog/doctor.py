@@ -94,14 +94,15 @@ def _checkout() -> Finding:
 
 
 def about_plugins() -> Iterator[Finding]:
-    """Yield findings about the backends of other distributions: their archs, or why they cannot be used."""
-    from catalog.backends import plugins
+    """Yield findings about the backends and operations of other distributions, or why they cannot be used."""
+    from catalog import backends, ops
 
-    for plugin in plugins():
-        if plugin.backend is None:
-            yield Finding(plugin.title, "unusable", plugin.broken)
-        else:
-            yield Finding(plugin.title, "usable", ", ".join(plugin.backend.isas))
+    for backend in backends.plugins():
+        about = "" if backend.object is None else ", ".join(backend.object.isas)
+        yield Finding(backend.title, "unusable" if backend.broken else "usable", backend.broken or about)
+    for of in ops.plugins():
+        about = "" if of.object is None else of.object.about
+        yield Finding(of.title, "unusable" if of.broken else "usable", of.broken or about)
 
 
 def _gpus() -> Iterator[Finding]:

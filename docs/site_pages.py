@@ -56,6 +56,17 @@ _PYTHON = (
             "catalog.runtime.devices.gpu.runtime.GpuRuntime",
         ),
     ),
+    (
+        "Operations",
+        (
+            "catalog.ops.protocol.Operation",
+            "catalog.schema.problem.Problem",
+            "catalog.schema.problem_tensors.TensorForm",
+            "catalog.schema.arguments.Arguments",
+            "catalog.schema.traits.Traits",
+            "catalog.runtime.tolerance.Tolerance",
+        ),
+    ),
     ("Errors", ("catalog.errors",)),
 )
 """The chapters of the page of Python: modules, classes and functions."""

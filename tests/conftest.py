@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import pytest
 from filelock import FileLock
 
+from catalog import backends, ops
 from catalog.backends import target_of
 from catalog.build.builder import Builder
 from catalog.build.cuda.toolchain import cuda_toolchain
@@ -104,7 +105,7 @@ def _private_settings(
         patch.setenv("CATALOG_DB", str(tmp_path_factory.mktemp("settings") / "catalog.db"))
         patch.setenv("CATALOG_CACHE_DIR", str(kept_kernels(pytestconfig, shared)))
         patch.setenv("CATALOG_QUERY_TIMEOUT", "60")  # workers share the cores
-        patch.setenv("CATALOG_GUARD", "never")  # its own tests turn it on: a process a kernel would take minutes
+        patch.setenv("CATALOG_GUARD", "never")  # its own tests turn it on: one process per kernel would take minutes
         settings.cache_clear()
         Catalog.default.cache_clear()
         yield
@@ -208,6 +209,34 @@ def specs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("CATALOG_DATA_DIR", str(folder))
     settings.cache_clear()
     return folder
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str | Path, str], None]]:
+    """Puts a distribution, a module or a package, where this process and those that it starts look for packages."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(__file__).parent.parent}")
+    installed = list[str]()
+
+    def install(name: str, code: str | Path, entry_points: str) -> None:
+        if isinstance(code, Path):
+            shutil.copytree(code, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            (tmp_path / f"{name}.py").write_text(code)
+        facts = tmp_path / f"{name}-1.2.dist-info"
+        facts.mkdir()
+        (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.2\n")
+        (facts / "entry_points.txt").write_text(entry_points)
+        installed.append(name)
+
+    caches = (backends.plugins, ops.plugins, ops.operation)
+    for cached in caches:
+        cached.cache_clear()
+    yield install
+    for cached in caches:
+        cached.cache_clear()
+    for name in installed:
+        sys.modules.pop(name, None)
 
 
 @pytest.fixture(autouse=True)

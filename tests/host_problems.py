@@ -45,7 +45,7 @@ HEAD_DIMS: Mapping[tuple[int, int], tuple[tuple[int, int], ...]] = {
 """The head dims of problems that padded kernels of each size answer, the next smaller ones do not."""
 
 VECTOR = 8
-"""Head dims of kernels that are padded to so many elements are multiples of it."""
+"""Head dims of kernels that are padded to whole vectors are multiples of it."""
 
 TILES_OF_FWD: tuple[Op, ...] = ("splitkv", "pagedkv", "batch_prefill")
 """They attend as fwd does, whose signatures have every data type with every head dim."""

@@ -165,7 +165,7 @@ class Tune(Job):
         return found + self._found({OPTIONS.candidates})
 
     def _found(self, allowed: set[int]) -> list[str]:
-        """What is wrong with the file, where each problem may have so many timings."""
+        """What is wrong with the file, where each problem may have one of these numbers of timings."""
         catalog = Catalog(self.path)
         answer = catalog.connection.execute("PRAGMA integrity_check").fetchone()[0]
         counted = dict(catalog.connection.execute("SELECT problem_id, count(*) FROM timing GROUP BY 1").fetchall())

@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from catalog import backends, doctor
-from catalog.backends import CUDA, HIP, HOST, backend_of
-from catalog.backends.entry_points import GROUP
+from catalog.backends import CUDA, GROUP, HIP, HOST, backend_of
 from catalog.errors import BackendError, UsageError
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices.host.device import host_archs
@@ -34,23 +33,9 @@ BACKEND = Odd()
 
 
 @pytest.fixture
-def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], None]]:
-    """Puts a distribution with one backend where this process, and those that it starts, look for packages."""
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(backends.__file__).parent.parent}")
-
-    def install(name: str, source: str) -> None:
-        (tmp_path / f"{name}.py").write_text(source)
-        facts = tmp_path / f"{name}-1.2.dist-info"
-        facts.mkdir()
-        (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.2\n")
-        (facts / "entry_points.txt").write_text(f"[{GROUP}]\nodd = {name}:BACKEND\n")
-
-    backends.plugins.cache_clear()
-    yield install
-    backends.plugins.cache_clear()
-    for path in tmp_path.glob("*.py"):
-        sys.modules.pop(path.stem, None)
+def install(install: Callable[[str, str | Path, str], None]) -> Callable[[str, str], None]:
+    """Installs a distribution with one backend."""
+    return lambda name, source: install(name, source, f"[{GROUP}]\nodd = {name}:BACKEND\n")
 
 
 @pytest.mark.parametrize(
@@ -58,7 +43,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
     [
         ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
         ("raise SystemExit('no such GPU')", "SystemExit: no such GPU"),
-        ("BACKEND = 'odd'", "broken:BACKEND is not a catalog.backends.Backend, but 'odd'"),
+        ("BACKEND = 'odd'", "broken:BACKEND is not a catalog.backends.protocol.Backend, but 'odd'"),
         (ODD.replace("def target", "def aim"), "TypeError: Can't instantiate abstract class Odd"),
         (ODD.replace("ARCH", "x86_64_v3"), "x86_64_v3 is an arch of the built-in backend host"),
         (ODD.replace("ARCH", "gfx9999"), "gfx9999 is an arch of the built-in backend hip"),

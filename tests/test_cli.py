@@ -203,7 +203,8 @@ class GemmProblem(BaseModel):
 
 
 def test_the_options_of_a_problem_are_those_of_its_operation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ops, "_plugins", lambda: {"gemm": SimpleNamespace(problem=GemmProblem)})
+    gemm = SimpleNamespace(name="gemm", problem=GemmProblem)
+    monkeypatch.setattr(ops, "plugins", lambda: [SimpleNamespace(object=gemm)])
     select = catalog("select", "gemm", "--help").stdout
     for line in (
         r"--m <?INT\w*>?\s+Rows of A and C\.",

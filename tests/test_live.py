@@ -287,4 +287,4 @@ def test_names_that_belie_the_command_line_are_of_no_known_revision(tmp_path: Pa
     generator = find_generator(root, 30)
     with pytest.raises(GeneratorError, match="its names carry a target: fmha_"):
         generator.names(request_of(revision="2025-07"), 2)
-    assert generator.names(request_of(), 2) == reference(2)  # held against 2026-05, as --revision may ask
+    assert generator.names(request_of(), 2) == reference(2)  # compared with 2026-05, as --revision may ask

@@ -149,7 +149,7 @@ def test_tiles_are_compared_within_each_problem(filled: Catalog, report: Report)
 def test_selection_is_held_against_the_best_and_the_static_order(filled: Catalog, report: Report) -> None:
     before = filled.misses("gfx950")
     (gpu,) = (one for one in report.selections if one.device.arch == "gfx950")
-    assert gpu.device.name == GPU.name, "selection goes by the most measured device"
+    assert gpu.device.name == GPU.name, "selection uses the most measured device"
     assert {one.problem for one in gpu.problems} == {name_of(asked) for asked in ON_GPU}
     for one in gpu.problems:
         assert one.evidence == "measured"

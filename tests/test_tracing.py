@@ -1,4 +1,4 @@
-"""Traces: what is recorded of calls, by whom and at what price, and what comes of running it again."""
+"""Traces: which calls are recorded, what recording costs, and what a replay does."""
 
 from __future__ import annotations
 

@@ -245,7 +245,7 @@ def test_problems_that_were_never_measured_are_counted_until_one_of_their_size_i
 
 
 def test_a_cache_that_grows_leaves_few_misses(host_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row a size, not a row a length; and where there are too many sizes, those go that nobody asked for any more."""
+    """One row per size, not per length; where there are too many sizes, the least recently asked ones go."""
     catalog = Catalog(shutil.copy(host_file, tmp_path / "catalog.db"))
     lengths = range(1, 1025)
     for length in lengths:

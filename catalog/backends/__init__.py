@@ -10,7 +10,7 @@ Code that builds and runs kernels does not import this package: its caller passe
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -24,9 +24,9 @@ from catalog.ops import DEFAULT, operation
 from catalog.settings import data_dir
 
 if TYPE_CHECKING:
-    from catalog.backends.entry_points import Plugin
     from catalog.build.export.toolset import Toolset
     from catalog.build.targets import Target
+    from catalog.plugins import Plugin
 
 __all__ = [
     "CUDA",
@@ -43,21 +43,30 @@ __all__ = [
     "why_unavailable",
 ]
 
+GROUP = "catalog.backends"
+"""The group of entry points."""
+
 _BUILT_IN: Mapping[str, Backend] = MappingProxyType({"hip": HIP, "cuda": CUDA, "host": HOST})
 """By name. The host comes last because its archs must be read from a file."""
 
 
 @functools.cache
-def plugins() -> tuple[Plugin, ...]:
+def plugins() -> tuple[Plugin[Backend], ...]:
     """The backends of other distributions, looked up once; a warning is logged for each one that cannot be used."""
-    from catalog.backends.entry_points import find_plugins
+    from catalog.plugins import find_plugins
 
-    return find_plugins(_BUILT_IN)
+    return find_plugins(GROUP, Backend, lambda backend, _: "; ".join(_taken(backend)))
+
+
+def _taken(backend: Backend) -> Iterator[str]:
+    """The archs of a backend that are a built-in one's."""
+    for name, other in _BUILT_IN.items():
+        yield from (f"{arch} is an arch of the built-in backend {name}" for arch in backend.isas if other.owns(arch))
 
 
 def backends() -> tuple[Backend, ...]:
     """All usable backends, the built-in ones first."""
-    return (*_BUILT_IN.values(), *(plugin.backend for plugin in plugins() if plugin.backend is not None))
+    return (*_BUILT_IN.values(), *(plugin.object for plugin in plugins() if plugin.object is not None))
 
 
 def backend_of(arch: str) -> Backend:
@@ -70,7 +79,7 @@ def backend_of(arch: str) -> Backend:
     built_in = _built_in(arch)
     if built_in is not None:
         return built_in
-    owners = {plugin.title: plugin.backend for plugin in plugins() if plugin.backend and plugin.backend.owns(arch)}
+    owners = {plugin.title: plugin.object for plugin in plugins() if plugin.object and plugin.object.owns(arch)}
     if len(owners) > 1:
         raise BackendError(
             f"{arch} is an arch of {len(owners)} backends: {'; '.join(owners)}", hint="Uninstall all but one of them."

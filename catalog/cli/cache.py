@@ -163,6 +163,7 @@ def export_libraries(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The bundle to write.")],
     where: Annotated[str, typer.Option(metavar="EXPR", help="SQL expression: which kernels. Default: all.")] = "",
     arch: options.OneArch = None,
+    operation: options.Operation = None,
     form: options.Format = "table",
 ) -> None:
     """Write built kernels to one file for other machines.
@@ -174,7 +175,7 @@ def export_libraries(
     from catalog.runtime.devices.here import resolve_arch
     from catalog.runtime.exchange import export_bundle
 
-    done = export_bundle(open_catalog(context), where, file, None if arch is None else resolve_arch(arch))
+    done = export_bundle(open_catalog(context), where, file, None if arch is None else resolve_arch(arch), operation)
     what = f"{counted(done.libraries, 'library')} and {counted(done.timings, 'timing')}"
     unbuilt = f"\n{subject(done.unbuilt, 'more kernel')} selected but not built." if done.unbuilt else ""
     facts = {"file": str(file), **asdict(done)}

@@ -126,6 +126,7 @@ def conformance(
     ] = False,
     ck_root: options.CkRoot = None,
     jobs: options.Jobs = None,
+    operation: options.Operation = None,
     form: options.Format = "table",
 ) -> None:
     """Check that archs meet all requirements.
@@ -139,6 +140,7 @@ def conformance(
     """
     from catalog.conformance.check import ConformanceOptions, asked_archs, check_arch
     from catalog.conformance.findings import COLUMNS, Finding, Verdict
+    from catalog.ops import DEFAULT
     from catalog.settings import choose
 
     choose(ck_root=ck_root)
@@ -147,8 +149,9 @@ def conformance(
         if sys.stderr.isatty() and finding.verdict is Verdict.FAILED:
             note(f"{finding.check}, {finding.subject}: {finding.about}")
 
-    asked = asked_archs(arch or (), revision)
-    reports = [check_arch(ConformanceOptions(name, its, build, jobs), on_finding) for name, its in asked]
+    of = operation or DEFAULT
+    asked = asked_archs(arch or (), revision, of)
+    reports = [check_arch(ConformanceOptions(name, its, build, jobs, of), on_finding) for name, its in asked]
     shown = [verdict for verdict in Verdict if not (problems_only and verdict is Verdict.PASSED)]
     print_rows(COLUMNS, [row for report in reports for row in report.rows(*shown)], form)
     for report in reports:

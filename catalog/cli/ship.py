@@ -41,6 +41,7 @@ def project(
     arch: options.Arch = "host",
     prefix: LibraryOption = "catalog",
     limit: LimitOption = None,
+    operation: options.Operation = None,
     ck_root: options.CkRoot = None,
 ) -> None:
     """Write kernels as a project that builds a library.
@@ -71,7 +72,7 @@ def project(
     from catalog.build.export.rows import export_project
 
     chosen = read_format(form)
-    kernels = _kernels(context, where, arch, limit, ck_root)
+    kernels = _kernels(context, where, arch, limit, operation, ck_root)
     with _each_written(len(kernels)) as on_done:
         written = export_project(kernels, out, prefix, chosen, on_done, targets=target_of, toolsets=toolset_of)
     _print_written(len(kernels), out, written)
@@ -86,6 +87,7 @@ def register(
     prefix: Annotated[str, typer.Option(help="Prefix of the C names: PREFIX_register_kernels.")] = "catalog",
     arch: options.Arch = "host",
     limit: LimitOption = None,
+    operation: options.Operation = None,
     ck_root: options.CkRoot = None,
 ) -> None:
     """Write translation units and a C function that registers them.
@@ -97,7 +99,7 @@ def register(
     from catalog.backends import target_of, toolset_of
     from catalog.build.export.rows import export_register
 
-    kernels = _kernels(context, where, arch, limit, ck_root)
+    kernels = _kernels(context, where, arch, limit, operation, ck_root)
     with _each_written(len(kernels)) as on_done:
         written = export_register(kernels, out, prefix, on_done, targets=target_of, toolsets=toolset_of)
     _print_written(len(kernels), out, written)
@@ -143,12 +145,14 @@ def wrap(
     print(f"Build: {how_to_build(chosen, out)}")
 
 
-def _kernels(context: typer.Context, where: str, arch: str, limit: int | None, ck_root: Path | None) -> list[Kernel]:
+def _kernels(
+    context: typer.Context, where: str, arch: str, limit: int | None, operation: str | None, ck_root: Path | None
+) -> list[Kernel]:
     from catalog.runtime.devices.here import resolve_arch
     from catalog.settings import choose
 
     choose(ck_root=ck_root)
-    return open_catalog(context).kernels(where, arch=resolve_arch(arch), limit=limit)
+    return open_catalog(context).kernels(where, arch=resolve_arch(arch), limit=limit, operation=operation)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from catalog.conformance.findings import Finding, OnFinding, Report, failed, ski
 from catalog.conformance.kernels import STEPS, kernel_findings
 from catalog.conformance.rows import naming_findings, row_findings, rule_findings, spec_findings
 from catalog.errors import CatalogError, SpecError, UsageError
+from catalog.ops import DEFAULT
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices.here import resolve_arch
 from catalog.schema.arch_spec import ArchSpec
@@ -28,12 +29,14 @@ class ConformanceOptions:
         revision: revision of the spec; None: the arch's own.
         build: also build a kernel of each family, and run it if this machine has the device.
         jobs: number of parallel compilers; None: one per core.
+        operation: what the kernels compute.
     """
 
     arch: str
     revision: str | None = None
     build: bool = True
     jobs: int | None = None
+    operation: str = DEFAULT
 
 
 def check_arch(options: ConformanceOptions, on_finding: OnFinding | None = None) -> Report:
@@ -52,19 +55,23 @@ def check_arch(options: ConformanceOptions, on_finding: OnFinding | None = None)
     return Report(arch, options.revision, findings)
 
 
-def asked_archs(names: Sequence[str], revision: str | None = None) -> list[tuple[str, str | None]]:
-    """The archs to check, each with a revision (None: its own); without ``names`` all archs in every revision.
+def asked_archs(
+    names: Sequence[str], revision: str | None = None, operation: str = DEFAULT
+) -> list[tuple[str, str | None]]:
+    """The archs to check, each with a revision (None: its own).
+
+    Without ``names``, all that have specs, in every revision.
 
     Raises:
-        UsageError: there is no such arch or revision.
+        UsageError: there is no such arch, revision or operation.
         DeviceError: ``host``, and no host arch runs on this CPU.
     """
     archs = [resolve_arch(name) for name in names]
     if archs:
         for arch in archs:
-            find_spec(spec_folders(arch), arch, revision)
+            find_spec(spec_folders(arch, operation), arch, revision)
         return [(arch, revision) for arch in archs]
-    known = known_archs(*spec_folders())
+    known = known_archs(*spec_folders(of=operation))
     found = [(arch, one) for arch, its in known.items() for one in its if revision in (None, one)]
     if not found:
         every = sorted({one for its in known.values() for one in its})
@@ -74,11 +81,11 @@ def asked_archs(names: Sequence[str], revision: str | None = None) -> list[tuple
 
 def _findings(catalog: Catalog, arch: str, options: ConformanceOptions) -> Iterator[Finding]:
     try:
-        spec = catalog.spec(arch, options.revision)
+        spec = catalog.spec(arch, options.revision, operation=options.operation)
     except SpecError as error:
         yield failed("spec", arch, str(error))
         return
-    path = catalog.spec_file(arch, spec.revision)
+    path = catalog.spec_file(arch, spec.revision, operation=options.operation)
     found = list(spec_findings(spec, path))
     yield from found
     try:

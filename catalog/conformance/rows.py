@@ -46,7 +46,9 @@ def row_findings(catalog: Catalog, spec: ArchSpec, variant: str) -> Iterator[Fin
         CatalogError: as :meth:`Catalog.populate`.
     """
     lineage = spec.lineage(variant)
-    populated = catalog.populate(lineage.arch, revision=lineage.revision, mask_impl=variant)
+    populated = catalog.populate(
+        lineage.arch, revision=lineage.revision, mask_impl=variant, operation=lineage.operation
+    )
     for family in spec.families:
         rows = populated.families.get(family, 0)
         found = passed if rows else failed

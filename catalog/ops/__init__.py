@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import functools
 import json
-import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
-from importlib.metadata import entry_points
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from pydantic import PlainValidator, SerializeAsAny
 
@@ -24,7 +22,8 @@ from catalog.ops.protocol import Operation
 from catalog.schema.kernel import Kernel
 from catalog.schema.problem import Problem
 
-_log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from catalog.plugins import Plugin
 
 GROUP = "catalog.operations"
 """The group of entry points."""
@@ -50,19 +49,35 @@ def operation(name: str = DEFAULT) -> Operation:
     """
     if name in _BUILT_IN:
         return cast(Operation, import_module(f"{__name__}.{name}.operation").OPERATION)
-    plugins = _plugins()
-    if name not in plugins:
-        names = sorted({*_BUILT_IN, *plugins})
+    others = {plugin.object.name: plugin.object for plugin in plugins() if plugin.object is not None}
+    if name not in others:
+        names = sorted({*_BUILT_IN, *others})
         raise UsageError(
             f"no operation is called {name!r}{did_you_mean(name, names)}", hint=f"There are: {', '.join(names)}."
         )
-    return plugins[name]
+    return others[name]
 
 
 def operations() -> Iterator[Operation]:
     """All usable operations, the built-in ones first."""
     yield from map(operation, _BUILT_IN)
-    yield from _plugins().values()
+    yield from (plugin.object for plugin in plugins() if plugin.object is not None)
+
+
+@functools.cache
+def plugins() -> tuple[Plugin[Operation], ...]:
+    """The operations of other distributions, looked up once; a warning is logged for each one that cannot be used."""
+    from catalog.plugins import find_plugins
+
+    return find_plugins(GROUP, Operation, _objection)
+
+
+def _objection(of: Operation, others: Sequence[Operation]) -> str:
+    """Why an operation cannot be used beside the built-in ones and ``others``; empty: it can."""
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", of.name) or of.name in _TABLES:
+        return f"{of.name!r} cannot be the name of a table"
+    taken = of.name in {*_BUILT_IN, *(other.name for other in others)}
+    return f"there is another operation called {of.name}" if taken else ""
 
 
 def operation_of(thing: Problem | Kernel) -> Operation:
@@ -118,24 +133,3 @@ def read_kernel(fields: Any) -> Kernel:
 
 AnyKernel = Annotated[SerializeAsAny[Kernel], PlainValidator(read_kernel)]
 """A kernel of any operation, as a field of a model."""
-
-
-@functools.cache
-def _plugins() -> dict[str, Operation]:
-    """The operations of other distributions, looked up once; a warning is logged for each one that cannot be used."""
-    found: dict[str, Operation] = {}
-    for point in entry_points(group=GROUP):
-        whose = "an unknown distribution" if point.dist is None else f"{point.dist.name} {point.dist.version}"
-        try:
-            loaded = point.load()
-            if not isinstance(loaded, Operation):
-                raise TypeError(f"{point.value} is not a catalog.ops.protocol.Operation, but {loaded!r}")
-            if not re.fullmatch(r"[a-z][a-z0-9_]*", loaded.name) or loaded.name in _TABLES:
-                raise ValueError(f"{loaded.name!r} cannot be the name of a table")
-            if loaded.name in {*_BUILT_IN, *found}:
-                raise ValueError(f"there is another operation called {loaded.name}")
-        except (Exception, SystemExit) as error:  # importing foreign code can raise anything
-            _log.warning("operation %s of %s cannot be used: %s: %s", point.name, whose, type(error).__name__, error)
-        else:
-            found[loaded.name] = loaded
-    return found

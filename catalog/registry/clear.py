@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from catalog.registry.connection import connect
-from catalog.registry.query import Query, run
+from catalog.registry.query import kernel_ids
 from catalog.registry.transactions import transaction
 
 
@@ -20,8 +20,7 @@ def clear_timings(path: Path, where: str = "") -> int:
         QueryError: the expression is wrong or refused.
         RegistryError: there is no catalog, or it cannot be written; nothing is deleted.
     """
-    with run(path, Query(where, columns=("id",))) as result:
-        kernels = [tuple(row) for row in result] if where.strip() else None
+    kernels = [(kernel_id,) for kernel_id in kernel_ids(path, where)] if where.strip() else None
     connection = connect(path)
     try:
         condition = ""

@@ -136,7 +136,7 @@ _crossed: set[tuple[int, int]] = set()
 
 
 def leak(connection: sqlite3.Connection, path: Path) -> None:
-    """Keep a connection copied by a fork open for ever, and refuse to open its file again in this process.
+    """Keep a connection copied by a fork open forever, and refuse to open its file again in this process.
 
     SQLite keeps a record of file locks in each process. The child's copy claims locks that only the parent holds: a
     second connection could damage the file, and closing the first could delete the parent's log.

@@ -147,6 +147,19 @@ def operations_asked(db_path: Path, where: str, *others: str) -> tuple[str, ...]
     return tuple(name for name in there if name in columns and named <= columns[name]) or (DEFAULT,)
 
 
+def kernel_ids(db_path: Path, where: str, arch: str | None = None, operation: str | None = None) -> set[str]:
+    """The ids of the kernels that an expression selects: of ``operation``; None: of each that has the columns.
+
+    Raises:
+        QueryError, RegistryError: as :func:`run`.
+    """
+    found: set[str] = set()
+    for name in operations_asked(db_path, where) if operation is None else (operation,):
+        with run(db_path, Query(where, arch, ("id",), operation=name)) as result:
+            found.update(kernel_id for (kernel_id,) in result)
+    return found
+
+
 def hints(query: Query, domains: Mapping[str, Sequence[str | int]] | None = None) -> list[str]:
     """Why ``query`` may have found nothing: each value that its column can never have, with similar values.
 

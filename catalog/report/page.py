@@ -146,7 +146,7 @@ def _sections(report: Report) -> Iterator[Section]:
     yield Section(
         "lengths",
         "Speed over sequence length",
-        "Problems that differ in sequence length only, a line a kernel. The star in a name is the length. Packed "
+        "Problems that differ in sequence length only, one line per kernel. The star in a name is the length. Packed "
         "sequences have many lengths and are left out.",
         tuple(map(figures.lengths, lengths)),
         no_timings if not report.devices else "No kernel was timed on problems that differ in sequence length only.",

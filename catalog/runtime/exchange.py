@@ -21,7 +21,7 @@ from catalog.errors import BundleError, UsageError
 from catalog.messages import counted
 from catalog.registry.artifacts import quarantined_artifacts, record_artifact
 from catalog.registry.kernels import kernel_of
-from catalog.registry.query import Query, run
+from catalog.registry.query import kernel_ids
 from catalog.registry.rows import Device, Timing
 from catalog.registry.timings import add_timings, timings_of
 from catalog.schema.lineage import LINEAGE, LINEAGE_OF_POPULATION, OWN_SPACES, Lineage
@@ -50,10 +50,13 @@ class Imported:
     timings: int
 
 
-def export_bundle(catalog: Catalog, where: str, path: Path, arch: str | None = None) -> Exported:
+def export_bundle(
+    catalog: Catalog, where: str, path: Path, arch: str | None = None, operation: str | None = None
+) -> Exported:
     """Write the built libraries of the kernels that ``where`` selects, with their timings, to ``path``.
 
-    Quarantined libraries are not exported.
+    Only kernels of ``operation`` are exported; None: of every operation that has the columns. Quarantined libraries are
+    not exported.
 
     Raises:
         QueryError, RegistryError: the expression is invalid or not allowed, or there is no catalog.
@@ -61,8 +64,7 @@ def export_bundle(catalog: Catalog, where: str, path: Path, arch: str | None = N
         CacheError: other users have access to the cache folder.
         BundleError: the file cannot be written; no file is left behind.
     """
-    with run(catalog.path, Query(where, arch, ("id",))) as result:
-        chosen = {row[0] for row in result}
+    chosen = kernel_ids(catalog.path, where, arch, operation)
     if not chosen:
         raise UsageError(f"no kernel meets {where!r}: nothing to export")
     cache = Cache(settings.settings().cache_dir)
@@ -177,6 +179,8 @@ def _populate(catalog: Catalog, bundle: Bundle) -> None:
         if lineage.space not in OWN_SPACES:
             continue  # a sweep may have millions of rows: only the user populates one
         try:
-            catalog.populate(lineage.arch, revision=lineage.revision, mask_impl=lineage.variant)
+            catalog.populate(
+                lineage.arch, revision=lineage.revision, mask_impl=lineage.variant, operation=lineage.operation
+            )
         except UsageError as error:
             raise BundleError(f"this version lacks the bundle's kernels: {error.message}") from None

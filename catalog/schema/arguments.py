@@ -69,7 +69,7 @@ class Scalar:
 
 
 class Lists:
-    """The int32 arrays of a problem, by their place in the argument struct; None for those that it has not.
+    """The int32 arrays of a problem, by their place in the argument struct; None for those that it lacks.
 
     Attributes:
         arrays: those that there are.

@@ -52,12 +52,12 @@ inline constexpr std::uint64_t ragged_rows = 1ull << 30;
 
 // `row_bytes` is the stride of rows.
 template <class T>
-inline bool make_ragged_map(CUtensorMap& map, const void* data, std::int64_t row_bytes, std::int64_t hdim,
+inline bool make_ragged_map(CUtensorMap& map, const void* data, std::int64_t row_bytes, std::int64_t width,
                             int box_columns, int box_rows) {
     constexpr std::uint64_t most = 1ull << 31, step = 1ull << 34;
     const std::uint64_t stride = static_cast<std::uint64_t>(row_bytes);
     if (stride >= step) return false;
-    const std::uint64_t extents[5] = {static_cast<std::uint64_t>(hdim), ragged_rows, most, most, most};
+    const std::uint64_t extents[5] = {static_cast<std::uint64_t>(width), ragged_rows, most, most, most};
     const std::uint64_t strides[4] = {stride, 16, step, step - stride};
     const std::uint32_t columns = box_columns, rows = box_rows;
     return make_tensor_map<T>(map, data, extents, strides, {columns, rows, 1, 1, 1});

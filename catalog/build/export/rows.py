@@ -35,6 +35,9 @@ _EXPORTED = {
 _RENAMED = (*_EXPORTED, "catalog_block")
 """All symbols of units on any arch. The last one is read from the library's file when it holds one row."""
 
+_ARGUMENTS = "include/operation/args.h"
+"""Where ``abi/catalog_abi.h`` finds the argument struct: the table includes it without the source of a kernel."""
+
 _TABLE = Table(
     title="rows of the catalog",
     includes=("abi/catalog_abi.h",),
@@ -164,7 +167,8 @@ class _Rows:
         """Sources, table and headers: texts by name."""
         units = dict(self._units(on_done))
         sources = {**units, **_TABLE.files(self.prefix, [_entry(kernel) for kernel in self.kernels])}
-        return {**sources, **copied_headers(sources.values(), {**HEADERS, **self.operation.headers})}
+        copied = copied_headers(sources.values(), {**HEADERS, **self.operation.headers})
+        return {**sources, **copied, _ARGUMENTS: self.operation.arguments.header}
 
     def _units(self, on_done: Callable[[Kernel], None] | None) -> Iterator[tuple[str, str]]:
         cache = Cache(settings().cache_dir)

@@ -25,23 +25,23 @@ struct RowTable {
 };
 
 template <class T>
-inline void pack_query(const T* query, int hdim, float scale, float* packed) {
-    for (int d = 0; d < hdim; d += lanes) store(packed + d, load_first(query + d, hdim - d) * scale);
+inline void pack_query(const T* query, int width, float scale, float* packed) {
+    for (int d = 0; d < width; d += lanes) store(packed + d, load_first(query + d, width - d) * scale);
 }
 
 // Transposed panels: packed[panel][d][key within the panel]. Keys after the last one become zeros.
 template <int panel_keys, int panel_depth, class Keys>
-inline void pack_keys(Keys keys, int count, int hdim, float* packed) {
+inline void pack_keys(Keys keys, int count, int width, float* packed) {
     for (int key = 0; key < round_up(count, panel_keys); key += lanes) {
         float* panel = packed + key / panel_keys * panel_keys * panel_depth + key % panel_keys;
-        for (int d = 0; d < hdim; d += lanes) {
+        for (int d = 0; d < width; d += lanes) {
             Float block[lanes];
-            if (key + lanes <= count && d + lanes <= hdim) {
+            if (key + lanes <= count && d + lanes <= width) {
 #pragma GCC unroll 16
                 for (int i = 0; i < lanes; ++i) block[i] = load(keys[key + i] + d);
             } else {
                 for (int i = 0; i < lanes; ++i)
-                    block[i] = key + i < count ? load_first(keys[key + i] + d, hdim - d) : Float{};
+                    block[i] = key + i < count ? load_first(keys[key + i] + d, width - d) : Float{};
             }
             transpose(block);
 #pragma GCC unroll 16
@@ -52,11 +52,11 @@ inline void pack_keys(Keys keys, int count, int hdim, float* packed) {
 
 // Panels of columns: packed[panel][key][column within the panel].
 template <int panel_columns, int panel_keys, class Values>
-inline void pack_values(Values values, int count, int hdim, float* packed) {
+inline void pack_values(Values values, int count, int width, float* packed) {
     for (int key = 0; key < count; ++key)
-        for (int d = 0; d < round_up(hdim, panel_columns); d += lanes) {
+        for (int d = 0; d < round_up(width, panel_columns); d += lanes) {
             float* panel = packed + d / panel_columns * panel_columns * panel_keys + d % panel_columns;
-            store(panel + key * panel_columns, load_first(values[key] + d, hdim - d));
+            store(panel + key * panel_columns, load_first(values[key] + d, width - d));
         }
 }
 

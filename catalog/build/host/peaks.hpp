@@ -47,8 +47,8 @@ inline float multiply_adds(int rounds, float factor) {
     return reduce_sum(sum[0]);
 }
 
-// FLOP/s of one thread: the median over a tenth of a second, in blocks so short that few are interrupted, and so many
-// that the first and the last, when other threads of the core may be idle, do not matter.
+// FLOP/s of one thread: the median over a tenth of a second, in blocks so short that few are interrupted. There are
+// enough of them that the first and the last, when other threads of the core may be idle, do not matter.
 inline double thread_flops() {
     constexpr int blocks = 512, rounds = 1 << 16;
     volatile float factor = 1e-9F;  // keeps the compiler from knowing the sums; no overflow, no denormals

@@ -34,7 +34,7 @@ class Means:
         torch: PyTorch's module.
         where: an attribute of PyTorch's tensors that says where they are, and its value of those that kernels take.
         output: what makes outputs of elements of that name; the flag says whether they begin as zeros.
-        scratch: makes so many bytes.
+        scratch: makes workspaces of a number of bytes.
         lists: :attr:`Problem.lists` where kernels read them: the addresses, in the order of the argument struct and 0
             for those that there are not, and what must be kept for that.
         start: starts kernels on a pointer to arguments; what was kept for them comes along.

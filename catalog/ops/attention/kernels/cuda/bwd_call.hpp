@@ -22,7 +22,7 @@ inline bool valid_backward_sizes(const catalog_args& args) {
            args.seqlen_q <= longest_sequence && args.seqlen_k <= longest_sequence;
 }
 
-// Whether every row of a tensor with so many heads starts at a multiple of 16 bytes. The stride of an axis of one
+// Whether every row of a tensor with this number of heads starts at a multiple of 16 bytes. The stride of an axis of one
 // element means nothing.
 template <class Element>
 inline bool has_aligned_rows(const catalog_args& args, const catalog_tensor& tensor, std::int64_t nhead) {

@@ -91,7 +91,7 @@ class BackwardConsumer : BackwardWarpgroup<Row> {
         multiply_rows<Tile::hdim_q>(Tile::k_at, Tile::q_at + place.stage * Tile::q_bytes, s);
     }
 
-    // Where dS of the tile that was visited so many tiles after the first lies.
+    // Where dS of the tile visited as number `visited` lies; the first is 0.
     static __device__ __forceinline__ std::uint32_t ds_of(int visited) {
         return Tile::ds_at + visited % 2 * Tile::ds_bytes;
     }

@@ -30,8 +30,8 @@ struct BackwardTile {
     static constexpr int consumers = warpgroups * 128, threads = consumers + 128;
     static constexpr int consumer_registers = 240, loader_registers = 24;
 
-    // Of dQ they divide the queries, or else the head dim, for which narrow heads transpose it. A tile is staged in so
-    // many rounds.
+    // The warpgroups divide the queries of dQ, or else its head dim, for which narrow heads transpose it. A tile is staged
+    // in `dq_rounds` rounds.
     static constexpr bool divides_queries = m % (64 * warpgroups) == 0;
     static constexpr int dq_rows = divides_queries ? 64 : m;  // of a warpgroup
     static constexpr int dq_columns = divides_hdim ? hdim_q / warpgroups : divides_queries ? hdim_q : m;

@@ -40,7 +40,7 @@ struct FwdCall {
 inline constexpr float log2_e = 0x1.715476p+0f;
 inline constexpr float ln_2 = 0x1.62e43p-1f;
 
-// So many bytes of K and V stay in the L2 cache while the blocks of their heads are worked on.
+// The number of bytes of K and V that stay in the L2 cache while the blocks of their heads are worked on.
 inline constexpr std::int64_t section_bytes = 32 << 20;
 
 template <class Row>

@@ -68,7 +68,7 @@ class KvCopy {
             exists = !padded || piece * 8 < hdim_stored;
         }
 
-        // After so many rows.
+        // `rows_before` rows further on.
         __device__ __forceinline__ std::uint32_t target(std::uint32_t tile, int rows_before) const {
             return ((tile + piece_offset<hdim>(row, piece)) ^ (rows_before % 8 << 4)) + rows_before * (hdim * 2);
         }

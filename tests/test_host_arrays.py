@@ -150,7 +150,7 @@ def test_pytorchs_tensors_that_are_refused(torch):
         (torch.zeros(2, requires_grad=True), "requires a gradient(.|\n)*catalog.torch"),
         (torch.zeros(2).to_sparse(), "sparse"),
         (torch._neg_view(torch.zeros(2)), "negated"),
-        (torch.zeros(2, dtype=torch.complex64), "no kernel takes: torch.complex64"),
+        (torch.zeros(2, dtype=torch.complex64), "no kernel accepts: torch.complex64"),
     ):
         with pytest.raises(TensorError, match=message):
             host_array("q", tensor)

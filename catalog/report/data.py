@@ -73,7 +73,7 @@ class Coverage:
 class Speed:
     """The speed of a kernel on a problem: TFLOP/s, GB/s of the least traffic, and its median in ms.
 
-    ``operation`` is what the problem computes, in a word or two; ``short`` tells the kernel from others of a signature.
+    ``operation`` is what the problem computes, in a word or two; ``short`` distinguishes kernels of a signature.
     """
 
     problem: str
@@ -283,7 +283,7 @@ class _Collector:
         return (Device(*row) for row in rows)
 
     def _read_short_names(self) -> Iterator[tuple[str, str]]:
-        """What tells kernels of one signature apart, by their ids: of all that were timed."""
+        """Short names by id that distinguish the timed kernels of one signature."""
         for one in self._sessions:
             columns = ", ".join(("id", *one.short_traits))
             timed = self._rows(f"SELECT {columns} FROM {rows_of(one.name)} WHERE id IN (SELECT kernel_id {_WARM})", one)

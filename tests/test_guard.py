@@ -147,7 +147,7 @@ def test_a_kernel_that_does_not_come_back_gives_way_to_the_next(  # noqa: PLR091
     with caplog.at_level(logging.WARNING):
         assert_right(catalog, [second])
     assert caplog.text.count(f"{best.name} {FLAWS[name][2]}") == 1
-    assert f"taking {second.name} instead" in caplog.text
+    assert f"using {second.name} instead" in caplog.text
 
     [(status, log)] = catalog.connection.execute("SELECT status, log FROM artifact WHERE kernel_id = ?", [best.id])
     assert status == "quarantined"

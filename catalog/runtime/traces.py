@@ -240,7 +240,7 @@ class _Reader:
             return None
         path = folder_of(self._path) / name
         if not path.is_file():
-            raise UsageError(f"{where}: the tensors {path} are missing", hint="Move the folder together with the file.")
+            raise UsageError(f"{where}: tensors {path} are missing", hint="Move the folder together with the file.")
         return Recording(path, where)
 
 

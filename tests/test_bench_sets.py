@@ -104,7 +104,7 @@ def bench(catalog: Catalog, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 
 @pytest.fixture
 def flawed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[AttentionKernel, str], Path]:
-    """Give a kernel a source that writes ones or does not compile; the file has a byte for each launch of it."""
+    """Give kernels a source that writes ones or does not compile; the file has a byte for each launch of it."""
 
     def install(row: AttentionKernel, flaw: str) -> Path:
         launches = tmp_path / "launches"

@@ -186,7 +186,7 @@ def call(case: Case, device: torch.device, tensors: Named) -> Mapping[str, torch
     try:
         plan = Catalog.select(problem, arch=arch)
     except SelectionError as error:
-        instead = "torch.nn.functional.scaled_dot_product_attention or torch.nn.attention.flex_attention can do it."
+        instead = "torch.nn.functional.scaled_dot_product_attention or torch.nn.attention.flex_attention may do."
         raise SelectionError(error.message, hint=f"{error.hint}\nInstead: {instead}") from None
     ready = _dense if arch == "host" else _vectors
     results: Mapping[str, torch.Tensor] = plan.enqueue({name: ready(tensor) for name, tensor in tensors})

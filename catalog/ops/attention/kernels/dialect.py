@@ -28,7 +28,7 @@ class Dialect:
         enums: types of the traits that the headers know by the same name.
         unknown: values of those types that the headers do not implement.
         numbers: traits of the algorithm that are members of the struct.
-        sized: headers that compute the size of workspaces themselves, in a function workspace_size_<header>.
+        sized: headers that compute the size of workspaces themselves, in a function workspace_size_<name>.
         footer: source after the exported functions.
     """
 
@@ -44,14 +44,17 @@ class Dialect:
     def source(self, kernel: Kernel, header: str) -> str:
         """The C++ source of ``kernel``, launched by the function that ``header`` defines; equal kernels, equal sources.
 
+        ``header`` is a path below :attr:`folder`, without its suffix.
+
         Raises:
             BuildError: the headers do not implement the kernel; the message names the trait.
         """
         members = "\n".join(f"    {member}" for member in self._members(kernel))
-        launch = f"catalog::{self.folder}::launch_{header}<Row>"
+        name = header.rpartition("/")[2]
+        launch = f"catalog::{self.folder}::launch_{name}<Row>"
         export = f"CATALOG_EXPORT({launch}"
         if header in self.sized:
-            export = f"CATALOG_EXPORT_SIZED({launch}, catalog::{self.folder}::workspace_size_{header}<Row>"
+            export = f"CATALOG_EXPORT_SIZED({launch}, catalog::{self.folder}::workspace_size_{name}<Row>"
         return f"""\
 // {kernel.name}
 #include "{self.folder}/{header}.hpp"

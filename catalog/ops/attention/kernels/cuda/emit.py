@@ -23,23 +23,23 @@ _CUDA = Dialect(
         for name in TRAITS
         if name.startswith(("tile_", "wave_", "warp_", "block_per_cu", "num_stages")) and TRAITS[name].kind == "int"
     ),
-    sized=frozenset({"fmha_bwd_dq_dk_dv_wgmma"}),
+    sized=frozenset({"backward/fmha_bwd_dq_dk_dv_wgmma"}),
     footer="CATALOG_EXPORT_BLOCK(catalog::cuda::block_of<Row>)\n",
 )
 
 _HEADERS: Mapping[tuple[str, str], str] = MappingProxyType(
     {
-        (Family.FWD, Pipeline.SM90_WGMMA): "fmha_fwd_wgmma",
-        (Family.FWD, Pipeline.SM90_MMA): "fmha_fwd_mma",
-        (Family.FWD_PAGEDKV, Pipeline.SM90_MMA): "fmha_fwd_mma",
-        (Family.FWD_SPLITKV, Pipeline.SM90_MMA): "fmha_fwd_splitkv_mma",
-        (Family.FWD_SPLITKV_COMBINE, Pipeline.UNUSED): "fmha_fwd_splitkv_combine",
-        (Family.BWD_DOT_DO_O, Pipeline.NO): "fmha_bwd_dot_do_o",
-        (Family.BWD_DQ_DK_DV, Pipeline.SM90_WGMMA): "fmha_bwd_dq_dk_dv_wgmma",
-        (Family.BWD_CONVERT_DQ, Pipeline.NO): "fmha_bwd_convert_dq",
+        (Family.FWD, Pipeline.SM90_WGMMA): "forward/fmha_fwd_wgmma",
+        (Family.FWD, Pipeline.SM90_MMA): "mma/fmha_fwd_mma",
+        (Family.FWD_PAGEDKV, Pipeline.SM90_MMA): "mma/fmha_fwd_mma",
+        (Family.FWD_SPLITKV, Pipeline.SM90_MMA): "mma/fmha_fwd_splitkv_mma",
+        (Family.FWD_SPLITKV_COMBINE, Pipeline.UNUSED): "mma/fmha_fwd_splitkv_combine",
+        (Family.BWD_DOT_DO_O, Pipeline.NO): "backward/fmha_bwd_dot_do_o",
+        (Family.BWD_DQ_DK_DV, Pipeline.SM90_WGMMA): "backward/fmha_bwd_dq_dk_dv_wgmma",
+        (Family.BWD_CONVERT_DQ, Pipeline.NO): "backward/fmha_bwd_convert_dq",
     }
 )
-"""Kernel headers: each defines launch_<header>."""
+"""Kernel headers: each defines launch_<its name>."""
 
 
 def emit(kernel: Kernel) -> str:

@@ -18,7 +18,7 @@
 #pragma once
 
 #include "attend_mma.hpp"
-#include "launch.hpp"
+#include "cuda/common/launch.hpp"
 
 namespace catalog::cuda {
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "operation/workspace.hpp"
-#include "call.hpp"
+#include "cuda/common/call.hpp"
 #include "cuda/tensor_map.hpp"
 
 namespace catalog::cuda {

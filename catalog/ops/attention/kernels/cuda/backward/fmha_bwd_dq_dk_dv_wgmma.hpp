@@ -9,7 +9,7 @@
 
 #include "bwd_consume.hpp"
 #include "bwd_consume_wide.hpp"
-#include "launch.hpp"
+#include "cuda/common/launch.hpp"
 
 namespace catalog::cuda {
 

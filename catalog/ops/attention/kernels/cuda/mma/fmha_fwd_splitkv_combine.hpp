@@ -3,9 +3,9 @@
 
 #include <climits>
 
-#include "launch.hpp"
+#include "cuda/common/launch.hpp"
 #include "cuda/mma.hpp"
-#include "scores.hpp"
+#include "cuda/common/scores.hpp"
 
 namespace catalog::cuda {
 

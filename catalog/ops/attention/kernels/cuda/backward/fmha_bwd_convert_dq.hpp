@@ -4,7 +4,7 @@
 
 #include "bwd_rows.hpp"
 #include "cuda/hopper.hpp"
-#include "launch.hpp"
+#include "cuda/common/launch.hpp"
 
 namespace catalog::cuda {
 

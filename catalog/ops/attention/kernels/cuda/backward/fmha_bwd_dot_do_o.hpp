@@ -4,7 +4,7 @@
 #pragma once
 
 #include "bwd_rows.hpp"
-#include "launch.hpp"
+#include "cuda/common/launch.hpp"
 
 namespace catalog::cuda {
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "fwd_wgmma_call.hpp"
-#include "mask.hpp"
+#include "cuda/common/mask.hpp"
 
 namespace catalog::cuda {
 

@@ -24,7 +24,7 @@
 #pragma once
 
 #include "fwd_wgmma_consumer.hpp"
-#include "launch.hpp"
+#include "cuda/common/launch.hpp"
 
 namespace catalog::cuda {
 

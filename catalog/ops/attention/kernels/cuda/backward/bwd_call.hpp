@@ -7,7 +7,7 @@
 
 #include <cuda_runtime.h>
 
-#include "call.hpp"
+#include "cuda/common/call.hpp"
 
 namespace catalog::cuda {
 

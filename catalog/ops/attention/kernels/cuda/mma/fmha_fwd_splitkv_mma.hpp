@@ -6,7 +6,7 @@
 #pragma once
 
 #include "attend_mma.hpp"
-#include "launch.hpp"
+#include "cuda/common/launch.hpp"
 
 namespace catalog::cuda {
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "mma_tile.hpp"
-#include "scores.hpp"
+#include "cuda/common/scores.hpp"
 
 namespace catalog::cuda {
 

@@ -4,7 +4,7 @@
 #include <numeric>
 
 #include "cuda/mma.hpp"
-#include "sequence.hpp"
+#include "cuda/common/sequence.hpp"
 
 namespace catalog::cuda {
 

@@ -92,7 +92,7 @@ NONCONFORMING = [
         ("enumerations", "bwd_dot_do_o", "variants", [TWIN]),
         "rows",
         ARCH,
-        "gives some kernel twice",
+        "makes the same kernel twice",
     ),
 ]
 

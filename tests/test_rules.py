@@ -180,7 +180,7 @@ def test_a_spec_that_gives_a_kernel_twice_is_refused_and_nothing_changes(copied:
     tiles = json.loads(path.read_text())["enumerations"]["bwd"]["tiles"]
     edit(path, "enumerations", "bwd", "tiles", value=[*tiles, tiles[0]])
     before = copied.connection.execute("SELECT count(*) FROM attention_row").fetchone()[0]
-    with pytest.raises(SpecError, match="gives some kernel twice"):
+    with pytest.raises(SpecError, match="makes the same kernel twice"):
         copied.populate("gfx950")
     assert copied.connection.execute("SELECT count(*) FROM attention_row").fetchone()[0] == before
 

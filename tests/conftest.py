@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+import typer.main
+import typer.testing
 from filelock import FileLock
 
 from catalog import backends, ops
@@ -92,6 +94,16 @@ def kept_kernels(config: pytest.Config, shared: Path) -> Path:
     except CacheError:  # anybody may write to the checkout
         return shared / "kernels"
     return folder / "cache"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def commands_built_once() -> Iterator[None]:
+    """Typer builds every command anew for each call, which takes 40 ms; a process of a user's makes one call."""
+    built = cache(typer.main.get_command)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typer.main, "get_command", built)
+        patch.setattr(typer.testing, "_get_command", built)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
+import stat
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -72,7 +73,11 @@ def open_as_allowed(path: Path, parameters: str, opener: Callable[[Path, str], _
     """
     for suffix in ("-journal", "-wal", "-shm"):
         beside = path.with_name(path.name + suffix)
-        if beside.exists() and not beside.is_file():  # opening a pipe would wait forever
+        try:
+            mode = beside.stat().st_mode  # once: another process may remove its journal at any time
+        except OSError:
+            continue
+        if not stat.S_ISREG(mode):  # opening a pipe would wait forever
             raise sqlite3.OperationalError(f"{beside.name} beside it is not a regular file")
     try:
         return opener(path, parameters)

@@ -333,6 +333,8 @@ class ArchSpec(_Spec):
 
     @model_validator(mode="after")
     def _references_exist(self) -> Self:
+        if self.extends is not None:  # what is named may be in the other file
+            return self
         for name, enumeration in self.enumerations.items():
             if enumeration.tiles_of is not None and enumeration.tiles_of not in self.enumerations:
                 raise ValueError(
@@ -340,7 +342,7 @@ class ArchSpec(_Spec):
                     f"there are: {', '.join(self.enumerations)}"
                 )
             for variant in enumeration.variants:
-                if variant.domain is not None and self.extends is None and variant.domain not in enumeration.domains:
+                if variant.domain is not None and variant.domain not in enumeration.domains:
                     raise ValueError(
                         f"enumerations.{name}: variant {variant.id!r} names the domain {variant.domain!r}; "
                         f"there are: {', '.join(enumeration.domains) or 'none'}"

@@ -1,7 +1,8 @@
 """Reading arch specs: the files of data/arch_specs, validated and merged by ``extends``.
 
 Files of one revision are in one folder. ``extends`` names a sibling, or a spec of the data folder. Merging: objects
-merge by key, lists append (the parent's items first), scalars override.
+merge by key, lists append (the parent's items first), scalars override. Files of extensions are merged into the
+operation's spec of their name, to which they may only add.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pydantic import ValidationError
 from catalog.errors import SpecError, UsageError
 from catalog.files import parse_json, read_given
 from catalog.messages import did_you_mean, expected
-from catalog.ops import DEFAULT, operation
+from catalog.ops import DEFAULT, extensions, operation
 from catalog.ops.protocol import Operation
 from catalog.schema.arch_spec import (
     ArchSpec,
@@ -32,6 +33,9 @@ from catalog.schema.arch_spec import (
 from catalog.schema.expressions import DEVICE_PARAMETERS, what_is_wrong
 from catalog.schema.lineage import OWN_SPACES
 from catalog.settings import data_dir
+
+_ADDITIONS = ("enumerations", "select")
+"""The fields of an extension's specs."""
 
 DEFAULT_REVISION = "2026-05"
 """The upstream revision used by default when an arch has several."""
@@ -163,11 +167,28 @@ def _load_raw(path: Path, of: str, seen: tuple[Path, ...] = ()) -> dict[str, Any
         raise SpecError(f"{seen[-1] if seen else path}: extends: no spec {path.stem!r} here; there are: {there}")
     raw = {"operation": of} | _read_object(path)
     _validate(raw, path)
+    raw = _extended(raw, path)
     parent = raw.get("extends")
     if parent is None:
         return raw
     merged: dict[str, Any] = _merge(_load_raw(_base(path, parent), of, (*seen, path)), raw)
     return merged
+
+
+def _extended(raw: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The content ``raw`` of the spec in ``path``, with what extensions of its operation add to it."""
+    folders = {plugin.object.specs for plugin in extensions(raw["operation"]) if plugin.object is not None}
+    for folder in sorted(folder for folder in folders if folder is not None):
+        more = folder / path.parent.name / path.name
+        if more.is_file():
+            added = _read_object(more)
+            _validate({"operation": raw["operation"], "extends": path.stem} | added, more)
+            for field in added.keys() - _ADDITIONS:
+                raise SpecError(f"{more}: {field}: an extension may only add {' and '.join(_ADDITIONS)}")
+            for name in added.get("enumerations", {}).keys() & raw.get("enumerations", {}).keys():
+                raise SpecError(f"{more}: enumerations.{name}: {path} has an enumeration of that name")
+            raw = _merge(raw, added)
+    return raw
 
 
 def _base(path: Path, name: str) -> Path:

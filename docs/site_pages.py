@@ -60,6 +60,8 @@ _PYTHON = (
         "Operations",
         (
             "catalog.ops.protocol.Operation",
+            "catalog.ops.protocol.Extension",
+            "catalog.schema.traits.OpenWord",
             "catalog.schema.problem.Problem",
             "catalog.schema.problem_tensors.TensorForm",
             "catalog.schema.arguments.Arguments",

@@ -51,6 +51,7 @@ def populate(
     """
     from catalog.messages import counted
     from catalog.ops import DEFAULT
+    from catalog.ops import operation as find_operation
     from catalog.rules.populate import count_by_family
     from catalog.rules.receipts import resolve_receipts
     from catalog.rules.restriction import restriction
@@ -72,7 +73,8 @@ def populate(
             on_progress=on_progress,
             operation=of,
         )
-    what = f"{spec.arch} (revision {spec.revision}, space {spec.space}, masks {mask_impl})"
+    variant = find_operation(of).about_variant(mask_impl)
+    what = f"{spec.arch} (revision {spec.revision}, space {spec.space}{variant})"
     if done.unchanged and form == "table":
         print(f"Unchanged: {what} already has its {counted(done.kernels, 'kernel')}; --force populates again.")
         return

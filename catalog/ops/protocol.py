@@ -90,6 +90,7 @@ class Operation(Emitter, ABC):
         columns: additional columns of its view, each with the SQL expression that computes it from a row.
         index: the traits by which selection looks up rows first: an index of its table.
         parameters: attributes of its problems that selection rules may use, as ``:name``.
+        variants: what the variants of its enumerations differ in, in a word; empty if there are none.
         variant_trait: the trait whose domain ``*`` in a spec means the values of the populated variant; None if its
             enumerations have no variants.
         axes: words in specs that stand for several traits, with numbers joined by x: ``hdim: 128x128``.
@@ -108,6 +109,7 @@ class Operation(Emitter, ABC):
     columns: ClassVar[Mapping[Column, str]] = MappingProxyType({})
     index: ClassVar[tuple[str, ...]] = ("dtype",)
     parameters: ClassVar[tuple[str, ...]]
+    variants: ClassVar[str] = ""
     variant_trait: ClassVar[str | None] = None
     axes: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType({})
     sweep_names: ClassVar[Mapping[str, str]] = MappingProxyType({})
@@ -120,6 +122,10 @@ class Operation(Emitter, ABC):
     def traits(self) -> Traits:
         """The traits of its kernels."""
         return self.kernel.traits
+
+    def about_variant(self, variant: str) -> str:
+        """The end of a remark about kernels of ``variant``: ``, masks generic``; empty without variants."""
+        return f", {self.variants} {variant}" if self.variants else ""
 
     def read_tile(self, text: str) -> dict[str, Any]:
         """The traits stated by a tile of a spec, in the operation's own notation.

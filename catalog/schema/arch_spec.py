@@ -260,6 +260,11 @@ class Enumeration(_Spec):
     yields: list[Yield] = []
     order: str = Field("0", description="SQL integer: upstream's dispatch order, before tile and variant order")
 
+    @property
+    def by_family(self) -> tuple[Enumeration, ...]:
+        """The enumeration in parts, each with one of its yields."""
+        return tuple(self.model_copy(update={"yields": [made]}) for made in self.yields)
+
     @model_validator(mode="after")
     def _own_or_shared_tiles(self) -> Enumeration:
         if self.tiles_of is not None and (self.tiles or self.target):

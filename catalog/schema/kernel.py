@@ -125,8 +125,8 @@ class Kernel(BaseModel):
         added = cls.traits.open
         if added is not None and (word := row[added.name]) not in added.own and word not in added.values:
             raise RegistryError(
-                f"kernel {row['name']}: no installed package adds the {added.name} {word!r} to {cls.operation}",
-                hint=f"Install that package, or drop its kernels: catalog populate --arch {row['arch']}",
+                f"{row['arch']}: no installed package adds the {added.name} {word!r} to {cls.operation}",
+                hint=f"Install the package, or drop its kernels: catalog populate --arch {row['arch']}",
             )
         groups: dict[str, dict[str, Any]] = {"signature": {}, "algorithm": {}}
         for trait in cls.traits.values():

@@ -153,10 +153,14 @@ def problem_of_key(key: str) -> Problem:
     return problem_of(json.loads(key))
 
 
+def operation_name(key: str) -> str:
+    """The name of the operation of the problem with this key; it need not be installed."""
+    return str(json.loads(key).get("operation", DEFAULT))
+
+
 def kind_words(kind: str) -> str:
     """The kind of a form of any operation, in words."""
-    fields = json.loads(kind)
-    return operation(fields.get("operation", DEFAULT)).problem.kind_words(fields)
+    return operation(operation_name(kind)).problem.kind_words(json.loads(kind))
 
 
 def read_kernel(fields: Any) -> Kernel:

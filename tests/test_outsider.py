@@ -39,8 +39,8 @@ LANES = (8, 16, 32, 64)
 FIELDS = {"operation": "rmsnorm", "rows": 48, "columns": 1000}
 WORDS = ("rmsnorm", "--rows", 48, "--columns", 1000)
 OF_ATTENTION = re.compile(r"hdim|seqlen|nhead|\bmask\b(?! impl|-impl)")
-EXAMPLE = re.compile(r"[Ee]xample|as in|hint=|``|hdim 128|interface\.get")
-"""Lines that may: examples in help texts, hints and docstrings; the kernel of a command; a member of CUDA's arrays."""
+EXAMPLE = re.compile(r"[Ee]xample|``|interface\.get")
+"""Lines that may: examples in help texts and docstrings; a member of CUDA's arrays."""
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 

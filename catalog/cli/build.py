@@ -190,7 +190,7 @@ def fallback(
 ) -> None:
     """Compile a known-good AMD kernel for smoke tests.
 
-    It is a forward kernel (fp16, hdim 128). Prints the path of its library.
+    Prints the path of its library.
 
     Example: catalog fallback --arch gfx90a --ck-root ~/composable_kernel
     """

@@ -128,15 +128,15 @@ def explain(
     from catalog.schema.trait_text import read_traits
 
     stated = stated_problem(context)
+    of = operation(stated.operation or DEFAULT)
     if bool(traits) == bool(stated):
         raise UsageError(
             "traits cannot be combined with options of a problem" if traits else "there is nothing to explain",
-            hint="Give traits (catalog explain family=fwd hdim_q=128) or a problem (catalog explain --batch 1 ...).",
+            hint=f"Give traits, as in family={of.traits.families[0]}, or a problem by its options.",
         )
     catalog = open_catalog(context)
     where: dict[str, Any] = {"arch": arch, "revision": revision, "mask_impl": mask_impl, "limit": limit}
     if traits:
-        of = operation(stated.operation or DEFAULT)
         _print_explanation(catalog.explain(read_traits(traits, of.traits), **where, operation=of.name), form)
     else:
         _print_narrowing(catalog, stated.problem(), where, form)

@@ -65,7 +65,7 @@ def project(
     if where is None or out is None:
         raise UsageError(
             f"catalog export needs {'--where EXPR' if where is None else '--out FOLDER'}",
-            hint="As in: catalog export --where \"hdim_q=64 AND dtype='fp32'\" --out kernels",
+            hint="As in: catalog export --where \"dtype='fp32'\" --out kernels",
         )
     from catalog.backends import target_of, toolset_of
     from catalog.build.export.projects import how_to_build, read_format

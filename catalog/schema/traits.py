@@ -112,7 +112,9 @@ class Trait:
         """Whether the column may hold ``value``; the lower bound is not checked."""
         if isinstance(value, bool) or self.kind == "bool":
             return isinstance(value, bool) and self.kind == "bool"
-        return value in self.values if self.values else isinstance(value, str) == (self.kind == "text")
+        if not self.own:
+            return isinstance(value, str) == (self.kind == "text")
+        return value in self.own or value in self.values
 
 
 class Traits(Mapping[str, Trait]):

@@ -6,9 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
-
-from catalog.build.toolchains import read_facts
+from catalog.build.toolchains import Facts, read_facts
 from catalog.settings import data_dir
 
 MOUNTS = Path("/proc/self/mountinfo")
@@ -16,10 +14,8 @@ MOUNTS = Path("/proc/self/mountinfo")
 _ESCAPED = re.compile(r"\\([0-7]{3})")
 
 
-class _Facts(BaseModel):
+class _Network(Facts):
     """The content of ``data/toolchains/file_systems.json``: network file systems, by the kernel's names."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     source: str
     network: dict[str, str]
@@ -54,7 +50,7 @@ def file_system(folder: Path, mounts: Path = MOUNTS) -> FileSystem:
         # Of two mounts at one point, the later one covers the earlier one.
         if len(mount.parts) >= deepest and place.is_relative_to(mount):
             found, deepest = type_, len(mount.parts)
-    return FileSystem(found, found in read_facts(_Facts, data_dir() / "toolchains" / "file_systems.json").network)
+    return FileSystem(found, found in read_facts(_Network, data_dir() / "toolchains" / "file_systems.json").network)
 
 
 def _parse(line: str) -> tuple[Path, str]:

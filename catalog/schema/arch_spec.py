@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import (
@@ -55,16 +56,8 @@ def _value_of(name: str, value: str, info: ValidationInfo) -> str:
     return value
 
 
-def _family(value: str, info: ValidationInfo) -> str:
-    return _value_of("family", value, info)
-
-
-def _dtype(value: str, info: ValidationInfo) -> str:
-    return _value_of("dtype", value, info)
-
-
-Family = Annotated[str, AfterValidator(_family)]
-Dtype = Annotated[str, AfterValidator(_dtype)]
+Family = Annotated[str, AfterValidator(partial(_value_of, "family"))]
+Dtype = Annotated[str, AfterValidator(partial(_value_of, "dtype"))]
 
 
 def _check_traits(traits: dict[str, Domain], info: ValidationInfo) -> dict[str, Domain]:

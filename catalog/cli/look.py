@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -45,30 +45,40 @@ def query(
     limit: Annotated[int | None, typer.Option(help="At most N rows.", metavar="N")] = None,
     count: Annotated[bool, typer.Option("--count", help="Print the number of rows.")] = False,
     operation: options.Operation = None,
+    foreign: Annotated[
+        bool, typer.Option("--foreign", help="List imported timings of other projects' kernels instead.")
+    ] = False,
     form: options.Format = "table",
 ) -> None:
     """List the kernels that meet a SQL expression.
 
-    Without --operation, those of every operation that has the columns.
+    Without --operation, those of every operation that has the columns. With --foreign the columns are those of the view
+    foreign_timings.
 
     Example: catalog query "hdim_q=128 AND pipeline='qr_async'" --limit 5
     """
     from catalog import ops as operations
+    from catalog.registry import foreign as others
     from catalog.registry import query as engine
     from catalog.runtime.devices.here import resolve_arch
 
     path = db_path(context)
     named = "" if columns in (None, "all") else columns or ""
+    shared = engine.Query(
+        where=where, arch=resolve_arch(arch) if arch is not None else None, order_by=order_by, limit=limit
+    )
+    listed: dict[str, tuple[str, ...]] = {operations.DEFAULT: others.LISTED}
+    if not foreign:
+        names = [operation] if operation else engine.operations_asked(path, where, order_by or "", named)
+        listed = {name: operations.operation(name).listed for name in names}
     asked = [
-        engine.Query(
-            where=where,
-            arch=resolve_arch(arch) if arch is not None else None,
-            columns=() if columns == "all" else split_columns(named) or operations.operation(name).listed,
-            order_by=order_by,
-            limit=limit,
+        replace(
+            shared,
+            columns=() if columns == "all" else split_columns(named) or its,
             operation=name,
+            view=others.VIEW if foreign else "",
         )
-        for name in ([operation] if operation else engine.operations_asked(path, where, order_by or "", named))
+        for name, its in listed.items()
     ]
     if count:
         found = sum(engine.count(path, one) for one in asked)

@@ -49,7 +49,9 @@ def export_tuned(
         {"format": form.name, "arch": arch, "superseded": superseded},
     ).fetchall()
     found = {name: [json.loads(fields) for of, fields in rows if of == name] for name in tables}
-    return _written(out, {form.tables[name].tuned: records for name, records in found.items() if records}, form)
+    return _written(
+        out, {form.tables[name].tuned: records for name, records in found.items() if records}, form, "timing"
+    )
 
 
 def export_untuned(
@@ -73,14 +75,14 @@ def export_untuned(
             fields = operation_of(problem).foreign_fields(form.name, name, problem) if one.untuned else None
             if fields is not None:
                 found.setdefault(one.untuned, {})[key] = {column: fields[column] for column in one.problem}
-    return _written(out, {name: list(rows.values()) for name, rows in found.items()}, form)
+    return _written(out, {name: list(rows.values()) for name, rows in found.items()}, form, "miss")
 
 
-def _written(out: Path, tables: Mapping[str, Sequence[Mapping[str, str]]], form: Format) -> dict[Path, int]:
+def _written(out: Path, tables: Mapping[str, Sequence[Mapping[str, str]]], form: Format, what: str) -> dict[Path, int]:
     if not tables:
         raise UsageError(
-            "nothing to export: the catalog has nothing that the tables can state",
-            hint=f"Tables: {', '.join(form.tables)}. Import some: catalog import {form.name} FILE",
+            f"nothing to export: the catalog has no such {what} that a table of {form.name} can state",
+            hint=f"Tables: {', '.join(form.tables)}.",
         )
     return {write_file(out / f"{name}.csv", _csv(rows)): len(rows) for name, rows in tables.items()}
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from itertools import groupby
+from typing import Any
 
 from catalog.errors import ProblemError, UsageError
 from catalog.ops import operation
@@ -68,6 +69,11 @@ _STORED = ("format", "table_name", "problem", "median_ms", "n", "tool", "measure
 
 _OF_KERNEL = ("source", "operation", "name", "traits")
 """The fields that are columns of table ``foreign_kernel``."""
+
+_RECORDS = (
+    f"SELECT foreign_timing.*, {', '.join(f'foreign_kernel.{name}' for name in _OF_KERNEL)}, device.arch, "
+    f"device.name AS device, device.facts FROM {_JOINED}"
+)
 
 
 @dataclass(frozen=True)
@@ -161,21 +167,27 @@ def duplicates(
     same = _SAME if one_kernel_per_problem else (*_SAME, "kernel_id")
     group = ", ".join(f"foreign_timing.{name}" for name in same)
     rows = connection.execute(
-        f"SELECT foreign_timing.*, {', '.join(f'foreign_kernel.{name}' for name in _OF_KERNEL)}, device.arch, "
-        f"device.name AS device, device.facts FROM {_JOINED} WHERE ({group}) IN "
-        f"(SELECT {group} FROM foreign_timing GROUP BY {group} HAVING count(*) > 1) ORDER BY {group}, {EVIDENCE}"
+        f"{_RECORDS} WHERE ({group}) IN (SELECT {group} FROM foreign_timing GROUP BY {group} HAVING count(*) > 1) "
+        f"ORDER BY {group}, {EVIDENCE}"
     )
     for _, records in groupby(rows, key=lambda row: tuple(row[name] for name in same)):
         best, *others = records
         for other in others:
             if involved & {best["key"], other["key"]}:
-                yield Duplicate(_of_row(other), _of_row(best), _why(best, other))
+                record, preferred = (ForeignTiming.model_validate(_fields(row)) for row in (other, best))
+                yield Duplicate(record, preferred, _why(best, other))
 
 
-def _of_row(row: sqlite3.Row) -> ForeignTiming:
-    """A record as the tables have it; it was validated when it was stored."""
-    device = Device.model_construct(arch=row["arch"], name=row["device"], facts=row["facts"])
-    return ForeignTiming.model_construct(**{name: row[name] for name in (*_STORED, *_OF_KERNEL)}, device=device)
+def stored(connection: sqlite3.Connection, where: str = "TRUE") -> Iterator[tuple[str, dict[str, Any]]]:
+    """The keys of the recorded timings that meet a condition, each with its fields; they may be invalid."""
+    rows = connection.execute(f"{_RECORDS} WHERE {where}")
+    return ((row["key"], _fields(row)) for row in rows.fetchall())
+
+
+def _fields(row: sqlite3.Row) -> dict[str, Any]:
+    """The fields of :class:`~catalog.registry.rows.ForeignTiming` in a row of :data:`_RECORDS`."""
+    device = {"arch": row["arch"], "name": row["device"], "facts": row["facts"]}
+    return {name: row[name] for name in (*_STORED, *_OF_KERNEL)} | {"device": device}
 
 
 def _why(best: sqlite3.Row, other: sqlite3.Row) -> str:

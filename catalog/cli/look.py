@@ -163,6 +163,8 @@ def _print_explanation(explained: Explanation, form: str) -> None:
 
 def _print_narrowing(catalog: Catalog, problem: Problem, where: Mapping[str, Any], form: str) -> None:
     from catalog.ops import operation_of
+    from catalog.registry import foreign
+    from catalog.runtime.devices.here import resolve_arch
 
     counts, steps, kept = list[str](), list[Row](), list[Row]()
     for family in operation_of(problem).stages(problem):
@@ -173,20 +175,32 @@ def _print_narrowing(catalog: Catalog, problem: Problem, where: Mapping[str, Any
             kernel = {"name": one.kernel.name, "id": one.kernel.id}
             kept.append({"stage": family, "rank": rank, "median_ms": one.median_ms, **kernel})
     answer = f"{', '.join(counts)} kernels answer the problem" + ("; the best, in order:" if kept else ".")
-    _print_answer(answer, (_STEPS, steps), (_KEPT, kept), form)
+    others = foreign.timings_of(catalog.connection, problem, resolve_arch(where["arch"]))
+    _print_answer(answer, (_STEPS, steps), (_KEPT, kept), form, others)
 
 
-def _print_answer(answer: str, rules: Table, kernels: Table, form: str) -> None:
-    """Print the answer, the kernels, then the rules; other formats are one table that ends with rows of kind kernel."""
+def _print_answer(answer: str, rules: Table, kernels: Table, form: str, others: Sequence[Row] = ()) -> None:
+    """Print the answer, the kernels, the rules, then the timings of other projects' kernels.
+
+    Other formats are one table that ends with rows of kind kernel, then of kind foreign.
+    """
+    foreign = tuple(others[0] if others else ()), others
     if form != "table":
-        columns = dict.fromkeys((*rules[0], *kernels[0]))
-        _print_table((tuple(columns), [*rules[1], *({"kind": "kernel", **row} for row in kernels[1])]), form)
+        columns = dict.fromkeys((*rules[0], *kernels[0], *foreign[0]))
+        listed = [
+            {"kind": kind, **row} for kind, table in (("kernel", kernels), ("foreign", foreign)) for row in table[1]
+        ]
+        rows = [*rules[1], *listed]
+        _print_table((tuple(columns), rows), form)
         return
     print(answer)
     for table in (kernels, rules):
         if table[1]:
             print(flush=True)
             _print_table(table, form)
+    if others:
+        print("\nTimings of other projects' kernels, which selection ignores:", flush=True)
+        _print_table(foreign, form)
 
 
 def _print_table(table: Table, form: str) -> None:

@@ -174,14 +174,24 @@ def duplicates(
         best, *others = records
         for other in others:
             if involved & {best["key"], other["key"]}:
-                record, preferred = (ForeignTiming.model_validate(_fields(row)) for row in (other, best))
+                record, preferred = (ForeignTiming.model_construct(**_fields(row)) for row in (other, best))
                 yield Duplicate(record, preferred, _why(best, other))
 
 
-def stored(connection: sqlite3.Connection, where: str = "TRUE") -> Iterator[tuple[str, dict[str, Any]]]:
-    """The keys of the recorded timings that meet a condition, each with its fields; they may be invalid."""
-    rows = connection.execute(f"{_RECORDS} WHERE {where}")
-    return ((row["key"], _fields(row)) for row in rows.fetchall())
+def timings_of(connection: sqlite3.Connection, problem: Problem, arch: str) -> list[dict[str, Any]]:
+    """What is recorded about ``problem`` on devices of ``arch``, fastest first, in some columns of :data:`VIEW`."""
+    columns = ("source", "facts", "name", "median_ms", "measured", "file", "line")
+    rows = connection.execute(
+        f"SELECT {', '.join(f'{_COLUMNS[name]} AS {name}' for name in columns)} FROM {_JOINED} "
+        "WHERE ours.key = ? AND device.arch = ? ORDER BY foreign_timing.median_ms NULLS LAST, foreign_timing.key",
+        (problem.key, arch),
+    )
+    return [dict(row) for row in rows]
+
+
+def stored(connection: sqlite3.Connection) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The keys of all recorded timings, each with its fields."""
+    return ((row["key"], _fields(row)) for row in connection.execute(_RECORDS).fetchall())
 
 
 def _fields(row: sqlite3.Row) -> dict[str, Any]:

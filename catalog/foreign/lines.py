@@ -10,7 +10,7 @@ from pathlib import Path
 from catalog.errors import CatalogError, UsageError
 from catalog.files import read_given
 
-MOST_BYTES = 64 * 2**20
+MOST_BYTES = 32 * 2**20
 """Size limit of a table."""
 
 MOST_LINE = 2**18
@@ -48,17 +48,25 @@ class Lines:
         except UnicodeDecodeError as error:
             number = content.count(b"\n", 0, error.start) + 1
             raise MalformedTableError(f"{path}:{number}: not UTF-8 text", hint=_NOTHING) from None
-        self._lines = text.replace("\r\n", "\n").split("\n")
+        self._text = text
 
     def __iter__(self) -> Iterator[tuple[int, str]]:
         """Each line that is not empty, with its number."""
-        for number, line in enumerate(self._lines, start=1):
+        for number, line in enumerate(self._all(), start=1):
             if len(line) > MOST_LINE:
                 self.wrong(number, f"it has {len(line):,} characters; at most {MOST_LINE:,} are allowed")
             elif _CONTROL.search(line):
                 self.wrong(number, "it has control characters")
             elif line.strip():
                 yield number, line.strip()
+
+    def _all(self) -> Iterator[str]:
+        """The lines one by one: all at once, short lines would take many times the memory of the text."""
+        start, end = 0, 0
+        while end >= 0:
+            end = self._text.find("\n", start)
+            yield self._text[start : end if end >= 0 else None].removesuffix("\r")
+            start = end + 1
 
     def wrong(self, number: int, reason: str) -> None:
         """Note that a line is malformed.

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from typing import Any
 
 from pydantic import ValidationError
@@ -64,6 +65,8 @@ def records(parsed: Parsed, lines: Lines, form: Format, given: Given) -> Iterato
     """
     table = form.table(parsed.table)
     roles = {name: column.role for name, column in form.columns.items()}
+    problem_text, traits_text = lru_cache(_CACHED)(partial(_problem, form)), lru_cache(_CACHED)(_traits)
+    device_of = lru_cache(_CACHED)(partial(_device, parsed, form, given))
     for number, fields in parsed.entries:
         by_role: dict[str, dict[str, str]] = {}
         for name, value in fields.items():
@@ -75,43 +78,60 @@ def records(parsed: Parsed, lines: Lines, form: Format, given: Given) -> Iterato
                 source=form.source,
                 operation=table.operation,
                 name=" + ".join(by_role.get("name", {}).values()) or parsed.table,
-                traits=canonical({name: plain(value) for name, value in by_role.get("trait", {}).items()}),
-                device=_device(lines, parsed, form, given, by_role),
+                traits=traits_text(_items(by_role, "trait")),
+                device=device_of(_items(by_role, "arch"), _items(by_role, "units")),
                 format=form.name,
                 table_name=parsed.table,
-                problem=canonical(_problem(form, by_role.get("problem", {}))),
+                problem=problem_text(_items(by_role, "problem")),
                 median_ms=milliseconds(time, form.time_unit_ms),
                 n=None,
                 tool=parsed.tool or given.tool,
                 measured=given.measured,
-                fields=json.dumps(fields, ensure_ascii=False, separators=(",", ":")),
+                fields=_encode(fields),
                 file=lines.path.name,
                 line=number,
             )
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             lines.wrong(number, f"{'.'.join(map(str, first['loc']))}: {expected(first)}")
+        except UsageError as error:
+            raise UsageError(f"{lines.path}:{number}: {error.message}", hint=error.hint) from None
         except ValueError as error:
             lines.wrong(number, str(error))
 
 
-def _problem(form: Format, values: Mapping[str, str]) -> dict[str, Any]:
+Items = tuple[tuple[str, str], ...]
+"""Columns and their values; hashable, because entries of a table repeat them."""
+
+_CACHED = 4096
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
+def _items(by_role: Mapping[str, Mapping[str, str]], role: str) -> Items:
+    return tuple(by_role.get(role, {}).items())
+
+
+def _problem(form: Format, values: Items) -> str:
     fields: dict[str, Any] = {}
-    for name, value in values.items():
+    for name, value in values:
         fields |= form.stated(name, value)
-    return fields
+    return canonical(fields)
 
 
-def _device(
-    lines: Lines, parsed: Parsed, form: Format, given: Given, by_role: Mapping[str, Mapping[str, str]]
-) -> Device:
+def _traits(values: Items) -> str:
+    return canonical({name: plain(value) for name, value in values})
+
+
+def _device(parsed: Parsed, form: Format, given: Given, archs: Items, units: Items) -> Device:
     """The device of an entry: by its own columns, else the file, else the user, else its number of compute units."""
-    [arch] = by_role.get("arch", {"": parsed.arch or given.arch}).values()
-    [stated] = by_role.get("units", {"": parsed.units}).values()
-    units = plain(stated)
-    if stated and (not isinstance(units, int) or not 0 < units < 100_000):
+    arch = "".join(value for _, value in archs) or parsed.arch or given.arch
+    stated = "".join(value for _, value in units) or parsed.units
+    count = plain(stated)
+    if stated and (not isinstance(count, int) or not 0 < count < 100_000):
         raise ValueError(f"{stated[:40]!r} is not a number of compute units")
-    arch = arch or form.archs_by_units.get(units if isinstance(units, int) else 0)
+    arch = arch or form.archs_by_units.get(count if isinstance(count, int) else 0)
     if arch is None:
-        raise UsageError(f"{lines.path} does not state the arch of its device", hint="State it: --arch gfx942")
-    return Device(arch=arch, name="", facts=json.dumps({"cores": units} if stated else {}))
+        raise UsageError("the file does not state the arch of the device", hint="State it: --arch gfx942")
+    if not re.fullmatch(r"[a-z][a-z0-9_]{0,59}", arch):
+        raise ValueError(f"{arch[:40]!r} is not an arch")
+    return Device(arch=arch, name="", facts=json.dumps({"cores": count} if stated else {}))

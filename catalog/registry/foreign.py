@@ -174,8 +174,7 @@ def duplicates(
         best, *others = records
         for other in others:
             if involved & {best["key"], other["key"]}:
-                record, preferred = (ForeignTiming.model_construct(**_fields(row)) for row in (other, best))
-                yield Duplicate(record, preferred, _why(best, other))
+                yield Duplicate(_record(other), _record(best), _why(best, other))
 
 
 def timings_of(connection: sqlite3.Connection, problem: Problem, arch: str) -> list[dict[str, Any]]:
@@ -198,6 +197,12 @@ def _fields(row: sqlite3.Row) -> dict[str, Any]:
     """The fields of :class:`~catalog.registry.rows.ForeignTiming` in a row of :data:`_RECORDS`."""
     device = {"arch": row["arch"], "name": row["device"], "facts": row["facts"]}
     return {name: row[name] for name in (*_STORED, *_OF_KERNEL)} | {"device": device}
+
+
+def _record(row: sqlite3.Row) -> ForeignTiming:
+    """A record of :data:`_RECORDS`, which was valid when it was stored."""
+    fields = _fields(row)
+    return ForeignTiming.model_construct(**fields | {"device": Device.model_construct(**fields["device"])})
 
 
 def _why(best: sqlite3.Row, other: sqlite3.Row) -> str:

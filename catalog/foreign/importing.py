@@ -87,7 +87,7 @@ def import_tables(catalog: Catalog, form: str, paths: Sequence[Path], given: Giv
 
     Raises:
         UsageError: there is no such format or table, a file cannot be read, or it does not state its arch.
-        MalformedTableError: a file is malformed; the message names its lines.
+        TableError: a file is malformed; the message names its lines.
         RegistryError: the catalog cannot be written. In all cases nothing is imported.
     """
     chosen = read_format(form, settings.data_dir())

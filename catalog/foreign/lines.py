@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from catalog.errors import CatalogError, UsageError
+from catalog.errors import TableError, UsageError
 from catalog.files import read_given
 
 MOST_BYTES = 32 * 2**20
@@ -24,16 +24,12 @@ _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]*)?(?:[eE][-+]?[0-9]{1,3})?")
 
 
-class MalformedTableError(CatalogError):
-    """A table is malformed; the message names its lines. Nothing is imported."""
-
-
 class Lines:
     """The lines of a table, and the malformed ones found so far.
 
     Raises:
         UsageError: the file cannot be read or is too large.
-        MalformedTableError: it is not text, or a line is too long.
+        TableError: it is not text, or a line is too long.
     """
 
     def __init__(self, path: Path) -> None:
@@ -47,7 +43,7 @@ class Lines:
             text = content.decode("utf-8-sig")
         except UnicodeDecodeError as error:
             number = content.count(b"\n", 0, error.start) + 1
-            raise MalformedTableError(f"{path}:{number}: not UTF-8 text", hint=_NOTHING) from None
+            raise TableError(f"{path}:{number}: not UTF-8 text", hint=_NOTHING) from None
         self._text = text
 
     def __iter__(self) -> Iterator[tuple[int, str]]:
@@ -72,7 +68,7 @@ class Lines:
         """Note that a line is malformed.
 
         Raises:
-            MalformedTableError: with this line there are more than :data:`MOST_SHOWN`.
+            TableError: with this line there are more than :data:`MOST_SHOWN`.
         """
         self._wrong.append((number, reason))
         if len(self._wrong) > MOST_SHOWN:
@@ -82,13 +78,13 @@ class Lines:
         """Raise an error about all malformed lines.
 
         Raises:
-            MalformedTableError: a line is malformed.
+            TableError: a line is malformed.
         """
         if not self._wrong:
             return
         shown = [f"{self.path}:{number}: {reason}" for number, reason in self._wrong[:MOST_SHOWN]]
         more = "\nMore lines are malformed." if len(self._wrong) > MOST_SHOWN else ""
-        raise MalformedTableError("\n".join(shown) + more, hint=_NOTHING)
+        raise TableError("\n".join(shown) + more, hint=_NOTHING)
 
 
 def milliseconds(text: str, unit_ms: float) -> float | None:

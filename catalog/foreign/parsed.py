@@ -61,7 +61,7 @@ def records(parsed: Parsed, lines: Lines, form: Format, given: Given) -> Iterato
 
     Raises:
         UsageError: an entry does not state its arch, and the user does not either.
-        MalformedTableError: too many entries are malformed.
+        TableError: too many entries are malformed.
     """
     table = form.table(parsed.table)
     roles = {name: column.role for name, column in form.columns.items()}

@@ -20,7 +20,7 @@ def read_aiter_csv(lines: Lines, form: Format, given: Given) -> Parsed:
 
     Raises:
         UsageError: the file's name does not say which table it is, nor does the user; or it lacks a column.
-        MalformedTableError: too many lines are malformed.
+        TableError: too many lines are malformed.
     """
     name = given.table or _table_of(lines.path.name, form)
     table = form.table(name)
@@ -68,7 +68,7 @@ def read_tunableop(lines: Lines, form: Format, given: Given) -> Parsed:
     """Results of TunableOp: validators, then one result per line.
 
     Raises:
-        MalformedTableError: too many lines are malformed.
+        TableError: too many lines are malformed.
     """
     [columns, [table]] = list(form.columns), form.tables
     validators, entries = dict[str, str](), []
@@ -88,7 +88,7 @@ def read_miopen_fdb(lines: Lines, form: Format, given: Given) -> Parsed:
     """A find-db of MIOpen: a problem and its solvers on each line.
 
     Raises:
-        MalformedTableError: too many lines are malformed.
+        TableError: too many lines are malformed.
     """
     [table] = form.tables
     entries = []

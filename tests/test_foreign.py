@@ -348,6 +348,8 @@ def test_queries_list_and_clear_them(tmp_path: Path) -> None:
     ]
     assert set(query("name LIKE '%32x64'", "--columns", "all")[0]) >= {"fields", "file", "tool", "preferred"}
     assert "did you mean name?" in command.catalog("query", "--foreign", "nam = 1", db=db).stderr.lower()
+    assert "Hint: Columns: source, operation, arch," in command.catalog("query", "--foreign", "xyz = 1", db=db).stderr
+    assert "exclude each other" in command.catalog("query", "--foreign", "--operation", "gemm", db=db).stderr
     assert command.catalog("query", "--foreign", "--arch", "gfx90a", "--count", db=db).stdout == "0\n"
     done = command.catalog("timings", "clear", "--foreign", "--where", "facts ->> 'cores' = 80", "--yes", db=db)
     assert done.stdout == "Dropped 1 timing\n"

@@ -58,10 +58,13 @@ def query(
     Example: catalog query "hdim_q=128 AND pipeline='qr_async'" --limit 5
     """
     from catalog import ops as operations
+    from catalog.errors import UsageError
     from catalog.registry import foreign as others
     from catalog.registry import query as engine
     from catalog.runtime.devices.here import resolve_arch
 
+    if foreign and operation is not None:
+        raise UsageError("--operation and --foreign exclude each other", hint="Ask for: operation = 'gemm'")
     path = db_path(context)
     named = "" if columns in (None, "all") else columns or ""
     shared = engine.Query(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from catalog import settings
-from catalog.errors import UsageError
+from catalog.errors import ProblemError, UsageError
 from catalog.files import write_file
 from catalog.foreign.formats import Format, read_format
 from catalog.ops import operation_of, problem_of_key
@@ -70,7 +70,10 @@ def export_untuned(
     archs = [row[0] for row in catalog.connection.execute("SELECT DISTINCT arch FROM miss")] if arch is None else [arch]
     found: dict[str, dict[str, Mapping[str, str]]] = {}
     for key, _ in (miss for name in archs for miss in catalog.misses(name)):
-        problem = problem_of_key(key)
+        try:
+            problem = problem_of_key(key)
+        except ProblemError:  # of an operation that is no longer installed
+            continue
         for name, one in tables.items():
             fields = operation_of(problem).foreign_fields(form.name, name, problem) if one.untuned else None
             if fields is not None:

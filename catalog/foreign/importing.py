@@ -23,7 +23,7 @@ COLUMNS = ("file", "table", "records", "added", "the same", "without a time", "s
 """Columns of :attr:`Imported.row`."""
 
 MOST_LISTED = 20
-"""Number of duplicates that :attr:`Report.notes` lists."""
+"""Number of records of a kind that :attr:`Report.notes` lists."""
 
 
 @dataclass(frozen=True)
@@ -62,16 +62,20 @@ class Report:
 
     @property
     def notes(self) -> list[str]:
-        """A line about each unknown column, each record without a time, and each of the first duplicates."""
+        """Lines about unknown columns, records without a time, and duplicates, with a query for those not listed."""
         unknown = [
             f"{one.path}: the column {name} is not known: kept as part of the problem"
             for one in self.files
             for name in one.unknown
         ]
         untimed = [f"{one.path}:{record.line}: kept without a time" for one in self.files for record in one.untimed]
-        more = len(self.duplicates) - MOST_LISTED
-        rest = [f'{more:,} more are superseded: catalog query --foreign "NOT preferred"'] if more > 0 else []
-        return [*unknown, *untimed, *map(str, self.duplicates[:MOST_LISTED]), *rest]
+        return [*unknown, *_first(untimed, "median_ms IS NULL"), *_first(self.duplicates, "NOT preferred")]
+
+
+def _first(things: Sequence[object], where: str) -> list[str]:
+    rest = len(things) - MOST_LISTED
+    more = [f'{rest:,} more like that: catalog query --foreign "{where}"'] if rest > 0 else []
+    return [*map(str, things[:MOST_LISTED]), *more]
 
 
 def import_tables(catalog: Catalog, form: str, paths: Sequence[Path], given: Given | None = None) -> Report:

@@ -302,9 +302,10 @@ def test_all_malformed_lines_are_named_up_to_ten(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("aiter", "t.csv"), "no format is called 'aiter'; did you mean aiter-csv?"),
+        (("aiter", "t.csv"), "no format of tables is called 'aiter'; did you mean aiter-csv?"),
         (("aiter-csv", "t.csv"), "t.csv: the name of the file does not say which table it is"),
         (("aiter-csv", "t.csv", "--table", "a8w9"), "aiter-csv has no table 'a8w9'; did you mean a8w8?"),
+        (("tunableop", "t.csv", "--table", "a8w8"), "tunableop has no table 'a8w8'"),
         (("aiter-csv", "t.csv", "--table", "a8w8", "--measured", "2999-01-01"), "'2999-01-01' is not a past date"),
         (("aiter-csv", "t.csv", "--table", "a8w8", "--measured", "today"), "'today' is not a past date"),
         (("aiter-csv", "missing.csv", "--table", "a8w8"), "missing.csv cannot be read: No such file or directory"),
@@ -383,6 +384,8 @@ def test_selection_ignores_them_and_explain_shows_those_of_the_problem(
         assert with_kernels.candidates(ASKED, arch="gfx950", limit=5) == before
         shown = command.catalog("explain", *options, "--arch", "gfx950", db=with_kernels.path).stdout
         assert ("a_kernel_of_theirs" in shown) is linked
+        done = command.catalog("explain", *options, "--arch", "gfx950", "--format", "json", db=with_kernels.path)
+        assert (json.loads(done.stdout)[-1]["kind"] == "foreign") is linked
     assert [key for key, _ in with_kernels.misses("gfx950")] == []
     with_kernels.select(ASKED, arch="gfx950")
     assert [key for key, _ in with_kernels.misses("gfx950")] == [ASKED.key], "a foreign timing is no measurement"

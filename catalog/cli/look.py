@@ -66,23 +66,17 @@ def query(
     if foreign and operation is not None:
         raise UsageError("--operation and --foreign exclude each other", hint="Ask for: operation = 'gemm'")
     path = db_path(context)
-    named = "" if columns in (None, "all") else columns or ""
     shared = engine.Query(
         where=where, arch=resolve_arch(arch) if arch is not None else None, order_by=order_by, limit=limit
     )
-    listed: dict[str, tuple[str, ...]] = {operations.DEFAULT: others.LISTED}
-    if not foreign:
-        names = [operation] if operation else engine.operations_asked(path, where, order_by or "", named)
-        listed = {name: operations.operation(name).listed for name in names}
-    asked = [
-        replace(
-            shared,
-            columns=() if columns == "all" else split_columns(named) or its,
-            operation=name,
-            view=others.VIEW if foreign else "",
-        )
-        for name, its in listed.items()
-    ]
+    if foreign:
+        asked = [replace(shared, view=others.VIEW, columns=_chosen(columns, others.LISTED))]
+    else:
+        named = "" if columns in (None, "all") else columns or ""
+        asked = [
+            replace(shared, operation=name, columns=_chosen(columns, operations.operation(name).listed))
+            for name in ([operation] if operation else engine.operations_asked(path, where, order_by or "", named))
+        ]
     if count:
         found = sum(engine.count(path, one) for one in asked)
         print(found)
@@ -97,6 +91,11 @@ def query(
             note(f"Hint: {hint}")
         if not hints and not count:
             note("No kernel meets the expression.")
+
+
+def _chosen(columns: str | None, listed: tuple[str, ...]) -> tuple[str, ...]:
+    """The columns that ``--columns`` names, by default ``listed``; empty for all."""
+    return () if columns == "all" else split_columns(columns) or listed
 
 
 @app.command("columns")

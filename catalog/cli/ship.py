@@ -1,4 +1,4 @@
-"""Commands that exchange with elsewhere: export sources and tables, merge catalogs, import tables."""
+"""Commands that exchange data with other programs and machines: export, merge, import."""
 
 from __future__ import annotations
 
@@ -171,14 +171,15 @@ def aiter_csv(
     """
     from catalog.errors import UsageError
     from catalog.foreign.exporting import export_tuned, export_untuned
+    from catalog.runtime.devices.here import resolve_arch
 
     if untuned and superseded:
         raise UsageError("--untuned and --superseded exclude each other")
-    catalog = open_catalog(context)
+    catalog, chosen = open_catalog(context), arch and resolve_arch(arch)
     if untuned:
-        written = export_untuned(catalog, out, table=table, arch=arch)
+        written = export_untuned(catalog, out, table=table, arch=chosen)
     else:
-        written = export_tuned(catalog, out, table=table, arch=arch, superseded=superseded)
+        written = export_tuned(catalog, out, table=table, arch=chosen, superseded=superseded)
     for path, rows in written.items():
         print(f"{path}: {counted(rows, 'row')}")
 

@@ -113,7 +113,8 @@ def read_format(name: str, data: Path) -> Format:
     """
     if name not in FORMATS:
         raise UsageError(
-            f"no format is called {name!r}{did_you_mean(name, FORMATS)}", hint=f"Formats: {', '.join(FORMATS)}."
+            f"no format of tables is called {name!r}{did_you_mean(name, FORMATS)}",
+            hint=f"Formats: {', '.join(FORMATS)}.",
         )
     path = data / "foreign" / f"{name}.yaml"
     try:

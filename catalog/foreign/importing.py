@@ -95,7 +95,10 @@ def import_tables(catalog: Catalog, form: str, paths: Sequence[Path], given: Giv
         RegistryError: the catalog cannot be written. In all cases nothing is imported.
     """
     chosen = read_format(form, settings.data_dir())
-    read = [_read(path, chosen, given or Given()) for path in paths]
+    given = given or Given()
+    if given.table is not None:
+        chosen.table(given.table)
+    read = [_read(path, chosen, given) for path in paths]
     every = [record for one in read for record in one.records]
     with catalog.writing() as connection:
         added = [foreign.record(connection, one.records) for one in read]

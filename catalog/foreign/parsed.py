@@ -21,7 +21,7 @@ from catalog.schema.problem_form import canonical
 
 @dataclass(frozen=True)
 class Given:
-    """What the user states about tables: it completes what the files state, and never replaces it.
+    """What the user states about tables: ``table`` replaces a file's name, the rest completes what the file states.
 
     ``measured`` is a date in ISO 8601, as in :data:`~catalog.registry.rows.PastStamp`.
     """

@@ -115,6 +115,26 @@ def test_a_row_without_a_time_is_kept_and_reported(catalog: Catalog, tmp_path: P
     assert rows(catalog, "name, median_ms", "line = 3") == [("made_up_one_stage", None)]
 
 
+def test_what_real_tables_of_aiter_have_is_accepted(catalog: Catalog, tmp_path: Path) -> None:
+    """A model's name before the table's, the arch in a column, no result of a failed tuning, rows without last fields.
+
+    A tag distinguishes a row from another of the same problem.
+    """
+    header, first, *_ = GEMM.splitlines()
+    row = first.replace("304", "gfx950,256")
+    lines = (f"gfx,{header},_tag", row + ",", row + ",fallback", row.replace(",16,", ",32,").replace("19.50", "inf"))
+    short = row.replace(",16,", ",64,").partition(",18.06")[0]
+    path = write(tmp_path / "mymodel_a8w8_blockscale_tuned_gemm.csv", "\r\n".join((*lines, short)) + "\r\n")
+    report = import_tables(catalog, "aiter-csv", [path])
+    assert report.duplicates == ()
+    assert rows(catalog, "table_name, arch, facts, median_ms IS NULL") == [
+        ("a8w8_blockscale", "gfx950", '{"cores": 256}', number == 2) for number in range(4)
+    ]
+    [out] = export_tuned(catalog, tmp_path / "out")
+    kept = [{name: value or "" for name, value in row.items()} for row in dicts(path)]
+    assert dicts(out) == kept
+
+
 def test_older_entries_of_a_find_db_have_other_columns(catalog: Catalog, tmp_path: Path) -> None:
     import_tables(catalog, "miopen-fdb", [write(tmp_path / "gfx1030_36.HIP.fdb.txt", FDB)])
     [(name, facts, fields)] = rows(catalog, "name, facts, fields", "line = 2")
@@ -277,7 +297,7 @@ def test_a_malformed_table_is_one_message_and_no_row(tmp_path: Path, content: by
     ("form", "name", "line"),
     [
         ("tunableop", "results.csv", "GemmTunableOp_Half_TN,tn_1_2_3"),
-        ("tunableop", "results.csv", "GemmTunableOp_Half_TN,tn_1_2_3,Default,inf"),
+        ("tunableop", "results.csv", "GemmTunableOp_Half_TN,tn_1_2_3,Default,nan"),
         ("miopen-fdb", "gfx942130.HIP.fdb.txt", "no problem"),
         ("miopen-fdb", "gfx942130.HIP.fdb.txt", "1-2-3=Solver:0.5,0"),
         ("miopen-fdb", "gfx942130.HIP.fdb.txt", "1-2-3=Solver:-1,0,algorithm"),

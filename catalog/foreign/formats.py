@@ -42,7 +42,7 @@ class Column(_Model):
 
 
 class Table(_Model):
-    """A kind of table: the operation, the beginnings of its files' names, and the columns of a list of problems."""
+    """A kind of table: the operation, what the names of its files contain, and the columns of a list of problems."""
 
     operation: str
     tuned: str = ""

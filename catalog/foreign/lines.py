@@ -88,12 +88,14 @@ class Lines:
 
 
 def milliseconds(text: str, unit_ms: float) -> float | None:
-    """A time in units of ``unit_ms`` as ms; None if it is 0 or empty, which tables use for not measured.
+    """A time in units of ``unit_ms`` as ms; None if it is empty, 0 or inf, which tables use for not measured.
 
     Raises:
         ValueError: it is not a number, or outside the range from a nanosecond to eleven days.
     """
-    value = float(text or 0) * unit_ms if len(text) < 60 and _NUMBER.fullmatch(text or "0") else math.nan
+    if text in ("", "inf"):
+        return None
+    value = float(text) * unit_ms if len(text) < 60 and _NUMBER.fullmatch(text) else math.nan
     if value and not 1e-6 <= value <= 1e9:
         raise ValueError(f"{text[:40]!r} is not a time")
     return value or None

@@ -36,17 +36,19 @@ def read_aiter_csv(lines: Lines, form: Format, given: Given) -> Parsed:
     bad = [column for column in header if not re.fullmatch(r"\w{1,60}", column)]
     if bad or len(set(header)) < len(header) or len(header) > MOST_COLUMNS:
         raise UsageError(f"{lines.path}:{number}: the header must have at most {MOST_COLUMNS} different words")
+    needed = {*table.problem, *(name for role in ("arch", "units", "name", "time") for name in form.columns_of(role))}
+    shortest = max(index for index, column in enumerate(header, start=1) if column in needed)
     entries = []
     for number, values in rows:
-        if len(values) == len(header):
-            entries.append((number, dict(zip(header, values, strict=True))))
+        if shortest <= len(values) <= len(header):  # rows without the last results are common
+            entries.append((number, dict(zip(header, values, strict=False))))
         elif values:
             lines.wrong(number, f"it has {len(values)} fields; the header has {len(header)}")
     return Parsed(name, entries, unknown=tuple(column for column in header if column not in form.columns))
 
 
 def _table_of(file: str, form: Format) -> str:
-    found = [name for name, table in form.tables.items() if table.tuned and file.startswith(table.tuned)]
+    found = [name for name, table in form.tables.items() if table.tuned and table.tuned in file]
     if not found:
         raise UsageError(
             f"{file}: the name of the file does not say which table it is",

@@ -35,7 +35,10 @@ DEFAULT = "attention"
 """The operation used where none is stated."""
 
 _TABLES = frozenset(
-    ("artifact", "device", "kernel", "kernel_receipt", "lineage", "miss", "population", "problem", "rule", "timing")
+    (
+        *("artifact", "device", "foreign_kernel", "foreign_timing", "kernel", "kernel_receipt", "lineage", "miss"),
+        *("population", "problem", "rule", "timing"),
+    )
 )
 """Names of the catalog's own tables."""
 

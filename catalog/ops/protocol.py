@@ -266,6 +266,23 @@ class Operation(Emitter, ABC):
             rounds_products: whether kernels round factors to the type of the inputs, as a GPU's matrix units do.
         """
 
+    def foreign_problem(self, form: str, table: str, fields: Mapping[str, Any]) -> Problem | None:
+        """The problem that another project's table describes; None, as by default, if it cannot be stated here.
+
+        Args:
+            form: format of the table, such as ``aiter-csv``.
+            table: name of the table in its format, such as ``a8w8``.
+            fields: the fields that state the problem there, texts and integers.
+        """
+        return None
+
+    def foreign_fields(self, form: str, table: str, problem: Any) -> Mapping[str, str] | None:
+        """The fields that state ``problem`` in another project's table, the inverse of :meth:`foreign_problem`.
+
+        None, as by default, if that table cannot state it.
+        """
+        return None
+
     @abstractmethod
     def smoke_fields(self, family: str, traits: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
         """Fields of small problems that kernels of ``family``, one of :attr:`main_families`, may answer.

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from catalog.cli import options
+from catalog.cli.demand import DemandCommand, stated_demand
 from catalog.cli.options import db_path, open_catalog
 from catalog.cli.printing import note, print_rows
 
@@ -26,6 +27,42 @@ def doctor(context: typer.Context, form: options.Format = "table") -> None:
     from catalog.doctor import Finding, diagnose
 
     print_rows(Finding._fields, diagnose(db_path(context)), form)
+
+
+@app.command(cls=DemandCommand)
+def check(
+    context: typer.Context,
+    arch: Annotated[
+        str | None, options.arch_option("Arch: gfx950, host, ... Default: host, or the archs of the trace.")
+    ] = None,
+    form: options.Format = "table",
+) -> None:
+    """Check that the cache has every kernel for a trace, a set or a model.
+
+    Lists each library that is absent, unsound, or of another ABI. No compiler is started: a library of any compiler
+    counts, as it does when compiling is disabled.
+
+    Exits with 1 when a library is not usable or a problem has no kernels.
+
+    Example: catalog check --trace calls.jsonl
+
+    Example: catalog check --model config.json --tp 8 --arch gfx942
+    """
+    from catalog.messages import counted
+    from catalog.runtime.catalog import Catalog
+    from catalog.runtime.readiness import COLUMNS, faults_of
+
+    # Selection that may compile ignores what the cache has, and so shows what it should have.
+    catalog = Catalog(db_path(context), compile=True)
+    answers = stated_demand(context).read(arch).answers(catalog)
+    faults = faults_of(catalog, answers.kernels)
+    if faults or form != "table":
+        print_rows(COLUMNS, faults, form)
+    for line in (*answers.reasons, answers.about):
+        note(line)
+    if faults or not answers.complete:
+        note(f"{counted(len(faults), 'library')} not usable: catalog build makes them, with the same options.")
+        raise typer.Exit(1)
 
 
 @app.command()

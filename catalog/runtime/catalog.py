@@ -113,6 +113,19 @@ class Catalog:
                 plan = self._planners.plan(key)
         return plan
 
+    def stages(
+        self, problem: Problem, *, arch: str = "host", revision: str | None = None, mask_impl: str = "generic"
+    ) -> tuple[Kernel, ...]:
+        """The kernels of the plan that :meth:`select` makes, for use without running them.
+
+        Nothing is recorded, and the problem may be too large for this machine's memory.
+
+        Raises:
+            SelectionError, UsageError, SpecError, RegistryError, DeviceError: as :meth:`select`.
+        """
+        with self._file.lock:
+            return self._planners.of(Wanted(arch, revision, mask_impl, problem.operation)).decisions.of(problem).kernels
+
     def plan(self, problem: Problem, kernel: Kernel) -> Plan:
         """Like :meth:`select`, but ``kernel``, one of :meth:`candidates`, runs as the stage of its family.
 

@@ -158,7 +158,7 @@ class _Rank:
         for length in self._lengths:
             seen = _mask(length, window)
             packed = (length, length // 2)
-            yield self._problem(batch=1, seqlen_q=length, **seen)
+            yield from self._dense(batch=1, seqlen_q=length, **seen)
             yield self._problem(seqlens_q=packed, **seen)
             yield self._paged(seqlens_q=packed, seqlen_k=length, **seen)
 
@@ -169,8 +169,8 @@ class _Rank:
             last = {} if window is None or length <= window else _mask(length, window)
             for batch in self._batches:
                 one = {"batch": batch, "seqlen_q": 1, "seqlen_k": length, **last}
-                yield self._problem(**one)
-                yield self._problem(op="splitkv", **one)
+                yield from self._dense(**one)
+                yield from self._dense(op="splitkv", **one)
                 yield self._paged("splitkv", **one)
                 yield self._paged(seqlens_q=(1,) * batch, seqlen_k=length, **_mask(length, window))
 
@@ -180,12 +180,19 @@ class _Rank:
             raise UsageError("phase train: no kernel computes the gradient of attention with a soft cap")
         for length in self._lengths:
             fields = {**_mask(length, window), "dropout": self.model.dropout}
-            for tokens in ({"batch": 1, "seqlen_q": length}, {"seqlens_q": (length, length // 2)}):
-                yield self._problem(lse=True, **tokens, **fields)
-                yield self._problem(op="bwd", **tokens, **fields)
+            packed = (length, length // 2)
+            yield from self._dense(batch=1, seqlen_q=length, lse=True, **fields)
+            yield from self._dense(batch=1, seqlen_q=length, op="bwd", **fields)
+            yield self._problem(seqlens_q=packed, lse=True, **fields)
+            yield self._problem(seqlens_q=packed, op="bwd", **fields)
 
     def _problem(self, **fields: Any) -> Problem:
         return Problem(**self.common, **fields)
+
+    def _dense(self, **fields: Any) -> Iterator[Problem]:
+        """Heads before tokens, and tokens before heads."""
+        for layout in ("bhsd", "bshd"):
+            yield self._problem(layout=layout, **fields)
 
     def _paged(self, op: str = "pagedkv", **fields: Any) -> Problem:
         return self._problem(op=op, page_size=self.deployment.page_size, **fields)

@@ -168,6 +168,33 @@ def _print_written(kernels: int, out: Path, written: Sequence[Path]) -> None:
     print(f"{counted(kernels, 'kernel')} in {out}: {counted(len(written), 'file')} written or changed")
 
 
+@export.command("filter", cls=DemandCommand)
+def generator_filter(
+    context: typer.Context,
+    arch: Annotated[str | None, options.arch_option("AMD arch: gfx90a, gfx942, ...")] = None,
+    form: options.Format = "table",
+) -> None:
+    """Print filters for CK's generate.py.
+
+    With them, upstream's generator makes exactly the kernels for a trace, a set or a model. The note on stderr has the
+    options for a call of it. An API with several patterns is named as often: the generator then writes all of the
+    kernels, but its dispatcher only with those of the last pattern.
+
+    Example: catalog export filter --model config.json --tp 8 --arch gfx942
+    """
+    from catalog.errors import UsageError
+    from catalog.ops.attention.upstream.filters import COLUMNS, commands, filters_of
+
+    catalog = open_catalog(context)
+    answers = stated_demand(context).read(arch).answers(catalog)
+    if not answers.complete:
+        raise UsageError("\n".join(answers.reasons))
+    filters = filters_of(catalog.connection, answers.plans.values())
+    print_rows(COLUMNS, [one.row for one in filters], form)
+    for line in (*answers.reasons, *commands(filters, answers.kernels[0].lineage)):
+        note(line)
+
+
 @app.command(cls=DemandCommand)
 def freeze(
     context: typer.Context,

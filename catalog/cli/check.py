@@ -40,7 +40,9 @@ def check(
     ] = None,
     form: options.Format = "table",
 ) -> None:
-    """Check that the cache has every kernel for a trace, a set, a model or a file of choices.
+    """Check that the cache has the kernels for problems.
+
+    These are the problems of a trace, a set or a model, or those of a file of choices.
 
     Lists each library that is absent, unsound, or of another ABI. No compiler is started: a library of any compiler
     counts, as it does when compiling is disabled. A file of choices needs exactly the libraries that it names.

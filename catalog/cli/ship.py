@@ -205,9 +205,9 @@ def freeze(
     ck_root: options.CkRoot = None,
     form: options.Format = "table",
 ) -> None:
-    """Write the choices for a trace, a set or a model to a file.
+    """Write the kernels chosen for problems to a file.
 
-    With CATALOG_CHOICES=FILE, selection uses that file alone: every process chooses the same kernels, whatever it has
+    These are the problems of a trace, a set or a model. With CATALOG_CHOICES=FILE, selection uses that file alone: every process chooses the same kernels, whatever it has
     measured, and no catalog or compiler is needed. The kernels must be built.
 
     Example: catalog freeze --trace calls.jsonl -o choices.lock

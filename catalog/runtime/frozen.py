@@ -17,9 +17,9 @@ from catalog.ops import problem_of
 from catalog.runtime.choices import ChosenForm, FormChoices, Library, fault_of, parsed, read_choices
 from catalog.runtime.devices.here import Devices, resolve_arch
 from catalog.runtime.guard import Guard
-from catalog.runtime.memory import check_fits
 from catalog.runtime.plan import Plan, Shared
 from catalog.runtime.select import Choice
+from catalog.runtime.splits import check_fits
 from catalog.schema.kernel import Kernel
 from catalog.schema.lineage import Wanted
 from catalog.schema.problem import Problem

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
-from typing import TYPE_CHECKING
 
 from catalog.errors import ProblemError
 from catalog.ops import operation_of
-from catalog.runtime.splits import wanted_splits
-from catalog.schema.kernel import Kernel
 from catalog.schema.problem import Problem
-
-if TYPE_CHECKING:
-    from catalog.runtime.devices.host.device import HostDevice
 
 _ANY_SPLITS = 4096
 """An upper bound on the number of splits: a few are chosen per thread."""
@@ -75,16 +69,6 @@ def check_room(problem: Problem, num_splits: int = 0) -> None:
     pools = operation_of(problem).pools(problem)
     held = {name: tensor.bytes for name, tensor in problem.tensors.items() if tensor.role == "output" or name in pools}
     _check(problem, {**held, **_workspace(problem, num_splits)}, _at_least_one(problem, num_splits))
-
-
-def check_fits(problem: Problem, kernels: Sequence[Kernel], host: HostDevice | None) -> None:
-    """Check that a run of ``kernels`` on the ``host`` fits into its memory; None is another device, which says itself.
-
-    Raises:
-        ProblemError: as :func:`check_room`.
-    """
-    if host is not None and not surely_fits(problem):
-        check_room(problem, wanted_splits(problem, kernels, host.threads))
 
 
 def _workspace(problem: Problem, num_splits: int) -> Mapping[str, int]:

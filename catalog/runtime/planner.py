@@ -16,9 +16,9 @@ from catalog.runtime.catalog_file import CatalogFile, read_spec
 from catalog.runtime.decisions import Decisions
 from catalog.runtime.devices.here import Devices
 from catalog.runtime.frozen import FrozenPlanner
-from catalog.runtime.memory import check_fits
 from catalog.runtime.plan import Plan, Shared
 from catalog.runtime.select import Choice, Selector
+from catalog.runtime.splits import check_fits
 from catalog.schema.kernel import Kernel
 from catalog.schema.lineage import Wanted
 from catalog.schema.problem import Problem

@@ -45,13 +45,15 @@ class Filter:
 
 
 def commands(filters: Sequence[Filter], lineage: Lineage) -> list[str]:
-    """The options of the generator for ``filters``: a line for each receipt."""
+    """Calls of the generator with ``filters``, one for each receipt; it must be of the lineage's revision."""
     lines = []
     for receipt in sorted({one.receipt for one in filters}):
         rows = [one.row for one in filters if one.receipt == receipt]
         apis, patterns = (",".join(str(row[place]) for row in rows) for place in (1, 2))
-        targets = "" if lineage.revision == "2025-07" else f" --targets {lineage.arch}"
-        lines.append(f"--receipt {receipt} --mask {lineage.variant}{targets} --api {apis} --filter '{patterns}'")
+        which = f"--receipt {receipt} --mask {lineage.variant}"
+        if lineage.revision != "2025-07":  # whose generator makes the kernels of every target
+            which += f" --targets {lineage.arch}"
+        lines.append(f"generate.py {which} --api {apis} --filter '{patterns}'")
     return lines
 
 

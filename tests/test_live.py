@@ -13,6 +13,7 @@ from pathlib import Path
 
 import command
 import pytest
+from conftest import slow_but
 
 from catalog.errors import GeneratorError, UsageError
 from catalog.ops.attention.names import parse_name
@@ -312,7 +313,7 @@ def test_names_that_belie_the_command_line_are_of_no_known_revision(tmp_path: Pa
     assert generator.names(request_of(), 2) == reference(2)  # compared with 2026-05, as --revision may ask
 
 
-@pytest.mark.parametrize("model", ["llama-3.1-8b", "gemma-2-9b", "mixtral-8x7b"])
+@pytest.mark.parametrize("model", slow_but(["mixtral-8x7b"], ["llama-3.1-8b", "gemma-2-9b", "mixtral-8x7b"]))
 def test_a_generator_makes_exactly_the_kernels_of_a_filter(model: str, gfx950: Catalog, tmp_path: Path) -> None:
     root = make_checkout(tmp_path / "ck", FILTERS.replace("{stages}", repr(STAGES)))
     give_names(

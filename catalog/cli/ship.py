@@ -207,8 +207,9 @@ def freeze(
 ) -> None:
     """Write the kernels chosen for problems to a file.
 
-    These are the problems of a trace, a set or a model. With CATALOG_CHOICES=FILE, selection uses that file alone: every process chooses the same kernels, whatever it has
-    measured, and no catalog or compiler is needed. The kernels must be built.
+    These are the problems of a trace, a set or a model. With CATALOG_CHOICES=FILE, selection uses that file alone:
+    every process chooses the same kernels, whatever it has measured, and no catalog or compiler is needed. The kernels
+    must be built.
 
     Example: catalog freeze --trace calls.jsonl -o choices.lock
     """

@@ -25,7 +25,7 @@ def wanted_splits(problem: Problem, kernels: Sequence[Kernel], threads: int) -> 
 
 
 def check_fits(problem: Problem, kernels: Sequence[Kernel], host: HostDevice | None) -> None:
-    """Check that a run of ``kernels`` fits into the memory of the ``host``; None: it runs elsewhere, nothing is checked.
+    """Check that a run of ``kernels`` fits into the memory of the ``host``; None: they run elsewhere, unchecked.
 
     Raises:
         ProblemError: as :func:`~catalog.runtime.memory.check_room`.

@@ -7,6 +7,7 @@ nearest frozen one about whose sizes the rules say the same, so lengths need not
 
 from __future__ import annotations
 
+import math
 import sqlite3
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -208,24 +209,26 @@ class ChosenForm:
 
         self._questions = form.questions
         self._connection = connection
-        self._by_answers: dict[tuple[Any, ...], list[tuple[Problem, tuple[int, ...]]]] = {}
+        self._frozen: dict[Problem, tuple[int, ...]] = {}
+        self._by_answers: dict[tuple[Any, ...], list[tuple[tuple[float, ...], tuple[int, ...]]]] = {}
         for choice in form.choices:
             problem = problem_of(choice.problem)
-            self._by_answers.setdefault(self._answers(problem), []).append((problem, choice.stages))
+            self._frozen[problem] = choice.stages
+            self._by_answers.setdefault(self._answers(problem), []).append((problem.coordinates, choice.stages))
 
     def _answers(self, problem: Problem) -> tuple[Any, ...]:
         return self._questions.answers(problem, self._connection)
 
     def stages(self, problem: Problem) -> tuple[int, ...] | None:
-        """The stages of the problem itself, or of the nearest one for which the rules say the same; None without."""
-        there = self._by_answers.get(self._answers(problem), ())
-        here = problem.coordinates
+        """The stages of the problem itself, or of the nearest one for which the rules say the same; None without.
 
-        def distance(known: tuple[Problem, tuple[int, ...]]) -> tuple[bool, float]:
-            apart = sum((a - b) ** 2 for a, b in zip(known[0].coordinates, here, strict=True))
-            return known[0] != problem, apart
-
-        return min(there, key=distance)[1] if there else None
+        Of equally near ones, the first in the file counts.
+        """
+        stages = self._frozen.get(problem)
+        if stages is not None:
+            return stages
+        near, here = self._by_answers.get(self._answers(problem), ()), problem.coordinates
+        return min(near, key=lambda known: math.dist(known[0], here))[1] if near else None
 
 
 def parsed(form: FormChoices, connection: sqlite3.Connection, path: Path) -> ChosenForm:

@@ -27,6 +27,7 @@ from catalog.schema.spec_files import DEFAULT_REVISION
 
 if TYPE_CHECKING:
     from catalog.runtime.devices import Device
+    from catalog.schema.problem_form import Form
 
 _Place = tuple[str, str, str]
 """The text of a form, an arch and a variant."""
@@ -49,11 +50,11 @@ class FrozenPlanner:
         self._devices = devices
         self._choices = read_choices(path)
         self._libraries = {library.kernel.id: library for library in self._choices.libraries}
-        self._checked: set[str] = set()
         self._cache = Cache(settings.settings().cache_dir)
         self._calculator = sqlite3.connect(":memory:", check_same_thread=False)
         self._forms: dict[_Place, list[FormChoices]] = {}
-        self._parsed: dict[int, ChosenForm] = {}
+        self._ways: dict[tuple[Form, Wanted], tuple[str, list[ChosenForm]]] = {}
+        self._sound: dict[tuple[int, ...], tuple[Kernel, ...]] = {}
         for form in sorted(self._choices.forms, key=lambda form: (form.revision != DEFAULT_REVISION, form.revision)):
             self._forms.setdefault((self._text(form), form.arch, form.variant), []).append(form)
 
@@ -70,40 +71,44 @@ class FrozenPlanner:
             ChoicesError: the file has none, or the cache does not have its libraries; the message names them.
             ProblemError: a run would need more memory than this machine has.
         """
-        arch = resolve_arch(wanted.arch)
-        stages = next(filter(None, (form.stages(problem) for form in self._candidates(problem, arch, wanted))), None)
-        if stages is None:
+        arch, forms = self._ways.get((problem.form, wanted)) or self._way(problem, wanted)
+        for form in forms:
+            stages = form.stages(problem)
+            if stages is not None:
+                break
+        else:
             raise ChoicesError(
                 f"{self.path} has no choice for the problem {problem.key} on {arch}",
                 hint="Add it to the trace, set or model that catalog freeze reads, and freeze again.",
             )
-        kernels = tuple(self._choices.libraries[place].kernel for place in stages)
-        for kernel in kernels:
-            if kernel.id not in self._checked:
-                self._check(self._libraries[kernel.id])
-                self._checked.add(kernel.id)
+        kernels = self._sound.get(stages)
+        if kernels is None:
+            kernels = self._sound[stages] = self._kernels(stages)
         check_fits(problem, kernels, self._devices.host_of(wanted.arch))
         return Plan(problem, arch, kernels, self)
 
-    def _candidates(self, problem: Problem, arch: str, wanted: Wanted) -> list[ChosenForm]:
+    def _way(self, problem: Problem, wanted: Wanted) -> tuple[str, list[ChosenForm]]:
+        """The arch, and the choices for problems of this form, those of the default revision first."""
+        arch = resolve_arch(wanted.arch)
         forms = self._forms.get((problem.form.text, arch, wanted.variant), ())
-        found = []
-        for form in forms:
-            if wanted.revision in (None, form.revision):
-                if id(form) not in self._parsed:
-                    self._parsed[id(form)] = parsed(form, self._calculator, self.path)
-                found.append(self._parsed[id(form)])
-        return found
+        asked = [form for form in forms if wanted.revision in (None, form.revision)]
+        way = arch, [parsed(form, self._calculator, self.path) for form in asked]
+        if asked:
+            self._ways[problem.form, wanted] = way
+        return way
 
-    def _check(self, library: Library) -> None:
-        """Check the record of a library, which is quick; its bytes are checked when it is loaded.
+    def _kernels(self, stages: Sequence[int]) -> tuple[Kernel, ...]:
+        """The kernels of a plan, after a check of their libraries' records; the bytes are checked by a load.
 
         Raises:
-            ChoicesError: the choice is stale.
+            ChoicesError: a choice is stale.
         """
-        fault = fault_of(library, self._cache)
-        if fault is not None:
-            raise self._stale(library, fault)
+        libraries = [self._choices.libraries[place] for place in stages]
+        for library in libraries:
+            fault = fault_of(library, self._cache)
+            if fault is not None:
+                raise self._stale(library, fault)
+        return tuple(library.kernel for library in libraries)
 
     def _stale(self, library: Library, fault: str) -> ChoicesError:
         return ChoicesError(

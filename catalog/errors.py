@@ -91,6 +91,10 @@ class SelectionError(CatalogError):
     """No kernel in the catalog answers the problem."""
 
 
+class ChoicesError(CatalogError):
+    """A file of frozen choices is damaged, has no choice for a problem, or names a kernel that the cache lacks."""
+
+
 class ToolchainError(CatalogError):
     """No compiler for the target is usable; the message names what is missing and the package that provides it."""
 

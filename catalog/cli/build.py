@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from catalog.cli import cache, options
+from catalog.cli.demand import DemandCommand, stated_demand
 from catalog.cli.options import open_catalog
 from catalog.cli.printing import note, print_result, print_rows
 from catalog.cli.progress import each_built, fraction_done
@@ -17,6 +18,8 @@ from catalog.cli.progress import each_built, fraction_done
 if TYPE_CHECKING:
     from catalog.build.builder import Artifact
     from catalog.build.pools import Pool
+    from catalog.runtime.catalog import Catalog
+    from catalog.schema.kernel import Kernel
 
 app = typer.Typer()
 app.add_typer(cache.app)
@@ -92,11 +95,13 @@ def populate(
     print(f"{counted(done.kernels, 'kernel')} of {what} in {done.seconds:.2f} s -> {catalog.path}")
 
 
-@app.command()
+@app.command(cls=DemandCommand)
 def build(
     context: typer.Context,
-    where: Annotated[str, typer.Argument(metavar="EXPR", help="SQL expression: which kernels.")],
-    arch: options.Arch = "host",
+    where: Annotated[str | None, typer.Argument(metavar="EXPR", help="SQL expression: which kernels.")] = None,
+    arch: Annotated[
+        str | None, options.arch_option("Arch: gfx950, host, ... Default: host, or the archs of the trace.")
+    ] = None,
     jobs: options.Jobs = None,
     limit: Annotated[int | None, typer.Option(help="At most N kernels.", metavar="N")] = None,
     ck_root: options.CkRoot = None,
@@ -123,47 +128,103 @@ def build(
 ) -> None:
     """Compile kernels into the cache, in parallel.
 
+    These are the kernels that meet an expression, or every stage of every plan for the problems of a trace, a set or a
+    model. If one of these fails, the kernel that is selected instead is compiled.
+
     Kernels of AMD archs are compiled from a CK checkout. No GPU is needed: nothing is loaded or run.
 
     Kernels in the cache are not compiled again, so the same command continues after Ctrl-C, which stops the running
-    compilers and keeps what is finished. Exits with 1 when a kernel failed, 130 after Ctrl-C.
+    compilers and keeps what is finished. Exits with 1 when a kernel failed or a problem has no kernels, 130 after
+    Ctrl-C.
 
     Example: catalog build "hdim_q=64 AND dtype='fp32' AND mask='causal'" --jobs 2
+
+    Example: catalog build --trace calls.jsonl
+
+    Example: catalog build --model config.json --tp 8 --max-len 32768 --arch gfx942
     """
-    from catalog.build.builder import BuildFailure
-    from catalog.messages import counted
-    from catalog.registry.query import Query, hints
-    from catalog.runtime.build_run import COLUMNS, BuildRun, kernels_to_build
-    from catalog.runtime.devices.here import resolve_arch
+    from catalog.errors import UsageError
     from catalog.settings import choose
 
+    stated = stated_demand(context)
+    if (where is None) is not bool(stated) or (stated and (limit, operation) != (None, None)):
+        raise UsageError(
+            "give either EXPR, perhaps with --limit or --operation, or one of --trace, --shapes and --model",
+            hint="For example: catalog build --trace calls.jsonl",
+        )
     choose(ck_root=ck_root)
     catalog = open_catalog(context)
-    run = BuildRun(catalog, kernels_to_build(catalog, where, arch, limit, operation))
-    total = len(run.kernels)
-    if not total:
+    if where is None:
+        demand = stated.read(arch)
+        code = _build(catalog, demand.rounds(catalog), scheduler, jobs, keep_going, verbose, form)
+        answers = demand.answers(catalog)
+        for line in (*answers.reasons, answers.about):
+            note(line)
+        raise typer.Exit(code or int(not answers.complete))
+    kernels = _kernels_meeting(catalog, where, arch or "host", limit, operation)
+    raise typer.Exit(_build(catalog, [kernels], scheduler, jobs, keep_going, verbose, form))
+
+
+def _kernels_meeting(
+    catalog: Catalog, where: str, arch: str, limit: int | None, operation: str | None
+) -> Sequence[Kernel]:
+    """The kernels to build, with hints if there are none."""
+    from catalog.registry.query import Query, hints
+    from catalog.runtime.build_run import kernels_to_build
+    from catalog.runtime.devices.here import resolve_arch
+
+    kernels = kernels_to_build(catalog, where, arch, limit, operation)
+    if not kernels:
         note(f"No kernel of {resolve_arch(arch)} meets the expression.")
         for hint in hints(Query(where)):
             note(f"Hint: {hint}")
+    return kernels
+
+
+def _build(
+    catalog: Catalog,
+    rounds: Iterable[Sequence[Kernel]],
+    scheduler: str | None,
+    jobs: int | None,
+    keep_going: bool,
+    verbose: bool,
+    form: str,
+) -> int:
+    """Build one list of kernels after another, print the results, and return the exit code."""
+    from catalog.build.builder import BuildFailure
+    from catalog.messages import counted
+    from catalog.runtime.build_run import COLUMNS, BuildRun
+
+    run = BuildRun(catalog)
     try:
-        with _pool(scheduler, jobs) as pool, each_built(total, pool.at_once) as (advance, say):
-            before = catalog.built(run.kernels)
-            if before:
-                say(f"{before:,} of {counted(total, 'kernel')} already built, {total - before:,} left")
+        with _pool(scheduler, jobs) as pool:
+            for kernels in rounds:
+                run.add(kernels)
+                total = len(kernels)
+                with each_built(total, pool.at_once) as (advance, say):
+                    before = catalog.built(kernels)
+                    if before:
+                        say(f"{before:,} of {counted(total, 'kernel')} already built, {total - before:,} left")
 
-            def on_done(ended: Artifact | BuildFailure) -> None:
-                run.ended.append(ended)
-                advance(isinstance(ended, BuildFailure) or not ended.cached)
-                if verbose or isinstance(ended, BuildFailure):
-                    say(run.line(ended))
+                    def on_done(
+                        ended: Artifact | BuildFailure,
+                        advance: Callable[[bool], None] = advance,
+                        say: Callable[[str], None] = say,
+                    ) -> None:
+                        run.ended.append(ended)
+                        advance(isinstance(ended, BuildFailure) or not ended.cached)
+                        if verbose or isinstance(ended, BuildFailure):
+                            say(run.line(ended))
 
-            catalog.builder.build_many(run.kernels, on_done=on_done, fail_fast=not keep_going, pool=pool)
+                    catalog.builder.build_many(kernels, on_done=on_done, fail_fast=not keep_going, pool=pool)
+                if run.failures and not keep_going:
+                    break
     except KeyboardInterrupt:
         run.interrupted = True
     for line in run.reasons:
         note(line)
     print_result(run.summary, COLUMNS, run.rows, form)
-    raise typer.Exit(run.exit_code)
+    return run.exit_code
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from catalog.cli import options
+from catalog.cli.demand import DemandCommand, stated_demand
 from catalog.cli.options import db_path, open_catalog
 from catalog.cli.printing import note, print_rows
 
@@ -26,6 +27,54 @@ def doctor(context: typer.Context, form: options.Format = "table") -> None:
     from catalog.doctor import Finding, diagnose
 
     print_rows(Finding._fields, diagnose(db_path(context)), form)
+
+
+@app.command(cls=DemandCommand)
+def check(
+    context: typer.Context,
+    choices: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The libraries that catalog freeze wrote to this file.")
+    ] = None,
+    arch: Annotated[
+        str | None, options.arch_option("Arch: gfx950, host, ... Default: host, or the archs of the trace.")
+    ] = None,
+    form: options.Format = "table",
+) -> None:
+    """Check that the cache has the kernels for problems.
+
+    These are the problems of a trace, a set or a model, or those of a file of choices.
+
+    Lists each library that is absent, unsound, or of another ABI. No compiler is started: a library of any compiler
+    counts, as it does when compiling is disabled. A file of choices needs exactly the libraries that it names.
+
+    Exits with 1 when a library is not usable or a problem has no kernels.
+
+    Example: catalog check --trace calls.jsonl
+
+    Example: catalog check --model config.json --tp 8 --arch gfx942
+    """
+    from catalog.errors import UsageError
+    from catalog.messages import counted
+    from catalog.runtime.catalog import Catalog
+    from catalog.runtime.readiness import COLUMNS, faults_of_choices, faults_of_kernels
+
+    stated, notes, complete = stated_demand(context), list[str](), True
+    if choices is not None:
+        if stated or arch is not None:
+            raise UsageError("--choices cannot be combined with another source of problems or with --arch")
+        faults = faults_of_choices(choices)
+    else:
+        # Selection that may compile ignores what the cache has, and so shows what it should have.
+        catalog = Catalog(db_path(context), compile=True)
+        answers = stated.read(arch).answers(catalog)
+        notes, complete = [*answers.reasons, answers.about], answers.complete
+        faults = faults_of_kernels(catalog, answers.kernels)
+    if faults or form != "table":
+        print_rows(COLUMNS, faults, form)
+    for line in (*notes, f"{counted(len(faults), 'library')} missing or unusable"):
+        note(line)
+    if faults or not complete:
+        raise typer.Exit(1)
 
 
 @app.command()

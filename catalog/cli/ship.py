@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from catalog.cli import options
+from catalog.cli.demand import DemandCommand, stated_demand
 from catalog.cli.options import open_catalog
-from catalog.cli.printing import note, print_rows
+from catalog.cli.printing import note, print_result, print_rows
 from catalog.cli.progress import fraction_done
 from catalog.messages import counted
 
@@ -204,6 +205,64 @@ def _each_written(total: int) -> Iterator[Callable[[Kernel], None]]:
 
 def _print_written(kernels: int, out: Path, written: Sequence[Path]) -> None:
     print(f"{counted(kernels, 'kernel')} in {out}: {counted(len(written), 'file')} written or changed")
+
+
+@export.command("filter", cls=DemandCommand)
+def generator_filter(
+    context: typer.Context,
+    arch: Annotated[str | None, options.arch_option("AMD arch: gfx90a, gfx942, ...")] = None,
+    form: options.Format = "table",
+) -> None:
+    """Print filters for CK's generate.py.
+
+    With them, upstream's generator makes exactly the kernels for a trace, a set or a model. The note on stderr has the
+    options for a call of it. An API with several patterns is named as often: the generator then writes all of the
+    kernels, but its dispatcher only with those of the last pattern.
+
+    Example: catalog export filter --model config.json --tp 8 --arch gfx942
+    """
+    from catalog.errors import UsageError
+    from catalog.ops.attention.upstream.filters import COLUMNS, commands, filters_of
+
+    catalog = open_catalog(context)
+    answers = stated_demand(context).read(arch).answers(catalog)
+    if not answers.complete:
+        raise UsageError("\n".join(answers.reasons))
+    filters = filters_of(catalog.connection, answers.plans.values())
+    print_rows(COLUMNS, [one.row for one in filters], form)
+    for line in (*answers.reasons, *commands(filters, answers.kernels[0].lineage)):
+        note(line)
+
+
+@app.command(cls=DemandCommand)
+def freeze(
+    context: typer.Context,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The file of choices to write.")],
+    arch: Annotated[
+        str | None, options.arch_option("Arch: gfx950, host, ... Default: host, or the archs of the trace.")
+    ] = None,
+    ck_root: options.CkRoot = None,
+    form: options.Format = "table",
+) -> None:
+    """Write the kernels chosen for problems to a file.
+
+    These are the problems of a trace, a set or a model. With CATALOG_CHOICES=FILE, selection uses that file alone:
+    every process chooses the same kernels, whatever it has measured, and no catalog or compiler is needed. The kernels
+    must be built.
+
+    Example: catalog freeze --trace calls.jsonl -o choices.lock
+    """
+    from catalog.runtime.choices import freeze as freeze_choices
+    from catalog.settings import choose
+
+    choose(ck_root=ck_root)
+    catalog = open_catalog(context)
+    answers = stated_demand(context).read(arch).answers(catalog)
+    done = freeze_choices(catalog, answers, out)
+    for line in answers.reasons:
+        note(line)
+    text = f"{counted(done.problems, 'problem')} and {counted(done.libraries, 'library')} -> {out}"
+    print_result(text, ["file", "problems", "libraries"], [[str(out), done.problems, done.libraries]], form)
 
 
 @app.command()

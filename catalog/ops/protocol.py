@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from catalog.errors import BuildError, UsageError
 from catalog.schema.arguments import Arguments
 from catalog.schema.columns import Column
+from catalog.schema.deployment import Deployment
 from catalog.schema.kernel import Kernel
 from catalog.schema.problem import Problem
 from catalog.schema.traits import Traits
@@ -293,6 +294,18 @@ class Operation(Emitter, ABC):
             family: family of the main stage.
             traits: the :attr:`smoke_traits` of a kernel.
         """
+
+    def problems_of_model(self, config: Mapping[str, Any], deployment: Deployment) -> Iterable[Problem]:
+        """The problems of one rank of a model: what kernels must be built for. By default none.
+
+        Args:
+            config: the model's configuration, as Hugging Face's libraries write it.
+            deployment: how the model is deployed.
+
+        Raises:
+            UsageError: a field of ``config`` is missing or wrong, or the ranks cannot share the model.
+        """
+        return ()
 
     def label(self, problem: Any) -> str:
         """A word or two that distinguish problems in a report: by default the element type."""

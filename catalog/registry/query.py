@@ -25,6 +25,7 @@ from catalog.errors import CatalogError, QueryError, RegistryError
 from catalog.messages import did_you_mean, near
 from catalog.ops import DEFAULT, operation, operations
 from catalog.registry.connection import connect, open_as_allowed
+from catalog.registry.journal import journal_for
 from catalog.registry.migrate import STEPS
 from catalog.registry.query_hints import (
     FUNCTIONS,
@@ -322,6 +323,9 @@ class Session:
 
     def _open(self) -> tuple[str, ...]:
         """Open the file, and return the columns of its view."""
+        with suppress(RegistryError):  # a file that cannot be written can be read as it is
+            if self._path.is_file() and journal_for(self._path) != "wal":
+                connect(self._path).close()  # which leaves WAL mode
         try:
             version = open_as_allowed(self._path, "mode=ro", self._open_with)
             if 0 < version < len(STEPS):

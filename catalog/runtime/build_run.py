@@ -30,12 +30,17 @@ class BuildRun:
     """A build of many kernels, with the results so far."""
 
     catalog: Catalog
-    kernels: Sequence[Kernel]
+    kernels: list[Kernel] = field(default_factory=list)
     ended: list[Artifact | BuildFailure] = field(default_factory=list)
     interrupted: bool = False
 
     def __post_init__(self) -> None:
         self._names = {kernel.id: kernel.name for kernel in self.kernels}
+
+    def add(self, kernels: Sequence[Kernel]) -> None:
+        """Add kernels that are about to be built."""
+        self.kernels += kernels
+        self._names.update((kernel.id, kernel.name) for kernel in kernels)
 
     @property
     def artifacts(self) -> list[Artifact]:
@@ -118,12 +123,20 @@ def kernels_to_build(
         QueryError, RegistryError: as :meth:`Catalog.kernels`.
     """
     arch = resolve_arch(arch)
-    of = operation or DEFAULT
-    catalog.spec(arch, operation=of)  # report an unknown arch before anything else
-    if not catalog.populated(arch, of):
-        revision = _checkout_revision() if backend_of(arch) is HIP else None
-        catalog.populate(arch, revision=revision, operation=of)
+    populate_to_build(catalog, arch, operation or DEFAULT)
     return catalog.kernels(where, arch=arch, limit=limit, operation=operation)
+
+
+def populate_to_build(catalog: Catalog, arch: str, operation: str) -> None:
+    """Populate ``arch`` unless the catalog has it; an AMD arch at the revision of the CK checkout if there is one.
+
+    Raises:
+        UsageError, SpecError, DeviceError, RegistryError: as :meth:`Catalog.populate`.
+    """
+    catalog.spec(arch, operation=operation)  # report an unknown arch before anything else
+    if not catalog.populated(arch, operation):
+        revision = _checkout_revision() if backend_of(arch) is HIP else None
+        catalog.populate(arch, revision=revision, operation=operation)
 
 
 def build_fallback(catalog: Catalog, arch: str) -> Path:

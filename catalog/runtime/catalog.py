@@ -24,7 +24,7 @@ from catalog.runtime.planner import Planners
 from catalog.runtime.select import Candidate, Choice
 from catalog.schema.arch_spec import ArchSpec
 from catalog.schema.kernel import Kernel
-from catalog.schema.lineage import LINEAGE_OF_POPULATION, Wanted
+from catalog.schema.lineage import LINEAGE_OF_POPULATION, Lineage, Wanted
 from catalog.schema.problem import Problem
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from catalog.rules.populate import Populated, Progress
     from catalog.rules.restriction import Restriction
     from catalog.runtime.build_log import BuildLog
+    from catalog.runtime.decisions import Questions
     from catalog.runtime.devices import Device, DeviceInfo
     from catalog.runtime.devices.host.device import HostDevice
 
@@ -101,8 +102,11 @@ class Catalog:
         facts decide (:mod:`catalog.runtime.decisions`). :meth:`populate` and :meth:`forget` clear the cache. A problem
         that was never measured is recorded as a miss unless the settings turn that off; see :meth:`misses`.
 
+        If the settings name frozen choices, only these decide, and nothing is recorded.
+
         Raises:
             SelectionError: no kernel answers the problem; the message names the trait or rule that leaves none.
+            ChoicesError: the choices are frozen, and have none for the problem, or a stale one.
             ProblemError: the arch is this machine's CPU, and a run would need more memory than the machine has.
             UsageError, SpecError, RegistryError, DeviceError: as :meth:`populate`.
         """
@@ -112,6 +116,29 @@ class Catalog:
             with self._file.lock:
                 plan = self._planners.plan(key)
         return plan
+
+    def stages(
+        self, problem: Problem, *, arch: str = "host", revision: str | None = None, mask_impl: str = "generic"
+    ) -> tuple[Kernel, ...]:
+        """The kernels of the plan that :meth:`select` makes, for use without running them.
+
+        Nothing is recorded, and the problem may be too large for this machine's memory.
+
+        Raises:
+            SelectionError, UsageError, SpecError, RegistryError, DeviceError: as :meth:`select`.
+        """
+        with self._file.lock:
+            return self._planners.of(Wanted(arch, revision, mask_impl, problem.operation)).decisions.of(problem).kernels
+
+    def questions(self, problem: Problem, lineage: Lineage) -> Questions:
+        """What the rules of a lineage ask about the sizes of problems like this one.
+
+        Raises:
+            UsageError, SpecError, RegistryError, DeviceError: as :meth:`populate`.
+        """
+        wanted = Wanted(lineage.arch, lineage.revision, lineage.variant, lineage.operation)
+        with self._file.lock:
+            return self._planners.of(wanted).decisions.questions(problem)
 
     def plan(self, problem: Problem, kernel: Kernel) -> Plan:
         """Like :meth:`select`, but ``kernel``, one of :meth:`candidates`, runs as the stage of its family.

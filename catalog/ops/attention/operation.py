@@ -25,6 +25,7 @@ from catalog.ops.attention.tensors import zeroed_outputs
 from catalog.ops.attention.traits import Family
 from catalog.ops.attention.workspace import partial_bytes, splits_of, workspace_of
 from catalog.ops.protocol import Operation
+from catalog.schema.deployment import Deployment
 from catalog.schema.kernel import Kernel
 from catalog.schema.workspace import Workspace
 
@@ -153,6 +154,12 @@ class Attention(Operation):
         from catalog.ops.attention.tolerance import tolerances
 
         return tolerances(problem, inputs, problem.tensors["q"].element if rounds_products else "float32")
+
+    def problems_of_model(self, config: Mapping[str, Any], deployment: Deployment) -> Iterable[Problem]:
+        """As :func:`catalog.ops.attention.models.problems_of_model`."""
+        from catalog.ops.attention.models import problems_of_model
+
+        return problems_of_model(config, deployment)
 
     def label(self, problem: Problem) -> str:
         """Its ``op`` and element type."""

@@ -28,9 +28,7 @@ LimitOption = Annotated[int | None, typer.Option(min=1, help="At most N kernels,
 LibraryOption = Annotated[str, typer.Option("--prefix", help="Prefix of the C names and of the library: libPREFIX.so.")]
 ProjectOption = Annotated[str, typer.Option("--format", help="Build files: cmake, make or ninja.")]
 
-TableOption = Annotated[
-    str | None, typer.Option("--table", metavar="NAME", help="Table of the format: a8w8, fmoe, ...")
-]
+TableOption = Annotated[str | None, typer.Option("--table", metavar="NAME", help="Table of aiter: a8w8, fmoe, ...")]
 
 app = typer.Typer()
 export = typer.Typer(name="export", invoke_without_command=True, no_args_is_help=True)

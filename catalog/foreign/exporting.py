@@ -68,7 +68,7 @@ def export_untuned(
     form = read_format(_FORMAT, settings.data_dir())
     tables = form.tables if table is None else {table: form.table(table)}
     archs = [row[0] for row in catalog.connection.execute("SELECT DISTINCT arch FROM miss")] if arch is None else [arch]
-    found: dict[str, dict[str, Mapping[str, str]]] = {}
+    found: dict[str, dict[tuple[str, ...], Mapping[str, str]]] = {}
     for key, _ in (miss for name in archs for miss in catalog.misses(name)):
         try:
             problem = problem_of_key(key)
@@ -77,7 +77,7 @@ def export_untuned(
         for name, one in tables.items():
             fields = operation_of(problem).foreign_fields(form.name, name, problem) if one.untuned else None
             if fields is not None:
-                found.setdefault(one.untuned, {})[key] = {column: fields[column] for column in one.problem}
+                found.setdefault(one.untuned, {})[tuple(fields.values())] = fields
     return _written(out, {name: list(rows.values()) for name, rows in found.items()}, form, "miss")
 
 

@@ -1,11 +1,13 @@
 """Reading arch specs: the files of data/arch_specs, validated and merged by ``extends``.
 
 Files of one revision are in one folder. ``extends`` names a sibling, or a spec of the data folder. Merging: objects
-merge by key, lists append (the parent's items first), scalars override.
+merge by key, lists append (the parent's items first), scalars override. What equals a part of another file, such as
+one of another revision, is a reference to it: :mod:`catalog.schema.references`.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,7 @@ from catalog.schema.arch_spec import (
 )
 from catalog.schema.expressions import DEVICE_PARAMETERS, what_is_wrong
 from catalog.schema.lineage import OWN_SPACES
+from catalog.schema.references import References
 from catalog.settings import data_dir
 
 DEFAULT_REVISION = "2026-05"
@@ -153,7 +156,26 @@ def _merge(parent: Any, child: Any) -> Any:
     return child
 
 
-def _load_raw(path: Path, of: str, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
+def own_content(path: Path) -> dict[str, Any]:
+    """What the spec file ``path`` itself states, without what it extends.
+
+    Raises:
+        SpecError: the file cannot be read, or a reference in it names nothing.
+    """
+    return _references().object_in(path)
+
+
+def _references() -> References:
+    return References(_read_object, _beside)
+
+
+def _beside(path: Path, name: str) -> Path:
+    """The file ``name`` relative to the spec file ``path``, or else to its counterpart in the data folder."""
+    beside, there = (folder / name for folder in (path.parent, data_dir() / "arch_specs" / path.parent.name))
+    return Path(os.path.normpath(beside if beside.is_file() else there))
+
+
+def _load_raw(path: Path, of: str, references: References, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     if path in seen:
         raise SpecError(
             f"{seen[-1]}: extends: {path.stem!r} extends itself, by way of {' -> '.join(p.stem for p in seen)}"
@@ -161,19 +183,14 @@ def _load_raw(path: Path, of: str, seen: tuple[Path, ...] = ()) -> dict[str, Any
     if not path.is_file():
         there = ", ".join(sorted(p.stem for p in path.parent.glob("*.json")))
         raise SpecError(f"{seen[-1] if seen else path}: extends: no spec {path.stem!r} here; there are: {there}")
-    raw = {"operation": of} | _read_object(path)
+    raw = {"operation": of} | references.object_in(path)
     _validate(raw, path)
     parent = raw.get("extends")
     if parent is None:
         return raw
-    merged: dict[str, Any] = _merge(_load_raw(_base(path, parent), of, (*seen, path)), raw)
+    base = _beside(path, f"{parent}.json")
+    merged: dict[str, Any] = _merge(_load_raw(base, of, references, (*seen, path)), raw)
     return merged
-
-
-def _base(path: Path, name: str) -> Path:
-    """The spec ``name`` that ``path`` extends: its sibling, or else the one in the data folder."""
-    beside = path.with_name(f"{name}.json")
-    return beside if beside.is_file() else data_dir() / "arch_specs" / path.parent.name / beside.name
 
 
 def load_spec_file(path: Path, space: str | None = None, of: str = DEFAULT) -> ArchSpec:
@@ -185,7 +202,7 @@ def load_spec_file(path: Path, space: str | None = None, of: str = DEFAULT) -> A
         UsageError: the file describes no such space.
         SpecError: a file of the chain is missing or wrong; the message names file, path inside it, and what is allowed.
     """
-    merged = {key: value for key, value in _load_raw(path, of).items() if key != "extends"}
+    merged = {key: value for key, value in _load_raw(path, of, _references()).items() if key != "extends"}
     spec = _validate(merged, path)
     wrong = [f"{path}: {where}: {reason}" for where, reason in _wrong_receipts(spec)]
     if wrong:

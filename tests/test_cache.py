@@ -248,7 +248,7 @@ def test_a_read_only_catalog_and_cache_serve_what_they_have(tmp_path: Path) -> N
             assert refused.returncode == 1
             assert refused.stderr.splitlines()[-2].startswith("Error: "), refused.stderr
             assert message in refused.stderr
-        assert "1 library is sound" in catalog("cache", "verify").stdout
+        assert "1 library is intact, 0 damaged" in catalog("cache", "verify").stdout
 
 
 def test_a_read_only_catalog_whose_log_is_needed_says_so(tmp_path: Path) -> None:

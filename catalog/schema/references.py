@@ -57,7 +57,7 @@ class References:
     def _named(self, reference: Any, path: Path) -> Any:
         where, hash_sign, pointer = str(reference).partition("#/")
         if not hash_sign:
-            raise SpecError(f"{path}: {REF}: {reference!r}: expected a file, #/ and the path inside it: ck.json#/receipts")
+            raise SpecError(f"{path}: {REF}: {reference!r}: expected a file and a path in it: ck.json#/select")
         other = self._locate(path, where)
         if not other.is_file():
             raise SpecError(f"{path}: {REF}: {reference}: there is no file {other}")

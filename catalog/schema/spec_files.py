@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -33,22 +35,37 @@ from catalog.schema.arch_spec import (
 )
 from catalog.schema.expressions import DEVICE_PARAMETERS, what_is_wrong
 from catalog.schema.lineage import OWN_SPACES
-from catalog.schema.references import References
+from catalog.schema.references import files_named, object_in
 from catalog.settings import data_dir
 
 DEFAULT_REVISION = "2026-05"
 """The upstream revision used by default when an arch has several."""
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A file and the bytes in it: the key under which this process remembers what it has parsed and validated."""
+
+    path: Path
+    content: bytes
+
+    @classmethod
+    def read(cls, path: Path) -> _File:
+        try:
+            return cls(path, read_given(path))
+        except OSError as error:
+            raise SpecError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+@lru_cache(maxsize=128)
+def _parsed(file: _File) -> dict[str, Any]:
+    """The object in a file. It is shared: do not change it."""
     try:
-        raw = parse_json(read_given(path))
-    except OSError as error:
-        raise SpecError(f"{path}: cannot be read: {error.strerror}") from None
+        raw = parse_json(file.content)
     except ValueError as error:
-        raise SpecError(f"{path}: {error}") from None
+        raise SpecError(f"{file.path}: {error}") from None
     if not isinstance(raw, dict):
-        raise SpecError(f"{path}: the top level must be an object")
+        raise SpecError(f"{file.path}: the top level must be an object")
     return raw
 
 
@@ -156,17 +173,25 @@ def _merge(parent: Any, child: Any) -> Any:
     return child
 
 
-def own_content(path: Path) -> dict[str, Any]:
-    """What the spec file ``path`` itself states, without what it extends.
-
-    Raises:
-        SpecError: the file cannot be read, or a reference in it names nothing.
-    """
-    return _references().object_in(path)
-
-
-def _references() -> References:
-    return References(_read_object, _beside)
+def _chain(path: Path) -> tuple[_File, ...]:
+    """The spec file and those that it extends, directly and indirectly, itself first."""
+    chain: list[_File] = []
+    while True:
+        seen = [file.path for file in chain]
+        if path in seen:
+            raise SpecError(
+                f"{seen[-1]}: extends: {path.stem!r} extends itself, by way of {' -> '.join(p.stem for p in seen)}"
+            )
+        if not path.is_file():
+            there = ", ".join(sorted(p.stem for p in path.parent.glob("*.json")))
+            raise SpecError(f"{(seen or [path])[-1]}: extends: no spec {path.stem!r} here; there are: {there}")
+        chain.append(_File.read(path))
+        parent = _parsed(chain[-1]).get("extends")
+        if parent is None:
+            return tuple(chain)
+        if not isinstance(parent, str):
+            raise SpecError(f"{path}: extends: must be the name of a spec")
+        path = _beside(path, f"{parent}.json")
 
 
 def _beside(path: Path, name: str) -> Path:
@@ -175,22 +200,32 @@ def _beside(path: Path, name: str) -> Path:
     return Path(os.path.normpath(beside if beside.is_file() else there))
 
 
-def _load_raw(path: Path, of: str, references: References, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
-    if path in seen:
-        raise SpecError(
-            f"{seen[-1]}: extends: {path.stem!r} extends itself, by way of {' -> '.join(p.stem for p in seen)}"
-        )
-    if not path.is_file():
-        there = ", ".join(sorted(p.stem for p in path.parent.glob("*.json")))
-        raise SpecError(f"{seen[-1] if seen else path}: extends: no spec {path.stem!r} here; there are: {there}")
-    raw = {"operation": of} | references.object_in(path)
-    _validate(raw, path)
-    parent = raw.get("extends")
-    if parent is None:
-        return raw
-    base = _beside(path, f"{parent}.json")
-    merged: dict[str, Any] = _merge(_load_raw(base, of, references, (*seen, path)), raw)
-    return merged
+@lru_cache(maxsize=128)
+def _names_in(file: _File) -> frozenset[str]:
+    """The files that references in a file name."""
+    return files_named(_parsed(file))
+
+
+def _reached(chain: Sequence[_File]) -> tuple[_File, ...]:
+    """The files of ``chain``, and those that they refer to, directly and indirectly."""
+    reached = list(chain)
+    for file in reached:
+        paths = {_beside(file.path, name) for name in _names_in(file)} - {each.path for each in reached}
+        reached += [_File.read(path) for path in sorted(paths) if path.is_file()]
+    return tuple(reached)
+
+
+def _without_references(files: Sequence[_File], path: Path) -> dict[str, Any]:
+    return object_in(path, {file.path: _parsed(file) for file in files}, _beside)
+
+
+def own_content(path: Path) -> dict[str, Any]:
+    """What the spec file ``path`` itself states, without what it extends.
+
+    Raises:
+        SpecError: the file cannot be read, or a reference in it names nothing.
+    """
+    return _without_references(_reached([_File.read(path)]), path)
 
 
 def load_spec_file(path: Path, space: str | None = None, of: str = DEFAULT) -> ArchSpec:
@@ -202,7 +237,20 @@ def load_spec_file(path: Path, space: str | None = None, of: str = DEFAULT) -> A
         UsageError: the file describes no such space.
         SpecError: a file of the chain is missing or wrong; the message names file, path inside it, and what is allowed.
     """
-    merged = {key: value for key, value in _load_raw(path, of, _references()).items() if key != "extends"}
+    chain = _chain(path)
+    return _loaded(_reached(chain), len(chain), space, of)
+
+
+@lru_cache(maxsize=64)
+def _loaded(files: tuple[_File, ...], chain: int, space: str | None, of: str) -> ArchSpec:
+    """The spec in the first file; the first ``chain`` files extend each other, the others are referred to."""
+    path = files[0].path
+    merged: dict[str, Any] = {}
+    for file in reversed(files[:chain]):
+        raw = {"operation": of} | _without_references(files, file.path)
+        _validate(raw, file.path)
+        merged = _merge(merged, raw)
+    merged.pop("extends", None)
     spec = _validate(merged, path)
     wrong = [f"{path}: {where}: {reason}" for where, reason in _wrong_receipts(spec)]
     if wrong:
@@ -244,7 +292,7 @@ def known_archs(*roots: Path, kind: str = "") -> dict[str, dict[str, Path]]:
         here: dict[str, dict[str, Path]] = {}
         for path in sorted(root.glob("*/*.json")):
             revision, _, suffix = path.parent.name.partition(".")
-            if suffix == kind and "arch" in _read_object(path):
+            if suffix == kind and "arch" in _parsed(_File.read(path)):
                 here.setdefault(path.stem, {})[revision] = path
         archs = archs | {arch: specs for arch, specs in here.items() if arch not in archs}
     return archs

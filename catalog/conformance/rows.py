@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -20,6 +19,7 @@ from catalog.runtime.catalog import Catalog
 from catalog.schema.arch_spec import ArchSpec, Rule
 from catalog.schema.expressions import DEVICE_PARAMETERS, columns_read
 from catalog.schema.lineage import of_lineage
+from catalog.schema.spec_files import own_content
 
 _Row = Mapping[str, Any]
 
@@ -147,10 +147,9 @@ def naming_findings(spec: ArchSpec) -> Iterator[Finding]:
 
 def _own_ids(path: Path) -> set[tuple[str, str]]:
     """(enumeration, id) of the constraints and variants that the file itself states."""
-    raw = json.loads(path.read_text(encoding="utf-8"))
     return {
         (name, rule["id"])
-        for name, enumeration in raw.get("enumerations", {}).items()
+        for name, enumeration in own_content(path).get("enumerations", {}).items()
         for kind in ("constraints", "variants")
         for rule in enumeration.get(kind, ())
     }

@@ -2,11 +2,13 @@
 
 Files of one revision are in one folder. ``extends`` names a sibling, or a spec of the data folder. Merging: objects
 merge by key, lists append (the parent's items first), scalars override. Files of extensions are merged into the
-operation's spec of their name, to which they may only add.
+operation's spec of their name, to which they may only add. What equals a part of another file, such as one of another
+revision, is a reference to it: :mod:`catalog.schema.references`.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -34,6 +36,7 @@ from catalog.schema.arch_spec import (
 )
 from catalog.schema.expressions import DEVICE_PARAMETERS, what_is_wrong
 from catalog.schema.lineage import OWN_SPACES
+from catalog.schema.references import files_named, object_in
 from catalog.settings import data_dir
 
 _ADDITIONS = ("enumerations", "select")
@@ -199,13 +202,41 @@ def _chain(path: Path, of: str) -> tuple[_File, ...]:
             return tuple(chain)
         if not isinstance(parent, str):
             raise SpecError(f"{path}: extends: must be the name of a spec")
-        path = _base(path, parent)
+        path = _beside(path, f"{parent}.json")
 
 
-def _base(path: Path, name: str) -> Path:
-    """The spec ``name`` that ``path`` extends: its sibling, or else the one in the data folder."""
-    beside = path.with_name(f"{name}.json")
-    return beside if beside.is_file() else data_dir() / "arch_specs" / path.parent.name / beside.name
+def _beside(path: Path, name: str) -> Path:
+    """The file ``name`` relative to the spec file ``path``, or else to its counterpart in the data folder."""
+    beside, there = (folder / name for folder in (path.parent, data_dir() / "arch_specs" / path.parent.name))
+    return Path(os.path.normpath(beside if beside.is_file() else there))
+
+
+@lru_cache(maxsize=128)
+def _names_in(file: _File) -> frozenset[str]:
+    """The files that references in a file name."""
+    return files_named(_parsed(file))
+
+
+def _reached(chain: Sequence[_File]) -> tuple[_File, ...]:
+    """The files of ``chain``, and those that they refer to, directly and indirectly."""
+    reached = list(chain)
+    for file in reached:
+        paths = {_beside(file.path, name) for name in _names_in(file)} - {each.path for each in reached}
+        reached += [_File.read(path) for path in sorted(paths) if path.is_file()]
+    return tuple(reached)
+
+
+def _without_references(files: Sequence[_File], path: Path) -> dict[str, Any]:
+    return object_in(path, {file.path: _parsed(file) for file in files}, _beside)
+
+
+def own_content(path: Path) -> dict[str, Any]:
+    """What the spec file ``path`` itself states, without what it extends.
+
+    Raises:
+        SpecError: the file cannot be read, or a reference in it names nothing.
+    """
+    return _without_references(_reached([_File.read(path)]), path)
 
 
 def load_spec_file(path: Path, space: str | None = None, of: str = DEFAULT) -> ArchSpec:
@@ -217,15 +248,17 @@ def load_spec_file(path: Path, space: str | None = None, of: str = DEFAULT) -> A
         UsageError: the file describes no such space.
         SpecError: a file of the chain is missing or wrong; the message names file, path inside it, and what is allowed.
     """
-    return _loaded(_chain(path, of), space, of)
+    chain = _chain(path, of)
+    return _loaded(_reached(chain), len(chain), space, of)
 
 
 @lru_cache(maxsize=64)
-def _loaded(chain: tuple[_File, ...], space: str | None, of: str) -> ArchSpec:
-    path = chain[0].path
+def _loaded(files: tuple[_File, ...], chain: int, space: str | None, of: str) -> ArchSpec:
+    """The spec in the first file; the first ``chain`` files extend each other, the others are referred to."""
+    path = files[0].path
     merged: dict[str, Any] = {}
-    for file in reversed(chain):
-        raw = {"operation": of} | _parsed(file)
+    for file in reversed(files[:chain]):
+        raw = {"operation": of} | _without_references(files, file.path)
         _validate(raw, file.path)
         for more in file.added:
             raw = _merge(raw, _addition(more, raw, file.path))

@@ -184,38 +184,53 @@ GRAMMARS: Mapping[str, Grammar] = MappingProxyType(
 )  # fmt: skip
 """The name grammar of every family in the newest revision."""
 
+_UNTIL_2025_11: Mapping[str, Grammar] = MappingProxyType(
+    {
+        grammar.family: grammar
+        for grammar in (
+            _grammar(
+                Family.FWD_SPLITKV, _v_is_q, _MODE, Literal("_"), _TILE, _LOOP, _LSE, _SQUANT,
+                flag("paged_kv", "pagedkv"),
+            ),
+            _grammar(
+                Family.FWD_PAGEDKV, _v_is_n1, _MODE, Literal("_"), _TILE, _LOOP, _LSE, _SKIP, _SQUANT,
+                flag("paged_kv", "pagedkv"),
+            ),
+            _grammar(
+                Family.BATCH_PREFILL, _paged_by_token, _MODE, Literal("_"), _TILE, _LOOP, _LSE, _DROPOUT, _SQUANT
+            ),
+            _grammar(
+                Family.BWD_CONVERT_DQ, _v_is_q, Extents("_b", ("tile_m0", "tile_n0")), _MODE,
+                Extents("_o", ("block_per_cu",)), Pads({"pad_s": "s", "pad_d": "d"}),
+                flag("deterministic", "deterministic"),
+            ),
+        )
+    }
+)  # fmt: skip
+
 _OLDER: Mapping[str, Mapping[str, Grammar]] = MappingProxyType(
     {
         "2025-07": {
-            grammar.family: grammar
-            for grammar in (
-                _grammar(Family.FWD, _v_is_n1, _MODE, Literal("_"), _TILE, _LOOP, _LSE, _DROPOUT, _SKIP, _SQUANT),
-                _grammar(
-                    Family.FWD_SPLITKV, _v_is_q, _MODE, Literal("_"), _TILE, _LOOP, _LSE, _SQUANT,
-                    flag("paged_kv", "pagedkv"),
-                ),
-                _grammar(
-                    Family.FWD_PAGEDKV, _v_is_n1, _MODE, Literal("_"), _TILE, _LOOP, _LSE, _SKIP, _SQUANT,
-                    flag("paged_kv", "pagedkv"),
-                ),
-                _grammar(
-                    Family.BATCH_PREFILL, _paged_by_token, _MODE, Literal("_"), _TILE, _LOOP, _LSE, _DROPOUT, _SQUANT
-                ),
-                _grammar(
-                    Family.BWD_DOT_DO_O, _rows_of_64, _MODE, Extents("_o", ("block_per_cu",)),
-                    Pads({"pad_s": "s", "pad_dv": "dv"}),
-                ),
-                _grammar(
-                    Family.BWD_DQ_DK_DV, _bwd, _MODE, Literal("_"), _TILE_BWD[:-1], Word("_", "pipeline"), _PADS, _BIAS,
-                    flag("dbias", "dbias"), _MASK, _DROPOUT_BWD, flag("deterministic", "deterministic"),
-                ),
-                _grammar(
-                    Family.BWD_CONVERT_DQ, _v_is_q, Extents("_b", ("tile_m0", "tile_n0")), _MODE,
-                    Extents("_o", ("block_per_cu",)), Pads({"pad_s": "s", "pad_d": "d"}),
-                    flag("deterministic", "deterministic"),
-                ),
-            )
-        }
+            **_UNTIL_2025_11,
+            Family.FWD: _grammar(
+                Family.FWD, _v_is_n1, _MODE, Literal("_"), _TILE, _LOOP, _LSE, _DROPOUT, _SKIP, _SQUANT
+            ),
+            Family.BWD_DOT_DO_O: _grammar(
+                Family.BWD_DOT_DO_O, _rows_of_64, _MODE, Extents("_o", ("block_per_cu",)),
+                Pads({"pad_s": "s", "pad_dv": "dv"}),
+            ),
+            Family.BWD_DQ_DK_DV: _grammar(
+                Family.BWD_DQ_DK_DV, _bwd, _MODE, Literal("_"), _TILE_BWD[:-1], Word("_", "pipeline"), _PADS, _BIAS,
+                flag("dbias", "dbias"), _MASK, _DROPOUT_BWD, flag("deterministic", "deterministic"),
+            ),
+        },
+        "2025-11": {
+            **_UNTIL_2025_11,
+            Family.FWD: _grammar(
+                Family.FWD, _v_is_n1, _MODE, Literal("_"), _TILE, _LOOP, _LSE, _DROPOUT, _SKIP, _SQUANT,
+                flag("trload", "trload"),
+            ),
+        },
     }
 )  # fmt: skip
 """The families that older revisions name differently."""

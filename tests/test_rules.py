@@ -135,6 +135,15 @@ def test_populating_again_changes_nothing_and_says_so(tmp_path: Path) -> None:
     assert not catalog.populate("sm_90", force=True).unchanged
 
 
+@pytest.mark.parametrize(("arch", "kept"), [("sm_90", "fwd_splitkv"), ("gfx950", "bwd_dot_do_o")])
+def test_a_restriction_may_be_about_the_family(tmp_path: Path, arch: str, kept: str) -> None:
+    """Also where one enumeration yields several families, as upstream's backward kernels."""
+    catalog = Catalog(tmp_path / "catalog.db")
+    everything = catalog.populate(arch).families
+    restricted = catalog.populate(arch, restriction=Restriction(where=f"family = '{kept}'")).families
+    assert restricted == {kept: everything[kept]}
+
+
 @pytest.mark.slow
 def test_a_population_restricted_to_a_receipt_has_its_kernels_only(tmp_path: Path) -> None:
     catalog = Catalog(tmp_path / "catalog.db")

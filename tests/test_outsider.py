@@ -73,6 +73,7 @@ def catalog(installed: None, tmp_path: Path) -> Run:
     run = partial(command.catalog, db=tmp_path / "catalog.db")
     done = run("populate", "--arch", "host", "--operation", "rmsnorm")
     assert (done.returncode, done.stdout.split()[:4]) == (0, ["family", "kernels", "-------", "-------"]), done.stderr
+    assert " (revision native, space native) in " in done.stdout  # no masks
     return run
 
 

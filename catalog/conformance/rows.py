@@ -46,18 +46,19 @@ def row_findings(catalog: Catalog, spec: ArchSpec, variant: str) -> Iterator[Fin
         CatalogError: as :meth:`Catalog.populate`.
     """
     lineage, of = spec.lineage(variant), operation(spec.operation)
+    of_variant = of.about_variant(variant)
     populated = catalog.populate(
         lineage.arch, revision=lineage.revision, mask_impl=variant, operation=lineage.operation
     )
     for family in spec.families:
         rows = populated.families.get(family, 0)
         found = passed if rows else failed
-        yield found("rows", family, f"{rows:,} rows{of.about_variant(variant)}")
+        yield found("rows", family, f"{rows:,} rows{of_variant}")
     connection = catalog.connection
     twice = connection.execute(
         f"SELECT name, count(*) FROM kernel WHERE {of_lineage()} GROUP BY name HAVING count(*) > 1", lineage.parameters
     ).fetchall()
-    about = f"{len(twice)} names of several rows, such as {twice[0][0]}" if twice else variant
+    about = f"{len(twice)} names of several rows, such as {twice[0][0]}{of_variant}" if twice else variant
     yield (failed if twice else passed)("names unique", str(spec.arch), about)
     columns = ", ".join(dict.fromkeys(("id", "name", *of.traits.identity, *of.traits)))
     wrong: dict[str, tuple[int, str]] = {}
@@ -70,9 +71,10 @@ def row_findings(catalog: Catalog, spec: ArchSpec, variant: str) -> Iterator[Fin
             wrong[check] = (wrong.get(check, (0, reason))[0] + 1, wrong.get(check, (0, reason))[1])
     for check in ("ids round trip", "names round trip"):
         if check in wrong:
-            yield failed(check, str(spec.arch), f"{wrong[check][0]:,} rows, such as {wrong[check][1]}")
+            number, example = wrong[check]
+            yield failed(check, str(spec.arch), f"{number:,} rows, such as {example}{of_variant}")
         else:
-            yield passed(check, str(spec.arch), f"{count:,} rows{of.about_variant(variant)}")
+            yield passed(check, str(spec.arch), f"{count:,} rows{of_variant}")
 
 
 def _misfits(row: sqlite3.Row, of: Operation) -> Iterator[tuple[str, str]]:

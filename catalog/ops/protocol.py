@@ -74,7 +74,7 @@ class Extension(Emitter):
         specs: a folder like ``data/arch_specs``; None if its kernels are those of an arch of its own.
     """
 
-    about: ClassVar[str]
+    about: ClassVar[str] = ""
     specs: ClassVar[Path | None] = None
 
 

@@ -104,6 +104,10 @@ def build(
     ] = None,
     jobs: options.Jobs = None,
     limit: Annotated[int | None, typer.Option(help="At most N kernels.", metavar="N")] = None,
+    shard: Annotated[
+        str,
+        typer.Option(metavar="I/N", help="Build part I of N, while other builders of the same cache build the others."),
+    ] = "1/1",
     ck_root: options.CkRoot = None,
     scheduler: options.Scheduler = None,
     keep_going: Annotated[
@@ -144,6 +148,7 @@ def build(
     Example: catalog build --model config.json --tp 8 --max-len 32768 --arch gfx942
     """
     from catalog.errors import UsageError
+    from catalog.runtime.build_run import Shard
     from catalog.settings import choose
 
     stated = stated_demand(context)
@@ -152,17 +157,18 @@ def build(
             "give either EXPR, perhaps with --limit or --operation, or one of --trace, --shapes and --model",
             hint="For example: catalog build --trace calls.jsonl",
         )
+    part = Shard.parse(shard)
     choose(ck_root=ck_root)
     catalog = open_catalog(context)
     if where is None:
         demand = stated.read(arch)
-        code = _build(catalog, demand.rounds(catalog), scheduler, jobs, keep_going, verbose, form)
+        code = _build(catalog, demand.rounds(catalog, part), scheduler, jobs, keep_going, verbose, form)
         answers = demand.answers(catalog)
         for line in (*answers.reasons, answers.about):
             note(line)
         raise typer.Exit(code or int(not answers.complete))
     kernels = _kernels_meeting(catalog, where, arch or "host", limit, operation)
-    raise typer.Exit(_build(catalog, [kernels], scheduler, jobs, keep_going, verbose, form))
+    raise typer.Exit(_build(catalog, [part.part(kernels)], scheduler, jobs, keep_going, verbose, form))
 
 
 def _kernels_meeting(

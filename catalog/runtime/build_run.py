@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -107,6 +108,34 @@ class BuildRun:
 
 def _status(artifact: Artifact) -> str:
     return "cached" if artifact.cached else "compiled"
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One of several builders' part of any list of kernels: the parts are disjoint, together the list."""
+
+    number: int
+    of: int
+
+    @classmethod
+    def parse(cls, text: str) -> Shard:
+        """The shard written as ``2/8``: the second of eight.
+
+        Raises:
+            UsageError: ``text`` is not a shard.
+        """
+        found = re.fullmatch(r"([1-9]\d{0,5})/([1-9]\d{0,5})", text)
+        if found is None or int(found[1]) > int(found[2]):
+            raise UsageError(f"--shard {text} is not allowed", hint="As in --shard 2/8, the second of eight builders.")
+        return cls(int(found[1]), int(found[2]))
+
+    def part(self, kernels: Sequence[Kernel]) -> list[Kernel]:
+        """The builder's part of ``kernels``."""
+        return [kernel for kernel in kernels if int(kernel.id[:15], 16) % self.of == self.number - 1]
+
+
+EVERYTHING = Shard(1, 1)
+"""The part of a builder that is alone."""
 
 
 def kernels_to_build(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from catalog.errors import SelectionError, UsageError
 from catalog.messages import counted
 from catalog.ops import operations
-from catalog.runtime.build_run import populate_to_build
+from catalog.runtime.build_run import EVERYTHING, Shard, populate_to_build
 from catalog.runtime.devices.here import resolve_arch
 from catalog.runtime.traces import read_trace
 from catalog.schema.deployment import Deployment, read_model
@@ -104,9 +104,14 @@ class Demand:
                 unanswered[call] = error
         return Answers(self, plans, unanswered)
 
-    def rounds(self, catalog: Catalog) -> Iterator[Sequence[Kernel]]:
-        """The kernels to build: those selected now, then those selected instead of the ones that failed."""
-        tried: set[str] = set()
+    def rounds(self, catalog: Catalog, shard: Shard = EVERYTHING) -> Iterator[Sequence[Kernel]]:
+        """The kernels to build: a builder's part of those selected now, then those selected instead of failed ones.
+
+        Only the builder that saw a kernel fail knows what is selected instead, so it builds that whatever its part.
+        """
+        first = self.answers(catalog).kernels
+        tried = {kernel.id for kernel in first}
+        yield shard.part(first)
         while left := [kernel for kernel in self.answers(catalog).kernels if kernel.id not in tried]:
             tried.update(kernel.id for kernel in left)
             yield left

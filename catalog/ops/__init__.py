@@ -32,7 +32,10 @@ DEFAULT = "attention"
 """The operation used where none is stated."""
 
 _TABLES = frozenset(
-    ("artifact", "device", "kernel", "kernel_receipt", "lineage", "miss", "population", "problem", "rule", "timing")
+    (
+        *("adopted", "artifact", "device", "kernel", "kernel_receipt", "lineage", "miss", "population", "problem"),
+        *("rule", "timing", "unknown_name"),
+    )
 )
 """Names of the catalog's own tables."""
 

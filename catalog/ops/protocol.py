@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from catalog.build.generators import Generator
     from catalog.runtime.tolerance import Tolerance
     from catalog.schema.lineage import Lineage
     from catalog.schema.problem_form import Form
@@ -67,6 +68,15 @@ class Operation(ABC):
     def traits(self) -> Traits:
         """The traits of its kernels."""
         return self.kernel.traits
+
+    def generator(self, root: Path, timeout: float) -> Generator:
+        """The generator of the checkout at ``root``, which lists kernels of its own; ``timeout`` in seconds for a run.
+
+        Raises:
+            UsageError: there is none at ``root``, or there are several, or the operation has none.
+            GeneratorError: it does not start, or is not one that the operation knows.
+        """
+        raise UsageError(f"the kernels of {self.name} do not come from a checkout: it cannot be adopted")
 
     def read_tile(self, text: str) -> dict[str, Any]:
         """The traits stated by a tile of a spec, in the operation's own notation.

@@ -17,6 +17,7 @@ from catalog.errors import UsageError
 from catalog.ops import DEFAULT, operation
 from catalog.ops.protocol import Operation
 from catalog.schema.columns import BUILD, columns_of
+from catalog.schema.lineage import BASE
 from catalog.schema.name_parts import sql_literal
 
 VIEW = "kernels"
@@ -95,7 +96,8 @@ def _views(operation: Operation) -> Iterator[str]:
     variant = "" if traits.variant == "variant" else f", variant AS {traits.variant}"
     # CROSS JOIN fixes the join order: the traits, indexed, decide which rows of the other tables are read.
     yield f"""CREATE VIEW IF NOT EXISTS {rows_of(table)} AS SELECT kernel.key, kernel.id, kernel.name,
-    {table}.lineage, lineage.arch, lineage.revision, lineage.space, lineage.variant{variant}, kernel.target,
+    {table}.lineage, lineage.arch, lineage.revision, lineage.space, lineage.variant{variant},
+    {BASE} AS base, kernel.target,
     {", ".join(f"{table}.{name}" for name in traits)}, kernel.hw_valid, kernel.dispatch_order
     FROM {table} CROSS JOIN kernel ON kernel.key = {table}.kernel CROSS JOIN lineage ON lineage.id = {table}.lineage"""
     newest = "FROM artifact WHERE kernel_id = kernel.id AND status = 'built' ORDER BY created DESC, rowid DESC LIMIT 1"

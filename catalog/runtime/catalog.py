@@ -23,6 +23,7 @@ from catalog.runtime.plan import Plan
 from catalog.runtime.planner import Planners
 from catalog.runtime.select import Candidate, Choice
 from catalog.schema.arch_spec import ArchSpec
+from catalog.schema.columns import BASE
 from catalog.schema.kernel import Kernel
 from catalog.schema.lineage import LINEAGE_OF_POPULATION, Wanted
 from catalog.schema.problem import Problem
@@ -382,7 +383,7 @@ class Catalog:
         found: list[Kernel] = []
         for name in operations_asked(self.path, where) if operation is None else (operation,):
             kernel = named_operation(name).kernel
-            columns = (*kernel.traits.identity, *kernel.traits)
+            columns = (*kernel.traits.identity, BASE.name, *kernel.traits)
             left = None if limit is None else limit - len(found)
             with run(self.path, Query(where, arch and resolve_arch(arch), columns, "id", left, name)) as result:
                 found += [kernel.from_row(dict(zip(result.columns, row, strict=True))) for row in result]

@@ -9,15 +9,18 @@ from __future__ import annotations
 import re
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from catalog.build.generators import commit_of
 from catalog.build.keys import hash_parts
 from catalog.errors import GeneratorError, UsageError
+from catalog.messages import counted
 from catalog.ops import operation
 from catalog.registry.adopted import Record, Unknown, record_adopted, records_of, unknown_of
 from catalog.registry.kernels import lineage_id
@@ -33,15 +36,14 @@ from catalog.rules.populate import (
     write_rows,
 )
 from catalog.schema.arch_spec import ArchSpec, Receipt
-from catalog.schema.grammar import Grammar
 from catalog.schema.kernel import canonical_json_sql
 
 if TYPE_CHECKING:
     from catalog.build.generators import Generator
 
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
-_HUGE = re.compile(r"[0-9]{10}")
 _DIGEST_CHARACTERS = 12
+_KINDS = 5
 _LISTING = 0.95
 """The part of the progress that the generator takes."""
 
@@ -74,6 +76,21 @@ class Adopted(Populated):
     record: Record | None = None
     unknown: tuple[Unknown, ...] = ()
     common: int | None = None
+
+    @property
+    def notes(self) -> list[str]:
+        """What the output of an adoption says about the nearest revision, and about each kind of unknown name."""
+        base, revision = self.record.base if self.record else "", self.request.spec.revision
+        total = self.kernels + len(self.unknown)
+        shared = "" if self.common is None else f", with {self.common:,} of {counted(total, 'name')} in common"
+        lines = [f"Nearest known revision: {base}{shared}. Its rules, dispatch order and name grammar apply."]
+        if self.unknown:
+            kinds = Counter((one.place, one.part) for one in self.unknown)
+            lines.append(f"{counted(len(self.unknown), 'name')} could not be read:")
+            lines += [f"  {number:,} with {part} ({place})" for (place, part), number in kinds.most_common(_KINDS)]
+            lines += ["  ..."] if len(kinds) > _KINDS else []
+            lines.append(f"They are kept, but are no kernels: catalog adopted {revision} --unknown")
+        return lines
 
 
 def nearest(names: Set[str], requests: Iterable[Request]) -> Nearest:
@@ -230,25 +247,17 @@ def _read(
     unknown: list[Unknown] = []
     for name in sorted(names):  # sorted, names of one family follow each other
         for grammar in grammars:
-            traits = None if _HUGE.search(name) else grammar.parse(name)
-            # A name must also follow from its traits: else two names could be one kernel.
-            if traits is not None and grammar.name(traits) == name:
+            traits = grammar.parse(name)
+            if traits is not None:
                 read[name] = traits
                 if grammar is not grammars[0]:
                     grammars.remove(grammar)
                     grammars.insert(0, grammar)
                 break
         else:
-            unknown.append(_unknown(name, grammars))
+            unread = max(grammars, key=lambda grammar: grammar.reads(name)).unread(name)
+            unknown.append(Unknown(name, unread.part, unread.place))
     return read, tuple(unknown)
-
-
-def _unknown(name: str, grammars: Sequence[Grammar]) -> Unknown:
-    huge = _HUGE.search(name)
-    if huge:
-        return Unknown(name, huge[0], "a number")
-    found = max((grammar.unread(name) for grammar in grammars), key=lambda unread: unread.read)
-    return Unknown(name, found.part, found.place)
 
 
 def _ranks(lists: Iterable[Sequence[str]], order: Mapping[str, int]) -> dict[str, int]:
@@ -279,12 +288,10 @@ def _table_made(
                 listed[name] |= 1 << place
     identity = request.lineage.columns(of.traits.variant)
     columns = (*of.traits, "target")
+    values = itemgetter(*columns)
     make_table(
         connection, "read", [*columns, "name", "position", "listed"],
-        (
-            [*(traits[column] for column in columns), name, ranks[name], listed[name]]
-            for name, traits in read.items()
-        ),
+        ((*values(traits), name, ranks[name], listed[name]) for name, traits in read.items()),
     )  # fmt: skip
     constant = ", ".join(f"'{value}' AS {column}" for column, value in identity.items())
     connection.execute(

@@ -38,7 +38,7 @@ class Lineage:
     @classmethod
     def of_row(cls, row: Mapping[str, Any]) -> Lineage:
         """The lineage of a row with the columns :data:`LINEAGE` and ``base``; others are ignored."""
-        return cls(*(row[column] for column in LINEAGE), row["base"])
+        return cls(**{column: row[column] for column in (*LINEAGE, "base")})
 
     @property
     def known(self) -> str:

@@ -171,7 +171,8 @@ def find_generator(root: Path, timeout: float) -> Generator:
     lacks = [option for option in _OPTIONS if option not in shown]
     if lacks:
         raise GeneratorError(
-            f"{path} is not an FMHA generator that the catalog knows: it takes no {', no '.join(lacks)}.{last_lines(shown)}",
+            f"{path} is not an FMHA generator that the catalog knows: it takes no {', no '.join(lacks)}."
+            f"{last_lines(shown)}",
             hint="It must be example/ck_tile/01_fmha/generate.py of a composable_kernel checkout, of 2024-10 or later.",
         )
     return Generator(path, apis, _TARGETS in shown, timeout)

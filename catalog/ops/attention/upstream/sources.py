@@ -121,7 +121,7 @@ class Checkout:
                 f"kernel {kernel.name}: {self.generator.path} has no API {facts.api}",
                 hint=f"It has: {', '.join(self.generator.apis)}.",
             )
-        receipts = _receipts(kernel.revision)
+        receipts = self.generator.receipts if kernel.base else _receipts(kernel.revision)
         for receipt in receipts:
             text = self._write(kernel, facts, ["--mask", kernel.variant, "--receipt", str(receipt)])
             if text is not None:
@@ -135,7 +135,9 @@ class Checkout:
         raise BuildError(
             f"{self.generator.path} knows no kernel {kernel.name} in any of its receipts "
             f"{', '.join(map(str, receipts))}; the row is of revision {kernel.revision}",
-            hint=f"catalog parity --ck-root {self.generator.path} shows how the checkout differs from that revision.",
+            hint=f"catalog adopted {kernel.revision} shows the checkout that it was adopted from."
+            if kernel.base
+            else f"catalog parity --ck-root {self.generator.path} shows how the checkout differs from that revision.",
         )
 
     def _write(self, kernel: Kernel, facts: FamilyFacts, options: Sequence[str]) -> str | None:

@@ -152,8 +152,8 @@ def adopt(
     _check(revision, generator, specs, receipts, there)
     was = there.get((str(specs[0].arch), variant))
     digest = _digest_of(generator, specs, variant)
-    if was is not None and not force:
-        base = next(spec for spec in specs if spec.revision == was.base)
+    base = next((spec for spec in specs if was is not None and spec.revision == was.base), None)
+    if base is not None and not force:
         request = Request(adopted_spec(base, revision, generator.receipts), variant, tuple(receipts))
         families = unchanged(connection, request, digest)
         if families is not None and _receipts_of(connection, request) == tuple(receipts):

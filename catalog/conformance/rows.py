@@ -90,9 +90,10 @@ def _misfits(row: sqlite3.Row, of: Operation) -> Iterator[tuple[str, str]]:
     if kernel.name != row["name"]:
         yield "names round trip", f"{row['name']}, as a model {kernel.name}"
         return
-    parsed = of.kernel.grammar(kernel.family, kernel.revision).parse(kernel.name)
-    expected = {name: written[name] for name in ("target", *of.traits)}
-    if parsed != expected:
+    grammar = of.kernel.grammar(kernel.family, kernel.lineage)
+    parsed = grammar.parse(kernel.name)
+    expected = {name: written[name] for name in ("target", *of.traits) if name not in grammar.hidden}
+    if parsed is None or {name: parsed[name] for name in expected} != expected:
         lost = "none" if parsed is None else ", ".join(name for name in expected if parsed[name] != expected[name])
         yield "names round trip", f"{kernel.name}: read as {lost if parsed is None else f'another {lost}'}"
 
@@ -107,7 +108,7 @@ def rule_findings(catalog: Catalog, spec: ArchSpec, variant: str, path: Path) ->
     """
     own = _own_ids(path)
     for name, enumeration in spec.enumerations.items():
-        if enumeration.sweep is not None:
+        if enumeration.sweep is not None or enumeration.join:
             continue
         idle, barren = _without_work(catalog.connection, spec, name, variant)
         for what, ids, reason in (
@@ -164,7 +165,8 @@ def _without_work(
 ) -> tuple[list[str], list[str]]:
     """The ids of the constraints that reject nothing, and of the variants that yield nothing."""
     enumeration = spec.enumerations[name]
-    free = Join(spec, enumeration.model_copy(update={"constraints": []}), spec.lineage(variant))
+    without = {**spec.enumerations, name: enumeration.model_copy(update={"constraints": []})}
+    free = Join(spec.model_copy(update={"enumerations": without}), name, spec.lineage(variant))
     try:
         free.fill(connection)
         connection.execute("DROP TABLE IF EXISTS temp.combination")

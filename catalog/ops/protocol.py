@@ -32,7 +32,9 @@ class Operation(ABC):
         name: its name on the command line and in the catalog: an SQL identifier, and the name of its table of traits.
         about: what it computes, in a few words.
         kernel: the model of its rows, with its traits and names.
-        specs: a folder like ``data/arch_specs`` with its specs; None if they are in the data folder.
+        specs: a folder like ``data/arch_specs`` with its specs; None if they are in the data folder (of attention there,
+            of others in a subfolder with the operation's name).
+        main_space: the space of its specs in the folders of upstream's revisions.
         variant: the column that states a row's variant of the enumeration.
         columns: additional columns of its view, each with the SQL expression that computes it from a row.
         index: the traits by which selection looks up rows first: an index of its table.
@@ -51,6 +53,7 @@ class Operation(ABC):
     about: ClassVar[str]
     kernel: ClassVar[type[Kernel]]
     specs: ClassVar[Path | None] = None
+    main_space: ClassVar[str] = "native"
     variant: ClassVar[Column] = Column("variant", "TEXT", "text", "", "variant of the enumeration")
     columns: ClassVar[Mapping[Column, str]] = MappingProxyType({})
     index: ClassVar[tuple[str, ...]] = ("dtype",)

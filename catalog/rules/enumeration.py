@@ -15,7 +15,8 @@ from typing import Any
 
 from catalog.ops import operation
 from catalog.ops.protocol import Operation
-from catalog.schema.arch_spec import OF_VARIANT, ArchSpec, Axis, Domain, Enumeration, Sweep, Yield
+from catalog.schema.arch_spec import OF_VARIANT, ArchSpec, Axis, Domain, Enumeration, Rule, Sweep, Yield
+from catalog.schema.expressions import columns_read
 from catalog.schema.kernel import canonical_json_sql
 from catalog.schema.lineage import Lineage
 from catalog.schema.name_parts import sql_literal
@@ -38,7 +39,7 @@ class Join:
     """The SQL that makes the rows of one enumeration of a lineage."""
 
     spec: ArchSpec
-    enumeration: Enumeration
+    name: str
     lineage: Lineage
     restrictions: tuple[str, ...] = ()
     """Conditions on the combinations, in addition to the constraints."""
@@ -49,6 +50,21 @@ class Join:
     def operation(self) -> Operation:
         """The operation that the kernels compute."""
         return operation(self.spec.operation)
+
+    @property
+    def enumeration(self) -> Enumeration:
+        """The enumeration."""
+        return self.spec.enumerations[self.name]
+
+    @cached_property
+    def constraints(self) -> list[Rule]:
+        """Its constraints, as expressions over the columns of kernels."""
+        return self.spec.constraints_of(self.name)
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether its tiles may be so many that they are joined with the variants in parts."""
+        return self.enumeration.sweep is not None or bool(self.enumeration.join)
 
     @property
     def traits(self) -> Traits:
@@ -88,6 +104,8 @@ class Join:
         variants = self.enumeration.variants
         if self.enumeration.sweep is not None:
             self._sweep_tiles(connection, self.enumeration.sweep)
+        elif self.enumeration.join:
+            self._join_relations(connection)
         else:
             make_table(
                 connection, "tile", ["seq", *self.tile_traits],
@@ -117,7 +135,7 @@ class Join:
 
     def chunks(self, connection: sqlite3.Connection) -> list[dict[str, Any]]:
         """The parameters of :meth:`combine_sql`, one mapping for each part in which the tables are joined."""
-        if self.enumeration.sweep is None:
+        if not self.in_parts:
             return [{}]
         columns = self.operation.chunk
         values = connection.execute(f"SELECT DISTINCT {', '.join(columns)} FROM tile").fetchall()
@@ -128,6 +146,9 @@ class Join:
         """Traits that at least one tile states."""
         if self.enumeration.sweep is not None:
             return self._swept(self.enumeration.sweep)
+        if self.enumeration.join:
+            joined = {column for name in self.enumeration.join for column in self.spec.relations[name].columns}
+            return [t for t in self.traits if t in joined]
         return [t for t in self.traits if any(t in tile for tile in self.tiles)]
 
     def combine_sql(self, receipts: Sequence[int]) -> str:
@@ -138,7 +159,7 @@ class Join:
         enumeration = self.enumeration
         whens = " ".join(f"WHEN {i} THEN ({v.when})" for i, v in enumerate(enumeration.variants) if v.when is not None)
         kept = [f"CASE variant_seq {whens} ELSE 1 END"] if whens else []
-        kept += [*(rule.expr for rule in enumeration.constraints), *self.restrictions]
+        kept += [*(rule.expr for rule in self.constraints if rule not in self._of_tiles), *self.restrictions]
         bits = {receipt: 1 << i for i, receipt in enumerate(self.spec.receipt_numbers)}
         if bits:
             kept.append(f"listed & {sum(bits[receipt] for receipt in receipts)}")
@@ -155,7 +176,7 @@ class Join:
             for t in (*self.traits.identity, *self.traits)
         )
         position = f"(({enumeration.order}) * {MAX_TILES} + tile_seq) * {len(enumeration.variants)} + variant_seq"
-        if enumeration.sweep is not None:
+        if self.in_parts:
             # One chunk at a time: a sweep may have millions of combinations.
             kept += [f"{column} = :{column}" for column in self.operation.chunk]
         # SQL cannot use an alias within the SELECT that defines it, so there is one level for each: the product, the
@@ -216,7 +237,7 @@ class Join:
         kernel = self.operation.kernel
         return (
             f"CREATE TEMP TABLE made AS SELECT *, sha256({canonical_json_sql(kernel)}) AS id, "
-            f"{kernel.grammar(made.family, self.lineage.revision).sql()} AS name FROM ({rows})"
+            f"{kernel.grammar(made.family, self.lineage).sql()} AS name FROM ({rows})"
         )
 
     @property
@@ -227,6 +248,38 @@ class Join:
     def _default(self, trait: str) -> TraitValue:
         default = self.traits[trait].default
         return 0 if default is None else default
+
+    @cached_property
+    def _of_tiles(self) -> list[Rule]:
+        """The constraints that the join of relations itself applies: those over columns of relations alone."""
+        if not self.enumeration.join:
+            return []
+        joined = frozenset(self.tile_traits)
+        return [rule for rule in self.constraints if columns_read(rule.expr, self.operation) <= joined]
+
+    def _join_relations(self, connection: sqlite3.Connection) -> None:
+        """Fill the temporary table ``tile`` with the natural join of the relations, filtered by the constraints.
+
+        CROSS JOIN keeps the order of the relations, and SQLite applies each condition as soon as all columns that it
+        reads are there. So a rule prunes the join; nothing is filtered after it.
+        """
+        known: list[str] = []
+        joins, conditions = list[str](), [rule.expr for rule in self._of_tiles]
+        for number, name in enumerate(self.enumeration.join):
+            relation, table = self.spec.relations[name], f"relation_{number}"
+            again = {column: f"{column}_{number}" for column in relation.columns if column in known}
+            make_table(connection, table, [again.get(c, c) for c in relation.columns], relation.cells())
+            joins.append(f"temp.{table}")
+            conditions += [f"{same} IS NULL OR {same} = {column}" for column, same in again.items()]
+            known += relation.columns
+        columns = ", ".join(self.tile_traits)
+        connection.execute("DROP TABLE IF EXISTS temp.tile")
+        connection.execute(
+            f"CREATE TEMP TABLE tile AS SELECT row_number() OVER () AS seq, {columns} "
+            f"FROM {' CROSS JOIN '.join(joins)} WHERE {_all_of(conditions)}"
+        )
+        for table in joins:
+            connection.execute(f"DROP TABLE {table}")
 
     def _swept(self, sweep: Sweep) -> list[str]:
         """The traits of a swept tile; the others derive from them."""

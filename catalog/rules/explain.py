@@ -110,7 +110,7 @@ def explain(
         raise UsageError("no family is stated", hint=f"State one, as in family=fwd; {lineage.arch} has {there}.")
     family, of = stated["family"], operation(spec.operation)
     rows = _Rows(connection, lineage, stated, of)
-    sources = [_Source(Join(spec, spec.enumerations[n], lineage), y, stated) for n, y in spec.yields_of(family).items()]
+    sources = [_Source(Join(spec, n, lineage), y, stated) for n, y in spec.yields_of(family).items()]
     findings = [finding for source in sources for finding in source.findings()]
     if not sources:
         there = f"{lineage.arch} has kernels of other families only: {', '.join(spec.families)}"
@@ -199,7 +199,7 @@ class _Source:
             fitting, finding = self._variants(row)
             yield finding
             yield from self._derived(row)
-            for rule in enumeration.constraints:
+            for rule in self.join.constraints:
                 yield row.finding("constraint", rule)
             yield from self._receipts(row, fitting)
 

@@ -56,11 +56,11 @@ class Populated:
 
 def _joins(request: Request) -> Iterator[Join]:
     spec = request.spec
-    for name, enumeration in spec.enumerations.items():
+    for name in spec.enumerations:
         conditions = request.restriction.conditions(spec, name)
         if conditions is not None:
             domains = request.restriction.domains(spec, name)
-            yield Join(spec, enumeration, request.lineage, tuple(conditions), domains)
+            yield Join(spec, name, request.lineage, tuple(conditions), domains)
 
 
 Progress = Callable[[float], None]
@@ -90,7 +90,7 @@ def populate(
     there = _record_of(connection, request.lineage)
     if not force and there is not None and there["digest"] == digest:
         return Populated(request, json.loads(there["families"]), time.perf_counter() - started, unchanged=True)
-    sweeps = any(join.enumeration.sweep is not None for join in joins)
+    sweeps = any(join.in_parts for join in joins)
     rewritten = written_once(connection) if sweeps else nullcontext()
     with rewritten, transaction(connection), interruptible(connection), _explained(request):
         families = _Writer(connection, request, receipts).write(joins, on_progress or (lambda done: None))

@@ -17,12 +17,16 @@ Implied = Callable[[Row], dict[str, Any]]
 
 @dataclass(frozen=True, eq=False)
 class Grammar:
-    """The names of the kernels of one family, and the traits that a name implies without showing them."""
+    """The names of the kernels of one family, and the traits that a name implies without showing them.
+
+    Kernels that differ only in ``hidden`` traits share a name, which is read as the kernel with the defaults.
+    """
 
     all_traits: Traits
     family: str
     parts: tuple[Part, ...]
     implied: Implied = lambda _row: {}
+    hidden: frozenset[str] = frozenset()
 
     @cached_property
     def traits(self) -> frozenset[str]:

@@ -31,6 +31,7 @@ from catalog.schema.arch_spec import (
 )
 from catalog.schema.expressions import DEVICE_PARAMETERS, what_is_wrong
 from catalog.schema.lineage import OWN_SPACES
+from catalog.schema.relations import expanded
 from catalog.settings import data_dir
 
 DEFAULT_REVISION = "2026-05"
@@ -74,6 +75,17 @@ def _wrong_expressions(spec: ArchSpec, operation: Operation) -> Iterator[tuple[s
             yield where, reason
 
 
+def _wrong_relations(spec: ArchSpec, operation: Operation) -> Iterator[tuple[str, str]]:
+    for name, relation in spec.relations.items():
+        reason = relation.problem(operation.traits)
+        if reason:
+            yield f"relations.{name}", reason
+    for i, rule in enumerate(spec.constraints):
+        for name in rule.enumerations:
+            if name not in spec.enumerations:
+                yield f"constraints[{i}].enumerations", f"no enumeration is called {name!r}"
+
+
 def _wrong_receipts(spec: ArchSpec) -> Iterator[tuple[str, str]]:
     """Every enumeration must state what it lists of each receipt of the spec, and of no other."""
     there = ", ".join(map(str, spec.receipt_numbers)) or "none"
@@ -96,13 +108,15 @@ def _expressions(spec: ArchSpec, of_selection: tuple[str, ...]) -> Iterator[tupl
     )
     for field, rules in general:
         yield from ((f"{field}[{i}].expr", rule.expr, ()) for i, rule in enumerate(rules))
+    for i, shared in enumerate(spec.constraints):
+        yield f"constraints[{i}].expr", expanded(shared.expr, spec.quantities), ()
     for name, enumeration in spec.enumerations.items():
         at = f"enumerations.{name}"
         for i, variant in enumerate(enumeration.variants):
             if variant.when is not None:
                 yield f"{at}.variants[{i}].when", variant.when, ()
         for i, rule in enumerate(enumeration.constraints):
-            yield f"{at}.constraints[{i}].expr", rule.expr, ()
+            yield f"{at}.constraints[{i}].expr", expanded(rule.expr, spec.quantities), ()
         for receipt, expr in enumeration.receipts.items():
             yield f"{at}.receipts.{receipt}", expr, ()
         for trait, expr in enumeration.derived.items():
@@ -187,10 +201,11 @@ def load_spec_file(path: Path, space: str | None = None, of: str = DEFAULT) -> A
     """
     merged = {key: value for key, value in _load_raw(path, of).items() if key != "extends"}
     spec = _validate(merged, path)
-    wrong = [f"{path}: {where}: {reason}" for where, reason in _wrong_receipts(spec)]
+    found = (*_wrong_receipts(spec), *_wrong_relations(spec, operation(of)))
+    wrong = [f"{path}: {where}: {reason}" for where, reason in found]
     if wrong:
         raise SpecError("\n".join(wrong))
-    if space is not None and space not in OWN_SPACES:
+    if space is not None and space != spec.space:
         spec = _of_space(spec, space)
     for field in ("arch", "revision", "space"):
         if getattr(spec, field) is None:
@@ -201,7 +216,8 @@ def load_spec_file(path: Path, space: str | None = None, of: str = DEFAULT) -> A
 def _of_space(spec: ArchSpec, space: str) -> ArchSpec:
     """The part of a spec that belongs to ``space``."""
     if space not in spec.spaces:
-        raise UsageError(f"no space is called {space!r}", hint=f"There are: {', '.join(['ck', *spec.spaces])}.")
+        there = [operation(spec.operation).main_space, *spec.spaces]
+        raise UsageError(f"no space is called {space!r}", hint=f"There are: {', '.join(there)}.")
 
     def kept(items: list[Any]) -> list[Any]:
         return [item for item in items if item.spaces is None or space in item.spaces]

@@ -214,6 +214,13 @@ class Join:
 
         Combinations that differ only in traits that the family lacks are one kernel, listed wherever one of them is.
         """
+        return (
+            f"CREATE TEMP TABLE made AS SELECT *, sha256({canonical_json_sql(self.operation.kernel)}) AS id "
+            f"FROM ({self.names_sql(made)})"
+        )
+
+    def names_sql(self, made: Yield) -> str:
+        """The query for the name and traits of each kernel of one family."""
         kept = set(self.traits if made.keep is None else made.keep) - set(made.drop)
 
         def source(trait: str) -> str:
@@ -234,11 +241,8 @@ class Join:
                 f"SELECT {columns}, min(position) AS position, {listed} AS listed FROM combination "
                 f"WHERE {made.where or '1'} GROUP BY {', '.join(sources[t] for t in named)}"
             )
-        kernel = self.operation.kernel
-        return (
-            f"CREATE TEMP TABLE made AS SELECT *, sha256({canonical_json_sql(kernel)}) AS id, "
-            f"{kernel.grammar(made.family, self.lineage).sql()} AS name FROM ({rows})"
-        )
+        name = self.operation.kernel.grammar(made.family, self.lineage).sql()
+        return f"SELECT *, {name} AS name FROM ({rows})"
 
     @property
     def _named(self) -> set[str]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from functools import cached_property
 from typing import Any
 
 from catalog.errors import SpecError, UsageError
@@ -28,10 +29,15 @@ from catalog.schema.lineage import Lineage, of_lineage
 class Request:
     """What to materialise: a spec, one of its variants, and the receipts to restrict it to (empty: all)."""
 
-    spec: ArchSpec
+    given: ArchSpec
     variant: str = "generic"
     receipts: tuple[int, ...] = ()
     restriction: Restriction = NOTHING_LEFT_OUT
+
+    @cached_property
+    def spec(self) -> ArchSpec:
+        """The spec, with the axes that the restriction replaces."""
+        return self.restriction.applied(self.given)
 
     @property
     def lineage(self) -> Lineage:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from catalog.cli import options
 from catalog.cli.options import db_path, open_catalog
 from catalog.cli.printing import note, print_rows
+from catalog.errors import UsageError
+
+if TYPE_CHECKING:
+    from catalog.ops.protocol import Operation
+    from catalog.runtime.catalog import Catalog
 
 app = typer.Typer()
 
@@ -39,8 +44,11 @@ def parity(
         Path | None, typer.Option(help="Your CK checkout: run its generator instead of reading the built-in lists.")
     ] = None,
     timeout: Annotated[
-        float, typer.Option(min=0.1, help="Time limit of the generator for one API, in seconds.")
+        float, typer.Option(min=0.1, help="Time limit of the generator for one API or list, in seconds.")
     ] = 600.0,
+    operation: options.Operation = None,
+    space: Annotated[str | None, typer.Option(help="GEMM: tile_engine or dispatcher. Default: tile_engine.")] = None,
+    family: Annotated[list[str] | None, typer.Option(help="GEMM: only lists of this family; may be repeated.")] = None,
     form: options.Format = "table",
 ) -> None:
     """Compare kernel names with upstream's generator.
@@ -48,10 +56,24 @@ def parity(
     With --ck-root the generator of that checkout is run, and the revision is detected from the checkout unless
     --revision names one. Nothing is written into the checkout.
 
+    Attention's names are compared by receipt. GEMM's are compared list by list, one list for each family, type and
+    layout, without storing any kernel.
+
     Exits with 1 when names differ, with 2 when there is no reference to compare with.
 
     Example: catalog parity --receipt 0 --arch gfx950
+
+    Example: catalog parity --operation gemm --revision 2025-11 --arch gfx950
     """
+    from catalog import ops as operations
+
+    of = operations.operation(operation or operations.DEFAULT)
+    archs = arch or ["gfx950"]
+    if of.compares_lists:
+        _compare_lists(open_catalog(context), of, _Asked(archs, revision, space, family or []), ck_root, timeout, form)
+        return
+    if space or family:
+        raise UsageError("--space and --family are options of operations that are compared by lists, such as gemm")
     from catalog.errors import MissingReferenceError
     from catalog.ops.attention.upstream.live import find_generator
     from catalog.rules.parity import COLUMNS, Comparison, exit_code
@@ -63,7 +85,7 @@ def parity(
         revision = revision or generator.revision
         note(generator.about)
     found: list[Comparison | MissingReferenceError] = []
-    for name in arch or ["gfx950"]:
+    for name in archs:
         for number in resolve_receipts(catalog.spec(name, revision), receipt):
             try:
                 comparison = catalog.parity(name, number, revision=revision, mask_impl=mask_impl, reference=generator)
@@ -77,6 +99,45 @@ def parity(
     if form != "table":
         print_rows(COLUMNS, [one.row for one in found if isinstance(one, Comparison)], form)
     raise typer.Exit(exit_code(found))
+
+
+class _Asked(NamedTuple):
+    archs: list[str]
+    revision: str | None
+    space: str | None
+    families: list[str]
+
+
+def _compare_lists(
+    catalog: Catalog, of: Operation, asked: _Asked, ck_root: Path | None, timeout: float, form: str
+) -> None:
+    from catalog.errors import MissingReferenceError
+    from catalog.rules.lists import COLUMNS, report
+    from catalog.schema.trait_text import read_family
+
+    families = [read_family(family, of.traits) for family in asked.families]
+    reference, revision = None, asked.revision
+    if ck_root is not None:
+        reference = of.find_lists(ck_root, timeout)
+        revision = revision or reference.revision
+        note(reference.about)
+    rows, codes = [], {0}
+    for arch in asked.archs:
+        try:
+            found = catalog.parity_of_lists(
+                arch, revision=revision, space=asked.space, families=families, reference=reference, operation=of.name
+            )
+        except MissingReferenceError as error:
+            note(error.printed)
+            codes.add(error.exit_code)
+            continue
+        codes.add(int(not all(one.passed for one in found)))
+        rows += [one.row for one in found]
+        if form == "table":
+            print(report(found))
+    if form != "table":
+        print_rows(COLUMNS, rows, form)
+    raise typer.Exit(1 if 1 in codes else max(codes))
 
 
 @app.command()

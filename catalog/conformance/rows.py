@@ -20,6 +20,7 @@ from catalog.runtime.catalog import Catalog
 from catalog.schema.arch_spec import ArchSpec, Rule
 from catalog.schema.expressions import DEVICE_PARAMETERS, columns_read
 from catalog.schema.lineage import of_lineage
+from catalog.schema.name_parts import sql_literal
 
 _Row = Mapping[str, Any]
 
@@ -54,12 +55,15 @@ def row_findings(catalog: Catalog, spec: ArchSpec, variant: str) -> Iterator[Fin
         found = passed if rows else failed
         yield found("rows", family, f"{rows:,} rows, masks {variant}")
     connection = catalog.connection
+    of = operation(lineage.operation)
+    sharing = [family for family in spec.families if of.kernel.grammar(family, lineage).hidden]
     twice = connection.execute(
-        f"SELECT name, count(*) FROM kernel WHERE {of_lineage()} GROUP BY name HAVING count(*) > 1", lineage.parameters
+        f"SELECT name, count(*) FROM kernel WHERE {of_lineage()} "
+        f"AND family NOT IN ({', '.join(map(sql_literal, sharing))}) GROUP BY name HAVING count(*) > 1",
+        lineage.parameters,
     ).fetchall()
     about = f"masks {variant}: {len(twice)} names of several rows, such as {twice[0][0]}" if twice else variant
     yield (failed if twice else passed)("names unique", str(spec.arch), about)
-    of = operation(lineage.operation)
     columns = ", ".join(dict.fromkeys(("id", "name", *of.traits.identity, *of.traits)))
     wrong: dict[str, tuple[int, str]] = {}
     count = 0

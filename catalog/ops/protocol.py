@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from catalog.rules.lists import Generator
     from catalog.runtime.tolerance import Tolerance
     from catalog.schema.lineage import Lineage
     from catalog.schema.problem_form import Form
@@ -32,8 +33,8 @@ class Operation(ABC):
         name: its name on the command line and in the catalog: an SQL identifier, and the name of its table of traits.
         about: what it computes, in a few words.
         kernel: the model of its rows, with its traits and names.
-        specs: a folder like ``data/arch_specs`` with its specs; None if they are in the data folder (of attention there,
-            of others in a subfolder with the operation's name).
+        specs: a folder like ``data/arch_specs`` with its specs; None if they are in the data folder: attention's are
+            there, others are in a subfolder with the operation's name.
         main_space: the space of its specs in the folders of upstream's revisions.
         variant: the column that states a row's variant of the enumeration.
         columns: additional columns of its view, each with the SQL expression that computes it from a row.
@@ -70,6 +71,17 @@ class Operation(ABC):
     def traits(self) -> Traits:
         """The traits of its kernels."""
         return self.kernel.traits
+
+    compares_lists: ClassVar[bool] = False
+    """Whether parity compares lists of names by family, type and layout (traits ``dtype`` and ``layout``)."""
+
+    def find_lists(self, root: Path, timeout: float) -> Generator:
+        """The generator of lists in the checkout of upstream's at ``root``; ``timeout`` is in seconds, for each list.
+
+        Raises:
+            UsageError: there is none.
+        """
+        raise UsageError(f"{self.name} has no upstream generator")
 
     def read_tile(self, text: str) -> dict[str, Any]:
         """The traits stated by a tile of a spec, in the operation's own notation.

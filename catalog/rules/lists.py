@@ -52,6 +52,18 @@ class ListReference(Protocol):
         """The lists of a lineage that the source has."""
 
 
+class Generator(ListReference, Protocol):
+    """A :class:`ListReference` that runs the generator of a checkout."""
+
+    @property
+    def revision(self) -> str:
+        """The catalog's revision that the generator is of."""
+
+    @property
+    def about(self) -> str:
+        """What the generator is asked, and which revision it is compared with."""
+
+
 COLUMNS = ("arch", "revision", "space", *Key._fields, "passed", "kernels", "listed", "missing", "extra")
 """Columns of a comparison as a row. ``missing`` and ``extra`` are empty where only a digest is known."""
 
@@ -104,7 +116,9 @@ def report(found: Iterable[ListComparison]) -> str:
     what = f"({lineage.arch}, {lineage.revision}, {lineage.space})"
     if not failed:
         return f"PASS: {counted(sum(len(one.names) for one in found), 'kernel')} in {len(found)} lists {what}"
-    return "\n".join([f"FAIL: {len(failed)} of {len(found)} lists {what}", *(line for o in failed for line in o.report())])
+    return "\n".join(
+        [f"FAIL: {len(failed)} of {len(found)} lists {what}", *(line for o in failed for line in o.report())]
+    )
 
 
 def compare_lists(spec: ArchSpec, families: Collection[str], reference: ListReference) -> list[ListComparison]:
@@ -179,9 +193,7 @@ class Digests:
         try:
             rows = list(csv.DictReader(read_given(self.path).decode().splitlines()))
             return {
-                Key(*(row[field] for field in Key._fields)): Listing(
-                    int(row["kernels"]), row["sha256_of_sorted_names"]
-                )
+                Key(*(row[field] for field in Key._fields)): Listing(int(row["kernels"]), row["sha256_of_sorted_names"])
                 for row in rows
                 if (row["arch"], row["revision"], row["space"]) == about
             }

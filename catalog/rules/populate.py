@@ -21,7 +21,7 @@ from catalog.registry.transactions import interruptible, shorten_log, transactio
 from catalog.rules.enumeration import Join, make_table
 from catalog.rules.restriction import NOTHING_LEFT_OUT, Restriction
 from catalog.rules.table import rules_of
-from catalog.schema.arch_spec import ArchSpec
+from catalog.schema.arch_spec import ArchSpec, Yield
 from catalog.schema.lineage import Lineage, of_lineage
 
 
@@ -67,6 +67,11 @@ def _joins(request: Request) -> Iterator[Join]:
         if conditions is not None:
             domains = request.restriction.domains(spec, name)
             yield Join(spec, name, request.lineage, tuple(conditions), domains)
+
+
+def _yields(request: Request, join: Join) -> list[Yield]:
+    """The families of an enumeration that are asked for."""
+    return [made for made in join.enumeration.yields if request.restriction.makes(made.family)]
 
 
 Progress = Callable[[float], None]
@@ -167,7 +172,7 @@ def _digest(request: Request, joins: Sequence[Join], receipts: Sequence[int]) ->
     if request.restriction.filter is not None:
         parts.append(request.restriction.filter.digest)
     for join in joins:
-        parts += [join.combine_sql(receipts), *(join.project_sql(made) for made in join.enumeration.yields)]
+        parts += [join.combine_sql(receipts), *(join.project_sql(made) for made in _yields(request, join))]
     digest = hashlib.sha256()
     for part in parts:
         digest.update(f"{len(part)}:{part}".encode())
@@ -215,7 +220,7 @@ class _Writer:
         connection = self._connection
         connection.execute("DROP TABLE IF EXISTS temp.combination")
         connection.execute(join.combine_sql(self._receipts), chunk)
-        for made in join.enumeration.yields:
+        for made in _yields(self._request, join):
             connection.execute("DROP TABLE IF EXISTS temp.made")
             connection.execute(join.project_sql(made))
             self._families[made.family] += self._insert(join)

@@ -90,12 +90,14 @@ class Restriction:
         parts += [f"{self.filter.path.name} {self.filter.digest[:12]}"] if self.filter else []
         return "; ".join(parts)
 
+    def makes(self, family: str) -> bool:
+        """Whether kernels of ``family`` are asked for."""
+        return not self.families or family in self.families
+
     def conditions(self, spec: ArchSpec, enumeration: str) -> list[str] | None:
         """The SQL conditions on the combinations of an enumeration; None when all of it is left out."""
         made = spec.enumerations[enumeration]
-        if not self.families and made.on_request:
-            return None
-        if self.families and not any(one.family in self.families for one in made.yields):
+        if (made.on_request and not self.families) or not any(self.makes(one.family) for one in made.yields):
             return None
         kept = [f"({self.where})"] if self.where else []
         if self.filter is not None:
@@ -115,7 +117,6 @@ class Restriction:
             v for s in self.sweeps if enumeration in spec.sweeps[s.variant] for v in s.traits.get("block_per_cu", ())
         ]
         return {"block_per_cu": list(dict.fromkeys(values))} if values else {}
-
 
     def applied(self, spec: ArchSpec) -> ArchSpec:
         """The spec with the axes of the configuration file instead of its own."""
@@ -149,8 +150,10 @@ def restriction(
         raise UsageError(f"--where: {reason}", hint=hint)
     for family in families:
         if family not in spec.families:
-            hint = f"There are: {', '.join(spec.families)}."
-            raise UsageError(f"{spec.arch} has no kernels of the family {family!r} in the space {spec.space}", hint=hint)
+            raise UsageError(
+                f"{spec.arch} has no family {family!r} in the space {spec.space}{did_you_mean(family, spec.families)}",
+                hint=f"There are: {', '.join(spec.families)}.",
+            )
     sql = expression.sql if expression else ""
     kept = _read_filter(filter_file, operation(spec.operation)) if filter_file is not None else None
     if configs and spec.relations:

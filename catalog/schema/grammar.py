@@ -48,7 +48,7 @@ class Grammar:
         if shown is None:
             return None
         defaults = {trait.name: trait.default for trait in self.all_traits.values()}
-        traits = defaults | {"family": str(self.family)} | shown
+        traits = defaults | {"family": str(self.family), "target": ""} | shown
         return traits | self.implied(traits)
 
 

@@ -11,7 +11,7 @@ LINEAGE = ("operation", "arch", "revision", "space", "variant")
 
 
 OWN_SPACES = ("ck", "native", "tile_engine")
-"""Spaces of the specs in the revisions' own folders: upstream's codegen for attention and for GEMM, and our own kernels."""
+"""Spaces of the specs in the revisions' own folders: upstream's generators of attention and GEMM, our own kernels."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

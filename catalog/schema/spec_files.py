@@ -6,7 +6,7 @@ merge by key, lists append (the parent's items first), scalars override.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -111,26 +111,31 @@ def _expressions(spec: ArchSpec, of_selection: tuple[str, ...]) -> Iterator[tupl
     for i, shared in enumerate(spec.constraints):
         yield f"constraints[{i}].expr", expanded(shared.expr, spec.quantities), ()
     for name, enumeration in spec.enumerations.items():
-        at = f"enumerations.{name}"
-        for i, variant in enumerate(enumeration.variants):
-            if variant.when is not None:
-                yield f"{at}.variants[{i}].when", variant.when, ()
-        for i, rule in enumerate(enumeration.constraints):
-            yield f"{at}.constraints[{i}].expr", expanded(rule.expr, spec.quantities), ()
-        for receipt, expr in enumeration.receipts.items():
-            yield f"{at}.receipts.{receipt}", expr, ()
-        for trait, expr in enumeration.derived.items():
-            yield f"{at}.derived.{trait}", expr, ()
-        yield f"{at}.order", enumeration.order, ()
-        for i, made in enumerate(enumeration.yields):
-            yield from ((f"{at}.yields[{i}].set.{trait}", expr, ()) for trait, expr in made.set.items())
-            if made.where is not None:
-                yield f"{at}.yields[{i}].where", made.where, ()
+        yield from _of_enumeration(f"enumerations.{name}", enumeration, spec.quantities)
     for family, select in spec.select.items():
         for i, rule in enumerate(select.rules):
             yield f"select.{family}.rules[{i}].expr", rule.expr, of_selection
         for i, expr in enumerate(select.order):
             yield f"select.{family}.order[{i}]", expr, of_selection
+
+
+def _of_enumeration(
+    at: str, enumeration: Enumeration, quantities: Mapping[str, str]
+) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    for i, variant in enumerate(enumeration.variants):
+        if variant.when is not None:
+            yield f"{at}.variants[{i}].when", variant.when, ()
+    for i, rule in enumerate(enumeration.constraints):
+        yield f"{at}.constraints[{i}].expr", expanded(rule.expr, quantities), ()
+    for receipt, expr in enumeration.receipts.items():
+        yield f"{at}.receipts.{receipt}", expr, ()
+    for trait, expr in enumeration.derived.items():
+        yield f"{at}.derived.{trait}", expr, ()
+    yield f"{at}.order", enumeration.order, ()
+    for i, made in enumerate(enumeration.yields):
+        yield from ((f"{at}.yields[{i}].set.{trait}", expr, ()) for trait, expr in made.set.items())
+        if made.where is not None:
+            yield f"{at}.yields[{i}].where", made.where, ()
 
 
 def _explain(item: Any) -> str:

@@ -35,7 +35,10 @@ _SUFFIXES: dict[str, tuple[Part, ...]] = {
     Family.UNIVERSAL: (),
     Family.MULTI_D: (Word("_multid_", "elementwise"), Extents("_d", ("num_d",))),
     Family.MULTI_ABD: (
-        *(Extents(f"_{prefix}", (f"num_{tensor}",)) for prefix, tensor in (("multiabd_a", "a"), ("b", "b"), ("d", "d"))),
+        *(
+            Extents(f"_{prefix}", (f"num_{tensor}",))
+            for prefix, tensor in (("multiabd_a", "a"), ("b", "b"), ("d", "d"))
+        ),
         *(Word("_", field) for field in ("elementwise_a", "elementwise_b", "elementwise")),
     ),
     Family.PRESHUFFLE: (Literal("_preshuffle"),),

@@ -15,9 +15,12 @@ from catalog.ops.protocol import Operation
 from catalog.schema.arguments import Arguments, Size
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import numpy as np
     from numpy.typing import NDArray
 
+    from catalog.rules.lists import Generator
     from catalog.runtime.tolerance import Tolerance
     from catalog.schema.lineage import Lineage
 
@@ -49,7 +52,14 @@ class Gemm(Operation):
     bench_fields = ("m", "n", "k", "dtype", "layout")
     bench_traits = ("family", "pipeline", "scheduler", "epilogue")
     tile_axes = ("tile_m", "tile_n")
+    compares_lists = True
     main_families = (Family.UNIVERSAL, Family.MULTI_D)
+
+    def find_lists(self, root: Path, timeout: float) -> Generator:
+        """As :func:`catalog.ops.gemm.upstream.find_tile_engine`."""
+        from catalog.ops.gemm.upstream import find_tile_engine
+
+        return find_tile_engine(root, timeout)
 
     def main_stage(self, problem: GemmProblem) -> Family:
         """The family with D tensors where the problem has any."""

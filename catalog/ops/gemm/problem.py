@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from catalog.errors import ProblemError
 from catalog.ops.gemm.names import implied
-from catalog.schema.problem import Extent, Problem
+from catalog.schema.problem import Extent, Integer, Problem
 from catalog.schema.problem_tensors import TensorForm
 
 ELEMENTS: Mapping[str, str] = MappingProxyType(
@@ -45,7 +45,7 @@ class GemmProblem(Problem):
     k: Extent = Field(description="columns of A and rows of B, an integer from 1")
     dtype: Literal["fp32", "fp16", "bf16", "fp8", "bf8", "int8"] = Field("fp16", description="element type of A and B")
     layout: Literal["rcr", "rrr", "crr", "ccr"] = Field("rcr", description="layouts of A, B and C")
-    num_d: Literal[0, 1, 2] = Field(0, description="number of D tensors")
+    num_d: Annotated[int, Field(ge=0, le=2), Integer] = Field(0, description="number of D tensors")
     elementwise: Literal["PassThrough", "MultiDAdd", "MultiDMultiply"] = Field(
         "PassThrough", description="function that combines the product with the D tensors"
     )

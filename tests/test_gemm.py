@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import command
+import numpy as np
 import pytest
 from conftest import slow_but
 
@@ -143,6 +144,21 @@ def test_a_problem_finds_the_rows_whose_tiles_divide_it(catalog: Catalog) -> Non
 def test_a_wrong_problem_is_a_message(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ProblemError, match=message):
         GemmProblem(**{"m": 64, "n": 64, "k": 64, **fields})
+
+
+@pytest.mark.parametrize("layout", ["rcr", "rrr", "crr", "ccr"])
+def test_the_reference_is_the_same_in_every_layout(layout: str) -> None:
+    problem = GemmProblem(m=5, n=7, k=33, dtype="fp32", layout=layout, num_d=1, elementwise="MultiDAdd")
+    rng = np.random.default_rng(0)
+    a, b, d = (rng.standard_normal(shape).astype(np.float32) for shape in ((5, 33), (33, 7), (5, 7)))
+    stored = {"a": a if layout[0] == "r" else a.T, "b": b if layout[1] == "r" else b.T, "d0": d}
+    assert {name: array.shape for name, array in stored.items()} | {"c": (5, 7)} == dict(problem.shapes)
+    of = operation("gemm")
+    expected = of.reference(problem, stored)["c"]
+    np.testing.assert_allclose(expected, a.astype(np.float64) @ b + d)
+    allowed = of.tolerances(problem, stored)["c"]
+    assert allowed.allows(a @ b + d, expected)
+    assert not allowed.allows((a @ b + d) * np.float32(1.001), expected)
 
 
 def test_the_command_line_lists_explains_and_says_that_nothing_builds_them(tmp_path: Path) -> None:

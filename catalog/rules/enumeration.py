@@ -63,7 +63,7 @@ class Join:
 
     @property
     def in_parts(self) -> bool:
-        """Whether its tiles may be so many that they are joined with the variants in parts."""
+        """Whether its tiles are joined with the variants in parts, because there may be millions."""
         return self.enumeration.sweep is not None or bool(self.enumeration.join)
 
     @property

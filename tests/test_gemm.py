@@ -213,6 +213,8 @@ def test_a_configuration_of_upstreams_replaces_the_axes(tmp_path: Path) -> None:
         ({"tile_config": {"tile_m": {"min": 1, "max": 9, "step": 0}}}, "tile_config.tile_m: must be"),
         ({"tile_config": {"tile_m": {"min": 1, "max": 10**9, "step": 1}}}, "more than 1,024 values"),
         ({"tile_config": {"tile_m": {"values": ["wide"]}}}, "tile_m cannot be 'wide'"),
+        ({"tile_config": {"tile_m": {"values": ["12x3"]}}}, "tile_m cannot be '12x3'"),
+        ({"tile_config": {"tile_m": {"values": [2**70]}}}, "tile_m: integers must be from 0 to 2147483647"),
         ({"trait_config": {"pipeline": {"values": ["compv9"]}}}, "pipeline cannot be 'compv9'"),
         ({"trait_config": [1]}, "trait_config: must be an object"),
         ({"tiles": {}}, "no field is called 'tiles'"),

@@ -25,6 +25,7 @@ from catalog.registry.query_text import condition
 from catalog.schema.arch_spec import ArchSpec
 from catalog.schema.expressions import what_is_wrong
 from catalog.schema.name_parts import sql_literal
+from catalog.schema.problem import MAX_SIZE
 from catalog.schema.relations import Relation
 
 Values = tuple[bool | int | str, ...]
@@ -192,7 +193,8 @@ def _read_axes(spec: ArchSpec, path: Path, families: tuple[str, ...]) -> Axes:
             continue
         _check_known(path, part, "axis", [name] if not replaced else [], sorted(joined))
         for known in replaced:
-            relation = Relation(columns=_columns(spec, known), rows=_axis_values(path, f"{part}.{name}", axis))
+            values = _axis_values(path, f"{part}.{name}", axis)
+            relation = Relation(columns=_columns(spec, known), rows=[[value] for value in values])
             wrong = relation.problem(traits)
             if wrong:
                 raise UsageError(f"{path}: {part}.{name}: {wrong}")
@@ -230,6 +232,8 @@ def _axis_values(path: Path, at: str, axis: Any) -> list[Any]:
         raise UsageError(f'{path}: {at}: must be {{"values": [...]}} or {{"min": ..., "max": ..., "step": ...}}')
     if len(values) > MOST_VALUES:
         raise UsageError(f"{path}: {at}: more than {MOST_VALUES:,} values")
+    if any(isinstance(value, int) and not 0 <= value <= MAX_SIZE for value in values):
+        raise UsageError(f"{path}: {at}: integers must be from 0 to {MAX_SIZE}")
     return list(dict.fromkeys(values))
 
 

@@ -133,6 +133,8 @@ def spec_folders(arch: str | None = None, of: str = DEFAULT) -> tuple[Path, ...]
     if brought is not None:
         return (brought,)
     own = data_dir() / "arch_specs"
+    if of != DEFAULT:
+        return (own / of,)
     if arch is not None and _built_in(arch) is not None:
         return (own,)
     return (own, *(backend.specs for backend in backends() if backend.specs is not None))

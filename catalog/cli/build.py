@@ -28,6 +28,10 @@ app.add_typer(cache.app)
 @app.command()
 def populate(
     context: typer.Context,
+    *,
+    named: Annotated[
+        str | None, typer.Argument(metavar="[OPERATION]", help="What the kernels compute. Default: attention.")
+    ] = None,
     arch: options.Arch,
     revision: options.Revision = None,
     mask_impl: options.MaskImpl = "generic",
@@ -36,11 +40,18 @@ def populate(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Populate even if nothing has changed.")] = False,
     space: Annotated[
-        str, typer.Option(help="ck: upstream's codegen; rules, exhaustive: the dispatcher's sweeps.")
-    ] = "ck",
-    config: Annotated[
-        list[Path] | None, typer.Option(help="Only the kernels that this sweep file lists; may be repeated.")
+        str | None,
+        typer.Option(
+            help="ck: upstream's codegen; rules, exhaustive: the dispatcher's sweeps; GEMM: tile_engine, dispatcher."
+        ),
     ] = None,
+    config: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Only the kernels that this sweep file lists; may be repeated. GEMM: the axes of this configuration."
+        ),
+    ] = None,
+    family: Annotated[list[str] | None, typer.Option(help="Only kernels of this family; may be repeated.")] = None,
     where: Annotated[str, typer.Option(metavar="EXPR", help="Only kernels that meet this SQL expression.")] = "",
     filter_file: Annotated[
         Path | None, typer.Option(help="Only kernels that filter_config(c) of this Python file keeps.")
@@ -63,19 +74,24 @@ def populate(
     Example: catalog populate --arch gfx950
 
     Example: catalog populate --arch gfx942 --ck-root ~/composable_kernel --label my-ck
+
+    Example: catalog populate gemm --arch gfx950 --revision 2025-11
     """
+    from catalog import ops as operations
+    from catalog.errors import UsageError
     from catalog.messages import counted
     from catalog.ops import DEFAULT
-    from catalog.ops import operation as find_operation
     from catalog.rules.adopt import Adopted
     from catalog.rules.populate import count_by_family
     from catalog.rules.receipts import resolve_receipts
     from catalog.rules.restriction import restriction
 
     catalog = open_catalog(context)
-    of = operation or DEFAULT
+    if named and operation and named != operation:
+        raise UsageError(f"{named} and --operation {operation} contradict each other", hint="State one of them.")
+    of = named or operation or DEFAULT
     spec = catalog.spec(arch, revision, space, operation=of)
-    restricted = restriction(spec, tuple(config or ()), where, filter_file)
+    restricted = restriction(spec, tuple(config or ()), where, filter_file, tuple(family or ()))
     receipts = tuple(dict.fromkeys(number for text in receipt or () for number in resolve_receipts(spec, text)))
     with fraction_done(f"{spec.arch} {spec.space if ck_root is None else ck_root}") as on_progress:
         done = catalog.populate(
@@ -95,7 +111,7 @@ def populate(
     if isinstance(done, Adopted):
         for line in done.notes:
             note(line)
-    spec, variant = done.request.spec, find_operation(of).about_variant(mask_impl)
+    spec, variant = done.request.spec, operations.operation(of).about_variant(mask_impl)
     what = f"{spec.arch} (revision {spec.revision}, space {spec.space}{variant})"
     if done.unchanged and form == "table":
         print(f"Unchanged: {what} already has its {counted(done.kernels, 'kernel')}; --force populates again.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -13,6 +13,11 @@ from catalog.cli import options
 from catalog.cli.demand import DemandCommand, stated_demand
 from catalog.cli.options import db_path, open_catalog
 from catalog.cli.printing import note, print_rows
+from catalog.errors import UsageError
+
+if TYPE_CHECKING:
+    from catalog.ops.protocol import Operation
+    from catalog.runtime.catalog import Catalog
 
 app = typer.Typer()
 
@@ -89,6 +94,9 @@ def parity(
         Path | None, typer.Option(help="Your CK checkout: run its generator instead of reading the built-in lists.")
     ] = None,
     timeout: options.GeneratorTimeout = 600.0,
+    operation: options.Operation = None,
+    space: Annotated[str | None, typer.Option(help="GEMM: tile_engine or dispatcher. Default: tile_engine.")] = None,
+    family: Annotated[list[str] | None, typer.Option(help="GEMM: only lists of this family; may be repeated.")] = None,
     form: options.Format = "table",
 ) -> None:
     """Compare kernel names with upstream's generator.
@@ -97,10 +105,24 @@ def parity(
     --revision names one. If names differ, they are compared with the nearest known revision, and the last line is the
     command that adopts the checkout. Nothing is written into the checkout.
 
+    Attention's names are compared by receipt. GEMM's are compared list by list, one list for each family, type and
+    layout, without storing any kernel.
+
     Exits with 1 when names differ, with 2 when there is no reference to compare with.
 
     Example: catalog parity --receipt 0 --arch gfx950
+
+    Example: catalog parity --operation gemm --revision 2025-11 --arch gfx950
     """
+    from catalog import ops as operations
+
+    of = operations.operation(operation or operations.DEFAULT)
+    archs = arch or ["gfx950"]
+    if of.compares_lists:
+        _compare_lists(open_catalog(context), of, _Asked(archs, revision, space, family or []), ck_root, timeout, form)
+        return
+    if space or family:
+        raise UsageError("--space and --family are options of operations that are compared by lists, such as gemm")
     from catalog.errors import MissingReferenceError
     from catalog.messages import counted
     from catalog.ops.attention.upstream.live import find_generator
@@ -114,7 +136,7 @@ def parity(
         its = revision or generator.revision
         note(generator.about)
     found: list[Comparison | MissingReferenceError] = []
-    for name in arch or ["gfx950"]:
+    for name in archs:
         for number in resolve_receipts(catalog.spec(name, its), receipt):
             try:
                 comparison = catalog.parity(name, number, revision=its, mask_impl=mask_impl, reference=generator)
@@ -143,6 +165,45 @@ def parity(
     for lines in advice.values():
         note(lines)
     raise typer.Exit(exit_code(found))
+
+
+class _Asked(NamedTuple):
+    archs: list[str]
+    revision: str | None
+    space: str | None
+    families: list[str]
+
+
+def _compare_lists(
+    catalog: Catalog, of: Operation, asked: _Asked, ck_root: Path | None, timeout: float, form: str
+) -> None:
+    from catalog.errors import MissingReferenceError
+    from catalog.rules.lists import COLUMNS, report
+    from catalog.schema.trait_text import read_family
+
+    families = [read_family(family, of.traits) for family in asked.families]
+    reference, revision = None, asked.revision
+    if ck_root is not None:
+        reference = of.find_lists(ck_root, timeout)
+        revision = revision or reference.revision
+        note(reference.about)
+    rows, codes = [], {0}
+    for arch in asked.archs:
+        try:
+            found = catalog.parity_of_lists(
+                arch, revision=revision, space=asked.space, families=families, reference=reference, operation=of.name
+            )
+        except MissingReferenceError as error:
+            note(error.printed)
+            codes.add(error.exit_code)
+            continue
+        codes.add(int(not all(one.passed for one in found)))
+        rows += [one.row for one in found]
+        if form == "table":
+            print(report(found))
+    if form != "table":
+        print_rows(COLUMNS, rows, form)
+    raise typer.Exit(1 if 1 in codes else max(codes))
 
 
 @app.command()

@@ -19,6 +19,7 @@ from catalog.runtime.catalog import Catalog
 from catalog.schema.arch_spec import ArchSpec, Rule
 from catalog.schema.expressions import DEVICE_PARAMETERS, columns_read
 from catalog.schema.lineage import of_lineage
+from catalog.schema.name_parts import sql_literal
 from catalog.schema.spec_files import own_content
 
 _Row = Mapping[str, Any]
@@ -55,8 +56,12 @@ def row_findings(catalog: Catalog, spec: ArchSpec, variant: str) -> Iterator[Fin
         found = passed if rows else failed
         yield found("rows", family, f"{rows:,} rows{of_variant}")
     connection = catalog.connection
+    of = operation(lineage.operation)
+    sharing = [family for family in spec.families if of.kernel.grammar(family, lineage).hidden]
     twice = connection.execute(
-        f"SELECT name, count(*) FROM kernel WHERE {of_lineage()} GROUP BY name HAVING count(*) > 1", lineage.parameters
+        f"SELECT name, count(*) FROM kernel WHERE {of_lineage()} "
+        f"AND family NOT IN ({', '.join(map(sql_literal, sharing))}) GROUP BY name HAVING count(*) > 1",
+        lineage.parameters,
     ).fetchall()
     about = f"{len(twice)} names of several rows, such as {twice[0][0]}{of_variant}" if twice else variant
     yield (failed if twice else passed)("names unique", str(spec.arch), about)
@@ -91,9 +96,10 @@ def _misfits(row: sqlite3.Row, of: Operation) -> Iterator[tuple[str, str]]:
     if kernel.name != row["name"]:
         yield "names round trip", f"{row['name']}, as a model {kernel.name}"
         return
-    parsed = of.kernel.grammar(kernel.family, kernel.revision).parse(kernel.name)
-    expected = {name: written[name] for name in ("target", *of.traits)}
-    if parsed != expected:
+    grammar = of.kernel.grammar(kernel.family, kernel.lineage)
+    parsed = grammar.parse(kernel.name)
+    expected = {name: written[name] for name in ("target", *of.traits) if name not in grammar.hidden}
+    if parsed is None or {name: parsed[name] for name in expected} != expected:
         lost = "none" if parsed is None else ", ".join(name for name in expected if parsed[name] != expected[name])
         yield "names round trip", f"{kernel.name}: read as {lost if parsed is None else f'another {lost}'}"
 
@@ -108,7 +114,7 @@ def rule_findings(catalog: Catalog, spec: ArchSpec, variant: str, path: Path) ->
     """
     own, about = _own_ids(path), operation(spec.operation).about_variant(variant)
     for name, enumeration in spec.enumerations.items():
-        if enumeration.sweep is not None:
+        if enumeration.sweep is not None or enumeration.join:
             continue
         idle, barren = _without_work(catalog.connection, spec, name, variant)
         for what, ids, reason in (
@@ -162,7 +168,8 @@ def _without_work(
 ) -> tuple[list[str], list[str]]:
     """The ids of the constraints that reject nothing, and of the variants that yield nothing."""
     enumeration = spec.enumerations[name]
-    free = Join(spec, enumeration.model_copy(update={"constraints": []}), spec.lineage(variant))
+    without = {**spec.enumerations, name: enumeration.model_copy(update={"constraints": []})}
+    free = Join(spec.model_copy(update={"enumerations": without}), name, spec.lineage(variant))
     try:
         free.fill(connection)
         connection.execute("DROP TABLE IF EXISTS temp.combination")

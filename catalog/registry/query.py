@@ -135,15 +135,16 @@ def operations_asked(db_path: Path, where: str, *others: str) -> tuple[str, ...]
         RegistryError: as :func:`run`.
     """
     columns = {of.name: {column.name for column in columns_of(of)} for of in operations()}
-    if len(columns) == 1:
-        return (DEFAULT,)
     known = set().union(*columns.values())
     expressions = [condition(where), *(term.expression for text in others for term in ordering(text))]
     tokens = [token.value.lower() for expression in expressions if expression for token in expression.tokens]
     named = known.intersection(tokens)
+    fitting = [name for name in columns if named <= columns[name]]
+    if fitting in ([], [DEFAULT]):
+        return (DEFAULT,)
     with Session(db_path) as session:
         there = [str(name) for (name,) in session.rows("SELECT DISTINCT operation FROM lineage ORDER BY id")]
-    return tuple(name for name in there if name in columns and named <= columns[name]) or (DEFAULT,)
+    return tuple(name for name in there if name in fitting) or (DEFAULT,)
 
 
 def kernel_ids(db_path: Path, where: str, arch: str | None = None, operation: str | None = None) -> set[str]:

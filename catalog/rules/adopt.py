@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -220,7 +220,9 @@ def _check(
 def _digest_of(generator: Generator, specs: Sequence[ArchSpec], variant: str) -> str:
     """Digest of everything that the rows depend on: the generator's code, and the known specs and name grammars."""
     of = operation(specs[0].operation)
-    grammars = [of.kernel.grammar(family, str(spec.revision)).sql() for spec in specs for family in of.traits.families]
+    grammars = [
+        of.kernel.grammar(family, spec.lineage(variant)).sql() for spec in specs for family in of.traits.families
+    ]
     return hash_parts(
         {
             "generator": [generator.digest, variant],
@@ -242,7 +244,8 @@ def _read(
 ) -> tuple[Mapping[str, Mapping[str, Any]], tuple[Unknown, ...]]:
     """The traits of each name that the grammars of ``base`` read, and the other names."""
     of = operation(request.spec.operation)
-    grammars = [of.kernel.grammar(family, base) for family in of.traits.families]
+    lineage = replace(request.lineage, base=base)
+    grammars = [of.kernel.grammar(family, lineage) for family in of.traits.families]
     read: dict[str, Mapping[str, Any]] = {}
     unknown: list[Unknown] = []
     for name in sorted(names):  # sorted, names of one family follow each other

@@ -15,7 +15,8 @@ from typing import Any
 
 from catalog.ops import operation
 from catalog.ops.protocol import Operation
-from catalog.schema.arch_spec import OF_VARIANT, ArchSpec, Axis, Domain, Enumeration, Sweep, Yield
+from catalog.schema.arch_spec import OF_VARIANT, ArchSpec, Axis, Domain, Enumeration, Rule, Sweep, Yield
+from catalog.schema.expressions import columns_read
 from catalog.schema.kernel import canonical_json_sql
 from catalog.schema.lineage import Lineage
 from catalog.schema.name_parts import sql_literal
@@ -38,17 +39,39 @@ class Join:
     """The SQL that makes the rows of one enumeration of a lineage."""
 
     spec: ArchSpec
-    enumeration: Enumeration
+    name: str
     lineage: Lineage
     restrictions: tuple[str, ...] = ()
-    """Conditions on the combinations, in addition to the constraints. With some, the enumeration has one yield."""
+    """Conditions on the combinations, in addition to the constraints. They may be about the family: state it then."""
     extra_domains: Mapping[str, list[TraitValue]] = field(default_factory=dict)
     """Values of traits that the spec leaves at their default."""
+    family: str | None = None
+    """The only family to make; None: all of the enumeration."""
 
     @cached_property
     def operation(self) -> Operation:
         """The operation that the kernels compute."""
         return operation(self.spec.operation)
+
+    @property
+    def enumeration(self) -> Enumeration:
+        """The enumeration."""
+        return self.spec.enumerations[self.name]
+
+    @property
+    def yields(self) -> list[Yield]:
+        """What it makes of each combination, by family."""
+        return [made for made in self.enumeration.yields if self.family in (None, made.family)]
+
+    @cached_property
+    def constraints(self) -> list[Rule]:
+        """Its constraints, as expressions over the columns of kernels."""
+        return self.spec.constraints_of(self.name)
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether its tiles are joined with the variants in parts, because there may be millions."""
+        return self.enumeration.sweep is not None or bool(self.enumeration.join)
 
     @property
     def traits(self) -> Traits:
@@ -88,6 +111,8 @@ class Join:
         variants = self.enumeration.variants
         if self.enumeration.sweep is not None:
             self._sweep_tiles(connection, self.enumeration.sweep)
+        elif self.enumeration.join:
+            self._join_relations(connection)
         else:
             make_table(
                 connection, "tile", ["seq", *self.tile_traits],
@@ -117,7 +142,7 @@ class Join:
 
     def chunks(self, connection: sqlite3.Connection) -> list[dict[str, Any]]:
         """The parameters of :meth:`combine_sql`, one mapping for each part in which the tables are joined."""
-        if self.enumeration.sweep is None:
+        if not self.in_parts:
             return [{}]
         columns = self.operation.chunk
         values = connection.execute(f"SELECT DISTINCT {', '.join(columns)} FROM tile").fetchall()
@@ -128,6 +153,9 @@ class Join:
         """Traits that at least one tile states."""
         if self.enumeration.sweep is not None:
             return self._swept(self.enumeration.sweep)
+        if self.enumeration.join:
+            joined = {column for name in self.enumeration.join for column in self.spec.relations[name].columns}
+            return [t for t in self.traits if t in joined]
         return [t for t in self.traits if any(t in tile for tile in self.tiles)]
 
     def combine_sql(self, receipts: Sequence[int]) -> str:
@@ -138,7 +166,7 @@ class Join:
         enumeration = self.enumeration
         whens = " ".join(f"WHEN {i} THEN ({v.when})" for i, v in enumerate(enumeration.variants) if v.when is not None)
         kept = [f"CASE variant_seq {whens} ELSE 1 END"] if whens else []
-        kept += [*(rule.expr for rule in enumeration.constraints), *self.restrictions]
+        kept += [*(rule.expr for rule in self.constraints if rule not in self._of_tiles), *self.restrictions]
         bits = {receipt: 1 << i for i, receipt in enumerate(self.spec.receipt_numbers)}
         if bits:
             kept.append(f"listed & {sum(bits[receipt] for receipt in receipts)}")
@@ -155,7 +183,7 @@ class Join:
             for t in (*self.traits.identity, *self.traits)
         )
         position = f"(({enumeration.order}) * {MAX_TILES} + tile_seq) * {len(enumeration.variants)} + variant_seq"
-        if enumeration.sweep is not None:
+        if self.in_parts:
             # One chunk at a time: a sweep may have millions of combinations.
             kept += [f"{column} = :{column}" for column in self.operation.chunk]
         # SQL cannot use an alias within the SELECT that defines it, so there is one level for each: the product, the
@@ -168,8 +196,7 @@ class Join:
         )
 
     def _product_sql(self) -> str:
-        family = self.enumeration.yields[0].family if self.restrictions else ""
-        sources = {"family": sql_literal(family), "dtype": "variant.dtype"}
+        sources = {"family": sql_literal(self.family or ""), "dtype": "variant.dtype"}
         sources |= {t: f"tile.{t}" for t in self.tile_traits if t != "dtype"}
         sources |= {t: f"variant.{t}" for t in self.fixed}
         sources |= {t: f"domain_{t}.value" for t in self.varying}
@@ -191,15 +218,13 @@ class Join:
 
     def project_sql(self, made: Yield) -> str:
         """The statement that makes table ``made``: id, name and traits of each kernel of one family."""
-        identity = f"sha256({canonical_json_sql(self.operation.kernel)}) AS id, {self._name_sql(made)} AS name"
-        return f"CREATE TEMP TABLE made AS SELECT *, {identity} FROM ({self._rows_sql(made)})"
+        return (
+            f"CREATE TEMP TABLE made AS SELECT *, sha256({canonical_json_sql(self.operation.kernel)}) AS id "
+            f"FROM ({self.names_sql(made)})"
+        )
 
     def names_sql(self, made: Yield) -> str:
-        """The query for the name of each kernel of one family, and its position in the dispatch order."""
-        return f"SELECT {self._name_sql(made)} AS name, position FROM ({self._rows_sql(made)})"
-
-    def _rows_sql(self, made: Yield) -> str:
-        """The query for the traits, position and receipts of each kernel of one family.
+        """The query for the name, traits, position and receipts of each kernel of one family.
 
         Combinations that differ only in traits that the family lacks are one kernel, listed wherever one of them is.
         """
@@ -223,10 +248,8 @@ class Join:
                 f"SELECT {columns}, min(position) AS position, {listed} AS listed FROM combination "
                 f"WHERE {made.where or '1'} GROUP BY {', '.join(sources[t] for t in named)}"
             )
-        return rows
-
-    def _name_sql(self, made: Yield) -> str:
-        return self.operation.kernel.grammar(made.family, self.lineage.revision).sql()
+        name = self.operation.kernel.grammar(made.family, self.lineage).sql()
+        return f"SELECT *, {name} AS name FROM ({rows})"
 
     @property
     def _named(self) -> set[str]:
@@ -236,6 +259,38 @@ class Join:
     def _default(self, trait: str) -> TraitValue:
         default = self.traits[trait].default
         return 0 if default is None else default
+
+    @cached_property
+    def _of_tiles(self) -> list[Rule]:
+        """The constraints that the join of relations itself applies: those over columns of relations alone."""
+        if not self.enumeration.join:
+            return []
+        joined = frozenset(self.tile_traits)
+        return [rule for rule in self.constraints if columns_read(rule.expr, self.operation) <= joined]
+
+    def _join_relations(self, connection: sqlite3.Connection) -> None:
+        """Fill the temporary table ``tile`` with the natural join of the relations, filtered by the constraints.
+
+        CROSS JOIN keeps the order of the relations, and SQLite applies each condition as soon as all columns that it
+        reads are there. So a rule prunes the join; nothing is filtered after it.
+        """
+        known: list[str] = []
+        joins, conditions = list[str](), [rule.expr for rule in self._of_tiles]
+        for number, name in enumerate(self.enumeration.join):
+            relation, table = self.spec.relations[name], f"relation_{number}"
+            again = {column: f"{column}_{number}" for column in relation.columns if column in known}
+            make_table(connection, table, [again.get(c, c) for c in relation.columns], relation.cells())
+            joins.append(f"temp.{table}")
+            conditions += [f"{same} IS NULL OR {same} = {column}" for column, same in again.items()]
+            known += relation.columns
+        columns = ", ".join(self.tile_traits)
+        connection.execute("DROP TABLE IF EXISTS temp.tile")
+        connection.execute(
+            f"CREATE TEMP TABLE tile AS SELECT row_number() OVER () AS seq, {columns} "
+            f"FROM {' CROSS JOIN '.join(joins)} WHERE {_all_of(conditions)}"
+        )
+        for table in joins:
+            connection.execute(f"DROP TABLE {table}")
 
     def _swept(self, sweep: Sweep) -> list[str]:
         """The traits of a swept tile; the others derive from them."""

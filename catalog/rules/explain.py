@@ -113,7 +113,7 @@ def explain(
         raise UsageError("no family is stated", hint=f"State one, as in family=fwd; {lineage.arch} has {there}.")
     family, of = stated["family"], operation(spec.operation)
     rows = _Rows(connection, lineage, stated, of)
-    sources = [_Source(Join(spec, spec.enumerations[n], lineage), y, stated) for n, y in spec.yields_of(family).items()]
+    sources = [_Source(Join(spec, n, lineage), y, stated) for n, y in spec.yields_of(family).items()]
     findings = [finding for source in sources for finding in source.findings()]
     if not sources:
         there = f"{lineage.arch} has kernels of other families only: {', '.join(spec.families)}"
@@ -198,11 +198,11 @@ class _Source:
         enumeration = self.join.enumeration
         known = {**self.join.lineage.columns(self._traits.variant), "target": enumeration.target, **self._visible}
         with closing(_Row(self.join.operation, known, frozenset(self._traits) - self._shown)) as row:
-            yield self._tiles()
+            yield from self._relations() if enumeration.join else [self._tiles()]
             fitting, finding = self._variants(row)
             yield finding
             yield from self._derived(row)
-            for rule in enumeration.constraints:
+            for rule in self.join.constraints:
                 yield row.finding("constraint", rule)
             yield from self._receipts(row, fitting)
 
@@ -229,6 +229,24 @@ class _Source:
     @property
     def _source(self) -> str:
         return self.join.enumeration.source or ""
+
+    def _relations(self) -> Iterator[Finding]:
+        """Whether each relation about stated traits has a row with their values."""
+        for name in self.join.enumeration.join:
+            relation = self.join.spec.relations[name]
+            wanted = {trait: value for trait, value in self._visible.items() if trait in relation.columns}
+            rows = [dict(zip(relation.columns, row, strict=True)) for row in relation.cells()]
+            fitting = [row for row in rows if all(row[t] in (None, value) for t, value in wanted.items())]
+            source = relation.source or self._source
+            if wanted and fitting:
+                reason = f"the relation {name} has such rows: {len(fitting)} of {len(rows)}"
+                yield Finding("relation", name, Verdict.HOLDS, (), reason, source, relation.quirk)
+            elif wanted:
+                there = dict.fromkeys(" ".join(_words(row, wanted)) for row in rows)
+                reason = f"no row of the relation {name} matches; it has {' or '.join(list(there)[:SHOWN]) or 'no row'}"
+                reason += ", ..." if len(there) > SHOWN else ""
+                words = _words(wanted, wanted)
+                yield Finding("relation", name, Verdict.REJECTED, words, reason, source, relation.quirk)
 
     def _tiles(self) -> Finding:
         """Whether the tile table has a tile with the stated extents."""

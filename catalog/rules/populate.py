@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from functools import cached_property
 
 from catalog.errors import SpecError, UsageError
 from catalog.ops import operation
@@ -27,10 +28,15 @@ from catalog.schema.lineage import Lineage, of_lineage
 class Request:
     """What to materialise: a spec, one of its variants, and the receipts to restrict it to (empty: all)."""
 
-    spec: ArchSpec
+    given: ArchSpec
     variant: str = "generic"
     receipts: tuple[int, ...] = ()
     restriction: Restriction = NOTHING_LEFT_OUT
+
+    @cached_property
+    def spec(self) -> ArchSpec:
+        """The spec, with the axes that the restriction replaces."""
+        return self.restriction.applied(self.given)
 
     @property
     def lineage(self) -> Lineage:
@@ -59,8 +65,10 @@ def _joins(request: Request) -> Iterator[Join]:
         conditions = request.restriction.conditions(spec, name)
         if conditions is not None:
             domains = request.restriction.domains(spec, name)
-            for part in enumeration.by_family if conditions else (enumeration,):  # a condition may be about the family
-                yield Join(spec, part, request.lineage, tuple(conditions), domains)
+            asked = [made.family for made in enumeration.yields if request.restriction.makes(made.family)]
+            whole = not conditions and len(asked) == len(enumeration.yields)
+            for family in (None,) if whole else asked:
+                yield Join(spec, name, request.lineage, tuple(conditions), domains, family)
 
 
 Progress = Callable[[float], None]
@@ -90,7 +98,7 @@ def populate(
     there = None if force else unchanged(connection, request, digest)
     if there is not None:
         return Populated(request, there, time.perf_counter() - started, unchanged=True)
-    sweeps = any(join.enumeration.sweep is not None for join in joins)
+    sweeps = any(join.in_parts for join in joins)
     rewritten = written_once(connection) if sweeps else nullcontext()
     with rewritten, transaction(connection), interruptible(connection), _explained(request):
         tables = _tables_made(connection, joins, receipts)
@@ -114,7 +122,7 @@ def _tables_made(connection: sqlite3.Connection, joins: Sequence[Join], receipts
     """Make the rows of the joins, part by part; see :func:`write_rows`."""
     for place, join in enumerate(joins):
         for done in _combined(connection, join, receipts):
-            for made in join.enumeration.yields:
+            for made in join.yields:
                 connection.execute(join.project_sql(made))
                 yield (place + done) / len(joins)
 
@@ -141,8 +149,8 @@ def names_in_order(request: Request) -> dict[str, int]:
     with closing(sqlite3.connect(":memory:")) as connection:
         for join in _joins(request):
             for _ in _combined(connection, join, receipts):
-                for made in join.enumeration.yields:
-                    names.update(connection.execute(join.names_sql(made)))
+                for made in join.yields:
+                    names.update(connection.execute(f"SELECT name, position FROM ({join.names_sql(made)})"))
     return names
 
 
@@ -207,7 +215,7 @@ def _digest(request: Request, joins: Sequence[Join], receipts: Sequence[int]) ->
     if request.restriction.filter is not None:
         parts.append(request.restriction.filter.digest)
     for join in joins:
-        parts += [join.combine_sql(receipts), *(join.project_sql(made) for made in join.enumeration.yields)]
+        parts += [join.combine_sql(receipts), *(join.project_sql(made) for made in join.yields)]
     digest = hashlib.sha256()
     for part in parts:
         digest.update(f"{len(part)}:{part}".encode())

@@ -1,4 +1,4 @@
-"""Restrict a population with sweep files in the dispatcher's format, an SQL expression, or a Python filter.
+"""Restrict a population with configuration files of upstream's, an SQL expression, or a Python filter.
 
 A sweep file is ``{"variant": "fwd", "trait_config": {"data_type": {"values": ["fp16"]}, "lse": {"values": [false]}}}``:
 ``variant`` names enumerations of the spec (its ``sweeps``); each trait lists the values to keep.
@@ -25,6 +25,8 @@ from catalog.registry.query_text import condition
 from catalog.schema.arch_spec import ArchSpec
 from catalog.schema.expressions import what_is_wrong
 from catalog.schema.name_parts import sql_literal
+from catalog.schema.problem import MAX_SIZE
+from catalog.schema.relations import Relation
 
 Values = tuple[bool | int | str, ...]
 
@@ -36,6 +38,14 @@ class SweepFile:
     path: Path
     variant: str
     traits: Mapping[str, Values]
+
+
+@dataclass(frozen=True)
+class Axes:
+    """A checked configuration file of the tile engine or the dispatcher: relations that replace the spec's."""
+
+    path: Path
+    relations: Mapping[str, Relation]
 
 
 @dataclass(frozen=True)
@@ -68,17 +78,28 @@ class Restriction:
     sweeps: tuple[SweepFile, ...] = ()
     where: str = ""
     filter: Filter | None = None
+    families: tuple[str, ...] = ()
+    axes: Axes | None = None
 
     @property
     def text(self) -> str:
         """A description in one line; empty when nothing is restricted."""
-        parts = [f"{sweep.variant} of {sweep.path.name}" for sweep in self.sweeps]
+        parts = [f"families {', '.join(self.families)}"] if self.families else []
+        parts += [f"{sweep.variant} of {sweep.path.name}" for sweep in self.sweeps]
+        parts += [f"axes of {self.axes.path.name}"] if self.axes else []
         parts += [f"where {self.where}"] if self.where else []
         parts += [f"{self.filter.path.name} {self.filter.digest[:12]}"] if self.filter else []
         return "; ".join(parts)
 
+    def makes(self, family: str) -> bool:
+        """Whether kernels of ``family`` are asked for."""
+        return not self.families or family in self.families
+
     def conditions(self, spec: ArchSpec, enumeration: str) -> list[str] | None:
         """The SQL conditions on the combinations of an enumeration; None when all of it is left out."""
+        made = spec.enumerations[enumeration]
+        if (made.on_request and not self.families) or not any(self.makes(one.family) for one in made.yields):
+            return None
         kept = [f"({self.where})"] if self.where else []
         if self.filter is not None:
             kept.append(f"filter_config({', '.join(self.filter.operation.traits)})")
@@ -98,6 +119,12 @@ class Restriction:
         ]
         return {"block_per_cu": list(dict.fromkeys(values))} if values else {}
 
+    def applied(self, spec: ArchSpec) -> ArchSpec:
+        """The spec with the axes of the configuration file instead of its own."""
+        if self.axes is None:
+            return spec
+        return spec.model_copy(update={"relations": {**spec.relations, **self.axes.relations}})
+
 
 NOTHING_LEFT_OUT = Restriction()
 
@@ -109,8 +136,10 @@ def _condition(spec: ArchSpec, enumeration: str, sweep: SweepFile) -> str:
     return " AND ".join(f"{trait} IN ({', '.join(map(sql_literal, values))})" for trait, values in asked.items()) or "1"
 
 
-def restriction(spec: ArchSpec, configs: tuple[Path, ...], where: str, filter_file: Path | None) -> Restriction:
-    """Combine sweep files, an SQL expression and a filter file into one restriction.
+def restriction(
+    spec: ArchSpec, configs: tuple[Path, ...], where: str, filter_file: Path | None, families: tuple[str, ...] = ()
+) -> Restriction:
+    """Combine configuration files, an SQL expression, a filter file and families into one restriction.
 
     Raises:
         UsageError: one of them is wrong; the message names the file, the place in it, and what is allowed.
@@ -120,18 +149,96 @@ def restriction(spec: ArchSpec, configs: tuple[Path, ...], where: str, filter_fi
     if reason is not None:
         hint = "It must be an SQL expression over the columns of one row; `catalog columns` lists them."
         raise UsageError(f"--where: {reason}", hint=hint)
-    sweeps = tuple(_read_sweep(spec, path) for path in configs)
+    for family in families:
+        if family not in spec.families:
+            raise UsageError(
+                f"{spec.arch} has no family {family!r} in the space {spec.space}{did_you_mean(family, spec.families)}",
+                hint=f"There are: {', '.join(spec.families)}.",
+            )
+    sql = expression.sql if expression else ""
     kept = _read_filter(filter_file, operation(spec.operation)) if filter_file is not None else None
-    return Restriction(sweeps, expression.sql if expression else "", kept)
+    if configs and spec.relations:
+        if len(configs) > 1:
+            raise UsageError("more than one configuration", hint="Populate with one --config at a time.")
+        chosen = families or spec.families[:1]
+        return Restriction((), sql, kept, chosen, _read_axes(spec, configs[0], chosen))
+    return Restriction(tuple(_read_sweep(spec, path) for path in configs), sql, kept, families)
 
 
-def _read_sweep(spec: ArchSpec, path: Path) -> SweepFile:
+def _read_document(path: Path) -> Any:
     try:
-        document = parse_json(read_given(path))
+        return parse_json(read_given(path))
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise UsageError(f"{path}: {error}") from None
+
+
+def _read_axes(spec: ArchSpec, path: Path, families: tuple[str, ...]) -> Axes:
+    """Read a configuration as the tile engine has it: ``{"tile_config": {"tile_m": {"values": [128]}}, ...}``.
+
+    An axis has the name of a relation, or of its part behind the point where several enumerations differ in the axis.
+    """
+    document, traits = _read_document(path), operation(spec.operation).traits
+    if not isinstance(document, dict):
+        raise UsageError(f"{path}: a configuration must be an object with tile_config and trait_config")
+    _check_known(path, "top level", "field", document, (*_AXES, *_SWITCHES, "problem"))
+    joined = {name for family in families for made in spec.yields_of(family) for name in spec.enumerations[made].join}
+    asked = {(part, name): axis for part in _AXES for name, axis in _members(document, part, path).items()}
+    asked |= {("top level", name): [document.get(name, default)] for name, default in _SWITCHES.items()}
+    relations = {}
+    for (part, name), axis in asked.items():
+        replaced = [known for known in joined if known.rpartition(".")[2] == name and len(_columns(spec, known)) == 1]
+        if not replaced and part == "top level":
+            continue
+        _check_known(path, part, "axis", [name] if not replaced else [], sorted(joined))
+        for known in replaced:
+            values = _axis_values(path, f"{part}.{name}", axis)
+            relation = Relation(columns=_columns(spec, known), rows=[[value] for value in values])
+            wrong = relation.problem(traits)
+            if wrong:
+                raise UsageError(f"{path}: {part}.{name}: {wrong}")
+            relations[known] = relation
+    return Axes(path, MappingProxyType(relations))
+
+
+_AXES = ("tile_config", "trait_config")
+_SWITCHES = {"permute_n": False, "k_block_per_cu": 1}
+"""Fields of a configuration with one value, and what upstream takes where they are missing."""
+
+MOST_VALUES = 1024
+"""Maximum number of values of an axis of a configuration file."""
+
+
+def _columns(spec: ArchSpec, relation: str) -> list[str]:
+    return spec.relations[relation].columns
+
+
+def _members(document: Mapping[str, Any], part: str, path: Path) -> Mapping[str, Any]:
+    members = document.get(part, {})
+    if not isinstance(members, dict):
+        raise UsageError(f"{path}: {part}: must be an object")
+    return members
+
+
+def _axis_values(path: Path, at: str, axis: Any) -> list[Any]:
+    """The values of an axis: a list, ``{"values": [...]}``, or ``{"min": ..., "max": ..., "step": ...}``."""
+    values = axis.get("values") if isinstance(axis, dict) and axis.get("values") is not None else axis
+    if isinstance(values, dict) and set(values) - {"values"} == {"min", "max", "step"}:
+        first, last, step = (values[name] for name in ("min", "max", "step"))
+        if all(type(number) is int for number in (first, last, step)) and step > 0:
+            values = list(range(first, last + 1, step)[: MOST_VALUES + 1])
+    if not isinstance(values, list) or not values or not all(isinstance(v, (bool, int, str)) for v in values):
+        raise UsageError(f'{path}: {at}: must be {{"values": [...]}} or {{"min": ..., "max": ..., "step": ...}}')
+    if len(values) > MOST_VALUES:
+        raise UsageError(f"{path}: {at}: more than {MOST_VALUES:,} values")
+    if any(isinstance(value, int) and not 0 <= value <= MAX_SIZE for value in values):
+        raise UsageError(f"{path}: {at}: integers must be from 0 to {MAX_SIZE}")
+    return list(dict.fromkeys(values))
+
+
+def _read_sweep(spec: ArchSpec, path: Path) -> SweepFile:
+    document = _read_document(path)
     if not isinstance(document, dict) or not isinstance(document.get("trait_config", {}), dict):
         raise UsageError(f"{path}: a sweep file must be an object with variant and trait_config")
     _check_known(path, "top level", "field", document, ("variant", "trait_config"))

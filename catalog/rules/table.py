@@ -64,8 +64,8 @@ def rules_of(spec: ArchSpec) -> Iterator[dict[str, Any]]:
                 "reason": "the combinations that this pipeline variant is generated for", "source": source,
                 "quirk": variant.quirk,
             })  # fmt: skip
-        for i, rule in enumerate(enumeration.constraints):
-            yield row("constraint", scope, i, rule.model_dump(exclude={"spaces"}))
+        for i, rule in enumerate(spec.constraints_of(scope)):
+            yield row("constraint", scope, i, rule.model_dump(exclude={"spaces", "enumerations"}))
         about = {receipt.receipt: receipt for receipt in spec.receipts}
         for i, (receipt, expr) in enumerate(enumeration.receipts.items()):
             yield row("receipt", scope, i, {

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from catalog.registry.merge import Merged
     from catalog.rules.diff import Difference
     from catalog.rules.explain import Explanation
+    from catalog.rules.lists import ListComparison, ListReference
     from catalog.rules.parity import Comparison, Reference
     from catalog.rules.populate import Populated, Progress
     from catalog.rules.restriction import Restriction
@@ -414,6 +415,32 @@ class Catalog:
             RegistryError: the file cannot be written; nothing is deleted.
         """
         return self._file.forget(revision, operation)
+
+    def parity_of_lists(
+        self,
+        arch: str,
+        *,
+        revision: str | None = None,
+        space: str | None = None,
+        families: Sequence[str] = (),
+        reference: ListReference | None = None,
+        operation: str = "gemm",
+    ) -> list[ListComparison]:
+        """Compare the names that a spec makes with upstream's lists, one for each family, type and layout.
+
+        No kernel is stored, so families that :meth:`populate` leaves out by default are compared too. ``families``
+        restricts the comparison; empty: all. ``reference`` is the source of the lists: by default the digests in the
+        data folder, otherwise the generator of a checkout.
+
+        Raises:
+            MissingReferenceError: there is no list of these kernels.
+            GeneratorError: the checkout's generator produces no list.
+            UsageError, SpecError: as :meth:`spec`.
+        """
+        from catalog.rules.lists import Digests, compare_lists
+
+        digests = Digests(settings.data_dir() / "parity" / f"{operation}.csv")
+        return compare_lists(read_spec(arch, revision, space, operation), families, reference or digests)
 
     def diff(
         self, arch: str, before: str, after: str, *, mask_impl: str = "generic", receipt: int | None = None

@@ -60,6 +60,9 @@ def funnel(
     return tuple(steps)
 
 
+_HARDWARE = "the hardware cannot run them, or they are known to be wrong: `catalog rules --kind hardware`"
+
+
 def _traits(connection: sqlite3.Connection, parameters: Mapping[str, Any]) -> Iterator[Step]:
     of = str(parameters["operation"])
     table, where = f"{rows_of(of)} AS kernel", ROWS
@@ -88,7 +91,7 @@ def _rules(
         ("applicability", rule["id"], rule["expr"], rule["reason"], rule["source"]) for rule in rules
     ]
     tests += [
-        ("hardware", "hw_valid", "hw_valid", "the hardware cannot run them: `catalog rules --kind hardware`", ""),
+        ("hardware", "hw_valid", "hw_valid", _HARDWARE, ""),
         (
             "build",
             "not_quarantined",

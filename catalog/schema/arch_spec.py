@@ -27,6 +27,7 @@ from catalog.messages import did_you_mean
 from catalog.ops import DEFAULT, operation
 from catalog.ops.protocol import Operation
 from catalog.schema.lineage import Lineage
+from catalog.schema.relations import Relation, expanded
 from catalog.schema.traits import Traits, TraitValue
 
 if TYPE_CHECKING:
@@ -100,6 +101,16 @@ class Invariant(Rule):
     def concerns(self, family: str) -> bool:
         """Whether the rule applies to ``family``."""
         return not self.families or family in self.families
+
+
+class SharedRule(Rule):
+    """A constraint of several enumerations."""
+
+    enumerations: list[str] = Field([], description="enumerations that it filters (default: all)")
+
+    def filters(self, enumeration: str) -> bool:
+        """Whether it is a constraint of ``enumeration``."""
+        return not self.enumerations or enumeration in self.enumerations
 
 
 class Receipt(_Spec):
@@ -243,6 +254,8 @@ class Enumeration(_Spec):
         None, ge=1, description="number of tiles taken from each shared group (default: all)"
     )
     sweep: Sweep | None = None
+    join: list[str] = Field([], description="relations whose natural join, in this order, gives the tiles")
+    on_request: bool = Field(False, description="populate leaves it out unless its family is named")
     swept: list[str] = Field([], description="traits that a sweep file may restrict")
     domains: dict[str, dict[str, Domain]] = {}
     variants: list[Variant] = []
@@ -262,6 +275,8 @@ class Enumeration(_Spec):
     def _own_or_shared_tiles(self) -> Enumeration:
         if self.tiles_of is not None and (self.tiles or self.target):
             raise ValueError("tiles_of cannot be combined with tiles or target")
+        if self.join and (self.tiles or self.tiles_of or self.sweep):
+            raise ValueError("join cannot be combined with tiles, tiles_of or sweep")
         if self.tiles_of is None and self.first_tiles is not None:
             raise ValueError("first_tiles needs tiles_of")
         return self
@@ -316,6 +331,9 @@ class ArchSpec(_Spec):
     hw_rules: list[Rule] = []
     header_rules: list[Rule] = Field([], description="rules that the revision's own headers must meet to compile")
     invariants: list[Invariant] = []
+    relations: dict[str, Relation] = Field({}, description="tables of facts that enumerations join")
+    quantities: dict[str, str] = Field({}, description="SQL over columns and earlier quantities, named in constraints")
+    constraints: list[SharedRule] = Field([], description="constraints of several enumerations")
     enumerations: dict[str, Enumeration] = {}
     sweeps: dict[str, list[str]] = Field({}, description="enumerations of each variant of sweep files")
     select: dict[Family, Select] = {}
@@ -334,6 +352,12 @@ class ArchSpec(_Spec):
         if self.extends is not None:  # what is named may be in the other file
             return self
         for name, enumeration in self.enumerations.items():
+            for relation in enumeration.join:
+                if relation not in self.relations and self.extends is None:
+                    raise ValueError(
+                        f"enumerations.{name}: join names the relation {relation!r}; "
+                        f"there are: {', '.join(self.relations) or 'none'}"
+                    )
             if enumeration.tiles_of is not None and enumeration.tiles_of not in self.enumerations:
                 raise ValueError(
                     f"enumerations.{name}: tiles_of names the enumeration {enumeration.tiles_of!r}; "
@@ -358,6 +382,11 @@ class ArchSpec(_Spec):
         source = self.enumerations[enumeration.tiles_of]
         first = enumeration.first_tiles
         return source.target, [group.model_copy(update={"tiles": group.tiles[:first]}) for group in source.tiles]
+
+    def constraints_of(self, name: str) -> list[Rule]:
+        """The constraints of an enumeration, shared ones first, as expressions over the columns of kernels."""
+        rules = [*(rule for rule in self.constraints if rule.filters(name)), *self.enumerations[name].constraints]
+        return [rule.model_copy(update={"expr": expanded(rule.expr, self.quantities)}) for rule in rules]
 
     def yields_of(self, family: str) -> dict[str, Yield]:
         """The yield of each enumeration that makes kernels of ``family``."""

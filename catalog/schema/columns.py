@@ -44,7 +44,13 @@ BASE = Column(
 TARGET = Column("target", "TEXT", "text", "", "codegen target that upstream appends to the name")
 
 SELECTION = (
-    Column("hw_valid", "INTEGER", "0, 1", "", "the hardware can run it; selection skips rows with 0"),
+    Column(
+        "hw_valid",
+        "INTEGER",
+        "0, 1",
+        "",
+        "the hardware can run it, and it is not known to be wrong; selection skips rows with 0",
+    ),
     Column(
         "dispatch_order", "INTEGER", "integer >= 0", "", "place in upstream's dispatch order within its enumeration"
     ),

@@ -28,12 +28,16 @@ class Unread(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Grammar:
-    """The names of the kernels of one family, and the traits that a name implies without showing them."""
+    """The names of the kernels of one family, and the traits that a name implies without showing them.
+
+    Kernels that differ only in ``hidden`` traits share a name, which is read as the kernel with the defaults.
+    """
 
     all_traits: Traits
     family: str
     parts: tuple[Part, ...]
     implied: Implied = lambda _row: {}
+    hidden: frozenset[str] = frozenset()
 
     @cached_property
     def traits(self) -> frozenset[str]:
@@ -59,7 +63,8 @@ class Grammar:
 
     @cached_property
     def _defaults(self) -> dict[str, Any]:
-        return {trait.name: trait.default for trait in self.all_traits.values()} | {"family": str(self.family)}
+        defaults = {trait.name: trait.default for trait in self.all_traits.values()}
+        return defaults | {"family": str(self.family), "target": ""}
 
     def reads(self, name: str) -> int:
         """The number of characters at the beginning of ``name`` that the grammar knows."""

@@ -49,8 +49,8 @@ class Kernel(BaseModel):
     algorithm: Any
 
     @classmethod
-    def grammar(cls, family: str, revision: str) -> Grammar:
-        """How ``revision`` names the kernels of ``family``."""
+    def grammar(cls, family: str, lineage: Lineage) -> Grammar:
+        """How the kernels of ``family`` are named in the enumeration ``lineage``."""
         raise NotImplementedError
 
     @model_validator(mode="before")
@@ -75,7 +75,7 @@ class Kernel(BaseModel):
     @cached_property
     def name(self) -> str:
         """The canonical name, which parity compares."""
-        return self.grammar(self.family, self.lineage.known).name(self.to_row())
+        return self.grammar(self.family, self.lineage).name(self.to_row())
 
     @cached_property
     def id(self) -> str:

@@ -10,8 +10,8 @@ LINEAGE = ("operation", "arch", "revision", "space", "variant")
 """The columns of a lineage in the registry, in the order of its fields."""
 
 
-OWN_SPACES = ("ck", "native")
-"""Spaces of the specs in the revisions' own folders: upstream's codegen, and our own kernels."""
+OWN_SPACES = ("ck", "native", "tile_engine")
+"""Spaces of the specs in the revisions' own folders: upstream's generators of attention and GEMM, our own kernels."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

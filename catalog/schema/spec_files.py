@@ -30,6 +30,7 @@ from catalog.schema.arch_spec import (
     Receipt,
     Rule,
     Select,
+    SharedRule,
     TileGroup,
     Variant,
     Yield,
@@ -37,6 +38,7 @@ from catalog.schema.arch_spec import (
 from catalog.schema.expressions import DEVICE_PARAMETERS, what_is_wrong
 from catalog.schema.lineage import OWN_SPACES
 from catalog.schema.references import REF, files_named, object_in
+from catalog.schema.relations import Relation, expanded
 from catalog.settings import data_dir
 
 _ADDITIONS = ("enumerations", "select")
@@ -102,6 +104,17 @@ def _wrong_expressions(spec: ArchSpec, operation: Operation) -> Iterator[tuple[s
             yield where, reason
 
 
+def _wrong_relations(spec: ArchSpec, operation: Operation) -> Iterator[tuple[str, str]]:
+    for name, relation in spec.relations.items():
+        reason = relation.problem(operation.traits)
+        if reason:
+            yield f"relations.{name}", reason
+    for i, rule in enumerate(spec.constraints):
+        for name in rule.enumerations:
+            if name not in spec.enumerations:
+                yield f"constraints[{i}].enumerations", f"no enumeration is called {name!r}"
+
+
 def _wrong_receipts(spec: ArchSpec) -> Iterator[tuple[str, str]]:
     """Every enumeration must state what it lists of each receipt of the spec, and of no other."""
     there = ", ".join(map(str, spec.receipt_numbers)) or "none"
@@ -124,27 +137,34 @@ def _expressions(spec: ArchSpec, of_selection: tuple[str, ...]) -> Iterator[tupl
     )
     for field, rules in general:
         yield from ((f"{field}[{i}].expr", rule.expr, ()) for i, rule in enumerate(rules))
+    for i, shared in enumerate(spec.constraints):
+        yield f"constraints[{i}].expr", expanded(shared.expr, spec.quantities), ()
     for name, enumeration in spec.enumerations.items():
-        at = f"enumerations.{name}"
-        for i, variant in enumerate(enumeration.variants):
-            if variant.when is not None:
-                yield f"{at}.variants[{i}].when", variant.when, ()
-        for i, rule in enumerate(enumeration.constraints):
-            yield f"{at}.constraints[{i}].expr", rule.expr, ()
-        for receipt, expr in enumeration.receipts.items():
-            yield f"{at}.receipts.{receipt}", expr, ()
-        for trait, expr in enumeration.derived.items():
-            yield f"{at}.derived.{trait}", expr, ()
-        yield f"{at}.order", enumeration.order, ()
-        for i, made in enumerate(enumeration.yields):
-            yield from ((f"{at}.yields[{i}].set.{trait}", expr, ()) for trait, expr in made.set.items())
-            if made.where is not None:
-                yield f"{at}.yields[{i}].where", made.where, ()
+        yield from _of_enumeration(f"enumerations.{name}", enumeration, spec.quantities)
     for family, select in spec.select.items():
         for i, rule in enumerate(select.rules):
             yield f"select.{family}.rules[{i}].expr", rule.expr, of_selection
         for i, expr in enumerate(select.order):
             yield f"select.{family}.order[{i}]", expr, of_selection
+
+
+def _of_enumeration(
+    at: str, enumeration: Enumeration, quantities: Mapping[str, str]
+) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    for i, variant in enumerate(enumeration.variants):
+        if variant.when is not None:
+            yield f"{at}.variants[{i}].when", variant.when, ()
+    for i, rule in enumerate(enumeration.constraints):
+        yield f"{at}.constraints[{i}].expr", expanded(rule.expr, quantities), ()
+    for receipt, expr in enumeration.receipts.items():
+        yield f"{at}.receipts.{receipt}", expr, ()
+    for trait, expr in enumeration.derived.items():
+        yield f"{at}.derived.{trait}", expr, ()
+    yield f"{at}.order", enumeration.order, ()
+    for i, made in enumerate(enumeration.yields):
+        yield from ((f"{at}.yields[{i}].set.{trait}", expr, ()) for trait, expr in made.set.items())
+        if made.where is not None:
+            yield f"{at}.yields[{i}].where", made.where, ()
 
 
 def _explain(item: Any) -> str:
@@ -161,7 +181,8 @@ def _fields_at(location: tuple[int | str, ...]) -> list[str]:
         "enumerations": Enumeration,
         "tiles": TileGroup,
         "variants": Variant,
-        "constraints": Rule,
+        "constraints": SharedRule,
+        "relations": Relation,
         "yields": Yield,
     }
     steps |= dict.fromkeys(("rules", "hw_rules", "header_rules"), Rule)
@@ -268,10 +289,11 @@ def _loaded(files: tuple[_File, ...], chain: int, space: str | None, of: str) ->
         merged = _merge(merged, raw)
     merged.pop("extends", None)
     spec = _validate(merged, path)
-    wrong = [f"{path}: {where}: {reason}" for where, reason in _wrong_receipts(spec)]
+    found = (*_wrong_receipts(spec), *_wrong_relations(spec, operation(of)))
+    wrong = [f"{path}: {where}: {reason}" for where, reason in found]
     if wrong:
         raise SpecError("\n".join(wrong))
-    if space is not None and space not in OWN_SPACES:
+    if space is not None and space != spec.space:
         spec = _of_space(spec, space)
     for field in ("arch", "revision", "space"):
         if getattr(spec, field) is None:
@@ -293,7 +315,8 @@ def _addition(file: _File, raw: Mapping[str, Any], path: Path) -> dict[str, Any]
 def _of_space(spec: ArchSpec, space: str) -> ArchSpec:
     """The part of a spec that belongs to ``space``."""
     if space not in spec.spaces:
-        raise UsageError(f"no space is called {space!r}", hint=f"There are: {', '.join(['ck', *spec.spaces])}.")
+        there = [operation(spec.operation).main_space, *spec.spaces]
+        raise UsageError(f"no space is called {space!r}", hint=f"There are: {', '.join(there)}.")
 
     def kept(items: list[Any]) -> list[Any]:
         return [item for item in items if item.spaces is None or space in item.spaces]

@@ -6,6 +6,7 @@ from catalog.ops.attention.names import grammar_of
 from catalog.ops.attention.traits import TRAITS, Algorithm, Family, Signature
 from catalog.schema.grammar import Grammar
 from catalog.schema.kernel import Kernel
+from catalog.schema.lineage import Lineage
 
 
 class AttentionKernel(Kernel):
@@ -18,9 +19,9 @@ class AttentionKernel(Kernel):
     algorithm: Algorithm
 
     @classmethod
-    def grammar(cls, family: str, revision: str) -> Grammar:
+    def grammar(cls, family: str, lineage: Lineage) -> Grammar:
         """As :func:`~catalog.ops.attention.names.grammar_of`."""
-        return grammar_of(family, revision)
+        return grammar_of(family, lineage.known)
 
     @property
     def family(self) -> Family:

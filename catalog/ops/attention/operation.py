@@ -46,6 +46,7 @@ class Attention(Operation):
     name = "attention"
     about = "scaled dot-product attention"
     kernel = AttentionKernel
+    main_space = "ck"
     variant = Column(
         "mask_impl", "TEXT", "generic, simplified", "", "upstream's mask classes: no/causal/generic, or no/mask"
     )

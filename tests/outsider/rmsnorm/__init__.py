@@ -48,7 +48,7 @@ class RmsNormKernel(Kernel):
     algorithm: Algorithm
 
     @classmethod
-    def grammar(cls, family, revision):
+    def grammar(cls, family, lineage):
         """All kernels are named alike."""
         return GRAMMAR
 

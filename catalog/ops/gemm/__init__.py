@@ -1,0 +1,1 @@
+"""GEMM: traits, names, problems and rows; kernels that run are not part of it yet."""

@@ -1,0 +1,95 @@
+"""Canonical names of GEMM kernels: those of the tile engine and of the dispatcher, which differ by space and revision.
+
+A name does not identify a kernel: some traits are left out, and a grammar lists them as hidden. Source:
+tile_engine/ops/gemm*/*_instance_builder.py (write_kernel_list), dispatcher/codegen/unified_gemm_codegen.py
+(KernelNaming.generate).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from catalog.ops.gemm.traits import TRAITS, Family
+from catalog.schema.grammar import Grammar
+from catalog.schema.lineage import Lineage
+from catalog.schema.name_parts import Choice, Extents, Literal, Part, Row, Word, words
+
+DISPATCHER = "dispatcher"
+"""The space whose names differ from the tile engine's."""
+
+_OLDEST = "2025-11"
+"""The revision of the tile engine that calls the family universal plain gemm."""
+
+_WORDS = {
+    Family.UNIVERSAL: "gemm_universal",
+    Family.MULTI_D: "gemm_multi_d",
+    Family.MULTI_ABD: "gemm_multi_abd",
+    Family.PRESHUFFLE: "gemm_preshuffle",
+    Family.STREAM_K: "gemm",
+    Family.GROUPED: "grouped_gemm",
+}
+"""What the tile engine calls its families."""
+
+_SUFFIXES: dict[str, tuple[Part, ...]] = {
+    Family.UNIVERSAL: (),
+    Family.MULTI_D: (Word("_multid_", "elementwise"), Extents("_d", ("num_d",))),
+    Family.MULTI_ABD: (
+        *(
+            Extents(f"_{prefix}", (f"num_{tensor}",))
+            for prefix, tensor in (("multiabd_a", "a"), ("b", "b"), ("d", "d"))
+        ),
+        *(Word("_", field) for field in ("elementwise_a", "elementwise_b", "elementwise")),
+    ),
+    Family.PRESHUFFLE: (Literal("_preshuffle"),),
+    Family.STREAM_K: (
+        Literal("_streamk"),
+        words("reduction", atomic="", linear="_linear", tree="_tree"),
+    ),
+    Family.GROUPED: (Literal("_grouped"),),
+}
+"""The end of the dispatcher's names."""
+
+
+def _truth(field: str) -> Part:
+    return Choice((field,), {(True,): "_True", (False,): "_False"})
+
+
+_TRAITS: tuple[Part, ...] = (
+    Word("_", "dtype"),
+    Word("_", "layout"),
+    Word("_", "pipeline"),
+    Word("_", "epilogue"),
+    Word("_", "scheduler"),
+    *map(_truth, ("pad_m", "pad_n", "pad_k", "persistent")),
+)
+_TILE: tuple[Part, ...] = tuple(
+    Extents("_", (f"{kind}_m", f"{kind}_n", f"{kind}_k")) for kind in ("tile", "wave", "warp_tile")
+)
+
+
+@cache
+def grammar_of(family: str, lineage: Lineage) -> Grammar:
+    """How the generator of ``lineage`` names the kernels of ``family``."""
+    family = Family(family)
+    if lineage.space == DISPATCHER:
+        parts = (Literal("gemm"), *_TRAITS, *_TILE, *_SUFFIXES[family])
+        return Grammar(TRAITS, family, parts, implied)
+    plain = family is Family.UNIVERSAL and lineage.revision == _OLDEST
+    reduction = (Word("_", "reduction"),) if family is Family.STREAM_K else ()
+    hidden = {Family.MULTI_D: {"elementwise", "num_d"}, Family.PRESHUFFLE: {"permute_n"}}.get(family, set())
+    parts = (Literal("gemm" if plain else _WORDS[family]), *_TRAITS, *reduction, *_TILE)
+    return Grammar(TRAITS, family, parts, implied, frozenset(hidden))
+
+
+def implied(row: Row) -> dict[str, Any]:
+    """The traits that follow from those in a name."""
+    dtype, pipeline = row["dtype"], row["pipeline"]
+    integer = dtype == "int8"
+    return {
+        "dtype_a": dtype,
+        "dtype_b": dtype,
+        "dtype_c": "int32" if integer else "fp16" if dtype in ("fp8", "bf8") else dtype,
+        "dtype_acc": "int32" if integer else "fp32",
+        "double_buffer": pipeline in ("compv4", "preshufflev2"),
+    }

@@ -1,0 +1,201 @@
+"""Parity by lists: the names that a spec's joins make, compared with upstream's lists of one family, type and layout.
+
+Nothing is stored: the joins run in memory, so that a space of millions of rows is checked as well. A reference knows
+the names of a list, or only their number and digest.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import sqlite3
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from catalog.errors import MissingReferenceError, SpecError
+from catalog.files import read_given
+from catalog.messages import counted
+from catalog.rules.enumeration import Join
+from catalog.schema.arch_spec import ArchSpec
+from catalog.schema.lineage import Lineage
+
+
+class Key(NamedTuple):
+    """What the kernels of a list have in common."""
+
+    family: str
+    dtype: str
+    layout: str
+
+
+class Listing(NamedTuple):
+    """A list: the number of its names, their digest, and the names themselves where they are known."""
+
+    kernels: int
+    digest: str
+    names: frozenset[str] | None = None
+
+
+class ListReference(Protocol):
+    """A source of upstream's lists."""
+
+    def listing(self, lineage: Lineage, key: Key) -> Listing | None:
+        """One list; None if the source lacks it.
+
+        Raises:
+            CatalogError: it cannot be read, or the generator fails.
+        """
+
+    def keys(self, lineage: Lineage) -> Collection[Key]:
+        """The lists of a lineage that the source has."""
+
+
+class Generator(ListReference, Protocol):
+    """A :class:`ListReference` that runs the generator of a checkout."""
+
+    @property
+    def revision(self) -> str:
+        """The catalog's revision that the generator is of."""
+
+    @property
+    def about(self) -> str:
+        """What the generator is asked, and which revision it is compared with."""
+
+
+COLUMNS = ("arch", "revision", "space", *Key._fields, "passed", "kernels", "listed", "missing", "extra")
+"""Columns of a comparison as a row. ``missing`` and ``extra`` are empty where only a digest is known."""
+
+
+@dataclass(frozen=True)
+class ListComparison:
+    """One list of a lineage: the names that the spec makes, and the reference's."""
+
+    lineage: Lineage
+    key: Key
+    names: frozenset[str]
+    reference: Listing
+
+    @property
+    def passed(self) -> bool:
+        """Whether the names are the same."""
+        return digest_of(self.names) == self.reference.digest
+
+    @property
+    def missing(self) -> list[str] | None:
+        """Names that only the reference has; None where it knows only their digest."""
+        known = self.reference.names
+        return None if known is None else sorted(known - self.names)
+
+    @property
+    def extra(self) -> list[str] | None:
+        """Names that only the spec makes; None where the reference knows only the digest of its own."""
+        known = self.reference.names
+        return None if known is None else sorted(self.names - known)
+
+    @property
+    def row(self) -> tuple[str | int | None, ...]:
+        """The values of :data:`COLUMNS`."""
+        about = (self.lineage.arch, self.lineage.revision, self.lineage.space, *self.key, int(self.passed))
+        numbers = (None if names is None else len(names) for names in (self.missing, self.extra))
+        return (*about, len(self.names), self.reference.kernels, *numbers)
+
+    def report(self) -> Iterator[str]:
+        """Lines about a list that differs: every missing and extra name, or what is known of them."""
+        made, listed = counted(len(self.names), "kernel"), counted(self.reference.kernels, "kernel")
+        yield f"{' '.join(self.key)}: {made}, upstream lists {listed}"
+        yield from (f"  - {name}" for name in self.missing or ())
+        yield from (f"  + {name}" for name in self.extra or ())
+
+
+def report(found: Iterable[ListComparison]) -> str:
+    """One line when every list is equal, otherwise a paragraph on each list that differs."""
+    found = list(found)
+    lineage, failed = found[0].lineage, [one for one in found if not one.passed]
+    what = f"({lineage.arch}, {lineage.revision}, {lineage.space})"
+    if not failed:
+        return f"PASS: {counted(sum(len(one.names) for one in found), 'kernel')} in {len(found)} lists {what}"
+    return "\n".join(
+        [f"FAIL: {len(failed)} of {len(found)} lists {what}", *(line for o in failed for line in o.report())]
+    )
+
+
+def compare_lists(spec: ArchSpec, families: Collection[str], reference: ListReference) -> list[ListComparison]:
+    """Compare every list of ``families`` (empty: of all) that the reference has.
+
+    Raises:
+        MissingReferenceError: it has none.
+        CatalogError: as :meth:`ListReference.listing`.
+    """
+    lineage = spec.lineage()
+    keys = sorted(key for key in reference.keys(lineage) if not families or key.family in families)
+    if not keys:
+        raise MissingReferenceError(
+            f"there is no reference list for {lineage.arch} ({lineage.revision}, {lineage.space})",
+            hint="`catalog parity --operation gemm` without --family shows what is there.",
+        )
+    listings = {key: reference.listing(lineage, key) for key in keys}
+    made = names_of(spec, {key.family for key in keys})
+    return [
+        ListComparison(lineage, key, made.get(key, frozenset()), listing)
+        for key, listing in listings.items()
+        if listing is not None
+    ]
+
+
+def names_of(spec: ArchSpec, families: Collection[str]) -> dict[Key, frozenset[str]]:
+    """The names of the kernels that ``spec`` makes, by list."""
+    found: dict[Key, frozenset[str]] = {}
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    try:
+        for name, enumeration in spec.enumerations.items():
+            makes = [made for made in enumeration.yields if made.family in families]
+            join = Join(spec, name, spec.lineage())
+            if makes:
+                join.fill(connection)
+            for chunk in join.chunks(connection) if makes else ():
+                connection.execute("DROP TABLE IF EXISTS temp.combination")
+                connection.execute(join.combine_sql(()), chunk)
+                for made in makes:
+                    columns = ", ".join(Key._fields)
+                    rows = connection.execute(f"SELECT {columns}, name FROM ({join.names_sql(made)})")
+                    lists: dict[Key, set[str]] = {}
+                    for *key, kernel in rows:
+                        lists.setdefault(Key(*key), set()).add(kernel)
+                    found |= {key: frozenset(names) | found.get(key, frozenset()) for key, names in lists.items()}
+    finally:
+        connection.close()
+    return found
+
+
+def digest_of(names: Iterable[str]) -> str:
+    """SHA-256 of the sorted names, joined by newlines."""
+    return hashlib.sha256("\n".join(sorted(names)).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Digests:
+    """A :class:`ListReference` of the numbers and digests in a CSV file."""
+
+    path: Path
+
+    def keys(self, lineage: Lineage) -> Collection[Key]:
+        """The lists of a lineage that the file has."""
+        return self._of(lineage)
+
+    def listing(self, lineage: Lineage, key: Key) -> Listing | None:
+        """The number and the digest of a list."""
+        return self._of(lineage).get(key)
+
+    def _of(self, lineage: Lineage) -> dict[Key, Listing]:
+        about = (lineage.arch, lineage.revision, lineage.space)
+        try:
+            rows = list(csv.DictReader(read_given(self.path).decode().splitlines()))
+            return {
+                Key(*(row[field] for field in Key._fields)): Listing(int(row["kernels"]), row["sha256_of_sorted_names"])
+                for row in rows
+                if (row["arch"], row["revision"], row["space"]) == about
+            }
+        except (OSError, ValueError, KeyError, csv.Error) as error:
+            raise SpecError(f"{self.path}: not a table of reference lists: {error}") from None

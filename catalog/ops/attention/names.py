@@ -85,7 +85,7 @@ _DROPOUT_NATIVE = Choice(
     ("dropout", "store_randval"),
     {(False, False): "_ndropout", (True, False): "_dropout", (True, True): "_dropout_storerandval"},
 )
-_PIPELINE_BWD = words("pipeline", no="", sm90_mma="_sm90_mma", sm90_wgmma="_sm90_wgmma")
+_PIPELINE = Word("_", "pipeline", absent="no")
 
 
 def _v_is_n1(row: Row) -> dict[str, Any]:
@@ -237,13 +237,15 @@ _OLDER: Mapping[str, Mapping[str, Grammar]] = MappingProxyType(
 """The families that older revisions name differently."""
 
 
-def _native(grammar: Grammar, implied: Implied | None = None, more: Sequence[Part] = (), **replaced: Part) -> Grammar:
-    """Upstream's grammar adapted to our own kernels, which have other targets.
+def _native(grammar: Grammar, implied: Implied | None = None, **replaced: Part) -> Grammar:
+    """Upstream's grammar adapted to our own kernels, which have other targets, and pipelines in every family.
 
-    ``replaced``: parts by the trait that they show; ``more``: parts that upstream's names lack.
+    ``replaced``: parts by the trait that they show.
     """
     parts = [replaced.get(part.traits[0], part) if part.traits else part for part in grammar.parts[:-1]]
-    return Grammar(TRAITS, grammar.family, (*parts, *more, _NATIVE), implied or grammar.implied)
+    if not any("pipeline" in part.traits for part in parts):
+        parts.append(_PIPELINE)
+    return Grammar(TRAITS, grammar.family, (*parts, _NATIVE), implied or grammar.implied)
 
 
 _NATIVE_GRAMMARS: Mapping[str, Grammar] = MappingProxyType(
@@ -252,9 +254,7 @@ _NATIVE_GRAMMARS: Mapping[str, Grammar] = MappingProxyType(
         Family.FWD_SPLITKV: _native(GRAMMARS[Family.FWD_SPLITKV], _v_is_n1),
         Family.FWD_APPENDKV: _native(GRAMMARS[Family.FWD_APPENDKV], _v_is_n1),
         Family.BATCH_PREFILL: _native(GRAMMARS[Family.BATCH_PREFILL], kv_load_mode=words("kv_load_mode", no="")),
-        Family.BWD_DQ_DK_DV: _native(
-            GRAMMARS[Family.BWD_DQ_DK_DV], _v_is_bwd8, (_PIPELINE_BWD,), dropout=_DROPOUT_NATIVE
-        ),
+        Family.BWD_DQ_DK_DV: _native(GRAMMARS[Family.BWD_DQ_DK_DV], _v_is_bwd8, dropout=_DROPOUT_NATIVE),
     }
 )
 """The grammars of our own kernels: V may have another head dim than Q everywhere, and dropout has one variant."""

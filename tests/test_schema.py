@@ -191,7 +191,7 @@ def test_a_reference_stands_for_what_it_names_changed_by_the_keys_beside_it(spec
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"arch": 1}', ""])
+@pytest.mark.parametrize("text", ["{", "[]", '{"arch": 1}', "", '{"$ref": "gfx942.json#/hw_rules"}'])
 def test_a_spec_that_is_no_json_object_names_the_file(specs: Path, text: str) -> None:
     (specs / "arch_specs" / "2026-05" / "gfx950.json").write_text(text)
     with pytest.raises(CatalogError, match=r"gfx950\.json"):

@@ -42,7 +42,9 @@ def object_in(
     Raises:
         SpecError: a reference names nothing, or files refer to each other in a circle.
     """
-    resolved: dict[str, Any] = _Resolver(objects, locate).object_in(path)
+    resolved = _Resolver(objects, locate).object_in(path)
+    if not isinstance(resolved, dict):
+        raise SpecError(f"{path}: {REF}: the top level must be an object")
     return resolved
 
 

@@ -207,6 +207,7 @@ _UNTIL_2025_11: Mapping[str, Grammar] = MappingProxyType(
         )
     }
 )  # fmt: skip
+"""The families that 2025-07 and 2025-11 name alike, and 2026-05 differently."""
 
 _OLDER: Mapping[str, Mapping[str, Grammar]] = MappingProxyType(
     {

@@ -83,6 +83,10 @@ class ArgumentError(UsageError, ValueError):
     """Two arguments contradict each other; also a ValueError, as in PyTorch."""
 
 
+class TableError(UsageError):
+    """A table of another project is malformed; the message names its lines. Nothing is imported."""
+
+
 class SelectionError(CatalogError):
     """No kernel in the catalog answers the problem."""
 

@@ -304,6 +304,24 @@ def test_an_older_generator_lists_the_same_for_every_arch_and_is_held_against_th
     assert sorted(calls.read_text().split()) == sorted(APIS)
 
 
+@pytest.mark.parametrize(
+    ("targets", "forward", "revision", "why"),
+    [
+        (False, "F_squant: str", "2025-07", "takes no --targets"),
+        (True, "F_squant: str", "2025-11", "takes --targets and calls the scales of forward kernels squant"),
+        (True, "F_qscale: str", "2026-05", "takes --targets"),
+    ],
+)
+def test_the_revision_is_detected_by_command_line_and_names(
+    tmp_path: Path, targets: bool, forward: str, revision: str, why: str
+) -> None:
+    root = make_checkout(tmp_path, targets=targets)
+    (root / "example" / "ck_tile" / "01_fmha" / "codegen" / "ops" / "fmha_fwd.py").write_text(forward)
+    generator = find_generator(root, 30)
+    assert generator.revision == revision
+    assert generator.about.endswith(f"; like revision {revision}, it {why}.")
+
+
 def test_names_that_belie_the_command_line_are_of_no_known_revision(tmp_path: Path) -> None:
     root = make_checkout(tmp_path / "older", targets=False)
     give_names(root, reference(2), receipt=2)

@@ -6,9 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
-
-from catalog.build.toolchains import read_facts
+from catalog.build.toolchains import Facts, read_facts
 from catalog.settings import data_dir
 
 MOUNTS = Path("/proc/self/mountinfo")
@@ -16,12 +14,12 @@ MOUNTS = Path("/proc/self/mountinfo")
 _ESCAPED = re.compile(r"\\([0-7]{3})")
 
 
-class _Facts(BaseModel):
-    """The content of ``data/toolchains/file_systems.json``: network file systems, by the kernel's names; and those, and
-    the mount options, with which a lock on a part of a file (fcntl) does not exclude other machines.
-    """
+class _Network(Facts):
+    """The content of ``data/toolchains/file_systems.json``: network file systems, by the kernel's names.
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    With those ``without_locks``, or mounted with such an option, a lock on a part of a file (fcntl) does not exclude
+    other machines.
+    """
 
     source: str
     network: dict[str, str]
@@ -63,7 +61,7 @@ def file_system(folder: Path, mounts: Path | None = None) -> FileSystem:
         # Of two mounts at one point, the later one covers the earlier one.
         if len(mount.parts) >= deepest and place.is_relative_to(mount):
             found, options, deepest = type_, its_options, len(mount.parts)
-    facts = read_facts(_Facts, data_dir() / "toolchains" / "file_systems.json")
+    facts = read_facts(_Network, data_dir() / "toolchains" / "file_systems.json")
     network = found in facts.network
     locks = not network or (found not in facts.without_locks and options.isdisjoint(facts.options_without_locks))
     return FileSystem(found, network, locks)

@@ -54,6 +54,7 @@ def populate(
     """
     from catalog.messages import counted
     from catalog.ops import DEFAULT
+    from catalog.ops import operation as find_operation
     from catalog.rules.populate import count_by_family
     from catalog.rules.receipts import resolve_receipts
     from catalog.rules.restriction import restriction
@@ -75,7 +76,8 @@ def populate(
             on_progress=on_progress,
             operation=of,
         )
-    what = f"{spec.arch} (revision {spec.revision}, space {spec.space}, masks {mask_impl})"
+    variant = find_operation(of).about_variant(mask_impl)
+    what = f"{spec.arch} (revision {spec.revision}, space {spec.space}{variant})"
     if done.unchanged and form == "table":
         print(f"Unchanged: {what} already has its {counted(done.kernels, 'kernel')}; --force populates again.")
         return
@@ -255,7 +257,7 @@ def fallback(
 ) -> None:
     """Compile a known-good AMD kernel for smoke tests.
 
-    It is a forward kernel (fp16, hdim 128). Prints the path of its library.
+    Prints the path of its library.
 
     Example: catalog fallback --arch gfx90a --ck-root ~/composable_kernel
     """

@@ -1,4 +1,4 @@
-"""Commands that take kernels elsewhere: export as sources, and merge catalogs."""
+"""Commands that exchange data with other programs and machines: export, merge, import."""
 
 from __future__ import annotations
 
@@ -27,6 +27,8 @@ WhereOption = Annotated[str, _WHERE]
 LimitOption = Annotated[int | None, typer.Option(min=1, help="At most N kernels, in order of id.", metavar="N")]
 LibraryOption = Annotated[str, typer.Option("--prefix", help="Prefix of the C names and of the library: libPREFIX.so.")]
 ProjectOption = Annotated[str, typer.Option("--format", help="Build files: cmake, make or ninja.")]
+
+TableOption = Annotated[str | None, typer.Option("--table", metavar="NAME", help="Table of aiter: a8w8, fmoe, ...")]
 
 app = typer.Typer()
 export = typer.Typer(name="export", invoke_without_command=True, no_args_is_help=True)
@@ -66,7 +68,7 @@ def project(
     if where is None or out is None:
         raise UsageError(
             f"catalog export needs {'--where EXPR' if where is None else '--out FOLDER'}",
-            hint="As in: catalog export --where \"hdim_q=64 AND dtype='fp32'\" --out kernels",
+            hint="As in: catalog export --where \"dtype='fp32'\" --out kernels",
         )
     from catalog.backends import target_of, toolset_of
     from catalog.build.export.projects import how_to_build, read_format
@@ -144,6 +146,41 @@ def wrap(
     )
     _print_written(len(names), out, written)
     print(f"Build: {how_to_build(chosen, out)}")
+
+
+@export.command("aiter-csv")
+def aiter_csv(
+    context: typer.Context,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder; files of the same names are replaced.")],
+    table: TableOption = None,
+    arch: options.OneArch = None,
+    untuned: Annotated[
+        bool, typer.Option("--untuned", help="Write the problems that were selected for but never measured.")
+    ] = False,
+    superseded: Annotated[
+        bool, typer.Option("--superseded", help="Write all records of a problem, not only the preferred one.")
+    ] = False,
+) -> None:
+    """Write imported timings as tables of aiter.
+
+    There is one CSV file per table, named as in aiter. With --untuned the recorded misses are written, as input of
+    aiter's tuning scripts, for operations whose problems aiter's tables can state.
+
+    Example: catalog export aiter-csv --out configs --arch gfx942
+    """
+    from catalog.errors import UsageError
+    from catalog.foreign.exporting import export_tuned, export_untuned
+    from catalog.runtime.devices.here import resolve_arch
+
+    if untuned and superseded:
+        raise UsageError("--untuned and --superseded exclude each other")
+    catalog, chosen = open_catalog(context), arch and resolve_arch(arch)
+    if untuned:
+        written = export_untuned(catalog, out, table=table, arch=chosen)
+    else:
+        written = export_tuned(catalog, out, table=table, arch=chosen, superseded=superseded)
+    for path, rows in written.items():
+        print(f"{path}: {counted(rows, 'row')}")
 
 
 def _kernels(
@@ -243,4 +280,35 @@ def merge(
     merged = open_catalog(context).merge(others)
     print_rows(COLUMNS, [row for one in merged for row in one.rows], form)
     for line in (line for one in merged for line in one.notes):
+        note(line)
+
+
+@app.command("import")
+def import_timings(
+    context: typer.Context,
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="aiter-csv, tunableop or miopen-fdb.")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Tables of that kind; only read.")],
+    table: TableOption = None,
+    arch: Annotated[str | None, typer.Option(help="Arch of the device, where a file does not state it.")] = None,
+    tool: Annotated[str, typer.Option(help="Program that measured, where a file does not state it.")] = "",
+    measured: Annotated[
+        str | None, typer.Option(metavar="DATE", help="When it was measured, as in 2026-05-31; newer is preferred.")
+    ] = None,
+    form: options.Format = "table",
+) -> None:
+    """Import timings that other projects measured.
+
+    The tables are tuned tables of aiter, results of PyTorch's TunableOp, and find-dbs of MIOpen. Their kernels need no
+    row in this catalog, and every field is kept. Imports all files, or none if one is malformed. Duplicates are listed,
+    with the reason why one is preferred.
+
+    Example: catalog import aiter-csv configs/a8w8_tuned_gemm.csv
+    """
+    from catalog.foreign.importing import COLUMNS, import_tables
+    from catalog.foreign.parsed import Given, read_date
+
+    given = Given(table, arch, tool, None if measured is None else read_date(measured))
+    report = import_tables(open_catalog(context), kind, files, given)
+    print_rows(COLUMNS, [one.row for one in report.files], form)
+    for line in report.notes:
         note(line)

@@ -16,6 +16,7 @@ from contextlib import suppress
 from catalog.errors import UsageError
 from catalog.ops import DEFAULT, operation
 from catalog.ops.protocol import Operation
+from catalog.registry import foreign
 from catalog.schema.columns import BUILD, columns_of
 from catalog.schema.name_parts import sql_literal
 
@@ -65,17 +66,19 @@ def make_table(connection: sqlite3.Connection, operation: Operation) -> None:
 
 
 def drop_views(connection: sqlite3.Connection) -> None:
-    """Drop the views of all operations before a migration rebuilds their tables.
+    """Drop all views before a migration rebuilds their tables.
 
     SQLite refuses to rename a table to a name that a view refers to while that name is missing.
     """
+    connection.execute(f"DROP VIEW IF EXISTS {foreign.VIEW}")
     for name in _operations(connection):
         for view in (view_of(name), rows_of(name)):
             connection.execute(f"DROP VIEW IF EXISTS {view}")
 
 
 def make_views(connection: sqlite3.Connection) -> None:
-    """Make the views of all operations that have kernels in the file and are installed here."""
+    """Make the view of foreign timings, and those of all operations that have kernels in the file and are installed."""
+    connection.execute(foreign.VIEW_SQL)
     for name in _operations(connection):
         with suppress(UsageError):
             for statement in _views(operation(name)):

@@ -41,7 +41,7 @@ class Join:
     enumeration: Enumeration
     lineage: Lineage
     restrictions: tuple[str, ...] = ()
-    """Conditions on the combinations, in addition to the constraints."""
+    """Conditions on the combinations, in addition to the constraints. With some, the enumeration has one yield."""
     extra_domains: Mapping[str, list[TraitValue]] = field(default_factory=dict)
     """Values of traits that the spec leaves at their default."""
 
@@ -168,7 +168,8 @@ class Join:
         )
 
     def _product_sql(self) -> str:
-        sources = {"family": "''", "dtype": "variant.dtype"}
+        family = self.enumeration.yields[0].family if self.restrictions else ""
+        sources = {"family": sql_literal(family), "dtype": "variant.dtype"}
         sources |= {t: f"tile.{t}" for t in self.tile_traits if t != "dtype"}
         sources |= {t: f"variant.{t}" for t in self.fixed}
         sources |= {t: f"domain_{t}.value" for t in self.varying}

@@ -12,7 +12,6 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from enum import Enum
 from functools import cached_property
 from typing import Any
 
@@ -25,7 +24,7 @@ from catalog.schema.arch_spec import ArchSpec, Rule, Variant, Yield
 from catalog.schema.expressions import columns_read
 from catalog.schema.lineage import Lineage, of_lineage
 from catalog.schema.trait_text import shown
-from catalog.schema.traits import Traits
+from catalog.schema.traits import Traits, Word
 
 Stated = Mapping[str, Any]
 
@@ -33,15 +32,12 @@ SHOWN = 4
 """Maximum number of nearest tiles and variants named in a reason."""
 
 
-class Verdict(str, Enum):
+class Verdict(Word):
     """The result of a rule for the stated traits."""
 
     HOLDS = "holds"
     REJECTED = "rejected"
     DEPENDS = "depends"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclass(frozen=True, slots=True)

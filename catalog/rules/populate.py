@@ -60,7 +60,8 @@ def _joins(request: Request) -> Iterator[Join]:
         conditions = request.restriction.conditions(spec, name)
         if conditions is not None:
             domains = request.restriction.domains(spec, name)
-            yield Join(spec, enumeration, request.lineage, tuple(conditions), domains)
+            for part in enumeration.by_family if conditions else (enumeration,):  # a condition may be about the family
+                yield Join(spec, part, request.lineage, tuple(conditions), domains)
 
 
 Progress = Callable[[float], None]

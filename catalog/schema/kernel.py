@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer, model_validator
 
+from catalog.errors import RegistryError
 from catalog.schema.lineage import Lineage
 from catalog.schema.name_parts import sql_literal
 from catalog.schema.traits import Traits
@@ -98,6 +99,14 @@ class Kernel(BaseModel):
         """The family: a shortcut to the trait used most."""
         return str(self.signature.family)
 
+    @property
+    def added_word(self) -> str:
+        """The word of another distribution that the kernel has; empty for the operation's own kernels."""
+        if self.traits.open is None:
+            return ""
+        word = str(getattr(getattr(self, self.traits.open.group), self.traits.open.name))
+        return "" if word in self.traits.open.own else word
+
     def to_row(self) -> dict[str, Any]:
         """Identity and traits as one flat mapping of plain values; booleans are ``bool``."""
         signature, algorithm = (group.model_dump(mode="json") for group in (self.signature, self.algorithm))
@@ -110,8 +119,15 @@ class Kernel(BaseModel):
         """The kernel of a row of the operation's table, or of :meth:`to_row`. Other columns are ignored.
 
         Raises:
+            RegistryError: no installed distribution has its pipeline.
             pydantic.ValidationError: a column is missing or outside its domain.
         """
+        added = cls.traits.open
+        if added is not None and (word := row[added.name]) not in added.own and word not in added.values:
+            raise RegistryError(
+                f"{row['arch']}: no installed package adds the {added.name} {word!r} to {cls.operation}",
+                hint=f"Install the package, or drop its kernels: catalog populate --arch {row['arch']}",
+            )
         groups: dict[str, dict[str, Any]] = {"signature": {}, "algorithm": {}}
         for trait in cls.traits.values():
             value = row[trait.name]

@@ -55,6 +55,7 @@ class Attention(Operation):
         *("tokens_k", "page_size", "num_pages", "num_splits", "seqlen_new", "rotary_dim"),
         *("dropout", "dlse"),
     )
+    variants = "masks"
     variant_trait = "mask"
     axes = MappingProxyType({"hdim": ("hdim_q", "hdim_v"), "warp": ("warp_m0", "warp_n0", "warp_k0")})
     # The names and words of CK's dispatcher: dispatcher/codegen/fmha/instance_gen.py, expand_sweep. Sweep files name a

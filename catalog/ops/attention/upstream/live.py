@@ -6,6 +6,7 @@ writes no byte code. A generator that fails, hangs or prints something else rais
 
 from __future__ import annotations
 
+import functools
 import os
 import pkgutil
 import re
@@ -42,6 +43,8 @@ _TARGETS = "--targets"
 _TARGET_SUFFIX = re.compile(r"_gfx[0-9a-z]+$")
 _WITHOUT_TARGET = "fmha_batch_prefill_"  # at every revision
 _API_SOURCE = re.compile(r"_api(_gfx[0-9a-z]+)?$")
+_NAMED_SQUANT = b"F_squant"
+"""The generator's field for the scales of a forward kernel, until names had several kinds of scales."""
 _MISSING_MODULE = re.compile(r"No module named '([\w.]+)'")
 _LAST_LINES = 8
 
@@ -61,14 +64,24 @@ class Generator:
 
     @property
     def revision(self) -> str:
-        """The catalog's revision that matches the generator's command line."""
-        return "2026-05" if self.takes_targets else "2025-07"
+        """The catalog's revision that matches the generator's command line and names."""
+        return self._detected[0]
 
     @property
     def about(self) -> str:
         """What the generator is asked, and why it is compared with that revision."""
-        takes = "takes" if self.takes_targets else "takes no"
-        return f"{self.path} lists {', '.join(self.apis)}; like revision {self.revision}, it {takes} {_TARGETS}."
+        revision, why = self._detected
+        return f"{self.path} lists {', '.join(self.apis)}; like revision {revision}, it {why}."
+
+    @functools.cached_property
+    def _detected(self) -> tuple[str, str]:
+        """The revision that matches, and what the generator has in common with it."""
+        if not self.takes_targets:
+            return "2025-07", f"takes no {_TARGETS}"
+        forward = _ops(self.path) / "fmha_fwd.py"
+        if forward.is_file() and _NAMED_SQUANT in forward.read_bytes():
+            return "2025-11", f"takes {_TARGETS} and calls the scales of forward kernels squant"
+        return "2026-05", f"takes {_TARGETS}"
 
     def names(self, request: Request, receipt: int) -> frozenset[str]:
         """The kernels that the generator lists for ``receipt``, over all its APIs; cached after the first call.

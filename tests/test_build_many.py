@@ -152,10 +152,11 @@ def test_a_shard_that_does_not_exist_is_bad_usage(text: str) -> None:
 @pytest.mark.slow
 def test_builders_of_all_shards_compile_each_kernel_once(command: list[str], tmp_path: Path) -> None:
     shards = [
-        subprocess.Popen([*command, "--shard", f"{number}/2", "--format", "json"], stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [*command, "--limit", "2", "--shard", f"{number}/2", "--format", "json"], stdout=subprocess.PIPE, text=True
+        )
         for number in (1, 2)
     ]
     rows = [row for shard in shards for row in json.loads(shard.communicate(timeout=300)[0])]
-    assert [row["status"] for row in rows] == ["compiled"] * 4
-    assert len({row["id"] for row in rows}) == 4
-    assert len(Cache(tmp_path / "cache").keys()) == 4
+    assert [row["status"] for row in rows] == ["compiled"] * 2
+    assert len({row["id"] for row in rows}) == len(Cache(tmp_path / "cache").keys()) == 2

@@ -93,6 +93,9 @@ def test_sizes_stand_for_all_below() -> None:
         ({"kv_lora_rank": 512}, (), "kv_lora_rank=512: its latent attention compresses keys, which is not derived"),
         ({"attn_logit_softcapping": 50}, ("--phase", "train"), "phase train: no kernel computes the gradient"),
         ({}, ("--phase", "sleep"), "phase 'sleep' is unknown"),
+        ({}, ("--max-batch", 10**9), "max_batch=1000000000: expected a number from 1 to 65,536"),
+        ({"max_position_embeddings": 2**40}, (), "do not fit in 63 bits"),
+        ({"text_config": {"num_attention_heads": -1}}, (), "num_attention_heads: "),
         (None, (), "a list, expected the object of a model's config.json"),
     ],
 )

@@ -70,7 +70,7 @@ folder = Path(__file__).with_name("names") / args.mask / str(args.receipt)
 for api, patterns in zip(args.direction.split(","), args.filter.split(",")):
     for stage, pattern in zip(STAGES.get(api, ("",)), patterns.split("@")):
         for name in (folder / api).read_text().split():
-            if name.startswith("fmha_" + stage) and fnmatch(name, pattern):
+            if name.startswith("fmha_" + stage) and fnmatch(name.rpartition("_gfx")[0] or name, pattern):
                 print(name)
 """
 

@@ -71,5 +71,5 @@ def _parse(line: str) -> tuple[Path, str, frozenset[str]]:
     """Mount point, type and options of a line: ``36 35 98:0 /root /mnt/point rw shared:1 - ext4 /dev/sda rw``."""
     mount, _, source = line.partition(" - ")
     point = _ESCAPED.sub(lambda octal: chr(int(octal[1], 8)), mount.split(" ")[4])
-    type_, _, options = source.split(" ")[:3]
-    return Path(point), type_, frozenset(options.split(","))
+    words = source.split(" ")
+    return Path(point), words[0], frozenset(words[-1].split(","))

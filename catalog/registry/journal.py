@@ -34,7 +34,8 @@ def journal_for(path: Path) -> Journal:
     found = file_system(path.parent)
     if not found.network:
         return "wal"
-    if not found.locks and os.access(path.parent, os.W_OK):
+    folder = next(folder for folder in path.absolute().parents if folder.exists())
+    if not found.locks and os.access(folder, os.W_OK):
         raise RegistryError(
             f"the catalog {path} is on a file system that machines share ({found.type}) without locks that reach all "
             "of them: two that write to it would damage it",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -105,10 +106,20 @@ class FrozenPlanner:
         """
         libraries = [self._choices.libraries[place] for place in stages]
         for library in libraries:
-            fault = fault_of(library, self._cache)
+            with self._readable():
+                fault = fault_of(library, self._cache)
             if fault is not None:
                 raise self._stale(library, fault)
         return tuple(library.kernel for library in libraries)
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise ChoicesError(
+                f"{self.path}: the cache {self._cache.folder} cannot be read: {error.strerror}"
+            ) from None
 
     def _stale(self, library: Library, fault: str) -> ChoicesError:
         return ChoicesError(
@@ -134,9 +145,10 @@ class FrozenPlanner:
             ChoicesError: the cache does not have it, or it is damaged.
         """
         library = self._libraries[kernel.id]
-        record = self._cache.load(library.key)
-        if record is None:
-            raise self._stale(library, fault_of(library, self._cache) or "its library is damaged")
+        with self._readable():
+            record = self._cache.load(library.key)
+            if record is None:
+                raise self._stale(library, fault_of(library, self._cache) or "its library is damaged")
         self._cache.use(library.key)
         path, size = self._cache.so_path(library.key), record.so_bytes or 0
         return Artifact(library.key, path, record.so_sha256 or "", size, kernel.id, record.compile_s, cached=True)

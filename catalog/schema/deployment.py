@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from catalog.errors import UsageError
@@ -13,6 +14,8 @@ from catalog.messages import did_you_mean
 
 PHASES = ("prefill", "decode", "train")
 """What a model does: read a prompt, generate one token after another, learn."""
+
+_MOST = MappingProxyType({"tp": 65_536, "max_len": 2**31 - 1, "max_batch": 65_536, "page_size": 2**20})
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,7 @@ class Deployment:
         page_size: tokens of a page of a paged cache.
 
     Raises:
-        UsageError: a number is not positive, or a phase is unknown.
+        UsageError: a number is not positive or too large, or a phase is unknown.
     """
 
     tp: int = 1
@@ -37,10 +40,10 @@ class Deployment:
     page_size: int = 16
 
     def __post_init__(self) -> None:
-        for name in ("tp", "max_len", "max_batch", "page_size"):
+        for name, most in _MOST.items():
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UsageError(f"{name}={value} must be positive")
+            if value is not None and not 1 <= value <= most:
+                raise UsageError(f"{name}={value}: expected a number from 1 to {most:,}")
         for phase in self.phases:
             if phase not in PHASES:
                 raise UsageError(

@@ -91,7 +91,9 @@ def problems_of_model(config: Mapping[str, Any], deployment: Deployment) -> Iter
         UsageError: a field is missing or wrong, the ranks cannot share the heads, or attention is of a kind that is not
             derived, or has no gradient kernels.
     """
-    config = {**config, **config.get("text_config", {})}
+    text = config.get("text_config")  # of a model that also sees images
+    if isinstance(text, Mapping):
+        config = {**config, **text}
     for field, why in _REFUSED.items():
         if config.get(field):
             raise UsageError(f"{field}={config[field]!r}: {why}, which is not derived", hint="Record a trace instead.")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from catalog.errors import UsageError
 from catalog.ops.attention.upstream.sources import ck_facts
+from catalog.registry.views import rows_of
 from catalog.schema.lineage import Lineage, of_lineage
 
 if TYPE_CHECKING:
@@ -86,7 +87,8 @@ def _exact(connection: sqlite3.Connection, stages: Sequence[Kernel]) -> Filter:
     for kernel in stages:
         places = facts[kernel.family].filter.split("@")
         width = len(places)
-        patterns[next(place for place, part in enumerate(places) if "{name}" in part)] = kernel.name
+        place = next(place for place, part in enumerate(places) if "{name}" in part)
+        patterns[place] = _without_target(kernel.name, kernel.target)
         apis.add(facts[kernel.family].api)
     [api] = apis
     holes = ", ".join("?" for _ in stages)
@@ -98,7 +100,12 @@ def _exact(connection: sqlite3.Connection, stages: Sequence[Kernel]) -> Filter:
     if found is None:
         raise UsageError(f"no receipt lists all of {', '.join(kernel.name for kernel in stages)}")
     ordered = tuple(patterns.get(place, "*") for place in range(width))
-    return Filter(found[0], api, ordered, frozenset(kernel.name for kernel in stages))
+    return Filter(found[0], api, ordered, frozenset(_without_target(kernel.name, kernel.target) for kernel in stages))
+
+
+def _without_target(name: str, target: str) -> str:
+    """The name that the generator compares with patterns: it appends the target only to the names of files."""
+    return name.removesuffix(f"_{target}")
 
 
 def _joined(connection: sqlite3.Connection, filters: list[Filter], lineage: Lineage) -> list[Filter]:
@@ -133,11 +140,11 @@ def _names(connection: sqlite3.Connection, lineage: Lineage, receipt: int, api: 
     of_api = [family for family, facts in families.items() if facts.api == api]
     holes = ", ".join(f":family{place}" for place, _ in enumerate(of_api))
     asked = (
-        f"SELECT name FROM kernel JOIN kernel_receipt ON kernel_id = kernel.id WHERE {of_lineage('kernel')} "
-        f"AND receipt = :receipt AND family IN ({holes})"
+        f"SELECT name, target FROM {rows_of(lineage.operation)} AS kernel JOIN kernel_receipt ON kernel_id = kernel.id "
+        f"WHERE {of_lineage('kernel')} AND receipt = :receipt AND family IN ({holes})"
     )
     parameters = {f"family{place}": family for place, family in enumerate(of_api)} | {"receipt": receipt}
-    return {row[0] for row in connection.execute(asked, {**parameters, **lineage.parameters})}
+    return {_without_target(*row) for row in connection.execute(asked, {**parameters, **lineage.parameters})}
 
 
 def _wider(a: Filter, b: Filter) -> Filter | None:

@@ -42,9 +42,11 @@ class Join:
     name: str
     lineage: Lineage
     restrictions: tuple[str, ...] = ()
-    """Conditions on the combinations, in addition to the constraints."""
+    """Conditions on the combinations, in addition to the constraints. With some, the enumeration has one yield."""
     extra_domains: Mapping[str, list[TraitValue]] = field(default_factory=dict)
     """Values of traits that the spec leaves at their default."""
+    part: Enumeration | None = None
+    """A part of the enumeration with some of its yields; None: all of it."""
 
     @cached_property
     def operation(self) -> Operation:
@@ -53,8 +55,8 @@ class Join:
 
     @property
     def enumeration(self) -> Enumeration:
-        """The enumeration."""
-        return self.spec.enumerations[self.name]
+        """The enumeration, or the part of it."""
+        return self.part or self.spec.enumerations[self.name]
 
     @cached_property
     def constraints(self) -> list[Rule]:
@@ -189,7 +191,8 @@ class Join:
         )
 
     def _product_sql(self) -> str:
-        sources = {"family": "''", "dtype": "variant.dtype"}
+        family = self.enumeration.yields[0].family if self.restrictions else ""
+        sources = {"family": sql_literal(family), "dtype": "variant.dtype"}
         sources |= {t: f"tile.{t}" for t in self.tile_traits if t != "dtype"}
         sources |= {t: f"variant.{t}" for t in self.fixed}
         sources |= {t: f"domain_{t}.value" for t in self.varying}
@@ -210,17 +213,19 @@ class Join:
         return {**self.lineage.columns(self.traits.variant), "target": target}
 
     def project_sql(self, made: Yield) -> str:
-        """The statement that makes table ``made``: id, name and traits of each kernel of one family.
+        """The statement that makes table ``made``: id, name and traits of each kernel of one family."""
+        identity = f"sha256({canonical_json_sql(self.operation.kernel)}) AS id, {self._name_sql(made)} AS name"
+        return f"CREATE TEMP TABLE made AS SELECT *, {identity} FROM ({self._rows_sql(made)})"
+
+    def names_sql(self, made: Yield, *columns: str) -> str:
+        """The query for the name of each kernel of one family, then traits or ``position`` (in the dispatch order)."""
+        return f"SELECT {', '.join((self._name_sql(made), *columns))} FROM ({self._rows_sql(made)})"
+
+    def _rows_sql(self, made: Yield) -> str:
+        """The query for the traits, position and receipts of each kernel of one family.
 
         Combinations that differ only in traits that the family lacks are one kernel, listed wherever one of them is.
         """
-        return (
-            f"CREATE TEMP TABLE made AS SELECT *, sha256({canonical_json_sql(self.operation.kernel)}) AS id "
-            f"FROM ({self.names_sql(made)})"
-        )
-
-    def names_sql(self, made: Yield) -> str:
-        """The query for the name and traits of each kernel of one family."""
         kept = set(self.traits if made.keep is None else made.keep) - set(made.drop)
 
         def source(trait: str) -> str:
@@ -241,8 +246,10 @@ class Join:
                 f"SELECT {columns}, min(position) AS position, {listed} AS listed FROM combination "
                 f"WHERE {made.where or '1'} GROUP BY {', '.join(sources[t] for t in named)}"
             )
-        name = self.operation.kernel.grammar(made.family, self.lineage).sql()
-        return f"SELECT *, {name} AS name FROM ({rows})"
+        return rows
+
+    def _name_sql(self, made: Yield) -> str:
+        return self.operation.kernel.grammar(made.family, self.lineage).sql()
 
     @property
     def _named(self) -> set[str]:

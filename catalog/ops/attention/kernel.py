@@ -21,7 +21,7 @@ class AttentionKernel(Kernel):
     @classmethod
     def grammar(cls, family: str, lineage: Lineage) -> Grammar:
         """As :func:`~catalog.ops.attention.names.grammar_of`."""
-        return grammar_of(family, lineage.revision)
+        return grammar_of(family, lineage.known)
 
     @property
     def family(self) -> Family:

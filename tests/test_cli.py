@@ -194,7 +194,7 @@ def test_doctor_lists_every_setting_and_arch(database: Path) -> None:
     assert len(shown.splitlines()) == len(rows) + 2, "a finding is a line, with its hint"
 
 
-class GemmProblem(BaseModel):
+class MatmulProblem(BaseModel):
     m: Annotated[int, Field(ge=1)] = Field(description="rows of A and C")
     layout: Literal["rcr", "rrr"] = Field("rcr", description="layouts of A, B and C")
     alpha: float | None = Field(None, description="factor of the product")
@@ -203,9 +203,9 @@ class GemmProblem(BaseModel):
 
 
 def test_the_options_of_a_problem_are_those_of_its_operation(monkeypatch: pytest.MonkeyPatch) -> None:
-    gemm = SimpleNamespace(name="gemm", problem=GemmProblem)
-    monkeypatch.setattr(ops, "plugins", lambda: [SimpleNamespace(object=gemm)])
-    select = catalog("select", "gemm", "--help").stdout
+    matmul = SimpleNamespace(name="matmul", problem=MatmulProblem)
+    monkeypatch.setattr(ops, "plugins", lambda: [SimpleNamespace(object=matmul)])
+    select = catalog("select", "matmul", "--help").stdout
     for line in (
         r"--m <?INT\w*>?\s+Rows of A and C\.",
         r"--layout <?\w+>?\s+Layouts of A, B and C: rcr, rrr; default: rcr\.",
@@ -216,7 +216,7 @@ def test_the_options_of_a_problem_are_those_of_its_operation(monkeypatch: pytest
         assert re.search(line, select, re.IGNORECASE), line
     assert "\n  --arch" in select
     assert "\n  --hdim-q" not in select
-    assert catalog("select", "gemm", "--hdim-q", "64").returncode == 2
+    assert catalog("select", "matmul", "--hdim-q", "64").returncode == 2
     for words in (["select"], ["select", "attention"]):
         assert "\n  --hdim-q" in catalog(*words, "--help").stdout
 

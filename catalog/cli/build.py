@@ -73,11 +73,10 @@ def populate(
 
     Example: catalog populate --arch gfx950
 
-    Example: catalog populate --arch gfx942 --ck-root ~/composable_kernel --label my-ck
-
     Example: catalog populate gemm --arch gfx950 --revision 2025-11
+
+    Example: catalog populate --arch gfx942 --ck-root ~/composable_kernel --label my-ck
     """
-    from catalog import ops as operations
     from catalog.errors import UsageError
     from catalog.messages import counted
     from catalog.ops import DEFAULT

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from catalog.build.generators import Generator
-    from catalog.rules.lists import Generator as ListGenerator
+    from catalog.rules.lists import ListGenerator
     from catalog.runtime.tolerance import Tolerance
     from catalog.schema.lineage import Lineage
     from catalog.schema.problem_form import Form
@@ -89,8 +89,8 @@ class Operation(Emitter, ABC):
         kernel: the model of its rows, with its traits and names.
         specs: a folder like ``data/arch_specs`` with its specs; None if they are in the data folder: attention's are
             there, others are in a subfolder with the operation's name.
-        headers: as in :class:`Emitter`; one contains ``operation/args.h``, the text of :attr:`Arguments.header`.
         main_space: the space of its specs in the folders of upstream's revisions.
+        headers: as in :class:`Emitter`; one contains ``operation/args.h``, the text of :attr:`Arguments.header`.
         variant: the column that states a row's variant of the enumeration.
         columns: additional columns of its view, each with the SQL expression that computes it from a row.
         index: the traits by which selection looks up rows first: an index of its table.
@@ -129,6 +129,17 @@ class Operation(Emitter, ABC):
         """The traits of its kernels."""
         return self.kernel.traits
 
+    compares_lists: ClassVar[bool] = False
+    """Whether parity compares lists of names by family, type and layout (traits ``dtype`` and ``layout``)."""
+
+    def find_lists(self, root: Path, timeout: float) -> ListGenerator:
+        """The generator of lists in the checkout of upstream's at ``root``; ``timeout`` is in seconds, for each list.
+
+        Raises:
+            UsageError: there is none.
+        """
+        raise UsageError(f"{self.name} has no upstream generator")
+
     def about_variant(self, variant: str) -> str:
         """The end of a remark about kernels of ``variant``: ``, masks generic``; empty without variants."""
         return f", {self.variants} {variant}" if self.variants else ""
@@ -141,17 +152,6 @@ class Operation(Emitter, ABC):
             GeneratorError: it does not start, or is not one that the operation knows.
         """
         raise UsageError(f"the kernels of {self.name} do not come from a checkout: it cannot be adopted")
-
-    compares_lists: ClassVar[bool] = False
-    """Whether parity compares lists of names by family, type and layout (traits ``dtype`` and ``layout``)."""
-
-    def find_lists(self, root: Path, timeout: float) -> ListGenerator:
-        """The generator of lists in the checkout of upstream's at ``root``; ``timeout`` is in seconds, for each list.
-
-        Raises:
-            UsageError: there is none.
-        """
-        raise UsageError(f"{self.name} has no upstream generator")
 
     def read_tile(self, text: str) -> dict[str, Any]:
         """The traits stated by a tile of a spec, in the operation's own notation.

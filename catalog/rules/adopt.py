@@ -220,9 +220,8 @@ def _check(
 def _digest_of(generator: Generator, specs: Sequence[ArchSpec], variant: str) -> str:
     """Digest of everything that the rows depend on: the generator's code, and the known specs and name grammars."""
     of = operation(specs[0].operation)
-    grammars = [
-        of.kernel.grammar(family, spec.lineage(variant)).sql() for spec in specs for family in of.traits.families
-    ]
+    lineages = [spec.lineage(variant) for spec in specs]
+    grammars = [of.kernel.grammar(family, lineage).sql() for lineage in lineages for family in of.traits.families]
     return hash_parts(
         {
             "generator": [generator.digest, variant],

@@ -45,8 +45,8 @@ class Join:
     """Conditions on the combinations, in addition to the constraints. They may be about the family: state it then."""
     extra_domains: Mapping[str, list[TraitValue]] = field(default_factory=dict)
     """Values of traits that the spec leaves at their default."""
-    family: str | None = None
-    """The only family to make; None: all of the enumeration."""
+    part: Enumeration | None = None
+    """A part of the enumeration with some of its yields; None: all of it."""
 
     @cached_property
     def operation(self) -> Operation:
@@ -55,8 +55,8 @@ class Join:
 
     @property
     def enumeration(self) -> Enumeration:
-        """The enumeration."""
-        return self.spec.enumerations[self.name]
+        """The enumeration, or the part of it."""
+        return self.part or self.spec.enumerations[self.name]
 
     @property
     def yields(self) -> list[Yield]:
@@ -218,13 +218,15 @@ class Join:
 
     def project_sql(self, made: Yield) -> str:
         """The statement that makes table ``made``: id, name and traits of each kernel of one family."""
-        return (
-            f"CREATE TEMP TABLE made AS SELECT *, sha256({canonical_json_sql(self.operation.kernel)}) AS id "
-            f"FROM ({self.names_sql(made)})"
-        )
+        identity = f"sha256({canonical_json_sql(self.operation.kernel)}) AS id, {self._name_sql(made)} AS name"
+        return f"CREATE TEMP TABLE made AS SELECT *, {identity} FROM ({self._rows_sql(made)})"
 
-    def names_sql(self, made: Yield) -> str:
-        """The query for the name, traits, position and receipts of each kernel of one family.
+    def names_sql(self, made: Yield, *columns: str) -> str:
+        """The query for the name of each kernel of one family, then traits or ``position`` (in the dispatch order)."""
+        return f"SELECT {', '.join((self._name_sql(made), *columns))} FROM ({self._rows_sql(made)})"
+
+    def _rows_sql(self, made: Yield) -> str:
+        """The query for the traits, position and receipts of each kernel of one family.
 
         Combinations that differ only in traits that the family lacks are one kernel, listed wherever one of them is.
         """
@@ -248,8 +250,10 @@ class Join:
                 f"SELECT {columns}, min(position) AS position, {listed} AS listed FROM combination "
                 f"WHERE {made.where or '1'} GROUP BY {', '.join(sources[t] for t in named)}"
             )
-        name = self.operation.kernel.grammar(made.family, self.lineage).sql()
-        return f"SELECT *, {name} AS name FROM ({rows})"
+        return rows
+
+    def _name_sql(self, made: Yield) -> str:
+        return self.operation.kernel.grammar(made.family, self.lineage).sql()
 
     @property
     def _named(self) -> set[str]:

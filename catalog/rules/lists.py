@@ -52,7 +52,7 @@ class ListReference(Protocol):
         """The lists of a lineage that the source has."""
 
 
-class Generator(ListReference, Protocol):
+class ListGenerator(ListReference, Protocol):
     """A :class:`ListReference` that runs the generator of a checkout."""
 
     @property
@@ -158,10 +158,8 @@ def names_of(spec: ArchSpec, families: Collection[str]) -> dict[Key, frozenset[s
                 connection.execute("DROP TABLE IF EXISTS temp.combination")
                 connection.execute(join.combine_sql(()), chunk)
                 for made in makes:
-                    columns = ", ".join(Key._fields)
-                    rows = connection.execute(f"SELECT {columns}, name FROM ({join.names_sql(made)})")
                     lists: dict[Key, set[str]] = {}
-                    for *key, kernel in rows:
+                    for kernel, *key in connection.execute(join.names_sql(made, *Key._fields)):
                         lists.setdefault(Key(*key), set()).add(kernel)
                     found |= {key: frozenset(names) | found.get(key, frozenset()) for key, names in lists.items()}
     finally:

@@ -65,10 +65,12 @@ def _joins(request: Request) -> Iterator[Join]:
         conditions = request.restriction.conditions(spec, name)
         if conditions is not None:
             domains = request.restriction.domains(spec, name)
-            asked = [made.family for made in enumeration.yields if request.restriction.makes(made.family)]
-            whole = not conditions and len(asked) == len(enumeration.yields)
-            for family in (None,) if whole else asked:
-                yield Join(spec, name, request.lineage, tuple(conditions), domains, family)
+            enumeration = spec.enumerations[name]
+            # A condition may be about the family, and only some families may be asked for.
+            parts = enumeration.by_family if conditions or request.restriction.families else (enumeration,)
+            for part in parts:
+                if any(request.restriction.makes(made.family) for made in part.yields):
+                    yield Join(spec, name, request.lineage, tuple(conditions), domains, part)
 
 
 Progress = Callable[[float], None]
@@ -149,8 +151,8 @@ def names_in_order(request: Request) -> dict[str, int]:
     with closing(sqlite3.connect(":memory:")) as connection:
         for join in _joins(request):
             for _ in _combined(connection, join, receipts):
-                for made in join.yields:
-                    names.update(connection.execute(f"SELECT name, position FROM ({join.names_sql(made)})"))
+                for made in join.enumeration.yields:
+                    names.update(connection.execute(join.names_sql(made, "position")))
     return names
 
 
@@ -215,7 +217,7 @@ def _digest(request: Request, joins: Sequence[Join], receipts: Sequence[int]) ->
     if request.restriction.filter is not None:
         parts.append(request.restriction.filter.digest)
     for join in joins:
-        parts += [join.combine_sql(receipts), *(join.project_sql(made) for made in join.yields)]
+        parts += [join.combine_sql(receipts), *(join.project_sql(made) for made in join.enumeration.yields)]
     digest = hashlib.sha256()
     for part in parts:
         digest.update(f"{len(part)}:{part}".encode())

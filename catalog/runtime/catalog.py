@@ -395,27 +395,6 @@ class Catalog:
         with self._file.lock:
             return compare(self._file.connection, request.lineage, receipt, names)
 
-    def adopted(self, revision: str | None = None, *, operation: str = DEFAULT) -> list[list[Any]]:
-        """The adopted lineages as rows of :data:`catalog.registry.adopted.COLUMNS`; None: of all revisions.
-
-        Raises:
-            UsageError: no such revision was adopted.
-            RegistryError: the file cannot be opened or is not a catalog.
-        """
-        from catalog.registry.adopted import adopted_lineages
-
-        with self._file.lock:
-            return adopted_lineages(self._file.connection, operation, revision)
-
-    def forget_revision(self, revision: str, *, operation: str = DEFAULT) -> Forgotten:
-        """Delete an adopted revision: its kernels, rules, build records and timings. Libraries stay in the cache.
-
-        Raises:
-            UsageError: no such revision was adopted.
-            RegistryError: the file cannot be written; nothing is deleted.
-        """
-        return self._file.forget(revision, operation)
-
     def parity_of_lists(
         self,
         arch: str,
@@ -441,6 +420,27 @@ class Catalog:
 
         digests = Digests(settings.data_dir() / "parity" / f"{operation}.csv")
         return compare_lists(read_spec(arch, revision, space, operation), families, reference or digests)
+
+    def adopted(self, revision: str | None = None, *, operation: str = DEFAULT) -> list[list[Any]]:
+        """The adopted lineages as rows of :data:`catalog.registry.adopted.COLUMNS`; None: of all revisions.
+
+        Raises:
+            UsageError: no such revision was adopted.
+            RegistryError: the file cannot be opened or is not a catalog.
+        """
+        from catalog.registry.adopted import adopted_lineages
+
+        with self._file.lock:
+            return adopted_lineages(self._file.connection, operation, revision)
+
+    def forget_revision(self, revision: str, *, operation: str = DEFAULT) -> Forgotten:
+        """Delete an adopted revision: its kernels, rules, build records and timings. Libraries stay in the cache.
+
+        Raises:
+            UsageError: no such revision was adopted.
+            RegistryError: the file cannot be written; nothing is deleted.
+        """
+        return self._file.forget(revision, operation)
 
     def diff(
         self, arch: str, before: str, after: str, *, mask_impl: str = "generic", receipt: int | None = None

@@ -63,8 +63,10 @@ class Grammar:
 
     @cached_property
     def _defaults(self) -> dict[str, Any]:
-        defaults = {trait.name: trait.default for trait in self.all_traits.values()}
-        return defaults | {"family": str(self.family), "target": ""}
+        return {trait.name: trait.default for trait in self.all_traits.values()} | {
+            "family": str(self.family),
+            "target": "",
+        }
 
     def reads(self, name: str) -> int:
         """The number of characters at the beginning of ``name`` that the grammar knows."""

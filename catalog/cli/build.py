@@ -80,6 +80,7 @@ def populate(
     from catalog.errors import UsageError
     from catalog.messages import counted
     from catalog.ops import DEFAULT
+    from catalog.ops import operation as find_operation
     from catalog.rules.adopt import Adopted
     from catalog.rules.populate import count_by_family
     from catalog.rules.receipts import resolve_receipts
@@ -110,7 +111,7 @@ def populate(
     if isinstance(done, Adopted):
         for line in done.notes:
             note(line)
-    spec, variant = done.request.spec, operations.operation(of).about_variant(mask_impl)
+    spec, variant = done.request.spec, find_operation(of).about_variant(mask_impl)
     what = f"{spec.arch} (revision {spec.revision}, space {spec.space}{variant})"
     if done.unchanged and form == "table":
         print(f"Unchanged: {what} already has its {counted(done.kernels, 'kernel')}; --force populates again.")

@@ -42,7 +42,7 @@ class Join:
     name: str
     lineage: Lineage
     restrictions: tuple[str, ...] = ()
-    """Conditions on the combinations, in addition to the constraints. They may be about the family: state it then."""
+    """Conditions on the combinations, in addition to the constraints. With some, the enumeration has one yield."""
     extra_domains: Mapping[str, list[TraitValue]] = field(default_factory=dict)
     """Values of traits that the spec leaves at their default."""
     part: Enumeration | None = None
@@ -57,11 +57,6 @@ class Join:
     def enumeration(self) -> Enumeration:
         """The enumeration, or the part of it."""
         return self.part or self.spec.enumerations[self.name]
-
-    @property
-    def yields(self) -> list[Yield]:
-        """What it makes of each combination, by family."""
-        return [made for made in self.enumeration.yields if self.family in (None, made.family)]
 
     @cached_property
     def constraints(self) -> list[Rule]:
@@ -196,7 +191,8 @@ class Join:
         )
 
     def _product_sql(self) -> str:
-        sources = {"family": sql_literal(self.family or ""), "dtype": "variant.dtype"}
+        family = self.enumeration.yields[0].family if self.restrictions else ""
+        sources = {"family": sql_literal(family), "dtype": "variant.dtype"}
         sources |= {t: f"tile.{t}" for t in self.tile_traits if t != "dtype"}
         sources |= {t: f"variant.{t}" for t in self.fixed}
         sources |= {t: f"domain_{t}.value" for t in self.varying}

@@ -61,7 +61,7 @@ class Populated:
 
 def _joins(request: Request) -> Iterator[Join]:
     spec = request.spec
-    for name, enumeration in spec.enumerations.items():
+    for name in spec.enumerations:
         conditions = request.restriction.conditions(spec, name)
         if conditions is not None:
             domains = request.restriction.domains(spec, name)
@@ -124,7 +124,7 @@ def _tables_made(connection: sqlite3.Connection, joins: Sequence[Join], receipts
     """Make the rows of the joins, part by part; see :func:`write_rows`."""
     for place, join in enumerate(joins):
         for done in _combined(connection, join, receipts):
-            for made in join.yields:
+            for made in join.enumeration.yields:
                 connection.execute(join.project_sql(made))
                 yield (place + done) / len(joins)
 

@@ -235,6 +235,13 @@ class Operation(ABC):
         """
         return {}
 
+    def headers_revision(self, kernel: Kernel) -> str:
+        """The revision of the headers that would compile a row of a sweep; empty if there are none or the row is listed.
+
+        Rows that upstream lists compile with the headers of their own revision.
+        """
+        return ""
+
     def flags(self, kernel: Kernel, backend: str) -> tuple[str, ...]:
         """Compiler flags that a kernel needs in addition to those of its toolchain."""
         return ()

@@ -80,8 +80,12 @@ class Explanation:
 
     @property
     def rejections(self) -> tuple[Finding, ...]:
-        """The rules that no such kernel meets. Receipts are not among them: a kernel needs only one receipt."""
-        return tuple(f for f in self.findings if f.verdict is Verdict.REJECTED and f.kind != "receipt")
+        """The rules that no such kernel meets.
+
+        Neither receipts nor rules of one revision's headers are among them: a kernel needs only one of each.
+        """
+        rejected = (finding for finding in self.findings if finding.verdict is Verdict.REJECTED)
+        return tuple(f for f in rejected if f.kind != "receipt" and not f.kind.startswith("headers "))
 
     @property
     def summary(self) -> str:
@@ -119,7 +123,7 @@ def explain(
     findings += rows.unused([trait for trait in stated if trait not in explained])
     with closing(_Row(of, {**lineage.columns(of.traits.variant), **stated})) as row:
         findings += [row.finding("hardware", rule) for rule in spec.hw_rules]
-        findings += [row.finding("headers", rule) for rule in spec.header_rules]
+        findings += [row.finding(f"headers {rule.headers or ''}".strip(), rule) for rule in spec.header_rules]
         findings += [row.finding("invariant", rule) for rule in spec.invariants if rule.concerns(family)]
     kernels = rows.count()
     matches = rows.exact(limit) if kernels else rows.nearest(limit)

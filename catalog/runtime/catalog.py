@@ -219,7 +219,7 @@ class Catalog:
         return self.builds.build(kernel)
 
     def refusal(self, kernel: Kernel) -> str | None:
-        """Why the headers of the kernel's revision cannot compile it, according to its spec; None if they should."""
+        """Why the headers that would compile the kernel cannot, according to its spec; None if they should."""
         return self._file.refusal(kernel)
 
     def host(self) -> HostDevice:

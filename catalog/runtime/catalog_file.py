@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Protocol
 from catalog.backends import spec_folders
 from catalog.errors import RegistryError
 from catalog.forks import Lock
-from catalog.ops import DEFAULT
+from catalog.ops import DEFAULT, operation_of
 from catalog.registry.connection import connect, leak
 from catalog.registry.transactions import transaction
 from catalog.registry.views import rows_of
@@ -179,13 +179,13 @@ class CatalogFile:
         return None if row is None else Held(Lineage.of_row(row), row["compute_units"], bool(row["whole"]))
 
     def refusal(self, kernel: Kernel) -> str | None:
-        """Why the headers of the kernel's revision cannot compile it, according to its spec; None if they should."""
-        lineage = (kernel.operation, kernel.arch, kernel.revision, kernel.space)
+        """Why the headers that would compile the kernel cannot, according to its spec; None if they should."""
+        headers = operation_of(kernel).headers_revision(kernel)
+        lineage = (kernel.operation, kernel.arch, kernel.revision, kernel.space, headers)
         with self.lock:
             rules = self.connection.execute(
                 "SELECT expr, reason FROM rule WHERE kind = 'headers' AND operation = ? AND arch = ? AND revision = ? "
-                "AND space = ? "
-                "ORDER BY position",
+                "AND space = ? AND scope IN ('', ?) ORDER BY position",
                 lineage,
             ).fetchall()
             for expr, reason in rules:

@@ -14,10 +14,12 @@ from typing import Any
 
 import pytest
 
-from catalog.errors import UsageError
+from catalog.errors import BuildError, ToolchainError, UsageError
 from catalog.registry.transactions import interruptible
+from catalog.rules.explain import Verdict
 from catalog.rules.restriction import restriction
 from catalog.runtime.catalog import Catalog
+from catalog.settings import settings
 
 DATA = Path(__file__).parent.parent / "data"
 SWEEPS = {
@@ -118,6 +120,34 @@ def test_the_exhaustive_space_leaves_the_constraints_out(tmp_path: Path) -> None
     sweep(catalog, "gfx950", DATA / "sweeps" / "fwd_ci.json", space="rules")
     where = f"space = 'rules' AND {rejected}"
     assert not catalog.connection.execute(f"SELECT count(*) FROM attention_row WHERE {where}").fetchone()[0]
+
+
+def test_the_headers_refuse_rows_of_a_sweep_before_a_compiler_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CATALOG_HIPCXX", str(tmp_path / "no-compiler"))
+    settings.cache_clear()
+    catalog = Catalog(tmp_path / "catalog.db")
+    sweep(catalog, "gfx942", DATA / "sweeps" / "fwd_ci.json")
+    (refused,) = catalog.kernels("tile_k0 <> tile_k1", arch="gfx942", limit=1)
+    with pytest.raises(BuildError, match=r"does not compile: asynchronous loads take .* one unroll"):
+        catalog.build(refused)
+    (report,) = catalog.builder.build_many([refused]).failures
+    assert "does not compile" in report.error.message
+    (accepted,) = catalog.kernels("tile_k0 = tile_k1 AND wave_m0 = 4 AND hdim_q = 64", arch="gfx942", limit=1)
+    assert catalog.refusal(accepted) is None
+    with pytest.raises(ToolchainError, match="no-compiler"):
+        catalog.build(accepted)
+    settings.cache_clear()
+
+
+def test_what_only_one_revisions_headers_refuse_can_be_built_with_others(tmp_path: Path) -> None:
+    catalog = Catalog(tmp_path / "catalog.db")
+    sweep(catalog, "gfx942", DATA / "sweeps" / "receipt0_fwd.json", where="dtype = 'fp8fp32' AND tile_k0 = 32")
+    explained = catalog.explain({"family": "fwd", "dtype": "fp8fp32"}, arch="gfx942", space="rules")
+    rejected = {(finding.kind, finding.id) for finding in explained.findings if finding.verdict is Verdict.REJECTED}
+    assert rejected == {("headers 2025-07", "no_wide_output")}
+    assert not explained.rejections
 
 
 @pytest.mark.parametrize(

@@ -236,9 +236,9 @@ class Operation(ABC):
         return {}
 
     def headers_revision(self, kernel: Kernel) -> str:
-        """The revision of the headers that would compile a row of a sweep; empty if there are none or the row is listed.
+        """The revision of the headers that would compile a row of a sweep; empty if there are none.
 
-        Rows that upstream lists compile with the headers of their own revision.
+        It is empty for rows that upstream lists, too: they compile with the headers of their own revision.
         """
         return ""
 

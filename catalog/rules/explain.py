@@ -199,7 +199,8 @@ class _Source:
         enumeration = self.join.enumeration
         known = {**self.join.lineage.columns(self._traits.variant), "target": enumeration.target, **self._visible}
         with closing(_Row(self.join.operation, known, frozenset(self._traits) - self._shown)) as row:
-            yield self._tiles()
+            if enumeration.sweep is None:
+                yield self._tiles()
             fitting, finding = self._variants(row)
             yield finding
             yield from self._derived(row)
@@ -223,8 +224,10 @@ class _Source:
 
     @property
     def explained(self) -> frozenset[str]:
-        """The traits that its tiles, variants and derived traits decide."""
-        spoken = {*self.join.tile_traits, *self._variant_traits, *self.join.enumeration.derived}
+        """The traits that its table of tiles, if it has one, its variants and derived traits decide."""
+        enumeration = self.join.enumeration
+        of_table = self.join.tile_traits if enumeration.sweep is None else ()
+        spoken = {*of_table, *self._variant_traits, *enumeration.derived}
         return frozenset(spoken & self._shown)
 
     @property

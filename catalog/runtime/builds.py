@@ -88,12 +88,12 @@ class Builds:
             return self._cached_instead(kernel, error)
 
     def _refuse(self, kernel: Kernel) -> None:
-        """Raise BuildError for a row of a sweep that the headers refuse; rows that upstream lists, the compiler judges."""
+        """Raise BuildError for a row of a sweep that the headers refuse; the compiler judges listed rows."""
         reason = None if kernel.space in OWN_SPACES else self._file.refusal(kernel)
         if reason is not None:
             raise BuildError(
                 f"kernel {kernel.name}: {why_not(kernel, reason)}",
-                hint=f"`catalog rules --kind headers --space {kernel.space}` lists what CK's headers demand.",
+                hint=f"`catalog rules --arch {kernel.arch} --kind headers` lists what the headers demand.",
             )
 
     def _cached_instead(self, kernel: Kernel, lacking: ToolchainError) -> Artifact:

@@ -24,7 +24,7 @@ from catalog.runtime.planner import Planners
 from catalog.runtime.select import Candidate, Choice
 from catalog.schema.arch_spec import ArchSpec
 from catalog.schema.kernel import Kernel
-from catalog.schema.lineage import LINEAGE_OF_POPULATION, Wanted
+from catalog.schema.lineage import LINEAGE_OF_POPULATION, OWN_SPACES, Wanted
 from catalog.schema.problem import Problem
 
 if TYPE_CHECKING:
@@ -352,8 +352,11 @@ class Catalog:
         mask_impl: str = "generic",
         limit: int = 5,
         operation: str = DEFAULT,
+        space: str | None = None,
     ) -> Explanation:
         """Explain why kernels with these traits exist or not: every rule's verdict, and the ``limit`` nearest kernels.
+
+        ``space`` is the arch's own or a dispatcher sweep, of which the kernels are those that were populated.
 
         Raises:
             UsageError: the traits have no family; or as :meth:`populate`.
@@ -362,8 +365,12 @@ class Catalog:
         from catalog.rules.explain import explain
 
         with self._file.lock:
-            lineage = self._file.held(Wanted(arch, revision, mask_impl, operation)).lineage
-            spec = read_spec(lineage.arch, lineage.revision, of=operation)
+            if space is None or space in OWN_SPACES:
+                lineage = self._file.held(Wanted(arch, revision, mask_impl, operation)).lineage
+                spec = read_spec(lineage.arch, lineage.revision, of=operation)
+            else:
+                spec = read_spec(arch, revision, space, operation)
+                lineage = spec.lineage(mask_impl)
             return explain(self._file.connection, spec, lineage, traits, limit)
 
     def kernels(

@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -180,19 +181,22 @@ class CatalogFile:
 
     def refusal(self, kernel: Kernel) -> str | None:
         """Why the headers that would compile the kernel cannot, according to its spec; None if they should."""
-        headers = operation_of(kernel).headers_revision(kernel)
-        lineage = (kernel.operation, kernel.arch, kernel.revision, kernel.space, headers)
+        lineage = (kernel.operation, kernel.arch, kernel.revision, kernel.space)
         with self.lock:
             rules = self.connection.execute(
-                "SELECT expr, reason FROM rule WHERE kind = 'headers' AND operation = ? AND arch = ? AND revision = ? "
-                "AND space = ? AND scope IN ('', ?) ORDER BY position",
+                "SELECT scope, expr, reason FROM rule WHERE kind = 'headers' AND operation = ? AND arch = ? "
+                "AND revision = ? AND space = ? ORDER BY scope, position",
                 lineage,
             ).fetchall()
-            for expr, reason in rules:
-                broken = f"SELECT 1 FROM {rows_of(kernel.operation)} WHERE id = ? AND NOT ({expr})"
-                if self.connection.execute(broken, [kernel.id]).fetchone() is not None:
-                    return str(reason)
-        return None
+            broken = [rule for rule in rules if self._breaks(kernel, rule["expr"])]
+        of_all = (rule["reason"] for rule in broken if not rule["scope"])
+        revision = operation_of(kernel).headers_revision(kernel) if any(rule["scope"] for rule in broken) else ""
+        of_one = (rule["reason"] for rule in broken if revision and rule["scope"] == revision)
+        return next(chain(of_all, of_one), None)
+
+    def _breaks(self, kernel: Kernel, expr: str) -> bool:
+        row = f"SELECT 1 FROM {rows_of(kernel.operation)} WHERE id = ? AND NOT ({expr})"
+        return self.connection.execute(row, [kernel.id]).fetchone() is not None
 
     def close(self) -> None:
         """Close the file; the next use opens it again, perhaps with other content."""

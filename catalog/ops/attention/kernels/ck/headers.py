@@ -21,7 +21,7 @@ class Headers(BaseModel):
     Attributes:
         source: where the facts were read.
         has, lacks: files below ``include/ck_tile/ops/fmha`` that tell the revision from others.
-        elements: C++ types of the element types that have a configuration, for the families fwd… and bwd….
+        elements: C++ types of the element types that have a configuration, for the forward families (fwd) and the backward (bwd).
         masks: C++ types of masks, for each implementation of masks.
         masks_of: those of families that compile with one implementation only, which computes every mask.
         pipelines: class templates of the pipelines of each family that has a choice, in the namespace ck_tile.
@@ -71,8 +71,8 @@ def revision_of(include: Path) -> str:
         if headers.are_in(include):
             return revision
     raise BuildError(
-        f"{include / _FMHA}: the headers are of none of the revisions {', '.join(known)}, for which the catalog can write "
-        "the source of a row of a sweep",
+        f"{include / _FMHA} has the headers of none of the revisions {', '.join(known)}: the catalog cannot write the "
+        "source of a row of a sweep for them",
         hint="CATALOG_CK_ROOT or --ck-root names another checkout; catalog query \"space='ck'\" shows the rows whose "
         "source the checkout's generator writes.",
     )

@@ -47,12 +47,12 @@ def _members(kernel: Kernel, revision: str) -> Iterator[str]:
         if row[trait] not in values:
             raise BuildError(
                 f"kernel {kernel.name}: CK's headers of {revision} have no {trait} = {row[trait]}",
-                hint="`catalog rules --kind headers` lists what the headers of the known revisions lack.",
+                hint="`catalog rules --kind headers` lists what the headers demand.",
             )
 
     for trait, values in headers.only.items():
         check(trait, values)
-    elements = headers.elements[kernel.family.partition("_")[0]]
+    elements = headers.elements["bwd" if kernel.family.startswith("bwd") else "fwd"]
     masks = headers.masks_of.get(kernel.family, headers.masks[kernel.variant])
     check("dtype", elements)
     check("mask", masks)

@@ -138,9 +138,8 @@ def explain(
     where: dict[str, Any] = {"arch": arch, "revision": revision, "mask_impl": mask_impl, "limit": limit}
     if traits:
         of = operation(stated.operation or DEFAULT)
-        _print_explanation(
-            catalog.explain(read_traits(traits, of.traits), **where, operation=of.name, space=space), form
-        )
+        explained = catalog.explain(read_traits(traits, of.traits), **where, operation=of.name, space=space)
+        _print_explanation(explained, form)
     else:
         _print_narrowing(catalog, stated.problem(), where, form)
 

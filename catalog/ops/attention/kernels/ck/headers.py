@@ -21,7 +21,7 @@ class Headers(BaseModel):
     Attributes:
         source: where the facts were read.
         has, lacks: files below ``include/ck_tile/ops/fmha`` that tell the revision from others.
-        elements: C++ types of the element types that have a configuration, for the forward families (fwd) and the backward (bwd).
+        elements: C++ types of the element types that have a configuration, forward (fwd) and backward (bwd).
         masks: C++ types of masks, for each implementation of masks.
         masks_of: those of families that compile with one implementation only, which computes every mask.
         pipelines: class templates of the pipelines of each family that has a choice, in the namespace ck_tile.

@@ -38,7 +38,7 @@ struct Family {
     template <ck_tile::index_t... log_splits>
     static bool enqueue_smallest(const ck_tile::stream_config& to, const Args& args,
                                  std::integer_sequence<ck_tile::index_t, log_splits...>) {
-        return (enqueue<log_splits>(to, args) || ...);
+        return (... || enqueue<log_splits>(to, args));
     }
 
     static void run(const ck_tile::stream_config& to, const Args& args) {

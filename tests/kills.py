@@ -72,7 +72,9 @@ class Populate(Job):
         self.turn += 1
         if self.turn % 2:  # every other time it is added, else made anew
             for table in ("kernel", "population"):
-                catalog.connection.execute(f"DELETE FROM {table} WHERE arch = 'gfx1100'")
+                catalog.connection.execute(
+                    f"DELETE FROM {table} WHERE lineage IN (SELECT id FROM lineage WHERE arch = 'gfx1100')"
+                )
         catalog.close()
         return found
 

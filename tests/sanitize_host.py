@@ -50,7 +50,7 @@ def run(device: HostDevice, case: dict[str, Any]) -> bool:
     for kernel in kernels:
         device.launch(kernel, call)
     expected, allowed = reference(problem, inputs), tolerances(problem, inputs)
-    written = results(problem, tensors)
+    written = results(problem.form, tensors)
     return all(allowed[name].allows(array, expected[name]) for name, array in written.items())
 
 

@@ -45,23 +45,37 @@ def row(catalog: Catalog, family: Family, pipeline: Pipeline) -> Kernel:
     return catalog.kernels(f"{where} AND mode = 'batch' AND hdim_q IN (128, 256)", arch="sm_90", limit=1)[0]
 
 
+SELECTED: tuple[dict[str, object], ...] = (
+    {"hdim_q": 128},
+    {"hdim_q": 128, "mask": "causal", "lse": True},
+    {"hdim_q": 64, "mask": "window", "window": (128, 0)},
+    {"op": "splitkv", "hdim_q": 128, "seqlen_q": 1, "num_splits": 8},
+    {"op": "pagedkv", "hdim_q": 128, "page_size": 16},
+    {"op": "bwd", "hdim_q": 64, "deterministic": True},
+    {"op": "bwd", "hdim_q": 128},
+    {"op": "bwd", "hdim_q": 256, "mask": "causal"},
+)
+"""Problems with plans of every family."""
+
+
 @pytest.mark.usefixtures("nvcc")
-@pytest.mark.parametrize(("family", "pipeline"), slow_but(ROWS[:1], ROWS))
-def test_a_row_of_every_family(catalog: Catalog, family: Family, pipeline: Pipeline) -> None:
-    kernel = row(catalog, family, pipeline)
-    artifact = catalog.build(kernel)
-    library = ctypes.CDLL(str(artifact.path))
-    library.catalog_describe.restype = ctypes.c_char_p
-    assert json.loads(library.catalog_describe())["id"] == kernel.id
-    assert library.catalog_launch(None, None) == 2, "no arguments"
-    columns = ("registers", "spills", "scratch_bytes", "shared_bytes", "occupancy", "code_bytes")
-    query = Query(f"id = '{kernel.id}' AND built", columns=columns)
-    ((registers, spills, scratch, shared, occupancy, code),) = run(catalog.path, query)
-    assert 16 <= registers <= 255
-    assert (spills, scratch) == (0, 0)
-    assert shared <= 232_448, "227 KiB is what a block may have"
-    assert 1 <= occupancy <= 16
-    assert code > 500
+@pytest.mark.parametrize("fields", slow_but(SELECTED[:1], SELECTED), ids=repr)
+def test_selected_rows_compile_without_spills(catalog: Catalog, fields: dict[str, object]) -> None:
+    asked = Problem(**{"batch": 2, "nhead_q": 16, "seqlen_q": 2048, "seqlen_k": 2048, "dtype": "bf16"} | fields)
+    for kernel in catalog.select(asked, arch="sm_90").kernels:
+        artifact = catalog.build(kernel)
+        library = ctypes.CDLL(str(artifact.path))
+        library.catalog_describe.restype = ctypes.c_char_p
+        assert json.loads(library.catalog_describe())["id"] == kernel.id
+        assert library.catalog_launch(None, None) == 2, "no arguments"
+        columns = ("registers", "spills", "scratch_bytes", "shared_bytes", "occupancy", "code_bytes")
+        query = Query(f"id = '{kernel.id}' AND built", columns=columns)
+        ((registers, spills, scratch, shared, occupancy, code),) = run(catalog.path, query)
+        assert 16 <= registers <= 255
+        assert (spills, scratch) == (0, 0)
+        assert shared <= 232_448, "227 KiB is what a block may have"
+        assert 1 <= occupancy <= 16
+        assert code > 500
 
 
 @pytest.mark.usefixtures("nvcc")

@@ -145,7 +145,7 @@ def test_both_revisions_live_in_one_catalog(tmp_path: Path) -> None:
     catalog.populate("gfx942")
     assert parity(catalog, 0).passed
     assert catalog.parity("gfx942", 0).passed
-    assert catalog.parity("gfx942", 0).revision == "2026-05"
+    assert catalog.parity("gfx942", 0).lineage.revision == "2026-05"
 
 
 def test_gfx90a_keeps_the_fp8_rows_and_never_selects_them(tmp_path: Path) -> None:

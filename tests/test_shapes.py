@@ -287,7 +287,7 @@ FIELDS = "fixed: {batch: 1, nhead_q: 8, hdim_q: 64, seqlen_q: 8}"
         (f"{FIELDS}\n  - {{name: other, category: c, {FIELDS}}}", "b1-h8-s8-d64-fp16 as in grid 'small'"),
         (f"vary: {{batch: {MANY}, seqlen_q: {MANY}}}", "160,000 shapes, at most 100,000; grid 'small'"),
         ("fixed: &a {batch: 1}\n    vary: *a", "not YAML: aliases are not supported here"),
-        ("fixed: {batch: 1", "not YAML: expected ',' or '}'"),
+        ("fixed: {batch: 1", "expected ',' or '}'"),
         ("fixed: !!python/object/apply:os.getcwd []", "not YAML: could not determine a constructor"),
         ("fixed: " + "[" * 5000, "nested too deeply"),
         ("? [a, b]\n    : 1", "a key must be a word"),

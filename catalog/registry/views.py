@@ -93,11 +93,10 @@ def _operations(connection: sqlite3.Connection) -> list[str]:
 def _views(operation: Operation) -> Iterator[str]:
     traits, table = operation.traits, operation.name
     variant = "" if traits.variant == "variant" else f", variant AS {traits.variant}"
-    # CROSS JOIN fixes the join order: the traits, indexed, decide which rows of the other tables are read.
     yield f"""CREATE VIEW IF NOT EXISTS {rows_of(table)} AS SELECT kernel.key, kernel.id, kernel.name,
     {table}.lineage, lineage.arch, lineage.revision, lineage.space, lineage.variant{variant}, kernel.target,
     {", ".join(f"{table}.{name}" for name in traits)}, kernel.hw_valid, kernel.dispatch_order
-    FROM {table} CROSS JOIN kernel ON kernel.key = {table}.kernel CROSS JOIN lineage ON lineage.id = {table}.lineage"""
+    FROM {table} JOIN kernel ON kernel.key = {table}.kernel JOIN lineage ON lineage.id = {table}.lineage"""
     newest = "FROM artifact WHERE kernel_id = kernel.id AND status = 'built' ORDER BY created DESC, rowid DESC LIMIT 1"
     known = {
         "receipts": "coalesce((SELECT group_concat(receipt, ' ') FROM kernel_receipt WHERE kernel_id = kernel.id), '')",

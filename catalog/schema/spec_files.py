@@ -7,6 +7,8 @@ merge by key, lists append (the parent's items first), scalars override.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -38,15 +40,30 @@ DEFAULT_REVISION = "2026-05"
 """The upstream revision used by default when an arch has several."""
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A file and the bytes in it: the key under which this process remembers what it has parsed and validated."""
+
+    path: Path
+    content: bytes
+
+    @classmethod
+    def read(cls, path: Path) -> _File:
+        try:
+            return cls(path, read_given(path))
+        except OSError as error:
+            raise SpecError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+@lru_cache(maxsize=128)
+def _parsed(file: _File) -> dict[str, Any]:
+    """The object in a file. It is shared: do not change it."""
     try:
-        raw = parse_json(read_given(path))
-    except OSError as error:
-        raise SpecError(f"{path}: cannot be read: {error.strerror}") from None
+        raw = parse_json(file.content)
     except ValueError as error:
-        raise SpecError(f"{path}: {error}") from None
+        raise SpecError(f"{file.path}: {error}") from None
     if not isinstance(raw, dict):
-        raise SpecError(f"{path}: the top level must be an object")
+        raise SpecError(f"{file.path}: the top level must be an object")
     return raw
 
 
@@ -154,21 +171,25 @@ def _merge(parent: Any, child: Any) -> Any:
     return child
 
 
-def _load_raw(path: Path, of: str, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
-    if path in seen:
-        raise SpecError(
-            f"{seen[-1]}: extends: {path.stem!r} extends itself, by way of {' -> '.join(p.stem for p in seen)}"
-        )
-    if not path.is_file():
-        there = ", ".join(sorted(p.stem for p in path.parent.glob("*.json")))
-        raise SpecError(f"{seen[-1] if seen else path}: extends: no spec {path.stem!r} here; there are: {there}")
-    raw = {"operation": of} | _read_object(path)
-    _validate(raw, path)
-    parent = raw.get("extends")
-    if parent is None:
-        return raw
-    merged: dict[str, Any] = _merge(_load_raw(_base(path, parent), of, (*seen, path)), raw)
-    return merged
+def _chain(path: Path) -> tuple[_File, ...]:
+    """The spec file and those that it extends, directly and indirectly, itself first."""
+    chain: list[_File] = []
+    while True:
+        seen = [file.path for file in chain]
+        if path in seen:
+            raise SpecError(
+                f"{seen[-1]}: extends: {path.stem!r} extends itself, by way of {' -> '.join(p.stem for p in seen)}"
+            )
+        if not path.is_file():
+            there = ", ".join(sorted(p.stem for p in path.parent.glob("*.json")))
+            raise SpecError(f"{(seen or [path])[-1]}: extends: no spec {path.stem!r} here; there are: {there}")
+        chain.append(_File.read(path))
+        parent = _parsed(chain[-1]).get("extends")
+        if parent is None:
+            return tuple(chain)
+        if not isinstance(parent, str):
+            raise SpecError(f"{path}: extends: must be the name of a spec")
+        path = _base(path, parent)
 
 
 def _base(path: Path, name: str) -> Path:
@@ -186,7 +207,18 @@ def load_spec_file(path: Path, space: str | None = None, of: str = DEFAULT) -> A
         UsageError: the file describes no such space.
         SpecError: a file of the chain is missing or wrong; the message names file, path inside it, and what is allowed.
     """
-    merged = {key: value for key, value in _load_raw(path, of).items() if key != "extends"}
+    return _loaded(_chain(path), space, of)
+
+
+@lru_cache(maxsize=64)
+def _loaded(chain: tuple[_File, ...], space: str | None, of: str) -> ArchSpec:
+    path = chain[0].path
+    merged: dict[str, Any] = {}
+    for file in reversed(chain):
+        raw = {"operation": of} | _parsed(file)
+        _validate(raw, file.path)
+        merged = _merge(merged, raw)
+    merged.pop("extends", None)
     spec = _validate(merged, path)
     wrong = [f"{path}: {where}: {reason}" for where, reason in _wrong_receipts(spec)]
     if wrong:
@@ -228,7 +260,7 @@ def known_archs(*roots: Path, kind: str = "") -> dict[str, dict[str, Path]]:
         here: dict[str, dict[str, Path]] = {}
         for path in sorted(root.glob("*/*.json")):
             revision, _, suffix = path.parent.name.partition(".")
-            if suffix == kind and "arch" in _read_object(path):
+            if suffix == kind and "arch" in _parsed(_File.read(path)):
                 here.setdefault(path.stem, {})[revision] = path
         archs = archs | {arch: specs for arch, specs in here.items() if arch not in archs}
     return archs

@@ -16,17 +16,16 @@ import yaml
 
 from catalog.files import read_given
 
+_MAX_DEPTH = 100
+"""Lists and mappings inside each other in a hand-written file. libyaml's loader recurses without a limit of its own."""
 
-class _Loader(yaml.SafeLoader):
+_Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class _Loader(_Base):  # type: ignore[misc]  # libyaml's loader, ten times as fast, where PyYAML was built with it
     """A safe loader: it makes dicts, lists, strings, numbers, booleans and None, nothing else."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 (add_implicit_resolver)
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
-            mark = self.current_event.start_mark
-            raise yaml.MarkedYAMLError(problem="aliases are not supported here", problem_mark=mark)
-        return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[str] = set()
@@ -36,7 +35,8 @@ class _Loader(yaml.SafeLoader):
             if key.value in seen:
                 raise yaml.MarkedYAMLError(problem=f"{key.value!r} is stated twice", problem_mark=key.start_mark)
             seen.add(key.value)
-        return super().construct_mapping(node, deep)
+        mapping: dict[Hashable, Any] = super().construct_mapping(node, deep)
+        return mapping
 
 
 _WORDS = {
@@ -50,6 +50,18 @@ for _tag, (_expression, _first) in _WORDS.items():
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"(?:{_expression})$"), _first)
 
 
+def _check_events(text: str) -> None:
+    """Make sure that the text has no alias and no deep nesting, before anything is built from it."""
+    depth = 0
+    for event in yaml.parse(text, Loader=_Base):
+        at: Any = event.start_mark
+        if isinstance(event, yaml.AliasEvent):
+            raise yaml.MarkedYAMLError(problem="aliases are not supported here", problem_mark=at)
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _MAX_DEPTH:
+            raise yaml.MarkedYAMLError(problem="it is nested too deeply", problem_mark=at)
+
+
 def read_yaml(path: Path) -> Any:
     """The content of ``path``: dicts, lists, strings, numbers, booleans, None.
 
@@ -57,7 +69,9 @@ def read_yaml(path: Path) -> Any:
         ValueError: it cannot be read or is not such YAML; the message starts with the file, and the line if known.
     """
     try:
-        loader = _Loader(read_given(path).decode())
+        text = read_given(path).decode()
+        _check_events(text)
+        loader = _Loader(text)
         try:
             return loader.get_single_data()
         finally:

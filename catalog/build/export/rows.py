@@ -210,9 +210,8 @@ def copied_headers(sources: Iterable[str], folders: Mapping[str, Path] = HEADERS
 
     Each inner folder that is included from is copied whole.
     """
-    headers = {
-        path.relative_to(root).as_posix(): path.read_text() for root in folders.values() for path in root.glob("*/*.h*")
-    }
+    found = ((path.relative_to(root).as_posix(), path) for root in folders.values() for path in root.glob("*/**/*.h*"))
+    headers = {name: path.read_text() for name, path in found}
     wanted: dict[str, str] = {}
     text = "\n".join(sources)
     while text:

@@ -9,7 +9,6 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -142,15 +141,14 @@ def test_the_headers_refuse_rows_of_a_sweep_before_a_compiler_runs(
     settings.cache_clear()
 
 
-@pytest.mark.parametrize("arch", ["gfx90a", "gfx950", "gfx1201"])
-def test_header_rules_accept_the_tiles_that_upstream_lists(arch: str, catalog_of: Callable[[str], Catalog]) -> None:
-    catalog = catalog_of(arch)
-    rules = [rule for rule in catalog.spec(arch, space="rules").header_rules if not rule.id.startswith("no_")]
+def test_header_rules_accept_the_tiles_that_upstream_lists(tmp_path: Path) -> None:
+    catalog = Catalog(tmp_path / "catalog.db")
+    catalog.populate("gfx90a", revision="2025-07")
+    rules = [rule for rule in catalog.spec("gfx90a", space="rules").header_rules if not rule.id.startswith("no_")]
     of_tiles = [rule.expr for rule in rules if rule.id != "pages_of_one_token"]
     assert len(of_tiles) > 5
     refused = " OR ".join(f"NOT ({expr})" for expr in of_tiles)
-    listed = f"SELECT name FROM attention_row WHERE space = 'ck' AND arch = '{arch}' AND ({refused})"
-    assert not catalog.connection.execute(listed).fetchall()
+    assert not catalog.connection.execute(f"SELECT name FROM attention_row WHERE {refused}").fetchall()
 
 
 def test_what_only_one_revisions_headers_refuse_can_be_built_with_others(tmp_path: Path) -> None:

@@ -21,7 +21,8 @@ using ForwardShape = ck_tile::TileFmhaShape<
     ck_tile::sequence<Row::warp_m1, Row::warp_n1, Row::warp_k1>, Row::v_in_rows>;
 
 template <class Row>
-using ForwardVariant = ck_tile::ComposedAttention<Row::logits ? ck_tile::LOGITS_SOFT_CAP : 0, CK_TILE_FMHA_FWD_FAST_EXP2>;
+using ForwardVariant =
+    ck_tile::ComposedAttention<Row::logits ? ck_tile::LOGITS_SOFT_CAP : 0, CK_TILE_FMHA_FWD_FAST_EXP2>;
 
 // Writes the sums of a tile as elements of type To, behind checks of the extents that are padded.
 template <class Sum, class To, bool pad_m, bool pad_n>

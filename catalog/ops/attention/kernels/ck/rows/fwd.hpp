@@ -9,8 +9,8 @@ template <class Row>
 struct Family {
     using Args = fmha_fwd_args;
     using Types = ForwardTypes<Row>;
-    using Traits = ck_tile::TileFmhaTraits<Pads<Row>::s, Pads<Row>::sk, Pads<Row>::d, Pads<Row>::dv, Row::logits, Row::bias,
-                                           false, Row::lse, Row::dropout, Row::descaled, Row::block_per_cu,
+    using Traits = ck_tile::TileFmhaTraits<Pads<Row>::s, Pads<Row>::sk, Pads<Row>::d, Pads<Row>::dv, Row::logits,
+                                           Row::bias, false, Row::lse, Row::dropout, Row::descaled, Row::block_per_cu,
                                            Row::skip_min_seqlen_q>;
     using Problem = Headers::ForwardProblem<Row, Types, ForwardShape<Row>, ForwardVariant<Row>, Traits>;
     using Kernel = ck_tile::FmhaFwdKernel<

@@ -14,9 +14,9 @@ struct Family {
     // fills one tile.
     template <bool uneven, bool merged>
     struct Instance {
-        using Traits = ck_tile::TileFmhaFwdSplitKVTraits<Pads<Row>::s, Pads<Row>::sk, Pads<Row>::d, Pads<Row>::dv, Row::logits,
-                                                         Row::bias, false, Row::lse, Row::descaled, Row::paged_kv,
-                                                         uneven, merged, Row::block_per_cu>;
+        using Traits = ck_tile::TileFmhaFwdSplitKVTraits<Pads<Row>::s, Pads<Row>::sk, Pads<Row>::d, Pads<Row>::dv,
+                                                         Row::logits, Row::bias, false, Row::lse, Row::descaled,
+                                                         Row::paged_kv, uneven, merged, Row::block_per_cu>;
         using Problem = ck_tile::BlockFmhaFwdSplitKVPipelineProblem<
             typename Types::QDataType, typename Types::KDataType, typename Types::VDataType,
             typename Types::SaccDataType, typename Types::SMPLComputeDataType, typename Types::BiasDataType,

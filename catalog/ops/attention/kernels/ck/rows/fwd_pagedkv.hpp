@@ -10,8 +10,8 @@ struct Family {
     using Args = fmha_fwd_pagedkv_args;
     using Types = ForwardTypes<Row>;
     using Traits = ck_tile::TileFmhaFwdPagedKVTraits<Pads<Row>::s, Pads<Row>::sk, Pads<Row>::d, Pads<Row>::dv,
-                                                     Row::logits, Row::bias, false, Row::lse, Row::paged_kv, Row::descaled,
-                                                     Row::block_per_cu, Row::skip_min_seqlen_q>;
+                                                     Row::logits, Row::bias, false, Row::lse, Row::paged_kv,
+                                                     Row::descaled, Row::block_per_cu, Row::skip_min_seqlen_q>;
     using Problem = ck_tile::BlockFmhaFwdPagedKVPipelineProblem<
         typename Types::QDataType, typename Types::KDataType, typename Types::VDataType, typename Types::SaccDataType,
         typename Types::SMPLComputeDataType, typename Types::BiasDataType, typename Types::LSEDataType,

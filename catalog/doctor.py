@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from catalog.errors import BackendError, CatalogError
 from catalog.settings import Settings, settings
+
+if TYPE_CHECKING:
+    from catalog.ops.protocol import Extension, Operation
+    from catalog.plugins import Plugin
 
 
 class Finding(NamedTuple):
@@ -94,15 +98,18 @@ def _checkout() -> Finding:
 
 
 def about_plugins() -> Iterator[Finding]:
-    """Yield findings about the backends and operations of other distributions, or why they cannot be used."""
+    """Yield findings about the backends, operations and extensions of other distributions, or why they are unusable."""
     from catalog import backends, ops
 
     for backend in backends.plugins():
         about = "" if backend.object is None else ", ".join(backend.object.isas)
         yield Finding(backend.title, "unusable" if backend.broken else "usable", backend.broken or about)
-    for of in ops.plugins():
-        about = "" if of.object is None else of.object.about
-        yield Finding(of.title, "unusable" if of.broken else "usable", of.broken or about)
+    added: list[Plugin[Operation] | Plugin[Extension]] = [*ops.plugins()]
+    for of in ops.operations():
+        added += ops.extensions(of.name)
+    for plugin in added:
+        about = "" if plugin.object is None else plugin.object.about
+        yield Finding(plugin.title, "unusable" if plugin.broken else "usable", plugin.broken or about)
 
 
 def _gpus() -> Iterator[Finding]:

@@ -83,8 +83,16 @@ class ArgumentError(UsageError, ValueError):
     """Two arguments contradict each other; also a ValueError, as in PyTorch."""
 
 
+class TableError(UsageError):
+    """A table of another project is malformed; the message names its lines. Nothing is imported."""
+
+
 class SelectionError(CatalogError):
     """No kernel in the catalog answers the problem."""
+
+
+class ChoicesError(CatalogError):
+    """A file of frozen choices is damaged, has no choice for a problem, or names a kernel that the cache lacks."""
 
 
 class ToolchainError(CatalogError):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from types import TracebackType
 
 SPAWN = (
     "Start processes with multiprocessing.get_context('spawn') or 'forkserver' (PyTorch's DataLoader: "
@@ -38,9 +37,7 @@ class Lock:
     def __enter__(self) -> None:
         self._lock.acquire()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._lock.release()
 
     def free_in_child(self) -> None:

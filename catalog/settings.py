@@ -58,6 +58,9 @@ class Settings(BaseSettings):
         ge=0,
         description="size limit of the cache in bytes; the least recently used libraries go first; 0: no limit",
     )
+    choices: Path | None = Field(
+        None, description="file of frozen choices: select from it alone, without a catalog or a compiler"
+    )
     data_dir: Path | None = Field(None, description="folder of arch specs and parity lists to use instead of our own")
     cxx: str | None = Field(None, description="C++ compiler for host kernels (default: g++, then clang++, then c++)")
     ck_root: Path | None = Field(None, description="checkout of composable_kernel, for kernels of AMD archs")

@@ -45,6 +45,10 @@ _PYTHON = (
     ("PyTorch", ("catalog.torch",)),
     ("Recording", ("catalog.runtime.tracing.trace", "catalog.runtime.traces")),
     ("Tuning and sets of problems", ("catalog.runtime.tune", "catalog.schema.shapes")),
+    (
+        "Timings of other projects",
+        ("catalog.foreign.importing", "catalog.foreign.exporting", "catalog.foreign.parsed.Given"),
+    ),
     ("Conformance", ("catalog.conformance.check",)),
     (
         "Backends",
@@ -60,6 +64,8 @@ _PYTHON = (
         "Operations",
         (
             "catalog.ops.protocol.Operation",
+            "catalog.ops.protocol.Extension",
+            "catalog.schema.traits.OpenWord",
             "catalog.schema.problem.Problem",
             "catalog.schema.problem_tensors.TensorForm",
             "catalog.schema.arguments.Arguments",

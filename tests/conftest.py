@@ -25,10 +25,12 @@ from catalog.build.cuda.toolchain import cuda_toolchain
 from catalog.build.permissions import require_safe
 from catalog.build.toolchains import digest_of
 from catalog.errors import CacheError, ToolchainError
+from catalog.plugins import entry_points_of
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices.gpu.device import GpuDevice
 from catalog.runtime.devices.host.device import HostDevice
 from catalog.runtime.devices.loading import LoadedKernel
+from catalog.schema import grammar
 from catalog.schema.kernel import Kernel
 from catalog.settings import settings
 
@@ -223,6 +225,12 @@ def specs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+def forget_packages() -> None:
+    """What is installed is looked up again, as by a new process."""
+    for cached in (entry_points_of, backends.plugins, ops.plugins, ops.operation, ops.extensions, grammar._pattern):
+        cached.cache_clear()
+
+
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str | Path, str], None]]:
     """Puts a distribution, a module or a package, where this process and those that it starts look for packages."""
@@ -241,12 +249,9 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
         (facts / "entry_points.txt").write_text(entry_points)
         installed.append(name)
 
-    caches = (backends.plugins, ops.plugins, ops.operation)
-    for cached in caches:
-        cached.cache_clear()
+    forget_packages()
     yield install
-    for cached in caches:
-        cached.cache_clear()
+    forget_packages()
     for name in installed:
         sys.modules.pop(name, None)
 

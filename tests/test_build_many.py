@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -20,6 +21,8 @@ from catalog.backends import target_of
 from catalog.build.builder import Artifact, Builder, BuildFailure
 from catalog.build.cache import Cache
 from catalog.cli.progress import Pace
+from catalog.errors import UsageError
+from catalog.runtime.build_run import Shard
 from catalog.runtime.catalog import Catalog
 from catalog.settings import settings
 
@@ -131,3 +134,28 @@ def test_the_time_left_follows_the_last_compiles() -> None:
     assert overdue[0] == pytest.approx(60)
     assert min(overdue) >= 0
     assert (pace.left(30, 6605.0) or 0.0) > 900, "a compile that never ends slows the pace"
+
+
+@pytest.mark.parametrize("of", [1, 2, 7])
+def test_shards_are_disjoint_and_together_everything(of: int) -> None:
+    kernels = [make_kernel(hdim) for hdim in range(1, 40)]
+    parts = [Shard.parse(f"{number}/{of}").part(kernels) for number in range(1, of + 1)]
+    assert sorted(kernel.id for part in parts for kernel in part) == sorted(kernel.id for kernel in kernels)
+
+
+@pytest.mark.parametrize("text", ["0/2", "3/2", "1", "1/2/3", "a/b"])
+def test_a_shard_that_does_not_exist_is_bad_usage(text: str) -> None:
+    with pytest.raises(UsageError, match="--shard"):
+        Shard.parse(text)
+
+
+@pytest.mark.slow
+def test_builders_of_all_shards_compile_each_kernel_once(command: list[str], tmp_path: Path) -> None:
+    shards = [
+        subprocess.Popen([*command, "--shard", f"{number}/2", "--format", "json"], stdout=subprocess.PIPE, text=True)
+        for number in (1, 2)
+    ]
+    rows = [row for shard in shards for row in json.loads(shard.communicate(timeout=300)[0])]
+    assert [row["status"] for row in rows] == ["compiled"] * 4
+    assert len({row["id"] for row in rows}) == 4
+    assert len(Cache(tmp_path / "cache").keys()) == 4

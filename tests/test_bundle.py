@@ -403,3 +403,29 @@ def test_the_command_line(shipped: Shipped, here: Catalog, tmp_path: Path) -> No
     assert "3 libraries and 3 timings" in cli("export", "--where", "built", str(tmp_path / "again.bundle")).stdout
     damaged = cli("import", "--trust", str(here.path))
     assert (damaged.returncode, "Traceback" in damaged.stderr) == (1, False)
+
+
+def test_a_size_limit_keeps_what_is_used_most(
+    shipped: Shipped, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CATALOG_CACHE_DIR", str(shipped.path.parent / "cache"))
+    trace, bundle = tmp_path / "calls.jsonl", tmp_path / "small.bundle"
+    line = {"format": 1, "at": 1.0, "pid": 1, "call": "run", "launches": 1, "arch": "host", "revision": "native"}
+    line |= {"mask_impl": "generic", "device": "a CPU", "cores": 1, "kernels": ["one"]}
+    calls = [(PROBLEM, 50.0)] + [(DECODE, 1.0)] * 9
+    trace.write_text("".join(json.dumps(line | {"ms": ms, "problem": of.key_fields()}) + "\n" for of, ms in calls))
+
+    def export(*words: object) -> subprocess.CompletedProcess[str]:
+        return command.catalog("cache", "export", "--trace", trace, *words, bundle, db=shipped.source.path)
+
+    assert "They serve 100.0% of the calls" in export().stdout
+    whole = bundle.stat().st_size
+    limited = export("--max-size", whole - 1, "--by", "calls")
+    assert limited.stdout.startswith("2 libraries and 2 timings"), "split keys, and their combination"
+    assert "They serve 90.0% of the calls" in limited.stdout
+    assert bundle.stat().st_size < whole
+    by_time = export("--max-size", whole - 1, "--by", "time")
+    assert by_time.stdout.startswith("1 library and 1 timing")
+    assert "They serve 84.7% of the time" in by_time.stdout
+    assert export("--max-size", "1K").returncode == 2
+    assert command.catalog("cache", "export", "--max-size", "1M", bundle, db=shipped.source.path).returncode == 2

@@ -122,12 +122,13 @@ def test_the_file_system_of_a_folder(folder: str, type_: str, network: bool, tmp
     (tmp_path / "mountinfo").write_text(MOUNTS)
     found = file_system(Path(folder), tmp_path / "mountinfo")
     assert (found.type, found.network) == (type_, network)
+    assert found.locks is (type_ not in ("lustre", "fuse.sshfs")), "without locks for all, as mounted there"
 
 
 def test_the_file_system_of_this_machine_and_of_none(tmp_path: Path) -> None:
     assert file_system(Path("/proc")).type == "proc"
     unknown = file_system(tmp_path, tmp_path / "absent")
-    assert (unknown.type, unknown.network) == ("", False)
+    assert (unknown.type, unknown.network, unknown.locks) == ("", False, True)
 
 
 def test_a_builder_that_died_on_another_machine_is_succeeded(

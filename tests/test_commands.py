@@ -25,7 +25,7 @@ from catalog.settings import settings
 
 ROOT = Path(__file__).parent.parent
 PROGRAM = typer.main.get_command(app)
-NO_ROWS = {"export", "export register", "export wrap", "datasette-metadata"}
+NO_ROWS = {"export", "export aiter-csv", "export register", "export wrap", "datasette-metadata"}
 """Their --format is another one, or their output is JSON as it is."""
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import slow_but
+from conftest import copy_of, slow_but
 from test_schema import edit
 
 from catalog.errors import UsageError
@@ -90,6 +90,20 @@ def test_the_report_tells_counts_values_and_changes(found: Difference) -> None:
     assert "  changed, 576 kernels: wave_m0 2 -> 4, wave_m1 2 -> 4" in lines
     listing = found.listing().splitlines()
     assert [sum(line[0] == mark for line in listing) for mark in "+-~"] == [20_734, 12_315, 7_584]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("revisions", "counts"),
+    [
+        (("2025-07", "2025-11"), "4,884 appeared, 11,931 vanished, 7,536 changed, 4,707 the same"),
+        (("2025-11", "2026-05"), "16,156 appeared, 690 vanished, 132 changed, 16,305 the same"),
+    ],
+)
+def test_a_revision_lies_between(catalog: Catalog, tmp_path: Path, revisions: tuple[str, str], counts: str) -> None:
+    catalog = copy_of(catalog, tmp_path / "catalog.db")
+    catalog.populate("gfx942", revision="2025-11")
+    assert between(catalog, 0, revisions).report().splitlines()[0].endswith(f", receipt 0: {counts}")
 
 
 def test_a_revision_does_not_differ_from_itself(catalog: Catalog) -> None:

@@ -168,7 +168,7 @@ def test_a_problem_narrows_the_kernels_down_to_its_candidates(
     [
         ("hdim=128", "did you mean hdim_v or hdim_q?"),
         ("arch=gfx950", "--arch"),
-        ("hdim_q", "hdim_q=128"),
+        ("hdim_q", "trait=value, as in family=fwd"),
         ("hdim_q=-1", "integer >= 0"),
         ("hdim_q=99999999999999999999", "9 digits"),
         ("pipeline=qr_asinc", "did you mean qr_async"),

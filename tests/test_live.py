@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
+import shutil
 import sqlite3
 import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import command
 import pytest
+from conftest import slow_but
 
 from catalog.errors import GeneratorError, UsageError
 from catalog.ops.attention.names import parse_name
@@ -17,9 +21,12 @@ from catalog.ops.attention.upstream.live import find_generator
 from catalog.rules.parity import Lists
 from catalog.rules.populate import Request
 from catalog.runtime.catalog import Catalog
+from catalog.runtime.demand import Demand
+from catalog.schema.deployment import Deployment
 from catalog.schema.spec_files import load_spec
 
 DATA = Path(__file__).parent.parent / "data"
+MODELS = Path(__file__).parent.parent / "examples" / "models"
 RECEIPT = 801
 APIS = ("batch_prefill", "bwd", "fwd", "fwd_appendkv", "fwd_splitkv", "pagedkv_prefill")
 API_OF_FAMILY = {"fwd_splitkv_combine": "fwd_splitkv", "fwd_pagedkv": "pagedkv_prefill"}
@@ -40,6 +47,7 @@ parser.add_argument("-d", "--direction", "-a", "--api", default="fwd")
 parser.add_argument("-l", "--list_blobs")
 parser.add_argument("-m", "--mask", default="simplified")
 parser.add_argument("-r", "--receipt", default=0)
+parser.add_argument("-f", "--filter", default="")
 args = parser.parse_args()
 """
 
@@ -49,6 +57,21 @@ names = Path(__file__).with_name("names") / args.mask / str(args.receipt) / args
 with open(args.list_blobs, "a") as file:
     for name in [*(names.read_text().split() if names.is_file() else ()), "fmha_" + args.direction + "_api"]:
         file.write((folder / (name + ".cpp")).as_posix() + "\\n")
+"""
+
+STAGES = {"bwd": ("bwd_dot_do_o", "bwd_convert_dq", "bwd_d"), "fwd_splitkv": ("fwd_splitkv_combine", "fwd_splitkv_d")}
+"""How the names of an API's stages begin after ``fmha_``, in the order of their patterns."""
+
+FILTERS = """
+from fnmatch import fnmatch
+
+STAGES = {stages}
+folder = Path(__file__).with_name("names") / args.mask / str(args.receipt)
+for api, patterns in zip(args.direction.split(","), args.filter.split(",")):
+    for stage, pattern in zip(STAGES.get(api, ("",)), patterns.split("@")):
+        for name in (folder / api).read_text().split():
+            if name.startswith("fmha_" + stage) and fnmatch(name, pattern):
+                print(name)
 """
 
 
@@ -281,6 +304,24 @@ def test_an_older_generator_lists_the_same_for_every_arch_and_is_held_against_th
     assert sorted(calls.read_text().split()) == sorted(APIS)
 
 
+@pytest.mark.parametrize(
+    ("targets", "forward", "revision", "why"),
+    [
+        (False, "F_squant: str", "2025-07", "takes no --targets"),
+        (True, "F_squant: str", "2025-11", "takes --targets and calls the scales of forward kernels squant"),
+        (True, "F_qscale: str", "2026-05", "takes --targets"),
+    ],
+)
+def test_the_revision_is_detected_by_command_line_and_names(
+    tmp_path: Path, targets: bool, forward: str, revision: str, why: str
+) -> None:
+    root = make_checkout(tmp_path, targets=targets)
+    (root / "example" / "ck_tile" / "01_fmha" / "codegen" / "ops" / "fmha_fwd.py").write_text(forward)
+    generator = find_generator(root, 30)
+    assert generator.revision == revision
+    assert generator.about.endswith(f"; like revision {revision}, it {why}.")
+
+
 def test_names_that_belie_the_command_line_are_of_no_known_revision(tmp_path: Path) -> None:
     root = make_checkout(tmp_path / "older", targets=False)
     give_names(root, reference(2), receipt=2)
@@ -288,3 +329,36 @@ def test_names_that_belie_the_command_line_are_of_no_known_revision(tmp_path: Pa
     with pytest.raises(GeneratorError, match="its names carry a target: fmha_"):
         generator.names(request_of(revision="2025-07"), 2)
     assert generator.names(request_of(), 2) == reference(2)  # compared with 2026-05, as --revision may ask
+
+
+@pytest.mark.parametrize("model", slow_but(["mixtral-8x7b"], ["llama-3.1-8b", "gemma-2-9b", "mixtral-8x7b"]))
+def test_a_generator_makes_exactly_the_kernels_of_a_filter(model: str, gfx950: Catalog, tmp_path: Path) -> None:
+    root = make_checkout(tmp_path / "ck", FILTERS.replace("{stages}", repr(STAGES)))
+    give_names(
+        root, frozenset(name for name in reference(0) if "_d128_bf16" in name or "_d256_bf16" in name), receipt=0
+    )
+    config = MODELS / f"{model}.json"
+    phases = ("prefill", "decode") + (("train",) if model.startswith("llama") else ())
+    done = command.catalog(
+        *("export", "filter", "--model", config, "--tp", 8, "--phase", ",".join(phases), "--arch", "gfx950"),
+        db=gfx950.path,
+    )
+    assert done.returncode == 0, done.stderr
+    [call] = [line for line in done.stderr.splitlines() if line.startswith("generate.py ")]
+    program, *options = shlex.split(call)
+    listed = subprocess.run(
+        [sys.executable, root / "example" / "ck_tile" / "01_fmha" / program, *options],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    wanted = Demand.of_model(config, Deployment(tp=8, phases=phases), "gfx950").answers(gfx950).kernels
+    assert set(listed) == {kernel.name for kernel in wanted}
+    assert len(options[options.index("--api") + 1].split(",")) < len(wanted), "patterns were joined"
+
+
+def test_no_filter_is_for_kernels_that_upstream_does_not_make(host_file: Path, tmp_path: Path) -> None:
+    db = shutil.copy(host_file, tmp_path / "catalog.db")
+    done = command.catalog("export", "filter", "--model", MODELS / "llama-3.1-8b.json", "--max-len", 16, db=db)
+    assert done.returncode == 2
+    assert "upstream's generator makes no kernels of" in done.stderr

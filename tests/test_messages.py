@@ -120,7 +120,10 @@ PROVOKED = {
         "Error: page_size=16 does not apply to op='fwd'\n"
         "Hint: Ops that take page_size: splitkv, pagedkv, appendkv, batch_prefill.",
     ),
-    "explain": (2, r"Error: there is nothing to explain\nHint: Give traits \(.*\) or a problem \(.*\)\."),
+    "explain": (
+        2,
+        r"Error: there is nothing to explain\nHint: Give traits, as in family=fwd, or a problem by its options\.",
+    ),
     "explain familly=fwd": (
         2,
         "Error: no trait is called 'familly'; did you mean family?\nHint: `catalog columns` lists every trait.",

@@ -1,4 +1,7 @@
-"""An operation of another distribution, tests/outsider: everything works on it, and the catalog does not know it."""
+"""What other distributions bring: an operation, tests/outsider, and a pipeline of attention, tests/outsider_pipeline.
+
+Everything works on them, and the catalog does not know them.
+"""
 
 from __future__ import annotations
 
@@ -18,25 +21,26 @@ import command
 import numpy as np
 import pytest
 from build_tools import build, library
-from conftest import fill
+from conftest import fill, forget_packages
 from pages import ROOT, blocks_of
 from test_export_projects import registered
 from test_export_projects import run as run_entry
 
 from catalog import doctor, ops
 from catalog.build.export.projects import ProjectFormat
-from catalog.errors import TensorError
+from catalog.errors import SpecError, TensorError
 from catalog.runtime.catalog import Catalog
 
 OUTSIDER = Path(__file__).parent / "outsider"
-PAGE = ROOT / "docs" / "how-to" / "add-an-operation.md"
+PIPELINE = Path(__file__).parent / "outsider_pipeline"
+PAGES = {OUTSIDER: "add-an-operation.md", PIPELINE: "add-a-pipeline.md"}
 MOST_LINES = 250
 LANES = (8, 16, 32, 64)
 FIELDS = {"operation": "rmsnorm", "rows": 48, "columns": 1000}
 WORDS = ("rmsnorm", "--rows", 48, "--columns", 1000)
 OF_ATTENTION = re.compile(r"hdim|seqlen|nhead|\bmask\b(?! impl|-impl)")
-EXAMPLE = re.compile(r"[Ee]xample|as in|hint=|``|hdim 128|interface\.get")
-"""Lines that may: examples in help texts, hints and docstrings; the kernel of a command; a member of CUDA's arrays."""
+EXAMPLE = re.compile(r"[Ee]xample|``|interface\.get")
+"""Lines that may: examples in help texts and docstrings; a member of CUDA's arrays."""
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -45,12 +49,18 @@ def files_of(folder: Path) -> dict[str, str]:
     return {path.relative_to(folder).as_posix(): path.read_text() for path in paths}
 
 
+def points_of(distribution: Path) -> str:
+    points = re.search(
+        r'\[project\.entry-points\."(.+)"\]\n(\w+) = "(.+)"', (distribution / "pyproject.toml").read_text()
+    )
+    assert points is not None
+    return "[{}]\n{} = {}\n".format(*points.groups())
+
+
 @pytest.fixture
 def installed(install: Callable[[str, str | Path, str], None], monkeypatch: pytest.MonkeyPatch) -> None:
     """The distribution is there; every launch takes 10 us by the clock of the tests, whatever else runs."""
-    points = re.search(r'\[project\.entry-points\."(.+)"\]\n(\w+) = "(.+)"', (OUTSIDER / "pyproject.toml").read_text())
-    assert points is not None
-    install("rmsnorm", OUTSIDER / "rmsnorm", "[{}]\n{} = {}\n".format(*points.groups()))
+    install("rmsnorm", OUTSIDER / "rmsnorm", points_of(OUTSIDER))
     monkeypatch.setenv("CATALOG_NUM_THREADS", "1")
     device = "catalog.runtime.devices.host.device"
     monkeypatch.setattr(f"{device}.time", SimpleNamespace(perf_counter_ns=partial(next, count(0, 10_000))))
@@ -63,6 +73,7 @@ def catalog(installed: None, tmp_path: Path) -> Run:
     run = partial(command.catalog, db=tmp_path / "catalog.db")
     done = run("populate", "--arch", "host", "--operation", "rmsnorm")
     assert (done.returncode, done.stdout.split()[:4]) == (0, ["family", "kernels", "-------", "-------"]), done.stderr
+    assert " (revision native, space native) in " in done.stdout  # no masks
     return run
 
 
@@ -76,14 +87,16 @@ def lanes_of(row: dict[str, Any]) -> int:
     return int(row["name"].split("_")[2].removeprefix("l"))
 
 
-def test_it_is_short_the_page_shows_it_all_and_the_catalog_does_not_know_it() -> None:
-    files = files_of(OUTSIDER)
+@pytest.mark.parametrize(("distribution", "name"), [(OUTSIDER, "rmsnorm"), (PIPELINE, "host_rows")])
+def test_it_is_short_the_page_shows_it_all_and_the_catalog_does_not_know_it(distribution: Path, name: str) -> None:
+    files = files_of(distribution)
+    page = ROOT / "docs" / "how-to" / PAGES[distribution]
     assert sum(len(text.splitlines()) for text in files.values()) <= MOST_LINES
-    assert {block.title: block.text for block in blocks_of(PAGE) if block.title} == {
-        f"outsider/{name}": text for name, text in files.items()
+    assert {block.title: block.text for block in blocks_of(page) if block.title} == {
+        f"{distribution.name}/{file}": text for file, text in files.items()
     }
     for folder in ("catalog", "data"):
-        known = subprocess.run(["grep", "-rilI", "rmsnorm", ROOT / folder], capture_output=True, text=True, check=False)
+        known = subprocess.run(["grep", "-rilI", name, ROOT / folder], capture_output=True, text=True, check=False)
         assert known.stdout == ""
 
 
@@ -165,12 +178,24 @@ def test_wrong_input_is_a_message(catalog: Run, words: tuple[object, ...], messa
     assert all(line.startswith("Hint: ") for line in hint)
 
 
-def test_it_is_tuned_and_reported(catalog: Run, tmp_path: Path) -> None:
+def test_it_is_tuned_and_reported_until_it_is_uninstalled(catalog: Run, tmp_path: Path) -> None:
     (tuned,) = rows(catalog("tune", *WORDS, "--precision", 0.2, "--format", "json"))
     assert tuned["kernels"] == len(LANES)
     assert rows(catalog("select", *WORDS, "--format", "json"))[0]["id"] == tuned["id"]
     assert catalog("report", "--out", tmp_path / "report").returncode == 0
     assert "rmsnorm-rows48-columns1000" in (tmp_path / "report" / "index.html").read_text()
+
+    assert catalog("run", "rmsnorm", "--rows", 3, "--columns", 40).returncode == 0  # a miss
+    assert catalog("populate", "--arch", "sm_90").returncode == 0
+    shutil.rmtree(tmp_path / "rmsnorm-1.2.dist-info")
+    forget_packages()
+    done = catalog("report", "--out", tmp_path / "without")
+    assert done.returncode == 0, done.stderr
+    assert "Warning: the operation rmsnorm is left out: no installed package has it" in done.stderr
+    page = (tmp_path / "without" / "index.html").read_text()
+    assert "Left out: the operation rmsnorm, which no installed package has." in page
+    assert "sm_90 native" in page
+    assert "rmsnorm-rows" not in page
 
 
 @pytest.mark.slow
@@ -255,3 +280,114 @@ def test_an_operation_that_cannot_be_used_is_reported_once_and_left_out(
     findings = {finding.what: finding for finding in doctor.about_plugins()}
     assert findings["operation twin of twin 1.2"].value == "unusable"
     assert findings["operation rmsnorm of rmsnorm 1.2"][1:] == ("usable", "root mean square normalisation of rows")
+
+
+FEW = ("--batch", 1, "--nhead-q", 2, "--seqlen-q", 2, "--seqlen-k", 300, "--hdim-q", 32, "--dtype", "fp32")
+OURS = "pipeline = 'host_rows'"
+
+
+@pytest.fixture
+def extended(install: Callable[[str, str | Path, str], None], tmp_path: Path) -> Run:
+    """The command line on a catalog of a few kernels of attention, some with the pipeline of another distribution."""
+    install("host_rows", PIPELINE / "host_rows", points_of(PIPELINE))
+    run = partial(command.catalog, db=tmp_path / "catalog.db")
+    where = "hdim_q = 32 AND dtype = 'fp32' AND mask = 'no' AND family = 'fwd'"
+    done = run("populate", "--arch", "host", "--where", where)
+    assert done.returncode == 0, done.stderr
+    return run
+
+
+def test_a_pipeline_of_another_distribution_is_listed_and_explained(extended: Run, host_file: Path) -> None:
+    listed = rows(extended("query", OURS, "--format", "json"))
+    assert len(listed) == 4
+    assert all("_host_rows_vr_" in row["name"] for row in listed)
+    others = ("query", "family = 'fwd' AND hdim_q = 32 AND dtype = 'fp32' AND mask = 'no' AND NOT " + OURS)
+    ids = [
+        {row["id"] for row in rows(command.catalog(*others, "--columns", "id", "--format", "json", db=db))}
+        for db in (extended.keywords["db"], host_file)
+    ]
+    assert ids[0] == ids[1]
+    explained = extended("explain", "--arch", "host", "family=fwd", "pipeline=host_rows", "hdim_q=32", "dtype=bf16")
+    assert "rejected by: variants" in explained.stdout
+    many = rows(extended("explain", *FEW, "--seqlen-q", 5, "--format", "json"))
+    assert {row["id"]: row["rejects"] for row in many}["rows_are_few"] == 1
+    unknown = extended("explain", "--arch", "host", "family=fwd", "pipeline=host_row")
+    assert "did you mean host_rows?" in unknown.stderr
+
+
+def test_its_kernel_is_selected_built_run_and_right(extended: Run, tmp_path: Path) -> None:
+    best = rows(extended("select", *FEW, "--limit", 9, "--format", "json"))
+    assert ["host_rows" in row["name"] for row in best][:2] == [True, False]
+    assert not any(
+        "host_rows" in row["name"] for row in rows(extended("select", *FEW, "--seqlen-q", 5, "--format", "json"))
+    )
+    (ran,) = rows(extended("run", *FEW, "--validate", "--format", "json"))
+    assert (ran["kernel"], ran["validation"]) == (best[0]["name"], "passed")
+    assert int(extended("query", f"built AND {OURS}", "--count").stdout) == 1
+    out = tmp_path / "out"
+    assert extended("export", "--where", f"{OURS} AND mode = 'batch'", "--format", "make", "--out", out).returncode == 0
+    assert (out / "include" / "rows" / "rows.hpp").is_file()
+    build(ProjectFormat.MAKE, out)
+
+
+def test_kernels_of_a_removed_package_are_reported(extended: Run, tmp_path: Path) -> None:
+    shutil.rmtree(tmp_path / "host_rows-1.2.dist-info")
+    forget_packages()
+    assert int(extended("query", OURS, "--count").stdout) == 4
+    done = extended("build", OURS)
+    error, hint = done.stderr.splitlines()
+    assert done.returncode == 1
+    assert error.endswith(": no installed package adds the pipeline 'host_rows' to attention")
+    assert hint.startswith("Hint: Install the package, or drop its kernels: catalog populate --arch ")
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "reason"),
+    [
+        ("__init__.py", ("EXTENSION = HostRows()", "import no_module"), "No module named 'no_module'"),
+        ("__init__.py", ("EXTENSION = HostRows()", "EXTENSION = 7"), "is not a catalog.ops.protocol.Extension, but 7"),
+        ("points", ("host_rows =", "host_panel ="), "there is another pipeline called host_panel"),
+        ("points", ("host_rows =", "Rows ="), "'Rows' cannot be a part of a kernel's name"),
+    ],
+    ids=["import", "object", "built-in", "word"],
+)
+def test_a_pipeline_that_cannot_be_used_is_reported_once_and_left_out(
+    install: Callable[[str, str | Path, str], None],
+    caplog: pytest.LogCaptureFixture,
+    file: str,
+    change: tuple[str, str],
+    reason: str,
+) -> None:
+    source, points = (PIPELINE / "host_rows" / "__init__.py").read_text(), points_of(PIPELINE)
+    if file == "points":
+        points = points.replace(*change)
+    install("host_rows", source.replace(*change), points)
+    with caplog.at_level(logging.WARNING):
+        spec = Catalog.default().spec("x86_64_v3")
+        assert "fwd_rows" not in spec.enumerations
+    (reported,) = caplog.messages
+    assert re.match(rf"extension \w+ of host_rows 1.2 cannot be used: .*{re.escape(reason)}", reported)
+    assert any(finding.value == "unusable" and reason in finding.about for finding in doctor.about_plugins())
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (('"fwd_rows"', '"fwd"'), "enumerations.fwd: "),
+        (
+            ('{\n  "enumerations"', '{\n  "about": "mine", "enumerations"'),
+            "about: an extension may only add enumerations",
+        ),
+        (('"tiles_of": "fwd"', '"tiles_of": "few"'), "tiles_of names the enumeration 'few'"),
+        (("pipeline <> 'host_rows'", "pipelin <> 'host_rows'"), "no such column: pipelin"),
+    ],
+    ids=["enumeration", "field", "reference", "column"],
+)
+def test_an_extension_only_adds(
+    install: Callable[[str, str | Path, str], None], tmp_path: Path, change: tuple[str, str], reason: str
+) -> None:
+    install("host_rows", PIPELINE / "host_rows", points_of(PIPELINE))
+    path = tmp_path / "host_rows" / "specs" / "native" / "host.json"
+    path.write_text(path.read_text().replace(*change))
+    with pytest.raises(SpecError, match=re.escape(reason)):
+        Catalog.default().spec("x86_64_v3")

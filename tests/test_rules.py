@@ -135,6 +135,20 @@ def test_populating_again_changes_nothing_and_says_so(tmp_path: Path) -> None:
     assert not catalog.populate("sm_90", force=True).unchanged
 
 
+@pytest.mark.parametrize(("arch", "kept"), [("sm_90", "fwd_splitkv"), ("gfx950", "bwd_dot_do_o")])
+def test_a_restriction_may_be_about_the_family(
+    catalog_of: Callable[[str], Catalog], tmp_path: Path, arch: str, kept: str
+) -> None:
+    """Also where one enumeration yields several families, as upstream's backward kernels."""
+    where = f"family = '{kept}'"
+    asked = f"SELECT id FROM kernel WHERE {where} ORDER BY id"
+    with Catalog(tmp_path / "catalog.db") as catalog:
+        made = catalog.populate(arch, restriction=Restriction(where=where))
+        rows = catalog.connection.execute(asked).fetchall()
+    assert made.families == {kept: len(rows)}
+    assert rows == catalog_of(arch).connection.execute(asked).fetchall()
+
+
 @pytest.mark.slow
 def test_a_population_restricted_to_a_receipt_has_its_kernels_only(tmp_path: Path) -> None:
     catalog = Catalog(tmp_path / "catalog.db")

@@ -152,6 +152,17 @@ def edit(path: Path, *steps: str | int, value: Any) -> None:
         ("ck", ("select", "fwd", "rules", 0, "expr"), ":hdim < 3", ["select.fwd.rules[0].expr", ":hdim_q"]),
         ("gfx950", ("extends",), "gfx8", ["no spec 'gfx8'", "gfx9"]),
         ("gfx9", ("extends",), "gfx950", ["extends itself", "gfx950 -> gfx9"]),
+        ("gfx950", ("hardware",), {"$ref": "gfx942"}, ["'gfx942'", "expected a file and a path in it"]),
+        ("gfx950", ("hardware",), {"$ref": "gfx8.json#/hardware"}, ["there is no file", "gfx8.json"]),
+        ("gfx950", ("hardware",), {"$ref": "gfx942.json#/software"}, ["there is no 'software'", "hardware, hw_rules"]),
+        ("gfx950", ("hw_rules",), [{"$ref": "gfx942.json#/hw_rules/lds"}], ["there is no 'lds'", "lds_capacity"]),
+        ("gfx950", ("hw_rules",), {"$ref": "gfx942.json#/hw_rules", "id": "x"}, ["is no object", "beside it"]),
+        (
+            "gfx950",
+            ("hardware",),
+            {"$ref": "gfx950.json#/hardware"},
+            ["refer to each other in a circle", "gfx950.json"],
+        ),
     ],
 )
 def test_a_wrong_spec_names_file_place_and_what_is_allowed(
@@ -164,6 +175,20 @@ def test_a_wrong_spec_names_file_place_and_what_is_allowed(
     for fragment in fragments:
         assert fragment in str(caught.value)
     assert ".json" in str(caught.value)
+
+
+def test_a_reference_stands_for_what_it_names_changed_by_the_keys_beside_it(specs: Path) -> None:
+    """Objects merge, null removes, anything else replaces; an item of a list is named by its id."""
+    path = specs / "arch_specs" / "2026-05" / "gfx942.json"
+    rule = {"$ref": "../2026-05/gfx90a.json#/hw_rules/no_8_bit_floats", "reason": "as on CDNA 2"}
+    edit(path, "hw_rules", value=[rule])
+    edit(path, "hardware", value={"$ref": "gfx950.json#/hardware", "compute_units": None, "isa": "gfx942"})
+    spec = load_spec(specs / "arch_specs", "gfx942")
+    assert [(rule.id, rule.reason) for rule in spec.hw_rules] == [("no_8_bit_floats", "as on CDNA 2")]
+    assert spec.hardware is not None
+    assert spec.hardware.model_dump(exclude_none=True) == {
+        "vendor": "amd", "lds_bytes": 163840, "wavefront": 64, "isa": "gfx942",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"arch": 1}', ""])

@@ -194,6 +194,28 @@ def test_the_older_revision(elsewhere: Catalog, changes: dict[str, Any], expecte
     assert_stages(elsewhere, changes, expected, arch="gfx942", revision="2025-07")
 
 
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        # the transposing tiles serve short queries, and the one of 64 keys comes before that of 128
+        ({}, ["_b128x64x32x128x16x128_r4x1x1_r4x1x1_w32x32x16_w32x32x16_qr_async_trload_vr_npad_"]),
+        ({"seqlen_q": 17, "seqlen_k": 4096}, ["_b32x32x128x128x32x128_"]),
+        ({"hdim_q": 72}, ["fmha_fwd_d96_bf16_batch_b128x128x32x128x32x96_"]),
+        ({"dtype": "fp8bf16", "qscale": "pertensor"}, ["_qr_vr_npad_nlogits_nbias_nmask_nlse_ndropout_nskip_squant_"]),
+        # a deterministic dQ is summed over the tiles of keys of the main kernel, any other has one part
+        ({"op": "bwd"}, ["_npad_", "_b16x192x128x", "_convert_dq_d128_bf16_b64x0_batch_o2_npad_"]),
+        ({"op": "bwd", "deterministic": True}, ["_npad_", "_b16x192x128x", "_b64x192_batch_o2_npad_"]),
+        ({"op": "bwd", "deterministic": True, "seqlen_k": 256}, ["_npad_", "_b32x128x128x", "_b64x128_batch_o2_npad_"]),
+        ({"op": "bwd", "deterministic": True, "hdim_q": 30, "hdim_v": 128}, ["_npad_", "_b16x128x128x", "_b64x128_"]),
+        # at head dim 64 the transposing tile is for at most 256 keys, and pads both head dims or none
+        ({"op": "bwd", "hdim_q": 64, "hdim_v": 56}, ["_o2_pdv_", "_maxq0_pdv8_", "_o2_npad_"]),
+        ({"op": "bwd", "hdim_q": 64, "hdim_v": 56, "seqlen_k": 256}, ["_o2_pdv_", "_maxq0_pd8dv8_", "_o2_pd_"]),
+    ],
+)  # fmt: skip
+def test_the_revision_between(elsewhere: Catalog, changes: dict[str, Any], expected: list[str]) -> None:
+    assert_stages(elsewhere, changes, expected, arch="gfx950", revision="2025-11")
+
+
 def test_partial_results_are_combined_by_a_kernel_of_the_same_head_dim(catalog_of: Callable[[str], Catalog]) -> None:
     """RDNA has combine kernels of head dim 96, and no split kernel of it."""
     asked = {"op": "splitkv", "hdim_q": 80}
@@ -467,14 +489,16 @@ def test_a_feature_that_came_later_is_not_ignored(elsewhere: Catalog, op: str) -
         elsewhere.select(sink, arch="gfx942", revision="2025-07")
 
 
-@pytest.mark.parametrize("revision", ["2025-07", "2026-05"])
+@pytest.mark.parametrize("revision", slow_but(["2025-07", "2026-05"], ["2025-07", "2025-11", "2026-05"]))
 @pytest.mark.parametrize("family", list(Family))
 def test_traits_that_a_family_has_not_are_default_in_all_of_its_rows(
     gfx950: Catalog, elsewhere: Catalog, family: Family, revision: str
 ) -> None:
     """So asking every family for the default of what its names leave out finds its kernels."""
-    elsewhere.populate("gfx942", revision="2025-07")
-    catalog = gfx950 if revision == "2026-05" else elsewhere
+    catalog = gfx950
+    if revision != "2026-05":
+        catalog = elsewhere
+        catalog.populate("gfx942", revision=revision)
     for name in set(REQUIRED_TRAITS) - grammar_of(family, revision).traits - {"family"}:
         asked = f"SELECT DISTINCT {name} FROM attention_row WHERE family = ? AND revision = ?"
         assert [row[0] for row in catalog.connection.execute(asked, (family, revision))] == [TRAITS[name].default]

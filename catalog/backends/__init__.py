@@ -55,7 +55,7 @@ def plugins() -> tuple[Plugin[Backend], ...]:
     """The backends of other distributions, looked up once; a warning is logged for each one that cannot be used."""
     from catalog.plugins import find_plugins
 
-    return find_plugins(GROUP, Backend, lambda backend, _: "; ".join(_taken(backend)))
+    return find_plugins(GROUP, Backend, lambda _, backend, others: "; ".join(_taken(backend)))
 
 
 def _taken(backend: Backend) -> Iterator[str]:

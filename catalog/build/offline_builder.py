@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from catalog.build.builder import Artifact, Builder, Built, source_digest
-from catalog.build.cache import ArtifactRecord, Cache
+from catalog.build.cache import ArtifactRecord, Cache, DamagedEntry
 from catalog.build.keys import abi_number
 from catalog.errors import BuildError, MissingKernelError
 
@@ -102,6 +102,32 @@ class StoredBuilder(Builder):
         if record is None:
             raise self._missing(kernel)
         return self._built(record, cached=True)
+
+    def fault(self, kernel: Kernel, recorded: Collection[str] = ()) -> str | None:
+        """Why the cache cannot serve ``kernel`` without a compiler; None if it can.
+
+        Args:
+            kernel: the row.
+            recorded: content keys under which a catalog has recorded libraries of the row: their records may be
+                damaged, so that the cache does not know whose they are.
+
+        Raises:
+            BuildError: there is no target for the kernel's arch, or the cache cannot be read or is open to others.
+        """
+        if self._demand(kernel.id, kernel.arch) is not None:
+            return None
+        abi = abi_number(self._targets(kernel.arch).abi_header)
+        entries = self._index.newest_first(kernel.id)
+        of_another = {record.key: built_for for record, built_for in entries if built_for != abi}
+        faults = [f"ABI {built_for}, this version has ABI {abi}" for built_for in of_another.values()]
+        for key in dict.fromkeys((*(record.key for record, _ in entries), *recorded)):
+            if key not in of_another:
+                with self._readable(), contextlib.suppress(FileNotFoundError):
+                    try:
+                        self.cache.check(key)
+                    except DamagedEntry as damage:
+                        faults.append(f"unsound: {damage}")
+        return "; ".join(faults) or "absent"
 
     def _missing(self, kernel: Kernel) -> MissingKernelError:
         return MissingKernelError(

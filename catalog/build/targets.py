@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -14,8 +14,8 @@ from catalog.build.hip.toolchain import hip_toolchain
 from catalog.build.keys import TranslationUnit, abi_number
 from catalog.build.resources import Resources, of_cuda_build, of_hip_build, of_host_build
 from catalog.build.toolchains import Toolchain, host_toolchain
-from catalog.ops import operation_of
-from catalog.ops.protocol import Operation
+from catalog.ops import emitters_of
+from catalog.ops.protocol import Emitter
 from catalog.schema.kernel import Kernel
 
 BUILD_DIR = Path(__file__).parent
@@ -28,7 +28,7 @@ class Target:
     """How rows of some archs become libraries.
 
     ``include_dirs`` are folders of headers by name, to which those of a row's operation are added. ``backend`` is the
-    name under which the operation is asked for headers, sources and flags: ``host``, ``hip`` or ``cuda``.
+    name under which an operation is asked for headers, sources and flags: ``host``, ``hip`` or ``cuda``.
     """
 
     include_dirs: Callable[[], Mapping[str, Path]]
@@ -49,40 +49,41 @@ class Target:
 
     def flags_of(self, kernel: Kernel) -> tuple[str, ...]:
         """The flags that ``kernel`` needs in addition to the toolchain's."""
-        return operation_of(kernel).flags(kernel, self.backend)
+        return emitters_of(kernel)[-1].flags(kernel, self.backend)
 
-    def headers_of(self, operation: Operation) -> Mapping[str, Path]:
-        """The include folders for sources of the operation, by name.
+    def headers_of(self, emitters: Sequence[Emitter]) -> Mapping[str, Path]:
+        """The include folders, by name, for sources that the last of ``emitters`` emits.
 
         Raises:
             BuildError: headers from elsewhere are missing.
         """
-        return {**self.include_dirs(), **operation.headers, **operation.other_headers(self.backend)}
+        own = {name: path for emitter in emitters for name, path in emitter.headers.items()}
+        return {**self.include_dirs(), **own, **emitters[-1].other_headers(self.backend)}
 
-    def other_headers(self, operation: Operation) -> Mapping[str, Path]:
-        """The folders of :meth:`headers_of` that come from neither the catalog nor the operation.
+    def other_headers(self, emitters: Sequence[Emitter]) -> Mapping[str, Path]:
+        """The folders of :meth:`headers_of` that come from neither the catalog nor ``emitters``.
 
         Raises:
             BuildError: the headers are missing.
         """
-        own = {**HEADERS, **operation.headers}
-        return {name: path for name, path in self.headers_of(operation).items() if name not in own}
+        own = {*HEADERS, *(name for emitter in emitters for name in emitter.headers)}
+        return {name: path for name, path in self.headers_of(emitters).items() if name not in own}
 
     def unit(self, source: str, kernel: Kernel | None = None) -> TranslationUnit:
-        """The translation unit of ``source``, with the headers of ``kernel``'s operation, if given, and of the target.
+        """The translation unit of ``source``, with the headers of ``kernel``'s emitters, if given, and of the target.
 
         Raises:
             BuildError: the headers are missing, or that of the ABI cannot be read.
         """
-        folders = self.include_dirs() if kernel is None else self.headers_of(operation_of(kernel))
+        folders = self.include_dirs() if kernel is None else self.headers_of(emitters_of(kernel))
         return TranslationUnit(source, folders, abi_number(self.abi_header))
 
 
 def _target(backend: str, toolchain: Callable[[str], Toolchain], resources: Callable[[Path, str], Resources]) -> Target:
-    """A target whose sources come from each row's operation."""
+    """A target whose sources come from each row's operation, or from the extension with its pipeline."""
 
     def emit(kernel: Kernel, memory: Path) -> str:
-        return operation_of(kernel).emit(kernel, backend, memory)
+        return emitters_of(kernel)[-1].emit(kernel, backend, memory)
 
     return Target(lambda: HEADERS, BUILD_DIR / "abi" / "catalog_abi.h", emit, toolchain, resources, backend)
 

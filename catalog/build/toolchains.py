@@ -152,34 +152,35 @@ class Compiler:
         return own if self.lender is None else [*own, *self.lender.identity]
 
 
-def _probe(command: Sequence[str], work_dir: Path) -> str | None:
-    done = processes.run(command, work_dir, PROBE_TIMEOUT_SECONDS, threading.Event())
-    if done.failure is None:
-        return None
-    return next((line for line in done.output.splitlines() if "error" in line), done.failure)
+def first_error(source: str, *commands: Sequence[str]) -> tuple[str, str] | None:
+    """Run commands that compile and link ``source``: error and output of the first one that fails; None if all work."""
+    with tempfile.TemporaryDirectory(prefix="catalog-") as scratch:
+        folder = Path(scratch)
+        (folder / SOURCE).write_text(source)
+        for command in commands:
+            done = processes.run(command, folder, PROBE_TIMEOUT_SECONDS, threading.Event())
+            if done.failure is not None:
+                error = next((line for line in done.output.splitlines() if "error" in line), done.failure)
+                return error, done.output
+    return None
 
 
 def _check_host(toolchain: Toolchain) -> None:
     """Check the flags of the ISA, OpenMP and linking."""
     path = toolchain.compiler.path
     without_openmp = [flag for flag in toolchain.compile_flags if "openmp" not in flag]
-    with tempfile.TemporaryDirectory(prefix="catalog-") as folder:
-        work_dir = Path(folder)
-        source = work_dir / SOURCE
-        source.write_text("")
-        error = _probe([str(path), *without_openmp, "-c", SOURCE, "-o", OBJECT], work_dir)
-        if error is not None:
-            raise ToolchainError(
-                f"{path} does not compile for {toolchain.isa} on this {platform.machine()}: {error}",
-                hint="Set CATALOG_CXX to a compiler that does.",
-            )
-        source.write_text(_OPENMP_PROBE)
-        error = _probe(toolchain.compile_command(()), work_dir) or _probe(toolchain.link_command(), work_dir)
-        if error is not None:
-            raise ToolchainError(
-                f"{path} does not build with OpenMP: {error}",
-                hint=f"Install it ({host_facts().remedy('openmp')}), or set CATALOG_CXX to another compiler.",
-            )
+    failed = first_error("", [str(path), *without_openmp, "-c", SOURCE, "-o", OBJECT])
+    if failed is not None:
+        raise ToolchainError(
+            f"{path} does not compile for {toolchain.isa} on this {platform.machine()}: {failed[0]}",
+            hint="Set CATALOG_CXX to a compiler that does.",
+        )
+    failed = first_error(_OPENMP_PROBE, toolchain.compile_command(()), toolchain.link_command())
+    if failed is not None:
+        raise ToolchainError(
+            f"{path} does not build with OpenMP: {failed[0]}",
+            hint=f"Install it ({host_facts().remedy('openmp')}), or set CATALOG_CXX to another compiler.",
+        )
 
 
 @dataclass(frozen=True)

@@ -164,22 +164,38 @@ def export_libraries(
     where: Annotated[str, typer.Option(metavar="EXPR", help="SQL expression: which kernels. Default: all.")] = "",
     arch: options.OneArch = None,
     operation: options.Operation = None,
+    trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Only kernels for the calls of a trace.")] = None,
+    by: Annotated[str, typer.Option(metavar="calls|time", help="Which calls of the trace come first.")] = "calls",
+    max_size: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Size limit, as in 1900M: the most used kernels that fit.")
+    ] = None,
     form: options.Format = "table",
 ) -> None:
     """Write built kernels to one file for other machines.
 
-    The file includes the records of their builds and their timings.
+    The file includes the records of their builds and their timings. With a trace, only the kernels that are selected
+    for its calls are written, and the share of calls that they serve is shown. A size limit leaves out those that
+    are used least.
 
     Example: catalog cache export --where "hdim_q=128" --arch host kernels.bundle
-    """
-    from catalog.runtime.devices.here import resolve_arch
-    from catalog.runtime.exchange import export_bundle
 
-    done = export_bundle(open_catalog(context), where, file, None if arch is None else resolve_arch(arch), operation)
+    Example: catalog cache export --max-size 1900M --by calls --trace calls.jsonl kernels.bundle
+    """
+    from catalog.errors import UsageError
+    from catalog.runtime.devices.here import resolve_arch
+    from catalog.runtime.exchange import Usage, export_bundle
+    from catalog.units import parse_size
+
+    if max_size is not None and trace is None:
+        raise UsageError("--max-size needs --trace FILE, which says which kernels are used most")
+    catalog, most = open_catalog(context), None if max_size is None else parse_size(max_size)
+    usage = None if trace is None else Usage.of_trace(catalog, trace, by, most)
+    done = export_bundle(catalog, where, file, None if arch is None else resolve_arch(arch), operation, usage=usage)
     what = f"{counted(done.libraries, 'library')} and {counted(done.timings, 'timing')}"
     unbuilt = f"\n{subject(done.unbuilt, 'more kernel')} selected but not built." if done.unbuilt else ""
+    served = "" if done.covered is None else f"\nThey serve {done.covered:.1%} of the {by} of {trace}."
     facts = {"file": str(file), **asdict(done)}
-    text = f"{what} -> {file} ({done.bytes / 1e6:.1f} MB){unbuilt}"
+    text = f"{what} -> {file} ({done.bytes / 1e6:.1f} MB){served}{unbuilt}"
     print_result(text, list(facts), [list(facts.values())], form)
 
 

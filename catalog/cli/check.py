@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from catalog.cli import options
+from catalog.cli.demand import DemandCommand, stated_demand
 from catalog.cli.options import db_path, open_catalog
 from catalog.cli.printing import note, print_rows
 
@@ -28,6 +30,54 @@ def doctor(context: typer.Context, form: options.Format = "table") -> None:
     print_rows(Finding._fields, diagnose(db_path(context)), form)
 
 
+@app.command(cls=DemandCommand)
+def check(
+    context: typer.Context,
+    choices: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The libraries that catalog freeze wrote to this file.")
+    ] = None,
+    arch: Annotated[
+        str | None, options.arch_option("Arch: gfx950, host, ... Default: host, or the archs of the trace.")
+    ] = None,
+    form: options.Format = "table",
+) -> None:
+    """Check that the cache has the kernels for problems.
+
+    These are the problems of a trace, a set or a model, or those of a file of choices.
+
+    Lists each library that is absent, unsound, or of another ABI. No compiler is started: a library of any compiler
+    counts, as it does when compiling is disabled. A file of choices needs exactly the libraries that it names.
+
+    Exits with 1 when a library is not usable or a problem has no kernels.
+
+    Example: catalog check --trace calls.jsonl
+
+    Example: catalog check --model config.json --tp 8 --arch gfx942
+    """
+    from catalog.errors import UsageError
+    from catalog.messages import counted
+    from catalog.runtime.catalog import Catalog
+    from catalog.runtime.readiness import COLUMNS, faults_of_choices, faults_of_kernels
+
+    stated, notes, complete = stated_demand(context), list[str](), True
+    if choices is not None:
+        if stated or arch is not None:
+            raise UsageError("--choices cannot be combined with another source of problems or with --arch")
+        faults = faults_of_choices(choices)
+    else:
+        # Selection that may compile ignores what the cache has, and so shows what it should have.
+        catalog = Catalog(db_path(context), compile=True)
+        answers = stated.read(arch).answers(catalog)
+        notes, complete = [*answers.reasons, answers.about], answers.complete
+        faults = faults_of_kernels(catalog, answers.kernels)
+    if faults or form != "table":
+        print_rows(COLUMNS, faults, form)
+    for line in (*notes, f"{counted(len(faults), 'library')} missing or unusable"):
+        note(line)
+    if faults or not complete:
+        raise typer.Exit(1)
+
+
 @app.command()
 def parity(
     context: typer.Context,
@@ -38,35 +88,49 @@ def parity(
     ck_root: Annotated[
         Path | None, typer.Option(help="Your CK checkout: run its generator instead of reading the built-in lists.")
     ] = None,
-    timeout: Annotated[
-        float, typer.Option(min=0.1, help="Time limit of the generator for one API, in seconds.")
-    ] = 600.0,
+    timeout: options.GeneratorTimeout = 600.0,
     form: options.Format = "table",
 ) -> None:
     """Compare kernel names with upstream's generator.
 
     With --ck-root the generator of that checkout is run, and the revision is detected from the checkout unless
-    --revision names one. Nothing is written into the checkout.
+    --revision names one. If names differ, they are compared with the nearest known revision, and the last line is the
+    command that adopts the checkout. Nothing is written into the checkout.
 
     Exits with 1 when names differ, with 2 when there is no reference to compare with.
 
     Example: catalog parity --receipt 0 --arch gfx950
     """
     from catalog.errors import MissingReferenceError
+    from catalog.messages import counted
     from catalog.ops.attention.upstream.live import find_generator
     from catalog.rules.parity import COLUMNS, Comparison, exit_code
     from catalog.rules.receipts import resolve_receipts
+    from catalog.runtime.catalog_file import nearest_of
 
-    catalog, generator = open_catalog(context), None
+    catalog, generator, its, advice = open_catalog(context), None, revision, dict[str, str]()
     if ck_root is not None:
         generator = find_generator(ck_root, timeout)
-        revision = revision or generator.revision
+        its = revision or generator.revision
         note(generator.about)
     found: list[Comparison | MissingReferenceError] = []
     for name in arch or ["gfx950"]:
-        for number in resolve_receipts(catalog.spec(name, revision), receipt):
+        for number in resolve_receipts(catalog.spec(name, its), receipt):
             try:
-                comparison = catalog.parity(name, number, revision=revision, mask_impl=mask_impl, reference=generator)
+                comparison = catalog.parity(name, number, revision=its, mask_impl=mask_impl, reference=generator)
+                if generator is not None and revision is None and not comparison.passed:
+                    closest = nearest_of(name, mask_impl, number, comparison.reference)
+                    nearest = str(closest.request.spec.revision)
+                    if nearest != its:
+                        comparison = catalog.parity(
+                            name, number, revision=nearest, mask_impl=mask_impl, reference=generator
+                        )
+                    advice[name] = (
+                        f"Nearest known revision: {nearest}, with {closest.common:,} of "
+                        f"{counted(len(comparison.reference), 'name')} in common. To make the kernels of the checkout "
+                        f"rows:\n  catalog populate --ck-root {shlex.quote(str(ck_root))} --arch {name}"
+                        f"{'' if mask_impl == 'generic' else f' --mask-impl {mask_impl}'}"
+                    )
             except MissingReferenceError as error:
                 note(error.printed)
                 found.append(error)
@@ -76,6 +140,8 @@ def parity(
                     print(comparison.report())
     if form != "table":
         print_rows(COLUMNS, [one.row for one in found if isinstance(one, Comparison)], form)
+    for lines in advice.values():
+        note(lines)
     raise typer.Exit(exit_code(found))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -45,31 +45,38 @@ def query(
     limit: Annotated[int | None, typer.Option(help="At most N rows.", metavar="N")] = None,
     count: Annotated[bool, typer.Option("--count", help="Print the number of rows.")] = False,
     operation: options.Operation = None,
+    foreign: Annotated[
+        bool, typer.Option("--foreign", help="List imported timings of other projects' kernels instead.")
+    ] = False,
     form: options.Format = "table",
 ) -> None:
     """List the kernels that meet a SQL expression.
 
-    Without --operation, those of every operation that has the columns.
+    Without --operation, those of every operation that has the columns. With --foreign the columns are those of the view
+    foreign_timings.
 
     Example: catalog query "hdim_q=128 AND pipeline='qr_async'" --limit 5
     """
     from catalog import ops as operations
+    from catalog.errors import UsageError
+    from catalog.registry import foreign as others
     from catalog.registry import query as engine
     from catalog.runtime.devices.here import resolve_arch
 
+    if foreign and operation is not None:
+        raise UsageError("--operation and --foreign exclude each other", hint="Ask for: operation = 'gemm'")
     path = db_path(context)
-    named = "" if columns in (None, "all") else columns or ""
-    asked = [
-        engine.Query(
-            where=where,
-            arch=resolve_arch(arch) if arch is not None else None,
-            columns=() if columns == "all" else split_columns(named) or operations.operation(name).listed,
-            order_by=order_by,
-            limit=limit,
-            operation=name,
-        )
-        for name in ([operation] if operation else engine.operations_asked(path, where, order_by or "", named))
-    ]
+    shared = engine.Query(
+        where=where, arch=resolve_arch(arch) if arch is not None else None, order_by=order_by, limit=limit
+    )
+    if foreign:
+        asked = [replace(shared, view=others.VIEW, columns=_chosen(columns, others.LISTED))]
+    else:
+        named = "" if columns in (None, "all") else columns or ""
+        asked = [
+            replace(shared, operation=name, columns=_chosen(columns, operations.operation(name).listed))
+            for name in ([operation] if operation else engine.operations_asked(path, where, order_by or "", named))
+        ]
     if count:
         found = sum(engine.count(path, one) for one in asked)
         print(found)
@@ -84,6 +91,11 @@ def query(
             note(f"Hint: {hint}")
         if not hints and not count:
             note("No kernel meets the expression.")
+
+
+def _chosen(columns: str | None, listed: tuple[str, ...]) -> tuple[str, ...]:
+    """The columns that ``--columns`` names, by default ``listed``; empty for all."""
+    return () if columns == "all" else split_columns(columns) or listed
 
 
 @app.command("columns")
@@ -129,15 +141,15 @@ def explain(
     from catalog.schema.trait_text import read_traits
 
     stated = stated_problem(context)
+    of = operation(stated.operation or DEFAULT)
     if bool(traits) == bool(stated):
         raise UsageError(
             "traits cannot be combined with options of a problem" if traits else "there is nothing to explain",
-            hint="Give traits (catalog explain family=fwd hdim_q=128) or a problem (catalog explain --batch 1 ...).",
+            hint=f"Give traits, as in family={of.traits.families[0]}, or a problem by its options.",
         )
     catalog = open_catalog(context)
     where: dict[str, Any] = {"arch": arch, "revision": revision, "mask_impl": mask_impl, "limit": limit}
     if traits:
-        of = operation(stated.operation or DEFAULT)
         explained = catalog.explain(read_traits(traits, of.traits), **where, operation=of.name, space=space)
         _print_explanation(explained, form)
     else:
@@ -155,30 +167,46 @@ def _print_explanation(explained: Explanation, form: str) -> None:
 
 def _print_narrowing(catalog: Catalog, problem: Problem, where: Mapping[str, Any], form: str) -> None:
     from catalog.ops import operation_of
+    from catalog.registry import foreign
+    from catalog.runtime.devices.here import resolve_arch
 
-    counts, steps, kept = list[str](), list[Row](), list[Row]()
+    counts, steps, kept, base = list[str](), list[Row](), list[Row](), ""
     for family in operation_of(problem).stages(problem):
         narrowed, candidates = catalog.narrowing(problem, family=family, **where)
         counts.append(f"{narrowed[-1].left:,} {family}")
         steps += [{"stage": family, **asdict(step)} for step in narrowed]
         for rank, one in enumerate(candidates, start=1):
-            kernel = {"name": one.kernel.name, "id": one.kernel.id}
+            kernel, base = {"name": one.kernel.name, "id": one.kernel.id}, one.kernel.base
             kept.append({"stage": family, "rank": rank, "median_ms": one.median_ms, **kernel})
     answer = f"{', '.join(counts)} kernels answer the problem" + ("; the best, in order:" if kept else ".")
-    _print_answer(answer, (_STEPS, steps), (_KEPT, kept), form)
+    if base:
+        answer = f"The rules and the static order are those of {base}, the nearest known revision.\n{answer}"
+    others = foreign.timings_of(catalog.connection, problem, resolve_arch(where["arch"]))
+    _print_answer(answer, (_STEPS, steps), (_KEPT, kept), form, others)
 
 
-def _print_answer(answer: str, rules: Table, kernels: Table, form: str) -> None:
-    """Print the answer, the kernels, then the rules; other formats are one table that ends with rows of kind kernel."""
+def _print_answer(answer: str, rules: Table, kernels: Table, form: str, others: Sequence[Row] = ()) -> None:
+    """Print the answer, the kernels, the rules, then the timings of other projects' kernels.
+
+    Other formats are one table that ends with rows of kind kernel, then of kind foreign.
+    """
+    foreign = tuple(others[0] if others else ()), others
     if form != "table":
-        columns = dict.fromkeys((*rules[0], *kernels[0]))
-        _print_table((tuple(columns), [*rules[1], *({"kind": "kernel", **row} for row in kernels[1])]), form)
+        columns = dict.fromkeys((*rules[0], *kernels[0], *foreign[0]))
+        listed = [
+            {"kind": kind, **row} for kind, table in (("kernel", kernels), ("foreign", foreign)) for row in table[1]
+        ]
+        rows = [*rules[1], *listed]
+        _print_table((tuple(columns), rows), form)
         return
     print(answer)
     for table in (kernels, rules):
         if table[1]:
             print(flush=True)
             _print_table(table, form)
+    if others:
+        print("\nTimings of other projects' kernels, which selection ignores:", flush=True)
+        _print_table(foreign, form)
 
 
 def _print_table(table: Table, form: str) -> None:
@@ -214,6 +242,38 @@ def list_rules(
     if not rules:
         note("No rule matches.")
         note("Hint: Without --arch only rules of populated archs are listed. Try catalog rules --arch gfx950")
+
+
+@app.command()
+def adopted(
+    context: typer.Context,
+    revision: Annotated[
+        str | None, typer.Argument(metavar="[REVISION]", help="Only this adopted revision. Default: all.")
+    ] = None,
+    unknown: Annotated[
+        bool, typer.Option("--unknown", help="List the names that could not be read, and what is new in them.")
+    ] = False,
+    operation: options.Operation = None,
+    form: options.Format = "table",
+) -> None:
+    """List the revisions adopted from checkouts.
+
+    Shows the nearest known revision, the checkout with its git commit, and the number of kernels and of unknown names.
+
+    Example: catalog adopted my-ck --unknown
+    """
+    from catalog.ops import DEFAULT
+    from catalog.registry.adopted import COLUMNS, UNKNOWN_COLUMNS, unknown_names
+
+    catalog, of = open_catalog(context), operation or DEFAULT
+    if unknown:
+        rows = unknown_names(catalog.connection, of, revision)
+        print_rows(UNKNOWN_COLUMNS, rows, form)
+    else:
+        rows = catalog.adopted(revision, operation=of)
+        print_rows(COLUMNS, rows, form)
+    if not rows:
+        note("Every name was read." if unknown else "No checkout was adopted: catalog populate --ck-root PATH does it.")
 
 
 @app.command()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -34,20 +34,28 @@ def select(
     """Show the kernels that answer a problem.
 
     Shows one kernel per stage, and with --limit the next best ones. The medians are those that selection uses, from
-    this problem or from the nearest measured one.
+    this problem or from the nearest measured one. Of frozen choices, only the kernels that they name are shown.
 
     Example: catalog select --batch 1 --nhead-q 8 --seqlen-q 2048 --hdim-q 128 --mask causal --arch gfx950
     """
+    from catalog.settings import settings
+
     problem, catalog = stated_problem(context).problem(), open_catalog(context)
     plan = catalog.select(problem, arch=arch, revision=revision, mask_impl=mask_impl)
-    rows = [
-        [family, place, candidate.kernel.name, candidate.median_ms, candidate.kernel.id]
-        for family in (kernel.family for kernel in plan.kernels)
-        for place, candidate in enumerate(
-            catalog.candidates(problem, arch=arch, revision=revision, mask_impl=mask_impl, family=family, limit=limit),
-            start=1,
-        )
-    ]
+    rows: list[list[Any]]
+    if settings().choices is not None:
+        rows = [[kernel.family, 1, kernel.name, None, kernel.id] for kernel in plan.kernels]
+    else:
+        rows = [
+            [kernel.family, place, candidate.kernel.name, candidate.median_ms, candidate.kernel.id]
+            for kernel in plan.kernels
+            for place, candidate in enumerate(
+                catalog.candidates(
+                    problem, arch=arch, revision=revision, mask_impl=mask_impl, family=kernel.family, limit=limit
+                ),
+                start=1,
+            )
+        ]
     print_rows(["stage", "rank", "name", "median_ms", "id"], rows, form)
     if explain:
         note(plan.explain().about)

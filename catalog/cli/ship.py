@@ -1,4 +1,4 @@
-"""Commands that take kernels elsewhere: export as sources, and merge catalogs."""
+"""Commands that exchange data with other programs and machines: export, merge, import."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from catalog.cli import options
+from catalog.cli.demand import DemandCommand, stated_demand
 from catalog.cli.options import open_catalog
-from catalog.cli.printing import note, print_rows
+from catalog.cli.printing import note, print_result, print_rows
 from catalog.cli.progress import fraction_done
 from catalog.messages import counted
 
@@ -26,6 +27,8 @@ WhereOption = Annotated[str, _WHERE]
 LimitOption = Annotated[int | None, typer.Option(min=1, help="At most N kernels, in order of id.", metavar="N")]
 LibraryOption = Annotated[str, typer.Option("--prefix", help="Prefix of the C names and of the library: libPREFIX.so.")]
 ProjectOption = Annotated[str, typer.Option("--format", help="Build files: cmake, make or ninja.")]
+
+TableOption = Annotated[str | None, typer.Option("--table", metavar="NAME", help="Table of aiter: a8w8, fmoe, ...")]
 
 app = typer.Typer()
 export = typer.Typer(name="export", invoke_without_command=True, no_args_is_help=True)
@@ -65,7 +68,7 @@ def project(
     if where is None or out is None:
         raise UsageError(
             f"catalog export needs {'--where EXPR' if where is None else '--out FOLDER'}",
-            hint="As in: catalog export --where \"hdim_q=64 AND dtype='fp32'\" --out kernels",
+            hint="As in: catalog export --where \"dtype='fp32'\" --out kernels",
         )
     from catalog.backends import target_of, toolset_of
     from catalog.build.export.projects import how_to_build, read_format
@@ -145,6 +148,41 @@ def wrap(
     print(f"Build: {how_to_build(chosen, out)}")
 
 
+@export.command("aiter-csv")
+def aiter_csv(
+    context: typer.Context,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder; files of the same names are replaced.")],
+    table: TableOption = None,
+    arch: options.OneArch = None,
+    untuned: Annotated[
+        bool, typer.Option("--untuned", help="Write the problems that were selected for but never measured.")
+    ] = False,
+    superseded: Annotated[
+        bool, typer.Option("--superseded", help="Write all records of a problem, not only the preferred one.")
+    ] = False,
+) -> None:
+    """Write imported timings as tables of aiter.
+
+    There is one CSV file per table, named as in aiter. With --untuned the recorded misses are written, as input of
+    aiter's tuning scripts, for operations whose problems aiter's tables can state.
+
+    Example: catalog export aiter-csv --out configs --arch gfx942
+    """
+    from catalog.errors import UsageError
+    from catalog.foreign.exporting import export_tuned, export_untuned
+    from catalog.runtime.devices.here import resolve_arch
+
+    if untuned and superseded:
+        raise UsageError("--untuned and --superseded exclude each other")
+    catalog, chosen = open_catalog(context), arch and resolve_arch(arch)
+    if untuned:
+        written = export_untuned(catalog, out, table=table, arch=chosen)
+    else:
+        written = export_tuned(catalog, out, table=table, arch=chosen, superseded=superseded)
+    for path, rows in written.items():
+        print(f"{path}: {counted(rows, 'row')}")
+
+
 def _kernels(
     context: typer.Context, where: str, arch: str, limit: int | None, operation: str | None, ck_root: Path | None
 ) -> list[Kernel]:
@@ -167,6 +205,64 @@ def _print_written(kernels: int, out: Path, written: Sequence[Path]) -> None:
     print(f"{counted(kernels, 'kernel')} in {out}: {counted(len(written), 'file')} written or changed")
 
 
+@export.command("filter", cls=DemandCommand)
+def generator_filter(
+    context: typer.Context,
+    arch: Annotated[str | None, options.arch_option("AMD arch: gfx90a, gfx942, ...")] = None,
+    form: options.Format = "table",
+) -> None:
+    """Print filters for CK's generate.py.
+
+    With them, upstream's generator makes exactly the kernels for a trace, a set or a model. The note on stderr has the
+    options for a call of it. An API with several patterns is named as often: the generator then writes all of the
+    kernels, but its dispatcher only with those of the last pattern.
+
+    Example: catalog export filter --model config.json --tp 8 --arch gfx942
+    """
+    from catalog.errors import UsageError
+    from catalog.ops.attention.upstream.filters import COLUMNS, commands, filters_of
+
+    catalog = open_catalog(context)
+    answers = stated_demand(context).read(arch).answers(catalog)
+    if not answers.complete:
+        raise UsageError("\n".join(answers.reasons))
+    filters = filters_of(catalog.connection, answers.plans.values())
+    print_rows(COLUMNS, [one.row for one in filters], form)
+    for line in (*answers.reasons, *commands(filters, answers.kernels[0].lineage)):
+        note(line)
+
+
+@app.command(cls=DemandCommand)
+def freeze(
+    context: typer.Context,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The file of choices to write.")],
+    arch: Annotated[
+        str | None, options.arch_option("Arch: gfx950, host, ... Default: host, or the archs of the trace.")
+    ] = None,
+    ck_root: options.CkRoot = None,
+    form: options.Format = "table",
+) -> None:
+    """Write the kernels chosen for problems to a file.
+
+    These are the problems of a trace, a set or a model. With CATALOG_CHOICES=FILE, selection uses that file alone:
+    every process chooses the same kernels, whatever it has measured, and no catalog or compiler is needed. The kernels
+    must be built.
+
+    Example: catalog freeze --trace calls.jsonl -o choices.lock
+    """
+    from catalog.runtime.choices import freeze as freeze_choices
+    from catalog.settings import choose
+
+    choose(ck_root=ck_root)
+    catalog = open_catalog(context)
+    answers = stated_demand(context).read(arch).answers(catalog)
+    done = freeze_choices(catalog, answers, out)
+    for line in answers.reasons:
+        note(line)
+    text = f"{counted(done.problems, 'problem')} and {counted(done.libraries, 'library')} -> {out}"
+    print_result(text, ["file", "problems", "libraries"], [[str(out), done.problems, done.libraries]], form)
+
+
 @app.command()
 def merge(
     context: typer.Context,
@@ -184,4 +280,35 @@ def merge(
     merged = open_catalog(context).merge(others)
     print_rows(COLUMNS, [row for one in merged for row in one.rows], form)
     for line in (line for one in merged for line in one.notes):
+        note(line)
+
+
+@app.command("import")
+def import_timings(
+    context: typer.Context,
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="aiter-csv, tunableop or miopen-fdb.")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Tables of that kind; only read.")],
+    table: TableOption = None,
+    arch: Annotated[str | None, typer.Option(help="Arch of the device, where a file does not state it.")] = None,
+    tool: Annotated[str, typer.Option(help="Program that measured, where a file does not state it.")] = "",
+    measured: Annotated[
+        str | None, typer.Option(metavar="DATE", help="When it was measured, as in 2026-05-31; newer is preferred.")
+    ] = None,
+    form: options.Format = "table",
+) -> None:
+    """Import timings that other projects measured.
+
+    The tables are tuned tables of aiter, results of PyTorch's TunableOp, and find-dbs of MIOpen. Their kernels need no
+    row in this catalog, and every field is kept. Imports all files, or none if one is malformed. Duplicates are listed,
+    with the reason why one is preferred.
+
+    Example: catalog import aiter-csv configs/a8w8_tuned_gemm.csv
+    """
+    from catalog.foreign.importing import COLUMNS, import_tables
+    from catalog.foreign.parsed import Given, read_date
+
+    given = Given(table, arch, tool, None if measured is None else read_date(measured))
+    report = import_tables(open_catalog(context), kind, files, given)
+    print_rows(COLUMNS, [one.row for one in report.files], form)
+    for line in report.notes:
         note(line)

@@ -227,6 +227,9 @@ def drop_timings(
     where: Annotated[
         str, typer.Option("--where", metavar="EXPR", help="SQL expression: which kernels. Default: all.")
     ] = "",
+    foreign: Annotated[
+        bool, typer.Option("--foreign", help="Drop imported timings, by columns of foreign_timings, instead.")
+    ] = False,
     yes: options.Yes = False,
     form: options.Format = "table",
 ) -> None:
@@ -237,10 +240,11 @@ def drop_timings(
     Example: catalog timings clear --where "arch='gfx942' AND family='fwd'" --yes
     """
     from catalog.messages import counted
-    from catalog.registry.clear import clear_timings
+    from catalog.registry.clear import clear_foreign, clear_timings
 
     path = db_path(context)
     if not yes:
-        typer.confirm(f"Drop the times of {where or 'all kernels'} in {path}?", abort=True)
-    dropped = clear_timings(path, where)
+        kernels = "other projects' kernels" if foreign else "kernels"
+        typer.confirm(f"Drop the times of {where or 'all ' + kernels} in {path}?", abort=True)
+    dropped = (clear_foreign if foreign else clear_timings)(path, where)
     print_result(f"Dropped {counted(dropped, 'timing')}", ["dropped"], [[dropped]], form)

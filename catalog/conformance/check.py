@@ -13,7 +13,7 @@ from catalog.conformance.findings import Finding, OnFinding, Report, failed, ski
 from catalog.conformance.kernels import STEPS, kernel_findings
 from catalog.conformance.rows import naming_findings, row_findings, rule_findings, spec_findings
 from catalog.errors import CatalogError, SpecError, UsageError
-from catalog.ops import DEFAULT
+from catalog.ops import DEFAULT, operation
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices.here import resolve_arch
 from catalog.schema.arch_spec import ArchSpec
@@ -104,5 +104,5 @@ def _of_rows(catalog: Catalog, spec: ArchSpec, path: Path) -> Iterator[Finding]:
             yield from row_findings(catalog, spec, variant)
             yield from rule_findings(catalog, spec, variant, path)
         except CatalogError as error:
-            yield failed("rows", str(spec.arch), f"masks {variant}: {error}")
+            yield failed("rows", str(spec.arch), f"{error}{operation(spec.operation).about_variant(variant)}")
     yield from naming_findings(spec)

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum
+
+from catalog.schema.traits import Word
 
 COLUMNS = ("arch", "check", "subject", "verdict", "about")
 """The columns of a report."""
 
 
-class Verdict(str, Enum):
+class Verdict(Word):
     """The outcome of a check; only a failure counts against the arch."""
 
     PASSED = "passed"
     FAILED = "failed"
     SKIPPED = "skipped"
     NOTED = "noted"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,7 +87,7 @@ def _no_toolchain(arch: str, of: Operation) -> str | None:
     """Why kernels of ``arch`` cannot be compiled here; None if they can."""
     try:
         target = target_of(arch)
-        target.headers_of(of)
+        target.headers_of((of,))
         target.toolchain(arch).verify()
     except CatalogError as error:
         return error.message.splitlines()[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -20,6 +19,7 @@ from catalog.runtime.catalog import Catalog
 from catalog.schema.arch_spec import ArchSpec, Rule
 from catalog.schema.expressions import DEVICE_PARAMETERS, columns_read
 from catalog.schema.lineage import of_lineage
+from catalog.schema.spec_files import own_content
 
 _Row = Mapping[str, Any]
 
@@ -40,26 +40,26 @@ def spec_findings(spec: ArchSpec, path: Path) -> Iterator[Finding]:
 
 
 def row_findings(catalog: Catalog, spec: ArchSpec, variant: str) -> Iterator[Finding]:
-    """Check each row of a mask implementation: its id and its name survive a round trip.
+    """Check each row of a variant: its id and its name survive a round trip.
 
     Raises:
         CatalogError: as :meth:`Catalog.populate`.
     """
-    lineage = spec.lineage(variant)
+    lineage, of = spec.lineage(variant), operation(spec.operation)
+    of_variant = of.about_variant(variant)
     populated = catalog.populate(
         lineage.arch, revision=lineage.revision, mask_impl=variant, operation=lineage.operation
     )
     for family in spec.families:
         rows = populated.families.get(family, 0)
         found = passed if rows else failed
-        yield found("rows", family, f"{rows:,} rows, masks {variant}")
+        yield found("rows", family, f"{rows:,} rows{of_variant}")
     connection = catalog.connection
     twice = connection.execute(
         f"SELECT name, count(*) FROM kernel WHERE {of_lineage()} GROUP BY name HAVING count(*) > 1", lineage.parameters
     ).fetchall()
-    about = f"masks {variant}: {len(twice)} names of several rows, such as {twice[0][0]}" if twice else variant
+    about = f"{len(twice)} names of several rows, such as {twice[0][0]}{of_variant}" if twice else variant
     yield (failed if twice else passed)("names unique", str(spec.arch), about)
-    of = operation(lineage.operation)
     columns = ", ".join(dict.fromkeys(("id", "name", *of.traits.identity, *of.traits)))
     wrong: dict[str, tuple[int, str]] = {}
     count = 0
@@ -71,9 +71,10 @@ def row_findings(catalog: Catalog, spec: ArchSpec, variant: str) -> Iterator[Fin
             wrong[check] = (wrong.get(check, (0, reason))[0] + 1, wrong.get(check, (0, reason))[1])
     for check in ("ids round trip", "names round trip"):
         if check in wrong:
-            yield failed(check, str(spec.arch), f"masks {variant}: {wrong[check][0]:,} rows, such as {wrong[check][1]}")
+            number, example = wrong[check]
+            yield failed(check, str(spec.arch), f"{number:,} rows, such as {example}{of_variant}")
         else:
-            yield passed(check, str(spec.arch), f"{count:,} rows, masks {variant}")
+            yield passed(check, str(spec.arch), f"{count:,} rows{of_variant}")
 
 
 def _misfits(row: sqlite3.Row, of: Operation) -> Iterator[tuple[str, str]]:
@@ -105,7 +106,7 @@ def rule_findings(catalog: Catalog, spec: ArchSpec, variant: str, path: Path) ->
     Raises:
         SpecError: an expression cannot be evaluated.
     """
-    own = _own_ids(path)
+    own, about = _own_ids(path), operation(spec.operation).about_variant(variant)
     for name, enumeration in spec.enumerations.items():
         if enumeration.sweep is not None:
             continue
@@ -118,11 +119,9 @@ def rule_findings(catalog: Catalog, spec: ArchSpec, variant: str, path: Path) ->
                 is_own = (name, rule_id) in own
                 verdict = Verdict.FAILED if is_own else Verdict.NOTED
                 whose = f"stated in {path.name}" if is_own else "stated in a base, for other archs"
-                yield Finding(f"{what} reachable", f"{name}: {rule_id}", verdict, f"{reason}, masks {variant}; {whose}")
+                yield Finding(f"{what} reachable", f"{name}: {rule_id}", verdict, f"{reason}{about}; {whose}")
         constraints, variants = len(enumeration.constraints) - len(idle), len(enumeration.variants) - len(barren)
-        yield passed(
-            "rules reachable", name, f"{constraints} constraints reject, {variants} variants yield, masks {variant}"
-        )
+        yield passed("rules reachable", name, f"{constraints} constraints reject, {variants} variants yield{about}")
 
 
 def naming_findings(spec: ArchSpec) -> Iterator[Finding]:
@@ -150,10 +149,9 @@ def naming_findings(spec: ArchSpec) -> Iterator[Finding]:
 
 def _own_ids(path: Path) -> set[tuple[str, str]]:
     """(enumeration, id) of the constraints and variants that the file itself states."""
-    raw = json.loads(path.read_text(encoding="utf-8"))
     return {
         (name, rule["id"])
-        for name, enumeration in raw.get("enumerations", {}).items()
+        for name, enumeration in own_content(path).get("enumerations", {}).items()
         for kind in ("constraints", "variants")
         for rule in enumeration.get(kind, ())
     }

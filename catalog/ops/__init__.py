@@ -3,6 +3,9 @@
 The catalog knows kernels; an operation knows what they compute. Attention is built in. Other distributions add theirs
 as entry points of the group ``catalog.operations``, each an instance of :class:`~catalog.ops.protocol.Operation`. Entry
 points are loaded only to find a name that is not a built-in operation's, or to list all operations.
+
+An operation may be extended, too: a distribution adds pipelines to attention as entry points of the group
+``catalog.attention.pipelines``, each an instance of :class:`~catalog.ops.protocol.Extension`.
 """
 
 from __future__ import annotations
@@ -16,9 +19,9 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from pydantic import PlainValidator, SerializeAsAny
 
-from catalog.errors import ProblemError, UsageError
+from catalog.errors import BuildError, ProblemError, UsageError
 from catalog.messages import did_you_mean
-from catalog.ops.protocol import Operation
+from catalog.ops.protocol import Emitter, Extension, Operation
 from catalog.schema.kernel import Kernel
 from catalog.schema.problem import Problem
 
@@ -32,7 +35,10 @@ DEFAULT = "attention"
 """The operation used where none is stated."""
 
 _TABLES = frozenset(
-    ("artifact", "device", "kernel", "kernel_receipt", "lineage", "miss", "population", "problem", "rule", "timing")
+    (
+        *("adopted", "artifact", "device", "foreign_kernel", "foreign_timing", "kernel", "kernel_receipt", "lineage"),
+        *("miss", "population", "problem", "rule", "timing", "unknown_name"),
+    )
 )
 """Names of the catalog's own tables."""
 
@@ -72,12 +78,54 @@ def plugins() -> tuple[Plugin[Operation], ...]:
     return find_plugins(GROUP, Operation, _objection)
 
 
-def _objection(of: Operation, others: Sequence[Operation]) -> str:
+def _objection(_: str, of: Operation, others: Sequence[Plugin[Operation]]) -> str:
     """Why an operation cannot be used beside the built-in ones and ``others``; empty: it can."""
     if not re.fullmatch(r"[a-z][a-z0-9_]*", of.name) or of.name in _TABLES:
         return f"{of.name!r} cannot be the name of a table"
-    taken = of.name in {*_BUILT_IN, *(other.name for other in others)}
+    taken = of.name in {*_BUILT_IN, *(other.object.name for other in others if other.object is not None)}
     return f"there is another operation called {of.name}" if taken else ""
+
+
+@functools.cache
+def extensions(of: str = DEFAULT) -> tuple[Plugin[Extension], ...]:
+    """What other distributions add to an operation, looked up once; a warning is logged for each unusable one.
+
+    Raises:
+        UsageError: there is no such operation.
+    """
+    from catalog.plugins import find_plugins
+
+    trait = operation(of).traits.open
+    if trait is None or trait.words is None:
+        return ()
+
+    def objection(word: str, _: Extension, others: Sequence[Plugin[Extension]]) -> str:
+        if not re.fullmatch(r"[a-z][a-z0-9_]*", word):
+            return f"{word!r} cannot be a part of a kernel's name"
+        taken = {*trait.own, *(other.name for other in others)}
+        return f"there is another {trait.name} called {word}" if word in taken else ""
+
+    return find_plugins(trait.words.group, Extension, objection)
+
+
+def emitters_of(kernel: Kernel) -> tuple[Emitter, ...]:
+    """The operation of a kernel, followed by the extension that its pipeline comes from, if any.
+
+    The last one emits the source, which finds the headers of both.
+
+    Raises:
+        BuildError: the extension cannot be used.
+    """
+    of = operation_of(kernel)
+    word = kernel.added_word
+    if not word:
+        return (of,)
+    plugins = [plugin for plugin in extensions(of.name) if plugin.name == word]
+    usable = [plugin.object for plugin in plugins if plugin.object is not None]
+    if not usable:
+        reasons = "; ".join(f"{plugin.title} cannot be used: {plugin.broken}" for plugin in plugins)
+        raise BuildError(f"kernel {kernel.name}: {reasons}")
+    return (of, usable[0])
 
 
 def operation_of(thing: Problem | Kernel) -> Operation:
@@ -108,10 +156,14 @@ def problem_of_key(key: str) -> Problem:
     return problem_of(json.loads(key))
 
 
+def operation_name(key: str) -> str:
+    """The name of the operation of the problem with this key; it need not be installed."""
+    return str(json.loads(key).get("operation", DEFAULT))
+
+
 def kind_words(kind: str) -> str:
     """The kind of a form of any operation, in words."""
-    fields = json.loads(kind)
-    return operation(fields.get("operation", DEFAULT)).problem.kind_words(fields)
+    return operation(operation_name(kind)).problem.kind_words(json.loads(kind))
 
 
 def read_kernel(fields: Any) -> Kernel:

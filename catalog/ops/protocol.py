@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from catalog.errors import BuildError, UsageError
 from catalog.schema.arguments import Arguments
 from catalog.schema.columns import Column
+from catalog.schema.deployment import Deployment
 from catalog.schema.kernel import Kernel
 from catalog.schema.problem import Problem
 from catalog.schema.traits import Traits
@@ -20,12 +21,72 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from catalog.build.generators import Generator
     from catalog.runtime.tolerance import Tolerance
     from catalog.schema.lineage import Lineage
     from catalog.schema.problem_form import Form
 
 
-class Operation(ABC):
+class Emitter:
+    """What makes the sources of kernels.
+
+    Attributes:
+        headers: the include folders of its own headers, by name. Sources include ``folder/header`` below them.
+    """
+
+    headers: ClassVar[Mapping[str, Path]] = MappingProxyType({})
+
+    def emit(self, kernel: Kernel, backend: str, memory: Path) -> str:
+        """The source of a kernel for a built-in backend: ``host``, ``hip`` or ``cuda``; equal kernels, equal sources.
+
+        Args:
+            kernel: the row.
+            backend: the backend that compiles it.
+            memory: a folder for results that may be reused for other kernels.
+
+        Raises:
+            BuildError: the backend does not implement the kernel; the message names the trait.
+        """
+        raise BuildError(f"kernel {kernel.name}: {kernel.operation} has no kernels for the backend {backend}")
+
+    def other_headers(self, backend: str) -> Mapping[str, Path]:
+        """Include folders of headers from elsewhere, by name.
+
+        Raises:
+            BuildError: the headers are missing.
+        """
+        return {}
+
+    def headers_revision(self, kernel: Kernel) -> str:
+        """The revision of the headers that would compile a row of a sweep; empty if there are none.
+
+        It is empty for rows that upstream lists, too: they compile with the headers of their own revision.
+        """
+        return ""
+
+    def flags(self, kernel: Kernel, backend: str) -> tuple[str, ...]:
+        """Compiler flags that a kernel needs in addition to those of its toolchain."""
+        return ()
+
+
+class Extension(Emitter):
+    """Pipelines that another distribution adds to an operation: kernels of its own that answer the same problems.
+
+    The name of its entry point is the pipeline's; several entry points may name one extension.
+
+    A file ``REVISION/NAME.json`` in :attr:`specs` adds enumerations and rules of selection to the operation's spec of
+    that name. Sources find the operation's headers, too, so :attr:`headers` needs other names.
+
+    Attributes:
+        about: what it adds, in a few words.
+        specs: a folder like ``data/arch_specs``; None if its kernels are those of an arch of its own.
+    """
+
+    about: ClassVar[str] = ""
+    specs: ClassVar[Path | None] = None
+
+
+class Operation(Emitter, ABC):
     """What kernels compute: GEMM, attention, a convolution.
 
     Attributes:
@@ -33,10 +94,12 @@ class Operation(ABC):
         about: what it computes, in a few words.
         kernel: the model of its rows, with its traits and names.
         specs: a folder like ``data/arch_specs`` with its specs; None if they are in the data folder.
+        headers: as in :class:`Emitter`; one contains ``operation/args.h``, the text of :attr:`Arguments.header`.
         variant: the column that states a row's variant of the enumeration.
         columns: additional columns of its view, each with the SQL expression that computes it from a row.
         index: the traits by which selection looks up rows first: an index of its table.
         parameters: attributes of its problems that selection rules may use, as ``:name``.
+        variants: what the variants of its enumerations differ in, in a word; empty if there are none.
         variant_trait: the trait whose domain ``*`` in a spec means the values of the populated variant; None if its
             enumerations have no variants.
         axes: words in specs that stand for several traits, with numbers joined by x: ``hdim: 128x128``.
@@ -55,6 +118,7 @@ class Operation(ABC):
     columns: ClassVar[Mapping[Column, str]] = MappingProxyType({})
     index: ClassVar[tuple[str, ...]] = ("dtype",)
     parameters: ClassVar[tuple[str, ...]]
+    variants: ClassVar[str] = ""
     variant_trait: ClassVar[str | None] = None
     axes: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType({})
     sweep_names: ClassVar[Mapping[str, str]] = MappingProxyType({})
@@ -67,6 +131,19 @@ class Operation(ABC):
     def traits(self) -> Traits:
         """The traits of its kernels."""
         return self.kernel.traits
+
+    def about_variant(self, variant: str) -> str:
+        """The end of a remark about kernels of ``variant``: ``, masks generic``; empty without variants."""
+        return f", {self.variants} {variant}" if self.variants else ""
+
+    def generator(self, root: Path, timeout: float) -> Generator:
+        """The generator of the checkout at ``root``, which lists kernels of its own; ``timeout`` in seconds for a run.
+
+        Raises:
+            UsageError: there is none at ``root``, or there are several, or the operation has none.
+            GeneratorError: it does not start, or is not one that the operation knows.
+        """
+        raise UsageError(f"the kernels of {self.name} do not come from a checkout: it cannot be adopted")
 
     def read_tile(self, text: str) -> dict[str, Any]:
         """The traits stated by a tile of a spec, in the operation's own notation.
@@ -83,11 +160,6 @@ class Operation(ABC):
 
     arguments: ClassVar[Arguments]
     """The argument struct of its kernels."""
-
-    headers: ClassVar[Mapping[str, Path]] = MappingProxyType({})
-    """The include folders of its own headers, by name. Sources include ``folder/header`` below them; one contains
-    ``operation/args.h``, the text of :attr:`Arguments.header`.
-    """
 
     shrinks: ClassVar[Sequence[Callable[[Any, int], Mapping[str, Any]]]] = ()
     """Functions that make the problem of a first run smaller, applied in order until it is small enough. Each takes a
@@ -173,9 +245,7 @@ class Operation(ABC):
         """The inputs that follow from the others by the reference; by default there are none."""
         return {}
 
-    def check_indices(  # noqa: B027 - most operations have no indices
-        self, problem: Any, tensors: Mapping[str, NDArray[Any]]
-    ) -> None:
+    def check_indices(self, problem: Any, tensors: Mapping[str, NDArray[Any]]) -> None:
         """Check the lengths and indices among ``tensors``, because kernels read where these point.
 
         Raises:
@@ -214,37 +284,22 @@ class Operation(ABC):
             rounds_products: whether kernels round factors to the type of the inputs, as a GPU's matrix units do.
         """
 
-    def emit(self, kernel: Kernel, backend: str, memory: Path) -> str:
-        """The source of a kernel for a built-in backend: ``host``, ``hip`` or ``cuda``; equal kernels, equal sources.
+    def foreign_problem(self, form: str, table: str, fields: Mapping[str, Any]) -> Problem | None:
+        """The problem that another project's table describes; None, as by default, if it cannot be stated here.
 
         Args:
-            kernel: the row.
-            backend: the backend that compiles it.
-            memory: a folder for results that may be reused for other kernels.
-
-        Raises:
-            BuildError: the backend does not implement the kernel; the message names the trait.
+            form: format of the table, such as ``aiter-csv``.
+            table: name of the table in its format, such as ``a8w8``.
+            fields: the fields that state the problem there, texts and integers.
         """
-        raise BuildError(f"kernel {kernel.name}: {self.name} has no kernels for the backend {backend}")
+        return None
 
-    def other_headers(self, backend: str) -> Mapping[str, Path]:
-        """Include folders of headers from elsewhere, by name.
+    def foreign_fields(self, form: str, table: str, problem: Any) -> Mapping[str, str] | None:
+        """The fields that state ``problem`` in another project's table, the inverse of :meth:`foreign_problem`.
 
-        Raises:
-            BuildError: the headers are missing.
+        None, as by default, if that table cannot state it.
         """
-        return {}
-
-    def headers_revision(self, kernel: Kernel) -> str:
-        """The revision of the headers that would compile a row of a sweep; empty if there are none.
-
-        It is empty for rows that upstream lists, too: they compile with the headers of their own revision.
-        """
-        return ""
-
-    def flags(self, kernel: Kernel, backend: str) -> tuple[str, ...]:
-        """Compiler flags that a kernel needs in addition to those of its toolchain."""
-        return ()
+        return None
 
     @abstractmethod
     def smoke_fields(self, family: str, traits: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
@@ -256,6 +311,18 @@ class Operation(ABC):
             family: family of the main stage.
             traits: the :attr:`smoke_traits` of a kernel.
         """
+
+    def problems_of_model(self, config: Mapping[str, Any], deployment: Deployment) -> Iterable[Problem]:
+        """The problems of one rank of a model: what kernels must be built for. By default none.
+
+        Args:
+            config: the model's configuration, as Hugging Face's libraries write it.
+            deployment: how the model is deployed.
+
+        Raises:
+            UsageError: a field of ``config`` is missing or wrong, or the ranks cannot share the model.
+        """
+        return ()
 
     def label(self, problem: Any) -> str:
         """A word or two that distinguish problems in a report: by default the element type."""

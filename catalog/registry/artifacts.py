@@ -59,6 +59,12 @@ def quarantined_artifacts(connection: sqlite3.Connection) -> dict[str, str]:
     return dict(connection.execute("SELECT key, log FROM artifact WHERE status = 'quarantined' ORDER BY rowid"))
 
 
+def recorded_keys(connection: sqlite3.Connection, kernel_id: str) -> list[str]:
+    """The content keys of all libraries of a kernel that were ever built on this machine."""
+    asked = "SELECT key FROM artifact WHERE kernel_id = ? AND status = 'built' AND NOT elsewhere AND dropped IS NULL"
+    return [row[0] for row in connection.execute(asked, (kernel_id,))]
+
+
 def refused_keys(connection: sqlite3.Connection, kernel_id: str, statuses: tuple[str, ...]) -> set[str]:
     """The content keys under which a kernel has one of ``statuses``."""
     holes = ", ".join("?" for _ in statuses)

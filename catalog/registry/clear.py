@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 from catalog.registry.connection import connect
-from catalog.registry.query import kernel_ids
+from catalog.registry.foreign import VIEW
+from catalog.registry.query import Query, kernel_ids, run
 from catalog.registry.transactions import transaction
+
+
+def clear_foreign(path: Path, where: str = "") -> int:
+    """Delete timings of other projects' kernels, and the kernels without any left; return the number of timings.
+
+    Args:
+        path: the catalog's file.
+        where: SQL expression over the columns of view ``foreign_timings``; empty for every timing.
+
+    Raises:
+        QueryError, RegistryError: as :func:`clear_timings`.
+    """
+    with run(path, Query(where, columns=("key",), view=VIEW)) as found:
+        keys = list(found)
+    with closing(connect(path)) as connection, transaction(connection):
+        connection.executemany("DELETE FROM foreign_timing WHERE key = ?", keys)
+        connection.execute("DELETE FROM foreign_kernel WHERE id NOT IN (SELECT kernel_id FROM foreign_timing)")
+    return len(keys)
 
 
 def clear_timings(path: Path, where: str = "") -> int:

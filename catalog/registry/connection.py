@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from catalog.errors import RegistryError
 from catalog.forks import SPAWN
+from catalog.registry.journal import journal_for, leave_wal
 from catalog.registry.migrate import migrate
 from catalog.registry.transactions import BUSY_TIMEOUT_S
 
@@ -39,15 +40,19 @@ def connect(path: Path) -> sqlite3.Connection:
     cannot be written, the connection only reads.
 
     Raises:
-        RegistryError: the file cannot be opened or made, is not a catalog, or comes from a newer version.
+        RegistryError: the file cannot be opened or made, is not a catalog, comes from a newer version, or is on a file
+            system where no catalog is safe (:mod:`catalog.registry.journal`).
     """
+    journal = journal_for(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         connection = open_as_allowed(path, "mode=rwc", _open)
     except (OSError, *SQLITE_ERRORS) as error:
         raise _cannot_open(path, error) from None
     try:
-        migrate(connection, path)
+        if journal == "delete":
+            leave_wal(connection, path)
+        migrate(connection, path, journal)
     except SQLITE_ERRORS as error:
         connection.close()
         raise _cannot_open(path, error) from None

@@ -9,6 +9,8 @@
 - An artifact that comes from a merge is marked ``elsewhere``: its library is in another cache. So the column ``built``
   does not count it, and selection ignores failures of another machine's compiler. A local build of the same content
   key removes the mark.
+- Timings of foreign kernels are added unless the same record is there; their problems are linked by the operations
+  that are installed here.
 - Misses are not merged: they say what was asked for on a machine, and counts cannot be merged twice.
 
 The other files are read first and never written (:mod:`catalog.registry.merge_read`). All changes are one transaction.
@@ -28,8 +30,10 @@ from typing import Any
 from catalog.errors import UsageError
 from catalog.messages import counted
 from catalog.ops import problem_of_key
+from catalog.registry import foreign
 from catalog.registry.kernels import add_kernel, kernel_of, lineage_id
 from catalog.registry.merge_read import Source, opened, reading
+from catalog.registry.rows import ForeignTiming
 from catalog.registry.timings import problem_id
 from catalog.registry.transactions import transaction
 from catalog.schema.kernel import Kernel
@@ -38,6 +42,7 @@ COLUMNS = ("from", "what", "added", "renewed", "the same")
 """Columns of :attr:`Merged.rows`."""
 
 _TABLES = ("kernel", "artifact", "device", "problem", "timing")
+_FOREIGN_TABLES = ("foreign_kernel", "foreign_timing")
 
 Row = dict[str, Any]
 
@@ -51,15 +56,19 @@ class Merged:
     """
 
     path: Path
-    counts: Mapping[str, Counter[str]] = field(default_factory=lambda: {table: Counter() for table in _TABLES})
+    counts: Mapping[str, Counter[str]] = field(
+        default_factory=lambda: {table: Counter() for table in (*_TABLES, *_FOREIGN_TABLES)}
+    )
     left_out: Counter[str] = field(default_factory=Counter)
     refused: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     @property
     def rows(self) -> list[list[Any]]:
-        """The values of :data:`COLUMNS`, one row for each table."""
+        """The values of :data:`COLUMNS`, one row for each table; tables of foreign kernels only if there are any."""
         return [
-            [self.path.name, f"{table}s", *(count[how] for how in COLUMNS[2:])] for table, count in self.counts.items()
+            [self.path.name, f"{table.replace('_', ' ')}s", *(count[how] for how in COLUMNS[2:])]
+            for table, count in self.counts.items()
+            if table in _TABLES or count
         ]
 
     @property
@@ -101,6 +110,7 @@ class _Merge:
             kernels = self._kernels()
             self._artifacts(kernels)
             self._timings(kernels)
+            self._foreign()
         return self._merged
 
     def _all(self, sql: str) -> list[Row]:
@@ -135,6 +145,8 @@ class _Merge:
         if kernel is None or (kernel.id, kernel.name) != (row["id"], row["name"]) or not _in_bounds(row):
             return "of another version of this program: their traits make another id or name"
         lineage = lineage_id(self._connection, kernel.lineage)
+        if kernel.base and lineage not in populated:
+            return f"of {kernel.lineage}, which is adopted: adopt the same checkout here first, under the same label"
         if lineage in populated:
             return f"not among those that the facts here make for {kernel.lineage}: populate both catalogs again"
         same = "SELECT 1 FROM kernel WHERE name = ? AND lineage = ?"
@@ -178,6 +190,16 @@ class _Merge:
             key = ("problem_id", "kernel_id", "device_id", "artifact_key", "cold")
             self._put("timing", key, self._row("timing", {name: row[name] for name in key}), row, ("created",))
 
+    def _foreign(self) -> None:
+        before = _foreign_rows(self._connection)
+        foreign.record(
+            self._connection, (ForeignTiming.model_validate(stated) for _, stated in foreign.stored(self._other))
+        )
+        after, there = _foreign_rows(self._connection), _foreign_rows(self._other)
+        for table, rows in there.items():
+            added = after[table] - before[table]
+            self._merged.counts[table].update({"added": added, "the same": rows - added} if rows else {})
+
     def _device(self, number: int) -> int:
         """The number in this file of the device that has ``number`` in the other; a new device is added."""
         device = dict(self._other.execute("SELECT arch, name, facts FROM device WHERE id = ?", (number,)).fetchone())
@@ -212,6 +234,12 @@ class _Merge:
             row,
         )
         self._count(table, "added" if here is None else "renewed")
+
+
+def _foreign_rows(connection: sqlite3.Connection) -> dict[str, int]:
+    """The numbers of rows of the tables of foreign kernels; kernels count only with timings."""
+    counts = connection.execute("SELECT count(DISTINCT kernel_id), count(*) FROM foreign_timing").fetchone()
+    return dict(zip(_FOREIGN_TABLES, counts, strict=True))
 
 
 def _in_bounds(row: Row) -> bool:

@@ -24,9 +24,10 @@ from catalog.build.cache import ArtifactRecord
 from catalog.errors import RegistryError, UsageError
 from catalog.messages import expected
 from catalog.ops import DEFAULT, operation
+from catalog.registry import foreign
 from catalog.registry.connection import SQLITE_ERRORS, message_of, open_as_allowed
 from catalog.registry.migrate import blank, schema_version, upgrade
-from catalog.registry.rows import MOST_CHARACTERS, Device, Timing, is_future
+from catalog.registry.rows import MOST_CHARACTERS, Device, ForeignTiming, Timing, is_future
 from catalog.registry.timings import MEASURED
 from catalog.registry.views import make_table, make_views
 
@@ -44,13 +45,16 @@ _STEPS = 10_000
 
 _MEASURED_HERE = "SELECT kernel_id FROM main.artifact UNION SELECT kernel_id FROM main.timing"
 _COPIED: Mapping[str, str] = {
-    "device": "id IN (SELECT device_id FROM main.timing)",
+    "device": "TRUE",
     "problem": "id IN (SELECT problem_id FROM main.timing)",
     "lineage": "TRUE",
+    "adopted": "TRUE",
     "kernel": f"id IN ({_MEASURED_HERE})",
     "kernel_receipt": f"kernel_id IN ({_MEASURED_HERE})",
     "artifact": "TRUE",
     "timing": "TRUE",
+    "foreign_kernel": "TRUE",
+    "foreign_timing": "TRUE",
 }
 """The tables that are read, where the file's version has them, with the condition on their rows."""
 
@@ -125,12 +129,14 @@ def _read(path: Path) -> Source:
             for table, rows in {**copied, **of_operations}.items():
                 left = _copy(other, copy, table, rows, left)
             upgrade(copy, version)
+            copy.execute("UPDATE foreign_timing SET problem_id = NULL")  # merging links problems again
             make_views(copy)
             if copy.execute("PRAGMA foreign_key_check").fetchone():
                 raise sqlite3.DatabaseError("it refers to rows that do not exist")
             source = Source(path, copy)
             _refuse_timings(source)
             _refuse_artifacts(source)
+            _refuse_foreign(source)
             copy.set_progress_handler(None, 0)
         except BaseException:
             copy.close()
@@ -250,6 +256,20 @@ def _what_is_wrong(row: dict[str, Any]) -> str | None:
     if record.arch != row["of_arch"]:
         return "arch: differs from that of its kernel"
     return "created: a date in the future, or none" if is_future(record.created) else None
+
+
+def _refuse_foreign(source: Source) -> None:
+    """Drop invalid timings of foreign kernels."""
+    refused = list[tuple[str]]()
+    for key, stated in foreign.stored(source.connection):
+        try:
+            reason = None if ForeignTiming.model_validate(stated).key == key else "key: not the digest of its fields"
+        except ValidationError as error:
+            reason = _reason(error)
+        if reason is not None:
+            source.refused["foreign timing", reason] += 1
+            refused.append((key,))
+    source.connection.executemany("DELETE FROM foreign_timing WHERE key = ?", refused)
 
 
 def _reason(error: ValidationError) -> str:

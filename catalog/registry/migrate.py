@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from catalog.errors import RegistryError
+from catalog.registry.journal import Journal
 from catalog.registry.transactions import transaction
 from catalog.registry.views import drop_views, make_views
 
@@ -46,8 +47,8 @@ def schema_version(connection: sqlite3.Connection, path: Path) -> int:
     return 0
 
 
-def migrate(connection: sqlite3.Connection, path: Path) -> None:
-    """Bring the file at ``path`` to the newest version in one transaction.
+def migrate(connection: sqlite3.Connection, path: Path, journal: Journal) -> None:
+    """Bring the file at ``path`` to the newest version in one transaction, and a new one to its journal mode.
 
     Raises:
         RegistryError: as in :func:`schema_version`, or the file cannot be written.
@@ -55,7 +56,7 @@ def migrate(connection: sqlite3.Connection, path: Path) -> None:
     """
     if schema_version(connection, path) == len(STEPS):
         return
-    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute(f"PRAGMA journal_mode = {journal}")
     # A step may rebuild a table: dropping the old one must not delete the rows that refer to it. SQLite ignores this
     # pragma inside a transaction.
     connection.execute("PRAGMA foreign_keys = OFF")

@@ -19,13 +19,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 from catalog.backends import spec_folders
 from catalog.errors import CatalogError, QueryError, RegistryError
 from catalog.messages import did_you_mean, near
 from catalog.ops import DEFAULT, operation, operations
 from catalog.registry.connection import connect, open_as_allowed
+from catalog.registry.journal import journal_for
 from catalog.registry.migrate import STEPS
 from catalog.registry.query_hints import (
     FUNCTIONS,
@@ -57,7 +57,7 @@ _ARITHMETIC = {"+", "-", "*", "/", "%", "&", "|", "||", "~", "<<", ">>"}
 class Query:
     """A query: rows (``where``; empty for all), arch, columns (none for all) and order.
 
-    All rows are kernels of one ``operation``.
+    All rows are kernels of one ``operation``, or of ``view``, another view of the catalog.
     """
 
     where: str = ""
@@ -66,6 +66,7 @@ class Query:
     order_by: str | None = None
     limit: int | None = None
     operation: str = DEFAULT
+    view: str = ""
 
 
 class Result:
@@ -85,9 +86,7 @@ class Result:
     def __enter__(self) -> Result:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -107,7 +106,7 @@ def run(db_path: Path, query: Query, limits: Limits | None = None) -> Result:
         QueryError: an expression or column is wrong or refused, the arch has no rows, or a limit was exceeded.
         RegistryError: the file does not exist, is not a catalog, or cannot be read.
     """
-    session = Session(db_path, limits, query.operation)
+    session = Session(db_path, limits, query.operation, query.view)
     try:
         return Result(*session.ask(query), session)
     except BaseException:
@@ -121,7 +120,7 @@ def count(db_path: Path, query: Query, limits: Limits | None = None) -> int:
     Raises:
         QueryError, RegistryError: as in :func:`run`.
     """
-    with Session(db_path, limits, query.operation) as session:
+    with Session(db_path, limits, query.operation, query.view) as session:
         return session.count(query)
 
 
@@ -169,7 +168,7 @@ def hints(query: Query, domains: Mapping[str, Sequence[str | int]] | None = None
         QueryError: the expression is malformed.
     """
     expression = condition(query.where)
-    if expression is None:
+    if expression is None or query.view:
         return []
     traits = operation(query.operation).traits
     known = {name: _domain(trait) for name, trait in traits.items()}
@@ -218,7 +217,8 @@ class _Statement:
     def of(cls, session: Session, query: Query) -> _Statement:
         conditions, parameters = ["TRUE"], list[str | int]()
         if query.arch is not None:
-            session.check_arch(query.arch)
+            if not query.view:
+                session.check_arch(query.arch)
             conditions.append("arch = ?")
             parameters.append(query.arch)
         expression = condition(query.where)
@@ -253,7 +253,7 @@ def _chosen(wanted: tuple[str, ...], existing: tuple[str, ...]) -> tuple[str, ..
 
 
 class Session:
-    """A series of queries about kernels of one operation to the catalog at ``path``.
+    """A series of queries about kernels of one operation, or about ``view``, to the catalog at ``path``.
 
     Each query is within ``limits`` (None: those of the settings).
 
@@ -263,10 +263,9 @@ class Session:
         RegistryError: the file does not exist, is not a catalog, or cannot be read.
     """
 
-    def __init__(self, path: Path, limits: Limits | None = None, of: str = DEFAULT) -> None:
+    def __init__(self, path: Path, limits: Limits | None = None, of: str = DEFAULT, view: str = "") -> None:
         self._path = path
-        self._operation = operation(of)
-        self.view, self._tables = view_of(of), tuple(tables_of(self._operation))
+        self.view, self._tables = view or view_of(of), tuple(tables_of(operation(of)))
         self._statements = 0
         if path.is_dir():
             raise RegistryError(f"{path} is a folder", hint="Choose a file with --db or CATALOG_DB.")
@@ -319,13 +318,14 @@ class Session:
     def __enter__(self) -> Session:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def _open(self) -> tuple[str, ...]:
         """Open the file, and return the columns of its view."""
+        with suppress(RegistryError):  # a file that cannot be written can be read as it is
+            if self._path.is_file() and journal_for(self._path) != "wal":
+                connect(self._path).close()  # which leaves WAL mode
         try:
             version = open_as_allowed(self._path, "mode=ro", self._open_with)
             if 0 < version < len(STEPS):

@@ -23,12 +23,16 @@ _FUNCTION_NAMES = """
 FUNCTIONS = frozenset(_FUNCTION_NAMES.split())
 """Functions that an expression may call: none has side effects or makes a value of arbitrary size from a number."""
 
+_FEW = 30
+"""Number of columns that a hint can list."""
+
 _COMPARISONS = {"=", "==", "!=", "<>", "IS", "<", ">", "<=", ">="}
 
 
 def near_columns(name: str, existing: tuple[str, ...]) -> str:
-    """Columns that ``name`` may mean, or else where all are listed."""
-    return _meant(name, existing) or "`catalog columns` lists every column."
+    """Columns that ``name`` may mean, or else all columns if they are few, or where they are listed."""
+    listed = f"Columns: {', '.join(existing)}." if len(existing) <= _FEW else "`catalog columns` lists every column."
+    return _meant(name, existing) or listed
 
 
 def near_function(name: str) -> str | None:

@@ -193,7 +193,7 @@ def _order_term(whole: Expression, tokens: tuple[Token, ...]) -> OrderTerm:
             direction[:0] = [token.text.upper() for token in tokens[-length:]]
             tokens = tokens[:-length]
     if not tokens:
-        raise whole.error("a term is empty", hint="Separate terms by commas: hdim_q DESC, name.")
+        raise whole.error("a term is empty", hint="Separate terms by commas: arch DESC, name.")
     if len(tokens) == 1 and tokens[0].kind == "number":
         raise whole.error("a number orders nothing", tokens[0], hint="Order by the name of a column, not its position.")
     return OrderTerm(Expression(whole.what, whole.text, tokens), " ".join(direction))

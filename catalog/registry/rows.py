@@ -6,6 +6,8 @@ Records of the cache, bundles and merged catalogs are all validated against them
 from __future__ import annotations
 
 import functools
+import hashlib
+import json
 from datetime import datetime, timedelta, timezone
 from itertools import pairwise
 from typing import Annotated
@@ -14,6 +16,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from catalog.errors import ProblemError
 from catalog.files import parse_json
+from catalog.schema.problem_form import canonical
 
 CLOCK_SKEW = timedelta(days=1)
 """How far the clock of another machine may be ahead."""
@@ -86,6 +89,33 @@ PastStamp = Annotated[Stamp, AfterValidator(_not_in_future)]
 ProblemKey = Annotated[str, Field(max_length=MOST_CHARACTERS), AfterValidator(_is_problem)]
 
 
+@functools.lru_cache(maxsize=4096)
+def _is_canonical(text: str) -> str:
+    fields = json.loads(_is_facts(text))
+    if any(type(value) not in (str, int) for value in fields.values()) or text != canonical(fields):
+        raise ValueError("expected a JSON object of texts and integers, in canonical form")
+    return text
+
+
+def _is_text(text: str) -> str:
+    if not all(isinstance(value, str) for value in json.loads(_is_facts(text)).values()):
+        raise ValueError("expected a JSON object of texts")
+    return text
+
+
+Word = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,59}$")]
+"""The name of an arch, an operation, a format."""
+
+Facts = Annotated[str, Field(max_length=MOST_CHARACTERS), AfterValidator(_is_facts)]
+"""A JSON object."""
+
+CanonicalFacts = Annotated[str, Field(max_length=MOST_CHARACTERS), AfterValidator(_is_canonical)]
+"""A JSON object of texts and integers; equal objects have equal texts."""
+
+TextFacts = Annotated[str, Field(max_length=MOST_CHARACTERS), AfterValidator(_is_text)]
+"""A JSON object of texts, in an order that counts."""
+
+
 class Row(BaseModel):
     """Frozen and strict: text is not taken for a number, and unknown columns are errors."""
 
@@ -97,7 +127,7 @@ class Device(Row):
 
     arch: Name
     name: Name
-    facts: Annotated[str, Field(max_length=MOST_CHARACTERS), AfterValidator(_is_facts)]
+    facts: Facts
 
 
 class Timing(Row):
@@ -129,3 +159,32 @@ class Timing(Row):
             if any(before > after * (1 + _ROUNDING) for before, after in pairwise(ordered)):
                 raise ValueError("the percentiles are not in order")
         return self
+
+
+class ForeignTiming(Row):
+    """A time that another project states for a kernel of its own; the fields are columns of the ``foreign_`` tables."""
+
+    source: Word
+    operation: Word
+    name: Annotated[str, Field(min_length=1, max_length=4_000, pattern=r"^[^\x00-\x1f\x7f]*$")]
+    traits: CanonicalFacts
+    device: Device
+    format: Word
+    table_name: Word
+    problem: CanonicalFacts
+    median_ms: Milliseconds | None
+    n: Annotated[int, Field(ge=1, lt=2**31)] | None
+    tool: Name
+    measured: PastStamp | None
+    fields: TextFacts
+    file: Name
+    line: Count
+
+    @functools.cached_property
+    def key(self) -> str:
+        """SHA-256 of everything but ``file`` and ``line``: a copy of a table states the same timings."""
+        device = (self.device.arch, self.device.name, self.device.facts)
+        kernel = (self.source, self.operation, self.name, self.traits)
+        about = (self.format, self.table_name, self.problem, self.fields)
+        measured = (self.median_ms, self.n, self.tool, self.measured)
+        return hashlib.sha256(json.dumps((*device, *kernel, *about, *measured)).encode()).hexdigest()

@@ -7,8 +7,9 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from catalog.ops.protocol import Operation
+from catalog.registry.foreign import VIEW
 from catalog.registry.views import rows_of, view_of
-from catalog.schema.columns import BUILD, IDENTITY, SELECTION, TARGET, Column, columns_of
+from catalog.schema.columns import BASE, BUILD, IDENTITY, SELECTION, TARGET, Column, columns_of
 
 
 class Table(NamedTuple):
@@ -27,11 +28,34 @@ def _meanings(columns: Iterable[Column]) -> dict[str, str]:
     return {column.name: column.meaning + (f" ({column.domain})" if column.domain else "") for column in columns}
 
 
-_COMMON = _meanings((*IDENTITY, TARGET, *SELECTION, *BUILD))
+_COMMON = _meanings((*IDENTITY, BASE, TARGET, *SELECTION, *BUILD))
 _KERNEL_ID = "id of the kernel"
 _CREATED = "when, ISO 8601 in UTC"
 
 _SIZES = {f"size_{n}": f"log2(1 + extent) of the operation's size number {n}" for n in range(1, 6)}
+
+_FOREIGN_KERNEL = {
+    "source": "project that the kernel belongs to",
+    "operation": "what the kernel computes",
+    "arch": "arch of the kernel",
+    "name": "name of the kernel there; of several stages, joined by +",
+    "traits": "what else is known about the kernel, a JSON object",
+}
+
+_FOREIGN_TIMING = {
+    "key": "SHA-256 of everything that the record states, except the place in the file",
+    "format": "format of the table",
+    "table_name": "table of the format",
+    "problem": "fields that state the problem in the table, a JSON object",
+    "median_ms": "time in ms; NULL: listed without a time",
+    "n": "launches; NULL: not stated",
+    "tool": "program that measured, with its version; empty: not stated",
+    "measured": "when it was measured; NULL: not stated",
+    "fields": "all fields of the record as texts, a JSON object in the file's order",
+    "file": "name of the file",
+    "line": "line in the file",
+    "created": "when it was imported, ISO 8601 in UTC",
+}
 
 TABLES: Mapping[str, Table] = MappingProxyType(
     {
@@ -57,6 +81,27 @@ TABLES: Mapping[str, Table] = MappingProxyType(
                 id="number of the lineage in this file",
                 operation="name of the operation that the kernels compute",
                 variant="variant of the enumeration; attention: the mask implementation",
+            ),
+        ),
+        "adopted": Table(
+            "The lineages that a user's own checkout lists.",
+            _words(
+                lineage="row of table lineage",
+                root="path of the checkout",
+                git_commit="git commit of the checkout; empty: not under git, or its generator was edited since",
+                digest="SHA-256 of the generator's files",
+                base="nearest known revision: its rules, dispatch order and name grammar apply",
+                receipts="receipts of the checkout, separated by spaces",
+                created=_CREATED,
+            ),
+        ),
+        "unknown_name": Table(
+            "Names in the list of an adopted checkout that the name grammar of its nearest revision cannot read.",
+            _words(
+                "name",
+                lineage="row of table lineage",
+                part="first part of the name that is new",
+                place="where a trait for it would go",
             ),
         ),
         "kernel_receipt": Table(
@@ -158,6 +203,35 @@ TABLES: Mapping[str, Table] = MappingProxyType(
                 last="when last, ISO 8601 in UTC",
             ),
         ),
+        "foreign_kernel": Table(
+            "Kernels of other projects, which are no rows of this catalog.",
+            _FOREIGN_KERNEL
+            | {
+                "id": "number of the kernel in this file",
+                "digest": "SHA-256 of the traits",
+            },
+        ),
+        "foreign_timing": Table(
+            "Times that other projects state for their kernels, imported from their tables.",
+            _FOREIGN_TIMING
+            | {
+                "kernel_id": "row of table foreign_kernel",
+                "device_id": "row of table device",
+                "problem_id": "row of table problem; NULL: no operation that was installed can state the problem",
+            },
+        ),
+        VIEW: Table(
+            "Foreign timings with their kernels and devices.",
+            _FOREIGN_KERNEL
+            | _FOREIGN_TIMING
+            | {
+                "device": "product; empty: not stated",
+                "facts": "cores: compute units of the device; a JSON object",
+                "preferred": "1: the best evidence for this problem on this device: with a time, then the newest, then "
+                "that of most launches, then the fastest",
+                "problem_key": "key of the problem in this catalog; NULL: it cannot be stated",
+            },
+        ),
     }
 )
 """The tables of every catalog."""
@@ -182,6 +256,7 @@ def tables_of(operation: Operation) -> Mapping[str, Table]:
             {"key": "number of the kernel in this file", "id": meanings["id"], "name": meanings["name"]}
             | {"lineage": "row of table lineage", "variant": meanings[operation.variant.name]}
             | row
+            | {BASE.name: meanings[BASE.name]}
             | {name: meanings[name] for name in ("hw_valid", "dispatch_order")},
         ),
         **TABLES,

@@ -240,7 +240,8 @@ def record_misses(connection: sqlite3.Connection, problem: Problem, arch: str, c
     gone = connection.execute(f"DELETE FROM miss WHERE rowid IN ({too_many}) RETURNING problem_id", (MAX_MISSES,))
     connection.executemany(
         "DELETE FROM problem WHERE id = ?1 AND NOT EXISTS (SELECT 1 FROM miss WHERE problem_id = ?1) "
-        "AND NOT EXISTS (SELECT 1 FROM timing WHERE problem_id = ?1)",
+        "AND NOT EXISTS (SELECT 1 FROM timing WHERE problem_id = ?1) "
+        "AND NOT EXISTS (SELECT 1 FROM foreign_timing WHERE problem_id = ?1)",
         [tuple(row) for row in gone.fetchall()],
     )
 

@@ -73,6 +73,7 @@ def written_once(connection: sqlite3.Connection) -> Iterator[None]:
 
     In WAL mode every page is written twice, to the log and to the file; with a rollback journal new pages once.
     """
+    mode, synchronous = (connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("journal_mode", "synchronous"))
     # Only the sole user of a file can change its journal mode: with other connections open it stays in WAL.
     with impatient(connection), suppress(sqlite3.OperationalError):
         connection.execute("PRAGMA journal_mode = TRUNCATE")
@@ -81,5 +82,5 @@ def written_once(connection: sqlite3.Connection) -> Iterator[None]:
         yield
     finally:
         with suppress(sqlite3.OperationalError):
-            connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = NORMAL")
+            connection.execute(f"PRAGMA journal_mode = {mode}")
+        connection.execute(f"PRAGMA synchronous = {synchronous}")

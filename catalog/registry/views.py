@@ -16,7 +16,9 @@ from contextlib import suppress
 from catalog.errors import UsageError
 from catalog.ops import DEFAULT, operation
 from catalog.ops.protocol import Operation
+from catalog.registry import foreign
 from catalog.schema.columns import BUILD, columns_of
+from catalog.schema.lineage import BASE
 from catalog.schema.name_parts import sql_literal
 
 VIEW = "kernels"
@@ -65,17 +67,19 @@ def make_table(connection: sqlite3.Connection, operation: Operation) -> None:
 
 
 def drop_views(connection: sqlite3.Connection) -> None:
-    """Drop the views of all operations before a migration rebuilds their tables.
+    """Drop all views before a migration rebuilds their tables.
 
     SQLite refuses to rename a table to a name that a view refers to while that name is missing.
     """
+    connection.execute(f"DROP VIEW IF EXISTS {foreign.VIEW}")
     for name in _operations(connection):
         for view in (view_of(name), rows_of(name)):
             connection.execute(f"DROP VIEW IF EXISTS {view}")
 
 
 def make_views(connection: sqlite3.Connection) -> None:
-    """Make the views of all operations that have kernels in the file and are installed here."""
+    """Make the view of foreign timings, and those of all operations that have kernels in the file and are installed."""
+    connection.execute(foreign.VIEW_SQL)
     for name in _operations(connection):
         with suppress(UsageError):
             for statement in _views(operation(name)):
@@ -94,7 +98,8 @@ def _views(operation: Operation) -> Iterator[str]:
     traits, table = operation.traits, operation.name
     variant = "" if traits.variant == "variant" else f", variant AS {traits.variant}"
     yield f"""CREATE VIEW IF NOT EXISTS {rows_of(table)} AS SELECT kernel.key, kernel.id, kernel.name,
-    {table}.lineage, lineage.arch, lineage.revision, lineage.space, lineage.variant{variant}, kernel.target,
+    {table}.lineage, lineage.arch, lineage.revision, lineage.space, lineage.variant{variant},
+    {BASE} AS base, kernel.target,
     {", ".join(f"{table}.{name}" for name in traits)}, kernel.hw_valid, kernel.dispatch_order
     FROM {table} JOIN kernel ON kernel.key = {table}.kernel JOIN lineage ON lineage.id = {table}.lineage"""
     newest = "FROM artifact WHERE kernel_id = kernel.id AND status = 'built' ORDER BY created DESC, rowid DESC LIMIT 1"

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from catalog.errors import SelectionError
-from catalog.ops import kind_words, operation, operation_of, problem_of_key
+from catalog.ops import kind_words, operation_name, operation_of, operations, problem_of_key
 from catalog.registry import query
 from catalog.registry.sandbox import Limits, Row
 from catalog.registry.views import rows_of, view_of
@@ -195,9 +195,13 @@ class Miss:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All data of a page; ``arch`` is None for all archs."""
+    """All data of a page; ``arch`` is None for all archs.
+
+    ``left_out`` names operations with kernels in the catalog that no installed package has.
+    """
 
     arch: str | None
+    left_out: tuple[str, ...]
     devices: tuple[Device, ...]
     problems: int
     lineages: tuple[Coverage, ...]
@@ -224,13 +228,25 @@ def collect(catalog: Catalog, arch: str | None, peaks: Mapping[int, Peaks]) -> R
         there = session.rows("SELECT DISTINCT operation, arch FROM lineage ORDER BY 1")
         if arch is not None and arch not in {of for _, of in there}:
             session.count(query.Query(arch=arch, limit=1))  # says what is there
+        installed = {of.name: of for of in operations()}
         names = dict.fromkeys(name for name, _ in there)
-        sessions = {name: stack.enter_context(query.Session(catalog.path, limits, name)) for name in names}
-        return _Collector(catalog, arch, session, sessions).report(peaks)
+        sessions = {
+            installed[name]: stack.enter_context(query.Session(catalog.path, limits, name))
+            for name in names
+            if name in installed
+        }
+        left_out = tuple(name for name in names if name not in installed)
+        return _Collector(catalog, arch, session, sessions, left_out).report(peaks)
 
 
-_WARM = "FROM timing JOIN device ON device.id = device_id WHERE NOT cold AND device.arch = coalesce(:arch, device.arch)"
-"""The timings of the arch that selection may use."""
+_TIMED = (
+    "FROM timing JOIN device ON device.id = device_id WHERE device.arch = coalesce(:arch, device.arch) "
+    "AND (SELECT instr(:left_out, ' ' || operation || ' ') = 0 FROM problem WHERE problem.id = problem_id)"
+)
+"""The timings of the arch, except those of operations that are left out."""
+
+_WARM = f"{_TIMED} AND NOT cold"
+"""The timings that selection may use."""
 
 _SPEED = "problem.key, kernel.id, kernel.name, tflops, gbps, median_ms"
 _JOINED = "JOIN problem ON problem.id = problem_id JOIN kernel ON kernel.id = timing.kernel_id"
@@ -240,13 +256,19 @@ class _Collector:
     """Reads what a report shows: of all operations by ``session``, of the rows of each by one of ``sessions``."""
 
     def __init__(
-        self, catalog: Catalog, arch: str | None, session: query.Session, sessions: Mapping[str, query.Session]
+        self,
+        catalog: Catalog,
+        arch: str | None,
+        session: query.Session,
+        sessions: Mapping[Operation, query.Session],
+        left_out: tuple[str, ...],
     ) -> None:
         self._catalog = catalog
         self._arch = arch
         self._session = session
+        self._sessions = sessions
+        self._left_out = left_out
         self._devices = {device.id: device for device in self._read_devices()}
-        self._sessions = {operation(name): of for name, of in sessions.items()}
         self._short_names = dict(self._read_short_names())
 
     def report(self, peaks: Mapping[int, Peaks]) -> Report:
@@ -257,6 +279,7 @@ class _Collector:
         [(problems,)] = self._rows(f"SELECT count(DISTINCT problem_id) {_WARM}")
         return Report(
             arch=self._arch,
+            left_out=self._left_out,
             devices=tuple(self._devices.values()),
             problems=problems,
             lineages=lineages,
@@ -272,13 +295,13 @@ class _Collector:
 
     def _rows(self, statement: str, of: Operation | None = None) -> list[Row]:
         session = self._session if of is None else self._sessions[of]
-        return session.rows(statement, {"arch": self._arch})
+        return session.rows(statement, {"arch": self._arch, "left_out": f" {' '.join(self._left_out)} "})
 
     def _read_devices(self) -> Iterator[Device]:
         rows = self._rows(
             "SELECT device.id, arch, name, json_extract(facts, '$.cores'), count(DISTINCT problem_id), "
-            "count(DISTINCT kernel_id), count(*), sum(cold), max(created) FROM timing JOIN device "
-            "ON device.id = device_id WHERE arch = coalesce(:arch, arch) GROUP BY device.id ORDER BY arch, device.id"
+            f"count(DISTINCT kernel_id), count(*), sum(cold), max(created) {_TIMED} "
+            "GROUP BY device.id ORDER BY arch, device.id"
         )
         return (Device(*row) for row in rows)
 
@@ -423,7 +446,9 @@ class _Collector:
     def _misses(self) -> Iterator[Miss]:
         archs = self._rows("SELECT DISTINCT arch FROM miss WHERE arch = coalesce(:arch, arch) ORDER BY arch")
         for (arch,) in archs:
-            yield from (Miss(arch, _name(key), count) for key, count in self._catalog.misses(arch))
+            for key, count in self._catalog.misses(arch):
+                if operation_name(key) not in self._left_out:
+                    yield Miss(arch, _name(key), count)
 
 
 def _place(of: Operation, prefix: str = "") -> str:
@@ -433,7 +458,7 @@ def _place(of: Operation, prefix: str = "") -> str:
 
 def _joined(more: str = "") -> str:
     """The warm timings with their problems and kernels."""
-    return _WARM.replace(" WHERE", f" {_JOINED} {more} WHERE")
+    return _WARM.replace(" WHERE", f" {_JOINED} {more} WHERE", 1)
 
 
 def _tiles_sql(of: Operation) -> str:
@@ -442,7 +467,7 @@ def _tiles_sql(of: Operation) -> str:
     return (
         f"WITH tile AS (SELECT device_id, problem_id, {m0} AS m0, {n0} AS n0, min(median_ms) AS ms, "
         "  max(tflops) AS tflops, count(DISTINCT kernel_id) AS kernels "
-        f"  {_WARM.replace(' WHERE', f' JOIN {rows_of(of.name)} AS kernel ON kernel.id = kernel_id WHERE')} "
+        f"  {_WARM.replace(' WHERE', f' JOIN {rows_of(of.name)} AS kernel ON kernel.id = kernel_id WHERE', 1)} "
         "  GROUP BY device_id, problem_id, m0, n0), "
         "best AS (SELECT device_id, problem_id, min(ms) AS ms FROM tile GROUP BY device_id, problem_id) "
         "SELECT device_id, kind, m0, n0, avg(best.ms / tile.ms), max(tflops), count(*), max(kernels) "

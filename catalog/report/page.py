@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -28,6 +29,8 @@ from catalog.report.data import (
 if TYPE_CHECKING:
     from catalog.runtime.catalog import Catalog
     from catalog.runtime.peaks import Peaks
+
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 G = TypeVar("G", Lengths, Tiles)
@@ -70,6 +73,8 @@ class Section:
 def write_report(catalog: Catalog, out: Path, arch: str | None = None, *, peaks: bool = False) -> Path:
     """Write the page of ``catalog`` into the folder ``out``, creating it, and return the page's path.
 
+    A warning is logged for each operation in the catalog that no installed package has: the page leaves it out.
+
     Args:
         catalog: the catalog; only read, except for the effects of selecting from it.
         out: the folder.
@@ -84,6 +89,8 @@ def write_report(catalog: Catalog, out: Path, arch: str | None = None, *, peaks:
     """
     plots.require()
     report = collect(catalog, arch, {})  # errors of the catalog are raised before the peaks are measured
+    for name in report.left_out:
+        _log.warning("the operation %s is left out: no installed package has it", name)
     if peaks:
         report = collect(catalog, arch, _peaks(catalog, report.devices))
     return write_file(out / PAGE, render(report))

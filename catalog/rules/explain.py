@@ -12,7 +12,6 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from enum import Enum
 from functools import cached_property
 from typing import Any
 
@@ -25,7 +24,7 @@ from catalog.schema.arch_spec import ArchSpec, Rule, Variant, Yield
 from catalog.schema.expressions import columns_read
 from catalog.schema.lineage import Lineage, of_lineage
 from catalog.schema.trait_text import shown
-from catalog.schema.traits import Traits
+from catalog.schema.traits import Traits, Word
 
 Stated = Mapping[str, Any]
 
@@ -33,15 +32,12 @@ SHOWN = 4
 """Maximum number of nearest tiles and variants named in a reason."""
 
 
-class Verdict(str, Enum):
+class Verdict(Word):
     """The result of a rule for the stated traits."""
 
     HOLDS = "holds"
     REJECTED = "rejected"
     DEPENDS = "depends"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +73,8 @@ class Explanation:
     findings: tuple[Finding, ...]
     kernels: int
     matches: tuple[Match, ...]
+    base: str = ""
+    """The known revision whose rules these are, if the rows are of an adopted one."""
 
     @property
     def rejections(self) -> tuple[Finding, ...]:
@@ -89,7 +87,12 @@ class Explanation:
 
     @property
     def summary(self) -> str:
-        """The answer in one line."""
+        """The answer in one line, and a second one about the rules if they are another revision's."""
+        rules = f"\nThe rules are those of {self.base}, the nearest known revision." if self.base else ""
+        return f"{self._answer}{rules}"
+
+    @property
+    def _answer(self) -> str:
         rejected = ", ".join(dict.fromkeys(finding.id for finding in self.rejections))
         if not self.kernels:
             why = f"rejected by: {rejected}" if rejected else "no rule alone rejects them, but they exclude each other"
@@ -127,7 +130,7 @@ def explain(
         findings += [row.finding("invariant", rule) for rule in spec.invariants if rule.concerns(family)]
     kernels = rows.count()
     matches = rows.exact(limit) if kernels else rows.nearest(limit)
-    return Explanation(lineage.arch, stated, tuple(findings), kernels, tuple(matches))
+    return Explanation(lineage.arch, stated, tuple(findings), kernels, tuple(matches), lineage.base)
 
 
 _NOT_THREE_VALUED = re.compile(r"\b(case|is|coalesce|ifnull|nullif)\b", re.IGNORECASE)

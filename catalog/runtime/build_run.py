@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,12 +32,17 @@ class BuildRun:
     """A build of many kernels, with the results so far."""
 
     catalog: Catalog
-    kernels: Sequence[Kernel]
+    kernels: list[Kernel] = field(default_factory=list)
     ended: list[Artifact | BuildFailure] = field(default_factory=list)
     interrupted: bool = False
 
     def __post_init__(self) -> None:
         self._names = {kernel.id: kernel.name for kernel in self.kernels}
+
+    def add(self, kernels: Sequence[Kernel]) -> None:
+        """Add kernels that are about to be built."""
+        self.kernels += kernels
+        self._names.update((kernel.id, kernel.name) for kernel in kernels)
 
     @property
     def artifacts(self) -> list[Artifact]:
@@ -105,6 +111,34 @@ def _status(artifact: Artifact) -> str:
     return "cached" if artifact.cached else "compiled"
 
 
+@dataclass(frozen=True)
+class Shard:
+    """One of several builders' part of any list of kernels: the parts are disjoint, together the list."""
+
+    number: int
+    of: int
+
+    @classmethod
+    def parse(cls, text: str) -> Shard:
+        """The shard written as ``2/8``: the second of eight.
+
+        Raises:
+            UsageError: ``text`` is not a shard.
+        """
+        found = re.fullmatch(r"([1-9]\d{0,5})/([1-9]\d{0,5})", text)
+        if found is None or int(found[1]) > int(found[2]):
+            raise UsageError(f"--shard {text} is not allowed", hint="As in --shard 2/8, the second of eight builders.")
+        return cls(int(found[1]), int(found[2]))
+
+    def part(self, kernels: Sequence[Kernel]) -> list[Kernel]:
+        """The builder's part of ``kernels``."""
+        return [kernel for kernel in kernels if int(kernel.id[:15], 16) % self.of == self.number - 1]
+
+
+EVERYTHING = Shard(1, 1)
+"""The part of a builder that is alone."""
+
+
 def kernels_to_build(
     catalog: Catalog, where: str, arch: str, limit: int | None = None, operation: str | None = None
 ) -> list[Kernel]:
@@ -119,12 +153,20 @@ def kernels_to_build(
         QueryError, RegistryError: as :meth:`Catalog.kernels`.
     """
     arch = resolve_arch(arch)
-    of = operation or DEFAULT
-    catalog.spec(arch, operation=of)  # report an unknown arch before anything else
-    if not catalog.populated(arch, of):
-        revision = _checkout_revision() if backend_of(arch) is HIP else None
-        catalog.populate(arch, revision=revision, operation=of)
+    populate_to_build(catalog, arch, operation or DEFAULT)
     return catalog.kernels(where, arch=arch, limit=limit, operation=operation)
+
+
+def populate_to_build(catalog: Catalog, arch: str, operation: str) -> None:
+    """Populate ``arch`` unless the catalog has it; an AMD arch at the revision of the CK checkout if there is one.
+
+    Raises:
+        UsageError, SpecError, DeviceError, RegistryError: as :meth:`Catalog.populate`.
+    """
+    catalog.spec(arch, operation=operation)  # report an unknown arch before anything else
+    if not catalog.populated(arch, operation):
+        revision = _checkout_revision() if backend_of(arch) is HIP else None
+        catalog.populate(arch, revision=revision, operation=operation)
 
 
 def build_fallback(catalog: Catalog, arch: str) -> Path:

@@ -42,8 +42,9 @@ class Builds:
 
     @property
     def may_compile(self) -> bool:
-        """Whether kernels that are not in the cache are compiled."""
-        return settings.settings().compile if self._compile is None else self._compile
+        """Whether kernels that are not in the cache are compiled; with frozen choices none are."""
+        chosen = settings.settings()
+        return chosen.compile and chosen.choices is None if self._compile is None else self._compile
 
     @cached_property
     def builder(self) -> Builder:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from catalog import settings
+from catalog.errors import UsageError
 from catalog.ops import DEFAULT, operation_of
 from catalog.ops import operation as named_operation
 from catalog.registry import timings
@@ -23,14 +24,16 @@ from catalog.runtime.plan import Plan
 from catalog.runtime.planner import Planners
 from catalog.runtime.select import Candidate, Choice
 from catalog.schema.arch_spec import ArchSpec
+from catalog.schema.columns import BASE
 from catalog.schema.kernel import Kernel
-from catalog.schema.lineage import LINEAGE_OF_POPULATION, OWN_SPACES, Wanted
+from catalog.schema.lineage import LINEAGE_OF_POPULATION, OWN_SPACES, Lineage, Wanted
 from catalog.schema.problem import Problem
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
     from catalog.build.builder import Artifact, Builder
+    from catalog.registry.adopted import Forgotten
     from catalog.registry.merge import Merged
     from catalog.rules.diff import Difference
     from catalog.rules.explain import Explanation
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
     from catalog.rules.populate import Populated, Progress
     from catalog.rules.restriction import Restriction
     from catalog.runtime.build_log import BuildLog
+    from catalog.runtime.decisions import Questions
     from catalog.runtime.devices import Device, DeviceInfo
     from catalog.runtime.devices.host.device import HostDevice
 
@@ -101,8 +105,11 @@ class Catalog:
         facts decide (:mod:`catalog.runtime.decisions`). :meth:`populate` and :meth:`forget` clear the cache. A problem
         that was never measured is recorded as a miss unless the settings turn that off; see :meth:`misses`.
 
+        If the settings name frozen choices, only these decide, and nothing is recorded.
+
         Raises:
             SelectionError: no kernel answers the problem; the message names the trait or rule that leaves none.
+            ChoicesError: the choices are frozen, and have none for the problem, or a stale one.
             ProblemError: the arch is this machine's CPU, and a run would need more memory than the machine has.
             UsageError, SpecError, RegistryError, DeviceError: as :meth:`populate`.
         """
@@ -112,6 +119,29 @@ class Catalog:
             with self._file.lock:
                 plan = self._planners.plan(key)
         return plan
+
+    def stages(
+        self, problem: Problem, *, arch: str = "host", revision: str | None = None, mask_impl: str = "generic"
+    ) -> tuple[Kernel, ...]:
+        """The kernels of the plan that :meth:`select` makes, for use without running them.
+
+        Nothing is recorded, and the problem may be too large for this machine's memory.
+
+        Raises:
+            SelectionError, UsageError, SpecError, RegistryError, DeviceError: as :meth:`select`.
+        """
+        with self._file.lock:
+            return self._planners.of(Wanted(arch, revision, mask_impl, problem.operation)).decisions.of(problem).kernels
+
+    def questions(self, problem: Problem, lineage: Lineage) -> Questions:
+        """What the rules of a lineage ask about the sizes of problems like this one.
+
+        Raises:
+            UsageError, SpecError, RegistryError, DeviceError: as :meth:`populate`.
+        """
+        wanted = Wanted(lineage.arch, lineage.revision, lineage.variant, lineage.operation)
+        with self._file.lock:
+            return self._planners.of(wanted).decisions.questions(problem)
 
     def plan(self, problem: Problem, kernel: Kernel) -> Plan:
         """Like :meth:`select`, but ``kernel``, one of :meth:`candidates`, runs as the stage of its family.
@@ -249,12 +279,14 @@ class Catalog:
     ) -> ArchSpec:
         """The spec of ``arch``; ``host`` is this machine's CPU. ``space`` is the arch's own or a dispatcher sweep.
 
+        That of an adopted revision is its nearest known revision's, with the receipts of the checkout.
+
         Raises:
             UsageError: no such arch or revision.
             SpecError: a spec file is wrong.
             DeviceError: ``host``, and no host arch runs on this CPU.
         """
-        return read_spec(arch, revision, space, operation)
+        return self._file.spec(arch, revision, space, operation)
 
     def spec_file(
         self, arch: str, revision: str | None = None, space: str | None = None, *, operation: str = DEFAULT
@@ -279,18 +311,55 @@ class Catalog:
         restriction: Restriction | None = None,
         on_progress: Progress | None = None,
         operation: str = DEFAULT,
+        ck_root: Path | None = None,
+        label: str | None = None,
+        timeout: float | None = None,
     ) -> Populated:
         """Materialise the kernels of ``arch``; does nothing if they are up to date with the spec, unless ``force``.
 
-        ``restriction`` limits the kernels to a part; existing rows of the same space outside that part are deleted.
+        With ``ck_root`` the kernels are those that the generator of that checkout lists: they become a revision of
+        their own, and the result is an :class:`~catalog.rules.adopt.Adopted`. The checkout is only read.
+
+        Args:
+            arch: the arch; ``host`` is this machine's CPU.
+            revision: a known revision; None: the arch's own.
+            mask_impl: the mask implementation.
+            receipts: only the kernels of these receipts; empty: of all.
+            force: populate even if nothing has changed.
+            space: the arch's own, or a dispatcher sweep.
+            restriction: limits the kernels to a part; existing rows of the same space outside that part are deleted.
+            on_progress: called with the fraction of the work that is done.
+            operation: what the kernels compute.
+            ck_root: a checkout to adopt, which excludes ``revision``, ``space`` and ``restriction``.
+            label: name of the adopted revision; None: ``ck-`` with the git commit, or with the digest of the generator.
+            timeout: seconds for each run of the checkout's generator; None: ten minutes.
 
         Raises:
-            UsageError, SpecError, DeviceError: as :meth:`spec`, or the mask implementation or receipt is unknown.
+            UsageError, SpecError, DeviceError: as :meth:`spec`, or the mask implementation or receipt is unknown, or
+                the label belongs to another revision.
+            GeneratorError: the checkout's generator lists nothing usable; nothing changes.
             RegistryError: the file cannot be written; nothing changes.
         """
         from catalog.rules.populate import Request
         from catalog.rules.restriction import NOTHING_LEFT_OUT
 
+        if ck_root is not None:
+            if revision is not None or restriction not in (None, NOTHING_LEFT_OUT) or space not in (None, *OWN_SPACES):
+                raise UsageError(
+                    "the rows of a checkout are what its generator lists: no revision, space or restriction applies",
+                    hint="--label names the new revision, --receipt and --mask-impl choose lists.",
+                )
+            return self._file.adopt(
+                Wanted(arch, label, mask_impl, operation),
+                ck_root,
+                timeout=timeout,
+                receipts=receipts,
+                force=force,
+                on_progress=on_progress,
+            )
+        if label is not None:
+            raise UsageError("a label names the revision of a checkout", hint="--ck-root names the checkout.")
+        self._file.refuse_adopted(Wanted(arch, revision, mask_impl, operation))
         spec = read_spec(arch, revision, space, operation)
         request = Request(spec, mask_impl, receipts, restriction or NOTHING_LEFT_OUT)
         return self._file.populate(request, force=force, on_progress=on_progress)
@@ -319,11 +388,32 @@ class Catalog:
         from catalog.rules.parity import Lists, compare
         from catalog.rules.populate import Request
 
-        request = Request(read_spec(arch, revision), mask_impl)
+        request = Request(self.spec(arch, revision), mask_impl)
         self._file.held(Wanted(arch, request.spec.revision, mask_impl))
         names = (reference or Lists(settings.data_dir() / "parity")).names(request, receipt)
         with self._file.lock:
             return compare(self._file.connection, request.lineage, receipt, names)
+
+    def adopted(self, revision: str | None = None, *, operation: str = DEFAULT) -> list[list[Any]]:
+        """The adopted lineages as rows of :data:`catalog.registry.adopted.COLUMNS`; None: of all revisions.
+
+        Raises:
+            UsageError: no such revision was adopted.
+            RegistryError: the file cannot be opened or is not a catalog.
+        """
+        from catalog.registry.adopted import adopted_lineages
+
+        with self._file.lock:
+            return adopted_lineages(self._file.connection, operation, revision)
+
+    def forget_revision(self, revision: str, *, operation: str = DEFAULT) -> Forgotten:
+        """Delete an adopted revision: its kernels, rules, build records and timings. Libraries stay in the cache.
+
+        Raises:
+            UsageError: no such revision was adopted.
+            RegistryError: the file cannot be written; nothing is deleted.
+        """
+        return self._file.forget(revision, operation)
 
     def diff(
         self, arch: str, before: str, after: str, *, mask_impl: str = "generic", receipt: int | None = None
@@ -337,7 +427,7 @@ class Catalog:
         from catalog.rules.diff import difference
         from catalog.rules.populate import Request
 
-        old, new = (Request(read_spec(arch, revision), mask_impl) for revision in (before, after))
+        old, new = (Request(self.spec(arch, revision), mask_impl) for revision in (before, after))
         with self._file.lock:
             for request in (old, new):
                 self._file.held(Wanted(arch, request.spec.revision, mask_impl))
@@ -367,9 +457,9 @@ class Catalog:
         with self._file.lock:
             if space is None or space in OWN_SPACES:
                 lineage = self._file.held(Wanted(arch, revision, mask_impl, operation)).lineage
-                spec = read_spec(lineage.arch, lineage.revision, of=operation)
+                spec = self.spec(lineage.arch, lineage.revision, operation=operation)
             else:
-                spec = read_spec(arch, revision, space, operation)
+                spec = self.spec(arch, revision, space, operation=operation)
                 lineage = spec.lineage(mask_impl)
             return explain(self._file.connection, spec, lineage, traits, limit)
 
@@ -389,7 +479,7 @@ class Catalog:
         found: list[Kernel] = []
         for name in operations_asked(self.path, where) if operation is None else (operation,):
             kernel = named_operation(name).kernel
-            columns = (*kernel.traits.identity, *kernel.traits)
+            columns = (*kernel.traits.identity, BASE.name, *kernel.traits)
             left = None if limit is None else limit - len(found)
             with run(self.path, Query(where, arch and resolve_arch(arch), columns, "id", left, name)) as result:
                 found += [kernel.from_row(dict(zip(result.columns, row, strict=True))) for row in result]
@@ -413,7 +503,7 @@ class Catalog:
 
         with self._file.lock:
             if arch is not None:
-                revision = read_spec(arch, revision, of=operation).revision
+                revision = self.spec(arch, revision, operation=operation).revision
                 self._file.held(Wanted(arch, revision, operation=operation))
             there = self._file.connection.execute(
                 f"SELECT DISTINCT arch, revision, space FROM {LINEAGE_OF_POPULATION} "
@@ -425,7 +515,7 @@ class Catalog:
                     "revision": revision,
                 },
             ).fetchall()
-            specs = [read_spec(row[0], row[1], row[2], operation) for row in there]
+            specs = [self._file.spec(row[0], row[1], row[2], operation) for row in there]
             return [row for spec in specs for row in list_rules(self._file.connection, spec, family=family, kind=kind)]
 
     def misses(self, arch: str) -> list[tuple[str, int]]:

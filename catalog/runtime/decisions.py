@@ -12,7 +12,8 @@ The query makes every decision. The key only says whether it would make the same
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import sqlite3
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -37,17 +38,31 @@ _PARAMETER = re.compile(r":(\w+)")
 
 
 @dataclass(frozen=True, slots=True)
-class _Deciding:
-    """What decides for problems of a form: the nearest measured problem, and the rules' answers about sizes.
+class Questions:
+    """What rules ask about the sizes of the problems of a form.
 
-    ``asking`` is the query for these answers, with ``parameters``; those in ``sizes`` vary by problem. It is None if
-    there are no questions, or too many, in which case the ``sizes`` themselves are part of the key.
+    ``asking`` is the query for the answers, over no table, with ``parameters``; those in ``sizes`` vary by problem. It
+    is None if there are no questions, or too many, in which case the ``sizes`` themselves are the answers.
     """
 
-    measured: Measured | None
     asking: str | None
-    parameters: dict[str, Any]
+    parameters: Mapping[str, Any]
     sizes: tuple[str, ...]
+
+    def answers(self, problem: Problem, connection: sqlite3.Connection) -> tuple[Any, ...]:
+        """The answers for a problem, computed by any connection."""
+        said = {name: getattr(problem, name) for name in self.sizes}
+        if self.asking is None:
+            return tuple(said.values())
+        return tuple(connection.execute(self.asking, {**self.parameters, **said}).fetchone())
+
+
+@dataclass(frozen=True, slots=True)
+class _Deciding:
+    """What decides for problems of a form: the nearest measured problem, and the rules' answers about sizes."""
+
+    measured: Measured | None
+    questions: Questions
 
 
 class Decisions:
@@ -91,24 +106,24 @@ class Decisions:
             if len(self._deciding) >= MOST_DECISIONS:
                 self._deciding.clear()
             deciding = self._deciding[form] = self._deciding_about(problem)
-        said = {name: getattr(problem, name) for name in deciding.sizes}
-        if deciding.asking is not None:
-            said = self._connection.execute(deciding.asking, deciding.parameters | said).fetchone()
         neighbour = None if deciding.measured is None else deciding.measured.nearest(problem)
-        return form, neighbour, tuple(said) if deciding.asking is not None else tuple(said.values())
+        return form, neighbour, deciding.questions.answers(problem, self._connection)
 
     def _deciding_about(self, problem: Problem) -> _Deciding:
+        measured = Measured.of_kind(self._connection, problem.form.kind, self.selector.device())
+        return _Deciding(measured, self.questions(problem))
+
+    def questions(self, problem: Problem) -> Questions:
+        """What the rules ask about the sizes of problems of this problem's form."""
         questions: dict[str, None] = {}
         operation = operation_of(problem)
         for family in operation.stages(problem):
             questions.update(dict.fromkeys(self._questions(problem, family)))
-        measured = Measured.of_kind(self._connection, problem.form.kind, self.selector.device())
         parameters = self.selector.parameters(problem, operation.main_stage(problem))
         asked = {name for question in questions for name in _PARAMETER.findall(question)}
         sizes = tuple(sorted(problem.extents.keys() & asked))
         few = 0 < len(questions) <= MOST_QUESTIONS
-        return _Deciding(
-            measured,
+        return Questions(
             f"SELECT {', '.join(questions)}" if few else None,
             {name: value for name, value in parameters.items() if name in asked},
             sizes,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import Set
+import zlib
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -16,28 +17,95 @@ from catalog import settings
 from catalog.backends import GpuBackend, backend_of
 from catalog.build.bundle import FORMAT as BUNDLE_FORMAT
 from catalog.build.bundle import Bundle, Entry, Manifest, abi, open_bundle, placed, write_bundle
-from catalog.build.cache import Cache
+from catalog.build.cache import MOST_LIBRARY_BYTES, Cache
 from catalog.errors import BundleError, UsageError
+from catalog.files import read_own
 from catalog.messages import counted
 from catalog.registry.artifacts import quarantined_artifacts, record_artifact
 from catalog.registry.kernels import kernel_of
 from catalog.registry.query import kernel_ids
 from catalog.registry.rows import Device, Timing
 from catalog.registry.timings import add_timings, timings_of
+from catalog.runtime.demand import Demand
+from catalog.runtime.traces import read_trace
 from catalog.schema.lineage import LINEAGE, LINEAGE_OF_POPULATION, OWN_SPACES, Lineage
 
 if TYPE_CHECKING:
     from catalog.runtime.catalog import Catalog
 
+_MEMBER_BYTES = 2048
+"""More than a member of a zip archive takes besides its content, and than an empty bundle takes."""
+
 
 @dataclass(frozen=True)
 class Exported:
-    """A written bundle; ``unbuilt`` counts selected kernels without a library in the cache."""
+    """A written bundle; ``unbuilt`` counts selected kernels without a library in the cache.
+
+    ``covered`` is the share of a trace's calls, or of their time, whose kernels are all in the bundle; None without a
+    trace.
+    """
 
     libraries: int
     timings: int
     unbuilt: int
     bytes: int
+    covered: float | None = None
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a bundle must serve, and how large it may be.
+
+    ``weights`` says how much each set of kernels is used: the number of calls of a plan, or their time.
+    """
+
+    weights: Mapping[frozenset[str], float]
+    most_bytes: int | None
+
+    @classmethod
+    def of_trace(cls, catalog: Catalog, path: Path, by: str, most_bytes: int | None) -> Usage:
+        """The use of the kernels that are selected now for the calls of a trace.
+
+        Args:
+            catalog: selects the kernels.
+            path: the trace.
+            by: ``calls`` or ``time``.
+            most_bytes: the size limit of the bundle; None for none.
+
+        Raises:
+            UsageError: the trace is wrong, or ``by`` is unknown.
+        """
+        if by not in ("calls", "time"):
+            raise UsageError(f"--by {by} is not allowed", hint="Allowed: calls, time.")
+        plans = Demand.of_trace(path, None).answers(catalog).plans
+        weights: dict[frozenset[str], float] = {}
+        for used in read_trace(path).used:
+            kernels = frozenset(kernel.id for kernel in plans.get((used.problem, used.wanted), ()))
+            weights[kernels] = weights.get(kernels, 0) + (used.calls if by == "calls" else used.total_ms)
+        return cls(weights, most_bytes)
+
+    @property
+    def kernels(self) -> set[str]:
+        """The ids of all kernels that are used."""
+        return set().union(*self.weights)
+
+    def chosen(self, sizes: Mapping[str, int]) -> set[str]:
+        """The kernels to take, by their sizes in bytes: those of the most used plans first, as long as they fit.
+
+        A plan with a kernel that has no size is left out.
+        """
+        taken, left = set[str](), None if self.most_bytes is None else self.most_bytes - _MEMBER_BYTES
+        for kernels, _ in sorted(self.weights.items(), key=lambda item: (-item[1], sorted(item[0]))):
+            size = sum(sizes.get(kernel, 0) for kernel in kernels - taken)
+            if kernels <= sizes.keys() and (left is None or size <= left):
+                taken |= kernels
+                left = None if left is None else left - size
+        return taken
+
+    def covered(self, taken: Set[str]) -> float:
+        """The share of the use that the kernels ``taken`` serve, from 0 to 1."""
+        total = sum(self.weights.values())
+        return sum(weight for kernels, weight in self.weights.items() if kernels and kernels <= taken) / (total or 1)
 
 
 @dataclass(frozen=True)
@@ -51,12 +119,18 @@ class Imported:
 
 
 def export_bundle(
-    catalog: Catalog, where: str, path: Path, arch: str | None = None, operation: str | None = None
+    catalog: Catalog,
+    where: str,
+    path: Path,
+    arch: str | None = None,
+    operation: str | None = None,
+    *,
+    usage: Usage | None = None,
 ) -> Exported:
     """Write the built libraries of the kernels that ``where`` selects, with their timings, to ``path``.
 
-    Only kernels of ``operation`` are exported; None: of every operation that has the columns. Quarantined libraries are
-    not exported.
+    Only kernels of ``operation`` are exported; None: of every operation that has the columns. With ``usage``, only
+    those that it needs, within its limit. Quarantined libraries are not exported.
 
     Raises:
         QueryError, RegistryError: the expression is invalid or not allowed, or there is no catalog.
@@ -65,8 +139,10 @@ def export_bundle(
         BundleError: the file cannot be written; no file is left behind.
     """
     chosen = kernel_ids(catalog.path, where, arch, operation)
+    if usage is not None:
+        chosen &= usage.kernels
     if not chosen:
-        raise UsageError(f"no kernel meets {where!r}: nothing to export")
+        raise UsageError(f"no kernel meets {where!r}{' and is used' if usage else ''}: nothing to export")
     cache = Cache(settings.settings().cache_dir)
     entries = _entries(catalog.connection, cache, chosen)
     if not entries:
@@ -74,6 +150,12 @@ def export_bundle(
             f"none of {counted(len(chosen), 'kernel')} is in the cache {cache.folder}",
             hint="Build them with catalog build.",
         )
+    built, covered = {entry.kernel.id for entry in entries}, None
+    if usage is not None:
+        taken = usage.chosen(_sizes(entries, cache, catalog.connection))
+        entries, covered = [entry for entry in entries if entry.kernel.id in taken], usage.covered(taken)
+        if not entries:
+            raise UsageError("the kernels of no plan are built and fit into the size limit")
     timings = _timings(catalog.connection, {entry.artifact.key for entry in entries})
     manifest = Manifest(
         format=BUNDLE_FORMAT,
@@ -83,8 +165,21 @@ def export_bundle(
         timings=timings,
     )
     size = write_bundle(path, manifest, cache)
-    built = {entry.kernel.id for entry in entries}
-    return Exported(len(entries), len(timings), len(chosen) - len(built), size)
+    return Exported(len(entries), len(timings), len(chosen - built), size, covered)
+
+
+def _sizes(entries: Sequence[Entry], cache: Cache, connection: sqlite3.Connection) -> dict[str, int]:
+    """Bytes that each kernel's libraries and timings add to a bundle at most, by the kernel's id.
+
+    The manifest is counted as if it were not compressed.
+    """
+    sizes: dict[str, int] = {}
+    for entry in entries:
+        library = zlib.compress(read_own(cache.so_path(entry.artifact.key), MOST_LIBRARY_BYTES))
+        stated = (entry, *_timings(connection, {entry.artifact.key}))
+        size = len(library) + _MEMBER_BYTES + sum(len(row.model_dump_json(indent=4)) for row in stated)
+        sizes[entry.kernel.id] = sizes.get(entry.kernel.id, 0) + size
+    return sizes
 
 
 def _timings(connection: sqlite3.Connection, keys: Set[str]) -> tuple[Timing, ...]:

@@ -12,13 +12,13 @@ from catalog.backends import why_unavailable
 from catalog.ops import operation_of
 from catalog.registry import timings
 from catalog.runtime.builds import Builds
-from catalog.runtime.catalog_file import CatalogFile, read_spec
+from catalog.runtime.catalog_file import CatalogFile
 from catalog.runtime.decisions import Decisions
 from catalog.runtime.devices.here import Devices
-from catalog.runtime.memory import check_room, surely_fits
+from catalog.runtime.frozen import FrozenPlanner
 from catalog.runtime.plan import Plan, Shared
 from catalog.runtime.select import Choice, Selector
-from catalog.runtime.splits import wanted_splits
+from catalog.runtime.splits import check_fits
 from catalog.schema.kernel import Kernel
 from catalog.schema.lineage import Wanted
 from catalog.schema.problem import Problem
@@ -52,13 +52,20 @@ class Planners:
         self._planners: dict[Wanted, Planner] = {}
         self._measured: dict[str, int] = {}
         self._settings: object = None
+        self._frozen: FrozenPlanner | None = None
         file.watchers.add(self)
+
+    def _follow_settings(self) -> None:
+        """Drop all decisions if the settings have changed."""
+        chosen = settings.settings()
+        if chosen is not self._settings:
+            self.forget()
+            self._frozen = None if chosen.choices is None else FrozenPlanner(chosen.choices, self.devices)
+            self._settings = chosen
 
     def of(self, wanted: Wanted) -> Planner:
         """The planner of a lineage; its decisions are dropped if the settings have changed."""
-        if settings.settings() is not self._settings:
-            self._settings = settings.settings()
-            self.forget()
+        self._follow_settings()
         planner = self._planners.get(wanted)
         if planner is None:
             planner = self._planners[wanted] = Planner(wanted, self)
@@ -68,10 +75,12 @@ class Planners:
         """Make the plan for a problem and add it to :attr:`plans`.
 
         Raises:
-            SelectionError, ProblemError: as :meth:`catalog.Catalog.select`.
+            SelectionError, ProblemError, ChoicesError: as :meth:`catalog.Catalog.select`.
         """
         problem, arch, revision, variant = key
-        plan = self.of(Wanted(arch, revision, variant, problem.operation)).plan(problem)
+        wanted = Wanted(arch, revision, variant, problem.operation)
+        self._follow_settings()
+        plan = self.of(wanted).plan(problem) if self._frozen is None else self._frozen.plan(problem, wanted)
         if len(self.plans) >= MOST_PLANS:
             self.plans.clear()
         self.plans[key] = plan
@@ -156,7 +165,8 @@ class Planner:
         from catalog.rules.explain import explain
 
         selector = self.selector
-        spec = read_spec(selector.lineage.arch, selector.lineage.revision, of=selector.lineage.operation)
+        lineage = selector.lineage
+        spec = self._planners.file.spec(lineage.arch, lineage.revision, of=lineage.operation)
         explained = explain(selector.connection, spec, selector.lineage, traits, 1)
         return [finding for finding in explained.rejections if finding.kind == "constraint"]
 
@@ -168,7 +178,7 @@ class Planner:
         """
         decisions = self.decisions
         decision, arch = decisions.of(problem), decisions.selector.lineage.arch
-        self._check_memory(problem, decision.kernels)
+        check_fits(problem, decision.kernels, self._planners.devices.host_of(self._wanted.arch))
         if decision.evidence != "measured" and settings.settings().record_misses:
             self._planners.builds.log.miss(problem, arch)
         return Plan(problem, arch, decision.kernels, self)
@@ -180,14 +190,9 @@ class Planner:
             SelectionError, ProblemError: as :meth:`plan`.
         """
         selected = self.decisions.of(problem).kernels
-        self._check_memory(problem, selected)
+        check_fits(problem, selected, self._planners.devices.host_of(self._wanted.arch))
         kernels = tuple(kernel if stage.family == kernel.family else stage for stage in selected)
         return Plan(problem, kernel.arch, kernels, _Pinned(self, kernels))
-
-    def _check_memory(self, problem: Problem, kernels: tuple[Kernel, ...]) -> None:
-        host = self._planners.devices.host_of(self._wanted.arch)
-        if host is not None and not surely_fits(problem):
-            check_room(problem, wanted_splits(problem, kernels, host.threads))
 
     def forget(self) -> None:
         """Drop all decisions."""

@@ -124,8 +124,10 @@ def replay(
         if options.arch is not None:
             catalog.spec(options.arch)  # an unknown arch raises before anything runs
         plans = [_plan(catalog, used, options) for used in asked]
-        kernels = {kernel.id: kernel for plan in plans if not isinstance(plan, CatalogError) for kernel in plan.kernels}
-        catalog.builder.build_many(kernels.values(), options.jobs)
+        if catalog.builds.may_compile:
+            ready = (plan for plan in plans if not isinstance(plan, CatalogError))
+            kernels = {kernel.id: kernel for plan in ready for kernel in plan.kernels}
+            catalog.builder.build_many(kernels.values(), options.jobs)
         for used, plan in zip(asked, plans, strict=True):
             done.append(_replayed(used, plan, options))
             if on_done is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import (
@@ -55,16 +56,8 @@ def _value_of(name: str, value: str, info: ValidationInfo) -> str:
     return value
 
 
-def _family(value: str, info: ValidationInfo) -> str:
-    return _value_of("family", value, info)
-
-
-def _dtype(value: str, info: ValidationInfo) -> str:
-    return _value_of("dtype", value, info)
-
-
-Family = Annotated[str, AfterValidator(_family)]
-Dtype = Annotated[str, AfterValidator(_dtype)]
+Family = Annotated[str, AfterValidator(partial(_value_of, "family"))]
+Dtype = Annotated[str, AfterValidator(partial(_value_of, "dtype"))]
 
 
 def _check_traits(traits: dict[str, Domain], info: ValidationInfo) -> dict[str, Domain]:
@@ -269,6 +262,11 @@ class Enumeration(_Spec):
     yields: list[Yield] = []
     order: str = Field("0", description="SQL integer: upstream's dispatch order, before tile and variant order")
 
+    @property
+    def by_family(self) -> tuple[Enumeration, ...]:
+        """The enumeration in parts, each with one of its yields."""
+        return tuple(self.model_copy(update={"yields": [made]}) for made in self.yields)
+
     @model_validator(mode="after")
     def _own_or_shared_tiles(self) -> Enumeration:
         if self.tiles_of is not None and (self.tiles or self.target):
@@ -342,6 +340,8 @@ class ArchSpec(_Spec):
 
     @model_validator(mode="after")
     def _references_exist(self) -> Self:
+        if self.extends is not None:  # what is named may be in the other file
+            return self
         for name, enumeration in self.enumerations.items():
             if enumeration.tiles_of is not None and enumeration.tiles_of not in self.enumerations:
                 raise ValueError(
@@ -349,7 +349,7 @@ class ArchSpec(_Spec):
                     f"there are: {', '.join(self.enumerations)}"
                 )
             for variant in enumeration.variants:
-                if variant.domain is not None and self.extends is None and variant.domain not in enumeration.domains:
+                if variant.domain is not None and variant.domain not in enumeration.domains:
                     raise ValueError(
                         f"enumerations.{name}: variant {variant.id!r} names the domain {variant.domain!r}; "
                         f"there are: {', '.join(enumeration.domains) or 'none'}"

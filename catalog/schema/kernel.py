@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer, model_validator
 
+from catalog.errors import RegistryError
 from catalog.schema.lineage import Lineage
 from catalog.schema.name_parts import sql_literal
 from catalog.schema.traits import Traits
@@ -25,7 +26,8 @@ class Kernel(BaseModel):
 
     ``revision`` is the upstream codegen that the row reproduces (``native``: our own kernels), ``space`` the
     enumeration that made it, ``variant`` the variant of that enumeration (attention: the mask implementation),
-    ``target`` the codegen target that upstream appends to the kernel's name (empty where it appends none).
+    ``target`` the codegen target that upstream appends to the kernel's name (empty where it appends none). ``base`` is
+    the nearest known revision if ``revision`` was adopted from a checkout, otherwise empty; it is not part of the id.
 
     Attributes:
         operation: name of the operation that the kernels compute.
@@ -42,6 +44,7 @@ class Kernel(BaseModel):
     space: str
     variant: str
     target: str
+    base: str = ""
     signature: Any
     algorithm: Any
 
@@ -65,12 +68,14 @@ class Kernel(BaseModel):
     def _by_its_own_words(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         fields: dict[str, Any] = handler(self)
         fields[self.traits.variant] = fields.pop("variant")
+        if not self.base:
+            del fields["base"]
         return _renamed(fields, self.traits.spelled) | _operation_member(self.operation)
 
     @cached_property
     def name(self) -> str:
         """The canonical name, which parity compares."""
-        return self.grammar(self.family, self.revision).name(self.to_row())
+        return self.grammar(self.family, self.lineage.known).name(self.to_row())
 
     @cached_property
     def id(self) -> str:
@@ -80,12 +85,16 @@ class Kernel(BaseModel):
     @property
     def lineage(self) -> Lineage:
         """The enumeration that made the row."""
-        return Lineage(self.operation, self.arch, self.revision, self.space, self.variant)
+        return Lineage(self.operation, self.arch, self.revision, self.space, self.variant, self.base)
 
     @property
     def canonical_json(self) -> str:
-        """Every field, keys sorted, no spaces: equal kernels have equal bytes. Later traits are absent at defaults."""
+        """The fields that identify it, keys sorted, no spaces: equal kernels have equal bytes.
+
+        Later traits are absent at their defaults.
+        """
         fields = self.model_dump(mode="json")
+        fields.pop("base", None)
         for name in self.traits.later:
             group = fields[self.traits[name].group]
             spelled = self.traits.spelled.get(name, name)
@@ -98,6 +107,14 @@ class Kernel(BaseModel):
         """The family: a shortcut to the trait used most."""
         return str(self.signature.family)
 
+    @property
+    def added_word(self) -> str:
+        """The word of another distribution that the kernel has; empty for the operation's own kernels."""
+        if self.traits.open is None:
+            return ""
+        word = str(getattr(getattr(self, self.traits.open.group), self.traits.open.name))
+        return "" if word in self.traits.open.own else word
+
     def to_row(self) -> dict[str, Any]:
         """Identity and traits as one flat mapping of plain values; booleans are ``bool``."""
         signature, algorithm = (group.model_dump(mode="json") for group in (self.signature, self.algorithm))
@@ -107,16 +124,24 @@ class Kernel(BaseModel):
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Self:
-        """The kernel of a row of the operation's table, or of :meth:`to_row`. Other columns are ignored.
+        """The kernel of a row of the operation's view, or of :meth:`to_row`. Other columns are ignored.
 
         Raises:
+            RegistryError: no installed distribution has its pipeline.
             pydantic.ValidationError: a column is missing or outside its domain.
         """
+        added = cls.traits.open
+        if added is not None and (word := row[added.name]) not in added.own and word not in added.values:
+            raise RegistryError(
+                f"{row['arch']}: no installed package adds the {added.name} {word!r} to {cls.operation}",
+                hint=f"Install the package, or drop its kernels: catalog populate --arch {row['arch']}",
+            )
         groups: dict[str, dict[str, Any]] = {"signature": {}, "algorithm": {}}
         for trait in cls.traits.values():
             value = row[trait.name]
             groups[trait.group][trait.name] = bool(value) if trait.kind == "bool" else value
-        return cls(**{name: row[name] for name in cls.traits.identity}, **groups)
+        stated = (*cls.traits.identity, *({"base"} & set(row.keys())))
+        return cls(**{name: row[name] for name in stated}, **groups)
 
 
 def _renamed(fields: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:

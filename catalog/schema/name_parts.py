@@ -22,6 +22,9 @@ def sql_literal(value: str | int | bool) -> str:
 class Part(Protocol):
     """A piece of a name."""
 
+    def __hash__(self) -> int:
+        """By identity: what a piece reads is cached."""
+
     @property
     def traits(self) -> tuple[str, ...]:
         """The traits that the piece states."""
@@ -104,29 +107,32 @@ class Extents:
 
 @dataclass(frozen=True, eq=False)
 class Word:
-    """The value of one enumerated trait, behind a prefix."""
+    """The value of one enumerated trait, behind a prefix. Left out when it equals ``absent``."""
 
     prefix: str
     field: str
+    absent: str | None = None
 
     @property
     def traits(self) -> tuple[str, ...]:
         return (self.field,)
 
     def text(self, row: Row) -> str:
-        return f"{self.prefix}{row[self.field]}"
+        return "" if row[self.field] == self.absent else f"{self.prefix}{row[self.field]}"
 
     def sql(self) -> str:
-        return f"{sql_literal(self.prefix)} || {self.field}"
+        shown = f"{sql_literal(self.prefix)} || {self.field}"
+        return shown if self.absent is None else f"iif({self.field} = {sql_literal(self.absent)}, '', {shown})"
 
     def printf(self) -> tuple[str, tuple[str, ...]]:
-        return f"{self.prefix}%s", (self.field,)
+        return (f"{self.prefix}%s", (self.field,)) if self.absent is None else ("%s", (self.sql(),))
 
     def regex(self, traits: Traits) -> str:
-        return re.escape(self.prefix) + _any_of(map(str, traits[self.field].values))
+        shown = re.escape(self.prefix) + _any_of(map(str, traits[self.field].values))
+        return shown if self.absent is None else f"(?:{shown})?"
 
     def read(self, text: str) -> dict[str, Any]:
-        return {self.field: text[len(self.prefix) :]}
+        return {self.field: text[len(self.prefix) :] if text else self.absent}
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,12 +1,15 @@
 """Reading arch specs: the files of data/arch_specs, validated and merged by ``extends``.
 
 Files of one revision are in one folder. ``extends`` names a sibling, or a spec of the data folder. Merging: objects
-merge by key, lists append (the parent's items first), scalars override.
+merge by key, lists append (the parent's items first), scalars override. Files of extensions are merged into the
+operation's spec of their name, to which they may only add. What equals a part of another file, such as one of another
+revision, is a reference to it: :mod:`catalog.schema.references`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -17,7 +20,7 @@ from pydantic import ValidationError
 from catalog.errors import SpecError, UsageError
 from catalog.files import parse_json, read_given
 from catalog.messages import did_you_mean, expected
-from catalog.ops import DEFAULT, operation
+from catalog.ops import DEFAULT, extensions, operation
 from catalog.ops.protocol import Operation
 from catalog.schema.arch_spec import (
     ArchSpec,
@@ -34,7 +37,11 @@ from catalog.schema.arch_spec import (
 )
 from catalog.schema.expressions import DEVICE_PARAMETERS, what_is_wrong
 from catalog.schema.lineage import OWN_SPACES
+from catalog.schema.references import REF, files_named, object_in
 from catalog.settings import data_dir
+
+_ADDITIONS = ("enumerations", "select")
+"""The fields of an extension's specs."""
 
 DEFAULT_REVISION = "2026-05"
 """The upstream revision used by default when an arch has several."""
@@ -42,15 +49,19 @@ DEFAULT_REVISION = "2026-05"
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A file and the bytes in it: the key under which this process remembers what it has parsed and validated."""
+    """A file and the bytes in it: the key under which this process remembers what it has parsed and validated.
+
+    ``added`` are the files of extensions that add to it.
+    """
 
     path: Path
     content: bytes
+    added: tuple[_File, ...] = ()
 
     @classmethod
-    def read(cls, path: Path) -> _File:
+    def read(cls, path: Path, added: Iterable[Path] = ()) -> _File:
         try:
-            return cls(path, read_given(path))
+            return cls(path, read_given(path), tuple(map(cls.read, added)))
         except OSError as error:
             raise SpecError(f"{path}: cannot be read: {error.strerror}") from None
 
@@ -171,8 +182,10 @@ def _merge(parent: Any, child: Any) -> Any:
     return child
 
 
-def _chain(path: Path) -> tuple[_File, ...]:
+def _chain(path: Path, of: str) -> tuple[_File, ...]:
     """The spec file and those that it extends, directly and indirectly, itself first."""
+    folders = [plugin.object.specs for plugin in extensions(of) if plugin.object is not None]
+    extending = sorted({folder for folder in folders if folder is not None})
     chain: list[_File] = []
     while True:
         seen = [file.path for file in chain]
@@ -183,19 +196,51 @@ def _chain(path: Path) -> tuple[_File, ...]:
         if not path.is_file():
             there = ", ".join(sorted(p.stem for p in path.parent.glob("*.json")))
             raise SpecError(f"{(seen or [path])[-1]}: extends: no spec {path.stem!r} here; there are: {there}")
-        chain.append(_File.read(path))
+        additions = (folder / path.parent.name / path.name for folder in extending)
+        chain.append(_File.read(path, filter(Path.is_file, additions)))
         parent = _parsed(chain[-1]).get("extends")
         if parent is None:
             return tuple(chain)
         if not isinstance(parent, str):
             raise SpecError(f"{path}: extends: must be the name of a spec")
-        path = _base(path, parent)
+        path = _beside(path, f"{parent}.json")
 
 
-def _base(path: Path, name: str) -> Path:
-    """The spec ``name`` that ``path`` extends: its sibling, or else the one in the data folder."""
-    beside = path.with_name(f"{name}.json")
-    return beside if beside.is_file() else data_dir() / "arch_specs" / path.parent.name / beside.name
+def _beside(path: Path, name: str) -> Path:
+    """The file ``name`` relative to the spec file ``path``, or else to its counterpart in the data folder."""
+    beside, there = (folder / name for folder in (path.parent, data_dir() / "arch_specs" / path.parent.name))
+    return Path(os.path.normpath(beside if beside.is_file() else there))
+
+
+@lru_cache(maxsize=128)
+def _names_in(file: _File) -> frozenset[str]:
+    """The files that references in a file name. Most files have none, and their whole content need not be searched."""
+    return files_named(_parsed(file)) if REF.encode() in file.content else frozenset()
+
+
+def _reached(chain: Sequence[_File]) -> tuple[_File, ...]:
+    """The files of ``chain``, and those that they refer to, directly and indirectly."""
+    reached = list(chain)
+    for file in reached:
+        paths = {_beside(file.path, name) for name in _names_in(file)} - {each.path for each in reached}
+        reached += [_File.read(path) for path in sorted(paths) if path.is_file()]
+    return tuple(reached)
+
+
+def _without_references(file: _File, files: Sequence[_File]) -> dict[str, Any]:
+    if not _names_in(file):
+        return _parsed(file)
+    return object_in(file.path, {each.path: _parsed(each) for each in files}, _beside)
+
+
+def own_content(path: Path) -> dict[str, Any]:
+    """What the spec file ``path`` itself states, without what it extends.
+
+    Raises:
+        SpecError: the file cannot be read, or a reference in it names nothing.
+    """
+    file = _File.read(path)
+    return _without_references(file, _reached([file]))
 
 
 def load_spec_file(path: Path, space: str | None = None, of: str = DEFAULT) -> ArchSpec:
@@ -207,16 +252,20 @@ def load_spec_file(path: Path, space: str | None = None, of: str = DEFAULT) -> A
         UsageError: the file describes no such space.
         SpecError: a file of the chain is missing or wrong; the message names file, path inside it, and what is allowed.
     """
-    return _loaded(_chain(path), space, of)
+    chain = _chain(path, of)
+    return _loaded(_reached(chain), len(chain), space, of)
 
 
 @lru_cache(maxsize=64)
-def _loaded(chain: tuple[_File, ...], space: str | None, of: str) -> ArchSpec:
-    path = chain[0].path
+def _loaded(files: tuple[_File, ...], chain: int, space: str | None, of: str) -> ArchSpec:
+    """The spec in the first file; the first ``chain`` files extend each other, the others are referred to."""
+    path = files[0].path
     merged: dict[str, Any] = {}
-    for file in reversed(chain):
-        raw = {"operation": of} | _parsed(file)
+    for file in reversed(files[:chain]):
+        raw = {"operation": of} | _without_references(file, files)
         _validate(raw, file.path)
+        for more in file.added:
+            raw = _merge(raw, _addition(more, raw, file.path))
         merged = _merge(merged, raw)
     merged.pop("extends", None)
     spec = _validate(merged, path)
@@ -229,6 +278,17 @@ def _loaded(chain: tuple[_File, ...], space: str | None, of: str) -> ArchSpec:
         if getattr(spec, field) is None:
             raise SpecError(f"{path}: {field}: missing; state it here or in a spec that this file extends")
     return spec
+
+
+def _addition(file: _File, raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """The content of an extension's file, which adds to that of the spec in ``path``, ``raw``."""
+    added = _parsed(file)
+    _validate({"operation": raw["operation"], "extends": path.stem} | added, file.path)
+    for field in added.keys() - _ADDITIONS:
+        raise SpecError(f"{file.path}: {field}: an extension may only add {' and '.join(_ADDITIONS)}")
+    for name in added.get("enumerations", {}).keys() & raw.get("enumerations", {}).keys():
+        raise SpecError(f"{file.path}: enumerations.{name}: {path} has an enumeration of that name")
+    return added
 
 
 def _of_space(spec: ArchSpec, space: str) -> ArchSpec:

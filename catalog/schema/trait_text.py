@@ -23,7 +23,7 @@ def read_traits(words: Iterable[str], known: Traits) -> dict[str, Any]:
     for word in words:
         name, equals, text = word.partition("=")
         if not equals:
-            raise UsageError(f"{word!r} states no trait", hint="Write trait=value, as in hdim_q=128.")
+            raise UsageError(f"{word!r} states no trait", hint=f"Write trait=value, as in family={known.families[0]}.")
         if name in traits:
             raise UsageError(f"{name} is stated twice: {shown(traits[name])} and {text}")
         traits[name] = _value(_trait(name, known), text)

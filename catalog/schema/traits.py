@@ -11,10 +11,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
+
+from catalog.plugins import entry_points_of
 
 Group = Literal["signature", "algorithm"]
 TraitValue = bool | int | str
@@ -25,6 +27,35 @@ class Word(str, Enum):
 
     def __str__(self) -> str:
         return str(self.value)
+
+
+class OpenWord(Word):
+    """A word of an open list: the members are an operation's own words, and other distributions add more.
+
+    A distribution adds a word with an entry point of that name in the list's :attr:`group`. Its word is an instance of
+    the list, too: ``Pipeline("theirs")``.
+
+    Attributes:
+        group: the group of entry points.
+    """
+
+    group: ClassVar[str]
+
+    def __init_subclass__(cls, group: str) -> None:
+        cls.group = group
+
+    @classmethod
+    def added(cls) -> tuple[str, ...]:
+        """The words of other distributions."""
+        return tuple(sorted(entry_points_of(cls.group).names - {word.value for word in cls}))
+
+    @classmethod
+    def _missing_(cls, value: object) -> OpenWord | None:
+        if value not in cls.added():
+            return None
+        word = str.__new__(cls, value)
+        word._name_ = word._value_ = str(value)
+        return word
 
 
 Count = Annotated[int, Field(ge=0)]
@@ -45,17 +76,23 @@ class TraitModel(BaseModel):
 class Trait:
     """One column of the kernels of an operation.
 
-    ``values`` is the finite domain, empty for numbers and for text that is bounded otherwise. ``minimum`` is the lower
-    bound of a number.
+    ``own`` is the finite domain, empty for numbers and for text that is bounded otherwise; if ``words`` is not None,
+    other distributions may add to it. ``minimum`` is the lower bound of a number.
     """
 
     name: str
     group: Group
     kind: Literal["bool", "int", "text"]
-    values: tuple[str | int, ...]
+    own: tuple[str | int, ...]
+    words: type[OpenWord] | None
     minimum: int | None
     default: TraitValue | None
     meaning: str
+
+    @property
+    def values(self) -> tuple[str | int, ...]:
+        """The finite domain, including the words of other distributions."""
+        return self.own if self.words is None else (*self.own, *self.words.added())
 
     @property
     def sql_type(self) -> str:
@@ -75,7 +112,9 @@ class Trait:
         """Whether the column may hold ``value``; the lower bound is not checked."""
         if isinstance(value, bool) or self.kind == "bool":
             return isinstance(value, bool) and self.kind == "bool"
-        return value in self.values if self.values else isinstance(value, str) == (self.kind == "text")
+        if not self.own:
+            return isinstance(value, str) == (self.kind == "text")
+        return value in self.own or value in self.values
 
 
 class Traits(Mapping[str, Trait]):
@@ -88,6 +127,9 @@ class Traits(Mapping[str, Trait]):
         spelled: names that ids use for traits that have been renamed since.
         later: traits added after the operation's first catalogs. A later trait is left out of a kernel's id while it
             has its default, and its column comes last, where a migration can add it.
+
+    Attributes:
+        open: the trait with an :class:`OpenWord`, if any: the pipeline.
     """
 
     def __init__(
@@ -104,6 +146,7 @@ class Traits(Mapping[str, Trait]):
         self.identity = ("arch", "revision", "space", variant, "target")
         self._traits = {name: _as_trait(name, "signature", info) for name, info in signature.model_fields.items()}
         self._traits |= {name: _as_trait(name, "algorithm", info) for name, info in algorithm.model_fields.items()}
+        self.open = next((trait for trait in self._traits.values() if trait.words is not None), None)
 
     def __getitem__(self, name: str) -> Trait:
         return self._traits[name]
@@ -132,11 +175,12 @@ def _base_type(annotation: Any) -> Any:
 
 def _as_trait(name: str, group: Group, info: FieldInfo) -> Trait:
     kind: Literal["bool", "int", "text"]
-    values: tuple[str | int, ...] = ()
+    own: tuple[str | int, ...] = ()
+    words = None
     annotation = _base_type(info.annotation)
     if get_origin(annotation) is Literal:
-        values = get_args(annotation)
-        kind = "text" if isinstance(values[0], str) else "int"
+        own = get_args(annotation)
+        kind = "text" if isinstance(own[0], str) else "int"
     elif annotation is bool:
         kind = "bool"
     elif annotation is int:
@@ -144,9 +188,10 @@ def _as_trait(name: str, group: Group, info: FieldInfo) -> Trait:
     else:
         kind = "text"
         if issubclass(annotation, Enum):
-            values = tuple(member.value for member in annotation)
+            own = tuple(member.value for member in annotation)
+        words = annotation if issubclass(annotation, OpenWord) else None
     minimum = next((m.ge for m in info.metadata if hasattr(m, "ge")), None)
     default = None if info.is_required() else info.default
     if isinstance(default, Enum):
         default = default.value
-    return Trait(name, group, kind, values, minimum, default, info.description or "")
+    return Trait(name, group, kind, own, words, minimum, default, info.description or "")

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "traits.hpp"
+#include "dtype.hpp"
 
 namespace catalog::cuda {
 

@@ -9,22 +9,11 @@ import os
 import re
 import shlex
 import shutil
-import tempfile
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from catalog.build import processes
 from catalog.build.cuda.facts import cuda_facts, cuda_flags
-from catalog.build.toolchains import (
-    PROBE_TIMEOUT_SECONDS,
-    SOURCE,
-    Compiler,
-    Toolchain,
-    ask,
-    digest_of,
-    find_host_compiler,
-)
+from catalog.build.toolchains import Compiler, Toolchain, ask, digest_of, find_host_compiler, first_error
 from catalog.errors import ToolchainError
 from catalog.settings import Settings, settings
 
@@ -134,15 +123,10 @@ def check(toolchain: Toolchain) -> None:
     Raises:
         ToolchainError: it does not compile; the message has the compiler's words.
     """
-    with tempfile.TemporaryDirectory(prefix="catalog-") as scratch:
-        folder = Path(scratch)
-        (folder / SOURCE).write_text(_PROBE)
-        for command in (toolchain.compile_command(()), toolchain.link_command()):
-            done = processes.run(command, folder, PROBE_TIMEOUT_SECONDS, threading.Event())
-            if done.failure is not None:
-                error = next((line for line in done.output.splitlines() if "error" in line), done.failure)
-                raise ToolchainError(
-                    f"{toolchain.compiler.path} does not build for {toolchain.isa}: {error}",
-                    hint="nvcc accepts only host compilers of its time: set CATALOG_CXX to one that it supports, "
-                    f"or install another ({cuda_facts().remedy('compiler')}).",
-                )
+    failed = first_error(_PROBE, toolchain.compile_command(()), toolchain.link_command())
+    if failed is not None:
+        raise ToolchainError(
+            f"{toolchain.compiler.path} does not build for {toolchain.isa}: {failed[0]}",
+            hint="nvcc accepts only host compilers of its time: set CATALOG_CXX to one that it supports, "
+            f"or install another ({cuda_facts().remedy('compiler')}).",
+        )

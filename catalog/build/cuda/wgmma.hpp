@@ -12,7 +12,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "traits.hpp"
+#include "dtype.hpp"
 
 namespace catalog::cuda {
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,8 @@ from catalog.build.export.toolset import Toolset
 from catalog.build.keys import abi_number
 from catalog.build.targets import HEADERS, Target
 from catalog.errors import UsageError
-from catalog.ops import operation_of
-from catalog.ops.protocol import Operation
+from catalog.ops import emitters_of, operation_of
+from catalog.ops.protocol import Emitter
 from catalog.schema.kernel import Kernel
 from catalog.settings import settings
 
@@ -114,7 +114,11 @@ def export_project(
             f"a project is for one arch, and these rows are of {', '.join(rows.targets)}", hint="--arch chooses one."
         )
     ((arch, target),) = rows.targets.items()
-    others = {f"{name.upper()}_DIR": path for name, path in target.other_headers(rows.operation).items()}
+    others = {
+        f"{name.upper()}_DIR": path
+        for emitters in rows.emitters
+        for name, path in target.other_headers(emitters).items()
+    }
     project = Project(prefix, [kernel.name for kernel in rows.kernels], rows.toolsets[arch], others)
     built = {"format": form.value, "library": project.output, "variables": project.variables}
     files = {**rows.files(on_done), **project_files(project, form)}
@@ -123,11 +127,11 @@ def export_project(
 
 @dataclass(frozen=True)
 class _Rows:
-    """The rows to export: kernels ordered by name, with target and toolset of each arch."""
+    """The rows to export: kernels ordered by name, what emits their sources, and target and toolset of each arch."""
 
     kernels: Sequence[Kernel]
     prefix: str
-    operation: Operation
+    emitters: Collection[tuple[Emitter, ...]]
     targets: Mapping[str, Target]
     toolsets: Mapping[str, Toolset]
 
@@ -161,14 +165,15 @@ class _Rows:
             for arch, target in targets.items()
         }
         toolsets = {arch: toolset_of(arch).adding(flags) for arch, flags in more.items()}
-        return cls(chosen, prefix, operation_of(chosen[0]), targets, toolsets)
+        return cls(chosen, prefix, dict.fromkeys(map(emitters_of, chosen)), targets, toolsets)
 
     def files(self, on_done: Callable[[Kernel], None] | None) -> dict[str, str]:
         """Sources, table and headers: texts by name."""
         units = dict(self._units(on_done))
         sources = {**units, **_TABLE.files(self.prefix, [_entry(kernel) for kernel in self.kernels])}
-        copied = copied_headers(sources.values(), {**HEADERS, **self.operation.headers})
-        return {**sources, **copied, _ARGUMENTS: self.operation.arguments.header}
+        own = {name: path for emitters in self.emitters for of in emitters for name, path in of.headers.items()}
+        copied = copied_headers(sources.values(), {**HEADERS, **own})
+        return {**sources, **copied, _ARGUMENTS: operation_of(self.kernels[0]).arguments.header}
 
     def _units(self, on_done: Callable[[Kernel], None] | None) -> Iterator[tuple[str, str]]:
         cache = Cache(settings().cache_dir)

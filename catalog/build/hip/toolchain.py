@@ -23,10 +23,10 @@ from catalog.build.hip.facts import clang_number, hip_facts, hip_flags
 from catalog.build.permissions import make_private
 from catalog.build.toolchains import (
     PROBE_TIMEOUT_SECONDS,
-    SOURCE,
     Compiler,
     Toolchain,
     digest_of,
+    first_error,
     identify,
 )
 from catalog.errors import ToolchainError
@@ -231,21 +231,16 @@ def check(toolchain: Toolchain) -> None:
     Raises:
         ToolchainError: the message says which part is missing and which package has it.
     """
-    facts = hip_facts()
-    with tempfile.TemporaryDirectory(prefix="catalog-") as scratch:
-        folder = Path(scratch)
-        (folder / SOURCE).write_text(_PROBE)
-        for command in (toolchain.compile_command(()), toolchain.link_command()):
-            done = processes.run(command, folder, PROBE_TIMEOUT_SECONDS, threading.Event())
-            if done.failure is None:
-                continue
-            error = next((line for line in done.output.splitlines() if "error" in line), done.failure)
-            part = "compiler"
-            if "hip_runtime.h" in done.output or "amdhip64" in done.output:
-                part = "runtime"
-            elif "device librar" in done.output:
-                part = "device_libs"
-            raise ToolchainError(
-                f"{toolchain.compiler.path} does not build HIP for {toolchain.isa}: {error}",
-                hint=f"Install what is missing ({facts.remedy(part)}), or set CATALOG_HIPCXX or CATALOG_ROCM_PATH.",
-            )
+    failed = first_error(_PROBE, toolchain.compile_command(()), toolchain.link_command())
+    if failed is None:
+        return
+    error, output = failed
+    part = "compiler"
+    if "hip_runtime.h" in output or "amdhip64" in output:
+        part = "runtime"
+    elif "device librar" in output:
+        part = "device_libs"
+    raise ToolchainError(
+        f"{toolchain.compiler.path} does not build HIP for {toolchain.isa}: {error}",
+        hint=f"Install what is missing ({hip_facts().remedy(part)}), or set CATALOG_HIPCXX or CATALOG_ROCM_PATH.",
+    )

@@ -1,4 +1,4 @@
-// The matrix products shared by both GEMMs of attention.
+// Matrix products of tiles, held in registers.
 #pragma once
 
 #include <algorithm>
@@ -50,7 +50,7 @@ inline auto add_to(float* c) {
 }
 
 // Calls body(std::integral_constant<int, size>, first) for blocks of the first size from `first` to `end`, then of the
-// next sizes for the remainder: a decode step with one row runs a block of one row.
+// next sizes for the remainder: a single row runs a block of one row.
 template <int size, int... smaller, class Body>
 inline void for_blocks(int first, int end, Body body) {
     for (; first + size <= end; first += size) body(std::integral_constant<int, size>{}, first);
@@ -76,15 +76,16 @@ inline void multiply_panels(const float* a, const float* b, std::ptrdiff_t panel
         });
 }
 
-// c[r * ldc + key] = a[r * lda] . b[key] for `rows` rows of A and the keys of one vector: one accumulator each, all
-// reduced together. Keys after `last` are read as `last`, so that no tail code is needed; their products are not used.
+// c[r * ldc + j] = a[r * lda] . b[first + j] for `rows` rows of A and as many rows of B as give a vector of products: one
+// accumulator each, all reduced together. Rows after `last` are read as `last`, so that no tail code is needed; their
+// products are not used.
 // Each step along the depth prefetches `asked` elements of `next`.
 template <int rows, int lda, int ldc, class B, class Next>
 inline void multiply_rows(const float* a, B b, Lines<Next>& next, int asked, int first, int last, int depth,
                           float* c) {
-    constexpr int keys = lanes / rows;
-    decltype(b[0]) row[keys];
-    for (int key = 0; key < keys; ++key) row[key] = b[std::min(first + key, last)];
+    constexpr int columns = lanes / rows;
+    decltype(b[0]) row[columns];
+    for (int j = 0; j < columns; ++j) row[j] = b[std::min(first + j, last)];
     Float acc[lanes] = {};
     for (int k = 0; k < depth; k += lanes) {
         Float a_k[rows];
@@ -92,15 +93,15 @@ inline void multiply_rows(const float* a, B b, Lines<Next>& next, int asked, int
         for (int r = 0; r < rows; ++r) a_k[r] = load(a + r * lda + k);
         next.ask(asked);
 #pragma GCC unroll 16
-        for (int key = 0; key < keys; ++key) {
-            const Float b_k = load(row[key] + k);
+        for (int j = 0; j < columns; ++j) {
+            const Float b_k = load(row[j] + k);
 #pragma GCC unroll 16
-            for (int r = 0; r < rows; ++r) acc[r * keys + key] += a_k[r] * b_k;
+            for (int r = 0; r < rows; ++r) acc[r * columns + j] += a_k[r] * b_k;
         }
     }
     float sums[lanes];
     store(sums, sum_each(acc));
-    for (int r = 0; r < rows; ++r) std::memcpy(c + r * ldc, sums + r * keys, keys * sizeof(float));
+    for (int r = 0; r < rows; ++r) std::memcpy(c + r * ldc, sums + r * columns, columns * sizeof(float));
 }
 
 }  // namespace catalog::host

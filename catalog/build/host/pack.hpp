@@ -5,7 +5,7 @@
 
 namespace catalog::host {
 
-// Rows of T that are contiguous along the head dim.
+// Rows of T, each contiguous.
 template <class T>
 struct Rows {
     T* data;
@@ -25,38 +25,38 @@ struct RowTable {
 };
 
 template <class T>
-inline void pack_query(const T* query, int width, float scale, float* packed) {
-    for (int d = 0; d < width; d += lanes) store(packed + d, load_first(query + d, width - d) * scale);
+inline void pack_scaled(const T* row, int width, float scale, float* packed) {
+    for (int d = 0; d < width; d += lanes) store(packed + d, load_first(row + d, width - d) * scale);
 }
 
-// Transposed panels: packed[panel][d][key within the panel]. Keys after the last one become zeros.
-template <int panel_keys, int panel_depth, class Keys>
-inline void pack_keys(Keys keys, int count, int width, float* packed) {
-    for (int key = 0; key < round_up(count, panel_keys); key += lanes) {
-        float* panel = packed + key / panel_keys * panel_keys * panel_depth + key % panel_keys;
+// Transposed panels: packed[panel][d][row within the panel]. Rows after the last one become zeros.
+template <int panel_rows, int panel_depth, class Source>
+inline void pack_transposed(Source rows, int count, int width, float* packed) {
+    for (int row = 0; row < round_up(count, panel_rows); row += lanes) {
+        float* panel = packed + row / panel_rows * panel_rows * panel_depth + row % panel_rows;
         for (int d = 0; d < width; d += lanes) {
             Float block[lanes];
-            if (key + lanes <= count && d + lanes <= width) {
+            if (row + lanes <= count && d + lanes <= width) {
 #pragma GCC unroll 16
-                for (int i = 0; i < lanes; ++i) block[i] = load(keys[key + i] + d);
+                for (int i = 0; i < lanes; ++i) block[i] = load(rows[row + i] + d);
             } else {
                 for (int i = 0; i < lanes; ++i)
-                    block[i] = key + i < count ? load_first(keys[key + i] + d, width - d) : Float{};
+                    block[i] = row + i < count ? load_first(rows[row + i] + d, width - d) : Float{};
             }
             transpose(block);
 #pragma GCC unroll 16
-            for (int i = 0; i < lanes; ++i) store(panel + (d + i) * panel_keys, block[i]);
+            for (int i = 0; i < lanes; ++i) store(panel + (d + i) * panel_rows, block[i]);
         }
     }
 }
 
-// Panels of columns: packed[panel][key][column within the panel].
-template <int panel_columns, int panel_keys, class Values>
-inline void pack_values(Values values, int count, int width, float* packed) {
-    for (int key = 0; key < count; ++key)
+// Panels of columns: packed[panel][row][column within the panel].
+template <int panel_columns, int panel_rows, class Source>
+inline void pack_columns(Source rows, int count, int width, float* packed) {
+    for (int row = 0; row < count; ++row)
         for (int d = 0; d < round_up(width, panel_columns); d += lanes) {
-            float* panel = packed + d / panel_columns * panel_columns * panel_keys + d % panel_columns;
-            store(panel + key * panel_columns, load_first(values[key] + d, width - d));
+            float* panel = packed + d / panel_columns * panel_columns * panel_rows + d % panel_columns;
+            store(panel + row * panel_columns, load_first(rows[row] + d, width - d));
         }
 }
 

@@ -85,7 +85,7 @@ _DROPOUT_NATIVE = Choice(
     ("dropout", "store_randval"),
     {(False, False): "_ndropout", (True, False): "_dropout", (True, True): "_dropout_storerandval"},
 )
-_PIPELINE_BWD = words("pipeline", no="", sm90_mma="_sm90_mma", sm90_wgmma="_sm90_wgmma")
+_PIPELINE = Word("_", "pipeline", absent="no")
 
 
 def _v_is_n1(row: Row) -> dict[str, Any]:
@@ -184,50 +184,67 @@ GRAMMARS: Mapping[str, Grammar] = MappingProxyType(
 )  # fmt: skip
 """The name grammar of every family in the newest revision."""
 
+_UNTIL_2025_11: Mapping[str, Grammar] = MappingProxyType(
+    {
+        grammar.family: grammar
+        for grammar in (
+            _grammar(
+                Family.FWD_SPLITKV, _v_is_q, _MODE, Literal("_"), _TILE, _LOOP, _LSE, _SQUANT,
+                flag("paged_kv", "pagedkv"),
+            ),
+            _grammar(
+                Family.FWD_PAGEDKV, _v_is_n1, _MODE, Literal("_"), _TILE, _LOOP, _LSE, _SKIP, _SQUANT,
+                flag("paged_kv", "pagedkv"),
+            ),
+            _grammar(
+                Family.BATCH_PREFILL, _paged_by_token, _MODE, Literal("_"), _TILE, _LOOP, _LSE, _DROPOUT, _SQUANT
+            ),
+            _grammar(
+                Family.BWD_CONVERT_DQ, _v_is_q, Extents("_b", ("tile_m0", "tile_n0")), _MODE,
+                Extents("_o", ("block_per_cu",)), Pads({"pad_s": "s", "pad_d": "d"}),
+                flag("deterministic", "deterministic"),
+            ),
+        )
+    }
+)  # fmt: skip
+
 _OLDER: Mapping[str, Mapping[str, Grammar]] = MappingProxyType(
     {
         "2025-07": {
-            grammar.family: grammar
-            for grammar in (
-                _grammar(Family.FWD, _v_is_n1, _MODE, Literal("_"), _TILE, _LOOP, _LSE, _DROPOUT, _SKIP, _SQUANT),
-                _grammar(
-                    Family.FWD_SPLITKV, _v_is_q, _MODE, Literal("_"), _TILE, _LOOP, _LSE, _SQUANT,
-                    flag("paged_kv", "pagedkv"),
-                ),
-                _grammar(
-                    Family.FWD_PAGEDKV, _v_is_n1, _MODE, Literal("_"), _TILE, _LOOP, _LSE, _SKIP, _SQUANT,
-                    flag("paged_kv", "pagedkv"),
-                ),
-                _grammar(
-                    Family.BATCH_PREFILL, _paged_by_token, _MODE, Literal("_"), _TILE, _LOOP, _LSE, _DROPOUT, _SQUANT
-                ),
-                _grammar(
-                    Family.BWD_DOT_DO_O, _rows_of_64, _MODE, Extents("_o", ("block_per_cu",)),
-                    Pads({"pad_s": "s", "pad_dv": "dv"}),
-                ),
-                _grammar(
-                    Family.BWD_DQ_DK_DV, _bwd, _MODE, Literal("_"), _TILE_BWD[:-1], Word("_", "pipeline"), _PADS, _BIAS,
-                    flag("dbias", "dbias"), _MASK, _DROPOUT_BWD, flag("deterministic", "deterministic"),
-                ),
-                _grammar(
-                    Family.BWD_CONVERT_DQ, _v_is_q, Extents("_b", ("tile_m0", "tile_n0")), _MODE,
-                    Extents("_o", ("block_per_cu",)), Pads({"pad_s": "s", "pad_d": "d"}),
-                    flag("deterministic", "deterministic"),
-                ),
-            )
-        }
+            **_UNTIL_2025_11,
+            Family.FWD: _grammar(
+                Family.FWD, _v_is_n1, _MODE, Literal("_"), _TILE, _LOOP, _LSE, _DROPOUT, _SKIP, _SQUANT
+            ),
+            Family.BWD_DOT_DO_O: _grammar(
+                Family.BWD_DOT_DO_O, _rows_of_64, _MODE, Extents("_o", ("block_per_cu",)),
+                Pads({"pad_s": "s", "pad_dv": "dv"}),
+            ),
+            Family.BWD_DQ_DK_DV: _grammar(
+                Family.BWD_DQ_DK_DV, _bwd, _MODE, Literal("_"), _TILE_BWD[:-1], Word("_", "pipeline"), _PADS, _BIAS,
+                flag("dbias", "dbias"), _MASK, _DROPOUT_BWD, flag("deterministic", "deterministic"),
+            ),
+        },
+        "2025-11": {
+            **_UNTIL_2025_11,
+            Family.FWD: _grammar(
+                Family.FWD, _v_is_n1, _MODE, Literal("_"), _TILE, _LOOP, _LSE, _DROPOUT, _SKIP, _SQUANT,
+                flag("trload", "trload"),
+            ),
+        },
     }
 )  # fmt: skip
 """The families that older revisions name differently."""
 
 
-def _native(grammar: Grammar, implied: Implied | None = None, more: Sequence[Part] = (), **replaced: Part) -> Grammar:
-    """Upstream's grammar adapted to our own kernels, which have other targets.
+def _native(grammar: Grammar, implied: Implied | None = None, **replaced: Part) -> Grammar:
+    """Upstream's grammar adapted to our own kernels, which have other targets, and pipelines in every family.
 
-    ``replaced``: parts by the trait that they show; ``more``: parts that upstream's names lack.
+    ``replaced``: parts by the trait that they show.
     """
     parts = [replaced.get(part.traits[0], part) if part.traits else part for part in grammar.parts[:-1]]
-    return Grammar(TRAITS, grammar.family, (*parts, *more, _NATIVE), implied or grammar.implied)
+    if not any("pipeline" in part.traits for part in parts):
+        parts.append(_PIPELINE)
+    return Grammar(TRAITS, grammar.family, (*parts, _NATIVE), implied or grammar.implied)
 
 
 _NATIVE_GRAMMARS: Mapping[str, Grammar] = MappingProxyType(
@@ -236,9 +253,7 @@ _NATIVE_GRAMMARS: Mapping[str, Grammar] = MappingProxyType(
         Family.FWD_SPLITKV: _native(GRAMMARS[Family.FWD_SPLITKV], _v_is_n1),
         Family.FWD_APPENDKV: _native(GRAMMARS[Family.FWD_APPENDKV], _v_is_n1),
         Family.BATCH_PREFILL: _native(GRAMMARS[Family.BATCH_PREFILL], kv_load_mode=words("kv_load_mode", no="")),
-        Family.BWD_DQ_DK_DV: _native(
-            GRAMMARS[Family.BWD_DQ_DK_DV], _v_is_bwd8, (_PIPELINE_BWD,), dropout=_DROPOUT_NATIVE
-        ),
+        Family.BWD_DQ_DK_DV: _native(GRAMMARS[Family.BWD_DQ_DK_DV], _v_is_bwd8, dropout=_DROPOUT_NATIVE),
     }
 )
 """The grammars of our own kernels: V may have another head dim than Q everywhere, and dropout has one variant."""

@@ -26,6 +26,7 @@ from catalog.ops.attention.tensors import zeroed_outputs
 from catalog.ops.attention.traits import Family
 from catalog.ops.attention.workspace import partial_bytes, splits_of, workspace_of
 from catalog.ops.protocol import Operation
+from catalog.schema.deployment import Deployment
 from catalog.schema.kernel import Kernel
 from catalog.schema.lineage import OWN_SPACES
 from catalog.schema.workspace import Workspace
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from catalog.build.generators import Generator
     from catalog.runtime.tolerance import Tolerance
     from catalog.schema.lineage import Lineage
     from catalog.schema.problem_form import Form
@@ -56,6 +58,7 @@ class Attention(Operation):
         *("tokens_k", "page_size", "num_pages", "num_splits", "seqlen_new", "rotary_dim"),
         *("dropout", "dlse"),
     )
+    variants = "masks"
     variant_trait = "mask"
     axes = MappingProxyType({"hdim": ("hdim_q", "hdim_v"), "warp": ("warp_m0", "warp_n0", "warp_k0")})
     # The names and words of CK's dispatcher: dispatcher/codegen/fmha/instance_gen.py, expand_sweep. Sweep files name a
@@ -72,6 +75,12 @@ class Attention(Operation):
     def read_tile(self, text: str) -> dict[str, Any]:
         """As :func:`~catalog.ops.attention.names.parse_tile`."""
         return parse_tile(text)
+
+    def generator(self, root: Path, timeout: float) -> Generator:
+        """As :func:`catalog.ops.attention.upstream.live.find_generator`."""
+        from catalog.ops.attention.upstream.live import find_generator
+
+        return find_generator(root, timeout)
 
     problem = Problem
     arguments = ARGUMENTS
@@ -154,6 +163,12 @@ class Attention(Operation):
         from catalog.ops.attention.tolerance import tolerances
 
         return tolerances(problem, inputs, problem.tensors["q"].element if rounds_products else "float32")
+
+    def problems_of_model(self, config: Mapping[str, Any], deployment: Deployment) -> Iterable[Problem]:
+        """As :func:`catalog.ops.attention.models.problems_of_model`."""
+        from catalog.ops.attention.models import problems_of_model
+
+        return problems_of_model(config, deployment)
 
     def label(self, problem: Problem) -> str:
         """Its ``op`` and element type."""

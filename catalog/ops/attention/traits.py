@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from catalog.schema.traits import Count, TraitModel, Traits, Word, trait
+from catalog.schema.traits import Count, OpenWord, TraitModel, Traits, Word, trait
 
 
 class Family(Word):
@@ -119,7 +119,7 @@ class DropoutVariant(Word):
     WG32 = "wg32"
 
 
-class Pipeline(Word):
+class Pipeline(OpenWord, group="catalog.attention.pipelines"):
     """Main loop of the kernel."""
 
     NO = "no"

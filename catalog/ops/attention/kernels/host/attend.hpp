@@ -54,7 +54,7 @@ class Attention {
         std::int64_t query = item.first_row / heads, head = item.first_row % heads;
         for (std::int64_t i = 0; i < rows; ++i) {
             ItemRow& row = scratch.row[i] = {item.head_k * heads + head, query, {}};
-            pack_query(row_of<const T>(args.q, row), hdim_q, scores.query_scale(row.head, query), scratch.q[i]);
+            pack_scaled(row_of<const T>(args.q, row), hdim_q, scores.query_scale(row.head, query), scratch.q[i]);
             std::fill_n(scratch.o[i], Memory::columns, 0.0f);
             if (++head == heads) head = 0, ++query;
         }

@@ -85,9 +85,9 @@ class Backward {
         std::fill_n(scratch.dv[0], count * Memory::columns_v, 0.0f);
         if (rows == 0) return;  // K and V may be absent then
         const auto k = keys_of<const T>(args.k, range.begin), v = keys_of<const T>(args.v, range.begin);
-        pack_keys<Row::warp_n0, Memory::depth_q>(k, count, hdim_q, scratch.k_transposed);
-        pack_keys<Row::warp_n0, Memory::depth_v>(v, count, hdim_v, scratch.v_transposed);
-        pack_values<Row::warp_n0, Row::tile_n0>(k, count, hdim_q, scratch.k);
+        pack_transposed<Row::warp_n0, Memory::depth_q>(k, count, hdim_q, scratch.k_transposed);
+        pack_transposed<Row::warp_n0, Memory::depth_v>(v, count, hdim_v, scratch.v_transposed);
+        pack_columns<Row::warp_n0, Row::tile_n0>(k, count, hdim_q, scratch.k);
     }
 
     // Q is packed times scale * log2(e), and dK has only the scale.

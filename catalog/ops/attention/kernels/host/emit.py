@@ -23,7 +23,7 @@ from catalog.schema.kernel import Kernel
 _FP32, _FP16, _BF16 = "float", "catalog::host::fp16", "catalog::host::bf16"
 _FP8, _BF8 = "catalog::host::fp8", "catalog::host::bf8"
 
-_HOST = Dialect(
+HOST = Dialect(
     title="the host",
     folder="host",
     dtypes=MappingProxyType(
@@ -65,4 +65,4 @@ def emit(kernel: Kernel) -> str:
     Raises:
         BuildError: the kernel headers implement no such kernel; the message names the trait.
     """
-    return _HOST.source(kernel, _HEADERS[kernel.family])
+    return HOST.source(kernel, _HEADERS[kernel.family])

@@ -30,8 +30,8 @@ struct PackedTile {
 
     PackedTile(Memory& scratch, const KvTile<Row>& tile, const KvTile<Row>& /*next*/, int hdim_q, int hdim_v)
         : scratch(scratch), hdim_q(hdim_q), hdim_v(hdim_v) {
-        pack_keys<Row::warp_n0, Memory::depth>(tile.keys, tile.count, hdim_q, scratch.k);
-        pack_values<Row::warp_n1, Row::tile_n0>(tile.values, tile.count, hdim_v, scratch.v);
+        pack_transposed<Row::warp_n0, Memory::depth>(tile.keys, tile.count, hdim_q, scratch.k);
+        pack_columns<Row::warp_n1, Row::tile_n0>(tile.values, tile.count, hdim_v, scratch.v);
     }
 
     // S = Q K^T.

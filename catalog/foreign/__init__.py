@@ -1,0 +1,1 @@
+"""Tables of timings that other projects made: their formats, import and export."""

@@ -41,7 +41,7 @@ if args.output_dir:
     with open(Path(__file__).with_name("asked"), "a") as log:
         log.write(args.filter + " " + str(args.receipt) + "\\n")
 """
-OPTIONS = 'parser.add_argument("-f", "--filter")\nparser.add_argument("-o", "--output_dir")\n'
+OPTIONS = 'parser.add_argument("-o", "--output_dir")\n'
 
 
 @pytest.fixture(scope="module")

@@ -9,18 +9,26 @@ import ctypes
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from catalog.build.resources import RESOURCES
+from catalog.build.builder import Builder
+from catalog.build.cache import ArtifactRecord
+from catalog.build.resources import RESOURCES, Resources
+from catalog.build.targets import CK, Target
 from catalog.errors import ToolchainError, UsageError
+from catalog.ops.attention.kernels.ck.emit import emit_row
 from catalog.ops.attention.traits import Family
 from catalog.ops.attention.upstream.sources import find_checkout
 from catalog.registry.query import Query, run
+from catalog.rules.restriction import restriction
 from catalog.runtime.catalog import Catalog
+from catalog.schema.kernel import Kernel
 from catalog.settings import choose
 
+DATA = Path(__file__).parent.parent / "data"
 SMALLEST = "dtype = 'fp16' AND bias = 'no' AND mask = 'no' AND NOT dropout AND hdim_q <= 128"
 FORWARD_ARCHES = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")
 
@@ -66,6 +74,36 @@ def build(catalog: Catalog, arch: str, where: str) -> None:
 )
 def test_a_row_of_every_family(catalog: Catalog, arch: str, family: Family) -> None:
     build(catalog, arch, f"family = '{family}' AND {SMALLEST}")
+
+
+@pytest.mark.parametrize("family", Family)
+def test_a_rows_own_source_gives_the_generators_kernel(catalog: Catalog, family: Family, tmp_path: Path) -> None:
+    """The same registers, spills, memory and code."""
+    checkout = find_checkout()
+    revision = checkout.generator.revision
+    catalog.populate("gfx90a", revision=revision, mask_impl="simplified")
+    kernels = catalog.kernels(f"revision = '{revision}' AND family = '{family}' AND {SMALLEST}", arch="gfx90a")
+    kernel = next(kernel for kernel in kernels if catalog.refusal(kernel) is None)
+
+    def from_traits(kernel: Kernel, memory: Path) -> str:
+        return emit_row(kernel, checkout.headers)
+
+    written, generated = replace(CK, emit=from_traits), CK
+    assert resources(kernel, written, tmp_path / "written") == resources(kernel, generated, tmp_path / "generated")
+
+
+def resources(kernel: Kernel, target: Target, cache: Path) -> Resources:
+    records: list[ArtifactRecord] = []
+    Builder(cache, records.append, targets=lambda arch: target).build(kernel)
+    return records[0].resources
+
+
+def test_a_row_of_a_sweep(catalog: Catalog, tmp_path: Path) -> None:
+    restricted = restriction(catalog.spec("gfx942", space="rules"), (DATA / "sweeps" / "fwd_ci.json",), "", None)
+    catalog.populate("gfx942", space="rules", restriction=restricted)
+    kernels = catalog.kernels("space = 'rules' AND hdim_q = 64 AND tile_m0 = 64", arch="gfx942")
+    kernel = next(kernel for kernel in kernels if catalog.refusal(kernel) is None)
+    assert catalog.build(kernel).so_bytes
 
 
 @pytest.mark.parametrize("arch", FORWARD_ARCHES)

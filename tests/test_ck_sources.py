@@ -20,7 +20,9 @@ from catalog.build.targets import HEADERS
 from catalog.errors import BuildError
 from catalog.ops import operation
 from catalog.ops.attention.arguments import ARGUMENTS
-from catalog.ops.attention.kernels.ck.emit import emit
+from catalog.ops.attention.kernel import AttentionKernel
+from catalog.ops.attention.kernels.ck.emit import emit_generated, emit_row
+from catalog.ops.attention.kernels.ck.headers import all_headers
 from catalog.ops.attention.upstream.sources import Checkout, find_checkout, open_checkout
 from catalog.runtime.catalog import Catalog
 from catalog.schema.kernel import Kernel
@@ -39,7 +41,7 @@ if args.output_dir:
     with open(Path(__file__).with_name("asked"), "a") as log:
         log.write(args.filter + " " + str(args.receipt) + "\\n")
 """
-OPTIONS = 'parser.add_argument("-f", "--filter")\nparser.add_argument("-o", "--output_dir")\n'
+OPTIONS = 'parser.add_argument("-o", "--output_dir")\n'
 
 
 @pytest.fixture(scope="module")
@@ -84,11 +86,21 @@ def test_a_checkout_without_the_kernel_says_so(rows: Catalog, checkout: Checkout
     (checkout.example / "names").touch()
     with pytest.raises(BuildError, match=rf"knows no kernel {kernel.name}.*revision 2025-07"):
         checkout.source(kernel, tmp_path)
-    with pytest.raises(BuildError, match=r"space rules.*no source"):
-        checkout.source(kernel.model_copy(update={"space": "rules"}), tmp_path)
     with pytest.raises(BuildError, match=r"is of revision 2026-05.*is detected as revision 2025-07"):
         checkout.source(kernel.model_copy(update={"revision": "2026-05"}), tmp_path)
     assert not list(tmp_path.glob("*.cpp"))
+
+
+def test_filters_leave_out_the_target(rows: Catalog, tmp_path: Path) -> None:
+    """Names of newer generators end in the target, but not where they compare them with the filter."""
+    root = make_checkout(tmp_path / "ck", WRITES)
+    generator = root / "example" / "ck_tile" / "01_fmha" / "generate.py"
+    writes = generator.read_text().replace("args = parser", f"{OPTIONS}args = parser").replace('".cpp"', '"_gfx9.cpp"')
+    generator.write_text(writes)
+    (root / "include" / "ck_tile").mkdir(parents=True)
+    kernel = row(rows, "family = 'fwd'").model_copy(update={"revision": "2026-05", "target": "gfx9"})
+    generator.with_name("names").write_text(kernel.name.removesuffix("_gfx9"))
+    assert open_checkout(root).source(kernel, tmp_path).startswith("// fmha_fwd_d")
 
 
 def test_a_generator_that_fails_is_a_failed_build(rows: Catalog, checkout: Checkout, tmp_path: Path) -> None:
@@ -107,6 +119,38 @@ def test_where_a_checkout_has_to_be(there: bool, tmp_path: Path, monkeypatch: py
         find_checkout()
     monkeypatch.undo()
     settings.cache_clear()
+
+
+# Rows of sweeps
+
+
+@pytest.mark.parametrize("revision", ["2025-07", "2025-11"])
+def test_headers_are_recognised_by_their_files(revision: str, checkout: Checkout) -> None:
+    for name in all_headers()[revision].has:
+        file = checkout.include / "ck_tile" / "ops" / "fmha" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    assert checkout.headers == revision
+    with pytest.raises(BuildError, match=r"none of the revisions 2025-07, 2025-11"):
+        replace(checkout, include=checkout.example).headers  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("of", "traits", "lacks"),
+    [
+        ("2025-07", {"dtype": "fp32"}, "dtype = fp32"),
+        ("2025-07", {"pipeline": "qr_async_trload"}, "pipeline = qr_async_trload"),
+        ("2025-11", {"pipeline": "qr_async_trload_v3"}, "pipeline = qr_async_trload_v3"),
+        ("2025-11", {"sink": True}, "sink = True"),
+        ("2025-11", {"qscale": "blockscale"}, "qscale = blockscale"),
+    ],
+)
+def test_a_row_that_the_headers_do_not_implement_is_refused(
+    of: str, traits: dict[str, object], lacks: str, rows: Catalog
+) -> None:
+    kernel = AttentionKernel.from_row(row(rows, "family = 'fwd'").to_row() | {"revision": "2026-05"} | traits)
+    with pytest.raises(BuildError, match=f"headers of {of} have no {lacks}"):
+        emit_row(kernel, of)
 
 
 # The shim
@@ -218,8 +262,12 @@ float fmha_fwd_appendkv_<int>(const ck_tile::stream_config& s, fmha_fwd_appendkv
 
 def compiled(kernel: Kernel, launcher: str, folder: Path) -> ctypes.CDLL:
     """The library of the shim around a launcher, for the CPU."""
-    (folder / "kernel.cpp").write_text(emit(kernel, f'#include "ck_tile/core.hpp"\n{launcher}'))
-    command = ["g++", "-std=c++17", "-shared", "-fPIC", "-Wall", "-Wextra", "-Wno-unused-parameter", "-Werror"]
+    return library_of(kernel, emit_generated(kernel, f'#include "ck_tile/core.hpp"\n{launcher}'), folder)
+
+
+def library_of(kernel: Kernel, source: str, folder: Path, *flags: str) -> ctypes.CDLL:
+    (folder / "kernel.cpp").write_text(source)
+    command = ["g++", "-std=c++17", "-shared", "-fPIC", "-Wall", "-Wextra", "-Wno-unused-parameter", "-Werror", *flags]
     command += [
         f"-I{LIKE_CK}",
         *(f"-I{folder}" for folder in (*HEADERS.values(), *operation().headers.values())),
@@ -349,7 +397,21 @@ def test_an_append_rotates_a_copy(rows: Catalog, tmp_path: Path) -> None:
 
 def test_a_source_without_a_launcher_is_refused(rows: Catalog) -> None:
     with pytest.raises(BuildError, match="defines no launcher"):
-        emit(row(rows, "family = 'fwd'"), "template <> float other(int);")
+        emit_generated(row(rows, "family = 'fwd'"), "template <> float other(int);")
+
+
+@pytest.mark.parametrize("revision", ["2025-07", "2025-11"])
+def test_a_row_becomes_an_instance_of_the_headers_templates(revision: str, rows: Catalog, tmp_path: Path) -> None:
+    where = "family = 'bwd_dot_do_o' AND dtype = 'fp16' AND mode = 'group' AND hdim_q = 128 AND pad_s AND NOT pad_dv"
+    kernel = row(rows, where)
+    library = library_of(kernel, emit_row(kernel, revision), tmp_path, f"-DLIKE_{revision.replace('-', '_')}")
+    args = arguments(seqlen_q=5)
+    seen = (ctypes.c_int * 5)()
+    args.delta.data = ctypes.addressof(seen)
+    assert library.catalog_launch(ctypes.byref(args), None) == OK
+    assert list(seen) == [64, 128, True, 2 * True + False, 2], (
+        "queries of a block, head dim, ragged, padding, occupancy"
+    )
 
 
 # What a compiler reports about a library

@@ -14,10 +14,12 @@ from typing import Any
 
 import pytest
 
-from catalog.errors import UsageError
+from catalog.errors import BuildError, ToolchainError, UsageError
 from catalog.registry.transactions import interruptible
+from catalog.rules.explain import Verdict
 from catalog.rules.restriction import restriction
 from catalog.runtime.catalog import Catalog
+from catalog.settings import settings
 
 DATA = Path(__file__).parent.parent / "data"
 SWEEPS = {
@@ -118,6 +120,44 @@ def test_the_exhaustive_space_leaves_the_constraints_out(tmp_path: Path) -> None
     sweep(catalog, "gfx950", DATA / "sweeps" / "fwd_ci.json", space="rules")
     where = f"space = 'rules' AND {rejected}"
     assert not catalog.connection.execute(f"SELECT count(*) FROM attention_row WHERE {where}").fetchone()[0]
+
+
+def test_the_headers_refuse_rows_of_a_sweep_before_a_compiler_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CATALOG_HIPCXX", str(tmp_path / "no-compiler"))
+    settings.cache_clear()
+    catalog = Catalog(tmp_path / "catalog.db")
+    sweep(catalog, "gfx942", DATA / "sweeps" / "fwd_ci.json")
+    (refused,) = catalog.kernels("tile_k0max % tile_k0 <> 0", arch="gfx942", limit=1)
+    with pytest.raises(BuildError, match=r"does not compile: the unroll over the head dim must divide"):
+        catalog.build(refused)
+    (report,) = catalog.builder.build_many([refused]).failures
+    assert "does not compile" in report.error.message
+    (accepted,) = catalog.kernels("tile_k0max % tile_k0 = 0 AND wave_m0 = 4 AND tile_n0 < 256", arch="gfx942", limit=1)
+    assert catalog.refusal(accepted) is None
+    with pytest.raises(ToolchainError, match="no-compiler"):
+        catalog.build(accepted)
+    settings.cache_clear()
+
+
+def test_header_rules_accept_the_tiles_that_upstream_lists(tmp_path: Path) -> None:
+    catalog = Catalog(tmp_path / "catalog.db")
+    catalog.populate("gfx90a", revision="2025-07")
+    rules = [rule for rule in catalog.spec("gfx90a", space="rules").header_rules if not rule.id.startswith("no_")]
+    of_tiles = [rule.expr for rule in rules if rule.id != "pages_of_one_token"]
+    assert len(of_tiles) > 5
+    refused = " OR ".join(f"NOT ({expr})" for expr in of_tiles)
+    assert not catalog.connection.execute(f"SELECT name FROM attention_row WHERE {refused}").fetchall()
+
+
+def test_what_only_one_revisions_headers_refuse_can_be_built_with_others(tmp_path: Path) -> None:
+    catalog = Catalog(tmp_path / "catalog.db")
+    sweep(catalog, "gfx942", DATA / "sweeps" / "receipt0_fwd.json", where="dtype = 'fp8fp32' AND tile_k0 = 32")
+    explained = catalog.explain({"family": "fwd", "dtype": "fp8fp32"}, arch="gfx942", space="rules")
+    rejected = {(finding.kind, finding.id) for finding in explained.findings if finding.verdict is Verdict.REJECTED}
+    assert rejected == {("headers 2025-07", "no_wide_output")}
+    assert not explained.rejections
 
 
 @pytest.mark.parametrize(

@@ -211,6 +211,7 @@ class Builder:
         record: called with every artifact that this builder compiles, fails to compile, or first finds in the cache
             (so that a new registry gets its record); always in the thread that called the builder.
         targets: returns the target of an arch, as :func:`catalog.backends.target_of`; it may raise BuildError.
+        refuse: raises BuildError for a kernel that is known not to compile.
     """
 
     def __init__(
@@ -219,11 +220,13 @@ class Builder:
         record: Callable[[ArtifactRecord], None] | None = None,
         *,
         targets: Callable[[str], Target],
+        refuse: Callable[[Kernel], None] | None = None,
     ) -> None:
         self.cache = Cache(cache_dir or settings().cache_dir)
         self._keys = KeyMaker(self.cache.scans)
         self._record = record
         self._targets = targets
+        self._refuse = refuse
         self._recorded: set[str] = set()
         self.cap = SizeCap(self.cache)
 
@@ -339,6 +342,8 @@ class Builder:
         Raises:
             Interrupted, BuildError, ToolchainError: as in :meth:`make`.
         """
+        if self._refuse is not None:
+            self._refuse(kernel)
         target, subject = self._targets(kernel.arch), _Subject.of_kernel(kernel)
         toolchain = target.toolchain_of(kernel)
         with self._cache_errors(subject):

@@ -123,6 +123,7 @@ def explain(
     arch: options.Arch = "host",
     revision: options.Revision = None,
     mask_impl: options.MaskImpl = "generic",
+    space: Annotated[str | None, typer.Option(help="With traits: a dispatcher sweep, rules or exhaustive.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="At most N kernels.", metavar="N")] = 5,
     form: options.Format = "table",
 ) -> None:
@@ -149,7 +150,8 @@ def explain(
     catalog = open_catalog(context)
     where: dict[str, Any] = {"arch": arch, "revision": revision, "mask_impl": mask_impl, "limit": limit}
     if traits:
-        _print_explanation(catalog.explain(read_traits(traits, of.traits), **where, operation=of.name), form)
+        explained = catalog.explain(read_traits(traits, of.traits), **where, operation=of.name, space=space)
+        _print_explanation(explained, form)
     else:
         _print_narrowing(catalog, stated.problem(), where, form)
 

@@ -78,8 +78,12 @@ class Explanation:
 
     @property
     def rejections(self) -> tuple[Finding, ...]:
-        """The rules that no such kernel meets. Receipts are not among them: a kernel needs only one receipt."""
-        return tuple(f for f in self.findings if f.verdict is Verdict.REJECTED and f.kind != "receipt")
+        """The rules that no such kernel meets.
+
+        Neither receipts nor rules of one revision's headers are among them: a kernel needs only one of each.
+        """
+        rejected = (finding for finding in self.findings if finding.verdict is Verdict.REJECTED)
+        return tuple(f for f in rejected if f.kind != "receipt" and not f.kind.startswith("headers "))
 
     @property
     def summary(self) -> str:
@@ -122,7 +126,7 @@ def explain(
     findings += rows.unused([trait for trait in stated if trait not in explained])
     with closing(_Row(of, {**lineage.columns(of.traits.variant), **stated})) as row:
         findings += [row.finding("hardware", rule) for rule in spec.hw_rules]
-        findings += [row.finding("headers", rule) for rule in spec.header_rules]
+        findings += [row.finding(f"headers {rule.headers or ''}".strip(), rule) for rule in spec.header_rules]
         findings += [row.finding("invariant", rule) for rule in spec.invariants if rule.concerns(family)]
     kernels = rows.count()
     matches = rows.exact(limit) if kernels else rows.nearest(limit)
@@ -198,7 +202,10 @@ class _Source:
         enumeration = self.join.enumeration
         known = {**self.join.lineage.columns(self._traits.variant), "target": enumeration.target, **self._visible}
         with closing(_Row(self.join.operation, known, frozenset(self._traits) - self._shown)) as row:
-            yield from self._relations() if enumeration.join else [self._tiles()]
+            if enumeration.join:
+                yield from self._relations()
+            elif enumeration.sweep is None:
+                yield self._tiles()
             fitting, finding = self._variants(row)
             yield finding
             yield from self._derived(row)
@@ -222,8 +229,10 @@ class _Source:
 
     @property
     def explained(self) -> frozenset[str]:
-        """The traits that its tiles, variants and derived traits decide."""
-        spoken = {*self.join.tile_traits, *self._variant_traits, *self.join.enumeration.derived}
+        """The traits that its table of tiles, if it has one, its variants and derived traits decide."""
+        enumeration = self.join.enumeration
+        of_table = self.join.tile_traits if enumeration.sweep is None else ()
+        spoken = {*of_table, *self._variant_traits, *enumeration.derived}
         return frozenset(spoken & self._shown)
 
     @property

@@ -36,7 +36,8 @@ def list_rules(
 ) -> list[list[Any]]:
     """The rules of a populated arch as rows of :data:`COLUMNS`, optionally only those of one family or one kind.
 
-    A rule applies to a family if its scope is the family, an enumeration that makes kernels of it, or everything.
+    A rule applies to a family if its scope is the family, an enumeration that makes kernels of it, or everything; the
+    scope of a rule of kind headers is the revision of the headers.
     """
     rows = connection.execute(
         f"SELECT {', '.join(COLUMNS)} FROM rule WHERE operation = ? AND arch = ? AND revision = ? AND space = ? "
@@ -44,7 +45,8 @@ def list_rules(
         (spec.operation, spec.arch, spec.revision, spec.space),
     )
     scopes = None if family is None else {"", family, *spec.yields_of(family)}
-    wanted = [row for row in rows if (scopes is None or row["scope"] in scopes) and kind in (None, row["kind"])]
+    about_it = (row for row in rows if scopes is None or row["scope"] in scopes or row["kind"] == "headers")
+    wanted = [row for row in about_it if kind in (None, row["kind"])]
     return [list(row) for row in sorted(wanted, key=lambda row: KINDS.index(row["kind"]))]
 
 
@@ -75,7 +77,7 @@ def rules_of(spec: ArchSpec) -> Iterator[dict[str, Any]]:
     for i, rule in enumerate(spec.hw_rules):
         yield row("hardware", "", i, rule.model_dump(exclude={"spaces"}))
     for i, rule in enumerate(spec.header_rules):
-        yield row("headers", "", i, rule.model_dump(exclude={"spaces"}))
+        yield row("headers", rule.headers or "", i, rule.model_dump(exclude={"spaces", "headers"}))
     for i, invariant in enumerate(spec.invariants):
         for scope in invariant.families or [""]:
             yield row("invariant", scope, i, invariant.model_dump(exclude={"spaces", "families"}))

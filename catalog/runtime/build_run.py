@@ -13,6 +13,7 @@ from catalog.build.builder import Artifact, BuildFailure, CompileError
 from catalog.errors import INTERRUPTED, BuildError, UsageError
 from catalog.messages import counted
 from catalog.ops import DEFAULT
+from catalog.runtime.builds import why_not
 from catalog.runtime.devices.here import resolve_arch
 
 if TYPE_CHECKING:
@@ -96,8 +97,8 @@ class BuildRun:
         stopped: dict[str, list[str]] = {}
         for failure in self.failures:
             known = self.catalog.refusal(failure.kernel)
-            listed = f"Error: {failure.kernel.revision} lists it, but {known}"
-            stopped.setdefault(listed if known else failure.error.printed, []).append(failure.kernel.name)
+            said = f"Error: {why_not(failure.kernel, known)}" if known else failure.error.printed
+            stopped.setdefault(said, []).append(failure.kernel.name)
         lines: list[str] = []
         for reason, names in stopped.items():
             named = [name for name in names if name not in reason]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from catalog import settings
 from catalog.backends import target_of
 from catalog.errors import BuildError, ToolchainError
+from catalog.schema.lineage import OWN_SPACES
 
 if TYPE_CHECKING:
     from catalog.build.builder import Artifact, Builder
@@ -17,6 +18,13 @@ if TYPE_CHECKING:
     from catalog.schema.kernel import Kernel
 
 _log = logging.getLogger(__name__)
+
+
+def why_not(kernel: Kernel, reason: str) -> str:
+    """A clause that says that the headers refuse ``kernel``; ``reason`` is that of a rule."""
+    return (
+        f"{kernel.revision} lists it, but {reason}" if kernel.space in OWN_SPACES else f"it does not compile: {reason}"
+    )
 
 
 class Builds:
@@ -44,7 +52,7 @@ class Builds:
         from catalog.build.builder import Builder
 
         return (
-            Builder(settings.settings().cache_dir, self.log.record, targets=target_of)
+            Builder(settings.settings().cache_dir, self.log.record, targets=target_of, refuse=self._refuse)
             if self.may_compile
             else self._offline
         )
@@ -75,10 +83,19 @@ class Builds:
         except CompileError as error:
             reason = self._file.refusal(kernel)
             if reason is not None:
-                error.hint = f"{kernel.revision} lists it, but {reason}. {error.hint}"
+                error.hint = f"{why_not(kernel, reason)}. {error.hint}"
             raise
         except ToolchainError as error:
             return self._cached_instead(kernel, error)
+
+    def _refuse(self, kernel: Kernel) -> None:
+        """Raise BuildError for a row of a sweep that the headers refuse; the compiler judges listed rows."""
+        reason = None if kernel.space in OWN_SPACES else self._file.refusal(kernel)
+        if reason is not None:
+            raise BuildError(
+                f"kernel {kernel.name}: {why_not(kernel, reason)}",
+                hint=f"`catalog rules --arch {kernel.arch} --kind headers` lists what the headers demand.",
+            )
 
     def _cached_instead(self, kernel: Kernel, lacking: ToolchainError) -> Artifact:
         """Return the library of ``kernel`` from the cache, without a compiler.

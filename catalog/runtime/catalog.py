@@ -250,7 +250,7 @@ class Catalog:
         return self.builds.build(kernel)
 
     def refusal(self, kernel: Kernel) -> str | None:
-        """Why the headers of the kernel's revision cannot compile it, according to its spec; None if they should."""
+        """Why the headers that would compile the kernel cannot, according to its spec; None if they should."""
         return self._file.refusal(kernel)
 
     def host(self) -> HostDevice:
@@ -469,8 +469,11 @@ class Catalog:
         mask_impl: str = "generic",
         limit: int = 5,
         operation: str = DEFAULT,
+        space: str | None = None,
     ) -> Explanation:
         """Explain why kernels with these traits exist or not: every rule's verdict, and the ``limit`` nearest kernels.
+
+        ``space`` is the arch's own or a dispatcher sweep, of which the kernels are those that were populated.
 
         Raises:
             UsageError: the traits have no family; or as :meth:`populate`.
@@ -479,8 +482,12 @@ class Catalog:
         from catalog.rules.explain import explain
 
         with self._file.lock:
-            lineage = self._file.held(Wanted(arch, revision, mask_impl, operation)).lineage
-            spec = self.spec(lineage.arch, lineage.revision, operation=operation)
+            if space is None or space in OWN_SPACES:
+                lineage = self._file.held(Wanted(arch, revision, mask_impl, operation)).lineage
+                spec = self.spec(lineage.arch, lineage.revision, operation=operation)
+            else:
+                spec = self.spec(arch, revision, space, operation=operation)
+                lineage = spec.lineage(mask_impl)
             return explain(self._file.connection, spec, lineage, traits, limit)
 
     def kernels(

@@ -16,13 +16,14 @@ from collections.abc import Collection, Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from catalog.backends import spec_folders
 from catalog.errors import RegistryError, UsageError
 from catalog.forks import Lock
-from catalog.ops import DEFAULT, operation
+from catalog.ops import DEFAULT, operation, operation_of
 from catalog.registry.connection import connect, leak
 from catalog.registry.transactions import transaction
 from catalog.registry.views import rows_of
@@ -303,20 +304,23 @@ class CatalogFile:
         return None if row is None else Held(Lineage.of_row(row), row["compute_units"], bool(row["whole"]))
 
     def refusal(self, kernel: Kernel) -> str | None:
-        """Why the headers of the kernel's revision cannot compile it, according to its spec; None if they should."""
+        """Why the headers that would compile the kernel cannot, according to its spec; None if they should."""
         lineage = (kernel.operation, kernel.arch, kernel.revision, kernel.space)
         with self.lock:
             rules = self.connection.execute(
-                "SELECT expr, reason FROM rule WHERE kind = 'headers' AND operation = ? AND arch = ? AND revision = ? "
-                "AND space = ? "
-                "ORDER BY position",
+                "SELECT scope, expr, reason FROM rule WHERE kind = 'headers' AND operation = ? AND arch = ? "
+                "AND revision = ? AND space = ? ORDER BY scope, position",
                 lineage,
             ).fetchall()
-            for expr, reason in rules:
-                broken = f"SELECT 1 FROM {rows_of(kernel.operation)} WHERE id = ? AND NOT ({expr})"
-                if self.connection.execute(broken, [kernel.id]).fetchone() is not None:
-                    return str(reason)
-        return None
+            broken = [rule for rule in rules if self._breaks(kernel, rule["expr"])]
+        of_all = (rule["reason"] for rule in broken if not rule["scope"])
+        revision = operation_of(kernel).headers_revision(kernel) if any(rule["scope"] for rule in broken) else ""
+        of_one = (rule["reason"] for rule in broken if revision and rule["scope"] == revision)
+        return next(chain(of_all, of_one), None)
+
+    def _breaks(self, kernel: Kernel, expr: str) -> bool:
+        row = f"SELECT 1 FROM {rows_of(kernel.operation)} WHERE id = ? AND NOT ({expr})"
+        return self.connection.execute(row, [kernel.id]).fetchone() is not None
 
     def close(self) -> None:
         """Close the file; the next use opens it again, perhaps with other content."""

@@ -113,6 +113,15 @@ class SharedRule(Rule):
         return not self.enumerations or enumeration in self.enumerations
 
 
+class HeaderRule(Rule):
+    """A rule that kernels must meet to compile: with all headers of the spec's kernels, or with those of one revision.
+
+    Rows of a sweep have no headers of their own: they compile with those of any revision that implements them.
+    """
+
+    headers: str | None = Field(None, description="revision of the headers that demand it (default: all)")
+
+
 class Receipt(_Spec):
     """One of upstream's numbered product subsets; several receipts may share a name."""
 
@@ -329,7 +338,7 @@ class ArchSpec(_Spec):
     )
     receipts: list[Receipt] = []
     hw_rules: list[Rule] = []
-    header_rules: list[Rule] = Field([], description="rules that the revision's own headers must meet to compile")
+    header_rules: list[HeaderRule] = Field([], description="what upstream's headers demand of kernels to compile")
     invariants: list[Invariant] = []
     relations: dict[str, Relation] = Field({}, description="tables of facts that enumerations join")
     quantities: dict[str, str] = Field({}, description="SQL over columns and earlier quantities, named in constraints")

@@ -26,6 +26,7 @@ from catalog.schema.arch_spec import (
     ArchSpec,
     Enumeration,
     Hardware,
+    HeaderRule,
     Invariant,
     Receipt,
     Rule,
@@ -185,7 +186,7 @@ def _fields_at(location: tuple[int | str, ...]) -> list[str]:
         "relations": Relation,
         "yields": Yield,
     }
-    steps |= dict.fromkeys(("rules", "hw_rules", "header_rules"), Rule)
+    steps |= dict.fromkeys(("rules", "hw_rules"), Rule) | {"header_rules": HeaderRule}
     steps |= {"select": Select, "invariants": Invariant, "hardware": Hardware}
     for part in location:
         if part == "receipts" and model is ArchSpec:

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from catalog.errors import BuildError
 from catalog.ops.attention.arguments import ARGUMENTS
 from catalog.ops.attention.dispatcher_names import DISPATCHER_NAME
 from catalog.ops.attention.kernel import AttentionKernel
@@ -27,6 +28,7 @@ from catalog.ops.attention.workspace import partial_bytes, splits_of, workspace_
 from catalog.ops.protocol import Operation
 from catalog.schema.deployment import Deployment
 from catalog.schema.kernel import Kernel
+from catalog.schema.lineage import OWN_SPACES
 from catalog.schema.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -184,12 +186,15 @@ class Attention(Operation):
         return lengths_of(problem)
 
     def emit(self, kernel: Kernel, backend: str, memory: Path) -> str:
-        """The output of the backend's emitter; for AMD it contains upstream's source."""
+        """The output of the backend's emitter; for AMD, rows that upstream's generator lists contain its source."""
         if backend == "hip":
-            from catalog.ops.attention.kernels.ck.emit import emit as of_upstream
+            from catalog.ops.attention.kernels.ck.emit import emit_generated, emit_row
             from catalog.ops.attention.upstream.sources import find_checkout
 
-            return of_upstream(kernel, find_checkout().source(kernel, memory))
+            checkout = find_checkout()
+            if kernel.space in OWN_SPACES:
+                return emit_generated(kernel, checkout.source(kernel, memory))
+            return emit_row(kernel, checkout.headers)
         if backend == "cuda":
             from catalog.ops.attention.kernels.cuda.emit import emit as of_cuda
 
@@ -206,6 +211,17 @@ class Attention(Operation):
 
         checkout = find_checkout()
         return {"fmha": checkout.example, "ck": checkout.include}
+
+    def headers_revision(self, kernel: Kernel) -> str:
+        """That of the CK checkout."""
+        if kernel.space in OWN_SPACES:
+            return ""
+        from catalog.ops.attention.upstream.sources import find_checkout
+
+        try:
+            return find_checkout().headers
+        except BuildError:
+            return ""  # building says what is missing
 
     def flags(self, kernel: Kernel, backend: str) -> tuple[str, ...]:
         """The flags with which upstream compiles the family."""

@@ -5,6 +5,16 @@
 #include <cstdint>
 #include <cstring>
 
+#define __host__
+#define __device__
+
+struct dim3 {
+    unsigned x = 1, y = 1, z = 1;
+};
+struct uint2 {
+    unsigned x, y;
+};
+
 enum hipError_t { hipSuccess = 0, hipErrorInvalidValue = 1 };
 enum hipMemcpyKind { hipMemcpyHostToDevice, hipMemcpyDeviceToHost, hipMemcpyDeviceToDevice };
 using hipStream_t = struct Stream*;

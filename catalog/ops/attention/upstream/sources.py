@@ -24,9 +24,9 @@ from catalog.build.keys import hash_parts
 from catalog.build.toolchains import read_facts
 from catalog.errors import BuildError, GeneratorError, UsageError
 from catalog.files import MOST_TEXT_BYTES, Sync, publish, read_own
+from catalog.ops.attention.kernels.ck.headers import revision_of
 from catalog.ops.attention.upstream.live import Generator, find_generator
 from catalog.schema.kernel import Kernel
-from catalog.schema.lineage import OWN_SPACES
 from catalog.settings import data_dir, settings
 
 GENERATOR_TIMEOUT_SECONDS = 300.0
@@ -93,6 +93,15 @@ class Checkout:
     example: Path
     include: Path
 
+    @functools.cached_property
+    def headers(self) -> str:
+        """The revision of its headers, as in ``data/toolchains/ck_headers.json``; the generator's may differ.
+
+        Raises:
+            BuildError: they are of no known revision.
+        """
+        return revision_of(self.include)
+
     def source(self, kernel: Kernel, memory: Path) -> str:
         """The translation unit of ``kernel``; ``memory`` is a folder for stored results.
 
@@ -126,12 +135,6 @@ class Checkout:
             text = self._write(kernel, facts, ["--mask", kernel.variant, "--receipt", str(receipt)])
             if text is not None:
                 return text
-        if kernel.space not in OWN_SPACES:
-            raise BuildError(
-                f"kernel {kernel.name} is of space {kernel.space}: no list of upstream's generator has it, so there is "
-                "no source for it",
-                hint="catalog query \"space='ck'\" shows the rows that have one.",
-            )
         raise BuildError(
             f"{self.generator.path} knows no kernel {kernel.name} in any of its receipts "
             f"{', '.join(map(str, receipts))}; the row is of revision {kernel.revision}",
@@ -142,7 +145,8 @@ class Checkout:
 
     def _write(self, kernel: Kernel, facts: FamilyFacts, options: Sequence[str]) -> str | None:
         targets = ["--targets", kernel.arch] if self.generator.takes_targets else []
-        asked = ["--api", facts.api, "--filter", facts.filter.format(name=kernel.name), "--output_dir", "."]
+        name = kernel.name.removesuffix(f"_{kernel.target}")  # filters see names without it
+        asked = ["--api", facts.api, "--filter", facts.filter.format(name=name), "--output_dir", "."]
         command = [sys.executable, str(self.generator.path), *asked, *options, *targets]
         with tempfile.TemporaryDirectory(prefix="catalog-ck-") as scratch:
             try:

@@ -1,11 +1,13 @@
-"""The translation unit of an AMD row: upstream's own source, and behind it our entry points."""
+"""The translation unit of an AMD row: upstream's own source or an instance of its templates, and our entry points."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, replace
 
 from catalog.build.describe import c_string
 from catalog.errors import BuildError
+from catalog.ops.attention.kernels.ck.rows import source_of_row
 from catalog.ops.attention.kernels.dialect import uses
 from catalog.ops.attention.traits import Bias, Mask, Qscale
 from catalog.ops.attention.upstream.sources import ck_facts
@@ -37,7 +39,17 @@ struct Workspace {{
 """
 
 
-def emit(kernel: Kernel, generated: str) -> str:
+@dataclass(frozen=True)
+class _Source:
+    """A source that can launch a kernel: its text, the C++ types of CK's arguments and workspace, and the launcher."""
+
+    text: str
+    args: str
+    launcher: str
+    workspace: str = "using Workspace = catalog::ck::NoWorkspace;"
+
+
+def emit_generated(kernel: Kernel, generated: str) -> str:
     """The C++ source of ``kernel``, of which ``generated`` is what upstream's generator wrote.
 
     Raises:
@@ -49,6 +61,22 @@ def emit(kernel: Kernel, generated: str) -> str:
             f"kernel {kernel.name}: the generated source defines no launcher that takes a stream and arguments",
             hint="The CK checkout is of a revision that this version does not know.",
         )
+    source = _Source(generated, launcher["args"], launcher["function"])
+    if _SIZE_OF_WORKSPACE in generated:
+        source = replace(source, workspace=_WORKSPACE.format(traits=launcher["traits"]).strip())
+    return _with_entry_points(kernel, source)
+
+
+def emit_row(kernel: Kernel, revision: str) -> str:
+    """The C++ source of ``kernel`` from its own traits, for CK's headers of ``revision``.
+
+    Raises:
+        BuildError: the headers do not implement the kernel; the message names the trait.
+    """
+    return _with_entry_points(kernel, _Source(source_of_row(kernel, revision), "Instance::Args", "Instance::run"))
+
+
+def _with_entry_points(kernel: Kernel, source: _Source) -> str:
     signature, algorithm = kernel.signature, kernel.algorithm
     traits = (
         signature.bias is Bias.ALIBI,
@@ -59,15 +87,13 @@ def emit(kernel: Kernel, generated: str) -> str:
     flags = ", ".join(str(flag).lower() for flag in traits)
     element_bytes = {"fp32": 4, "fp16": 2, "bf16": 2}.get(signature.dtype.value, 1)
     before = ck_facts().families[kernel.family].before
-    workspace = "using Workspace = catalog::ck::NoWorkspace;"
-    if _SIZE_OF_WORKSPACE in generated:
-        workspace = _WORKSPACE.format(traits=launcher["traits"]).strip()
     return f"""\
-{generated}
+#include "ck/older_hip.hpp"
+{source.text}
 #include "ck/launch.hpp"
 
 namespace {{
-{workspace}
+{source.workspace}
 constexpr catalog::ck::Traits row{{{flags}, {algorithm.tile_n0}, {{{uses(kernel)}}}}};
 }}  // namespace
 
@@ -80,10 +106,10 @@ __attribute__((visibility("default"))) int32_t catalog_workspace_size(const cata
 }}
 
 __attribute__((visibility("default"))) int32_t catalog_launch(const catalog_args* args, void* stream) {{
-    using Args = {launcher["args"]};
+    using Args = {source.args};
     return catalog::ck::launch<Args, catalog::ck::Before::{before}, Workspace>(
         args, stream, row, {element_bytes}, [](const ck_tile::stream_config& config, const Args& ck_args) {{
-            {launcher["function"]}(config, ck_args);
+            {source.launcher}(config, ck_args);
         }});
 }}
 }}

@@ -1,0 +1,31 @@
+// What the forward families share: element types, tiles, and the variant of the softmax.
+#pragma once
+
+#include "ck_tile/ops/epilogue.hpp"
+#include "ck_tile/ops/fmha/block/variants.hpp"
+#include "fmha_fwd.hpp"
+
+#include "pads.hpp"
+
+namespace catalog::ck {
+
+template <class Row>
+using ForwardTypes = FmhaFwdTypeConfig<typename Row::Element>;
+
+template <class Row>
+using ForwardShape = ck_tile::TileFmhaShape<
+    ck_tile::sequence<Row::tile_m0, Row::tile_n0, Row::tile_k0, Row::tile_n1, Row::tile_k1, Row::tile_k0max>,
+    ck_tile::sequence<Row::wave_m0, Row::wave_n0, Row::wave_k0>,
+    ck_tile::sequence<Row::warp_m0, Row::warp_n0, Row::warp_k0>,
+    ck_tile::sequence<Row::wave_m1, Row::wave_n1, Row::wave_k1>,
+    ck_tile::sequence<Row::warp_m1, Row::warp_n1, Row::warp_k1>, Row::v_in_rows>;
+
+template <class Row>
+using ForwardVariant =
+    ck_tile::ComposedAttention<Row::logits ? ck_tile::LOGITS_SOFT_CAP : 0, CK_TILE_FMHA_FWD_FAST_EXP2>;
+
+// Writes the sums of a tile as elements of type To, behind checks of the extents that are padded.
+template <class Sum, class To, bool pad_m, bool pad_n>
+using Store = ck_tile::Default2DEpilogue<ck_tile::Default2DEpilogueProblem<Sum, To, pad_m, pad_n>>;
+
+}  // namespace catalog::ck

@@ -1,0 +1,46 @@
+// What CK's headers of 2025-11 call things that other revisions call otherwise.
+#pragma once
+
+#include "ck_tile/core.hpp"
+#include "ck_tile/host/kernel_launch.hpp"
+#include "ck_tile/ops/fmha.hpp"
+
+namespace catalog::ck {
+
+struct Headers {
+    template <class Row, class Types, class Shape, class Variant, class Traits>
+    using ForwardProblem = ck_tile::BlockFmhaPipelineProblem<
+        typename Types::QDataType, typename Types::KDataType, typename Types::VDataType, typename Types::SaccDataType,
+        typename Types::SMPLComputeDataType, typename Types::BiasDataType, typename Types::RandValOutputDataType,
+        typename Types::LSEDataType, typename Types::PDataType, typename Types::OaccDataType, typename Types::ODataType,
+        Shape, Row::group, Variant, typename Row::Mask, Row::trload, Traits>;
+
+    template <class Row, class Tile, class Warps0, class Warps1, class Warps2, class Warp0, class Warp1, class Warp2>
+    using BackwardShape = ck_tile::TileFmhaBwdShape<Tile, Warps0, Warp0, Warps1, Warp1, Warps0, Warp0, Warps1, Warp1,
+                                                    Warps2, Warp2, Row::max_seq_q>;
+
+    template <class Row, class Types, class Shape>
+    using BackwardProblem = ck_tile::BlockFmhaBwdPipelineProblem<
+        typename Types::QDataType, typename Types::KDataType, typename Types::VDataType, typename Types::GemmDataType,
+        typename Types::LSEDataType, typename Types::AccDataType, typename Types::DDataType,
+        typename Types::BiasDataType, typename Types::RandValOutputDataType, typename Types::ODataType,
+        typename Types::OGradDataType, typename Types::QGradDataType, typename Types::KGradDataType,
+        typename Types::VGradDataType, typename Types::BiasGradDataType, Shape, Row::group, Row::deterministic,
+        typename Row::Mask, typename Row::Dropout, Row::trload,
+        ck_tile::TileFmhaBwdTraits<Row::pad_d, Row::pad_dv, Row::bias, Row::dbias, Row::block_per_cu>>;
+
+    // Every backward kernel takes keys of any number.
+    template <class Row>
+    static constexpr bool pads_keys = false;
+
+    template <class Pipeline, class StoreDk, class StoreDv, class StoreDq>
+    using BackwardKernel = ck_tile::FmhaBwdDQDKDVKernel<Pipeline, StoreDk, StoreDv, StoreDq>;
+
+    template <class Kernel, class Arguments>
+    static void enqueue(const ck_tile::stream_config& to, dim3 grid, const Arguments& arguments) {
+        constexpr ck_tile::index_t blocks_per_cu = Kernel::kBlockPerCu;
+        ck_tile::make_kernel<blocks_per_cu>(Kernel{}, grid, Kernel::BlockSize(), 0, arguments)(to);
+    }
+};
+
+}  // namespace catalog::ck

@@ -133,30 +133,30 @@ def test_git_names_the_revision_unless_the_generator_was_edited(
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "part", "place"),
+    ("replaced", "unknown"),
     [
-        ("_bf16_batch", "_fp4_batch", "_fp4", "a value of dtype"),
-        pytest.param("_nbias", "_wide_nbias", "_wide", "between logits and bias", marks=pytest.mark.slow),
-        pytest.param("_nlogits", "", "", "logits: missing", marks=pytest.mark.slow),
-        pytest.param("fmha_fwd_d", "fmha_other_d", "fmha_other", "a family", marks=pytest.mark.slow),
+        (("_bf16_batch", "_fp4_batch"), ("_fp4", "a value of dtype")),
+        pytest.param(("_nbias", "_wide_nbias"), ("_wide", "between logits and bias"), marks=pytest.mark.slow),
+        pytest.param(("_nlogits", ""), ("", "logits: missing"), marks=pytest.mark.slow),
+        pytest.param(("fmha_fwd_d", "fmha_other_d"), ("fmha_other", "a family"), marks=pytest.mark.slow),
     ],
 )
 def test_a_name_that_the_grammar_cannot_read_is_kept_and_stops_nothing(
-    catalog: Catalog, names: frozenset[str], tmp_path: Path, old: str, new: str, part: str, place: str
+    catalog: Catalog, names: frozenset[str], tmp_path: Path, replaced: tuple[str, str], unknown: tuple[str, str]
 ) -> None:
-    strange = max(name for name in names if old in name and "_nlogits" in name)
-    named = strange.replace(old, new)
+    strange = max(name for name in names if replaced[0] in name and "_nlogits" in name)
+    named = strange.replace(*replaced)
     root = checkout(tmp_path / "ck", names - {strange})
     for receipt in (0, RECEIPT):
         listed = root / "example" / "ck_tile" / "01_fmha" / "names" / "generic" / str(receipt) / "fwd"
         listed.write_text(f"{listed.read_text()}\n{named}")
     done = adopt(catalog, root)
     assert done.kernels == len(names) - 1
-    [unknown] = done.unknown
-    assert (unknown.name, unknown.part, unknown.place) == (named, part, place)
+    [one] = done.unknown
+    assert (one.name, one.part, one.place) == (named, *unknown)
     shown = command.catalog("adopted", "my-ck", "--unknown", db=catalog.path)
     assert named in shown.stdout
-    assert place in shown.stdout
+    assert unknown[1] in shown.stdout
     assert adopt(catalog, root).unknown == done.unknown
 
 
@@ -224,7 +224,7 @@ def test_rows_of_an_adopted_revision_are_never_made_from_a_spec(
         lambda: catalog.populate(ARCH, revision="my-ck"),
         lambda: catalog.select(PROBLEM, arch=ARCH, revision="my-ck", mask_impl="simplified"),
     ):
-        with pytest.raises(UsageError, match="catalog populate --ck-root .* --label my-ck"):
+        with pytest.raises(UsageError, match=r"catalog populate --ck-root .* --label my-ck"):
             use()
     with pytest.raises(UsageError, match="Adopted: my-ck"):
         catalog.spec(ARCH, "my-kc")

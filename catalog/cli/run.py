@@ -57,6 +57,8 @@ def select(
             )
         ]
     print_rows(["stage", "rank", "name", "median_ms", "id"], rows, form)
+    if plan.kernels[0].base:
+        note(f"Rules and dispatch order are those of {plan.kernels[0].base}, the nearest known revision.")
     if explain:
         note(plan.explain().about)
 

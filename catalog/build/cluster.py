@@ -392,9 +392,9 @@ class _Run:
             raise
         except (ToolchainError, BuildError):
             # No compiler or checkout here: the workers decide.
-            return Order(kernel.canonical_json, release())
+            return Order(kernel.model_dump_json(), release())
         return self._builder.find(job) or Order(
-            kernel.canonical_json, release(), job.unit.source, job.key.hex, job.ingredients
+            kernel.model_dump_json(), release(), job.unit.source, job.key.hex, job.ingredients
         )
 
     def _prepared(self, place: int, future: LocalFuture[Built | Order]) -> Outcome | None:

@@ -46,15 +46,28 @@ def populate(
         Path | None, typer.Option(help="Only kernels that filter_config(c) of this Python file keeps.")
     ] = None,
     operation: options.Operation = None,
+    ck_root: Annotated[
+        Path | None, typer.Option(help="Adopt this CK checkout: the kernels that its own generator lists.")
+    ] = None,
+    label: Annotated[
+        str | None, typer.Option(help="With --ck-root: name of the new revision. Default: ck- and the git commit.")
+    ] = None,
+    timeout: options.GeneratorTimeout = 600.0,
     form: options.Format = "table",
 ) -> None:
     """Add every valid kernel of an arch to the catalog.
 
+    With --ck-root the kernels are those that the generator of that checkout lists, as a revision of their own. Nothing
+    is written into the checkout.
+
     Example: catalog populate --arch gfx950
+
+    Example: catalog populate --arch gfx942 --ck-root ~/composable_kernel --label my-ck
     """
     from catalog.messages import counted
     from catalog.ops import DEFAULT
     from catalog.ops import operation as find_operation
+    from catalog.rules.adopt import Adopted
     from catalog.rules.populate import count_by_family
     from catalog.rules.receipts import resolve_receipts
     from catalog.rules.restriction import restriction
@@ -64,7 +77,7 @@ def populate(
     spec = catalog.spec(arch, revision, space, operation=of)
     restricted = restriction(spec, tuple(config or ()), where, filter_file)
     receipts = tuple(dict.fromkeys(number for text in receipt or () for number in resolve_receipts(spec, text)))
-    with fraction_done(f"{spec.arch} {spec.space}") as on_progress:
+    with fraction_done(f"{spec.arch} {spec.space if ck_root is None else ck_root}") as on_progress:
         done = catalog.populate(
             arch,
             revision=revision,
@@ -75,8 +88,14 @@ def populate(
             restriction=restricted,
             on_progress=on_progress,
             operation=of,
+            ck_root=ck_root,
+            label=label,
+            timeout=timeout,
         )
-    variant = find_operation(of).about_variant(mask_impl)
+    if isinstance(done, Adopted):
+        for line in done.notes:
+            note(line)
+    spec, variant = done.request.spec, find_operation(of).about_variant(mask_impl)
     what = f"{spec.arch} (revision {spec.revision}, space {spec.space}{variant})"
     if done.unchanged and form == "table":
         print(f"Unchanged: {what} already has its {counted(done.kernels, 'kernel')}; --force populates again.")
@@ -93,6 +112,33 @@ def populate(
         ["family", *counts], [[family, *(f"{number:,}" for number in numbers)] for family, *numbers in rows], form
     )
     print(f"{counted(done.kernels, 'kernel')} of {what} in {done.seconds:.2f} s -> {catalog.path}")
+
+
+@app.command()
+def forget(
+    context: typer.Context,
+    revision: Annotated[str, typer.Argument(metavar="REVISION", help="An adopted revision; see catalog adopted.")],
+    yes: options.Yes = False,
+    operation: options.Operation = None,
+    form: options.Format = "table",
+) -> None:
+    """Delete an adopted revision.
+
+    Deletes its kernels, rules, build records and timings for every arch. Libraries stay in the cache until it is
+    trimmed. The checkout can be adopted again; its timings cannot be measured again without the GPU.
+
+    Example: catalog forget my-ck --yes
+    """
+    from catalog.ops import DEFAULT
+    from catalog.registry.adopted import count_adopted
+
+    catalog, of = open_catalog(context), operation or DEFAULT
+    catalog.adopted(revision, operation=of)  # report an unknown revision before the question
+    if not yes:
+        gone = count_adopted(catalog.connection, of, revision)
+        typer.confirm(f"Delete {gone} of revision {revision} in {catalog.path}?", abort=True)
+    done = catalog.forget_revision(revision, operation=of)
+    print_result(f"Deleted {done} of revision {revision}", list(vars(done)), [list(vars(done).values())], form)
 
 
 @app.command(cls=DemandCommand)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -87,35 +88,49 @@ def parity(
     ck_root: Annotated[
         Path | None, typer.Option(help="Your CK checkout: run its generator instead of reading the built-in lists.")
     ] = None,
-    timeout: Annotated[
-        float, typer.Option(min=0.1, help="Time limit of the generator for one API, in seconds.")
-    ] = 600.0,
+    timeout: options.GeneratorTimeout = 600.0,
     form: options.Format = "table",
 ) -> None:
     """Compare kernel names with upstream's generator.
 
     With --ck-root the generator of that checkout is run, and the revision is detected from the checkout unless
-    --revision names one. Nothing is written into the checkout.
+    --revision names one. If names differ, they are compared with the nearest known revision, and the last line is the
+    command that adopts the checkout. Nothing is written into the checkout.
 
     Exits with 1 when names differ, with 2 when there is no reference to compare with.
 
     Example: catalog parity --receipt 0 --arch gfx950
     """
     from catalog.errors import MissingReferenceError
+    from catalog.messages import counted
     from catalog.ops.attention.upstream.live import find_generator
     from catalog.rules.parity import COLUMNS, Comparison, exit_code
     from catalog.rules.receipts import resolve_receipts
+    from catalog.runtime.catalog_file import nearest_of
 
-    catalog, generator = open_catalog(context), None
+    catalog, generator, its, advice = open_catalog(context), None, revision, dict[str, str]()
     if ck_root is not None:
         generator = find_generator(ck_root, timeout)
-        revision = revision or generator.revision
+        its = revision or generator.revision
         note(generator.about)
     found: list[Comparison | MissingReferenceError] = []
     for name in arch or ["gfx950"]:
-        for number in resolve_receipts(catalog.spec(name, revision), receipt):
+        for number in resolve_receipts(catalog.spec(name, its), receipt):
             try:
-                comparison = catalog.parity(name, number, revision=revision, mask_impl=mask_impl, reference=generator)
+                comparison = catalog.parity(name, number, revision=its, mask_impl=mask_impl, reference=generator)
+                if generator is not None and revision is None and not comparison.passed:
+                    closest = nearest_of(name, mask_impl, number, comparison.reference)
+                    nearest = str(closest.request.spec.revision)
+                    if nearest != its:
+                        comparison = catalog.parity(
+                            name, number, revision=nearest, mask_impl=mask_impl, reference=generator
+                        )
+                    advice[name] = (
+                        f"Nearest known revision: {nearest}, with {closest.common:,} of "
+                        f"{counted(len(comparison.reference), 'name')} in common. To make the kernels of the checkout "
+                        f"rows:\n  catalog populate --ck-root {shlex.quote(str(ck_root))} --arch {name}"
+                        f"{'' if mask_impl == 'generic' else f' --mask-impl {mask_impl}'}"
+                    )
             except MissingReferenceError as error:
                 note(error.printed)
                 found.append(error)
@@ -125,6 +140,8 @@ def parity(
                     print(comparison.report())
     if form != "table":
         print_rows(COLUMNS, [one.row for one in found if isinstance(one, Comparison)], form)
+    for lines in advice.values():
+        note(lines)
     raise typer.Exit(exit_code(found))
 
 

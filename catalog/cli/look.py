@@ -168,15 +168,17 @@ def _print_narrowing(catalog: Catalog, problem: Problem, where: Mapping[str, Any
     from catalog.registry import foreign
     from catalog.runtime.devices.here import resolve_arch
 
-    counts, steps, kept = list[str](), list[Row](), list[Row]()
+    counts, steps, kept, base = list[str](), list[Row](), list[Row](), ""
     for family in operation_of(problem).stages(problem):
         narrowed, candidates = catalog.narrowing(problem, family=family, **where)
         counts.append(f"{narrowed[-1].left:,} {family}")
         steps += [{"stage": family, **asdict(step)} for step in narrowed]
         for rank, one in enumerate(candidates, start=1):
-            kernel = {"name": one.kernel.name, "id": one.kernel.id}
+            kernel, base = {"name": one.kernel.name, "id": one.kernel.id}, one.kernel.base
             kept.append({"stage": family, "rank": rank, "median_ms": one.median_ms, **kernel})
     answer = f"{', '.join(counts)} kernels answer the problem" + ("; the best, in order:" if kept else ".")
+    if base:
+        answer = f"The rules and the static order are those of {base}, the nearest known revision.\n{answer}"
     others = foreign.timings_of(catalog.connection, problem, resolve_arch(where["arch"]))
     _print_answer(answer, (_STEPS, steps), (_KEPT, kept), form, others)
 
@@ -238,6 +240,38 @@ def list_rules(
     if not rules:
         note("No rule matches.")
         note("Hint: Without --arch only rules of populated archs are listed. Try catalog rules --arch gfx950")
+
+
+@app.command()
+def adopted(
+    context: typer.Context,
+    revision: Annotated[
+        str | None, typer.Argument(metavar="[REVISION]", help="Only this adopted revision. Default: all.")
+    ] = None,
+    unknown: Annotated[
+        bool, typer.Option("--unknown", help="List the names that could not be read, and what is new in them.")
+    ] = False,
+    operation: options.Operation = None,
+    form: options.Format = "table",
+) -> None:
+    """List the revisions adopted from checkouts.
+
+    Shows the nearest known revision, the checkout with its git commit, and the number of kernels and of unknown names.
+
+    Example: catalog adopted my-ck --unknown
+    """
+    from catalog.ops import DEFAULT
+    from catalog.registry.adopted import COLUMNS, UNKNOWN_COLUMNS, unknown_names
+
+    catalog, of = open_catalog(context), operation or DEFAULT
+    if unknown:
+        rows = unknown_names(catalog.connection, of, revision)
+        print_rows(UNKNOWN_COLUMNS, rows, form)
+    else:
+        rows = catalog.adopted(revision, operation=of)
+        print_rows(COLUMNS, rows, form)
+    if not rows:
+        note("Every name was read." if unknown else "No checkout was adopted: catalog populate --ck-root PATH does it.")
 
 
 @app.command()

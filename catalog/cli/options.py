@@ -80,6 +80,9 @@ MaskImpl = Annotated[str, typer.Option("--mask-impl", help="Mask implementation:
 CkRoot = Annotated[
     Path | None, typer.Option("--ck-root", help="Your CK checkout. Default: CATALOG_CK_ROOT, or ROCm's.")
 ]
+GeneratorTimeout = Annotated[
+    float, typer.Option("--timeout", min=0.1, help="Time limit of the generator for one API, in seconds.")
+]
 Jobs = Annotated[
     int | None,
     typer.Option(

@@ -36,8 +36,8 @@ DEFAULT = "attention"
 
 _TABLES = frozenset(
     (
-        *("artifact", "device", "foreign_kernel", "foreign_timing", "kernel", "kernel_receipt", "lineage", "miss"),
-        *("population", "problem", "rule", "timing"),
+        *("adopted", "artifact", "device", "foreign_kernel", "foreign_timing", "kernel", "kernel_receipt", "lineage"),
+        *("miss", "population", "problem", "rule", "timing", "unknown_name"),
     )
 )
 """Names of the catalog's own tables."""

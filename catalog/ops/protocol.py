@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from catalog.build.generators import Generator
     from catalog.runtime.tolerance import Tolerance
     from catalog.schema.lineage import Lineage
     from catalog.schema.problem_form import Form
@@ -127,6 +128,15 @@ class Operation(Emitter, ABC):
     def about_variant(self, variant: str) -> str:
         """The end of a remark about kernels of ``variant``: ``, masks generic``; empty without variants."""
         return f", {self.variants} {variant}" if self.variants else ""
+
+    def generator(self, root: Path, timeout: float) -> Generator:
+        """The generator of the checkout at ``root``, which lists kernels of its own; ``timeout`` in seconds for a run.
+
+        Raises:
+            UsageError: there is none at ``root``, or there are several, or the operation has none.
+            GeneratorError: it does not start, or is not one that the operation knows.
+        """
+        raise UsageError(f"the kernels of {self.name} do not come from a checkout: it cannot be adopted")
 
     def read_tile(self, text: str) -> dict[str, Any]:
         """The traits stated by a tile of a spec, in the operation's own notation.

@@ -145,6 +145,8 @@ class _Merge:
         if kernel is None or (kernel.id, kernel.name) != (row["id"], row["name"]) or not _in_bounds(row):
             return "of another version of this program: their traits make another id or name"
         lineage = lineage_id(self._connection, kernel.lineage)
+        if kernel.base and lineage not in populated:
+            return f"of {kernel.lineage}, which is adopted: adopt the same checkout here first, under the same label"
         if lineage in populated:
             return f"not among those that the facts here make for {kernel.lineage}: populate both catalogs again"
         same = "SELECT 1 FROM kernel WHERE name = ? AND lineage = ?"

@@ -48,6 +48,7 @@ _COPIED: Mapping[str, str] = {
     "device": "TRUE",
     "problem": "id IN (SELECT problem_id FROM main.timing)",
     "lineage": "TRUE",
+    "adopted": "TRUE",
     "kernel": f"id IN ({_MEASURED_HERE})",
     "kernel_receipt": f"kernel_id IN ({_MEASURED_HERE})",
     "artifact": "TRUE",

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from catalog.ops.protocol import Operation
 from catalog.registry.foreign import VIEW
 from catalog.registry.views import rows_of, view_of
-from catalog.schema.columns import BUILD, IDENTITY, SELECTION, TARGET, Column, columns_of
+from catalog.schema.columns import BASE, BUILD, IDENTITY, SELECTION, TARGET, Column, columns_of
 
 
 class Table(NamedTuple):
@@ -28,7 +28,7 @@ def _meanings(columns: Iterable[Column]) -> dict[str, str]:
     return {column.name: column.meaning + (f" ({column.domain})" if column.domain else "") for column in columns}
 
 
-_COMMON = _meanings((*IDENTITY, TARGET, *SELECTION, *BUILD))
+_COMMON = _meanings((*IDENTITY, BASE, TARGET, *SELECTION, *BUILD))
 _KERNEL_ID = "id of the kernel"
 _CREATED = "when, ISO 8601 in UTC"
 
@@ -81,6 +81,27 @@ TABLES: Mapping[str, Table] = MappingProxyType(
                 id="number of the lineage in this file",
                 operation="name of the operation that the kernels compute",
                 variant="variant of the enumeration; attention: the mask implementation",
+            ),
+        ),
+        "adopted": Table(
+            "The lineages that a user's own checkout lists.",
+            _words(
+                lineage="row of table lineage",
+                root="path of the checkout",
+                git_commit="git commit of the checkout; empty: not under git, or its generator was edited since",
+                digest="SHA-256 of the generator's files",
+                base="nearest known revision: its rules, dispatch order and name grammar apply",
+                receipts="receipts of the checkout, separated by spaces",
+                created=_CREATED,
+            ),
+        ),
+        "unknown_name": Table(
+            "Names in the list of an adopted checkout that the name grammar of its nearest revision cannot read.",
+            _words(
+                "name",
+                lineage="row of table lineage",
+                part="first part of the name that is new",
+                place="where a trait for it would go",
             ),
         ),
         "kernel_receipt": Table(
@@ -235,6 +256,7 @@ def tables_of(operation: Operation) -> Mapping[str, Table]:
             {"key": "number of the kernel in this file", "id": meanings["id"], "name": meanings["name"]}
             | {"lineage": "row of table lineage", "variant": meanings[operation.variant.name]}
             | row
+            | {BASE.name: meanings[BASE.name]}
             | {name: meanings[name] for name in ("hw_valid", "dispatch_order")},
         ),
         **TABLES,

@@ -18,6 +18,7 @@ from catalog.ops import DEFAULT, operation
 from catalog.ops.protocol import Operation
 from catalog.registry import foreign
 from catalog.schema.columns import BUILD, columns_of
+from catalog.schema.lineage import BASE
 from catalog.schema.name_parts import sql_literal
 
 VIEW = "kernels"
@@ -97,7 +98,8 @@ def _views(operation: Operation) -> Iterator[str]:
     traits, table = operation.traits, operation.name
     variant = "" if traits.variant == "variant" else f", variant AS {traits.variant}"
     yield f"""CREATE VIEW IF NOT EXISTS {rows_of(table)} AS SELECT kernel.key, kernel.id, kernel.name,
-    {table}.lineage, lineage.arch, lineage.revision, lineage.space, lineage.variant{variant}, kernel.target,
+    {table}.lineage, lineage.arch, lineage.revision, lineage.space, lineage.variant{variant},
+    {BASE} AS base, kernel.target,
     {", ".join(f"{table}.{name}" for name in traits)}, kernel.hw_valid, kernel.dispatch_order
     FROM {table} JOIN kernel ON kernel.key = {table}.kernel JOIN lineage ON lineage.id = {table}.lineage"""
     newest = "FROM artifact WHERE kernel_id = kernel.id AND status = 'built' ORDER BY created DESC, rowid DESC LIMIT 1"

@@ -190,7 +190,16 @@ class Join:
         return {**self.lineage.columns(self.traits.variant), "target": target}
 
     def project_sql(self, made: Yield) -> str:
-        """The statement that makes table ``made``: id, name and traits of each kernel of one family.
+        """The statement that makes table ``made``: id, name and traits of each kernel of one family."""
+        identity = f"sha256({canonical_json_sql(self.operation.kernel)}) AS id, {self._name_sql(made)} AS name"
+        return f"CREATE TEMP TABLE made AS SELECT *, {identity} FROM ({self._rows_sql(made)})"
+
+    def names_sql(self, made: Yield) -> str:
+        """The query for the name of each kernel of one family, and its position in the dispatch order."""
+        return f"SELECT {self._name_sql(made)} AS name, position FROM ({self._rows_sql(made)})"
+
+    def _rows_sql(self, made: Yield) -> str:
+        """The query for the traits, position and receipts of each kernel of one family.
 
         Combinations that differ only in traits that the family lacks are one kernel, listed wherever one of them is.
         """
@@ -214,11 +223,10 @@ class Join:
                 f"SELECT {columns}, min(position) AS position, {listed} AS listed FROM combination "
                 f"WHERE {made.where or '1'} GROUP BY {', '.join(sources[t] for t in named)}"
             )
-        kernel = self.operation.kernel
-        return (
-            f"CREATE TEMP TABLE made AS SELECT *, sha256({canonical_json_sql(kernel)}) AS id, "
-            f"{kernel.grammar(made.family, self.lineage.revision).sql()} AS name FROM ({rows})"
-        )
+        return rows
+
+    def _name_sql(self, made: Yield) -> str:
+        return self.operation.kernel.grammar(made.family, self.lineage.revision).sql()
 
     @property
     def _named(self) -> set[str]:

@@ -73,6 +73,8 @@ class Explanation:
     findings: tuple[Finding, ...]
     kernels: int
     matches: tuple[Match, ...]
+    base: str = ""
+    """The known revision whose rules these are, if the rows are of an adopted one."""
 
     @property
     def rejections(self) -> tuple[Finding, ...]:
@@ -81,7 +83,12 @@ class Explanation:
 
     @property
     def summary(self) -> str:
-        """The answer in one line."""
+        """The answer in one line, and a second one about the rules if they are another revision's."""
+        rules = f"\nThe rules are those of {self.base}, the nearest known revision." if self.base else ""
+        return f"{self._answer}{rules}"
+
+    @property
+    def _answer(self) -> str:
         rejected = ", ".join(dict.fromkeys(finding.id for finding in self.rejections))
         if not self.kernels:
             why = f"rejected by: {rejected}" if rejected else "no rule alone rejects them, but they exclude each other"
@@ -119,7 +126,7 @@ def explain(
         findings += [row.finding("invariant", rule) for rule in spec.invariants if rule.concerns(family)]
     kernels = rows.count()
     matches = rows.exact(limit) if kernels else rows.nearest(limit)
-    return Explanation(lineage.arch, stated, tuple(findings), kernels, tuple(matches))
+    return Explanation(lineage.arch, stated, tuple(findings), kernels, tuple(matches), lineage.base)
 
 
 _NOT_THREE_VALUED = re.compile(r"\b(case|is|coalesce|ifnull|nullif)\b", re.IGNORECASE)

@@ -7,11 +7,10 @@ import json
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from typing import Any
 
 from catalog.errors import SpecError, UsageError
 from catalog.ops import operation
@@ -88,17 +87,63 @@ def populate(
     receipts = request.receipts or request.spec.receipt_numbers
     digest = _digest(request, joins, receipts)
     started = time.perf_counter()
-    there = _record_of(connection, request.lineage)
-    if not force and there is not None and there["digest"] == digest:
-        return Populated(request, json.loads(there["families"]), time.perf_counter() - started, unchanged=True)
+    there = None if force else unchanged(connection, request, digest)
+    if there is not None:
+        return Populated(request, there, time.perf_counter() - started, unchanged=True)
     sweeps = any(join.enumeration.sweep is not None for join in joins)
     rewritten = written_once(connection) if sweeps else nullcontext()
     with rewritten, transaction(connection), interruptible(connection), _explained(request):
-        families = _Writer(connection, request, receipts).write(joins, on_progress or (lambda done: None))
+        tables = _tables_made(connection, joins, receipts)
+        families = write_rows(connection, request, tables, on_progress or (lambda done: None))
         done = Populated(request, families, time.perf_counter() - started)
-        _record(connection, done, digest)
+        record(connection, done, digest)
     shorten_log(connection)
     return done
+
+
+def unchanged(connection: sqlite3.Connection, request: Request, digest: str) -> dict[str, int] | None:
+    """The number of kernels by family if the catalog holds the request's lineage made from ``digest``; else None."""
+    there = _record_of(connection, request.lineage)
+    if there is None or there["digest"] != digest:
+        return None
+    families: dict[str, int] = json.loads(there["families"])
+    return families
+
+
+def _tables_made(connection: sqlite3.Connection, joins: Sequence[Join], receipts: Sequence[int]) -> Iterator[float]:
+    """Make the rows of the joins, part by part; see :func:`write_rows`."""
+    for place, join in enumerate(joins):
+        for done in _combined(connection, join, receipts):
+            for made in join.enumeration.yields:
+                connection.execute(join.project_sql(made))
+                yield (place + done) / len(joins)
+
+
+def _combined(connection: sqlite3.Connection, join: Join, receipts: Sequence[int]) -> Iterator[float]:
+    """Make the table ``combination`` of a join, part by part; yields the fraction of the parts."""
+    join.fill(connection)
+    chunks = join.chunks(connection)
+    for number, chunk in enumerate(chunks, start=1):
+        connection.execute("DROP TABLE IF EXISTS temp.combination")
+        connection.execute(join.combine_sql(receipts), chunk)
+        yield number / len(chunks)
+
+
+def names_in_order(request: Request) -> dict[str, int]:
+    """The names of the kernels that a spec makes, each with its position in the dispatch order; no file is used.
+
+    Raises:
+        UsageError: the spec has no such mask implementation or receipt.
+    """
+    _check(request)
+    receipts = request.receipts or request.spec.receipt_numbers
+    names: dict[str, int] = {}
+    with closing(sqlite3.connect(":memory:")) as connection:
+        for join in _joins(request):
+            for _ in _combined(connection, join, receipts):
+                for made in join.enumeration.yields:
+                    names.update(connection.execute(join.names_sql(made)))
+    return names
 
 
 def count_by_family(connection: sqlite3.Connection, request: Request, receipt: int | None = None) -> dict[str, int]:
@@ -169,75 +214,67 @@ def _digest(request: Request, joins: Sequence[Join], receipts: Sequence[int]) ->
     return digest.hexdigest()
 
 
-class _Writer:
-    """Writes the rows of one request inside the caller's transaction."""
+def write_rows(
+    connection: sqlite3.Connection, request: Request, tables: Iterable[float], on_progress: Progress
+) -> dict[str, int]:
+    """Write the rows of a lineage inside the caller's transaction, and return the number of kernels by family.
 
-    def __init__(self, connection: sqlite3.Connection, request: Request, receipts: Sequence[int]) -> None:
-        self._connection = connection
-        self._request = request
-        self._receipts = receipts
-        lineage = request.lineage
-        self._was_there = _record_of(connection, lineage) is not None or _merged(connection, lineage)
-        self._lineage = made_lineage(connection, lineage)
-        self._families: Counter[str] = Counter()
+    Rows with an id that is there keep their keys; other rows of the lineage are deleted.
 
-    def write(self, joins: Sequence[Join], on_progress: Progress) -> dict[str, int]:
-        """Write every row, delete rows that are gone, and return the number of kernels by family."""
-        connection, spec = self._connection, self._request.spec
-        make_table(connection, "fresh", ["id", "listed"], ())
-        make_table(connection, "bit", ["receipt", "bit"], ((r, 1 << i) for i, r in enumerate(spec.receipt_numbers)))
-        if self._request.restriction.filter is not None:
-            connection.create_function(
-                "filter_config", len(operation(spec.operation).traits), self._request.restriction.filter
-            )
-        for place, join in enumerate(joins):
-            join.fill(connection)
-            chunks = join.chunks(connection)
-            for number, chunk in enumerate(chunks, start=1):
-                self._write_chunk(join, chunk)
-                on_progress((place + number / len(chunks)) / len(joins))
-        if self._was_there:
-            _delete_stale(connection, self._lineage)
-        connection.execute(
-            "INSERT INTO kernel_receipt SELECT id, receipt FROM fresh JOIN bit ON listed & bit ORDER BY id, receipt"
-        )
-        for table in ("tile", "variant", "domain", "combination", "made", "fresh", "bit"):
-            connection.execute(f"DROP TABLE IF EXISTS temp.{table}")
-        families = operation(spec.operation).traits.families
-        return {family: self._families[family] for family in families if self._families[family]}
+    Args:
+        connection: to the catalog.
+        request: the lineage, with the receipts of its spec.
+        tables: makes the temporary table ``made`` again and again, and yields the fraction of the work that is done
+            each time. The table has the id, name, target, traits and ``position`` (dispatch order) of some kernels,
+            and ``listed``: one bit for each receipt of the spec, in ascending order.
+        on_progress: called with these fractions.
+    """
+    of = operation(request.spec.operation)
+    was_there = _record_of(connection, request.lineage) is not None or _merged(connection, request.lineage)
+    lineage = made_lineage(connection, request.lineage)
+    counts: Counter[str] = Counter()
+    make_table(connection, "fresh", ["id", "listed"], ())
+    make_table(connection, "bit", ["receipt", "bit"], ((r, 1 << i) for i, r in enumerate(request.spec.receipt_numbers)))
+    if request.restriction.filter is not None:
+        connection.create_function("filter_config", len(of.traits), request.restriction.filter)
+    for done in tables:
+        _insert(connection, request, lineage, was_there=was_there)
+        counts.update(dict(connection.execute("SELECT family, count(*) FROM temp.made GROUP BY family").fetchall()))
+        if was_there or request.spec.receipts:
+            connection.execute("INSERT INTO fresh SELECT id, listed FROM made")
+        connection.execute("DROP TABLE temp.made")
+        on_progress(done)
+    if was_there:
+        _delete_stale(connection, lineage)
+    connection.execute(
+        "INSERT INTO kernel_receipt SELECT id, receipt FROM fresh JOIN bit ON listed & bit ORDER BY id, receipt"
+    )
+    for table in ("tile", "variant", "domain", "combination", "fresh", "bit"):
+        connection.execute(f"DROP TABLE IF EXISTS temp.{table}")
+    return {family: counts[family] for family in of.traits.families if counts[family]}
 
-    def _write_chunk(self, join: Join, chunk: Mapping[str, Any]) -> None:
-        connection = self._connection
-        connection.execute("DROP TABLE IF EXISTS temp.combination")
-        connection.execute(join.combine_sql(self._receipts), chunk)
-        for made in join.enumeration.yields:
-            connection.execute("DROP TABLE IF EXISTS temp.made")
-            connection.execute(join.project_sql(made))
-            self._families[made.family] += self._insert(join)
-            if self._was_there or self._request.spec.receipts:
-                connection.execute("INSERT INTO fresh SELECT id, listed FROM made")
 
-    def _insert(self, join: Join) -> int:
-        """Insert the rows of table ``made`` as kernels, return their number. Existing rows keep their keys."""
-        table, traits = join.operation.name, ", ".join(join.traits)
-        (last,) = self._connection.execute("SELECT coalesce(max(key), 0) FROM kernel").fetchone()
-        place = {"lineage": self._lineage, "last": last}
-        inserted = self._connection.execute(
-            "INSERT INTO kernel (key, id, lineage, family, name, target, hw_valid, dispatch_order) "
-            f"SELECT :last + rowid, id, :lineage, family, name, target, {_hw_valid(join.spec)}, position "
-            "FROM temp.made WHERE 1 "  # without WHERE, SQLite parses ON CONFLICT as a join's ON
-            "ON CONFLICT (id) DO UPDATE SET hw_valid = excluded.hw_valid, dispatch_order = excluded.dispatch_order",
-            place,
-        ).rowcount
-        # Some rows may have existed before; the new ones are those with a key above the last one.
-        key, source = ":last + rowid", "temp.made"
-        if self._was_there:
-            key, source = "kernel.key", "temp.made JOIN kernel ON kernel.id = made.id AND kernel.key > :last"
-        columns = ", ".join(f"made.{name}" for name in join.traits)
-        self._connection.execute(
-            f"INSERT INTO {table} (kernel, lineage, {traits}) SELECT {key}, :lineage, {columns} FROM {source}", place
-        )
-        return inserted
+def _insert(connection: sqlite3.Connection, request: Request, lineage: int, *, was_there: bool) -> None:
+    """Insert the rows of table ``made`` as kernels. Existing rows keep their keys."""
+    of = operation(request.spec.operation)
+    table, traits = of.name, ", ".join(of.traits)
+    (last,) = connection.execute("SELECT coalesce(max(key), 0) FROM kernel").fetchone()
+    place = {"lineage": lineage, "last": last}
+    connection.execute(
+        "INSERT INTO kernel (key, id, lineage, family, name, target, hw_valid, dispatch_order) "
+        f"SELECT :last + rowid, id, :lineage, family, name, target, {_hw_valid(request.spec)}, position "
+        "FROM temp.made WHERE 1 "  # without WHERE, SQLite parses ON CONFLICT as a join's ON
+        "ON CONFLICT (id) DO UPDATE SET hw_valid = excluded.hw_valid, dispatch_order = excluded.dispatch_order",
+        place,
+    )
+    # Some rows may have existed before; the new ones are those with a key above the last one.
+    key, source = ":last + rowid", "temp.made"
+    if was_there:
+        key, source = "kernel.key", "temp.made JOIN kernel ON kernel.id = made.id AND kernel.key > :last"
+    columns = ", ".join(f"made.{name}" for name in of.traits)
+    connection.execute(
+        f"INSERT INTO {table} (kernel, lineage, {traits}) SELECT {key}, :lineage, {columns} FROM {source}", place
+    )
 
 
 @contextmanager
@@ -266,7 +303,8 @@ def _hw_valid(spec: ArchSpec) -> str:
     return " AND ".join(f"({rule.expr})" for rule in spec.hw_rules) or "1"
 
 
-def _record(connection: sqlite3.Connection, done: Populated, digest: str) -> None:
+def record(connection: sqlite3.Connection, done: Populated, digest: str) -> None:
+    """Record a populate and the rules of its spec inside the caller's transaction; ``digest``: of what it came from."""
     from sqlite_utils import Database
 
     database = Database(connection)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from catalog import settings
+from catalog.errors import UsageError
 from catalog.ops import DEFAULT, operation_of
 from catalog.ops import operation as named_operation
 from catalog.registry import timings
@@ -23,14 +24,16 @@ from catalog.runtime.plan import Plan
 from catalog.runtime.planner import Planners
 from catalog.runtime.select import Candidate, Choice
 from catalog.schema.arch_spec import ArchSpec
+from catalog.schema.columns import BASE
 from catalog.schema.kernel import Kernel
-from catalog.schema.lineage import LINEAGE_OF_POPULATION, Lineage, Wanted
+from catalog.schema.lineage import LINEAGE_OF_POPULATION, OWN_SPACES, Lineage, Wanted
 from catalog.schema.problem import Problem
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
     from catalog.build.builder import Artifact, Builder
+    from catalog.registry.adopted import Forgotten
     from catalog.registry.merge import Merged
     from catalog.rules.diff import Difference
     from catalog.rules.explain import Explanation
@@ -276,12 +279,14 @@ class Catalog:
     ) -> ArchSpec:
         """The spec of ``arch``; ``host`` is this machine's CPU. ``space`` is the arch's own or a dispatcher sweep.
 
+        That of an adopted revision is its nearest known revision's, with the receipts of the checkout.
+
         Raises:
             UsageError: no such arch or revision.
             SpecError: a spec file is wrong.
             DeviceError: ``host``, and no host arch runs on this CPU.
         """
-        return read_spec(arch, revision, space, operation)
+        return self._file.spec(arch, revision, space, operation)
 
     def spec_file(
         self, arch: str, revision: str | None = None, space: str | None = None, *, operation: str = DEFAULT
@@ -306,18 +311,55 @@ class Catalog:
         restriction: Restriction | None = None,
         on_progress: Progress | None = None,
         operation: str = DEFAULT,
+        ck_root: Path | None = None,
+        label: str | None = None,
+        timeout: float | None = None,
     ) -> Populated:
         """Materialise the kernels of ``arch``; does nothing if they are up to date with the spec, unless ``force``.
 
-        ``restriction`` limits the kernels to a part; existing rows of the same space outside that part are deleted.
+        With ``ck_root`` the kernels are those that the generator of that checkout lists: they become a revision of
+        their own, and the result is an :class:`~catalog.rules.adopt.Adopted`. The checkout is only read.
+
+        Args:
+            arch: the arch; ``host`` is this machine's CPU.
+            revision: a known revision; None: the arch's own.
+            mask_impl: the mask implementation.
+            receipts: only the kernels of these receipts; empty: of all.
+            force: populate even if nothing has changed.
+            space: the arch's own, or a dispatcher sweep.
+            restriction: limits the kernels to a part; existing rows of the same space outside that part are deleted.
+            on_progress: called with the fraction of the work that is done.
+            operation: what the kernels compute.
+            ck_root: a checkout to adopt, which excludes ``revision``, ``space`` and ``restriction``.
+            label: name of the adopted revision; None: ``ck-`` with the git commit, or with the digest of the generator.
+            timeout: seconds for each run of the checkout's generator; None: ten minutes.
 
         Raises:
-            UsageError, SpecError, DeviceError: as :meth:`spec`, or the mask implementation or receipt is unknown.
+            UsageError, SpecError, DeviceError: as :meth:`spec`, or the mask implementation or receipt is unknown, or
+                the label belongs to another revision.
+            GeneratorError: the checkout's generator lists nothing usable; nothing changes.
             RegistryError: the file cannot be written; nothing changes.
         """
         from catalog.rules.populate import Request
         from catalog.rules.restriction import NOTHING_LEFT_OUT
 
+        if ck_root is not None:
+            if revision is not None or restriction not in (None, NOTHING_LEFT_OUT) or space not in (None, *OWN_SPACES):
+                raise UsageError(
+                    "the rows of a checkout are what its generator lists: no revision, space or restriction applies",
+                    hint="--label names the new revision, --receipt and --mask-impl choose lists.",
+                )
+            return self._file.adopt(
+                Wanted(arch, label, mask_impl, operation),
+                ck_root,
+                timeout=timeout,
+                receipts=receipts,
+                force=force,
+                on_progress=on_progress,
+            )
+        if label is not None:
+            raise UsageError("a label names the revision of a checkout", hint="--ck-root names the checkout.")
+        self._file.refuse_adopted(Wanted(arch, revision, mask_impl, operation))
         spec = read_spec(arch, revision, space, operation)
         request = Request(spec, mask_impl, receipts, restriction or NOTHING_LEFT_OUT)
         return self._file.populate(request, force=force, on_progress=on_progress)
@@ -346,11 +388,32 @@ class Catalog:
         from catalog.rules.parity import Lists, compare
         from catalog.rules.populate import Request
 
-        request = Request(read_spec(arch, revision), mask_impl)
+        request = Request(self.spec(arch, revision), mask_impl)
         self._file.held(Wanted(arch, request.spec.revision, mask_impl))
         names = (reference or Lists(settings.data_dir() / "parity")).names(request, receipt)
         with self._file.lock:
             return compare(self._file.connection, request.lineage, receipt, names)
+
+    def adopted(self, revision: str | None = None, *, operation: str = DEFAULT) -> list[list[Any]]:
+        """The adopted lineages as rows of :data:`catalog.registry.adopted.COLUMNS`; None: of all revisions.
+
+        Raises:
+            UsageError: no such revision was adopted.
+            RegistryError: the file cannot be opened or is not a catalog.
+        """
+        from catalog.registry.adopted import adopted_lineages
+
+        with self._file.lock:
+            return adopted_lineages(self._file.connection, operation, revision)
+
+    def forget_revision(self, revision: str, *, operation: str = DEFAULT) -> Forgotten:
+        """Delete an adopted revision: its kernels, rules, build records and timings. Libraries stay in the cache.
+
+        Raises:
+            UsageError: no such revision was adopted.
+            RegistryError: the file cannot be written; nothing is deleted.
+        """
+        return self._file.forget(revision, operation)
 
     def diff(
         self, arch: str, before: str, after: str, *, mask_impl: str = "generic", receipt: int | None = None
@@ -364,7 +427,7 @@ class Catalog:
         from catalog.rules.diff import difference
         from catalog.rules.populate import Request
 
-        old, new = (Request(read_spec(arch, revision), mask_impl) for revision in (before, after))
+        old, new = (Request(self.spec(arch, revision), mask_impl) for revision in (before, after))
         with self._file.lock:
             for request in (old, new):
                 self._file.held(Wanted(arch, request.spec.revision, mask_impl))
@@ -390,7 +453,7 @@ class Catalog:
 
         with self._file.lock:
             lineage = self._file.held(Wanted(arch, revision, mask_impl, operation)).lineage
-            spec = read_spec(lineage.arch, lineage.revision, of=operation)
+            spec = self.spec(lineage.arch, lineage.revision, operation=operation)
             return explain(self._file.connection, spec, lineage, traits, limit)
 
     def kernels(
@@ -409,7 +472,7 @@ class Catalog:
         found: list[Kernel] = []
         for name in operations_asked(self.path, where) if operation is None else (operation,):
             kernel = named_operation(name).kernel
-            columns = (*kernel.traits.identity, *kernel.traits)
+            columns = (*kernel.traits.identity, BASE.name, *kernel.traits)
             left = None if limit is None else limit - len(found)
             with run(self.path, Query(where, arch and resolve_arch(arch), columns, "id", left, name)) as result:
                 found += [kernel.from_row(dict(zip(result.columns, row, strict=True))) for row in result]
@@ -433,7 +496,7 @@ class Catalog:
 
         with self._file.lock:
             if arch is not None:
-                revision = read_spec(arch, revision, of=operation).revision
+                revision = self.spec(arch, revision, operation=operation).revision
                 self._file.held(Wanted(arch, revision, operation=operation))
             there = self._file.connection.execute(
                 f"SELECT DISTINCT arch, revision, space FROM {LINEAGE_OF_POPULATION} "
@@ -445,7 +508,7 @@ class Catalog:
                     "revision": revision,
                 },
             ).fetchall()
-            specs = [read_spec(row[0], row[1], row[2], operation) for row in there]
+            specs = [self._file.spec(row[0], row[1], row[2], operation) for row in there]
             return [row for spec in specs for row in list_rules(self._file.connection, spec, family=family, kind=kind)]
 
     def misses(self, arch: str) -> list[tuple[str, int]]:

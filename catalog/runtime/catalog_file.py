@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import sqlite3
 import weakref
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -19,18 +20,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from catalog.backends import spec_folders
-from catalog.errors import RegistryError
+from catalog.errors import RegistryError, UsageError
 from catalog.forks import Lock
-from catalog.ops import DEFAULT
+from catalog.ops import DEFAULT, operation
 from catalog.registry.connection import connect, leak
 from catalog.registry.transactions import transaction
 from catalog.registry.views import rows_of
 from catalog.runtime.devices.here import resolve_arch
 from catalog.schema.arch_spec import ArchSpec
-from catalog.schema.lineage import LINEAGE_OF_POPULATION, OWN_SPACES, Lineage, Wanted
-from catalog.schema.spec_files import DEFAULT_REVISION, find_spec, load_spec_file
+from catalog.schema.lineage import BASE, LINEAGE_OF_POPULATION, OWN_SPACES, Lineage, Wanted
+from catalog.schema.spec_files import DEFAULT_REVISION, find_spec, known_archs, load_spec_file
 
 if TYPE_CHECKING:
+    from catalog.registry.adopted import Forgotten
+    from catalog.rules.adopt import Adopted, Nearest
     from catalog.rules.populate import Populated, Progress, Request
     from catalog.schema.kernel import Kernel
 
@@ -49,6 +52,32 @@ def spec_path(arch: str, revision: str | None = None, space: str | None = None, 
 def read_spec(arch: str, revision: str | None = None, space: str | None = None, of: str = DEFAULT) -> ArchSpec:
     """The spec of ``arch``; see :meth:`catalog.Catalog.spec`."""
     return load_spec_file(spec_path(arch, revision, space, of), space, of)
+
+
+def known_specs(arch: str, of: str = DEFAULT) -> list[ArchSpec]:
+    """The specs of ``arch``, one for each known revision.
+
+    Raises:
+        UsageError: there is no such arch.
+        SpecError: a spec file is wrong.
+    """
+    arch = resolve_arch(arch)
+    folders = spec_folders(arch, of)
+    find_spec(folders, arch)  # report an unknown arch
+    return [load_spec_file(path, of=of) for path in known_archs(*folders)[arch].values()]
+
+
+def nearest_of(arch: str, variant: str, receipt: int, names: Set[str]) -> Nearest:
+    """The known revision of ``arch`` whose kernels of ``receipt`` have the most of ``names``.
+
+    Raises:
+        UsageError, SpecError: as :func:`known_specs`.
+    """
+    from catalog.rules.adopt import nearest
+    from catalog.rules.populate import Request
+
+    specs = (spec for spec in known_specs(arch) if variant in spec.variants and receipt in spec.receipt_numbers)
+    return nearest(names, (Request(spec, variant, (receipt,)) for spec in specs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +174,8 @@ class CatalogFile:
     def held(self, wanted: Wanted) -> Held:
         """The lineage in the file; populated if it is missing, and populated again if it is whole and outdated.
 
+        An adopted lineage stays as it is: only its checkout could make it again.
+
         Raises:
             UsageError, SpecError, RegistryError, DeviceError: as :meth:`catalog.Catalog.populate`.
         """
@@ -152,7 +183,7 @@ class CatalogFile:
             held = self._find(wanted)
             if held is None:
                 self._populate(wanted)
-            elif held.whole:
+            elif held.whole and not held.lineage.base:
                 try:
                     self._populate(wanted._replace(revision=held.lineage.revision))
                 except RegistryError as error:  # the existing rows can still answer
@@ -165,12 +196,105 @@ class CatalogFile:
     def _populate(self, wanted: Wanted) -> None:
         from catalog.rules.populate import Request
 
+        self.refuse_adopted(wanted)
         self.populate(Request(read_spec(wanted.arch, wanted.revision, of=wanted.operation), wanted.variant))
+
+    def refuse_adopted(self, wanted: Wanted) -> None:
+        """Refuse to make rows of an adopted revision from a spec.
+
+        Raises:
+            UsageError: the revision was adopted; the hint is the command that adopts it for this arch and variant.
+        """
+        from catalog.registry.adopted import records_of
+
+        if wanted.revision is None:
+            return
+        records = records_of(self.connection, wanted.operation, wanted.revision)
+        for record in records.values():
+            arch = resolve_arch(wanted.arch)
+            raise UsageError(
+                f"revision {wanted.revision} was adopted, for {', '.join(map(' '.join, records))}: only its checkout "
+                f"lists its kernels for {arch} {wanted.variant}",
+                hint=f"Run: catalog populate --ck-root {shlex.quote(record.root)} --arch {arch} --mask-impl "
+                f"{wanted.variant} --label {wanted.revision}",
+            )
+
+    def adopt(
+        self,
+        wanted: Wanted,
+        root: Path,
+        *,
+        timeout: float | None = None,
+        receipts: Sequence[int] = (),
+        force: bool = False,
+        on_progress: Progress | None = None,
+    ) -> Adopted:
+        """Adopt the checkout at ``root`` as the revision of ``wanted``; None: named after its commit or digest.
+
+        Raises:
+            UsageError, GeneratorError, SpecError, RegistryError: as :func:`catalog.rules.adopt.adopt`.
+        """
+        from catalog.build.generators import TIMEOUT_SECONDS
+        from catalog.rules.adopt import adopt
+
+        specs = known_specs(wanted.arch, wanted.operation)
+        generator = operation(wanted.operation).generator(root, timeout or TIMEOUT_SECONDS)
+        with self.lock:
+            adopted = adopt(
+                self.connection,
+                generator,
+                specs,
+                wanted.variant,
+                label=wanted.revision,
+                receipts=receipts,
+                force=force,
+                on_progress=on_progress,
+            )
+            if not adopted.unchanged:
+                self.rows_changed()
+        return adopted
+
+    def forget(self, revision: str, of: str = DEFAULT) -> Forgotten:
+        """Delete an adopted revision.
+
+        Raises:
+            UsageError, RegistryError: as :func:`catalog.registry.adopted.forget`.
+        """
+        from catalog.registry.adopted import forget
+
+        with self.lock:
+            forgotten = forget(self.connection, of, revision)
+            self.rows_changed()
+        return forgotten
+
+    def spec(self, arch: str, revision: str | None = None, space: str | None = None, of: str = DEFAULT) -> ArchSpec:
+        """The spec of ``arch``; for an adopted revision, that of its nearest known one with the checkout's receipts.
+
+        Raises:
+            UsageError, SpecError, DeviceError: as :meth:`catalog.Catalog.spec`.
+        """
+        try:
+            return read_spec(arch, revision, space, of)
+        except UsageError as error:
+            from catalog.registry.adopted import records_of, revisions_of
+
+            arch = resolve_arch(arch)
+            records = records_of(self.connection, of, revision) if revision is not None else {}
+            for (its, _), record in records.items():
+                if its == arch and space in (None, *OWN_SPACES):
+                    from catalog.rules.adopt import adopted_spec
+
+                    base = read_spec(arch, record.base, space, of)
+                    return adopted_spec(base, str(revision), tuple(map(int, record.receipts.split())))
+            adopted = revisions_of(self.connection, of, arch)
+            if adopted and revision is not None:
+                error.hint = f"{error.hint} Adopted: {', '.join(adopted)}."
+            raise
 
     def _find(self, wanted: Wanted) -> Held | None:
         """The lineage in the file now, if any: the default one of several revisions; sweeps do not count."""
         row = self.connection.execute(
-            f"SELECT *, receipts = '' AND restriction = '' AS whole FROM {LINEAGE_OF_POPULATION} "
+            f"SELECT *, receipts = '' AND restriction = '' AS whole, {BASE} AS base FROM {LINEAGE_OF_POPULATION} "
             "WHERE operation = :operation AND arch = :arch AND variant = :variant "
             "AND revision = coalesce(:revision, revision) "
             f"AND space IN ({', '.join(map(repr, OWN_SPACES))}) ORDER BY revision <> :default, revision LIMIT 1",

@@ -12,7 +12,7 @@ from catalog.backends import why_unavailable
 from catalog.ops import operation_of
 from catalog.registry import timings
 from catalog.runtime.builds import Builds
-from catalog.runtime.catalog_file import CatalogFile, read_spec
+from catalog.runtime.catalog_file import CatalogFile
 from catalog.runtime.decisions import Decisions
 from catalog.runtime.devices.here import Devices
 from catalog.runtime.frozen import FrozenPlanner
@@ -165,7 +165,8 @@ class Planner:
         from catalog.rules.explain import explain
 
         selector = self.selector
-        spec = read_spec(selector.lineage.arch, selector.lineage.revision, of=selector.lineage.operation)
+        lineage = selector.lineage
+        spec = self._planners.file.spec(lineage.arch, lineage.revision, of=lineage.operation)
         explained = explain(selector.connection, spec, selector.lineage, traits, 1)
         return [finding for finding in explained.rejections if finding.kind == "constraint"]
 

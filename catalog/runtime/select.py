@@ -62,7 +62,9 @@ class Choice:
     def about(self) -> str:
         """What decides, as a sentence; ``str()`` of the choice appends the candidates."""
         if self.evidence == "static" or self.neighbour is None:
-            return "Static order: nothing of this problem's kind was measured on this device."
+            base = self.candidates[0].kernel.base if self.candidates else ""
+            order = f"Static order, that of {base}, the nearest known revision" if base else "Static order"
+            return f"{order}: nothing of this problem's kind was measured on this device."
         count = sum(candidate.median_ms is not None for candidate in self.candidates)
         if self.evidence == "measured":
             return f"Measured: {count} of these kernels were timed on this very problem."

@@ -37,6 +37,10 @@ IDENTITY = (
     ),
 )
 
+BASE = Column(
+    "base", "TEXT", "2025-07, 2026-05", "", "nearest known revision of a row from an adopted checkout; empty for others"
+)
+
 TARGET = Column("target", "TEXT", "text", "", "codegen target that upstream appends to the name")
 
 SELECTION = (
@@ -91,6 +95,7 @@ def columns_of(operation: Operation) -> Iterator[Column]:
     traits = operation.traits
     yield from IDENTITY
     yield operation.variant
+    yield BASE
     yield TARGET
     yield from (_of_trait(trait) for trait in traits.values() if trait.name not in traits.later)
     yield from SELECTION

@@ -26,7 +26,8 @@ class Kernel(BaseModel):
 
     ``revision`` is the upstream codegen that the row reproduces (``native``: our own kernels), ``space`` the
     enumeration that made it, ``variant`` the variant of that enumeration (attention: the mask implementation),
-    ``target`` the codegen target that upstream appends to the kernel's name (empty where it appends none).
+    ``target`` the codegen target that upstream appends to the kernel's name (empty where it appends none). ``base`` is
+    the nearest known revision if ``revision`` was adopted from a checkout, otherwise empty; it is not part of the id.
 
     Attributes:
         operation: name of the operation that the kernels compute.
@@ -43,6 +44,7 @@ class Kernel(BaseModel):
     space: str
     variant: str
     target: str
+    base: str = ""
     signature: Any
     algorithm: Any
 
@@ -66,12 +68,14 @@ class Kernel(BaseModel):
     def _by_its_own_words(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         fields: dict[str, Any] = handler(self)
         fields[self.traits.variant] = fields.pop("variant")
+        if not self.base:
+            del fields["base"]
         return _renamed(fields, self.traits.spelled) | _operation_member(self.operation)
 
     @cached_property
     def name(self) -> str:
         """The canonical name, which parity compares."""
-        return self.grammar(self.family, self.revision).name(self.to_row())
+        return self.grammar(self.family, self.lineage.known).name(self.to_row())
 
     @cached_property
     def id(self) -> str:
@@ -81,12 +85,16 @@ class Kernel(BaseModel):
     @property
     def lineage(self) -> Lineage:
         """The enumeration that made the row."""
-        return Lineage(self.operation, self.arch, self.revision, self.space, self.variant)
+        return Lineage(self.operation, self.arch, self.revision, self.space, self.variant, self.base)
 
     @property
     def canonical_json(self) -> str:
-        """Every field, keys sorted, no spaces: equal kernels have equal bytes. Later traits are absent at defaults."""
+        """The fields that identify it, keys sorted, no spaces: equal kernels have equal bytes.
+
+        Later traits are absent at their defaults.
+        """
         fields = self.model_dump(mode="json")
+        fields.pop("base", None)
         for name in self.traits.later:
             group = fields[self.traits[name].group]
             spelled = self.traits.spelled.get(name, name)
@@ -116,7 +124,7 @@ class Kernel(BaseModel):
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Self:
-        """The kernel of a row of the operation's table, or of :meth:`to_row`. Other columns are ignored.
+        """The kernel of a row of the operation's view, or of :meth:`to_row`. Other columns are ignored.
 
         Raises:
             RegistryError: no installed distribution has its pipeline.
@@ -132,7 +140,8 @@ class Kernel(BaseModel):
         for trait in cls.traits.values():
             value = row[trait.name]
             groups[trait.group][trait.name] = bool(value) if trait.kind == "bool" else value
-        return cls(**{name: row[name] for name in cls.traits.identity}, **groups)
+        stated = (*cls.traits.identity, *({"base"} & set(row.keys())))
+        return cls(**{name: row[name] for name in stated}, **groups)
 
 
 def _renamed(fields: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 LINEAGE = ("operation", "arch", "revision", "space", "variant")
@@ -24,6 +24,8 @@ class Lineage:
         revision: the upstream codegen that the rows reproduce; ``native``: our own kernels.
         space: the enumeration: ``ck``, ``native``, or one of the sweeps.
         variant: the choice that upstream's generator leaves open; for attention, the mask implementation.
+        base: for a revision adopted from a checkout, the nearest known revision; otherwise empty. It describes the
+            lineage, but does not identify it.
     """
 
     operation: str
@@ -31,11 +33,17 @@ class Lineage:
     revision: str
     space: str
     variant: str
+    base: str = field(default="", compare=False)
 
     @classmethod
     def of_row(cls, row: Mapping[str, Any]) -> Lineage:
-        """The lineage of a row with the columns :data:`LINEAGE`; others are ignored."""
-        return cls(*(row[column] for column in LINEAGE))
+        """The lineage of a row with the columns :data:`LINEAGE` and ``base``; others are ignored."""
+        return cls(**{column: row[column] for column in (*LINEAGE, "base")})
+
+    @property
+    def known(self) -> str:
+        """The revision whose rules and name grammar apply: the base of an adopted revision, otherwise the revision."""
+        return self.base or self.revision
 
     def columns(self, variant: str) -> dict[str, str]:
         """The value of each column; ``variant`` is the operation's own name for the column of the variant."""
@@ -73,6 +81,10 @@ def of_lineage(table: str = "") -> str:
     """
     is_it = " AND ".join(f"of_them.{column} = :{column}" for column in LINEAGE)
     return f"{table and f'{table}.'}lineage = (SELECT id FROM lineage AS of_them WHERE {is_it})"
+
+
+BASE = "coalesce((SELECT base FROM adopted WHERE adopted.lineage = lineage.id), '')"
+"""SQL expression for :attr:`Lineage.base`, over table ``lineage``."""
 
 
 LINEAGE_OF_POPULATION = "population JOIN lineage ON lineage.id = population.lineage"

@@ -22,6 +22,9 @@ def sql_literal(value: str | int | bool) -> str:
 class Part(Protocol):
     """A piece of a name."""
 
+    def __hash__(self) -> int:
+        """By identity: what a piece reads is cached."""
+
     @property
     def traits(self) -> tuple[str, ...]:
         """The traits that the piece states."""

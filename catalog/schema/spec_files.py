@@ -36,7 +36,7 @@ from catalog.schema.arch_spec import (
 )
 from catalog.schema.expressions import DEVICE_PARAMETERS, what_is_wrong
 from catalog.schema.lineage import OWN_SPACES
-from catalog.schema.references import files_named, object_in
+from catalog.schema.references import REF, files_named, object_in
 from catalog.settings import data_dir
 
 _ADDITIONS = ("enumerations", "select")
@@ -213,8 +213,8 @@ def _beside(path: Path, name: str) -> Path:
 
 @lru_cache(maxsize=128)
 def _names_in(file: _File) -> frozenset[str]:
-    """The files that references in a file name."""
-    return files_named(_parsed(file))
+    """The files that references in a file name. Most files have none, and their whole content need not be searched."""
+    return files_named(_parsed(file)) if REF.encode() in file.content else frozenset()
 
 
 def _reached(chain: Sequence[_File]) -> tuple[_File, ...]:
@@ -226,8 +226,10 @@ def _reached(chain: Sequence[_File]) -> tuple[_File, ...]:
     return tuple(reached)
 
 
-def _without_references(files: Sequence[_File], path: Path) -> dict[str, Any]:
-    return object_in(path, {file.path: _parsed(file) for file in files}, _beside)
+def _without_references(file: _File, files: Sequence[_File]) -> dict[str, Any]:
+    if not _names_in(file):
+        return _parsed(file)
+    return object_in(file.path, {each.path: _parsed(each) for each in files}, _beside)
 
 
 def own_content(path: Path) -> dict[str, Any]:
@@ -236,7 +238,8 @@ def own_content(path: Path) -> dict[str, Any]:
     Raises:
         SpecError: the file cannot be read, or a reference in it names nothing.
     """
-    return _without_references(_reached([_File.read(path)]), path)
+    file = _File.read(path)
+    return _without_references(file, _reached([file]))
 
 
 def load_spec_file(path: Path, space: str | None = None, of: str = DEFAULT) -> ArchSpec:
@@ -258,7 +261,7 @@ def _loaded(files: tuple[_File, ...], chain: int, space: str | None, of: str) ->
     path = files[0].path
     merged: dict[str, Any] = {}
     for file in reversed(files[:chain]):
-        raw = {"operation": of} | _without_references(files, file.path)
+        raw = {"operation": of} | _without_references(file, files)
         _validate(raw, file.path)
         for more in file.added:
             raw = _merge(raw, _addition(more, raw, file.path))

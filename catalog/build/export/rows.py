@@ -165,7 +165,7 @@ class _Rows:
             for arch, target in targets.items()
         }
         toolsets = {arch: toolset_of(arch).adding(flags) for arch, flags in more.items()}
-        return cls(chosen, prefix, {emitters_of(kernel) for kernel in chosen}, targets, toolsets)
+        return cls(chosen, prefix, dict.fromkeys(map(emitters_of, chosen)), targets, toolsets)
 
     def files(self, on_done: Callable[[Kernel], None] | None) -> dict[str, str]:
         """Sources, table and headers: texts by name."""

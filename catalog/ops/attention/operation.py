@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from catalog.build.generators import Generator
     from catalog.runtime.tolerance import Tolerance
     from catalog.schema.lineage import Lineage
     from catalog.schema.problem_form import Form
@@ -72,6 +73,12 @@ class Attention(Operation):
     def read_tile(self, text: str) -> dict[str, Any]:
         """As :func:`~catalog.ops.attention.names.parse_tile`."""
         return parse_tile(text)
+
+    def generator(self, root: Path, timeout: float) -> Generator:
+        """As :func:`catalog.ops.attention.upstream.live.find_generator`."""
+        from catalog.ops.attention.upstream.live import find_generator
+
+        return find_generator(root, timeout)
 
     problem = Problem
     arguments = ARGUMENTS

@@ -108,5 +108,5 @@ def required_traits(problem: Problem, family: str, lineage: Lineage) -> dict[str
     if lineage.variant == "simplified" and mask is not Mask.NO:
         mask = Mask.MASK
     asked = traits_of(problem) | {"mask": mask.value, "family": str(family), **_FIXED.get(family, {})}
-    has = GRAMMARS[family].traits | grammar_of(family, lineage.revision).traits | {"family"}
+    has = GRAMMARS[family].traits | grammar_of(family, lineage.known).traits | {"family"}
     return {name: asked[name] if name in has & asked.keys() else TRAITS[name].default for name in REQUIRED_TRAITS}

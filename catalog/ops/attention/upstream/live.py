@@ -1,12 +1,11 @@
-"""Live parity: the names that the generator of the user's own CK checkout lists.
+"""Live parity and adoption: the names that the generator of the user's own CK checkout lists.
 
-The checkout is only read: the generator runs in a separate process in a scratch folder, is asked only for lists, and
-writes no byte code. A generator that fails, hangs or prints something else raises an error that says what to do.
+:mod:`catalog.build.generators` runs it; this module knows CK's FMHA example: where it is, its options, its lists.
 """
 
 from __future__ import annotations
 
-import functools
+import ast
 import os
 import pkgutil
 import re
@@ -14,13 +13,15 @@ import shlex
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import product
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
-from catalog.build import processes
+from catalog.build.generators import code_of, digest_of_code, last_lines, run_generator
 from catalog.errors import GeneratorError, UsageError
 
 if TYPE_CHECKING:
@@ -45,11 +46,7 @@ _WITHOUT_TARGET = "fmha_batch_prefill_"  # at every revision
 _API_SOURCE = re.compile(r"_api(_gfx[0-9a-z]+)?$")
 _NAMED_SQUANT = b"F_squant"
 """The generator's field for the scales of a forward kernel, until names had several kinds of scales."""
-_MISSING_MODULE = re.compile(r"No module named '([\w.]+)'")
-_LAST_LINES = 8
-
-_ENVIRONMENT = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONSAFEPATH": ""}
-"""Keeps the checkout unchanged, and lets the generator find the modules beside it whatever the user's shell sets."""
+_RECEIPT = "receipt"  # the variable that the code of every API compares
 
 
 @dataclass(frozen=True)
@@ -73,7 +70,7 @@ class Generator:
         revision, why = self._detected
         return f"{self.path} lists {', '.join(self.apis)}; like revision {revision}, it {why}."
 
-    @functools.cached_property
+    @cached_property
     def _detected(self) -> tuple[str, str]:
         """The revision that matches, and what the generator has in common with it."""
         if not self.takes_targets:
@@ -83,6 +80,21 @@ class Generator:
             return "2025-11", f"takes {_TARGETS} and calls the scales of forward kernels squant"
         return "2026-05", f"takes {_TARGETS}"
 
+    @property
+    def root(self) -> Path:
+        """The folder of the example, which has all the code of the generator."""
+        return self.path.parent
+
+    @cached_property
+    def digest(self) -> str:
+        """Hash of the generator's own files, which determine its output."""
+        return digest_of_code(self.root)
+
+    @cached_property
+    def receipts(self) -> tuple[int, ...]:
+        """The receipts that its code compares with, and 0, ascending."""
+        return tuple(sorted({0}.union(*map(_receipts_in, code_of(self.root)))))
+
     def names(self, request: Request, receipt: int) -> frozenset[str]:
         """The kernels that the generator lists for ``receipt``, over all its APIs; cached after the first call.
 
@@ -90,39 +102,56 @@ class Generator:
             GeneratorError: it fails, takes too long or prints something else, or its names are of another revision.
         """
         spec = request.spec
-        options: tuple[str, ...] = ("--mask", request.variant, "--receipt", str(receipt))
-        if self.takes_targets:
-            options = (_TARGETS, str(spec.arch), *options)
+        options = self._options(str(spec.arch), request.variant, receipt)
         if options not in self._listed:
-            self._listed[options] = self._list_all(options)
+            listed = self.lists(str(spec.arch), request.variant, [receipt], lambda done: None)
+            self._listed[options] = frozenset(listed[receipt])
         names = self._listed[options]
         if spec.revision == self.revision:
             self._check_form(names)
         return names
 
-    def _list_all(self, options: tuple[str, ...]) -> frozenset[str]:
-        stop = threading.Event()
+    def lists(
+        self, arch: str, variant: str, receipts: Sequence[int], on_progress: Callable[[float], None]
+    ) -> Mapping[int, Sequence[str]]:
+        """As :meth:`catalog.build.generators.Generator.lists`; several APIs and receipts are asked at a time."""
+        stop, asked = threading.Event(), list(product(receipts, self.apis))
         with (
-            tempfile.TemporaryDirectory(prefix="catalog-parity-") as scratch,
-            ThreadPoolExecutor(min(len(self.apis), os.cpu_count() or 1)) as pool,
+            tempfile.TemporaryDirectory(prefix="catalog-lists-") as scratch,
+            ThreadPoolExecutor(min(len(asked), os.cpu_count() or 1)) as pool,
         ):
-            asked = [pool.submit(self._list, api, options, Path(scratch), stop) for api in self.apis]
+
+            def run(receipt: int, api: str) -> list[str]:
+                return self._list(api, self._options(arch, variant, receipt), Path(scratch, f"{receipt}.{api}"), stop)
+
+            runs = {pool.submit(run, receipt, api): receipt for receipt, api in asked}
             try:
-                return frozenset[str]().union(*(done.result() for done in as_completed(asked)))
+                for ended, one in enumerate(as_completed(runs), start=1):
+                    one.result()
+                    on_progress(ended / len(asked))
             finally:
                 stop.set()
                 pool.shutdown(cancel_futures=True)
+            lists: dict[int, list[str]] = {receipt: [] for receipt in receipts}
+            for one, receipt in runs.items():
+                lists[receipt] += one.result()
+        return lists
 
-    def _list(self, api: str, options: tuple[str, ...], scratch: Path, stop: threading.Event) -> frozenset[str]:
+    def _options(self, arch: str, variant: str, receipt: int) -> tuple[str, ...]:
+        targets = (_TARGETS, arch) if self.takes_targets else ()
+        return (*targets, "--mask", variant, "--receipt", str(receipt))
+
+    def _list(self, api: str, options: tuple[str, ...], scratch: Path, stop: threading.Event) -> list[str]:
+        scratch.mkdir()
         command = [sys.executable, str(self.path), "--api", api, "--list_blobs", f"{api}.txt", *options]
         output = run_generator(command, scratch, self.timeout, stop)
         listed = scratch / f"{api}.txt"
         if not listed.is_file() or not listed.stat().st_size:
             raise GeneratorError(
-                f"{self.path} succeeded but listed nothing for API {api}, not even its API source.{_tail(output)}",
+                f"{self.path} succeeded but listed nothing for API {api}, not even its API source.{last_lines(output)}",
                 hint=f"Run it yourself: {shlex.join(command)}",
             )
-        return frozenset(_kernels(listed.read_text(encoding="utf-8", errors="replace"), self.path, api))
+        return list(_kernels(listed.read_text(encoding="utf-8", errors="replace"), self.path, api))
 
     def _check_form(self, names: frozenset[str]) -> None:
         suffixed = (name for name in names if not name.startswith(_WITHOUT_TARGET))
@@ -154,7 +183,8 @@ def find_generator(root: Path, timeout: float) -> Generator:
     lacks = [option for option in _OPTIONS if option not in shown]
     if lacks:
         raise GeneratorError(
-            f"{path} is not an FMHA generator that the catalog knows: it takes no {', no '.join(lacks)}.{_tail(shown)}",
+            f"{path} is not an FMHA generator that the catalog knows: it takes no {', no '.join(lacks)}."
+            f"{last_lines(shown)}",
             hint="It must be example/ck_tile/01_fmha/generate.py of a composable_kernel checkout, of 2024-10 or later.",
         )
     return Generator(path, apis, _TARGETS in shown, timeout)
@@ -181,39 +211,20 @@ def _locate(root: Path) -> Path:
     raise UsageError(f"{root} holds no FMHA generator of CK Tile", hint=why)
 
 
-def run_generator(command: list[str], scratch: Path, timeout: float, stop: threading.Event) -> str:
-    """The output of ``command``.
+def _receipts_in(path: Path) -> Iterator[int]:
+    """The whole numbers that a Python file compares the receipt with.
 
     Raises:
-        GeneratorError: it cannot be started, fails, or takes longer than ``timeout`` seconds; no process is left.
-        Interrupted: ``stop`` was set.
+        GeneratorError: the file is not Python.
     """
     try:
-        done = processes.run(command, scratch, timeout, stop, variables=_ENVIRONMENT)
-    except OSError as error:
-        raise GeneratorError(f"{shlex.join(command)}: cannot be started: {error}") from None
-    if done.failure is None:
-        return done.output
-    raise GeneratorError(
-        f"{command[1]} {shlex.join(command[2:])}: {done.failure}.{_tail(done.output)}",
-        hint=_remedy(command, done.output, timed_out=done.timed_out),
-    )
-
-
-def _remedy(command: list[str], output: str, *, timed_out: bool) -> str:
-    if timed_out:
-        return "--timeout gives each API more seconds."
-    missing = _MISSING_MODULE.findall(output)
-    if missing and missing[-1].partition(".")[0] == "codegen":
-        return f"The checkout is incomplete: {missing[-1]} must be beside the generator."
-    if missing:
-        return f"It needs the module {missing[-1]}: {sys.executable} -m pip install {missing[-1].partition('.')[0]}"
-    return f"Run it yourself to see more: {shlex.join(command)}"
-
-
-def _tail(output: str) -> str:
-    lines = [line.rstrip() for line in output.splitlines() if line.strip()][-_LAST_LINES:]
-    return "".join(f"\n  {line[:300]}" for line in lines)
+        tree = ast.parse(path.read_bytes(), str(path))
+    except (OSError, SyntaxError, ValueError) as error:
+        raise GeneratorError(f"{path} cannot be read as Python: {error}", hint="Is the checkout complete?") from None
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare) and isinstance(node.left, ast.Name) and node.left.id == _RECEIPT:
+            constants = (one for compared in node.comparators for one in ast.walk(compared))
+            yield from (one.value for one in constants if isinstance(one, ast.Constant) and type(one.value) is int)
 
 
 def _kernels(listing: str, generator: Path, api: str) -> Iterator[str]:

@@ -19,11 +19,12 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from catalog.build.generators import run_generator
 from catalog.build.keys import hash_parts
-from catalog.build.toolchains import digest_of, read_facts
+from catalog.build.toolchains import read_facts
 from catalog.errors import BuildError, GeneratorError, UsageError
 from catalog.files import MOST_TEXT_BYTES, Sync, publish, read_own
-from catalog.ops.attention.upstream.live import Generator, find_generator, run_generator
+from catalog.ops.attention.upstream.live import Generator, find_generator
 from catalog.schema.kernel import Kernel
 from catalog.schema.lineage import OWN_SPACES
 from catalog.settings import data_dir, settings
@@ -92,25 +93,19 @@ class Checkout:
     example: Path
     include: Path
 
-    @functools.cached_property
-    def digest(self) -> str:
-        """Hash of the generator's own files, which determine its output."""
-        files = sorted(path for path in self.example.rglob("*.py") if "__pycache__" not in path.parts)
-        return hash_parts({"files": [f"{path.relative_to(self.example)} {digest_of(str(path))}" for path in files]})
-
     def source(self, kernel: Kernel, memory: Path) -> str:
         """The translation unit of ``kernel``; ``memory`` is a folder for stored results.
 
         Raises:
             BuildError: the checkout is of another revision, or its generator fails or does not know the kernel.
         """
-        if kernel.revision != self.generator.revision:
+        if not kernel.base and kernel.revision != self.generator.revision:
             raise BuildError(
                 f"kernel {kernel.name} is of revision {kernel.revision}; {self.generator.path} is detected as revision "
                 f"{self.generator.revision}",
                 hint=f"CATALOG_CK_ROOT or --ck-root names a checkout of revision {kernel.revision}.",
             )
-        question = {"checkout": [self.digest], "kernel": [kernel.name, kernel.arch, kernel.variant]}
+        question = {"checkout": [self.generator.digest], "kernel": [kernel.name, kernel.arch, kernel.variant]}
         remembered = memory / f"{hash_parts(question)}.cpp"
         with contextlib.suppress(OSError, UnicodeDecodeError):
             return read_own(remembered, MOST_TEXT_BYTES).decode()
@@ -126,7 +121,7 @@ class Checkout:
                 f"kernel {kernel.name}: {self.generator.path} has no API {facts.api}",
                 hint=f"It has: {', '.join(self.generator.apis)}.",
             )
-        receipts = _receipts(kernel.revision)
+        receipts = self.generator.receipts if kernel.base else _receipts(kernel.revision)
         for receipt in receipts:
             text = self._write(kernel, facts, ["--mask", kernel.variant, "--receipt", str(receipt)])
             if text is not None:
@@ -140,7 +135,9 @@ class Checkout:
         raise BuildError(
             f"{self.generator.path} knows no kernel {kernel.name} in any of its receipts "
             f"{', '.join(map(str, receipts))}; the row is of revision {kernel.revision}",
-            hint=f"catalog parity --ck-root {self.generator.path} shows how the checkout differs from that revision.",
+            hint=f"catalog adopted {kernel.revision} shows the checkout that it was adopted from."
+            if kernel.base
+            else f"catalog parity --ck-root {self.generator.path} shows how the checkout differs from that revision.",
         )
 
     def _write(self, kernel: Kernel, facts: FamilyFacts, options: Sequence[str]) -> str | None:

@@ -178,7 +178,7 @@ def _compare_lists(
     catalog: Catalog, of: Operation, asked: _Asked, ck_root: Path | None, timeout: float, form: str
 ) -> None:
     from catalog.errors import MissingReferenceError
-    from catalog.rules.lists import COLUMNS, report
+    from catalog.rules.lists import COLUMNS, compare_lists, report
     from catalog.schema.trait_text import read_family
 
     families = [read_family(family, of.traits) for family in asked.families]
@@ -190,9 +190,8 @@ def _compare_lists(
     rows, codes = [], {0}
     for arch in asked.archs:
         try:
-            found = catalog.parity_of_lists(
-                arch, revision=revision, space=asked.space, families=families, reference=reference, operation=of.name
-            )
+            spec = catalog.spec(arch, revision, asked.space, operation=of.name)
+            found = compare_lists(spec, families, reference)
         except MissingReferenceError as error:
             note(error.printed)
             codes.add(error.exit_code)

@@ -20,6 +20,7 @@ from catalog.messages import counted
 from catalog.rules.enumeration import Join
 from catalog.schema.arch_spec import ArchSpec
 from catalog.schema.lineage import Lineage
+from catalog.settings import data_dir
 
 
 class Key(NamedTuple):
@@ -121,13 +122,19 @@ def report(found: Iterable[ListComparison]) -> str:
     )
 
 
-def compare_lists(spec: ArchSpec, families: Collection[str], reference: ListReference) -> list[ListComparison]:
-    """Compare every list of ``families`` (empty: of all) that the reference has.
+def compare_lists(
+    spec: ArchSpec, families: Collection[str] = (), reference: ListReference | None = None
+) -> list[ListComparison]:
+    """Compare the names that a spec makes with every list of ``families`` (empty: of all) that the reference has.
+
+    No kernel is stored, so families that a populate leaves out by default are compared, too. ``reference`` is the
+    source of the lists: by default the digests in the data folder, otherwise the generator of a checkout.
 
     Raises:
         MissingReferenceError: it has none.
         CatalogError: as :meth:`ListReference.listing`.
     """
+    reference = reference or Digests(data_dir() / "parity" / f"{spec.operation}.csv")
     lineage = spec.lineage()
     keys = sorted(key for key in reference.keys(lineage) if not families or key.family in families)
     if not keys:

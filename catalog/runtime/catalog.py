@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from catalog.registry.merge import Merged
     from catalog.rules.diff import Difference
     from catalog.rules.explain import Explanation
-    from catalog.rules.lists import ListComparison, ListReference
     from catalog.rules.parity import Comparison, Reference
     from catalog.rules.populate import Populated, Progress
     from catalog.rules.restriction import Restriction
@@ -394,32 +393,6 @@ class Catalog:
         names = (reference or Lists(settings.data_dir() / "parity")).names(request, receipt)
         with self._file.lock:
             return compare(self._file.connection, request.lineage, receipt, names)
-
-    def parity_of_lists(
-        self,
-        arch: str,
-        *,
-        revision: str | None = None,
-        space: str | None = None,
-        families: Sequence[str] = (),
-        reference: ListReference | None = None,
-        operation: str = "gemm",
-    ) -> list[ListComparison]:
-        """Compare the names that a spec makes with upstream's lists, one for each family, type and layout.
-
-        No kernel is stored, so families that :meth:`populate` leaves out by default are compared too. ``families``
-        restricts the comparison; empty: all. ``reference`` is the source of the lists: by default the digests in the
-        data folder, otherwise the generator of a checkout.
-
-        Raises:
-            MissingReferenceError: there is no list of these kernels.
-            GeneratorError: the checkout's generator produces no list.
-            UsageError, SpecError: as :meth:`spec`.
-        """
-        from catalog.rules.lists import Digests, compare_lists
-
-        digests = Digests(settings.data_dir() / "parity" / f"{operation}.csv")
-        return compare_lists(read_spec(arch, revision, space, operation), families, reference or digests)
 
     def adopted(self, revision: str | None = None, *, operation: str = DEFAULT) -> list[list[Any]]:
         """The adopted lineages as rows of :data:`catalog.registry.adopted.COLUMNS`; None: of all revisions.

@@ -95,11 +95,13 @@ class Adopted(Populated):
 
 def nearest(names: Set[str], requests: Iterable[Request]) -> Nearest:
     """The one of some known revisions with the most of ``names``; of equal ones the newest."""
-    measured = []
-    for request in requests:
+    measured = list[Nearest]()
+    for request in sorted(requests, key=lambda request: str(request.spec.revision), reverse=True):
         order = names_in_order(request)
         measured.append(Nearest(request, len(names & order.keys()), order))
-    return max(measured, key=lambda one: (one.common, str(one.request.spec.revision)))
+        if measured[-1].common == len(names):
+            break
+    return max(measured, key=lambda one: one.common)
 
 
 def adopted_spec(base: ArchSpec, revision: str, receipts: Collection[int]) -> ArchSpec:

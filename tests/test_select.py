@@ -172,6 +172,12 @@ def elsewhere(populated: Callable[..., Path], tmp_path_factory: pytest.TempPathF
     return Catalog(shutil.copy(populated("gfx942", "2025-07"), path))
 
 
+@pytest.fixture(scope="module")
+def between(populated: Callable[..., Path]) -> Catalog:
+    """A catalog of gfx950 at 2025-11."""
+    return Catalog(populated("gfx950", "2025-11"))
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
@@ -212,8 +218,8 @@ def test_the_older_revision(elsewhere: Catalog, changes: dict[str, Any], expecte
         ({"op": "bwd", "hdim_q": 64, "hdim_v": 56, "seqlen_k": 256}, ["_o2_pdv_", "_maxq0_pd8dv8_", "_o2_pd_"]),
     ],
 )  # fmt: skip
-def test_the_revision_between(elsewhere: Catalog, changes: dict[str, Any], expected: list[str]) -> None:
-    assert_stages(elsewhere, changes, expected, arch="gfx950", revision="2025-11")
+def test_the_revision_between(between: Catalog, changes: dict[str, Any], expected: list[str]) -> None:
+    assert_stages(between, changes, expected, arch="gfx950", revision="2025-11")
 
 
 def test_partial_results_are_combined_by_a_kernel_of_the_same_head_dim(catalog_of: Callable[[str], Catalog]) -> None:

@@ -79,6 +79,7 @@ def test_a_cache_that_strangers_can_reach_is_refused(stranger: str, project: Pro
     assert "CATALOG_CACHE_DIR" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_cache_that_strangers_can_reach_is_refused_once_and_not_kernel_by_kernel(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

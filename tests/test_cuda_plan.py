@@ -412,6 +412,7 @@ def test_a_kernel_that_fails_does_so_in_a_process_of_its_own(catalog, guarded, f
         catalog.plan(ONE_KEY, flawed).run(inputs)
 
 
+@pytest.mark.slow
 def test_tuning_goes_on_without_the_kernels_that_fail(catalog, guarded, monkeypatch, tmp_path):
     """Sound ones share a process, which one at fault ends."""
     kernels = best(catalog, 5)

@@ -94,6 +94,7 @@ def test_every_query_answers(database: Path) -> None:
     assert {row["arch"] for row in found["rules_of_family"]} == {"gfx950"}
 
 
+@pytest.mark.slow
 def test_the_command_writes_what_datasette_reads(database: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "catalog", "--db", str(database), "datasette-metadata"]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout

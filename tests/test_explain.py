@@ -94,7 +94,7 @@ def test_what_the_hardware_cannot_run_exists_all_the_same(catalog_of: Callable[[
     assert "not runnable" in found.summary
 
 
-@pytest.mark.parametrize("family", list(Family))
+@pytest.mark.parametrize("family", slow_but([Family.FWD_SPLITKV, Family.BATCH_PREFILL], Family))
 def test_no_rule_is_against_a_kernel_that_exists_and_some_rule_against_any_other(
     gfx950: Catalog, family: Family
 ) -> None:

@@ -93,7 +93,7 @@ def catalog(catalog_of: Callable[[Of], Catalog]) -> Catalog:
 @pytest.mark.parametrize(
     ("of", "mask_impl"),
     slow_but(
-        [(FLASH, "generic"), (AITER, "generic")],
+        [(AITER, "generic")],
         [(of, mask_impl) for of, listed in LISTED.items() for mask_impl in listed],
     ),
 )
@@ -148,7 +148,8 @@ def test_every_row_survives_both_round_trips(catalog_of: Callable[[Of], Catalog]
         assert parse_name(row["name"]) == {name: written[name] for name in ("target", *TRAITS)}
 
 
-@pytest.mark.parametrize("revision", slow_but(["2025-07"], RECEIPTS))
+@pytest.mark.slow
+@pytest.mark.parametrize("revision", RECEIPTS)
 @given(data=st.data())
 @settings(max_examples=300)
 def test_a_parsed_name_writes_the_same_name(data: st.DataObject, revision: str) -> None:

@@ -178,6 +178,7 @@ def test_wrong_input_is_a_message(catalog: Run, words: tuple[object, ...], messa
     assert all(line.startswith("Hint: ") for line in hint)
 
 
+@pytest.mark.slow
 def test_it_is_tuned_and_reported_until_it_is_uninstalled(catalog: Run, tmp_path: Path) -> None:
     (tuned,) = rows(catalog("tune", *WORDS, "--precision", 0.2, "--format", "json"))
     assert tuned["kernels"] == len(LANES)

@@ -243,6 +243,7 @@ def test_the_page_needs_nothing_and_shows_every_figure(page: Path, tmp_path: Pat
         assert (tmp_path / "page.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_many_points_are_thinned_evenly(filled: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
     from catalog.report import page
 

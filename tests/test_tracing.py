@@ -176,6 +176,7 @@ for call in range(int(sys.argv[3])):
 """
 
 
+@pytest.mark.slow
 def test_processes_share_a_file_and_killed_ones_leave_it_readable(catalog, file):
     catalog.select(SMALL).run()
     lengths, counts = (31, 32, 33), (1500, 1500, 10**9)

@@ -22,6 +22,7 @@ from catalog.rules.restriction import NOTHING_LEFT_OUT, Restriction
 from catalog.rules.table import rules_of
 from catalog.schema.arch_spec import ArchSpec
 from catalog.schema.lineage import Lineage, of_lineage
+from catalog.schema.name_parts import sql_literal
 
 
 @dataclass(frozen=True)
@@ -256,6 +257,7 @@ def write_rows(
         on_progress(done)
     if was_there:
         _delete_stale(connection, lineage)
+    _refuse_shared_names(connection, request, lineage)
     connection.execute(
         "INSERT INTO kernel_receipt SELECT id, receipt FROM fresh JOIN bit ON listed & bit ORDER BY id, receipt"
     )
@@ -287,6 +289,26 @@ def _insert(connection: sqlite3.Connection, request: Request, lineage: int, *, w
     )
 
 
+def _refuse_shared_names(connection: sqlite3.Connection, request: Request, lineage: int) -> None:
+    """Refuse kernels that share a name, except of families whose names leave traits out."""
+    spec, kernel = request.spec, operation(request.spec.operation).kernel
+    unique = [family for family in spec.families if not kernel.grammar(family, request.lineage).hidden]
+    shared = connection.execute(
+        f"SELECT name FROM kernel WHERE lineage = ? AND family IN ({', '.join(map(sql_literal, unique))}) "
+        "GROUP BY name HAVING count(*) > 1 LIMIT 1",
+        [lineage],
+    ).fetchone()
+    if shared is not None:
+        raise _made_twice(spec, shared[0])
+
+
+def _made_twice(spec: ArchSpec, what: object) -> SpecError:
+    return SpecError(
+        f"the spec of {spec.arch} makes the same kernel twice: {what}",
+        hint="Two of its tiles or variants are equal, or a yield keeps too few traits to distinguish kernels.",
+    )
+
+
 @contextmanager
 def _explained(request: Request) -> Iterator[None]:
     try:
@@ -296,10 +318,7 @@ def _explained(request: Request) -> Iterator[None]:
             raise UsageError(request.restriction.filter.failures[0], hint="Nothing was changed.") from None
         raise
     except sqlite3.IntegrityError as error:
-        raise SpecError(
-            f"the spec of {request.spec.arch} makes the same kernel twice: {error}",
-            hint="Two of its tiles or variants are equal, or a yield keeps too few traits to distinguish kernels.",
-        ) from None
+        raise _made_twice(request.spec, error) from None
 
 
 def _delete_stale(connection: sqlite3.Connection, lineage: int) -> None:

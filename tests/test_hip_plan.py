@@ -24,8 +24,8 @@ from catalog.runtime.bench_shapes import BenchOptions
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices.gpu.resources import Memory
 from catalog.runtime.devices.here import Devices
+from catalog.runtime.devices.hip import bindings
 from catalog.runtime.devices.hip import driver as hip_driver
-from catalog.runtime.devices.hip import library as hip_library
 from catalog.runtime.inputs import make_inputs
 from catalog.runtime.measure import StopRule
 from catalog.runtime.tensors import make_outputs
@@ -57,7 +57,7 @@ def rocm(tmp_path_factory):
 def fake(rocm, tmp_path, monkeypatch):
     """The fake runtime's own functions, on a machine whose driver lists both GPUs; a test leaves nothing."""
     monkeypatch.setenv("ROCM_PATH", str(rocm))
-    monkeypatch.setattr(hip_library, "_MAPS", tmp_path / "none")
+    monkeypatch.setattr(bindings, "_MAPS", tmp_path / "none")
     monkeypatch.setattr(hip_driver, "_DRIVER", tmp_path)
     monkeypatch.setattr(hip_driver, "_TOPOLOGY", tmp_path / "nodes")
     for node, version in enumerate((0, 90402, 110000)):
@@ -226,7 +226,7 @@ def lacking(request, fake, monkeypatch, tmp_path):
     if request.param == "the GPU":
         (tmp_path / "nodes" / "2" / "properties").unlink()
     if request.param == "the runtime":
-        monkeypatch.setattr(hip_library, "_candidates", lambda: iter(()))
+        monkeypatch.setattr(bindings, "_candidates", lambda: iter(()))
     fake.fake_reset({"permission": 0, "visibility": 1}.get(request.param, 2))
 
 

@@ -88,7 +88,7 @@ def run_generator(command: list[str], scratch: Path, timeout: float, stop: threa
 
 def _remedy(command: list[str], output: str, *, timed_out: bool) -> str:
     if timed_out:
-        return "--timeout gives each API more seconds."
+        return "--timeout gives each run more seconds."
     missing = _MISSING_MODULE.findall(output)
     if missing and missing[-1].partition(".")[0] == "codegen":
         return f"The checkout is incomplete: {missing[-1]} must be beside the generator."

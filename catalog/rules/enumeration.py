@@ -8,7 +8,7 @@ No loop over features runs in Python, and every filter is an expression of the s
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -211,6 +211,15 @@ class Join:
     def _identity(self) -> dict[str, str]:
         target, _ = self.spec.tiles_of(self.enumeration)
         return {**self.lineage.columns(self.traits.variant), "target": target}
+
+    def combined(self, connection: sqlite3.Connection, receipts: Sequence[int]) -> Iterator[float]:
+        """Make the temporary table ``combination``, part by part; yields the fraction of the parts that are done."""
+        self.fill(connection)
+        chunks = self.chunks(connection)
+        for number, chunk in enumerate(chunks, start=1):
+            connection.execute("DROP TABLE IF EXISTS temp.combination")
+            connection.execute(self.combine_sql(receipts), chunk)
+            yield number / len(chunks)
 
     def project_sql(self, made: Yield) -> str:
         """The statement that makes table ``made``: id, name and traits of each kernel of one family."""

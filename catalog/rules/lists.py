@@ -159,11 +159,7 @@ def names_of(spec: ArchSpec, families: Collection[str]) -> dict[Key, frozenset[s
         for name, enumeration in spec.enumerations.items():
             makes = [made for made in enumeration.yields if made.family in families]
             join = Join(spec, name, spec.lineage())
-            if makes:
-                join.fill(connection)
-            for chunk in join.chunks(connection) if makes else ():
-                connection.execute("DROP TABLE IF EXISTS temp.combination")
-                connection.execute(join.combine_sql(()), chunk)
+            for _ in join.combined(connection, ()) if makes else ():
                 for made in makes:
                     lists: dict[Key, set[str]] = {}
                     for kernel, *key in connection.execute(join.names_sql(made, *Key._fields)):

@@ -124,20 +124,10 @@ def unchanged(connection: sqlite3.Connection, request: Request, digest: str) -> 
 def _tables_made(connection: sqlite3.Connection, joins: Sequence[Join], receipts: Sequence[int]) -> Iterator[float]:
     """Make the rows of the joins, part by part; see :func:`write_rows`."""
     for place, join in enumerate(joins):
-        for done in _combined(connection, join, receipts):
+        for done in join.combined(connection, receipts):
             for made in join.enumeration.yields:
                 connection.execute(join.project_sql(made))
                 yield (place + done) / len(joins)
-
-
-def _combined(connection: sqlite3.Connection, join: Join, receipts: Sequence[int]) -> Iterator[float]:
-    """Make the table ``combination`` of a join, part by part; yields the fraction of the parts."""
-    join.fill(connection)
-    chunks = join.chunks(connection)
-    for number, chunk in enumerate(chunks, start=1):
-        connection.execute("DROP TABLE IF EXISTS temp.combination")
-        connection.execute(join.combine_sql(receipts), chunk)
-        yield number / len(chunks)
 
 
 def names_in_order(request: Request) -> dict[str, int]:
@@ -151,7 +141,7 @@ def names_in_order(request: Request) -> dict[str, int]:
     names: dict[str, int] = {}
     with closing(sqlite3.connect(":memory:")) as connection:
         for join in _joins(request):
-            for _ in _combined(connection, join, receipts):
+            for _ in join.combined(connection, receipts):
                 for made in join.enumeration.yields:
                     names.update(connection.execute(join.names_sql(made, "position")))
     return names

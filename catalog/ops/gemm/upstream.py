@@ -1,7 +1,6 @@
 """Live parity: the names that the tile engine of the user's own CK checkout lists.
 
-The checkout is only read: its builders run in separate processes in a scratch folder, are asked only for lists, and
-write no byte code.
+:mod:`catalog.build.generators` runs it; this module knows the tile engine: where it is, its options, its lists.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from catalog.build import processes
+from catalog.build.generators import last_lines, run_generator
 from catalog.errors import GeneratorError, UsageError
 from catalog.ops.gemm.traits import Family
 from catalog.rules.lists import Key, Listing, digest_of
@@ -35,8 +34,6 @@ _NEWER = "gemm/gemm_universal"
 _OPTIONS = {Family.MULTI_D: ("--elementwise_function", "mul")}  # plays no part in the names
 _LAYOUTS = ("rcr", "rrr", "crr", "ccr")
 _TYPES = ("fp16", "bf16", "fp8", "bf8")
-_LAST_LINES = 8
-_ENVIRONMENT = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONSAFEPATH": ""}
 
 
 @dataclass(frozen=True)
@@ -92,11 +89,11 @@ class TileEngine:
             }
             command = [sys.executable, str(builder), *(word for option in options.items() for word in option)]
             command += [*_OPTIONS.get(family, ()), "--list_kernels"]
-            output = _run(command, Path(scratch), self.timeout)
+            output = run_generator(command, Path(scratch), self.timeout, threading.Event())
             listed = Path(scratch) / f"{_BUILDERS[family]}_kernel_list.txt"
             if not listed.is_file():
                 hint = f"Run it yourself: {shlex.join(command)}"
-                raise GeneratorError(f"{builder} succeeded but wrote no {listed.name}.{_tail(output)}", hint=hint)
+                raise GeneratorError(f"{builder} succeeded but wrote no {listed.name}.{last_lines(output)}", hint=hint)
             lines = listed.read_text(encoding="utf-8", errors="replace").splitlines()
         names = frozenset(line.partition("|")[0] for line in lines if line)
         return Listing(len(names), digest_of(names), names)
@@ -135,19 +132,3 @@ def _layouts(family: Family) -> tuple[str, ...]:
     if family is Family.MULTI_D:
         return tuple(f"{layout}r" for layout in _LAYOUTS)
     return _LAYOUTS[:1] if family is Family.PRESHUFFLE else _LAYOUTS
-
-
-def _run(command: list[str], scratch: Path, timeout: float) -> str:
-    try:
-        done = processes.run(command, scratch, timeout, threading.Event(), variables=_ENVIRONMENT)
-    except OSError as error:
-        raise GeneratorError(f"{shlex.join(command)}: cannot be started: {error}") from None
-    if done.failure is None:
-        return done.output
-    hint = "--timeout gives each list more seconds." if done.timed_out else f"Run it yourself: {shlex.join(command)}"
-    raise GeneratorError(f"{command[1]}: {done.failure}.{_tail(done.output)}", hint=hint)
-
-
-def _tail(output: str) -> str:
-    lines = [line.rstrip() for line in output.splitlines() if line.strip()][-_LAST_LINES:]
-    return "".join(f"\n  {line[:300]}" for line in lines)

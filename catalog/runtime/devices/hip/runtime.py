@@ -14,7 +14,7 @@ from catalog.errors import DeviceError
 from catalog.runtime.devices import DeviceInfo
 from catalog.runtime.devices.gpu.runtime import SUCCESS, Gpu, GpuRuntime
 from catalog.runtime.devices.gpu.vendors import AMD
-from catalog.runtime.devices.hip.library import open_library
+from catalog.runtime.devices.hip.bindings import open_library
 
 if TYPE_CHECKING:
     from catalog.runtime.devices.loading import LoadedKernel

@@ -1,4 +1,4 @@
-// What CK's headers of 2025-07 call things that later revisions call otherwise.
+// CK's headers of 2025-07, where they differ from later ones.
 #pragma once
 
 #include "ck_tile/core.hpp"

@@ -1,4 +1,4 @@
-// What CK's headers of 2025-11 call things that other revisions call otherwise.
+// CK's headers of 2025-11, where they differ from others.
 #pragma once
 
 #include "ck_tile/core.hpp"

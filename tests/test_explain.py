@@ -116,7 +116,10 @@ def test_no_rule_is_against_a_kernel_that_exists_and_some_rule_against_any_other
         assert bool(changed.kernels) is not bool(changed.rejections)
 
 
-@pytest.mark.parametrize("arch", slow_but(["gfx950"], ["gfx950", "gfx942", "gfx90a", "gfx908", "gfx1100", "gfx1151", "gfx1200", "gfx1201"]))
+@pytest.mark.parametrize(
+    "arch",
+    slow_but(["gfx950"], ["gfx950", "gfx942", "gfx90a", "gfx908", "gfx1100", "gfx1151", "gfx1200", "gfx1201"]),
+)
 def test_every_kernel_that_its_hardware_runs_meets_the_invariants(
     catalog_of: Callable[[str], Catalog], arch: str
 ) -> None:

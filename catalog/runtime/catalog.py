@@ -531,6 +531,22 @@ class Catalog:
         with self._file.lock:
             return timings.misses(self._file.connection, arch)
 
+    def foreign_timings(self, problem: Problem, arch: str) -> list[dict[str, Any]]:
+        """Imported timings of other projects' kernels for ``problem``, in columns of the view ``foreign_timings``.
+
+        They are of devices of ``arch`` and of its family, the device most like this one first, then the fastest first.
+
+        Raises:
+            RegistryError, DeviceError: as :meth:`populate`.
+        """
+        from catalog.registry.foreign import timings_of
+        from catalog.runtime.siblings import siblings_of
+
+        with self._file.lock:
+            connection, device = self._file.connection, self._planners.profile(resolve_arch(arch))
+            near = siblings_of(connection, device, "foreign_timing")
+            return timings_of(connection, problem, [sibling.id for sibling in near])
+
     def merge(self, paths: Sequence[Path]) -> list[Merged]:
         """Import the artifact records and timings of other catalogs, all of them or none.
 

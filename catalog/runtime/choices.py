@@ -190,7 +190,7 @@ def fault_of(library: Library, cache: Cache) -> str | None:
     if stored is not None:
         same = (stored[0].kernel_id, stored[1].abi) == (library.kernel.id, abi)
         return None if same else f"library {library.key} is of another kernel or another ABI"
-    records = filter(None, map(cache.read_record, sorted(cache.keys())))
+    records = filter(None, map(cache.read_record, sorted(cache.all_keys())))
     others = [record.key for record, _ in records if record.kernel_id == library.kernel.id]
     has = f"which has {', '.join(others)} instead" if others else "which has no library of this kernel"
     return f"frozen as library {library.key}, absent from the cache {cache.folder}, {has}"

@@ -79,10 +79,12 @@ class Planners:
         Raises:
             SelectionError, ProblemError, ChoicesError: as :meth:`catalog.Catalog.select`.
         """
-        problem, arch, revision, variant = key
-        wanted = Wanted(arch, revision, variant, problem.operation)
         self._follow_settings()
-        plan = self.of(wanted).plan(problem) if self._frozen is None else self._frozen.plan(problem, wanted)
+        if self._frozen is not None:
+            plan = self._frozen.plan(*key)
+        else:
+            problem, arch, revision, variant = key
+            plan = self.of(Wanted(arch, revision, variant, problem.operation)).plan(problem)
         if len(self.plans) >= MOST_PLANS:
             self.plans.clear()
         self.plans[key] = plan

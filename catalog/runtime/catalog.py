@@ -113,11 +113,11 @@ class Catalog:
             ProblemError: the arch is this machine's CPU, and a run would need more memory than the machine has.
             UsageError, SpecError, RegistryError, DeviceError: as :meth:`populate`.
         """
-        key = (problem, arch, revision, mask_impl)
+        key = (problem.identity, arch, revision, mask_impl)
         plan = self._plans.get(key)
         if plan is None:
             with self._file.lock:
-                plan = self._planners.plan(key)
+                plan = self._planners.plan(problem, key)
         return plan
 
     def stages(

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 MOST_PLANS = 65_536
 """Maximum number of plans that a catalog caches; when it is exceeded, all are dropped."""
 
-PlanKey = tuple[Problem, str, str | None, str]
-"""A problem and the requested arch, revision and variant, as one flat tuple, which is the fastest to hash."""
+PlanKey = tuple[tuple[Any, ...], str, str | None, str]
+"""A problem's identity and the requested arch, revision and variant, in the form that is the fastest to hash."""
 
 
 class Planners:
@@ -73,17 +73,17 @@ class Planners:
             planner = self._planners[wanted] = Planner(wanted, self)
         return planner
 
-    def plan(self, key: PlanKey) -> Plan:
-        """Make the plan for a problem and add it to :attr:`plans`.
+    def plan(self, problem: Problem, key: PlanKey) -> Plan:
+        """Make the plan for a problem and add it to :attr:`plans` under ``key``.
 
         Raises:
             SelectionError, ProblemError, ChoicesError: as :meth:`catalog.Catalog.select`.
         """
         self._follow_settings()
+        _, arch, revision, variant = key
         if self._frozen is not None:
-            plan = self._frozen.plan(*key)
+            plan = self._frozen.plan(problem, arch, revision, variant)
         else:
-            problem, arch, revision, variant = key
             plan = self.of(Wanted(arch, revision, variant, problem.operation)).plan(problem)
         if len(self.plans) >= MOST_PLANS:
             self.plans.clear()

@@ -10,6 +10,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import command
 import pytest
 from conftest import slow_but
 
@@ -480,6 +481,9 @@ def test_without_timings_of_its_arch_the_nearest_arch_of_the_family_counts(copie
     best = choice.candidates[0]
     assert (best.kernel.signature, best.kernel.algorithm) == (timed["gfx942"].signature, timed["gfx942"].algorithm)
     assert best.median_ms == 1.0
+    words = ("explain", "--batch", 8, "--nhead-q", 32, "--seqlen-q", 2048, "--hdim-q", 256, "--dtype", "bf16")
+    shown = command.catalog(*words, "--arch", "gfx950", db=copied.path).stdout
+    assert shown.startswith("Sibling: on gfx942 with 256 units")
 
 
 def test_the_nearest_problem_in_memory_is_the_one_of_the_query(copied: Catalog) -> None:

@@ -26,7 +26,7 @@ def installed_folders() -> tuple[Path, ...]:
     A folder that cannot be used is left out, with a warning. Environments are looked at once.
     """
     folders = []
-    for point in sorted(entry_points_of(GROUP)):
+    for point in sorted(entry_points_of(GROUP), key=lambda point: point.name):
         try:
             [folder] = map(Path, point.load().__path__)
             require_safe(folder)

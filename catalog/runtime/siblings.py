@@ -71,16 +71,17 @@ def _octaves(one: float, other: float) -> float:
 APART: Mapping[str, Callable[[Any, Any], float]] = MappingProxyType(
     {"arch": _unequal, "generation": _gap, "units": _octaves, "clock_mhz": _octaves}
 )
-"""How devices of one family differ, what counts most first. A fact that only one of two devices has makes them differ
-more than any value.
+"""How a sibling differs from the device, what counts most first.
+
+What is unknown about the device makes no difference; what is unknown about a sibling makes it the farthest.
 """
 
 
-def _apart(one: Profile, other: Profile) -> tuple[float, ...]:
+def _apart(sibling: Profile, device: Profile) -> tuple[float, ...]:
     differences = []
     for name, measure in APART.items():
-        values = getattr(one, name), getattr(other, name)
-        differences.append(measure(*values) if all(values) else math.inf * _unequal(*values) if any(values) else 0.0)
+        theirs, ours = getattr(sibling, name), getattr(device, name)
+        differences.append(0.0 if ours is None else math.inf if theirs is None else measure(theirs, ours))
     return tuple(differences)
 
 

@@ -75,7 +75,7 @@ def write_wheels(
             tag = platform or platform_of(part, cache)
             wheels.append(Wheel(whole if len(chosen) == 1 else f"{whole}-part-{number}", tag, about, part))
     if len({wheel.name for wheel in wheels}) < len(wheels):
-        raise UsageError(f"values of {split} differ in more than letters and digits", hint="Split by another column.")
+        raise UsageError(f"several values of {split} give wheels the same name", hint="Split by another column.")
     rows: list[list[object]] = []
     for wheel in wheels:
         path = write_wheel(folder, wheel, cache)
@@ -111,8 +111,8 @@ def _groups(catalog: Catalog, entries: Sequence[Entry], split: str | None) -> Ma
         with run(catalog.path, Query(columns=("id", split), operation=operation)) as result:
             values |= {str(id_): value for id_, value in result}
     groups: dict[object, list[Entry]] = {}
-    for entry in entries:
-        groups.setdefault(values[entry.kernel.id], []).append(entry)
+    for entry in entries:  # kernels of an operation without the column are a group, too
+        groups.setdefault(values.get(entry.kernel.id), []).append(entry)
     return dict(sorted(groups.items(), key=lambda group: (str(type(group[0])), group[0])))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -134,28 +134,51 @@ def _arches() -> Iterator[Finding]:
     from catalog.backends import spec_folders
     from catalog.schema.spec_files import known_archs
 
-    with ThreadPoolExecutor() as pool:  # each arch compiles a small program to test its compiler
-        yield from pool.map(_arch, known_archs(*spec_folders()))
+    alike: dict[Hashable, str] = {}
+    tried = {arch: alike.setdefault(_tooling(arch), arch) for arch in known_archs(*spec_folders())}
+    with ThreadPoolExecutor() as pool:  # each compiles a small program to test its compiler
+        findings = dict(zip(alike.values(), pool.map(_toolchain, alike.values()), strict=True))
+    for arch, of in tried.items():
+        value, about = findings[of]
+        yield Finding(arch, value, "; ".join(filter(None, (about, _runs(arch)))))
 
 
-def _arch(arch: str) -> Finding:
+def _tooling(arch: str) -> Hashable:
+    """What builds for ``arch``, except for the ISA: archs of a GPU that share it share one test of their compiler."""
+    from catalog.backends import GpuBackend, backend_of
+
     try:
-        return _toolchain(arch)
-    except BackendError as error:
-        return Finding(arch, "unusable", error.line)
+        backend = backend_of(arch)
+        if not isinstance(backend, GpuBackend) or arch not in backend.isas:
+            return arch
+        toolchain = backend.target(arch).toolchain(arch)
+    except CatalogError:
+        return arch
+    return toolchain.compiler.path, tuple(flag for flag in toolchain.compile_flags if toolchain.isa not in flag)
 
 
-def _toolchain(arch: str) -> Finding:
+def _runs(arch: str) -> str:
+    from catalog.backends import backend_of
+
+    try:
+        reason = backend_of(arch).why_unavailable(arch)
+    except BackendError:
+        return ""
+    return "runs here" if reason is None else f"does not run here: {reason}"
+
+
+def _toolchain(arch: str) -> tuple[str, str]:
+    """The compiler for ``arch``, and what is known about it."""
     from catalog.backends import backend_of
     from catalog.build import toolchains
 
-    backend = backend_of(arch)
-    reason = backend.why_unavailable(arch)
-    runs = "runs here" if reason is None else f"does not run here: {reason}"
-    if arch not in backend.isas:
-        return Finding(arch, "no toolchain", f"this version does not compile for it; {runs}")
-    diagnosis = toolchains.diagnose(arch, backend.target(arch).toolchain)
-    missing = diagnosis.missing or ""
-    if diagnosis.compiler is None or missing:
-        return Finding(arch, "no toolchain", f"{missing.rstrip('.')}; {runs}")
-    return Finding(arch, str(diagnosis.compiler.path), f"{diagnosis.compiler.title}; {runs}")
+    try:
+        backend = backend_of(arch)
+        if arch not in backend.isas:
+            return "no toolchain", "this version does not compile for it"
+        diagnosis = toolchains.diagnose(arch, backend.target(arch).toolchain)
+    except BackendError as error:
+        return "unusable", error.line
+    if diagnosis.compiler is None or diagnosis.missing:
+        return "no toolchain", (diagnosis.missing or "").rstrip(".")
+    return str(diagnosis.compiler.path), diagnosis.compiler.title

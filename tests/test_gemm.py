@@ -246,6 +246,8 @@ def checkout(tmp_path: Path) -> Path:
     folder = tmp_path / "ck" / "tile_engine" / "ops" / "gemm_preshuffle"
     folder.mkdir(parents=True)
     (folder / "gemm_preshuffle_instance_builder.py").write_text(BUILDER)
+    (folder / "configs").mkdir()
+    (folder / "configs" / "default_config.json").write_text(json.dumps({"k_block_per_cu": 1, "permute_n": True}))
     for key, names in names_of(Catalog().spec("gfx90a", "2025-11", operation="gemm"), ["preshuffle"]).items():
         (folder / f"{key.dtype}.txt").write_text("\n".join(names))
     return tmp_path / "ck"

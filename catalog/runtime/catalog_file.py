@@ -13,7 +13,7 @@ import shlex
 import sqlite3
 import weakref
 from collections.abc import Collection, Iterator, Sequence, Set
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -78,7 +78,8 @@ def nearest_of(arch: str, variant: str, receipt: int, names: Set[str]) -> Neares
     from catalog.rules.populate import Request
 
     specs = (spec for spec in known_specs(arch) if variant in spec.variants and receipt in spec.receipt_numbers)
-    return nearest(names, (Request(spec, variant, (receipt,)) for spec in specs))
+    with closing(sqlite3.connect(":memory:")) as connection:
+        return nearest(connection, names, (Request(spec, variant, (receipt,)) for spec in specs))
 
 
 @dataclass(frozen=True, slots=True)

@@ -219,6 +219,7 @@ def diff(
     names: Annotated[
         bool, typer.Option("--names", help="Print every kernel: + appeared, - vanished, ~ changed.")
     ] = False,
+    operation: options.Operation = None,
     form: options.Format = "table",
 ) -> None:
     """Compare the kernels of two upstream revisions.
@@ -227,13 +228,14 @@ def diff(
 
     Example: catalog diff --from 2025-07 --to 2026-05 --arch gfx942 --receipt 0
     """
+    from catalog.ops import DEFAULT
     from catalog.rules import diff as difference
     from catalog.rules.receipts import resolve_receipts
 
-    catalog, rows = open_catalog(context), list[list[Any]]()
-    receipts = resolve_receipts(catalog.spec(arch, after), receipt) if receipt is not None else (None,)
-    for number in receipts:
-        found = catalog.diff(arch, before, after, mask_impl=mask_impl, receipt=number)
+    catalog, of, rows = open_catalog(context), operation or DEFAULT, list[list[Any]]()
+    spec = catalog.spec(arch, after, operation=of)
+    for number in resolve_receipts(spec, receipt) if receipt is not None else (None,):
+        found = catalog.diff(arch, before, after, mask_impl=mask_impl, receipt=number, operation=of)
         if form == "table":
             print(found.listing() if names else found.report())
         rows += found.kernel_rows() if names else found.family_rows()

@@ -41,6 +41,7 @@ from catalog.schema.name_parts import sql_literal
 if TYPE_CHECKING:
     from catalog.build.generators import Generator, Run
     from catalog.schema.grammar import Grammar
+    from catalog.schema.lineage import Lineage
 
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
 _DIGEST_CHARACTERS = 12
@@ -200,7 +201,7 @@ def adopt(
     same = next(iter(there.values()), None)  # of the same code, perhaps for another arch
     distinguished = generator.receipts if same is None else tuple(map(int, same.receipts.split()))
     _check_receipts(receipts, distinguished)
-    was = there.get((arch, variant))
+    was = there.get(replace(specs[0].lineage(variant), revision=revision))
     digest = _digest_of(generator, specs, variant)
     base = next((spec for spec in specs if was is not None and spec.revision == was.base), None)
     if base is not None and not force:
@@ -246,7 +247,7 @@ def adopt(
 
 
 def _check_label(
-    revision: str, generator: Generator, specs: Sequence[ArchSpec], there: Mapping[tuple[str, str], Record]
+    revision: str, generator: Generator, specs: Sequence[ArchSpec], there: Mapping[Lineage, Record]
 ) -> None:
     """Refuse a revision that is known or belongs to another checkout."""
     if not _LABEL.fullmatch(revision):

@@ -16,7 +16,7 @@ from typing import Any
 
 from catalog.errors import SpecError, UsageError
 from catalog.ops import operation
-from catalog.registry.kernels import lineage_id, made_lineage
+from catalog.registry.kernels import lineage_id, made_lineage, populate_command
 from catalog.registry.transactions import interruptible, shorten_log, transaction, written_once
 from catalog.rules.enumeration import Join, make_table
 from catalog.rules.restriction import NOTHING_LEFT_OUT, Restriction
@@ -148,10 +148,9 @@ def check_populated(connection: sqlite3.Connection, lineage: Lineage, receipt: i
     Raises:
         UsageError: it does not hold it.
     """
-    arch, revision, variant = lineage.arch, lineage.revision, lineage.variant
-    row = _record_of(connection, lineage)
-    which = f"({revision}, {variant})"
-    again = f"Run: catalog populate --arch {arch} --revision {revision} --mask-impl {variant}"
+    arch, row = lineage.arch, _record_of(connection, lineage)
+    which = f"({lineage.revision}, {lineage.variant})"
+    again = f"Run: {populate_command(lineage)}"
     if row is None:
         raise UsageError(f"the catalog holds no kernels of {arch} {which}", hint=again)
     receipts, restriction = row["receipts"], row["restriction"]

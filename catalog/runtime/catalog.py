@@ -416,7 +416,14 @@ class Catalog:
         return self._file.forget(revision, operation)
 
     def diff(
-        self, arch: str, before: str, after: str, *, mask_impl: str = "generic", receipt: int | None = None
+        self,
+        arch: str,
+        before: str,
+        after: str,
+        *,
+        mask_impl: str = "generic",
+        receipt: int | None = None,
+        operation: str = DEFAULT,
     ) -> Difference:
         """Compare the kernels of the revisions ``before`` and ``after`` of ``arch``.
 
@@ -427,10 +434,10 @@ class Catalog:
         from catalog.rules.diff import difference
         from catalog.rules.populate import Request
 
-        old, new = (Request(self.spec(arch, revision), mask_impl) for revision in (before, after))
+        old, new = (Request(self.spec(arch, one, operation=operation), mask_impl) for one in (before, after))
         with self._file.lock:
             for request in (old, new):
-                self._file.held(Wanted(arch, request.spec.revision, mask_impl))
+                self._file.held(Wanted(arch, request.spec.revision, mask_impl, operation))
             return difference(self._file.connection, old, new, receipt)
 
     def explain(

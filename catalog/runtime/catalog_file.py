@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import logging
 import os
-import shlex
 import sqlite3
 import weakref
 from collections.abc import Collection, Iterator, Sequence, Set
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -25,6 +24,7 @@ from catalog.errors import RegistryError, UsageError
 from catalog.forks import Lock
 from catalog.ops import DEFAULT, operation, operation_of
 from catalog.registry.connection import connect, leak
+from catalog.registry.kernels import populate_command
 from catalog.registry.transactions import transaction
 from catalog.registry.views import rows_of
 from catalog.runtime.devices.here import resolve_arch
@@ -212,13 +212,14 @@ class CatalogFile:
         if wanted.revision is None:
             return
         records = records_of(self.connection, wanted.operation, wanted.revision)
-        for record in records.values():
-            arch = resolve_arch(wanted.arch)
+        for its, record in records.items():
+            asked = replace(its, arch=resolve_arch(wanted.arch), variant=wanted.variant)
+            about = operation(wanted.operation).about_variant
+            there = "; ".join(f"{one.arch}{about(one.variant)}" for one in records)
             raise UsageError(
-                f"revision {wanted.revision} was adopted, for {', '.join(map(' '.join, records))}: only its checkout "
-                f"lists its kernels for {arch} {wanted.variant}",
-                hint=f"Run: catalog populate --ck-root {shlex.quote(record.root)} --arch {arch} --mask-impl "
-                f"{wanted.variant} --label {wanted.revision}",
+                f"revision {wanted.revision} was adopted, for {there}: only its checkout lists its kernels for "
+                f"{asked.arch}{about(asked.variant)}",
+                hint=f"Run: {populate_command(asked, record.root)}",
             )
 
     def adopt(
@@ -282,8 +283,8 @@ class CatalogFile:
 
             arch = resolve_arch(arch)
             records = records_of(self.connection, of, revision) if revision is not None else {}
-            for (its, _), record in records.items():
-                if its == arch and space in (None, *OWN_SPACES):
+            for its, record in records.items():
+                if its.arch == arch and space in (None, *OWN_SPACES):
                     from catalog.rules.adopt import adopted_spec
 
                     base = read_spec(arch, record.base, space, of)

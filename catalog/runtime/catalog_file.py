@@ -289,6 +289,7 @@ class CatalogFile:
 
                     base = read_spec(arch, record.base, space, of)
                     return adopted_spec(base, str(revision), tuple(map(int, record.receipts.split())))
+            self.refuse_adopted(Wanted(arch, revision, operation=of))
             adopted = revisions_of(self.connection, of, arch)
             if adopted and revision is not None:
                 error.hint = f"{error.hint} Adopted: {', '.join(adopted)}."

@@ -15,6 +15,7 @@ import command
 import pytest
 from conftest import slow_but
 
+from catalog.build import generators
 from catalog.errors import GeneratorError, UsageError
 from catalog.ops.attention.names import parse_name
 from catalog.ops.attention.upstream.live import find_generator
@@ -173,9 +174,14 @@ def test_a_generator_that_lists_others_fails_with_their_names(database: Path, tm
         ("Path(args.list_blobs).write_text('a/fmha_fwd_api.cpp\\na/gemm.cpp\\n')", ["line 2 of the list", "gemm"]),
         ("Path(args.list_blobs).write_bytes(b'\\xff\\xfe')", ["line 1 of the list"]),
         ("os.kill(os.getpid(), 9)", ["killed by SIGKILL"]),
+        ("while True: print('endless')", ["stopped after 1 MiB of output", "endless", "Run it yourself"]),
+        ("file = open(args.list_blobs, 'w')\nwhile True: file.write('endless' * 4096)", ["stopped after 1 MiB"]),
     ],
 )
-def test_a_generator_that_gives_no_list_says_what_to_do(tmp_path: Path, body: str, fragments: list[str]) -> None:
+def test_a_generator_that_gives_no_list_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, fragments: list[str]
+) -> None:
+    monkeypatch.setattr(generators, "MOST_BYTES", 2**20)
     root = make_checkout(tmp_path / "ck", body)
     generator = replace(find_generator(root, 30), apis=("fwd",), timeout=1 if "sleep" in body else 30)
     with pytest.raises(GeneratorError) as error:
@@ -244,6 +250,8 @@ def test_one_failing_api_stops_the_others_at_once(tmp_path: Path) -> None:
         ("share/composable_kernel", "."),
         ("projects/composablekernel", "."),
         ("csrc/composable_kernel", "."),
+        ("aiter_meta/3rdparty/composable_kernel", "."),
+        ("", "example/ck_tile/01_fmha/codegen/ops"),
     ],
 )
 def test_a_generator_is_found_in_every_layout(tmp_path: Path, place: str, root: str) -> None:

@@ -34,6 +34,7 @@ from catalog.rules.populate import (
     unchanged,
     write_rows,
 )
+from catalog.rules.restriction import Restriction
 from catalog.schema.arch_spec import ArchSpec, Receipt
 from catalog.schema.kernel import canonical_json_sql
 from catalog.schema.name_parts import sql_literal
@@ -122,7 +123,8 @@ def nearest(
 def _may_have_more(names: Set[str], request: Request, common: int) -> bool:
     """Whether a revision's grammars read more than ``common`` of ``names``; other names cannot be its kernels'."""
     of, may_be = operation(request.spec.operation), len(names)
-    grammars = [of.kernel.grammar(family, request.lineage) for family in of.traits.families]
+    families = filter(request.restriction.makes, of.traits.families)
+    grammars = [of.kernel.grammar(family, request.lineage) for family in families]
     for name in names if may_be > common else ():
         if not any(grammar.matches(name) for grammar in grammars):
             may_be -= 1
@@ -217,7 +219,8 @@ def adopt(
     if not names:
         raise GeneratorError(f"{generator.root} lists no kernels of {arch}", hint="Nothing was changed.")
     with transaction(connection), interruptible(connection):
-        known = (Request(spec, variant) for spec in specs if variant in spec.variants)
+        made = Restriction(families=tuple({run.traits["family"]: run for run in runs if "family" in run.traits}))
+        known = (Request(spec, variant, restriction=made) for spec in specs if variant in spec.variants)
         found = nearest(connection, names, known, generator.revision)
         base = found.request.spec
         request = Request(adopted_spec(base, revision, distinguished), variant, tuple(receipts))

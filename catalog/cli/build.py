@@ -77,6 +77,8 @@ def populate(
     Example: catalog populate gemm --arch gfx950 --revision 2025-11
 
     Example: catalog populate --arch gfx942 --ck-root ~/composable_kernel --label my-ck
+
+    Example: catalog populate gemm --arch gfx942 --ck-root ~/composable_kernel
     """
     from catalog.errors import UsageError
     from catalog.messages import counted

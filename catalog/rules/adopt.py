@@ -1,7 +1,8 @@
 """Adopt a checkout: the kernels that its own generator lists become a lineage of their own.
 
-Names are read by the name grammar of the nearest known revision, the one with the most names in common. Its rules and
-its dispatch order apply, too. A name that the grammar cannot read is kept in table ``unknown_name``.
+The nearest known revision is the one with the most names in common. A name that it has, too, is its kernel; others are
+read by its name grammar. Its rules and its dispatch order apply, too. A name that the grammar cannot read is kept in
+table ``unknown_name``.
 """
 
 from __future__ import annotations

@@ -346,7 +346,7 @@ def test_kernels_of_a_checkout_that_was_not_adopted_here_are_refused_with_the_co
     with pytest.raises(BundleError, match="has no revision 'my-ck'") as error:
         import_bundle(here, tmp_path / "adopted.bundle", trust=True)
     adopts = f"catalog populate --ck-root CHECKOUT --arch {shipped.plans[0].arch} --label my-ck --mask-impl generic"
-    assert error.value.hint == f"Adopt the same checkout here first: {adopts}"
+    assert error.value.hint == f"Adopt the same checkout first: {adopts}"
     assert_nothing_written(here)
 
 

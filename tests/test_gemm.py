@@ -291,6 +291,10 @@ def test_what_a_checkouts_builder_lists_becomes_rows(catalog: Catalog, checkout:
     [kernel] = catalog.kernels(f"{mine} AND name = '{new}'")
     assert kernel.name == new
     assert adopt().unchanged
+    listed.write_text("\x1b[31mrubbish\n")
+    with pytest.raises(GeneratorError, match="line 1 of the list for preshuffle bf16 rcr is not a kernel"):
+        adopt(force=True)
+    listed.write_text("\n".join([new, *others]))
     config.write_text(json.dumps({"permute_n": True}))
     with pytest.raises(UsageError, match="another state of the generator"):
         adopt()

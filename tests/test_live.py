@@ -262,9 +262,11 @@ def test_a_generator_is_found_in_every_layout(tmp_path: Path, place: str, root: 
 
 
 def test_a_folder_without_a_generator_or_with_two_says_so(database: Path, tmp_path: Path) -> None:
-    done = parity(database, tmp_path / "nowhere")
+    inside = make_checkout(tmp_path / "inside") / "nowhere"
+    done = parity(database, inside)
     assert done.returncode == 2
-    assert "holds no FMHA generator" in done.stderr
+    assert f"{inside} holds no FMHA generator" in done.stderr
+    shutil.rmtree(tmp_path / "inside")
     (tmp_path / "include" / "ck_tile").mkdir(parents=True)
     with pytest.raises(UsageError, match="ROCm packages leave it out"):
         find_generator(tmp_path, 30)

@@ -38,7 +38,7 @@ _LAST_LINES = 8
 _COMMIT_CHARACTERS = 12
 _GIT_SECONDS = 30
 _DEPTH = 5
-"""Levels of folders searched for a checkout: a package has it at the fourth one."""
+"""Levels of folders searched for a checkout; an unpacked wheel has it at the fourth one."""
 _MOST_FOLDERS = 10_000
 """Limit of the folders searched at one level."""
 
@@ -223,10 +223,12 @@ def digest_of_code(root: Path, *suffixes: str) -> str:
 def find_folders(root: Path, inner: str, holds: Callable[[Path], bool]) -> list[Path]:
     """The folders for which ``holds`` is true in and around ``root``: ``inner`` of a checkout, or what is found nearby.
 
-    In order: in ``root`` itself; at the smallest depth below it, such as in a package that contains a checkout; in the
-    nearest folder above it. Several are found only below. Symbolic links are followed.
+    Searched are, in this order: ``root`` itself; each level below it, because a package may contain a checkout; the
+    folders above it. Only below ``root`` several are found. Symbolic links are followed.
     """
     root = root.expanduser().resolve()
+    if not root.exists():
+        return []  # rather than a checkout around it
     level = [root]
     for _ in range(_DEPTH):
         found = {place.resolve() for folder in level for place in (folder, folder / inner) if holds(place)}

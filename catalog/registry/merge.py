@@ -147,7 +147,7 @@ class _Merge:
         lineage = lineage_id(self._connection, kernel.lineage)
         if kernel.base and lineage not in populated:
             return (
-                f"of {kernel.lineage}, which is adopted: adopt the same checkout here first: "
+                f"of {kernel.lineage}, which was not adopted here. Adopt the same checkout first: "
                 f"{populate_command(kernel.lineage, 'CHECKOUT')}"
             )
         if lineage in populated:

@@ -102,9 +102,6 @@ def nearest(
 
     Leaves the temporary table ``known``: name, target, traits and ``position`` (in the dispatch order) of the kernels
     of that revision that have one of the names.
-
-    Raises:
-        UsageError: there are no requests.
     """
     make_table(connection, "asked", ["name PRIMARY KEY"], ((name,) for name in sorted(names)))
     best: Nearest | None = None
@@ -354,7 +351,8 @@ def _traits_of(name: str, stated: Mapping[str, Any], grammars: list[Grammar]) ->
         if traits is not None:
             grammars.remove(grammar)
             grammars.insert(0, grammar)
-            wrong = next((trait for trait in grammar.shown & stated.keys() if traits[trait] != stated[trait]), None)
+            shown = sorted(grammar.shown & stated.keys())
+            wrong = next((trait for trait in shown if traits[trait] != stated[trait]), None)
             if wrong is None:
                 return traits
             return Unknown(name, str(traits[wrong]), f"in a list of {wrong} {stated[wrong]}")

@@ -278,7 +278,7 @@ def _populate(catalog: Catalog, bundle: Bundle) -> None:
                 lineage.arch, revision=lineage.revision, mask_impl=lineage.variant, operation=lineage.operation
             )
         except UsageError as error:
-            adopts = f"Adopt the same checkout here first: {populate_command(lineage, 'CHECKOUT')}"
+            adopts = f"Adopt the same checkout first: {populate_command(lineage, 'CHECKOUT')}"
             raise BundleError(
                 f"this catalog lacks the bundle's kernels: {error.message}", hint=adopts if lineage.base else error.hint
             ) from None

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -92,8 +93,11 @@ class TileEngine(Generator):
             )
 
     def kernel(self, line: str) -> str | None:
-        """The first column of a line."""
-        return line.partition("|")[0] or None
+        """The first column of a line; None for an empty line."""
+        name = line.partition("|")[0]
+        if name and not re.fullmatch(r"\w+", name):
+            raise ValueError("a kernel and its configuration")
+        return name or None
 
 
 def _traits_of(family: Family, config: Path) -> Mapping[str, Any]:

@@ -21,10 +21,12 @@ from filelock import FileLock
 from catalog import backends, ops
 from catalog.backends import target_of
 from catalog.build.builder import Builder
+from catalog.build.cache import Cache
 from catalog.build.cuda.toolchain import cuda_toolchain
 from catalog.build.permissions import require_safe
 from catalog.build.toolchains import digest_of
-from catalog.errors import CacheError, ToolchainError
+from catalog.build.trials import Trials
+from catalog.errors import CacheError
 from catalog.plugins import entry_points_of
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices.gpu.device import GpuDevice
@@ -57,11 +59,7 @@ def load(device: HostDevice | GpuDevice, path: Path, row: str = "ROW") -> Loaded
 
 def has_nvcc() -> bool:
     """Whether kernels of sm_90 can be compiled here."""
-    try:
-        cuda_toolchain("sm_90").verify()
-    except ToolchainError:
-        return False
-    return True
+    return Trials(Cache(settings().cache_dir)).diagnose("sm_90", cuda_toolchain).missing is None
 
 
 def pytest_collection_finish() -> None:

@@ -186,12 +186,15 @@ def test_columns_are_listed_with_what_they_may_hold() -> None:
     assert any(line.startswith("hdim_q,INTEGER,") for line in lines)
 
 
-def test_doctor_lists_every_setting_and_arch(database: Path) -> None:
+def test_doctor_lists_every_setting_and_arch(database: Path, tmp_path: Path) -> None:
     shown = catalog("doctor", db=database).stdout
     for word in ("CATALOG_DB", "CATALOG_CACHE_DIR", "CATALOG_CXX", "gfx950", "x86_64_v3", "aarch64"):
         assert word in shown
     rows = json.loads(catalog("doctor", "--format", "json", db=database).stdout)
     assert len(shown.splitlines()) == len(rows) + 2, "a finding is a line, with its hint"
+    (tmp_path / "file").touch()
+    retried = catalog("doctor", "--retry", db=database, CATALOG_CACHE_DIR=tmp_path / "file")
+    assert (retried.returncode, str(tmp_path / "file") in retried.stderr) == (1, True), "nothing can be forgotten"
 
 
 class MatmulProblem(BaseModel):

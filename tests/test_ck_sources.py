@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import json
+import shutil
 import subprocess
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,11 +47,10 @@ OPTIONS = 'parser.add_argument("-o", "--output_dir")\n'
 
 
 @pytest.fixture(scope="module")
-def rows(tmp_path_factory: pytest.TempPathFactory) -> Catalog:
+def rows(populated: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Catalog:
     """A catalog of gfx90a at the revision whose generator takes no targets."""
-    catalog = Catalog(tmp_path_factory.mktemp("rows") / "catalog.db")
-    catalog.populate("gfx90a", revision="2025-07", receipts=(0, 2))
-    return catalog
+    made = populated("gfx90a", "2025-07", receipts=(0, 2))
+    return Catalog(shutil.copy(made, tmp_path_factory.mktemp("rows") / "catalog.db"))
 
 
 def row(catalog: Catalog, where: str) -> Kernel:

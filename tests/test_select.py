@@ -173,9 +173,9 @@ def elsewhere(populated: Callable[..., Path], tmp_path_factory: pytest.TempPathF
 
 
 @pytest.fixture(scope="module")
-def between(populated: Callable[..., Path]) -> Catalog:
+def between(populated: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Catalog:
     """A catalog of gfx950 at 2025-11."""
-    return Catalog(populated("gfx950", "2025-11"))
+    return Catalog(shutil.copy(populated("gfx950", "2025-11"), tmp_path_factory.mktemp("between") / "catalog.db"))
 
 
 @pytest.mark.parametrize(

@@ -191,6 +191,7 @@ def test_dropout_keeps_what_its_random_bytes_say_and_as_often_as_asked(catalog: 
     assert abs(kept.mean() - (1 - p)) < 5 * deviation + 1 / 256  # a byte is as fine as that
 
 
+@pytest.mark.slow
 def test_a_dropout_of_1_keeps_nothing(catalog: Catalog) -> None:
     dropped = DROPPED | {"hdim_q": 64, "dropout": 1.0}
     problem = Problem(**dropped, randval=True)

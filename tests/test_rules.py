@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import slow_but
+from conftest import copy_of, slow_but
 from test_schema import edit
 
 from catalog.errors import MissingReferenceError, RegistryError, SpecError, UsageError
@@ -85,6 +85,7 @@ def test_the_default_receipt_has_34889_kernels_in_nine_families(gfx950: Catalog)
     assert comparison.report() == "PASS: 34,889 kernels across 9 families (gfx950, receipt 0, generic)"
 
 
+@pytest.mark.slow
 def test_one_changed_spec_value_fails_parity_with_the_right_names(specs: Path, tmp_path: Path) -> None:
     """A tile of head dim 256 loses its 128 keys: its kernels are missing, others are extra."""
     path = specs / "arch_specs" / "2026-05" / "gfx9.json"
@@ -189,13 +190,16 @@ def test_populations_live_side_by_side_and_keep_what_hangs_on_their_rows(copied:
     assert not connection.execute("PRAGMA foreign_key_check").fetchall()
 
 
-def test_a_spec_that_gives_a_kernel_twice_is_refused_and_nothing_changes(copied: Catalog, specs: Path) -> None:
-    path = specs / "arch_specs" / "2026-05" / "gfx950.json"
-    tiles = json.loads(path.read_text())["enumerations"]["bwd"]["tiles"]
-    edit(path, "enumerations", "bwd", "tiles", value=[*tiles, tiles[0]])
+def test_a_spec_that_gives_a_kernel_twice_is_refused_and_nothing_changes(
+    catalog_of: Callable[[str], Catalog], specs: Path, tmp_path: Path
+) -> None:
+    copied = copy_of(catalog_of("sm_90"), tmp_path / "copy.db")
+    path = specs / "arch_specs" / "native" / "sm_90.json"
+    tiles = json.loads(path.read_text())["enumerations"]["bwd_dq_dk_dv"]["tiles"]
+    edit(path, "enumerations", "bwd_dq_dk_dv", "tiles", value=[*tiles, tiles[0]])
     before = copied.connection.execute("SELECT count(*) FROM attention_row").fetchone()[0]
     with pytest.raises(SpecError, match="makes the same kernel twice"):
-        copied.populate("gfx950")
+        copied.populate("sm_90")
     assert copied.connection.execute("SELECT count(*) FROM attention_row").fetchone()[0] == before
 
 

@@ -90,7 +90,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def kept(shared: Path, pytestconfig: pytest.Config) -> Path:
+def between_runs(shared: Path, pytestconfig: pytest.Config) -> Path:
     """A folder for what tests make once, by content key: kept between runs, in pytest's own cache."""
     if not pytestconfig.pluginmanager.has_plugin("cacheprovider"):
         return shared
@@ -113,13 +113,13 @@ def commands_built_once() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _private_settings(tmp_path_factory: pytest.TempPathFactory, kept: Path) -> Iterator[None]:
+def _private_settings(tmp_path_factory: pytest.TempPathFactory, between_runs: Path) -> Iterator[None]:
     """The user's own catalog, cache and settings stay out of the tests."""
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith("CATALOG_")]:
             patch.delenv(name)
         patch.setenv("CATALOG_DB", str(tmp_path_factory.mktemp("settings") / "catalog.db"))
-        patch.setenv("CATALOG_CACHE_DIR", str(kept / "cache"))
+        patch.setenv("CATALOG_CACHE_DIR", str(between_runs / "cache"))
         patch.setenv("CATALOG_QUERY_TIMEOUT", "60")  # workers share the cores
         patch.setenv("CATALOG_GUARD", "never")  # its own tests turn it on: one process per kernel would take minutes
         settings.cache_clear()
@@ -138,7 +138,7 @@ def program_digest() -> str:
 
 
 @pytest.fixture(scope="session")
-def populated(shared: Path, kept: Path) -> Callable[..., Path]:
+def populated(shared: Path, between_runs: Path) -> Callable[..., Path]:
     """The file of a catalog with every kernel of an arch, of some revisions and mask implementations. Copy it.
 
     It is made once for all workers, and again when the program or its data change.
@@ -149,14 +149,14 @@ def populated(shared: Path, kept: Path) -> Callable[..., Path]:
         arch: str, *revisions: str | None, masks: tuple[str, ...] = ("generic",), receipts: tuple[int, ...] = ()
     ) -> Path:
         name = "-".join(map(str, (resolve_arch(arch), *(revisions or (None,)), *masks, *receipts)))
-        made = kept / f"{program}.{name}"
-        with FileLock(kept / f"{name}.lock"):
+        made = between_runs / f"{program}.{name}"
+        with FileLock(between_runs / f"{name}.lock"):
             if not made.exists():
                 with Catalog(shared / f"{name}.new") as catalog:
                     for revision, mask_impl in product(revisions or (None,), masks):
                         catalog.populate(arch, revision=revision, mask_impl=mask_impl, receipts=receipts)
                     catalog.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-                for older in kept.glob(f"*.{name}"):
+                for older in between_runs.glob(f"*.{name}"):
                     older.unlink()
                 shutil.move(catalog.path, made)
         return made

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import copy_of, slow_but
+from conftest import slow_but
 from test_schema import edit
 
 from catalog.errors import MissingReferenceError, RegistryError, SpecError, UsageError
@@ -190,16 +190,13 @@ def test_populations_live_side_by_side_and_keep_what_hangs_on_their_rows(copied:
     assert not connection.execute("PRAGMA foreign_key_check").fetchall()
 
 
-def test_a_spec_that_gives_a_kernel_twice_is_refused_and_nothing_changes(
-    catalog_of: Callable[[str], Catalog], specs: Path, tmp_path: Path
-) -> None:
-    copied = copy_of(catalog_of("sm_90"), tmp_path / "copy.db")
-    path = specs / "arch_specs" / "native" / "sm_90.json"
-    tiles = json.loads(path.read_text())["enumerations"]["bwd_dq_dk_dv"]["tiles"]
-    edit(path, "enumerations", "bwd_dq_dk_dv", "tiles", value=[*tiles, tiles[0]])
+def test_a_spec_that_gives_a_kernel_twice_is_refused_and_nothing_changes(copied: Catalog, specs: Path) -> None:
+    path = specs / "arch_specs" / "2026-05" / "gfx950.json"
+    tiles = json.loads(path.read_text())["enumerations"]["bwd"]["tiles"]
+    edit(path, "enumerations", "bwd", "tiles", value=[*tiles, tiles[0]])
     before = copied.connection.execute("SELECT count(*) FROM attention_row").fetchone()[0]
     with pytest.raises(SpecError, match="makes the same kernel twice"):
-        copied.populate("sm_90")
+        copied.populate("gfx950")
     assert copied.connection.execute("SELECT count(*) FROM attention_row").fetchone()[0] == before
 
 

@@ -74,10 +74,10 @@ def named_rows(draw: st.DrawFn, revision: str) -> tuple[Grammar, dict[str, Any]]
     return grammar, row
 
 
-@pytest.mark.parametrize(
-    ("revision", "target"),
-    [("2026-05", ""), ("2026-05", "gfx950"), ("native", "x86_64_v3"), ("native", "an_arch_of_another_package")],
-)
+TARGETS = [("2026-05", ""), ("2026-05", "gfx950"), ("native", "x86_64_v3"), ("native", "an_arch_of_another_package")]
+
+
+@pytest.mark.parametrize(("revision", "target"), slow_but(TARGETS[1:3], TARGETS))
 @given(data=st.data())
 def test_a_parsed_name_writes_the_same_name(data: st.DataObject, revision: str, target: str) -> None:
     grammar, row = data.draw(named_rows(revision))

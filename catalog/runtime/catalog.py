@@ -498,6 +498,7 @@ class Catalog:
             RegistryError, DeviceError: as :meth:`populate`.
         """
         from catalog.registry.foreign import timings_of
+        from catalog.runtime.devices.here import resolve_arch
         from catalog.runtime.siblings import siblings_of
 
         with self._file.lock:

@@ -9,7 +9,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
-from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -56,11 +56,11 @@ def rows(catalog: Catalog, where: str, arch: str = "host") -> list[Kernel]:
 
 
 def cover(catalog: Catalog, arch: str = "host") -> list[Kernel]:
-    """A row of each element type, layout and pipeline; epilogues and tiles take turns."""
+    """Rows in which each type meets both pipelines, and these each layout; epilogues and tiles take turns."""
     rng, chosen = random.Random(SEED), []  # noqa: S311
-    for number, (dtype, layout) in enumerate((dtype, layout) for dtype in DTYPES for layout in LAYOUTS):
+    for number, (dtype, pipeline) in enumerate(product(DTYPES, ("host_panel", "host_stream"))):
         num_d, elementwise = EPILOGUES[number % len(EPILOGUES)]
-        pipeline = ("host_panel", "host_stream")[(number + number // 4) % 2]
+        layout = LAYOUTS[number // 2 % len(LAYOUTS)]
         wanted = f"dtype = '{dtype}' AND layout LIKE '{layout}%' AND pipeline = '{pipeline}'"
         chosen.append(rng.choice(rows(catalog, f"{wanted} AND num_d = {num_d} AND elementwise = '{elementwise}'", arch)))
     return chosen
@@ -88,9 +88,9 @@ def test_kernels_compute_any_problem(catalog: Catalog) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ARCHES)
 def test_kernels_of_all_types_and_layouts_compute_any_problem(catalog: Catalog, arch: str) -> None:
-    kernels = cover(catalog, arch)[:: 1 if arch == ARCHES[0] else 5]
+    kernels = cover(catalog, arch)[:: 1 if arch == ARCHES[0] else 4]
     assert not catalog.builder.build_many(kernels).failures
-    used = {kernel.name: check(catalog, kernel, 60) for kernel in kernels}
+    used = {kernel.name: check(catalog, kernel, 25) for kernel in kernels}
     assert max(used.values()) > 0.02, "tolerances are far too wide"
 
 

@@ -18,7 +18,8 @@ class PanelProduct {
     static constexpr int factors = Units<Unit>::depth, tile_m = Row::tile_m, tile_n = Row::tile_n;
     static constexpr int panel = Row::warp_tile_n;
     static constexpr int step = Row::tile_k / factors;  // units between two visits to the sums
-    static_assert(step % lanes == 0 && tile_n % panel == 0 && panel % lanes == 0 && tile_m % lanes == 0);
+    static_assert(tile_n % panel == 0 && panel % lanes == 0 && step % lanes == 0 && tile_m % lanes == 0,
+                  "tiles are whole vectors");
 
     // A keeps its contiguous axis: rows of units, or the rows of a tile at each k. With powers of two as distances, they
     // would share few sets of the L1 cache.

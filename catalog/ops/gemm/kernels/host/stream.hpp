@@ -35,8 +35,9 @@ class StreamProduct {
     using Vector = typename Units<Unit>::Sum;
     using Sum = std::conditional_t<std::is_same_v<Vector, Float>, float, std::int32_t>;
     static constexpr int factors = Units<Unit>::depth, tile_m = Row::tile_m, tile_n = Row::tile_n;
-    static constexpr int strip = Row::warp_tile_n, step = Row::tile_k / factors;
-    static_assert(step % lanes == 0 && tile_n % strip == 0 && strip % lanes == 0 && tile_m % lanes == 0);
+    static constexpr int strip = Row::warp_tile_n, vectors = strip / lanes, step = Row::tile_k / factors;
+    static_assert(!Row::b_along || step % lanes == 0, "a vector of units belongs to one step");
+    static_assert(tile_n % strip == 0 && strip % lanes == 0 && tile_m % lanes == 0, "tiles are whole vectors");
 
     struct Scratch {
         static constexpr int row_s = tile_n + 16;
@@ -87,27 +88,41 @@ class StreamProduct {
         }
     }
 
-    // Columns of B are contiguous: each sum has a vector of partial sums along the depth.
+    // Columns of B are contiguous: each sum has a vector of partial sums along the depth. While all rows use some columns
+    // to a depth of tile_k, what follows is prefetched.
     void multiply_along(Scratch& scratch, std::int64_t first_column, int rows, int columns) const {
-        const auto b = factor_of<true, T>(args.b, batch);
-        for_blocks<4, 1>(0, columns, [&](auto width, int j) {
-            for (std::int64_t k = 0; k < args.k; k += Row::tile_k)
-                for_blocks<4, 2, 1>(0, rows, [&](auto height, int i) {
-                    multiply_vectors<height, width>(packed_a + i * row_a + k / factors, b.from(first_column + j, k),
-                                                    std::min<std::int64_t>(Row::tile_k, args.k - k),
+        const Rows<const T> b{factor_of<true, T>(args.b, batch).from(first_column, 0).data, args.b.stride_outer};
+        const int blocks = (rows + Row::warp_tile_m - 1) / Row::warp_tile_m;
+        // With one block of rows, B is read steadily, and the CPU's own prefetching is better.
+        const int asked = blocks > 1 ? vectors * lanes * factors / blocks : 0;
+        for_blocks<vectors, 1>(0, columns, [&](auto width, int j) {
+            for (std::int64_t k = 0; k < args.k; k += Row::tile_k) {
+                const auto depth_from = [&](std::int64_t first) {
+                    return static_cast<int>(std::min<std::int64_t>(Row::tile_k, args.k - first));
+                };
+                const std::int64_t next = k + Row::tile_k;
+                const bool deeper = next < args.k;
+                const int after = deeper ? j : j + width;
+                Lines<Rows<const T>> lines({b.data + (deeper ? next : 0), b.stride}, after,
+                                           std::min(after + vectors, columns), depth_from(deeper ? next : 0));
+                for_row_blocks<Row::warp_tile_m>(0, rows, [&](auto height, int i) {
+                    multiply_vectors<height, width>(packed_a + i * row_a + k / factors, b.data + j * b.stride + k,
+                                                    depth_from(k), lines, asked,
                                                     scratch.sums + i * Scratch::row_s + j);
                 });
+            }
         });
     }
 
-    template <int rows, int columns>
-    void multiply_vectors(const Unit* a, Factor<true, T> b, std::int64_t depth, Sum* sums) const {
+    template <int rows, int columns, class Next>
+    void multiply_vectors(const Unit* a, const T* b, int depth, Next& next, int asked, Sum* sums) const {
         Vector sum[rows][columns] = {};
-        for (std::int64_t k = 0; k < depth; k += lanes * factors) {
+        for (int k = 0; k < depth; k += lanes * factors) {
+            next.ask(asked);
             typename Units<Unit>::Vector of_b[columns];
 #pragma GCC unroll 4
-            for (int j = 0; j < columns; ++j) of_b[j] = b.from(j, k).template load<Unit>(1, depth - k);
-#pragma GCC unroll 4
+            for (int j = 0; j < columns; ++j) of_b[j] = load_along<Unit>(b + j * args.b.stride_outer + k, depth - k);
+#pragma GCC unroll 16
             for (int i = 0; i < rows; ++i) {
                 const auto of_a = load(a + i * row_a + k / factors);
 #pragma GCC unroll 4
@@ -125,7 +140,7 @@ class StreamProduct {
             }
     }
 
-    // Rows of B are contiguous: strips of columns, which are copied only where they are not whole.
+    // Rows of B are contiguous: a few at a time in strips of columns, which are copied only where they are not whole.
     void multiply_across(Scratch& scratch, std::int64_t first_column, int rows, int columns) const {
         const auto b = factor_of<false, T>(args.b, batch);
         for (std::int64_t k = 0; k < args.k; k += Row::tile_k) {

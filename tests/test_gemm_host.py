@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
 import re
-import shutil
-import subprocess
 from collections.abc import Iterator
 from itertools import product
-from pathlib import Path
 from typing import Any
 
-import command
 import numpy as np
 import pytest
 from conftest import missing
@@ -62,7 +57,8 @@ def cover(catalog: Catalog, arch: str = "host") -> list[Kernel]:
         num_d, elementwise = EPILOGUES[number % len(EPILOGUES)]
         layout = LAYOUTS[number // 2 % len(LAYOUTS)]
         wanted = f"dtype = '{dtype}' AND layout LIKE '{layout}%' AND pipeline = '{pipeline}'"
-        chosen.append(rng.choice(rows(catalog, f"{wanted} AND num_d = {num_d} AND elementwise = '{elementwise}'", arch)))
+        wanted += f" AND num_d = {num_d} AND elementwise = '{elementwise}'"
+        chosen.append(rng.choice(rows(catalog, wanted, arch)))
     return chosen
 
 
@@ -122,9 +118,34 @@ def test_numbers_that_are_not_finite_pass_through(catalog: Catalog) -> None:
         assert (c[2] == (-299 if activation == "no" else 0)).all()
 
 
+@pytest.mark.slow
+def test_sanitizers_find_nothing(catalog: Catalog, sanitizer: Sanitizer) -> None:
+    """Tensors without a spare byte, for a panel and a stream of each arch."""
+    rng, plans = random.Random(SEED), []  # noqa: S311
+    for arch, layout in product(ARCHES, ("rcr", "crr")):
+        for pipeline, dtype in (("host_panel", "bf16"), ("host_stream", "int8")):
+            wanted = f"dtype = '{dtype}' AND layout LIKE '{layout}%' AND pipeline = '{pipeline}' AND num_d = 1"
+            kernel = rows(catalog, wanted, arch)[0]
+            plans += [catalog.plan(problem_of_row(kernel, rng), kernel) for _ in range(12)]
+    done = sanitizer.run(plans)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) == len(plans)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("flaw", "found"), [("a", "READ"), ("b", "READ"), ("bias", "READ"), ("c", "WRITE")])
+def test_sanitizers_would_find(catalog: Catalog, sanitizer: Sanitizer, flaw: str, found: str) -> None:
+    problem = GemmProblem(m=7, n=33, k=19, dtype="fp32", layout="rrr", bias=True)
+    kernel = rows(catalog, "dtype = 'fp32' AND layout = 'rrr' AND pipeline = 'host_panel'")[0]
+    done = sanitizer.run([catalog.plan(problem, kernel)], flaw)
+    assert done.returncode != 0
+    assert re.search(f"AddressSanitizer.*{found} of size", done.stderr, re.DOTALL)
+
+
 # The reference
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("activation", ["no", "relu", "gelu", "silu"])
 def test_the_reference_is_pytorchs(activation: str) -> None:
     try:

@@ -21,12 +21,12 @@ from catalog.build import targets
 from catalog.build.builder import Builder
 from catalog.build.toolchains import Toolchain, find_host_toolchain
 from catalog.errors import DeviceError, ToolchainError
+from catalog.ops import operation_of
 from catalog.ops.attention.fields import Op
 from catalog.ops.attention.kernels.host import emit as host
 from catalog.ops.attention.problem import Problem
 from catalog.ops.attention.reference.answers import reference
 from catalog.ops.attention.tolerance import tolerances
-from catalog.ops.attention.workspace import splits_of
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.inputs import make_inputs
 from catalog.runtime.plan import Plan
@@ -99,7 +99,7 @@ class Sanitizer:
                 "problem": plan.problem.key,
                 "seed": index if flaw is None else SEED,
                 "flaw": flaw,
-                "num_splits": splits_of(plan.problem, plan.kernels, 2, whole_waves=False),
+                "num_splits": operation_of(plan.problem).splits(plan.problem, plan.kernels, 2, whole_waves=False),
                 "libraries": [libraries[kernel.id] for kernel in plan.kernels],
             }
             for index, plan in enumerate(plans)

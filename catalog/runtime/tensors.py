@@ -152,7 +152,7 @@ def _check_writable(name: str, writable: bool, shape: Sequence[int], strides: Se
     if not writable:
         raise TensorError(f"{name} is read-only, but the kernel writes to it")
     if 0 not in shape and _overlaps(shape, strides):
-        raise TensorError(f"{name} is a broadcast view or overlaps itself: the kernel writes elements that share memory")
+        raise TensorError(f"{name} is a broadcast view or overlaps itself: the kernel would write elements twice")
 
 
 def _overlaps(shape: Sequence[int], strides: Sequence[int]) -> bool:

@@ -21,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from catalog.ops.gemm.problem import GemmProblem
-from catalog.ops.gemm.traits import Activation
 from catalog.runtime.tolerance import EXACT, ROUNDING, Tolerance
 
 Array = NDArray[Any]
@@ -49,7 +48,7 @@ def tolerances(problem: GemmProblem, inputs: Mapping[str, Array]) -> dict[str, T
     errors = abs(problem.alpha) * (4 * math.sqrt(problem.k) * _U * (a @ b) + lost)
     before = _before(problem, inputs)
     errors = errors + _FEW * (abs(problem.alpha) * (a @ b) + _added(problem, sizes, abs(problem.beta)))
-    if problem.activation != Activation.NO:
+    if problem.activation != "no":
         errors = _STEEPEST * errors + _FEW * (np.abs(before) + 1)
     x = _activated(problem, before)
     for i in range(problem.num_d):
@@ -93,11 +92,11 @@ def _added(problem: GemmProblem, inputs: Mapping[str, Array], beta: float) -> An
 def _activated(problem: GemmProblem, x: Array) -> Array:
     activated: Array
     with np.errstate(over="ignore", invalid="ignore"):
-        if problem.activation == Activation.RELU:
+        if problem.activation == "relu":
             activated = np.where(x < 0, 0, x)
-        elif problem.activation == Activation.GELU:
+        elif problem.activation == "gelu":
             activated = x * (1 + _erf(x / math.sqrt(2))) / 2
-        elif problem.activation == Activation.SILU:
+        elif problem.activation == "silu":
             activated = x / (1 + np.exp(-x))
         else:
             activated = x

@@ -13,8 +13,8 @@ from functools import partial
 from statistics import median
 
 import torch
-from report import Row, Target, is_met, print_table, summary
-from timing import Pace, interleaved
+from report import Label, Row, Target, is_met, print_table, summary
+from timing import Call, Pace, interleaved
 
 from catalog import Catalog
 from catalog.ops.gemm.problem import GemmProblem
@@ -30,16 +30,17 @@ TARGETS = [
 ]
 
 
-def row_of(catalog: Catalog, size: tuple[int, int, int], dtype: str, layout: str, peak: float, pace: Pace) -> Row:
-    m, n, k = size
-    a, b = (torch.randn(shape).to(TYPES[dtype]) for shape in ((m, k), (k, n)))
-    stored_b = b if layout[1] == "r" else b.T.contiguous()
-    b = stored_b if layout[1] == "r" else stored_b.T
+def row_of(catalog: Catalog, problem: GemmProblem, peak: float, pace: Pace) -> Row:
+    """Ours and PyTorch's side on the same tensors; ``peak`` is in GFLOP/s."""
+    m, n, k, dtype = problem.m, problem.n, problem.k, problem.dtype
+    by_rows = problem.layout[1] == "r"
+    a, b = (torch.randn(shape).to(TYPES[dtype]) for shape in ((m, k), (k, n) if by_rows else (n, k)))
     out = torch.empty(m, n, dtype=TYPES[dtype])
-    problem = GemmProblem(m=m, n=n, k=k, dtype=dtype, layout=layout)
     plan = catalog.select(problem)
-    bound = plan.bind(a=a, b=stored_b)
-    sides = {"ours": bound.launch, "torch": partial(torch.mm, a, b, out=out)}
+    sides: dict[str, Call] = {
+        "ours": plan.bind(a=a, b=b).launch,
+        "torch": partial(torch.mm, a, b if by_rows else b.T, out=out),
+    }
     seconds, runs = interleaved(sides, pace)
     rate = problem.flops / seconds["ours"] / 1e9
     figures = {f"{side} ms": 1e3 * of_side for side, of_side in seconds.items()}
@@ -47,7 +48,7 @@ def row_of(catalog: Catalog, size: tuple[int, int, int], dtype: str, layout: str
     figures["GB/s"] = problem.traffic / seconds["ours"] / 1e9
     if dtype == "fp32":
         figures["of peak"] = rate / peak
-    labels = {"dtype": dtype, "layout": layout, "m": m, "n": n, "k": k}
+    labels: dict[str, Label] = {"dtype": dtype, "layout": problem.layout, "m": m, "n": n, "k": k}
     return Row("gemm", labels, figures, runs, str(plan))
 
 
@@ -55,9 +56,9 @@ def rows_of(catalog: Catalog, options: argparse.Namespace, peak: float) -> Itera
     pace = Pace(options.runs, 1, options.seconds, min if options.best else median)
     for dtype in options.dtype:
         for layout in options.layout:
-            for size in [*SQUARES, *FEW_ROWS]:
-                if max(size[:2]) <= options.largest:
-                    yield row_of(catalog, size, dtype, layout, peak, pace)
+            for m, n, k in [*SQUARES, *FEW_ROWS]:
+                if max(m, n) <= options.largest:
+                    yield row_of(catalog, GemmProblem(m=m, n=n, k=k, dtype=dtype, layout=layout), peak, pace)
 
 
 def main() -> None:

@@ -39,7 +39,7 @@ print(f"a batch of 4, divided by 16  off by {error:.1e}")
 assert error < 1e-3
 
 integers = GemmProblem(m=M, n=N, k=K, dtype="int8", layout="rcr")
-a, b = (rng.integers(-128, 128, shape, dtype=np.int8) for shape in ((M, K), (N, K)))
-c = Catalog.select(integers).run(a=a, b=b).outputs["c"]
+codes, table = (rng.integers(-128, 128, shape, dtype=np.int8) for shape in ((M, K), (N, K)))
+c = Catalog.select(integers).run(a=codes, b=table).outputs["c"]
 print(f"int8: sums are {c.dtype}, and exact")
-assert np.array_equal(c, a.astype(np.int32) @ b.T.astype(np.int32))
+assert np.array_equal(c, codes.astype(np.int32) @ table.T.astype(np.int32))

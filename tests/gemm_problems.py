@@ -7,7 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from catalog.ops import operation
 from catalog.ops.gemm.problem import GemmProblem
+from catalog.runtime.catalog import Catalog
+from catalog.runtime.devices.here import resolve_arch
 from catalog.runtime.elements import element_type
 from catalog.runtime.inputs import make_inputs
 from catalog.runtime.tensors import Array
@@ -16,6 +19,15 @@ from catalog.schema.kernel import Kernel
 SIZES = (0, 1, 2, 5, 7, 12, 13, 16, 17, 31, 33, 64, 100, 129, 193, 260)
 DEPTHS = (*SIZES, 513, 2049)
 POISON = 77
+
+
+def rows(catalog: Catalog, where: str, arch: str = "host") -> list[Kernel]:
+    """GEMM kernels of an arch, universal ones first, in the order of its spec."""
+    found = catalog.connection.execute(
+        f"SELECT * FROM gemm_row WHERE arch = ? AND {where} ORDER BY family DESC, dispatch_order",
+        (resolve_arch(arch),),
+    )
+    return [operation("gemm").kernel.from_row(row) for row in found]
 
 
 def problem_of_row(kernel: Kernel, rng: random.Random) -> GemmProblem:

@@ -12,16 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import missing
-from gemm_problems import is_intact, problem_of_row, tensors_of
-from test_host_safety import Sanitizer, sanitizer  # noqa: F401 - a fixture
+from gemm_problems import is_intact, problem_of_row, rows, tensors_of
 
 from catalog.errors import ProblemError, TensorError
 from catalog.ops import operation
 from catalog.ops.gemm.arguments import ARGUMENTS
 from catalog.ops.gemm.problem import GemmProblem
 from catalog.runtime.catalog import Catalog
-from catalog.runtime.devices.here import resolve_arch
 from catalog.runtime.devices.host.device import host_archs, why_unavailable
+from catalog.runtime.guard import guarded_problem
 from catalog.runtime.inputs import make_inputs
 from catalog.schema.kernel import Kernel
 
@@ -40,14 +39,6 @@ def catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Catalog]:
         for arch in ARCHES:
             catalog.populate(arch, operation="gemm")
         yield catalog
-
-
-def rows(catalog: Catalog, where: str, arch: str = "host") -> list[Kernel]:
-    found = catalog.connection.execute(
-        f"SELECT * FROM gemm_row WHERE arch = ? AND {where} ORDER BY family DESC, dispatch_order",
-        (resolve_arch(arch),),
-    )
-    return [GEMM.kernel.from_row(row) for row in found]
 
 
 def cover(catalog: Catalog, arch: str = "host") -> list[Kernel]:
@@ -118,30 +109,6 @@ def test_numbers_that_are_not_finite_pass_through(catalog: Catalog) -> None:
         assert (c[2] == (-299 if activation == "no" else 0)).all()
 
 
-@pytest.mark.slow
-def test_sanitizers_find_nothing(catalog: Catalog, sanitizer: Sanitizer) -> None:
-    """Tensors without a spare byte, for a panel and a stream of each arch."""
-    rng, plans = random.Random(SEED), []  # noqa: S311
-    for arch, layout in product(ARCHES, ("rcr", "crr")):
-        for pipeline, dtype in (("host_panel", "bf16"), ("host_stream", "int8")):
-            wanted = f"dtype = '{dtype}' AND layout LIKE '{layout}%' AND pipeline = '{pipeline}' AND num_d = 1"
-            kernel = rows(catalog, wanted, arch)[0]
-            plans += [catalog.plan(problem_of_row(kernel, rng), kernel) for _ in range(12)]
-    done = sanitizer.run(plans)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) == len(plans)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("flaw", "found"), [("a", "READ"), ("b", "READ"), ("bias", "READ"), ("c", "WRITE")])
-def test_sanitizers_would_find(catalog: Catalog, sanitizer: Sanitizer, flaw: str, found: str) -> None:
-    problem = GemmProblem(m=7, n=33, k=19, dtype="fp32", layout="rrr", bias=True)
-    kernel = rows(catalog, "dtype = 'fp32' AND layout = 'rrr' AND pipeline = 'host_panel'")[0]
-    done = sanitizer.run([catalog.plan(problem, kernel)], flaw)
-    assert done.returncode != 0
-    assert re.search(f"AddressSanitizer.*{found} of size", done.stderr, re.DOTALL)
-
-
 # The reference
 
 
@@ -175,6 +142,14 @@ def test_tolerances_catch_a_lost_term() -> None:
 def test_the_header_derives_from_the_list_of_arguments() -> None:
     folder = GEMM.headers["kernels"]
     assert (folder / "operation" / "args.h").read_text() == ARGUMENTS.header
+
+
+def test_first_runs_of_large_problems_are_small() -> None:
+    large = GemmProblem(m=100_003, n=50_000, k=30_001, dtype="bf16", batch=64, bias=True, activation="gelu")
+    small = guarded_problem(large)
+    assert small.flops < large.flops / 1e6
+    assert small.form.text == large.model_copy(update={"batch": 2}).form.text
+    assert guarded_problem(small) == small
 
 
 # Bad calls

@@ -11,6 +11,7 @@ from catalog.ops.gemm.arguments import ARGUMENTS
 from catalog.ops.gemm.kernel import GemmKernel
 from catalog.ops.gemm.names import NATIVE, implied
 from catalog.ops.gemm.problem import GemmProblem
+from catalog.ops.gemm.shrinks import SHRINKS
 from catalog.ops.gemm.traits import Family
 from catalog.ops.protocol import Operation
 from catalog.schema.kernel import Kernel
@@ -42,6 +43,7 @@ class Gemm(Operation):
     bench_traits = ("family", "pipeline", "scheduler", "epilogue")
     tile_axes = ("tile_m", "tile_n")
     compares_lists = True
+    shrinks = SHRINKS
     main_families = (Family.UNIVERSAL, Family.MULTI_D)
 
     def find_lists(self, root: Path, timeout: float) -> ListGenerator:

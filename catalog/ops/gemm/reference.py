@@ -45,9 +45,10 @@ def tolerances(problem: GemmProblem, inputs: Mapping[str, Array]) -> dict[str, T
     sizes = {name: np.abs(array.astype(np.float64)) for name, array in inputs.items()}
     a, b = _factors(problem, sizes)
     lost = _SMALLEST * (np.sum(a, axis=-1, keepdims=True) + np.sum(b, axis=-2, keepdims=True) + problem.k)
-    errors = abs(problem.alpha) * (4 * math.sqrt(problem.k) * _U * (a @ b) + lost)
+    products = abs(problem.alpha) * (a @ b)
+    errors = 4 * math.sqrt(problem.k) * _U * products + abs(problem.alpha) * lost
+    errors = errors + _FEW * (products + _added(problem, sizes, abs(problem.beta)))
     before = _before(problem, inputs)
-    errors = errors + _FEW * (abs(problem.alpha) * (a @ b) + _added(problem, sizes, abs(problem.beta)))
     if problem.activation != "no":
         errors = _STEEPEST * errors + _FEW * (np.abs(before) + 1)
     x = _activated(problem, before)

@@ -16,15 +16,14 @@ __device__ __forceinline__ std::uint32_t piece_offset(int row, int piece) {
 }
 
 // The places of `rows` rows of a paged cache: lane i holds those of rows i, i + 32, ...
-template <int rows>
+template <class Row, int rows>
 struct Places {
     static constexpr int count = (rows + 31) / 32;
     int page[count], slot[count];  // page -1: there is no such row
 
     __device__ __forceinline__ void find(const catalog_args& args, const Divisor& page_size, int sequence,
                                          int first_key, int end) {
-        const auto* table =
-            static_cast<const std::int32_t*>(args.block_table.data) + sequence * args.block_table.stride_batch;
+        const PageTable<Row> table(args, sequence);
 #pragma unroll
         for (int i = 0; i < count; ++i) {
             const int row = 32 * i + static_cast<int>(threadIdx.x % 32), key = first_key + row;
@@ -75,19 +74,21 @@ class KvCopy {
     };
 
    public:
-    static __host__ KvSteps steps_of(const catalog_tensor& tensor) {
-        const std::int64_t row = tensor.stride_seqlen * 2;
+    static __host__ KvSteps steps_of(const catalog_tensor& tensor, std::int64_t /*hdim_stored*/) {
+        const std::int64_t row = is_vectorized<Row> ? 16 : tensor.stride_seqlen * 2;
         return {row, row * turn_rows, row * Row::tile_n0};
     }
 
     __device__ __forceinline__ KvCopy(const catalog_tensor& tensor, const KvSteps& steps, std::int64_t hdim_stored,
-                                      const Sequence& seq, int head)
+                                      const Sequence& seq, int head, std::int64_t page_size)
         : tensor(tensor), steps(steps), hdim_stored(hdim_stored) {
         const auto* start = rows_of<const std::uint16_t>(tensor, Row::paged_kv ? 0 : seq.batch, head, seq.first_k);
 #pragma unroll
         for (int part = 0; part < period; ++part) {
             const Piece first(part, hdim_stored, 0);
-            source[part] = reinterpret_cast<const char*>(start + first.piece * 8) +
+            // In vectorized pages the same piece of all rows of a page comes first, then the next one.
+            const std::int64_t column = is_vectorized<Row> ? first.piece * 8 * page_size : first.piece * 8;
+            source[part] = reinterpret_cast<const char*>(start + column) +
                            (Row::paged_kv ? 0 : first.row * steps.row);
         }
     }
@@ -112,11 +113,11 @@ class KvCopy {
         }
     }
 
-    __device__ __forceinline__ void copy(std::uint32_t tile, const Places<rows>& places, int zero) const {
-        std::int64_t offset[Places<rows>::count];
-        std::uint32_t exist[Places<rows>::count];
+    __device__ __forceinline__ void copy(std::uint32_t tile, const Places<Row, rows>& places, int zero) const {
+        std::int64_t offset[Places<Row, rows>::count];
+        std::uint32_t exist[Places<Row, rows>::count];
 #pragma unroll
-        for (int i = 0; i < Places<rows>::count; ++i) {
+        for (int i = 0; i < Places<Row, rows>::count; ++i) {
             offset[i] = places.page[i] * (tensor.stride_batch * 2) + places.slot[i] * steps.row;
             exist[i] = __ballot_sync(0xffffffff, places.page[i] >= 0);
         }
@@ -137,6 +138,50 @@ class KvCopy {
     const KvSteps& steps;
     const std::int64_t hdim_stored;
     const char* source[period];
+};
+
+// Copies values of vectorized pages like KvCopy, as they lie there: 8 tokens of a column follow each other in 16 bytes,
+// then come the next columns, then the next 8 tokens. The first 8 tokens begin a page, or follow others of theirs.
+template <class Row, int hdim, int rows, int warps, bool padded>
+class VectorCopy {
+    static_assert(hdim % 32 == 0 && rows % 8 == 0);
+
+   public:
+    static __host__ KvSteps steps_of(const catalog_tensor&, std::int64_t hdim_stored) {
+        return {hdim_stored * 2, 0, 0};
+    }
+
+    __device__ __forceinline__ VectorCopy(const catalog_tensor& tensor, const KvSteps& steps, std::int64_t hdim_stored,
+                                          const Sequence&, int head, std::int64_t /*page_size*/)
+        : tensor(tensor),
+          steps(steps),
+          hdim_stored(hdim_stored),
+          source(reinterpret_cast<const char*>(rows_of<const std::uint16_t>(tensor, 0, head, 0)) +
+                 threadIdx.x % 32 * 16) {}
+
+    __device__ __forceinline__ void start_at(int) {}
+
+    __device__ __forceinline__ void copy(std::uint32_t tile, const Places<Row, rows>& places, int zero) const {
+        const int thread = static_cast<int>(threadIdx.x) + zero, lane = thread % 32, warp = thread / 32 % warps;
+        const std::uint32_t target = tile + (warp * (rows / 8) * hdim + lane) * 16;
+#pragma unroll
+        for (int row = 0; row < rows; row += 8) {
+            const int page = __shfl_sync(0xffffffff, places.page[row / 32], row % 32);
+            const int slot = __shfl_sync(0xffffffff, places.slot[row / 32], row % 32);
+            const char* from = source + page * (tensor.stride_batch * 2) + slot * steps.row;
+            const int bytes = 2 * __popc(__ballot_sync(0xffffffff, places.page[row / 32] >= 0) >> row % 32 & 0xff);
+#pragma unroll
+            for (int column = 0; column < hdim; column += 32)
+                copy_async_first(target + (row / 8 * hdim + column) * 16, from + column * 16,
+                                 !padded || lane + column < hdim_stored ? bytes : 0);
+        }
+    }
+
+   private:
+    const catalog_tensor& tensor;
+    const KvSteps& steps;
+    const std::int64_t hdim_stored;
+    const char* const source;
 };
 
 }  // namespace catalog::cuda

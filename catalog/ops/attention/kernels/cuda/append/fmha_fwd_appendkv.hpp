@@ -124,7 +124,9 @@ class Append {
         return place;
     }
 
-    static __device__ __forceinline__ void store(T* elements, uint4 bits) { *reinterpret_cast<uint4*>(elements) = bits; }
+    static __device__ __forceinline__ void store(T* elements, uint4 bits) {
+        *reinterpret_cast<uint4*>(elements) = bits;
+    }
 
     const catalog_args& args;
     const AppendGrid& grid;
@@ -145,7 +147,9 @@ __global__ void __launch_bounds__(append_threads)
         append.queries(block - grid.key_blocks);
 }
 
-inline bool appends_keys(const catalog_args& args) { return args.batch * args.nhead_k * args.seqlen_new > 0; }
+inline bool appends_keys(const catalog_args& args) {
+    return args.batch > 0 && args.nhead_k > 0 && args.seqlen_new > 0;
+}
 
 template <class Row>
 inline bool valid_append(const catalog_args& args) {
@@ -160,10 +164,11 @@ inline bool valid_append(const catalog_args& args) {
     const bool keys = appends_keys(args), queries = has_queries(args);
     if ((keys || queries) && (!args.seqlens_k.data || (rotates && !(args.rotary_cos.data && args.rotary_sin.data))))
         return false;
-    if (keys && !(args.k.data && args.v.data && args.k_new.data && args.v_new.data && aligned_keys<Row>(args, args.k) &&
-                  aligned_keys<Row>(args, args.v) && aligned_rows<T>(args.k_new, args.batch, args.nhead_k, args.seqlen_new) &&
-                  aligned_rows<T>(args.v_new, args.batch, args.nhead_k, args.seqlen_new)))
-        return false;
+    const auto has_new = [&](const catalog_tensor& tensor) {
+        return tensor.data && aligned_rows<T>(tensor, args.batch, args.nhead_k, args.seqlen_new);
+    };
+    const auto has_cache = [&](const catalog_tensor& tensor) { return tensor.data && aligned_keys<Row>(args, tensor); };
+    if (keys && !(has_cache(args.k) && has_cache(args.v) && has_new(args.k_new) && has_new(args.v_new))) return false;
     return !queries || (args.q.data && args.q_out.data && aligned_queries<Row, T>(args, args.q) &&
                         aligned_queries<Row, T>(args, args.q_out));
 }

@@ -14,7 +14,8 @@ namespace catalog::cuda {
 template <class Row, bool whole>
 class RotaryPart {
     using T = typename Row::dtype;
-    static constexpr bool neighbours = Row::rope == Rope::inter;  // element 2 i + 1 rotates with 2 i, else i + half with i
+    // Whether element 2 i + 1 rotates with element 2 i; otherwise i + half rotates with i.
+    static constexpr bool neighbours = Row::rope == Rope::inter;
     static constexpr int angles = neighbours ? 4 : 8;
 
    public:

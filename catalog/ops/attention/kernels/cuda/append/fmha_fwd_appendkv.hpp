@@ -3,9 +3,9 @@
 // Key t of a sequence with n cached tokens has position n + t. Query i has position n + i if the attention that follows
 // is masked, otherwise n, as in flash-attn and CK Tile.
 //
-// The rows of all heads are read once and written once, by neighbouring lanes, 8 elements each: as many lanes as the
-// head dim needs, so that a row belongs to one warp. Each lane has tile_m0 queries in flight, or the keys and values of
-// tile_n0 tokens; one where angles are read one by one.
+// The rows of all heads are read once and written once, by neighbouring lanes, twice 8 elements each: as many lanes as
+// the head dim needs, so that a row belongs to one warp. Each lane has tile_m0 queries in flight, or the keys and values
+// of tile_n0 tokens.
 #pragma once
 
 #include <algorithm>
@@ -32,58 +32,70 @@ template <class Row, int lanes, bool whole>
 class Append {
     using T = typename Row::dtype;
     static constexpr int rows = append_threads / lanes;  // that a block has at a time
-    static constexpr int keys_in_flight = whole ? Row::tile_n0 : 1, queries_in_flight = whole ? Row::tile_m0 : 1;
 
    public:
-    static constexpr int keys_of_block = rows * keys_in_flight, queries_of_block = rows * queries_in_flight;
+    static constexpr int keys_of_block = rows * Row::tile_n0, queries_of_block = rows * Row::tile_m0;
 
     __device__ __forceinline__ Append(const catalog_args& args, const AppendGrid& grid, int sequence)
         : args(args),
           grid(grid),
           sequence(sequence),
           cached(length_of(args.seqlens_k, sequence, static_cast<int>(args.seqlen_k))),
-          first(threadIdx.x % lanes * 8) {}
+          pieces(args) {}
 
     __device__ __forceinline__ void keys(int block) const {
-        constexpr int count = keys_in_flight;
-        RotaryPart<Row, whole> k[count];
-        uint4 v[count];
+        constexpr int count = Row::tile_n0;
+        RotaryRow<Row, lanes, whole> k[count];
+        uint4 v[count][2];
         Place place[count];
 #pragma unroll
         for (int i = 0; i < count; ++i) {
             const QueryRow at = row_of(block * count + i, grid.heads_k);
             place[i] = place_of(at, row_number(block * count + i) < grid.keys);
             if (!place[i].exists) continue;
-            if (first < args.hdim_q) k[i].read(args, of<const T>(args.k_new, at), first, cached + at.query);
-            if (first < args.hdim_v) v[i] = load_eight(of<const T>(args.v_new, at) + first);
+            k[i].read(args, pieces, of<const T>(args.k_new, at), cached + at.query);
+#pragma unroll
+            for (int j = 0; j < 2; ++j)
+                if (pieces.element[j] < args.hdim_v)
+                    v[i][j] = load_eight(of<const T>(args.v_new, at) + pieces.element[j]);
         }
 #pragma unroll
         for (int i = 0; i < count; ++i) {
             if (!place[i].exists) continue;
             const int head = row_of(block * count + i, grid.heads_k).head;
-            if (first < args.hdim_q) store(place[i].in(args.k, head) + first, k[i].rotated(args, first));
-            if (first < args.hdim_v) store(place[i].in(args.v, head) + first, v[i]);
+            k[i].rotate(args, pieces);
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+                const int element = pieces.element[j];
+                if (element < args.hdim_q) store(place[i].in(args.k, head) + element, k[i].piece[j].bits);
+                if (element < args.hdim_v) store(place[i].in(args.v, head) + element, v[i][j]);
+            }
         }
     }
 
     // A warp reads whole rows before it writes them: q_out may be q.
     __device__ __forceinline__ void queries(int block) const {
-        constexpr int count = queries_in_flight;
-        RotaryPart<Row, whole> q[count];
+        constexpr int count = Row::tile_m0;
+        RotaryRow<Row, lanes, whole> q[count];
         bool exists[count];
 #pragma unroll
         for (int i = 0; i < count; ++i) {
             const QueryRow at = row_of(block * count + i, grid.heads_q);
             const int position = grid.masked ? cached + at.query : cached;
             const bool has_angles = Row::rope == Rope::none || position < args.seqlen_k;
-            exists[i] = row_number(block * count + i) < grid.queries && has_angles && first < args.hdim_q;
-            if (exists[i]) q[i].read(args, of<const T>(args.q, at), first, position);
+            exists[i] = row_number(block * count + i) < grid.queries && has_angles;
+            if (exists[i]) q[i].read(args, pieces, of<const T>(args.q, at), position);
         }
         __syncwarp();
 #pragma unroll
-        for (int i = 0; i < count; ++i)
-            if (exists[i])
-                store(of<T>(args.q_out, row_of(block * count + i, grid.heads_q)) + first, q[i].rotated(args, first));
+        for (int i = 0; i < count; ++i) {
+            if (!exists[i]) continue;
+            T* target = of<T>(args.q_out, row_of(block * count + i, grid.heads_q));
+            q[i].rotate(args, pieces);
+#pragma unroll
+            for (int j = 0; j < 2; ++j)
+                if (pieces.element[j] < args.hdim_q) store(target + pieces.element[j], q[i].piece[j].bits);
+        }
     }
 
    private:
@@ -132,7 +144,7 @@ class Append {
     const AppendGrid& grid;
     const int sequence;
     const int cached;  // tokens before the new ones
-    const int first;   // of the lane's elements of a row
+    const LanePieces<Row, lanes, whole> pieces;
 };
 
 template <class Row, int lanes, bool whole>
@@ -200,9 +212,9 @@ inline catalog_status launch_append(const catalog_args& args, cudaStream_t strea
 template <class Row, bool whole>
 inline catalog_status launch_append(const catalog_args& args, cudaStream_t stream) {
     const std::int64_t hdim = std::max(args.hdim_q, args.hdim_v);
-    if (hdim <= 64) return launch_append<Row, 8, whole>(args, stream);
-    if (hdim <= 128) return launch_append<Row, 16, whole>(args, stream);
-    return launch_append<Row, 32, whole>(args, stream);
+    if (hdim <= 64) return launch_append<Row, 4, whole>(args, stream);
+    if (hdim <= 128) return launch_append<Row, 8, whole>(args, stream);
+    return launch_append<Row, 16, whole>(args, stream);
 }
 
 template <class Row>

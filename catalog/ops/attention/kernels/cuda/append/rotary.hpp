@@ -1,4 +1,4 @@
-// Rotary embedding (RoPE) of a row, by the lanes that share it: each has 8 elements.
+// Rotary embedding (RoPE) of a row, by the lanes that share it: each has two pieces of 8 elements.
 #pragma once
 
 #include <cstdint>
@@ -9,85 +9,114 @@
 
 namespace catalog::cuda {
 
-// A lane's part of a row: elements first to first + 7. Reading and rotating are apart, so that several rows are in
-// flight. `whole`: elements that rotate come in whole parts, and so do their angles; see angles_are_whole.
-template <class Row, bool whole>
-class RotaryPart {
+// Whether element 2 i + 1 rotates with element 2 i; otherwise element i + rotary_dim / 2 rotates with i.
+template <class Row>
+inline constexpr bool neighbours_rotate = Row::rope == Rope::inter;
+
+// The first elements of a lane's pieces. `whole`: of each piece all elements rotate or none, and with those of the
+// lane's other piece where neighbours do not; see angles_are_whole.
+template <class Row, int lanes, bool whole>
+struct LanePieces {
+    int element[2];
+
+    __device__ __forceinline__ explicit LanePieces(const catalog_args& args) {
+        const bool pairs = whole && Row::rope == Rope::half;
+        const int lane = threadIdx.x % lanes, paired = pairs ? static_cast<int>(args.rotary_dim) / 16 : 0;
+        element[0] = 8 * (lane < paired ? lane : lane + paired);
+        element[1] = 8 * (lane < paired ? lane + paired : lane + lanes);
+    }
+};
+
+// A lane's pieces of a row. Reading and rotating are apart, so that several rows are in flight.
+template <class Row, int lanes, bool whole>
+class RotaryRow {
     using T = typename Row::dtype;
-    // Whether element 2 i + 1 rotates with element 2 i; otherwise i + half rotates with i.
-    static constexpr bool neighbours = Row::rope == Rope::inter;
-    static constexpr int angles = neighbours ? 4 : 8;
+    using Pieces = LanePieces<Row, lanes, whole>;
 
    public:
-    // `position`: row of the angles; not read where nothing rotates.
-    __device__ __forceinline__ void read(const catalog_args& args, const T* row, int first, int position) {
-        own.bits = *reinterpret_cast<const uint4*>(row + first);
-        if constexpr (Row::rope != Rope::none) {
-            const int rotated = static_cast<int>(args.rotary_dim), half = rotated / 2;
-            if (first >= rotated) return;
-            const int angle = neighbours ? first / 2 : first < half ? first : first - half;
-            const T* cosines = angles_at(args.rotary_cos, position);
-            const T* sines = angles_at(args.rotary_sin, position);
-            if constexpr (whole) {
-                read_angles(cosines + angle, cosine);
-                read_angles(sines + angle, sine);
-                if constexpr (!neighbours)
-                    other.bits = *reinterpret_cast<const uint4*>(row + (first < half ? first + half : first - half));
-            } else {
+    // `position`: row of the angles; not read where nothing rotates. `row` may be written later, so it is read as memory
+    // that changes.
+    __device__ __forceinline__ void read(const catalog_args& args, const Pieces& pieces, const T* row, int position) {
 #pragma unroll
-                for (int i = 0; i < angles; ++i) {
-                    const int element = neighbours ? first + 2 * i : first + i;
-                    if (element >= rotated) continue;
-                    const int place = neighbours ? element / 2 : element < half ? element : element - half;
-                    cosine.element[i] = cosines[place];
-                    sine.element[i] = sines[place];
-                    if constexpr (!neighbours) other.element[i] = row[element < half ? element + half : element - half];
+        for (int i = 0; i < 2; ++i)
+            if (pieces.element[i] < args.hdim_q) piece[i].bits = *reinterpret_cast<const uint4*>(row + pieces.element[i]);
+        if constexpr (Row::rope != Rope::none) {
+            const int rotated = static_cast<int>(args.rotary_dim);
+            const T* cosines = static_cast<const T*>(args.rotary_cos.data) + position * args.rotary_cos.stride_seqlen;
+            const T* sines = static_cast<const T*>(args.rotary_sin.data) + position * args.rotary_sin.stride_seqlen;
+            if constexpr (!whole) {
+#pragma unroll
+                for (int i = 0; i < 2; ++i)
+                    if (pieces.element[i] < rotated)
+                        rotate_by_element(piece[i], row, pieces.element[i], rotated, cosines, sines);
+            } else if constexpr (neighbours_rotate<Row>) {
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    if (pieces.element[i] >= rotated) continue;
+                    cosine.half[i] = __ldg(reinterpret_cast<const uint2*>(cosines + pieces.element[i] / 2));
+                    sine.half[i] = __ldg(reinterpret_cast<const uint2*>(sines + pieces.element[i] / 2));
                 }
+            } else if (pieces.element[0] < rotated) {
+                cosine.bits = load_eight(cosines + pieces.element[0]);
+                sine.bits = load_eight(sines + pieces.element[0]);
             }
         }
     }
 
-    // The part, rotated.
-    __device__ __forceinline__ uint4 rotated(const catalog_args& args, int first) const {
-        if constexpr (Row::rope == Rope::none) return own.bits;
-        const int rotated = static_cast<int>(args.rotary_dim), half = rotated / 2;
-        if (first >= rotated) return own.bits;
-        float result[8];
+    // To be called once, after read().
+    __device__ __forceinline__ void rotate(const catalog_args& args, const Pieces& pieces) {
+        if constexpr (Row::rope != Rope::none && whole) {
+            const int rotated = static_cast<int>(args.rotary_dim);
+            if constexpr (neighbours_rotate<Row>) {
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            const int angle = neighbours ? i / 2 : i;
-            const bool second = neighbours ? i % 2 : first + i >= half;
-            const float x = static_cast<float>(own.element[i]);
-            const float y = static_cast<float>(neighbours ? own.element[i ^ 1] : other.element[i]);
-            const float turned = y * static_cast<float>(sine.element[angle]);
-            const float sum = fmaf(x, static_cast<float>(cosine.element[angle]), second ? turned : -turned);
-            result[i] = whole || first + i < rotated ? sum : x;
+                for (int i = 0; i < 2; ++i)
+                    if (pieces.element[i] < rotated)
+#pragma unroll
+                        for (int j = 0; j < 4; ++j)
+                            rotate(piece[i].element[2 * j], piece[i].element[2 * j + 1], cosine.element[4 * i + j],
+                                   sine.element[4 * i + j]);
+            } else if (pieces.element[0] < rotated) {
+#pragma unroll
+                for (int j = 0; j < 8; ++j)
+                    rotate(piece[0].element[j], piece[1].element[j], cosine.element[j], sine.element[j]);
+            }
         }
-        return make_uint4(pack<T>(result[0], result[1]), pack<T>(result[2], result[3]), pack<T>(result[4], result[5]),
-                          pack<T>(result[6], result[7]));
     }
+
+    Eight<T> piece[2];
 
    private:
-    static __device__ __forceinline__ const T* angles_at(const catalog_tensor& table, int position) {
-        return static_cast<const T*>(table.data) + position * table.stride_seqlen;
+    static __device__ __forceinline__ void rotate(T& first, T& second, T cosine, T sine) {
+        const float x = static_cast<float>(first), y = static_cast<float>(second);
+        const float c = static_cast<float>(cosine), s = static_cast<float>(sine);
+        first = static_cast<T>(fmaf(x, c, -y * s));
+        second = static_cast<T>(fmaf(y, c, x * s));
     }
 
-    static __device__ __forceinline__ void read_angles(const T* from, Eight<T>& to) {
-        if constexpr (neighbours) {
-            const uint2 four = __ldg(reinterpret_cast<const uint2*>(from));
-            to.bits = make_uint4(four.x, four.y, 0, 0);
-        } else {
-            to.bits = load_eight(from);
+    // Elements `first` to first + 7.
+    static __device__ __forceinline__ void rotate_by_element(Eight<T>& piece, const T* row, int first, int rotated,
+                                                             const T* cosines, const T* sines) {
+        const int half = rotated / 2;
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+            const int element = first + j;
+            if (element >= rotated) continue;
+            const bool second = neighbours_rotate<Row> ? j % 2 : element >= half;
+            const int angle = neighbours_rotate<Row> ? element / 2 : second ? element - half : element;
+            const T other = row[neighbours_rotate<Row> ? element ^ 1 : second ? element - half : element + half];
+            T one = second ? other : piece.element[j], two = second ? piece.element[j] : other;
+            rotate(one, two, cosines[angle], sines[angle]);
+            piece.element[j] = second ? two : one;
         }
     }
 
-    Eight<T> own, other, cosine, sine;  // `other`: the elements that rotate with those of the part
+    Eight<T> cosine, sine;  // of neighbours: a half for each piece
 };
 
 // Whether of every 8 elements all rotate or none, with angles that can be read at once.
 template <class Row>
 inline bool angles_are_whole(const catalog_args& args) {
-    constexpr std::int64_t elements = Row::rope == Rope::inter ? 4 : 8;
+    constexpr std::int64_t elements = neighbours_rotate<Row> ? 4 : 8;
     const auto aligned = [&](const catalog_tensor& table) {
         return reinterpret_cast<std::uintptr_t>(table.data) % (2 * elements) == 0 &&
                (args.seqlen_k <= 1 || table.stride_seqlen % elements == 0);

@@ -8,6 +8,7 @@ namespace catalog::cuda {
 template <class T>
 union Eight {
     uint4 bits;
+    uint2 half[2];
     T element[8];
 };
 

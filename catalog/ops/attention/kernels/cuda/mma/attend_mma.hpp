@@ -28,8 +28,8 @@ class MmaAttention {
           shared(shared),
           window(window_of<Row::mask>(args, work.seq.seqlen_q, work.seq.seqlen_k, keys_of(args, work))),
           scores(work.grid.scores),
-          k_copy(args.k, work.grid.k_steps, args.hdim_q, work.seq, work.head_k, args.page_size),
-          v_copy(args.v, work.grid.v_steps, args.hdim_v, work.seq, work.head_k, args.page_size),
+          k_copy(args.k, work.grid.k_steps, args.hdim_q, work.seq, work.head_k),
+          v_copy(args.v, work.grid.v_steps, args.hdim_v, work.seq, work.head_k),
           tile(shared) {
 #pragma unroll
         for (int m = 0; m < atoms; ++m)
@@ -298,8 +298,7 @@ inline catalog_status launch_attend_mma(const catalog_args& args, cudaStream_t s
     if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::shared_bytes) != cudaSuccess)
         return launched(), CATALOG_DEVICE_ERROR;
     const MmaGrid<Row> grid{static_cast<int>(tiles), Divisor(heads), Divisor(Row::paged_kv ? args.page_size : 1),
-                            Scores<Row>(args), Shape::KCopy::steps_of(args.k, args.hdim_q),
-                            Shape::VCopy::steps_of(args.v, args.hdim_v)};
+                            Scores<Row>(args), Shape::KCopy::steps_of(args, args.k), Shape::VCopy::steps_of(args, args.v)};
     kernel<<<static_cast<unsigned>(blocks), Shape::threads, Shape::shared_bytes, stream>>>(args, grid);
     return launched();
 }

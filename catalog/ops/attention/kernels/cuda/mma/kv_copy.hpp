@@ -74,21 +74,19 @@ class KvCopy {
     };
 
    public:
-    static __host__ KvSteps steps_of(const catalog_tensor& tensor, std::int64_t /*hdim_stored*/) {
-        const std::int64_t row = is_vectorized<Row> ? 16 : tensor.stride_seqlen * 2;
+    static __host__ KvSteps steps_of(const catalog_args&, const catalog_tensor& tensor) {
+        const std::int64_t row = tensor.stride_seqlen * 2;
         return {row, row * turn_rows, row * Row::tile_n0};
     }
 
     __device__ __forceinline__ KvCopy(const catalog_tensor& tensor, const KvSteps& steps, std::int64_t hdim_stored,
-                                      const Sequence& seq, int head, std::int64_t page_size)
+                                      const Sequence& seq, int head)
         : tensor(tensor), steps(steps), hdim_stored(hdim_stored) {
         const auto* start = rows_of<const std::uint16_t>(tensor, Row::paged_kv ? 0 : seq.batch, head, seq.first_k);
 #pragma unroll
         for (int part = 0; part < period; ++part) {
             const Piece first(part, hdim_stored, 0);
-            // In vectorized pages the same piece of all rows of a page comes first, then the next one.
-            const std::int64_t column = is_vectorized<Row> ? first.piece * 8 * page_size : first.piece * 8;
-            source[part] = reinterpret_cast<const char*>(start + column) +
+            source[part] = reinterpret_cast<const char*>(start + first.piece * 8) +
                            (Row::paged_kv ? 0 : first.row * steps.row);
         }
     }
@@ -138,50 +136,6 @@ class KvCopy {
     const KvSteps& steps;
     const std::int64_t hdim_stored;
     const char* source[period];
-};
-
-// Copies values of vectorized pages like KvCopy, as they lie there: 8 tokens of a column follow each other in 16 bytes,
-// then come the next columns, then the next 8 tokens. The first 8 tokens begin a page, or follow others of theirs.
-template <class Row, int hdim, int rows, int warps, bool padded>
-class VectorCopy {
-    static_assert(hdim % 32 == 0 && rows % 8 == 0);
-
-   public:
-    static __host__ KvSteps steps_of(const catalog_tensor&, std::int64_t hdim_stored) {
-        return {hdim_stored * 2, 0, 0};
-    }
-
-    __device__ __forceinline__ VectorCopy(const catalog_tensor& tensor, const KvSteps& steps, std::int64_t hdim_stored,
-                                          const Sequence&, int head, std::int64_t /*page_size*/)
-        : tensor(tensor),
-          steps(steps),
-          hdim_stored(hdim_stored),
-          source(reinterpret_cast<const char*>(rows_of<const std::uint16_t>(tensor, 0, head, 0)) +
-                 threadIdx.x % 32 * 16) {}
-
-    __device__ __forceinline__ void start_at(int) {}
-
-    __device__ __forceinline__ void copy(std::uint32_t tile, const Places<Row, rows>& places, int zero) const {
-        const int thread = static_cast<int>(threadIdx.x) + zero, lane = thread % 32, warp = thread / 32 % warps;
-        const std::uint32_t target = tile + (warp * (rows / 8) * hdim + lane) * 16;
-#pragma unroll
-        for (int row = 0; row < rows; row += 8) {
-            const int page = __shfl_sync(0xffffffff, places.page[row / 32], row % 32);
-            const int slot = __shfl_sync(0xffffffff, places.slot[row / 32], row % 32);
-            const char* from = source + page * (tensor.stride_batch * 2) + slot * steps.row;
-            const int bytes = 2 * __popc(__ballot_sync(0xffffffff, places.page[row / 32] >= 0) >> row % 32 & 0xff);
-#pragma unroll
-            for (int column = 0; column < hdim; column += 32)
-                copy_async_first(target + (row / 8 * hdim + column) * 16, from + column * 16,
-                                 !padded || lane + column < hdim_stored ? bytes : 0);
-        }
-    }
-
-   private:
-    const catalog_tensor& tensor;
-    const KvSteps& steps;
-    const std::int64_t hdim_stored;
-    const char* const source;
 };
 
 }  // namespace catalog::cuda

@@ -4,7 +4,7 @@
 
 #include <type_traits>
 
-#include "kv_copy.hpp"
+#include "kv_vectors.hpp"
 
 namespace catalog::cuda {
 
@@ -33,8 +33,9 @@ struct MmaShape {
     // Registers of a thread for O, scores and Q: where they are few, Q is read from shared memory once.
     static constexpr bool q_in_registers = atoms * (hdim_v / 2 + keys / 2 + hdim_q / 4) <= 160;
 
-    using KCopy = KvCopy<Row, hdim_q, copied, waves_m, Row::pad_d>;
-    using VCopy = std::conditional_t<is_vectorized<Row>, VectorCopy<Row, hdim_v, copied, waves_m, Row::pad_dv>,
+    using KCopy = std::conditional_t<is_vectorized<Row>, KeyVectors<Row, hdim_q, copied, waves_m, Row::pad_d>,
+                                     KvCopy<Row, hdim_q, copied, waves_m, Row::pad_d>>;
+    using VCopy = std::conditional_t<is_vectorized<Row>, ValueVectors<Row, hdim_v, copied, waves_m, Row::pad_dv>,
                                      KvCopy<Row, hdim_v, copied, waves_m, Row::pad_dv>>;
 
     static_assert(rows % 16 == 0 && keys % 16 == 0 && keys % waves_m == 0 && stages >= 1 && hdim_v <= hdim_q);
@@ -78,7 +79,7 @@ class MatrixRows {
     std::uint32_t address;
 };
 
-// The same, transposed, in a tile of values of vectorized pages; see VectorCopy.
+// The same, transposed, in a tile of values of vectorized pages; see ValueVectors.
 template <int hdim>
 class MatrixColumns {
    public:

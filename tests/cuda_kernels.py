@@ -6,7 +6,7 @@ Every pair of values of two traits that some row has together is in a problem, a
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,20 +16,31 @@ from host_problems import Signature, draw_inputs, problem_fields, signatures
 
 from catalog.ops.attention.fields import Op
 from catalog.ops.attention.problem import Problem
+from catalog.ops.attention.reference.sequences import sequences
 from catalog.ops.attention.stages import MAIN_STAGE
+from catalog.ops.attention.traits import KvMemoryLayout
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.inputs import make_inputs
+from catalog.schema.kernel import Kernel
 
 need_gpu()
 
-OPS: tuple[Op, ...] = ("fwd", "splitkv", "pagedkv", "bwd")
+OPS: tuple[Op, ...] = ("fwd", "splitkv", "pagedkv", "batch_prefill", "appendkv", "bwd")
 PROBLEMS_OF_A_SIGNATURE = 6
-SIZES: dict[Op, dict[str, Any]] = {
-    "fwd": {"seqlen_q": 333, "seqlen_k": 457},
-    "splitkv": {"seqlen_q": 3, "seqlen_k": 1500},
-    "pagedkv": {"seqlen_q": 77, "seqlen_k": 457, "page_size": 16},
-    "bwd": {"seqlen_q": 333, "seqlen_k": 457},
+_PLAIN = "mask = 'causal' AND bias = 'no' AND NOT logits"
+_DENSE = f"{_PLAIN} AND mode = 'batch' AND NOT paged_kv"
+TILES: dict[Op, tuple[str, dict[str, Any]]] = {
+    "fwd": (f"{_DENSE} AND lse", {"seqlen_q": 333, "seqlen_k": 457, "lse": True}),
+    "splitkv": (_DENSE, {"seqlen_q": 3, "seqlen_k": 1500}),
+    "pagedkv": (
+        f"{_PLAIN} AND mode = 'batch' AND lse",
+        {"seqlen_q": 77, "seqlen_k": 457, "page_size": 16, "lse": True},
+    ),
+    "batch_prefill": (f"{_PLAIN} AND lse", {"seqlens_q": [77, 0, 300], "seqlen_k": 457, "page_size": 16, "lse": True}),
+    "appendkv": ("paged_kv", {"seqlen_q": 33, "seqlen_k": 457, "seqlen_new": 129, "page_size": 16}),
+    "bwd": (_DENSE, {"seqlen_q": 333, "seqlen_k": 457}),
 }
+"""Rows of every tile of an operation's main stage, and a problem for them; further traits are those of the row."""
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +54,38 @@ def catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Catalog]:
 def drawn(signature: Signature, seed: int) -> Problem:
     pick = random.Random(seed)  # noqa: S311
     return Problem(**problem_fields(signature, lambda *values: pick.choice(values)))
+
+
+def problem_of(kernel: Kernel, op: Op, sizes: Mapping[str, Any]) -> Problem:
+    """A problem of these sizes that the kernel answers."""
+    signature = kernel.signature
+    fields = {"op": op, "nhead_q": 4, "nhead_k": 2, "mask": "causal", "dtype": signature.dtype, **sizes}
+    fields |= {"hdim_q": signature.hdim_q, "hdim_v": signature.hdim_v, "batch": len(sizes.get("seqlens_q", "of"))}
+    if op == "batch_prefill":
+        fields |= {name: getattr(signature, name) for name in ("kv_memory_layout", "kv_lookup_table")}
+    if op == "appendkv":
+        fields["rope"] = signature.rope
+    return Problem(**fields)
+
+
+def poison_unused(problem: Problem, inputs: Mapping[str, Any]) -> None:
+    """Write NaN to every slot of the cache that holds no key of a sequence."""
+    used = np.zeros((problem.num_pages or 0, problem.page_size), bool)
+    for sequence in sequences(problem, inputs):
+        if "block_table" in inputs:
+            pages = inputs["block_table"][sequence.index]
+        else:
+            pages = inputs["kv_page_indices"][inputs["kv_indptr"][sequence.index] :]
+        keys = np.arange(sequence.seqlen_k)
+        used[pages[keys // problem.page_size], keys % problem.page_size] = True
+    pages, slots = np.nonzero(~used)
+    k, v = inputs["k_cache"], inputs["v_cache"]
+    if problem.kv_memory_layout is KvMemoryLayout.VECTORIZED:
+        vector = v.shape[-1]
+        k[pages, :, :, slots] = np.nan
+        v[pages, :, slots // vector, :, slots % vector] = np.nan
+    else:
+        k[pages, slots] = v[pages, slots] = np.nan
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -64,19 +107,27 @@ def test_drawn_problems_of_all_pairs_of_traits(catalog: Catalog, op: Op) -> None
 
 @pytest.mark.parametrize("op", OPS)
 def test_every_tile(catalog: Catalog, op: Op) -> None:
-    where = f"family = '{MAIN_STAGE[op]}' AND mode = 'batch' AND mask = 'causal' AND bias = 'no' AND NOT logits"
-    paged = f" AND paged_kv = {int(op == 'pagedkv')}"
-    lse = " AND lse" if op in ("fwd", "pagedkv") else ""
-    kernels = catalog.kernels(where + paged + lse, arch=ARCH, limit=200)
+    where, sizes = TILES[op]
+    kernels = catalog.kernels(f"family = '{MAIN_STAGE[op]}' AND {where}", arch=ARCH, limit=200)
     build(catalog, kernels)
     failed = []
     for seed, kernel in enumerate(kernels):
-        signature = kernel.signature
-        problem = Problem(
-            op=op, batch=2, nhead_q=4, nhead_k=2, hdim_q=signature.hdim_q, hdim_v=signature.hdim_v, mask="causal",
-            dtype=signature.dtype, lse=bool(lse), **SIZES[op],
-        )  # fmt: skip
+        problem = problem_of(kernel, op, sizes)
         failed += [(kernel.name, check) for check in wrong(catalog.plan(problem, kernel), draw_inputs(problem, seed))]
+    assert not failed, f"{len(failed)} outputs of {len(kernels)} kernels: {failed[:5]}"
+
+
+@pytest.mark.parametrize("op", ["pagedkv", "batch_prefill"])
+def test_what_lies_behind_the_keys_of_a_page_is_not_used(catalog: Catalog, op: Op) -> None:
+    where, sizes = TILES[op]
+    kernels = catalog.kernels(f"family = '{MAIN_STAGE[op]}' AND {where} AND hdim_q = 128", arch=ARCH, limit=200)
+    build(catalog, kernels)
+    failed = []
+    for seed, kernel in enumerate(kernels):
+        problem = problem_of(kernel, op, sizes)
+        inputs = draw_inputs(problem, seed)
+        poison_unused(problem, inputs)
+        failed += [(kernel.name, check) for check in wrong(catalog.plan(problem, kernel), inputs)]
     assert not failed, f"{len(failed)} outputs of {len(kernels)} kernels: {failed[:5]}"
 
 

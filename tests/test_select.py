@@ -354,7 +354,15 @@ GROUPS: dict[str, list[dict[str, Any]]] = {
     ],
     "gfx1100": [{}, {"hdim_q": 64}, {"op": "splitkv"}],
     "gfx1201": [{}, {"op": "splitkv", "lse": True}],
-    "sm_90": [{}, {"nhead_k": 4}, {"op": "splitkv", "nhead_k": 4}, {"packed": True}, {"op": "bwd"}],
+    "sm_90": [
+        {},
+        {"nhead_k": 4},
+        {"op": "splitkv", "nhead_k": 4},
+        {"packed": True},
+        {"op": "appendkv", "seqlen_new": 1},
+        {"op": "batch_prefill", "page_size": 16, "packed": True},
+        {"op": "bwd"},
+    ],
     "x86_64_v3": [{"dtype": "fp32", "lse": True}, {"dtype": "fp32", "op": "bwd", "packed": True}],
 }
 """Problems by what they have but sizes; ``packed``: sequences of several lengths."""

@@ -35,6 +35,7 @@ struct FwdCall {
     int blocks, heads, tiles;
     int section_heads, section_rounds, rounds;
     int grid;  // blocks of the grid; in group mode one for each tile
+    int sinks;  // first keys that are visible although left of the window
 };
 
 inline constexpr float log2_e = 0x1.715476p+0f;
@@ -155,6 +156,7 @@ inline catalog_status prepare_fwd(const catalog_args* given, FwdCall& call) {
     const auto side = [](std::int64_t keys) { return static_cast<int>(std::clamp<std::int64_t>(keys, -1, 1 << 30)); };
     call.window_left = side(args.window_left);
     call.window_right = side(args.window_right);
+    call.sinks = static_cast<int>(std::clamp<std::int64_t>(args.sink_size, 0, most_tokens));
     call.bottom_right = args.mask_corner == CATALOG_BOTTOM_RIGHT;
     // Above zero, lest an unseen key's -infinity become a NaN.
     call.scale = std::max(args.scale, 1e-30f) * (Row::logits ? 2.0f / args.logits_soft_cap : 1.0f) * log2_e;

@@ -80,16 +80,21 @@ class FwdConsumer {
         barrier_wait(Shared::q_full(shared, group), q_phase);
         q_phase ^= 1;
         int block = work.end_block - 1;
-        for (; block >= mine.end; --block) pass(work, block);
+        for (; block >= mine.end; --block) {
+            pass(work, block);
+            if constexpr (Row::sink) work.cross_gap(block);
+        }
         if (mine.begin < mine.end) {
             begin(softmax, block * keys, block + 1 < work.end_block, block == work.first_block,
                   block >= whole_begin && block < whole_end);
+            if constexpr (Row::sink) work.cross_gap(block);
             while (--block >= mine.begin) {
                 const bool last = block == work.first_block;
                 if (block >= whole_begin && block < whole_end)
                     step<false>(softmax, block * keys, last);
                 else
                     step<true>(softmax, block * keys, last);
+                if constexpr (Row::sink) work.cross_gap(block);
             }
             barrier_wait(Shared::v_full(shared, v_ring.stage), v_ring.phase);
             multiply_p_v();

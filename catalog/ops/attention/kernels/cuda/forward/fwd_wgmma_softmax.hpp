@@ -43,6 +43,7 @@ class Softmax {
     __device__ __forceinline__ Softmax(const FwdCall& call, const Work<Row>& work, int query)
         : call(call), scale(scaled_before ? 1.0f : call.scale) {
         const int lane_column = 2 * (threadIdx.x % 4);
+        if constexpr (Row::sink) sinks = work.sinks - lane_column;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const KeyRange seen = work.visible(query + 8 * r);
@@ -78,7 +79,9 @@ class Softmax {
 #pragma unroll
             for (int i = 0; i < elements; ++i) {
                 const int r = i / 2 % 2;
-                const bool seen = column_of(i) < past[r] && (Row::mask != Mask::generic || column_of(i) >= first[r]);
+                const bool is_sink = Row::sink && column_of(i) < sinks - key;
+                const bool seen =
+                    column_of(i) < past[r] && (Row::mask != Mask::generic || column_of(i) >= first[r] || is_sink);
                 s[i] = seen ? s[i] : -infinity;
             }
         }
@@ -145,6 +148,7 @@ class Softmax {
     const float scale;
     float slope;
     int begin[2], end[2], center[2];  // without the thread's first column
+    int sinks;                        // likewise
     float max[2], sum[2];
 };
 

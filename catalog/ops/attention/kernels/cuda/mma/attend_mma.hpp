@@ -47,18 +47,24 @@ class MmaAttention {
         const KeyRange some = seen_by_some(first, last), all = seen_by_all(first, last);
         const int first_key = some.begin / tile_n0 * tile_n0;
         ring = shared + Shape::q_bytes + thread.warp_n * Shape::group_bytes;
-        int copied = 0;  // where the copies of K and V are
-        if constexpr (Row::sink) {
-            const int first_sink = window.keys.begin;
-            end = min(min(sinks(), some.end), first_key);
-            start_copies<true>(first_sink, first_sink);
-            attend_tiles(first_sink, all);
-            sync_group();  // nobody reads the last tile any more
-            copied = ::max(first_sink, (end + tile_n0 - 1) / tile_n0 * tile_n0);
-        }
         // Of the mask of a split its first key is left out, so a split without keys must not have a tile.
-        end = partial && some.begin >= some.end ? first_key : some.end;
-        start_copies<!Row::sink>(first_key, first_key - copied);
+        const int window_end = partial && some.begin >= some.end ? first_key : some.end;
+        if constexpr (Row::sink) {
+            int key = window.keys.begin;
+            end = min(min(sinks(), some.end), first_key);
+            start_copies<true>(key, key);
+            for (;;) {
+                const int zero = attend_tiles(key, all);
+                if (key == first_key) return zero;
+                sync_group();  // nobody reads the last tile any more
+                const int copied = ::max(key, (end + tile_n0 - 1) / tile_n0 * tile_n0);
+                key = first_key;
+                end = window_end;
+                start_copies<false>(key, key - copied);
+            }
+        }
+        end = window_end;
+        start_copies<true>(first_key, first_key);
         return attend_tiles(first_key, all);
     }
     __device__ __forceinline__ void finish(const MmaWork<Row, partial>& work, int zero) {

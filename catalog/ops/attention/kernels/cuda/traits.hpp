@@ -7,6 +7,6 @@ namespace catalog::cuda {
 
 enum class Mode { batch, group };
 enum class Mask { none, causal, generic };
-enum class Bias { none, alibi };
+enum class Bias { none, bias, alibi };
 
 }  // namespace catalog::cuda

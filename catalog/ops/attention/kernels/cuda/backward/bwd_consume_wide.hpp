@@ -139,7 +139,8 @@ class WideBackwardConsumer : BackwardWarpgroup<Row> {
             store_weights(weights, memory);
             wgmma_wait<0>();
             pin(dp);
-            Base::template differentiate<false, columns>(first_column, grad_o_place.stage, s, dp, weights, ds);
+            Base::template differentiate<false, columns>(head, tile, first_column, grad_o_place.stage, s, dp, weights,
+                                                         ds);
             store_weights(ds, ds_memory);
         }
         named_barrier_sync(all_consumers, Tile::consumers);

@@ -41,6 +41,32 @@ class BackwardWarpgroup {
         return (Tile::divides_hdim ? 0 : warpgroup * 64) + warp * 16 + lane / 4;
     }
 
+    // Where a thread's elements of S^T are in a tensor of queries by keys. Element 4 j + i is of query 8 j + i % 2 and key
+    // i / 2 * 8, both counted from the thread's first.
+    template <class Element>
+    struct Pairs {
+        Element* first;
+        std::int64_t stride;
+        int queries, keys;  // that there are from the first on
+
+        __device__ __forceinline__ Pairs(const BackwardWarpgroup& group, const catalog_tensor& tensor, int head,
+                                         int first_query)
+            : stride(tensor.stride_seqlen) {
+            const int query = first_query + 2 * (group.lane % 4), key = group.first_key() + group.first_row();
+            queries = group.work.seqlen_q() - query;
+            keys = group.work.seqlen_k() - key;
+            first = static_cast<Element*>(tensor.data) +
+                    offset_of(tensor, group.work.batch(), group.work.head_k() * group.work.heads() + head,
+                              group.work.first_q() + query) +
+                    key;
+        }
+
+        __device__ __forceinline__ bool has(int j, int i) const { return 8 * j + i % 2 < queries && i / 2 * 8 < keys; }
+        __device__ __forceinline__ Element* at(int j, int i) const {
+            return first + (8 * j + i % 2) * stride + i / 2 * 8;
+        }
+    };
+
     // P^T from S^T, for the columns of a tile from `first_column` on. `head` counts from the group's first.
     template <int columns>
     __device__ __forceinline__ void weigh(int head, int tile, int first_column, int stage,
@@ -54,6 +80,7 @@ class BackwardWarpgroup {
             slope = slope_of(args, work.index(), work.head_k() * work.heads() + head) * log2_e;
             distance = static_cast<float>(first_distance(first_query));
         }
+        [[maybe_unused]] const Pairs<const T> biases(*this, args.bias, head, first_query);
 #pragma unroll
         for (int j = 0; j < columns / 8; ++j) {
             const float2 of_rows = load_pair(lse + 32 * j);
@@ -64,6 +91,8 @@ class BackwardWarpgroup {
                     const float d = distance + static_cast<float>(i / 2 * 8 - (8 * j + i % 2));
                     x = fmaf(Row::mask == Mask::causal ? d : -fabsf(d), slope, x);
                 }
+                if constexpr (Row::bias == Bias::bias)
+                    if (biases.has(j, i)) x = fmaf(static_cast<float>(*biases.at(j, i)), log2_e, x);
                 s[4 * j + i] = exp2_approximate(x);
             }
         }
@@ -107,13 +136,14 @@ class BackwardWarpgroup {
 
     // dS^T from P^T and dP^T, packed; what was packed needs no more registers.
     template <bool packs_weights, int columns>
-    __device__ __forceinline__ void differentiate(int first_column, int stage, const float (&p)[columns / 2],
+    __device__ __forceinline__ void differentiate(int head, int tile, int first_column, int stage, const float (&p)[columns / 2],
                                                   const float (&dp)[columns / 2],
                                                   std::uint32_t (&weights)[columns / 16][4],
                                                   std::uint32_t (&ds)[columns / 16][4]) const {
         const std::uint32_t delta =
             base + Tile::delta_at + stage * Tile::row_bytes + first_column * 4 + lane % 4 * 8;
         const float scale = Tile::scales_ds ? args.scale : 1.0f;
+        [[maybe_unused]] const Pairs<T> dbias(*this, args.dbias, head, tile * m + first_column);
 #pragma unroll
         for (int j = 0; j < columns / 8; ++j) {
             const float2 of_rows = load_pair(delta + 32 * j);
@@ -123,6 +153,13 @@ class BackwardWarpgroup {
                 ds[j / 2][j % 2 * 2 + half] = pack<T>(p[i] * fmaf(dp[i], scale, -of_rows.x),
                                                       p[i + 1] * fmaf(dp[i + 1], scale, -of_rows.y));
                 if constexpr (packs_weights) weights[j / 2][j % 2 * 2 + half] = pack<T>(p[i], p[i + 1]);
+                if constexpr (Row::dbias) {
+#pragma unroll
+                    for (int c = 0; c < 2; ++c)
+                        if (dbias.has(j, 2 * half + c))
+                            *reinterpret_cast<std::uint16_t*>(dbias.at(j, 2 * half + c)) =
+                                static_cast<std::uint16_t>(ds[j / 2][j % 2 * 2 + half] >> 16 * c);
+                }
             }
         }
     }

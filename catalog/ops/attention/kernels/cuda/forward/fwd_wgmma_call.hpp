@@ -36,6 +36,8 @@ struct FwdCall {
     int section_heads, section_rounds, rounds;
     int grid;  // blocks of the grid; in group mode one for each tile
     int sinks;  // first keys that are visible although left of the window
+    const void* bias;
+    ByteStrides bias_strides;
 };
 
 inline constexpr float log2_e = 0x1.715476p+0f;
@@ -113,6 +115,7 @@ inline catalog_status prepare_fwd(const catalog_args* given, FwdCall& call) {
     if (group && (!args.seqstart_q || !args.seqstart_k)) return CATALOG_BAD_ARGUMENT;
     if (Row::lse && !args.lse.data) return CATALOG_BAD_ARGUMENT;
     if (Row::bias == Bias::alibi && !args.alibi_slopes.data) return CATALOG_BAD_ARGUMENT;
+    if (Row::bias == Bias::bias && keys && !args.bias.data) return CATALOG_BAD_ARGUMENT;
 
     // In group mode the sequences lie one behind the other, and have no stride.
     const std::int64_t batch = group ? 1 : args.batch;
@@ -156,6 +159,8 @@ inline catalog_status prepare_fwd(const catalog_args* given, FwdCall& call) {
     const auto side = [](std::int64_t keys) { return static_cast<int>(std::clamp<std::int64_t>(keys, -1, 1 << 30)); };
     call.window_left = side(args.window_left);
     call.window_right = side(args.window_right);
+    call.bias = args.bias.data;
+    call.bias_strides = byte_strides<T>(args.bias, batch, args.nhead_q, rows_q, 0);
     call.sinks = static_cast<int>(std::clamp<std::int64_t>(args.sink_size, 0, most_tokens));
     call.bottom_right = args.mask_corner == CATALOG_BOTTOM_RIGHT;
     // Above zero, lest an unseen key's -infinity become a NaN.

@@ -1,4 +1,4 @@
-// What happens to a warpgroup's scores between Q K^T and P V, in registers: soft cap, ALiBi, mask, online softmax.
+// What happens to a warpgroup's scores between Q K^T and P V, in registers: soft cap, bias, ALiBi, mask, online softmax.
 //
 // A thread has two rows of a tile, 8 apart; element i of its accumulator is in row i / 2 % 2. Scores are in units of
 // the base 2 once they are multiplied with `scale`.
@@ -33,11 +33,13 @@ __device__ __forceinline__ float log_add(float a, float b) {
 
 template <class Row>
 class Softmax {
+    using T = typename Row::dtype;
+
    public:
     static constexpr int keys = Row::tile_n0, elements = keys / 2;
-    static constexpr bool alibi = Row::bias == Bias::alibi;
+    static constexpr bool alibi = Row::bias == Bias::alibi, biased = Row::bias == Bias::bias;
     // Otherwise the scale is part of the argument of 2^x.
-    static constexpr bool scaled_before = Row::logits || alibi;
+    static constexpr bool scaled_before = Row::logits || alibi || biased;
 
     // `query` is the first of the thread's rows.
     __device__ __forceinline__ Softmax(const FwdCall& call, const Work<Row>& work, int query)
@@ -52,12 +54,19 @@ class Softmax {
             center[r] = query + 8 * r + work.diagonal - lane_column;
             max[r] = -infinity;
             sum[r] = 0.0f;
+            if constexpr (biased) {
+                const ByteStrides& strides = call.bias_strides;
+                const std::int64_t row = work.first_q + min(query + 8 * r, work.seqlen_q - 1);
+                const std::int64_t offset = (Work<Row>::group ? 0 : work.batch) * strides.batch +
+                                            work.head * strides.nhead + row * strides.seqlen;
+                bias[r] = reinterpret_cast<const T*>(static_cast<const char*>(call.bias) + offset) + lane_column;
+            }
         }
         if constexpr (alibi)
             slope = call.alibi_slopes[work.batch * call.alibi_stride_batch + work.head * call.alibi_stride_nhead];
     }
 
-    // Soft cap and ALiBi; what a row does not see becomes -infinity. `key` is the tile's first.
+    // Soft cap, bias and ALiBi; what a row does not see becomes -infinity. `key` is the tile's first.
     template <bool masked>
     __device__ __forceinline__ void finish_scores(float (&s)[elements], int key) const {
         if constexpr (Row::logits) {
@@ -65,6 +74,15 @@ class Softmax {
 #pragma unroll
             for (int i = 0; i < elements; ++i)
                 s[i] = call.soft_cap * (1.0f - __fdividef(2.0f, 1.0f + exp2_approximate(s[i] * call.scale)));
+        }
+        if constexpr (biased) {
+#pragma unroll
+            for (int i = 0; i < elements; ++i) {
+                const int r = i / 2 % 2;
+                const bool there = !masked || column_of(i) < end[r] - key;
+                const float added = there ? static_cast<float>(bias[r][key + column_of(i)]) : 0.0f;
+                s[i] = fmaf(added, log2_e, s[i] * call.scale);
+            }
         }
         if constexpr (alibi) {
             const float steep = slope * log2_e;
@@ -149,6 +167,7 @@ class Softmax {
     float slope;
     int begin[2], end[2], center[2];  // without the thread's first column
     int sinks;                        // likewise
+    const T* bias[2];                 // of the thread's rows, from its first column on
     float max[2], sum[2];
 };
 

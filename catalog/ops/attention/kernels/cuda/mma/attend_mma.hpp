@@ -198,6 +198,12 @@ class MmaAttention {
 
     // ---- Scores
 
+    // Of a row of the tile; behind the last one those of the last.
+    __device__ __forceinline__ const T* biases_of(int row) const {
+        const QueryRow at = work.row_at(::min(row, work.rows - 1));
+        return rows_of<const T>(args.bias, work.seq.batch, work.head_of(at), work.seq.first_q + at.query);
+    }
+
     // Products become scores, -infinity where the query does not see the key. `all`: keys that every row sees.
     __device__ __forceinline__ void finish_scores(int key, KeyRange all) {
         const bool hidden = key < all.begin || all.end < key + keys;
@@ -210,6 +216,7 @@ class MmaAttention {
                 const QueryRow at = work.row_at(thread.row(m, half));
                 const int first = key + thread.lane % 4 * 2;
                 if constexpr (Scores<Row>::finished) {
+                    [[maybe_unused]] const T* const biases = biases_of(thread.row(m, half)) + first;
                     const float slope = Row::bias == Bias::alibi ? slope_of(args, work.seq.index, work.head_of(at)) : 0;
                     const int distance = first - window.center(at.query);
 #pragma unroll
@@ -217,7 +224,10 @@ class MmaAttention {
 #pragma unroll
                         for (int c = 0; c < 2; ++c) {
                             float& score = tile.s[m][n][2 * half + c];
-                            score = scores.finish(score, slope, distance + 8 * n + c);
+                            float bias = 0;
+                            if constexpr (Row::bias == Bias::bias)
+                                if (first + 8 * n + c < work.seq.seqlen_k) bias = static_cast<float>(biases[8 * n + c]);
+                            score = scores.finish(score, bias, slope, distance + 8 * n + c);
                         }
                 }
                 if (!hidden) continue;

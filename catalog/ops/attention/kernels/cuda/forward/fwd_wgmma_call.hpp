@@ -6,6 +6,7 @@
 
 #include "operation/workspace.hpp"
 #include "cuda/common/call.hpp"
+#include "cuda/common/dropout.hpp"
 #include "cuda/tensor_map.hpp"
 
 namespace catalog::cuda {
@@ -38,6 +39,9 @@ struct FwdCall {
     int sinks;  // first keys that are visible although left of the window
     const void* bias;
     ByteStrides bias_strides;
+    Dropout dropout;
+    std::uint8_t* randval;
+    ByteStrides randval_strides;
 };
 
 inline constexpr float log2_e = 0x1.715476p+0f;
@@ -159,6 +163,9 @@ inline catalog_status prepare_fwd(const catalog_args* given, FwdCall& call) {
     const auto side = [](std::int64_t keys) { return static_cast<int>(std::clamp<std::int64_t>(keys, -1, 1 << 30)); };
     call.window_left = side(args.window_left);
     call.window_right = side(args.window_right);
+    call.dropout = dropout_of(args);
+    call.randval = static_cast<std::uint8_t*>(args.randval.data);
+    call.randval_strides = byte_strides<std::uint8_t>(args.randval, batch, args.nhead_q, rows_q, 0);
     call.bias = args.bias.data;
     call.bias_strides = byte_strides<T>(args.bias, batch, args.nhead_q, rows_q, 0);
     call.sinks = static_cast<int>(std::clamp<std::int64_t>(args.sink_size, 0, most_tokens));

@@ -49,6 +49,8 @@ class FwdConsumer {
             else
                 find_next();
             if (work.has_queries()) store(work, softmax);
+            if constexpr (Row::dropout)
+                if (call.randval) store_random_bytes(work);
         }
     }
 
@@ -136,6 +138,7 @@ class FwdConsumer {
         else
             softmax.template finish_scores<true>(s, key);
         softmax.weigh(s, factor);
+        if constexpr (Row::dropout) softmax.drop(s, key);
         pack_weights();
     }
 
@@ -154,6 +157,7 @@ class FwdConsumer {
         float factor[2];
         softmax.template finish_scores<masked>(s, key);
         const bool changed = softmax.weigh(s, factor);
+        if constexpr (Row::dropout) softmax.drop(s, key);
         wgmma_wait<0>();
         pin(o);
         release_v();
@@ -220,6 +224,19 @@ class FwdConsumer {
                     *reinterpret_cast<float*>(reinterpret_cast<char*>(call.lse_data) + offset) = total.lse;
             }
             store_row(work, r, token, exists, total.normalize);
+        }
+    }
+
+    // Of all keys, seen or not; each warp for its 16 queries.
+    __device__ __forceinline__ void store_random_bytes(const Work<Row>& work) const {
+        const ByteStrides& strides = call.randval_strides;
+        const int first = work.first_query + first_row - lane() / 4, end = min(first + 16, work.seqlen_q);
+        for (int query = first; query < end; ++query) {
+            const std::int64_t batch = Work<Row>::group ? 0 : work.batch;
+            std::uint8_t* const row = call.randval + batch * strides.batch + work.head * strides.nhead +
+                                      (work.first_q + query) * strides.seqlen;
+            for (int key = lane() * philox_keys; key < work.seqlen_k; key += 32 * philox_keys)
+                call.dropout.store(row, work.batch * call.nhead_q + work.head, query, key, work.seqlen_k);
         }
     }
 

@@ -43,7 +43,10 @@ class Softmax {
 
     // `query` is the first of the thread's rows.
     __device__ __forceinline__ Softmax(const FwdCall& call, const Work<Row>& work, int query)
-        : call(call), scale(scaled_before ? 1.0f : call.scale) {
+        : call(call),
+          scale(scaled_before ? 1.0f : call.scale),
+          query(query),
+          head(work.batch * call.nhead_q + work.head) {
         const int lane_column = 2 * (threadIdx.x % 4);
         if constexpr (Row::sink) sinks = work.sinks - lane_column;
 #pragma unroll
@@ -141,6 +144,28 @@ class Softmax {
         return __any_sync(all_lanes, changed);
     }
 
+    // Weights that are dropped become 0; `key` is the tile's first. Of every four chunks of keys each lane of a quad draws
+    // one, for both rows.
+    __device__ __forceinline__ void drop(float (&p)[elements], int key) const {
+        constexpr int chunks = keys / philox_keys;
+        const int lane = static_cast<int>(threadIdx.x) % 4;
+#pragma unroll
+        for (int first = 0; first < chunks; first += 4) {
+            const int drawn = key + (first + lane) * philox_keys;
+            const std::uint32_t kept =
+                call.dropout.kept(head, query, drawn) | call.dropout.kept(head, query + 8, drawn) << 16;
+#pragma unroll
+            for (int chunk = first; chunk < chunks && chunk < first + 4; ++chunk) {
+                const std::uint32_t mine = __shfl_sync(all_lanes, kept, chunk - first, 4) >> 2 * lane;
+#pragma unroll
+                for (int i = 0; i < 8; ++i) {
+                    const int bit = column_of(i) + i / 2 % 2 * 16;
+                    p[8 * chunk + i] = mine >> bit & 1 ? p[8 * chunk + i] : 0.0f;
+                }
+            }
+        }
+    }
+
     // The log-sum-exp of a row, and the factor that makes its weights add up to 1; the quad's lanes together.
     struct Total {
         float lse, normalize;
@@ -158,12 +183,14 @@ class Softmax {
             if (with_sink != -infinity) total.normalize *= expf(total.lse - with_sink);
             total.lse = with_sink;
         }
+        if constexpr (Row::dropout) total.normalize *= call.dropout.scale;
         return total;
     }
 
    private:
     const FwdCall& call;
     const float scale;
+    const int query, head;  // the first row's; of all sequences' heads
     float slope;
     int begin[2], end[2], center[2];  // without the thread's first column
     int sinks;                        // likewise

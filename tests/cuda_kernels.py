@@ -6,7 +6,7 @@ Every pair of values of two traits that some row has together is in a problem, a
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -62,19 +62,52 @@ def test_drawn_problems_of_all_pairs_of_traits(catalog: Catalog, op: Op) -> None
     assert not failed, f"{len(failed)} of {len(problems)}: {failed[:5]}"
 
 
-@pytest.mark.parametrize("op", OPS)
-def test_every_tile(catalog: Catalog, op: Op) -> None:
-    where = f"family = '{MAIN_STAGE[op]}' AND mode = 'batch' AND mask = 'causal' AND bias = 'no' AND NOT logits"
+FEATURES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "plain": ("mask = 'causal' AND bias = 'no' AND NOT dropout", {"mask": "causal"}),
+    "sink": (
+        "sink AND bias = 'no' AND NOT dropout",
+        {"mask": "window", "window": (100, 0), "sink_size": 37},
+    ),
+    "bias": ("mask = 'causal' AND bias = 'bias' AND NOT dbias AND NOT dropout", {"mask": "causal", "bias": "bias"}),
+    "dbias": (
+        "mask = 'no' AND dbias AND NOT dropout",
+        {"bias": "bias", "dbias": True},
+    ),
+    "dropout": (
+        "mask = 'causal' AND bias = 'no' AND dropout AND NOT store_randval",
+        {"mask": "causal", "dropout": 0.2},
+    ),
+    "randval": (
+        "mask = 'causal' AND bias = 'no' AND dropout AND (store_randval OR family = 'fwd')",
+        {"mask": "causal", "dropout": 0.5, "randval": True},
+    ),
+}
+"""Traits of rows, and fields of a problem for them."""
+OPS_OF: Mapping[str, tuple[Op, ...]] = {
+    "plain": OPS,
+    "sink": ("fwd", "splitkv", "pagedkv"),
+    "bias": OPS,
+    "dbias": ("bwd",),
+    "dropout": ("fwd", "bwd"),
+    "randval": ("fwd", "bwd"),
+}
+
+
+@pytest.mark.parametrize(("feature", "op"), [(feature, op) for feature, ops in OPS_OF.items() for op in ops])
+def test_every_tile(catalog: Catalog, feature: str, op: Op) -> None:
+    traits, fields = FEATURES[feature]
+    where = f"family = '{MAIN_STAGE[op]}' AND mode = 'batch' AND NOT logits AND {traits}"
     paged = f" AND paged_kv = {int(op == 'pagedkv')}"
     lse = " AND lse" if op in ("fwd", "pagedkv") else ""
     kernels = catalog.kernels(where + paged + lse, arch=ARCH, limit=200)
+    assert kernels
     build(catalog, kernels)
     failed = []
     for seed, kernel in enumerate(kernels):
         signature = kernel.signature
         problem = Problem(
-            op=op, batch=2, nhead_q=4, nhead_k=2, hdim_q=signature.hdim_q, hdim_v=signature.hdim_v, mask="causal",
-            dtype=signature.dtype, lse=bool(lse), **SIZES[op],
+            op=op, batch=2, nhead_q=4, nhead_k=2, hdim_q=signature.hdim_q, hdim_v=signature.hdim_v,
+            dtype=signature.dtype, lse=bool(lse), **SIZES[op], **fields,
         )  # fmt: skip
         failed += [(kernel.name, check) for check in wrong(catalog.plan(problem, kernel), draw_inputs(problem, seed))]
     assert not failed, f"{len(failed)} outputs of {len(kernels)} kernels: {failed[:5]}"

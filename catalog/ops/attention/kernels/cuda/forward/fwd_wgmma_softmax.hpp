@@ -43,12 +43,13 @@ class Softmax {
 
     // `query` is the first of the thread's rows.
     __device__ __forceinline__ Softmax(const FwdCall& call, const Work<Row>& work, int query)
-        : call(call),
-          scale(scaled_before ? 1.0f : call.scale),
-          query(query),
-          head(work.batch * call.nhead_q + work.head) {
+        : call(call), scale(scaled_before ? 1.0f : call.scale) {
         const int lane_column = 2 * (threadIdx.x % 4);
         if constexpr (Row::sink) sinks = work.sinks - lane_column;
+        if constexpr (Row::dropout) {
+            this->query = query;
+            head = work.batch * call.nhead_q + work.head;
+        }
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const KeyRange seen = work.visible(query + 8 * r);
@@ -190,8 +191,8 @@ class Softmax {
    private:
     const FwdCall& call;
     const float scale;
-    const int query, head;  // the first row's; of all sequences' heads
     float slope;
+    int query, head;  // the first row's; among the heads of all sequences
     int begin[2], end[2], center[2];  // without the thread's first column
     int sinks;                        // likewise
     const T* bias[2];                 // of the thread's rows, from its first column on

@@ -53,9 +53,9 @@ class MmaAttention {
             int key = window.keys.begin;
             end = min(min(sinks(), some.end), first_key);
             start_copies<true>(key, key);
-            for (;;) {
+            for (bool of_window = false;; of_window = true) {
                 const int zero = attend_tiles(key, all);
-                if (key == first_key) return zero;
+                if (of_window) return zero;
                 sync_group();  // nobody reads the last tile any more
                 const int copied = ::max(key, (end + tile_n0 - 1) / tile_n0 * tile_n0);
                 key = first_key;
@@ -67,6 +67,7 @@ class MmaAttention {
         start_copies<true>(first_key, first_key);
         return attend_tiles(first_key, all);
     }
+
     __device__ __forceinline__ void finish(const MmaWork<Row, partial>& work, int zero) {
 #pragma unroll
         for (int m = 0; m < atoms; ++m)

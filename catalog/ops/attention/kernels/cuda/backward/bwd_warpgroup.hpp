@@ -1,7 +1,9 @@
 // The main stage of backward: what the warpgroups that multiply have in common. Scores are transposed, keys by queries.
 //
-// With P = exp(S - LSE), dV = P^T dO, dP = dO V^T, dS = P * (dP - delta), dK = scale dS^T Q and dQ = scale dS K. Dropout
-// makes P in dV, and dP, what the forward made of P. A weight that is dropped has its sign flipped: no weight is negative.
+// With P = exp(S - LSE), dV = P^T dO, dP = dO V^T, dS = P * (dP - delta), dK = scale dS^T Q and dQ = scale dS K.
+//
+// With dropout P is Z * P in dV, and dP is Z * (dO V^T), where Z are the factors of the forward. No weight is negative:
+// the sign of one that is dropped is flipped.
 #pragma once
 
 #include "bwd_load.hpp"
@@ -43,13 +45,13 @@ class BackwardWarpgroup {
         return (Tile::divides_hdim ? 0 : warpgroup * 64) + warp * 16 + lane / 4;
     }
 
-    // Where a thread's elements of S^T are in a tensor of queries by keys. Element 4 j + i is of query 8 j + i % 2 and key
-    // i / 2 * 8, both counted from the thread's first.
+    // Where a thread's elements of S^T are in a tensor of queries by keys, four of every eight queries: element i is of
+    // query i % 2 and key i / 2 * 8, both counted from `first`.
     template <class Element>
     struct Pairs {
         Element* first;
         std::int64_t stride;
-        int queries, keys;  // that there are from the first on
+        int queries, keys;  // that there are from `first` on
 
         __device__ __forceinline__ Pairs(const BackwardWarpgroup& group, const catalog_tensor& tensor, int head,
                                          int first_query)
@@ -63,9 +65,13 @@ class BackwardWarpgroup {
                     key;
         }
 
-        __device__ __forceinline__ bool has(int j, int i) const { return 8 * j + i % 2 < queries && i / 2 * 8 < keys; }
-        __device__ __forceinline__ Element* at(int j, int i) const {
-            return first + (8 * j + i % 2) * stride + i / 2 * 8;
+        __device__ __forceinline__ bool has(int i) const { return i % 2 < queries && i / 2 * 8 < keys; }
+        __device__ __forceinline__ Element* at(int i) const { return first + i % 2 * stride + i / 2 * 8; }
+
+        __device__ __forceinline__ void advance() {
+            first += 8 * stride;
+            queries -= 8;
+            asm volatile("" : "+l"(first), "+r"(queries));  // or there would be registers for each step
         }
     };
 
@@ -82,7 +88,7 @@ class BackwardWarpgroup {
             slope = slope_of(args, work.index(), work.head_k() * work.heads() + head) * log2_e;
             distance = static_cast<float>(first_distance(first_query));
         }
-        [[maybe_unused]] const Pairs<const T> biases(*this, args.bias, head, first_query);
+        [[maybe_unused]] Pairs<const T> biases(*this, args.bias, head, first_query);
 #pragma unroll
         for (int j = 0; j < columns / 8; ++j) {
             const float2 of_rows = load_pair(lse + 32 * j);
@@ -94,9 +100,10 @@ class BackwardWarpgroup {
                     x = fmaf(Row::mask == Mask::causal ? d : -fabsf(d), slope, x);
                 }
                 if constexpr (Row::bias == Bias::bias)
-                    if (biases.has(j, i)) x = fmaf(static_cast<float>(*biases.at(j, i)), log2_e, x);
+                    if (biases.has(i)) x = fmaf(static_cast<float>(*biases.at(i)), log2_e, x);
                 s[4 * j + i] = exp2_approximate(x);
             }
+            if constexpr (Row::bias == Bias::bias) biases.advance();
         }
         if (!all_visible(tile * m)) hide<columns>(first_query, s);
         if constexpr (Row::dropout) drop<columns>(head, first_query, s);
@@ -189,15 +196,15 @@ class BackwardWarpgroup {
 
     // dS^T from P^T and dP^T, packed; what was packed needs no more registers.
     template <bool packs_weights, int columns>
-    __device__ __forceinline__ void differentiate(int head, int tile, int first_column, int stage, const float (&p)[columns / 2],
-                                                  const float (&dp)[columns / 2],
+    __device__ __forceinline__ void differentiate(int head, int tile, int first_column, int stage,
+                                                  const float (&p)[columns / 2], const float (&dp)[columns / 2],
                                                   std::uint32_t (&weights)[columns / 16][4],
                                                   std::uint32_t (&ds)[columns / 16][4]) const {
         const std::uint32_t delta =
             base + Tile::delta_at + stage * Tile::row_bytes + first_column * 4 + lane % 4 * 8;
         const float kept_scale = Row::dropout ? dropout_of(args).scale : 1.0f;
         const float scale = Tile::scales_ds ? args.scale * kept_scale : kept_scale;
-        [[maybe_unused]] const Pairs<T> dbias(*this, args.dbias, head, tile * m + first_column);
+        [[maybe_unused]] Pairs<T> dbias(*this, args.dbias, head, tile * m + first_column);
 #pragma unroll
         for (int j = 0; j < columns / 8; ++j) {
             const float2 of_rows = load_pair(delta + 32 * j);
@@ -212,11 +219,12 @@ class BackwardWarpgroup {
                 if constexpr (Row::dbias) {
 #pragma unroll
                     for (int c = 0; c < 2; ++c)
-                        if (dbias.has(j, 2 * half + c))
-                            *reinterpret_cast<std::uint16_t*>(dbias.at(j, 2 * half + c)) =
+                        if (dbias.has(2 * half + c))
+                            *reinterpret_cast<std::uint16_t*>(dbias.at(2 * half + c)) =
                                 static_cast<std::uint16_t>(ds[j / 2][j % 2 * 2 + half] >> 16 * c);
                 }
             }
+            if constexpr (Row::dbias) dbias.advance();
         }
     }
 
@@ -230,7 +238,8 @@ class BackwardWarpgroup {
     static __device__ __forceinline__ void pack_weights(const float (&p)[columns / 2],
                                                         std::uint32_t (&weights)[columns / 16][4]) {
 #pragma unroll
-        for (int i = 0; i < columns / 4; ++i) weights[i / 4][i % 4] = pack<T>(kept_weight(p[2 * i]), kept_weight(p[2 * i + 1]));
+        for (int i = 0; i < columns / 4; ++i)
+            weights[i / 4][i % 4] = pack<T>(kept_weight(p[2 * i]), kept_weight(p[2 * i + 1]));
     }
 
     // What sums of dK or dQ, and of dV, still lack.

@@ -1,4 +1,5 @@
-// What happens to a warpgroup's scores between Q K^T and P V, in registers: soft cap, bias, ALiBi, mask, online softmax.
+// What happens to a warpgroup's scores between Q K^T and P V, in registers: soft cap, bias, ALiBi, mask, online softmax,
+// dropout.
 //
 // A thread has two rows of a tile, 8 apart; element i of its accumulator is in row i / 2 % 2. Scores are in units of
 // the base 2 once they are multiplied with `scale`.
@@ -145,8 +146,8 @@ class Softmax {
         return __any_sync(all_lanes, changed);
     }
 
-    // Weights that are dropped become 0; `key` is the tile's first. Of every four chunks of keys each lane of a quad draws
-    // one, for both rows.
+    // Weights that are dropped become 0; `key` is the tile's first. Of every four chunks of keys each lane of a quad
+    // draws one, for both rows.
     __device__ __forceinline__ void drop(float (&p)[elements], int key) const {
         constexpr int chunks = keys / philox_keys;
         const int lane = static_cast<int>(threadIdx.x) % 4;

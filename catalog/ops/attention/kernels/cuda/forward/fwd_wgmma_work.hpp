@@ -88,8 +88,8 @@ struct Work {
         }
     }
 
-    // In blocks of tile_n0 keys: those that some of `count` queries from `query` on see; those behind the sequence's end
-    // see none. From the first block on where there are sinks.
+    // In blocks of tile_n0 keys: those that some of `count` queries from `query` on see; those behind the sequence's
+    // end see none. From the first block on where there are sinks.
     __device__ __forceinline__ KeyRange blocks_of(int query, int count) const {
         const int last_query = min(query + count, seqlen_q) - 1;
         const int first_key = Row::sink && sinks > 0 ? 0 : visible(query).begin;
@@ -99,7 +99,7 @@ struct Work {
         return {begin, any ? (keys.end + Row::tile_n0 - 1) / Row::tile_n0 : begin};
     }
 
-    // Walking from block to block, from the last to the first: across the gap in front of `block` and, from there, back.
+    // Blocks are visited from the last to the first. From the one behind the gap to the gap's other side, and back:
     __device__ __forceinline__ void cross_gap(int& block) const {
         if (block == gap.end) block = min(gap.begin, gap.end);
     }

@@ -13,7 +13,7 @@ from catalog.build.cuda.facts import cuda_facts
 from catalog.errors import BuildError
 from catalog.ops.attention.arguments import ARGUMENTS
 from catalog.ops.attention.problem import Problem
-from catalog.ops.attention.traits import Bias, Family, Pipeline
+from catalog.ops.attention.traits import Family, Pipeline, Qscale
 from catalog.ops.attention.workspace import splits_of
 from catalog.registry.query import Query, run
 from catalog.runtime.catalog import Catalog
@@ -107,9 +107,9 @@ def test_every_family_has_rows_and_no_other(catalog: Catalog) -> None:
 
 def test_a_trait_that_the_headers_do_not_know_is_refused(catalog: Catalog) -> None:
     kernel = row(catalog, Family.FWD, Pipeline.SM90_WGMMA)
-    biased = kernel.model_copy(update={"signature": kernel.signature.model_copy(update={"bias": Bias.BIAS})})
-    with pytest.raises(BuildError, match="NVIDIA has no kernels for bias = bias"):
-        catalog.build(biased)
+    scaled = kernel.model_copy(update={"signature": kernel.signature.model_copy(update={"qscale": Qscale.PERTENSOR})})
+    with pytest.raises(BuildError, match="NVIDIA has no kernels for qscale = pertensor"):
+        catalog.build(scaled)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -12,6 +12,7 @@ from catalog.messages import counted
 from catalog.settings import Settings, settings
 
 if TYPE_CHECKING:
+    from catalog.build.trials import Trials
     from catalog.ops.protocol import Extension, Operation
     from catalog.plugins import Plugin
 
@@ -33,6 +34,15 @@ def diagnose(db: Path) -> Iterator[Finding]:
     yield from about_plugins()
     yield from _gpus()
     yield from _arches()
+
+
+def forget_trials() -> None:
+    """Forget which compilers work, so that :func:`diagnose` tries all of them again.
+
+    Raises:
+        CacheError: the cache folder cannot be written, or others have access to it.
+    """
+    _trials().forget()
 
 
 def _settings() -> Iterator[Finding]:
@@ -71,7 +81,7 @@ def about_cache() -> Iterator[Finding]:
     from catalog.units import format_size
 
     cache = Cache(settings().cache_dir)
-    state = "created by the first build"
+    state = "created when first needed"
     if cache.folder.is_dir():
         try:
             require_private(cache.folder)
@@ -128,57 +138,41 @@ def _gpus() -> Iterator[Finding]:
             yield Finding(what, "none", error.line)
 
 
+def _trials() -> Trials:
+    from catalog.build.cache import Cache
+    from catalog.build.trials import Trials
+
+    return Trials(Cache(settings().cache_dir))
+
+
 def _arches() -> Iterator[Finding]:
     from concurrent.futures import ThreadPoolExecutor
+    from functools import partial
 
     from catalog.backends import spec_folders
     from catalog.schema.spec_files import known_archs
 
-    alike: dict[Hashable, str] = {}
-    tried = {arch: alike.setdefault(_tooling(arch), arch) for arch in known_archs(*spec_folders())}
-    with ThreadPoolExecutor() as pool:  # each compiles a small program to test its compiler
-        findings = dict(zip(alike.values(), pool.map(_toolchain, alike.values()), strict=True))
-    for arch, of in tried.items():
-        value, about = findings[of]
-        yield Finding(arch, value, "; ".join(filter(None, (about, _runs(arch)))))
+    with ThreadPoolExecutor() as pool:  # a compiler that is not yet known to work builds a small program
+        yield from pool.map(partial(_arch, _trials()), known_archs(*spec_folders()))
 
 
-def _tooling(arch: str) -> Hashable:
-    """What builds for ``arch``, except for the ISA: archs of a GPU that share it share one test of their compiler."""
-    from catalog.backends import GpuBackend, backend_of
-
+def _arch(trials: Trials, arch: str) -> Finding:
     try:
-        backend = backend_of(arch)
-        if not isinstance(backend, GpuBackend) or arch not in backend.isas:
-            return arch
-        toolchain = backend.target(arch).toolchain(arch)
-    except CatalogError:
-        return arch
-    return toolchain.compiler.path, tuple(flag for flag in toolchain.compile_flags if toolchain.isa not in flag)
-
-
-def _runs(arch: str) -> str:
-    from catalog.backends import backend_of
-
-    try:
-        reason = backend_of(arch).why_unavailable(arch)
-    except BackendError:
-        return ""
-    return "runs here" if reason is None else f"does not run here: {reason}"
-
-
-def _toolchain(arch: str) -> tuple[str, str]:
-    """The compiler for ``arch``, and what is known about it."""
-    from catalog.backends import backend_of
-    from catalog.build import toolchains
-
-    try:
-        backend = backend_of(arch)
-        if arch not in backend.isas:
-            return "no toolchain", "this version does not compile for it"
-        diagnosis = toolchains.diagnose(arch, backend.target(arch).toolchain)
+        return _toolchain(trials, arch)
     except BackendError as error:
-        return "unusable", error.line
-    if diagnosis.compiler is None or diagnosis.missing:
-        return "no toolchain", (diagnosis.missing or "").rstrip(".")
-    return str(diagnosis.compiler.path), diagnosis.compiler.title
+        return Finding(arch, "unusable", error.line)
+
+
+def _toolchain(trials: Trials, arch: str) -> Finding:
+    from catalog.backends import backend_of
+
+    backend = backend_of(arch)
+    reason = backend.why_unavailable(arch)
+    runs = "runs here" if reason is None else f"does not run here: {reason}"
+    if arch not in backend.isas:
+        return Finding(arch, "no toolchain", f"this version does not compile for it; {runs}")
+    diagnosis = trials.diagnose(arch, backend.target(arch).toolchain)
+    missing = diagnosis.missing or ""
+    if diagnosis.compiler is None or missing:
+        return Finding(arch, "no toolchain", f"{missing.rstrip('.')}; {runs}")
+    return Finding(arch, str(diagnosis.compiler.path), f"{diagnosis.compiler.title}; {runs}")

@@ -12,7 +12,7 @@ from typing import Any
 
 import command
 import pytest
-from conftest import slow_but
+from conftest import copy_of, slow_but
 
 from catalog.backends import why_unavailable
 from catalog.build.first_runs import Quarantine
@@ -174,9 +174,9 @@ def elsewhere(populated: Callable[..., Path], tmp_path_factory: pytest.TempPathF
 
 
 @pytest.fixture(scope="module")
-def between(populated: Callable[..., Path]) -> Catalog:
+def between(populated: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Catalog:
     """A catalog of gfx950 at 2025-11."""
-    return Catalog(populated("gfx950", "2025-11"))
+    return Catalog(shutil.copy(populated("gfx950", "2025-11"), tmp_path_factory.mktemp("between") / "catalog.db"))
 
 
 @pytest.mark.parametrize(
@@ -354,7 +354,15 @@ GROUPS: dict[str, list[dict[str, Any]]] = {
     ],
     "gfx1100": [{}, {"hdim_q": 64}, {"op": "splitkv"}],
     "gfx1201": [{}, {"op": "splitkv", "lse": True}],
-    "sm_90": [{}, {"nhead_k": 4}, {"op": "splitkv", "nhead_k": 4}, {"packed": True}, {"op": "bwd"}],
+    "sm_90": [
+        {},
+        {"nhead_k": 4},
+        {"op": "splitkv", "nhead_k": 4},
+        {"packed": True},
+        {"op": "appendkv", "seqlen_new": 1},
+        {"op": "batch_prefill", "page_size": 16, "packed": True},
+        {"op": "bwd"},
+    ],
     "x86_64_v3": [{"dtype": "fp32", "lse": True}, {"dtype": "fp32", "op": "bwd", "packed": True}],
 }
 """Problems by what they have but sizes; ``packed``: sequences of several lengths."""
@@ -385,36 +393,36 @@ def chosen(select: Callable[[], tuple[Kernel, ...]]) -> list[str] | str:
 @pytest.mark.parametrize("measured", [False, True])
 @pytest.mark.parametrize("arch", slow_but(["gfx950"], GROUPS))
 def test_what_is_remembered_is_what_the_query_would_choose(
-    elsewhere: Catalog, arch: str, measured: bool, count: int
+    catalog_of: Callable[[str], Catalog], tmp_path: Path, arch: str, measured: bool, count: int
 ) -> None:
     """For every problem: whatever was decided about others before it must be no other decision than its own."""
     draw = random.Random(count)  # noqa: S311
-    elsewhere.forget()
-    elsewhere.select(resized(draw, GROUPS[arch][0]), arch=arch)
+    catalog = copy_of(catalog_of(arch), tmp_path / "copy.db")
+    catalog.select(resized(draw, GROUPS[arch][0]), arch=arch)
     if measured:
-        device = elsewhere.device_info(arch) if why_unavailable(arch) is None else replace(GPU, arch=arch)
+        device = catalog.device_info(arch) if why_unavailable(arch) is None else replace(GPU, arch=arch)
         for fields in GROUPS[arch]:
             for asked in (resized(draw, fields) for _ in range(4)):
-                ids = [candidate.kernel.id for candidate in elsewhere.candidates(asked, arch=arch, limit=6)]
+                ids = [candidate.kernel.id for candidate in catalog.candidates(asked, arch=arch, limit=6)]
                 medians = {kernel_id: draw.uniform(1, 2) for kernel_id in ids}
-                record_timings(elsewhere, asked, medians, device=device)
-        elsewhere.forget()
+                record_timings(catalog, asked, medians, device=device)
+        catalog.forget()
     problems = [resized(draw, fields) for fields in GROUPS[arch] for _ in range(count)]
     for asked in problems:
 
         def by_query(asked: Problem = asked) -> tuple[Kernel, ...]:
             main = MAIN_STAGE[asked.op]
-            best = elsewhere.candidates(asked, arch=arch, limit=1)[0].kernel
+            best = catalog.candidates(asked, arch=arch, limit=1)[0].kernel
             stages = [family for family in stages_of(asked.op, best) if family is not main]
             others = {
-                family: elsewhere.candidates(asked, arch=arch, family=family, limit=1, static=True)[0].kernel
+                family: catalog.candidates(asked, arch=arch, family=family, limit=1, static=True)[0].kernel
                 for family in stages
             }
             return tuple((others | {main: best})[family] for family in stages_of(asked.op, best))
 
-        assert chosen(lambda asked=asked: elsewhere.select(asked, arch=arch).kernels) == chosen(by_query)
+        assert chosen(lambda asked=asked: catalog.select(asked, arch=arch).kernels) == chosen(by_query)
     if not measured:
-        made = elsewhere._planners.of(Wanted(arch)).decisions._made
+        made = catalog._planners.of(Wanted(arch)).decisions._made
         assert len(made) <= len(problems) / (1.5 if count < 100 else 8), "most decisions are remembered ones"
 
 

@@ -3,7 +3,8 @@
     <key>.so  <key>.json      the entry: it exists if the record does and the library matches it
     locks/    tmp/            one file lock and one work folder per key
     logs/     scans/          output of failed compiles; headers that sources reach (:mod:`catalog.build.keys`)
-    guard/                    how the first runs of libraries ended (:mod:`catalog.build.first_runs`)
+    guard/  trials/           how the first runs of libraries ended (:mod:`catalog.build.first_runs`); toolchains that
+                              work (:mod:`catalog.build.trials`)
 
 The library is renamed into place before its record, and a library that differs from its record is not an entry. So
 after a crash between any two steps, a flipped bit or a truncated copy, the entry counts as absent. The record includes
@@ -220,7 +221,7 @@ class Cache(Entries):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self._found: dict[str, Path] = {}
-        self.scans, self.logs, self.tmp = (folder / name for name in ("scans", "logs", "tmp"))
+        self.scans, self.logs, self.tmp, self.trials = (folder / name for name in ("scans", "logs", "tmp", "trials"))
         self.locks = Locks(folder / "locks")
         self._created = False
 
@@ -245,7 +246,7 @@ class Cache(Entries):
         if not self.folder.is_dir():
             make_private(self.folder)
         require_private(self.folder)
-        for folder in (self.scans, self.locks.folder, self.logs, self.tmp):
+        for folder in (self.scans, self.locks.folder, self.logs, self.tmp, self.trials):
             folder.mkdir(mode=0o700, exist_ok=True)
             if not stat.S_ISDIR(folder.lstat().st_mode):
                 raise CacheError(f"{folder} is a link, not a folder", hint=f"Remove it. Or: {ANOTHER}")

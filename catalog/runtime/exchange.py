@@ -21,7 +21,7 @@ from catalog.build.cache import Cache
 from catalog.errors import BundleError, UsageError
 from catalog.messages import counted
 from catalog.registry.artifacts import quarantined_artifacts, record_artifact
-from catalog.registry.kernels import kernel_of
+from catalog.registry.kernels import kernel_of, populate_command
 from catalog.registry.query import kernel_ids
 from catalog.registry.rows import Device, Timing
 from catalog.registry.timings import add_timings, timings_of
@@ -277,4 +277,7 @@ def _populate(catalog: Catalog, bundle: Bundle) -> None:
                 lineage.arch, revision=lineage.revision, mask_impl=lineage.variant, operation=lineage.operation
             )
         except UsageError as error:
-            raise BundleError(f"this version lacks the bundle's kernels: {error.message}") from None
+            adopts = f"Adopt the same checkout first: {populate_command(lineage, 'CHECKOUT')}"
+            raise BundleError(
+                f"this catalog lacks the bundle's kernels: {error.message}", hint=adopts if lineage.base else error.hint
+            ) from None

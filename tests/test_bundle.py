@@ -131,6 +131,7 @@ def test_what_was_built_there_runs_here(shipped: Shipped, here: Catalog) -> None
             assert (result.outputs["o"] == expected.outputs["o"]).all()
 
 
+@pytest.mark.slow
 def test_a_catalog_that_lacks_the_arch_is_populated(shipped: Shipped, here: Catalog, tmp_path: Path) -> None:
     fresh = Catalog(tmp_path / "fresh.db")
     assert import_bundle(fresh, shipped.path, trust=True).no_rows == 0

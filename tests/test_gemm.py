@@ -133,10 +133,18 @@ def test_a_problem_finds_the_rows_whose_tiles_divide_it(catalog: Catalog) -> Non
         catalog.select(problem_of(BIG | {"k": 131}), arch="gfx950", revision="2025-11")
 
 
+def test_upstreams_rows_take_no_epilogue_of_the_call(catalog: Catalog) -> None:
+    select = partial(catalog.candidates, arch="gfx950", revision="2025-11", limit=1)
+    assert select(problem_of(BIG))
+    for more in ({"bias": True}, {"alpha": 2}, {"beta": 1}, {"batch": 3}, {"activation": "relu"}):
+        with pytest.raises(SelectionError, match="general=1"):
+            select(problem_of(BIG | more))
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"k": 0}, "k=0: expected an integer from 1"),
+        ({"k": -1}, "k=-1: expected an integer from 0"),
         ({"layout": "rcc"}, "layout='rcc' is not allowed"),
         ({"dtype": "int8", "num_d": 1}, "num_d=1 and elementwise=PassThrough contradict each other"),
         ({"m": 2**31 - 1, "n": 2**31 - 1, "k": 2**31 - 1}, "do not fit in 63 bits"),

@@ -298,14 +298,16 @@ def extended(install: Callable[[str, str | Path, str], None], tmp_path: Path) ->
     return run
 
 
-def test_a_pipeline_of_another_distribution_is_listed_and_explained(extended: Run, host_file: Path) -> None:
+def test_a_pipeline_of_another_distribution_is_listed_and_explained(
+    extended: Run, host_file: Path, tmp_path: Path
+) -> None:
     listed = rows(extended("query", OURS, "--format", "json"))
     assert len(listed) == 4
     assert all("_host_rows_vr_" in row["name"] for row in listed)
     others = ("query", "family = 'fwd' AND hdim_q = 32 AND dtype = 'fp32' AND mask = 'no' AND NOT " + OURS)
     ids = [
         {row["id"] for row in rows(command.catalog(*others, "--columns", "id", "--format", "json", db=db))}
-        for db in (extended.keywords["db"], host_file)
+        for db in (extended.keywords["db"], shutil.copy(host_file, tmp_path / "without.db"))
     ]
     assert ids[0] == ids[1]
     explained = extended("explain", "--arch", "host", "family=fwd", "pipeline=host_rows", "hdim_q=32", "dtype=bf16")

@@ -23,15 +23,22 @@ app = typer.Typer()
 
 
 @app.command()
-def doctor(context: typer.Context, form: options.Format = "table") -> None:
+def doctor(
+    context: typer.Context,
+    retry: Annotated[bool, typer.Option("--retry", help="Try all compilers again, even those that worked.")] = False,
+    form: options.Format = "table",
+) -> None:
     """Show settings, the catalog file and toolchains.
 
-    For each arch it shows the compiler that would be used, or what is missing.
+    For each arch it shows the compiler that would be used, or what is missing. A compiler is tried on a small program;
+    if it works, the next try waits until the compiler, its flags or its headers change.
 
     Example: catalog doctor
     """
-    from catalog.doctor import Finding, diagnose
+    from catalog.doctor import Finding, diagnose, forget_trials
 
+    if retry:
+        forget_trials()
     print_rows(Finding._fields, diagnose(db_path(context)), form)
 
 

@@ -57,12 +57,9 @@ class Emitter:
         """
         return {}
 
-    def headers_revision(self, kernel: Kernel) -> str:
-        """The revision of the headers that would compile a row of a sweep; empty if there are none.
-
-        It is empty for rows that upstream lists, too: they compile with the headers of their own revision.
-        """
-        return ""
+    def headers_revisions(self, kernel: Kernel) -> tuple[str, ...]:
+        """The revisions of upstream's headers that may compile a row: for a row that upstream lists, its own."""
+        return (kernel.revision,)
 
     def flags(self, kernel: Kernel, backend: str) -> tuple[str, ...]:
         """Compiler flags that a kernel needs in addition to those of its toolchain."""

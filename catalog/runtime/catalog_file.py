@@ -15,7 +15,6 @@ from collections.abc import Collection, Iterator, Sequence, Set
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -316,10 +315,13 @@ class CatalogFile:
                 lineage,
             ).fetchall()
             broken = [rule for rule in rules if self._breaks(kernel, rule["expr"])]
-        of_all = (rule["reason"] for rule in broken if not rule["scope"])
-        revision = operation_of(kernel).headers_revision(kernel) if any(rule["scope"] for rule in broken) else ""
-        of_one = (rule["reason"] for rule in broken if revision and rule["scope"] == revision)
-        return next(chain(of_all, of_one), None)
+        if not broken:
+            return None
+        reasons = [
+            next((rule["reason"] for rule in broken if not rule["scope"] or revision in rule["scope"].split()), None)
+            for revision in operation_of(kernel).headers_revisions(kernel)
+        ]
+        return reasons[0] if reasons and all(reasons) else None
 
     def _breaks(self, kernel: Kernel, expr: str) -> bool:
         row = f"SELECT 1 FROM {rows_of(kernel.operation)} WHERE id = ? AND NOT ({expr})"

@@ -105,6 +105,21 @@ def test_deterministic_backward_is_the_same_bits_every_time(
         assert all(np.array_equal(first[name], again[name]) for name in ("dq", "dk", "dv"))
 
 
+@pytest.mark.parametrize("mask", ["no", "causal", "bottom_right"])
+@pytest.mark.parametrize("hdim", [64, 128])
+def test_packed_sequences_that_differ_in_length(catalog: Catalog, hdim: int, mask: str) -> None:
+    """Blocks look for their tiles among 70 sequences, most of them short and some empty."""
+    pick = random.Random(hdim)  # noqa: S311
+    lengths = [900, *(pick.choice([0, 1, 37, 64, 130]) for _ in range(68)), 700]
+    keys = lengths if mask == "causal" else [pick.choice([0, 1, 90, 400]) for _ in lengths]
+    problem = Problem(
+        seqlens_q=lengths, seqlens_k=keys, nhead_q=4, nhead_k=2, hdim_q=hdim, dtype="bf16", mask=mask, lse=True
+    )
+    plan = catalog.select(problem, arch=ARCH)
+    build(catalog, plan.kernels)
+    assert not wrong(plan, make_inputs(problem, 1)), plan.kernels
+
+
 @pytest.mark.parametrize("mask", ["no", "causal"])
 @pytest.mark.parametrize("hdim", [64, 128])
 def test_forward_and_backward_agree_with_pytorch(catalog: Catalog, hdim: int, mask: str) -> None:

@@ -41,7 +41,7 @@ class FwdProducer {
         tma_prefetch_map(&call.k_map);
         tma_prefetch_map(&call.v_map);
         for (int round = 0; round < call.rounds; ++round) {
-            const TileIndex tile(call, round, Work<Row>::masked);
+            const TileIndex tile = tile_of<Row>(call, shared, round);
             if (!tile.exists()) continue;
             const Work<Row> work(call, tile);
             if (work.has_queries() && work.has_keys()) load_tile(work);
@@ -136,6 +136,11 @@ __global__ __launch_bounds__(FwdShared<Row>::threads, fwd_blocks<Row>) void fmha
     extern __shared__ char memory[];
     const std::uint32_t shared = (shared_address(memory) + Shared::alignment - 1) & ~(Shared::alignment - 1u);
     if (threadIdx.x == 0) Shared::init(shared);
+    if constexpr (Work<Row>::group)
+        if (call.skewed && threadIdx.x / 32 == 1) {
+            const TileIndex tile = find_packed_tile<Row>(call);
+            if (threadIdx.x % 32 == 0) *Shared::found_tile(shared) = tile;
+        }
     __syncthreads();
 
     // The same for all lanes, and known to be.

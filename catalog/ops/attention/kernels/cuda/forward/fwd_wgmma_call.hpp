@@ -34,7 +34,8 @@ struct FwdCall {
     // every section takes a whole number of rounds, `section_rounds`; otherwise 0.
     int blocks, heads, tiles;
     int section_heads, section_rounds, rounds;
-    int grid;  // blocks of the grid; in group mode one for each tile
+    int grid;     // blocks of the grid; in group mode one for each tile
+    bool skewed;  // sequences differ so much in length that blocks look for their tiles
 };
 
 inline constexpr float log2_e = 0x1.715476p+0f;
@@ -80,11 +81,14 @@ inline void plan_rounds(const catalog_args& args, std::int64_t resident, FwdCall
     const std::int64_t fitting = std::max<std::int64_t>(1, section_bytes / head_bytes) * group;
     const bool even = Row::mask == Mask::none || (Row::mask == Mask::generic && args.window_left >= 0);
     std::int64_t section = std::min(heads, fitting);
+    call.skewed = false;
     if (Row::mode == Mode::group) {
         // Sequences that differ in length are left to the hardware, which gives a block that is done the next tile: the
-        // longest of all heads come first.
+        // longest of all heads come first. A block without a tile costs a microsecond: no more of them than sequences.
         if (Row::mask != Mask::none) section = heads;
-        resident = call.tiles;
+        const std::int64_t most = (args.tokens_q + args.batch * (Row::tile_m0 - 1)) / Row::tile_m0 * args.nhead_q;
+        call.skewed = most < call.tiles;
+        resident = call.tiles = static_cast<int>(std::min<std::int64_t>(most, call.tiles));
     } else if (!even) {
         section = divide_up(divide_up(heads, divide_up(heads, fitting)), group) * group;
     }

@@ -30,10 +30,10 @@ class FwdConsumer {
 
     __device__ __forceinline__ void run() {
         if (group == Shared::groups - 1) let_go();
-        TileIndex tile(call, 0, Work<Row>::masked);
+        TileIndex tile = tile_of<Row>(call, shared, 0);
         for (int round = 0; round < call.rounds; ++round) {
             const auto find_next = [&] {
-                tile = TileIndex(call, round + 1, Work<Row>::masked);
+                tile = tile_of<Row>(call, shared, round + 1);
                 tile.pin();
             };
             if (!tile.exists()) {

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from catalog.errors import BackendError, CatalogError
+from catalog.messages import counted
 from catalog.settings import Settings, settings
 
 if TYPE_CHECKING:
@@ -73,7 +74,8 @@ def _file(db: Path) -> Iterator[Finding]:
 
 def about_cache() -> Iterator[Finding]:
     """Yield findings about the cache folder: its file system, its locks, and its size cap."""
-    from catalog.build.cache import Cache
+    from catalog.build.cache import Cache, Entries
+    from catalog.build.installed import installed_folders
     from catalog.build.locks import STRATEGIES
     from catalog.build.permissions import require_private
     from catalog.units import format_size
@@ -93,6 +95,8 @@ def about_cache() -> Iterator[Finding]:
     cap = settings().cache_max_bytes
     about = "beyond it the least recently used libraries are dropped; CATALOG_CACHE_MAX_BYTES"
     yield Finding("cache size cap", format_size(cap) if cap else "none", about)
+    for folder in installed_folders():
+        yield Finding("installed libraries", str(folder), counted(len(Entries(folder).keys()), "library"))
 
 
 def _checkout() -> Finding:

@@ -268,6 +268,13 @@ def compiled(kernel: Kernel, launcher: str, folder: Path) -> ctypes.CDLL:
 
 
 def library_of(kernel: Kernel, source: str, folder: Path, *flags: str) -> ctypes.CDLL:
+    library = compiled_for_cpu(source, folder, *flags)
+    library.catalog_describe.restype = ctypes.c_char_p
+    assert json.loads(library.catalog_describe())["id"] == kernel.id
+    return library
+
+
+def compiled_for_cpu(source: str, folder: Path, *flags: str) -> ctypes.CDLL:
     (folder / "kernel.cpp").write_text(source)
     command = ["g++", "-std=c++17", "-shared", "-fPIC", "-Wall", "-Wextra", "-Wno-unused-parameter", "-Werror", *flags]
     command += [
@@ -279,10 +286,7 @@ def library_of(kernel: Kernel, source: str, folder: Path, *flags: str) -> ctypes
     ]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    library = ctypes.CDLL(str(folder / "kernel.so"))
-    library.catalog_describe.restype = ctypes.c_char_p
-    assert json.loads(library.catalog_describe())["id"] == kernel.id
-    return library
+    return ctypes.CDLL(str(folder / "kernel.so"))
 
 
 def arguments(**fields: object) -> ctypes.Structure:

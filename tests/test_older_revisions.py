@@ -52,9 +52,11 @@ LISTED = {
     ("2025-07", "gfx90a"): FLASH_ATTN,
     ("2025-07", "gfx942"): FLASH_ATTN,
     ("2025-07", "gfx950"): FLASH_ATTN,
+    ("2025-11", "gfx908"): AITER_GFX9,
     ("2025-11", "gfx90a"): AITER_GFX9,
     ("2025-11", "gfx942"): AITER_GFX9,
     ("2025-11", "gfx950"): AITER_GFX950,
+    ("2025-11", "gfx1200"): AITER_GFX12,
     ("2025-11", "gfx1201"): AITER_GFX12,
 }
 """Kernels that upstream's generator lists for each receipt, by mask implementation."""
@@ -236,6 +238,8 @@ HARDWARE = [
     (("2025-07", "gfx90a"), "dtype NOT LIKE 'fp8%'", True),
     (("2025-11", "gfx90a"), "dtype LIKE 'fp8%'", False),
     (("2025-11", "gfx90a"), "dtype NOT LIKE 'fp8%'", True),
+    (("2025-11", "gfx908"), "dtype LIKE 'fp8%'", False),
+    (("2025-11", "gfx908"), "dtype = 'bf16'", True),
     (("2025-11", "gfx942"), "1", True),
     (("2025-11", "gfx1201"), "family = 'batch_prefill'", False),
     (("2025-11", "gfx1201"), "family <> 'batch_prefill'", True),

@@ -349,10 +349,12 @@ def test_kernels_of_a_removed_package_are_reported(extended: Run, tmp_path: Path
     [
         ("__init__.py", ("EXTENSION = HostRows()", "import no_module"), "No module named 'no_module'"),
         ("__init__.py", ("EXTENSION = HostRows()", "EXTENSION = 7"), "is not a catalog.ops.protocol.Extension, but 7"),
+        ("__init__.py", ('HERE / "specs"', 'str(HERE / "specs")'), "specs is not a pathlib.Path, but '"),
+        ("__init__.py", ('HERE / "include"', '"include"'), "headers['rows'] is not a pathlib.Path, but 'include'"),
         ("points", ("host_rows =", "host_panel ="), "there is another pipeline called host_panel"),
         ("points", ("host_rows =", "Rows ="), "'Rows' cannot be a part of a kernel's name"),
     ],
-    ids=["import", "object", "built-in", "word"],
+    ids=["import", "object", "specs", "headers", "built-in", "word"],
 )
 def test_a_pipeline_that_cannot_be_used_is_reported_once_and_left_out(
     install: Callable[[str, str | Path, str], None],

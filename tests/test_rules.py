@@ -52,7 +52,7 @@ RECEIPTS_LISTED = (0, 2, 3, 4, 200, 300, 400, 700, 800, 801)
 
 
 @pytest.mark.parametrize("mask_impl", slow_but(["generic"], ["generic", "simplified"]))
-@pytest.mark.parametrize("arch", slow_but(["gfx950"], ["gfx90a", "gfx942", "gfx950", "gfx1100"]))
+@pytest.mark.parametrize("arch", slow_but(["gfx950"], ["gfx908", "gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1151"]))
 def test_names_and_receipts_are_upstreams(
     populated: Callable[..., Path], tmp_path: Path, arch: str, mask_impl: str
 ) -> None:
@@ -60,10 +60,8 @@ def test_names_and_receipts_are_upstreams(
     for receipt in RECEIPTS_LISTED:
         comparison = catalog.parity(arch, receipt, mask_impl=mask_impl)
         assert comparison.passed, comparison.report()
-    expected = {
-        "gfx950": {"generic": 34_889, "simplified": 22_929},
-        "gfx1100": {"generic": 19_722, "simplified": 13_274},
-    }
+    gfx11 = {"generic": 19_722, "simplified": 13_274}
+    expected = {"gfx950": {"generic": 34_889, "simplified": 22_929}, "gfx1100": gfx11, "gfx1151": gfx11}
     gfx9 = {"generic": 32_593, "simplified": 21_329}
     assert len(catalog.parity(arch, 0, mask_impl=mask_impl).reference) == expected.get(arch, gfx9)[mask_impl]
 

@@ -187,7 +187,7 @@ def test_a_reference_stands_for_what_it_names_changed_by_the_keys_beside_it(spec
     assert [(rule.id, rule.reason) for rule in spec.hw_rules] == [("no_8_bit_floats", "as on CDNA 2")]
     assert spec.hardware is not None
     assert spec.hardware.model_dump(exclude_none=True) == {
-        "vendor": "amd", "lds_bytes": 163840, "wavefront": 64, "isa": "gfx942",
+        "vendor": "amd", "family": "CDNA", "generation": 4, "lds_bytes": 163840, "wavefront": 64, "isa": "gfx942",
     }  # fmt: skip
 
 

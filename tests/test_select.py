@@ -10,6 +10,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import command
 import pytest
 from conftest import copy_of, slow_but
 
@@ -353,7 +354,15 @@ GROUPS: dict[str, list[dict[str, Any]]] = {
     ],
     "gfx1100": [{}, {"hdim_q": 64}, {"op": "splitkv"}],
     "gfx1201": [{}, {"op": "splitkv", "lse": True}],
-    "sm_90": [{}, {"nhead_k": 4}, {"op": "splitkv", "nhead_k": 4}, {"packed": True}, {"op": "bwd"}],
+    "sm_90": [
+        {},
+        {"nhead_k": 4},
+        {"op": "splitkv", "nhead_k": 4},
+        {"packed": True},
+        {"op": "appendkv", "seqlen_new": 1},
+        {"op": "batch_prefill", "page_size": 16, "packed": True},
+        {"op": "bwd"},
+    ],
     "x86_64_v3": [{"dtype": "fp32", "lse": True}, {"dtype": "fp32", "op": "bwd", "packed": True}],
 }
 """Problems by what they have but sizes; ``packed``: sequences of several lengths."""
@@ -415,6 +424,74 @@ def test_what_is_remembered_is_what_the_query_would_choose(
     if not measured:
         made = catalog._planners.of(Wanted(arch)).decisions._made
         assert len(made) <= len(problems) / (1.5 if count < 100 else 8), "most decisions are remembered ones"
+
+
+def device_of(catalog: Catalog, monkeypatch: pytest.MonkeyPatch, device: DeviceInfo) -> None:
+    """Make ``device`` the one of this machine that runs its arch."""
+    monkeypatch.setattr("catalog.runtime.planner.why_unavailable", lambda arch: None)
+    monkeypatch.setattr(catalog._devices, "info", lambda arch: device)
+    catalog.forget()
+
+
+def test_a_device_without_timings_selects_from_those_of_its_nearest_sibling(
+    copied: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """304 units are nearer to 80 than 608 are; one timing of this device outweighs all of its siblings'."""
+    asked, here = problem(), replace(GPU, cores=80)
+    static = [candidate.kernel.id for candidate in copied.candidates(asked, arch="gfx950", limit=4, static=True)]
+    record_timings(copied, asked, {static[3]: 1.0, static[2]: 2.0}, device=replace(GPU, cores=304))
+    record_timings(copied, asked, {static[2]: 1.0, static[3]: 2.0}, device=replace(GPU, cores=608))
+    device_of(copied, monkeypatch, here)
+    choice = copied.choice(asked, arch="gfx950", limit=4)
+    assert [candidate.kernel.id for candidate in choice.candidates] == [static[i] for i in (3, 2, 0, 1)]
+    assert choice.evidence == "sibling"
+    assert choice.about == (
+        "Sibling: on gfx950 with 304 units, the nearest measured sibling of gfx950 with 80 units, "
+        "2 of these kernels were timed on this very problem."
+    )
+    assert copied.select(asked, arch="gfx950").kernels[0].id == static[3]
+    assert copied.choice(problem(batch=9), arch="gfx950").evidence == "sibling", "from a near problem"
+    record_timings(copied, asked, {static[1]: 9.0}, device=here)
+    copied.forget()
+    assert copied.choice(asked, arch="gfx950").evidence == "measured"
+    assert copied.select(asked, arch="gfx950").kernels[0].id == static[1]
+    assert copied.choice(problem(lse=True), arch="gfx950").evidence == "static", "no device measured this kind"
+
+
+@pytest.mark.parametrize(("clock", "nearest"), [(1100, 0), (1900, 1)])
+def test_of_siblings_with_equal_units_the_one_with_the_nearest_clock_counts(
+    copied: Catalog, monkeypatch: pytest.MonkeyPatch, clock: float, nearest: int
+) -> None:
+    asked, of_another_kind, here = problem(), problem(lse=True), replace(GPU, name="this one")
+    ids = [candidate.kernel.id for candidate in copied.candidates(asked, arch="gfx950", limit=2)]
+    record_timings(
+        copied, of_another_kind, {copied.select(of_another_kind, arch="gfx950").kernels[0].id: 1.0}, device=here
+    )
+    for name, kernel, mhz in (("slow", ids[0], 1000), ("fast", ids[1], 2000)):
+        record_timings(copied, asked, {kernel: 1.0}, device=replace(GPU, name=name))
+        copied.connection.execute("UPDATE timing SET clock_mhz = ? WHERE kernel_id = ?", (mhz, kernel))
+    copied.connection.execute("UPDATE timing SET clock_mhz = ? WHERE clock_mhz IS NULL", (clock,))
+    device_of(copied, monkeypatch, here)
+    assert copied.choice(asked, arch="gfx950").candidates[0].kernel.id == ids[nearest]
+
+
+@pytest.mark.slow
+def test_without_timings_of_its_arch_the_nearest_arch_of_the_family_counts(copied: Catalog) -> None:
+    """gfx942 is one generation from gfx950, gfx90a two, and gfx1100 is of another family. Kernels match by traits."""
+    asked = problem(hdim_q=256)
+    timed = {}
+    for arch in ("gfx1100", "gfx90a", "gfx942"):
+        copied.populate(arch, receipts=(0,))
+        timed[arch] = copied.candidates(asked, arch=arch, limit=3, static=True)[-1].kernel
+        record_timings(copied, asked, {timed[arch].id: 1.0}, device=replace(GPU, arch=arch, name=arch))
+    choice = copied.choice(asked, arch="gfx950")
+    assert choice.about.startswith("Sibling: on gfx942 with 256 units, the nearest measured sibling of gfx950 with 256")
+    best = choice.candidates[0]
+    assert (best.kernel.signature, best.kernel.algorithm) == (timed["gfx942"].signature, timed["gfx942"].algorithm)
+    assert best.median_ms == 1.0
+    words = ("explain", "--batch", 8, "--nhead-q", 32, "--seqlen-q", 2048, "--hdim-q", 256, "--dtype", "bf16")
+    shown = command.catalog(*words, "--arch", "gfx950", db=copied.path).stdout
+    assert shown.startswith("Sibling: on gfx942 with 256 units")
 
 
 def test_the_nearest_problem_in_memory_is_the_one_of_the_query(copied: Catalog) -> None:

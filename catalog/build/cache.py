@@ -11,7 +11,8 @@ after a crash between any two steps, a flipped bit or a truncated copy, the entr
 its own digest, and its modification time is the time of last use.
 
 The folder must belong to the caller alone, which is checked before anything is read
-(:mod:`catalog.build.permissions`). A read-only folder can serve its entries: only a build needs locks.
+(:mod:`catalog.build.permissions`). A read-only folder can serve its entries: only a build needs locks. What the folder
+lacks may be installed (:mod:`catalog.build.installed`): such entries are served, too, and never written.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+from catalog.build.installed import installed_folders
 from catalog.build.locks import Locks
-from catalog.build.permissions import ANOTHER, make_private, require_private
+from catalog.build.permissions import ANOTHER, make_private, require_private, require_safe
 from catalog.build.resources import RESOURCES, Resources
 from catalog.errors import CacheError
 from catalog.files import UnsafeFileError, open_own, publish, put_in_place, read_own
@@ -139,11 +141,86 @@ _used: set[Path] = set()
 """Records whose time of last use this process has renewed."""
 
 
-class Cache:
-    """A content-addressed store of libraries in ``folder``."""
+class Entries:
+    """The entries in ``folder``, for reading."""
+
+    require: Callable[[Path], None] = staticmethod(require_safe)
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+
+    def so_path(self, key: str) -> Path:
+        """Path of the library of ``key``, whether or not it exists."""
+        return self.folder / f"{key}.so"
+
+    def record_path(self, key: str) -> Path:
+        """Path of the record of ``key``, whether or not it exists."""
+        return self.folder / f"{key}.json"
+
+    def keys(self) -> set[str]:
+        """The keys that have a record, valid or not.
+
+        Raises:
+            OSError: the folder exists but cannot be read.
+        """
+        try:
+            return {name.removesuffix(".json") for name in os.listdir(self.folder) if name.endswith(".json")}
+        except FileNotFoundError:
+            return set()
+
+    def read(self, key: str) -> tuple[ArtifactRecord, Origin]:
+        """The contents of the record file of ``key``, not checked against the library.
+
+        Raises:
+            DamagedEntry: the record is invalid.
+            OSError: there is none, or it cannot be read.
+        """
+        try:
+            found = _RecordFile.model_validate_json(read_own(self.record_path(key), MOST_RECORD_BYTES))
+        except UnsafeFileError as error:
+            raise DamagedEntry(f"its record cannot be read: {error.strerror}") from None
+        except ValueError:
+            raise DamagedEntry("its record is damaged") from None
+        if found.sha256 != _RecordFile.of(found.record, found.origin).sha256:
+            raise DamagedEntry("its record differs from the one that was written")
+        if found.record.key != key:
+            raise DamagedEntry("its record belongs to another library")
+        return found.record, found.origin
+
+    def check(self, key: str) -> ArtifactRecord:
+        """The record of ``key``, checked against the library's bytes.
+
+        Raises:
+            CacheError: others have access to the folder.
+            DamagedEntry: they differ, or others may write to the library.
+            OSError: there is no entry, or it cannot be read.
+        """
+        self.require(self.folder)
+        record, _ = self.read(key)
+        try:
+            with open_own(self.so_path(key), record.so_bytes or 0) as library:
+                info = os.fstat(library.fileno())
+                writable = info.st_mode & stat.S_IWOTH
+                digest = hashlib.sha256(library.read(info.st_size + 1)).hexdigest()
+        except FileNotFoundError:
+            raise DamagedEntry("its library is missing") from None
+        except UnsafeFileError as error:
+            raise DamagedEntry(f"its library cannot be read: {error.strerror}") from None
+        if record.so_sha256 != digest:
+            raise DamagedEntry("its library differs from the one that was built")
+        if writable:
+            raise DamagedEntry("anybody may write to its library")
+        return record
+
+
+class Cache(Entries):
+    """A content-addressed store of libraries in ``folder``, and the installed ones, which are only read."""
+
+    require = staticmethod(require_private)
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._found: dict[str, Path] = {}
         self.scans, self.logs, self.tmp, self.trials = (folder / name for name in ("scans", "logs", "tmp", "trials"))
         self.locks = Locks(folder / "locks")
         self._created = False
@@ -174,70 +251,22 @@ class Cache:
             if not stat.S_ISDIR(folder.lstat().st_mode):
                 raise CacheError(f"{folder} is a link, not a folder", hint=f"Remove it. Or: {ANOTHER}")
 
-    def so_path(self, key: str) -> Path:
-        """Path of the library of ``key``, whether or not it exists."""
-        return self.folder / f"{key}.so"
-
-    def record_path(self, key: str) -> Path:
-        """Path of the record of ``key``, whether or not it exists."""
-        return self.folder / f"{key}.json"
-
     def log(self, key: str) -> Path:
         """Path of the log of the last failed build of ``key``, whether or not it exists."""
         return self.logs / f"{key}.log"
 
-    def read(self, key: str) -> tuple[ArtifactRecord, Origin]:
-        """The contents of the record file of ``key``, not checked against the library.
-
-        Raises:
-            DamagedEntry: the record is invalid.
-            OSError: there is none, or it cannot be read.
-        """
-        try:
-            found = _RecordFile.model_validate_json(read_own(self.record_path(key), MOST_RECORD_BYTES))
-        except UnsafeFileError as error:
-            raise DamagedEntry(f"its record cannot be read: {error.strerror}") from None
-        except ValueError:
-            raise DamagedEntry("its record is damaged") from None
-        if found.sha256 != _RecordFile.of(found.record, found.origin).sha256:
-            raise DamagedEntry("its record differs from the one that was written")
-        if found.record.key != key:
-            raise DamagedEntry("its record belongs to another library")
-        return found.record, found.origin
-
-    def check(self, key: str) -> ArtifactRecord:
-        """The record of ``key``, checked against the library's bytes.
-
-        Raises:
-            CacheError: others have access to the folder.
-            DamagedEntry: they differ, or others may write to the library.
-            OSError: there is no entry, or it cannot be read.
-        """
-        require_private(self.folder)
-        record, _ = self.read(key)
-        try:
-            with open_own(self.so_path(key), record.so_bytes or 0) as library:
-                info = os.fstat(library.fileno())
-                writable = info.st_mode & stat.S_IWOTH
-                digest = hashlib.sha256(library.read(info.st_size + 1)).hexdigest()
-        except FileNotFoundError:
-            raise DamagedEntry("its library is missing") from None
-        except UnsafeFileError as error:
-            raise DamagedEntry(f"its library cannot be read: {error.strerror}") from None
-        if record.so_sha256 != digest:
-            raise DamagedEntry("its library differs from the one that was built")
-        if writable:
-            raise DamagedEntry("anybody may write to its library")
-        return record
-
     def load(self, key: str) -> ArtifactRecord | None:
-        """As :meth:`check`, but None when there is no intact entry.
+        """As :meth:`check`, of this folder or else of the installed libraries; None when there is no intact entry.
 
         Raises:
             CacheError: others have access to the folder.
             OSError: the folder exists but cannot be read.
         """
-        return self._sound(self.check, key)
+        return self._sound(lambda entries: entries.check(key), key)
+
+    def library(self, key: str) -> Path:
+        """Path of the library that :meth:`load` found for ``key``."""
+        return self._found.get(key, self.so_path(key))
 
     def use(self, key: str) -> None:
         """Record that ``key`` is used now, once per process; does nothing in a read-only folder."""
@@ -248,22 +277,30 @@ class Cache:
                 os.utime(record)
 
     def read_record(self, key: str) -> tuple[ArtifactRecord, Origin] | None:
-        """As :meth:`read`, but None when there is no valid record.
+        """As :meth:`read`, of this folder or else of the installed libraries; None when there is no valid record.
 
         Raises:
             OSError: the folder exists but cannot be read.
         """
-        return self._sound(self.read, key)
+        return self._sound(lambda entries: entries.read(key), key)
 
-    def _sound(self, read: Callable[[str], _T], key: str) -> _T | None:
-        """The result of ``read``; None if there is no entry, or a damaged one."""
-        try:
-            return read(key)
-        except FileNotFoundError:
-            return None
-        except DamagedEntry as damage:
-            _log.debug("%s: %s", self.record_path(key), damage)
-            return None
+    def _sound(self, read: Callable[[Entries], _T], key: str) -> _T | None:
+        """The first result of ``read`` on an intact entry, in this folder or else among the installed ones, or None."""
+        for entries in self._places():
+            try:
+                found = read(entries)
+            except FileNotFoundError:
+                continue
+            except DamagedEntry as damage:
+                _log.debug("%s: %s", entries.record_path(key), damage)
+                continue
+            self._found[key] = entries.so_path(key)
+            return found
+        return None
+
+    def _places(self) -> Iterator[Entries]:
+        yield self
+        yield from map(Entries, installed_folders())
 
     @contextlib.contextmanager
     def lock(self, key: str, stop: threading.Event) -> Iterator[None]:
@@ -296,16 +333,13 @@ class Cache:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def keys(self) -> set[str]:
-        """The keys that have a record, valid or not.
+    def all_keys(self) -> set[str]:
+        """The keys that have a record in this folder or among the installed libraries, valid or not.
 
         Raises:
             OSError: the folder exists but cannot be read.
         """
-        try:
-            return {name.removesuffix(".json") for name in os.listdir(self.folder) if name.endswith(".json")}
-        except FileNotFoundError:
-            return set()
+        return {key for entries in self._places() for key in entries.keys()}  # noqa: SIM118 - no mapping
 
     def publish(self, library: Path, record: ArtifactRecord, origin: Origin) -> None:
         """Make an entry of ``library``, a file in a :meth:`workspace`, and its record; the caller holds the lock.

@@ -112,11 +112,11 @@ class Catalog:
             ProblemError: the arch is this machine's CPU, and a run would need more memory than the machine has.
             UsageError, SpecError, RegistryError, DeviceError: as :meth:`populate`.
         """
-        key = (problem, arch, revision, mask_impl)
+        key = (problem.identity, arch, revision, mask_impl)
         plan = self._plans.get(key)
         if plan is None:
             with self._file.lock:
-                plan = self._planners.plan(key)
+                plan = self._planners.plan(problem, key)
         return plan
 
     def stages(
@@ -408,7 +408,14 @@ class Catalog:
         return self._file.forget(revision, operation)
 
     def diff(
-        self, arch: str, before: str, after: str, *, mask_impl: str = "generic", receipt: int | None = None
+        self,
+        arch: str,
+        before: str,
+        after: str,
+        *,
+        mask_impl: str = "generic",
+        receipt: int | None = None,
+        operation: str = DEFAULT,
     ) -> Difference:
         """Compare the kernels of the revisions ``before`` and ``after`` of ``arch``.
 
@@ -416,7 +423,7 @@ class Catalog:
             UsageError: there is no such arch, revision or receipt; or one of the two is populated only in part.
             SpecError, RegistryError: as :meth:`populate`.
         """
-        old, new = (Wanted(arch, revision, mask_impl) for revision in (before, after))
+        old, new = (Wanted(arch, revision, mask_impl, operation) for revision in (before, after))
         return self._rows.diff(old, new, receipt)
 
     def explain(
@@ -481,6 +488,23 @@ class Catalog:
         self.build_log.write_misses()
         with self._file.lock:
             return timings.misses(self._file.connection, arch)
+
+    def foreign_timings(self, problem: Problem, arch: str) -> list[dict[str, Any]]:
+        """Imported timings of other projects' kernels for ``problem``, in columns of the view ``foreign_timings``.
+
+        They are of devices of ``arch`` and of its family, the device most like this one first, then the fastest first.
+
+        Raises:
+            RegistryError, DeviceError: as :meth:`populate`.
+        """
+        from catalog.registry.foreign import timings_of
+        from catalog.runtime.devices.here import resolve_arch
+        from catalog.runtime.siblings import siblings_of
+
+        with self._file.lock:
+            connection, device = self._file.connection, self._planners.profile(resolve_arch(arch))
+            near = siblings_of(connection, device, "foreign_timing")
+            return timings_of(connection, problem, [sibling.id for sibling in near])
 
     def merge(self, paths: Sequence[Path]) -> list[Merged]:
         """Import the artifact records and timings of other catalogs, all of them or none.

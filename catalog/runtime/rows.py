@@ -45,7 +45,9 @@ class Rows:
         from catalog.rules.diff import difference
         from catalog.rules.populate import Request
 
-        before, after = (Request(self._file.spec(side.arch, side.revision), side.variant) for side in (old, new))
+        before, after = (
+            Request(self._file.spec(side.arch, side.revision, of=side.operation), side.variant) for side in (old, new)
+        )
         with self._file.lock:
             self._file.held(old._replace(revision=before.spec.revision))
             self._file.held(new._replace(revision=after.spec.revision))

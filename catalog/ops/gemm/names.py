@@ -88,7 +88,7 @@ def grammar_of(family: str, lineage: Lineage) -> Grammar:
     if lineage.space == DISPATCHER:
         parts = (Literal("gemm"), *_TRAITS, *_TILE, *_SUFFIXES[family])
         return Grammar(TRAITS, family, parts, implied)
-    plain = family is Family.UNIVERSAL and lineage.revision == _OLDEST
+    plain = family is Family.UNIVERSAL and lineage.known == _OLDEST
     reduction = (Word("_", "reduction"),) if family is Family.STREAM_K else ()
     hidden = {Family.MULTI_D: {"elementwise", "num_d"}, Family.PRESHUFFLE: {"permute_n"}}.get(family, set())
     parts = (Literal("gemm" if plain else _WORDS[family]), *_TRAITS, *reduction, *_TILE)

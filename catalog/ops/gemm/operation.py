@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from catalog.rules.lists import ListGenerator
+    from catalog.build.generators import Generator
     from catalog.runtime.tolerance import Tolerance
     from catalog.schema.lineage import Lineage
 
@@ -46,7 +46,7 @@ class Gemm(Operation):
     shrinks = SHRINKS
     main_families = (Family.UNIVERSAL, Family.MULTI_D)
 
-    def find_lists(self, root: Path, timeout: float) -> ListGenerator:
+    def generator(self, root: Path, timeout: float) -> Generator:
         """As :func:`catalog.ops.gemm.upstream.find_tile_engine`."""
         from catalog.ops.gemm.upstream import find_tile_engine
 

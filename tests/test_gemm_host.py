@@ -7,6 +7,7 @@ import random
 import re
 from collections.abc import Iterator
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import command

@@ -2,11 +2,15 @@
 
 Two equal models read the same batches of this repository's own docs, byte by byte. They take turns, so that other work
 on the machine affects both alike. It needs PyTorch: pip install '.[torch]' in the checkout.
+
+On a Hopper GPU, a hundred million parameters in bfloat16: train_gpt.py --device cuda --dtype bfloat16 --steps 200
+--layers 8 --width 1024 --heads 8 --context 2048 --batch 8
 """
 
 import argparse
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,6 +23,7 @@ VOCABULARY = 256
 REPOSITORY = Path(__file__).parent.parent
 WARM_UP_STEPS = 20
 ROWS = 10
+APART = {"float32": 0.05, "bfloat16": 0.2}  # losses that differ by more are not explained by rounding
 
 
 class Block(nn.Module):
@@ -54,7 +59,7 @@ class GPT(nn.Module):
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Map bytes, (batch, tokens), to the logits of the next bytes."""
-        places = torch.arange(tokens.shape[1])
+        places = torch.arange(tokens.shape[1], device=tokens.device)
         x = self.blocks(self.bytes(tokens) + self.places(places))
         return torch.Tensor(self.head(self.norm(x)))
 
@@ -64,7 +69,8 @@ class Training:
 
     def __init__(self, asked: argparse.Namespace, attention: Callable[..., torch.Tensor]) -> None:
         torch.manual_seed(asked.seed)  # the same weights for every attention
-        self.model = GPT(asked.layers, asked.width, asked.heads, asked.context, attention)
+        self.model = GPT(asked.layers, asked.width, asked.heads, asked.context, attention).to(asked.device)
+        self.autocast = partial(torch.autocast, asked.device, torch.bfloat16, asked.dtype == "bfloat16")
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=asked.lr, betas=(0.9, 0.95))
         self.schedule = torch.optim.lr_scheduler.LambdaLR(
             self.optimizer, lambda step: min(1.0, (step + 1) / WARM_UP_STEPS)
@@ -75,14 +81,15 @@ class Training:
     def step(self, batch: torch.Tensor) -> None:
         """Train on one batch of bytes, (batch, context + 1)."""
         start = time.perf_counter()
-        logits = self.model(batch[:, :-1])
-        loss = functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+        with self.autocast():
+            logits = self.model(batch[:, :-1])
+            loss = functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
         self.optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.schedule.step()
-        self.losses.append(loss.item())
+        self.losses.append(loss.item())  # waits for a GPU
         self.seconds.append(time.perf_counter() - start)
 
 
@@ -98,6 +105,8 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--dtype", choices=APART, default="float32", help="the type of matrix products and attention")
     asked = parser.parse_args()
 
     text = docs()
@@ -113,7 +122,7 @@ def main() -> None:
     generator = torch.Generator().manual_seed(asked.seed)
     for step in range(asked.steps):
         starts = torch.randint(len(text) - asked.context, (asked.batch,), generator=generator)
-        batch = torch.stack([text[start : start + asked.context + 1] for start in starts.tolist()])
+        batch = torch.stack([text[start : start + asked.context + 1] for start in starts.tolist()]).to(asked.device)
         for training in trainings.values():
             training.step(batch)
         if step % max(1, asked.steps // ROWS) == 0 or step == asked.steps - 1:
@@ -129,7 +138,7 @@ def main() -> None:
 
     worst = max(abs(a - b) for a, b in zip(theirs.losses, ours.losses, strict=True))
     print(f"\nThe losses are never more than {worst:.1e} apart.")
-    assert worst < 0.05, "the losses disagree"
+    assert worst < APART[asked.dtype], "the losses disagree"
 
 
 if __name__ == "__main__":

@@ -27,16 +27,15 @@ need_gpu()
 
 OPS: tuple[Op, ...] = ("fwd", "splitkv", "pagedkv", "batch_prefill", "appendkv", "bwd")
 PROBLEMS_OF_A_SIGNATURE = 6
-_PLAIN = "mask = 'causal' AND bias = 'no' AND NOT logits"
-_DENSE = f"{_PLAIN} AND mode = 'batch' AND NOT paged_kv"
-TILES: dict[Op, tuple[str, dict[str, Any]]] = {
+_DENSE = "mode = 'batch' AND NOT paged_kv AND NOT logits"
+TILES: Mapping[Op, tuple[str, Mapping[str, Any]]] = {
     "fwd": (f"{_DENSE} AND lse", {"seqlen_q": 333, "seqlen_k": 457, "lse": True}),
     "splitkv": (_DENSE, {"seqlen_q": 3, "seqlen_k": 1500}),
     "pagedkv": (
-        f"{_PLAIN} AND mode = 'batch' AND lse",
+        "mode = 'batch' AND NOT logits AND lse",
         {"seqlen_q": 77, "seqlen_k": 457, "page_size": 16, "lse": True},
     ),
-    "batch_prefill": (f"{_PLAIN} AND lse", {"seqlens_q": [77, 0, 300], "seqlen_k": 457, "page_size": 16, "lse": True}),
+    "batch_prefill": ("NOT logits AND lse", {"seqlens_q": [77, 0, 300], "seqlen_k": 457, "page_size": 16, "lse": True}),
     "appendkv": ("paged_kv", {"seqlen_q": 33, "seqlen_k": 457, "seqlen_new": 129, "page_size": 16}),
     "bwd": (_DENSE, {"seqlen_q": 333, "seqlen_k": 457}),
 }
@@ -59,7 +58,7 @@ def drawn(signature: Signature, seed: int) -> Problem:
 def problem_of(kernel: Kernel, op: Op, sizes: Mapping[str, Any]) -> Problem:
     """A problem of these sizes that the kernel answers."""
     signature = kernel.signature
-    fields = {"op": op, "nhead_q": 4, "nhead_k": 2, "mask": "causal", "dtype": signature.dtype, **sizes}
+    fields = {"op": op, "nhead_q": 4, "nhead_k": 2, "dtype": signature.dtype, **sizes}
     fields |= {"hdim_q": signature.hdim_q, "hdim_v": signature.hdim_v, "batch": len(sizes.get("seqlens_q", "of"))}
     if op == "batch_prefill":
         fields |= {name: getattr(signature, name) for name in ("kv_memory_layout", "kv_lookup_table")}
@@ -105,26 +104,61 @@ def test_drawn_problems_of_all_pairs_of_traits(catalog: Catalog, op: Op) -> None
     assert not failed, f"{len(failed)} of {len(problems)}: {failed[:5]}"
 
 
-@pytest.mark.parametrize("op", OPS)
-def test_every_tile(catalog: Catalog, op: Op) -> None:
-    where, sizes = TILES[op]
-    kernels = catalog.kernels(f"family = '{MAIN_STAGE[op]}' AND {where}", arch=ARCH, limit=200)
+FEATURES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "all": ("true", {"mask": "causal"}),
+    "plain": ("mask = 'causal' AND bias = 'no' AND NOT dropout", {"mask": "causal"}),
+    "sink": (
+        "sink AND bias = 'no' AND NOT dropout",
+        {"mask": "window", "window": (100, 0), "sink_size": 37},
+    ),
+    "bias": ("mask = 'causal' AND bias = 'bias' AND NOT dbias AND NOT dropout", {"mask": "causal", "bias": "bias"}),
+    "dbias": (
+        "mask = 'no' AND dbias AND NOT dropout",
+        {"bias": "bias", "dbias": True},
+    ),
+    "dropout": (
+        "mask = 'causal' AND bias = 'no' AND dropout AND NOT store_randval",
+        {"mask": "causal", "dropout": 0.2},
+    ),
+    "randval": (
+        "mask = 'causal' AND bias = 'no' AND dropout AND (store_randval OR family = 'fwd')",
+        {"mask": "causal", "dropout": 0.5, "randval": True},
+    ),
+}
+"""Traits of rows, and fields of a problem for them."""
+OPS_OF: Mapping[str, tuple[Op, ...]] = {
+    "all": ("appendkv",),
+    "plain": ("fwd", "splitkv", "pagedkv", "batch_prefill", "bwd"),
+    "sink": ("fwd", "splitkv", "pagedkv"),
+    "bias": ("fwd", "splitkv", "pagedkv", "bwd"),
+    "dbias": ("bwd",),
+    "dropout": ("fwd", "bwd"),
+    "randval": ("fwd", "bwd"),
+}
+
+
+@pytest.mark.parametrize(("feature", "op"), [(feature, op) for feature, ops in OPS_OF.items() for op in ops])
+def test_every_tile(catalog: Catalog, feature: str, op: Op) -> None:
+    (tiles, sizes), (traits, fields) = TILES[op], FEATURES[feature]
+    kernels = catalog.kernels(f"family = '{MAIN_STAGE[op]}' AND {tiles} AND {traits}", arch=ARCH, limit=200)
+    assert kernels
     build(catalog, kernels)
     failed = []
     for seed, kernel in enumerate(kernels):
-        problem = problem_of(kernel, op, sizes)
+        problem = problem_of(kernel, op, {**sizes, **fields})
         failed += [(kernel.name, check) for check in wrong(catalog.plan(problem, kernel), draw_inputs(problem, seed))]
     assert not failed, f"{len(failed)} outputs of {len(kernels)} kernels: {failed[:5]}"
 
 
 @pytest.mark.parametrize("op", ["pagedkv", "batch_prefill"])
 def test_what_lies_behind_the_keys_of_a_page_is_not_used(catalog: Catalog, op: Op) -> None:
-    where, sizes = TILES[op]
-    kernels = catalog.kernels(f"family = '{MAIN_STAGE[op]}' AND {where} AND hdim_q = 128", arch=ARCH, limit=200)
+    (tiles, sizes), (traits, fields) = TILES[op], FEATURES["plain"]
+    where = f"family = '{MAIN_STAGE[op]}' AND {tiles} AND {traits} AND hdim_q = 128"
+    kernels = catalog.kernels(where, arch=ARCH, limit=200)
     build(catalog, kernels)
     failed = []
     for seed, kernel in enumerate(kernels):
-        problem = problem_of(kernel, op, sizes)
+        problem = problem_of(kernel, op, {**sizes, **fields})
         inputs = draw_inputs(problem, seed)
         poison_unused(problem, inputs)
         failed += [(kernel.name, check) for check in wrong(catalog.plan(problem, kernel), inputs)]
@@ -154,6 +188,21 @@ def test_deterministic_backward_is_the_same_bits_every_time(
     for _ in range(4):
         again = plan.run(inputs).outputs
         assert all(np.array_equal(first[name], again[name]) for name in ("dq", "dk", "dv"))
+
+
+@pytest.mark.parametrize("mask", ["no", "causal", "bottom_right"])
+@pytest.mark.parametrize("hdim", [64, 128])
+def test_packed_sequences_that_differ_in_length(catalog: Catalog, hdim: int, mask: str) -> None:
+    """Blocks look for their tiles among 70 sequences, most of them short and some empty."""
+    pick = random.Random(hdim)  # noqa: S311
+    lengths = [900, *(pick.choice([0, 1, 37, 64, 130]) for _ in range(68)), 700]
+    keys = lengths if mask == "causal" else [pick.choice([0, 1, 90, 400]) for _ in lengths]
+    problem = Problem(
+        seqlens_q=lengths, seqlens_k=keys, nhead_q=4, nhead_k=2, hdim_q=hdim, dtype="bf16", mask=mask, lse=True
+    )
+    plan = catalog.select(problem, arch=ARCH)
+    build(catalog, plan.kernels)
+    assert not wrong(plan, make_inputs(problem, 1)), plan.kernels
 
 
 @pytest.mark.parametrize("mask", ["no", "causal"])

@@ -13,7 +13,7 @@ from catalog.build.cuda.facts import cuda_facts
 from catalog.errors import BuildError
 from catalog.ops.attention.arguments import ARGUMENTS
 from catalog.ops.attention.problem import Problem
-from catalog.ops.attention.traits import Bias, Family, Pipeline
+from catalog.ops.attention.traits import Family, Pipeline, Qscale
 from catalog.ops.attention.workspace import splits_of
 from catalog.registry.query import Query, run
 from catalog.runtime.catalog import Catalog
@@ -86,7 +86,7 @@ def test_selected_rows_compile_without_spills(catalog: Catalog, fields: dict[str
 
 
 @pytest.mark.usefixtures("nvcc")
-@pytest.mark.parametrize("batch", [1, 8])
+@pytest.mark.parametrize("batch", slow_but([8], [1, 8]))
 def test_a_deterministic_backward_needs_little_more_memory(catalog: Catalog, batch: int) -> None:
     """One dQ in float32, as without it, and a counter for each tile: not a dQ for each tile of keys."""
     problem = Problem(op="bwd", batch=batch, nhead_q=16, seqlen_q=8192, hdim_q=128, dtype="bf16", deterministic=True)
@@ -107,9 +107,9 @@ def test_every_family_has_rows_and_no_other(catalog: Catalog) -> None:
 
 def test_a_trait_that_the_headers_do_not_know_is_refused(catalog: Catalog) -> None:
     kernel = row(catalog, Family.FWD, Pipeline.SM90_WGMMA)
-    biased = kernel.model_copy(update={"signature": kernel.signature.model_copy(update={"bias": Bias.BIAS})})
-    with pytest.raises(BuildError, match="NVIDIA has no kernels for bias = bias"):
-        catalog.build(biased)
+    scaled = kernel.model_copy(update={"signature": kernel.signature.model_copy(update={"qscale": Qscale.PERTENSOR})})
+    with pytest.raises(BuildError, match="NVIDIA has no kernels for qscale = pertensor"):
+        catalog.build(scaled)
 
 
 @pytest.mark.parametrize(

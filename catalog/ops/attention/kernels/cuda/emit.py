@@ -28,7 +28,7 @@ _CUDA = Dialect(
     folder="cuda",
     dtypes=MappingProxyType({Dtype.FP16: (_FP16, _FP16), Dtype.BF16: (_BF16, _BF16)}),
     enums=(Mode, Mask, Bias, Rope, KvMemoryLayout, KvLookupTable),
-    unknown=frozenset({"bias"}),
+    unknown=frozenset(),
     numbers=tuple(
         name
         for name in TRAITS

@@ -101,6 +101,7 @@ inline bool valid_inputs(const catalog_args& args) {
     if (Row::bias == Bias::alibi && !args.alibi_slopes.data) return false;
     if (Row::logits && !(args.logits_soft_cap > 0)) return false;
     if (!has_keys(args)) return true;
+    if (Row::bias == Bias::bias && !args.bias.data) return false;
     return args.k.data && args.v.data && aligned_keys<Row>(args, args.k) && aligned_keys<Row>(args, args.v);
 }
 

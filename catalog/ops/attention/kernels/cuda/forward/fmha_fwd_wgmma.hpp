@@ -41,7 +41,7 @@ class FwdProducer {
         tma_prefetch_map(&call.k_map);
         tma_prefetch_map(&call.v_map);
         for (int round = 0; round < call.rounds; ++round) {
-            const TileIndex tile(call, round, Work<Row>::masked);
+            const TileIndex tile = tile_of<Row>(call, shared, round);
             if (!tile.exists()) continue;
             const Work<Row> work(call, tile);
             if (work.has_queries() && work.has_keys()) load_tile(work);
@@ -62,11 +62,13 @@ class FwdProducer {
         int block = work.end_block - 1;
         load_k(keys, block);
         load_q(rows_of(call.q, work, work.head, work.first_q, work.seqlen_q), work.first_query);
+        if constexpr (Row::sink) work.cross_gap(block);
         while (--block >= work.first_block) {
             load_k(keys, block);
-            load_v(values, block + 1);
+            load_v(values, work.across_gap(block + 1));
+            if constexpr (Row::sink) work.cross_gap(block);
         }
-        load_v(values, block + 1);
+        load_v(values, work.across_gap(block + 1));
     }
 
     __device__ __forceinline__ void load_q(const RaggedRows& rows, int first_query) {
@@ -136,6 +138,11 @@ __global__ __launch_bounds__(FwdShared<Row>::threads, fwd_blocks<Row>) void fmha
     extern __shared__ char memory[];
     const std::uint32_t shared = (shared_address(memory) + Shared::alignment - 1) & ~(Shared::alignment - 1u);
     if (threadIdx.x == 0) Shared::init(shared);
+    if constexpr (Work<Row>::group)
+        if (call.skewed && threadIdx.x / 32 == 1) {
+            const TileIndex tile = find_packed_tile<Row>(call);
+            if (threadIdx.x % 32 == 0) *Shared::found_tile(shared) = tile;
+        }
     __syncthreads();
 
     // The same for all lanes, and known to be.

@@ -1,6 +1,7 @@
 // Shared memory of the forward kernel for Hopper: a tile of Q, rings of blocks of K and V, and their barriers.
 #pragma once
 
+#include "fwd_wgmma_work.hpp"
 #include "cuda/hopper.hpp"
 #include "cuda/wgmma.hpp"
 
@@ -32,7 +33,8 @@ struct FwdShared {
     static constexpr int k_bytes = Row::tile_n0 * Row::hdim_q * 2, v_bytes = Row::tile_n0 * Row::hdim_v * 2;
     static constexpr int q = 0, k = q + groups * q_group_bytes, v = k + stages * k_bytes;
     static constexpr int barriers = v + stages * v_bytes;
-    static constexpr int bytes = barriers + 8 * (2 * groups + 4 * stages);
+    static constexpr int tile = barriers + 8 * (2 * groups + 4 * stages);  // the block's tile, where it looks for it
+    static constexpr int bytes = tile + (Row::mode == Mode::group ? static_cast<int>(sizeof(TileIndex)) : 0);
     static constexpr int alignment = 1024;
 
     static_assert(Row::tile_m0 % 64 == 0 && groups <= 3 && Row::tile_n0 % 16 == 0 && Row::tile_n0 <= 256);
@@ -61,6 +63,10 @@ struct FwdShared {
         return barrier(base, 2 * groups + 3 * stages + stage);
     }
 
+    static __device__ __forceinline__ TileIndex* found_tile(std::uint32_t base) {
+        return static_cast<TileIndex*>(__cvta_shared_to_generic(base + tile));
+    }
+
     // By one thread.
     static __device__ __forceinline__ void init(std::uint32_t base) {
         constexpr int warps = 4;
@@ -77,5 +83,13 @@ struct FwdShared {
         barrier_init_fence();
     }
 };
+
+// The tile that this block works on in its turn `round`.
+template <class Row>
+__device__ __forceinline__ TileIndex tile_of(const FwdCall& call, std::uint32_t shared, int round) {
+    if constexpr (Row::mode == Mode::group)
+        if (call.skewed) return *FwdShared<Row>::found_tile(shared);
+    return TileIndex(call, round, Work<Row>::masked);
+}
 
 }  // namespace catalog::cuda

@@ -6,9 +6,13 @@
 
 namespace catalog::cuda {
 
+inline constexpr unsigned all_lanes = 0xffffffffu;
+
 // A tile of queries: of the head and sequence `instance`.
 struct TileIndex {
     int block, head, batch;
+
+    __device__ __forceinline__ TileIndex() : head(-1) {}
 
     // The tile that this block of the grid works on in its turn `round`; none where head < 0. Heads come in sections,
     // whose keys stay in the L2 cache, and within a section the tiles with most keys first. Every second round goes
@@ -39,6 +43,44 @@ struct TileIndex {
     __device__ __forceinline__ void pin() { asm volatile("" : "+r"(block), "+r"(head), "+r"(batch)); }
 };
 
+// The number of queries of a sequence in group mode.
+__device__ __forceinline__ int packed_queries(const FwdCall& call, int batch) {
+    const int stored = min(call.seqstart_q[batch + 1] - call.seqstart_q[batch], call.seqlen_q);
+    return max(call.seqlens_q ? min(stored, call.seqlens_q[batch]) : stored, 0);
+}
+
+// The tile of this block of the grid among those that have queries, sequence after sequence; under a mask the tiles of a
+// sequence with most keys first. By one warp.
+template <class Row>
+__device__ __forceinline__ TileIndex find_packed_tile(const FwdCall& call) {
+    const int lane = static_cast<int>(threadIdx.x) % 32, place = static_cast<int>(blockIdx.x);
+    const int sequences = call.heads / call.nhead_q;
+    TileIndex tile;
+    for (int first = 0, before = 0; first < sequences; first += 32) {
+        const int queries = first + lane < sequences ? packed_queries(call, first + lane) : 0;
+        const int blocks = (queries + Row::tile_m0 - 1) / Row::tile_m0;
+        int end = blocks;  // of one head, up to the end of the lane's sequence
+#pragma unroll
+        for (int distance = 1; distance < 32; distance *= 2) {
+            const int other = __shfl_up_sync(all_lanes, end, distance);
+            if (lane >= distance) end += other;
+        }
+        end += before;
+        const std::uint32_t behind = __ballot_sync(all_lanes, place < end * call.nhead_q);
+        if (behind) {
+            const int found = __ffs(behind) - 1, count = __shfl_sync(all_lanes, blocks, found);
+            const int of_sequence = place - __shfl_sync(all_lanes, end - blocks, found) * call.nhead_q;
+            const int row = of_sequence / call.nhead_q, column = of_sequence / count;
+            tile.batch = first + found;
+            tile.head = Row::mask != Mask::none ? of_sequence - row * call.nhead_q : column;
+            tile.block = Row::mask != Mask::none ? count - 1 - row : of_sequence - column * count;
+            break;
+        }
+        before = __shfl_sync(all_lanes, end, 31);
+    }
+    return tile;
+}
+
 template <class Row>
 struct Work {
     static constexpr bool group = Row::mode == Mode::group;
@@ -50,6 +92,8 @@ struct Work {
     int diagonal;                   // query i and key i + diagonal are aligned
     int window_left, window_right;  // at least as large as any distance where they are unbounded
     int first_block, end_block;     // of keys
+    int sinks;                      // first keys that queries see although left of the window; 0 unless Row::sink
+    KeyRange gap;                   // blocks between sinks and window, which nobody sees; for Row::sink
 
     __device__ __forceinline__ Work(const FwdCall& call, const TileIndex& index) {
         head = index.head;
@@ -61,10 +105,11 @@ struct Work {
         if constexpr (group) {
             first_q = call.seqstart_q[batch];
             first_k = call.seqstart_k[batch];
-            seqlen_q = static_cast<int>(min(call.seqstart_q[batch + 1] - first_q, static_cast<std::int64_t>(seqlen_q)));
+            seqlen_q = packed_queries(call, batch);
             seqlen_k = static_cast<int>(call.seqstart_k[batch + 1] - first_k);
+        } else if (call.seqlens_q) {
+            seqlen_q = min(seqlen_q, call.seqlens_q[batch]);
         }
-        if (call.seqlens_q) seqlen_q = min(seqlen_q, call.seqlens_q[batch]);
         if (call.seqlens_k) seqlen_k = min(seqlen_k, call.seqlens_k[batch]);
         seqlen_q = max(seqlen_q, 0);
         seqlen_k = max(seqlen_k, 0);
@@ -76,24 +121,39 @@ struct Work {
                        : Row::mask == Mask::generic && call.window_right >= 0 ? call.window_right
                                                                                 : unbounded;
 
+        sinks = Row::sink ? min(call.sinks, seqlen_k) : 0;
         const KeyRange blocks = blocks_of(first_query, Row::tile_m0);
         first_block = blocks.begin;
         end_block = blocks.end;
+        if constexpr (Row::sink) {
+            gap = {(sinks + Row::tile_n0 - 1) / Row::tile_n0, visible(first_query).begin / Row::tile_n0};
+            if (end_block <= gap.end) end_block = min(end_block, gap.begin);  // the windows are empty
+        }
     }
 
-    // In blocks of tile_n0 keys: those that some of `count` queries from `query` on see; those behind the sequence's end see none.
+    // In blocks of tile_n0 keys: those that some of `count` queries from `query` on see; those behind the sequence's
+    // end see none. From the first block on where there are sinks.
     __device__ __forceinline__ KeyRange blocks_of(int query, int count) const {
         const int last_query = min(query + count, seqlen_q) - 1;
-        const KeyRange keys{visible(query).begin, visible(last_query).end};
+        const int first_key = Row::sink && sinks > 0 ? 0 : visible(query).begin;
+        const KeyRange keys{first_key, visible(last_query).end};
         const int begin = keys.begin / Row::tile_n0;
         const bool any = query <= last_query && keys.begin < keys.end;
         return {begin, any ? (keys.end + Row::tile_n0 - 1) / Row::tile_n0 : begin};
     }
 
+    // Blocks are visited from the last to the first. From the one behind the gap to the gap's other side, and back:
+    __device__ __forceinline__ void cross_gap(int& block) const {
+        if (block == gap.end) block = min(gap.begin, gap.end);
+    }
+    __device__ __forceinline__ int across_gap(int block) const {
+        return Row::sink && block == gap.begin ? max(gap.begin, gap.end) : block;
+    }
+
     __device__ __forceinline__ bool has_queries() const { return first_query < seqlen_q; }
     __device__ __forceinline__ bool has_keys() const { return first_block < end_block; }
 
-    // Keys that a query sees. Lengths are at most 2^29: nothing overflows.
+    // Keys that a query sees, without sinks. Lengths are at most 2^29: nothing overflows.
     __device__ __forceinline__ KeyRange visible(int query) const {
         if constexpr (!masked) return {0, seqlen_k};
         const int center = query + diagonal;

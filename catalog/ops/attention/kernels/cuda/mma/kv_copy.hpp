@@ -91,10 +91,10 @@ class KvCopy {
         }
     }
 
-    __device__ __forceinline__ void start_at(int key) {
+    __device__ __forceinline__ void skip(int keys) {
         if constexpr (!Row::paged_kv)
 #pragma unroll
-            for (int part = 0; part < period; ++part) source[part] += key * steps.row;
+            for (int part = 0; part < period; ++part) source[part] += keys * steps.row;
     }
 
     // To `tile`. `left`: keys that there are from the tile's first on; the others are zeros.

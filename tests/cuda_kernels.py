@@ -62,40 +62,36 @@ def test_drawn_problems_of_all_pairs_of_traits(catalog: Catalog, op: Op) -> None
     assert not failed, f"{len(failed)} of {len(problems)}: {failed[:5]}"
 
 
-FEATURES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "plain": ("mask = 'causal' AND bias = 'no' AND NOT dropout", {"mask": "causal"}),
+FEATURES: Mapping[str, tuple[tuple[Op, ...], str, Mapping[str, Any]]] = {
+    "plain": (OPS, "mask = 'causal' AND bias = 'no' AND NOT dropout", {"mask": "causal"}),
     "sink": (
+        ("fwd", "splitkv", "pagedkv"),
         "sink AND bias = 'no' AND NOT dropout",
         {"mask": "window", "window": (100, 0), "sink_size": 37},
     ),
-    "bias": ("mask = 'causal' AND bias = 'bias' AND NOT dbias AND NOT dropout", {"mask": "causal", "bias": "bias"}),
-    "dbias": (
-        "mask = 'no' AND dbias AND NOT dropout",
-        {"bias": "bias", "dbias": True},
+    "bias": (
+        OPS,
+        "mask = 'causal' AND bias = 'bias' AND NOT dbias AND NOT dropout",
+        {"mask": "causal", "bias": "bias"},
     ),
+    "dbias": (("bwd",), "mask = 'no' AND dbias AND NOT dropout", {"bias": "bias", "dbias": True}),
     "dropout": (
+        ("fwd", "bwd"),
         "mask = 'causal' AND bias = 'no' AND dropout AND NOT store_randval",
         {"mask": "causal", "dropout": 0.2},
     ),
     "randval": (
+        ("fwd", "bwd"),
         "mask = 'causal' AND bias = 'no' AND dropout AND (store_randval OR family = 'fwd')",
         {"mask": "causal", "dropout": 0.5, "randval": True},
     ),
 }
-"""Traits of rows, and fields of a problem for them."""
-OPS_OF: Mapping[str, tuple[Op, ...]] = {
-    "plain": OPS,
-    "sink": ("fwd", "splitkv", "pagedkv"),
-    "bias": OPS,
-    "dbias": ("bwd",),
-    "dropout": ("fwd", "bwd"),
-    "randval": ("fwd", "bwd"),
-}
+"""The operations that have a feature, the traits of its rows, and the fields of a problem for them."""
 
 
-@pytest.mark.parametrize(("feature", "op"), [(feature, op) for feature, ops in OPS_OF.items() for op in ops])
+@pytest.mark.parametrize(("feature", "op"), [(feature, op) for feature, (ops, _, _) in FEATURES.items() for op in ops])
 def test_every_tile(catalog: Catalog, feature: str, op: Op) -> None:
-    traits, fields = FEATURES[feature]
+    _, traits, fields = FEATURES[feature]
     where = f"family = '{MAIN_STAGE[op]}' AND mode = 'batch' AND NOT logits AND {traits}"
     paged = f" AND paged_kv = {int(op == 'pagedkv')}"
     lse = " AND lse" if op in ("fwd", "pagedkv") else ""

@@ -26,6 +26,8 @@ ROWS = (
     (Family.FWD_SPLITKV, Pipeline.SM90_MMA),
     (Family.FWD_SPLITKV_COMBINE, Pipeline.UNUSED),
     (Family.FWD_PAGEDKV, Pipeline.SM90_MMA),
+    (Family.BATCH_PREFILL, Pipeline.SM90_MMA),
+    (Family.FWD_APPENDKV, Pipeline.NO),
     (Family.BWD_DOT_DO_O, Pipeline.NO),
     (Family.BWD_DQ_DK_DV, Pipeline.SM90_WGMMA),
     (Family.BWD_CONVERT_DQ, Pipeline.NO),
@@ -45,12 +47,17 @@ def row(catalog: Catalog, family: Family, pipeline: Pipeline) -> Kernel:
     return catalog.kernels(f"{where} AND mode = 'batch' AND hdim_q IN (128, 256)", arch="sm_90", limit=1)[0]
 
 
+PREFILL = {"op": "batch_prefill", "batch": 1, "seqlens_q": (2048,), "page_size": 16}
+
 SELECTED: tuple[dict[str, object], ...] = (
     {"hdim_q": 128},
     {"hdim_q": 128, "mask": "causal", "lse": True},
     {"hdim_q": 64, "mask": "window", "window": (128, 0)},
     {"op": "splitkv", "hdim_q": 128, "seqlen_q": 1, "num_splits": 8},
     {"op": "pagedkv", "hdim_q": 128, "page_size": 16},
+    {"hdim_q": 64, "bias": "alibi"} | PREFILL | {"kv_lookup_table": "sglang"},
+    {"hdim_q": 128, "mask": "causal"} | PREFILL | {"kv_memory_layout": "vectorized"},
+    {"op": "appendkv", "hdim_q": 128, "seqlen_q": 1, "seqlen_new": 1, "rope": "half", "page_size": 16},
     {"op": "bwd", "hdim_q": 64, "deterministic": True},
     {"op": "bwd", "hdim_q": 128},
     {"op": "bwd", "hdim_q": 256, "mask": "causal"},
@@ -83,7 +90,7 @@ def test_selected_rows_compile_without_spills(catalog: Catalog, fields: dict[str
 
 
 @pytest.mark.usefixtures("nvcc")
-@pytest.mark.parametrize("batch", [1, 8])
+@pytest.mark.parametrize("batch", slow_but([8], [1, 8]))
 def test_a_deterministic_backward_needs_little_more_memory(catalog: Catalog, batch: int) -> None:
     """One dQ in float32, as without it, and a counter for each tile: not a dQ for each tile of keys."""
     problem = Problem(op="bwd", batch=batch, nhead_q=16, seqlen_q=8192, hdim_q=128, dtype="bf16", deterministic=True)
@@ -115,6 +122,8 @@ def test_a_trait_that_the_headers_do_not_know_is_refused(catalog: Catalog) -> No
         ({"seqlen_q": 4096, "mask": "causal"}, ["fwd"]),
         ({"op": "splitkv", "seqlen_q": 1, "seqlen_k": 16384}, ["fwd_splitkv", "fwd_splitkv_combine"]),
         ({"op": "pagedkv", "seqlen_q": 16, "seqlen_k": 1000, "page_size": 16}, ["fwd_pagedkv"]),
+        ({"op": "batch_prefill", "seqlens_q": [70, 4096], "seqlen_k": 8192, "page_size": 1}, ["batch_prefill"]),
+        ({"op": "appendkv", "seqlen_q": 1, "seqlen_k": 4096, "seqlen_new": 1, "rope": "inter"}, ["fwd_appendkv"]),
         ({"op": "bwd", "seqlen_q": 4096}, ["bwd_dot_do_o", "bwd_dq_dk_dv", "bwd_convert_dq"]),
         ({"seqlen_q": 4096, "bias": "bias", "dropout": 0.1, "randval": True, "lse": True}, ["fwd"]),
         (

@@ -7,14 +7,19 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from test_live import make_checkout
 
+from catalog.build.targets import CK
 from catalog.errors import BuildError, ToolchainError, UsageError
+from catalog.ops.attention.kernels.ck.headers import all_headers
 from catalog.registry.transactions import interruptible
 from catalog.rules.explain import Verdict
 from catalog.rules.restriction import restriction
@@ -141,13 +146,15 @@ def test_the_headers_refuse_rows_of_a_sweep_before_a_compiler_runs(
     settings.cache_clear()
 
 
-def test_header_rules_accept_the_tiles_that_upstream_lists(tmp_path: Path) -> None:
-    catalog = Catalog(tmp_path / "catalog.db")
-    catalog.populate("gfx90a", revision="2025-07")
-    rules = [rule for rule in catalog.spec("gfx90a", space="rules").header_rules if not rule.id.startswith("no_")]
+@pytest.mark.parametrize("revision", ["2025-07", "2025-11"])
+def test_header_rules_accept_the_tiles_that_upstream_lists(
+    revision: str, populated: Callable[..., Path], tmp_path: Path
+) -> None:
+    catalog = Catalog(shutil.copy(populated("gfx90a", revision), tmp_path / "catalog.db"))
+    rules = [rule for rule in catalog.spec("gfx90a", space="rules").demands if revision in rule.headers]
     of_tiles = [rule.expr for rule in rules if rule.id != "pages_of_one_token"]
-    assert len(of_tiles) > 5
-    refused = " OR ".join(f"NOT ({expr})" for expr in of_tiles)
+    assert len(of_tiles) > 15
+    refused = " OR ".join(f"({expr}) IS NOT 1" for expr in of_tiles)
     assert not catalog.connection.execute(f"SELECT name FROM attention_row WHERE {refused}").fetchall()
 
 
@@ -158,6 +165,37 @@ def test_what_only_one_revisions_headers_refuse_can_be_built_with_others(tmp_pat
     rejected = {(finding.kind, finding.id) for finding in explained.findings if finding.verdict is Verdict.REJECTED}
     assert rejected == {("headers 2025-07", "no_wide_output")}
     assert not explained.rejections
+
+
+@pytest.mark.parametrize(
+    ("headers", "refused"),
+    [("", ["sink"]), ("2025-07", ["fp8fp32", "sink"]), ("2025-11", ["sink"]), ("unknown", [])],
+    ids=["no checkout", "2025-07", "2025-11", "unknown"],
+)
+def test_a_rule_holds_for_the_headers_where_it_was_seen(
+    headers: str, refused: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a checkout, a row is refused if every known revision refuses it."""
+    catalog = Catalog(tmp_path / "catalog.db")
+    one_tile = "tile_m0 = 128 AND tile_n0 = 128 AND tile_k0 = 32 AND bias = 'no' AND mask = 'no' AND mode = 'batch'"
+    sweep(catalog, "gfx942", DATA / "sweeps" / "receipt0_fwd.json", where=f"{one_tile} AND hdim_q = 128")
+    if headers:
+        root = make_checkout(tmp_path / "ck")
+        fmha = root / "include" / "ck_tile" / "ops" / "fmha"
+        for name in all_headers()[headers].has if headers in all_headers() else ["new.hpp"]:
+            (fmha / name).parent.mkdir(parents=True, exist_ok=True)
+            (fmha / name).touch()
+        monkeypatch.setenv("CATALOG_CK_ROOT", str(root))
+    settings.cache_clear()
+    plain = "qscale = 'no' AND NOT logits AND NOT dropout AND pad_sk"
+    asked = {"sink": f"dtype = 'fp16' AND sink AND {plain}", "fp8fp32": f"dtype = 'fp8fp32' AND NOT sink AND {plain}"}
+    kernels = {name: catalog.kernels(where, arch="gfx942", limit=1)[0] for name, where in asked.items()}
+    assert sorted(name for name, kernel in kernels.items() if catalog.refusal(kernel)) == refused
+    if headers == "unknown":
+        with pytest.raises(BuildError, match="the headers of none of the revisions 2025-07, 2025-11"):
+            CK.emit(kernels["sink"], tmp_path)
+    monkeypatch.undo()
+    settings.cache_clear()
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,7 @@ def naming_findings(spec: ArchSpec) -> Iterator[Finding]:
     Only a selection rule may depend on the problem alone.
     """
     rules: list[tuple[str, Rule]] = [("hw_rules", rule) for rule in spec.hw_rules]
-    rules += [("header_rules", rule) for rule in spec.header_rules]
+    rules += [("header_rules", rule) for rule in spec.demands]
     rules += [("invariants", rule) for rule in spec.invariants]
     rules += [(f"select.{family}", rule) for family, select in spec.select.items() for rule in select.rules]
     of = operation(spec.operation)

@@ -80,7 +80,7 @@ class Explanation:
     def rejections(self) -> tuple[Finding, ...]:
         """The rules that no such kernel meets.
 
-        Neither receipts nor rules of one revision's headers are among them: a kernel needs only one of each.
+        Neither receipts nor rules of some revisions' headers are among them: a kernel needs only one of each.
         """
         rejected = (finding for finding in self.findings if finding.verdict is Verdict.REJECTED)
         return tuple(f for f in rejected if f.kind != "receipt" and not f.kind.startswith("headers "))
@@ -126,7 +126,10 @@ def explain(
     findings += rows.unused([trait for trait in stated if trait not in explained])
     with closing(_Row(of, {**lineage.columns(of.traits.variant), **stated})) as row:
         findings += [row.finding("hardware", rule) for rule in spec.hw_rules]
-        findings += [row.finding(f"headers {rule.headers or ''}".strip(), rule) for rule in spec.header_rules]
+        known = {revision for rule in spec.header_rules for revision in rule.headers}
+        for rule in spec.demands:
+            some = rule.headers if known.difference(rule.headers) else ()
+            findings.append(row.finding(" ".join(("headers", *some)), rule))
         findings += [row.finding("invariant", rule) for rule in spec.invariants if rule.concerns(family)]
     kernels = rows.count()
     matches = rows.exact(limit) if kernels else rows.nearest(limit)

@@ -37,7 +37,7 @@ def list_rules(
     """The rules of a populated arch as rows of :data:`COLUMNS`, optionally only those of one family or one kind.
 
     A rule applies to a family if its scope is the family, an enumeration that makes kernels of it, or everything; the
-    scope of a rule of kind headers is the revision of the headers.
+    scope of a rule of kind headers is the revisions of the headers, empty for a row's own.
     """
     rows = connection.execute(
         f"SELECT {', '.join(COLUMNS)} FROM rule WHERE operation = ? AND arch = ? AND revision = ? AND space = ? "
@@ -76,8 +76,8 @@ def rules_of(spec: ArchSpec) -> Iterator[dict[str, Any]]:
             })  # fmt: skip
     for i, rule in enumerate(spec.hw_rules):
         yield row("hardware", "", i, rule.model_dump(exclude={"spaces"}))
-    for i, rule in enumerate(spec.header_rules):
-        yield row("headers", rule.headers or "", i, rule.model_dump(exclude={"spaces", "headers"}))
+    for i, rule in enumerate(spec.demands):
+        yield row("headers", " ".join(rule.headers), i, rule.model_dump(exclude={"spaces", "headers"}))
     for i, invariant in enumerate(spec.invariants):
         for scope in invariant.families or [""]:
             yield row("invariant", scope, i, invariant.model_dump(exclude={"spaces", "families"}))

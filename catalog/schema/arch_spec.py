@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -93,6 +93,9 @@ class Rule(_Spec):
     spaces: list[str] | None = Field(None, description="spaces in which the rule holds (default: all)")
 
 
+_R = TypeVar("_R", bound=Rule)
+
+
 class Invariant(Rule):
     """A rule that every kernel of its families meets, whichever enumeration made it: a check on enumerations."""
 
@@ -114,12 +117,13 @@ class SharedRule(Rule):
 
 
 class HeaderRule(Rule):
-    """A rule that kernels must meet to compile: with all headers of the spec's kernels, or with those of one revision.
+    """A rule that kernels must meet to compile.
 
-    Rows of a sweep have no headers of their own: they compile with those of any revision that implements them.
+    Rows that upstream lists compile with the headers of their own revision. Rows of a sweep have none of their own:
+    they compile with those of any revision that implements them, so their rules name the revisions.
     """
 
-    headers: str | None = Field(None, description="revision of the headers that demand it (default: all)")
+    headers: list[str] = Field([], description="revisions of the headers that demand it (default: the row's own)")
 
 
 class Receipt(_Spec):
@@ -319,6 +323,8 @@ class Hardware(_Spec):
     lds_bytes: int | None = None
     wavefront: int | None = None
     isa: str | None = Field(None, description="ISA passed to the compiler, never `native`")
+    family: str | None = Field(None, description="archs of one family stand in for each other in selection")
+    generation: float | None = Field(None, description="place within the family: archs of near generations are alike")
 
 
 class ArchSpec(_Spec):
@@ -341,7 +347,7 @@ class ArchSpec(_Spec):
     header_rules: list[HeaderRule] = Field([], description="what upstream's headers demand of kernels to compile")
     invariants: list[Invariant] = []
     relations: dict[str, Relation] = Field({}, description="tables of facts that enumerations join")
-    quantities: dict[str, str] = Field({}, description="SQL over columns and earlier quantities, named in constraints")
+    quantities: dict[str, str] = Field({}, description="SQL over columns and earlier quantities, named in rules")
     constraints: list[SharedRule] = Field([], description="constraints of several enumerations")
     enumerations: dict[str, Enumeration] = {}
     sweeps: dict[str, list[str]] = Field({}, description="enumerations of each variant of sweep files")
@@ -395,7 +401,15 @@ class ArchSpec(_Spec):
     def constraints_of(self, name: str) -> list[Rule]:
         """The constraints of an enumeration, shared ones first, as expressions over the columns of kernels."""
         rules = [*(rule for rule in self.constraints if rule.filters(name)), *self.enumerations[name].constraints]
-        return [rule.model_copy(update={"expr": expanded(rule.expr, self.quantities)}) for rule in rules]
+        return [self._over_columns(rule) for rule in rules]
+
+    @property
+    def demands(self) -> list[HeaderRule]:
+        """The rules of headers, as expressions over the columns of kernels."""
+        return [self._over_columns(rule) for rule in self.header_rules]
+
+    def _over_columns(self, rule: _R) -> _R:
+        return rule.model_copy(update={"expr": expanded(rule.expr, self.quantities)})
 
     def yields_of(self, family: str) -> dict[str, Yield]:
         """The yield of each enumeration that makes kernels of ``family``."""

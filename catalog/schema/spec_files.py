@@ -133,7 +133,7 @@ def _expressions(spec: ArchSpec, of_selection: tuple[str, ...]) -> Iterator[tupl
     """Every SQL expression of a spec: the path to it, its text, and the parameters that it may use."""
     general: tuple[tuple[str, Sequence[Rule]], ...] = (
         ("hw_rules", spec.hw_rules),
-        ("header_rules", spec.header_rules),
+        ("header_rules", spec.demands),
         ("invariants", spec.invariants),
     )
     for field, rules in general:

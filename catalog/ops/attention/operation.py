@@ -212,16 +212,21 @@ class Attention(Operation):
         checkout = find_checkout()
         return {"fmha": checkout.example, "ck": checkout.include}
 
-    def headers_revision(self, kernel: Kernel) -> str:
-        """That of the CK checkout."""
+    def headers_revisions(self, kernel: Kernel) -> tuple[str, ...]:
+        """For a row of a sweep the checkout's, none if it is unknown; every known one if there is no checkout."""
         if kernel.space in OWN_SPACES:
-            return ""
+            return super().headers_revisions(kernel)
+        from catalog.ops.attention.kernels.ck.headers import all_headers
         from catalog.ops.attention.upstream.sources import find_checkout
 
         try:
-            return find_checkout().headers
+            checkout = find_checkout()
         except BuildError:
-            return ""  # building says what is missing
+            return tuple(all_headers())
+        try:
+            return (checkout.headers,)
+        except BuildError:
+            return ()  # emitting says that they are unknown
 
     def flags(self, kernel: Kernel, backend: str) -> tuple[str, ...]:
         """The flags with which upstream compiles the family."""

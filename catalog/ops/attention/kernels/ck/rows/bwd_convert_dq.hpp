@@ -17,8 +17,7 @@ struct Family {
     using Kernel = ck_tile::FmhaBwdConvertQGradKernel<ck_tile::BlockFmhaBwdConvertQGrad<Problem>>;
 
     static void run(const ck_tile::stream_config& to, const Args& args) {
-        auto [arguments, grid] = fmha_bwd_convert_dq_create_kargs_and_grids<Kernel>(args);
-        Headers::enqueue<Kernel>(to, grid, arguments);
+        Headers::enqueue<Kernel>(to, fmha_bwd_convert_dq_create_kargs_and_grids<Kernel>(args));
     }
 };
 

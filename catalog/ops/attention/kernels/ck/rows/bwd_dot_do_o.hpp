@@ -16,8 +16,7 @@ struct Family {
     using Kernel = ck_tile::FmhaBwdOGradDotOKernel<ck_tile::BlockFmhaBwdOGradDotO<Problem>>;
 
     static void run(const ck_tile::stream_config& to, const Args& args) {
-        auto [arguments, grid] = fmha_bwd_dot_do_o_create_kargs_and_grids<Kernel>(args);
-        Headers::enqueue<Kernel>(to, grid, arguments);
+        Headers::enqueue<Kernel>(to, fmha_bwd_dot_do_o_create_kargs_and_grids<Kernel>(args));
     }
 };
 

@@ -29,8 +29,7 @@ struct Family {
         Store<typename Types::VGradDataType, Row::pad_dv>, Store<typename Types::QGradDataType, Row::pad_d>>;
 
     static void run(const ck_tile::stream_config& to, const Args& args) {
-        auto [arguments, grid] = fmha_bwd_dq_dk_dv_create_kargs_and_grids<Kernel>(args);
-        Headers::enqueue<Kernel>(to, grid, arguments);
+        Headers::enqueue<Kernel>(to, fmha_bwd_dq_dk_dv_create_kargs_and_grids<Kernel>(args));
     }
 };
 

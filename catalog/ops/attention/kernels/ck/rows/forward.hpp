@@ -24,8 +24,23 @@ template <class Row>
 using ForwardVariant =
     ck_tile::ComposedAttention<Row::logits ? ck_tile::LOGITS_SOFT_CAP : 0, CK_TILE_FMHA_FWD_FAST_EXP2>;
 
+// The traits of the families whose K and V are not split.
+template <class Row>
+using ForwardTraits =
+    ck_tile::TileFmhaTraits<Pads<Row>::s, Pads<Row>::sk, Pads<Row>::d, Pads<Row>::dv, Row::logits, Row::bias, false,
+                            Row::lse, Row::dropout, Row::descaled, Row::block_per_cu, Row::skip_min_seqlen_q>;
+
+template <class Row>
+using ForwardPipeline = typename Row::template Pipeline<
+    Headers::ForwardProblem<Row, ForwardTypes<Row>, ForwardShape<Row>, ForwardVariant<Row>, ForwardTraits<Row>>>;
+
 // Writes the sums of a tile as elements of type To, behind checks of the extents that are padded.
 template <class Sum, class To, bool pad_m, bool pad_n>
 using Store = ck_tile::Default2DEpilogue<ck_tile::Default2DEpilogueProblem<Sum, To, pad_m, pad_n>>;
+
+// Writes O.
+template <class Row>
+using StoreOutput =
+    Store<typename ForwardTypes<Row>::OaccDataType, typename ForwardTypes<Row>::ODataType, Pads<Row>::s, Pads<Row>::dv>;
 
 }  // namespace catalog::ck

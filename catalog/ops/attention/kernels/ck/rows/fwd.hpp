@@ -8,18 +8,10 @@ namespace catalog::ck {
 template <class Row>
 struct Family {
     using Args = fmha_fwd_args;
-    using Types = ForwardTypes<Row>;
-    using Traits = ck_tile::TileFmhaTraits<Pads<Row>::s, Pads<Row>::sk, Pads<Row>::d, Pads<Row>::dv, Row::logits,
-                                           Row::bias, false, Row::lse, Row::dropout, Row::descaled, Row::block_per_cu,
-                                           Row::skip_min_seqlen_q>;
-    using Problem = Headers::ForwardProblem<Row, Types, ForwardShape<Row>, ForwardVariant<Row>, Traits>;
-    using Kernel = ck_tile::FmhaFwdKernel<
-        typename Row::template Pipeline<Problem>,
-        Store<typename Types::OaccDataType, typename Types::ODataType, Pads<Row>::s, Pads<Row>::dv>>;
+    using Kernel = ck_tile::FmhaFwdKernel<ForwardPipeline<Row>, StoreOutput<Row>>;
 
     static void run(const ck_tile::stream_config& to, const Args& args) {
-        auto [arguments, grid] = fmha_fwd_create_kargs_and_grids<Kernel>(args);
-        Headers::enqueue<Kernel>(to, grid, arguments);
+        Headers::enqueue<Kernel>(to, fmha_fwd_create_kargs_and_grids<Kernel>(args));
     }
 };
 

@@ -17,8 +17,7 @@ struct Family {
     using Kernel = ck_tile::FmhaFwdAppendKVKernel<ck_tile::BlockFmhaFwdAppendKVPipeline<Problem>>;
 
     static void run(const ck_tile::stream_config& to, const Args& args) {
-        auto [arguments, grid] = fmha_fwd_appendkv_create_kargs_and_grids<Kernel>(args);
-        Headers::enqueue<Kernel>(to, grid, arguments);
+        Headers::enqueue<Kernel>(to, fmha_fwd_appendkv_create_kargs_and_grids<Kernel>(args));
     }
 };
 

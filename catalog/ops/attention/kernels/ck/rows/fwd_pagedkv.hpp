@@ -17,13 +17,10 @@ struct Family {
         typename Types::SMPLComputeDataType, typename Types::BiasDataType, typename Types::LSEDataType,
         typename Types::PDataType, typename Types::OaccDataType, typename Types::ODataType, ForwardShape<Row>,
         Row::group, ForwardVariant<Row>, typename Row::Mask, Traits>;
-    using Kernel = ck_tile::FmhaFwdPagedKVKernel<
-        typename Row::template Pipeline<Problem>,
-        Store<typename Types::OaccDataType, typename Types::ODataType, Pads<Row>::s, Pads<Row>::dv>>;
+    using Kernel = ck_tile::FmhaFwdPagedKVKernel<typename Row::template Pipeline<Problem>, StoreOutput<Row>>;
 
     static void run(const ck_tile::stream_config& to, const Args& args) {
-        auto [arguments, grid] = fmha_fwd_pagedkv_create_kargs_and_grids<Kernel>(args);
-        Headers::enqueue<Kernel>(to, grid, arguments);
+        Headers::enqueue<Kernel>(to, fmha_fwd_pagedkv_create_kargs_and_grids<Kernel>(args));
     }
 };
 

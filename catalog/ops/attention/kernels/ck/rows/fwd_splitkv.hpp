@@ -31,8 +31,7 @@ struct Family {
     template <bool uneven, bool merged>
     static void enqueue(const ck_tile::stream_config& to, const Args& args) {
         using Kernel = typename Instance<uneven, merged>::Kernel;
-        auto [arguments, grid] = fmha_fwd_splitkv_create_kargs_and_grids<Kernel>(args);
-        Headers::enqueue<Kernel>(to, grid, arguments);
+        Headers::enqueue<Kernel>(to, fmha_fwd_splitkv_create_kargs_and_grids<Kernel>(args));
     }
 
     template <bool uneven>

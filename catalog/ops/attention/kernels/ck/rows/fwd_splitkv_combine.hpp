@@ -30,8 +30,7 @@ struct Family {
     static bool enqueue(const ck_tile::stream_config& to, const Args& args) {
         if (args.num_splits > 1 << log_splits) return false;
         using Kernel = typename Instance<log_splits>::Kernel;
-        auto [arguments, grid] = fmha_fwd_splitkv_combine_create_kargs_and_grids<Kernel>(args);
-        Headers::enqueue<Kernel>(to, grid, arguments);
+        Headers::enqueue<Kernel>(to, fmha_fwd_splitkv_combine_create_kargs_and_grids<Kernel>(args));
         return true;
     }
 

@@ -36,8 +36,10 @@ struct Headers {
     template <class Pipeline, class StoreDk, class StoreDv, class StoreDq>
     using BackwardKernel = ck_tile::FmhaBwdDQDKDVKernel<Pipeline, StoreDk, StoreDv, StoreDq>;
 
-    template <class Kernel, class Arguments>
-    static void enqueue(const ck_tile::stream_config& to, dim3 grid, const Arguments& arguments) {
+    // launch: the kernel's arguments and grid, as CK's functions return them.
+    template <class Kernel, class Launch>
+    static void enqueue(const ck_tile::stream_config& to, const Launch& launch) {
+        const auto& [arguments, grid] = launch;
         constexpr ck_tile::index_t blocks_per_cu = Kernel::kBlockPerCu;
         ck_tile::make_kernel<blocks_per_cu>(Kernel{}, grid, Kernel::BlockSize(), 0, arguments)(to);
     }

@@ -299,7 +299,7 @@ class MmaAttention {
     const Scores<Row>& scores;
     typename Shape::KCopy k_copy;
     typename Shape::VCopy v_copy;
-    Places<Shape::copied> places;
+    Places<Row, Shape::copied> places;
     MmaTile<Row> tile;
 
     int end;             // no row sees keys from here on
@@ -337,7 +337,7 @@ inline catalog_status launch_attend_mma(const catalog_args& args, cudaStream_t s
     if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::shared_bytes) != cudaSuccess)
         return launched(), CATALOG_DEVICE_ERROR;
     const MmaGrid<Row> grid{static_cast<int>(tiles), Divisor(heads), Divisor(Row::paged_kv ? args.page_size : 1),
-                            Scores<Row>(args), Shape::KCopy::steps_of(args.k), Shape::VCopy::steps_of(args.v)};
+                            Scores<Row>(args), Shape::KCopy::steps_of(args, args.k), Shape::VCopy::steps_of(args, args.v)};
     kernel<<<static_cast<unsigned>(blocks), Shape::threads, Shape::shared_bytes, stream>>>(args, grid);
     return launched();
 }

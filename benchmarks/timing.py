@@ -35,12 +35,13 @@ _L3_SIZE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
 class Pace:
     """How long to measure: ``runs`` timed runs of each side, ``burst`` of them in a turn.
 
-    After ``budget_s`` seconds no further turn begins, except for the first few.
+    After ``budget_s`` seconds no further turn begins, except for the first few. ``of_runs`` makes one figure of them.
     """
 
     runs: int
     burst: int
     budget_s: float
+    of_runs: Callable[[list[float]], float] = median
 
 
 def seconds_of(call: Call) -> float:
@@ -51,7 +52,7 @@ def seconds_of(call: Call) -> float:
 
 
 def interleaved(calls: Mapping[str, Call], pace: Pace) -> tuple[dict[str, float], int]:
-    """The median seconds of each call, and how often each was timed."""
+    """The seconds of each call, by default the median, and how often each was timed."""
     last = {name: seconds_of(call) for name, call in calls.items()}  # first calls touch memory for the first time
     timed: dict[str, list[float]] = {name: [] for name in calls}
     start = time.perf_counter()
@@ -62,7 +63,7 @@ def interleaved(calls: Mapping[str, Call], pace: Pace) -> tuple[dict[str, float]
             _settle(call, last[name])
             timed[name] += (seconds_of(call) for _ in range(pace.burst))
             last[name] = timed[name][-1]
-    return {name: median(seconds) for name, seconds in timed.items()}, min(map(len, timed.values()))
+    return {name: pace.of_runs(seconds) for name, seconds in timed.items()}, min(map(len, timed.values()))
 
 
 def _settle(call: Call, expected_s: float) -> None:

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from catalog.errors import BackendError, CatalogError
+from catalog.messages import counted
 from catalog.settings import Settings, settings
 
 if TYPE_CHECKING:
+    from catalog.build.trials import Trials
     from catalog.ops.protocol import Extension, Operation
     from catalog.plugins import Plugin
 
@@ -32,6 +34,15 @@ def diagnose(db: Path) -> Iterator[Finding]:
     yield from about_plugins()
     yield from _gpus()
     yield from _arches()
+
+
+def forget_trials() -> None:
+    """Forget which compilers work, so that :func:`diagnose` tries all of them again.
+
+    Raises:
+        CacheError: the cache folder cannot be written, or others have access to it.
+    """
+    _trials().forget()
 
 
 def _settings() -> Iterator[Finding]:
@@ -63,13 +74,14 @@ def _file(db: Path) -> Iterator[Finding]:
 
 def about_cache() -> Iterator[Finding]:
     """Yield findings about the cache folder: its file system, its locks, and its size cap."""
-    from catalog.build.cache import Cache
+    from catalog.build.cache import Cache, Entries
+    from catalog.build.installed import installed_folders
     from catalog.build.locks import STRATEGIES
     from catalog.build.permissions import require_private
     from catalog.units import format_size
 
     cache = Cache(settings().cache_dir)
-    state = "created by the first build"
+    state = "created when first needed"
     if cache.folder.is_dir():
         try:
             require_private(cache.folder)
@@ -83,6 +95,8 @@ def about_cache() -> Iterator[Finding]:
     cap = settings().cache_max_bytes
     about = "beyond it the least recently used libraries are dropped; CATALOG_CACHE_MAX_BYTES"
     yield Finding("cache size cap", format_size(cap) if cap else "none", about)
+    for folder in installed_folders():
+        yield Finding("installed libraries", str(folder), counted(len(Entries(folder).keys()), "library"))
 
 
 def _checkout() -> Finding:
@@ -124,33 +138,40 @@ def _gpus() -> Iterator[Finding]:
             yield Finding(what, "none", error.line)
 
 
+def _trials() -> Trials:
+    from catalog.build.cache import Cache
+    from catalog.build.trials import Trials
+
+    return Trials(Cache(settings().cache_dir))
+
+
 def _arches() -> Iterator[Finding]:
     from concurrent.futures import ThreadPoolExecutor
+    from functools import partial
 
     from catalog.backends import spec_folders
     from catalog.schema.spec_files import known_archs
 
-    with ThreadPoolExecutor() as pool:  # each arch compiles a small program to test its compiler
-        yield from pool.map(_arch, known_archs(*spec_folders()))
+    with ThreadPoolExecutor() as pool:  # a compiler that is not yet known to work builds a small program
+        yield from pool.map(partial(_arch, _trials()), known_archs(*spec_folders()))
 
 
-def _arch(arch: str) -> Finding:
+def _arch(trials: Trials, arch: str) -> Finding:
     try:
-        return _toolchain(arch)
+        return _toolchain(trials, arch)
     except BackendError as error:
         return Finding(arch, "unusable", error.line)
 
 
-def _toolchain(arch: str) -> Finding:
+def _toolchain(trials: Trials, arch: str) -> Finding:
     from catalog.backends import backend_of
-    from catalog.build import toolchains
 
     backend = backend_of(arch)
     reason = backend.why_unavailable(arch)
     runs = "runs here" if reason is None else f"does not run here: {reason}"
     if arch not in backend.isas:
         return Finding(arch, "no toolchain", f"this version does not compile for it; {runs}")
-    diagnosis = toolchains.diagnose(arch, backend.target(arch).toolchain)
+    diagnosis = trials.diagnose(arch, backend.target(arch).toolchain)
     missing = diagnosis.missing or ""
     if diagnosis.compiler is None or missing:
         return Finding(arch, "no toolchain", f"{missing.rstrip('.')}; {runs}")

@@ -6,6 +6,7 @@ import functools
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
@@ -69,7 +70,16 @@ def _load(point: EntryPoint, kind: type[Any], objection: Objection[T], usable: S
             return Plugin(
                 point.name, title, broken=f"{point.value} is not a {kind.__module__}.{kind.__name__}, but {loaded!r}"
             )
-        broken = objection(point.name, loaded, usable)
+        broken = _not_a_path(loaded) or objection(point.name, loaded, usable)
     except (Exception, SystemExit) as error:  # importing foreign code can raise anything
         return Plugin(point.name, title, broken=f"{type(error).__name__}: {error}")
     return Plugin(point.name, title, None if broken else loaded, broken)
+
+
+def _not_a_path(loaded: Any) -> str:
+    """Which of the folders that an object names, if any, is not a path: its ``specs`` and its ``headers``."""
+    folders = {"specs": getattr(loaded, "specs", None)} | {
+        f"headers[{name!r}]": folder for name, folder in getattr(loaded, "headers", {}).items()
+    }
+    wrong = (name for name, folder in folders.items() if not isinstance(folder, Path | None))
+    return next((f"{name} is not a pathlib.Path, but {folders[name]!r}" for name in wrong), "")

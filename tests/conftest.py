@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 import os
 import shutil
 import signal
@@ -10,6 +11,7 @@ import sqlite3
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,18 +23,23 @@ from filelock import FileLock
 from catalog import backends, ops
 from catalog.backends import target_of
 from catalog.build.builder import Builder
+from catalog.build.cache import Cache
 from catalog.build.cuda.toolchain import cuda_toolchain
 from catalog.build.permissions import require_safe
 from catalog.build.toolchains import digest_of
-from catalog.errors import CacheError, ToolchainError
+from catalog.build.trials import Trials
+from catalog.errors import CacheError
 from catalog.plugins import entry_points_of
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices.gpu.device import GpuDevice
+from catalog.runtime.devices.here import resolve_arch
 from catalog.runtime.devices.host.device import HostDevice
 from catalog.runtime.devices.loading import LoadedKernel
 from catalog.schema import grammar
 from catalog.schema.kernel import Kernel
 from catalog.settings import settings
+
+ROOT = Path(__file__).parent.parent
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # As of a shell's background jobs; what tests start and interrupt would inherit it.
@@ -57,11 +64,7 @@ def load(device: HostDevice | GpuDevice, path: Path, row: str = "ROW") -> Loaded
 
 def has_nvcc() -> bool:
     """Whether kernels of sm_90 can be compiled here."""
-    try:
-        cuda_toolchain("sm_90").verify()
-    except ToolchainError:
-        return False
-    return True
+    return Trials(Cache(settings().cache_dir)).diagnose("sm_90", cuda_toolchain).missing is None
 
 
 def pytest_collection_finish() -> None:
@@ -86,16 +89,17 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def kept_kernels(config: pytest.Config, shared: Path) -> Path:
-    """The cache of the kernels that tests compile: kept between runs, by content key, in pytest's own cache."""
-    if not config.pluginmanager.has_plugin("cacheprovider"):
-        return shared / "kernels"
-    folder = config.cache.mkdir("kernels")
+@pytest.fixture(scope="session")
+def between_runs(shared: Path, pytestconfig: pytest.Config) -> Path:
+    """A folder for what tests make once, by content key: kept between runs, in pytest's own cache."""
+    if not pytestconfig.pluginmanager.has_plugin("cacheprovider"):
+        return shared
+    folder = pytestconfig.cache.mkdir("kernels")
     try:
         require_safe(folder)
     except CacheError:  # anybody may write to the checkout
-        return shared / "kernels"
-    return folder / "cache"
+        return shared
+    return folder
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -109,15 +113,13 @@ def commands_built_once() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _private_settings(
-    tmp_path_factory: pytest.TempPathFactory, shared: Path, pytestconfig: pytest.Config
-) -> Iterator[None]:
+def _private_settings(tmp_path_factory: pytest.TempPathFactory, between_runs: Path) -> Iterator[None]:
     """The user's own catalog, cache and settings stay out of the tests."""
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith("CATALOG_")]:
             patch.delenv(name)
         patch.setenv("CATALOG_DB", str(tmp_path_factory.mktemp("settings") / "catalog.db"))
-        patch.setenv("CATALOG_CACHE_DIR", str(kept_kernels(pytestconfig, shared)))
+        patch.setenv("CATALOG_CACHE_DIR", str(between_runs / "cache"))
         patch.setenv("CATALOG_QUERY_TIMEOUT", "60")  # workers share the cores
         patch.setenv("CATALOG_GUARD", "never")  # its own tests turn it on: one process per kernel would take minutes
         settings.cache_clear()
@@ -126,19 +128,38 @@ def _private_settings(
     settings.cache_clear()
 
 
-@pytest.fixture(scope="session")
-def populated(shared: Path) -> Callable[..., Path]:
-    """The file of a catalog with every kernel of an arch, made once for all workers. Copy it."""
+def program_digest() -> str:
+    """Digest of everything that decides about rows: the program, its data, Python and SQLite."""
+    digest = hashlib.sha256(f"{sys.version} {sqlite3.sqlite_version}".encode())
+    for path in sorted(path for folder in ("catalog", "data") for path in (ROOT / folder).rglob("*.*")):
+        if path.suffix in {".py", ".sql", ".json"}:
+            digest.update(f"{path.relative_to(ROOT)} {digest_of(str(path))}".encode())
+    return digest.hexdigest()[:16]
 
-    def populated(arch: str, revision: str | None = None, mask_impl: str = "generic") -> Path:
-        path = shared / f"{arch}-{revision}-{mask_impl}.db"
-        with FileLock(f"{path}.lock"):
-            if not path.exists():
-                with Catalog(path.with_suffix(".new")) as catalog:
-                    catalog.populate(arch, revision=revision, mask_impl=mask_impl)
+
+@pytest.fixture(scope="session")
+def populated(shared: Path, between_runs: Path) -> Callable[..., Path]:
+    """The file of a catalog with every kernel of an arch, of some revisions and mask implementations. Copy it.
+
+    It is made once for all workers, and again when the program or its data change.
+    """
+    program = program_digest()
+
+    def populated(
+        arch: str, *revisions: str | None, masks: tuple[str, ...] = ("generic",), receipts: tuple[int, ...] = ()
+    ) -> Path:
+        name = "-".join(map(str, (resolve_arch(arch), *(revisions or (None,)), *masks, *receipts)))
+        made = between_runs / f"{program}.{name}"
+        with FileLock(between_runs / f"{name}.lock"):
+            if not made.exists():
+                with Catalog(shared / f"{name}.new") as catalog:
+                    for revision, mask_impl in product(revisions or (None,), masks):
+                        catalog.populate(arch, revision=revision, mask_impl=mask_impl, receipts=receipts)
                     catalog.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-                catalog.path.replace(path)
-        return path
+                for older in between_runs.glob(f"*.{name}"):
+                    older.unlink()
+                shutil.move(catalog.path, made)
+        return made
 
     return populated
 
@@ -215,7 +236,7 @@ def copied(gfx950: Catalog, tmp_path: Path) -> Catalog:
 @pytest.fixture
 def specs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A data folder to change: arch_specs/ copied, the parity lists linked."""
-    source = Path(__file__).parent.parent / "data"
+    source = ROOT / "data"
     folder = tmp_path / "data"
     shutil.copytree(source / "arch_specs", folder / "arch_specs")
     (folder / "parity").symlink_to(source / "parity")
@@ -235,7 +256,7 @@ def forget_packages() -> None:
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str | Path, str], None]]:
     """Puts a distribution, a module or a package, where this process and those that it starts look for packages."""
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(__file__).parent.parent}")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
     installed = list[str]()
 
     def install(name: str, code: str | Path, entry_points: str) -> None:

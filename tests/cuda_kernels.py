@@ -6,7 +6,7 @@ Every pair of values of two traits that some row has together is in a problem, a
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,20 +16,30 @@ from host_problems import Signature, draw_inputs, problem_fields, signatures
 
 from catalog.ops.attention.fields import Op
 from catalog.ops.attention.problem import Problem
+from catalog.ops.attention.reference.sequences import sequences
 from catalog.ops.attention.stages import MAIN_STAGE
+from catalog.ops.attention.traits import KvMemoryLayout
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.inputs import make_inputs
+from catalog.schema.kernel import Kernel
 
 need_gpu()
 
-OPS: tuple[Op, ...] = ("fwd", "splitkv", "pagedkv", "bwd")
+OPS: tuple[Op, ...] = ("fwd", "splitkv", "pagedkv", "batch_prefill", "appendkv", "bwd")
 PROBLEMS_OF_A_SIGNATURE = 6
-SIZES: dict[Op, dict[str, Any]] = {
-    "fwd": {"seqlen_q": 333, "seqlen_k": 457},
-    "splitkv": {"seqlen_q": 3, "seqlen_k": 1500},
-    "pagedkv": {"seqlen_q": 77, "seqlen_k": 457, "page_size": 16},
-    "bwd": {"seqlen_q": 333, "seqlen_k": 457},
+_DENSE = "mode = 'batch' AND NOT paged_kv AND NOT logits"
+TILES: Mapping[Op, tuple[str, Mapping[str, Any]]] = {
+    "fwd": (f"{_DENSE} AND lse", {"seqlen_q": 333, "seqlen_k": 457, "lse": True}),
+    "splitkv": (_DENSE, {"seqlen_q": 3, "seqlen_k": 1500}),
+    "pagedkv": (
+        "mode = 'batch' AND NOT logits AND lse",
+        {"seqlen_q": 77, "seqlen_k": 457, "page_size": 16, "lse": True},
+    ),
+    "batch_prefill": ("NOT logits AND lse", {"seqlens_q": [77, 0, 300], "seqlen_k": 457, "page_size": 16, "lse": True}),
+    "appendkv": ("paged_kv", {"seqlen_q": 33, "seqlen_k": 457, "seqlen_new": 129, "page_size": 16}),
+    "bwd": (_DENSE, {"seqlen_q": 333, "seqlen_k": 457}),
 }
+"""Rows of every tile of an operation's main stage, and a problem for them; further traits are those of the row."""
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +53,38 @@ def catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Catalog]:
 def drawn(signature: Signature, seed: int) -> Problem:
     pick = random.Random(seed)  # noqa: S311
     return Problem(**problem_fields(signature, lambda *values: pick.choice(values)))
+
+
+def problem_of(kernel: Kernel, op: Op, sizes: Mapping[str, Any]) -> Problem:
+    """A problem of these sizes that the kernel answers."""
+    signature = kernel.signature
+    fields = {"op": op, "nhead_q": 4, "nhead_k": 2, "dtype": signature.dtype, **sizes}
+    fields |= {"hdim_q": signature.hdim_q, "hdim_v": signature.hdim_v, "batch": len(sizes.get("seqlens_q", "of"))}
+    if op == "batch_prefill":
+        fields |= {name: getattr(signature, name) for name in ("kv_memory_layout", "kv_lookup_table")}
+    if op == "appendkv":
+        fields["rope"] = signature.rope
+    return Problem(**fields)
+
+
+def poison_unused(problem: Problem, inputs: Mapping[str, Any]) -> None:
+    """Write NaN to every slot of the cache that holds no key of a sequence."""
+    used = np.zeros((problem.num_pages or 0, problem.page_size), bool)
+    for sequence in sequences(problem, inputs):
+        if "block_table" in inputs:
+            pages = inputs["block_table"][sequence.index]
+        else:
+            pages = inputs["kv_page_indices"][inputs["kv_indptr"][sequence.index] :]
+        keys = np.arange(sequence.seqlen_k)
+        used[pages[keys // problem.page_size], keys % problem.page_size] = True
+    pages, slots = np.nonzero(~used)
+    k, v = inputs["k_cache"], inputs["v_cache"]
+    if problem.kv_memory_layout is KvMemoryLayout.VECTORIZED:
+        vector = v.shape[-1]
+        k[pages, :, :, slots] = np.nan
+        v[pages, :, slots // vector, :, slots % vector] = np.nan
+    else:
+        k[pages, slots] = v[pages, slots] = np.nan
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -62,21 +104,64 @@ def test_drawn_problems_of_all_pairs_of_traits(catalog: Catalog, op: Op) -> None
     assert not failed, f"{len(failed)} of {len(problems)}: {failed[:5]}"
 
 
-@pytest.mark.parametrize("op", OPS)
-def test_every_tile(catalog: Catalog, op: Op) -> None:
-    where = f"family = '{MAIN_STAGE[op]}' AND mode = 'batch' AND mask = 'causal' AND bias = 'no' AND NOT logits"
-    paged = f" AND paged_kv = {int(op == 'pagedkv')}"
-    lse = " AND lse" if op in ("fwd", "pagedkv") else ""
-    kernels = catalog.kernels(where + paged + lse, arch=ARCH, limit=200)
+FEATURES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "all": ("true", {"mask": "causal"}),
+    "plain": ("mask = 'causal' AND bias = 'no' AND NOT dropout", {"mask": "causal"}),
+    "sink": (
+        "sink AND bias = 'no' AND NOT dropout",
+        {"mask": "window", "window": (100, 0), "sink_size": 37},
+    ),
+    "bias": ("mask = 'causal' AND bias = 'bias' AND NOT dbias AND NOT dropout", {"mask": "causal", "bias": "bias"}),
+    "dbias": (
+        "mask = 'no' AND dbias AND NOT dropout",
+        {"bias": "bias", "dbias": True},
+    ),
+    "dropout": (
+        "mask = 'causal' AND bias = 'no' AND dropout AND NOT store_randval",
+        {"mask": "causal", "dropout": 0.2},
+    ),
+    "randval": (
+        "mask = 'causal' AND bias = 'no' AND dropout AND (store_randval OR family = 'fwd')",
+        {"mask": "causal", "dropout": 0.5, "randval": True},
+    ),
+}
+"""Traits of rows, and fields of a problem for them."""
+OPS_OF: Mapping[str, tuple[Op, ...]] = {
+    "all": ("appendkv",),
+    "plain": ("fwd", "splitkv", "pagedkv", "batch_prefill", "bwd"),
+    "sink": ("fwd", "splitkv", "pagedkv"),
+    "bias": ("fwd", "splitkv", "pagedkv", "bwd"),
+    "dbias": ("bwd",),
+    "dropout": ("fwd", "bwd"),
+    "randval": ("fwd", "bwd"),
+}
+
+
+@pytest.mark.parametrize(("feature", "op"), [(feature, op) for feature, ops in OPS_OF.items() for op in ops])
+def test_every_tile(catalog: Catalog, feature: str, op: Op) -> None:
+    (tiles, sizes), (traits, fields) = TILES[op], FEATURES[feature]
+    kernels = catalog.kernels(f"family = '{MAIN_STAGE[op]}' AND {tiles} AND {traits}", arch=ARCH, limit=200)
+    assert kernels
     build(catalog, kernels)
     failed = []
     for seed, kernel in enumerate(kernels):
-        signature = kernel.signature
-        problem = Problem(
-            op=op, batch=2, nhead_q=4, nhead_k=2, hdim_q=signature.hdim_q, hdim_v=signature.hdim_v, mask="causal",
-            dtype=signature.dtype, lse=bool(lse), **SIZES[op],
-        )  # fmt: skip
+        problem = problem_of(kernel, op, {**sizes, **fields})
         failed += [(kernel.name, check) for check in wrong(catalog.plan(problem, kernel), draw_inputs(problem, seed))]
+    assert not failed, f"{len(failed)} outputs of {len(kernels)} kernels: {failed[:5]}"
+
+
+@pytest.mark.parametrize("op", ["pagedkv", "batch_prefill"])
+def test_what_lies_behind_the_keys_of_a_page_is_not_used(catalog: Catalog, op: Op) -> None:
+    (tiles, sizes), (traits, fields) = TILES[op], FEATURES["plain"]
+    where = f"family = '{MAIN_STAGE[op]}' AND {tiles} AND {traits} AND hdim_q = 128"
+    kernels = catalog.kernels(where, arch=ARCH, limit=200)
+    build(catalog, kernels)
+    failed = []
+    for seed, kernel in enumerate(kernels):
+        problem = problem_of(kernel, op, {**sizes, **fields})
+        inputs = draw_inputs(problem, seed)
+        poison_unused(problem, inputs)
+        failed += [(kernel.name, check) for check in wrong(catalog.plan(problem, kernel), inputs)]
     assert not failed, f"{len(failed)} outputs of {len(kernels)} kernels: {failed[:5]}"
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from conftest import missing
 from cuda_gpu import ARCH, build, need_gpu
-from sanitize_cuda import FORMS, HEAD_DIMS, OF_OP, plans
+from sanitize_cuda import HEAD_DIMS, OF_OP, plans
 
 from catalog.build.cuda.toolchain import cuda_toolchain
 from catalog.runtime.catalog import Catalog
@@ -19,6 +19,7 @@ from catalog.runtime.catalog import Catalog
 need_gpu()
 
 TOOLS = ("memcheck", "racecheck")
+RUNS = [(op, form) for op, forms in OF_OP.items() for form in forms]
 
 FLAWED = """
 __global__ void flawed(int* memory) {
@@ -47,7 +48,7 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("sanitizer") / "catalog.db"
     with Catalog(path) as catalog:
         catalog.populate(ARCH)
-        of = (plan for op in OF_OP for form in FORMS for plan in plans(catalog, op, form))
+        of = (plan for op, form in RUNS for plan in plans(catalog, op, form))
         build(catalog, (kernel for plan in of for kernel in plan.kernels))
     return path
 
@@ -61,8 +62,7 @@ def watched(tool: str, *command: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, capture_output=True, text=True, check=False, timeout=600)
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("op", OF_OP)
+@pytest.mark.parametrize(("op", "form"), RUNS)
 @pytest.mark.parametrize("tool", TOOLS)
 def test_sanitizer_finds_nothing(database: Path, tool: str, op: str, form: str) -> None:
     done = watched(tool, sys.executable, Path(__file__).with_name("sanitize_cuda.py"), database, op, form)

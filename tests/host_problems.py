@@ -156,11 +156,12 @@ def _head_dims(signature: Signature, pick: Callable[..., Any]) -> tuple[int, int
     kernel = traits["hdim_q"], traits["hdim_v"]
     if signature.exact:
         return kernel
-    if signature.op == "appendkv":
-        return tuple(pick(*(pair for pairs in HEAD_DIMS.values() for pair in pairs if pair[0] > 1)))
     allowed = HEAD_DIMS[kernel]
+    if signature.op == "appendkv":
+        allowed = tuple(pair for pairs in HEAD_DIMS.values() for pair in pairs if pair[0] > 1)
     if traits["pad_d"] == VECTOR:
-        allowed = (kernel, *({tuple(-(-hdim // VECTOR) * VECTOR for hdim in pair): None for pair in allowed}))
+        whole = (tuple(-(-hdim // VECTOR) * VECTOR for hdim in pair) for pair in allowed)
+        allowed = (kernel, *dict.fromkeys(pair for pair in whole if pair <= kernel))
     if traits["kv_memory_layout"] == KvMemoryLayout.VECTORIZED.value:
         allowed = tuple(pair for pair in allowed if pair[0] % 16 == 0)
     return tuple(pick(*allowed))

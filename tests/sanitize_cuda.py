@@ -35,6 +35,10 @@ OF_OP: dict[str, dict[str, dict[str, Any]]] = {
     "fwd": {"dense": {"lse": True, "logits_soft_cap": 20.0}, "packed": {"lse": True}},
     "splitkv": {"dense": {"num_splits": 2}, "packed": {}},
     "pagedkv": {"dense": {"lse": True, "page_size": 16}, "packed": {"lse": True, "page_size": 16}},
+    "batch_prefill": {
+        "packed": {"lse": True, "page_size": 16, "kv_memory_layout": "vectorized", "kv_lookup_table": "sglang"}
+    },
+    "appendkv": {"dense": {"seqlen_new": 70, "page_size": 16, "rope": "half"}},
     "bwd": {"dense": {}, "packed": {"deterministic": True}},
 }
 
@@ -48,11 +52,11 @@ def problems(op: str, form: str) -> list[Problem]:
 
 
 def plans(catalog: Catalog, op: str, form: str) -> Iterator[Plan]:
-    """Each problem with every kernel of its head dim that may be its main stage."""
+    """Each problem with every kernel of the smallest fitting head dim that may be its main stage."""
     for problem in problems(op, form):
-        for candidate in catalog.candidates(problem, arch=ARCH, limit=100):
-            if candidate.kernel.signature.hdim_q == problem.hdim_q:
-                yield catalog.plan(problem, candidate.kernel)
+        kernels = [candidate.kernel for candidate in catalog.candidates(problem, arch=ARCH, limit=100)]
+        smallest = min(kernel.signature.hdim_q for kernel in kernels)
+        yield from (catalog.plan(problem, kernel) for kernel in kernels if kernel.signature.hdim_q == smallest)
 
 
 def main(database: str, op: str, form: str) -> int:

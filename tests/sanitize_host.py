@@ -15,11 +15,11 @@ import numpy as np
 from host_problems import draw_inputs
 from numpy.lib.stride_tricks import as_strided
 
+from catalog.ops import operation_of, problem_of_key
 from catalog.ops.attention.problem import Problem
-from catalog.ops.attention.reference.answers import reference
-from catalog.ops.attention.tolerance import tolerances
 from catalog.runtime.bound import agreed_workspace
 from catalog.runtime.devices.host.device import HostDevice
+from catalog.runtime.inputs import make_inputs
 from catalog.runtime.tensors import Array, make_outputs, results
 
 
@@ -34,8 +34,9 @@ def misaligned(tensor: Array) -> Array:
 
 def run(device: HostDevice, case: dict[str, Any]) -> bool:
     """Whether the results are within tolerance."""
-    problem = Problem(**json.loads(case["problem"]))
-    inputs = draw_inputs(problem, case["seed"])
+    problem = problem_of_key(case["problem"])
+    draw = draw_inputs if isinstance(problem, Problem) else make_inputs
+    inputs = draw(problem, case["seed"])
     updated = {name: array.copy() for name, array in inputs.items() if problem.tensors[name].role == "updated"}
     tensors = inputs | updated | make_outputs(problem, inputs)
     if case["flaw"] == "misaligned":
@@ -49,7 +50,8 @@ def run(device: HostDevice, case: dict[str, Any]) -> bool:
             getattr(call.args, problem.tensors[name].slot).data = None
     for kernel in kernels:
         device.launch(kernel, call)
-    expected, allowed = reference(problem, inputs), tolerances(problem, inputs)
+    of = operation_of(problem)
+    expected, allowed = of.reference(problem, inputs), of.tolerances(problem, inputs)
     written = results(problem.form, tensors)
     return all(allowed[name].allows(array, expected[name]) for name, array in written.items())
 

@@ -5,16 +5,26 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import command
 import pytest
+from test_ck_sources import FORWARD, OPTIONS, compiled_for_cpu
 from test_live import LISTS, give_names, make_checkout, reference, snapshot
+from test_merge import FIRST, write
 
+from catalog.backends import target_of, toolset_of
+from catalog.build.export.rows import export_register
 from catalog.errors import GeneratorError, UsageError
 from catalog.ops.attention.problem import Problem
+from catalog.registry.adopted import Record, record_adopted
+from catalog.registry.connection import connect
+from catalog.registry.kernels import lineage_id
+from catalog.registry.transactions import transaction
 from catalog.rules.adopt import Adopted
 from catalog.runtime.catalog import Catalog
+from catalog.settings import settings
 
 ARCH = "gfx950"
 RECEIPT = 2
@@ -22,6 +32,8 @@ KNOWS = f"if receipt == {RECEIPT}: pass\n"
 TILE, EDITED_TILE = "_b128x128x32x128x32x128_", "_b128x128x64x128x64x128_"
 PROBLEM = Problem(batch=1, nhead_q=2, seqlen_q=64, hdim_q=128, dtype="bf16", lse=True)
 """A problem that kernels of the receipt answer."""
+WORDS = ("--batch", 1, "--nhead-q", 2, "--seqlen-q", 64, "--hdim-q", 128, "--dtype", "bf16", "--lse")
+"""The same problem as options."""
 
 
 def checkout(root: Path, names: frozenset[str], body: str = "") -> Path:
@@ -177,6 +189,64 @@ def test_a_generator_that_gives_no_list_changes_nothing(
         adopt(catalog, root, timeout=1.0 if "sleep" in body else 30.0)
     assert catalog.adopted() == []
     assert rows(catalog, "my-ck") == []
+
+
+@pytest.mark.slow
+def test_adopted_kernels_are_exported_and_compile_from_their_checkout(
+    catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writes = f"""
+if args.output_dir:
+    Path(args.output_dir, args.filter + ".cpp").write_text('#include "ck_tile/core.hpp"\\n' + {FORWARD!r})
+    sys.exit()
+"""
+    root = make_checkout(tmp_path / "ck", f"receipt = int(args.receipt)\n{KNOWS}{writes}{LISTS}", targets=False)
+    generator = root / "example" / "ck_tile" / "01_fmha" / "generate.py"
+    generator.write_text(generator.read_text().replace("args = parser", f"{OPTIONS}args = parser"))
+    (root / "include" / "ck_tile").mkdir(parents=True)
+    names = reference(RECEIPT, arch="gfx90a", revision="2025-07")
+    give_names(root, frozenset(name for name in names if name.startswith("fmha_fwd_d128_fp16_batch")), receipt=RECEIPT)
+    done = catalog.populate("gfx90a", ck_root=root, label="my-ck")
+    assert isinstance(done, Adopted)
+    assert done.record is not None
+    assert done.record.base == "2025-07"
+    monkeypatch.setenv("CATALOG_CK_ROOT", str(root))
+    settings.cache_clear()
+    [kernel] = catalog.kernels("revision = 'my-ck' AND bias = 'no' AND mask = 'no' AND NOT lse", limit=1)
+    export_register([kernel], tmp_path / "out", "mine", targets=target_of, toolsets=toolset_of)
+    compiled_for_cpu((tmp_path / "out" / "kernels" / f"{kernel.name}.cpp").read_text(), tmp_path)
+    monkeypatch.undo()
+    settings.cache_clear()
+
+
+@pytest.mark.slow
+def test_measurements_of_an_adopted_revision_go_where_it_was_adopted(
+    catalog: Catalog, names: frozenset[str], tmp_path: Path
+) -> None:
+    root = checkout(tmp_path / "ck", names)
+    adopt(catalog, root)
+    [kernel] = catalog.kernels("revision = 'my-ck' AND dtype = 'bf16'", limit=1)
+    tuned = write(tmp_path / "tuned.db", [kernel], [(0, 0, "built", FIRST)], [(0, 0, 0, 0, FIRST, 1.5)])
+    with closing(connect(tuned)) as connection, transaction(connection):
+        record_adopted(
+            connection, lineage_id(connection, kernel.lineage) or 0, Record("/ck", "", "", "2026-05", "2", FIRST), ()
+        )
+    other = Catalog(tmp_path / "other.db")
+    [left_out] = other.merge([tuned])
+    command_line = f"catalog populate --ck-root CHECKOUT --arch {ARCH} --label my-ck --mask-impl generic"
+    assert left_out.counts["timing"].total() == 0
+    assert left_out.notes[0].endswith(command_line)
+    adopt(other, root)
+    [merged] = other.merge([tuned])
+    assert merged.counts["timing"]["added"] == 1
+    asked = "SELECT median_ms FROM timing JOIN kernel ON kernel.id = kernel_id WHERE name = ?"
+    assert [row[0] for row in other.connection.execute(asked, [kernel.name])] == [1.5]
+    without_a_gpu = [
+        command.catalog("tune", "--arch", ARCH, "--revision", revision, *WORDS, db=other.path)
+        for revision in ("my-ck", "2026-05")
+    ]
+    assert {done.returncode for done in without_a_gpu} <= {1}
+    assert without_a_gpu[0].stderr.splitlines()[-2:] == without_a_gpu[1].stderr.splitlines()[-2:]
 
 
 @pytest.mark.slow

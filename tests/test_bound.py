@@ -17,9 +17,11 @@ from catalog.runtime.catalog import Catalog
 from catalog.runtime.inputs import make_inputs
 from catalog.runtime.tensors import make_outputs
 
-PROBLEM = Problem(batch=2, nhead_q=4, nhead_k=2, seqlen_q=5, seqlen_k=70, hdim_q=32, dtype="fp32", lse=True)
-SPLIT = Problem(op="splitkv", batch=2, nhead_q=4, nhead_k=2, seqlen_q=1, seqlen_k=900, hdim_q=32, dtype="fp32")
-BACKWARD = Problem(op="bwd", batch=1, nhead_q=2, seqlen_q=40, hdim_q=32, dtype="fp32")
+# Their kernels are those of test_host_ops.py.
+HEADS = {"nhead_q": 4, "nhead_k": 2, "hdim_q": 64, "dtype": "fp32", "mask": "bottom_right"}
+PROBLEM = Problem(**HEADS, batch=2, seqlen_q=5, seqlen_k=70, lse=True)
+SPLIT = Problem(**HEADS, op="splitkv", batch=2, seqlen_q=1, seqlen_k=900, lse=True)
+BACKWARD = Problem(**HEADS, op="bwd", seqlens_q=[40], seqlens_k=[40], window=(30, 0))
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +46,7 @@ def test_launches_see_what_the_inputs_hold_and_give_what_a_run_gives(catalog, pr
 
 
 def test_given_outputs_are_written_in_place(catalog):
-    interleaved = np.full((2, 5, 4, 32), np.nan, np.float32)
+    interleaved = np.full((2, 5, 4, 64), np.nan, np.float32)
     outputs = make_outputs(PROBLEM) | {"o": interleaved.swapaxes(1, 2)}
     bound = catalog.select(PROBLEM).bind(make_inputs(PROBLEM), outputs=outputs)
     bound.launch()
@@ -92,8 +94,8 @@ def test_a_launch_allocates_nothing(catalog):
     [
         ({"o": None}, "o is missing"),
         ({"extra": np.zeros(1)}, "extra is not a tensor of this problem: expected o, lse"),
-        ({"o": np.zeros((2, 4, 5, 32))}, "o is float64"),
-        ({"o": np.broadcast_to(np.float32(0), (2, 4, 5, 32))}, "o has a stride of 0 bytes|o is read-only"),
+        ({"o": np.zeros((2, 4, 5, 64))}, "o is float64"),
+        ({"o": np.broadcast_to(np.float32(0), (2, 4, 5, 64))}, "o has a stride of 0 bytes|o is read-only"),
     ],
 )
 def test_outputs_that_do_not_fit_are_refused(catalog, change, message):
@@ -102,19 +104,21 @@ def test_outputs_that_do_not_fit_are_refused(catalog, change, message):
 
 
 def test_an_output_that_shares_memory_with_another_tensor_is_refused(catalog):
-    room = np.zeros((2, 2, 75, 32), np.float32)  # the keys, and an output that begins in their last rows
+    room = np.zeros((2, 2, 75, 64), np.float32)  # the keys, and an output that begins in their last rows
     inputs = make_inputs(PROBLEM) | {"k": room[:, :, :70]}
-    o = room.reshape(-1)[: 2 * 4 * 5 * 32].reshape(2, 4, 5, 32)
+    o = room.reshape(-1)[: 2 * 4 * 5 * 64].reshape(2, 4, 5, 64)
     with pytest.raises(TensorError, match="the output o shares memory with k"):
         catalog.select(PROBLEM).bind(inputs, outputs=make_outputs(PROBLEM) | {"o": o})
 
-    projected = np.zeros((2, 5, 3, 4, 32), np.float32)  # one buffer, but other elements
-    problem = Problem(batch=2, nhead_q=4, seqlen_q=5, hdim_q=32, dtype="fp32")
+    projected = np.zeros((2, 5, 3, 4, 64), np.float32)  # one buffer, but other elements
+    problem = Problem(**HEADS | {"nhead_k": 4}, batch=2, seqlen_q=5, lse=True)
     q, k, v = projected.transpose(2, 0, 3, 1, 4)
     with pytest.raises(TensorError, match="the output o shares memory with q"):
-        catalog.select(problem).bind(q=q, k=k, v=v, outputs={"o": q})
-    apart = np.zeros((2, 5, 4, 4, 32), np.float32).transpose(2, 0, 3, 1, 4)
-    catalog.select(problem).bind(q=apart[0], k=apart[1], v=apart[2], outputs={"o": apart[3]}).launch()
+        catalog.select(problem).bind(q=q, k=k, v=v, outputs=make_outputs(problem) | {"o": q})
+    apart = np.zeros((2, 5, 4, 4, 64), np.float32).transpose(2, 0, 3, 1, 4)
+    catalog.select(problem).bind(
+        q=apart[0], k=apart[1], v=apart[2], outputs=make_outputs(problem) | {"o": apart[3]}
+    ).launch()
 
 
 def test_a_length_that_no_longer_fits_is_refused_by_the_kernel(catalog):

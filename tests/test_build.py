@@ -21,11 +21,12 @@ import pytest
 from tiny_project import ARCH, Project, answer_of, make_kernel, make_project
 
 from catalog.backends import HOST, target_of
-from catalog.build import notices, processes, toolchains
+from catalog.build import keys, notices, processes, toolchains
 from catalog.build.builder import Builder, BuildFailure
 from catalog.build.cache import ArtifactRecord, Cache
 from catalog.build.toolchains import Toolchain
-from catalog.errors import BuildError, CatalogError, ToolchainError
+from catalog.build.trials import Diagnosis, Trials
+from catalog.errors import BuildError, CacheError, CatalogError, ToolchainError
 from catalog.ops import read_kernel
 from catalog.ops.attention.kernels.host.emit import emit
 from catalog.schema.kernel import Kernel
@@ -323,8 +324,9 @@ def test_unwritable_cache(project: Project, tmp_path: Path) -> None:
 # Toolchains
 
 
-def diagnoses() -> list[toolchains.Diagnosis]:
-    return [toolchains.diagnose(arch, toolchains.host_toolchain) for arch in HOST.isas]
+def diagnoses() -> list[Diagnosis]:
+    trials = Trials(Cache(settings().cache_dir))
+    return [trials.diagnose(arch, toolchains.host_toolchain) for arch in HOST.isas]
 
 
 @pytest.mark.parametrize("chosen", [None, "no-such-compiler"])
@@ -361,6 +363,44 @@ def test_doctor_knows_this_machine() -> None:
     assert all(row.compiler for row in rows.values())
     foreign = "x86_64_v3" if ARCH == "aarch64" else "aarch64"
     assert "does not compile for" in str(rows[foreign].missing)
+
+
+def test_a_toolchain_that_works_is_tried_again_only_when_it_changes(project: Project, tmp_path: Path) -> None:
+    header, tried = tmp_path / "probe.hpp", tmp_path / "tried"
+    header.touch()
+    project.launch_with(tmp_path / "launcher", f'echo >> "{tried}"; exec "$@"')
+    toolchain = replace(project.toolchain, probe=f'#include "{header}"\n')
+
+    def times(trials: Trials, toolchain: Toolchain = toolchain) -> int:
+        """How often a new process tries a toolchain."""
+        tried.write_text("")
+        for cached in (toolchains._check, keys._settled_digest):
+            cached.cache_clear()
+        trials.verify(toolchain)
+        return len(tried.read_text())
+
+    trials = Trials(Cache(tmp_path / "cache"))
+    assert [times(trials) for _ in range(2)] == [1, 0]
+    assert times(trials, replace(toolchain, compile_flags=("-O1", "-fPIC"))) == 1
+    (stored, _) = sorted((tmp_path / "cache" / "trials").iterdir(), key=lambda file: file.stat().st_mtime_ns)
+    stored.write_text("[" * 1000)
+    assert [times(trials) for _ in range(2)] == [1, 0]
+    trials.forget()
+    assert [times(trials) for _ in range(2)] == [1, 0]
+    header.write_text("#error broken\n")
+    for _ in range(2):
+        with pytest.raises(ToolchainError, match="broken"):
+            times(trials)
+    header.write_text("")
+    assert times(trials) == 0
+
+
+def test_a_toolchain_is_tried_each_time_where_nothing_can_be_stored(project: Project, tmp_path: Path) -> None:
+    (tmp_path / "cache").touch()
+    trials = Trials(Cache(tmp_path / "cache"))
+    trials.verify(project.toolchain)
+    with pytest.raises(CacheError, match="cache"):
+        trials.forget()
 
 
 def test_timeout_ends_the_whole_family_and_keeps_its_output(tmp_path: Path) -> None:

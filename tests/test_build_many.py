@@ -104,7 +104,8 @@ def test_a_compiler_launcher_caches_for_empty_caches(
 ) -> None:
     ccache = shutil.which("ccache") or missing("ccache")
     monkeypatch.setenv("CCACHE_DIR", str(tmp_path / "ccache"))
-    [kernel] = Catalog(host_file).kernels(WHERE, arch="host", limit=1)
+    catalog = Catalog(shutil.copy(host_file, tmp_path / "catalog.db"))
+    [kernel] = catalog.kernels(WHERE, arch="host", limit=1)
     plain = Builder(tmp_path / "plain", targets=target_of).job(kernel, threading.Event())
     monkeypatch.setenv("CATALOG_COMPILER_LAUNCHER", "ccache")
     settings.cache_clear()

@@ -26,6 +26,7 @@ from hypothesis import strategies as st
 from catalog.build.cache import Cache
 from catalog.build.permissions import require_private
 from catalog.errors import BundleError, CacheError, RegistryError, UsageError
+from catalog.ops import read_kernel
 from catalog.ops.attention.problem import Problem
 from catalog.registry.timings import MEASURED, Timing, record
 from catalog.registry.transactions import transaction
@@ -130,6 +131,7 @@ def test_what_was_built_there_runs_here(shipped: Shipped, here: Catalog) -> None
             assert (result.outputs["o"] == expected.outputs["o"]).all()
 
 
+@pytest.mark.slow
 def test_a_catalog_that_lacks_the_arch_is_populated(shipped: Shipped, here: Catalog, tmp_path: Path) -> None:
     fresh = Catalog(tmp_path / "fresh.db")
     assert import_bundle(fresh, shipped.path, trust=True).no_rows == 0
@@ -255,8 +257,6 @@ def foreign(members: dict[str, bytes]) -> None:
     """All of it for a CPU that this one is not."""
 
     def change(found: dict[str, Any]) -> None:
-        from catalog.ops import read_kernel
-
         for entry in found["entries"]:
             entry["kernel"]["arch"] = FOREIGN
             entry["artifact"] |= {"arch": FOREIGN, "isa": "armv8-a" if FOREIGN == "aarch64" else "x86-64-v3"}
@@ -332,6 +332,23 @@ def test_libraries_of_gpus_are_stored_on_any_machine(
         done = import_bundle(catalog, tmp_path / "gpu.bundle", trust=True)
         assert (done.new, done.no_rows) == (new, 0)
         assert [row.id for row in catalog.kernels("built", arch="gfx950")] == [kernel.id]
+
+
+def test_kernels_of_a_checkout_that_was_not_adopted_here_are_refused_with_the_command(
+    shipped: Shipped, here: Catalog, tmp_path: Path
+) -> None:
+    def change(found: dict[str, Any]) -> None:
+        entry = found["entries"][0]
+        kernel = read_kernel(entry["kernel"] | {"revision": "my-ck", "base": "native"})
+        entry["kernel"] = json.loads(kernel.model_dump_json())
+        entry["artifact"]["kernel_id"] = kernel.id
+
+    repack(shipped.path, tmp_path / "adopted.bundle", manifest(change))
+    with pytest.raises(BundleError, match="has no revision 'my-ck'") as error:
+        import_bundle(here, tmp_path / "adopted.bundle", trust=True)
+    adopts = f"catalog populate --ck-root CHECKOUT --arch {shipped.plans[0].arch} --label my-ck --mask-impl generic"
+    assert error.value.hint == f"Adopt the same checkout first: {adopts}"
+    assert_nothing_written(here)
 
 
 # All or nothing

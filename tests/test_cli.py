@@ -93,7 +93,11 @@ def test_query_options_choose_columns_order_and_number(database: Path) -> None:
             2,
             "fp16",
         ),
-        (["select", "--batch", "1", "--nhead-q", "8", "--seqlen-q", "9", "--hdim-q", "999"], 1, "hdim_q_fits rejects"),
+        (
+            ["select", "--batch", "1", "--nhead-q", "8", "--seqlen-q", "9", "--hdim-q", "999", "--arch", "sm_90"],
+            1,
+            "hdim_q_fits rejects",
+        ),
         (["select", "--window", "a,b"], 2, "integers separated by commas"),
         (
             ["run", "--batch", "1", "--nhead-q", "8", "--seqlen-q", "9", "--hdim-q", "64", "--arch", "gfx950"],
@@ -186,12 +190,19 @@ def test_columns_are_listed_with_what_they_may_hold() -> None:
     assert any(line.startswith("hdim_q,INTEGER,") for line in lines)
 
 
-def test_doctor_lists_every_setting_and_arch(database: Path) -> None:
-    shown = catalog("doctor", db=database).stdout
+def test_doctor_lists_every_setting_and_arch(database: Path, tmp_path: Path) -> None:
+    def doctor(*words: str, **variables: object) -> subprocess.CompletedProcess[str]:
+        without = dict.fromkeys(("CATALOG_HIPCXX", "CATALOG_NVCC"), "no-compiler")  # each try takes seconds
+        return catalog("doctor", *words, db=database, **without, **variables)
+
+    shown = doctor().stdout
     for word in ("CATALOG_DB", "CATALOG_CACHE_DIR", "CATALOG_CXX", "gfx950", "x86_64_v3", "aarch64"):
         assert word in shown
-    rows = json.loads(catalog("doctor", "--format", "json", db=database).stdout)
+    rows = json.loads(doctor("--format", "json").stdout)
     assert len(shown.splitlines()) == len(rows) + 2, "a finding is a line, with its hint"
+    (tmp_path / "file").touch()
+    retried = doctor("--retry", CATALOG_CACHE_DIR=tmp_path / "file")
+    assert (retried.returncode, str(tmp_path / "file") in retried.stderr) == (1, True), "nothing can be forgotten"
 
 
 class MatmulProblem(BaseModel):

@@ -154,6 +154,7 @@ SHOWN = [  # what clears comes last
     "cache verify",
     "cache export kernels.bundle --where built",
     "cache import kernels.bundle --trust",
+    "wheel --where built --split dtype",
     "cache quarantined",
     "cache unquarantine --all",
     "cache gc --older-than 1d --dry-run",

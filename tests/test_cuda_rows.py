@@ -13,7 +13,7 @@ from catalog.build.cuda.facts import cuda_facts
 from catalog.errors import BuildError
 from catalog.ops.attention.arguments import ARGUMENTS
 from catalog.ops.attention.problem import Problem
-from catalog.ops.attention.traits import Bias, Family, Pipeline
+from catalog.ops.attention.traits import Family, Pipeline, Qscale
 from catalog.ops.attention.workspace import splits_of
 from catalog.registry.query import Query, run
 from catalog.runtime.catalog import Catalog
@@ -26,6 +26,8 @@ ROWS = (
     (Family.FWD_SPLITKV, Pipeline.SM90_MMA),
     (Family.FWD_SPLITKV_COMBINE, Pipeline.UNUSED),
     (Family.FWD_PAGEDKV, Pipeline.SM90_MMA),
+    (Family.BATCH_PREFILL, Pipeline.SM90_MMA),
+    (Family.FWD_APPENDKV, Pipeline.NO),
     (Family.BWD_DOT_DO_O, Pipeline.NO),
     (Family.BWD_DQ_DK_DV, Pipeline.SM90_WGMMA),
     (Family.BWD_CONVERT_DQ, Pipeline.NO),
@@ -45,12 +47,17 @@ def row(catalog: Catalog, family: Family, pipeline: Pipeline) -> Kernel:
     return catalog.kernels(f"{where} AND mode = 'batch' AND hdim_q IN (128, 256)", arch="sm_90", limit=1)[0]
 
 
+PREFILL = {"op": "batch_prefill", "batch": 1, "seqlens_q": (2048,), "page_size": 16}
+
 SELECTED: tuple[dict[str, object], ...] = (
     {"hdim_q": 128},
     {"hdim_q": 128, "mask": "causal", "lse": True},
     {"hdim_q": 64, "mask": "window", "window": (128, 0)},
     {"op": "splitkv", "hdim_q": 128, "seqlen_q": 1, "num_splits": 8},
     {"op": "pagedkv", "hdim_q": 128, "page_size": 16},
+    {"hdim_q": 64, "bias": "alibi"} | PREFILL | {"kv_lookup_table": "sglang"},
+    {"hdim_q": 128, "mask": "causal"} | PREFILL | {"kv_memory_layout": "vectorized"},
+    {"op": "appendkv", "hdim_q": 128, "seqlen_q": 1, "seqlen_new": 1, "rope": "half", "page_size": 16},
     {"op": "bwd", "hdim_q": 64, "deterministic": True},
     {"op": "bwd", "hdim_q": 128},
     {"op": "bwd", "hdim_q": 256, "mask": "causal"},
@@ -79,7 +86,7 @@ def test_selected_rows_compile_without_spills(catalog: Catalog, fields: dict[str
 
 
 @pytest.mark.usefixtures("nvcc")
-@pytest.mark.parametrize("batch", [1, 8])
+@pytest.mark.parametrize("batch", slow_but([8], [1, 8]))
 def test_a_deterministic_backward_needs_little_more_memory(catalog: Catalog, batch: int) -> None:
     """One dQ in float32, as without it, and a counter for each tile: not a dQ for each tile of keys."""
     problem = Problem(op="bwd", batch=batch, nhead_q=16, seqlen_q=8192, hdim_q=128, dtype="bf16", deterministic=True)
@@ -100,9 +107,9 @@ def test_every_family_has_rows_and_no_other(catalog: Catalog) -> None:
 
 def test_a_trait_that_the_headers_do_not_know_is_refused(catalog: Catalog) -> None:
     kernel = row(catalog, Family.FWD, Pipeline.SM90_WGMMA)
-    biased = kernel.model_copy(update={"signature": kernel.signature.model_copy(update={"bias": Bias.BIAS})})
-    with pytest.raises(BuildError, match="NVIDIA has no kernels for bias = bias"):
-        catalog.build(biased)
+    scaled = kernel.model_copy(update={"signature": kernel.signature.model_copy(update={"qscale": Qscale.PERTENSOR})})
+    with pytest.raises(BuildError, match="NVIDIA has no kernels for qscale = pertensor"):
+        catalog.build(scaled)
 
 
 @pytest.mark.parametrize(
@@ -111,6 +118,8 @@ def test_a_trait_that_the_headers_do_not_know_is_refused(catalog: Catalog) -> No
         ({"seqlen_q": 4096, "mask": "causal"}, ["fwd"]),
         ({"op": "splitkv", "seqlen_q": 1, "seqlen_k": 16384}, ["fwd_splitkv", "fwd_splitkv_combine"]),
         ({"op": "pagedkv", "seqlen_q": 16, "seqlen_k": 1000, "page_size": 16}, ["fwd_pagedkv"]),
+        ({"op": "batch_prefill", "seqlens_q": [70, 4096], "seqlen_k": 8192, "page_size": 1}, ["batch_prefill"]),
+        ({"op": "appendkv", "seqlen_q": 1, "seqlen_k": 4096, "seqlen_new": 1, "rope": "inter"}, ["fwd_appendkv"]),
         ({"op": "bwd", "seqlen_q": 4096}, ["bwd_dot_do_o", "bwd_dq_dk_dv", "bwd_convert_dq"]),
     ],
 )

@@ -116,7 +116,10 @@ def test_no_rule_is_against_a_kernel_that_exists_and_some_rule_against_any_other
         assert bool(changed.kernels) is not bool(changed.rejections)
 
 
-@pytest.mark.parametrize("arch", slow_but(["gfx950"], ["gfx950", "gfx942", "gfx90a", "gfx1100", "gfx1201"]))
+@pytest.mark.parametrize(
+    "arch",
+    slow_but(["gfx950"], ["gfx950", "gfx942", "gfx90a", "gfx908", "gfx1100", "gfx1151", "gfx1200", "gfx1201"]),
+)
 def test_every_kernel_that_its_hardware_runs_meets_the_invariants(
     catalog_of: Callable[[str], Catalog], arch: str
 ) -> None:
@@ -128,7 +131,7 @@ def test_every_kernel_that_its_hardware_runs_meets_the_invariants(
     )
     assert [rule[ID] for rule, holds in zip(rules, verdicts, strict=True) if not holds] == []
     unfit = catalog.connection.execute("SELECT count(*) FROM attention_row WHERE arch = ? AND NOT hw_valid", (arch,))
-    assert bool(unfit.fetchone()[0]) is (arch in {"gfx90a", "gfx1100"})
+    assert bool(unfit.fetchone()[0]) is (arch in {"gfx908", "gfx90a", "gfx1100", "gfx1151"})
 
 
 def test_a_wrong_invariant_is_named(specs: Path) -> None:

@@ -21,11 +21,13 @@ from catalog.foreign.exporting import export_tuned, export_untuned
 from catalog.foreign.formats import FORMATS, read_format
 from catalog.foreign.importing import import_tables
 from catalog.foreign.parsed import Given
+from catalog.ops import operation
 from catalog.ops.attention.operation import OPERATION
 from catalog.ops.attention.problem import Problem
 from catalog.registry import foreign
 from catalog.registry.rows import Device, ForeignTiming
 from catalog.runtime.catalog import Catalog
+from catalog.runtime.devices import DeviceInfo
 
 HEADER = "cu_num,M,N,K,kernelId,splitK,us,kernelName,tflops,bw,errRatio"
 GEMM = f"""{HEADER}
@@ -409,6 +411,26 @@ def test_selection_ignores_them_and_explain_shows_those_of_the_problem(
     assert [key for key, _ in with_kernels.misses("gfx950")] == []
     with_kernels.select(ASKED, arch="gfx950")
     assert [key for key, _ in with_kernels.misses("gfx950")] == [ASKED.key], "a foreign timing is no measurement"
+
+
+def test_a_device_without_records_gets_those_of_its_nearest_sibling(
+    catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problems = {16: ASKED, 32: Problem(**{**ASKED.key_fields(), "batch": 9})}
+    monkeypatch.setattr(
+        type(operation("gemm")), "foreign_problem", lambda self, form, table, fields: problems[fields["M"]]
+    )
+    import_tables(catalog, "aiter-csv", [write(tmp_path / "a8w8_tuned_gemm.csv", GEMM)])
+    monkeypatch.setattr("catalog.runtime.planner.why_unavailable", lambda arch: None)
+
+    def listed(units: int, problem: Problem, arch: str = "gfx942") -> list[int]:
+        monkeypatch.setattr(catalog._devices, "info", lambda arch: DeviceInfo(arch, "made up", units))
+        return [json.loads(row["facts"])["cores"] for row in catalog.foreign_timings(problem, arch)]
+
+    assert listed(80, problems[16]) == listed(120, problems[16]) == [80, 304]
+    assert listed(228, problems[16]) == [304, 80]
+    assert listed(80, problems[32]) == listed(80, problems[32], "gfx950") == [304], "what only the sibling has"
+    assert listed(80, problems[16], "gfx1100") == [], "another family"
 
 
 def test_misses_are_written_in_the_untuned_schema(

@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 from conftest import slow_but
 
-from catalog.errors import ProblemError, SelectionError, SpecError, UsageError
+from catalog.errors import GeneratorError, ProblemError, SelectionError, SpecError, UsageError
 from catalog.ops import operation, problem_of
 from catalog.ops.gemm.problem import GemmProblem
+from catalog.rules.adopt import Adopted
 from catalog.rules.lists import Key, compare_lists, digest_of, names_of
 from catalog.rules.restriction import restriction
 from catalog.runtime.catalog import Catalog
@@ -132,10 +133,18 @@ def test_a_problem_finds_the_rows_whose_tiles_divide_it(catalog: Catalog) -> Non
         catalog.select(problem_of(BIG | {"k": 131}), arch="gfx950", revision="2025-11")
 
 
+def test_upstreams_rows_take_no_epilogue_of_the_call(catalog: Catalog) -> None:
+    select = partial(catalog.candidates, arch="gfx950", revision="2025-11", limit=1)
+    assert select(problem_of(BIG))
+    for more in ({"bias": True}, {"alpha": 2}, {"beta": 1}, {"batch": 3}, {"activation": "relu"}):
+        with pytest.raises(SelectionError, match="general=1"):
+            select(problem_of(BIG | more))
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"k": 0}, "k=0: expected an integer from 1"),
+        ({"k": -1}, "k=-1: expected an integer from 0"),
         ({"layout": "rcc"}, "layout='rcc' is not allowed"),
         ({"dtype": "int8", "num_d": 1}, "num_d=1 and elementwise=PassThrough contradict each other"),
         ({"m": 2**31 - 1, "n": 2**31 - 1, "k": 2**31 - 1}, "do not fit in 63 bits"),
@@ -246,6 +255,8 @@ def checkout(tmp_path: Path) -> Path:
     folder = tmp_path / "ck" / "tile_engine" / "ops" / "gemm_preshuffle"
     folder.mkdir(parents=True)
     (folder / "gemm_preshuffle_instance_builder.py").write_text(BUILDER)
+    (folder / "configs").mkdir()
+    (folder / "configs" / "default_config.json").write_text(json.dumps({"k_block_per_cu": 1, "permute_n": True}))
     for key, names in names_of(Catalog().spec("gfx90a", "2025-11", operation="gemm"), ["preshuffle"]).items():
         (folder / f"{key.dtype}.txt").write_text("\n".join(names))
     return tmp_path / "ck"
@@ -267,6 +278,56 @@ def test_a_checkouts_own_builder_is_compared(checkout: Path, tmp_path: Path) -> 
     assert "Error: " in done.stderr
     assert "bf16.txt" in done.stderr
     assert not list(checkout.rglob("__pycache__"))
+
+
+def test_what_a_checkouts_builder_lists_becomes_rows(catalog: Catalog, checkout: Path, tmp_path: Path) -> None:
+    (listed,) = checkout.rglob("bf16.txt")
+    first, second, *others = sorted(listed.read_text().split())
+    new = first.replace("_False_", "_True_", 1)
+    listed.write_text("\n".join([new, second.replace("preshufflev2", "preshufflev3"), *others]))
+    (config,) = checkout.rglob("default_config.json")
+    config.write_text(json.dumps({"k_block_per_cu": 2, "permute_n": True}))
+    adopt = partial(catalog.populate, "gfx90a", operation="gemm", ck_root=checkout.parent, label="my-ck")
+    done = adopt()
+    assert isinstance(done, Adopted)
+    assert (done.names, done.common, done.families) == (552, 550, {"preshuffle": 551})
+    [unknown] = done.unknown
+    assert (unknown.part, unknown.place) == ("_preshufflev3", "a value of pipeline")
+    mine = "revision = 'my-ck'"
+    assert rows(catalog, "DISTINCT base, permute_n, block_per_cu", mine) == [("2025-11", 1, 2)]
+    assert rows(catalog, "pad_m, dtype_c", f"{mine} AND name = '{new}'") == [(1, "bf16")]
+    [kernel] = catalog.kernels(f"{mine} AND name = '{new}'")
+    assert kernel.name == new
+    assert adopt().unchanged
+    listed.write_text("\x1b[31mrubbish\n")
+    with pytest.raises(GeneratorError, match="line 1 of the list for preshuffle bf16 rcr is not a kernel"):
+        adopt(force=True)
+    listed.write_text("\n".join([new, *others]))
+    config.write_text(json.dumps({"permute_n": True}))
+    with pytest.raises(UsageError, match="another state of the generator"):
+        adopt()
+    adopt(label="plain")
+    found = catalog.diff("gfx90a", "my-ck", "plain", operation="gemm")
+    assert {change.traits for family in found.families for change in family.changed} == {"block_per_cu 2 -> 1"}
+    with pytest.raises(UsageError, match="only its checkout lists its kernels for gfx942") as error:
+        catalog.spec("gfx942", "plain", operation="gemm")
+    assert str(error.value.hint).endswith("tile_engine/ops --arch gfx942 --label plain")
+    assert catalog.forget_revision("my-ck", operation="gemm").kernels == 551
+
+
+def test_every_elementwise_function_is_a_list_of_its_own(tmp_path: Path) -> None:
+    folder = tmp_path / "tile_engine" / "ops" / "gemm_multi_d"
+    (folder / "configs").mkdir(parents=True)
+    (folder / "gemm_multi_d_instance_builder.py").touch()
+    with pytest.raises(GeneratorError, match=r"default_config\.json: not a configuration"):
+        operation("gemm").generator(folder, 30).runs("gfx942", "generic", ())
+    (folder / "configs" / "default_config.json").write_text("{}")
+    runs = operation("gemm").generator(folder, 30).runs("gfx942", "generic", ())
+    assert len(runs) == 4 * 3
+    assert {(run.traits["layout"], run.traits["num_d"]) for run in runs} == {
+        (layout, 2) for layout in ("rcrr", "rrrr", "crrr", "ccrr")
+    }
+    assert {run.traits["elementwise"] for run in runs} == {"MultiDMultiply", "MultiDAdd", "PassThrough"}
 
 
 @pytest.mark.parametrize(

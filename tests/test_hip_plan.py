@@ -12,6 +12,7 @@ import threading
 
 import numpy as np
 import pytest
+from conftest import slow_but
 from fake_gpu import Exposed, Shared, expected, held, make_runtime, target
 from tiny_project import ARCH
 
@@ -101,7 +102,7 @@ def on_gpu(catalog):
     return on_gpu
 
 
-@pytest.mark.parametrize("arch", ["gfx942", "gfx1100"])
+@pytest.mark.parametrize("arch", slow_but(["gfx942"], ["gfx942", "gfx1100"]))
 @pytest.mark.parametrize("problem", [DENSE, PACKED, SPLIT], ids=["dense", "packed", "splitkv"])
 def test_a_plan_runs_on_the_first_gpu_of_its_arch(catalog, arch, problem):
     assert why_unavailable(arch) is None

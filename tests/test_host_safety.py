@@ -10,10 +10,12 @@ import shutil
 import subprocess
 import sys
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 
 import pytest
 from conftest import missing
+from gemm_problems import problem_of_row, rows
 from host_problems import OPS, SEED, problem_fields, signatures
 from test_host_kernels import ARCHES
 
@@ -21,12 +23,13 @@ from catalog.build import targets
 from catalog.build.builder import Builder
 from catalog.build.toolchains import Toolchain, find_host_toolchain
 from catalog.errors import DeviceError, ToolchainError
+from catalog.ops import operation_of
 from catalog.ops.attention.fields import Op
 from catalog.ops.attention.kernels.host import emit as host
 from catalog.ops.attention.problem import Problem
 from catalog.ops.attention.reference.answers import reference
 from catalog.ops.attention.tolerance import tolerances
-from catalog.ops.attention.workspace import splits_of
+from catalog.ops.gemm.problem import GemmProblem
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.inputs import make_inputs
 from catalog.runtime.plan import Plan
@@ -99,7 +102,7 @@ class Sanitizer:
                 "problem": plan.problem.key,
                 "seed": index if flaw is None else SEED,
                 "flaw": flaw,
-                "num_splits": splits_of(plan.problem, plan.kernels, 2, whole_waves=False),
+                "num_splits": operation_of(plan.problem).splits(plan.problem, plan.kernels, 2, whole_waves=False),
                 "libraries": [libraries[kernel.id] for kernel in plan.kernels],
             }
             for index, plan in enumerate(plans)
@@ -180,3 +183,35 @@ def test_sanitizers_would_find(catalog: Catalog, sanitizer: Sanitizer, flaw: str
     done = sanitizer.run([catalog.select(problem)], flaw)
     assert done.returncode != 0
     assert re.search(FINDINGS[flaw], done.stderr, re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def gemm(tmp_path_factory: pytest.TempPathFactory) -> Catalog:
+    catalog = Catalog(tmp_path_factory.mktemp("gemm") / "catalog.db")
+    for arch in ARCHES:
+        catalog.populate(arch, operation="gemm")
+    return catalog
+
+
+@pytest.mark.slow
+def test_sanitizers_find_nothing_in_gemm(gemm: Catalog, sanitizer: Sanitizer) -> None:
+    """Tensors without a spare byte, for a panel and a stream of each arch."""
+    rng, plans = random.Random(SEED), []  # noqa: S311
+    for arch, layout in product(ARCHES, ("rcr", "crr")):
+        for pipeline, dtype in (("host_panel", "bf16"), ("host_stream", "int8")):
+            wanted = f"dtype = '{dtype}' AND layout LIKE '{layout}%' AND pipeline = '{pipeline}' AND num_d = 1"
+            kernel = rows(gemm, wanted, arch)[0]
+            plans += [gemm.plan(problem_of_row(kernel, rng), kernel) for _ in range(12)]
+    done = sanitizer.run(plans)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) == len(plans)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("flaw", "found"), [("a", "READ"), ("b", "READ"), ("bias", "READ"), ("c", "WRITE")])
+def test_sanitizers_would_find_flaws_in_gemm(gemm: Catalog, sanitizer: Sanitizer, flaw: str, found: str) -> None:
+    problem = GemmProblem(m=7, n=33, k=19, dtype="fp32", layout="rrr", bias=True)
+    kernel = rows(gemm, "dtype = 'fp32' AND layout = 'rrr' AND pipeline = 'host_panel'")[0]
+    done = sanitizer.run([gemm.plan(problem, kernel)], flaw)
+    assert done.returncode != 0
+    assert re.search(f"AddressSanitizer.*{found} of size", done.stderr, re.DOTALL)

@@ -296,9 +296,10 @@ def test_leftovers_go_when_nobody_can_need_them(cache: Cache, project: Project) 
     (cache.tmp / f"{key}.x1").mkdir()
     (cache.tmp / f"{key}.x1" / "kernel.o").touch()
     (cache.tmp / f"{key}.json123").touch()
-    log, memo, partial = cache.log(key), cache.scans / f"{key}.json", cache.scans / "tmpabc"
-    unfinished = [folder / f"{PARTIAL_PREFIX}{key[:16]}" for folder in (cache.folder, cache.logs, cache.scans)]
-    for path in (log, memo, partial, *unfinished):
+    old, partial = (cache.log(key), cache.scans / f"{key}.json", cache.trials / key), cache.scans / "tmpabc"
+    folders = cache.folder, cache.logs, cache.scans, cache.trials
+    unfinished = [folder / f"{PARTIAL_PREFIX}{key[:16]}" for folder in folders]
+    for path in (*old, partial, *unfinished):
         path.touch()
     strangers = cache.folder / "notes.txt", cache.logs / "notes.txt"
     for path in strangers:
@@ -308,16 +309,16 @@ def test_leftovers_go_when_nobody_can_need_them(cache: Cache, project: Project) 
     collect(cache)
     assert not list(cache.tmp.iterdir())  # no builder is alive
     assert not list(cache.locks.folder.iterdir())
-    assert all(path.exists() for path in (lost, log, memo, partial, *unfinished))  # they are young
+    assert all(path.exists() for path in (lost, *old, partial, *unfinished))  # they are young
 
     _age(lost, 2 * DAY_SECONDS)
     for path in (partial, *unfinished):
         _age(path, 2 * DAY_SECONDS)
-    for path in (log, memo):
+    for path in old:
         _age(path, OLD_SECONDS + DAY_SECONDS)
-    assert collect(cache, dry_run=True).leftovers == 7
-    assert collect(cache).leftovers == 7
-    assert not any(path.exists() for path in (lost, log, memo, partial, *unfinished))
+    assert collect(cache, dry_run=True).leftovers == 9
+    assert collect(cache).leftovers == 9
+    assert not any(path.exists() for path in (lost, *old, partial, *unfinished))
     assert keys(cache, project) == [1, 2, 3]
 
     clear(cache)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conftest import slow_but
 from kills import JOBS, kill_at_random
 
 TRIES = {"populate": 2, "build": 5, "tune": 5, "gc": 5}
 
 
-@pytest.mark.parametrize("name", slow_but(["gc"], JOBS))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", JOBS)
 def test_nothing_is_lost_when_processes_are_killed(name: str, tmp_path: Path) -> None:
     killed, lost = kill_at_random(name, tmp_path, TRIES[name], seed=1)
     assert killed > 0

@@ -15,10 +15,11 @@ import command
 import pytest
 from conftest import slow_but
 
+from catalog.build import generators
 from catalog.errors import GeneratorError, UsageError
 from catalog.ops.attention.names import parse_name
 from catalog.ops.attention.upstream.live import find_generator
-from catalog.rules.parity import Lists
+from catalog.rules.parity import Lists, Live
 from catalog.rules.populate import Request
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.demand import Demand
@@ -173,13 +174,18 @@ def test_a_generator_that_lists_others_fails_with_their_names(database: Path, tm
         ("Path(args.list_blobs).write_text('a/fmha_fwd_api.cpp\\na/gemm.cpp\\n')", ["line 2 of the list", "gemm"]),
         ("Path(args.list_blobs).write_bytes(b'\\xff\\xfe')", ["line 1 of the list"]),
         ("os.kill(os.getpid(), 9)", ["killed by SIGKILL"]),
+        ("while True: print('endless')", ["stopped after 1 MiB of output", "endless", "Run it yourself"]),
+        ("file = open(args.list_blobs, 'w')\nwhile True: file.write('endless' * 4096)", ["stopped after 1 MiB"]),
     ],
 )
-def test_a_generator_that_gives_no_list_says_what_to_do(tmp_path: Path, body: str, fragments: list[str]) -> None:
+def test_a_generator_that_gives_no_list_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, fragments: list[str]
+) -> None:
+    monkeypatch.setattr(generators, "MOST_BYTES", 2**20)
     root = make_checkout(tmp_path / "ck", body)
     generator = replace(find_generator(root, 30), apis=("fwd",), timeout=1 if "sleep" in body else 30)
     with pytest.raises(GeneratorError) as error:
-        generator.names(request_of(), RECEIPT)
+        Live(generator).names(request_of(), RECEIPT)
     for fragment in fragments:
         assert fragment in str(error.value)
     assert not list(root.rglob("__pycache__"))
@@ -197,7 +203,7 @@ def test_a_generator_that_cannot_even_say_its_options_is_reported_with_its_last_
     root = make_checkout(tmp_path / "ck")
     (root / "example" / "ck_tile" / "01_fmha" / "codegen" / "ops" / "__init__.py").write_text("import not_there")
     with pytest.raises(GeneratorError, match="not_there") as error:
-        find_generator(root, 30)
+        find_generator(root, 30).revision  # noqa: B018
     assert error.value.exit_code == 2
 
 
@@ -209,7 +215,7 @@ def test_a_hanging_generator_is_killed_with_what_it_started(tmp_path: Path) -> N
     generator = find_generator(root, timeout=1)
     started = time.monotonic()
     with pytest.raises(GeneratorError, match="stopped after 1 s"):
-        generator.names(request_of(), RECEIPT)
+        Live(generator).names(request_of(), RECEIPT)
     assert time.monotonic() - started < 10
     children = [int(path.name) for path in tmp_path.iterdir() if path.name.isdigit()]
     assert children
@@ -230,7 +236,7 @@ def test_one_failing_api_stops_the_others_at_once(tmp_path: Path) -> None:
     root = make_checkout(tmp_path / "ck", "sys.exit('no') if args.direction == 'bwd' else time.sleep(600)")
     started = time.monotonic()
     with pytest.raises(GeneratorError, match="--api bwd"):
-        replace(find_generator(root, 30), apis=("fwd", "bwd")).names(request_of(), RECEIPT)
+        Live(replace(find_generator(root, 30), apis=("fwd", "bwd"))).names(request_of(), RECEIPT)
     assert time.monotonic() - started < 10
 
 
@@ -244,6 +250,8 @@ def test_one_failing_api_stops_the_others_at_once(tmp_path: Path) -> None:
         ("share/composable_kernel", "."),
         ("projects/composablekernel", "."),
         ("csrc/composable_kernel", "."),
+        ("aiter_meta/3rdparty/composable_kernel", "."),
+        ("", "example/ck_tile/01_fmha/codegen/ops"),
     ],
 )
 def test_a_generator_is_found_in_every_layout(tmp_path: Path, place: str, root: str) -> None:
@@ -254,9 +262,11 @@ def test_a_generator_is_found_in_every_layout(tmp_path: Path, place: str, root: 
 
 
 def test_a_folder_without_a_generator_or_with_two_says_so(database: Path, tmp_path: Path) -> None:
-    done = parity(database, tmp_path / "nowhere")
+    inside = make_checkout(tmp_path / "inside") / "nowhere"
+    done = parity(database, inside)
     assert done.returncode == 2
-    assert "holds no FMHA generator" in done.stderr
+    assert f"{inside} holds no FMHA generator" in done.stderr
+    shutil.rmtree(tmp_path / "inside")
     (tmp_path / "include" / "ck_tile").mkdir(parents=True)
     with pytest.raises(UsageError, match="ROCm packages leave it out"):
         find_generator(tmp_path, 30)
@@ -271,7 +281,7 @@ def test_another_generator_is_refused_by_its_options(tmp_path: Path) -> None:
     path = root / "example" / "ck_tile" / "01_fmha" / "generate.py"
     path.write_text("print('usage: generate [--api API] [--output_dir DIR]')")
     with pytest.raises(GeneratorError, match="takes no --list_blobs, no --mask, no --receipt"):
-        find_generator(root, 30)
+        find_generator(root, 30).revision  # noqa: B018
 
 
 def test_a_checkout_lists_for_the_arch_and_mask_impl_asked_and_is_asked_once(tmp_path: Path) -> None:
@@ -280,7 +290,7 @@ def test_a_checkout_lists_for_the_arch_and_mask_impl_asked_and_is_asked_once(tmp
     (tmp_path / "calls").mkdir()
     for mask_impl in ("generic", "simplified"):
         give_names(root, reference(RECEIPT, mask_impl), mask_impl)
-    generator = find_generator(root, 30)
+    generator = Live(find_generator(root, 30))
     for mask_impl in ("generic", "simplified", "generic"):
         assert generator.names(request_of(mask_impl), RECEIPT) == reference(RECEIPT, mask_impl)
     assert (tmp_path / "calls" / "bwd").read_text() == "gfx950 generic\ngfx950 simplified\n"
@@ -325,7 +335,7 @@ def test_the_revision_is_detected_by_command_line_and_names(
 def test_names_that_belie_the_command_line_are_of_no_known_revision(tmp_path: Path) -> None:
     root = make_checkout(tmp_path / "older", targets=False)
     give_names(root, reference(2), receipt=2)
-    generator = find_generator(root, 30)
+    generator = Live(find_generator(root, 30))
     with pytest.raises(GeneratorError, match="its names carry a target: fmha_"):
         generator.names(request_of(revision="2025-07"), 2)
     assert generator.names(request_of(), 2) == reference(2)  # compared with 2026-05, as --revision may ask

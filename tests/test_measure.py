@@ -162,14 +162,14 @@ def outcomes(milliseconds: Sequence[float], busy: float, *, seen: bool) -> Count
 NEIGHBOURS = [(0, True), (0.3, True), (0.7, True), (0.1, False), (0.3, False), (0.7, False)]
 
 
-@pytest.mark.parametrize(("busy", "seen"), slow_but([(0.3, True), (0.3, False)], NEIGHBOURS))
+@pytest.mark.parametrize(("busy", "seen"), slow_but([(0.3, True)], NEIGHBOURS))
 def test_the_fastest_kernel_wins_whatever_the_neighbours_do(busy: float, seen: bool) -> None:
     winners = outcomes((0.434, 0.33, 0.378), busy, seen=seen)
     assert winners["a"] + winners["c"] <= 1
     assert winners["b"] >= 95, "and hardly a race is too noisy"
 
 
-@pytest.mark.parametrize(("busy", "seen"), [(0.3, True), (0.3, False)])
+@pytest.mark.parametrize(("busy", "seen"), slow_but([(0.3, False)], [(0.3, True), (0.3, False)]))
 def test_of_kernels_that_are_equal_within_noise_the_same_one_wins_every_time(busy: float, seen: bool) -> None:
     assert outcomes((0.336, 0.33, 0.333), busy, seen=seen)["a"] >= 98
 

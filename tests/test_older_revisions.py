@@ -52,9 +52,11 @@ LISTED = {
     ("2025-07", "gfx90a"): FLASH_ATTN,
     ("2025-07", "gfx942"): FLASH_ATTN,
     ("2025-07", "gfx950"): FLASH_ATTN,
+    ("2025-11", "gfx908"): AITER_GFX9,
     ("2025-11", "gfx90a"): AITER_GFX9,
     ("2025-11", "gfx942"): AITER_GFX9,
     ("2025-11", "gfx950"): AITER_GFX950,
+    ("2025-11", "gfx1200"): AITER_GFX12,
     ("2025-11", "gfx1201"): AITER_GFX12,
 }
 """Kernels that upstream's generator lists for each receipt, by mask implementation."""
@@ -101,7 +103,7 @@ def test_names_and_receipts_are_upstreams(
     populated: Callable[..., Path], tmp_path: Path, of: Of, mask_impl: str
 ) -> None:
     revision, arch = of
-    catalog = Catalog(shutil.copy(populated(arch, revision, mask_impl), tmp_path / "catalog.db"))
+    catalog = Catalog(shutil.copy(populated(arch, revision, masks=(mask_impl,)), tmp_path / "catalog.db"))
     for receipt, count in zip(RECEIPTS[revision], LISTED[of][mask_impl], strict=True):
         comparison = parity(catalog, receipt, of, mask_impl)
         assert comparison.passed, comparison.report()
@@ -236,6 +238,8 @@ HARDWARE = [
     (("2025-07", "gfx90a"), "dtype NOT LIKE 'fp8%'", True),
     (("2025-11", "gfx90a"), "dtype LIKE 'fp8%'", False),
     (("2025-11", "gfx90a"), "dtype NOT LIKE 'fp8%'", True),
+    (("2025-11", "gfx908"), "dtype LIKE 'fp8%'", False),
+    (("2025-11", "gfx908"), "dtype = 'bf16'", True),
     (("2025-11", "gfx942"), "1", True),
     (("2025-11", "gfx1201"), "family = 'batch_prefill'", False),
     (("2025-11", "gfx1201"), "family <> 'batch_prefill'", True),
@@ -251,11 +255,10 @@ def test_rows_that_the_hardware_cannot_run_are_kept_and_never_selected(
 
 
 @pytest.fixture(scope="module")
-def default_build(tmp_path_factory: pytest.TempPathFactory) -> Catalog:
+def default_build(populated: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Catalog:
     """The kernels of receipt 0 alone. Read it only."""
-    catalog = Catalog(tmp_path_factory.mktemp("receipt_0") / "catalog.db")
-    catalog.populate("gfx942", revision="2025-07", receipts=(0,))
-    return catalog
+    rows = populated("gfx942", "2025-07", receipts=(0,))
+    return Catalog(shutil.copy(rows, tmp_path_factory.mktemp("receipt_0") / "catalog.db"))
 
 
 @pytest.mark.parametrize(
@@ -299,8 +302,8 @@ def test_receipt_1_covers_any_head_dim(catalog: Catalog) -> None:
 def refusing(populated: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Catalog:
     """Both mask implementations on gfx942, and a compiler that refuses every kernel."""
     folder = tmp_path_factory.mktemp("refusing")
-    catalog = Catalog(shutil.copy(populated("gfx942", "2025-07"), folder / "catalog.db"))
-    catalog.populate("gfx942", revision="2025-07", mask_impl="simplified")
+    rows = populated("gfx942", "2025-07", masks=("generic", "simplified"))
+    catalog = Catalog(shutil.copy(rows, folder / "catalog.db"))
     compiler = targets.HOST.toolchain(resolve_arch("host"))
     target = replace(targets.HOST, toolchain=lambda arch: compiler, emit=lambda kernel, memory: "#error refused")
     catalog.builds.builder = Builder(folder / "cache", catalog.build_log.record, targets=lambda arch: target)

@@ -298,14 +298,16 @@ def extended(install: Callable[[str, str | Path, str], None], tmp_path: Path) ->
     return run
 
 
-def test_a_pipeline_of_another_distribution_is_listed_and_explained(extended: Run, host_file: Path) -> None:
+def test_a_pipeline_of_another_distribution_is_listed_and_explained(
+    extended: Run, host_file: Path, tmp_path: Path
+) -> None:
     listed = rows(extended("query", OURS, "--format", "json"))
     assert len(listed) == 4
     assert all("_host_rows_vr_" in row["name"] for row in listed)
     others = ("query", "family = 'fwd' AND hdim_q = 32 AND dtype = 'fp32' AND mask = 'no' AND NOT " + OURS)
     ids = [
         {row["id"] for row in rows(command.catalog(*others, "--columns", "id", "--format", "json", db=db))}
-        for db in (extended.keywords["db"], host_file)
+        for db in (extended.keywords["db"], shutil.copy(host_file, tmp_path / "without.db"))
     ]
     assert ids[0] == ids[1]
     explained = extended("explain", "--arch", "host", "family=fwd", "pipeline=host_rows", "hdim_q=32", "dtype=bf16")
@@ -347,10 +349,12 @@ def test_kernels_of_a_removed_package_are_reported(extended: Run, tmp_path: Path
     [
         ("__init__.py", ("EXTENSION = HostRows()", "import no_module"), "No module named 'no_module'"),
         ("__init__.py", ("EXTENSION = HostRows()", "EXTENSION = 7"), "is not a catalog.ops.protocol.Extension, but 7"),
+        ("__init__.py", ('HERE / "specs"', 'str(HERE / "specs")'), "specs is not a pathlib.Path, but '"),
+        ("__init__.py", ('HERE / "include"', '"include"'), "headers['rows'] is not a pathlib.Path, but 'include'"),
         ("points", ("host_rows =", "host_panel ="), "there is another pipeline called host_panel"),
         ("points", ("host_rows =", "Rows ="), "'Rows' cannot be a part of a kernel's name"),
     ],
-    ids=["import", "object", "built-in", "word"],
+    ids=["import", "object", "specs", "headers", "built-in", "word"],
 )
 def test_a_pipeline_that_cannot_be_used_is_reported_once_and_left_out(
     install: Callable[[str, str | Path, str], None],

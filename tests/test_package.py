@@ -149,6 +149,41 @@ def installed(wheel, tmp_path_factory):
     return program
 
 
+KERNEL = (
+    "family = 'fwd' AND dtype = 'fp32' AND hdim_q = 32 AND mode = 'batch' AND mask = 'no' AND bias = 'no' "
+    "AND NOT (lse OR dropout OR logits OR sink OR pad_d)"
+)
+CALL = ("--batch", "1", "--nhead-q", "2", "--seqlen-q", "33", "--hdim-q", "32", "--dtype", "fp32")
+
+
+@pytest.mark.slow
+def test_a_wheel_of_kernels_is_installed_served_and_uninstalled(installed, tmp_path):
+    """On a machine without a compiler, a catalog, or libraries in the cache; pip looks at no index."""
+    program, choices, here = installed.parent / "catalog", tmp_path / "choices.lock", tmp_path / "here"
+    there = {"CATALOG_DB": tmp_path / "there.db", "CATALOG_CACHE_DIR": tmp_path / "there"}
+    pack = ("wheel", "--where", KERNEL, "--build", "-o", tmp_path, "--format", "csv")
+    wheel = run(program, *pack, cwd=tmp_path, **there).splitlines()[1].partition(",")[0]
+    run(program, "run", *CALL, cwd=tmp_path, CATALOG_TRACE="calls.jsonl", CATALOG_COMPILE="false", **there)
+    freeze = ("freeze", "--trace", "calls.jsonl", "-o", choices)
+    run(program, *freeze, cwd=tmp_path, CATALOG_COMPILE="false", **there)
+    pip = [sys.executable, "-m", "pip", "--python", installed, "--disable-pip-version-check", "--quiet"]
+    before = files_below(installed.parent.parent)
+    subprocess.run([*pip, "install", "--no-index", wheel], check=True)
+    bare = {"PATH": "/nonexistent", "CATALOG_CACHE_DIR": here, "CATALOG_CXX": "/no/compiler", "HOME": tmp_path / "home"}
+    for how in (
+        {"CATALOG_DB": tmp_path / "here.db", "CATALOG_COMPILE": "false"},
+        {"CATALOG_DB": "/nonexistent/catalog.db", "CATALOG_CHOICES": choices},
+    ):
+        ran = run(installed, program, "run", *CALL, "--validate", "--format", "csv", cwd=tmp_path, **bare, **how)
+        row = dict(zip(*(line.split(",") for line in ran.splitlines()), strict=True))
+        assert (row["compile_s"], row["validation"]) == ("0", "passed")
+    assert not list(here.glob("*.so")), "nothing is copied"
+    subprocess.run([*pip, "uninstall", "--yes", Path(wheel).name.partition("-")[0]], check=True)
+    assert files_below(installed.parent.parent) == before
+    refused = {"CATALOG_DB": tmp_path / "here.db", "CATALOG_COMPILE": "false"}
+    assert "is not in the cache" in run(installed, program, "run", *CALL, cwd=tmp_path, code=1, **bare, **refused)
+
+
 def other_pythons():
     """Pythons of this machine that the package is for and the tests do not run by, one a minor version."""
     places = [*Path(sys.base_prefix).parent.glob("*/bin"), Path("/usr/bin"), Path("/usr/local/bin")]
@@ -161,13 +196,14 @@ def other_pythons():
     return [found[name] for name in sorted(found)]
 
 
-def run(program, *words, cwd):
+def run(program, *words, cwd, code=0, **variables):
     hidden = ("PYTHONPATH", "CATALOG_DATA_DIR")
     environment = {name: value for name, value in os.environ.items() if name not in hidden}
+    environment |= {name: str(value) for name, value in variables.items()}
     command = [str(program), *map(str, words)]
     done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + (done.stderr if code else "")
 
 
 def assert_does_the_demos_job(program, folder):

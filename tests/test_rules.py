@@ -52,18 +52,16 @@ RECEIPTS_LISTED = (0, 2, 3, 4, 200, 300, 400, 700, 800, 801)
 
 
 @pytest.mark.parametrize("mask_impl", slow_but(["generic"], ["generic", "simplified"]))
-@pytest.mark.parametrize("arch", slow_but(["gfx950"], ["gfx90a", "gfx942", "gfx950", "gfx1100"]))
+@pytest.mark.parametrize("arch", slow_but(["gfx950"], ["gfx908", "gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1151"]))
 def test_names_and_receipts_are_upstreams(
     populated: Callable[..., Path], tmp_path: Path, arch: str, mask_impl: str
 ) -> None:
-    catalog = Catalog(shutil.copy(populated(arch, mask_impl=mask_impl), tmp_path / "catalog.db"))
+    catalog = Catalog(shutil.copy(populated(arch, masks=(mask_impl,)), tmp_path / "catalog.db"))
     for receipt in RECEIPTS_LISTED:
         comparison = catalog.parity(arch, receipt, mask_impl=mask_impl)
         assert comparison.passed, comparison.report()
-    expected = {
-        "gfx950": {"generic": 34_889, "simplified": 22_929},
-        "gfx1100": {"generic": 19_722, "simplified": 13_274},
-    }
+    gfx11 = {"generic": 19_722, "simplified": 13_274}
+    expected = {"gfx950": {"generic": 34_889, "simplified": 22_929}, "gfx1100": gfx11, "gfx1151": gfx11}
     gfx9 = {"generic": 32_593, "simplified": 21_329}
     assert len(catalog.parity(arch, 0, mask_impl=mask_impl).reference) == expected.get(arch, gfx9)[mask_impl]
 
@@ -71,7 +69,7 @@ def test_names_and_receipts_are_upstreams(
 @pytest.mark.parametrize("mask_impl", slow_but(["generic"], ["generic", "simplified"]))
 def test_every_row_is_listed_by_some_receipt(populated: Callable[..., Path], tmp_path: Path, mask_impl: str) -> None:
     """What no listed receipt names, only the others do: 1 (more head dims), and none of the rest adds a row."""
-    catalog = Catalog(shutil.copy(populated("gfx950", mask_impl=mask_impl), tmp_path / "catalog.db"))
+    catalog = Catalog(shutil.copy(populated("gfx950", masks=(mask_impl,)), tmp_path / "catalog.db"))
     in_lists = {row["name"] for row in listed(mask_impl)}
     rows = catalog.connection.execute("SELECT name, receipts FROM kernels").fetchall()
     assert all(receipts for _, receipts in rows)
@@ -85,6 +83,7 @@ def test_the_default_receipt_has_34889_kernels_in_nine_families(gfx950: Catalog)
     assert comparison.report() == "PASS: 34,889 kernels across 9 families (gfx950, receipt 0, generic)"
 
 
+@pytest.mark.slow
 def test_one_changed_spec_value_fails_parity_with_the_right_names(specs: Path, tmp_path: Path) -> None:
     """A tile of head dim 256 loses its 128 keys: its kernels are missing, others are extra."""
     path = specs / "arch_specs" / "2026-05" / "gfx9.json"

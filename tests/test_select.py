@@ -10,8 +10,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import command
 import pytest
-from conftest import slow_but
+from conftest import copy_of, slow_but
 
 from catalog.backends import why_unavailable
 from catalog.build.first_runs import Quarantine
@@ -173,9 +174,9 @@ def elsewhere(populated: Callable[..., Path], tmp_path_factory: pytest.TempPathF
 
 
 @pytest.fixture(scope="module")
-def between(populated: Callable[..., Path]) -> Catalog:
+def between(populated: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Catalog:
     """A catalog of gfx950 at 2025-11."""
-    return Catalog(populated("gfx950", "2025-11"))
+    return Catalog(shutil.copy(populated("gfx950", "2025-11"), tmp_path_factory.mktemp("between") / "catalog.db"))
 
 
 @pytest.mark.parametrize(
@@ -353,7 +354,15 @@ GROUPS: dict[str, list[dict[str, Any]]] = {
     ],
     "gfx1100": [{}, {"hdim_q": 64}, {"op": "splitkv"}],
     "gfx1201": [{}, {"op": "splitkv", "lse": True}],
-    "sm_90": [{}, {"nhead_k": 4}, {"op": "splitkv", "nhead_k": 4}, {"packed": True}, {"op": "bwd"}],
+    "sm_90": [
+        {},
+        {"nhead_k": 4},
+        {"op": "splitkv", "nhead_k": 4},
+        {"packed": True},
+        {"op": "appendkv", "seqlen_new": 1},
+        {"op": "batch_prefill", "page_size": 16, "packed": True},
+        {"op": "bwd"},
+    ],
     "x86_64_v3": [{"dtype": "fp32", "lse": True}, {"dtype": "fp32", "op": "bwd", "packed": True}],
 }
 """Problems by what they have but sizes; ``packed``: sequences of several lengths."""
@@ -384,37 +393,105 @@ def chosen(select: Callable[[], tuple[Kernel, ...]]) -> list[str] | str:
 @pytest.mark.parametrize("measured", [False, True])
 @pytest.mark.parametrize("arch", slow_but(["gfx950"], GROUPS))
 def test_what_is_remembered_is_what_the_query_would_choose(
-    elsewhere: Catalog, arch: str, measured: bool, count: int
+    catalog_of: Callable[[str], Catalog], tmp_path: Path, arch: str, measured: bool, count: int
 ) -> None:
     """For every problem: whatever was decided about others before it must be no other decision than its own."""
     draw = random.Random(count)  # noqa: S311
-    elsewhere.forget()
-    elsewhere.select(resized(draw, GROUPS[arch][0]), arch=arch)
+    catalog = copy_of(catalog_of(arch), tmp_path / "copy.db")
+    catalog.select(resized(draw, GROUPS[arch][0]), arch=arch)
     if measured:
-        device = elsewhere.device_info(arch) if why_unavailable(arch) is None else replace(GPU, arch=arch)
+        device = catalog.device_info(arch) if why_unavailable(arch) is None else replace(GPU, arch=arch)
         for fields in GROUPS[arch]:
             for asked in (resized(draw, fields) for _ in range(4)):
-                ids = [candidate.kernel.id for candidate in elsewhere.candidates(asked, arch=arch, limit=6)]
+                ids = [candidate.kernel.id for candidate in catalog.candidates(asked, arch=arch, limit=6)]
                 medians = {kernel_id: draw.uniform(1, 2) for kernel_id in ids}
-                record_timings(elsewhere, asked, medians, device=device)
-        elsewhere.forget()
+                record_timings(catalog, asked, medians, device=device)
+        catalog.forget()
     problems = [resized(draw, fields) for fields in GROUPS[arch] for _ in range(count)]
     for asked in problems:
 
         def by_query(asked: Problem = asked) -> tuple[Kernel, ...]:
             main = MAIN_STAGE[asked.op]
-            best = elsewhere.candidates(asked, arch=arch, limit=1)[0].kernel
+            best = catalog.candidates(asked, arch=arch, limit=1)[0].kernel
             stages = [family for family in stages_of(asked.op, best) if family is not main]
             others = {
-                family: elsewhere.candidates(asked, arch=arch, family=family, limit=1, static=True)[0].kernel
+                family: catalog.candidates(asked, arch=arch, family=family, limit=1, static=True)[0].kernel
                 for family in stages
             }
             return tuple((others | {main: best})[family] for family in stages_of(asked.op, best))
 
-        assert chosen(lambda asked=asked: elsewhere.select(asked, arch=arch).kernels) == chosen(by_query)
+        assert chosen(lambda asked=asked: catalog.select(asked, arch=arch).kernels) == chosen(by_query)
     if not measured:
-        made = elsewhere._planners.of(Wanted(arch)).decisions._made
+        made = catalog._planners.of(Wanted(arch)).decisions._made
         assert len(made) <= len(problems) / (1.5 if count < 100 else 8), "most decisions are remembered ones"
+
+
+def device_of(catalog: Catalog, monkeypatch: pytest.MonkeyPatch, device: DeviceInfo) -> None:
+    """Make ``device`` the one of this machine that runs its arch."""
+    monkeypatch.setattr("catalog.runtime.planner.why_unavailable", lambda arch: None)
+    monkeypatch.setattr(catalog._devices, "info", lambda arch: device)
+    catalog.forget()
+
+
+def test_a_device_without_timings_selects_from_those_of_its_nearest_sibling(
+    copied: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """304 units are nearer to 80 than 608 are; one timing of this device outweighs all of its siblings'."""
+    asked, here = problem(), replace(GPU, cores=80)
+    static = [candidate.kernel.id for candidate in copied.candidates(asked, arch="gfx950", limit=4, static=True)]
+    record_timings(copied, asked, {static[3]: 1.0, static[2]: 2.0}, device=replace(GPU, cores=304))
+    record_timings(copied, asked, {static[2]: 1.0, static[3]: 2.0}, device=replace(GPU, cores=608))
+    device_of(copied, monkeypatch, here)
+    choice = copied.choice(asked, arch="gfx950", limit=4)
+    assert [candidate.kernel.id for candidate in choice.candidates] == [static[i] for i in (3, 2, 0, 1)]
+    assert choice.evidence == "sibling"
+    assert choice.about == (
+        "Sibling: on gfx950 with 304 units, the nearest measured sibling of gfx950 with 80 units, "
+        "2 of these kernels were timed on this very problem."
+    )
+    assert copied.select(asked, arch="gfx950").kernels[0].id == static[3]
+    assert copied.choice(problem(batch=9), arch="gfx950").evidence == "sibling", "from a near problem"
+    record_timings(copied, asked, {static[1]: 9.0}, device=here)
+    copied.forget()
+    assert copied.choice(asked, arch="gfx950").evidence == "measured"
+    assert copied.select(asked, arch="gfx950").kernels[0].id == static[1]
+    assert copied.choice(problem(lse=True), arch="gfx950").evidence == "static", "no device measured this kind"
+
+
+@pytest.mark.parametrize(("clock", "nearest"), [(1100, 0), (1900, 1)])
+def test_of_siblings_with_equal_units_the_one_with_the_nearest_clock_counts(
+    copied: Catalog, monkeypatch: pytest.MonkeyPatch, clock: float, nearest: int
+) -> None:
+    asked, of_another_kind, here = problem(), problem(lse=True), replace(GPU, name="this one")
+    ids = [candidate.kernel.id for candidate in copied.candidates(asked, arch="gfx950", limit=2)]
+    record_timings(
+        copied, of_another_kind, {copied.select(of_another_kind, arch="gfx950").kernels[0].id: 1.0}, device=here
+    )
+    for name, kernel, mhz in (("slow", ids[0], 1000), ("fast", ids[1], 2000)):
+        record_timings(copied, asked, {kernel: 1.0}, device=replace(GPU, name=name))
+        copied.connection.execute("UPDATE timing SET clock_mhz = ? WHERE kernel_id = ?", (mhz, kernel))
+    copied.connection.execute("UPDATE timing SET clock_mhz = ? WHERE clock_mhz IS NULL", (clock,))
+    device_of(copied, monkeypatch, here)
+    assert copied.choice(asked, arch="gfx950").candidates[0].kernel.id == ids[nearest]
+
+
+@pytest.mark.slow
+def test_without_timings_of_its_arch_the_nearest_arch_of_the_family_counts(copied: Catalog) -> None:
+    """gfx942 is one generation from gfx950, gfx90a two, and gfx1100 is of another family. Kernels match by traits."""
+    asked = problem(hdim_q=256)
+    timed = {}
+    for arch in ("gfx1100", "gfx90a", "gfx942"):
+        copied.populate(arch, receipts=(0,))
+        timed[arch] = copied.candidates(asked, arch=arch, limit=3, static=True)[-1].kernel
+        record_timings(copied, asked, {timed[arch].id: 1.0}, device=replace(GPU, arch=arch, name=arch))
+    choice = copied.choice(asked, arch="gfx950")
+    assert choice.about.startswith("Sibling: on gfx942 with 256 units, the nearest measured sibling of gfx950 with 256")
+    best = choice.candidates[0]
+    assert (best.kernel.signature, best.kernel.algorithm) == (timed["gfx942"].signature, timed["gfx942"].algorithm)
+    assert best.median_ms == 1.0
+    words = ("explain", "--batch", 8, "--nhead-q", 32, "--seqlen-q", 2048, "--hdim-q", 256, "--dtype", "bf16")
+    shown = command.catalog(*words, "--arch", "gfx950", db=copied.path).stdout
+    assert shown.startswith("Sibling: on gfx942 with 256 units")
 
 
 def test_the_nearest_problem_in_memory_is_the_one_of_the_query(copied: Catalog) -> None:

@@ -7,6 +7,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable
+from functools import cache
 from itertools import combinations
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from catalog.errors import CatalogError, SpecError, UsageError
 from catalog.ops.attention.problem import Problem
 from catalog.ops.attention.shape_names import name_of
 from catalog.runtime.catalog import Catalog
-from catalog.schema.shapes import Grid, builtin_sets, choose_columns, load_shapes, rows_of
+from catalog.schema.shapes import Grid, Shape, builtin_sets, choose_columns, load_shapes, rows_of
 
 COUNTS = {"smoke": range(330, 401), "full": range(1700, 2001), "nightly": range(4000, 10_001)}
 SIGNATURES = 110
@@ -35,6 +36,12 @@ grids:
 """
 
 
+@cache
+def included(name: str) -> tuple[Shape, ...]:
+    """The shapes of a set that comes along, read once."""
+    return load_shapes(name).shapes
+
+
 def written(folder: Path, grid: str, extends: str = "", name: str = "mine.yaml") -> str:
     path = folder / name
     path.write_text(GRID.format(grid=grid, extends=extends), encoding="utf-8")
@@ -46,20 +53,20 @@ def written(folder: Path, grid: str, extends: str = "", name: str = "mine.yaml")
 
 @pytest.mark.parametrize("name", COUNTS)
 def test_sets_have_the_size_that_they_are_for_and_names_and_problems_are_unique(name: str) -> None:
-    shapes = load_shapes(name).shapes
+    shapes = included(name)
     assert len(shapes) in COUNTS[name]
     assert len({shape.name for shape in shapes}) == len({shape.problem.key for shape in shapes}) == len(shapes)
 
 
 def test_each_set_begins_with_the_smaller_one() -> None:
-    smoke, full, nightly = (load_shapes(name).shapes for name in ("smoke", "full", "nightly"))
+    smoke, full, nightly = (included(name) for name in ("smoke", "full", "nightly"))
     assert full[: len(smoke)] == smoke
     assert nightly[: len(full)] == full
     assert load_shapes("smoke").shapes == smoke
 
 
 def test_smoke_has_every_operation_and_what_laptops_can_do_in_50_ms() -> None:
-    problems = [shape.problem for shape in load_shapes("smoke").shapes]
+    problems = [shape.problem for shape in included("smoke")]
     assert {problem.op for problem in problems} == {"fwd", "splitkv", "pagedkv", "appendkv", "batch_prefill", "bwd"}
     assert max(problem.flops for problem in problems) < 5e9  # at 100 GFLOP/s
     assert max(problem.bytes for problem in problems) < 100e6
@@ -69,7 +76,7 @@ def test_smoke_has_every_operation_and_what_laptops_can_do_in_50_ms() -> None:
 def test_every_smoke_problem_has_kernels_on_this_machine_of_few_signatures() -> None:
     catalog = Catalog.default()
     signatures = set()
-    for shape in load_shapes("smoke").shapes:
+    for shape in included("smoke"):
         plan = catalog.select(shape.problem, arch="host")
         best = catalog.candidates(shape.problem, arch="host", limit=3)
         assert best[0].kernel in plan.kernels
@@ -78,7 +85,7 @@ def test_every_smoke_problem_has_kernels_on_this_machine_of_few_signatures() -> 
 
 
 def test_every_smoke_problem_has_kernels_on_gfx950(gfx950: Catalog) -> None:
-    for shape in load_shapes("smoke").shapes:
+    for shape in included("smoke"):
         assert gfx950.select(shape.problem, arch="gfx950").kernels
 
 
@@ -198,7 +205,7 @@ def test_a_name_says_every_field() -> None:
 def test_a_file_extends_a_set_that_comes_along(tmp_path: Path) -> None:
     mine = load_shapes(written(tmp_path, "fixed: {batch: 1, nhead_q: 3, hdim_q: 64, seqlen_q: 11}", "extends: smoke"))
     assert mine.shapes[-1].name == "small/b1-h3-s11-d64-fp16"
-    assert mine.shapes[:-1] == load_shapes("smoke").shapes
+    assert mine.shapes[:-1] == included("smoke")
 
 
 def test_the_example_of_the_docs_is_as_it_says(tmp_path: Path) -> None:
@@ -211,7 +218,7 @@ def test_the_example_of_the_docs_is_as_it_says(tmp_path: Path) -> None:
     assert "chat/b6-h24x8-s500-d128-bf16-causal-lse" in names
     assert names[-2:] == ["documents/b3-h24x8-q100_900_37-d128-fp16", "documents/b2-h24x8-q2x512-d128-fp16"]
     for name in COUNTS:
-        assert f"| `{name}` | {len(load_shapes(name).shapes):,} |" in page
+        assert f"| `{name}` | {len(included(name)):,} |" in page
 
 
 def test_a_file_extends_its_neighbour(tmp_path: Path) -> None:
@@ -342,7 +349,7 @@ def test_the_command_lists_sets_and_shapes() -> None:
     assert [row["name"] for row in sets] == ["smoke", "full", "nightly"]
     rows = json.loads(command.catalog("shapes", "smoke", "--format", "json").stdout)
     assert len(rows) == sets[0]["shapes"]
-    by_name = {shape.name: shape.problem for shape in load_shapes("smoke").shapes}
+    by_name = {shape.name: shape.problem for shape in included("smoke")}
     for row in rows:
         problem = by_name[row["name"]]
         stated = {name: value for name, value in row.items() if name in Problem.model_fields and value is not None}

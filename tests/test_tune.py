@@ -227,7 +227,7 @@ def test_problems_that_were_never_measured_are_counted_until_one_of_their_size_i
     def asked() -> dict[str, int]:
         return dict(catalog.misses(catalog.device("host").device.arch))
 
-    seldom, often, close = (small(seqlen_q=length, mask="causal") for length in (20, 64, 120))
+    seldom, often, close = (small(seqlen_q=length, mask="causal", hdim_q=64, lse=True) for length in (20, 64, 120))
     for problem in (seldom, often, close, close):
         catalog.select(problem)
         catalog.forget()

@@ -99,16 +99,25 @@ def _write(file: BinaryIO, manifest: Manifest, cache: Cache) -> None:
         archive.comment = b"0" * _SEAL_BYTES
         archive.writestr(_member(_MANIFEST), manifest.model_dump_json(indent=1))
         for entry in manifest.entries:
-            library = read_own(cache.so_path(entry.artifact.key), MOST_LIBRARY_BYTES)
-            if hashlib.sha256(library).hexdigest() != entry.artifact.so_sha256:
-                raise BundleError(
-                    f"{cache.so_path(entry.artifact.key)} has changed", hint="Build it again, then export."
-                )
-            archive.writestr(_member(entry.member), library)
+            archive.writestr(_member(entry.member), library_of(entry, cache))
     file.flush()
     size = file.seek(0, os.SEEK_END) - _SEAL_BYTES
     file.seek(size)
     file.write(_digest(file, size).encode())
+
+
+def library_of(entry: Entry, cache: Cache) -> bytes:
+    """The library of an entry from ``cache``, which has loaded it.
+
+    Raises:
+        BundleError: it has changed since then.
+        OSError: it cannot be read.
+    """
+    path = cache.library(entry.artifact.key)
+    library = read_own(path, MOST_LIBRARY_BYTES)
+    if hashlib.sha256(library).hexdigest() != entry.artifact.so_sha256:
+        raise BundleError(f"{path} has changed", hint="Build it again, then export.")
+    return library
 
 
 def _member(name: str) -> zipfile.ZipInfo:

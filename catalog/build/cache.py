@@ -3,14 +3,16 @@
     <key>.so  <key>.json      the entry: it exists if the record does and the library matches it
     locks/    tmp/            one file lock and one work folder per key
     logs/     scans/          output of failed compiles; headers that sources reach (:mod:`catalog.build.keys`)
-    guard/                    how the first runs of libraries ended (:mod:`catalog.build.first_runs`)
+    guard/  trials/           how the first runs of libraries ended (:mod:`catalog.build.first_runs`); toolchains that
+                              work (:mod:`catalog.build.trials`)
 
 The library is renamed into place before its record, and a library that differs from its record is not an entry. So
 after a crash between any two steps, a flipped bit or a truncated copy, the entry counts as absent. The record includes
 its own digest, and its modification time is the time of last use.
 
 The folder must belong to the caller alone, which is checked before anything is read
-(:mod:`catalog.build.permissions`). A read-only folder can serve its entries: only a build needs locks.
+(:mod:`catalog.build.permissions`). A read-only folder can serve its entries: only a build needs locks. What the folder
+lacks may be installed (:mod:`catalog.build.installed`): such entries are served, too, and never written.
 """
 
 from __future__ import annotations
@@ -32,8 +34,9 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+from catalog.build.installed import installed_folders
 from catalog.build.locks import Locks
-from catalog.build.permissions import ANOTHER, make_private, require_private
+from catalog.build.permissions import ANOTHER, make_private, require_private, require_safe
 from catalog.build.resources import RESOURCES, Resources
 from catalog.errors import CacheError
 from catalog.files import UnsafeFileError, open_own, publish, put_in_place, read_own
@@ -138,40 +141,13 @@ _used: set[Path] = set()
 """Records whose time of last use this process has renewed."""
 
 
-class Cache:
-    """A content-addressed store of libraries in ``folder``."""
+class Entries:
+    """The entries in ``folder``, for reading."""
+
+    require: Callable[[Path], None] = staticmethod(require_safe)
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.scans, self.logs, self.tmp = (folder / name for name in ("scans", "logs", "tmp"))
-        self.locks = Locks(folder / "locks")
-        self._created = False
-
-    def create(self) -> None:
-        """Check or create the folder, once.
-
-        Raises:
-            CacheError: others have access to it.
-            OSError: it does not exist and cannot be created.
-        """
-        if self._created:
-            return
-        try:
-            self._create()
-        except OSError as error:
-            if not self.folder.is_dir():
-                raise
-            _log.debug("%s: %s", self.folder, error)  # a read-only folder can still be read
-        self._created = True
-
-    def _create(self) -> None:
-        if not self.folder.is_dir():
-            make_private(self.folder)
-        require_private(self.folder)
-        for folder in (self.scans, self.locks.folder, self.logs, self.tmp):
-            folder.mkdir(mode=0o700, exist_ok=True)
-            if not stat.S_ISDIR(folder.lstat().st_mode):
-                raise CacheError(f"{folder} is a link, not a folder", hint=f"Remove it. Or: {ANOTHER}")
 
     def so_path(self, key: str) -> Path:
         """Path of the library of ``key``, whether or not it exists."""
@@ -181,9 +157,16 @@ class Cache:
         """Path of the record of ``key``, whether or not it exists."""
         return self.folder / f"{key}.json"
 
-    def log(self, key: str) -> Path:
-        """Path of the log of the last failed build of ``key``, whether or not it exists."""
-        return self.logs / f"{key}.log"
+    def keys(self) -> set[str]:
+        """The keys that have a record, valid or not.
+
+        Raises:
+            OSError: the folder exists but cannot be read.
+        """
+        try:
+            return {name.removesuffix(".json") for name in os.listdir(self.folder) if name.endswith(".json")}
+        except FileNotFoundError:
+            return set()
 
     def read(self, key: str) -> tuple[ArtifactRecord, Origin]:
         """The contents of the record file of ``key``, not checked against the library.
@@ -212,7 +195,7 @@ class Cache:
             DamagedEntry: they differ, or others may write to the library.
             OSError: there is no entry, or it cannot be read.
         """
-        require_private(self.folder)
+        self.require(self.folder)
         record, _ = self.read(key)
         try:
             with open_own(self.so_path(key), record.so_bytes or 0) as library:
@@ -229,14 +212,61 @@ class Cache:
             raise DamagedEntry("anybody may write to its library")
         return record
 
+
+class Cache(Entries):
+    """A content-addressed store of libraries in ``folder``, and the installed ones, which are only read."""
+
+    require = staticmethod(require_private)
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._found: dict[str, Path] = {}
+        self.scans, self.logs, self.tmp, self.trials = (folder / name for name in ("scans", "logs", "tmp", "trials"))
+        self.locks = Locks(folder / "locks")
+        self._created = False
+
+    def create(self) -> None:
+        """Check or create the folder, once.
+
+        Raises:
+            CacheError: others have access to it.
+            OSError: it does not exist and cannot be created.
+        """
+        if self._created:
+            return
+        try:
+            self._create()
+        except OSError as error:
+            if not self.folder.is_dir():
+                raise
+            _log.debug("%s: %s", self.folder, error)  # a read-only folder can still be read
+        self._created = True
+
+    def _create(self) -> None:
+        if not self.folder.is_dir():
+            make_private(self.folder)
+        require_private(self.folder)
+        for folder in (self.scans, self.locks.folder, self.logs, self.tmp, self.trials):
+            folder.mkdir(mode=0o700, exist_ok=True)
+            if not stat.S_ISDIR(folder.lstat().st_mode):
+                raise CacheError(f"{folder} is a link, not a folder", hint=f"Remove it. Or: {ANOTHER}")
+
+    def log(self, key: str) -> Path:
+        """Path of the log of the last failed build of ``key``, whether or not it exists."""
+        return self.logs / f"{key}.log"
+
     def load(self, key: str) -> ArtifactRecord | None:
-        """As :meth:`check`, but None when there is no intact entry.
+        """As :meth:`check`, of this folder or else of the installed libraries; None when there is no intact entry.
 
         Raises:
             CacheError: others have access to the folder.
             OSError: the folder exists but cannot be read.
         """
-        return self._sound(self.check, key)
+        return self._sound(lambda entries: entries.check(key), key)
+
+    def library(self, key: str) -> Path:
+        """Path of the library that :meth:`load` found for ``key``."""
+        return self._found.get(key, self.so_path(key))
 
     def use(self, key: str) -> None:
         """Record that ``key`` is used now, once per process; does nothing in a read-only folder."""
@@ -247,22 +277,30 @@ class Cache:
                 os.utime(record)
 
     def read_record(self, key: str) -> tuple[ArtifactRecord, Origin] | None:
-        """As :meth:`read`, but None when there is no valid record.
+        """As :meth:`read`, of this folder or else of the installed libraries; None when there is no valid record.
 
         Raises:
             OSError: the folder exists but cannot be read.
         """
-        return self._sound(self.read, key)
+        return self._sound(lambda entries: entries.read(key), key)
 
-    def _sound(self, read: Callable[[str], _T], key: str) -> _T | None:
-        """The result of ``read``; None if there is no entry, or a damaged one."""
-        try:
-            return read(key)
-        except FileNotFoundError:
-            return None
-        except DamagedEntry as damage:
-            _log.debug("%s: %s", self.record_path(key), damage)
-            return None
+    def _sound(self, read: Callable[[Entries], _T], key: str) -> _T | None:
+        """The first result of ``read`` on an intact entry, in this folder or else among the installed ones, or None."""
+        for entries in self._places():
+            try:
+                found = read(entries)
+            except FileNotFoundError:
+                continue
+            except DamagedEntry as damage:
+                _log.debug("%s: %s", entries.record_path(key), damage)
+                continue
+            self._found[key] = entries.so_path(key)
+            return found
+        return None
+
+    def _places(self) -> Iterator[Entries]:
+        yield self
+        yield from map(Entries, installed_folders())
 
     @contextlib.contextmanager
     def lock(self, key: str, stop: threading.Event) -> Iterator[None]:
@@ -295,16 +333,13 @@ class Cache:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def keys(self) -> set[str]:
-        """The keys that have a record, valid or not.
+    def all_keys(self) -> set[str]:
+        """The keys that have a record in this folder or among the installed libraries, valid or not.
 
         Raises:
             OSError: the folder exists but cannot be read.
         """
-        try:
-            return {name.removesuffix(".json") for name in os.listdir(self.folder) if name.endswith(".json")}
-        except FileNotFoundError:
-            return set()
+        return {key for entries in self._places() for key in entries.keys()}  # noqa: SIM118 - no mapping
 
     def publish(self, library: Path, record: ArtifactRecord, origin: Origin) -> None:
         """Make an entry of ``library``, a file in a :meth:`workspace`, and its record; the caller holds the lock.

@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from itertools import chain
 from pathlib import Path
 
 from catalog.build.cache import Cache, DamagedEntry, delete
@@ -37,7 +38,7 @@ RECENT_SECONDS = 3_600.0
 """The size cap keeps entries used within an hour: compiling the kernels of one plan may take that long."""
 
 OLD_SECONDS = 30 * DAY_SECONDS
-"""Age at which logs of failed builds and stored scans are deleted: they only save time."""
+"""Age at which logs of failed builds, stored scans and trials are deleted: they only save time."""
 
 _SHARE = 16
 """A process may exceed the size cap by 1/_SHARE of it before it scans the folder again."""
@@ -148,8 +149,8 @@ def collect(
 ) -> Collected:
     """Drop entries unused for ``older_than`` seconds, then the least recently used until ``max_bytes`` are left.
 
-    Leftovers are always removed: those of killed builders after a day, logs and stored scans after a month, and lock
-    files that nobody holds.
+    Leftovers are always removed: those of killed builders after a day, logs, stored scans and trials after a month, and
+    lock files that nobody holds.
 
     Args:
         cache: the cache to collect.
@@ -242,7 +243,7 @@ class _Sweep:
     """One pass through the cache, and what it dropped.
 
     ``young`` is the age in seconds below which a file without a record may belong to a running builder; ``old`` is the
-    age from which logs and stored scans are deleted; an entry counts as in use, by any process, for ``recent`` seconds
+    age from which logs, scans and trials are deleted; an entry counts as in use, by any process, for ``recent`` seconds
     after its last use.
     """
 
@@ -291,13 +292,14 @@ class _Sweep:
             age = self._age(path)
             if self.cache.locks.exclusive or age >= self._young:
                 self._remove_if_free(path.name[:64], path)
-        for path in (*self._list(self.cache.logs), *self._list(self.cache.scans)):
+        for path in chain.from_iterable(map(self._list, (self.cache.logs, self.cache.scans, self.cache.trials))):
             if self._age(path) >= self._old:
                 self._remove(path)
         for folder, names in (
             (self.cache.folder, f"{PARTIAL_PREFIX}*"),
             (self.cache.logs, f"{PARTIAL_PREFIX}*"),
             (self.cache.scans, f"{PARTIAL_PREFIX}*"),
+            (self.cache.trials, f"{PARTIAL_PREFIX}*"),
             (self.cache.scans, "tmp*"),
             (self.cache.folder / "device-libs", "tmp*"),
         ):

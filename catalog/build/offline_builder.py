@@ -41,7 +41,7 @@ class _Index:
 
     def read_new(self) -> None:
         """Read the records that are new since the last call."""
-        for key in self._cache.keys() - self._seen:
+        for key in self._cache.all_keys() - self._seen:
             entry = self._cache.read_record(key)
             if entry is None:
                 continue  # it may still be being written

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import threading
@@ -14,6 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 _POLL_SECONDS = 0.1
+_PIECE_BYTES = 2**16
 
 # These variables add search paths and output files that content keys do not cover.
 _HIDDEN_INPUTS = frozenset(
@@ -51,11 +53,10 @@ def _environment() -> dict[str, str]:
     return kept | {"LC_ALL": "C"}  # because messages are parsed
 
 
-def _kill(process: subprocess.Popen[str]) -> str:
-    """Kill the compiler driver and the programs that it started, and return what they printed."""
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill the compiler driver and the programs that it started."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    return process.communicate()[0]
 
 
 def _failure(returncode: int) -> str | None:
@@ -66,17 +67,41 @@ def _failure(returncode: int) -> str | None:
     return f"exit status {returncode}"
 
 
-def _communicate(process: subprocess.Popen[str], timeout: float, stop: threading.Event) -> Completed:
-    deadline = time.monotonic() + timeout
+def _read(
+    process: subprocess.Popen[bytes], folder: Path, timeout: float, stop: threading.Event, most_bytes: int | None
+) -> Completed:
+    """Read what the process prints until it ends or must be stopped."""
+    assert process.stdout is not None, "it is a pipe"  # noqa: S101
+    pipe, printed, ended = process.stdout.fileno(), bytearray(), False
+    deadline, readable = time.monotonic() + timeout, select.poll()
+    readable.register(pipe, select.POLLIN)
     while not stop.is_set():
-        try:
-            output, _ = process.communicate(timeout=_POLL_SECONDS)
-        except subprocess.TimeoutExpired:
-            if time.monotonic() < deadline:
-                continue
-            return Completed(_kill(process), f"stopped after {timeout:g} s", timed_out=True)
-        return Completed(output, _failure(process.returncode))
+        if ended:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return Completed(_text(printed), _failure(process.wait(_POLL_SECONDS)))
+        elif readable.poll(_POLL_SECONDS * 1000):
+            piece = os.read(pipe, _PIECE_BYTES)
+            printed += piece
+            ended = not piece
+        if most_bytes is not None and most_bytes < max(len(printed), _written(folder)):
+            return Completed(_text(printed), f"stopped after {most_bytes / 2**20:g} MiB of output")
+        if time.monotonic() >= deadline:
+            return Completed(_text(printed), f"stopped after {timeout:g} s", timed_out=True)
     raise Interrupted
+
+
+def _text(printed: bytes | bytearray) -> str:
+    return printed.decode(errors="replace")
+
+
+def _written(folder: Path) -> int:
+    """Bytes of the files in a folder; files in its subfolders do not count."""
+    written = 0
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):  # it was temporary
+                written += entry.stat().st_size if entry.is_file(follow_symlinks=False) else 0
+    return written
 
 
 def run(
@@ -84,29 +109,30 @@ def run(
     work_dir: Path,
     timeout: float,
     stop: threading.Event,
+    *,
     variables: Mapping[str, str] = MappingProxyType({}),
+    most_bytes: int | None = None,
 ) -> Completed:
     """Run ``command`` in ``work_dir`` until it ends, ``timeout`` seconds pass or ``stop`` is set.
 
-    ``variables`` are set in its environment.
+    ``variables`` are set in its environment. A command that prints more than ``most_bytes``, or writes more to files
+    in ``work_dir``, is stopped, too.
 
     Raises:
         Interrupted: ``stop`` was set; the command and its children are dead.
         OSError: the program cannot be started.
     """
-    process = subprocess.Popen(  # noqa: S603 - the command is a compiler's or a generator's, never a shell's
+    with subprocess.Popen(  # noqa: S603 - the command is a compiler's or a generator's, never a shell's
         command,
         cwd=work_dir,
         env=_environment() | dict(variables),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
         start_new_session=True,
-    )
-    try:
-        return _communicate(process, timeout, stop)
-    finally:
-        if process.returncode is None:
-            _kill(process)
+    ) as process:
+        try:
+            return _read(process, work_dir, timeout, stop, most_bytes)
+        finally:
+            if process.returncode is None:
+                _kill(process)

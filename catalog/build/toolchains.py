@@ -1,8 +1,8 @@
 """Compilers of this machine, and the commands that turn a translation unit into a library.
 
 Flags are data: ``data/toolchains/host.json``. The identity of a compiler (path, version, digest) is read once per
-process. Whether the compiler really works is tested only after a failure, and by :func:`diagnose`: a kernel in the
-cache never pays for that test.
+process. Whether the compiler really works is tested only after a failure, and by :mod:`catalog.build.trials`: a kernel
+in the cache never pays for that test.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def _check_host(toolchain: Toolchain) -> None:
             f"{path} does not compile for {toolchain.isa} on this {platform.machine()}: {failed[0]}",
             hint="Set CATALOG_CXX to a compiler that does.",
         )
-    failed = first_error(_OPENMP_PROBE, toolchain.compile_command(()), toolchain.link_command())
+    failed = first_error(toolchain.probe, toolchain.compile_command(()), toolchain.link_command())
     if failed is not None:
         raise ToolchainError(
             f"{path} does not build with OpenMP: {failed[0]}",
@@ -190,7 +190,7 @@ class Toolchain:
     The flags are all that may shape the output. Include folders are added, and ``places``: flags with paths of this
     machine whose contents ``compiler.digest`` covers. The launcher is assumed to change only the speed. ``scan_flags``
     restrict a compiler of several passes to one, for listing headers. ``to_host_compiler`` precedes a flag that is not
-    for the driver itself. ``check`` raises ToolchainError if a trivial source does not compile.
+    for the driver itself. ``check`` raises ToolchainError if the trivial source ``probe`` does not compile and link.
     """
 
     compiler: Compiler
@@ -201,6 +201,7 @@ class Toolchain:
     places: tuple[str, ...] = ()
     scan_flags: tuple[str, ...] = ()
     to_host_compiler: tuple[str, ...] = ()
+    probe: str = _OPENMP_PROBE
     check: Callable[[Toolchain], None] = _check_host
 
     @property
@@ -234,12 +235,25 @@ class Toolchain:
         return [*self.compiler.command, OBJECT, *self.link_flags, *self.places, "-o", LIBRARY]
 
     def verify(self) -> None:
-        """Compile something trivial, to distinguish a broken toolchain from a broken kernel.
+        """Compile something trivial, to distinguish a broken toolchain from a broken kernel; once per process.
 
         Raises:
             ToolchainError: a part does not work, or the launcher is missing.
         """
-        _verify(self)
+        self.require_launcher()
+        _check(self)
+
+    def require_launcher(self) -> None:
+        """Check that the launcher, if one is set, is a program.
+
+        Raises:
+            ToolchainError: it is not.
+        """
+        if self.launcher and shutil.which(self.launcher[0]) is None:
+            raise ToolchainError(
+                f"CATALOG_COMPILER_LAUNCHER: {self.launcher[0]} is not a program",
+                hint="Install it, or unset the variable.",
+            )
 
 
 def _search(include_dirs: Sequence[Path]) -> list[str]:
@@ -363,38 +377,8 @@ def host_toolchain(arch: str) -> Toolchain:
 
 
 @functools.cache
-def _verify(toolchain: Toolchain) -> None:
-    if toolchain.launcher and shutil.which(toolchain.launcher[0]) is None:
-        raise ToolchainError(
-            f"CATALOG_COMPILER_LAUNCHER: {toolchain.launcher[0]} is not a program",
-            hint="Install it, or unset the variable.",
-        )
+def _check(toolchain: Toolchain) -> None:
     toolchain.check(toolchain)
-
-
-@dataclass(frozen=True)
-class Diagnosis:
-    """Whether this machine can build for an arch: ``missing`` says what it lacks, None if nothing."""
-
-    arch: str
-    compiler: Compiler | None
-    missing: str | None
-
-
-def diagnose(arch: str, find: Callable[[str], Toolchain]) -> Diagnosis:
-    """Whether the toolchain that ``find`` returns for ``arch`` compiles.
-
-    Raises:
-        SpecError: a file of facts is missing or malformed.
-    """
-    compiler = None
-    try:
-        toolchain = find(arch)
-        compiler = toolchain.compiler
-        toolchain.verify()
-    except ToolchainError as error:
-        return Diagnosis(arch, compiler, error.line)
-    return Diagnosis(arch, compiler, None)
 
 
 _MAKE_WORD = re.compile(r"(?:\\.|\$\$|[^\s\\])+")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -76,6 +77,8 @@ def populate(
     Example: catalog populate gemm --arch gfx950 --revision 2025-11
 
     Example: catalog populate --arch gfx942 --ck-root ~/composable_kernel --label my-ck
+
+    Example: catalog populate gemm --arch gfx942 --ck-root ~/composable_kernel
     """
     from catalog.errors import UsageError
     from catalog.messages import counted
@@ -92,7 +95,12 @@ def populate(
     of = named or operation or DEFAULT
     spec = catalog.spec(arch, revision, space, operation=of)
     restricted = restriction(spec, tuple(config or ()), where, filter_file, tuple(family or ()))
-    receipts = tuple(dict.fromkeys(number for text in receipt or () for number in resolve_receipts(spec, text)))
+    numbers = (
+        # A checkout may have other receipts than the spec; it is asked for them later.
+        (int(text),) if ck_root is not None and text.isdecimal() else resolve_receipts(spec, text)
+        for text in receipt or ()
+    )
+    receipts = tuple(dict.fromkeys(chain.from_iterable(numbers)))
     with fraction_done(f"{spec.arch} {spec.space if ck_root is None else ck_root}") as on_progress:
         done = catalog.populate(
             arch,

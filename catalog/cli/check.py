@@ -23,15 +23,22 @@ app = typer.Typer()
 
 
 @app.command()
-def doctor(context: typer.Context, form: options.Format = "table") -> None:
+def doctor(
+    context: typer.Context,
+    retry: Annotated[bool, typer.Option("--retry", help="Try all compilers again, even those that worked.")] = False,
+    form: options.Format = "table",
+) -> None:
     """Show settings, the catalog file and toolchains.
 
-    For each arch it shows the compiler that would be used, or what is missing.
+    For each arch it shows the compiler that would be used, or what is missing. A compiler is tried on a small program;
+    if it works, the next try waits until the compiler, its flags or its headers change.
 
     Example: catalog doctor
     """
-    from catalog.doctor import Finding, diagnose
+    from catalog.doctor import Finding, diagnose, forget_trials
 
+    if retry:
+        forget_trials()
     print_rows(Finding._fields, diagnose(db_path(context)), form)
 
 
@@ -125,27 +132,26 @@ def parity(
         raise UsageError("--space and --family are options of operations that are compared by lists, such as gemm")
     from catalog.errors import MissingReferenceError
     from catalog.messages import counted
-    from catalog.ops.attention.upstream.live import find_generator
-    from catalog.rules.parity import COLUMNS, Comparison, exit_code
+    from catalog.rules.parity import COLUMNS, Comparison, Live, exit_code
     from catalog.rules.receipts import resolve_receipts
     from catalog.runtime.catalog_file import nearest_of
 
-    catalog, generator, its, advice = open_catalog(context), None, revision, dict[str, str]()
+    catalog, reference, its, advice = open_catalog(context), None, revision, dict[str, str]()
     if ck_root is not None:
-        generator = find_generator(ck_root, timeout)
-        its = revision or generator.revision
-        note(generator.about)
+        reference = Live(of.generator(ck_root, timeout))
+        its = revision or reference.generator.revision
+        note(reference.generator.about)
     found: list[Comparison | MissingReferenceError] = []
     for name in archs:
         for number in resolve_receipts(catalog.spec(name, its), receipt):
             try:
-                comparison = catalog.parity(name, number, revision=its, mask_impl=mask_impl, reference=generator)
-                if generator is not None and revision is None and not comparison.passed:
+                comparison = catalog.parity(name, number, revision=its, mask_impl=mask_impl, reference=reference)
+                if reference is not None and revision is None and not comparison.passed:
                     closest = nearest_of(name, mask_impl, number, comparison.reference)
                     nearest = str(closest.request.spec.revision)
                     if nearest != its:
                         comparison = catalog.parity(
-                            name, number, revision=nearest, mask_impl=mask_impl, reference=generator
+                            name, number, revision=nearest, mask_impl=mask_impl, reference=reference
                         )
                     advice[name] = (
                         f"Nearest known revision: {nearest}, with {closest.common:,} of "
@@ -178,19 +184,23 @@ def _compare_lists(
     catalog: Catalog, of: Operation, asked: _Asked, ck_root: Path | None, timeout: float, form: str
 ) -> None:
     from catalog.errors import MissingReferenceError
-    from catalog.rules.lists import COLUMNS, compare_lists, report
+    from catalog.rules.lists import COLUMNS, compare_lists, listings_of, report
     from catalog.schema.trait_text import read_family
 
     families = [read_family(family, of.traits) for family in asked.families]
-    reference, revision = None, asked.revision
+    generator, reference, revision = None, None, asked.revision
     if ck_root is not None:
-        reference = of.find_lists(ck_root, timeout)
-        revision = revision or reference.revision
-        note(reference.about)
+        generator = of.generator(ck_root, timeout)
+        revision = revision or generator.revision
+        note(generator.about)
     rows, codes = [], {0}
     for arch in asked.archs:
         try:
             spec = catalog.spec(arch, revision, asked.space, operation=of.name)
+            if generator is not None:
+                runs = generator.runs(str(spec.arch), spec.lineage().variant, ())
+                runs = [run for run in runs if not families or run.traits["family"] in families]
+                reference = listings_of(generator.lists(runs, lambda done: None))
             found = compare_lists(spec, families, reference)
         except MissingReferenceError as error:
             note(error.printed)
@@ -216,6 +226,7 @@ def diff(
     names: Annotated[
         bool, typer.Option("--names", help="Print every kernel: + appeared, - vanished, ~ changed.")
     ] = False,
+    operation: options.Operation = None,
     form: options.Format = "table",
 ) -> None:
     """Compare the kernels of two upstream revisions.
@@ -224,13 +235,14 @@ def diff(
 
     Example: catalog diff --from 2025-07 --to 2026-05 --arch gfx942 --receipt 0
     """
+    from catalog.ops import DEFAULT
     from catalog.rules import diff as difference
     from catalog.rules.receipts import resolve_receipts
 
-    catalog, rows = open_catalog(context), list[list[Any]]()
-    receipts = resolve_receipts(catalog.spec(arch, after), receipt) if receipt is not None else (None,)
-    for number in receipts:
-        found = catalog.diff(arch, before, after, mask_impl=mask_impl, receipt=number)
+    catalog, of, rows = open_catalog(context), operation or DEFAULT, list[list[Any]]()
+    spec = catalog.spec(arch, after, operation=of)
+    for number in resolve_receipts(spec, receipt) if receipt is not None else (None,):
+        found = catalog.diff(arch, before, after, mask_impl=mask_impl, receipt=number, operation=of)
         if form == "table":
             print(found.listing() if names else found.report())
         rows += found.kernel_rows() if names else found.family_rows()

@@ -29,12 +29,13 @@ class StatedDemand:
     max_batch: int
     phase: str
     page_size: int
+    revision: str | None
 
     def __bool__(self) -> bool:
         return any(source is not None for source in (self.trace, self.shapes, self.model))
 
     def read(self, arch: str | None) -> Demand:
-        """The problems, on ``arch``. None: this machine's CPU, or the archs that a trace was recorded on.
+        """The problems, on ``arch``. None: this machine's CPU, or the lineages that a trace was recorded on.
 
         Raises:
             UsageError: there is not exactly one source, or it is wrong.
@@ -51,12 +52,12 @@ class StatedDemand:
                 hint="For example: --model config.json --tp 8",
             )
         if self.trace is not None:
-            return Demand.of_trace(self.trace, arch)
+            return Demand.of_trace(self.trace, arch, self.revision)
         if self.shapes is not None:
-            return Demand.of_shapes(self.shapes, arch or "host")
+            return Demand.of_shapes(self.shapes, arch or "host", self.revision)
         phases = tuple(dict.fromkeys(self.phase.split(",")))
         deployment = Deployment(self.tp, self.max_len, self.max_batch, phases, self.page_size)
-        return Demand.of_model(cast(Path, self.model), deployment, arch or "host")
+        return Demand.of_model(cast(Path, self.model), deployment, arch or "host", self.revision)
 
 
 def stated_demand(context: typer.Context) -> StatedDemand:
@@ -100,6 +101,9 @@ def _options() -> tuple[Any, ...]:
         page_size: Annotated[
             int, typer.Option(min=1, metavar="N", help="Tokens of a page of the model's paged cache.")
         ] = 16,
+        revision: Annotated[
+            str | None, typer.Option(help="Upstream revision that answers the problems. Default: the arch's own.")
+        ] = None,
     ) -> None: ...
 
     options.__signature__ = inspect.signature(options, eval_str=True)  # type: ignore[attr-defined]

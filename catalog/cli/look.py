@@ -167,8 +167,6 @@ def _print_explanation(explained: Explanation, form: str) -> None:
 
 def _print_narrowing(catalog: Catalog, problem: Problem, where: Mapping[str, Any], form: str) -> None:
     from catalog.ops import operation_of
-    from catalog.registry import foreign
-    from catalog.runtime.devices.here import resolve_arch
 
     counts, steps, kept, base = list[str](), list[Row](), list[Row](), ""
     for family in operation_of(problem).stages(problem):
@@ -181,7 +179,10 @@ def _print_narrowing(catalog: Catalog, problem: Problem, where: Mapping[str, Any
     answer = f"{', '.join(counts)} kernels answer the problem" + ("; the best, in order:" if kept else ".")
     if base:
         answer = f"The rules and the static order are those of {base}, the nearest known revision.\n{answer}"
-    others = foreign.timings_of(catalog.connection, problem, resolve_arch(where["arch"]))
+    choice = catalog.choice(problem, **where) if kept else None
+    if choice is not None and choice.evidence == "sibling":
+        answer = f"{choice.about}\n{answer}"
+    others = catalog.foreign_timings(problem, where["arch"])
     _print_answer(answer, (_STEPS, steps), (_KEPT, kept), form, others)
 
 

@@ -68,6 +68,7 @@ def run(
     context: typer.Context,
     *,
     arch: options.Arch = "host",
+    revision: options.Revision = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the random inputs.")] = 0,
     repeats: Annotated[int, typer.Option(min=1, help="Number of launches; the time is their median.")] = 5,
     validate: Annotated[bool, typer.Option("--validate", help="Compare with the float64 reference.")] = False,
@@ -85,7 +86,13 @@ def run(
 
     problem = stated_problem(context).problem()
     facts, passed = run_problem(
-        open_catalog(context), problem, arch=arch, seed=seed, repeats=repeats, validate=validate
+        open_catalog(context),
+        problem,
+        arch=arch,
+        revision=revision,
+        seed=seed,
+        repeats=repeats,
+        validate=validate,
     )
     if form == "table":
         print_rows(["what", "value"], facts.items(), form)

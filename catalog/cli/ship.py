@@ -264,6 +264,51 @@ def freeze(
 
 
 @app.command()
+def wheel(
+    context: typer.Context,
+    where: WhereOption,
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Folder for the wheels.")] = Path("dist"),
+    arch: options.Arch = "host",
+    operation: options.Operation = None,
+    split: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Wheels for each value of this column, such as hdim_q.")
+    ] = None,
+    max_size: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Size limit of a wheel, as in 100M. Default: below 2G.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the distribution. Default: kernel-catalog-ARCH.")] = None,
+    platform: Annotated[
+        str | None, typer.Option(metavar="TAG", help="Platform tag. Default: linux_ and the libraries' machine.")
+    ] = None,
+    build: Annotated[bool, typer.Option("--build", help="First build the kernels that are not built.")] = False,
+    ck_root: options.CkRoot = None,
+    form: options.Format = "table",
+) -> None:
+    """Write built kernels as wheels, for pip.
+
+    Where such a wheel is installed, its kernels are found as if they were in the cache, and need no compiler. A group
+    of kernels that is larger than the size limit is split into parts.
+
+    Example: catalog wheel --where "built AND dtype='bf16'" --arch gfx942 --split hdim_q -o dist
+    """
+    from catalog.runtime.build_run import kernels_to_build
+    from catalog.runtime.wheels import COLUMNS, MOST_BYTES, write_wheels
+    from catalog.settings import choose
+    from catalog.units import parse_size
+
+    choose(ck_root=ck_root)
+    most = MOST_BYTES if max_size is None else parse_size(max_size)
+    catalog = open_catalog(context)
+    kernels = kernels_to_build(catalog, where, arch, None, operation)
+    if build:
+        failures = catalog.builder.build_many(kernels).failures
+        if failures:
+            raise failures[0].error
+    rows = write_wheels(catalog, kernels, out, name=name, split=split, most_bytes=most, platform=platform)
+    print_rows(COLUMNS, rows, form)
+
+
+@app.command()
 def merge(
     context: typer.Context,
     others: Annotated[list[Path], typer.Argument(metavar="OTHER.db...", help="Catalogs of other machines; only read.")],

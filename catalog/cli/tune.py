@@ -45,6 +45,7 @@ def tune(
     context: typer.Context,
     *,
     arch: options.Arch = "host",
+    revision: options.Revision = None,
     shapes: ShapesOption = None,
     misses: Annotated[
         bool, typer.Option("--misses", help="Tune the problems that were selected for but never measured.")
@@ -90,7 +91,8 @@ def tune(
     pools = nullcontext() if scheduler is None else connect(scheduler)
     with each_timed("tuning", len(problems)) as (advance, _), pools as pool:
         done = count(1)
-        how = TuneOptions(arch, candidates, budget, StopRule(precision=precision), jobs, pool, again)
+        rule = StopRule(precision=precision)
+        how = TuneOptions(arch, candidates, budget, rule, jobs, pool, again, revision=revision)
         report = tune_problems(catalog, list(problems.values()), how, lambda tuned: advance(next(done), tuned.about))
     names = {problem.key: name for name, problem in problems.items()}
     print_rows(["problem", *COLUMNS], [[names[tuned.problem.key], *tuned.row] for tuned in report.tuned], form)

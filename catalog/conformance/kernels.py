@@ -8,6 +8,7 @@ from itertools import islice
 from catalog.backends import target_of, why_unavailable
 from catalog.build.builder import Artifact, BuildFailure
 from catalog.build.describe import describe
+from catalog.build.trials import Trials
 from catalog.conformance.findings import Finding, failed, passed, skipped
 from catalog.errors import CatalogError, ProblemError, SelectionError
 from catalog.ops import operation
@@ -54,7 +55,7 @@ def kernel_findings(catalog: Catalog, spec: ArchSpec, jobs: int | None) -> Itera
     reached = {kernel.family for plan in plans for kernel in plan.kernels}
     for family in sorted(set(spec.families) - reached - set(mains)):
         yield failed("selected", family, "no plan has a row of it as a stage")
-    lacking = _no_toolchain(arch, operation(spec.operation))
+    lacking = _no_toolchain(catalog, arch, operation(spec.operation))
     kernels = {kernel.id: kernel for plan in plans for kernel in plan.kernels}
     results: dict[str, Artifact | str] = {}
     if lacking is None:
@@ -83,12 +84,12 @@ def _plan(catalog: Catalog, lineage: Lineage, family: str) -> Plan | None:
     return None
 
 
-def _no_toolchain(arch: str, of: Operation) -> str | None:
+def _no_toolchain(catalog: Catalog, arch: str, of: Operation) -> str | None:
     """Why kernels of ``arch`` cannot be compiled here; None if they can."""
     try:
         target = target_of(arch)
         target.headers_of((of,))
-        target.toolchain(arch).verify()
+        Trials(catalog.builder.cache).verify(target.toolchain(arch))
     except CatalogError as error:
         return error.message.splitlines()[0]
     return None

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from catalog.build.generators import Generator
-    from catalog.rules.lists import ListGenerator
     from catalog.runtime.tolerance import Tolerance
     from catalog.schema.lineage import Lineage
     from catalog.schema.problem_form import Form
@@ -134,28 +133,24 @@ class Operation(Emitter, ABC):
         return self.kernel.traits
 
     compares_lists: ClassVar[bool] = False
-    """Whether parity compares lists of names by family, type and layout (traits ``dtype`` and ``layout``)."""
+    """Whether parity compares lists of names by family, type and layout (traits ``dtype`` and ``layout``).
 
-    def find_lists(self, root: Path, timeout: float) -> ListGenerator:
-        """The generator of lists in the checkout of upstream's at ``root``; ``timeout`` is in seconds, for each list.
-
-        Raises:
-            UsageError: there is none.
-        """
-        raise UsageError(f"{self.name} has no upstream generator")
+    The runs of its :meth:`generator` state these traits.
+    """
 
     def about_variant(self, variant: str) -> str:
         """The end of a remark about kernels of ``variant``: ``, masks generic``; empty without variants."""
         return f", {self.variants} {variant}" if self.variants else ""
 
     def generator(self, root: Path, timeout: float) -> Generator:
-        """The generator of the checkout at ``root``, which lists kernels of its own; ``timeout`` in seconds for a run.
+        """The generator of the checkout at ``root``, which lists its own kernels; ``timeout`` in seconds for a run.
+
+        Parity compares its lists with the catalog's rows, and adoption makes rows of them.
 
         Raises:
             UsageError: there is none at ``root``, or there are several, or the operation has none.
-            GeneratorError: it does not start, or is not one that the operation knows.
         """
-        raise UsageError(f"the kernels of {self.name} do not come from a checkout: it cannot be adopted")
+        raise UsageError(f"{self.name} has no upstream generator: no checkout lists its kernels")
 
     def read_tile(self, text: str) -> dict[str, Any]:
         """The traits stated by a tile of a spec, in the operation's own notation.

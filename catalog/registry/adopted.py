@@ -14,6 +14,7 @@ from typing import Any
 from catalog.errors import UsageError
 from catalog.messages import counted, did_you_mean
 from catalog.registry.transactions import transaction
+from catalog.schema.lineage import LINEAGE, Lineage
 
 COLUMNS = ("revision", "arch", "variant", "base", "kernels", "unknown", "root", "git_commit", "digest", "created")
 """Columns of :func:`adopted_lineages`; ``unknown`` is a number of names."""
@@ -91,14 +92,15 @@ def record_adopted(connection: sqlite3.Connection, lineage: int, record: Record,
     )
 
 
-def records_of(connection: sqlite3.Connection, operation: str, revision: str) -> Mapping[tuple[str, str], Record]:
-    """The records of an adopted revision by arch and variant; empty if there is no such revision."""
+def records_of(connection: sqlite3.Connection, operation: str, revision: str) -> Mapping[Lineage, Record]:
+    """The records of an adopted revision by lineage; empty if there is no such revision."""
     names = ", ".join(Record.__dataclass_fields__)
     rows = connection.execute(
-        f"SELECT arch, variant, {names} FROM {_ADOPTED} WHERE {_WHICH} ORDER BY arch, variant",
+        f"SELECT {', '.join(LINEAGE)}, {names} FROM {_ADOPTED} WHERE {_WHICH} ORDER BY arch, variant",
         {"operation": operation, "revision": revision},
     )
-    return {(arch, variant): Record(*columns) for arch, variant, *columns in rows}
+    of_lineage = len(LINEAGE)
+    return {Lineage(*columns[:of_lineage]): Record(*columns[of_lineage:]) for columns in map(tuple, rows)}
 
 
 def revisions_of(connection: sqlite3.Connection, operation: str, arch: str) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from itertools import groupby
@@ -177,13 +177,17 @@ def duplicates(
                 yield Duplicate(_record(other), _record(best), _why(best, other))
 
 
-def timings_of(connection: sqlite3.Connection, problem: Problem, arch: str) -> list[dict[str, Any]]:
-    """What is recorded about ``problem`` on devices of ``arch``, fastest first, in some columns of :data:`VIEW`."""
-    columns = ("source", "facts", "name", "median_ms", "measured", "file", "line")
+def timings_of(connection: sqlite3.Connection, problem: Problem, devices: Sequence[int]) -> list[dict[str, Any]]:
+    """What is recorded about ``problem`` on the devices with these row ids, in some columns of :data:`VIEW`.
+
+    The order is that of ``devices``, then the fastest first.
+    """
+    columns = ("source", "arch", "facts", "name", "median_ms", "measured", "file", "line")
     rows = connection.execute(
         f"SELECT {', '.join(f'{_COLUMNS[name]} AS {name}' for name in columns)} FROM {_JOINED} "
-        "WHERE ours.key = ? AND device.arch = ? ORDER BY foreign_timing.median_ms NULLS LAST, foreign_timing.key",
-        (problem.key, arch),
+        "JOIN json_each(?) AS asked ON asked.value = device.id WHERE ours.key = ? "
+        "ORDER BY asked.key, foreign_timing.median_ms NULLS LAST, foreign_timing.key",
+        (json.dumps(devices), problem.key),
     )
     return [dict(row) for row in rows]
 

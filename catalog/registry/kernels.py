@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 import sqlite3
 from collections.abc import Mapping
 from typing import Any
 
 from catalog.errors import UsageError
-from catalog.ops import operation
+from catalog.ops import DEFAULT, operation
 from catalog.registry.views import make_table, make_views, rows_of
 from catalog.schema.kernel import Kernel
 from catalog.schema.lineage import LINEAGE, Lineage
@@ -32,6 +33,15 @@ def made_lineage(connection: sqlite3.Connection, lineage: Lineage) -> int:
     made = int(connection.execute(added, lineage.parameters).fetchone()[0])
     make_views(connection)  # the operation may be new to the file
     return made
+
+
+def populate_command(lineage: Lineage, root: str = "") -> str:
+    """The command that populates a lineage; with ``root``, the one that adopts the checkout there as this lineage."""
+    of = operation(lineage.operation)
+    words = ["catalog", "populate", *([of.name] if of.name != DEFAULT else [])]
+    words += ["--ck-root", root] if root else []
+    words += ["--arch", lineage.arch, "--label" if root else "--revision", lineage.revision]
+    return shlex.join([*words, *(["--mask-impl", lineage.variant] if of.variants else [])])
 
 
 def kernel_of(connection: sqlite3.Connection, kernel_id: str) -> Kernel | None:

@@ -31,7 +31,7 @@ from catalog.errors import UsageError
 from catalog.messages import counted
 from catalog.ops import problem_of_key
 from catalog.registry import foreign
-from catalog.registry.kernels import add_kernel, kernel_of, lineage_id
+from catalog.registry.kernels import add_kernel, kernel_of, lineage_id, populate_command
 from catalog.registry.merge_read import Source, opened, reading
 from catalog.registry.rows import ForeignTiming
 from catalog.registry.timings import problem_id
@@ -146,7 +146,10 @@ class _Merge:
             return "of another version of this program: their traits make another id or name"
         lineage = lineage_id(self._connection, kernel.lineage)
         if kernel.base and lineage not in populated:
-            return f"of {kernel.lineage}, which is adopted: adopt the same checkout here first, under the same label"
+            return (
+                f"of {kernel.lineage}, which was not adopted here. Adopt the same checkout first: "
+                f"{populate_command(kernel.lineage, 'CHECKOUT')}"
+            )
         if lineage in populated:
             return f"not among those that the facts here make for {kernel.lineage}: populate both catalogs again"
         same = "SELECT 1 FROM kernel WHERE name = ? AND lineage = ?"

@@ -1,7 +1,8 @@
 """Adopt a checkout: the kernels that its own generator lists become a lineage of their own.
 
-Names are read by the name grammar of the nearest known revision, the one with the most names in common. Its rules and
-its dispatch order apply, too. A name that the grammar cannot read is kept in table ``unknown_name``.
+The nearest known revision is the one with the most names in common. A name that it has, too, is its kernel; others are
+read by its name grammar. Its rules and its dispatch order apply, too. A name that the grammar cannot read is kept in
+table ``unknown_name``.
 """
 
 from __future__ import annotations
@@ -11,11 +12,9 @@ import sqlite3
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
-from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from catalog.build.generators import commit_of
 from catalog.build.keys import hash_parts
@@ -30,16 +29,21 @@ from catalog.rules.populate import (
     Populated,
     Progress,
     Request,
-    names_in_order,
+    check_request,
+    joins_of,
     record,
     unchanged,
     write_rows,
 )
+from catalog.rules.restriction import Restriction
 from catalog.schema.arch_spec import ArchSpec, Receipt
 from catalog.schema.kernel import canonical_json_sql
+from catalog.schema.name_parts import sql_literal
 
 if TYPE_CHECKING:
-    from catalog.build.generators import Generator
+    from catalog.build.generators import Generator, Run
+    from catalog.schema.grammar import Grammar
+    from catalog.schema.lineage import Lineage
 
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
 _DIGEST_CHARACTERS = 12
@@ -48,19 +52,16 @@ _LISTING = 0.95
 """The part of the progress that the generator takes."""
 
 
-@dataclass(frozen=True)
-class Nearest:
+class Nearest(NamedTuple):
     """The known revision with the most names in common with a list.
 
     Attributes:
         request: the revision's spec and variant.
         common: number of names in common.
-        order: the names of the revision, with their positions in its dispatch order.
     """
 
     request: Request
     common: int
-    order: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -70,19 +71,20 @@ class Adopted(Populated):
     Attributes:
         record: where the rows come from.
         unknown: the names that the grammar of the nearest revision cannot read.
-        common: number of names that the nearest revision also has; None if nothing was listed again.
+        names: number of names that the checkout lists; 0 if nothing was listed again.
+        common: number of these names that the nearest revision also has.
     """
 
     record: Record | None = None
     unknown: tuple[Unknown, ...] = ()
-    common: int | None = None
+    names: int = 0
+    common: int = 0
 
     @property
     def notes(self) -> list[str]:
         """What the output of an adoption says about the nearest revision, and about each kind of unknown name."""
         base, revision = self.record.base if self.record else "", self.request.spec.revision
-        total = self.kernels + len(self.unknown)
-        shared = "" if self.common is None else f", with {self.common:,} of {counted(total, 'name')} in common"
+        shared = f", with {self.common:,} of {counted(self.names, 'name')} in common" if self.names else ""
         lines = [f"Nearest known revision: {base}{shared}. Its rules, dispatch order and name grammar apply."]
         if self.unknown:
             kinds = Counter((one.place, one.part) for one in self.unknown)
@@ -93,15 +95,57 @@ class Adopted(Populated):
         return lines
 
 
-def nearest(names: Set[str], requests: Iterable[Request]) -> Nearest:
-    """The one of some known revisions with the most of ``names``; of equal ones the newest."""
-    measured = list[Nearest]()
-    for request in sorted(requests, key=lambda request: str(request.spec.revision), reverse=True):
-        order = names_in_order(request)
-        measured.append(Nearest(request, len(names & order.keys()), order))
-        if measured[-1].common == len(names):
-            break
-    return max(measured, key=lambda one: one.common)
+def nearest(
+    connection: sqlite3.Connection, names: Set[str], requests: Iterable[Request], likely: str | None = None
+) -> Nearest:
+    """The one of some known revisions with the most of ``names``; of equal ones ``likely``, or else the newest.
+
+    Leaves the temporary table ``known``: name, target, traits and ``position`` (in the dispatch order) of the kernels
+    of that revision that have one of the names.
+    """
+    make_table(connection, "asked", ["name PRIMARY KEY"], ((name,) for name in sorted(names)))
+    best: Nearest | None = None
+    for request in sorted(
+        requests, key=lambda one: (one.spec.revision == likely, str(one.spec.revision)), reverse=True
+    ):
+        if best is None or _may_have_more(names, request, best.common):
+            common = _find_known(connection, request)
+            if best is None or common > best.common:
+                connection.execute("DROP TABLE IF EXISTS temp.known")
+                connection.execute("ALTER TABLE temp.found RENAME TO known")
+                best = Nearest(request, common)
+    assert best is not None, "an arch has a revision"  # noqa: S101
+    return best
+
+
+def _may_have_more(names: Set[str], request: Request, common: int) -> bool:
+    """Whether a revision's grammars read more than ``common`` of ``names``; other names cannot be its kernels'."""
+    of, may_be = operation(request.spec.operation), len(names)
+    families = filter(request.restriction.makes, of.traits.families)
+    grammars = [of.kernel.grammar(family, request.lineage) for family in families]
+    for name in names if may_be > common else ():
+        if not any(grammar.matches(name) for grammar in grammars):
+            may_be -= 1
+            if may_be <= common:
+                break
+    return may_be > common
+
+
+def _find_known(connection: sqlite3.Connection, request: Request) -> int:
+    """Make table ``found`` of the kernels that a known revision makes under a name of table ``asked``; count the names.
+
+    No file is used.
+    """
+    columns = ("target", *operation(request.spec.operation).traits, "position")
+    make_table(connection, "found", ["name", *columns], ())
+    for join in joins_of(request):
+        for _ in join.combined(connection, request.receipts or request.spec.receipt_numbers):
+            for made in join.enumeration.yields:
+                connection.execute(
+                    f"INSERT INTO temp.found SELECT asked.name, {', '.join(columns)} "
+                    f"FROM ({join.names_sql(made, *columns)}) AS made CROSS JOIN temp.asked ON asked.name = made.name"
+                )
+    return int(connection.execute("SELECT count(DISTINCT name) FROM temp.found").fetchone()[0])
 
 
 def adopted_spec(base: ArchSpec, revision: str, receipts: Collection[int]) -> ArchSpec:
@@ -148,58 +192,65 @@ def adopt(
     """
     on_progress = on_progress or (lambda done: None)
     started = time.perf_counter()
+    check_request(Request(specs[0], variant))
+    arch = str(specs[0].arch)
     commit = commit_of(generator.root)
     revision = label or f"ck-{commit or generator.digest[:_DIGEST_CHARACTERS]}"
     there = records_of(connection, specs[0].operation, revision)
-    _check(revision, generator, specs, receipts, there)
-    was = there.get((str(specs[0].arch), variant))
+    _check_label(revision, generator, specs, there)
+    same = next(iter(there.values()), None)  # of the same code, perhaps for another arch
+    distinguished = generator.receipts if same is None else tuple(map(int, same.receipts.split()))
+    _check_receipts(receipts, distinguished)
+    was = there.get(replace(specs[0].lineage(variant), revision=revision))
     digest = _digest_of(generator, specs, variant)
     base = next((spec for spec in specs if was is not None and spec.revision == was.base), None)
     if base is not None and not force:
-        request = Request(adopted_spec(base, revision, generator.receipts), variant, tuple(receipts))
+        request = Request(adopted_spec(base, revision, distinguished), variant, tuple(receipts))
         families = unchanged(connection, request, digest)
         if families is not None and _receipts_of(connection, request) == tuple(receipts):
             unknown = unknown_of(connection, lineage_id(connection, request.lineage) or 0)
             seconds = time.perf_counter() - started
             return Adopted(request, families, seconds, unchanged=True, record=was, unknown=unknown)
-    lists = generator.lists(
-        str(specs[0].arch), variant, receipts or generator.receipts, lambda done: on_progress(done * _LISTING)
-    )
+    runs = generator.runs(arch, variant, receipts or distinguished)
+    lists = generator.lists(runs, lambda done: on_progress(done * _LISTING))
     names = frozenset[str]().union(*lists.values())
     if not names:
-        raise GeneratorError(f"{generator.path} lists no kernels of {specs[0].arch}", hint="Nothing was changed.")
-    found = nearest(names, (Request(spec, variant) for spec in specs if variant in spec.variants))
-    base = found.request.spec
-    request = Request(adopted_spec(base, revision, generator.receipts), variant, tuple(receipts))
-    read, unknown = _read(names, request, str(base.revision))
-    about = Record(
-        root=str(generator.root),
-        git_commit=commit,
-        digest=generator.digest,
-        base=str(base.revision),
-        receipts=" ".join(map(str, generator.receipts)),
-        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-    )
+        raise GeneratorError(f"{generator.root} lists no kernels of {arch}", hint="Nothing was changed.")
     with transaction(connection), interruptible(connection):
-        tables = _table_made(connection, request, read, _ranks(lists.values(), found.order), lists)
-        families = write_rows(connection, request, tables, lambda done: on_progress(_LISTING + done * (1 - _LISTING)))
-        done = Adopted(
-            request, families, time.perf_counter() - started, record=about, unknown=unknown, common=found.common
+        made = Restriction(families=tuple({run.traits["family"]: run for run in runs if "family" in run.traits}))
+        known = (Request(spec, variant, restriction=made) for spec in specs if variant in spec.variants)
+        found = nearest(connection, names, known, generator.revision)
+        base = found.request.spec
+        request = Request(adopted_spec(base, revision, distinguished), variant, tuple(receipts))
+        about = Record(
+            root=str(generator.root),
+            git_commit=commit,
+            digest=generator.digest,
+            base=str(base.revision),
+            receipts=" ".join(map(str, distinguished)),
+            created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         )
+        unknown = _read(connection, request, about.base, lists)
+        families = write_rows(
+            connection,
+            request,
+            _table_made(connection, request, lists),
+            lambda done: on_progress(_LISTING + done * (1 - _LISTING)),
+        )
+        for table in ("asked", "known", "listed"):
+            connection.execute(f"DROP TABLE temp.{table}")
+        seconds = time.perf_counter() - started
+        done = Adopted(request, families, seconds, record=about, unknown=unknown, names=len(names), common=found.common)
         record(connection, done, digest)
         record_adopted(connection, lineage_id(connection, request.lineage) or 0, about, unknown)
     shorten_log(connection)
     return done
 
 
-def _check(
-    revision: str,
-    generator: Generator,
-    specs: Sequence[ArchSpec],
-    receipts: Sequence[int],
-    there: Mapping[tuple[str, str], Record],
+def _check_label(
+    revision: str, generator: Generator, specs: Sequence[ArchSpec], there: Mapping[Lineage, Record]
 ) -> None:
-    """Refuse a revision that is known or belongs to another checkout, and receipts that the checkout lacks."""
+    """Refuse a revision that is known or belongs to another checkout."""
     if not _LABEL.fullmatch(revision):
         raise UsageError(
             f"a revision cannot be called {revision!r}",
@@ -213,9 +264,12 @@ def _check(
             f"revision {revision} was adopted from another state of the generator, in {others[0].root}",
             hint=f"--label gives this one another name; catalog forget {revision} deletes the old one.",
         )
-    unknown = sorted(set(receipts) - set(generator.receipts))
+
+
+def _check_receipts(receipts: Sequence[int], distinguished: Sequence[int]) -> None:
+    unknown = sorted(set(receipts) - set(distinguished))
     if unknown:
-        has = ", ".join(map(str, generator.receipts))
+        has = ", ".join(map(str, distinguished)) or "none"
         raise UsageError(f"the checkout has no receipt {unknown[0]}", hint=f"Its receipts: {has}.")
 
 
@@ -240,28 +294,70 @@ def _receipts_of(connection: sqlite3.Connection, request: Request) -> tuple[int,
     return tuple(map(int, row[0].split()))
 
 
+def _stated(lists: Iterable[Run]) -> tuple[str, ...]:
+    """The traits that some list states, in a fixed order."""
+    return tuple(sorted({trait for run in lists for trait in run.traits}))
+
+
 def _read(
-    names: Collection[str], request: Request, base: str
-) -> tuple[Mapping[str, Mapping[str, Any]], tuple[Unknown, ...]]:
-    """The traits of each name that the grammars of ``base`` read, and the other names."""
+    connection: sqlite3.Connection, request: Request, base: str, lists: Mapping[Run, Sequence[str]]
+) -> tuple[Unknown, ...]:
+    """Make table ``listed``, and add the kernels that ``known`` lacks, read by the grammars of ``base``.
+
+    Table ``listed`` has each name with the traits that its lists state (the default where a list of it states none),
+    its ``position`` in the dispatch order, and in ``listed`` one bit for each receipt. Returns the names that the
+    grammars cannot read; their rows of ``listed`` remain without a kernel.
+    """
     of = operation(request.spec.operation)
+    stated = _stated(lists)
+    bits = {receipt: 1 << place for place, receipt in enumerate(request.spec.receipt_numbers)}
+    listed: dict[tuple[Any, ...], int] = {}
+    for run, names in lists.items():
+        values = tuple(run.traits.get(trait, of.traits[trait].default) for trait in stated)
+        bit = 0 if run.receipt is None else bits[run.receipt]
+        for name in names:
+            key = (name, *values)
+            listed[key] = listed.get(key, 0) | bit
+    order = dict(connection.execute("SELECT name, min(position) FROM temp.known GROUP BY name").fetchall())
+    ranks = _ranks(lists.values(), order)
+    make_table(
+        connection, "listed", ["name", *stated, "position", "listed"],
+        ((*key, ranks[key[0]], bit) for key, bit in listed.items()),
+    )  # fmt: skip
+    columns = ", ".join(("name", *stated))
+    new = connection.execute(f"SELECT {columns} FROM temp.listed EXCEPT SELECT {columns} FROM temp.known")
     lineage = replace(request.lineage, base=base)
     grammars = [of.kernel.grammar(family, lineage) for family in of.traits.families]
-    read: dict[str, Mapping[str, Any]] = {}
-    unknown: list[Unknown] = []
-    for name in sorted(names):  # sorted, names of one family follow each other
-        for grammar in grammars:
-            traits = grammar.parse(name)
-            if traits is not None:
-                read[name] = traits
-                if grammar is not grammars[0]:
-                    grammars.remove(grammar)
-                    grammars.insert(0, grammar)
-                break
+    read: list[Mapping[str, Any]] = []
+    unknown: dict[str, Unknown] = {}
+    for name, *values in new.fetchall():
+        its = dict(zip(stated, values, strict=True))
+        traits = _traits_of(name, its, grammars)
+        if isinstance(traits, Unknown):
+            unknown[name] = traits
         else:
-            unread = max(grammars, key=lambda grammar: grammar.reads(name)).unread(name)
-            unknown.append(Unknown(name, unread.part, unread.place))
-    return read, tuple(unknown)
+            read.append({**traits, **its, "name": name})
+    written = ("name", "target", *of.traits)
+    holes = ", ".join(f":{column}" for column in written)
+    connection.executemany(f"INSERT INTO temp.known ({', '.join(written)}) VALUES ({holes})", read)
+    return tuple(unknown.values())
+
+
+def _traits_of(name: str, stated: Mapping[str, Any], grammars: list[Grammar]) -> dict[str, Any] | Unknown:
+    """The traits of a name in a list with ``stated`` traits, or what is new in it; moves its grammar to the front."""
+    may_be = [grammar for grammar in grammars if grammar.family == stated.get("family", grammar.family)]
+    for grammar in may_be:
+        traits = grammar.parse(name)
+        if traits is not None:
+            grammars.remove(grammar)
+            grammars.insert(0, grammar)
+            shown = sorted(grammar.shown & stated.keys())
+            wrong = next((trait for trait in shown if traits[trait] != stated[trait]), None)
+            if wrong is None:
+                return traits
+            return Unknown(name, str(traits[wrong]), f"in a list of {wrong} {stated[wrong]}")
+    unread = max(may_be, key=lambda grammar: grammar.reads(name)).unread(name)
+    return Unknown(name, unread.part, unread.place)
 
 
 def _ranks(lists: Iterable[Sequence[str]], order: Mapping[str, int]) -> dict[str, int]:
@@ -276,31 +372,14 @@ def _ranks(lists: Iterable[Sequence[str]], order: Mapping[str, int]) -> dict[str
     return {name: ranks[place] for name, place in places.items()}
 
 
-def _table_made(
-    connection: sqlite3.Connection,
-    request: Request,
-    read: Mapping[str, Mapping[str, Any]],
-    ranks: Mapping[str, int],
-    lists: Mapping[int, Sequence[str]],
-) -> Iterator[float]:
-    """Make the table of :func:`~catalog.rules.populate.write_rows` from names and their traits."""
+def _table_made(connection: sqlite3.Connection, request: Request, lists: Iterable[Run]) -> Iterator[float]:
+    """Make the table of :func:`~catalog.rules.populate.write_rows` from ``listed`` and ``known``."""
     of = operation(request.spec.operation)
-    listed = dict.fromkeys(read, 0)
-    for place, receipt in enumerate(request.spec.receipt_numbers):
-        for name in lists.get(receipt, ()):
-            with suppress(KeyError):
-                listed[name] |= 1 << place
     identity = request.lineage.columns(of.traits.variant)
-    columns = (*of.traits, "target")
-    values = itemgetter(*columns)
-    make_table(
-        connection, "read", [*columns, "name", "position", "listed"],
-        ((*values(traits), name, ranks[name], listed[name]) for name, traits in read.items()),
-    )  # fmt: skip
-    constant = ", ".join(f"'{value}' AS {column}" for column, value in identity.items())
+    constant = ", ".join(f"{sql_literal(value)} AS {column}" for column, value in identity.items())
     connection.execute(
-        f"CREATE TEMP TABLE made AS SELECT *, sha256({canonical_json_sql(of.kernel)}) AS id "
-        f"FROM (SELECT {constant}, * FROM temp.read)"
+        f"CREATE TEMP TABLE made AS SELECT *, sha256({canonical_json_sql(of.kernel)}) AS id FROM ("
+        f"SELECT {constant}, name, target, {', '.join(of.traits)}, listed.position AS position, listed "
+        f"FROM temp.listed CROSS JOIN temp.known USING ({', '.join(('name', *_stated(lists)))}))"
     )
-    connection.execute("DROP TABLE temp.read")
     yield 1.0

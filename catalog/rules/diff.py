@@ -215,4 +215,5 @@ def _counts(families: Sequence[FamilyDifference]) -> str:
 
 
 def _title(lineage: Lineage) -> str:
-    return f"{lineage.arch} {lineage.revision} {lineage.variant}"
+    variant = f" {lineage.variant}" if operation(lineage.operation).variants else ""
+    return f"{lineage.arch} {lineage.revision}{variant}"

@@ -228,7 +228,7 @@ class Join:
 
     def names_sql(self, made: Yield, *columns: str) -> str:
         """The query for the name of each kernel of one family, then traits or ``position`` (in the dispatch order)."""
-        return f"SELECT {', '.join((self._name_sql(made), *columns))} FROM ({self._rows_sql(made)})"
+        return f"SELECT {', '.join((f'{self._name_sql(made)} AS name', *columns))} FROM ({self._rows_sql(made)})"
 
     def _rows_sql(self, made: Yield) -> str:
         """The query for the traits, position and receipts of each kernel of one family.

@@ -9,10 +9,10 @@ from __future__ import annotations
 import csv
 import hashlib
 import sqlite3
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from catalog.errors import MissingReferenceError, SpecError
 from catalog.files import read_given
@@ -21,6 +21,9 @@ from catalog.rules.enumeration import Join
 from catalog.schema.arch_spec import ArchSpec
 from catalog.schema.lineage import Lineage
 from catalog.settings import data_dir
+
+if TYPE_CHECKING:
+    from catalog.build.generators import Run
 
 
 class Key(NamedTuple):
@@ -37,32 +40,6 @@ class Listing(NamedTuple):
     kernels: int
     digest: str
     names: frozenset[str] | None = None
-
-
-class ListReference(Protocol):
-    """A source of upstream's lists."""
-
-    def listing(self, lineage: Lineage, key: Key) -> Listing | None:
-        """One list; None if the source lacks it.
-
-        Raises:
-            CatalogError: it cannot be read, or the generator fails.
-        """
-
-    def keys(self, lineage: Lineage) -> Collection[Key]:
-        """The lists of a lineage that the source has."""
-
-
-class ListGenerator(ListReference, Protocol):
-    """A :class:`ListReference` that runs the generator of a checkout."""
-
-    @property
-    def revision(self) -> str:
-        """The catalog's revision that the generator is of."""
-
-    @property
-    def about(self) -> str:
-        """What the generator is asked, and which revision it is compared with."""
 
 
 COLUMNS = ("arch", "revision", "space", *Key._fields, "passed", "kernels", "listed", "missing", "extra")
@@ -123,32 +100,36 @@ def report(found: Iterable[ListComparison]) -> str:
 
 
 def compare_lists(
-    spec: ArchSpec, families: Collection[str] = (), reference: ListReference | None = None
+    spec: ArchSpec, families: Collection[str] = (), reference: Mapping[Key, Listing] | None = None
 ) -> list[ListComparison]:
     """Compare the names that a spec makes with every list of ``families`` (empty: of all) that the reference has.
 
-    No kernel is stored, so families that a populate leaves out by default are compared, too. ``reference`` is the
-    source of the lists: by default the digests in the data folder, otherwise the generator of a checkout.
+    No kernel is stored, so families that a populate leaves out by default are compared, too. ``reference`` has
+    upstream's lists: by default the digests in the data folder, otherwise what a checkout's generator lists.
 
     Raises:
         MissingReferenceError: it has none.
-        CatalogError: as :meth:`ListReference.listing`.
+        SpecError: the digests cannot be read.
     """
-    reference = reference or Digests(data_dir() / "parity" / f"{spec.operation}.csv")
     lineage = spec.lineage()
-    keys = sorted(key for key in reference.keys(lineage) if not families or key.family in families)
+    if reference is None:
+        reference = digests(data_dir() / "parity" / f"{spec.operation}.csv", lineage)
+    keys = sorted(key for key in reference if not families or key.family in families)
     if not keys:
         raise MissingReferenceError(
             f"there is no reference list for {lineage.arch} ({lineage.revision}, {lineage.space})",
             hint="`catalog parity --operation gemm` without --family shows what is there.",
         )
-    listings = {key: reference.listing(lineage, key) for key in keys}
     made = names_of(spec, {key.family for key in keys})
-    return [
-        ListComparison(lineage, key, made.get(key, frozenset()), listing)
-        for key, listing in listings.items()
-        if listing is not None
-    ]
+    return [ListComparison(lineage, key, made.get(key, frozenset()), reference[key]) for key in keys]
+
+
+def listings_of(lists: Mapping[Run, Sequence[str]]) -> dict[Key, Listing]:
+    """What the runs of a checkout's generator listed."""
+    names: dict[Key, set[str]] = {}
+    for run, listed in lists.items():
+        names.setdefault(Key(*(run.traits[field] for field in Key._fields)), set()).update(listed)
+    return {key: Listing(len(those), digest_of(those), frozenset(those)) for key, those in names.items()}
 
 
 def names_of(spec: ArchSpec, families: Collection[str]) -> dict[Key, frozenset[str]]:
@@ -175,28 +156,19 @@ def digest_of(names: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(sorted(names)).encode()).hexdigest()
 
 
-@dataclass(frozen=True)
-class Digests:
-    """A :class:`ListReference` of the numbers and digests in a CSV file."""
+def digests(path: Path, lineage: Lineage) -> dict[Key, Listing]:
+    """The numbers and digests of a lineage's lists in a CSV file.
 
-    path: Path
-
-    def keys(self, lineage: Lineage) -> Collection[Key]:
-        """The lists of a lineage that the file has."""
-        return self._of(lineage)
-
-    def listing(self, lineage: Lineage, key: Key) -> Listing | None:
-        """The number and the digest of a list."""
-        return self._of(lineage).get(key)
-
-    def _of(self, lineage: Lineage) -> dict[Key, Listing]:
-        about = (lineage.arch, lineage.revision, lineage.space)
-        try:
-            rows = list(csv.DictReader(read_given(self.path).decode().splitlines()))
-            return {
-                Key(*(row[field] for field in Key._fields)): Listing(int(row["kernels"]), row["sha256_of_sorted_names"])
-                for row in rows
-                if (row["arch"], row["revision"], row["space"]) == about
-            }
-        except (OSError, ValueError, KeyError, csv.Error) as error:
-            raise SpecError(f"{self.path}: not a table of reference lists: {error}") from None
+    Raises:
+        SpecError: the file cannot be read, or is not such a table.
+    """
+    about = (lineage.arch, lineage.revision, lineage.space)
+    try:
+        rows = list(csv.DictReader(read_given(path).decode().splitlines()))
+        return {
+            Key(*(row[field] for field in Key._fields)): Listing(int(row["kernels"]), row["sha256_of_sorted_names"])
+            for row in rows
+            if (row["arch"], row["revision"], row["space"]) == about
+        }
+    except (OSError, ValueError, KeyError, csv.Error) as error:
+        raise SpecError(f"{path}: not a table of reference lists: {error}") from None

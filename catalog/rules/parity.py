@@ -7,10 +7,10 @@ import lzma
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from catalog.errors import CatalogError, MissingReferenceError, SpecError
 from catalog.files import parse_json, read_given
@@ -19,6 +19,9 @@ from catalog.ops import operation
 from catalog.ops.attention.names import parse_name
 from catalog.rules.populate import Request, check_populated
 from catalog.schema.lineage import Lineage, of_lineage
+
+if TYPE_CHECKING:
+    from catalog.build.generators import Generator
 
 
 class Reference(Protocol):
@@ -120,6 +123,30 @@ class Lists:
                 hint=f"The lists in {self.folder} have, for it: {there}. A CK checkout has every receipt: --ck-root.",
             )
         return names
+
+
+@dataclass(frozen=True)
+class Live:
+    """A :class:`Reference` that runs the generator of a checkout; it makes each list once."""
+
+    generator: Generator
+    _names: dict[tuple[tuple[str, ...], ...], frozenset[str]] = field(default_factory=dict, repr=False)
+
+    def names(self, request: Request, receipt: int) -> frozenset[str]:
+        """The kernels that the generator lists for ``receipt``.
+
+        Raises:
+            GeneratorError: it fails, takes too long or lists something else, or its names are of another revision.
+        """
+        spec = request.spec
+        runs = self.generator.runs(str(spec.arch), request.variant, [receipt])
+        asked = tuple(run.command for run in runs)  # older generators list the same for every arch
+        if asked not in self._names:
+            lists = self.generator.lists(runs, lambda done: None)
+            self._names[asked] = frozenset[str]().union(*lists.values())
+        if spec.revision == self.generator.revision:
+            self.generator.check(self._names[asked])
+        return self._names[asked]
 
 
 def compare(connection: sqlite3.Connection, lineage: Lineage, receipt: int, reference: frozenset[str]) -> Comparison:

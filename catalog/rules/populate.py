@@ -7,15 +7,16 @@ import json
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from functools import cached_property
+from typing import Any
 
 from catalog.errors import SpecError, UsageError
 from catalog.ops import operation
-from catalog.registry.kernels import lineage_id, made_lineage
+from catalog.registry.kernels import lineage_id, made_lineage, populate_command
 from catalog.registry.transactions import interruptible, shorten_log, transaction, written_once
 from catalog.rules.enumeration import Join, make_table
 from catalog.rules.restriction import NOTHING_LEFT_OUT, Restriction
@@ -60,7 +61,8 @@ class Populated:
         return sum(self.families.values())
 
 
-def _joins(request: Request) -> Iterator[Join]:
+def joins_of(request: Request) -> Iterator[Join]:
+    """The joins that make the rows of a request."""
     spec = request.spec
     for name in spec.enumerations:
         conditions = request.restriction.conditions(spec, name)
@@ -93,8 +95,8 @@ def populate(
         RegistryError: the file cannot be written.
         KeyboardInterrupt: Ctrl-C interrupted it.
     """
-    _check(request)
-    joins = list(_joins(request))
+    check_request(request)
+    joins = list(joins_of(request))
     receipts = request.receipts or request.spec.receipt_numbers
     digest = _digest(request, joins, receipts)
     started = time.perf_counter()
@@ -130,23 +132,6 @@ def _tables_made(connection: sqlite3.Connection, joins: Sequence[Join], receipts
                 yield (place + done) / len(joins)
 
 
-def names_in_order(request: Request) -> dict[str, int]:
-    """The names of the kernels that a spec makes, each with its position in the dispatch order; no file is used.
-
-    Raises:
-        UsageError: the spec has no such mask implementation or receipt.
-    """
-    _check(request)
-    receipts = request.receipts or request.spec.receipt_numbers
-    names: dict[str, int] = {}
-    with closing(sqlite3.connect(":memory:")) as connection:
-        for join in _joins(request):
-            for _ in join.combined(connection, receipts):
-                for made in join.enumeration.yields:
-                    names.update(connection.execute(join.names_sql(made, "position")))
-    return names
-
-
 def count_by_family(connection: sqlite3.Connection, request: Request, receipt: int | None = None) -> dict[str, int]:
     """Rows of the request's lineage by family, in the schema's order of families; of one receipt if it is given."""
     listed = "" if receipt is None else f" AND id IN (SELECT kernel_id FROM kernel_receipt WHERE receipt = {receipt:d})"
@@ -163,10 +148,9 @@ def check_populated(connection: sqlite3.Connection, lineage: Lineage, receipt: i
     Raises:
         UsageError: it does not hold it.
     """
-    arch, revision, variant = lineage.arch, lineage.revision, lineage.variant
-    row = _record_of(connection, lineage)
-    which = f"({revision}, {variant})"
-    again = f"Run: catalog populate --arch {arch} --revision {revision} --mask-impl {variant}"
+    arch, row = lineage.arch, _record_of(connection, lineage)
+    which = f"({lineage.revision}, {lineage.variant})"
+    again = f"Run: {populate_command(lineage)}"
     if row is None:
         raise UsageError(f"the catalog holds no kernels of {arch} {which}", hint=again)
     receipts, restriction = row["receipts"], row["restriction"]
@@ -176,7 +160,12 @@ def check_populated(connection: sqlite3.Connection, lineage: Lineage, receipt: i
         raise UsageError(f"the catalog was populated with a part of {arch} only {which}: {restriction}", hint=again)
 
 
-def _check(request: Request) -> None:
+def check_request(request: Request) -> None:
+    """Make sure that the spec has the request's variant and receipts.
+
+    Raises:
+        UsageError: it lacks one.
+    """
     spec = request.spec
     if request.variant not in spec.variants:
         raise UsageError(
@@ -324,26 +313,29 @@ def _hw_valid(spec: ArchSpec) -> str:
 
 def record(connection: sqlite3.Connection, done: Populated, digest: str) -> None:
     """Record a populate and the rules of its spec inside the caller's transaction; ``digest``: of what it came from."""
-    from sqlite_utils import Database
-
-    database = Database(connection)
     request = done.request
     lineage = request.lineage
-    database.table("population").upsert(
-        {
-            "lineage": lineage_id(connection, lineage),
-            "receipts": " ".join(map(str, request.receipts)),
-            "restriction": request.restriction.text,
-            "digest": digest,
-            "compute_units": request.spec.hardware.compute_units if request.spec.hardware else None,
-            "kernels": done.kernels,
-            "families": json.dumps(done.families),
-            "seconds": done.seconds,
-            "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        },
-        pk="lineage",
-    )
-    where = "operation = ? AND arch = ? AND revision = ? AND space = ?"
-    whose = [lineage.operation, lineage.arch, lineage.revision, lineage.space]
-    database.table("rule").delete_where(where, whose)
-    database.table("rule").insert_all(rules_of(request.spec))
+    made = {
+        "lineage": lineage_id(connection, lineage),
+        "receipts": " ".join(map(str, request.receipts)),
+        "restriction": request.restriction.text,
+        "digest": digest,
+        "compute_units": request.spec.hardware.compute_units if request.spec.hardware else None,
+        "kernels": done.kernels,
+        "families": json.dumps(done.families),
+        "seconds": done.seconds,
+        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }
+    _replace(connection, "population", "lineage = :lineage", made, [made])
+    of_spec = "operation = :operation AND arch = :arch AND revision = :revision AND space = :space"
+    _replace(connection, "rule", of_spec, lineage.parameters, list(rules_of(request.spec)))
+
+
+def _replace(
+    connection: sqlite3.Connection, table: str, where: str, whose: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
+) -> None:
+    """Replace the rows of a table that meet a condition."""
+    connection.execute(f"DELETE FROM {table} WHERE {where}", whose)
+    columns = rows[0].keys() if rows else ()
+    holes = ", ".join(f":{column}" for column in columns)
+    connection.executemany(f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({holes})", rows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -135,13 +135,15 @@ def take(
     """
     inputs: Mapping[str, Any] = check_inputs(problem, given, device.array) if given else make_inputs(problem, seed)
     made_of = None if given else seed
+    updated = [name for name in inputs if problem.form.tensors[name].role == "updated"]
     if into is None:
+        _check_apart(inputs, updated)
         made = device.outputs(problem, inputs, given)
         outputs = {name: device.array(problem, name, value) for name, value in made.items()}
         return Taken({**inputs, **outputs}, results(problem.form, {**inputs, **given, **made}), made_of)
     outputs = check_outputs(problem, into, device.array)
     arrays = {**inputs, **outputs}
-    _check_apart(arrays, tuple(outputs))
+    _check_apart(arrays, [*outputs, *updated])
     return Taken(arrays, results(problem.form, {**inputs, **given, **into}), made_of)
 
 
@@ -182,7 +184,7 @@ def agreed_workspace(problem: Problem, kernels: Sequence[LoadedKernel], num_spli
     return operation_of(problem).workspace(problem, num_splits, needed)
 
 
-def _check_apart(tensors: Mapping[str, Strided], outputs: tuple[str, ...]) -> None:
+def _check_apart(tensors: Mapping[str, Strided], outputs: Collection[str]) -> None:
     """Check that no output shares an element with another tensor.
 
     Raises:

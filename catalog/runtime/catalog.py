@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -13,20 +12,19 @@ from typing import TYPE_CHECKING, Any
 from catalog import settings
 from catalog.errors import UsageError
 from catalog.ops import DEFAULT, operation_of
-from catalog.ops import operation as named_operation
 from catalog.registry import timings
 from catalog.runtime.builds import Builds
 from catalog.runtime.catalog_file import CatalogFile, read_spec, spec_path
-from catalog.runtime.devices.here import Devices, resolve_arch
+from catalog.runtime.devices.here import Devices
 from catalog.runtime.funnel import Step
 from catalog.runtime.on_default import on_default
 from catalog.runtime.plan import Plan
 from catalog.runtime.planner import Planners
+from catalog.runtime.rows import Rows
 from catalog.runtime.select import Candidate, Choice
 from catalog.schema.arch_spec import ArchSpec
-from catalog.schema.columns import BASE
 from catalog.schema.kernel import Kernel
-from catalog.schema.lineage import LINEAGE_OF_POPULATION, OWN_SPACES, Lineage, Wanted
+from catalog.schema.lineage import OWN_SPACES, Lineage, Wanted
 from catalog.schema.problem import Problem
 
 if TYPE_CHECKING:
@@ -63,6 +61,7 @@ class Catalog:
     ) -> None:
         self._file = CatalogFile(Path(path) if path is not None else settings.settings().db)
         self._devices = Devices(num_threads)
+        self._rows = Rows(self._file)
         self.builds = Builds(self._file, compile)
         self._planners = Planners(self._file, self.builds, self._devices)
         self._plans = self._planners.plans
@@ -113,11 +112,11 @@ class Catalog:
             ProblemError: the arch is this machine's CPU, and a run would need more memory than the machine has.
             UsageError, SpecError, RegistryError, DeviceError: as :meth:`populate`.
         """
-        key = (problem, arch, revision, mask_impl)
+        key = (problem.identity, arch, revision, mask_impl)
         plan = self._plans.get(key)
         if plan is None:
             with self._file.lock:
-                plan = self._planners.plan(key)
+                plan = self._planners.plan(problem, key)
         return plan
 
     def stages(
@@ -385,14 +384,7 @@ class Catalog:
             UsageError: the catalog was populated with other receipts only, or in part; or as :meth:`spec`.
             SpecError, RegistryError, DeviceError: as :meth:`populate`.
         """
-        from catalog.rules.parity import Lists, compare
-        from catalog.rules.populate import Request
-
-        request = Request(self.spec(arch, revision), mask_impl)
-        self._file.held(Wanted(arch, request.spec.revision, mask_impl))
-        names = (reference or Lists(settings.data_dir() / "parity")).names(request, receipt)
-        with self._file.lock:
-            return compare(self._file.connection, request.lineage, receipt, names)
+        return self._rows.parity(Wanted(arch, revision, mask_impl), receipt, reference)
 
     def adopted(self, revision: str | None = None, *, operation: str = DEFAULT) -> list[list[Any]]:
         """The adopted lineages as rows of :data:`catalog.registry.adopted.COLUMNS`; None: of all revisions.
@@ -416,7 +408,14 @@ class Catalog:
         return self._file.forget(revision, operation)
 
     def diff(
-        self, arch: str, before: str, after: str, *, mask_impl: str = "generic", receipt: int | None = None
+        self,
+        arch: str,
+        before: str,
+        after: str,
+        *,
+        mask_impl: str = "generic",
+        receipt: int | None = None,
+        operation: str = DEFAULT,
     ) -> Difference:
         """Compare the kernels of the revisions ``before`` and ``after`` of ``arch``.
 
@@ -424,14 +423,8 @@ class Catalog:
             UsageError: there is no such arch, revision or receipt; or one of the two is populated only in part.
             SpecError, RegistryError: as :meth:`populate`.
         """
-        from catalog.rules.diff import difference
-        from catalog.rules.populate import Request
-
-        old, new = (Request(self.spec(arch, revision), mask_impl) for revision in (before, after))
-        with self._file.lock:
-            for request in (old, new):
-                self._file.held(Wanted(arch, request.spec.revision, mask_impl))
-            return difference(self._file.connection, old, new, receipt)
+        old, new = (Wanted(arch, revision, mask_impl, operation) for revision in (before, after))
+        return self._rows.diff(old, new, receipt)
 
     def explain(
         self,
@@ -452,16 +445,7 @@ class Catalog:
             UsageError: the traits have no family; or as :meth:`populate`.
             SpecError, RegistryError, DeviceError: as :meth:`populate`.
         """
-        from catalog.rules.explain import explain
-
-        with self._file.lock:
-            if space is None or space in OWN_SPACES:
-                lineage = self._file.held(Wanted(arch, revision, mask_impl, operation)).lineage
-                spec = self.spec(lineage.arch, lineage.revision, operation=operation)
-            else:
-                spec = self.spec(arch, revision, space, operation=operation)
-                lineage = spec.lineage(mask_impl)
-            return explain(self._file.connection, spec, lineage, traits, limit)
+        return self._rows.explain(traits, Wanted(arch, revision, mask_impl, operation), space, limit)
 
     def kernels(
         self, where: str, *, arch: str | None = None, limit: int | None = None, operation: str | None = None
@@ -474,16 +458,7 @@ class Catalog:
             QueryError: the expression is invalid or not allowed, or the catalog has no such arch.
             RegistryError: the catalog does not exist or cannot be read.
         """
-        from catalog.registry.query import Query, operations_asked, run
-
-        found: list[Kernel] = []
-        for name in operations_asked(self.path, where) if operation is None else (operation,):
-            kernel = named_operation(name).kernel
-            columns = (*kernel.traits.identity, BASE.name, *kernel.traits)
-            left = None if limit is None else limit - len(found)
-            with run(self.path, Query(where, arch and resolve_arch(arch), columns, "id", left, name)) as result:
-                found += [kernel.from_row(dict(zip(result.columns, row, strict=True))) for row in result]
-        return found
+        return list(self._rows.kernels(where, arch, limit, operation))
 
     def rules(
         self,
@@ -499,24 +474,7 @@ class Catalog:
         Raises:
             UsageError, SpecError, RegistryError, DeviceError: as :meth:`populate`.
         """
-        from catalog.rules.table import list_rules
-
-        with self._file.lock:
-            if arch is not None:
-                revision = self.spec(arch, revision, operation=operation).revision
-                self._file.held(Wanted(arch, revision, operation=operation))
-            there = self._file.connection.execute(
-                f"SELECT DISTINCT arch, revision, space FROM {LINEAGE_OF_POPULATION} "
-                "WHERE operation = :operation AND arch = coalesce(:arch, arch) "
-                "AND revision = coalesce(:revision, revision) ORDER BY arch, revision, space",
-                {
-                    "operation": operation,
-                    "arch": None if arch is None else resolve_arch(arch),
-                    "revision": revision,
-                },
-            ).fetchall()
-            specs = [self._file.spec(row[0], row[1], row[2], operation) for row in there]
-            return [row for spec in specs for row in list_rules(self._file.connection, spec, family=family, kind=kind)]
+        return self._rows.rules(arch, revision, family, kind, operation)
 
     def misses(self, arch: str) -> list[tuple[str, int]]:
         """Keys of problems selected for ``arch`` and not measured since, with their counts, most frequent first.
@@ -530,6 +488,23 @@ class Catalog:
         self.build_log.write_misses()
         with self._file.lock:
             return timings.misses(self._file.connection, arch)
+
+    def foreign_timings(self, problem: Problem, arch: str) -> list[dict[str, Any]]:
+        """Imported timings of other projects' kernels for ``problem``, in columns of the view ``foreign_timings``.
+
+        They are of devices of ``arch`` and of its family, the device most like this one first, then the fastest first.
+
+        Raises:
+            RegistryError, DeviceError: as :meth:`populate`.
+        """
+        from catalog.registry.foreign import timings_of
+        from catalog.runtime.devices.here import resolve_arch
+        from catalog.runtime.siblings import siblings_of
+
+        with self._file.lock:
+            connection, device = self._file.connection, self._planners.profile(resolve_arch(arch))
+            near = siblings_of(connection, device, "foreign_timing")
+            return timings_of(connection, problem, [sibling.id for sibling in near])
 
     def merge(self, paths: Sequence[Path]) -> list[Merged]:
         """Import the artifact records and timings of other catalogs, all of them or none.
@@ -551,13 +526,7 @@ class Catalog:
         Raises:
             RegistryError: the file cannot be opened or is not a catalog.
         """
-        asked = json.dumps([kernel.id for kernel in kernels])
-        here = (
-            "SELECT count(DISTINCT kernel_id) FROM artifact WHERE status = 'built' AND NOT elsewhere "
-            "AND dropped IS NULL AND kernel_id IN (SELECT value FROM json_each(?))"
-        )
-        with self._file.lock:
-            return int(self._file.connection.execute(here, (asked,)).fetchone()[0])
+        return self._rows.built(kernels)
 
     def populated(self, arch: str, operation: str = DEFAULT) -> bool:
         """Whether the file holds kernels of ``arch``, of any revision.
@@ -565,9 +534,7 @@ class Catalog:
         Raises:
             RegistryError, DeviceError: as :meth:`populate`.
         """
-        asked = f"SELECT 1 FROM {LINEAGE_OF_POPULATION} WHERE operation = ? AND arch = ?"
-        with self._file.lock:
-            return self._file.connection.execute(asked, (operation, resolve_arch(arch))).fetchone() is not None
+        return self._rows.populated(arch, operation)
 
     def __enter__(self) -> Self:
         return self

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import logging
 import os
-import shlex
 import sqlite3
 import weakref
 from collections.abc import Collection, Iterator, Sequence, Set
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -24,6 +23,7 @@ from catalog.errors import RegistryError, UsageError
 from catalog.forks import Lock
 from catalog.ops import DEFAULT, operation, operation_of
 from catalog.registry.connection import connect, leak
+from catalog.registry.kernels import populate_command
 from catalog.registry.transactions import transaction
 from catalog.registry.views import rows_of
 from catalog.runtime.devices.here import resolve_arch
@@ -77,7 +77,8 @@ def nearest_of(arch: str, variant: str, receipt: int, names: Set[str]) -> Neares
     from catalog.rules.populate import Request
 
     specs = (spec for spec in known_specs(arch) if variant in spec.variants and receipt in spec.receipt_numbers)
-    return nearest(names, (Request(spec, variant, (receipt,)) for spec in specs))
+    with closing(sqlite3.connect(":memory:")) as connection:
+        return nearest(connection, names, (Request(spec, variant, (receipt,)) for spec in specs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,13 +211,14 @@ class CatalogFile:
         if wanted.revision is None:
             return
         records = records_of(self.connection, wanted.operation, wanted.revision)
-        for record in records.values():
-            arch = resolve_arch(wanted.arch)
+        for its, record in records.items():
+            asked = replace(its, arch=resolve_arch(wanted.arch), variant=wanted.variant)
+            about = operation(wanted.operation).about_variant
+            there = "; ".join(f"{one.arch}{about(one.variant)}" for one in records)
             raise UsageError(
-                f"revision {wanted.revision} was adopted, for {', '.join(map(' '.join, records))}: only its checkout "
-                f"lists its kernels for {arch} {wanted.variant}",
-                hint=f"Run: catalog populate --ck-root {shlex.quote(record.root)} --arch {arch} --mask-impl "
-                f"{wanted.variant} --label {wanted.revision}",
+                f"revision {wanted.revision} was adopted, for {there}: only its checkout lists its kernels for "
+                f"{asked.arch}{about(asked.variant)}",
+                hint=f"Run: {populate_command(asked, record.root)}",
             )
 
     def adopt(
@@ -280,12 +282,13 @@ class CatalogFile:
 
             arch = resolve_arch(arch)
             records = records_of(self.connection, of, revision) if revision is not None else {}
-            for (its, _), record in records.items():
-                if its == arch and space in (None, *OWN_SPACES):
+            for its, record in records.items():
+                if its.arch == arch and space in (None, *OWN_SPACES):
                     from catalog.rules.adopt import adopted_spec
 
                     base = read_spec(arch, record.base, space, of)
                     return adopted_spec(base, str(revision), tuple(map(int, record.receipts.split())))
+            self.refuse_adopted(Wanted(arch, revision, operation=of))
             adopted = revisions_of(self.connection, of, arch)
             if adopted and revision is not None:
                 error.hint = f"{error.hint} Adopted: {', '.join(adopted)}."

@@ -190,7 +190,7 @@ def fault_of(library: Library, cache: Cache) -> str | None:
     if stored is not None:
         same = (stored[0].kernel_id, stored[1].abi) == (library.kernel.id, abi)
         return None if same else f"library {library.key} is of another kernel or another ABI"
-    records = filter(None, map(cache.read_record, sorted(cache.keys())))
+    records = filter(None, map(cache.read_record, sorted(cache.all_keys())))
     others = [record.key for record, _ in records if record.kernel_id == library.kernel.id]
     has = f"which has {', '.join(others)} instead" if others else "which has no library of this kernel"
     return f"frozen as library {library.key}, absent from the cache {cache.folder}, {has}"
@@ -209,11 +209,11 @@ class ChosenForm:
 
         self._questions = form.questions
         self._connection = connection
-        self._frozen: dict[Problem, tuple[int, ...]] = {}
+        self._frozen: dict[tuple[Any, ...], tuple[int, ...]] = {}
         self._by_answers: dict[tuple[Any, ...], list[tuple[tuple[float, ...], tuple[int, ...]]]] = {}
         for choice in form.choices:
             problem = problem_of(choice.problem)
-            self._frozen[problem] = choice.stages
+            self._frozen[problem.identity] = choice.stages
             self._by_answers.setdefault(self._answers(problem), []).append((problem.coordinates, choice.stages))
 
     def _answers(self, problem: Problem) -> tuple[Any, ...]:
@@ -224,7 +224,7 @@ class ChosenForm:
 
         Of equally near ones, the first in the file counts.
         """
-        stages = self._frozen.get(problem)
+        stages = self._frozen.get(problem.identity)
         if stages is not None:
             return stages
         near, here = self._by_answers.get(self._answers(problem), ()), problem.coordinates

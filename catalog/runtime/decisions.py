@@ -110,8 +110,9 @@ class Decisions:
         return form, neighbour, deciding.questions.answers(problem, self._connection)
 
     def _deciding_about(self, problem: Problem) -> _Deciding:
-        measured = Measured.of_kind(self._connection, problem.form.kind, self.selector.device())
-        return _Deciding(measured, self.questions(problem))
+        kind = problem.form.kind
+        found = (Measured.of_kind(self._connection, kind, device) for device, _ in self.selector.witnesses())
+        return _Deciding(next(filter(None, found), None), self.questions(problem))
 
     def questions(self, problem: Problem) -> Questions:
         """What the rules ask about the sizes of problems of this problem's form."""

@@ -43,29 +43,30 @@ class Demand:
     derived: bool = False
 
     @classmethod
-    def of_trace(cls, path: Path, arch: str | None) -> Demand:
-        """The problems of a trace; on ``arch``, or None: on the lineages that they were recorded on.
+    def of_trace(cls, path: Path, arch: str | None, revision: str | None = None) -> Demand:
+        """The problems of a trace; on ``arch`` and of ``revision``, or None: on the lineages recorded with them.
 
         Raises:
             UsageError: as :func:`~catalog.runtime.traces.read_trace`.
         """
         used = read_trace(path).used
         if arch is not None:
-            return cls._on(str(path), dict.fromkeys(one.problem for one in used), arch)
-        return cls(str(path), tuple(dict.fromkeys((one.problem, one.wanted) for one in used)))
+            return cls._on(str(path), dict.fromkeys(one.problem for one in used), arch, revision)
+        calls = ((one.problem, one.wanted._replace(revision=revision or one.wanted.revision)) for one in used)
+        return cls(str(path), tuple(dict.fromkeys(calls)))
 
     @classmethod
-    def of_shapes(cls, name_or_path: str, arch: str) -> Demand:
-        """The problems of a set.
+    def of_shapes(cls, name_or_path: str, arch: str, revision: str | None = None) -> Demand:
+        """The problems of a set; ``revision`` None: the arch's own.
 
         Raises:
             UsageError, SpecError: as :func:`~catalog.schema.shapes.load_shapes`.
         """
-        return cls._on(name_or_path, (shape.problem for shape in load_shapes(name_or_path).shapes), arch)
+        return cls._on(name_or_path, (shape.problem for shape in load_shapes(name_or_path).shapes), arch, revision)
 
     @classmethod
-    def of_model(cls, path: Path, deployment: Deployment, arch: str) -> Demand:
-        """The problems that every operation derives from a model's ``config.json``.
+    def of_model(cls, path: Path, deployment: Deployment, arch: str, revision: str | None = None) -> Demand:
+        """The problems that every operation derives from a model's ``config.json``; ``revision`` None: the arch's own.
 
         Raises:
             UsageError: the file or a field of it is wrong, or no operation derives a problem from it.
@@ -77,12 +78,14 @@ class Demand:
             raise UsageError(f"{path}: {error.message}", hint=error.hint) from None
         if not problems:
             raise UsageError(f"{path}: no operation derives problems from this model")
-        return cls._on(f"{path}, {counted(deployment.tp, 'rank')}", problems, arch, derived=True)
+        return cls._on(f"{path}, {counted(deployment.tp, 'rank')}", problems, arch, revision, derived=True)
 
     @classmethod
-    def _on(cls, source: str, problems: Iterable[Problem], arch: str, *, derived: bool = False) -> Demand:
+    def _on(
+        cls, source: str, problems: Iterable[Problem], arch: str, revision: str | None, *, derived: bool = False
+    ) -> Demand:
         resolved = resolve_arch(arch)
-        calls = tuple((problem, Wanted(resolved, operation=problem.operation)) for problem in problems)
+        calls = tuple((problem, Wanted(resolved, revision, operation=problem.operation)) for problem in problems)
         return cls(source, calls, derived)
 
     def answers(self, catalog: Catalog) -> Answers:

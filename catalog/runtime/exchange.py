@@ -16,13 +16,12 @@ from pydantic import ValidationError
 from catalog import settings
 from catalog.backends import GpuBackend, backend_of
 from catalog.build.bundle import FORMAT as BUNDLE_FORMAT
-from catalog.build.bundle import Bundle, Entry, Manifest, abi, open_bundle, placed, write_bundle
-from catalog.build.cache import MOST_LIBRARY_BYTES, Cache
+from catalog.build.bundle import Bundle, Entry, Manifest, abi, library_of, open_bundle, placed, write_bundle
+from catalog.build.cache import Cache
 from catalog.errors import BundleError, UsageError
-from catalog.files import read_own
 from catalog.messages import counted
 from catalog.registry.artifacts import quarantined_artifacts, record_artifact
-from catalog.registry.kernels import kernel_of
+from catalog.registry.kernels import kernel_of, populate_command
 from catalog.registry.query import kernel_ids
 from catalog.registry.rows import Device, Timing
 from catalog.registry.timings import add_timings, timings_of
@@ -144,7 +143,7 @@ def export_bundle(
     if not chosen:
         raise UsageError(f"no kernel meets {where!r}{' and is used' if usage else ''}: nothing to export")
     cache = Cache(settings.settings().cache_dir)
-    entries = _entries(catalog.connection, cache, chosen)
+    entries = built_entries(catalog.connection, cache, chosen)
     if not entries:
         raise UsageError(
             f"none of {counted(len(chosen), 'kernel')} is in the cache {cache.folder}",
@@ -175,7 +174,7 @@ def _sizes(entries: Sequence[Entry], cache: Cache, connection: sqlite3.Connectio
     """
     sizes: dict[str, int] = {}
     for entry in entries:
-        library = zlib.compress(read_own(cache.so_path(entry.artifact.key), MOST_LIBRARY_BYTES))
+        library = zlib.compress(library_of(entry, cache))
         stated = (entry, *_timings(connection, {entry.artifact.key}))
         size = len(library) + _MEMBER_BYTES + sum(len(row.model_dump_json(indent=4)) for row in stated)
         sizes[entry.kernel.id] = sizes.get(entry.kernel.id, 0) + size
@@ -192,10 +191,10 @@ def _timings(connection: sqlite3.Connection, keys: Set[str]) -> tuple[Timing, ..
     return tuple(timings)
 
 
-def _entries(connection: sqlite3.Connection, cache: Cache, chosen: Set[str]) -> list[Entry]:
+def built_entries(connection: sqlite3.Connection, cache: Cache, chosen: Set[str]) -> list[Entry]:
     """The intact entries of these rows with this version's ABI, ordered by key."""
     entries = []
-    for key in sorted(cache.keys() - quarantined_artifacts(connection).keys()):
+    for key in sorted(cache.all_keys() - quarantined_artifacts(connection).keys()):
         stored = cache.read_record(key)
         if stored is None or stored[0].kernel_id not in chosen or stored[1].abi != abi():
             continue
@@ -278,4 +277,7 @@ def _populate(catalog: Catalog, bundle: Bundle) -> None:
                 lineage.arch, revision=lineage.revision, mask_impl=lineage.variant, operation=lineage.operation
             )
         except UsageError as error:
-            raise BundleError(f"this version lacks the bundle's kernels: {error.message}") from None
+            adopts = f"Adopt the same checkout first: {populate_command(lineage, 'CHECKOUT')}"
+            raise BundleError(
+                f"this catalog lacks the bundle's kernels: {error.message}", hint=adopts if lineage.base else error.hint
+            ) from None

@@ -22,7 +22,6 @@ from catalog.runtime.plan import Plan, Shared
 from catalog.runtime.select import Choice
 from catalog.runtime.splits import check_fits
 from catalog.schema.kernel import Kernel
-from catalog.schema.lineage import Wanted
 from catalog.schema.problem import Problem
 from catalog.schema.spec_files import DEFAULT_REVISION
 
@@ -54,7 +53,7 @@ class FrozenPlanner:
         self._cache = Cache(settings.settings().cache_dir)
         self._calculator = sqlite3.connect(":memory:", check_same_thread=False)
         self._forms: dict[_Place, list[FormChoices]] = {}
-        self._ways: dict[tuple[Form, Wanted], tuple[str, list[ChosenForm]]] = {}
+        self._ways: dict[tuple[Form, str, str | None, str], tuple[str, list[ChosenForm]]] = {}
         self._sound: dict[tuple[int, ...], tuple[Kernel, ...]] = {}
         for form in sorted(self._choices.forms, key=lambda form: (form.revision != DEFAULT_REVISION, form.revision)):
             self._forms.setdefault((self._text(form), form.arch, form.variant), []).append(form)
@@ -65,37 +64,40 @@ class FrozenPlanner:
         except ProblemError as error:
             raise ChoicesError(f"{self.path}: {error}", hint="Write it again with catalog freeze.") from None
 
-    def plan(self, problem: Problem, wanted: Wanted) -> Plan:
+    def plan(self, problem: Problem, arch: str, revision: str | None, variant: str) -> Plan:
         """The plan that the file names for ``problem``, or for the nearest problem with the same answers of rules.
+
+        The other arguments are those of :meth:`catalog.Catalog.select`, its ``mask_impl`` last.
 
         Raises:
             ChoicesError: the file has none, or the cache does not have its libraries; the message names them.
             ProblemError: a run would need more memory than this machine has.
         """
-        arch, forms = self._ways.get((problem.form, wanted)) or self._way(problem, wanted)
+        asked = (problem.form, arch, revision, variant)
+        resolved, forms = self._ways.get(asked) or self._way(*asked)
         for form in forms:
             stages = form.stages(problem)
             if stages is not None:
                 break
         else:
             raise ChoicesError(
-                f"{self.path} has no choice for the problem {problem.key} on {arch}",
+                f"{self.path} has no choice for the problem {problem.key} on {resolved}",
                 hint="Add it to the trace, set or model that catalog freeze reads, and freeze again.",
             )
         kernels = self._sound.get(stages)
         if kernels is None:
             kernels = self._sound[stages] = self._kernels(stages)
-        check_fits(problem, kernels, self._devices.host_of(wanted.arch))
-        return Plan(problem, arch, kernels, self)
+        check_fits(problem, kernels, self._devices.host_of(arch))
+        return Plan(problem, resolved, kernels, self)
 
-    def _way(self, problem: Problem, wanted: Wanted) -> tuple[str, list[ChosenForm]]:
+    def _way(self, form: Form, arch: str, revision: str | None, variant: str) -> tuple[str, list[ChosenForm]]:
         """The arch, and the choices for problems of this form, those of the default revision first."""
-        arch = resolve_arch(wanted.arch)
-        forms = self._forms.get((problem.form.text, arch, wanted.variant), ())
-        asked = [form for form in forms if wanted.revision in (None, form.revision)]
-        way = arch, [parsed(form, self._calculator, self.path) for form in asked]
+        resolved = resolve_arch(arch)
+        there = self._forms.get((form.text, resolved, variant), ())
+        asked = [one for one in there if revision in (None, one.revision)]
+        way = resolved, [parsed(one, self._calculator, self.path) for one in asked]
         if asked:
-            self._ways[problem.form, wanted] = way
+            self._ways[form, arch, revision, variant] = way
         return way
 
     def _kernels(self, stages: Sequence[int]) -> tuple[Kernel, ...]:
@@ -150,7 +152,7 @@ class FrozenPlanner:
             if record is None:
                 raise self._stale(library, fault_of(library, self._cache) or "its library is damaged")
         self._cache.use(library.key)
-        path, size = self._cache.so_path(library.key), record.so_bytes or 0
+        path, size = self._cache.library(library.key), record.so_bytes or 0
         return Artifact(library.key, path, record.so_sha256 or "", size, kernel.id, record.compile_s, cached=True)
 
     def reselect(self, problem: Problem, without: Set[str]) -> tuple[Kernel, ...]:

@@ -31,6 +31,7 @@ def prepared(
     static: bool = False,
     jobs: int | None = None,
     pool: Pool | None = None,
+    revision: str | None = None,
 ) -> Iterator[tuple[Problem, list[Plan] | SelectionError]]:
     """Yield each problem with plans for its best ``candidates`` kernels, or with the reason why it has none.
 
@@ -45,6 +46,7 @@ def prepared(
         static: use the static order and ignore measurements.
         jobs: number of parallel compilers; None: one per core.
         pool: compiles on other machines; None: compile on this machine.
+        revision: the kernels' revision; None: the arch's own.
 
     Raises:
         UsageError, SpecError, RegistryError, DeviceError: as :meth:`Catalog.candidates`.
@@ -55,7 +57,7 @@ def prepared(
         found: list[tuple[Problem, list[Plan] | SelectionError]] = []
         for problem in together:
             try:
-                best = catalog.candidates(problem, arch=arch, limit=candidates, static=static)
+                best = catalog.candidates(problem, arch=arch, revision=revision, limit=candidates, static=static)
                 found.append((problem, [catalog.plan(problem, candidate.kernel) for candidate in best]))
             except SelectionError as error:
                 found.append((problem, error))

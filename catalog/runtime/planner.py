@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from catalog.runtime.devices.here import Devices
 from catalog.runtime.frozen import FrozenPlanner
 from catalog.runtime.plan import Plan, Shared
 from catalog.runtime.select import Choice, Selector
+from catalog.runtime.siblings import Profile, Sibling, profile_of, siblings_of
 from catalog.runtime.splits import check_fits
 from catalog.schema.kernel import Kernel
 from catalog.schema.lineage import Wanted
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
 MOST_PLANS = 65_536
 """Maximum number of plans that a catalog caches; when it is exceeded, all are dropped."""
 
-PlanKey = tuple[Problem, str, str | None, str]
-"""A problem and the requested arch, revision and variant, as one flat tuple, which is the fastest to hash."""
+PlanKey = tuple[tuple[Any, ...], str, str | None, str]
+"""A problem's identity and the requested arch, revision and variant, in the form that is the fastest to hash."""
 
 
 class Planners:
@@ -51,6 +52,7 @@ class Planners:
         self.plans: dict[PlanKey, Plan] = {}
         self._planners: dict[Wanted, Planner] = {}
         self._measured: dict[str, int] = {}
+        self._siblings: dict[str, tuple[Sibling, ...]] = {}
         self._settings: object = None
         self._frozen: FrozenPlanner | None = None
         file.watchers.add(self)
@@ -71,16 +73,18 @@ class Planners:
             planner = self._planners[wanted] = Planner(wanted, self)
         return planner
 
-    def plan(self, key: PlanKey) -> Plan:
-        """Make the plan for a problem and add it to :attr:`plans`.
+    def plan(self, problem: Problem, key: PlanKey) -> Plan:
+        """Make the plan for a problem and add it to :attr:`plans` under ``key``.
 
         Raises:
             SelectionError, ProblemError, ChoicesError: as :meth:`catalog.Catalog.select`.
         """
-        problem, arch, revision, variant = key
-        wanted = Wanted(arch, revision, variant, problem.operation)
         self._follow_settings()
-        plan = self.of(wanted).plan(problem) if self._frozen is None else self._frozen.plan(problem, wanted)
+        _, arch, revision, variant = key
+        if self._frozen is not None:
+            plan = self._frozen.plan(problem, arch, revision, variant)
+        else:
+            plan = self.of(Wanted(arch, revision, variant, problem.operation)).plan(problem)
         if len(self.plans) >= MOST_PLANS:
             self.plans.clear()
         self.plans[key] = plan
@@ -98,11 +102,31 @@ class Planners:
                 self._measured[arch] = device
         return device
 
+    def witnesses(self, arch: str) -> Iterator[tuple[int, Sibling | None]]:
+        """The row ids of the devices whose timings are evidence for ``arch``, the best first.
+
+        The device of :meth:`measured_on` is no sibling. Its siblings follow; they are looked up when they are needed.
+        """
+        own = self.measured_on(arch)
+        if own is not None:
+            yield own, None
+        if arch not in self._siblings:
+            self._siblings[arch] = siblings_of(self.file.connection, self.profile(arch), without=own)
+        yield from ((sibling.id, sibling) for sibling in self._siblings[arch])
+
+    def profile(self, arch: str) -> Profile:
+        """The profile of the device of :meth:`measured_on`; without one, of this machine's or a usual device."""
+        own = self.measured_on(arch)
+        if own is not None:
+            return profile_of(self.file.connection, own)
+        return Profile.of(arch, self.devices.info(arch).cores if why_unavailable(arch) is None else None)
+
     def forget(self) -> None:
         """Drop plans and decisions, because measurements have changed."""
         with self.file.lock:
             self.plans.clear()
             self._measured.clear()
+            self._siblings.clear()
             for planner in self._planners.values():
                 planner.forget()
 
@@ -152,7 +176,7 @@ class Planner:
             held,
             forbidding=self._forbidding,
             usable=builds.log.usable,
-            device=partial(self._planners.measured_on, held.lineage.arch),
+            witnesses=partial(self._planners.witnesses, held.lineage.arch),
         )
         return Decisions(selector)
 

@@ -45,9 +45,11 @@ def faults_of_choices(path: Path) -> list[list[Any]]:
     try:
         for library in read_choices(path).libraries:
             fault = fault_of(library, cache)
-            if fault is None:
+            if fault is None and cache.load(library.key) is None:
                 try:
                     cache.check(library.key)
+                except FileNotFoundError:
+                    fault = "unsound: the installed library differs from its record"
                 except DamagedEntry as damage:
                     fault = f"unsound: {damage}"
             if fault is not None:

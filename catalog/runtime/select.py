@@ -1,16 +1,17 @@
 """Selection: a problem's traits become one SQL query over the kernels of an arch.
 
 The query requires signature equality, hardware validity, and every applicability rule of the arch's spec. It orders by
-the measured medians of this very problem on this device, else by those of the nearest measured problem of its kind
-(:attr:`Form.kind`), then by the spec's static order, then by kernel id. Medians within noise (:attr:`Backend.noise`) of
-the best count as equal, so two runs make the same choice. Kernels that did not compile or are quarantined are passed
-over until their content key changes.
+the measured medians of this very problem, else by those of the nearest measured problem of its kind
+(:attr:`Form.kind`), then by the spec's static order, then by kernel id. The medians are those of one device: this one,
+or its nearest sibling (:mod:`catalog.runtime.siblings`) if nothing of the kind was measured here. Medians within noise
+(:attr:`Backend.noise`) of the best count as equal, so two runs make the same choice. Kernels that did not compile or
+are quarantined are passed over until their content key changes.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,15 +22,18 @@ from catalog.ops import operation
 from catalog.registry.timings import SOUND, Neighbour, nearest
 from catalog.registry.views import rows_of
 from catalog.runtime.funnel import PASSED_OVER, ROWS, Step, funnel, signature_of
+from catalog.runtime.siblings import Sibling
 from catalog.schema.kernel import Kernel
+from catalog.schema.lineage import of_lineage
 from catalog.schema.problem import Problem
 
 if TYPE_CHECKING:
+    from catalog.ops.protocol import Operation
     from catalog.rules.explain import Finding
     from catalog.runtime.catalog_file import Held
 
 Traits = Mapping[str, Any]
-Evidence = Literal["measured", "nearest", "static"]
+Evidence = Literal["measured", "nearest", "sibling", "static"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +49,12 @@ class Choice:
     """The evidence that selection uses, and the candidates, best first.
 
     ``neighbour`` is the measured problem that the candidates' medians come from: the problem itself if it was measured.
-    It is None if no problem of its kind was measured; then the static order decides.
+    It is None if no problem of its kind was measured; then the static order decides. ``sibling`` is the device that it
+    was measured on, or None if that was this device.
     """
 
     neighbour: Neighbour | None
+    sibling: Sibling | None
     candidates: tuple[Candidate, ...]
 
     @property
@@ -56,6 +62,8 @@ class Choice:
         """The kind of evidence that decides on the first candidate."""
         if self.neighbour is None or not self.candidates or self.candidates[0].median_ms is None:
             return "static"
+        if self.sibling is not None:
+            return "sibling"
         return "measured" if self.neighbour.same else "nearest"
 
     @property
@@ -66,12 +74,17 @@ class Choice:
             order = f"Static order, that of {base}, the nearest known revision" if base else "Static order"
             return f"{order}: nothing of this problem's kind was measured on this device."
         count = sum(candidate.median_ms is not None for candidate in self.candidates)
-        if self.evidence == "measured":
-            return f"Measured: {count} of these kernels were timed on this very problem."
-        return (
-            f"Nearest: {count} of these kernels were timed on a problem of the same kind at distance "
-            f"{self.neighbour.distance:.2f}, {self.neighbour.key}."
-        )
+        if self.neighbour.same:
+            found = f"{count} of these kernels were timed on this very problem"
+        else:
+            found = (
+                f"{count} of these kernels were timed on a problem of the same kind at distance "
+                f"{self.neighbour.distance:.2f}, {self.neighbour.key}"
+            )
+        if self.sibling is None:
+            return f"{self.evidence.capitalize()}: {found}."
+        where = f"{self.sibling.profile}, the nearest measured sibling of {self.sibling.of}"
+        return f"Sibling: on {where}, {found}."
 
     def __str__(self) -> str:
         times = ["" if c.median_ms is None else f"{c.median_ms:.4g} ms" for c in self.candidates]
@@ -95,7 +108,8 @@ class Selector:
         held: the lineage in the file.
         forbidding: returns the constraints that allow no kernel with the given traits.
         usable: whether a kernel may be selected, given whether its newest build failed or is quarantined.
-        device: returns the row id of the device whose timings count, or None.
+        witnesses: returns the row ids of the devices whose timings count, the best first, each with what it is a
+            sibling as, or None.
     """
 
     def __init__(
@@ -105,17 +119,17 @@ class Selector:
         *,
         forbidding: Callable[[Traits], list[Finding]],
         usable: Callable[[Kernel, bool], bool],
-        device: Callable[[], int | None],
+        witnesses: Callable[[], Iterable[tuple[int, Sibling | None]]],
     ) -> None:
         self.connection = connection
         self.lineage = held.lineage
         self._operation = operation(held.lineage.operation)
-        self.device = device
+        self.witnesses = witnesses
         self._compute_units = held.compute_units
         self._forbidding = forbidding
         self._usable = usable
         self._rules: dict[str, list[sqlite3.Row]] = {}
-        self._queries: dict[str, str] = {}
+        self._queries: dict[tuple[str, bool], str] = {}
 
     def decide(self, problem: Problem, without: Set[str] = frozenset()) -> Decision:
         """The best kernel of each stage of a plan, except the ids ``without``.
@@ -158,11 +172,15 @@ class Selector:
 
         If no answering kernel is usable, returns those that have not failed.
         """
-        device = None if static else self.device()
-        neighbour = nearest(self.connection, problem, device)
+        neighbour, sibling, parameters = None, None, self.parameters(problem, family)
+        for device, kin in () if static else self.witnesses():
+            neighbour = nearest(self.connection, problem, device)
+            if neighbour is not None:
+                sibling, parameters = kin, parameters | {"device": device, "measured": neighbour.id}
+                break
         usable: list[Candidate] = []
         others: list[Candidate] = []
-        for candidate, passed_over in self._ranked(problem, family, device, neighbour):
+        for candidate, passed_over in self._ranked(family, parameters, sibling):
             if candidate.kernel.id in without:
                 continue
             if self._usable(candidate.kernel, passed_over):
@@ -171,18 +189,16 @@ class Selector:
                     break
             elif not passed_over:
                 others.append(candidate)
-        return Choice(neighbour, tuple(usable or others[:limit]))
+        return Choice(neighbour, sibling, tuple(usable or others[:limit]))
 
     def _ranked(
-        self, problem: Problem, family: str, device: int | None, neighbour: Neighbour | None
+        self, family: str, parameters: Mapping[str, Any], sibling: Sibling | None
     ) -> Iterator[tuple[Candidate, bool]]:
         """The kernels that answer the problem, best first, each with whether its newest build is bad."""
-        parameters = self.parameters(problem, family) | {
-            "device": device,
-            "measured": None if neighbour is None else neighbour.id,
-            "as_good": 1 + backend_of(self.lineage.arch).noise,
-        }
-        for row in self.connection.execute(self._query(family), parameters):
+        noise = backend_of(self.lineage.arch).noise
+        bound = {"device": None, "measured": None, **parameters, "as_good": 1 + noise}
+        timed_here = sibling is None or sibling.profile.arch == self.lineage.arch
+        for row in self.connection.execute(self._query(family, timed_here), bound):
             yield Candidate(self._operation.kernel.from_row(row), row["median_ms"]), bool(row["passed_over"])
 
     def steps(self, problem: Problem, family: str) -> tuple[Step, ...]:
@@ -203,25 +219,25 @@ class Selector:
             "compute_units": self._compute_units,
         }
 
-    def _query(self, family: str) -> str:
-        if family not in self._queries:
+    def _query(self, family: str, timed_here: bool) -> str:
+        """The selection query, with the timings of this arch's own kernels or those of their twins of another arch."""
+        if (family, timed_here) not in self._queries:
             rules = [f"({rule['expr']})" for rule in self._rules_of(family, "applicability")]
             order = [rule["expr"] for rule in self._rules_of(family, "order")]
             kept = " AND ".join([ROWS, signature_of(self.lineage.operation), "hw_valid", *rules])
             best = "median_ms <= :as_good * best_ms"
             by = ["median_ms IS NULL", f"iif({best}, 0, median_ms)", f"iif({best}, id, NULL)", *order, "id"]
-            self._queries[family] = (
+            timed = "SELECT kernel_id, median_ms, max(created) FROM timing" if timed_here else _twins(self._operation)
+            self._queries[family, timed_here] = (
                 "SELECT * FROM ("
                 f"SELECT kernel.*, median_ms, min(median_ms) OVER () AS best_ms, {PASSED_OVER} AS passed_over "
                 f"FROM {rows_of(self.lineage.operation)} AS kernel LEFT JOIN ("
                 # If a row has several libraries, the last measured one counts: with max() SQLite takes its columns.
-                "  SELECT kernel_id, median_ms, max(created) FROM timing"
-                "  WHERE problem_id = :measured AND device_id = :device AND NOT cold"
-                f"  AND {SOUND} GROUP BY kernel_id"
+                f"  {timed} WHERE problem_id = :measured AND device_id = :device AND NOT cold AND {SOUND} GROUP BY 1"
                 f") AS measured ON measured.kernel_id = kernel.id WHERE {kept}) AS kernel "
                 f"ORDER BY {', '.join(by)}"
             )
-        return self._queries[family]
+        return self._queries[family, timed_here]
 
     def _rules_of(self, family: str, kind: str) -> list[sqlite3.Row]:
         if family not in self._rules:
@@ -245,6 +261,16 @@ class Selector:
             f"no {family} kernel of {arch} answers the problem {problem.key}: {reason}",
             hint=f"To list the kernels: catalog query \"family='{family}'\" --arch {arch}",
         )
+
+
+def _twins(operation: Operation) -> str:
+    """SQL for the timings of kernels of another arch, as those of the lineage's kernels with the same traits."""
+    rows = rows_of(operation.name)
+    alike = " AND ".join(f"twin.{name} = theirs.{name}" for name in ("revision", "space", "variant", *operation.traits))
+    return (
+        "SELECT twin.id AS kernel_id, median_ms, max(timing.created) FROM timing "
+        f"JOIN {rows} AS theirs ON theirs.id = timing.kernel_id JOIN {rows} AS twin ON {of_lineage('twin')} AND {alike}"
+    )
 
 
 def _rejections(steps: Sequence[Step]) -> str:

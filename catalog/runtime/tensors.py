@@ -135,7 +135,7 @@ def check_outputs(problem: Problem, tensors: Mapping[str, Any], as_array: AsArra
     """Check that the outputs can be written, and return them in order; they may still share memory.
 
     Raises:
-        TensorError: as :func:`check_inputs`, or a tensor is read-only or repeats elements (stride 0).
+        TensorError: as :func:`check_inputs`, or a tensor is read-only or overlaps itself.
     """
     outputs = _checked(problem, problem.made, tensors, problem.made, as_array)
     for name, array in outputs.items():
@@ -147,13 +147,23 @@ def _check_writable(name: str, writable: bool, shape: Sequence[int], strides: Se
     """Check that a kernel can write each element of the tensor ``name`` separately.
 
     Raises:
-        TensorError: the tensor is read-only or repeats elements (stride 0).
+        TensorError: the tensor is read-only or overlaps itself.
     """
     if not writable:
         raise TensorError(f"{name} is read-only, but the kernel writes to it")
-    repeats = any(stride == 0 and extent > 1 for stride, extent in zip(strides, shape, strict=True))
-    if repeats and 0 not in shape:
-        raise TensorError(f"{name} is a broadcast view whose elements share memory, but the kernel writes to it")
+    if 0 not in shape and _overlaps(shape, strides):
+        raise TensorError(f"{name} is a broadcast view or overlaps itself: the kernel would write elements twice")
+
+
+def _overlaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether a step along some axis is no longer than what the axes of shorter steps span."""
+    axes = sorted((abs(stride), extent) for stride, extent in zip(strides, shape, strict=True) if extent > 1)
+    span = 0
+    for stride, extent in axes:
+        if stride <= span:
+            return True
+        span += stride * (extent - 1)
+    return False
 
 
 def _check_names(problem: Problem, names: Sequence[str], tensors: Mapping[str, Any], known: Sequence[str]) -> None:

@@ -133,6 +133,7 @@ class TuneOptions:
         jobs: number of parallel compilers; None: one per core.
         pool: compiles on other machines, while timing stays on this one; None: compile on this machine.
         again: repeat previous measurements.
+        revision: the kernels' revision; None: the arch's own.
     """
 
     arch: str = "host"
@@ -142,6 +143,7 @@ class TuneOptions:
     jobs: int | None = None
     pool: Pool | None = None
     again: bool = False
+    revision: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +233,7 @@ class _Tuning:
             static=True,
             jobs=options.jobs,
             pool=options.pool,
+            revision=options.revision,
         )
         for problem, plans in candidates:
             if isinstance(plans, SelectionError):

@@ -96,14 +96,21 @@ def check_result(problem: Problem, inputs: Mapping[str, Array], result: Result) 
 
 
 def run_problem(
-    catalog: Catalog, problem: Problem, *, arch: str, seed: int, repeats: int, validate: bool
+    catalog: Catalog,
+    problem: Problem,
+    *,
+    arch: str,
+    revision: str | None = None,
+    seed: int,
+    repeats: int,
+    validate: bool,
 ) -> tuple[dict[str, Any], bool]:
     """Select, build and run ``problem`` on seeded random inputs; return what to print, and whether it passed.
 
     Raises:
         CatalogError: as :meth:`Catalog.select` and :meth:`Plan.run`.
     """
-    plan = catalog.select(problem, arch=arch)
+    plan = catalog.select(problem, arch=arch, revision=revision)
     expected = Expected(problem, make_inputs(problem, seed), plan.arch)
     result = expected.run(plan, repeats)
     facts: dict[str, Any] = {

@@ -323,6 +323,8 @@ class Hardware(_Spec):
     lds_bytes: int | None = None
     wavefront: int | None = None
     isa: str | None = Field(None, description="ISA passed to the compiler, never `native`")
+    family: str | None = Field(None, description="archs of one family stand in for each other in selection")
+    generation: float | None = Field(None, description="place within the family: archs of near generations are alike")
 
 
 class ArchSpec(_Spec):

@@ -40,10 +40,14 @@ class Grammar:
     hidden: frozenset[str] = frozenset()
 
     @cached_property
+    def shown(self) -> frozenset[str]:
+        """The traits that a name shows."""
+        return frozenset(trait for part in self.parts for trait in part.traits)
+
+    @cached_property
     def traits(self) -> frozenset[str]:
         """The traits of the family's kernels: those shown in the name, and those implied by it."""
-        shown = {trait for part in self.parts for trait in part.traits}
-        return frozenset(shown | set(self.implied(dict.fromkeys(self.all_traits, 0))))
+        return self.shown.union(self.implied(dict.fromkeys(self.all_traits, 0)))
 
     def name(self, row: Row) -> str:
         """The canonical name for a row of traits plus ``target``."""
@@ -52,6 +56,10 @@ class Grammar:
     def sql(self) -> str:
         """SQL expression of the name over the kernel columns."""
         return joined_sql(self.parts)
+
+    def matches(self, name: str) -> bool:
+        """Whether ``name`` consists of the grammar's parts; their values may still be out of range."""
+        return _pattern(self.parts, self.all_traits).fullmatch(name) is not None
 
     def parse(self, name: str) -> dict[str, Any] | None:
         """Every trait plus ``target``, or None when ``name`` does not belong to this family."""

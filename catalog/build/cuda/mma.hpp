@@ -26,11 +26,16 @@ __device__ __forceinline__ void mma_16x8x16(float (&c)[4], const std::uint32_t (
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Copies 16 bytes, or writes 16 zero bytes and reads nothing. The L2 fetches the whole line of 128 bytes.
-__device__ __forceinline__ void copy_async(std::uint32_t target, const void* source, bool exists) {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(target), "l"(source),
-                 "r"(exists ? 16 : 0)
+// Copies the first `bytes` of 16, and writes zeros for the others, which are not read. The L2 fetches the whole line of
+// 128 bytes.
+__device__ __forceinline__ void copy_async_first(std::uint32_t target, const void* source, int bytes) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(target), "l"(source), "r"(bytes)
                  : "memory");
+}
+
+// All 16 of them, or none.
+__device__ __forceinline__ void copy_async(std::uint32_t target, const void* source, bool exists) {
+    copy_async_first(target, source, exists ? 16 : 0);
 }
 
 // Copies of this thread so far form a group.

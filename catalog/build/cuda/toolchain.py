@@ -50,6 +50,7 @@ def _find(arch: str, chosen: Settings, search_path: str) -> Toolchain:
         launcher=tuple(shlex.split(chosen.compiler_launcher or "")),
         places=(f"-ccbin={host.path}",),
         to_host_compiler=("-Xcompiler",),
+        probe=_PROBE,
         check=check,
     )
 
@@ -123,7 +124,7 @@ def check(toolchain: Toolchain) -> None:
     Raises:
         ToolchainError: it does not compile; the message has the compiler's words.
     """
-    failed = first_error(_PROBE, toolchain.compile_command(()), toolchain.link_command())
+    failed = first_error(toolchain.probe, toolchain.compile_command(()), toolchain.link_command())
     if failed is not None:
         raise ToolchainError(
             f"{toolchain.compiler.path} does not build for {toolchain.isa}: {failed[0]}",

@@ -83,6 +83,7 @@ def _find(arch: str, root: Path, chosen: Settings) -> Toolchain:
         launcher=_launcher(compiler, chosen.compiler_launcher),
         places=(f"--rocm-path={root}", f"--rocm-device-lib-path={libraries}", f"-L{root / 'lib'}", *found.places),
         scan_flags=facts.scan,
+        probe=_PROBE,
         check=check,
     )
 
@@ -231,7 +232,7 @@ def check(toolchain: Toolchain) -> None:
     Raises:
         ToolchainError: the message says which part is missing and which package has it.
     """
-    failed = first_error(_PROBE, toolchain.compile_command(()), toolchain.link_command())
+    failed = first_error(toolchain.probe, toolchain.compile_command(()), toolchain.link_command())
     if failed is None:
         return
     error, output = failed

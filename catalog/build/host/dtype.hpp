@@ -15,12 +15,13 @@ struct bf16 {
 
 inline Float load(const float* from) { return load_bits<Float>(from); }
 inline void store(float* to, Float x) { store_bits(to, x); }
+inline Ints load(const std::int32_t* from) { return load_bits<Ints>(from); }
+inline void store(std::int32_t* to, Ints x) { store_bits(to, x); }
 
 #if defined(__F16C__)
 
 // Compiler builtins, not <immintrin.h>: reading that header would take a fifth of a row's compile time.
 typedef short Shorts __attribute__((vector_size(vector_bytes / 2)));
-typedef int Ints __attribute__((vector_size(vector_bytes)));
 
 inline constexpr int to_nearest = 0, current_rounding = 4;
 inline constexpr std::uint16_t all_lanes = 0xffff;
@@ -76,15 +77,15 @@ inline void store(bf16* to, Float x) {
 
 // The first `count` elements, followed by zeros; `from` may end after them.
 template <class T>
-inline Float load_first(const T* from, std::int64_t count) {
+inline auto load_first(const T* from, std::int64_t count) {
     if (count >= lanes) return load(from);
     T buffer[lanes] = {};
     if (count > 0) std::memcpy(buffer, from, count * sizeof(T));
     return load(buffer);
 }
 
-template <class T>
-inline void store_first(T* to, Float x, std::int64_t count) {
+template <class T, class Vector>
+inline void store_first(T* to, Vector x, std::int64_t count) {
     if (count >= lanes) return store(to, x);
     T buffer[lanes];
     store(buffer, x);

@@ -7,26 +7,27 @@
 
 #include "lines.hpp"
 #include "pack.hpp"
+#include "units.hpp"
 
 namespace catalog::host {
 
-// A B for `rows` x `columns` held in registers. Element (row, k) of A is a[row * a_row + k * a_depth], so that a
-// transposed A needs no copy; b[k] points to row k of B. finish(row, column, sum) consumes each vector of sums. What
-// they are added to is better read there, at the end: read at the start, it would occupy registers throughout the loop,
-// and the next block's sums would wait for it.
-template <int rows, int columns, int a_row, int a_depth, class B, class Finish>
-inline void multiply_block(const float* a, B b, int depth, Finish finish) {
+// A B for `rows` x `columns` held in registers; the depth is in units. Unit (row, k) of A is a[row * a_row + k * a_depth],
+// so that a transposed A needs no copy; b[k] points to row k of B. finish(row, column, sum) consumes each vector of sums.
+// What they are added to is better read there, at the end: read at the start, it would occupy registers throughout the
+// loop, and the next block's sums would wait for it.
+template <int rows, int columns, int a_row, int a_depth, class A, class B, class Finish>
+inline void multiply_block(const A* a, B b, int depth, Finish finish) {
     constexpr int vectors = columns / lanes;
-    Float sum[rows][vectors] = {};
+    typename Units<A>::Sum sum[rows][vectors] = {};
     for (int k = 0; k < depth; ++k) {
-        const auto* b_k = b[k];
-        Float b_row[vectors];
+        const auto b_k = b[k];
+        typename Units<A>::Vector b_row[vectors];
 #pragma GCC unroll 16
         for (int j = 0; j < vectors; ++j) b_row[j] = load(b_k + j * lanes);
 #pragma GCC unroll 16
         for (int r = 0; r < rows; ++r)
 #pragma GCC unroll 16
-            for (int j = 0; j < vectors; ++j) sum[r][j] += a[r * a_row + k * a_depth] * b_row[j];
+            for (int j = 0; j < vectors; ++j) Units<A>::multiply_add(sum[r][j], a[r * a_row + k * a_depth], b_row[j]);
     }
 
 #pragma GCC unroll 16
@@ -41,10 +42,10 @@ inline auto store_to(float* c) {
     return [c](int row, int column, Float sum) { store(c + row * ldc + column, sum); };
 }
 
-template <int ldc>
-inline auto add_to(float* c) {
-    return [c](int row, int column, Float sum) {
-        float* to = c + row * ldc + column;
+template <int ldc, class C>
+inline auto add_to(C* c) {
+    return [c](int row, int column, auto sum) {
+        C* to = c + row * ldc + column;
         store(to, load(to) + sum);
     };
 }

@@ -19,6 +19,7 @@ inline constexpr int vector_bytes = 16;
 inline constexpr int lanes = vector_bytes / static_cast<int>(sizeof(float));
 
 typedef float Float __attribute__((vector_size(vector_bytes)));
+typedef int Ints __attribute__((vector_size(vector_bytes)));
 typedef std::uint32_t Bits __attribute__((vector_size(vector_bytes)));
 typedef std::uint16_t HalfBits __attribute__((vector_size(vector_bytes / 2)));
 

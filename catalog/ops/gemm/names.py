@@ -1,4 +1,4 @@
-"""Canonical names of GEMM kernels: those of the tile engine and of the dispatcher, which differ by space and revision.
+"""Canonical names of GEMM kernels: those of the tile engine and of the dispatcher, which differ, and our own.
 
 A name does not identify a kernel: some traits are left out, and a grammar lists them as hidden. Source:
 tile_engine/ops/gemm*/*_instance_builder.py (write_kernel_list), dispatcher/codegen/unified_gemm_codegen.py
@@ -13,10 +13,13 @@ from typing import Any
 from catalog.ops.gemm.traits import TRAITS, Family
 from catalog.schema.grammar import Grammar
 from catalog.schema.lineage import Lineage
-from catalog.schema.name_parts import Choice, Extents, Literal, Part, Row, Word, words
+from catalog.schema.name_parts import Choice, Extents, Literal, Part, Row, Target, Word, words
 
 DISPATCHER = "dispatcher"
 """The space whose names differ from the tile engine's."""
+
+NATIVE = "native"
+"""The space of our own kernels."""
 
 _OLDEST = "2025-11"
 """The revision of the tile engine that calls the family universal plain gemm."""
@@ -68,18 +71,33 @@ _TILE: tuple[Part, ...] = tuple(
 )
 
 
+_OWN: tuple[Part, ...] = (
+    *(Word("_", field) for field in ("dtype", "layout", "pipeline")),
+    Extents("_b", ("tile_m", "tile_n", "tile_k")),
+    Extents("_w", ("warp_tile_m", "warp_tile_n")),
+)
+
+
 @cache
 def grammar_of(family: str, lineage: Lineage) -> Grammar:
     """How the generator of ``lineage`` names the kernels of ``family``."""
     family = Family(family)
+    if lineage.space == NATIVE:
+        parts = (Literal("gemm"), *_OWN, *_SUFFIXES[family], Target(r"_\w+"))
+        return Grammar(TRAITS, family, parts, _implied_natively)
     if lineage.space == DISPATCHER:
         parts = (Literal("gemm"), *_TRAITS, *_TILE, *_SUFFIXES[family])
         return Grammar(TRAITS, family, parts, implied)
-    plain = family is Family.UNIVERSAL and lineage.revision == _OLDEST
+    plain = family is Family.UNIVERSAL and lineage.known == _OLDEST
     reduction = (Word("_", "reduction"),) if family is Family.STREAM_K else ()
     hidden = {Family.MULTI_D: {"elementwise", "num_d"}, Family.PRESHUFFLE: {"permute_n"}}.get(family, set())
     parts = (Literal("gemm" if plain else _WORDS[family]), *_TRAITS, *reduction, *_TILE)
     return Grammar(TRAITS, family, parts, implied, frozenset(hidden))
+
+
+def _implied_natively(row: Row) -> dict[str, Any]:
+    pads = dict.fromkeys(("pad_m", "pad_n", "pad_k"), True)
+    return implied(row) | pads | {"scheduler": "default", "epilogue": "default", "general": True}
 
 
 def implied(row: Row) -> dict[str, Any]:

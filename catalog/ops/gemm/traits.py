@@ -64,12 +64,14 @@ class Elementwise(Word):
 
 
 class Pipeline(Word):
-    """Main loop of the kernel."""
+    """Main loop of the kernel; those of CPUs are our own."""
 
     MEM = "mem"
     COMPV3 = "compv3"
     COMPV4 = "compv4"
     PRESHUFFLEV2 = "preshufflev2"
+    HOST_PANEL = "host_panel"
+    HOST_STREAM = "host_stream"
 
 
 class Scheduler(Word):
@@ -96,6 +98,15 @@ class Reduction(Word):
     TREE = "tree"
 
 
+class Activation(Word):
+    """Function applied to the product, before D tensors are combined with it."""
+
+    NO = "no"
+    RELU = "relu"
+    GELU = "gelu"
+    SILU = "silu"
+
+
 class Signature(TraitModel):
     """What a kernel computes."""
 
@@ -112,6 +123,7 @@ class Signature(TraitModel):
     elementwise_a: Elementwise = trait(Elementwise.PASS_THROUGH, "function that combines the A tensors")
     elementwise_b: Elementwise = trait(Elementwise.PASS_THROUGH, "function that combines the B tensors")
     elementwise: Elementwise = trait(Elementwise.PASS_THROUGH, "function that combines the product with the D tensors")
+    general: bool = trait(False, "each call states a batch, alpha, beta, a bias and an activation, if it has them")
 
 
 class Algorithm(TraitModel):
@@ -126,8 +138,8 @@ class Algorithm(TraitModel):
     wave_m: Count = trait(0, "waves of a block along M (the tile engine's warp_m)")
     wave_n: Count = trait(0, "waves of a block along N (the tile engine's warp_n)")
     wave_k: Count = trait(0, "waves of a block along K (the tile engine's warp_k)")
-    warp_tile_m: Count = trait(0, "matrix instruction: rows of C")
-    warp_tile_n: Count = trait(0, "matrix instruction: columns of C")
+    warp_tile_m: Count = trait(0, "matrix instruction: rows of C; on CPUs, register tile")
+    warp_tile_n: Count = trait(0, "matrix instruction: columns of C; on CPUs, register tile")
     warp_tile_k: Count = trait(0, "matrix instruction: depth")
     pad_m: bool = trait(False, "M need not be a multiple of the tile")
     pad_n: bool = trait(False, "N need not be a multiple of the tile")
@@ -140,5 +152,5 @@ class Algorithm(TraitModel):
     block_per_cu: Count = trait(1, "blocks per compute unit that the kernel is compiled for")
 
 
-TRAITS = Traits(Signature, Algorithm)
+TRAITS = Traits(Signature, Algorithm, later=("general",))
 """Every trait of GEMM by name."""

@@ -52,7 +52,7 @@ def commands(filters: Sequence[Filter], lineage: Lineage) -> list[str]:
         rows = [one.row for one in filters if one.receipt == receipt]
         apis, patterns = (",".join(str(row[place]) for row in rows) for place in (1, 2))
         which = f"--receipt {receipt} --mask {lineage.variant}"
-        if lineage.revision != "2025-07":  # whose generator makes the kernels of every target
+        if lineage.known != "2025-07":  # whose generator makes the kernels of every target
             which += f" --targets {lineage.arch}"
         lines.append(f"generate.py {which} --api {apis} --filter '{patterns}'")
     return lines

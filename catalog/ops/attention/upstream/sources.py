@@ -25,7 +25,7 @@ from catalog.build.toolchains import read_facts
 from catalog.errors import BuildError, GeneratorError, UsageError
 from catalog.files import MOST_TEXT_BYTES, Sync, publish, read_own
 from catalog.ops.attention.kernels.ck.headers import revision_of
-from catalog.ops.attention.upstream.live import Generator, find_generator
+from catalog.ops.attention.upstream.live import FmhaGenerator, find_generator
 from catalog.schema.kernel import Kernel
 from catalog.settings import data_dir, settings
 
@@ -89,7 +89,7 @@ def family_flags(family: str) -> tuple[str, ...]:
 class Checkout:
     """A CK checkout: its generator, and the include folders of its kernels."""
 
-    generator: Generator
+    generator: FmhaGenerator
     example: Path
     include: Path
 
@@ -167,6 +167,7 @@ def open_checkout(root: Path) -> Checkout:
     """
     try:
         generator = find_generator(root, GENERATOR_TIMEOUT_SECONDS)
+        generator.revision  # noqa: B018 - runs it, so that another program is refused
     except (UsageError, GeneratorError) as error:
         raise BuildError(error.message, hint=error.hint) from None
     example = generator.path.parent

@@ -7,7 +7,18 @@ from types import MappingProxyType
 
 from catalog.errors import BuildError
 from catalog.ops.attention.kernels.dialect import Dialect
-from catalog.ops.attention.traits import TRAITS, Bias, Dtype, Family, Mask, Mode, Pipeline
+from catalog.ops.attention.traits import (
+    TRAITS,
+    Bias,
+    Dtype,
+    Family,
+    KvLookupTable,
+    KvMemoryLayout,
+    Mask,
+    Mode,
+    Pipeline,
+    Rope,
+)
 from catalog.schema.kernel import Kernel
 
 _FP16, _BF16 = "catalog::cuda::fp16", "catalog::cuda::bf16"
@@ -16,8 +27,8 @@ _CUDA = Dialect(
     title="NVIDIA",
     folder="cuda",
     dtypes=MappingProxyType({Dtype.FP16: (_FP16, _FP16), Dtype.BF16: (_BF16, _BF16)}),
-    enums=(Mode, Mask, Bias),
-    unknown=frozenset({"bias"}),
+    enums=(Mode, Mask, Bias, Rope, KvMemoryLayout, KvLookupTable),
+    unknown=frozenset(),
     numbers=tuple(
         name
         for name in TRAITS
@@ -32,8 +43,10 @@ _HEADERS: Mapping[tuple[str, str], str] = MappingProxyType(
         (Family.FWD, Pipeline.SM90_WGMMA): "forward/fmha_fwd_wgmma",
         (Family.FWD, Pipeline.SM90_MMA): "mma/fmha_fwd_mma",
         (Family.FWD_PAGEDKV, Pipeline.SM90_MMA): "mma/fmha_fwd_mma",
+        (Family.BATCH_PREFILL, Pipeline.SM90_MMA): "mma/fmha_fwd_mma",
         (Family.FWD_SPLITKV, Pipeline.SM90_MMA): "mma/fmha_fwd_splitkv_mma",
         (Family.FWD_SPLITKV_COMBINE, Pipeline.UNUSED): "mma/fmha_fwd_splitkv_combine",
+        (Family.FWD_APPENDKV, Pipeline.NO): "append/fmha_fwd_appendkv",
         (Family.BWD_DOT_DO_O, Pipeline.NO): "backward/fmha_bwd_dot_do_o",
         (Family.BWD_DQ_DK_DV, Pipeline.SM90_WGMMA): "backward/fmha_bwd_dq_dk_dv_wgmma",
         (Family.BWD_CONVERT_DQ, Pipeline.NO): "backward/fmha_bwd_convert_dq",

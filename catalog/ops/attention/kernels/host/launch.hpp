@@ -1,24 +1,13 @@
-// The entry points of a library, and how many threads a launch has.
+// The entry points of a library.
 #pragma once
-
-#if defined(_OPENMP)
-#include <omp.h>
-#endif
 
 #include <algorithm>
 
 #include "abi/export.hpp"
+#include "host/threads.hpp"
 #include "operation/workspace.hpp"
 
 namespace catalog::host {
-
-inline int threads_for([[maybe_unused]] const catalog_args& args) {
-#if defined(_OPENMP)
-    return args.num_threads > 0 ? args.num_threads : omp_get_max_threads();
-#else
-    return 1;
-#endif
-}
 
 // A host kernel takes any number of splits.
 inline std::int32_t workspace_size(const catalog_args* args, Uses uses, catalog_workspace* size) {

@@ -1,40 +1,16 @@
-// The random bytes of dropout: Philox 4x32-10 (Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC11).
-//
-// The byte of a weight depends only on its place and the state, never on tiles or threads. For sequence b, query head
-// h, query i and key j it is byte j % 16 of the four little-endian words of
-//
-//     Philox(counter = {j / 16, i, b * nhead_q + h, low word of offset},
-//            key     = {low word of seed, high word of seed ^ high word of offset})
-//
-// and the weight is kept if the byte is at most floor(255 (1 - p)), as in CK Tile; if p is 1, none is kept.
+// Dropout of weights; see operation/philox.hpp for its random bytes.
 #pragma once
 
 #include <cmath>
 
 #include "call.hpp"
+#include "operation/philox.hpp"
 
 namespace catalog::host {
 
-struct Philox {
-    std::uint32_t word[4];
-};
-
-inline Philox philox(Philox counter, std::uint32_t key0, std::uint32_t key1) {
-    auto& [c0, c1, c2, c3] = counter.word;
-#pragma GCC unroll 10
-    for (int round = 0; round < 10; ++round, key0 += 0x9E3779B9u, key1 += 0xBB67AE85u) {
-        const std::uint64_t a = std::uint64_t{0xD2511F53u} * c0, b = std::uint64_t{0xCD9E8D57u} * c2;
-        c0 = static_cast<std::uint32_t>(b >> 32) ^ c1 ^ key0;
-        c2 = static_cast<std::uint32_t>(a >> 32) ^ c3 ^ key1;
-        c1 = static_cast<std::uint32_t>(b);
-        c3 = static_cast<std::uint32_t>(a);
-    }
-    return counter;
-}
-
 class Dropout {
    public:
-    static constexpr int chunk = 16;  // keys of one Philox call
+    static constexpr int chunk = philox_keys;
 
     explicit Dropout(const catalog_args& args) : keep(1.0f - args.p_drop), scale(keep > 0 ? 1.0f / keep : 0.0f) {
         const auto state = list_of<std::uint64_t>(args.rng_state);

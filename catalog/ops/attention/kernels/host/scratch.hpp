@@ -2,12 +2,10 @@
 #pragma once
 
 #include <algorithm>
-#include <cstdlib>
-#include <memory>
-#include <new>
 
 #include "kv.hpp"
 #include "host/pack.hpp"
+#include "host/threads.hpp"
 #include "softmax.hpp"
 
 namespace catalog::host {
@@ -57,19 +55,5 @@ struct Scratch {
     float k_scales[scaled_keys + 1];
     float v_scales[scaled_keys + 1];
 };
-
-// The thread's own scratch; nullptr if out of memory.
-template <class Memory>
-inline Memory* thread_scratch() {
-    struct Free {
-        void operator()(void* memory) const { std::free(memory); }
-    };
-    thread_local std::unique_ptr<Memory, Free> scratch;
-    if (!scratch) {
-        void* memory = std::aligned_alloc(alignof(Memory), sizeof(Memory));
-        if (memory) scratch.reset(new (memory) Memory);
-    }
-    return scratch.get();
-}
 
 }  // namespace catalog::host

@@ -53,9 +53,11 @@ class BackwardConsumer : BackwardWarpgroup<Row> {
             }
             named_barrier_sync(all_consumers, Tile::consumers);  // K is read by all warpgroups
         }
-        Base::store_rows(dv, 1.0f, Tile::v_at, warpgroup * 64, 0, &maps.dv, args.dv);
+        Base::store_rows(dv, Base::final_scale_v(), Tile::v_at, warpgroup * 64, 0, &maps.dv, args.dv);
         Base::store_rows(dk, Base::final_scale(), Tile::k_at, warpgroup * 64, 0, &maps.dk, args.dk);
         Base::finish_stores();
+        if constexpr (Row::store_randval)
+            if (args.randval.data) Base::store_random_bytes();
     }
 
    private:
@@ -178,7 +180,7 @@ class BackwardConsumer : BackwardWarpgroup<Row> {
                 wgmma_wait<0>();
             }
             pin(dp);
-            Base::template differentiate<!Tile::early_dv, m>(0, stage, s, dp, weights, ds);
+            Base::template differentiate<!Tile::early_dv, m>(head, tile, 0, stage, s, dp, weights, ds);
             if constexpr (!Tile::early_dv) add_to_keys(weights, grad_o, dv);
         }
         if constexpr (Tile::lags) barrier_wait(barriers.empty_ds(visited % 2), (visited / 2 + 1) % 2);

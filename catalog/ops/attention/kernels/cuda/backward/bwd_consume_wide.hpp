@@ -48,9 +48,11 @@ class WideBackwardConsumer : BackwardWarpgroup<Row> {
             }
             named_barrier_sync(all_consumers, Tile::consumers);  // K and V are read by both
         }
-        Base::store_rows(dv, 1.0f, Tile::v_at, 0, warpgroup * panels_v, &maps.dv, args.dv);
+        Base::store_rows(dv, Base::final_scale_v(), Tile::v_at, 0, warpgroup * panels_v, &maps.dv, args.dv);
         Base::store_rows(dk, Base::final_scale(), Tile::k_at, 0, warpgroup * panels_q, &maps.dk, args.dk);
         Base::finish_stores();
+        if constexpr (Row::store_randval)
+            if (args.randval.data) Base::store_random_bytes();
     }
 
    private:
@@ -139,7 +141,8 @@ class WideBackwardConsumer : BackwardWarpgroup<Row> {
             store_weights(weights, memory);
             wgmma_wait<0>();
             pin(dp);
-            Base::template differentiate<false, columns>(first_column, grad_o_place.stage, s, dp, weights, ds);
+            Base::template differentiate<false, columns>(head, tile, first_column, grad_o_place.stage, s, dp, weights,
+                                                         ds);
             store_weights(ds, ds_memory);
         }
         named_barrier_sync(all_consumers, Tile::consumers);

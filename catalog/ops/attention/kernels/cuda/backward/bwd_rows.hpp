@@ -3,23 +3,12 @@
 #pragma once
 
 #include "bwd_call.hpp"
+#include "cuda/common/eight.hpp"
 
 namespace catalog::cuda {
 
 inline constexpr int row_threads = 256;
 inline constexpr int rows_in_flight = 4;
-
-// 8 elements of 16 bits.
-template <class T>
-union Eight {
-    uint4 bits;
-    T element[8];
-};
-
-template <class T>
-__device__ __forceinline__ uint4 load_eight(const T* elements) {
-    return __ldg(reinterpret_cast<const uint4*>(elements));
-}
 
 // The rows of a thread. Heads follow each other fastest: in most layouts they are neighbours in memory.
 template <class Row, int lanes>

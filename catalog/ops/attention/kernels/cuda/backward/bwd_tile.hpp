@@ -45,8 +45,9 @@ struct BackwardTile {
     // multiplies dQ of the tile before, so that no warpgroup waits for the other's dS.
     static constexpr bool lags = m > 64 || stages == 1;
 
-    // dK and dQ contain the factor of the scores if dS does; halves have too small an exponent for that.
-    static constexpr bool scales_ds = std::is_same_v<T, bf16>;
+    // dK and dQ contain the factor of the scores if dS does; halves have too small an exponent for that, and dbias is
+    // dS without it.
+    static constexpr bool scales_ds = std::is_same_v<T, bf16> && !Row::dbias;
 
     static_assert(m % 16 == 0 && m <= 256 && stages >= 1);
     static_assert(divides_hdim ? m == 64 && n == 64 && stages > 1 : n == 64 * warpgroups);

@@ -1,9 +1,13 @@
 // The main stage of backward: what the warpgroups that multiply have in common. Scores are transposed, keys by queries.
 //
 // With P = exp(S - LSE), dV = P^T dO, dP = dO V^T, dS = P * (dP - delta), dK = scale dS^T Q and dQ = scale dS K.
+//
+// With dropout P is Z * P in dV, and dP is Z * (dO V^T), where Z are the factors of the forward. No weight is negative:
+// the sign of one that is dropped is flipped.
 #pragma once
 
 #include "bwd_load.hpp"
+#include "cuda/common/dropout.hpp"
 
 namespace catalog::cuda {
 
@@ -41,6 +45,36 @@ class BackwardWarpgroup {
         return (Tile::divides_hdim ? 0 : warpgroup * 64) + warp * 16 + lane / 4;
     }
 
+    // Where a thread's elements of S^T are in a tensor of queries by keys, four of every eight queries: element i is of
+    // query i % 2 and key i / 2 * 8, both counted from `first`.
+    template <class Element>
+    struct Pairs {
+        Element* first;
+        std::int64_t stride;
+        int queries, keys;  // that there are from `first` on
+
+        __device__ __forceinline__ Pairs(const BackwardWarpgroup& group, const catalog_tensor& tensor, int head,
+                                         int first_query)
+            : stride(tensor.stride_seqlen) {
+            const int query = first_query + 2 * (group.lane % 4), key = group.first_key() + group.first_row();
+            queries = group.work.seqlen_q() - query;
+            keys = group.work.seqlen_k() - key;
+            first = static_cast<Element*>(tensor.data) +
+                    offset_of(tensor, group.work.batch(), group.work.head_k() * group.work.heads() + head,
+                              group.work.first_q() + query) +
+                    key;
+        }
+
+        __device__ __forceinline__ bool has(int i) const { return i % 2 < queries && i / 2 * 8 < keys; }
+        __device__ __forceinline__ Element* at(int i) const { return first + i % 2 * stride + i / 2 * 8; }
+
+        __device__ __forceinline__ void advance() {
+            first += 8 * stride;
+            queries -= 8;
+            asm volatile("" : "+l"(first), "+r"(queries));  // or there would be registers for each step
+        }
+    };
+
     // P^T from S^T, for the columns of a tile from `first_column` on. `head` counts from the group's first.
     template <int columns>
     __device__ __forceinline__ void weigh(int head, int tile, int first_column, int stage,
@@ -54,6 +88,7 @@ class BackwardWarpgroup {
             slope = slope_of(args, work.index(), work.head_k() * work.heads() + head) * log2_e;
             distance = static_cast<float>(first_distance(first_query));
         }
+        [[maybe_unused]] Pairs<const T> biases(*this, args.bias, head, first_query);
 #pragma unroll
         for (int j = 0; j < columns / 8; ++j) {
             const float2 of_rows = load_pair(lse + 32 * j);
@@ -64,10 +99,64 @@ class BackwardWarpgroup {
                     const float d = distance + static_cast<float>(i / 2 * 8 - (8 * j + i % 2));
                     x = fmaf(Row::mask == Mask::causal ? d : -fabsf(d), slope, x);
                 }
+                if constexpr (Row::bias == Bias::bias)
+                    if (biases.has(i)) x = fmaf(static_cast<float>(*biases.at(i)), log2_e, x);
                 s[4 * j + i] = exp2_approximate(x);
             }
+            if constexpr (Row::bias == Bias::bias) biases.advance();
         }
         if (!all_visible(tile * m)) hide<columns>(first_query, s);
+        if constexpr (Row::dropout) drop<columns>(head, first_query, s);
+    }
+
+    // The number of a head of the group, among those of all sequences.
+    __device__ __forceinline__ int number_of(int head) const {
+        return work.index() * static_cast<int>(args.nhead_q) + work.head_k() * work.heads() + head;
+    }
+
+    // A warp's keys are those of one call of Philox, and every lane draws for some of the queries.
+    template <int columns>
+    __device__ __forceinline__ void drop(int head, int first_query, float (&p)[columns / 2]) const {
+        static_assert(columns <= 128);
+        const Dropout dropout = dropout_of(args);
+        const int key = first_key() + first_row() - lane / 4, number = number_of(head);
+        std::uint32_t kept[2] = {};  // of 32 queries in each half
+#pragma unroll
+        for (int i = 0; i < columns; i += 32)
+            kept[i / 64] |= dropout.kept(number, first_query + i + lane, key) << i / 32 % 2 * 16;
+#pragma unroll
+        for (int column = 0; column < 32; column += 8)
+#pragma unroll
+            for (int i = 0; i < 2; ++i)
+#pragma unroll
+                for (int pair = 0; pair < (columns + 63) / 64; ++pair) {
+                    const std::uint32_t mine =
+                        __shfl_sync(~0u, kept[pair], column + 2 * (lane % 4) + i) >> lane / 4;
+#pragma unroll
+                    for (int of_pair = 0; of_pair < 2; ++of_pair) {
+                        const int j = (64 * pair + 32 * of_pair + column) / 8;
+                        if (8 * j >= columns) continue;
+#pragma unroll
+                        for (int half = 0; half < 2; ++half) {
+                            float& weight = p[4 * j + 2 * half + i];
+                            weight = mine >> 16 * of_pair + 8 * half & 1 ? weight : -weight;
+                        }
+                    }
+                }
+    }
+
+    // Of all queries, seen or not, and the keys of the block.
+    __device__ __forceinline__ void store_random_bytes() const {
+        const Dropout dropout = dropout_of(args);
+        constexpr int chunks = Tile::n / philox_keys;
+        const int thread = static_cast<int>(threadIdx.x) - 128, queries = work.seqlen_q();
+        const int key = first_key() + thread % chunks * philox_keys;
+        for (int head = 0; head < work.heads(); ++head)
+            for (int query = thread / chunks; query < queries; query += Tile::consumers / chunks)
+                dropout.store(static_cast<std::uint8_t*>(args.randval.data) +
+                                  offset_of(args.randval, work.batch(), work.head_k() * work.heads() + head,
+                                            work.first_q() + query),
+                              number_of(head), query, key, work.seqlen_k());
     }
 
     // Key - query - diagonal of this thread's first element.
@@ -107,35 +196,55 @@ class BackwardWarpgroup {
 
     // dS^T from P^T and dP^T, packed; what was packed needs no more registers.
     template <bool packs_weights, int columns>
-    __device__ __forceinline__ void differentiate(int first_column, int stage, const float (&p)[columns / 2],
-                                                  const float (&dp)[columns / 2],
+    __device__ __forceinline__ void differentiate(int head, int tile, int first_column, int stage,
+                                                  const float (&p)[columns / 2], const float (&dp)[columns / 2],
                                                   std::uint32_t (&weights)[columns / 16][4],
                                                   std::uint32_t (&ds)[columns / 16][4]) const {
         const std::uint32_t delta =
             base + Tile::delta_at + stage * Tile::row_bytes + first_column * 4 + lane % 4 * 8;
-        const float scale = Tile::scales_ds ? args.scale : 1.0f;
+        const float kept_scale = Row::dropout ? dropout_of(args).scale : 1.0f;
+        const float scale = Tile::scales_ds ? args.scale * kept_scale : kept_scale;
+        [[maybe_unused]] Pairs<T> dbias(*this, args.dbias, head, tile * m + first_column);
 #pragma unroll
         for (int j = 0; j < columns / 8; ++j) {
             const float2 of_rows = load_pair(delta + 32 * j);
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const int i = 4 * j + 2 * half;
-                ds[j / 2][j % 2 * 2 + half] = pack<T>(p[i] * fmaf(dp[i], scale, -of_rows.x),
-                                                      p[i + 1] * fmaf(dp[i + 1], scale, -of_rows.y));
-                if constexpr (packs_weights) weights[j / 2][j % 2 * 2 + half] = pack<T>(p[i], p[i + 1]);
+                ds[j / 2][j % 2 * 2 + half] =
+                    pack<T>(weight_of(p[i]) * fmaf(dp[i], scale_of(p[i], scale), -of_rows.x),
+                            weight_of(p[i + 1]) * fmaf(dp[i + 1], scale_of(p[i + 1], scale), -of_rows.y));
+                if constexpr (packs_weights)
+                    weights[j / 2][j % 2 * 2 + half] = pack<T>(kept_weight(p[i]), kept_weight(p[i + 1]));
+                if constexpr (Row::dbias) {
+#pragma unroll
+                    for (int c = 0; c < 2; ++c)
+                        if (dbias.has(2 * half + c))
+                            *reinterpret_cast<std::uint16_t*>(dbias.at(2 * half + c)) =
+                                static_cast<std::uint16_t>(ds[j / 2][j % 2 * 2 + half] >> 16 * c);
+                }
             }
+            if constexpr (Row::dbias) dbias.advance();
         }
+    }
+
+    static __device__ __forceinline__ float weight_of(float p) { return Row::dropout ? fabsf(p) : p; }
+    static __device__ __forceinline__ float kept_weight(float p) { return Row::dropout ? fmaxf(p, 0.0f) : p; }
+    static __device__ __forceinline__ float scale_of(float p, float scale) {
+        return Row::dropout && p < 0.0f ? 0.0f : scale;
     }
 
     template <int columns>
     static __device__ __forceinline__ void pack_weights(const float (&p)[columns / 2],
                                                         std::uint32_t (&weights)[columns / 16][4]) {
 #pragma unroll
-        for (int i = 0; i < columns / 4; ++i) weights[i / 4][i % 4] = pack<T>(p[2 * i], p[2 * i + 1]);
+        for (int i = 0; i < columns / 4; ++i)
+            weights[i / 4][i % 4] = pack<T>(kept_weight(p[2 * i]), kept_weight(p[2 * i + 1]));
     }
 
-    // What sums of dK or dQ still lack.
+    // What sums of dK or dQ, and of dV, still lack.
     __device__ __forceinline__ float final_scale() const { return Tile::scales_ds ? 1.0f : args.scale; }
+    __device__ __forceinline__ float final_scale_v() const { return Row::dropout ? dropout_of(args).scale : 1.0f; }
 
     // 64 rows of dK or dV, through the memory of K or V, which nobody reads any more.
     template <int count>

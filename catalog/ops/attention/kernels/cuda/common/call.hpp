@@ -50,6 +50,10 @@ inline bool aligned_rows(const catalog_tensor& tensor, std::int64_t batch, std::
            aligned(splits, tensor.stride_split);
 }
 
+// Whether pages keep 16 bytes together: of a key along the head dim, of values along the tokens.
+template <class Row>
+inline constexpr bool is_vectorized = Row::kv_memory_layout == KvMemoryLayout::vectorized;
+
 // Tokens along the seqlen axis of a tensor of queries.
 template <class Row>
 inline std::int64_t stored_queries(const catalog_args& args) {
@@ -65,6 +69,7 @@ inline bool aligned_queries(const catalog_args& args, const catalog_tensor& tens
 template <class Row>
 inline bool aligned_keys(const catalog_args& args, const catalog_tensor& tensor) {
     using Element = typename Row::dtype;
+    if constexpr (is_vectorized<Row>) return aligned_rows<Element>(tensor, args.num_pages, args.nhead_k, 1);
     if constexpr (Row::paged_kv) return aligned_rows<Element>(tensor, args.num_pages, args.nhead_k, args.page_size);
     if constexpr (Row::mode == Mode::group) return aligned_rows<Element>(tensor, 1, args.nhead_k, most_tokens);
     return aligned_rows<Element>(tensor, args.batch, args.nhead_k, args.seqlen_k);
@@ -79,9 +84,13 @@ template <class Row>
 inline bool valid_pages(const catalog_args& args) {
     if constexpr (!Row::paged_kv) return true;
     const auto fits = [](std::int64_t size) { return 0 <= size && size <= most_tokens; };
-    if (args.page_size < 1 || args.page_size > most_tokens) return false;
-    if (!fits(args.num_pages) || !fits(args.pages_per_sequence)) return false;
-    return args.batch == 0 || (args.seqlens_k.data && (args.block_table.data || args.pages_per_sequence == 0));
+    if (args.page_size < 1 || args.page_size > most_tokens || (is_vectorized<Row> && args.page_size % 8)) return false;
+    if (!fits(args.num_pages) || !fits(args.pages_per_sequence) || args.num_page_indices < 0) return false;
+    if (args.batch == 0) return true;
+    if constexpr (Row::kv_lookup_table == KvLookupTable::sglang)
+        return args.kv_indptr.data && args.kv_last_page_lens.data &&
+               (args.kv_page_indices.data || args.num_page_indices == 0);
+    return args.seqlens_k.data && (args.block_table.data || args.pages_per_sequence == 0);
 }
 
 // Q, K, V and what else shapes the scores.
@@ -92,6 +101,7 @@ inline bool valid_inputs(const catalog_args& args) {
     if (Row::bias == Bias::alibi && !args.alibi_slopes.data) return false;
     if (Row::logits && !(args.logits_soft_cap > 0)) return false;
     if (!has_keys(args)) return true;
+    if (Row::bias == Bias::bias && !args.bias.data) return false;
     return args.k.data && args.v.data && aligned_keys<Row>(args, args.k) && aligned_keys<Row>(args, args.v);
 }
 

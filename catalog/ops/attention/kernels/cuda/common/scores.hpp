@@ -1,4 +1,4 @@
-// What happens to a product of a query and a key before the softmax: scale, soft cap, ALiBi.
+// What happens to a product of a query and a key before the softmax: scale, soft cap, bias, ALiBi.
 //
 // The softmax takes powers of 2. Where nothing but the scale applies, scores stay as they come out of the matrix units,
 // and their scale is part of the exponent; else they are finished here, in units of log2.
@@ -39,7 +39,7 @@ __device__ __forceinline__ float slope_of(const catalog_args& args, int sequence
 template <class Row>
 struct Scores {
     // Whether scores are finished before the softmax.
-    static constexpr bool finished = Row::logits || Row::bias == Bias::alibi;
+    static constexpr bool finished = Row::logits || Row::bias != Bias::none;
 
     float scale;     // of products
     float exponent;  // of scores, in the softmax
@@ -56,9 +56,10 @@ struct Scores {
     }
 
     // The score of a product. `distance`: of the key from the query, positive to its right.
-    __device__ __forceinline__ float finish(float product, float slope, int distance) const {
+    __device__ __forceinline__ float finish(float product, float bias, float slope, int distance) const {
         float score = product * scale;
         if constexpr (Row::logits) score = tanh_exact(score) * cap;
+        if constexpr (Row::bias == Bias::bias) score = fmaf(bias, log2_e, score);
         if constexpr (Row::bias == Bias::alibi) {
             const float d = static_cast<float>(distance);
             score = fmaf(Row::mask == Mask::causal ? d : -fabsf(d), slope, score);

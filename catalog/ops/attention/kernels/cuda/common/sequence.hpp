@@ -37,12 +37,52 @@ __device__ __forceinline__ Sequence queries_of(const catalog_args& args, int ind
     return seq;
 }
 
+// The keys in the pages of a sequence.
+template <class Row>
+__device__ __forceinline__ int paged_length(const catalog_args& args, int index) {
+    if constexpr (Row::kv_lookup_table == KvLookupTable::sglang) {
+        const auto* starts = static_cast<const std::int32_t*>(args.kv_indptr.data) + index;
+        const std::int64_t pages = std::int64_t{starts[1]} - starts[0];
+        const std::int64_t last = static_cast<const std::int32_t*>(args.kv_last_page_lens.data)[index];
+        return pages > 0 ? clamp_length((pages - 1) * args.page_size + last, args.seqlen_k) : 0;
+    } else {
+        const std::int64_t room = min(args.seqlen_k, args.pages_per_sequence * args.page_size);
+        return length_of(args.seqlens_k, index, static_cast<int>(room));
+    }
+}
+
+// The numbers of a sequence's pages, in order. What a table says need not be a page that there is.
+template <class Row>
+class PageTable {
+    static constexpr bool listed = Row::kv_lookup_table == KvLookupTable::sglang;
+
+   public:
+    __device__ __forceinline__ PageTable(const catalog_args& args, int sequence) {
+        if constexpr (listed) {
+            pages = static_cast<const std::int32_t*>(args.kv_page_indices.data);
+            first = static_cast<const std::int32_t*>(args.kv_indptr.data)[sequence];
+            end = args.num_page_indices;
+        } else {
+            pages = static_cast<const std::int32_t*>(args.block_table.data) + sequence * args.block_table.stride_batch;
+        }
+    }
+
+    __device__ __forceinline__ int operator[](int index) const {
+        if constexpr (!listed) return pages[index];
+        const std::int64_t place = first + index;
+        return 0 <= place && place < end ? pages[place] : -1;
+    }
+
+   private:
+    const std::int32_t* pages;
+    std::int64_t first, end;
+};
+
 template <class Row>
 __device__ __forceinline__ Sequence sequence_of(const catalog_args& args, int index) {
     Sequence seq = queries_of<Row>(args, index);
     if constexpr (Row::paged_kv) {
-        const std::int64_t room = min(args.seqlen_k, args.pages_per_sequence * args.page_size);
-        seq.seqlen_k = length_of(args.seqlens_k, index, static_cast<int>(room));
+        seq.seqlen_k = paged_length<Row>(args, index);
     } else {
         seq.seqlen_k = static_cast<int>(args.seqlen_k);
         if constexpr (Row::mode == Mode::group) {

@@ -62,11 +62,13 @@ class FwdProducer {
         int block = work.end_block - 1;
         load_k(keys, block);
         load_q(rows_of(call.q, work, work.head, work.first_q, work.seqlen_q), work.first_query);
+        if constexpr (Row::sink) work.cross_gap(block);
         while (--block >= work.first_block) {
             load_k(keys, block);
-            load_v(values, block + 1);
+            load_v(values, work.across_gap(block + 1));
+            if constexpr (Row::sink) work.cross_gap(block);
         }
-        load_v(values, block + 1);
+        load_v(values, work.across_gap(block + 1));
     }
 
     __device__ __forceinline__ void load_q(const RaggedRows& rows, int first_query) {

@@ -6,6 +6,7 @@
 
 #include "operation/workspace.hpp"
 #include "cuda/common/call.hpp"
+#include "cuda/common/dropout.hpp"
 #include "cuda/tensor_map.hpp"
 
 namespace catalog::cuda {
@@ -36,6 +37,13 @@ struct FwdCall {
     int section_heads, section_rounds, rounds;
     int grid;     // blocks of the grid; in group mode one for each tile
     bool skewed;  // sequences differ so much in length that blocks look for their tiles
+    // Of rows with these features.
+    int sinks;  // first keys that are visible although left of the window
+    const void* bias;
+    ByteStrides bias_strides;
+    Dropout dropout;
+    std::uint8_t* randval;
+    ByteStrides randval_strides;
 };
 
 inline constexpr float log2_e = 0x1.715476p+0f;
@@ -116,6 +124,7 @@ inline catalog_status prepare_fwd(const catalog_args* given, FwdCall& call) {
     if (group && (!args.seqstart_q || !args.seqstart_k)) return CATALOG_BAD_ARGUMENT;
     if (Row::lse && !args.lse.data) return CATALOG_BAD_ARGUMENT;
     if (Row::bias == Bias::alibi && !args.alibi_slopes.data) return CATALOG_BAD_ARGUMENT;
+    if (Row::bias == Bias::bias && keys && !args.bias.data) return CATALOG_BAD_ARGUMENT;
 
     // In group mode the sequences lie one behind the other, and have no stride.
     const std::int64_t batch = group ? 1 : args.batch;
@@ -159,6 +168,12 @@ inline catalog_status prepare_fwd(const catalog_args* given, FwdCall& call) {
     const auto side = [](std::int64_t keys) { return static_cast<int>(std::clamp<std::int64_t>(keys, -1, 1 << 30)); };
     call.window_left = side(args.window_left);
     call.window_right = side(args.window_right);
+    call.dropout = dropout_of(args);
+    call.randval = static_cast<std::uint8_t*>(args.randval.data);
+    call.randval_strides = byte_strides<std::uint8_t>(args.randval, batch, args.nhead_q, rows_q, 0);
+    call.bias = args.bias.data;
+    call.bias_strides = byte_strides<T>(args.bias, batch, args.nhead_q, rows_q, 0);
+    call.sinks = static_cast<int>(std::clamp<std::int64_t>(args.sink_size, 0, most_tokens));
     call.bottom_right = args.mask_corner == CATALOG_BOTTOM_RIGHT;
     // Above zero, lest an unseen key's -infinity become a NaN.
     call.scale = std::max(args.scale, 1e-30f) * (Row::logits ? 2.0f / args.logits_soft_cap : 1.0f) * log2_e;

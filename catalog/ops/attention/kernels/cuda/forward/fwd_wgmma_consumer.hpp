@@ -49,6 +49,8 @@ class FwdConsumer {
             else
                 find_next();
             if (work.has_queries()) store(work, softmax);
+            if constexpr (Row::dropout)
+                if (call.randval) store_random_bytes(work);
         }
     }
 
@@ -80,16 +82,21 @@ class FwdConsumer {
         barrier_wait(Shared::q_full(shared, group), q_phase);
         q_phase ^= 1;
         int block = work.end_block - 1;
-        for (; block >= mine.end; --block) pass(work, block);
+        for (; block >= mine.end; --block) {
+            pass(work, block);
+            if constexpr (Row::sink) work.cross_gap(block);
+        }
         if (mine.begin < mine.end) {
             begin(softmax, block * keys, block + 1 < work.end_block, block == work.first_block,
                   block >= whole_begin && block < whole_end);
+            if constexpr (Row::sink) work.cross_gap(block);
             while (--block >= mine.begin) {
                 const bool last = block == work.first_block;
                 if (block >= whole_begin && block < whole_end)
                     step<false>(softmax, block * keys, last);
                 else
                     step<true>(softmax, block * keys, last);
+                if constexpr (Row::sink) work.cross_gap(block);
             }
             barrier_wait(Shared::v_full(shared, v_ring.stage), v_ring.phase);
             multiply_p_v();
@@ -131,6 +138,7 @@ class FwdConsumer {
         else
             softmax.template finish_scores<true>(s, key);
         softmax.weigh(s, factor);
+        if constexpr (Row::dropout) softmax.drop(s, key);
         pack_weights();
     }
 
@@ -149,6 +157,7 @@ class FwdConsumer {
         float factor[2];
         softmax.template finish_scores<masked>(s, key);
         const bool changed = softmax.weigh(s, factor);
+        if constexpr (Row::dropout) softmax.drop(s, key);
         wgmma_wait<0>();
         pin(o);
         release_v();
@@ -215,6 +224,19 @@ class FwdConsumer {
                     *reinterpret_cast<float*>(reinterpret_cast<char*>(call.lse_data) + offset) = total.lse;
             }
             store_row(work, r, token, exists, total.normalize);
+        }
+    }
+
+    // Of all keys, seen or not; each warp for its 16 queries.
+    __device__ __forceinline__ void store_random_bytes(const Work<Row>& work) const {
+        const ByteStrides& strides = call.randval_strides;
+        const int first = work.first_query + first_row - lane() / 4, end = min(first + 16, work.seqlen_q);
+        for (int query = first; query < end; ++query) {
+            const std::int64_t batch = Work<Row>::group ? 0 : work.batch;
+            std::uint8_t* const row = call.randval + batch * strides.batch + work.head * strides.nhead +
+                                      (work.first_q + query) * strides.seqlen;
+            for (int key = lane() * philox_keys; key < work.seqlen_k; key += 32 * philox_keys)
+                call.dropout.store(row, work.batch * call.nhead_q + work.head, query, key, work.seqlen_k);
         }
     }
 

@@ -1,4 +1,5 @@
-// What happens to a warpgroup's scores between Q K^T and P V, in registers: soft cap, ALiBi, mask, online softmax.
+// What happens to a warpgroup's scores between Q K^T and P V, in registers: soft cap, bias, ALiBi, mask, online softmax,
+// dropout.
 //
 // A thread has two rows of a tile, 8 apart; element i of its accumulator is in row i / 2 % 2. Scores are in units of
 // the base 2 once they are multiplied with `scale`.
@@ -31,16 +32,23 @@ __device__ __forceinline__ float log_add(float a, float b) {
 
 template <class Row>
 class Softmax {
+    using T = typename Row::dtype;
+
    public:
     static constexpr int keys = Row::tile_n0, elements = keys / 2;
-    static constexpr bool alibi = Row::bias == Bias::alibi;
+    static constexpr bool alibi = Row::bias == Bias::alibi, biased = Row::bias == Bias::bias;
     // Otherwise the scale is part of the argument of 2^x.
-    static constexpr bool scaled_before = Row::logits || alibi;
+    static constexpr bool scaled_before = Row::logits || alibi || biased;
 
     // `query` is the first of the thread's rows.
     __device__ __forceinline__ Softmax(const FwdCall& call, const Work<Row>& work, int query)
         : call(call), scale(scaled_before ? 1.0f : call.scale) {
         const int lane_column = 2 * (threadIdx.x % 4);
+        if constexpr (Row::sink) sinks = work.sinks - lane_column;
+        if constexpr (Row::dropout) {
+            this->query = query;
+            head = work.batch * call.nhead_q + work.head;
+        }
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const KeyRange seen = work.visible(query + 8 * r);
@@ -49,12 +57,19 @@ class Softmax {
             center[r] = query + 8 * r + work.diagonal - lane_column;
             max[r] = -infinity;
             sum[r] = 0.0f;
+            if constexpr (biased) {
+                const ByteStrides& strides = call.bias_strides;
+                const std::int64_t row = work.first_q + min(query + 8 * r, work.seqlen_q - 1);
+                const std::int64_t offset = (Work<Row>::group ? 0 : work.batch) * strides.batch +
+                                            work.head * strides.nhead + row * strides.seqlen;
+                bias[r] = reinterpret_cast<const T*>(static_cast<const char*>(call.bias) + offset) + lane_column;
+            }
         }
         if constexpr (alibi)
             slope = call.alibi_slopes[work.batch * call.alibi_stride_batch + work.head * call.alibi_stride_nhead];
     }
 
-    // Soft cap and ALiBi; what a row does not see becomes -infinity. `key` is the tile's first.
+    // Soft cap, bias and ALiBi; what a row does not see becomes -infinity. `key` is the tile's first.
     template <bool masked>
     __device__ __forceinline__ void finish_scores(float (&s)[elements], int key) const {
         if constexpr (Row::logits) {
@@ -62,6 +77,15 @@ class Softmax {
 #pragma unroll
             for (int i = 0; i < elements; ++i)
                 s[i] = call.soft_cap * (1.0f - __fdividef(2.0f, 1.0f + exp2_approximate(s[i] * call.scale)));
+        }
+        if constexpr (biased) {
+#pragma unroll
+            for (int i = 0; i < elements; ++i) {
+                const int r = i / 2 % 2;
+                const bool there = !masked || column_of(i) < end[r] - key;
+                const float added = there ? static_cast<float>(bias[r][key + column_of(i)]) : 0.0f;
+                s[i] = fmaf(added, log2_e, s[i] * call.scale);
+            }
         }
         if constexpr (alibi) {
             const float steep = slope * log2_e;
@@ -76,7 +100,9 @@ class Softmax {
 #pragma unroll
             for (int i = 0; i < elements; ++i) {
                 const int r = i / 2 % 2;
-                const bool seen = column_of(i) < past[r] && (Row::mask != Mask::generic || column_of(i) >= first[r]);
+                const bool is_sink = Row::sink && column_of(i) < sinks - key;
+                const bool seen =
+                    column_of(i) < past[r] && (Row::mask != Mask::generic || column_of(i) >= first[r] || is_sink);
                 s[i] = seen ? s[i] : -infinity;
             }
         }
@@ -118,6 +144,28 @@ class Softmax {
         return __any_sync(all_lanes, changed);
     }
 
+    // Weights that are dropped become 0; `key` is the tile's first. Of every four chunks of keys each lane of a quad
+    // draws one, for both rows.
+    __device__ __forceinline__ void drop(float (&p)[elements], int key) const {
+        constexpr int chunks = keys / philox_keys;
+        const int lane = static_cast<int>(threadIdx.x) % 4;
+#pragma unroll
+        for (int first = 0; first < chunks; first += 4) {
+            const int drawn = key + (first + lane) * philox_keys;
+            const std::uint32_t kept =
+                call.dropout.kept(head, query, drawn) | call.dropout.kept(head, query + 8, drawn) << 16;
+#pragma unroll
+            for (int chunk = first; chunk < chunks && chunk < first + 4; ++chunk) {
+                const std::uint32_t mine = __shfl_sync(all_lanes, kept, chunk - first, 4) >> 2 * lane;
+#pragma unroll
+                for (int i = 0; i < 8; ++i) {
+                    const int bit = column_of(i) + i / 2 % 2 * 16;
+                    p[8 * chunk + i] = mine >> bit & 1 ? p[8 * chunk + i] : 0.0f;
+                }
+            }
+        }
+    }
+
     // The log-sum-exp of a row, and the factor that makes its weights add up to 1; the quad's lanes together.
     struct Total {
         float lse, normalize;
@@ -135,6 +183,7 @@ class Softmax {
             if (with_sink != -infinity) total.normalize *= expf(total.lse - with_sink);
             total.lse = with_sink;
         }
+        if constexpr (Row::dropout) total.normalize *= call.dropout.scale;
         return total;
     }
 
@@ -142,7 +191,10 @@ class Softmax {
     const FwdCall& call;
     const float scale;
     float slope;
+    int query, head;  // the first row's; among the heads of all sequences
     int begin[2], end[2], center[2];  // without the thread's first column
+    int sinks;                        // likewise
+    const T* bias[2];                 // of the thread's rows, from its first column on
     float max[2], sum[2];
 };
 

@@ -92,6 +92,8 @@ struct Work {
     int diagonal;                   // query i and key i + diagonal are aligned
     int window_left, window_right;  // at least as large as any distance where they are unbounded
     int first_block, end_block;     // of keys
+    int sinks;                      // first keys that queries see although left of the window; 0 unless Row::sink
+    KeyRange gap;                   // blocks between sinks and window, which nobody sees; for Row::sink
 
     __device__ __forceinline__ Work(const FwdCall& call, const TileIndex& index) {
         head = index.head;
@@ -119,24 +121,39 @@ struct Work {
                        : Row::mask == Mask::generic && call.window_right >= 0 ? call.window_right
                                                                                 : unbounded;
 
+        sinks = Row::sink ? min(call.sinks, seqlen_k) : 0;
         const KeyRange blocks = blocks_of(first_query, Row::tile_m0);
         first_block = blocks.begin;
         end_block = blocks.end;
+        if constexpr (Row::sink) {
+            gap = {(sinks + Row::tile_n0 - 1) / Row::tile_n0, visible(first_query).begin / Row::tile_n0};
+            if (end_block <= gap.end) end_block = min(end_block, gap.begin);  // the windows are empty
+        }
     }
 
-    // In blocks of tile_n0 keys: those that some of `count` queries from `query` on see; those behind the sequence's end see none.
+    // In blocks of tile_n0 keys: those that some of `count` queries from `query` on see; those behind the sequence's
+    // end see none. From the first block on where there are sinks.
     __device__ __forceinline__ KeyRange blocks_of(int query, int count) const {
         const int last_query = min(query + count, seqlen_q) - 1;
-        const KeyRange keys{visible(query).begin, visible(last_query).end};
+        const int first_key = Row::sink && sinks > 0 ? 0 : visible(query).begin;
+        const KeyRange keys{first_key, visible(last_query).end};
         const int begin = keys.begin / Row::tile_n0;
         const bool any = query <= last_query && keys.begin < keys.end;
         return {begin, any ? (keys.end + Row::tile_n0 - 1) / Row::tile_n0 : begin};
     }
 
+    // Blocks are visited from the last to the first. From the one behind the gap to the gap's other side, and back:
+    __device__ __forceinline__ void cross_gap(int& block) const {
+        if (block == gap.end) block = min(gap.begin, gap.end);
+    }
+    __device__ __forceinline__ int across_gap(int block) const {
+        return Row::sink && block == gap.begin ? max(gap.begin, gap.end) : block;
+    }
+
     __device__ __forceinline__ bool has_queries() const { return first_query < seqlen_q; }
     __device__ __forceinline__ bool has_keys() const { return first_block < end_block; }
 
-    // Keys that a query sees. Lengths are at most 2^29: nothing overflows.
+    // Keys that a query sees, without sinks. Lengths are at most 2^29: nothing overflows.
     __device__ __forceinline__ KeyRange visible(int query) const {
         if constexpr (!masked) return {0, seqlen_k};
         const int center = query + diagonal;

@@ -46,12 +46,50 @@ class MmaAttention {
                        last = window.visible(work.row_at(work.rows - 1).query);
         const KeyRange some = seen_by_some(first, last), all = seen_by_all(first, last);
         const int first_key = some.begin / tile_n0 * tile_n0;
-        // Of the mask of a split its first key is left out, so a split without keys must not have a tile.
-        end = partial && some.begin >= some.end ? first_key : some.end;
         ring = shared + Shape::q_bytes + thread.warp_n * Shape::group_bytes;
+        // Of the mask of a split its first key is left out, so a split without keys must not have a tile.
+        const int window_end = partial && some.begin >= some.end ? first_key : some.end;
+        if constexpr (Row::sink) {
+            int key = window.keys.begin;
+            end = min(min(sinks(), some.end), first_key);
+            start_copies<true>(key, key);
+            for (bool of_window = false;; of_window = true) {
+                const int zero = attend_tiles(key, all);
+                if (of_window) return zero;
+                sync_group();  // nobody reads the last tile any more
+                const int copied = ::max(key, (end + tile_n0 - 1) / tile_n0 * tile_n0);
+                key = first_key;
+                end = window_end;
+                start_copies<false>(key, key - copied);
+            }
+        }
+        end = window_end;
+        start_copies<true>(first_key, first_key);
+        return attend_tiles(first_key, all);
+    }
 
-        start_copies(first_key);
-        int key = first_key;
+    __device__ __forceinline__ void finish(const MmaWork<Row, partial>& work, int zero) {
+#pragma unroll
+        for (int m = 0; m < atoms; ++m)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) max[m][half] *= scores.exponent;
+        MmaResults<Row, partial>(args, work, shared, tile.o, max, sum, zero).finish();
+    }
+
+   private:
+    static __device__ __forceinline__ KeyRange keys_of(const catalog_args& args, const MmaWork<Row, partial>& work) {
+        const int stored = work.seq.seqlen_k;
+        if constexpr (!partial) return {0, stored};
+        return keys_of_split(stored, work.split, static_cast<int>(args.num_splits), tile_n0);
+    }
+
+    // First keys that queries see although left of the window.
+    __device__ __forceinline__ int sinks() const {
+        return Row::sink ? clamp_length(args.sink_size, work.seq.seqlen_k) : 0;
+    }
+
+    // The tiles from `key` to `end`, whose copies have been started. `all`: keys that every row sees.
+    __device__ __forceinline__ int attend_tiles(int key, KeyRange all) {
         asm volatile("" : "+r"(key));  // so that it could be negative: see zero_of
         for (int slot = 0; key < end; key += tile_n0, slot = slot + 1 < stages ? slot + 1 : 0) {
             copy_wait<2 * stages - 2>();  // K of this tile
@@ -68,21 +106,6 @@ class MmaAttention {
         }
         copy_wait<0>();
         return zero_of(key);
-    }
-
-    __device__ __forceinline__ void finish(const MmaWork<Row, partial>& work, int zero) {
-#pragma unroll
-        for (int m = 0; m < atoms; ++m)
-#pragma unroll
-            for (int half = 0; half < 2; ++half) max[m][half] *= scores.exponent;
-        MmaResults<Row, partial>(args, work, shared, tile.o, max, sum, zero).finish();
-    }
-
-   private:
-    static __device__ __forceinline__ KeyRange keys_of(const catalog_args& args, const MmaWork<Row, partial>& work) {
-        const int stored = work.seq.seqlen_k;
-        if constexpr (!partial) return {0, stored};
-        return keys_of_split(stored, work.split, static_cast<int>(args.num_splits), tile_n0);
     }
 
     // ---- Copies
@@ -121,12 +144,16 @@ class MmaAttention {
         copy_commit();
     }
 
-    __device__ __forceinline__ void start_copies(int first_key) {
-        k_copy.start_at(first_key + thread.warp_n * keys);
-        v_copy.start_at(first_key + thread.warp_n * keys);
+    // Of the tiles from `first_key` on, which is `skipped` keys behind what was copied last; `first`: of Q too.
+    template <bool first>
+    __device__ __forceinline__ void start_copies(int first_key, int skipped) {
+        k_copy.skip(first ? skipped + thread.warp_n * keys : skipped);
+        v_copy.skip(first ? skipped + thread.warp_n * keys : skipped);
         find_places(first_key);
-        copy_queries();
-        copy_commit();
+        if constexpr (first) {
+            copy_queries();
+            copy_commit();
+        }
 #pragma unroll
         for (int number = 0; number < stages; ++number) {
             const int key = first_key + number * tile_n0;
@@ -136,6 +163,7 @@ class MmaAttention {
             }
             start_k(key, number);
         }
+        if constexpr (!first) return;
         copy_wait<2 * stages - 1>();
         __syncthreads();
         if (!(args.scale > 0.0f)) {
@@ -171,6 +199,12 @@ class MmaAttention {
 
     // ---- Scores
 
+    // Of a row of the tile; behind the last one those of the last.
+    __device__ __forceinline__ const T* biases_of(int row) const {
+        const QueryRow at = work.row_at(::min(row, work.rows - 1));
+        return rows_of<const T>(args.bias, work.seq.batch, work.head_of(at), work.seq.first_q + at.query);
+    }
+
     // Products become scores, -infinity where the query does not see the key. `all`: keys that every row sees.
     __device__ __forceinline__ void finish_scores(int key, KeyRange all) {
         const bool hidden = key < all.begin || all.end < key + keys;
@@ -183,6 +217,7 @@ class MmaAttention {
                 const QueryRow at = work.row_at(thread.row(m, half));
                 const int first = key + thread.lane % 4 * 2;
                 if constexpr (Scores<Row>::finished) {
+                    [[maybe_unused]] const T* const biases = biases_of(thread.row(m, half)) + first;
                     const float slope = Row::bias == Bias::alibi ? slope_of(args, work.seq.index, work.head_of(at)) : 0;
                     const int distance = first - window.center(at.query);
 #pragma unroll
@@ -190,7 +225,10 @@ class MmaAttention {
 #pragma unroll
                         for (int c = 0; c < 2; ++c) {
                             float& score = tile.s[m][n][2 * half + c];
-                            score = scores.finish(score, slope, distance + 8 * n + c);
+                            float bias = 0;
+                            if constexpr (Row::bias == Bias::bias)
+                                if (first + 8 * n + c < work.seq.seqlen_k) bias = static_cast<float>(biases[8 * n + c]);
+                            score = scores.finish(score, bias, slope, distance + 8 * n + c);
                         }
                 }
                 if (!hidden) continue;
@@ -200,7 +238,8 @@ class MmaAttention {
 #pragma unroll
                     for (int c = 0; c < 2; ++c) {
                         const int column = 8 * n + c;
-                        const bool before = Row::mask == Mask::generic && column < seen.begin - first;
+                        bool before = Row::mask == Mask::generic && column < seen.begin - first;
+                        if constexpr (Row::sink) before &= column >= sinks() - first;
                         if (before || column >= seen.end - first) tile.s[m][n][2 * half + c] = minus_infinity();
                     }
             }
@@ -260,7 +299,7 @@ class MmaAttention {
     const Scores<Row>& scores;
     typename Shape::KCopy k_copy;
     typename Shape::VCopy v_copy;
-    Places<Shape::copied> places;
+    Places<Row, Shape::copied> places;
     MmaTile<Row> tile;
 
     int end;             // no row sees keys from here on
@@ -298,7 +337,7 @@ inline catalog_status launch_attend_mma(const catalog_args& args, cudaStream_t s
     if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::shared_bytes) != cudaSuccess)
         return launched(), CATALOG_DEVICE_ERROR;
     const MmaGrid<Row> grid{static_cast<int>(tiles), Divisor(heads), Divisor(Row::paged_kv ? args.page_size : 1),
-                            Scores<Row>(args), Shape::KCopy::steps_of(args.k), Shape::VCopy::steps_of(args.v)};
+                            Scores<Row>(args), Shape::KCopy::steps_of(args, args.k), Shape::VCopy::steps_of(args, args.v)};
     kernel<<<static_cast<unsigned>(blocks), Shape::threads, Shape::shared_bytes, stream>>>(args, grid);
     return launched();
 }

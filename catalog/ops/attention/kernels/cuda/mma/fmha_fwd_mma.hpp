@@ -1,4 +1,5 @@
-// Forward attention with mma.sync, specialised for one row of the catalog: families fwd and fwd_pagedkv.
+// Forward attention with mma.sync, specialised for one row of the catalog: families fwd, fwd_pagedkv and
+// batch_prefill.
 //
 // A translation unit defines a struct Row whose constexpr members are the row's traits, and exports it:
 //
@@ -12,6 +13,8 @@
 //         static constexpr auto mode = catalog::cuda::Mode::batch;
 //         static constexpr auto mask = catalog::cuda::Mask::causal;
 //         static constexpr auto bias = catalog::cuda::Bias::none;
+//         static constexpr auto kv_memory_layout = catalog::cuda::KvMemoryLayout::none;  // with pages
+//         static constexpr auto kv_lookup_table = catalog::cuda::KvLookupTable::none;    // none: as vllm
 //         static constexpr bool lse = true, logits = false, paged_kv = false, pad_d = false, pad_dv = false;
 //     };
 //     CATALOG_EXPORT(catalog::cuda::launch_fmha_fwd_mma<Row>, "{\"family\": \"fwd\"}", false, false, false, false)

@@ -16,15 +16,14 @@ __device__ __forceinline__ std::uint32_t piece_offset(int row, int piece) {
 }
 
 // The places of `rows` rows of a paged cache: lane i holds those of rows i, i + 32, ...
-template <int rows>
+template <class Row, int rows>
 struct Places {
     static constexpr int count = (rows + 31) / 32;
     int page[count], slot[count];  // page -1: there is no such row
 
     __device__ __forceinline__ void find(const catalog_args& args, const Divisor& page_size, int sequence,
                                          int first_key, int end) {
-        const auto* table =
-            static_cast<const std::int32_t*>(args.block_table.data) + sequence * args.block_table.stride_batch;
+        const PageTable<Row> table(args, sequence);
 #pragma unroll
         for (int i = 0; i < count; ++i) {
             const int row = 32 * i + static_cast<int>(threadIdx.x % 32), key = first_key + row;
@@ -75,7 +74,7 @@ class KvCopy {
     };
 
    public:
-    static __host__ KvSteps steps_of(const catalog_tensor& tensor) {
+    static __host__ KvSteps steps_of(const catalog_args&, const catalog_tensor& tensor) {
         const std::int64_t row = tensor.stride_seqlen * 2;
         return {row, row * turn_rows, row * Row::tile_n0};
     }
@@ -92,10 +91,10 @@ class KvCopy {
         }
     }
 
-    __device__ __forceinline__ void start_at(int key) {
+    __device__ __forceinline__ void skip(int keys) {
         if constexpr (!Row::paged_kv)
 #pragma unroll
-            for (int part = 0; part < period; ++part) source[part] += key * steps.row;
+            for (int part = 0; part < period; ++part) source[part] += keys * steps.row;
     }
 
     // To `tile`. `left`: keys that there are from the tile's first on; the others are zeros.
@@ -112,11 +111,11 @@ class KvCopy {
         }
     }
 
-    __device__ __forceinline__ void copy(std::uint32_t tile, const Places<rows>& places, int zero) const {
-        std::int64_t offset[Places<rows>::count];
-        std::uint32_t exist[Places<rows>::count];
+    __device__ __forceinline__ void copy(std::uint32_t tile, const Places<Row, rows>& places, int zero) const {
+        std::int64_t offset[Places<Row, rows>::count];
+        std::uint32_t exist[Places<Row, rows>::count];
 #pragma unroll
-        for (int i = 0; i < Places<rows>::count; ++i) {
+        for (int i = 0; i < Places<Row, rows>::count; ++i) {
             offset[i] = places.page[i] * (tensor.stride_batch * 2) + places.slot[i] * steps.row;
             exist[i] = __ballot_sync(0xffffffff, places.page[i] >= 0);
         }

@@ -2,7 +2,9 @@
 // for how tiles lie in shared memory.
 #pragma once
 
-#include "kv_copy.hpp"
+#include <type_traits>
+
+#include "kv_vectors.hpp"
 
 namespace catalog::cuda {
 
@@ -31,8 +33,10 @@ struct MmaShape {
     // Registers of a thread for O, scores and Q: where they are few, Q is read from shared memory once.
     static constexpr bool q_in_registers = atoms * (hdim_v / 2 + keys / 2 + hdim_q / 4) <= 160;
 
-    using KCopy = KvCopy<Row, hdim_q, copied, waves_m, Row::pad_d>;
-    using VCopy = KvCopy<Row, hdim_v, copied, waves_m, Row::pad_dv>;
+    using KCopy = std::conditional_t<is_vectorized<Row>, KeyVectors<Row, hdim_q, copied, waves_m, Row::pad_d>,
+                                     KvCopy<Row, hdim_q, copied, waves_m, Row::pad_d>>;
+    using VCopy = std::conditional_t<is_vectorized<Row>, ValueVectors<Row, hdim_v, copied, waves_m, Row::pad_dv>,
+                                     KvCopy<Row, hdim_v, copied, waves_m, Row::pad_dv>>;
 
     static_assert(rows % 16 == 0 && keys % 16 == 0 && keys % waves_m == 0 && stages >= 1 && hdim_v <= hdim_q);
     static_assert(shared_bytes <= 227 * 1024);
@@ -69,6 +73,22 @@ class MatrixRows {
     // In the 16 rows from `first_row` on, the 16 columns from 16 * step on.
     __device__ __forceinline__ std::uint32_t at(int first_row, int step) const {
         return (address ^ (step % 4 << 5)) + first_row * (hdim * 2) + step / 4 * 128;
+    }
+
+   private:
+    std::uint32_t address;
+};
+
+// The same, transposed, in a tile of values of vectorized pages; see ValueVectors.
+template <int hdim>
+class MatrixColumns {
+   public:
+    __device__ __forceinline__ MatrixColumns(std::uint32_t tile, int lane)
+        : address(tile + (lane / 8 % 2 * hdim + lane / 16 * 8 + lane % 8) * 16) {}
+
+    // Of the 16 rows from `first_row` on, the 16 columns from 16 * step on.
+    __device__ __forceinline__ std::uint32_t at(int first_row, int step) const {
+        return address + (first_row / 8 * hdim + 16 * step) * 16;
     }
 
    private:
@@ -129,7 +149,7 @@ class MmaTile {
     // O += s * V
     __device__ __forceinline__ void multiply_p_v(std::uint32_t v, int zero) {
         const int lane = MmaThread<Row>(zero).lane;
-        const MatrixRows<Row::hdim_v> v_rows(v, lane % 16, lane / 16);
+        const auto v_rows = rows_of_v(v, lane);
 #pragma unroll
         for (int step = 0; step < keys / 16; ++step) {
             std::uint32_t weights[atoms][4];
@@ -143,7 +163,10 @@ class MmaTile {
 #pragma unroll
             for (int n = 0; n < Row::hdim_v / 16; ++n) {
                 std::uint32_t values[4];
-                load_matrices_transposed(v_rows.at(16 * step, n), values);
+                if constexpr (is_vectorized<Row>)
+                    load_matrices(v_rows.at(16 * step, n), values);
+                else
+                    load_matrices_transposed(v_rows.at(16 * step, n), values);
 #pragma unroll
                 for (int m = 0; m < atoms; ++m) {
                     mma_16x8x16<T>(o[m][2 * n], weights[m], values[0], values[1]);
@@ -157,6 +180,13 @@ class MmaTile {
     __device__ __forceinline__ MatrixRows<Row::hdim_q> rows_of_q(int zero) const {
         const MmaThread<Row> thread(zero);
         return {q, thread.warp_m * Shape::rows + thread.lane % 16, thread.lane / 16};
+    }
+
+    static __device__ __forceinline__ auto rows_of_v(std::uint32_t v, int lane) {
+        if constexpr (is_vectorized<Row>)
+            return MatrixColumns<Row::hdim_v>(v, lane);
+        else
+            return MatrixRows<Row::hdim_v>(v, lane % 16, lane / 16);
     }
 
     static __device__ __forceinline__ void load_queries(const MatrixRows<Row::hdim_q>& q_rows, int step,

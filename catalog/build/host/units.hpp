@@ -1,0 +1,151 @@
+// Units: the factors of a product that one 32-bit lane holds, neighbours along the depth. A unit is one float, or two
+// factors of 16 bits.
+//
+// Instructions that only some CPUs of the target have are written in assembly, so that one library runs on all of them;
+// has_dot_instructions() tells whether this CPU has them. Another such instruction is another unit. AMX, which multiplies
+// panels of units, would be another multiply_block.
+#pragma once
+
+#include "fp8.hpp"
+
+namespace catalog::host {
+
+typedef std::int8_t SignedBytes __attribute__((vector_size(vector_bytes / 4)));
+
+// Two bf16, which AVX512-BF16 multiplies. It takes subnormal factors for zero.
+struct BrainPair {
+    std::uint32_t bits;
+};
+
+// Two int16; `dot`: the CPU has AVX512-VNNI.
+template <bool dot>
+struct WordPair {
+    std::uint32_t bits;
+};
+
+// Of each unit: `depth` is how many factors it has, `Vector` holds a unit in each lane, `Sum` the sums of their products;
+// multiply_add adds a product to each lane.
+template <class Unit>
+struct Units;
+
+template <>
+struct Units<float> {
+    static constexpr int depth = 1;
+    using Vector = Float;
+    using Sum = Float;
+
+    static void multiply_add(Sum& sum, float a, Vector b) { sum += a * b; }
+    static void multiply_add(Sum& sum, Vector a, Vector b) { sum += a * b; }
+};
+
+template <class OfPairs, class SumOfPairs>
+struct PairUnits {
+    static constexpr int depth = 2;
+    using Vector = Bits;
+    using Sum = SumOfPairs;
+
+    template <class Pair>
+    static void multiply_add(Sum& sum, Pair a, Vector b) {
+        OfPairs::multiply_add(sum, Vector{} + a.bits, b);
+    }
+};
+
+template <>
+struct Units<WordPair<false>> : PairUnits<Units<WordPair<false>>, Ints> {
+    using PairUnits::multiply_add;
+    static void multiply_add(Sum& sum, Vector a, Vector b) {
+#if defined(__AVX2__)
+        Ints products;
+        asm("vpmaddwd %2, %1, %0" : "=v"(products) : "v"(b), "v"(a));
+        sum += products;
+#else
+        sum += ((Ints)(a << 16) >> 16) * ((Ints)(b << 16) >> 16) + ((Ints)a >> 16) * ((Ints)b >> 16);
+#endif
+    }
+};
+
+#if defined(__AVX512F__)
+
+inline bool has_dot_instructions() {
+    return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
+}
+
+template <>
+struct Units<BrainPair> : PairUnits<Units<BrainPair>, Float> {
+    using PairUnits::multiply_add;
+    static void multiply_add(Sum& sum, Vector a, Vector b) {
+        asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(b), "v"(a));
+    }
+};
+
+template <>
+struct Units<WordPair<true>> : PairUnits<Units<WordPair<true>>, Ints> {
+    using PairUnits::multiply_add;
+    static void multiply_add(Sum& sum, Vector a, Vector b) {
+        asm("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(b), "v"(a));
+    }
+};
+
+#endif
+
+template <class Pair, int = Units<Pair>::depth>
+inline Bits load(const Pair* from) {
+    return load_bits<Bits>(from);
+}
+template <class Pair, int = Units<Pair>::depth>
+inline void store(Pair* to, Bits units) {
+    store_bits(to, units);
+}
+// A vector of elements as halves of units: in the lower 16 bits of each lane. All 8-bit types fit.
+inline Bits halves(const bf16* from) { return widen(load_bits<HalfBits>(from)); }
+inline Bits halves(const fp8* from) { return (Bits)load(from) >> 16; }
+inline Bits halves(const bf8* from) { return (Bits)load(from) >> 16; }
+inline Bits halves(const std::int8_t* from) {
+    return (Bits)__builtin_convertvector(load_bits<SignedBytes>(from), Ints) & 0xffff;
+}
+
+// Units from neighbours in one row: `count` elements, then zeros; `from` may end after them.
+template <class Unit, class T>
+inline typename Units<Unit>::Vector load_along(const T* from, std::int64_t count) {
+    if constexpr (Units<Unit>::depth == 1) {
+        return load_first(from, count);
+    } else {
+        T buffer[2 * lanes];
+        if (count < 2 * lanes) {
+            std::memset(buffer, 0, sizeof buffer);
+            if (count > 0) std::memcpy(buffer, from, count * sizeof(T));
+            from = buffer;
+        }
+        if constexpr (std::is_same_v<T, bf16>) {
+            Bits units;
+            std::memcpy(&units, from, sizeof units);
+            return units;
+        } else {
+            std::uint16_t both[2 * lanes];
+            store_bits(both, narrow(halves(from)));
+            store_bits(both + lanes, narrow(halves(from + lanes)));
+            Bits units;
+            std::memcpy(&units, both, sizeof units);
+            return units;
+        }
+    }
+}
+
+// Units from `depth` rows, `stride` apart, of which `rows` exist; the first `count` columns, then zeros.
+template <class Unit, class T>
+inline typename Units<Unit>::Vector load_across(const T* from, std::int64_t stride, std::int64_t rows,
+                                                    std::int64_t count) {
+    if constexpr (Units<Unit>::depth == 1) {
+        return load_first(from, count);
+    } else {
+        const auto half = [count](const T* row) {
+            if (count >= lanes) return halves(row);
+            T buffer[lanes] = {};
+            if (count > 0) std::memcpy(buffer, row, count * sizeof(T));
+            return halves(buffer);
+        };
+        return rows > 1 ? half(from) | half(from + stride) << 16 : half(from);
+    }
+}
+
+}  // namespace catalog::host

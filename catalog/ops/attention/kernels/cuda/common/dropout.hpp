@@ -1,0 +1,53 @@
+// Dropout: which weights are kept, for the keys of one call of Philox; see operation/philox.hpp for its random bytes.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "abi/catalog_abi.h"
+#include "operation/philox.hpp"
+
+namespace catalog::cuda {
+
+struct Dropout {
+    const std::uint64_t* state;  // seed and offset; NULL: zeros
+    std::uint32_t threshold;     // four times the largest byte of a weight that is kept
+    float scale;                 // of weights that are kept; 0 if none is
+
+    // The bytes of philox_keys keys from a multiple of it on. `head`: sequence * nhead_q + head.
+    __device__ __forceinline__ Philox bytes(int head, int query, int key) const {
+        const std::uint64_t seed = state ? __ldg(state) : 0, offset = state ? __ldg(state + 1) : 0;
+        const Philox counter{static_cast<std::uint32_t>(key) / philox_keys, static_cast<std::uint32_t>(query),
+                             static_cast<std::uint32_t>(head), static_cast<std::uint32_t>(offset)};
+        return philox(counter, static_cast<std::uint32_t>(seed),
+                      static_cast<std::uint32_t>(seed >> 32) ^ static_cast<std::uint32_t>(offset >> 32));
+    }
+
+    // Bit i: the weight of key + i is kept.
+    __device__ __forceinline__ std::uint32_t kept(int head, int query, int key) const {
+        const Philox drawn = bytes(head, query, key);
+        std::uint32_t bits = 0;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const std::uint32_t of_bytes = __vcmpleu4(drawn.word[i], threshold) & 0x01010101u;
+            bits |= (of_bytes * 0x01020408u >> 24 & 15) << 4 * i;  // no sum carries
+        }
+        return bits;
+    }
+
+    // Writes the bytes to `target` for those of the keys that are before `end`.
+    __device__ __forceinline__ void store(std::uint8_t* target, int head, int query, int key, int end) const {
+        const Philox drawn = bytes(head, query, key);
+#pragma unroll
+        for (int i = 0; i < philox_keys; ++i)
+            if (key + i < end) target[key + i] = static_cast<std::uint8_t>(drawn.word[i / 4] >> i % 4 * 8);
+    }
+};
+
+__host__ __device__ __forceinline__ Dropout dropout_of(const catalog_args& args) {
+    const float keep = 1.0f - args.p_drop;
+    return {static_cast<const std::uint64_t*>(args.rng_state.data),
+            static_cast<std::uint8_t>(floorf(keep * 255.0f)) * 0x01010101u, keep > 0 ? 1.0f / keep : 0.0f};
+}
+
+}  // namespace catalog::cuda

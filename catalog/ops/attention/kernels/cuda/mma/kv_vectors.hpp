@@ -1,0 +1,95 @@
+// Tiles of K and V on their way into shared memory, copied by single warps from vectorized pages: with x elements in 16
+// bytes, K (num_pages, nhead_k, hdim_q / x, page_size, x) and V (num_pages, nhead_k, page_size / x, hdim_v, x).
+#pragma once
+
+#include "kv_copy.hpp"
+
+namespace catalog::cuda {
+
+// K goes where KvCopy puts it. The lanes of a warp have neighbouring keys, whose pieces are neighbours in the cache.
+template <class Row, int hdim, int rows, int warps, bool padded>
+class KeyVectors {
+    static constexpr int keys = rows < 32 ? rows : 32;  // that a warp copies at a time
+    static constexpr int pieces = hdim / 8, step = 32 / keys;
+    static_assert(rows % keys == 0 && 32 % keys == 0 && pieces % step == 0);
+
+   public:
+    // `turn`: from piece to piece.
+    static __host__ KvSteps steps_of(const catalog_args& args, const catalog_tensor&) {
+        return {16, args.page_size * 16, 0};
+    }
+
+    __device__ __forceinline__ KeyVectors(const catalog_tensor& tensor, const KvSteps& steps, std::int64_t hdim_stored,
+                                          const Sequence&, int head)
+        : tensor(tensor),
+          steps(steps),
+          hdim_stored(hdim_stored),
+          source(static_cast<const char*>(tensor.data) + head * (tensor.stride_nhead * 2) +
+                 threadIdx.x % 32 / keys * steps.turn) {}
+
+    __device__ __forceinline__ void start_at(int) {}
+
+    __device__ __forceinline__ void copy(std::uint32_t tile, const Places<Row, rows>& places, int zero) const {
+        const int thread = static_cast<int>(threadIdx.x) + zero, key = thread % keys, first = thread % 32 / keys;
+#pragma unroll
+        for (int i = 0; i < Places<Row, rows>::count; ++i) {
+            const int page = __shfl_sync(0xffffffff, places.page[i], key);
+            const int slot = __shfl_sync(0xffffffff, places.slot[i], key);
+            const char* from = source + page * (tensor.stride_batch * 2) + slot * steps.row;
+            const std::uint32_t target = tile + piece_offset<hdim>(thread / 32 % warps * rows + 32 * i + key, first);
+#pragma unroll
+            for (int piece = 0; piece < pieces; piece += step, from += step * steps.turn)
+                copy_async((target ^ (piece % 8 << 4)) + piece / 8 * 128, from,
+                           page >= 0 && (!padded || (first + piece) * 8 < hdim_stored));
+        }
+    }
+
+   private:
+    const catalog_tensor& tensor;
+    const KvSteps& steps;
+    const std::int64_t hdim_stored;
+    const char* const source;
+};
+
+// V lies in shared memory as in a page: 8 tokens of a column in 16 bytes, then the next columns, then the next 8 tokens.
+template <class Row, int hdim, int rows, int warps, bool padded>
+class ValueVectors {
+    static_assert(hdim % 32 == 0 && rows % 8 == 0);
+
+   public:
+    static __host__ KvSteps steps_of(const catalog_args& args, const catalog_tensor&) { return {args.hdim_v * 2, 0, 0}; }
+
+    __device__ __forceinline__ ValueVectors(const catalog_tensor& tensor, const KvSteps& steps,
+                                            std::int64_t hdim_stored, const Sequence&, int head)
+        : tensor(tensor),
+          steps(steps),
+          hdim_stored(hdim_stored),
+          source(static_cast<const char*>(tensor.data) + head * (tensor.stride_nhead * 2) + threadIdx.x % 32 * 16) {}
+
+    __device__ __forceinline__ void start_at(int) {}
+
+    // 8 tokens are in one page. Those behind the last one are zeros.
+    __device__ __forceinline__ void copy(std::uint32_t tile, const Places<Row, rows>& places, int zero) const {
+        const int thread = static_cast<int>(threadIdx.x) + zero, lane = thread % 32;
+        const std::uint32_t target = tile + (thread / 32 % warps * (rows / 8) * hdim + lane) * 16;
+#pragma unroll
+        for (int row = 0; row < rows; row += 8) {
+            const int page = __shfl_sync(0xffffffff, places.page[row / 32], row % 32);
+            const int slot = __shfl_sync(0xffffffff, places.slot[row / 32], row % 32);
+            const char* from = source + page * (tensor.stride_batch * 2) + slot * steps.row;
+            const int bytes = 2 * __popc(__ballot_sync(0xffffffff, places.page[row / 32] >= 0) >> row % 32 & 0xff);
+#pragma unroll
+            for (int column = 0; column < hdim; column += 32)
+                copy_async_first(target + (row / 8 * hdim + column) * 16, from + column * 16,
+                                 !padded || lane + column < hdim_stored ? bytes : 0);
+        }
+    }
+
+   private:
+    const catalog_tensor& tensor;
+    const KvSteps& steps;
+    const std::int64_t hdim_stored;
+    const char* const source;
+};
+
+}  // namespace catalog::cuda

@@ -1,0 +1,35 @@
+"""The argument struct of GEMM, which all its kernels take on every target."""
+
+from __future__ import annotations
+
+from catalog.schema.arguments import Arguments, Scalar, Size
+
+ARGUMENTS = Arguments(
+    about="The arguments of GEMM: C = f(alpha A B + beta C + bias), combined with D tensors.",
+    strides={
+        "batch": "between products of a batch",
+        "outer": "between rows, or between columns if the tensor is column-major",
+    },
+    tensors={
+        "a": "(batch, m, k)",
+        "b": "(batch, k, n)",
+        "bias": "(n); NULL: none",
+        "d0": "(batch, m, n)",
+        "d1": "(batch, m, n)",
+        "c": "(batch, m, n); not read if beta is 0",
+    },
+    sizes=(Size("batch", source="products"), Size("m"), Size("n"), Size("k")),
+    scalars=(
+        Scalar("alpha", "float32"),
+        Scalar("beta", "float32"),
+        Scalar("activation", "int32", "catalog_activation: f", source="activation_number"),
+    ),
+    constants={
+        "catalog_activation": {
+            "CATALOG_PASS_THROUGH": "f(x) = x",
+            "CATALOG_RELU": "max(x, 0)",
+            "CATALOG_GELU": "x Phi(x), with the normal distribution Phi",
+            "CATALOG_SILU": "x / (1 + exp(-x))",
+        }
+    },
+)

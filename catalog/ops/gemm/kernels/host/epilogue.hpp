@@ -1,0 +1,73 @@
+// From sums to elements of C: C = f(alpha A B + beta C + bias), combined with the D tensors.
+#pragma once
+
+#include "call.hpp"
+#include "host/exp2.hpp"
+
+namespace catalog::host {
+
+// exp(-x), whatever x is.
+inline Float exp_of_minus(Float x) { return exp2_or_infinity(x * -0x1.715476p0f); }
+
+inline Float silu(Float x) { return x / (exp_of_minus(x) + 1.0f); }
+
+// x Phi(x), with the complement of the error function to within 1.5e-7: Abramowitz and Stegun, 7.1.26.
+inline Float gelu(Float x) {
+    const Float size = max(x, -x) * 0x1.6a09e6p-1f;
+    const Float t = 1.0f / (size * 0.3275911f + 1.0f);
+    Float p = splat(1.061405429f);
+    p = p * t - 1.453152027f;
+    p = p * t + 1.421413741f;
+    p = p * t - 0.284496736f;
+    p = p * t + 0.254829592f;
+    const Float tail = p * t * exp_of_minus(size * size) * 0.5f;
+    return x * (x < 0.0f ? tail : 1.0f - tail);
+}
+
+inline Float activated(Float x, std::int32_t activation) {
+    switch (activation) {
+        case CATALOG_RELU: return x < 0.0f ? Float{} : x;  // NaN stays NaN
+        case CATALOG_GELU: return gelu(x);
+        case CATALOG_SILU: return silu(x);
+        default: return x;
+    }
+}
+
+inline Ints activated(Ints x, std::int32_t activation) {
+    return activation == CATALOG_RELU ? (x < 0 ? Ints{} : x) : x;
+}
+
+// Sums of `rows` x `columns`, lds apart, become the part of C that begins at a row and a column.
+template <class Row, class Sum>
+__attribute__((noinline)) void finish(const catalog_args& args, std::int64_t batch, const Sum* sums, std::int64_t lds,
+                                      std::int64_t first_row, std::int64_t first_column, int rows, int columns) {
+    using Element = typename Row::otype;
+    const auto row_of = [&](const catalog_tensor& tensor, std::int64_t row) {
+        return data_of<Element>(tensor, batch) + row * tensor.stride_outer + first_column;
+    };
+    const Element* const bias = args.bias.data ? data_of<const Element>(args.bias, 0) + first_column : nullptr;
+    for (int i = 0; i < rows; ++i) {
+        Element* const c = row_of(args.c, first_row + i);
+        for (int j = 0; j < columns; j += lanes) {
+            const int count = columns - j;
+            auto x = load(sums + i * lds + j);
+            if constexpr (std::is_same_v<Sum, float>) {
+                x *= args.alpha;
+                if (args.beta != 0) x += load_first(c + j, count) * args.beta;
+            } else if (args.beta != 0) {
+                x += load_first(c + j, count);
+            }
+            if (bias) x += load_first(bias + j, count);
+            x = activated(x, args.activation);
+            const auto combine = [&](const catalog_tensor& d) {
+                const auto value = load_first(row_of(d, first_row + i) + j, count);
+                x = Row::multiplies ? x * value : x + value;
+            };
+            if constexpr (Row::num_d > 0) combine(args.d0);
+            if constexpr (Row::num_d > 1) combine(args.d1);
+            store_first(c + j, x, count);
+        }
+    }
+}
+
+}  // namespace catalog::host

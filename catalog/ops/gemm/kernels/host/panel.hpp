@@ -1,0 +1,153 @@
+// The product by packed panels: all of A and B become units in the order of the register tiles, then every thread takes
+// tiles of C.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+
+#include "epilogue.hpp"
+#include "host/gemm.hpp"
+#include "host/threads.hpp"
+
+namespace catalog::host {
+
+template <class Row, class Unit>
+class PanelProduct {
+    using T = typename Row::dtype;
+    using Sum = std::conditional_t<std::is_same_v<typename Units<Unit>::Sum, Float>, float, std::int32_t>;
+    static constexpr int factors = Units<Unit>::depth, tile_m = Row::tile_m, tile_n = Row::tile_n;
+    static constexpr int panel = Row::warp_tile_n;
+    static constexpr int step = Row::tile_k / factors;  // units between two visits to the sums
+    static_assert(tile_n % panel == 0 && panel % lanes == 0 && step % lanes == 0 && tile_m % lanes == 0,
+                  "tiles are whole vectors");
+
+    // A keeps its contiguous axis: rows of units, or the rows of a tile at each k. With powers of two as distances, they
+    // would share few sets of the L1 cache.
+    static constexpr int a_row = Row::a_along ? step + 16 : 1, a_depth = Row::a_along ? 1 : tile_m + 16;
+    static constexpr std::int64_t a_step = Row::a_along ? tile_m * a_row : step * a_depth;
+
+    // Each factor is packed in chunks of at most about this many units: together they should fit in a large L3 cache.
+    static constexpr std::int64_t chunk_units = 8 << 20;
+
+    struct Scratch {
+        static constexpr int row_s = tile_n + 16;
+        alignas(64) Sum sums[tile_m * row_s];
+    };
+
+   public:
+    PanelProduct(const catalog_args& args, std::int64_t batch, int threads)
+        : args(args), batch(batch), threads(threads), units((args.k + factors - 1) / factors) {}
+
+    // Tiles of C that can be computed at once.
+    static std::int64_t tiles(const catalog_args& args) {
+        return (args.m + tile_m - 1) / tile_m * ((args.n + tile_n - 1) / tile_n);
+    }
+
+    catalog_status run() {
+        const std::int64_t deep = std::max<std::int64_t>(units, 1);
+        rows_of_chunk = std::max<std::int64_t>(chunk_units / deep / tile_m, 1) * tile_m;
+        columns_of_chunk = std::max<std::int64_t>(chunk_units / deep / tile_n, 1) * tile_n;
+        steps = (units + step - 1) / step;
+        const std::int64_t rows = std::min(rows_of_chunk, (args.m + tile_m - 1) / tile_m * tile_m);
+        const std::int64_t columns = std::min(columns_of_chunk, (args.n + panel - 1) / panel * panel);
+        packed_a = thread_room<struct PackedA, Unit>(rows / tile_m * steps * a_step + 1);
+        packed_b = thread_room<struct PackedB, Unit>(columns * deep + 1);
+        if (!packed_a || !packed_b) return CATALOG_NO_MEMORY;
+        for (std::int64_t column = 0; column < args.n; column += columns_of_chunk)
+            for (std::int64_t row = 0; row < args.m; row += rows_of_chunk) multiply_chunk(row, column);
+        return out_of_memory ? CATALOG_NO_MEMORY : CATALOG_OK;
+    }
+
+   private:
+    void multiply_chunk(std::int64_t first_row, std::int64_t first_column) {
+        const std::int64_t rows = std::min(rows_of_chunk, args.m - first_row);
+        const std::int64_t columns = std::min(columns_of_chunk, args.n - first_column);
+        // What is packed stays until it changes.
+        const bool packs_a = first_column == 0 || rows_of_chunk < args.m, packs_b = first_row == 0;
+        const std::int64_t tasks_a = packs_a ? (rows + tile_m - 1) / tile_m * steps : 0;
+        const std::int64_t tasks_b = packs_b ? (columns + panel - 1) / panel : 0;
+
+        // Several tiles for each thread, so that all finish together, of whole register tiles.
+        constexpr int tiles_per_thread = 4;
+        int item_rows = tile_m, item_columns = tile_n;
+        const auto items = [&] {
+            return (rows + item_rows - 1) / item_rows * ((columns + item_columns - 1) / item_columns);
+        };
+        while (threads > 1 && items() < tiles_per_thread * threads) {
+            if (item_rows % (2 * Row::warp_tile_m) == 0 && (item_rows >= item_columns || item_columns % (2 * panel)))
+                item_rows /= 2;
+            else if (item_columns % (2 * panel) == 0)
+                item_columns /= 2;
+            else
+                break;
+        }
+        const std::int64_t across = (rows + item_rows - 1) / item_rows, count = items();
+#pragma omp parallel num_threads(threads) if (threads > 1)
+        {
+#pragma omp for schedule(dynamic)
+            for (std::int64_t task = 0; task < tasks_a + tasks_b; ++task)
+                if (task < tasks_a)
+                    pack_a(first_row, rows, task / steps, task % steps);
+                else
+                    pack_b(first_column, columns, task - tasks_a);
+
+            Scratch* const scratch = thread_scratch<Scratch>();
+            if (!scratch) out_of_memory = true;
+#pragma omp for schedule(dynamic)
+            for (std::int64_t item = 0; item < count; ++item)
+                if (scratch) {
+                    const std::int64_t row = item % across * item_rows, column = item / across * item_columns;
+                    multiply_tile(*scratch, first_row, first_column, row, column,
+                                  static_cast<int>(std::min<std::int64_t>(item_rows, rows - row)),
+                                  static_cast<int>(std::min<std::int64_t>(item_columns, columns - column)));
+                }
+        }
+    }
+
+    void pack_a(std::int64_t first_row, std::int64_t rows, std::int64_t tile, std::int64_t step_index) const {
+        const std::int64_t k = step_index * Row::tile_k, depth = std::min<std::int64_t>(Row::tile_k, args.k - k);
+        const int count = static_cast<int>(std::min<std::int64_t>(tile_m, rows - tile * tile_m));
+        const auto from = factor_of<Row::a_along, T>(args.a, batch).from(first_row + tile * tile_m, k);
+        Unit* const to = packed_a + (tile * steps + step_index) * a_step;
+        if constexpr (Row::a_along)
+            pack_rows<Unit>(from, count, depth, to, a_row);
+        else
+            pack_depth<Unit, tile_m, a_depth>(from, count, depth, to);
+    }
+
+    void pack_b(std::int64_t first_column, std::int64_t columns, std::int64_t index) const {
+        const int count = static_cast<int>(std::min<std::int64_t>(panel, columns - index * panel));
+        const auto from = factor_of<Row::b_along, T>(args.b, batch).from(first_column + index * panel, 0);
+        pack_depth<Unit, panel, panel>(from, count, args.k, packed_b + index * panel * units);
+    }
+
+    // Rows and columns count from the first ones of the chunk.
+    void multiply_tile(Scratch& scratch, std::int64_t first_row, std::int64_t first_column, std::int64_t row,
+                       std::int64_t column, int rows, int columns) const {
+        constexpr int row_s = Scratch::row_s;
+        const int width = round_up(columns, panel), skipped = static_cast<int>(row % tile_m);
+        for (int i = 0; i < rows; ++i) std::fill_n(scratch.sums + i * row_s, width, Sum{});
+        for (std::int64_t k = 0; k < steps; ++k) {
+            const Unit* const a = packed_a + (row / tile_m * steps + k) * a_step + skipped * a_row;
+            const int depth = static_cast<int>(std::min<std::int64_t>(step, units - k * step));
+            for (int j = 0; j < width; j += panel) {
+                const Unit* const b = packed_b + (column + j) * units + k * step * panel;
+                for_row_blocks<Row::warp_tile_m>(0, rows, [&](auto block, int i) {
+                    multiply_block<block, panel, a_row, a_depth>(a + i * a_row, Rows<const Unit>{b, panel}, depth,
+                                                                 add_to<row_s>(scratch.sums + i * row_s + j));
+                });
+            }
+        }
+        finish<Row>(args, batch, scratch.sums, row_s, first_row + row, first_column + column, rows, columns);
+    }
+
+    const catalog_args& args;
+    const std::int64_t batch;
+    const int threads;
+    const std::int64_t units;  // along the whole depth
+    std::int64_t steps, rows_of_chunk, columns_of_chunk;
+    Unit *packed_a, *packed_b;
+    std::atomic<bool> out_of_memory = false;
+};
+
+}  // namespace catalog::host

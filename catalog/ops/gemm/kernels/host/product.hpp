@@ -1,0 +1,44 @@
+// The launch of a row: the units that this CPU multiplies best, and the products of a batch.
+#pragma once
+
+#include "panel.hpp"
+#include "stream.hpp"
+
+namespace catalog::host {
+
+template <class Row, class Unit>
+using Product = std::conditional_t<Row::streams, StreamProduct<Row, Unit>, PanelProduct<Row, Unit>>;
+
+// A batch of small products is divided among threads by products, other work within each.
+template <class Row, class Unit>
+inline catalog_status multiply(const catalog_args& args) {
+    constexpr double small = 1 << 18;  // multiplications of a product that one thread finishes before others could join
+    const double work = static_cast<double>(args.m) * static_cast<double>(args.n) * static_cast<double>(args.k);
+    const int threads = work * static_cast<double>(args.batch) < small ? 1 : threads_for(args);
+    const bool by_products = args.batch > 1 && (work < small || Product<Row, Unit>::tiles(args) < threads);
+    const int inside = by_products ? 1 : threads;
+    std::atomic<catalog_status> status = CATALOG_OK;
+#pragma omp parallel for schedule(dynamic) num_threads(threads) if (by_products && threads > 1)
+    for (std::int64_t batch = 0; batch < args.batch; ++batch) {
+        const catalog_status of_one = Product<Row, Unit>(args, batch, inside).run();
+        if (of_one != CATALOG_OK) status = of_one;
+    }
+    return status;
+}
+
+template <class Row>
+inline std::int32_t launch(const catalog_args* args) noexcept {
+    using T = typename Row::dtype;
+    constexpr bool integers = std::is_same_v<T, std::int8_t>;
+    if (const catalog_status status = check_call<Row>(args); status != CATALOG_OK) return status;
+    if (args->batch == 0 || args->m == 0 || args->n == 0) return CATALOG_OK;
+#if defined(__AVX512F__)
+    constexpr bool pairs = integers || std::is_same_v<T, bf16> || std::is_same_v<T, fp8> || std::is_same_v<T, bf8>;
+    if constexpr (pairs)
+        if (has_dot_instructions())
+            return multiply<Row, std::conditional_t<integers, WordPair<true>, BrainPair>>(*args);
+#endif
+    return multiply<Row, std::conditional_t<integers, WordPair<false>, float>>(*args);
+}
+
+}  // namespace catalog::host

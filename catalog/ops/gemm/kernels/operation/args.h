@@ -1,0 +1,49 @@
+/* The arguments of GEMM: C = f(alpha A B + beta C + bias), combined with D tensors. Generated from the operation's
+ * list of fields; do not edit. */
+#ifndef CATALOG_ARGS_H
+#define CATALOG_ARGS_H
+
+#include <stdint.h>
+
+typedef struct catalog_tensor {
+    void* data;
+    int64_t stride_batch; /* between products of a batch */
+    int64_t stride_outer; /* between rows, or between columns if the tensor is column-major */
+} catalog_tensor;
+
+enum catalog_activation {
+    CATALOG_PASS_THROUGH = 0, /* f(x) = x */
+    CATALOG_RELU = 1, /* max(x, 0) */
+    CATALOG_GELU = 2, /* x Phi(x), with the normal distribution Phi */
+    CATALOG_SILU = 3, /* x / (1 + exp(-x)) */
+};
+
+typedef struct catalog_args {
+    uint32_t struct_bytes; /* sizeof(catalog_args) as the caller compiled it */
+    uint32_t abi_version; /* CATALOG_ABI_VERSION */
+
+    catalog_tensor a; /* (batch, m, k) */
+    catalog_tensor b; /* (batch, k, n) */
+    catalog_tensor bias; /* (n); NULL: none */
+    catalog_tensor d0; /* (batch, m, n) */
+    catalog_tensor d1; /* (batch, m, n) */
+    catalog_tensor c; /* (batch, m, n); not read if beta is 0 */
+
+    int64_t batch;
+    int64_t m;
+    int64_t n;
+    int64_t k;
+
+    float alpha;
+    float beta;
+    int32_t activation; /* catalog_activation: f */
+    int32_t num_threads; /* host targets: 0 = every core that the process may use */
+    int32_t reserved; /* 0 */
+} catalog_args;
+
+/* Bytes that a launch uses of each workspace, 0 of one that it does not use. */
+typedef struct catalog_workspace {
+    int64_t num_splits; /* what args->num_splits must be for the launch */
+} catalog_workspace;
+
+#endif /* CATALOG_ARGS_H */

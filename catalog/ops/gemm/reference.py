@@ -1,0 +1,114 @@
+"""What a GEMM problem computes, in float64, and how far from that a correct kernel may be.
+
+With u = 2^-24, the unit roundoff of float32, to first order in u:
+
+- A sum of k products is off by at most ``4 sqrt(k) u`` times the sum of their absolute values, in any order of
+  summation: Higham and Mary, "A New Approach to Probabilistic Rounding Error Analysis" (2019), with lambda = 4.
+- Factors and sums below 2^-126, the smallest normal float32, may be taken for zero, as AVX512-BF16 does.
+- alpha, beta and the bias add a few roundings, each at most u times the largest number involved.
+- An activation has a slope of at most 1.13, and is itself off by at most ``8 u`` times its argument, or 8 u.
+- Each D tensor adds a rounding in float32; a factor multiplies the error before it.
+- The result is rounded once to its type. Sums of int8 products, and what is done with them, are exact.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from catalog.ops.gemm.problem import GemmProblem
+from catalog.runtime.tolerance import EXACT, ROUNDING, Tolerance
+
+Array = NDArray[Any]
+Float64 = NDArray[np.float64]
+
+_U, _SMALLEST = ROUNDING["float32"]
+_FEW = 8 * _U
+_STEEPEST = 1.13
+"""The largest slope of an activation: that of gelu, at sqrt(2)."""
+
+
+def reference(problem: GemmProblem, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """C in float64, as the definition reads; in int64 for int8."""
+    c = _combined(problem, inputs, _activated(problem, _before(problem, inputs)))
+    return {"c": c.astype(np.float64)}
+
+
+def tolerances(problem: GemmProblem, inputs: Mapping[str, Array]) -> dict[str, Tolerance]:
+    """How far C of a correct kernel may be from :func:`reference`."""
+    if problem.dtype == "int8":
+        return {"c": EXACT}
+    sizes = {name: np.abs(array.astype(np.float64)) for name, array in inputs.items()}
+    a, b = _factors(problem, sizes)
+    lost = _SMALLEST * (np.sum(a, axis=-1, keepdims=True) + np.sum(b, axis=-2, keepdims=True) + problem.k)
+    products = abs(problem.alpha) * (a @ b)
+    errors = 4 * math.sqrt(problem.k) * _U * products + abs(problem.alpha) * lost
+    errors = errors + _FEW * (products + _added(problem, sizes, abs(problem.beta)))
+    before = _before(problem, inputs)
+    if problem.activation != "no":
+        errors = _STEEPEST * errors + _FEW * (np.abs(before) + 1)
+    x = _activated(problem, before)
+    for i in range(problem.num_d):
+        d = inputs[f"d{i}"].astype(np.float64)
+        multiplies = problem.elementwise == "MultiDMultiply"
+        x, errors = (x * d, errors * np.abs(d)) if multiplies else (x + d, errors)
+        errors = errors + 2 * _U * np.abs(x) + _SMALLEST
+    roundoff, smallest = ROUNDING[problem.tensors["c"].element]
+    return {"c": Tolerance((1 + roundoff) * errors + roundoff * smallest, roundoff)}
+
+
+def _factors(problem: GemmProblem, inputs: Mapping[str, Array]) -> tuple[Array, Array]:
+    """A and B, row-major, in float64; in int64 for int8."""
+    wide = np.int64 if problem.dtype == "int8" else np.float64
+    a, b = (inputs[name].astype(wide) for name in ("a", "b"))
+    of_a, of_b, _ = problem.layout
+    return (a if of_a == "r" else a.swapaxes(-1, -2)), (b if of_b == "r" else b.swapaxes(-1, -2))
+
+
+def _before(problem: GemmProblem, inputs: Mapping[str, Array]) -> Array:
+    """What the activation is applied to."""
+    a, b = _factors(problem, inputs)
+    product = a @ b
+    if problem.alpha != 1:
+        product = np.float32(problem.alpha).astype(np.float64) * product
+    before: Array = product + _added(problem, inputs, problem.beta)
+    return before
+
+
+def _added(problem: GemmProblem, inputs: Mapping[str, Array], beta: float) -> Any:
+    """Beta C and the bias."""
+    wide = np.int64 if problem.dtype == "int8" else np.float64
+    added: Any = wide(0)
+    if beta:
+        added = added + inputs["c"].astype(wide) * wide(np.float32(beta))
+    if problem.bias:
+        added = added + inputs["bias"].astype(wide)
+    return added
+
+
+def _activated(problem: GemmProblem, x: Array) -> Array:
+    activated: Array
+    with np.errstate(over="ignore", invalid="ignore"):
+        if problem.activation == "relu":
+            activated = np.where(x < 0, 0, x)
+        elif problem.activation == "gelu":
+            activated = x * (1 + _erf(x / math.sqrt(2))) / 2
+        elif problem.activation == "silu":
+            activated = x / (1 + np.exp(-x))
+        else:
+            activated = x
+    return activated
+
+
+def _combined(problem: GemmProblem, inputs: Mapping[str, Array], x: Array) -> Array:
+    for i in range(problem.num_d):
+        d = inputs[f"d{i}"].astype(x.dtype)
+        x = x + d if problem.elementwise == "MultiDAdd" else x * d
+    return x
+
+
+_erf = np.vectorize(math.erf, otypes=[np.float64])

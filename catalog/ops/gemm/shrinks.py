@@ -1,0 +1,26 @@
+"""Smaller problems with the same traits, for the first run of a library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from catalog.ops.gemm.problem import GemmProblem
+
+
+def _small_batch(problem: GemmProblem, _: int) -> dict[str, Any]:
+    return {} if problem.batch is None else {"batch": min(problem.batch, 2)}
+
+
+def _short(size: str) -> Callable[[GemmProblem, int], dict[str, Any]]:
+    def shorter(problem: GemmProblem, length: int) -> dict[str, Any]:
+        extent = getattr(problem, size)
+        return {size: extent if extent < 2 * length else length + extent % length}
+
+    return shorter
+
+
+SHRINKS: tuple[Callable[[GemmProblem, int], Mapping[str, Any]], ...] = (_small_batch, *map(_short, ("m", "n", "k")))
+"""Applied in this order: two products of a batch, few rows, few columns, a short depth. Each takes a problem and a
+length, and returns fields of a smaller problem.
+"""

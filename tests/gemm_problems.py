@@ -1,0 +1,78 @@
+"""Random GEMM problems and tensors for kernels of our own."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+
+from catalog.ops import operation
+from catalog.ops.gemm.problem import GemmProblem
+from catalog.runtime.catalog import Catalog
+from catalog.runtime.devices.here import resolve_arch
+from catalog.runtime.elements import element_type
+from catalog.runtime.inputs import make_inputs
+from catalog.runtime.tensors import Array
+from catalog.schema.kernel import Kernel
+
+SIZES = (0, 1, 2, 5, 7, 12, 13, 16, 17, 31, 33, 64, 100, 129, 193, 260)
+DEPTHS = (*SIZES, 513, 2049)
+POISON = 77
+
+
+def rows(catalog: Catalog, where: str, arch: str = "host") -> list[Kernel]:
+    """GEMM kernels of an arch, universal ones first, in the order of its spec."""
+    found = catalog.connection.execute(
+        f"SELECT * FROM gemm_row WHERE arch = ? AND {where} ORDER BY family DESC, dispatch_order",
+        (resolve_arch(arch),),
+    )
+    return [operation("gemm").kernel.from_row(row) for row in found]
+
+
+def problem_of_row(kernel: Kernel, rng: random.Random) -> GemmProblem:
+    """A problem that ``kernel`` answers, of any sizes and epilogue."""
+    signature = kernel.signature
+    integers = signature.dtype == "int8"
+    return GemmProblem(
+        m=rng.choice(SIZES),
+        n=rng.choice(SIZES),
+        k=rng.choice(DEPTHS),
+        dtype=signature.dtype.value,
+        layout=signature.layout.value[:3],
+        num_d=signature.num_d,
+        elementwise=signature.elementwise.value,
+        batch=rng.choice((None, None, 0, 1, 3)),
+        alpha=1 if integers else rng.choice((1, 0.5, -3)),
+        beta=rng.choice((0, 1)) if integers else rng.choice((0, 1, -0.25)),
+        bias=rng.choice((False, True)),
+        activation=rng.choice(("no", "relu") if integers else ("no", "relu", "gelu", "silu")),
+    )
+
+
+def tensors_of(problem: GemmProblem, rng: random.Random) -> tuple[dict[str, Array], Array, Array]:
+    """Inputs with any strides; C, whose elements are NaN unless they are inputs; and the memory around C."""
+    inputs = make_inputs(problem, rng.randrange(100))
+    spread = {name: (array if array.ndim == 1 else _spread(array, rng)[0]) for name, array in inputs.items()}
+    if problem.batch and rng.random() < 0.3:  # one A for all products
+        spread["a"] = np.broadcast_to(spread["a"][:1], spread["a"].shape)
+    poison = np.nan if problem.dtype != "int8" else POISON
+    made = inputs.get("c", np.full(problem.tensors["c"].shape, poison, element_type(problem, "c")))
+    c, around = _spread(made, rng)
+    return spread | ({"c": c} if problem.beta else {}), c, around
+
+
+def is_intact(c: Array, around: Array) -> bool:
+    """Whether nothing outside of ``c`` was written."""
+    c[...] = POISON
+    return bool(np.all(around == np.asarray(POISON, around.dtype)))
+
+
+def _spread(array: Array, rng: random.Random) -> tuple[Array, Any]:
+    """A copy with gaps between its rows and matrices, and the memory that it is in."""
+    *outer, inner = array.shape
+    gaps = [rng.choice((0, 1, 3)) for _ in outer]
+    around = np.full([*(extent + gap for extent, gap in zip(outer, gaps, strict=True)), inner + 2], POISON, array.dtype)
+    view = around[(*(slice(extent) for extent in outer), slice(1, inner + 1))]
+    view[...] = array
+    return view, around

@@ -1,0 +1,202 @@
+"""GEMM kernels of the host: results against the float64 reference, epilogues, bad calls, and all that commands do."""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import missing
+from gemm_problems import is_intact, problem_of_row, rows, tensors_of
+
+from catalog.errors import ProblemError, TensorError
+from catalog.ops import operation
+from catalog.ops.gemm.arguments import ARGUMENTS
+from catalog.ops.gemm.problem import GemmProblem
+from catalog.runtime.catalog import Catalog
+from catalog.runtime.devices.host.device import host_archs, why_unavailable
+from catalog.runtime.guard import guarded_problem
+from catalog.runtime.inputs import make_inputs
+from catalog.schema.kernel import Kernel
+
+SEED = 2026
+ARCHES = tuple(arch for arch in host_archs() if why_unavailable(arch) is None)
+DTYPES = ("fp32", "fp16", "bf16", "fp8", "bf8", "int8")
+LAYOUTS = ("rcr", "rrr", "crr", "ccr")
+EPILOGUES = ((0, "PassThrough"), (1, "MultiDAdd"), (2, "MultiDMultiply"), (2, "MultiDAdd"), (1, "MultiDMultiply"))
+GEMM = operation("gemm")
+
+
+@pytest.fixture(scope="module")
+def catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Catalog]:
+    """The host's GEMM kernels, each compiled once for all tests of this file."""
+    with Catalog(tmp_path_factory.mktemp("gemm") / "catalog.db") as catalog:
+        for arch in ARCHES:
+            catalog.populate(arch, operation="gemm")
+        yield catalog
+
+
+def cover(catalog: Catalog, arch: str = "host") -> list[Kernel]:
+    """Rows in which each type meets both pipelines, and these each layout; epilogues and tiles take turns."""
+    rng, chosen = random.Random(SEED), []  # noqa: S311
+    for number, (dtype, pipeline) in enumerate(product(DTYPES, ("host_panel", "host_stream"))):
+        num_d, elementwise = EPILOGUES[number % len(EPILOGUES)]
+        layout = LAYOUTS[number // 2 % len(LAYOUTS)]
+        wanted = f"dtype = '{dtype}' AND layout LIKE '{layout}%' AND pipeline = '{pipeline}'"
+        wanted += f" AND num_d = {num_d} AND elementwise = '{elementwise}'"
+        chosen.append(rng.choice(rows(catalog, wanted, arch)))
+    return chosen
+
+
+def check(catalog: Catalog, kernel: Kernel, problems: int) -> float:
+    """Run a kernel on drawn problems; the largest share of a tolerance that was used."""
+    rng, used = random.Random(kernel.name), 0.0  # noqa: S311
+    for _ in range(problems):
+        problem = problem_of_row(kernel, rng)
+        inputs, c, around = tensors_of(problem, rng)
+        expected, allowed = GEMM.reference(problem, inputs)["c"], GEMM.tolerances(problem, inputs)["c"]
+        catalog.plan(problem, kernel).bind(inputs, outputs=None if problem.beta else {"c": c}).launch()
+        share = allowed.used(c, expected)
+        assert share <= 1, f"c is off by {share:.1f} of the tolerance: {problem.key} on {kernel.name}"
+        assert is_intact(c, around)
+        used = max(used, share)
+    return used
+
+
+def test_kernels_compute_any_problem(catalog: Catalog) -> None:
+    check(catalog, rows(catalog, "dtype = 'fp32' AND layout = 'rcr' AND pipeline = 'host_panel'")[0], 40)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ARCHES)
+def test_kernels_of_all_types_and_layouts_compute_any_problem(catalog: Catalog, arch: str) -> None:
+    kernels = cover(catalog, arch)[:: 1 if arch == ARCHES[0] else 4]
+    assert not catalog.builder.build_many(kernels).failures
+    used = {kernel.name: check(catalog, kernel, 25) for kernel in kernels}
+    assert max(used.values()) > 0.02, "tolerances are far too wide"
+
+
+@pytest.mark.slow
+def test_tiles_threads_and_strides_do_not_change_results(catalog: Catalog) -> None:
+    problem = GemmProblem(m=37, n=1100, k=700, dtype="fp32", layout="rrr")
+    inputs = make_inputs(problem, SEED)
+    first, *others = (
+        catalog.plan(problem, kernel).run(inputs).outputs["c"]
+        for kernel in rows(catalog, "dtype = 'fp32' AND layout = 'rrr' AND pipeline = 'host_panel'")
+    )
+    for other in others:
+        np.testing.assert_array_equal(first, other)
+    top = GemmProblem(m=5, n=1100, k=700, dtype="fp32", layout="rrr")
+    kernel = rows(catalog, "dtype = 'fp32' AND layout = 'rrr' AND pipeline = 'host_panel'")[0]
+    part = catalog.plan(top, kernel).run(a=inputs["a"][:5], b=inputs["b"]).outputs["c"]
+    np.testing.assert_array_equal(part, first[:5])
+
+
+def test_numbers_that_are_not_finite_pass_through(catalog: Catalog) -> None:
+    kernel = rows(catalog, "dtype = 'fp32' AND layout = 'rcr' AND pipeline = 'host_panel'")[0]
+    for activation in ("no", "relu", "gelu", "silu"):
+        problem = GemmProblem(m=3, n=33, k=2, dtype="fp32", activation=activation)
+        a, b = np.ones((3, 2), np.float32), np.ones((33, 2), np.float32)
+        a[0, 0], a[1, 0], a[2, 0] = np.nan, np.inf, -300
+        c = catalog.plan(problem, kernel).run(a=a, b=b).outputs["c"]
+        assert np.isnan(c[0]).all()
+        assert np.isposinf(c[1]).all()
+        assert (c[2] == (-299 if activation == "no" else 0)).all()
+
+
+# The reference
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("activation", ["no", "relu", "gelu", "silu"])
+def test_the_reference_is_pytorchs(activation: str) -> None:
+    try:
+        import torch
+    except ImportError:
+        missing("PyTorch")
+    fields = {"batch": 2, "alpha": 0.5, "beta": -2, "bias": True, "num_d": 2, "elementwise": "MultiDMultiply"}
+    problem = GemmProblem(m=7, n=9, k=11, dtype="fp32", layout="crr", activation=activation, **fields)
+    inputs = make_inputs(problem, SEED)
+    a, b, bias, d0, d1, c = (torch.from_numpy(inputs[name]).double() for name in problem.needed)
+    functions = {"no": lambda x: x, "relu": torch.relu}
+    function = functions.get(activation) or getattr(torch.nn.functional, activation)
+    expected = function(0.5 * a.mT @ b - 2 * c + bias) * d0 * d1
+    np.testing.assert_allclose(GEMM.reference(problem, inputs)["c"], expected.numpy(), rtol=1e-12)
+
+
+def test_tolerances_catch_a_lost_term() -> None:
+    for dtype in DTYPES:
+        problem = GemmProblem(m=4, n=5, k=64, dtype=dtype, layout="rrr")
+        inputs = make_inputs(problem, SEED)
+        allowed, expected = GEMM.tolerances(problem, inputs)["c"], GEMM.reference(problem, inputs)["c"]
+        a, b = (inputs[name].astype(np.float64) for name in ("a", "b"))
+        assert allowed.allows(expected, a @ b)
+        assert not allowed.allows(a[:, :-1] @ b[:-1], expected), dtype
+
+
+def test_the_header_derives_from_the_list_of_arguments() -> None:
+    folder = GEMM.headers["kernels"]
+    assert (folder / "operation" / "args.h").read_text() == ARGUMENTS.header
+
+
+def test_first_runs_of_large_problems_are_small() -> None:
+    large = GemmProblem(m=100_003, n=50_000, k=30_001, dtype="bf16", batch=64, bias=True, activation="gelu")
+    small = guarded_problem(large)
+    assert small.flops < large.flops / 1e6
+    assert small.form.text == large.model_copy(update={"batch": 2}).form.text
+    assert guarded_problem(small) == small
+
+
+# Bad calls
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"m": -1}, "m=-1: expected an integer from 0"),
+        ({"batch": -1}, "batch=-1: expected an integer from 0"),
+        ({"m": 2**31}, "m=2147483648: expected an integer from 0 to 2147483647"),
+        ({"m": 2**31 - 1, "n": 2**31 - 1, "batch": 2**20}, "do not fit in 63 bits"),
+        ({"alpha": math.nan}, "alpha=nan: "),
+        ({"beta": 1e39}, "beta=1e"),
+        ({"activation": "tanh"}, "activation='tanh' is not allowed"),
+        ({"dtype": "int8", "alpha": 0.5}, "sums of int8 are int32: alpha=0.5"),
+        ({"dtype": "int8", "activation": "gelu"}, "activation=gelu would round them"),
+    ],
+)
+def test_a_wrong_problem_is_a_message(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ProblemError, match=re.escape(message)):
+        GemmProblem(**{"m": 64, "n": 64, "k": 64, **fields})
+
+
+def test_wrong_tensors_are_a_message(catalog: Catalog) -> None:
+    problem = GemmProblem(m=4, n=6, k=8, dtype="fp32", layout="rrr", beta=1)
+    a, b, c = (np.ones(shape, np.float32) for shape in ((4, 8), (8, 6), (4, 6)))
+    plan = catalog.select(problem)
+    for tensors, message in (
+        ({"a": a, "b": b.T, "c": c}, r"b is float32 \(6, 8\): expected float32 \(8, 6\)"),
+        ({"a": a, "b": b}, "c is missing"),
+        ({"a": a, "b": b.astype(np.float16), "c": c}, "b is float16"),
+        ({"a": a, "b": b, "c": c, "bias": a[0]}, "bias is not a tensor of this problem"),
+        ({"a": a, "b": np.ones((8, 12), np.float32)[:, ::2], "c": c}, "b has a stride of 8 bytes"),
+        ({"a": a, "b": b, "c": np.lib.stride_tricks.as_strided(np.ones(99, np.float32), (4, 6), (8, 4))}, "overlap"),
+        ({"a": c.repeat(2, 1)[:, :8], "b": b, "c": np.broadcast_to(c[0], c.shape)}, "c is read-only"),
+        ({"a": b.T[:4], "b": b, "c": b[:4]}, "shares memory"),
+    ):
+        given = {**tensors, "a": np.ascontiguousarray(tensors["a"])}
+        with pytest.raises(TensorError, match=message):
+            plan.bind(given)
+
+
+# What commands do
+
+
+def test_few_rows_are_streamed(catalog: Catalog) -> None:
+    for m, pipeline in ((1, "host_stream"), (16, "host_stream"), (17, "host_panel"), (4096, "host_panel")):
+        (best,) = catalog.candidates(GemmProblem(m=m, n=4096, k=4096, dtype="bf16"), limit=1)
+        assert best.kernel.algorithm.pipeline == pipeline

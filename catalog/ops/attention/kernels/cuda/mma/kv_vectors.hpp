@@ -27,7 +27,7 @@ class KeyVectors {
           source(static_cast<const char*>(tensor.data) + head * (tensor.stride_nhead * 2) +
                  threadIdx.x % 32 / keys * steps.turn) {}
 
-    __device__ __forceinline__ void start_at(int) {}
+    __device__ __forceinline__ void skip(int) {}
 
     __device__ __forceinline__ void copy(std::uint32_t tile, const Places<Row, rows>& places, int zero) const {
         const int thread = static_cast<int>(threadIdx.x) + zero, key = thread % keys, first = thread % 32 / keys;
@@ -67,7 +67,7 @@ class ValueVectors {
           hdim_stored(hdim_stored),
           source(static_cast<const char*>(tensor.data) + head * (tensor.stride_nhead * 2) + threadIdx.x % 32 * 16) {}
 
-    __device__ __forceinline__ void start_at(int) {}
+    __device__ __forceinline__ void skip(int) {}
 
     // 8 tokens are in one page. Those behind the last one are zeros.
     __device__ __forceinline__ void copy(std::uint32_t tile, const Places<Row, rows>& places, int zero) const {

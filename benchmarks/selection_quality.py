@@ -17,6 +17,7 @@ from catalog.backends import backend_of
 from catalog.registry.timings import SOUND, most_measured, nearest
 from catalog.runtime.devices.here import resolve_arch
 from catalog.runtime.race import choice
+from catalog.schema.policy import CONDITION, GRAPH
 
 NEAR = 1.10
 """A choice counts as good if its time is at most this multiple of the best."""
@@ -37,8 +38,8 @@ def verdicts(catalog: Catalog, arch: str) -> list[Verdict]:
     device, noise = most_measured(catalog.connection, arch), backend_of(arch).noise
     rows = catalog.connection.execute(
         "SELECT problem.id, key, kernel_id, min(median_ms) FROM timing JOIN problem ON problem.id = problem_id "
-        f"WHERE device_id = ? AND NOT cold AND {SOUND} GROUP BY problem.id, kernel_id",
-        (device,),
+        f"WHERE device_id = :device AND {CONDITION} AND {SOUND} GROUP BY problem.id, kernel_id",
+        {"device": device, **GRAPH.parameters},
     )
     medians: dict[int, dict[str, float]] = {}
     keys: dict[int, str] = {}
@@ -50,7 +51,7 @@ def verdicts(catalog: Catalog, arch: str) -> list[Verdict]:
         problem = Problem(**json.loads(keys[number]))
         best = min(times.values())
         first = catalog.candidates(problem, arch=arch, limit=1, static=True)[0].kernel.id
-        other = nearest(catalog.connection, problem, device, others=True)
+        other = nearest(catalog.connection, problem, device, GRAPH, others=True)
         there = {} if other is None else {name: ms for name, ms in medians[other.id].items() if name in times}
         left_out = times[choice(there, noise)] if there else None
         found.append(

@@ -112,8 +112,9 @@ def _checkout() -> Finding:
 
 
 def about_plugins() -> Iterator[Finding]:
-    """Yield findings about the backends, operations and extensions of other distributions, or why they are unusable."""
+    """Yield findings about what other distributions add: usable, or why not."""
     from catalog import backends, ops
+    from catalog.foreign import installed
 
     for backend in backends.plugins():
         about = "" if backend.object is None else ", ".join(backend.object.isas)
@@ -124,6 +125,9 @@ def about_plugins() -> Iterator[Finding]:
     for plugin in added:
         about = "" if plugin.object is None else plugin.object.about
         yield Finding(plugin.title, "unusable" if plugin.broken else "usable", plugin.broken or about)
+    for found in installed.plugins():
+        about = "" if found.object is None else found.object.title
+        yield Finding(found.title, "unusable" if found.broken else "usable", found.broken or about)
 
 
 def _gpus() -> Iterator[Finding]:

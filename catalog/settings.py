@@ -94,6 +94,15 @@ class Settings(BaseSettings):
     num_threads: Threads = Field(
         0, description="threads of a host kernel, at most 16 per core or 64; 0: OMP_NUM_THREADS, else every core"
     )
+    measured_as: Literal["eager", "graph"] = Field(
+        "graph",
+        description="timings that selection uses, and tuning makes: eager counts what a caller waits for, graph the "
+        "device's time alone; while a graph is captured, it is graph",
+    )
+    measured_cold: bool = Field(False, description="true: use timings with caches emptied before every launch")
+    allow_foreign: bool = Field(
+        False, description="true: functions for PyTorch may call another project's kernel that was measured as faster"
+    )
     record_misses: bool = Field(True, description="record problems that are selected for but were never measured")
     trace: Path | None = Field(None, description="file to record every call of a plan in (default: none)")
     trace_tensors: int = Field(0, ge=0, description="number of calls per problem whose inputs a trace keeps")

@@ -29,6 +29,7 @@ from catalog.build.permissions import require_safe
 from catalog.build.toolchains import digest_of
 from catalog.build.trials import Trials
 from catalog.errors import CacheError
+from catalog.foreign.installed import plugins as implementations
 from catalog.plugins import entry_points_of
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices.gpu.device import GpuDevice
@@ -248,7 +249,8 @@ def specs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def forget_packages() -> None:
     """What is installed is looked up again, as by a new process."""
-    for cached in (entry_points_of, backends.plugins, ops.plugins, ops.operation, ops.extensions, grammar._pattern):
+    looked_up = (backends.plugins, ops.plugins, ops.operation, ops.extensions, implementations)
+    for cached in (entry_points_of, *looked_up, grammar._pattern):
         cached.cache_clear()
 
 

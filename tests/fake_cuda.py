@@ -10,7 +10,7 @@ import ctypes
 import time
 from types import SimpleNamespace
 
-from cuda.bindings.runtime import cudaError_t, cudaMemcpyKind
+from cuda.bindings.runtime import cudaError_t, cudaMemcpyKind, cudaStreamCaptureMode
 
 OK = cudaError_t.cudaSuccess
 INVALID = cudaError_t.cudaErrorInvalidValue
@@ -19,14 +19,14 @@ UNSUPPORTED = cudaError_t.cudaErrorStreamCaptureUnsupported
 
 IN_CAPTURE = {
     "cudaGetLastError", "cudaGetErrorName", "cudaGetErrorString", "cudaGetDevice", "cudaStreamIsCapturing",
-    "cudaRuntimeGetVersion", "cudaDriverGetVersion", "cudaPointerGetAttributes",
+    "cudaRuntimeGetVersion", "cudaDriverGetVersion", "cudaPointerGetAttributes", "cudaStreamEndCapture",
 }  # fmt: skip
 """What may be called while a graph is being captured; all else invalidates the capture."""
 
 NO_RESULT = {
     "cudaSetDevice", "cudaFree", "cudaMemcpyAsync", "cudaMemsetAsync", "cudaStreamDestroy", "cudaEventDestroy",
     "cudaStreamSynchronize", "cudaEventSynchronize", "cudaStreamQuery", "cudaStreamWaitEvent", "cudaEventRecord",
-    "cudaGetLastError",
+    "cudaGetLastError", "cudaStreamBeginCapture", "cudaGraphLaunch", "cudaGraphDestroy", "cudaGraphExecDestroy",
 }  # fmt: skip
 """Functions that return a status alone."""
 
@@ -43,6 +43,7 @@ class FakeCuda:
     """
 
     cudaMemcpyKind = cudaMemcpyKind
+    cudaStreamCaptureMode = cudaStreamCaptureMode
     archs = ((9, 0), (9, 0), (8, 0))
 
     def __init__(self, count=3):
@@ -62,7 +63,7 @@ class FakeCuda:
 
     def __getattribute__(self, name):
         found = super().__getattribute__(name)
-        if not name.startswith("cuda") or name == "cudaMemcpyKind":
+        if not name.startswith("cuda") or name in ("cudaMemcpyKind", "cudaStreamCaptureMode"):
             return found
 
         def call(*arguments):
@@ -168,7 +169,7 @@ class FakeCuda:
     def cudaStreamDestroy(self, handle):
         return INVALID if self.handles.pop(handle, None) is None else (OK,)
 
-    cudaEventDestroy = cudaStreamDestroy
+    cudaEventDestroy = cudaGraphDestroy = cudaGraphExecDestroy = cudaStreamDestroy
 
     def cudaStreamSynchronize(self, stream):
         if stream and stream not in self.handles:
@@ -183,6 +184,22 @@ class FakeCuda:
 
     def cudaStreamIsCapturing(self, stream):
         return OK, int(stream in self.captured)
+
+    def cudaStreamBeginCapture(self, stream, mode):
+        if stream not in self.handles:
+            return UNSUPPORTED  # the default stream cannot be captured
+        self.captured.add(stream)
+        return (OK,)
+
+    def cudaStreamEndCapture(self, stream):
+        self.captured.remove(stream)
+        return self._make(self.device)
+
+    def cudaGraphInstantiate(self, graph, flags):
+        return self._make(self.device)
+
+    def cudaGraphLaunch(self, graph, stream):
+        return (OK,) if graph in self.handles else INVALID
 
     def cudaStreamWaitEvent(self, stream, event, flags):
         return (OK,) if event in self.handles else INVALID

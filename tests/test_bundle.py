@@ -28,6 +28,7 @@ from catalog.build.permissions import require_private
 from catalog.errors import BundleError, CacheError, RegistryError, UsageError
 from catalog.ops import read_kernel
 from catalog.ops.attention.problem import Problem
+from catalog.registry import rows
 from catalog.registry.timings import MEASURED, Timing, record
 from catalog.registry.transactions import transaction
 from catalog.runtime.catalog import Catalog
@@ -75,6 +76,13 @@ def shipped(host_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Shippe
     [(selected,)] = catalog.connection.execute("SELECT count(*) FROM attention_row WHERE dtype = 'fp32'")
     assert done.unbuilt == selected - 3
     return Shipped(folder / "kernels.bundle", catalog, folder / "empty.db", plans)
+
+
+def test_timings_of_older_bundles_are_of_the_policy_of_their_time() -> None:
+    stated = {"artifact_key": "0" * 64, "problem": PROBLEM.key, "device": {"arch": "a", "name": "b", "facts": "{}"}}
+    stated |= dict.fromkeys(("min_ms", "median_ms", "p10_ms", "p90_ms", "low_ms", "high_ms", "tflops", "gbps"), 1.0)
+    stated |= {"cold": 0, "n": 9, "load": None, "clock_mhz": None, "created": "2026-01-01T00:00:00+00:00"}
+    assert rows.Timing.model_validate(stated).measured_as == "graph"
 
 
 GPU = DeviceInfo("gfx950", "a device", 3)

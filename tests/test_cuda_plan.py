@@ -10,18 +10,21 @@ import gc
 import json
 import subprocess
 import sys
+from collections import Counter
 from types import MappingProxyType, SimpleNamespace
 
 import numpy as np
 import pytest
 from conftest import count_processes, missing, slow_but
 from fake_gpu import Exposed, expected, held, target
+from test_select import record_timings
 
 from catalog.backends import why_unavailable
 from catalog.build.builder import Builder
 from catalog.errors import DeviceError, QuarantinedError, TensorError, UsageError
 from catalog.ops.attention.problem import Problem
 from catalog.runtime.catalog import Catalog
+from catalog.runtime.deployed import deployed
 from catalog.runtime.devices.cuda import driver as cuda_driver
 from catalog.runtime.devices.cuda.runtime import CudaRuntime
 from catalog.runtime.devices.gpu.resources import Memory, Stream
@@ -32,10 +35,11 @@ from catalog.runtime.tensors import make_outputs
 from catalog.runtime.traces import read_trace
 from catalog.runtime.tracing import trace
 from catalog.runtime.tune import TuneOptions, tune
+from catalog.schema.policy import Policy
 from catalog.settings import settings
 
 try:
-    from fake_cuda import FakeCuda
+    from fake_cuda import FakeCuda, failing
 except ImportError:
     missing("cuda-bindings")
 
@@ -234,6 +238,53 @@ def test_a_captured_launch_allocates_copies_and_waits_for_nothing(bind, fake, mo
     with pytest.raises(DeviceError, match="launches in a graph cannot be timed"):
         plan.time()
     fake.captured.clear()
+
+
+def test_timing_as_graph_replays_and_as_eager_calls(catalog, fake):
+    """One capture for all replays, of which nothing is left; eager launches are calls that are waited for."""
+    plan, inputs = catalog.select(DENSE, arch="sm_90"), make_inputs(DENSE)
+    timed = deployed(plan, inputs, make_outputs(DENSE, inputs), Policy("graph"))
+    for launches in (2, 3):
+        assert len(timed.time(launches, cold=True)) == launches
+    names = Counter(fake.names())
+    assert (names["cudaStreamBeginCapture"], names["cudaGraphInstantiate"], names["cudaGraphLaunch"]) == (1, 1, 5)
+    assert names["cudaMemsetAsync"] == 5
+    fake.log.clear()
+    device = catalog.device("sm_90")
+    assert len(device.awaited(lambda: None, 3)) == 3
+    assert Counter(fake.names())["cudaStreamSynchronize"] == 6
+    assert "cudaEventRecord" not in fake.names()
+    with pytest.raises(UsageError, match="PyTorch is not installed"):
+        deployed(plan, inputs, {}, Policy("eager"))
+
+
+def test_what_cannot_be_captured_is_an_error_that_leaves_nothing(catalog, fake):
+    plan = catalog.select(DENSE, arch="sm_90").bind()
+    fake.failing = failing(cudaGraphInstantiate=2).failing
+    with pytest.raises(DeviceError, match="cudaGraphInstantiate"):
+        plan.replayed()
+    assert not fake.captured
+
+
+def test_while_a_graph_is_captured_selection_asks_for_graph_timings(catalog, fake, monkeypatch):
+    fast, small = best(catalog, 2)
+    device = catalog.device_info("sm_90")
+    for policy, winner in ((Policy("graph"), fast), (Policy("eager"), small)):
+        medians = {kernel.id: 1.0 if kernel == winner else 2.0 for kernel in (fast, small)}
+        record_timings(catalog, ONE_KEY, medians, device=device, policy=policy)
+    catalog.forget()
+    torch = FakeTorch(CudaRuntime(fake))
+    torch.current[0] = 7
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setenv("CATALOG_MEASURED_AS", "eager")
+    settings.cache_clear()
+    for _ in range(2):
+        assert catalog.select(ONE_KEY, arch="sm_90").kernels[0] == small
+        fake.captured.add(7)
+        assert catalog.select(ONE_KEY, arch="sm_90").kernels[0] == fast
+        fake.captured.clear()
+    catalog.connection.execute("DELETE FROM timing")
+    catalog.forget()
 
 
 def test_numpy_arrays_are_not_captured(catalog, fake, monkeypatch):

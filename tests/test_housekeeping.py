@@ -364,9 +364,9 @@ def measured(tmp_path: Path) -> Catalog:
             (key, kernel),
         )
         write(
-            "INSERT INTO timing (problem_id, kernel_id, device_id, artifact_key, cold, n, min_ms, median_ms, p10_ms, "
-            "p90_ms, low_ms, high_ms, tflops, gbps, created) "
-            "VALUES (1, ?, 1, ?, 0, 9, 1, 1, 1, 1, 1, 1, 1, 1, '2026-01-01')",
+            "INSERT INTO timing (problem_id, kernel_id, device_id, artifact_key, measured_as, cold, n, min_ms, "
+            "median_ms, p10_ms, p90_ms, low_ms, high_ms, tflops, gbps, created) "
+            "VALUES (1, ?, 1, ?, 'graph', 0, 9, 1, 1, 1, 1, 1, 1, 1, 1, '2026-01-01')",
             (kernel, key),
         )
     return catalog

@@ -111,6 +111,8 @@ def test_what_was_recorded_stays(old: Path, tmp_path: Path) -> None:
     with Catalog(old) as catalog:
         connection = catalog.connection
         assert kept(old) == before
+        policies = connection.execute("SELECT DISTINCT measured_as, cold FROM timing").fetchall()
+        assert [tuple(row) for row in policies] == [("graph", 0)], "what they were measured under"
         assert {kernel.id for kernel in catalog.kernels("1")} == {row[0] for row in before["kernel"]}, "made of traits"
         assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
         connection.execute("DELETE FROM artifact")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sqlite3
 import subprocess
@@ -21,7 +22,8 @@ from catalog.ops.attention.shape_names import name_of
 from catalog.registry.timings import Timing, record
 from catalog.registry.transactions import transaction
 from catalog.report.data import Report, collect
-from catalog.report.page import write_report
+from catalog.report.page import render, write_report
+from catalog.report.traced import read_traced
 from catalog.rules.restriction import Restriction
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices import DeviceInfo
@@ -269,6 +271,26 @@ def test_the_command_writes_a_page_with_measured_peaks(filled: Catalog, tmp_path
     text = (tmp_path / "out" / "index.html").read_text()
     assert "measured peaks of this machine" in text
     assert "gfx950" not in text
+
+
+def test_the_kernel_time_of_a_traced_program_stands_apart(filled: Catalog, tmp_path: Path) -> None:
+    """Two calls of one process, half a second apart: the kernels ran four times, and were measured as graph only."""
+    asked = ON_HOST[0]
+    kernel_id, median_ms = next(iter(medians_of(filled, asked, "host").items()))
+    [name] = filled.connection.execute("SELECT name FROM kernel WHERE id = ?", (kernel_id,)).fetchone()
+    wanted = {"arch": "host", "revision": "native", "mask_impl": "generic", "device": "a CPU", "cores": 2}
+    call = {"format": 1, "call": "run", "pid": 1, **wanted, "kernels": [name], "problem": json.loads(asked.key)}
+    calls = [{"at": 1000.0, "ms": 2.0, "launches": 3}, {"at": 1000.5, "ms": 1.0, "launches": 1}]
+    trace = tmp_path / "calls.jsonl"
+    trace.write_text("".join(f"{json.dumps(call | one)}\n" for one in calls))
+    traced = read_traced(filled, trace)
+    (line,) = traced.lines
+    assert traced.elapsed_ms == pytest.approx(506)
+    assert (line.used.total_ms, line.eager_ms) == (7.0, None)
+    assert line.kernel_ms == traced.kernel_ms == pytest.approx(4 * median_ms)
+    assert f"In kernels alone: {4 * median_ms:,.1f} ms" in traced.about
+    page = render(collect(filled, None, {}), traced)
+    assert "End to end, from the first call to the end of the last: 506.0 ms" in page
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,8 @@ from catalog.runtime.devices import DeviceInfo
 from catalog.runtime.measure import summarise
 from catalog.schema.kernel import Kernel
 from catalog.schema.lineage import Wanted
+from catalog.schema.policy import GRAPH, Policy
+from catalog.settings import settings
 
 GPU = DeviceInfo("gfx950", "AMD Instinct MI355X", 256)
 
@@ -38,6 +40,7 @@ def record_timings(
     stamp: str = "",
     *,
     device: DeviceInfo = GPU,
+    policy: Policy = GRAPH,
 ) -> None:
     """As a tuning would: a library and a measurement of each kernel."""
     rows = [(kernel_id, device.arch, kernel_id + library) for kernel_id in medians]
@@ -46,9 +49,36 @@ def record_timings(
         "VALUES (?3, ?1, ?2, '', '', '', 'built', '', 0, '')",
         rows,
     )
-    timings = [Timing(id, id + library, summarise([round(ms * 1e6)] * 9)) for id, ms in medians.items()]
+    measured = {id: summarise([round(ms * 1e6)] * 9) for id, ms in medians.items()}
+    timings = [Timing(id, id + library, replace(one, **policy._asdict())) for id, one in measured.items()]
     with transaction(catalog.connection):
         record(catalog.connection, asked, device, timings, stamp=stamp)
+
+
+def test_selection_asks_for_the_policy_in_force(copied: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Timings of one kernel under several policies stand beside each other."""
+    asked = problem()
+    one, other = (found.kernel.id for found in copied.candidates(asked, arch="gfx950", limit=2, static=True))
+    policies = {Policy("graph"): {one: 1.0, other: 2.0}, Policy("eager"): {one: 4.0, other: 3.0}}
+    policies[Policy("eager", cold=True)] = {one: 5.0, other: 6.0}
+    for policy, medians in policies.items():
+        record_timings(copied, asked, medians, policy=policy)
+    for policy, medians in policies.items():
+        monkeypatch.setenv("CATALOG_MEASURED_AS", policy.measured_as)
+        monkeypatch.setenv("CATALOG_MEASURED_COLD", str(policy.cold))
+        settings.cache_clear()
+        choice = copied.choice(asked, arch="gfx950")
+        assert (choice.policy, choice.evidence) == (policy, "measured")
+        assert {found.kernel.id: found.median_ms for found in choice.candidates if found.median_ms} == medians
+        assert copied.select(asked, arch="gfx950").kernels[0].id == min(medians, key=medians.__getitem__)
+    monkeypatch.setenv("CATALOG_MEASURED_AS", "graph")
+    settings.cache_clear()
+    assert copied.choice(asked, arch="gfx950").about == (
+        "Static order: nothing of this problem's kind was measured on this device as graph, cold caches."
+    )
+    copied.select(asked, arch="gfx950")
+    assert [key for key, _ in copied.misses("gfx950")] == [asked.key], "a miss is one of the policy in force"
+    assert not copied.misses("gfx950", Policy("graph"))
 
 
 def test_a_measured_kernel_comes_before_the_static_order(copied: Catalog) -> None:
@@ -283,15 +313,15 @@ def test_the_nearest_problem_in_memory_is_the_one_of_the_query(copied: Catalog) 
     for asked in [*known, problem(seqlen_q=700, scale=0.5), problem(seqlen_q=700)]:
         record_timings(copied, asked, {ids[0]: 1.0})
     device = copied.measured_on("gfx950")
-    there = Measured.of_kind(copied.connection, problem().form.kind, device)
+    there = Measured.of_kind(copied.connection, problem().form.kind, device, GRAPH)
     assert there is not None
     sizes = [(draw.randint(1, 9), draw.randint(1, 99), draw.randint(1, 128)) for _ in range(500)]
     asked = [problem(batch=batch, seqlen_q=q, seqlen_k=k) for batch, q, k in sizes]
     for one in [*known, *asked, problem(seqlen_q=700), problem(seqlen_q=700, scale=0.5)]:
-        expected = nearest(copied.connection, one, device)
+        expected = nearest(copied.connection, one, device, GRAPH)
         assert expected is not None
         assert there.nearest(one) == (expected.id, expected.same)
-    assert Measured.of_kind(copied.connection, problem(lse=True).form.kind, device) is None
+    assert Measured.of_kind(copied.connection, problem(lse=True).form.kind, device, GRAPH) is None
 
 
 def test_what_has_failed_is_not_remembered(copied: Catalog) -> None:

@@ -69,6 +69,7 @@ def test_runs_launches_and_what_is_enqueued_are_recorded(catalog, file):
         assert line["kernels"] == list(result.kernels)
         assert Problem(**line["problem"]) == SMALL
         assert (line["arch"], line["pid"]) == (plan.arch, os.getpid())
+        assert (line["measured_as"], line["cold"]) == ("graph", False), "the timings that selection used"
         assert line["at"] == pytest.approx(time.time(), abs=60)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from catalog.cli.printing import note, print_result, print_rows
 from catalog.cli.problem import ProblemCommand, stated_problem
 
 if TYPE_CHECKING:
+    from catalog.registry.foreign import Rival
     from catalog.rules.explain import Explanation
     from catalog.runtime.catalog import Catalog
     from catalog.schema.problem import Problem
@@ -168,14 +170,19 @@ def _print_explanation(explained: Explanation, form: str) -> None:
 def _print_narrowing(catalog: Catalog, problem: Problem, where: Mapping[str, Any], form: str) -> None:
     from catalog.ops import operation_of
 
+    of = operation_of(problem)
     counts, steps, kept, base = list[str](), list[Row](), list[Row](), ""
-    for family in operation_of(problem).stages(problem):
+    for family in of.stages(problem):
         narrowed, candidates = catalog.narrowing(problem, family=family, **where)
         counts.append(f"{narrowed[-1].left:,} {family}")
         steps += [{"stage": family, **asdict(step)} for step in narrowed]
-        for rank, one in enumerate(candidates, start=1):
-            kernel, base = {"name": one.kernel.name, "id": one.kernel.id}, one.kernel.base
-            kept.append({"stage": family, "rank": rank, "median_ms": one.median_ms, **kernel})
+        listed = []
+        for one in candidates:
+            base = one.kernel.base
+            listed.append({"median_ms": one.median_ms, "name": one.kernel.name, "id": one.kernel.id})
+        if candidates and family == of.main_stage(problem):
+            listed = _ranked(listed, catalog.choice(problem, **where).rivals)
+        kept += [{"stage": family, "rank": rank, **row} for rank, row in enumerate(listed, start=1)]
     answer = f"{', '.join(counts)} kernels answer the problem" + ("; the best, in order:" if kept else ".")
     if base:
         answer = f"The rules and the static order are those of {base}, the nearest known revision.\n{answer}"
@@ -184,6 +191,16 @@ def _print_narrowing(catalog: Catalog, problem: Problem, where: Mapping[str, Any
         answer = f"{choice.about}\n{answer}"
     others = catalog.foreign_timings(problem, where["arch"])
     _print_answer(answer, (_STEPS, steps), (_KEPT, kept), form, others)
+
+
+def _ranked(ours: Sequence[dict[str, Any]], rivals: Sequence[Rival]) -> list[dict[str, Any]]:
+    """Our kernels, best first, with the rivals that were timed beside them in their places."""
+    ranked = list(ours)
+    for rival in reversed(rivals):
+        slower = (place for place, row in enumerate(ranked) if (row["median_ms"] or math.inf) > rival.median_ms)
+        row = {"median_ms": rival.median_ms, "name": rival.title, "id": rival.id}
+        ranked.insert(next(slower, len(ranked)), row)
+    return ranked
 
 
 def _print_answer(answer: str, rules: Table, kernels: Table, form: str, others: Sequence[Row] = ()) -> None:
@@ -306,27 +323,54 @@ def shapes(
 def report(
     context: typer.Context,
     out: Annotated[
-        Path, typer.Option("--out", metavar="DIR", help="Folder for index.html; created if it does not exist.")
-    ],
+        Path | None,
+        typer.Option("--out", metavar="DIR", help="Folder for index.html; created if it does not exist."),
+    ] = None,
+    winners: Annotated[
+        bool, typer.Option("--winners", help="Print who wins against other projects' implementations instead.")
+    ] = False,
     arch: options.OneArch = None,
     peaks: Annotated[
         bool, typer.Option("--peaks", help="Measure the peaks of this machine's CPU, for its rooflines.")
     ] = False,
+    trace: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Show the end-to-end and kernel time of the program that wrote this trace."),
+    ] = None,
     form: options.Format = "table",
 ) -> None:
     """Write a page of plots of the measurements.
 
-    It shows rooflines, speed by length and tile, selection, compile times, and coverage.
+    It shows rooflines, speed by length and tile, selection, compile times, winners, and coverage. The page is one
+    self-contained HTML file. Needs the extra "report".
 
-    The page is one self-contained HTML file. Needs the extra "report".
+    With --winners, prints the fastest implementation, the catalog's kernels or another project's, and its margin over
+    the next one, for each arch, policy and kind of problem that was tuned with --against.
 
     Example: catalog report --out report
+
+    Example: catalog report --winners --format csv
     """
-    from catalog.report.page import write_report
+    from catalog.errors import UsageError
     from catalog.runtime.devices.here import resolve_arch
 
-    page = write_report(open_catalog(context), out, arch and resolve_arch(arch), peaks=peaks)
-    print_result(str(page), ["page"], [[str(page)]], form)
+    if (out is None) != winners:
+        raise UsageError("give either --out DIR or --winners", hint="For a page: catalog report --out report")
+    where = arch and resolve_arch(arch)
+    if out is not None:
+        from catalog.report.page import write_report
+
+        page = write_report(open_catalog(context), out, where, peaks=peaks, trace=trace)
+        print_result(str(page), ["page"], [[str(page)]], form)
+        return
+    from catalog.report.data import REPORT_SECONDS
+    from catalog.report.winners import table_of, winners_in
+
+    found = winners_in(db_path(context), where, REPORT_SECONDS)
+    print_rows(*table_of(found), form)
+    if not found:
+        note("No other project's implementation was timed yet.")
+        note("Hint: catalog tune --shapes smoke --against sdpa")
 
 
 @app.command()

@@ -9,6 +9,7 @@ import typer
 
 if TYPE_CHECKING:
     from catalog.runtime.catalog import Catalog
+    from catalog.schema.policy import Policy
 
 
 def db_path(context: typer.Context) -> Path:
@@ -69,6 +70,45 @@ Format = Annotated[
     str,
     typer.Option("--format", help=f"Output: {_FORMATS}.", callback=_known_format, autocompletion=lambda: list(FORMATS)),
 ]
+
+MeasuredAs = Annotated[
+    str | None,
+    typer.Option(
+        "--as",
+        metavar="eager|graph",
+        help="What a time counts: eager, the whole call; graph, the device alone. Default: CATALOG_MEASURED_AS.",
+    ),
+]
+Cold = Annotated[
+    bool | None,
+    typer.Option("--cold/--warm", help="Empty the caches before every launch, or not. Default: CATALOG_MEASURED_COLD."),
+]
+
+
+def policy(measured_as: str | None, cold: bool | None) -> Policy:
+    """The measuring policy that the options state, completed by the settings.
+
+    Raises:
+        UsageError: ``measured_as`` is unknown, or a setting has an invalid value.
+    """
+    from typing import get_args
+
+    from catalog.errors import UsageError
+    from catalog.messages import did_you_mean
+    from catalog.schema.policy import MeasuredAs as Word
+    from catalog.schema.policy import policy_in_force
+
+    chosen = policy_in_force()
+    words: dict[str, Word] = {word: word for word in get_args(Word)}
+    if measured_as is not None and measured_as not in words:
+        raise UsageError(
+            f"--as {measured_as} is not allowed{did_you_mean(measured_as, words)}", hint=f"Allowed: {', '.join(words)}."
+        )
+    return chosen._replace(
+        measured_as=chosen.measured_as if measured_as is None else words[measured_as],
+        cold=chosen.cold if cold is None else cold,
+    )
+
 
 Arch = Annotated[str, arch_option("Arch: gfx950, x86_64_v3, ...; host is this machine's CPU.")]
 OneArch = Annotated[str | None, arch_option("Only this arch; host is this machine's CPU.")]

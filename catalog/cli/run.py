@@ -28,6 +28,10 @@ def select(
     revision: options.Revision = None,
     mask_impl: options.MaskImpl = "generic",
     limit: Annotated[int, typer.Option(min=1, help="At most N candidates of each stage, best first.", metavar="N")] = 1,
+    allow: Annotated[
+        str | None,
+        typer.Option(metavar="foreign", help="foreign: also show another project's implementation that is faster."),
+    ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Show which measurements decide.")] = False,
     form: options.Format = "table",
 ) -> None:
@@ -38,8 +42,13 @@ def select(
 
     Example: catalog select --batch 1 --nhead-q 8 --seqlen-q 2048 --hdim-q 128 --mask causal --arch gfx950
     """
-    from catalog.settings import settings
+    from catalog.errors import UsageError
+    from catalog.runtime.measuring import main_kernel
+    from catalog.settings import choose, settings
 
+    if allow not in (None, "foreign"):
+        raise UsageError(f"--allow {allow} is not allowed", hint="Allowed: foreign.")
+    choose(allow_foreign=True if allow else None)
     problem, catalog = stated_problem(context).problem(), open_catalog(context)
     plan = catalog.select(problem, arch=arch, revision=revision, mask_impl=mask_impl)
     rows: list[list[Any]]
@@ -56,7 +65,14 @@ def select(
                 start=1,
             )
         ]
+    if plan.instead is not None:
+        rival, main = plan.instead.rival, main_kernel(plan).family
+        rows = [[*row[:1], row[1] + (row[0] == main), *row[2:]] for row in rows]
+        first = next(place for place, row in enumerate(rows) if row[0] == main)
+        rows.insert(first, [main, 1, rival.title, rival.median_ms, rival.id])
     print_rows(["stage", "rank", "name", "median_ms", "id"], rows, form)
+    if plan.instead is not None:
+        note(f"{plan.instead.rival.title} is faster here: its {plan.instead.rival.name} beats the catalog's kernels.")
     if plan.kernels[0].base:
         note(f"Rules and dispatch order are those of {plan.kernels[0].base}, the nearest known revision.")
     if explain:

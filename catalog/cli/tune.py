@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from itertools import count
 from pathlib import Path
@@ -65,6 +65,15 @@ def tune(
     jobs: options.Jobs = None,
     scheduler: options.Scheduler = None,
     again: Annotated[bool, typer.Option("--again", help="Repeat previous measurements.")] = False,
+    measured_as: options.MeasuredAs = None,
+    cold: options.Cold = None,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIST",
+            help="Time other projects' implementations in the same runs: sdpa, flash_attn, xformers, ...",
+        ),
+    ] = None,
     form: options.Format = "table",
 ) -> None:
     """Time kernels; selection uses the medians from then on.
@@ -73,6 +82,10 @@ def tune(
     stopped tuning continues where it ended. Times that are too noisy are not recorded. With --scheduler kernels are
     compiled elsewhere and timed on this machine.
 
+    A time counts what --as says: eager, the whole call that a caller waits for, or graph, the device's time alone.
+    Timings of one kind never replace the other's, and selection asks for those of CATALOG_MEASURED_AS. Other projects'
+    implementations are compared with the reference first.
+
     Exits with 1 if nothing could be recorded.
 
     Example: catalog tune --batch 1 --nhead-q 8 --seqlen-q 1024 --hdim-q 64 --dtype fp32
@@ -80,19 +93,24 @@ def tune(
     Example: catalog tune --shapes smoke --budget 1200
 
     Example: catalog tune --trace calls.jsonl
+
+    Example: catalog tune --shapes smoke --as eager --against sdpa
     """
     from catalog.build.cluster import connect
+    from catalog.runtime.devices.here import resolve_arch
     from catalog.runtime.measure import StopRule
     from catalog.runtime.tune import COLUMNS, TuneOptions
     from catalog.runtime.tune import tune as tune_problems
 
     catalog = open_catalog(context)
-    problems = _problems(catalog, arch, shapes, misses, trace, stated_problem(context))
+    policy, rivals = options.policy(measured_as, cold), options.split_columns(against)
+    rule = StopRule(precision=precision, cold=policy.cold, measured_as=policy.measured_as)
+    missed = (lambda: catalog.misses(resolve_arch(arch), policy)) if misses else None
+    problems = _problems(shapes, missed, trace, stated_problem(context))
     pools = nullcontext() if scheduler is None else connect(scheduler)
     with each_timed("tuning", len(problems)) as (advance, _), pools as pool:
         done = count(1)
-        rule = StopRule(precision=precision)
-        how = TuneOptions(arch, candidates, budget, rule, jobs, pool, again, revision=revision)
+        how = TuneOptions(arch, candidates, budget, rule, jobs, pool, again, rivals, revision=revision)
         report = tune_problems(catalog, list(problems.values()), how, lambda tuned: advance(next(done), tuned.about))
     names = {problem.key: name for name, problem in problems.items()}
     print_rows(["problem", *COLUMNS], [[names[tuned.problem.key], *tuned.row] for tuned in report.tuned], form)
@@ -106,24 +124,23 @@ def tune(
 
 
 def _problems(
-    catalog: Catalog, arch: str, shapes: str | None, misses: bool, trace: Path | None, stated: StatedProblem
+    shapes: str | None, missed: Callable[[], list[tuple[str, int]]] | None, trace: Path | None, stated: StatedProblem
 ) -> Mapping[str, Problem]:
-    """The problems to tune, by name."""
+    """The problems to tune, by name, from exactly one source; ``missed`` returns the keys of misses."""
     from catalog.errors import UsageError
     from catalog.ops import problem_of_key
-    from catalog.runtime.devices.here import resolve_arch
     from catalog.runtime.traces import read_trace
     from catalog.schema.shapes import load_shapes
 
-    if (shapes is not None) + misses + (trace is not None) + bool(stated) != 1:
+    if (shapes is not None) + (missed is not None) + (trace is not None) + bool(stated) != 1:
         raise UsageError(
             "give exactly one of: the options of a problem, --shapes SET, --misses, --trace FILE",
             hint="For example: catalog tune --shapes smoke",
         )
     if shapes is not None:
         return {shape.name: shape.problem for shape in load_shapes(shapes).shapes}
-    if misses:
-        problems = [problem_of_key(key) for key, _ in catalog.misses(resolve_arch(arch))]
+    if missed is not None:
+        problems = [problem_of_key(key) for key, _ in missed()]
     else:
         problems = [stated.problem()] if trace is None else list(read_trace(trace).problems)
     return {problem.name: problem for problem in problems}
@@ -137,7 +154,8 @@ def bench(
     shapes: ShapesOption = None,
     candidates: CandidatesOption = 1,
     runs: Annotated[int, typer.Option(min=1, help="Minimum number of timed launches per kernel.")] = 10,
-    cold: Annotated[bool, typer.Option("--cold", help="Empty the caches before every launch.")] = False,
+    measured_as: options.MeasuredAs = None,
+    cold: options.Cold = None,
     verify: Annotated[
         bool, typer.Option("--verify", help="Compare with the float64 reference first; do not time wrong kernels.")
     ] = False,
@@ -180,7 +198,10 @@ def bench(
         )
     asked = (shape_of(stated.problem()),) if shapes is None else load_shapes(shapes).shapes
     catalog = open_catalog(context, num_threads=threads)
-    how = BenchOptions(arch, candidates, StopRule(least=runs, cold=cold), verify, jobs)
+    policy = options.policy(measured_as, cold)
+    how = BenchOptions(
+        arch, candidates, StopRule(least=runs, cold=policy.cold, measured_as=policy.measured_as), verify, jobs
+    )
     catalog.spec(arch)  # an unknown arch is reported before a missing device
     run = BenchRun(shapes or ONE_PROBLEM, asked, how, catalog.device_info(arch))
     if shapes is None:

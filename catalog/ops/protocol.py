@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from catalog.errors import BuildError, UsageError
+from catalog.ops.implementation import Implementation
 from catalog.schema.arguments import Arguments
 from catalog.schema.columns import Column
 from catalog.schema.deployment import Deployment
@@ -307,6 +308,21 @@ class Operation(Emitter, ABC):
         None, as by default, if that table cannot state it.
         """
         return None
+
+    @property
+    def implementations(self) -> tuple[Implementation, ...]:
+        """Other projects' implementations of its problems that it knows how to call, installed or not: none by default.
+
+        Other distributions add some by entry points, see :mod:`catalog.foreign.installed`.
+        """
+        return ()
+
+    def circumstances(self, problem: Any) -> Mapping[str, Any]:
+        """What decides which implementation is the fastest, by column: by default the element type.
+
+        Problems with equal values are one line of the list of winners in a report.
+        """
+        return {"dtype": str(problem.dtype)}
 
     @abstractmethod
     def smoke_fields(self, family: str, traits: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:

@@ -1,6 +1,7 @@
-"""Timings of kernels that are no rows of the catalog: tables that other projects made, kept with all their fields.
+"""Timings of kernels that are no rows of the catalog: other projects' tables, and implementations that were timed here.
 
-They never take part in selection among rows. If several records state the same problem on the same device,
+Tables are kept with all their fields, and never take part in selection. Those timed here beside our kernels are rivals
+of these, under the same measuring policy. If several records state the same problem on the same device,
 :data:`EVIDENCE` decides which one is preferred. The others stay, so that nothing of a table is lost.
 """
 
@@ -13,13 +14,22 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from catalog.errors import ProblemError, UsageError
-from catalog.ops import operation
+from catalog.ops import operation, problem_of_key
 from catalog.registry.rows import Device, ForeignTiming
 from catalog.registry.timings import problem_id
+from catalog.schema.policy import CONDITION, Policy
 from catalog.schema.problem import Problem
+from catalog.schema.problem_form import canonical
+
+if TYPE_CHECKING:
+    from catalog.runtime.devices import DeviceInfo
+    from catalog.runtime.measure import Measurement
+
+HERE = "catalog"
+"""The format of timings of implementations that were measured here; ``table_name`` is the implementation's name."""
 
 VIEW = "foreign_timings"
 """The view of all foreign timings, with their kernels, devices and problems."""
@@ -35,7 +45,10 @@ launches, then the fastest.
 _SAME = ("format", "table_name", "device_id", "problem")
 """Records with equal values state the same problem on the same device."""
 
-_PLACE = f"PARTITION BY {', '.join(f'foreign_timing.{name}' for name in _SAME)} ORDER BY {EVIDENCE}"
+_PLACE = (
+    f"PARTITION BY {', '.join(f'foreign_timing.{name}' for name in (*_SAME, 'measured_as', 'cold'))} "
+    f"ORDER BY {EVIDENCE}"
+)
 
 _JOINED = (
     "foreign_timing JOIN foreign_kernel ON foreign_kernel.id = foreign_timing.kernel_id "
@@ -52,6 +65,7 @@ _COLUMNS: Mapping[str, str] = {
     **{name: f"foreign_timing.{name}" for name in ("median_ms", "n")},
     "preferred": f"row_number() OVER ({_PLACE}) = 1",
     **{name: f"foreign_timing.{name}" for name in ("tool", "measured", "file", "line", "created", "fields")},
+    **{name: f"foreign_timing.{name}" for name in ("measured_as", "cold")},
     "problem_key": "ours.key",
     "key": "foreign_timing.key",
 }
@@ -64,7 +78,10 @@ VIEW_SQL = (
     f"SELECT {', '.join(f'{sql} AS {name}' for name, sql in _COLUMNS.items())} FROM {_JOINED}"
 )
 
-_STORED = ("format", "table_name", "problem", "median_ms", "n", "tool", "measured", "fields", "file", "line")
+_STORED = (
+    *("format", "table_name", "problem", "median_ms", "n", "tool", "measured", "fields", "file", "line"),
+    *("measured_as", "cold"),
+)
 """The fields of :class:`~catalog.registry.rows.ForeignTiming` that are columns of table ``foreign_timing``."""
 
 _OF_KERNEL = ("source", "operation", "name", "traits")
@@ -90,6 +107,65 @@ class Duplicate:
 
 def _words(record: ForeignTiming) -> str:
     return f"{record.file}:{record.line} ({'no time' if record.median_ms is None else f'{record.median_ms:.6g} ms'})"
+
+
+@dataclass(frozen=True, slots=True)
+class Rival:
+    """An implementation that was timed here beside our kernels: its name, project, version, and median in ms."""
+
+    name: str
+    title: str
+    version: str
+    median_ms: float
+
+    @property
+    def id(self) -> str:
+        """As :func:`rival_id`."""
+        return rival_id(self.name)
+
+
+def rival_id(name: str) -> str:
+    """The word for an implementation among ids of kernels; it sorts after these, which are hexadecimal numbers."""
+    return f"foreign:{name}"
+
+
+def rival_timing(rival: Rival, problem: Problem, device: DeviceInfo, measurement: Measurement) -> ForeignTiming:
+    """The record of an implementation's measurement on a problem and device."""
+    precise = ("min_ms", "p10_ms", "p90_ms", "low_ms", "high_ms", "load")
+    return ForeignTiming(
+        source=rival.name,
+        operation=problem.operation,
+        name=rival.title,
+        traits=canonical({"version": rival.version}),
+        device=Device(arch=device.arch, name=device.name, facts=device.facts),
+        format=HERE,
+        table_name=rival.name,
+        problem=canonical({"key": problem.key}),
+        median_ms=measurement.median_ms,
+        n=measurement.n,
+        tool=HERE,
+        measured=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        fields=json.dumps({name: f"{getattr(measurement, name):.6g}" for name in precise}),
+        file="",
+        line=0,
+        measured_as=measurement.measured_as,
+        cold=int(measurement.cold),
+    )
+
+
+def rivals(connection: sqlite3.Connection, problem_id: int, device_id: int | None, policy: Policy) -> list[Rival]:
+    """The implementations that were timed on a problem and a device under a policy, fastest first.
+
+    Of several records of one version, the last one measured counts.
+    """
+    rows = connection.execute(
+        "SELECT table_name, name, json_extract(traits, '$.version') AS version, median_ms, max(measured) "
+        "FROM foreign_timing JOIN foreign_kernel ON foreign_kernel.id = kernel_id "
+        f"WHERE format = '{HERE}' AND problem_id = :problem AND device_id = :device AND {CONDITION} "
+        "AND median_ms IS NOT NULL GROUP BY table_name, version ORDER BY median_ms, table_name",
+        {"problem": problem_id, "device": device_id, **policy.parameters},
+    )
+    return [Rival(row["table_name"], row["name"], row["version"], row["median_ms"]) for row in rows]
 
 
 def record(connection: sqlite3.Connection, timings: Iterable[ForeignTiming]) -> int:
@@ -151,8 +227,10 @@ class _Ids:
 def problem_of(timing: ForeignTiming) -> Problem | None:
     """The problem that a timing is about, if an operation that is installed here can state it."""
     try:
+        if timing.format == HERE:
+            return problem_of_key(json.loads(timing.problem)["key"])
         return operation(timing.operation).foreign_problem(timing.format, timing.table_name, json.loads(timing.problem))
-    except (UsageError, ProblemError):
+    except (UsageError, ProblemError, KeyError, TypeError, ValueError):
         return None
 
 
@@ -178,14 +256,15 @@ def duplicates(
 
 
 def timings_of(connection: sqlite3.Connection, problem: Problem, devices: Sequence[int]) -> list[dict[str, Any]]:
-    """What is recorded about ``problem`` on the devices with these row ids, in some columns of :data:`VIEW`.
+    """What tables state about ``problem`` on the devices with these row ids, in some columns of :data:`VIEW`.
 
     The order is that of ``devices``, then the fastest first.
     """
     columns = ("source", "arch", "facts", "name", "median_ms", "measured", "file", "line")
     rows = connection.execute(
         f"SELECT {', '.join(f'{_COLUMNS[name]} AS {name}' for name in columns)} FROM {_JOINED} "
-        "JOIN json_each(?) AS asked ON asked.value = device.id WHERE ours.key = ? "
+        "JOIN json_each(?) AS asked ON asked.value = device.id "
+        f"WHERE foreign_timing.format <> '{HERE}' AND ours.key = ? "
         "ORDER BY asked.key, foreign_timing.median_ms NULLS LAST, foreign_timing.key",
         (json.dumps(devices), problem.key),
     )

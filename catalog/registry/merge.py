@@ -4,8 +4,8 @@
 - A kernel row that this catalog lacks is copied with its receipts, whatever its revision and space, if this program
   makes the same id and name from its traits. It is not copied into a complete population: there the spec has no such
   kernel, so one of the two catalogs was made from other facts, and everything about that kernel is left out.
-- Of timings of the same problem, kernel, device and artifact, the newest wins. Of records of the same artifact, a
-  success wins over a failure, then the newest wins.
+- Of timings of the same problem, kernel, device, artifact and policy, the newest wins. Of records of the same artifact,
+  a success wins over a failure, then the newest wins.
 - An artifact that comes from a merge is marked ``elsewhere``: its library is in another cache. So the column ``built``
   does not count it, and selection ignores failures of another machine's compiler. A local build of the same content
   key removes the mark.
@@ -191,7 +191,7 @@ class _Merge:
             if problem not in problems:
                 problems[problem] = self._problem(problem)
             row |= {"device_id": devices[device], "problem_id": problems[problem]}
-            key = ("problem_id", "kernel_id", "device_id", "artifact_key", "cold")
+            key = ("problem_id", "kernel_id", "device_id", "artifact_key", "measured_as", "cold")
             self._put("timing", key, self._row("timing", {name: row[name] for name in key}), row, ("created",))
 
     def _foreign(self) -> None:

@@ -16,6 +16,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from catalog.errors import ProblemError
 from catalog.files import parse_json
+from catalog.schema.policy import MeasuredAs
 from catalog.schema.problem_form import canonical
 
 CLOCK_SKEW = timedelta(days=1)
@@ -136,6 +137,7 @@ class Timing(Row):
     artifact_key: Digest
     problem: ProblemKey
     device: Device
+    measured_as: MeasuredAs = "graph"  # bundles of older versions do not state it
     cold: Annotated[int, Field(ge=0, le=1)]
     n: Annotated[int, Field(ge=1, lt=2**31)]
     min_ms: Milliseconds
@@ -162,7 +164,10 @@ class Timing(Row):
 
 
 class ForeignTiming(Row):
-    """A time that another project states for a kernel of its own; the fields are columns of the ``foreign_`` tables."""
+    """A time of another project's kernel; the fields are columns of the ``foreign_`` tables.
+
+    Tables state no policy; it is that of times measured here.
+    """
 
     source: Word
     operation: Word
@@ -179,6 +184,8 @@ class ForeignTiming(Row):
     fields: TextFacts
     file: Name
     line: Count
+    measured_as: MeasuredAs | None = None
+    cold: Annotated[int, Field(ge=0, le=1)] | None = None
 
     @functools.cached_property
     def key(self) -> str:
@@ -187,4 +194,5 @@ class ForeignTiming(Row):
         kernel = (self.source, self.operation, self.name, self.traits)
         about = (self.format, self.table_name, self.problem, self.fields)
         measured = (self.median_ms, self.n, self.tool, self.measured)
-        return hashlib.sha256(json.dumps((*device, *kernel, *about, *measured)).encode()).hexdigest()
+        policy = () if self.measured_as is None else (self.measured_as, self.cold)
+        return hashlib.sha256(json.dumps((*device, *kernel, *about, *measured, *policy)).encode()).hexdigest()

@@ -54,7 +54,9 @@ _FOREIGN_TIMING = {
     "fields": "all fields of the record as texts, a JSON object in the file's order",
     "file": "name of the file",
     "line": "line in the file",
-    "created": "when it was imported, ISO 8601 in UTC",
+    "created": "when it was recorded, ISO 8601 in UTC",
+    "measured_as": "eager or graph, for times measured here; NULL: not stated",
+    "cold": "1: caches were emptied before every launch; NULL: not stated",
 }
 
 TABLES: Mapping[str, Table] = MappingProxyType(
@@ -178,6 +180,7 @@ TABLES: Mapping[str, Table] = MappingProxyType(
                 kernel_id=_KERNEL_ID,
                 device_id="id of the device",
                 artifact_key="key of the library",
+                measured_as="eager: time of a call with its host part; graph: time of the device alone",
                 cold="1: caches were emptied before every launch",
                 n="launches",
                 min_ms="minimum of a launch",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
@@ -10,6 +9,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from catalog.ops import problem_of_key
+from catalog.schema.policy import CONDITION, Policy
 from catalog.schema.problem import MOST_COORDINATES, Problem
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ SOUND = f"high_ms - low_ms <= {2 * WIDEST} * median_ms"
 """The same condition in SQL: older versions recorded noise too, which selection must not use."""
 
 MEASURED = (
-    *("artifact_key", "cold", "n", "min_ms", "median_ms", "p10_ms", "p90_ms", "low_ms", "high_ms"),
+    *("artifact_key", "measured_as", "cold", "n", "min_ms", "median_ms", "p10_ms", "p90_ms", "low_ms", "high_ms"),
     *("tflops", "gbps", "load", "clock_mhz", "created"),
 )
 """The columns of table ``timing`` that mean the same in every catalog."""
@@ -55,7 +55,7 @@ class Neighbour:
 
 
 class Measured:
-    """The problems of one kind that were measured on a device with warm caches, for finding the nearest one.
+    """The problems of one kind that were measured on a device under one policy, for finding the nearest one.
 
     :meth:`nearest` is :func:`nearest` in memory: it adds the same numbers in the same order, so both choose alike.
     """
@@ -68,11 +68,11 @@ class Measured:
         self._sizes = np.array([row[2:] for row in rows], np.float64).T.copy()
 
     @classmethod
-    def of_kind(cls, connection: sqlite3.Connection, kind: str, device: int | None) -> Measured | None:
-        """The problems of ``kind`` on the device with this row id; None if there are none."""
+    def of_kind(cls, connection: sqlite3.Connection, kind: str, device: int | None, policy: Policy) -> Measured | None:
+        """The problems of ``kind`` on the device with this row id under ``policy``; None if there are none."""
         rows = connection.execute(
             f"SELECT id, key, {', '.join(SIZES)} FROM problem WHERE kind = :kind AND {_THERE} ORDER BY id",
-            {"kind": kind, "device": device},
+            {"kind": kind, "device": device, **policy.parameters},
         ).fetchall()
         return cls([tuple(row) for row in rows]) if rows else None
 
@@ -93,13 +93,15 @@ class Measured:
 _SAME_PLACE = 1e-12
 """Squared distance below which coordinates computed by two C libraries may be equal."""
 
-_THERE = f"EXISTS (SELECT 1 FROM timing WHERE problem_id = problem.id AND device_id = :device AND NOT cold AND {SOUND})"
+_THERE = (
+    f"EXISTS (SELECT 1 FROM timing WHERE problem_id = problem.id AND device_id = :device AND {CONDITION} AND {SOUND})"
+)
 
 
 def device_id(connection: sqlite3.Connection, device: DeviceInfo) -> int | None:
     """The row id of a device, if anything was measured on it."""
     row = connection.execute(
-        "SELECT id FROM device WHERE arch = ? AND name = ? AND facts = ?", (device.arch, device.name, _facts(device))
+        "SELECT id FROM device WHERE arch = ? AND name = ? AND facts = ?", (device.arch, device.name, device.facts)
     ).fetchone()
     return None if row is None else int(row[0])
 
@@ -128,7 +130,7 @@ def record(
     """
     connection.execute(
         "INSERT INTO device (arch, name, facts) VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
-        (device.arch, device.name, _facts(device)),
+        (device.arch, device.name, device.facts),
     )
     of_device, of_problem = device_id(connection, device), problem_id(connection, problem)
     created = stamp or datetime.now(timezone.utc).isoformat(timespec="seconds")
@@ -150,7 +152,7 @@ def timings_of(connection: sqlite3.Connection, keys: Set[str]) -> list[dict[str,
     rows = connection.execute(
         f"SELECT {', '.join(f'timing.{name}' for name in MEASURED)}, problem.key AS problem, "
         "device.arch, device.name, device.facts FROM timing JOIN problem ON problem.id = problem_id "
-        "JOIN device ON device.id = device_id ORDER BY artifact_key, problem.key, device.id, cold"
+        "JOIN device ON device.id = device_id ORDER BY artifact_key, problem.key, device.id, measured_as, cold"
     )
     return [dict(row) for row in rows if row["artifact_key"] in keys]
 
@@ -173,20 +175,22 @@ def add_timings(connection: sqlite3.Connection, timings: Iterable[Mapping[str, A
     return added
 
 
-def measured(connection: sqlite3.Connection, problem: Problem, device: DeviceInfo) -> dict[tuple[str, str], float]:
-    """The median in ms of every library measured on the problem with warm caches, by (kernel id, key)."""
+def measured(
+    connection: sqlite3.Connection, problem: Problem, device: DeviceInfo, policy: Policy
+) -> dict[tuple[str, str], float]:
+    """The median in ms of every library measured on the problem under the policy, by (kernel id, key)."""
     rows = connection.execute(
         "SELECT kernel_id, artifact_key, median_ms FROM timing JOIN problem ON problem.id = problem_id "
-        "WHERE problem.key = ? AND device_id = ? AND NOT cold",
-        (problem.key, device_id(connection, device)),
+        f"WHERE problem.key = :problem AND device_id = :device AND {CONDITION}",
+        {"problem": problem.key, "device": device_id(connection, device), **policy.parameters},
     )
     return {(row[0], row[1]): row[2] for row in rows}
 
 
 def nearest(
-    connection: sqlite3.Connection, problem: Problem, device: int | None, *, others: bool = False
+    connection: sqlite3.Connection, problem: Problem, device: int | None, policy: Policy, *, others: bool = False
 ) -> Neighbour | None:
-    """The measured problem most similar to ``problem``: itself, or the nearest of its kind.
+    """The problem most similar to ``problem`` that was measured under ``policy``: itself, or the nearest of its kind.
 
     The distance is Euclidean over :attr:`~catalog.schema.problem.Problem.coordinates`; at equal distances the problem
     recorded first wins. ``others`` excludes the problem itself.
@@ -194,7 +198,7 @@ def nearest(
     if device is None:
         return None
     place: dict[str, object] = dict(zip(SIZES, _place(problem), strict=True))
-    place |= {"device": device, "key": problem.key, "kind": problem.form.kind, "others": others}
+    place |= {"device": device, "key": problem.key, "kind": problem.form.kind, "others": others, **policy.parameters}
     squares = " + ".join(f"({name} - :{name}) * ({name} - :{name})" for name in SIZES)
     row = connection.execute(
         f"SELECT id, key, {squares} AS squared FROM problem WHERE kind = :kind AND {_THERE} "
@@ -246,28 +250,27 @@ def record_misses(connection: sqlite3.Connection, problem: Problem, arch: str, c
     )
 
 
-UNMEASURED = (
-    f"(miss.arch, miss.bucket) NOT IN (SELECT DISTINCT device.arch, {bucket_sql('timed')} FROM timing "
-    "JOIN device ON device.id = device_id JOIN problem AS timed ON timed.id = timing.problem_id)"
+_TIMED_BUCKETS = (
+    f"SELECT DISTINCT device.arch, {bucket_sql('timed')} FROM timing "
+    "JOIN device ON device.id = device_id JOIN problem AS timed ON timed.id = timing.problem_id"
 )
-"""Condition on a row of table ``miss``: no problem of its bucket was measured on the arch."""
+
+UNMEASURED = f"(miss.arch, miss.bucket) NOT IN ({_TIMED_BUCKETS})"
+"""Condition on a row of table ``miss``: no problem of its bucket was measured on the arch, under any policy."""
 
 
-def misses(connection: sqlite3.Connection, arch: str) -> list[tuple[str, int]]:
-    """An example from each bucket asked for on ``arch`` and not measured since, and its number of requests.
+def misses(connection: sqlite3.Connection, arch: str, policy: Policy) -> list[tuple[str, int]]:
+    """An example from each bucket asked for on ``arch`` and not measured under ``policy``, and its number of requests.
 
     Each example is the key of a problem; the most wanted bucket comes first.
     """
     rows = connection.execute(
         "SELECT problem.key, miss.n FROM miss JOIN problem ON problem.id = problem_id "
-        f"WHERE miss.arch = ? AND {UNMEASURED} ORDER BY miss.n DESC, problem.id",
-        (arch,),
+        f"WHERE miss.arch = :arch AND (miss.arch, miss.bucket) NOT IN ({_TIMED_BUCKETS} WHERE {CONDITION}) "
+        "ORDER BY miss.n DESC, problem.id",
+        {"arch": arch, **policy.parameters},
     )
     return [(row[0], row[1]) for row in rows]
-
-
-def _facts(device: DeviceInfo) -> str:
-    return json.dumps({"cores": device.cores}, sort_keys=True)
 
 
 def problem_id(connection: sqlite3.Connection, problem: Problem) -> int:

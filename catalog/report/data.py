@@ -1,6 +1,6 @@
 """The data of a report: the catalog's rows behind each plot, independent of how they are drawn.
 
-Speeds are those that selection uses: warm medians, and the fastest if a kernel has several libraries.
+Speeds are those that selection uses: medians of the policy in force, and the fastest if a kernel has several libraries.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from catalog.ops import kind_words, operation_name, operation_of, operations, pr
 from catalog.registry import query
 from catalog.registry.sandbox import Limits, Row
 from catalog.registry.views import rows_of, view_of
+from catalog.report.winners import Winner, winners
 from catalog.schema.lineage import OWN_SPACES, Lineage, Wanted
+from catalog.schema.policy import CONDITION, Policy, policy_in_force
 from catalog.schema.problem import Problem
 from catalog.settings import settings
 
@@ -212,6 +214,8 @@ class Report:
     tiles: tuple[Tiles, ...]
     selections: tuple[Selection, ...]
     compiles: tuple[Compiles, ...]
+    winners: tuple[Winner, ...]
+    policy: Policy
     coverage: tuple[Coverage, ...]
 
 
@@ -245,8 +249,8 @@ _TIMED = (
 )
 """The timings of the arch, except those of operations that are left out."""
 
-_WARM = f"{_TIMED} AND NOT cold"
-"""The timings that selection may use."""
+_WARM = f"{_TIMED} AND {CONDITION}"
+"""The timings that selection may use: those of the policy in force."""
 
 _SPEED = "problem.key, kernel.id, kernel.name, tflops, gbps, median_ms"
 _JOINED = "JOIN problem ON problem.id = problem_id JOIN kernel ON kernel.id = timing.kernel_id"
@@ -265,6 +269,7 @@ class _Collector:
     ) -> None:
         self._catalog = catalog
         self._arch = arch
+        self._policy = policy_in_force()
         self._session = session
         self._sessions = sessions
         self._left_out = left_out
@@ -290,12 +295,16 @@ class _Collector:
             tiles=tuple(self._tiles()),
             selections=tuple(self._selections()),
             compiles=tuple(self._compiles()),
+            winners=winners(self._session.rows, self._arch, self._left_out),
+            policy=self._policy,
             coverage=tuple(self._coverage(lineages)),
         )
 
     def _rows(self, statement: str, of: Operation | None = None) -> list[Row]:
         session = self._session if of is None else self._sessions[of]
-        return session.rows(statement, {"arch": self._arch, "left_out": f" {' '.join(self._left_out)} "})
+        return session.rows(
+            statement, {"arch": self._arch, "left_out": f" {' '.join(self._left_out)} ", **self._policy.parameters}
+        )
 
     def _read_devices(self) -> Iterator[Device]:
         rows = self._rows(

@@ -30,7 +30,7 @@ QUERIES = (
   tflops, gbps, count(*) AS timings
 FROM timing JOIN device ON device.id = device_id JOIN problem ON problem.id = problem_id
 JOIN kernel ON kernel.id = kernel_id
-WHERE NOT cold GROUP BY device.id, problem.id ORDER BY device.id, problem.id""",
+WHERE measured_as = 'graph' AND NOT cold GROUP BY device.id, problem.id ORDER BY device.id, problem.id""",
     ),
     Canned(
         "built_never_timed",
@@ -82,7 +82,7 @@ FROM artifact JOIN kernel ON kernel.id = kernel_id WHERE status <> 'built' ORDER
         "The tiles of each kind of problem",
         "relative is the best median of a problem over that of the tile, on average: 1 is the fastest.",
         """WITH tile AS (SELECT device_id, problem_id, tile_m0, tile_n0, min(median_ms) AS ms, max(tflops) AS tflops
-  FROM timing JOIN attention_row AS kernel ON kernel.id = kernel_id WHERE NOT cold
+  FROM timing JOIN attention_row AS kernel ON kernel.id = kernel_id WHERE measured_as = 'graph' AND NOT cold
   GROUP BY device_id, problem_id, tile_m0, tile_n0),
 best AS (SELECT device_id, problem_id, min(ms) AS ms FROM tile GROUP BY device_id, problem_id)
 SELECT device.name AS device, kind, tile_m0, tile_n0, avg(best.ms / tile.ms) AS relative, max(tflops) AS tflops,

@@ -25,6 +25,9 @@ from catalog.report.data import (
     Tiles,
     collect,
 )
+from catalog.report.traced import COLUMNS, Traced, read_traced
+from catalog.report.winners import sections as lists
+from catalog.schema.policy import GRAPH
 
 if TYPE_CHECKING:
     from catalog.runtime.catalog import Catalog
@@ -48,7 +51,7 @@ _TUNE = "catalog tune --shapes smoke"
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A plot, its caption, and the rows that it was drawn from."""
+    """A plot, its caption, and the rows that it was drawn from; without a plot, the rows alone."""
 
     svg: str
     title: str
@@ -70,7 +73,9 @@ class Section:
     left_out: str = ""
 
 
-def write_report(catalog: Catalog, out: Path, arch: str | None = None, *, peaks: bool = False) -> Path:
+def write_report(
+    catalog: Catalog, out: Path, arch: str | None = None, *, peaks: bool = False, trace: Path | None = None
+) -> Path:
     """Write the page of ``catalog`` into the folder ``out``, creating it, and return the page's path.
 
     A warning is logged for each operation in the catalog that no installed package has: the page leaves it out.
@@ -80,9 +85,10 @@ def write_report(catalog: Catalog, out: Path, arch: str | None = None, *, peaks:
         out: the folder.
         arch: limit the page to this arch, with ``host`` resolved; None: all archs.
         peaks: measure the peaks of this machine's CPU for its rooflines; takes about a second per arch.
+        trace: show the times of the program that wrote this trace.
 
     Raises:
-        UsageError: the extra ``report`` is not installed.
+        UsageError: the extra ``report`` is not installed, or the trace cannot be read.
         CatalogError: the page cannot be written.
         QueryError, RegistryError: as :func:`~catalog.report.data.collect`.
         DeviceError, BuildError, ToolchainError: the peaks cannot be measured.
@@ -93,7 +99,8 @@ def write_report(catalog: Catalog, out: Path, arch: str | None = None, *, peaks:
         _log.warning("the operation %s is left out: no installed package has it", name)
     if peaks:
         report = collect(catalog, arch, _peaks(catalog, report.devices))
-    return write_file(out / PAGE, render(report))
+    traced = None if trace is None else read_traced(catalog, trace)
+    return write_file(out / PAGE, render(report, traced))
 
 
 def _peaks(catalog: Catalog, devices: Sequence[Device]) -> dict[int, Peaks]:
@@ -109,8 +116,8 @@ def _peaks(catalog: Catalog, devices: Sequence[Device]) -> dict[int, Peaks]:
     }
 
 
-def render(report: Report) -> str:
-    """The page as HTML, with all text from the catalog escaped."""
+def render(report: Report, traced: Traced | None = None) -> str:
+    """The page as HTML, with all text from the catalog escaped; ``traced`` has the times of a traced program."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -123,7 +130,8 @@ def render(report: Report) -> str:
     environment.filters["cell"] = _cell
     return environment.get_template("page.html.jinja").render(
         report=report,
-        sections=list(_sections(report)),
+        sections=[*_sections(report), *_traced(traced)],
+        speeds="warm medians" if report.policy == GRAPH else f"medians measured as {report.policy}",
         made=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M"),
         tune=_TUNE,
     )
@@ -191,6 +199,19 @@ def _sections(report: Report) -> Iterator[Section]:
         no_timings if not report.devices else "Of no library that was timed is it known how long it took to compile.",
         _TUNE,
     )
+    yield Section(
+        "winners",
+        "Against other implementations",
+        "The fastest of the catalog's kernels and of other projects' implementations that were timed in the same runs, "
+        "by the geometric mean over the problems of a line. The margin is how much longer the runner-up takes, as a "
+        "share.",
+        tuple(
+            Figure("", arch, f"{counted(len(rows), 'line')}.", tuple(columns), rows)
+            for arch, columns, rows in lists(report.winners)
+        ),
+        "No other project's implementation was timed yet.",
+        "catalog tune --shapes smoke --against sdpa",
+    )
     by_lineage = defaultdict(list)
     for one in report.coverage:
         by_lineage[str(one.lineage)].append(one)
@@ -204,6 +225,22 @@ def _sections(report: Report) -> Iterator[Section]:
         "There are no kernels yet.",
         command,
     )
+
+
+def _traced(traced: Traced | None) -> Iterator[Section]:
+    """The times of a traced program, if there is one."""
+    if traced is not None:
+        rows = [line.row for line in traced.lines]
+        yield Section(
+            "traced",
+            "Traced program",
+            "The time of a program from end to end, and the time of its kernels alone. Recorded times are those of its "
+            "own calls. Eager and kernel times are medians of catalog tune, --as eager and --as graph, times the "
+            "number of launches.",
+            (Figure("", str(traced.path), traced.about, COLUMNS, rows),),
+            "",
+            "",
+        )
 
 
 def _largest(groups: Sequence[G], size: Callable[[G], int]) -> tuple[list[G], str]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from catalog.errors import CatalogError, SelectionError
 from catalog.registry.timings import Timing
+from catalog.runtime.deployed import Deployed, deployed
 from catalog.runtime.guard import Limits, guarded_problem
 from catalog.runtime.inputs import draw_inputs, make_inputs
 from catalog.runtime.measure import Measurement, StopRule, measure_all
@@ -19,7 +21,6 @@ from catalog.runtime.validate import Check, Expected
 from catalog.schema.shapes import Shape
 
 if TYPE_CHECKING:
-    from catalog.runtime.bound import BoundPlan
     from catalog.runtime.catalog import Catalog
     from catalog.schema.kernel import Kernel
     from catalog.schema.problem import Problem
@@ -190,28 +191,29 @@ def _of_shape(shape: Shape, plans: Sequence[Plan], options: BenchOptions) -> Ite
     except CatalogError as error:
         yield NotBenched(shape, None, error)
         return
-    yield from _timed(shape, built, lambda plan: plan.bind(inputs, outputs=outputs), expected, options.rule)
+    ready = partial(deployed, inputs=inputs, outputs=outputs, policy=options.rule.policy)
+    yield from _timed(shape, built, ready, expected, options.rule)
 
 
 def _timed(
     shape: Shape,
     built: Mapping[str, tuple[Kernel, Plan]],
-    bind: Callable[[Plan], BoundPlan],
+    ready: Callable[[Plan], Deployed],
     expected: Expected | None,
     rule: StopRule,
 ) -> Iterator[Outcome]:
     """The outcomes of a shape's built kernels by library key; the correct ones are timed in turns."""
     checks: dict[str, tuple[Check, ...]] = {}
-    bound: dict[str, BoundPlan] = {}
+    timed: dict[str, Deployed] = {}
     failures: dict[str, CatalogError] = {}
     for key, (_, plan) in built.items():
         try:
             checks[key] = () if expected is None else checks_of(plan, expected)
             if all(check.passed for check in checks[key]):
-                bound[key] = bind(plan)
+                timed[key] = ready(plan)
         except CatalogError as error:
             failures[key] = error
-    measured, failed = measure_all(bound, rule)
+    measured, failed = measure_all(timed, rule)
     failures |= failed
     for key, (main, plan) in built.items():
         if key in failures:

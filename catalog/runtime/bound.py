@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -102,6 +102,16 @@ class BoundPlan:
             DeviceError: as :meth:`launch`.
         """
         return self.device.time(self.kernels, self._call, launches, cold=cold)
+
+    def replayed(self) -> Callable[[], object]:
+        """A function that launches all stages as a graph replays them, for :meth:`Device.timed`.
+
+        On a GPU a graph is captured now; NumPy arrays are copied there once.
+
+        Raises:
+            DeviceError: as :meth:`launch`, or the stages cannot be captured.
+        """
+        return self.device.replayed(self.kernels, self._call)
 
     def waits(self) -> Mapping[str, int]:
         """Nanoseconds that each launching thread has waited for a core so far; empty if unknown."""

@@ -25,6 +25,7 @@ from catalog.runtime.select import Candidate, Choice
 from catalog.schema.arch_spec import ArchSpec
 from catalog.schema.kernel import Kernel
 from catalog.schema.lineage import OWN_SPACES, Lineage, Wanted
+from catalog.schema.policy import Policy, policy_in_force
 from catalog.schema.problem import Problem
 
 if TYPE_CHECKING:
@@ -476,8 +477,10 @@ class Catalog:
         """
         return self._rows.rules(arch, revision, family, kind, operation)
 
-    def misses(self, arch: str) -> list[tuple[str, int]]:
+    def misses(self, arch: str, policy: Policy | None = None) -> list[tuple[str, int]]:
         """Keys of problems selected for ``arch`` and not measured since, with their counts, most frequent first.
+
+        They were not measured under ``policy``, by default the one in force.
 
         One key stands for all problems of a kind and of similar size: no extent is more than twice another's. Counts
         that are not yet written to the file are included.
@@ -487,7 +490,7 @@ class Catalog:
         """
         self.build_log.write_misses()
         with self._file.lock:
-            return timings.misses(self._file.connection, arch)
+            return timings.misses(self._file.connection, arch, policy or policy_in_force())
 
     def foreign_timings(self, problem: Problem, arch: str) -> list[dict[str, Any]]:
         """Imported timings of other projects' kernels for ``problem``, in columns of the view ``foreign_timings``.

@@ -26,6 +26,7 @@ from catalog.ops import AnyKernel
 from catalog.registry.rows import Digest, Name, Row
 from catalog.runtime.decisions import Questions
 from catalog.schema.lineage import Lineage
+from catalog.schema.policy import MeasuredAs, Policy, policy_in_force
 
 if TYPE_CHECKING:
     from catalog.runtime.catalog import Catalog
@@ -72,11 +73,18 @@ class FormChoices(Row):
 
 
 class Choices(Row):
-    """The content of a file of frozen choices."""
+    """The content of a file of frozen choices, and the measuring policy under which they were made."""
 
     format: Literal[1]
+    measured_as: MeasuredAs = "graph"
+    cold: bool = False
     libraries: tuple[Library, ...]
     forms: tuple[FormChoices, ...]
+
+    @property
+    def policy(self) -> Policy:
+        """The measuring policy."""
+        return Policy(self.measured_as, self.cold)
 
 
 @dataclass(frozen=True)
@@ -121,7 +129,7 @@ def freeze(catalog: Catalog, answers: Answers, path: Path) -> Frozen:
                 choices=tuple(choice for _, choice in chosen),
             )
         )
-    content = Choices(format=1, libraries=tuple(libraries), forms=tuple(forms))
+    content = Choices(format=1, **policy_in_force()._asdict(), libraries=tuple(libraries), forms=tuple(forms))
     write_file(path, content.model_dump_json(indent=1) + "\n")
     return Frozen(len(answers.plans), len(libraries))
 

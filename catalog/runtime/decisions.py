@@ -110,8 +110,10 @@ class Decisions:
         return form, neighbour, deciding.questions.answers(problem, self._connection)
 
     def _deciding_about(self, problem: Problem) -> _Deciding:
-        kind = problem.form.kind
-        found = (Measured.of_kind(self._connection, kind, device) for device, _ in self.selector.witnesses())
+        kind, selector = problem.form.kind, self.selector
+        found = (
+            Measured.of_kind(self._connection, kind, device, selector.policy) for device, _ in selector.witnesses()
+        )
         return _Deciding(next(filter(None, found), None), self.questions(problem))
 
     def questions(self, problem: Problem) -> Questions:

@@ -49,6 +49,7 @@ class FrozenPlanner:
         self.shared = Shared()
         self._devices = devices
         self._choices = read_choices(path)
+        self.policy = self._choices.policy
         self._libraries = {library.kernel.id: library for library in self._choices.libraries}
         self._cache = Cache(settings.settings().cache_dir)
         self._calculator = sqlite3.connect(":memory:", check_same_thread=False)

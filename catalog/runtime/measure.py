@@ -24,6 +24,7 @@ from typing import Protocol
 
 from catalog.errors import CatalogError
 from catalog.registry.timings import WIDEST
+from catalog.schema.policy import MeasuredAs, Policy
 
 DOUBT = 0.05
 """The probability that the confidence interval of a median misses the median."""
@@ -73,6 +74,7 @@ class StopRule:
             few blocks count.
         warm_up_seconds: how long a plan is launched before it is timed, until threads, caches and clocks settle.
         cold: empty the caches before every launch.
+        measured_as: what a time counts, see :class:`~catalog.schema.policy.Policy`.
     """
 
     precision: float = 0.02
@@ -81,6 +83,12 @@ class StopRule:
     seconds: float = 1.0
     warm_up_seconds: float = 0.05
     cold: bool = False
+    measured_as: MeasuredAs = "graph"
+
+    @property
+    def policy(self) -> Policy:
+        """The policy that the times belong to."""
+        return Policy(self.measured_as, self.cold)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +113,7 @@ class Measurement:
     clock_mhz: float | None = None
     blocks: int = SOUND_BLOCKS
     disturbed: int = 0
+    measured_as: MeasuredAs = "graph"
 
     @property
     def precision(self) -> float:
@@ -311,7 +320,7 @@ class Rounds:
             n=len(kept) * self._launches,
             fastest=min(block.fastest for block in kept),
         )
-        return replace(measured, blocks=len(counted), disturbed=len(disturbed))
+        return replace(measured, blocks=len(counted), disturbed=len(disturbed), measured_as=self._rule.measured_as)
 
     @contextmanager
     def _dropping(self, name: str) -> Iterator[None]:

@@ -24,11 +24,14 @@ from catalog.schema.workspace import NO_WORKSPACE, Workspace
 
 if TYPE_CHECKING:
     from catalog.build.builder import Artifact
+    from catalog.ops.implementation import Implementation
+    from catalog.registry.foreign import Rival
     from catalog.runtime.bound import BoundPlan
     from catalog.runtime.devices import Device
     from catalog.runtime.devices.fast_path import FastPath
     from catalog.runtime.devices.loading import LoadedKernel
     from catalog.runtime.select import Choice
+    from catalog.schema.policy import Policy
     from catalog.schema.problem_form import Form
 
 _log = logging.getLogger(__name__)
@@ -90,6 +93,10 @@ class Services(Protocol):
     def shared(self) -> Shared:
         """The state shared by the plans of one catalog and lineage."""
 
+    @property
+    def policy(self) -> Policy:
+        """The measuring policy whose timings selection used."""
+
     def choice(self, problem: Problem, limit: int) -> Choice:
         """The evidence that selection uses for a problem now, and the best ``limit`` candidates."""
 
@@ -112,14 +119,38 @@ _reported: set[str] = set()
 """Ids of replaced kernels for which a warning was already logged."""
 
 
+@dataclass(frozen=True, slots=True)
+class Instead:
+    """Another project's implementation that is faster than the kernels of a plan, and its timing."""
+
+    implementation: Implementation
+    rival: Rival
+
+
 class Plan:
     """The kernels that answer one problem on one arch, in the order in which they run.
 
     :meth:`catalog.Catalog.select` returns a plan. It compiles its kernels when it first runs, keeps them loaded, and
     can run any number of times.
+
+    Attributes:
+        problem: the problem.
+        arch: the arch.
+        kernels: the kernels.
+        services: what it needs from its catalog.
+        instead: another project's implementation that was measured as faster, if the settings allow such answers; the
+            plan never calls it.
     """
 
-    def __init__(self, problem: Problem, arch: str, kernels: tuple[Kernel, ...], services: Services) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        arch: str,
+        kernels: tuple[Kernel, ...],
+        services: Services,
+        instead: Instead | None = None,
+    ) -> None:
+        self.instead = instead
         self.problem = problem
         self.arch = arch
         self.kernels = kernels

@@ -5,29 +5,32 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from catalog import settings
-from catalog.backends import why_unavailable
+from catalog.backends import GpuBackend, backend_of, why_unavailable
 from catalog.ops import operation_of
 from catalog.registry import timings
 from catalog.runtime.builds import Builds
 from catalog.runtime.catalog_file import CatalogFile
 from catalog.runtime.decisions import Decisions
-from catalog.runtime.devices.here import Devices
+from catalog.runtime.devices.here import Devices, resolve_arch
 from catalog.runtime.frozen import FrozenPlanner
-from catalog.runtime.plan import Plan, Shared
-from catalog.runtime.select import Choice, Selector
+from catalog.runtime.plan import Instead, Plan, Shared
+from catalog.runtime.select import Choice, Decision, Selector
 from catalog.runtime.siblings import Profile, Sibling, profile_of, siblings_of
 from catalog.runtime.splits import check_fits
 from catalog.schema.kernel import Kernel
 from catalog.schema.lineage import Wanted
+from catalog.schema.policy import GRAPH, Policy, policy_in_force
 from catalog.schema.problem import Problem
 
 if TYPE_CHECKING:
     from catalog.build.builder import Artifact
     from catalog.rules.explain import Finding
     from catalog.runtime.devices import Device
+
+K = TypeVar("K")
 
 MOST_PLANS = 65_536
 """Maximum number of plans that a catalog caches; when it is exceeded, all are dropped."""
@@ -50,7 +53,10 @@ class Planners:
         self.builds = builds
         self.devices = devices
         self.plans: dict[PlanKey, Plan] = {}
-        self._planners: dict[Wanted, Planner] = {}
+        self._by_policy: dict[tuple[PlanKey, Policy], Plan] = {}
+        self._planners: dict[tuple[Wanted, Policy], Planner] = {}
+        self._policy = GRAPH
+        self._captures: dict[str, bool] = {}
         self._measured: dict[str, int] = {}
         self._siblings: dict[str, tuple[Sibling, ...]] = {}
         self._settings: object = None
@@ -63,18 +69,40 @@ class Planners:
         if chosen is not self._settings:
             self.forget()
             self._frozen = None if chosen.choices is None else FrozenPlanner(chosen.choices, self.devices)
+            self._policy = policy_in_force()
             self._settings = chosen
 
-    def of(self, wanted: Wanted) -> Planner:
-        """The planner of a lineage; its decisions are dropped if the settings have changed."""
+    def of(self, wanted: Wanted, policy: Policy | None = None) -> Planner:
+        """The planner of a lineage under a policy, by default the one in force now.
+
+        Its decisions are dropped if the settings have changed.
+        """
         self._follow_settings()
-        planner = self._planners.get(wanted)
+        key = wanted, policy or self.policy(wanted.arch)
+        planner = self._planners.get(key)
         if planner is None:
-            planner = self._planners[wanted] = Planner(wanted, self)
+            planner = self._planners[key] = Planner(*key, self)
         return planner
 
+    def policy(self, arch: str) -> Policy:
+        """The measuring policy in force for ``arch``: that of the settings, or graph while its GPU captures one."""
+        if self._varies(arch) and self.devices.of(arch).capturing:
+            return self._policy._replace(measured_as="graph")
+        return self._policy
+
+    def _varies(self, arch: str) -> bool:
+        """Whether a captured graph changes the policy of ``arch``, whose device is here."""
+        if self._policy.measured_as == "graph":
+            return False
+        varies = self._captures.get(arch)
+        if varies is None:
+            resolved = resolve_arch(arch)
+            varies = isinstance(backend_of(resolved), GpuBackend) and why_unavailable(resolved) is None
+            self._captures[arch] = varies
+        return varies
+
     def plan(self, problem: Problem, key: PlanKey) -> Plan:
-        """Make the plan for a problem and add it to :attr:`plans` under ``key``.
+        """Make the plan for a problem; added to :attr:`plans` under ``key``, unless the next call may need another.
 
         Raises:
             SelectionError, ProblemError, ChoicesError: as :meth:`catalog.Catalog.select`.
@@ -82,13 +110,12 @@ class Planners:
         self._follow_settings()
         _, arch, revision, variant = key
         if self._frozen is not None:
-            plan = self._frozen.plan(problem, arch, revision, variant)
-        else:
-            plan = self.of(Wanted(arch, revision, variant, problem.operation)).plan(problem)
-        if len(self.plans) >= MOST_PLANS:
-            self.plans.clear()
-        self.plans[key] = plan
-        return plan
+            return _kept(self.plans, key, self._frozen.plan(problem, arch, revision, variant))
+        wanted = Wanted(arch, revision, variant, problem.operation)
+        if not self._varies(arch):
+            return _kept(self.plans, key, self.of(wanted).plan(problem))
+        place = key, self.policy(arch)  # a captured graph changes the policy
+        return self._by_policy.get(place) or _kept(self._by_policy, place, self.of(wanted).plan(problem))
 
     def measured_on(self, arch: str) -> int | None:
         """The id of the device whose timings count: this machine's if it runs ``arch``, else the most measured one."""
@@ -125,6 +152,7 @@ class Planners:
         """Drop plans and decisions, because measurements have changed."""
         with self.file.lock:
             self.plans.clear()
+            self._by_policy.clear()
             self._measured.clear()
             self._siblings.clear()
             for planner in self._planners.values():
@@ -148,14 +176,23 @@ class Planners:
                 planner.reconsider(kernel_ids)
 
 
+def _kept(plans: dict[K, Plan], key: K, plan: Plan) -> Plan:
+    """Add a plan to a cache, and return it."""
+    if len(plans) >= MOST_PLANS:
+        plans.clear()
+    plans[key] = plan
+    return plan
+
+
 class Planner:
-    """Makes the plans of one lineage and provides their services (see :class:`catalog.runtime.plan.Services`).
+    """Makes the plans of one lineage under one policy, as their :class:`catalog.runtime.plan.Services`.
 
     It lives as long as its catalog; its decisions live as long as the connection and the rows they come from.
     """
 
-    def __init__(self, wanted: Wanted, planners: Planners) -> None:
+    def __init__(self, wanted: Wanted, policy: Policy, planners: Planners) -> None:
         self.shared = Shared()
+        self.policy = policy
         self._wanted = wanted
         self._planners = planners
         self._decisions: Decisions | None = None
@@ -177,6 +214,7 @@ class Planner:
             forbidding=self._forbidding,
             usable=builds.log.usable,
             witnesses=partial(self._planners.witnesses, held.lineage.arch),
+            policy=self.policy,
         )
         return Decisions(selector)
 
@@ -205,7 +243,20 @@ class Planner:
         check_fits(problem, decision.kernels, self._planners.devices.host_of(self._wanted.arch))
         if decision.evidence != "measured" and settings.settings().record_misses:
             self._planners.builds.log.miss(problem, arch)
-        return Plan(problem, arch, decision.kernels, self)
+        instead = self._instead(problem, decision) if decision.faster and settings.settings().allow_foreign else None
+        return Plan(problem, arch, decision.kernels, self, instead)
+
+    def _instead(self, problem: Problem, decision: Decision) -> Instead | None:
+        """The fastest rival that is installed here in the version that was timed, and computes the problem."""
+        from catalog.foreign.installed import installed
+
+        place = "cpu" if self._planners.devices.host_of(self._wanted.arch) else "cuda"
+        there = installed(problem.operation)
+        for rival in decision.faster:
+            one = there.get(rival.name)
+            if one is not None and one.version == rival.version and not one.objection(problem, place):
+                return Instead(one, rival)
+        return None
 
     def plan_with(self, problem: Problem, kernel: Kernel) -> Plan:
         """Like :meth:`plan`, but ``kernel`` runs as the stage of its family and is never replaced.
@@ -237,7 +288,8 @@ class Planner:
     def choice(self, problem: Problem, limit: int) -> Choice:
         """As :meth:`catalog.Catalog.choice`."""
         with self._planners.file.lock:
-            main, selector = operation_of(problem).main_stage(problem), self._planners.of(self._wanted).selector
+            main = operation_of(problem).main_stage(problem)
+            selector = self._planners.of(self._wanted, self.policy).selector
             choice = selector.choice(problem, main, limit)
             if not choice.candidates:
                 selector.candidates(problem, main)  # raises with the reason
@@ -255,7 +307,7 @@ class Planner:
         """
         with self._planners.file.lock:
             self._planners.reconsider(without)
-            return self._planners.of(self._wanted).selector.decide(problem, without).kernels
+            return self._planners.of(self._wanted, self.policy).selector.decide(problem, without).kernels
 
     def device(self, arch: str) -> Device[Any]:
         """As :meth:`catalog.Catalog.device`."""
@@ -275,6 +327,10 @@ class _Pinned:
     planner: Planner
     kernels: tuple[Kernel, ...]
     shared: Shared = field(default_factory=Shared)
+
+    @property
+    def policy(self) -> Policy:
+        return self.planner.policy
 
     def choice(self, problem: Problem, limit: int) -> Choice:
         return self.planner.choice(problem, limit)

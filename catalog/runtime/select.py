@@ -2,10 +2,10 @@
 
 The query requires signature equality, hardware validity, and every applicability rule of the arch's spec. It orders by
 the measured medians of this very problem, else by those of the nearest measured problem of its kind
-(:attr:`Form.kind`), then by the spec's static order, then by kernel id. The medians are those of one device: this one,
-or its nearest sibling (:mod:`catalog.runtime.siblings`) if nothing of the kind was measured here. Medians within noise
-(:attr:`Backend.noise`) of the best count as equal, so two runs make the same choice. Kernels that did not compile or
-are quarantined are passed over until their content key changes.
+(:attr:`Form.kind`), then by the spec's static order, then by kernel id. The medians are those of one device, under the
+measuring policy in force: this device, or its nearest sibling (:mod:`catalog.runtime.siblings`) if nothing of the kind
+was measured here. Medians within noise (:attr:`Backend.noise`) of the best count as equal, so two runs make the same
+choice. Kernels that did not compile or are quarantined are passed over until their content key changes.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from catalog.backends import backend_of
 from catalog.errors import SelectionError
 from catalog.messages import counted
 from catalog.ops import operation
+from catalog.registry.foreign import Rival, rivals
 from catalog.registry.timings import SOUND, Neighbour, nearest
 from catalog.registry.views import rows_of
 from catalog.runtime.funnel import PASSED_OVER, ROWS, Step, funnel, signature_of
 from catalog.runtime.siblings import Sibling
 from catalog.schema.kernel import Kernel
 from catalog.schema.lineage import of_lineage
+from catalog.schema.policy import CONDITION, GRAPH, Policy
 from catalog.schema.problem import Problem
 
 if TYPE_CHECKING:
@@ -50,12 +52,15 @@ class Choice:
 
     ``neighbour`` is the measured problem that the candidates' medians come from: the problem itself if it was measured.
     It is None if no problem of its kind was measured; then the static order decides. ``sibling`` is the device that it
-    was measured on, or None if that was this device.
+    was measured on, or None if that was this device. ``policy`` is the measuring policy that was asked for; ``rivals``
+    are other projects' implementations timed on the same problem and device, fastest first.
     """
 
     neighbour: Neighbour | None
     sibling: Sibling | None
     candidates: tuple[Candidate, ...]
+    policy: Policy = GRAPH
+    rivals: tuple[Rival, ...] = ()
 
     @property
     def evidence(self) -> Evidence:
@@ -72,19 +77,33 @@ class Choice:
         if self.evidence == "static" or self.neighbour is None:
             base = self.candidates[0].kernel.base if self.candidates else ""
             order = f"Static order, that of {base}, the nearest known revision" if base else "Static order"
-            return f"{order}: nothing of this problem's kind was measured on this device."
+            return f"{order}: nothing of this problem's kind was measured on this device{self._under}."
         count = sum(candidate.median_ms is not None for candidate in self.candidates)
         if self.neighbour.same:
-            found = f"{count} of these kernels were timed on this very problem"
+            found = f"{count} of these kernels were timed on this very problem{self._under}"
         else:
             found = (
-                f"{count} of these kernels were timed on a problem of the same kind at distance "
+                f"{count} of these kernels were timed{self._under} on a problem of the same kind at distance "
                 f"{self.neighbour.distance:.2f}, {self.neighbour.key}"
             )
         if self.sibling is None:
-            return f"{self.evidence.capitalize()}: {found}."
+            return f"{self.evidence.capitalize()}: {found}.{self._beaten}"
         where = f"{self.sibling.profile}, the nearest measured sibling of {self.sibling.of}"
-        return f"Sibling: on {where}, {found}."
+        return f"Sibling: on {where}, {found}.{self._beaten}"
+
+    @property
+    def _under(self) -> str:
+        """The policy, unless it is the default one."""
+        return "" if self.policy == GRAPH else f" as {self.policy}"
+
+    @property
+    def _beaten(self) -> str:
+        """A sentence about the fastest rival, if it beats the first candidate."""
+        ours = self.candidates[0].median_ms
+        if not self.rivals or ours is None or self.rivals[0].median_ms >= ours:
+            return ""
+        best = self.rivals[0]
+        return f" {best.title} ({best.name}) took {best.median_ms:.4g} ms there."
 
     def __str__(self) -> str:
         times = ["" if c.median_ms is None else f"{c.median_ms:.4g} ms" for c in self.candidates]
@@ -94,10 +113,14 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The kernels of a plan, stage by stage, and the evidence for the main one."""
+    """The kernels of a plan, stage by stage, and the evidence for the main one.
+
+    ``faster`` are the rivals that beat the main kernel by more than noise, fastest first.
+    """
 
     kernels: tuple[Kernel, ...]
     evidence: Evidence
+    faster: tuple[Rival, ...] = ()
 
 
 class Selector:
@@ -110,6 +133,7 @@ class Selector:
         usable: whether a kernel may be selected, given whether its newest build failed or is quarantined.
         witnesses: returns the row ids of the devices whose timings count, the best first, each with what it is a
             sibling as, or None.
+        policy: the measuring policy whose timings count.
     """
 
     def __init__(
@@ -120,11 +144,13 @@ class Selector:
         forbidding: Callable[[Traits], list[Finding]],
         usable: Callable[[Kernel, bool], bool],
         witnesses: Callable[[], Iterable[tuple[int, Sibling | None]]],
+        policy: Policy,
     ) -> None:
         self.connection = connection
         self.lineage = held.lineage
         self._operation = operation(held.lineage.operation)
         self.witnesses = witnesses
+        self.policy = policy
         self._compute_units = held.compute_units
         self._forbidding = forbidding
         self._usable = usable
@@ -144,7 +170,14 @@ class Selector:
             chosen if family == main else self.candidates(problem, family, static=True, without=without)[0].kernel
             for family in self._operation.stages(problem, chosen)
         )
-        return Decision(tuple(stages), choice.evidence)
+        return Decision(tuple(stages), choice.evidence, self._faster(choice))
+
+    def _faster(self, choice: Choice) -> tuple[Rival, ...]:
+        ours = choice.candidates[0].median_ms if choice.candidates else None
+        if ours is None:
+            return ()
+        as_good = 1 + backend_of(self.lineage.arch).noise
+        return tuple(rival for rival in choice.rivals if rival.median_ms * as_good < ours)
 
     def candidates(
         self, problem: Problem, family: str, limit: int = 1, *, static: bool = False, without: Set[str] = frozenset()
@@ -173,10 +206,12 @@ class Selector:
         If no answering kernel is usable, returns those that have not failed.
         """
         neighbour, sibling, parameters = None, None, self.parameters(problem, family)
+        there: list[Rival] = []
         for device, kin in () if static else self.witnesses():
-            neighbour = nearest(self.connection, problem, device)
+            neighbour = nearest(self.connection, problem, device, self.policy)
             if neighbour is not None:
                 sibling, parameters = kin, parameters | {"device": device, "measured": neighbour.id}
+                there = rivals(self.connection, neighbour.id, device, self.policy)
                 break
         usable: list[Candidate] = []
         others: list[Candidate] = []
@@ -189,14 +224,14 @@ class Selector:
                     break
             elif not passed_over:
                 others.append(candidate)
-        return Choice(neighbour, sibling, tuple(usable or others[:limit]))
+        return Choice(neighbour, sibling, tuple(usable or others[:limit]), self.policy, tuple(there))
 
     def _ranked(
         self, family: str, parameters: Mapping[str, Any], sibling: Sibling | None
     ) -> Iterator[tuple[Candidate, bool]]:
         """The kernels that answer the problem, best first, each with whether its newest build is bad."""
         noise = backend_of(self.lineage.arch).noise
-        bound = {"device": None, "measured": None, **parameters, "as_good": 1 + noise}
+        bound = {"device": None, "measured": None, **self.policy.parameters, **parameters, "as_good": 1 + noise}
         timed_here = sibling is None or sibling.profile.arch == self.lineage.arch
         for row in self.connection.execute(self._query(family, timed_here), bound):
             yield Candidate(self._operation.kernel.from_row(row), row["median_ms"]), bool(row["passed_over"])
@@ -233,7 +268,7 @@ class Selector:
                 f"SELECT kernel.*, median_ms, min(median_ms) OVER () AS best_ms, {PASSED_OVER} AS passed_over "
                 f"FROM {rows_of(self.lineage.operation)} AS kernel LEFT JOIN ("
                 # If a row has several libraries, the last measured one counts: with max() SQLite takes its columns.
-                f"  {timed} WHERE problem_id = :measured AND device_id = :device AND NOT cold AND {SOUND} GROUP BY 1"
+                f"  {timed} WHERE problem_id = :measured AND device_id = :device AND {CONDITION} AND {SOUND} GROUP BY 1"
                 f") AS measured ON measured.kernel_id = kernel.id WHERE {kept}) AS kernel "
                 f"ORDER BY {', '.join(by)}"
             )

@@ -22,6 +22,7 @@ from catalog.runtime.elements import element_type
 from catalog.runtime.tensors import Array, check_inputs
 from catalog.runtime.tracing import FORMAT, folder_of
 from catalog.schema.lineage import Wanted
+from catalog.schema.policy import GRAPH, MeasuredAs, Policy
 from catalog.schema.problem import Problem
 from catalog.settings import settings
 
@@ -55,6 +56,8 @@ class _CallLine(_Line):
     device: str
     cores: int
     kernels: tuple[str, ...] = Field(min_length=1)
+    measured_as: MeasuredAs = "graph"  # older traces do not state the policy
+    cold: bool = False
     problem: dict[str, Any]
 
 
@@ -92,13 +95,14 @@ class Used:
     """The recorded calls of one problem with the kernels of one lineage.
 
     ``calls`` counts the calls, ``launches`` the launches, since a run may repeat them. ``times`` has the milliseconds
-    of a launch for each call that was timed. ``kernels`` are those of the last call; ``failed`` counts calls that ended
-    with an error.
+    of a launch for each call that was timed. ``kernels`` are those of the last call, selected by timings of ``policy``;
+    ``failed`` counts calls that ended with an error.
     """
 
     problem: Problem
     wanted: Wanted
     kernels: tuple[str, ...] = ()
+    policy: Policy = GRAPH
     calls: int = 0
     launches: int = 0
     failed: int = 0
@@ -122,6 +126,7 @@ class Used:
         self.calls += 1
         self.launches += line.launches
         self.kernels = line.kernels
+        self.policy = Policy(line.measured_as, line.cold)
         self.seed = self.seed if line.seed is None else line.seed
         if line.error is not None:
             self.failed += 1
@@ -136,13 +141,15 @@ class Used:
 class Trace:
     """The contents of a trace: its problems, those that took the most time first.
 
-    ``torn`` counts lines cut short by a kill, ``full`` the processes that reached their limit of calls.
+    ``torn`` counts lines cut short by a kill, ``full`` the processes that reached their limit of calls. ``elapsed_ms``
+    is the time from the start of the first call to the end of the last, added up over processes.
     """
 
     path: Path
     used: tuple[Used, ...]
     torn: int = 0
     full: int = 0
+    elapsed_ms: float = 0.0
 
     @property
     def problems(self) -> tuple[Problem, ...]:
@@ -181,6 +188,7 @@ class _Reader:
         self._used: dict[tuple[str, Wanted], Used] = {}
         self._problems: dict[str, Problem] = {}
         self._torn = self._full = 0
+        self._spans: dict[int, tuple[float, float]] = {}
 
     def read(self, lines: Iterable[bytes]) -> Trace:
         for number, raw in enumerate(lines, start=1):
@@ -192,7 +200,8 @@ class _Reader:
         if not self._used:
             raise UsageError(f"{self._path}: the file contains no calls")
         order = sorted(self._used.values(), key=lambda used: (-used.total_ms, -used.calls, used.name, used.wanted.arch))
-        return Trace(self._path, tuple(order), self._torn, self._full)
+        elapsed = sum(end - start for start, end in self._spans.values())
+        return Trace(self._path, tuple(order), self._torn, self._full, elapsed)
 
     def _whole(self, raw: bytes, where: str) -> Iterator[dict[str, Any]]:
         """Yield the line's object: the second one if a torn line precedes it, nothing if the line itself is torn."""
@@ -225,6 +234,9 @@ class _Reader:
         wanted = Wanted(line.arch, line.revision, line.mask_impl, problem.operation)
         used = self._used.setdefault((problem.key, wanted), Used(problem, wanted))
         used.add(line, self._recording(line.tensors, where))
+        end = line.at * 1e3
+        start, last = self._spans.get(line.pid, (end, end))
+        self._spans[line.pid] = min(start, end - (line.ms or 0.0) * line.launches), max(last, end)
 
     def _problem(self, fields: dict[str, Any], where: str) -> Problem:
         text = json.dumps(fields, sort_keys=True)

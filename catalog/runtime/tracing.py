@@ -188,6 +188,7 @@ def _about(plan: Plan, device: Device[Any]) -> str:
             "device": info.name,
             "cores": info.cores,
             "kernels": [kernel.name for kernel in plan.kernels],
+            **plan.services.policy._asdict(),
         }
         members = json.dumps(fields, separators=(",", ":")).removeprefix("{").removesuffix("}")
         about = _abouts[plan] = f'{members},"problem":{plan.problem.key}'

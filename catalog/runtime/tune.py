@@ -1,5 +1,8 @@
 """Tuning: times the kernels that answer a problem against each other, and records the medians.
 
+They are timed under a measuring policy, as programs run them (:mod:`catalog.runtime.deployed`). Other projects'
+implementations of the same problem may run in the same race.
+
 The candidates are the first of the static order, so they do not depend on previous measurements. They run a race
 (:mod:`catalog.runtime.race`), which also gives the confidence in its result; a noisy result is not recorded. Previous
 measurements with the same libraries are not repeated, so a stopped tuning continues where it ended.
@@ -10,28 +13,38 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from catalog.backends import backend_of
 from catalog.errors import CatalogError, SelectionError
+from catalog.foreign.installed import chosen
 from catalog.messages import counted
-from catalog.registry.timings import Timing, measured
+from catalog.registry import foreign
+from catalog.registry.foreign import rival_id, rival_timing
+from catalog.registry.timings import Timing, device_id, measured, nearest, record
+from catalog.runtime.against import check, entrant, place_of, rival_of, title_of
+from catalog.runtime.bench_shapes import expected_of
+from catalog.runtime.deployed import deployed
 from catalog.runtime.guard import Stages
 from catalog.runtime.inputs import draw_inputs
 from catalog.runtime.measure import StopRule, remedy
-from catalog.runtime.measuring import keep, library_key, main_kernel, prepared
+from catalog.runtime.measuring import library_key, main_kernel, prepared
 from catalog.runtime.race import Sureness, Verdict, choice, race
 from catalog.runtime.tensors import Array, make_outputs
+from catalog.runtime.torch_copies import same_threads
 
 if TYPE_CHECKING:
     from catalog.build.pools import Pool
-    from catalog.runtime.bound import BoundPlan
+    from catalog.ops.implementation import Implementation
     from catalog.runtime.catalog import Catalog
+    from catalog.runtime.deployed import Deployed
+    from catalog.runtime.measure import Measurement
     from catalog.runtime.plan import Plan
     from catalog.schema.kernel import Kernel
+    from catalog.schema.policy import Policy
     from catalog.schema.problem import Problem
 
 COLUMNS = ("best", "median_ms", "tflops", "gain", "confidence", "kernels", "failed", "id")
@@ -50,6 +63,8 @@ class Tuned:
         first: id of the first kernel of the static order.
         noise: medians within this share of the lowest count as equal.
         verdict: the race's verdict; None if all kernels failed or all were measured before.
+        rivals: other projects' implementations among the entrants, with their versions, by id.
+        unfit: why others were not entered, by name.
     """
 
     problem: Problem
@@ -59,6 +74,12 @@ class Tuned:
     first: str
     noise: float
     verdict: Verdict | None
+    rivals: Mapping[str, str] = field(default_factory=dict)
+    unfit: Mapping[str, str] = field(default_factory=dict)
+
+    def name_of(self, entrant: str) -> str:
+        """The name of a kernel, or of another project's implementation, by id."""
+        return self.rivals.get(entrant) or self.kernels[entrant].name
 
     @property
     def known(self) -> bool:
@@ -67,11 +88,15 @@ class Tuned:
 
     @property
     def best(self) -> tuple[str, float] | None:
-        """The id of the kernel that selection chooses, and its median in ms; None if there is none."""
+        """The id of the best entrant, and its median in ms; None if there is none.
+
+        Among equals a kernel of the catalog comes before other projects' implementations, then the lowest id decides,
+        as selection does.
+        """
         if not self.medians:
             return None
-        kernel_id = choice(self.medians, self.noise)
-        return kernel_id, self.medians[kernel_id]
+        best = choice(self.medians, self.noise)
+        return best, self.medians[best]
 
     @property
     def gain(self) -> float | None:
@@ -79,9 +104,10 @@ class Tuned:
 
         It is at least 1; kernels that are equal within noise have no speedup over each other.
         """
-        if self.best is None or self.first not in self.medians:
+        if self.first not in self.medians:
             return None
-        return max(1.0, self.medians[self.first] / self.best[1])
+        ours = {kernel_id: median_ms for kernel_id, median_ms in self.medians.items() if kernel_id in self.kernels}
+        return max(1.0, ours[self.first] / ours[choice(ours, self.noise)])
 
     @property
     def confidence(self) -> str:
@@ -95,28 +121,30 @@ class Tuned:
         """The outcome in one line."""
         if self.best is None:
             return self.confidence
-        kernel_id, median_ms = self.best
-        return f"{median_ms:.3f} ms, {self.kernels[kernel_id].name}"
+        best, median_ms = self.best
+        return f"{median_ms:.3f} ms, {self.name_of(best)}"
 
     @property
     def row(self) -> list[Any]:
         """The values of :data:`COLUMNS`."""
         failed = len(self.failures)
-        counts = [self.confidence, len(self.kernels) - failed, failed]
+        counts = [self.confidence, len(self.kernels) + len(self.rivals) - failed, failed]
         if self.best is None:
             return [None, None, None, None, *counts, None]
-        kernel_id, median_ms = self.best
+        best, median_ms = self.best
         tflops = round(self.problem.flops / median_ms / 1e9, 4)
         gain = None if self.gain is None else round(self.gain, 3)
-        return [self.kernels[kernel_id].name, round(median_ms, 5), tflops, gain, *counts, kernel_id]
+        return [self.name_of(best), round(median_ms, 5), tflops, gain, *counts, best]
 
     @property
     def troubles(self) -> Iterator[str]:
-        """Yield a line for each kernel that could not be timed, and one if nothing is recorded because of noise."""
-        for kernel_id, reason in self.failures.items():
+        """Yield a line for each entrant that could not be timed, and one if nothing is recorded because of noise."""
+        for entrant_id, reason in self.failures.items():
             first, *_ = reason.splitlines()
-            name = self.kernels[kernel_id].name
-            yield first if name in first else f"{name}: {first}"
+            name = self.name_of(entrant_id)
+            yield first if name in first or entrant_id in self.rivals else f"{name}: {first}"
+        for name, reason in self.unfit.items():
+            yield f"{name} does not compute it: {reason}"
         if self.best is None and self.verdict is not None:
             yield f"nothing is recorded: {remedy(self.verdict.disturbance)}"
 
@@ -129,10 +157,11 @@ class TuneOptions:
         arch: the kernels' arch; this machine must have the device.
         candidates: maximum number of kernels to try per problem.
         seconds: time limit for all problems together; the current problem is finished. None: no limit.
-        rule: when to stop each part of a race.
+        rule: when to stop each part of a race, and the measuring policy.
         jobs: number of parallel compilers; None: one per core.
         pool: compiles on other machines, while timing stays on this one; None: compile on this machine.
         again: repeat previous measurements.
+        against: names of other projects' implementations that run in the same races.
         revision: the kernels' revision; None: the arch's own.
     """
 
@@ -143,6 +172,7 @@ class TuneOptions:
     jobs: int | None = None
     pool: Pool | None = None
     again: bool = False
+    against: tuple[str, ...] = ()
     revision: str | None = None
 
 
@@ -209,7 +239,7 @@ def tune(
         DeviceError: this machine has no device for the arch.
         ToolchainError: there is no usable compiler.
         UsageError, SpecError, RegistryError: as :meth:`Catalog.select`; RegistryError also where the catalog cannot be
-            written.
+            written; UsageError also if an implementation in ``against`` is not installed.
     """
     return _Tuning(catalog, options or TuneOptions()).run(problems, on_done)
 
@@ -225,6 +255,8 @@ class _Tuning:
         tuned: list[Tuned] = []
         unanswered: dict[str, str] = {}
         options = self._options
+        of = dict.fromkeys(problem.operation for problem in problems)
+        self._against = {name: chosen(name, options.against) for name in of} if options.against else {}
         candidates = prepared(
             self._catalog,
             takewhile(lambda _: self._in_time, problems),
@@ -252,6 +284,9 @@ class _Tuning:
 
     def _tune(self, problem: Problem, plans: Sequence[Plan]) -> Tuned:
         kernels = {kernel.id: kernel for kernel in map(main_kernel, plans)}
+        policy, device = self._options.rule.policy, self._catalog.device(self._options.arch)
+        asked = {one: one.objection(problem, place_of(device)) for one in self._against.get(problem.operation, ())}
+        rivals = {rival_id(one.name): one for one, unfit in asked.items() if not unfit}
         failures: dict[str, str] = {}
         keys: dict[str, str] = {}
         for kernel_id, plan in zip(kernels, plans, strict=True):
@@ -259,35 +294,81 @@ class _Tuning:
                 keys[kernel_id] = library_key(plan, kernels[kernel_id])
             except CatalogError as error:
                 failures[kernel_id] = error.message
-        known = {} if self._options.again else measured(self._catalog.connection, problem, self._device)
-        medians = {kernel_id: known[kernel_id, key] for kernel_id, key in keys.items() if (kernel_id, key) in known}
+        medians = {} if self._options.again else self._known(problem, keys, rivals, policy)
         noise, verdict = backend_of(self._device.arch).noise, None
-        if keys.keys() - medians.keys():  # time all again, so that they are compared under the same conditions
-            bound = dict(self._bound(problem, dict(zip(kernels, plans, strict=True)), keys, failures))
-            raced = race(bound, self._options.rule, noise)
+        entered = [*keys, *rivals]
+        if set(entered) - medians.keys():  # time all again, so that they are compared under the same conditions
+            ready = dict(self._ready(problem, dict(zip(kernels, plans, strict=True)), keys, rivals, failures))
+            with same_threads(device) if rivals.keys() & ready.keys() else nullcontext():
+                raced = race(ready, self._options.rule, noise)
             failures |= {kernel_id: error.message for kernel_id, error in raced.failures.items()}
             verdict = raced.verdict
             sure = verdict is not None and verdict.sureness is not Sureness.NOISY
             taken = raced.measurements if sure else {}
-            timings = [Timing(kernel_id, keys[kernel_id], measurement) for kernel_id, measurement in taken.items()]
-            keep(self._catalog, problem, self._device, timings)
-            medians = {kernel_id: measurement.median_ms for kernel_id, measurement in taken.items()}
+            self._keep(problem, taken, keys, rivals)
+            medians = {entrant_id: measurement.median_ms for entrant_id, measurement in taken.items()}
         ordered = dict(sorted(medians.items(), key=lambda item: (item[1], item[0])))
-        return Tuned(problem, kernels, ordered, failures, next(iter(kernels)), noise, verdict)
+        titles = {entrant_id: title_of(one) for entrant_id, one in rivals.items()}
+        unfit = {one.name: reason for one, reason in asked.items() if reason}
+        return Tuned(problem, kernels, ordered, failures, next(iter(kernels)), noise, verdict, titles, unfit)
 
-    def _bound(
-        self, problem: Problem, plans: Mapping[str, Plan], keys: Iterable[str], failures: dict[str, str]
-    ) -> Iterator[tuple[str, BoundPlan]]:
-        """The built candidates, bound to the same tensors."""
+    def _known(
+        self, problem: Problem, keys: Mapping[str, str], rivals: Mapping[str, Implementation], policy: Policy
+    ) -> dict[str, float]:
+        """The medians of the entrants that were measured before, in the same libraries and versions, by id."""
+        connection = self._catalog.connection
+        before = measured(connection, problem, self._device, policy)
+        medians = {kernel_id: before[kernel_id, key] for kernel_id, key in keys.items() if (kernel_id, key) in before}
+        there = nearest(connection, problem, device_id(connection, self._device), policy) if rivals else None
+        if there is not None and there.same:
+            for rival in foreign.rivals(connection, there.id, device_id(connection, self._device), policy):
+                if rival.id in rivals and rivals[rival.id].version == rival.version:
+                    medians[rival.id] = rival.median_ms
+        return medians
+
+    def _keep(
+        self,
+        problem: Problem,
+        taken: Mapping[str, Measurement],
+        keys: Mapping[str, str],
+        rivals: Mapping[str, Implementation],
+    ) -> None:
+        """Record the measurements of a race, all of them or none."""
+        with self._catalog.writing() as connection:
+            ours = [Timing(one, keys[one], measurement) for one, measurement in taken.items() if one in keys]
+            record(connection, problem, self._device, ours)
+            theirs = {one: rival_of(rivals[one], taken[one].median_ms) for one in taken if one in rivals}
+            foreign.record(
+                connection, (rival_timing(rival, problem, self._device, taken[one]) for one, rival in theirs.items())
+            )
+
+    def _ready(
+        self,
+        problem: Problem,
+        plans: Mapping[str, Plan],
+        keys: Iterable[str],
+        rivals: Mapping[str, Implementation],
+        failures: dict[str, str],
+    ) -> Iterator[tuple[str, Deployed]]:
+        """The built candidates and the correct rivals, with the same inputs."""
         built: list[Stages] = []
         for kernel_id in keys:
             with suppress(CatalogError):  # binding the plan raises the same error again
                 built.append(Stages(problem, plans[kernel_id].kernels, plans[kernel_id].build()))
-        self._catalog.build_log.guard.prepare(built, self._catalog.device(self._options.arch))
+        device, policy = self._catalog.device(self._options.arch), self._options.rule.policy
+        self._catalog.build_log.guard.prepare(built, device)
         inputs = draw_inputs(problem)
         outputs: dict[str, Array] = make_outputs(problem, inputs)
         for kernel_id in keys:
             try:
-                yield kernel_id, plans[kernel_id].bind(inputs, outputs=outputs)
+                yield kernel_id, deployed(plans[kernel_id], inputs, outputs, policy)
             except CatalogError as error:
                 failures[kernel_id] = error.message
+        expected = None
+        for entrant_id, one in rivals.items():
+            expected = expected or expected_of(problem, self._options.arch)
+            try:
+                check(one, expected, device)
+                yield entrant_id, entrant(one, problem, inputs, device, policy)
+            except CatalogError as error:
+                failures[entrant_id] = error.message

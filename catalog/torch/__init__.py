@@ -4,7 +4,8 @@
 and ``flash_attn_varlen_func`` replace those of the package flash-attn. CPU tensors run on the host's kernels, GPU
 tensors on those of the GPU's arch, in place, on PyTorch's current stream. If no kernel supports a call, it raises a
 :class:`~catalog.errors.CatalogError`, which is a RuntimeError like PyTorch's own errors, and also a ValueError where
-PyTorch raises one. There is no fallback to PyTorch's own attention.
+PyTorch raises one. There is no fallback to PyTorch's own attention, unless the setting ``CATALOG_ALLOW_FOREIGN`` allows
+it where it was measured as faster.
 
 It needs the extra ``torch``; the rest of the package never imports it.
 """

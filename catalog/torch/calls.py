@@ -193,6 +193,25 @@ def call(case: Case, device: torch.device, tensors: Named) -> Mapping[str, torch
     return results
 
 
+def call_elsewhere(case: Case, device: torch.device, tensors: Named) -> Mapping[str, torch.Tensor] | None:
+    """The results by another project's implementation that selection prefers for a case; None if there is none.
+
+    Results that it does not compute are left out.
+
+    Raises:
+        TensorError, ProblemError, DeviceError: as :func:`call`.
+    """
+    problem = problem_of(case)
+    try:
+        instead = Catalog.select(problem, arch=arch_of(device)).instead
+    except SelectionError:  # call() raises it with a hint
+        return None
+    if instead is None:
+        return None
+    results: Mapping[str, torch.Tensor] = instead.implementation.bind(problem, dict(tensors))()
+    return results
+
+
 @cache
 def arch_of(device: torch.device) -> str:
     """The catalog's name of a device's arch; ``host`` for the CPU.

@@ -23,7 +23,7 @@ from torch.autograd import forward_ad
 
 from catalog.errors import TensorError, UsageError
 from catalog.torch import watchers
-from catalog.torch.calls import Case, Options, Shape, call, sizes_of
+from catalog.torch.calls import Case, Options, Shape, call, call_elsewhere, sizes_of
 
 _OPTIONS = "str layout, str mask, int left, int right, float? scale, float soft_cap, float dropout, bool deterministic"
 _FEATURES = "Tensor? bias, Tensor? alibi_slopes, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k"
@@ -73,6 +73,20 @@ def forward(
     else:
         result = _run_fwd(*tensors, *options)
     return result
+
+
+def elsewhere(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options) -> Optional:
+    """O by another project's implementation that selection prefers; None if there is none or something sees the call.
+
+    Raises:
+        TensorError, ProblemError, DeviceError: as :func:`forward`.
+    """
+    tensors = (q, k, v)
+    if not watchers.unwatched(tensors) or watchers.has_gradient(tensors):
+        return None
+    case = Case("fwd", q.dtype, "no", "1h", False, False, options, q.shape, k.shape, v.shape, None, None, 0)
+    results = call_elsewhere(case, q.device, (("q", q), ("k", k), ("v", v)))
+    return None if results is None else results["o"]
 
 
 def _run_fwd(

@@ -9,9 +9,10 @@ from torch.nn.attention.bias import CausalBias, CausalVariant
 
 from catalog.errors import ArgumentError, TensorError
 from catalog.ops.attention.fields import MaskWord
+from catalog.settings import settings
 from catalog.torch.calls import Options
 from catalog.torch.inputs import cast_as_autocast, rng_state
-from catalog.torch.ops import forward
+from catalog.torch.ops import elsewhere, forward
 
 _CAST = ("cpu", "cuda")
 """Device types that have kernels and that autocast supports."""
@@ -33,6 +34,9 @@ def scaled_dot_product_attention(
     Differentiable once with respect to query, key, value and a float mask. A row that sees no key yields zeros. Under
     :class:`torch.autocast` tensors are cast as PyTorch's own function casts them. Tensors may have any strides; only
     tensors with a strided head dim are copied.
+
+    With the setting ``CATALOG_ALLOW_FOREIGN``, calls without gradient, dropout and ``attn_mask`` go to another
+    project's function where tuning found it faster, PyTorch's own among them.
 
     Args:
         query: (..., heads, queries, head dim), float32, float16 or bfloat16. Leading axes are optional, and broadcast.
@@ -75,8 +79,10 @@ def scaled_dot_product_attention(
     if tokens_first:
         query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
     options = Options("bshd" if tokens_first else "bhsd", mask, -1, 0, scale, 0.0, dropout_p, False)
-    state = rng_state(dropout_p, query.device)
-    o, _ = forward(query, key, value, bias, None, None, None, None, state, options)
+    o = elsewhere(query, key, value, options) if settings().allow_foreign and bias is None and not dropout_p else None
+    if o is None:
+        state = rng_state(dropout_p, query.device)
+        o, _ = forward(query, key, value, bias, None, None, None, None, state, options)
     if tokens_first:
         o = o.transpose(1, 2)
     return o if len(batch) == 2 else o.reshape(*batch, *o.shape[2:])

@@ -71,3 +71,21 @@ def steps_of(problem: Problem) -> tuple[int, ...]:
         keys = keys if problem.seqlens_k is None else problem.extents["tokens_k"] // sequences
     extents = (problem.batch, problem.nhead_k, problem.ratio, queries, keys)
     return tuple([(1 + extent).bit_length() - 1 for extent in extents])
+
+
+_MOST_DECODED = 16
+"""Maximum number of queries of a sequence that count as decoding: one, or the guesses of speculative decoding."""
+
+
+def circumstances_of(problem: Problem) -> dict[str, Any]:
+    """What decides which implementation is the fastest: element type, head dims, longest keys, and the phase.
+
+    The phase is ``train`` for a backward, ``decode`` for few queries of more keys, else ``prefill``.
+    """
+    few = problem.seqlen_q <= _MOST_DECODED and problem.seqlen_q < problem.seqlen_k
+    return {
+        "dtype": problem.dtype.value,
+        "hdim": "x".join(dict.fromkeys(map(str, (problem.hdim_q, problem.hdim_v)))),
+        "length": problem.seqlen_k,
+        "phase": "train" if problem.op == "bwd" else "decode" if few else "prefill",
+    }

@@ -11,6 +11,7 @@ from catalog.errors import BuildError
 from catalog.ops.attention.arguments import ARGUMENTS
 from catalog.ops.attention.dispatcher_names import DISPATCHER_NAME
 from catalog.ops.attention.kernel import AttentionKernel
+from catalog.ops.attention.likeness import circumstances_of
 from catalog.ops.attention.names import parse_tile
 from catalog.ops.attention.problem import Problem
 from catalog.ops.attention.shape_names import SHORT_TRAITS, lengths_of, short_name
@@ -25,6 +26,7 @@ from catalog.ops.attention.stages import (
 from catalog.ops.attention.tensors import zeroed_outputs
 from catalog.ops.attention.traits import Family
 from catalog.ops.attention.workspace import partial_bytes, splits_of, workspace_of
+from catalog.ops.implementation import Implementation
 from catalog.ops.protocol import Operation
 from catalog.schema.deployment import Deployment
 from catalog.schema.kernel import Kernel
@@ -174,6 +176,17 @@ class Attention(Operation):
     def label(self, problem: Problem) -> str:
         """Its ``op`` and element type."""
         return f"{problem.op} {problem.dtype}"
+
+    @property
+    def implementations(self) -> tuple[Implementation, ...]:
+        """As :data:`catalog.ops.attention.implementations.IMPLEMENTATIONS`."""
+        from catalog.ops.attention.implementations import IMPLEMENTATIONS
+
+        return IMPLEMENTATIONS
+
+    def circumstances(self, problem: Problem) -> Mapping[str, Any]:
+        """As :func:`catalog.ops.attention.likeness.circumstances_of`."""
+        return circumstances_of(problem)
 
     short_traits = SHORT_TRAITS
 

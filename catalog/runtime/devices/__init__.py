@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -32,6 +33,11 @@ class DeviceInfo:
     name: str
     cores: int
 
+    @property
+    def facts(self) -> str:
+        """What the registry records besides arch and name, a JSON object."""
+        return json.dumps({"cores": self.cores}, sort_keys=True)
+
 
 class Device(Protocol[C]):
     """The interface of a device: it places tensors, and loads, launches and times kernels."""
@@ -53,6 +59,10 @@ class Device(Protocol[C]):
         Raises:
             DeviceError: as :attr:`device`.
         """
+
+    @property
+    def place(self) -> str:
+        """PyTorch's name of the device, such as ``cpu`` or ``cuda:0``."""
 
     @property
     def threads(self) -> int:
@@ -144,6 +154,31 @@ class Device(Protocol[C]):
         Raises:
             DeviceError: as :meth:`run`.
         """
+
+    def replayed(self, kernels: Sequence[LoadedKernel], call: C) -> Callable[[], object]:
+        """A function that starts the kernels in order as a captured graph does: with the least work of the host.
+
+        Without graphs it calls the kernels one after another.
+
+        Raises:
+            DeviceError: as :meth:`run`, or the kernels cannot be captured.
+        """
+
+    def timed(self, start: Callable[[], object], launches: int, *, cold: bool = False) -> list[int]:
+        """Start work on the current stream ``launches`` times; nanoseconds of each by the device's clock.
+
+        ``cold`` empties the caches before each launch.
+
+        Raises:
+            DeviceError: the work failed, or the stream is being captured.
+        """
+
+    def awaited(self, start: Callable[[], object], launches: int, *, cold: bool = False) -> list[int]:
+        """Like :meth:`timed`, in nanoseconds that the caller waits: from before the call until the work is done."""
+
+    @property
+    def capturing(self) -> bool:
+        """Whether the caller's current stream is being captured into a graph."""
 
     def waits(self) -> Mapping[str, int]:
         """Nanoseconds that each launching thread has waited for a core so far.

@@ -229,6 +229,27 @@ class CudaRuntime(GpuRuntime):
         """As :meth:`GpuRuntime.capturing`."""
         return bool(int(self.call("cudaStreamIsCapturing", stream)))
 
+    def begin_capture(self, stream: int) -> None:
+        """As :meth:`GpuRuntime.begin_capture`."""
+        mode = self.bindings.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
+        self.call("cudaStreamBeginCapture", stream, mode)
+
+    def end_capture(self, stream: int) -> int:
+        """As :meth:`GpuRuntime.end_capture`: a cudaGraphExec_t."""
+        graph = self.call("cudaStreamEndCapture", stream)
+        try:
+            return int(self.call("cudaGraphInstantiate", graph, 0))
+        finally:
+            self.call("cudaGraphDestroy", graph)
+
+    def replay(self, graph: int, stream: int) -> None:
+        """As :meth:`GpuRuntime.replay`."""
+        self.call("cudaGraphLaunch", graph, stream)
+
+    def drop_graph(self, graph: int) -> None:
+        """As :meth:`GpuRuntime.drop_graph`."""
+        self.call("cudaGraphExecDestroy", graph)
+
     def order(self, before: int, after: int) -> None:
         """As :meth:`GpuRuntime.order`; this thread does not wait."""
         event = self.make_event()

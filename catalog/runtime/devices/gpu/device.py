@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from catalog.runtime.devices.arguments import Call, arguments_of, template
 from catalog.runtime.devices.dlpack import dense_strides
 from catalog.runtime.devices.fast_path import Means
 from catalog.runtime.devices.gpu.arrays import DeviceArray, device_array
-from catalog.runtime.devices.gpu.resources import Event, Memory
+from catalog.runtime.devices.gpu.resources import Event, Graph, Memory
 from catalog.runtime.devices.gpu.runtime import Gpu, GpuRuntime
 from catalog.runtime.devices.gpu.streams import current_stream, handle_of
 from catalog.runtime.devices.gpu.torch_calls import means_of
@@ -123,6 +124,11 @@ class GpuDevice:
             DeviceError: as :attr:`gpu`.
         """
         return None if self.gpu.uuid is None else {"arch": self.device.arch, "uuid": self.gpu.uuid}
+
+    @property
+    def place(self) -> str:
+        """PyTorch's name of the GPU, which is ``cuda`` for AMD's too."""
+        return f"cuda:{self.index}"
 
     @property
     def threads(self) -> int:
@@ -411,25 +417,84 @@ class GpuDevice:
         Raises:
             DeviceError: as :meth:`run`, or the stream is being captured.
         """
-        stream = self.stream
+        stream = self._uncaptured()
+        with self.runtime.on(self.index):
+            self._send(call.copies, stream)
+            durations = self.timed(partial(self._start, kernels, call.pointer, stream), launches, cold=cold)
+            self._fetch(call.copies, stream)
+        return durations
+
+    def replayed(self, kernels: Sequence[LoadedKernel], call: GpuCall) -> Callable[[], object]:
+        """As :meth:`Device.replayed`: the replay of a graph that is captured now, after one launch outside of it.
+
+        Raises:
+            DeviceError: as :meth:`run`, or the kernels cannot be captured.
+        """
+        stream = self._uncaptured()
+        with self.runtime.on(self.index):
+            self._send(call.copies, stream)
+            self._start(kernels, call.pointer, stream)  # the first launch loads code, which a capture does not allow
+            self.runtime.synchronize(stream)
+            graph = Graph(self.runtime, self.index, partial(self._start, kernels, call.pointer))
+
+        def launch(_: GpuCall = call) -> None:  # the call keeps alive what the graph uses
+            graph.replay(self.stream)
+
+        return launch
+
+    def timed(self, start: Callable[[], object], launches: int, *, cold: bool = False) -> list[int]:
+        """As :meth:`Device.timed`, by events of the GPU."""
+        stream = self._uncaptured()
         with ExitStack() as stack:
             stack.enter_context(self.runtime.on(self.index))
-            if self.runtime.capturing(stream):
-                raise DeviceError("launches in a graph cannot be timed", hint="Capture launch() or enqueue().")
-            self._send(call.copies, stream)
             # Nothing waits between launches, so the GPU never idles if a launch takes longer than starting the next.
             points = [
                 tuple(stack.enter_context(Event(self.runtime, self.index)) for _ in ("start", "stop"))
                 for _ in range(launches)
             ]
-            for start, stop in points:
+            for begin, end in points:
                 if cold:
                     self.runtime.fill(self._flood.handle, 0, _FLOOD_BYTES, stream)
-                start.record(stream)
-                self._start(kernels, call.pointer, stream)
-                stop.record(stream)
-            self._fetch(call.copies, stream)
-            return [round(stop.since(start) * 1e6) for start, stop in points]
+                begin.record(stream)
+                start()
+                end.record(stream)
+            self.runtime.synchronize(stream)
+            return [round(end.since(begin) * 1e6) for begin, end in points]
+
+    def awaited(self, start: Callable[[], object], launches: int, *, cold: bool = False) -> list[int]:
+        """As :meth:`Device.awaited`: wall time until the stream is done."""
+        stream, durations = self._uncaptured(), []
+        with self.runtime.on(self.index):
+            for _ in range(launches):
+                if cold:
+                    self.runtime.fill(self._flood.handle, 0, _FLOOD_BYTES, stream)
+                self.runtime.synchronize(stream)
+                began = time.perf_counter_ns()
+                start()
+                self.runtime.synchronize(stream)
+                durations.append(time.perf_counter_ns() - began)
+        return durations
+
+    @property
+    def capturing(self) -> bool:
+        """As :meth:`Device.capturing`.
+
+        Raises:
+            DeviceError: as :attr:`stream`.
+        """
+        return self.runtime.capturing(self.stream)
+
+    def _uncaptured(self) -> int:
+        """The stream, which must not be captured.
+
+        Raises:
+            DeviceError: it is.
+        """
+        stream = self.stream
+        with self.runtime.on(self.index):
+            if self.runtime.capturing(stream):
+                raise DeviceError("launches in a graph cannot be timed", hint="Capture launch() or enqueue().")
+        return stream
 
     @cached_property
     def _flood(self) -> Memory:

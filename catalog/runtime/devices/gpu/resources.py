@@ -1,10 +1,11 @@
-"""Resources of a GPU's runtime that must be released: memory, streams, events."""
+"""Resources of a GPU's runtime that must be released: memory, streams, events, graphs."""
 
 from __future__ import annotations
 
 import logging
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from catalog.errors import DeviceError
@@ -121,3 +122,38 @@ class Event(_Resource):
             DeviceError: one of them was not recorded or not reached.
         """
         return self.runtime.milliseconds(start.handle, self.handle)
+
+
+class Graph(_Resource):
+    """Work captured once, to be replayed any number of times; ``handle`` is the runtime's.
+
+    Args:
+        runtime: the vendor's runtime.
+        index: the GPU's number.
+        start: starts the work on the stream with the given handle.
+
+    Raises:
+        DeviceError: the work cannot be captured.
+    """
+
+    def __init__(self, runtime: GpuRuntime, index: int, start: Callable[[int], object]) -> None:
+        def capture(_: str) -> int:
+            with Stream(runtime, index) as stream:  # the default stream cannot be captured
+                runtime.begin_capture(stream.handle)
+                try:
+                    start(stream.handle)
+                except BaseException:
+                    with suppress(DeviceError):
+                        runtime.drop_graph(runtime.end_capture(stream.handle))
+                    raise
+                return runtime.end_capture(stream.handle)
+
+        super().__init__(runtime, index, capture, runtime.drop_graph)
+
+    def replay(self, stream: int) -> None:
+        """Start the work on a stream.
+
+        Raises:
+            DeviceError: the GPU does not accept it.
+        """
+        self.runtime.replay(self.handle, stream)

@@ -140,6 +140,22 @@ class GpuRuntime(ABC):
         """Whether a stream is being captured, so that its work goes into a graph instead of to the GPU."""
 
     @abstractmethod
+    def begin_capture(self, stream: int) -> None:
+        """Begin to capture a stream other than the default one; other threads may use the GPU meanwhile."""
+
+    @abstractmethod
+    def end_capture(self, stream: int) -> int:
+        """End the capture of a stream; return a handle of the captured graph, ready to be replayed."""
+
+    @abstractmethod
+    def replay(self, graph: int, stream: int) -> None:
+        """Start the work of a captured graph on a stream."""
+
+    @abstractmethod
+    def drop_graph(self, graph: int) -> None:
+        """Release a captured graph."""
+
+    @abstractmethod
     def owner(self, address: int) -> int | None:
         """The number of the GPU whose memory contains ``address``; None for memory unknown to the runtime."""
 

@@ -34,6 +34,12 @@ _SIGNATURES: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "hipPointerGetAttributes": (c_int, c_void_p, c_void_p),
         "hipStreamCreateWithFlags": (c_int, c_void_p, c_uint),
         "hipStreamIsCapturing": (c_int, c_void_p, c_void_p),
+        "hipStreamBeginCapture": (c_int, c_void_p, c_int),
+        "hipStreamEndCapture": (c_int, c_void_p, c_void_p),
+        "hipGraphInstantiate": (c_int, c_void_p, c_void_p, c_void_p, c_char_p, c_size_t),
+        "hipGraphLaunch": (c_int, c_void_p, c_void_p),
+        "hipGraphDestroy": (c_int, c_void_p),
+        "hipGraphExecDestroy": (c_int, c_void_p),
         "hipStreamSynchronize": (c_int, c_void_p),
         "hipStreamDestroy": (c_int, c_void_p),
         "hipEventCreateWithFlags": (c_int, c_void_p, c_uint),
@@ -46,7 +52,10 @@ _SIGNATURES: Mapping[str, tuple[Any, ...]] = MappingProxyType(
 
 _MAPS = Path("/proc/self/maps")
 
-_OPTIONAL = ("hipGetDeviceProperties", "hipGetDevicePropertiesR0600", "hipStreamIsCapturing")
+_OPTIONAL = (
+    *("hipGetDeviceProperties", "hipGetDevicePropertiesR0600", "hipStreamIsCapturing", "hipStreamBeginCapture"),
+    *("hipStreamEndCapture", "hipGraphInstantiate", "hipGraphLaunch", "hipGraphDestroy", "hipGraphExecDestroy"),
+)
 """Functions that some versions of ROCm lack."""
 
 

@@ -28,6 +28,7 @@ _ARCH_BYTES = 256
 _MULTIPROCESSOR_COUNT = 63  # hipDeviceAttributeMultiprocessorCount
 _POINTER_DEVICE = 4  # offset of `device` in hipPointerAttribute_t, behind an enum that ROCm 6 renumbered
 _HOST_TO_DEVICE, _DEVICE_TO_HOST = 1, 2
+_CAPTURE_THREAD_LOCAL = 1
 
 _INVALID_VALUE, _INVALID_POINTER = 1, 17
 
@@ -219,6 +220,41 @@ class HipRuntime(GpuRuntime):
         status = c_int()
         self.call("hipStreamIsCapturing", stream, byref(status))
         return status.value != 0
+
+    def begin_capture(self, stream: int) -> None:
+        """As :meth:`GpuRuntime.begin_capture`."""
+        self._graphs("hipStreamBeginCapture", stream, _CAPTURE_THREAD_LOCAL)
+
+    def end_capture(self, stream: int) -> int:
+        """As :meth:`GpuRuntime.end_capture`: a hipGraphExec_t."""
+        graph, ready = c_void_p(), c_void_p()
+        self._graphs("hipStreamEndCapture", stream, byref(graph))
+        try:
+            self._graphs("hipGraphInstantiate", byref(ready), graph, None, None, 0)
+        finally:
+            self._graphs("hipGraphDestroy", graph)
+        return ready.value or 0
+
+    def replay(self, graph: int, stream: int) -> None:
+        """As :meth:`GpuRuntime.replay`."""
+        self._graphs("hipGraphLaunch", graph, stream)
+
+    def drop_graph(self, graph: int) -> None:
+        """As :meth:`GpuRuntime.drop_graph`."""
+        self._graphs("hipGraphExecDestroy", graph)
+
+    def _graphs(self, name: str, *arguments: Any) -> None:
+        """Call a function that old runtimes lack.
+
+        Raises:
+            DeviceError: as :meth:`call`, or this runtime lacks it.
+        """
+        if name not in self._functions:
+            raise DeviceError(
+                f"the HIP runtime {self.version} has no {name}, so no graph can be captured",
+                hint="Install ROCm 5 or newer, or measure with --as eager.",
+            )
+        self.call(name, *arguments)
 
     def owner(self, address: int) -> int | None:
         """As :meth:`GpuRuntime.owner`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, cached_property
 from pathlib import Path
@@ -63,6 +63,11 @@ class HostDevice:
     def identity(self) -> Mapping[str, Any]:
         """The number of its threads; there is only one host."""
         return {"num_threads": self.threads}
+
+    @property
+    def place(self) -> str:
+        """PyTorch's name of the host."""
+        return "cpu"
 
     @property
     def queues(self) -> bool:
@@ -166,15 +171,43 @@ class HostDevice:
         Raises:
             DeviceError: as :meth:`launch`.
         """
+        return self.timed(self.replayed(kernels, call), launches, cold=cold)
+
+    def replayed(self, kernels: Sequence[LoadedKernel], call: Call) -> Callable[[], object]:
+        """A function that runs the kernels in order: the host has no graphs.
+
+        Selecting and binding are not part of it, as they are not part of a graph.
+        """
+
+        def launch() -> None:
+            start(kernels, call.pointer)  # not the pointer alone: the call keeps the tensors alive
+
+        return launch
+
+    def timed(self, start: Callable[[], object], launches: int, *, cold: bool = False) -> list[int]:
+        """As :meth:`Device.timed`, by the monotonic clock.
+
+        Raises:
+            DeviceError: as :meth:`launch`.
+        """
         clock = time.perf_counter_ns
         durations = []
         for _ in range(launches):
             if cold:
                 self._flood += 1
             began = clock()
-            start(kernels, call.pointer)
+            start()
             durations.append(clock() - began)
         return durations
+
+    def awaited(self, start: Callable[[], object], launches: int, *, cold: bool = False) -> list[int]:
+        """As :meth:`timed`: work on the host is done when its call returns."""
+        return self.timed(start, launches, cold=cold)
+
+    @property
+    def capturing(self) -> bool:
+        """Always false: the host has no graphs."""
+        return False
 
     @cached_property
     def _flood(self) -> Array:

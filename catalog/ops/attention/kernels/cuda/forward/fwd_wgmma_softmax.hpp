@@ -11,6 +11,7 @@
 namespace catalog::cuda {
 
 inline constexpr float infinity = __builtin_huge_valf();
+
 // The column of element i, without that of the thread's first.
 __host__ __device__ constexpr int column_of(int i) { return i / 4 * 8 + i % 2; }
 

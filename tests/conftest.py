@@ -150,16 +150,16 @@ def populated(shared: Path, between_runs: Path) -> Callable[..., Path]:
         arch: str, *revisions: str | None, masks: tuple[str, ...] = ("generic",), receipts: tuple[int, ...] = ()
     ) -> Path:
         name = "-".join(map(str, (resolve_arch(arch), *(revisions or (None,)), *masks, *receipts)))
-        made = between_runs / f"{program}.{name}"
+        made, new = between_runs / f"{program}.{name}", between_runs / f"{name}.new"
         with FileLock(between_runs / f"{name}.lock"):
             if not made.exists():
-                with Catalog(shared / f"{name}.new") as catalog:
+                for left in (*between_runs.glob(f"{new.name}*"), *between_runs.glob(f"*.{name}")):
+                    left.unlink()
+                with Catalog(new) as catalog:
                     for revision, mask_impl in product(revisions or (None,), masks):
                         catalog.populate(arch, revision=revision, mask_impl=mask_impl, receipts=receipts)
                     catalog.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-                for older in between_runs.glob(f"*.{name}"):
-                    older.unlink()
-                shutil.move(catalog.path, made)
+                new.replace(made)
         return made
 
     return populated

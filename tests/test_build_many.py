@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from build_command import WHERE, build_command
 from cluster_processes import wait_until
-from conftest import missing
+from conftest import missing, slow_but
 from tiny_project import answer_of, make_kernel, make_project
 
 from catalog.backends import target_of
@@ -74,7 +74,10 @@ def test_ctrl_c_keeps_what_is_finished_and_the_same_command_goes_on(command: lis
     assert len([path for path in cache.folder.glob("*.so") if cache.load(path.stem) is not None]) == 4
 
 
-@pytest.mark.parametrize(("option", "tried"), [("--keep-going", 3), ("--fail-fast", 1)])
+ENDS = [("--keep-going", 3), ("--fail-fast", 1)]
+
+
+@pytest.mark.parametrize(("option", "tried"), slow_but(ENDS[1:], ENDS))
 def test_a_failure_ends_the_others_only_on_request(option: str, tried: int, command: list[str], tmp_path: Path) -> None:
     (tmp_path / "launcher").write_text('#!/bin/sh\ngrep -q fmha kernel.cpp || exec "$@"\necho error: refused\nexit 1\n')
     words = ["--jobs", "1", "--limit", "3", option]

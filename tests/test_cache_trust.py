@@ -43,7 +43,7 @@ def test_folders_made_by_us_are_private_from_the_start(project: Project, tmp_pat
         ]
 
     modes = in_child(build)
-    assert len(modes) == 8
+    assert len(modes) == 9
     assert set(modes) == {0o700}
 
 

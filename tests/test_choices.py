@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from conftest import fill
 from rough import give_up_privileges, in_child, unwritable
-from test_select import record_timings
+from test_select_measured import record_timings
 
 from catalog.build.cache import Cache
 from catalog.errors import ChoicesError

@@ -61,6 +61,10 @@ SELECTED: tuple[dict[str, object], ...] = (
     {"op": "bwd", "hdim_q": 64, "deterministic": True},
     {"op": "bwd", "hdim_q": 128},
     {"op": "bwd", "hdim_q": 256, "mask": "causal"},
+    {"hdim_q": 128, "mask": "window", "window": (128, 0), "sink_size": 4},
+    {"hdim_q": 64, "bias": "bias", "dropout": 0.1},
+    {"op": "bwd", "hdim_q": 128, "bias": "bias", "dbias": True},
+    {"op": "bwd", "hdim_q": 128, "dropout": 0.1},
 )
 """Problems with plans of every family."""
 
@@ -86,7 +90,8 @@ def test_selected_rows_compile_without_spills(catalog: Catalog, fields: dict[str
 
 
 @pytest.mark.usefixtures("nvcc")
-@pytest.mark.parametrize("batch", slow_but([8], [1, 8]))
+@pytest.mark.slow
+@pytest.mark.parametrize("batch", [1, 8])
 def test_a_deterministic_backward_needs_little_more_memory(catalog: Catalog, batch: int) -> None:
     """One dQ in float32, as without it, and a counter for each tile: not a dQ for each tile of keys."""
     problem = Problem(op="bwd", batch=batch, nhead_q=16, seqlen_q=8192, hdim_q=128, dtype="bf16", deterministic=True)
@@ -121,6 +126,15 @@ def test_a_trait_that_the_headers_do_not_know_is_refused(catalog: Catalog) -> No
         ({"op": "batch_prefill", "seqlens_q": [70, 4096], "seqlen_k": 8192, "page_size": 1}, ["batch_prefill"]),
         ({"op": "appendkv", "seqlen_q": 1, "seqlen_k": 4096, "seqlen_new": 1, "rope": "inter"}, ["fwd_appendkv"]),
         ({"op": "bwd", "seqlen_q": 4096}, ["bwd_dot_do_o", "bwd_dq_dk_dv", "bwd_convert_dq"]),
+        ({"seqlen_q": 4096, "bias": "bias", "dropout": 0.1, "randval": True, "lse": True}, ["fwd"]),
+        (
+            {"op": "splitkv", "seqlen_q": 1, "seqlen_k": 16384, "mask": "window", "window": (999, 0), "sink_size": 4},
+            ["fwd_splitkv", "fwd_splitkv_combine"],
+        ),
+        (
+            {"op": "bwd", "seqlen_q": 4096, "bias": "bias", "dbias": True, "dropout": 0.1, "randval": True},
+            ["bwd_dot_do_o", "bwd_dq_dk_dv", "bwd_convert_dq"],
+        ),
     ],
 )
 def test_problems_select_rows(catalog: Catalog, problem: dict[str, object], families: list[str]) -> None:

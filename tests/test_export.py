@@ -39,6 +39,7 @@ def catalog(host_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Catalo
     return Catalog(shutil.copy(host_file, tmp_path_factory.mktemp("export") / "catalog.db"))
 
 
+@pytest.mark.slow
 def test_a_set_of_kernels_links_into_a_program_of_c(catalog: Catalog, tmp_path: Path) -> None:
     kernels = catalog.kernels("family LIKE 'bwd_%' AND hdim_q = 32 AND dtype = 'fp32'", limit=1)
     kernels += catalog.kernels("family = 'fwd_splitkv_combine'", limit=1)

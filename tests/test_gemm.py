@@ -280,7 +280,8 @@ def test_a_checkouts_own_builder_is_compared(checkout: Path, tmp_path: Path) -> 
     assert not list(checkout.rglob("__pycache__"))
 
 
-def test_what_a_checkouts_builder_lists_becomes_rows(catalog: Catalog, checkout: Path, tmp_path: Path) -> None:
+def test_what_a_checkouts_builder_lists_becomes_rows(checkout: Path, tmp_path: Path) -> None:
+    catalog = Catalog(tmp_path / "catalog.db")
     (listed,) = checkout.rglob("bf16.txt")
     first, second, *others = sorted(listed.read_text().split())
     new = first.replace("_False_", "_True_", 1)

@@ -7,8 +7,10 @@ import random
 import re
 from collections.abc import Iterator
 from itertools import product
+from pathlib import Path
 from typing import Any
 
+import command
 import numpy as np
 import pytest
 from conftest import missing
@@ -200,3 +202,16 @@ def test_few_rows_are_streamed(catalog: Catalog) -> None:
     for m, pipeline in ((1, "host_stream"), (16, "host_stream"), (17, "host_panel"), (4096, "host_panel")):
         (best,) = catalog.candidates(GemmProblem(m=m, n=4096, k=4096, dtype="bf16"), limit=1)
         assert best.kernel.algorithm.pipeline == pipeline
+
+
+def test_commands_run_trace_and_replay(catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C is updated in place: the result of one launch is compared, not that of several."""
+    monkeypatch.setenv("CATALOG_TRACE", str(tmp_path / "calls.jsonl"))
+    fields = ("--m", 33, "--n", 65, "--k", 70, "--dtype", "fp32", "--beta", 0.5, "--bias", "--activation", "gelu")
+    done = command.catalog("run", "gemm", *fields, "--validate", db=catalog.path)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^validation +passed$", done.stdout, re.MULTILINE)
+    monkeypatch.delenv("CATALOG_TRACE")
+    replayed = command.catalog("replay", tmp_path / "calls.jsonl", "--verify", db=catalog.path)
+    assert replayed.returncode == 0, replayed.stderr
+    assert "gemm-m33-n65-k70" in replayed.stdout

@@ -18,7 +18,9 @@ from catalog.runtime.catalog import Catalog
 from catalog.runtime.devices.host.arrays import host_array
 from catalog.runtime.inputs import make_inputs
 
-PROBLEM = Problem(batch=2, nhead_q=4, nhead_k=2, seqlen_q=5, seqlen_k=70, hdim_q=32, dtype="fp32", lse=True)
+PROBLEM = Problem(
+    batch=2, nhead_q=4, nhead_k=2, seqlen_q=5, seqlen_k=70, hdim_q=64, dtype="fp32", mask="bottom_right", lse=True
+)
 
 
 class Foreign:
@@ -169,7 +171,7 @@ def test_tensors_like_those_of_a_first_call_take_the_fast_path_at_any_size(torch
     sizes = {"batch": 2, "seqlen_q": 6, "seqlen_k": 71}, {"batch": 3, "seqlen_q": 9, "seqlen_k": 1}
     for problem in (PROBLEM, *(PROBLEM.resized(**size) for size in sizes)):
         given = {name: torch.from_numpy(array) for name, array in make_inputs(problem, problem.batch).items()}
-        wider = {name: torch.zeros(*tensor.shape[:-1], 40)[..., :32].copy_(tensor) for name, tensor in given.items()}
+        wider = {name: torch.zeros(*tensor.shape[:-1], 72)[..., :64].copy_(tensor) for name, tensor in given.items()}
         expected = catalog.select(problem).run(given).outputs
         first_calls.clear()
         for tensors in (given, wider):
@@ -187,7 +189,7 @@ def test_what_is_not_certainly_fit_is_checked_as_a_first_call(torch, catalog, fi
     k = given["k"]
     odd = torch.from_numpy(np.ndarray(k.shape, np.float32, np.zeros(k.nbytes + 1, np.uint8), 1))
     for value, message in (
-        (k[:, :, :69], r"k is float32 \(2, 2, 69, 32\): expected float32 \(2, 2, 70, 32\)"),
+        (k[:, :, :69], r"k is float32 \(2, 2, 69, 64\): expected float32 \(2, 2, 70, 64\)"),
         (k.to(torch.bfloat16), "k is bfloat16"),
         (k.transpose(2, 3).contiguous().transpose(2, 3), "a stride of 280 bytes along its last axis"),
         (odd, "k is not aligned"),

@@ -175,7 +175,8 @@ def test_dropout_bits_are_the_same_for_every_tile_and_both_directions(catalog: C
     assert (other_seed != first["randval"]).mean() > 0.9
 
 
-@pytest.mark.parametrize("p", slow_but([0.5], [0.1, 0.5, 0.9]))
+@pytest.mark.slow
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
 def test_dropout_keeps_what_its_random_bytes_say_and_as_often_as_asked(catalog: Catalog, p: float) -> None:
     """Equal weights and one-hot values: O shows which keys were kept."""
     problem = Problem(

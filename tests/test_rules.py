@@ -77,6 +77,7 @@ def test_every_row_is_listed_by_some_receipt(populated: Callable[..., Path], tmp
     assert in_lists <= {name for name, _ in rows}
 
 
+@pytest.mark.slow
 def test_the_default_receipt_has_34889_kernels_in_nine_families(gfx950: Catalog) -> None:
     comparison = gfx950.parity("gfx950", 0)
     assert comparison.families == Counter(DEFAULT_COUNTS)

@@ -158,6 +158,40 @@ def test_header_rules_accept_the_tiles_that_upstream_lists(
     assert not catalog.connection.execute(f"SELECT name FROM attention_row WHERE {refused}").fetchall()
 
 
+COMPILED = [
+    ("fwd_pagedkv qr_pagedkv fp16 64x64x32x160x32x256 4 16x16x16", "2025-07", None),
+    ("batch_prefill qr_async fp16 16x256x32x128x32x192 1 16x16x16", "2025-07", None),
+    ("batch_prefill qr_async bf16 128x32x32x128x32x128 8 16x16x16", "2025-07", None),
+    ("fwd_pagedkv qr_pagedkv fp16 256x256x32x64x32x64 16 16x16x16", "2025-07", "values_in_pairs"),
+    ("batch_prefill qr_async fp16 16x256x96x192x32x192 1 16x16x16", "2025-07", "pages_of_whole_vectors"),
+    ("fwd_pagedkv qr_pagedkv fp16 256x256x32x160x32x256 16 16x16x16", "2025-11", "values_fill_rows_of_lds"),
+    ("batch_prefill qr_async bf16 256x32x16x128x32x192 16 16x16x16", "2025-11", "keys_fill_async_loads"),
+    ("fwd qr fp16 128x64x32x128x16x128 8 16x16x32", "2025-11", "step_holds_a_warp_tile"),
+    ("fwd qr fp16 64x32x32x256x32x256 4 16x16x32", "2025-11", "groups_of_8_matrix_instructions"),
+    ("fwd_pagedkv qr_pagedkv fp16 64x256x128x256x32x256 4 16x16x16", "2025-11", "lds_holds_keys"),
+    ("fwd_pagedkv qr_pagedkv bf8 128x128x32x128x32x128 4 32x32x32", "2025-11", "no_bf8"),
+]
+"""Family, pipeline, dtype, tile, waves and warp tile of rows that were compiled for gfx942, and what the result was."""
+
+
+@pytest.mark.parametrize(("compiled", "headers", "refused"), COMPILED)
+def test_header_rules_say_what_the_compiler_said(
+    compiled: str, headers: str, refused: str | None, tmp_path: Path
+) -> None:
+    family, pipeline, dtype, tile, waves, warp = compiled.split()
+    stated: dict[str, Any] = {"family": family, "pipeline": pipeline, "dtype": dtype, "vlayout": "row", "bias": "no"}
+    extents = ("tile_m0", "tile_n0", "tile_k0", "tile_n1", "tile_k1", "tile_k0max")
+    stated |= dict(zip(extents, map(int, tile.split("x")), strict=True))
+    stated |= {"wave_m0": int(waves), "wave_n0": 1, "pad_s": 1, "pad_d": 1, "pad_dv": 1}
+    for gemm in "01":
+        stated |= {f"warp_{axis}{gemm}": int(extent) for axis, extent in zip("mnk", warp.split("x"), strict=True)}
+    catalog = Catalog(tmp_path / "catalog.db")
+    found = catalog.explain(stated, arch="gfx942", space="rules").findings
+    kinds = ("headers", f"headers {headers}")
+    rejected = [f.id for f in found if f.kind in kinds and f.verdict is Verdict.REJECTED]
+    assert rejected == [] if refused is None else refused in rejected
+
+
 def test_what_only_one_revisions_headers_refuse_can_be_built_with_others(tmp_path: Path) -> None:
     catalog = Catalog(tmp_path / "catalog.db")
     sweep(catalog, "gfx942", DATA / "sweeps" / "receipt0_fwd.json", where="dtype = 'fp8fp32' AND tile_k0 = 32")

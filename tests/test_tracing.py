@@ -28,7 +28,7 @@ from catalog.runtime.traces import read_trace
 from catalog.settings import settings
 
 SMALL = Problem(batch=1, nhead_q=2, seqlen_q=33, hdim_q=32, dtype="fp32")
-BF16 = Problem(batch=1, nhead_q=2, seqlen_q=17, hdim_q=32, dtype="bf16", mask="causal")
+BF16 = Problem(batch=1, nhead_q=2, seqlen_q=17, hdim_q=40, dtype="bf16", mask="causal", lse=True)
 APPEND = Problem(op="appendkv", batch=2, nhead_q=2, seqlen_q=1, seqlen_k=40, seqlen_new=1, hdim_q=32, dtype="fp32")
 PADDED = Problem(op="splitkv", batch=2, nhead_q=2, seqlen_q=1, seqlen_k=90, hdim_q=32, dtype="fp32")
 
@@ -322,7 +322,7 @@ def test_replay_runs_each_problem_once_most_time_first(catalog, traced):
     done = command.catalog("replay", traced, "--verify", "--format", "json", db=catalog.path)
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)
-    assert [row["problem"] for row in rows] == ["b1-h2-s17-d32-bf16-causal", "b1-h2-s33-d32-fp32"]
+    assert [row["problem"] for row in rows] == ["b1-h2-s17-d40-bf16-causal-lse", "b1-h2-s33-d32-fp32"]
     assert [row["calls"] for row in rows] == [2, 2]
     assert [row["launches"] for row in rows] == [40, 2]
     assert [row["total_ms"] for row in rows] == [40, 2]
@@ -372,7 +372,10 @@ def test_tuning_a_trace_takes_what_was_used_most_time_first(traced, tmp_path):
     options = ["--candidates", 1, "--format", "json"]
     done = command.catalog("tune", "--trace", traced, *options, db=db, CATALOG_NUM_THREADS=1)
     assert done.returncode == 0, done.stderr
-    assert [row["problem"] for row in json.loads(done.stdout)] == ["b1-h2-s17-d32-bf16-causal", "b1-h2-s33-d32-fp32"]
+    assert [row["problem"] for row in json.loads(done.stdout)] == [
+        "b1-h2-s17-d40-bf16-causal-lse",
+        "b1-h2-s33-d32-fp32",
+    ]
     both = command.catalog("tune", "--trace", traced, "--misses", db=db)
     assert both.returncode == 2
     assert "--trace FILE" in both.stderr

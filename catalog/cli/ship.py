@@ -271,7 +271,7 @@ def wheel(
     arch: options.Arch = "host",
     operation: options.Operation = None,
     split: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="Wheels for each value of this column, such as hdim_q.")
+        str | None, typer.Option(metavar="COLUMN", help="Wheels for each value of this column, such as dtype.")
     ] = None,
     max_size: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Size limit of a wheel, as in 100M. Default: below 2G.")

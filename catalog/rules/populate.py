@@ -7,12 +7,11 @@ import json
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from functools import cached_property
-from typing import Any
 
 from catalog.errors import SpecError, UsageError
 from catalog.ops import operation
@@ -313,29 +312,26 @@ def _hw_valid(spec: ArchSpec) -> str:
 
 def record(connection: sqlite3.Connection, done: Populated, digest: str) -> None:
     """Record a populate and the rules of its spec inside the caller's transaction; ``digest``: of what it came from."""
+    from sqlite_utils import Database
+
+    database = Database(connection)
     request = done.request
     lineage = request.lineage
-    made = {
-        "lineage": lineage_id(connection, lineage),
-        "receipts": " ".join(map(str, request.receipts)),
-        "restriction": request.restriction.text,
-        "digest": digest,
-        "compute_units": request.spec.hardware.compute_units if request.spec.hardware else None,
-        "kernels": done.kernels,
-        "families": json.dumps(done.families),
-        "seconds": done.seconds,
-        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-    }
-    _replace(connection, "population", "lineage = :lineage", made, [made])
-    of_spec = "operation = :operation AND arch = :arch AND revision = :revision AND space = :space"
-    _replace(connection, "rule", of_spec, lineage.parameters, list(rules_of(request.spec)))
-
-
-def _replace(
-    connection: sqlite3.Connection, table: str, where: str, whose: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
-) -> None:
-    """Replace the rows of a table that meet a condition."""
-    connection.execute(f"DELETE FROM {table} WHERE {where}", whose)
-    columns = rows[0].keys() if rows else ()
-    holes = ", ".join(f":{column}" for column in columns)
-    connection.executemany(f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({holes})", rows)
+    database.table("population").upsert(
+        {
+            "lineage": lineage_id(connection, lineage),
+            "receipts": " ".join(map(str, request.receipts)),
+            "restriction": request.restriction.text,
+            "digest": digest,
+            "compute_units": request.spec.hardware.compute_units if request.spec.hardware else None,
+            "kernels": done.kernels,
+            "families": json.dumps(done.families),
+            "seconds": done.seconds,
+            "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        },
+        pk="lineage",
+    )
+    where = "operation = ? AND arch = ? AND revision = ? AND space = ?"
+    whose = [lineage.operation, lineage.arch, lineage.revision, lineage.space]
+    database.table("rule").delete_where(where, whose)
+    database.table("rule").insert_all(rules_of(request.spec))

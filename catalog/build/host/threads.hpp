@@ -38,20 +38,39 @@ inline Memory* thread_scratch() {
     return scratch.get();
 }
 
-// Memory of the calling thread for `count` elements, which the next call with the same Use returns again; nullptr if out
-// of memory.
-template <class Use, class Element>
-inline Element* thread_room(std::size_t count) {
-    constexpr std::size_t page = 4096;
-    thread_local std::unique_ptr<Element, Free> room;
-    thread_local std::size_t size = 0;
-    if (size < count) {
-        room.reset();
-        size = (count * sizeof(Element) + page - 1) / page * page;
-        room.reset(static_cast<Element*>(std::aligned_alloc(page, size)));
-        size = room ? size / sizeof(Element) : 0;
+// Memory that grows, and is kept for the next use.
+template <class Element>
+class Room {
+   public:
+    // Room for `count` elements; nullptr if out of memory. What was in it is lost.
+    Element* reserve(std::size_t count) {
+        constexpr std::size_t page = 4096;
+        if (!memory || size < count) {
+            release_above(0);
+            const std::size_t bytes = (count * sizeof(Element) / page + 1) * page;
+            memory.reset(static_cast<Element*>(std::aligned_alloc(page, bytes)));
+            size = memory ? count : 0;
+        }
+        return memory.get();
     }
-    return room.get();
+
+    // Frees room for more than `count` elements.
+    void release_above(std::size_t count) {
+        if (size <= count) return;
+        memory.reset();
+        size = 0;
+    }
+
+   private:
+    std::unique_ptr<Element, Free> memory;
+    std::size_t size = 0;
+};
+
+// The calling thread's own room for a purpose.
+template <class Purpose, class Element>
+inline Room<Element>& thread_room() {
+    thread_local Room<Element> room;
+    return room;
 }
 
 }  // namespace catalog::host

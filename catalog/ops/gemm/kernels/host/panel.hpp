@@ -26,7 +26,8 @@ class PanelProduct {
     static constexpr int a_row = Row::a_along ? step + 16 : 1, a_depth = Row::a_along ? 1 : tile_m + 16;
     static constexpr std::int64_t a_step = Row::a_along ? tile_m * a_row : step * a_depth;
 
-    // Each factor is packed in chunks of at most about this many units: together they should fit in a large L3 cache.
+    // Each factor is packed in chunks of about this many units, more only if the depth of one tile has more: together
+    // they should fit in a large L3 cache.
     static constexpr std::int64_t chunk_units = 8 << 20;
 
     struct Scratch {
@@ -50,11 +51,15 @@ class PanelProduct {
         steps = (units + step - 1) / step;
         const std::int64_t rows = std::min(rows_of_chunk, (args.m + tile_m - 1) / tile_m * tile_m);
         const std::int64_t columns = std::min(columns_of_chunk, (args.n + panel - 1) / panel * panel);
-        packed_a = thread_room<struct PackedA, Unit>(rows / tile_m * steps * a_step + 1);
-        packed_b = thread_room<struct PackedB, Unit>(columns * deep + 1);
+        Room<Unit>& of_a = thread_room<struct PackedA, Unit>();
+        Room<Unit>& of_b = thread_room<struct PackedB, Unit>();
+        packed_a = of_a.reserve(rows / tile_m * steps * a_step);
+        packed_b = of_b.reserve(columns * deep);
         if (!packed_a || !packed_b) return CATALOG_NO_MEMORY;
         for (std::int64_t column = 0; column < args.n; column += columns_of_chunk)
             for (std::int64_t row = 0; row < args.m; row += rows_of_chunk) multiply_chunk(row, column);
+        of_a.release_above(2 * chunk_units);
+        of_b.release_above(2 * chunk_units);
         return out_of_memory ? CATALOG_NO_MEMORY : CATALOG_OK;
     }
 

@@ -39,6 +39,8 @@ class StreamProduct {
     static_assert(!Row::b_along || step % lanes == 0, "a vector of units belongs to one step");
     static_assert(tile_n % strip == 0 && strip % lanes == 0 && tile_m % lanes == 0, "tiles are whole vectors");
 
+    static constexpr std::int64_t kept_units = 8 << 20;  // room for more is freed after a launch
+
     struct Scratch {
         static constexpr int row_s = tile_n + 16;
         alignas(64) Sum sums[tile_m * row_s];
@@ -53,10 +55,12 @@ class StreamProduct {
 
     catalog_status run() {
         row_a = (units + lanes - 1) / lanes * lanes + 16;
-        packed_a = thread_room<struct PackedA, Unit>(Row::b_along ? tile_m * row_a : units * tile_m + 1);
+        Room<Unit>& room = thread_room<struct PackedA, Unit>();
+        packed_a = room.reserve(Row::b_along ? tile_m * row_a : units * tile_m);
         if (!packed_a) return CATALOG_NO_MEMORY;
         for (std::int64_t row = 0; row < args.m; row += tile_m)
             multiply_rows(row, static_cast<int>(std::min<std::int64_t>(tile_m, args.m - row)));
+        room.release_above(kept_units);
         return out_of_memory ? CATALOG_NO_MEMORY : CATALOG_OK;
     }
 

@@ -1,4 +1,4 @@
-// What the forward families share: element types, tiles, and the variant of the softmax.
+// What the forward families share: element types, tiles, the variant of the softmax, pipelines and epilogues.
 #pragma once
 
 #include "ck_tile/ops/epilogue.hpp"
@@ -24,7 +24,7 @@ template <class Row>
 using ForwardVariant =
     ck_tile::ComposedAttention<Row::logits ? ck_tile::LOGITS_SOFT_CAP : 0, CK_TILE_FMHA_FWD_FAST_EXP2>;
 
-// The traits of the families whose K and V are not split.
+// Traits and pipelines of forward and batch prefill.
 template <class Row>
 using ForwardTraits =
     ck_tile::TileFmhaTraits<Pads<Row>::s, Pads<Row>::sk, Pads<Row>::d, Pads<Row>::dv, Row::logits, Row::bias, false,

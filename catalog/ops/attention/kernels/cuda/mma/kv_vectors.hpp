@@ -27,20 +27,21 @@ class KeyVectors {
           source(static_cast<const char*>(tensor.data) + head * (tensor.stride_nhead * 2) +
                  threadIdx.x % 32 / keys * steps.turn) {}
 
-    __device__ __forceinline__ void start_at(int) {}
+    __device__ __forceinline__ void skip(int) {}
 
     __device__ __forceinline__ void copy(std::uint32_t tile, const Places<Row, rows>& places, int zero) const {
         const int thread = static_cast<int>(threadIdx.x) + zero, key = thread % keys, first = thread % 32 / keys;
+        const int stored = (padded ? static_cast<int>(hdim_stored) / 8 : pieces) - first;
 #pragma unroll
         for (int i = 0; i < Places<Row, rows>::count; ++i) {
             const int page = __shfl_sync(0xffffffff, places.page[i], key);
             const int slot = __shfl_sync(0xffffffff, places.slot[i], key);
             const char* from = source + page * (tensor.stride_batch * 2) + slot * steps.row;
+            const int there = page >= 0 ? stored : 0;
             const std::uint32_t target = tile + piece_offset<hdim>(thread / 32 % warps * rows + 32 * i + key, first);
 #pragma unroll
             for (int piece = 0; piece < pieces; piece += step, from += step * steps.turn)
-                copy_async((target ^ (piece % 8 << 4)) + piece / 8 * 128, from,
-                           page >= 0 && (!padded || (first + piece) * 8 < hdim_stored));
+                copy_async((target ^ (piece % 8 << 4)) + piece / 8 * 128, from, piece < there);
         }
     }
 
@@ -66,22 +67,30 @@ class ValueVectors {
           hdim_stored(hdim_stored),
           source(static_cast<const char*>(tensor.data) + head * (tensor.stride_nhead * 2) + threadIdx.x % 32 * 16) {}
 
-    __device__ __forceinline__ void start_at(int) {}
+    __device__ __forceinline__ void skip(int) {}
 
     // 8 tokens are in one page. Those behind the last one are zeros.
     __device__ __forceinline__ void copy(std::uint32_t tile, const Places<Row, rows>& places, int zero) const {
         const int thread = static_cast<int>(threadIdx.x) + zero, lane = thread % 32;
+        const int stored = (padded ? static_cast<int>(hdim_stored) : hdim) - lane;
         const std::uint32_t target = tile + (thread / 32 % warps * (rows / 8) * hdim + lane) * 16;
 #pragma unroll
         for (int row = 0; row < rows; row += 8) {
             const int page = __shfl_sync(0xffffffff, places.page[row / 32], row % 32);
             const int slot = __shfl_sync(0xffffffff, places.slot[row / 32], row % 32);
             const char* from = source + page * (tensor.stride_batch * 2) + slot * steps.row;
-            const int bytes = 2 * __popc(__ballot_sync(0xffffffff, places.page[row / 32] >= 0) >> row % 32 & 0xff);
+            const int tokens = __popc(__ballot_sync(0xffffffff, places.page[row / 32] >= 0) >> row % 32 & 0xff);
+            const std::uint32_t to = target + row / 8 * hdim * 16;
+            // Copies of a length that is known when they are compiled are cheaper.
+            if (tokens % 8 == 0) {
 #pragma unroll
-            for (int column = 0; column < hdim; column += 32)
-                copy_async_first(target + (row / 8 * hdim + column) * 16, from + column * 16,
-                                 !padded || lane + column < hdim_stored ? bytes : 0);
+                for (int column = 0; column < hdim; column += 32)
+                    copy_async(to + column * 16, from + column * 16, tokens > 0 && column < stored);
+            } else {
+#pragma unroll 1
+                for (int column = 0; column < hdim; column += 32)
+                    copy_async_first(to + column * 16, from + column * 16, column < stored ? 2 * tokens : 0);
+            }
         }
     }
 

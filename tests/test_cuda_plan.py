@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from conftest import count_processes, missing, slow_but
 from fake_gpu import Exposed, expected, held, target
-from test_select import record_timings
+from test_select_measured import record_timings
 
 from catalog.backends import why_unavailable
 from catalog.build.builder import Builder

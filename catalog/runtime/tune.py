@@ -14,7 +14,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ from catalog.foreign.installed import chosen
 from catalog.messages import counted
 from catalog.registry import foreign
 from catalog.registry.foreign import rival_id, rival_timing
-from catalog.registry.timings import Timing, device_id, measured, nearest, record
+from catalog.registry.timings import Timing, device_id, measured, record
 from catalog.runtime.against import check, entrant, place_of, rival_of, title_of
 from catalog.runtime.bench_shapes import expected_of
 from catalog.runtime.deployed import deployed
@@ -303,6 +303,9 @@ class _Tuning:
                 raced = race(ready, self._options.rule, noise)
             failures |= {kernel_id: error.message for kernel_id, error in raced.failures.items()}
             verdict = raced.verdict
+            ours = [measurement for one, measurement in raced.measurements.items() if one in kernels]
+            if verdict is not None and not any(measurement.sound for measurement in ours):
+                verdict = replace(verdict, sureness=Sureness.NOISY)  # a rival may win, but selection needs our times
             sure = verdict is not None and verdict.sureness is not Sureness.NOISY
             taken = raced.measurements if sure else {}
             self._keep(problem, taken, keys, rivals)
@@ -319,9 +322,8 @@ class _Tuning:
         connection = self._catalog.connection
         before = measured(connection, problem, self._device, policy)
         medians = {kernel_id: before[kernel_id, key] for kernel_id, key in keys.items() if (kernel_id, key) in before}
-        there = nearest(connection, problem, device_id(connection, self._device), policy) if rivals else None
-        if there is not None and there.same:
-            for rival in foreign.rivals(connection, there.id, device_id(connection, self._device), policy):
+        for row in connection.execute("SELECT id FROM problem WHERE key = ?", (problem.key,)).fetchall():
+            for rival in foreign.rivals(connection, row["id"], device_id(connection, self._device), policy):
                 if rival.id in rivals and rivals[rival.id].version == rival.version:
                     medians[rival.id] = rival.median_ms
         return medians

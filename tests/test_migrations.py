@@ -23,7 +23,7 @@ from catalog.registry.migrate import STEPS
 from catalog.registry.query import Query, count
 from catalog.runtime.catalog import Catalog
 
-VERSIONS = (1, 7, 8)
+VERSIONS = (1, 7, 8, 12)
 """Those of the files in old_catalogs, where make.py says how they were made."""
 
 PROBLEM = Problem(batch=1, nhead_q=1, seqlen_q=64, hdim_q=64, dtype="fp32")
@@ -43,6 +43,10 @@ KEPT = {
 @pytest.fixture(params=VERSIONS, ids="version_{}".format)
 def old(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return unpacked(request.param, tmp_path)
+
+
+def test_steps_are_numbered_by_the_version_that_they_lead_to() -> None:
+    assert [step.name[:4] for step in STEPS] == [f"{version:03}_" for version in range(1, len(STEPS) + 1)]
 
 
 def unpacked(version: int, folder: Path) -> Path:

@@ -6,6 +6,7 @@
 - ``version_1``: commit 3daefb2, the last one of that version; it recorded builds, but no timings or misses yet.
 - ``version_7``: commit 4aefd35^, the last one that recorded a miss for each problem.
 - ``version_8``: commit ad295e3, the last one whose migrations were Python functions.
+- ``version_12``: commit c74e52c, the last one whose timings had no policy.
 
 A file stays as it is once a later version of the schema exists: never make it again with later code.
 """

@@ -254,7 +254,7 @@ def test_timing_as_graph_replays_and_as_eager_calls(catalog, fake):
     assert len(device.awaited(lambda: None, 3)) == 3
     assert Counter(fake.names())["cudaStreamSynchronize"] == 6
     assert "cudaEventRecord" not in fake.names()
-    with pytest.raises(UsageError, match="PyTorch is not installed"):
+    with pytest.raises(UsageError, match="no PyTorch is installed"):
         deployed(plan, inputs, {}, Policy("eager"))
 
 

@@ -31,7 +31,7 @@ def torch_copies(problem: Problem, arrays: Mapping[str, Array], device: Device[A
         UsageError: PyTorch is not installed.
     """
     if not has_torch():
-        raise UsageError("PyTorch is not installed", hint=how_to_install("torch"))
+        raise UsageError("no PyTorch is installed", hint=how_to_install("torch"))
     torch = import_module("torch")
     tensors = {}
     for name, array in arrays.items():

@@ -79,7 +79,9 @@ def scaled_dot_product_attention(
     if tokens_first:
         query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
     options = Options("bshd" if tokens_first else "bhsd", mask, -1, 0, scale, 0.0, dropout_p, False)
-    o = elsewhere(query, key, value, options) if settings().allow_foreign and bias is None and not dropout_p else None
+    # First: torch.compile cannot trace the reading of settings.
+    foreign = not torch.compiler.is_compiling() and settings().allow_foreign and bias is None and not dropout_p
+    o = elsewhere(query, key, value, options) if foreign else None
     if o is None:
         state = rng_state(dropout_p, query.device)
         o, _ = forward(query, key, value, bias, None, None, None, None, state, options)

@@ -482,6 +482,6 @@ class Builder:
         return self._built(record, cached=False)
 
     def _built(self, record: ArtifactRecord, cached: bool) -> Built:
-        path = self.cache.library(record.key)
+        path = self.cache.loaded_path(record.key)
         digest, size = record.so_sha256 or "", record.so_bytes or 0
         return Built(Artifact(record.key, path, digest, size, record.kernel_id, record.compile_s, cached), record)

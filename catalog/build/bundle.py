@@ -113,7 +113,7 @@ def library_of(entry: Entry, cache: Cache) -> bytes:
         BundleError: it has changed since then.
         OSError: it cannot be read.
     """
-    path = cache.library(entry.artifact.key)
+    path = cache.loaded_path(entry.artifact.key)
     library = read_own(path, MOST_LIBRARY_BYTES)
     if hashlib.sha256(library).hexdigest() != entry.artifact.so_sha256:
         raise BundleError(f"{path} has changed", hint="Build it again, then export.")

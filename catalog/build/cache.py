@@ -264,7 +264,7 @@ class Cache(Entries):
         """
         return self._sound(lambda entries: entries.check(key), key)
 
-    def library(self, key: str) -> Path:
+    def loaded_path(self, key: str) -> Path:
         """Path of the library that :meth:`load` found for ``key``."""
         return self._found.get(key, self.so_path(key))
 

@@ -158,7 +158,7 @@ def _members(wheel: Wheel, cache: Cache) -> Iterator[tuple[str, bytes]]:
 
 
 def _record_of(entry: Entry, cache: Cache) -> bytes:
-    return read_own(cache.library(entry.artifact.key).with_suffix(".json"), MOST_RECORD_BYTES)
+    return read_own(cache.loaded_path(entry.artifact.key).with_suffix(".json"), MOST_RECORD_BYTES)
 
 
 def _information(wheel: Wheel) -> str:

@@ -153,7 +153,7 @@ class FrozenPlanner:
             if record is None:
                 raise self._stale(library, fault_of(library, self._cache) or "its library is damaged")
         self._cache.use(library.key)
-        path, size = self._cache.library(library.key), record.so_bytes or 0
+        path, size = self._cache.loaded_path(library.key), record.so_bytes or 0
         return Artifact(library.key, path, record.so_sha256 or "", size, kernel.id, record.compile_s, cached=True)
 
     def reselect(self, problem: Problem, without: Set[str]) -> tuple[Kernel, ...]:

@@ -131,44 +131,27 @@ class FlashAttn(Dense):
     slopes = True
 
     def call(self, problem: Problem, tensors: Mapping[str, Any]) -> Callable[[], Any]:
-        """As :meth:`Dense.call`."""
+        """As :meth:`Dense.call`. The mask is causal from the bottom right, or a window."""
+        windowed = problem.window is not None
         return partial(
-            import_module("flash_attn").flash_attn_func,
+            import_module(self.modules[0]).flash_attn_func,
             *(tensors[name] for name in ("q", "k", "v")),
             softmax_scale=problem.scale,
-            **_masked(problem),
-            softcap=problem.logits_soft_cap or 0.0,
             alibi_slopes=tensors.get("alibi_slopes"),
+            **({"window_size": problem.window} if windowed else {"causal": problem.mask != "no"}),
+            **({"softcap": problem.logits_soft_cap or 0.0} if self.soft_cap else {}),
         )
 
 
-class Aiter(Dense):
-    """AMD's package aiter, whose function has flash-attn's arguments."""
+class Aiter(FlashAttn):
+    """AMD's package aiter, whose function has flash-attn's arguments except the soft cap."""
 
     name = "aiter"
     title = "aiter"
     modules = ("aiter", "torch")
     distribution = "amd-aiter"
-    windows = True
-    slopes = True
+    soft_cap = False
     hdims_differ = True
-
-    def call(self, problem: Problem, tensors: Mapping[str, Any]) -> Callable[[], Any]:
-        """As :meth:`Dense.call`."""
-        return partial(
-            import_module("aiter").flash_attn_func,
-            *(tensors[name] for name in ("q", "k", "v")),
-            softmax_scale=problem.scale,
-            **_masked(problem),
-            alibi_slopes=tensors.get("alibi_slopes"),
-        )
-
-
-def _masked(problem: Problem) -> Mapping[str, Any]:
-    """The mask as flash-attn's arguments state it: causal from the bottom right, or a window."""
-    if problem.window is not None:
-        return {"window_size": problem.window}
-    return {"causal": problem.mask != "no"}
 
 
 class Xformers(Dense):

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from catalog import settings
 from catalog.errors import UsageError
-from catalog.ops import DEFAULT, operation_of
+from catalog.ops import DEFAULT
+from catalog.ops.families import mains
 from catalog.registry import timings
 from catalog.runtime.builds import Builds
 from catalog.runtime.catalog_file import CatalogFile, read_spec, spec_path
@@ -167,16 +168,16 @@ class Catalog:
     ) -> list[Candidate]:
         """The best ``limit`` kernels for ``problem``, best first; :meth:`select` chooses the first.
 
-        ``family`` is a stage of the plan, by default the one that does most of the work. ``static`` ignores
-        measurements and uses the static order.
+        ``family`` is a stage of the plan, by default the one that does most of the work: all families that can.
+        ``static`` ignores measurements and uses the static order.
 
         Raises:
             SelectionError, UsageError, SpecError, RegistryError, DeviceError: as :meth:`select`.
         """
         with self._file.lock:
             selector = self._planners.of(Wanted(arch, revision, mask_impl, problem.operation)).selector
-            family = family or operation_of(problem).main_stage(problem)
-            return selector.candidates(problem, family, limit, static=static)
+            families = mains(problem) if family is None else (family,)
+            return list(selector.choice(problem, families, limit, static=static).candidates)
 
     def choice(
         self,
@@ -212,10 +213,10 @@ class Catalog:
         Raises:
             UsageError, SpecError, RegistryError, DeviceError: as :meth:`populate`.
         """
-        family = family or operation_of(problem).main_stage(problem)
+        family = family or mains(problem)[0]
         with self._file.lock:
             selector = self._planners.of(Wanted(arch, revision, mask_impl, problem.operation)).selector
-            return selector.steps(problem, family), selector.kept(problem, family, limit)
+            return selector.steps(problem, family), list(selector.found(problem, (family,), limit).candidates)
 
     def forget(self) -> None:
         """Forget all choices, because measurements have changed."""

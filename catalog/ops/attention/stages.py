@@ -7,7 +7,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from catalog.ops.attention.fields import Op
-from catalog.ops.attention.names import GRAMMARS, grammar_of
+from catalog.ops.attention.kernel import AttentionKernel
+from catalog.ops.attention.names import GRAMMARS
 from catalog.ops.attention.traits import TRAITS, Family, KvLookupTable, KvMemoryLayout, Mask
 
 if TYPE_CHECKING:
@@ -108,5 +109,7 @@ def required_traits(problem: Problem, family: str, lineage: Lineage) -> dict[str
     if lineage.variant == "simplified" and mask is not Mask.NO:
         mask = Mask.MASK
     asked = traits_of(problem) | {"mask": mask.value, "family": str(family), **_FIXED.get(family, {})}
-    has = GRAMMARS[family].traits | grammar_of(family, lineage.known).traits | {"family"}
+    has = {"family"}.union(AttentionKernel.naming(family, lineage).traits)
+    if family in GRAMMARS:
+        has |= GRAMMARS[family].traits
     return {name: asked[name] if name in has & asked.keys() else TRAITS[name].default for name in REQUIRED_TRAITS}

@@ -78,7 +78,7 @@ def _plugins_of(words: type[OpenWord]) -> tuple[Plugin[Any], ...]:
             return f"{word!r} cannot be a part of a kernel's name"
         if word in {*own, *(other.name for other in others)}:
             return f"there is another {words.__name__.lower()} called {word}"
-        return str(added.objection(own))
+        return str(words.kind.objection(added, own))  # of this list: a family may be named as a pipeline, too
 
     return find_plugins(words.group, words.kind, objection)
 

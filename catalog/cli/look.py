@@ -362,7 +362,7 @@ def report(
         page = write_report(open_catalog(context), out, where, peaks=peaks, trace=trace)
         print_result(str(page), ["page"], [[str(page)]], form)
         return
-    from catalog.report.data import REPORT_SECONDS
+    from catalog.report.collect import REPORT_SECONDS
     from catalog.report.winners import table_of, winners_in
 
     found = winners_in(db_path(context), where, REPORT_SECONDS)

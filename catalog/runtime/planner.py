@@ -11,6 +11,7 @@ from catalog import settings
 from catalog.backends import GpuBackend, backend_of, why_unavailable
 from catalog.ops.families import mains
 from catalog.registry import timings
+from catalog.registry.foreign import timings_of
 from catalog.runtime.builds import Builds
 from catalog.runtime.catalog_file import CatalogFile
 from catalog.runtime.decisions import Decisions
@@ -147,6 +148,13 @@ class Planners:
         if own is not None:
             return profile_of(self.file.connection, own)
         return Profile.of(arch, self.devices.info(arch).cores if why_unavailable(arch) is None else None)
+
+    def foreign_timings(self, problem: Problem, arch: str) -> list[dict[str, Any]]:
+        """As :meth:`catalog.Catalog.foreign_timings`."""
+        with self.file.lock:
+            connection, device = self.file.connection, self.profile(resolve_arch(arch))
+            near = siblings_of(connection, device, "foreign_timing")
+            return timings_of(connection, problem, [sibling.id for sibling in near])
 
     def forget(self) -> None:
         """Drop plans and decisions, because measurements have changed."""

@@ -47,13 +47,17 @@ def stages(problem: Problem, main: Kernel) -> tuple[str, ...]:
 def possible_stages(problem: Problem) -> tuple[str, ...]:
     """The families of all kernels that may run: the operation's own, then those that compete with them."""
     of = operation_of(problem)
-    return tuple(dict.fromkeys((*of.stages(problem), *mains(problem))))
+    theirs = ((name, added(of)[name]) for name in mains(problem) if name in added(of))
+    competing = (stage for name, family in theirs for stage in (*family.before, name, *family.after))
+    return tuple(dict.fromkeys((*of.stages(problem), *competing)))
 
 
 def main_stage(problem: Problem, kernels: Sequence[Kernel]) -> int:
     """The place among the ``kernels`` of a plan of the one that does most of the work."""
-    families = mains(problem)
-    return next(place for place, kernel in enumerate(kernels) if kernel.family in families)
+    own = operation_of(problem).main_stage(problem)
+    places = {kernel.family: place for place, kernel in enumerate(kernels)}
+    # Beside an added family, the operation's own may only prepare or finish its work.
+    return next(places[family] for family in sorted(mains(problem), key=lambda one: one == own) if family in places)
 
 
 def smoke_fields(of: Operation, family: str, traits: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:

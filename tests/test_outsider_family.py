@@ -17,7 +17,7 @@ from pathlib import Path
 import command
 import pytest
 from conftest import forget_packages
-from test_outsider import FAMILY, Run, points_of, rows
+from test_outsider import FAMILY, Run, points_of, rows, steady_clock
 from test_select_measured import record_timings
 
 from catalog import doctor, ops
@@ -76,7 +76,8 @@ def test_a_kernel_of_the_family_is_built_run_and_right(with_family: Run, tmp_pat
 
 
 @pytest.mark.slow
-def test_the_family_conforms_and_is_tuned(with_family: Run) -> None:
+def test_the_family_conforms_and_is_tuned(with_family: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    steady_clock(monkeypatch)
     found = rows(with_family("conformance", "--arch", "host", "--operation", "gemm", "--format", "json"))
     assert {row["verdict"] for row in found if row["subject"] == "gemv"} == {"passed"}
     (tuned,) = rows(with_family("tune", *ROW, "--precision", 0.2, "--format", "json"))

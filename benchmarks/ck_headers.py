@@ -27,11 +27,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from catalog.build.targets import CK
-from catalog.errors import BuildError, UsageError
-from catalog.ops import operation
+from catalog.errors import BuildError, CatalogError, UsageError
 from catalog.ops.attention.kernels.ck.rows import source_of_row
 from catalog.ops.attention.traits import Family
 from catalog.ops.attention.upstream.sources import open_checkout
+from catalog.rules.enumeration import Join
 from catalog.rules.populate import Request, joins_of
 from catalog.rules.restriction import Restriction
 from catalog.runtime.catalog_file import read_spec
@@ -39,12 +39,16 @@ from catalog.schema.kernel import Kernel
 from catalog.settings import choose
 
 TILES = 300
-"""Tiles to which a join is cut: a sweep has up to millions."""
+"""Tiles of a join from which is drawn: a sweep has up to millions."""
+
+ROWS = 8
+"""Rows of each part of a sweep that break the same rules, from which is drawn."""
 
 STRICTER = {
     "transposing_loads_of_gfx950", "keys_fill_threads", "keys_fill_async_loads", "keys_fill_wide_async_loads",
+    "waves_power_of_two",
 }  # fmt: skip
-"""Rules that also refuse rows that compile, because the kernel would be empty or leave out keys."""
+"""Rules that also refuse rows that compile: the kernel would be empty, leave out keys, or share tiles unevenly."""
 
 USES = {
     Family.FWD_SPLITKV: "Instance::template enqueue<true, false>(to, args);",
@@ -88,37 +92,40 @@ class Draw:
     def _rows(self) -> tuple[list[Drawn], dict[tuple[str, ...], list[Drawn]]]:
         """Rows that meet the rules, and the others by the rules that they break."""
         # Upstream's split kernels compile with simplified masks only; sweeps have the generic ones.
-        own, random_ = self.space == "ck", random.Random(f"{self.seed} {self.arch} {self.space} {self.family}")  # noqa: S311
-        spec = read_spec(self.arch, self.headers if own else None, self.space)
-        variant = "simplified" if own else "generic"
-        rules = [rule for rule in spec.demands if not rule.headers or self.headers in rule.headers]
-        broken = " || ".join(f"iif({rule.expr}, '', '{rule.id} ')" for rule in rules) or "''"
+        revision, variant = (self.headers, "simplified") if self.space == "ck" else (None, "generic")
+        spec = read_spec(self.arch, revision, self.space)
+        numbers = random.Random(f"{self.seed} {self.arch} {self.space} {self.family}")  # noqa: S311
         accepted, refused = list[Drawn](), defaultdict[tuple[str, ...], list[Drawn]](list)
-        kernels = operation(spec.operation).kernel
         with closing(sqlite3.connect(":memory:")) as connection:
             connection.row_factory = sqlite3.Row
             for join in joins_of(Request(spec, variant, restriction=Restriction(families=(self.family,)))):
-                join.fill(connection)
-                tiles = [row[0] for row in connection.execute("SELECT rowid FROM tile")]
-                kept = random_.sample(tiles, min(TILES, len(tiles)))
-                connection.execute(f"DELETE FROM tile WHERE rowid NOT IN ({', '.join(map(str, kept))})")
-                columns = [*join.operation.traits.identity, *join.operation.traits]
-                for chunk in join.chunks(connection):
-                    connection.execute("DROP TABLE IF EXISTS temp.combination")
-                    connection.execute(join.combine_sql(spec.receipt_numbers), chunk)
-                    connection.execute("DROP TABLE IF EXISTS temp.made")
-                    (made,) = join.enumeration.yields
-                    names = join.names_sql(made, *columns)
-                    connection.execute(f"CREATE TEMP TABLE made AS SELECT *, {broken} AS broken FROM ({names})")
-                    for (which,) in connection.execute("SELECT DISTINCT broken FROM made").fetchall():
-                        found = connection.execute("SELECT rowid FROM made WHERE broken = ?", [which]).fetchall()
-                        for (row,) in random_.sample(found, min(8, len(found))):
-                            drawn = connection.execute("SELECT * FROM made WHERE rowid = ?", [row]).fetchone()
-                            ids = tuple(which.split())
-                            (refused[ids] if ids else accepted).append(Drawn(kernels.from_row(drawn), ids))
+                for drawn in self._some_of(connection, join, numbers):
+                    (refused[drawn.rules] if drawn.rules else accepted).append(drawn)
         for some in (accepted, *refused.values()):
-            random_.shuffle(some)
+            numbers.shuffle(some)
         return accepted, refused
+
+    def _some_of(self, connection: sqlite3.Connection, join: Join, numbers: random.Random) -> Iterator[Drawn]:
+        """Some rows of each part of a join, for each set of broken rules."""
+        most = ROWS if join.in_parts else TILES
+        rules = [rule for rule in join.spec.demands if not rule.headers or self.headers in rule.headers]
+        broken = " || ".join(f"iif({rule.expr}, '', '{rule.id} ')" for rule in rules) or "''"
+        (made,) = join.enumeration.yields
+        names = join.names_sql(made, *join.operation.traits.identity, *join.operation.traits)
+        join.fill(connection)
+        tiles = [row[0] for row in connection.execute("SELECT rowid FROM tile")]
+        kept = numbers.sample(tiles, min(TILES, len(tiles)))
+        connection.execute(f"DELETE FROM tile WHERE rowid NOT IN ({', '.join(map(str, kept))})")
+        for chunk in join.chunks(connection):
+            connection.execute("DROP TABLE IF EXISTS temp.combination")
+            connection.execute(join.combine_sql(join.spec.receipt_numbers), chunk)
+            connection.execute("DROP TABLE IF EXISTS temp.judged")
+            connection.execute(f"CREATE TEMP TABLE judged AS SELECT *, {broken} AS broken FROM ({names})")
+            for (ids,) in connection.execute("SELECT DISTINCT broken FROM judged").fetchall():
+                found = connection.execute("SELECT rowid FROM judged WHERE broken = ?", [ids]).fetchall()
+                for (row,) in numbers.sample(found, min(most, len(found))):
+                    drawn = connection.execute("SELECT * FROM judged WHERE rowid = ?", [row]).fetchone()
+                    yield Drawn(join.operation.kernel.from_row(drawn), tuple(ids.split()))
 
     def rows(self, first: int) -> Iterator[Drawn]:
         """One row that meets the rules, then two that do not, and so on, as long as there are some.
@@ -267,4 +274,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except CatalogError as error:
+        raise SystemExit(error.printed) from None

@@ -46,7 +46,7 @@ ROWS = 8
 
 STRICTER = {
     "transposing_loads_of_gfx950", "keys_fill_threads", "keys_fill_async_loads", "keys_fill_wide_async_loads",
-    "waves_power_of_two",
+    "keys_fill_transposing_loads", "waves_power_of_two",
 }  # fmt: skip
 """Rules that also refuse rows that compile: the kernel would be empty, leave out keys, or share tiles unevenly."""
 

@@ -16,7 +16,7 @@ from test_merge import FIRST, write
 
 from catalog.backends import target_of, toolset_of
 from catalog.build.export.rows import export_register
-from catalog.errors import GeneratorError, UsageError
+from catalog.errors import BuildError, GeneratorError, ToolchainError, UsageError
 from catalog.ops.attention.problem import Problem
 from catalog.registry.adopted import Record, record_adopted
 from catalog.registry.connection import connect
@@ -189,6 +189,35 @@ def test_a_generator_that_gives_no_list_changes_nothing(
         adopt(catalog, root, timeout=1.0 if "sleep" in body else 30.0)
     assert catalog.adopted() == []
     assert rows(catalog, "my-ck") == []
+
+
+def test_without_its_checkout_an_adopted_kernel_says_where_it_was_adopted_from(
+    populated: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Building one or many and exporting name the path; without a compiler, the cache is looked in first."""
+    catalog = Catalog(shutil.copy(populated("gfx90a", "2025-07"), tmp_path / "catalog.db"))
+    [listed] = catalog.kernels("family = 'fwd'", arch="gfx90a", limit=1)
+    with transaction(catalog.connection):
+        lineage = lineage_id(catalog.connection, listed.lineage) or 0
+        record_adopted(catalog.connection, lineage, Record("/home/me/a ck", "", "", "2025-07", "0", FIRST), ())
+    [kernel] = catalog.kernels(f"id = '{listed.id}'", arch="gfx90a")
+    with pytest.raises(BuildError, match="none is named") as error:
+        catalog.build(kernel)
+    hint = error.value.hint or ""
+    assert hint.endswith("was adopted from /home/me/a ck")
+    [failure] = catalog.builder.build_many([kernel]).failures
+    assert failure.error.hint == hint
+    out = ("--arch", "gfx90a", "--out", tmp_path / "out")
+    done = command.catalog("export", "register", "--where", f"id = '{kernel.id}'", *out, db=catalog.path)
+    assert done.returncode == 1
+    assert hint in done.stderr
+    assert not (tmp_path / "out").exists()
+    monkeypatch.setenv("CATALOG_HIPCXX", "no-compiler")
+    settings.cache_clear()
+    with pytest.raises(ToolchainError, match="no-compiler"):
+        catalog.build(kernel)
+    monkeypatch.undo()
+    settings.cache_clear()
 
 
 @pytest.mark.slow

@@ -26,7 +26,8 @@ from catalog.ops.attention.arguments import ARGUMENTS
 from catalog.ops.attention.kernel import AttentionKernel
 from catalog.ops.attention.kernels.ck.emit import emit_generated, emit_row
 from catalog.ops.attention.kernels.ck.headers import all_headers
-from catalog.ops.attention.upstream.sources import Checkout, find_checkout, open_checkout
+from catalog.ops.attention.upstream.sources import Checkout, ck_facts, find_checkout, open_checkout
+from catalog.rules.restriction import Restriction
 from catalog.runtime.catalog import Catalog
 from catalog.schema.kernel import Kernel
 from catalog.settings import settings
@@ -121,6 +122,14 @@ def test_where_a_checkout_has_to_be(there: bool, tmp_path: Path, monkeypatch: py
         find_checkout()
     monkeypatch.undo()
     settings.cache_clear()
+
+
+@pytest.mark.parametrize(("arch", "revision"), [("gfx90a", "2025-07"), ("gfx1201", "2025-11"), ("gfx1100", "2026-05")])
+def test_every_arch_has_the_fallback_kernel(arch: str, revision: str, tmp_path: Path) -> None:
+    """GPUs with matrix instructions of waves of 32 have other pipelines and tiles."""
+    catalog = Catalog(tmp_path / "catalog.db")
+    catalog.populate(arch, revision=revision, restriction=Restriction(where=ck_facts().fallback, families=("fwd",)))
+    assert {kernel.signature.hdim_q for kernel in catalog.kernels("", arch=arch)} == {128}
 
 
 # Rows of sweeps

@@ -162,6 +162,8 @@ COMPILED = [
     ("fwd_pagedkv qr_pagedkv fp16 64x64x32x160x32x256 4 16x16x16", "2025-07", None),
     ("batch_prefill qr_async fp16 16x256x32x128x32x192 1 16x16x16", "2025-07", None),
     ("batch_prefill qr_async bf16 128x32x32x128x32x128 8 16x16x16", "2025-07", None),
+    ("fwd_pagedkv qr_pagedkv bf16 16x384x64x128x32x128 1 16x16x16", "2025-11", None),
+    ("fwd_pagedkv qr_pagedkv fp16 128x256x32x192x32x192 8 16x16x16", "2025-11", None),
     ("fwd_pagedkv qr_pagedkv fp16 256x256x32x64x32x64 16 16x16x16", "2025-07", "values_in_pairs"),
     ("batch_prefill qr_async fp16 16x256x96x192x32x192 1 16x16x16", "2025-07", "pages_of_whole_vectors"),
     ("fwd_pagedkv qr_pagedkv fp16 256x256x32x160x32x256 16 16x16x16", "2025-11", "values_fill_rows_of_lds"),
@@ -169,9 +171,11 @@ COMPILED = [
     ("fwd qr fp16 128x64x32x128x16x128 8 16x16x32", "2025-11", "step_holds_a_warp_tile"),
     ("fwd qr fp16 64x32x32x256x32x256 4 16x16x32", "2025-11", "groups_of_8_matrix_instructions"),
     ("fwd_pagedkv qr_pagedkv fp16 64x256x128x256x32x256 4 16x16x16", "2025-11", "lds_holds_keys"),
+    ("fwd qr_async_trload bf16 32x192x32x160x32x256 1 32x32x16", "2025-11", "loads_are_counted"),
+    ("fwd qr_async_trload bf16 128x192x256x256x32x256 4 32x32x16", "2025-11", "lds_holds_transposed_tiles"),
     ("fwd_pagedkv qr_pagedkv bf8 128x128x32x128x32x128 4 32x32x32", "2025-11", "no_bf8"),
 ]
-"""Family, pipeline, dtype, tile, waves and warp tile of rows that were compiled for gfx942, and what the result was."""
+"""Family, pipeline, dtype, tile, waves and warp tile of rows that were compiled, and the rule that says the result."""
 
 
 @pytest.mark.parametrize(("compiled", "headers", "refused"), COMPILED)

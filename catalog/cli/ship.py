@@ -190,7 +190,11 @@ def _kernels(
     from catalog.settings import choose
 
     choose(ck_root=ck_root)
-    return open_catalog(context).kernels(where, arch=resolve_arch(arch), limit=limit, operation=operation)
+    catalog = open_catalog(context)
+    kernels = catalog.kernels(where, arch=resolve_arch(arch), limit=limit, operation=operation)
+    for kernel in kernels:
+        catalog.builds.require_checkout(kernel)
+    return kernels
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from catalog import settings
 from catalog.backends import target_of
 from catalog.errors import BuildError, ToolchainError
+from catalog.ops import emitters_of
 from catalog.schema.lineage import OWN_SPACES
 
 if TYPE_CHECKING:
@@ -88,8 +89,30 @@ class Builds:
         except ToolchainError as error:
             return self._cached_instead(kernel, error)
 
+    def require_checkout(self, kernel: Kernel) -> None:
+        """Check that a checkout is named, if the kernel was adopted.
+
+        Raises:
+            BuildError: there is none; the hint names the one that the kernel's revision was adopted from.
+        """
+        if not kernel.base:
+            return
+        try:
+            target_of(kernel.arch).headers_of(emitters_of(kernel))
+        except BuildError as error:
+            root = self._file.adopted_from(kernel)
+            if root is not None:
+                error.hint = f"CATALOG_CK_ROOT or --ck-root names it; {kernel.revision} was adopted from {root}"
+            raise
+
     def _refuse(self, kernel: Kernel) -> None:
-        """Raise BuildError for a row of a sweep that the headers refuse; the compiler judges listed rows."""
+        """Raise BuildError for a row that cannot be built here: without its checkout, or refused by the headers.
+
+        The header rules decide on rows of sweeps only; the compiler judges listed rows.
+        """
+        if kernel.base:
+            target_of(kernel.arch).toolchain(kernel.arch)  # without one, the cache may still have the library
+            self.require_checkout(kernel)
         reason = None if kernel.space in OWN_SPACES else self._file.refusal(kernel)
         if reason is not None:
             raise BuildError(

@@ -310,6 +310,14 @@ class CatalogFile:
         ).fetchone()
         return None if row is None else Held(Lineage.of_row(row), row["compute_units"], bool(row["whole"]))
 
+    def adopted_from(self, kernel: Kernel) -> str | None:
+        """The path of the checkout that the revision of a kernel was adopted from; None if it was not adopted here."""
+        from catalog.registry.adopted import records_of
+
+        with self.lock:
+            records = records_of(self.connection, kernel.operation, kernel.revision)
+        return next((record.root for lineage, record in records.items() if lineage.arch == kernel.arch), None)
+
     def refusal(self, kernel: Kernel) -> str | None:
         """Why the headers that would compile the kernel cannot, according to its spec; None if they should."""
         lineage = (kernel.operation, kernel.arch, kernel.revision, kernel.space)

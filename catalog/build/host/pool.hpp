@@ -41,6 +41,8 @@ class Pool : public catalog_pool {
         return std::max(1, static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)));
     }
 
+    static void start_anew();
+
    private:
     using Body = void (*)(void* context, std::int64_t share);
 
@@ -108,6 +110,7 @@ class Pool : public catalog_pool {
             for (std::int64_t share = 0; share < shares; ++share) body(context, share);
             return;
         }
+        used.store(true, std::memory_order_relaxed);
         grow(static_cast<int>(others));
         Job& job = jobs[place];
         job.body = body;
@@ -205,7 +208,10 @@ class Pool : public catalog_pool {
     void grow(int wanted) {
         if (helpers.load(std::memory_order_relaxed) >= wanted) return;
         pthread_mutex_lock(&mutex);
-        prepare();
+        if (nodes.load(std::memory_order_relaxed) == 0) {
+            keep_library();
+            nodes.store(node_count(), std::memory_order_relaxed);
+        }
         pthread_attr_t detached;
         pthread_attr_init(&detached);
         pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
@@ -231,8 +237,11 @@ class Pool : public catalog_pool {
         return nullptr;
     }
 
-    // Before the first thread: what it needs for as long as the process lives.
-    void prepare();
+    // Threads run the library's code, so it must never be unloaded.
+    void keep_library() const {
+        Dl_info library;
+        if (dladdr(this, &library)) dlopen(library.dli_fname, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE);
+    }
 
     // Spins until done() or for a short time, which ends early if another thread wants this core. Returns done().
     template <class Done>
@@ -290,8 +299,8 @@ class Pool : public catalog_pool {
     alignas(64) std::atomic<std::uint32_t> epoch{0};  // counts launches that want helpers
     alignas(64) std::atomic<std::uint32_t> taken{0};  // the jobs that are some launch's, a bit for each
     std::atomic<int> sleeping{0}, helpers{0};
-    std::atomic<bool> spins{false};
-    std::atomic<int> nodes{1};
+    std::atomic<bool> spins{false}, used{false};
+    std::atomic<int> nodes{0};  // of the machine, 0 before the first thread
     pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
     pthread_cond_t started = PTHREAD_COND_INITIALIZER, finished = PTHREAD_COND_INITIALIZER;
     Job jobs[most_jobs];
@@ -300,17 +309,11 @@ class Pool : public catalog_pool {
 // Never destroyed: its threads may outlive main().
 inline Pool own_pool;
 
-inline void Pool::prepare() {
-    static bool prepared = false;
-    if (!prepared) {
-        prepared = true;
-        // A forked child has none of the threads. What they held and counted is as if they had never been.
-        pthread_atfork(nullptr, nullptr, [] { new (&own_pool) Pool; });
-        // The threads run the library's code, so it must never be unloaded.
-        Dl_info library;
-        if (dladdr(&own_pool, &library)) dlopen(library.dli_fname, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE);
-    }
-    nodes.store(node_count(), std::memory_order_relaxed);
+// A forked child has none of the threads: what they held and counted is as if they had never been.
+[[gnu::used]] inline const int fork_handler = pthread_atfork(nullptr, nullptr, &Pool::start_anew);
+
+inline void Pool::start_anew() {
+    if (own_pool.used.load(std::memory_order_relaxed)) new (&own_pool) Pool;
 }
 
 }  // namespace catalog::host

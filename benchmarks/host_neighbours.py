@@ -73,7 +73,8 @@ NEIGHBOURS: dict[str, tuple[Callable[[int], int], Callable[[], Callable[[], obje
 
 def timed(launch: Callable[[], object], before: Callable[[], object], seconds: float) -> list[float]:
     """Microseconds of each launch within about this many seconds."""
-    times, end = [], time.perf_counter() + seconds
+    times: list[float] = []
+    end = time.perf_counter() + seconds
     while time.perf_counter() < end or len(times) < 2:
         before()
         start = time.perf_counter()

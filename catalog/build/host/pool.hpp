@@ -5,7 +5,7 @@
 // those that have been idle for some seconds.
 //
 // The calling thread is one of those that compute a launch's shares, and waits only for shares that others have begun:
-// never for a thread that has no core yet. An idle thread spins briefly, in case that the next launch follows at once,
+// never for a thread that has had no core yet. An idle thread spins briefly, in case that the next launch follows at once,
 // and then sleeps. It stops spinning when another thread wants its core.
 #pragma once
 
@@ -41,6 +41,7 @@ class Pool : public catalog_pool {
         return std::max(1, static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)));
     }
 
+    // In a forked child, which has none of the threads: what they held and counted is as if they had never been.
     static void start_anew();
 
    private:
@@ -71,15 +72,17 @@ class Pool : public catalog_pool {
         Shares of_node[most_nodes];
 
         static std::uint32_t at_work(std::uint32_t state) { return state & most_helpers; }
-        static bool has_room(std::uint32_t state) {
-            return state & open && at_work(state) < (state >> limit_shift & most_helpers);
+        // How many more helpers may join.
+        static int room(std::uint32_t state) {
+            const std::uint32_t allowed = state & open ? state >> limit_shift & most_helpers : 0;
+            return std::max(0, static_cast<int>(allowed) - static_cast<int>(at_work(state)));
         }
 
         bool idle() const { return at_work(state.load(std::memory_order_acquire)) == 0; }
 
         bool join() {
             std::uint32_t seen = state.load(std::memory_order_relaxed);
-            while (has_room(seen))
+            while (room(seen))
                 if (state.compare_exchange_weak(seen, seen + helper, std::memory_order_acquire, std::memory_order_relaxed))
                     return true;
             return false;
@@ -110,7 +113,7 @@ class Pool : public catalog_pool {
             for (std::int64_t share = 0; share < shares; ++share) body(context, share);
             return;
         }
-        used.store(true, std::memory_order_relaxed);
+        if (!used.load(std::memory_order_relaxed)) used.store(true, std::memory_order_relaxed);
         grow(static_cast<int>(others));
         Job& job = jobs[place];
         job.body = body;
@@ -123,7 +126,7 @@ class Pool : public catalog_pool {
         }
         job.state.store(Job::open | static_cast<std::uint32_t>(others) << Job::limit_shift, std::memory_order_release);
         epoch.fetch_add(1);
-        wake();
+        wake(static_cast<int>(others));
         job.compute_shares();
         await(job);
         taken.fetch_and(~(1U << place), std::memory_order_release);
@@ -151,12 +154,12 @@ class Pool : public catalog_pool {
         job.state.store(0, std::memory_order_relaxed);
     }
 
-    // Wakes two threads, each of which wakes two more if its job has room: the calling thread should not wake them all.
-    void wake() {
-        if (sleeping.load() == 0) return;
-        pthread_mutex_lock(&mutex);  // who counts as sleeping then waits
+    // Wakes two threads at most, each of which wakes two more if they are wanted: the caller should not wake them all.
+    void wake(int wanted) {
+        if (wanted == 0 || sleeping.load() == 0) return;
+        pthread_mutex_lock(&mutex);  // then all who count as sleeping do wait
         pthread_mutex_unlock(&mutex);
-        for (int i = 0; i < 2; ++i) pthread_cond_signal(&started);
+        for (int i = 0; i < std::min(wanted, 2); ++i) pthread_cond_signal(&started);
     }
 
     // What a thread of the pool does.
@@ -174,7 +177,7 @@ class Pool : public catalog_pool {
         for (int place = 0; place < most_jobs; ++place) {
             Job& job = jobs[place];
             if (!(seen >> place & 1) || !job.join()) continue;
-            if (Job::has_room(job.state.load(std::memory_order_relaxed))) wake();
+            wake(Job::room(job.state.load(std::memory_order_relaxed)));
             std::fesetenv(&job.environment);
             job.compute_shares();
             const std::uint32_t before = job.state.fetch_sub(Job::helper, std::memory_order_acq_rel);
@@ -309,7 +312,6 @@ class Pool : public catalog_pool {
 // Never destroyed: its threads may outlive main().
 inline Pool own_pool;
 
-// A forked child has none of the threads: what they held and counted is as if they had never been.
 [[gnu::used]] inline const int fork_handler = pthread_atfork(nullptr, nullptr, &Pool::start_anew);
 
 inline void Pool::start_anew() {

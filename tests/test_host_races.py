@@ -1,4 +1,4 @@
-"""ThreadSanitizer over the backward kernels and the pool of threads that they bring along."""
+"""ThreadSanitizer over the backward kernels; :mod:`test_host_pool` has the pool of threads that they bring along."""
 
 from __future__ import annotations
 

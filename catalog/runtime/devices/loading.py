@@ -54,7 +54,7 @@ class LoadedKernel:
     arguments: Arguments = field(repr=False)
     entry: Callable[[Any, int | None], int] = field(repr=False)
     size: Callable[[Any, Any], int] = field(repr=False)
-    pool: int | None = field(repr=False)
+    pool: int | None = field(default=None, repr=False)
 
     def workspace(self, args: Any) -> Any:
         """The workspaces between stages that a launch with the sizes in ``args`` needs; no tensor is read.

@@ -1,6 +1,6 @@
 """Medians of calls that take turns in one process, and the measures of the machine that take their turn among them.
 
-PyTorch and our kernels have separate OpenMP runtimes, whose threads spin for some milliseconds after their work.
+PyTorch's threads spin for some milliseconds after their work, and ours sleep soon.
 So before a side is timed, it runs untimed until its own threads are awake and the others' asleep.
 """
 

@@ -1,7 +1,7 @@
 """Locks that survive a fork, and what a forked child must know about its parent.
 
 A fork copies the memory of a process, but only the forking thread. Other threads do not exist in the child: locks that
-they held would stay locked forever, and the threads of an OpenMP pool are gone.
+they held would stay locked forever. Host kernels look after themselves: their pool starts new threads in the child.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ SPAWN = (
     "multiprocessing_context='spawn'), or fork before the first use."
 )
 """The hint of errors about things that do not survive a fork."""
-
-_GNU_OPENMP = "libgomp.so.1"
 
 
 class Lock:
@@ -51,7 +49,6 @@ class Lock:
 _locks: weakref.WeakSet[Lock] = weakref.WeakSet()
 
 _forks = 0
-_openmp_lost = False
 
 
 def forks() -> int:
@@ -59,31 +56,11 @@ def forks() -> int:
     return _forks
 
 
-def openmp_lost() -> bool:
-    """Whether a parallel region of more than one thread may hang, because GNU's OpenMP was loaded before the fork.
-
-    That runtime waits for the threads of its pool, which do not exist in the child. A region of one thread needs no
-    pool. LLVM's runtime starts a new pool in the child.
-    """
-    return _openmp_lost
-
-
 def _after_fork_in_child() -> None:
-    global _forks, _openmp_lost  # noqa: PLW0603 - a process has one state
+    global _forks  # noqa: PLW0603 - a process has one state
     _forks += 1
-    _openmp_lost = _openmp_lost or _is_loaded(_GNU_OPENMP)
     for lock in _locks:
         lock.free_in_child()
-
-
-def _is_loaded(library: str) -> bool:
-    import ctypes
-
-    try:
-        ctypes.CDLL(library, mode=os.RTLD_NOLOAD)
-    except OSError:
-        return False
-    return True
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -22,8 +22,7 @@ def usable_cores() -> int:
 def most_threads() -> int:
     """The maximum number of threads of a kernel.
 
-    16 for each core that the process may use, or 64 if that is more, but at most the user's limit (``ulimit -u``):
-    OpenMP ends the process when the system refuses a thread.
+    16 for each core that the process may use, or 64 if that is more, but at most the user's limit (``ulimit -u``).
     """
     limit = max(_LEAST_LIMIT, _PER_CORE * usable_cores())
     allowed, _ = resource.getrlimit(resource.RLIMIT_NPROC)

@@ -159,7 +159,7 @@ class Tune(Job):
 
     def losses(self) -> list[str]:
         found = self._found({0, OPTIONS.candidates})
-        child = FORK.Process(target=self.run)  # OpenMP does not survive a fork of who has used it
+        child = FORK.Process(target=self.run)
         child.start()
         child.join(PATIENCE_SECONDS)
         if child.exitcode != 0:

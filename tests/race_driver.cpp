@@ -1,11 +1,13 @@
 // Launches a backward kernel on several threads, for the thread sanitizer to watch.
 //
+// The launch gets a pool whose threads have nothing in common, so that every two shares of different threads are unordered.
 // Every tensor that some row may read or write is there. `race` as argument lets all query rows of all heads and splits
 // write to one place, which the sanitizer must report: it forgets accesses that lie too far back.
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "abi/catalog_abi.h"
@@ -27,6 +29,17 @@ struct Tensor {
         for (T& element : elements) element = static_cast<T>((state = state * 1664525 + 1013904223) / 0x1p32 - 0.5);
     }
 };
+
+// Thread i computes the shares i, i + threads, i + 2 threads, ...
+void run_on_new_threads(catalog_pool*, std::int32_t count, std::int64_t shares, void (*body)(void*, std::int64_t),
+                        void* context) {
+    std::vector<std::thread> threads;
+    for (std::int64_t first = 0; first < count; ++first)
+        threads.emplace_back([=] {
+            for (std::int64_t share = first; share < shares; share += count) body(context, share);
+        });
+    for (std::thread& thread : threads) thread.join();
+}
 
 }  // namespace
 
@@ -52,6 +65,8 @@ int main(int argc, char** argv) {
     args.seqlen_q = seqlen_q, args.seqlen_k = seqlen_k, args.hdim_q = args.hdim_v = hdim;
     args.window_left = -1, args.mask_corner = CATALOG_BOTTOM_RIGHT;
     args.scale = 0.125f, args.p_drop = 0.2f, args.num_splits = splits;
+    catalog_pool pool{&run_on_new_threads};
+    args.pool = &pool;
     for (const int threads : {1, 3, 3}) {
         args.num_threads = threads;
         if (const int status = catalog_launch(&args, nullptr)) return std::printf("status %d\n", status), 2;

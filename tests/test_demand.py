@@ -24,6 +24,7 @@ from catalog.ops.attention import models
 from catalog.ops.attention.problem import Problem
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.demand import Demand
+from catalog.schema.arguments import ABI_VERSION
 from catalog.schema.deployment import Deployment, read_model, sizes_up_to
 
 MODELS = Path(__file__).parent.parent / "examples" / "models"
@@ -150,7 +151,7 @@ def _build_with_another_abi(cache: Cache, key: str) -> None:
         (_remove, "absent"),
         (_damage_library, "unsound: its library differs from the one that was built"),
         (_damage_record, "unsound: its record is damaged"),
-        (_build_with_another_abi, "ABI 5, this version has ABI 4"),
+        (_build_with_another_abi, f"ABI {ABI_VERSION + 1}, this version has ABI {ABI_VERSION}"),
     ],
 )
 def test_check_names_each_library_that_cannot_be_used(

@@ -41,7 +41,7 @@ MOST_PROGRAM_BYTES = 4 * 2**30
 # Programs that a driver runs; cc1plus, not g++, is the compiler proper.
 _PROGRAMS = ("cc1plus", "as", "ld")
 
-_OPENMP_PROBE = "#include <omp.h>\nint catalog_probe() { return omp_get_max_threads(); }\n"
+_PROBE = "#include <atomic>\nstd::atomic<int> catalog_probe;\n"
 
 
 class Facts(BaseModel):
@@ -166,20 +166,12 @@ def first_error(source: str, *commands: Sequence[str]) -> tuple[str, str] | None
 
 
 def _check_host(toolchain: Toolchain) -> None:
-    """Check the flags of the ISA, OpenMP and linking."""
-    path = toolchain.compiler.path
-    without_openmp = [flag for flag in toolchain.compile_flags if "openmp" not in flag]
-    failed = first_error("", [str(path), *without_openmp, "-c", SOURCE, "-o", OBJECT])
-    if failed is not None:
-        raise ToolchainError(
-            f"{path} does not compile for {toolchain.isa} on this {platform.machine()}: {failed[0]}",
-            hint="Set CATALOG_CXX to a compiler that does.",
-        )
+    """Check the flags of the ISA, the C++ library and linking."""
     failed = first_error(toolchain.probe, toolchain.compile_command(()), toolchain.link_command())
     if failed is not None:
         raise ToolchainError(
-            f"{path} does not build with OpenMP: {failed[0]}",
-            hint=f"Install it ({host_facts().remedy('openmp')}), or set CATALOG_CXX to another compiler.",
+            f"{toolchain.compiler.path} does not compile for {toolchain.isa} on this {platform.machine()}: {failed[0]}",
+            hint="Set CATALOG_CXX to a compiler that does.",
         )
 
 
@@ -201,7 +193,7 @@ class Toolchain:
     places: tuple[str, ...] = ()
     scan_flags: tuple[str, ...] = ()
     to_host_compiler: tuple[str, ...] = ()
-    probe: str = _OPENMP_PROBE
+    probe: str = _PROBE
     check: Callable[[Toolchain], None] = _check_host
 
     @property

@@ -1,7 +1,7 @@
 """The argument struct of an operation: one list of fields gives the ctypes structure and the C header.
 
 Every struct begins with its size and the number of the ABI, which kernels compare first, and ends with the number of
-threads. In between are tensors, addresses of int32 arrays, sizes (int64) and scalars, in this order.
+threads and their pool. In between are tensors, addresses of int32 arrays, sizes (int64) and scalars, in this order.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from textwrap import wrap
 from types import MappingProxyType
 from typing import Any, Literal
 
-ABI_VERSION = 4
+ABI_VERSION = 5
 """CATALOG_ABI_VERSION of ``build/abi/catalog_abi.h``."""
 
 _LINE = 120
@@ -23,9 +23,11 @@ _PREFIX = (
     ("uint32_t", "struct_bytes", "sizeof(catalog_args) as the caller compiled it"),
     ("uint32_t", "abi_version", "CATALOG_ABI_VERSION"),
 )
+_POOL = "struct catalog_pool*"
 _THREADS = (
     ("int32_t", "num_threads", "host targets: 0 = every core that the process may use"),
     ("int32_t", "reserved", "0"),
+    (_POOL, "pool", "host targets: the threads of the process; NULL = those of the library"),
 )
 _C_TYPES: Mapping[str, Any] = MappingProxyType({"int32": ctypes.c_int32, "float32": ctypes.c_float})
 _C_NAMES: Mapping[str, str] = MappingProxyType({"int32": "int32_t", "float32": "float"})
@@ -137,7 +139,7 @@ class Arguments:
                 *((name, ctypes.c_void_p) for name in lists),
                 *((size.name, long) for size in sizes),
                 *((scalar.name, _C_TYPES[scalar.type]) for scalar in scalars),
-                *((name, integer) for _, name, _ in _THREADS),
+                *((name, ctypes.c_void_p if type_ == _POOL else integer) for type_, name, _ in _THREADS),
             ],
         )
         self.workspace: Any = _structure("catalog_workspace", [(name, long) for name in (NUM_SPLITS, *workspaces)])

@@ -7,19 +7,20 @@
  *     uint32_t abi_version;   CATALOG_ABI_VERSION
  *
  * Strides are in elements. The innermost axis of a tensor is contiguous, unless the operation says otherwise. A tensor
- * that is not used, or is optional and absent, has data == NULL. All pointers are in the memory of the device that the
- * kernel runs on. A stride along an axis that a tensor has not, or whose elements all share, is 0.
+ * that is not used, or is optional and absent, has data == NULL. All pointers but `pool` are in the memory of the device
+ * that the kernel runs on. A stride along an axis that a tensor has not, or whose elements all share, is 0.
  */
 #ifndef CATALOG_ABI_H
 #define CATALOG_ABI_H
 
 #include <stdint.h>
 
-#define CATALOG_ABI_VERSION 4
+#define CATALOG_ABI_VERSION 5
 
 #ifndef CATALOG_ARGS_H /* a source may begin with its operation's header */
 #include "operation/args.h" /* catalog_tensor, catalog_args, catalog_workspace */
 #endif
+#include "pool.h"
 #include "status.h"
 
 #ifdef __cplusplus

@@ -10,8 +10,11 @@
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
+#include <numeric>
+#include <vector>
 
 #include "../abi/status.h"
+#include "threads.hpp"
 #include "vector.hpp"
 
 namespace catalog::host {
@@ -47,6 +50,15 @@ inline float multiply_adds(int rounds, float factor) {
     return reduce_sum(sum[0]);
 }
 
+// Calls body(thread) for every thread at once. A call takes so long that each is on a thread of its own.
+template <class Body>
+inline void run_on_all(int threads, Body body) {
+    struct {
+        catalog_pool* pool;
+    } const args{&own_pool};
+    parallel_for(args, threads, threads, [&](std::int64_t thread) { body(static_cast<int>(thread)); });
+}
+
 // FLOP/s of one thread: the median over a tenth of a second, in blocks so short that few are interrupted. There are
 // enough of them that the first and the last, when other threads of the core may be idle, do not matter.
 inline double thread_flops() {
@@ -64,13 +76,9 @@ inline double thread_flops() {
 
 // FLOP/s of this number of threads together.
 inline double peak_flops(int threads) {
-    double flops = 0;
-#pragma omp parallel num_threads(threads) reduction(+ : flops)
-    {
-#pragma omp barrier
-        flops = thread_flops();
-    }
-    return flops;
+    std::vector<double> flops(threads);
+    run_on_all(threads, [&](int thread) { flops[thread] = thread_flops(); });
+    return std::accumulate(flops.begin(), flops.end(), 0.0);
 }
 
 inline float sum_of(const float* from, std::int64_t count) {
@@ -101,16 +109,12 @@ inline double peak_bandwidth(int threads, std::int64_t buffer_bytes) {
     madvise(buffer, bytes, MADV_HUGEPAGE);  // as NumPy does for its arrays
 #endif
     // Each thread writes its share first, to place it near its core. Not zeros: the system would not allocate them.
-#pragma omp parallel for num_threads(threads) schedule(static, 1)
-    for (int thread = 0; thread < threads; ++thread) std::fill_n(buffer + thread * share, share, 1.0F);
+    run_on_all(threads, [&](int thread) { std::fill_n(buffer + thread * share, share, 1.0F); });
 
     double best = 0;
     for (const auto start = Clock::now(); seconds_since(start) < budget_seconds;) {
         const auto pass = Clock::now();
-        float total = 0;
-#pragma omp parallel for num_threads(threads) schedule(static, 1) reduction(+ : total)
-        for (int thread = 0; thread < threads; ++thread) total += sum_of(buffer + thread * share, share);
-        use(total);
+        run_on_all(threads, [&](int thread) { use(sum_of(buffer + thread * share, share)); });
         best = std::max(best, static_cast<double>(bytes) / seconds_since(pass));
     }
     return best;

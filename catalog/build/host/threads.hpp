@@ -1,26 +1,37 @@
 // The threads of a launch, and memory that each keeps for the next one.
 #pragma once
 
-#if defined(_OPENMP)
-#include <omp.h>
-#endif
-
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
 #include <new>
+#include <type_traits>
+
+#include "pool.hpp"
 
 namespace catalog::host {
 
 // The number of threads that the argument struct of an operation asks for.
 template <class Args>
-inline int threads_for([[maybe_unused]] const Args& args) {
-#if defined(_OPENMP)
-    return args.num_threads > 0 ? args.num_threads : omp_get_max_threads();
-#else
-    return 1;
-#endif
+inline int threads_for(const Args& args) {
+    return args.num_threads > 0 ? args.num_threads : Pool::usable_cores();
+}
+
+// Calls body(share) once for each share from 0 to shares - 1, in any order, on at most `threads` threads of the
+// process's pool, and returns when all calls have returned. Shares that take longest should come first. What a share
+// computes must not depend on `threads` or on the thread: then results do not, either.
+template <class Args, class Body>
+inline void parallel_for(const Args& args, int threads, std::int64_t shares, Body&& body) {
+    if (threads < 2 || shares < 2) {
+        for (std::int64_t share = 0; share < shares; ++share) body(share);
+        return;
+    }
+    using Called = std::remove_reference_t<Body>;
+    catalog_pool* const pool = args.pool ? args.pool : &own_pool;
+    // An exception would leave the launch half done, with other threads at work on it: it ends the process.
+    const auto call = [](void* context, std::int64_t share) noexcept { (*static_cast<Called*>(context))(share); };
+    pool->run(pool, threads, shares, call, const_cast<std::remove_const_t<Called>*>(&body));
 }
 
 struct Free {

@@ -44,7 +44,8 @@ _STATUS: Mapping[int, str] = MappingProxyType(
 class LoadedKernel:
     """A loaded library: the row that it was built from, that row's arch where the library says it, its entry points.
 
-    ``arguments`` are those of the row's operation.
+    ``arguments`` are those of the row's operation, ``pool`` is the address of the library's own ``catalog_pool``; None
+    if it brings no threads along.
     """
 
     id: str
@@ -53,6 +54,7 @@ class LoadedKernel:
     arguments: Arguments = field(repr=False)
     entry: Callable[[Any, int | None], int] = field(repr=False)
     size: Callable[[Any, Any], int] = field(repr=False)
+    pool: int | None = field(default=None, repr=False)
 
     def workspace(self, args: Any) -> Any:
         """The workspaces between stages that a launch with the sizes in ``args`` needs; no tensor is read.
@@ -194,4 +196,13 @@ def _kernel(path: Path, library: ctypes.CDLL) -> LoadedKernel:
     probe = arguments.new(**{size.name: -1 for size in arguments.sizes})
     if entry(ctypes.byref(probe), None) == _ABI_MISMATCH:
         raise DeviceError(f"{path}: {_STATUS[_ABI_MISMATCH]}", hint=REBUILD)
-    return LoadedKernel(kernel_id, path, row.get("arch"), arguments, entry, size)
+    return LoadedKernel(kernel_id, path, row.get("arch"), arguments, entry, size, _pool(library))
+
+
+def _pool(library: ctypes.CDLL) -> int | None:
+    """The address of the library's own pool, if it has one."""
+    if not hasattr(library, "catalog_own_pool"):
+        return None
+    library.catalog_own_pool.restype = ctypes.c_void_p
+    address: int = library.catalog_own_pool()
+    return address

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from catalog.forks import SPAWN, forks, openmp_lost
 from catalog.runtime.devices.arguments import Call
 from catalog.runtime.devices.fast_path import Means
 from catalog.runtime.devices.host.arrays import imported_torch
@@ -17,8 +14,6 @@ from catalog.runtime.devices.host.arrays import imported_torch
 if TYPE_CHECKING:
     from catalog.runtime.devices.loading import LoadedKernel
     from catalog.schema.problem import Problem
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,33 +23,29 @@ class HostCall(Call):
     lists: tuple[Any, ...] = field(repr=False)
 
 
-_reported = 0
-"""The number of forks of the process that was last reported to run on one thread."""
+_pool: int | None = None
+
+
+def adopt_pool(kernel: LoadedKernel) -> None:
+    """Use the threads that the kernel's library brings along for all launches of this process, unless it has some."""
+    global _pool  # noqa: PLW0603 - a process has one pool
+    if _pool is None:
+        _pool = kernel.pool
+
+
+def process_pool() -> int | None:
+    """The address of the ``catalog_pool`` of this process; None before the first library is loaded."""
+    return _pool
 
 
 def start(kernels: Sequence[LoadedKernel], pointer: Any) -> None:
     """Run the kernels in order with a pointer to the argument struct, as :func:`ctypes.byref` returns it.
 
-    If OpenMP's threads were lost in a fork, kernels run on one thread, even with arguments made in the parent.
-
     Raises:
         DeviceError: a kernel rejects the call or runs out of memory.
     """
-    if openmp_lost():
-        pointer._obj.num_threads = threads_left(pointer._obj.num_threads)
     for kernel in kernels:
         kernel.launch(pointer)
-
-
-def threads_left(wanted: int) -> int:
-    """The number of threads for a kernel: ``wanted``, or one if OpenMP's threads were lost in a fork."""
-    global _reported  # noqa: PLW0603 - report once per process
-    if wanted == 1 or not openmp_lost():
-        return wanted
-    if _reported != forks():
-        _reported = forks()
-        _log.info("process %d was forked: its host kernels run on one thread. %s", os.getpid(), SPAWN)
-    return 1
 
 
 @cache

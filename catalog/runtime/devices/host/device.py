@@ -19,7 +19,7 @@ from catalog.runtime.devices import DeviceInfo
 from catalog.runtime.devices.arguments import Call, template
 from catalog.runtime.devices.fast_path import Means, plain_tensors
 from catalog.runtime.devices.host.arrays import host_array, host_outputs, imported_torch
-from catalog.runtime.devices.host.calls import HostCall, host_means, start, threads_left
+from catalog.runtime.devices.host.calls import HostCall, adopt_pool, host_means, process_pool, start
 from catalog.runtime.devices.loading import Libraries, LoadedKernel
 from catalog.runtime.tensors import Array, make_outputs, numpy_array
 from catalog.schema.problem import Problem
@@ -108,7 +108,9 @@ class HostDevice:
 
     def load(self, path: Path, sha256: str, kernel_id: str) -> LoadedKernel:
         """As :meth:`Libraries.load`."""
-        return self._libraries.load(path, sha256, kernel_id)
+        kernel = self._libraries.load(path, sha256, kernel_id)
+        adopt_pool(kernel)
+        return kernel
 
     def call(self, problem: Problem, tensors: Mapping[str, Array], workspace: Workspace = NO_WORKSPACE) -> HostCall:
         """The argument struct of a problem with its checked tensors, inputs and outputs together.
@@ -128,7 +130,7 @@ class HostDevice:
             workspace.num_splits,
             {},
         )
-        args.num_threads = self.threads
+        args.num_threads, args.pool = self.threads, process_pool()
         kept = (*tensors.values(), *(array for _, array, _ in partials))
         return HostCall(args, ctypes.byref(args), kept, (filled.lists,))
 
@@ -226,8 +228,8 @@ class HostDevice:
 
     @property
     def threads(self) -> int:
-        """The number of threads that a kernel uses; one if OpenMP's threads were lost in a fork."""
-        return threads_left(self._threads)
+        """The number of threads that a kernel uses."""
+        return self._threads
 
 
 def host_archs() -> tuple[str, ...]:

@@ -223,7 +223,7 @@ inline std::int32_t launch_attention(const catalog_args* args) noexcept {
     const int threads = threads_for(*args);
     WorkList list;
     if (!list.fill<Row>(*args, threads)) return CATALOG_NO_MEMORY;
-    return for_items<Scratch<Row>>(threads, list.size(), [&](std::int64_t index, Scratch<Row>& scratch) {
+    return for_items<Scratch<Row>>(*args, threads, list.size(), [&](std::int64_t index, Scratch<Row>& scratch) {
         const WorkItem item = list[index];
         Attention<Row, partial>(*args, item, list.chunk, scratch).run();
     });

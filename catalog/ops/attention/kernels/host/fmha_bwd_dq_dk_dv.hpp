@@ -31,7 +31,7 @@ inline std::int32_t launch_fmha_bwd_dq_dk_dv(const catalog_args* args) noexcept 
     // Under a causal mask most queries see the first keys, so the longest items are started first.
     const std::int64_t columns = args->batch * args->nhead_k;
     return for_items<BackwardScratch<Row>>(
-        threads_for(*args), args->num_splits * columns, [&](std::int64_t index, BackwardScratch<Row>& scratch) {
+        *args, threads_for(*args), args->num_splits * columns, [&](std::int64_t index, BackwardScratch<Row>& scratch) {
             const std::int64_t column = index % columns;
             const KeyItem item{index / columns, column / args->nhead_k, column % args->nhead_k};
             Backward<Row>(*args, item, scratch).run();

@@ -100,8 +100,8 @@ inline std::int32_t launch_fmha_fwd_appendkv(const catalog_args* args) noexcept 
 
     const std::int64_t keys = args->nhead_k * args->seqlen_new, queries = args->nhead_q * args->seqlen_q;
     const std::int64_t items = args->batch * (keys + queries);
-#pragma omp parallel for num_threads(threads_for(*args)) schedule(static) if (items > 64)
-    for (std::int64_t item = 0; item < items; ++item) {
+    constexpr std::int64_t chunk = 16;
+    const auto append_item = [&](std::int64_t item) {
         const Append<Row> append(*args, item / (keys + queries));
         const std::int64_t row = item % (keys + queries);
         if (row < keys) {
@@ -110,7 +110,10 @@ inline std::int32_t launch_fmha_fwd_appendkv(const catalog_args* args) noexcept 
         } else {
             append.query((row - keys) / args->seqlen_q, (row - keys) % args->seqlen_q);
         }
-    }
+    };
+    parallel_for(*args, items > 64 ? threads_for(*args) : 1, (items + chunk - 1) / chunk, [&](std::int64_t share) {
+        for (std::int64_t item = share * chunk; item < std::min(items, (share + 1) * chunk); ++item) append_item(item);
+    });
     return CATALOG_OK;
 }
 

@@ -5,6 +5,7 @@
 #include "host/fp8.hpp"
 #include "launch.hpp"
 #include "host/pieces.hpp"
+#include "host/threads.hpp"
 
 namespace catalog::host {
 
@@ -49,14 +50,14 @@ inline catalog_status for_rows(const catalog_args& args, Body body) {
     const bool divided = pieces.divide(args.batch, args.nhead_q, chunk,
                                        [&](std::int64_t sequence) { return queries_of<Row>(args, sequence).seqlen_q; });
     if (!divided) return CATALOG_NO_MEMORY;
-#pragma omp parallel for num_threads(threads_for(args)) schedule(static) if (pieces.size() > 16)
-    for (std::int64_t index = 0; index < pieces.size(); ++index) {
+    const int threads = pieces.size() > 16 ? threads_for(args) : 1;
+    parallel_for(args, threads, pieces.size(), [&](std::int64_t index) {
         const Piece piece = pieces[index];
         const Sequence seq = queries_of<Row>(args, piece.sequence);
         const std::int64_t first = piece.chunk * chunk;
         for (std::int64_t query = first; query < std::min(first + chunk, seq.seqlen_q); ++query)
             body(QueryRow{seq, piece.column, query});
-    }
+    });
     return CATALOG_OK;
 }
 

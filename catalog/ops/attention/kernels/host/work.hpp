@@ -57,16 +57,14 @@ class WorkList {
 
 // Calls body(index, scratch) for every index below `items`, on all threads, each with its own scratch.
 template <class Memory, class Body>
-inline catalog_status for_items(int threads, std::int64_t items, Body body) {
+inline catalog_status for_items(const catalog_args& args, int threads, std::int64_t items, Body body) {
     std::atomic<bool> out_of_memory = false;
-#pragma omp parallel num_threads(threads) if (items > 1)
-    {
-        Memory* scratch = thread_scratch<Memory>();
-        if (!scratch) out_of_memory = true;
-#pragma omp for schedule(dynamic)
-        for (std::int64_t index = 0; index < items; ++index)
-            if (scratch) body(index, *scratch);
-    }
+    parallel_for(args, threads, items, [&](std::int64_t index) {
+        if (Memory* const scratch = thread_scratch<Memory>())
+            body(index, *scratch);
+        else
+            out_of_memory = true;
+    });
     return out_of_memory ? CATALOG_NO_MEMORY : CATALOG_OK;
 }
 

@@ -100,6 +100,7 @@ typedef struct catalog_args {
     float p_drop; /* probability that a weight is dropped */
     int32_t num_threads; /* host targets: 0 = every core that the process may use */
     int32_t reserved; /* 0 */
+    struct catalog_pool* pool; /* host targets: the threads of the process; NULL = those of the library */
 } catalog_args;
 
 /* Bytes that a launch uses of each workspace, 0 of one that it does not use. */

@@ -87,26 +87,23 @@ class PanelProduct {
                 break;
         }
         const std::int64_t across = (rows + item_rows - 1) / item_rows, count = items();
-#pragma omp parallel num_threads(threads) if (threads > 1)
-        {
-#pragma omp for schedule(dynamic)
-            for (std::int64_t task = 0; task < tasks_a + tasks_b; ++task)
-                if (task < tasks_a)
-                    pack_a(first_row, rows, task / steps, task % steps);
-                else
-                    pack_b(first_column, columns, task - tasks_a);
-
+        parallel_for(args, threads, tasks_a + tasks_b, [&](std::int64_t task) {
+            if (task < tasks_a)
+                pack_a(first_row, rows, task / steps, task % steps);
+            else
+                pack_b(first_column, columns, task - tasks_a);
+        });
+        parallel_for(args, threads, count, [&](std::int64_t item) {
             Scratch* const scratch = thread_scratch<Scratch>();
-            if (!scratch) out_of_memory = true;
-#pragma omp for schedule(dynamic)
-            for (std::int64_t item = 0; item < count; ++item)
-                if (scratch) {
-                    const std::int64_t row = item % across * item_rows, column = item / across * item_columns;
-                    multiply_tile(*scratch, first_row, first_column, row, column,
-                                  static_cast<int>(std::min<std::int64_t>(item_rows, rows - row)),
-                                  static_cast<int>(std::min<std::int64_t>(item_columns, columns - column)));
-                }
-        }
+            if (!scratch) {
+                out_of_memory = true;
+                return;
+            }
+            const std::int64_t row = item % across * item_rows, column = item / across * item_columns;
+            multiply_tile(*scratch, first_row, first_column, row, column,
+                          static_cast<int>(std::min<std::int64_t>(item_rows, rows - row)),
+                          static_cast<int>(std::min<std::int64_t>(item_columns, columns - column)));
+        });
     }
 
     void pack_a(std::int64_t first_row, std::int64_t rows, std::int64_t tile, std::int64_t step_index) const {

@@ -18,11 +18,10 @@ inline catalog_status multiply(const catalog_args& args) {
     const bool by_products = args.batch > 1 && (work < small || Product<Row, Unit>::tiles(args) < threads);
     const int inside = by_products ? 1 : threads;
     std::atomic<catalog_status> status = CATALOG_OK;
-#pragma omp parallel for schedule(dynamic) num_threads(threads) if (by_products && threads > 1)
-    for (std::int64_t batch = 0; batch < args.batch; ++batch) {
+    parallel_for(args, by_products ? threads : 1, args.batch, [&](std::int64_t batch) {
         const catalog_status of_one = Product<Row, Unit>(args, batch, inside).run();
         if (of_one != CATALOG_OK) status = of_one;
-    }
+    });
     return status;
 }
 

@@ -71,25 +71,22 @@ class StreamProduct {
             pack_rows<Unit>(from, rows, args.k, packed_a, row_a);
         else
             pack_depth<Unit, tile_m, tile_m>(from, rows, args.k, packed_a);
-        const std::int64_t count = tiles(args);
-#pragma omp parallel num_threads(threads) if (threads > 1)
-        {
+        parallel_for(args, threads, tiles(args), [&](std::int64_t item) {
             Scratch* const scratch = thread_scratch<Scratch>();
-            if (!scratch) out_of_memory = true;
-#pragma omp for schedule(dynamic)
-            for (std::int64_t item = 0; item < count; ++item)
-                if (scratch) {
-                    const std::int64_t column = item * tile_n;
-                    const int columns = static_cast<int>(std::min<std::int64_t>(tile_n, args.n - column));
-                    for (int i = 0; i < rows; ++i)
-                        std::fill_n(scratch->sums + i * Scratch::row_s, round_up(columns, strip), Sum{});
-                    if constexpr (Row::b_along)
-                        multiply_along(*scratch, column, rows, columns);
-                    else
-                        multiply_across(*scratch, column, rows, columns);
-                    finish<Row>(args, batch, scratch->sums, Scratch::row_s, row, column, rows, columns);
-                }
-        }
+            if (!scratch) {
+                out_of_memory = true;
+                return;
+            }
+            const std::int64_t column = item * tile_n;
+            const int columns = static_cast<int>(std::min<std::int64_t>(tile_n, args.n - column));
+            for (int i = 0; i < rows; ++i)
+                std::fill_n(scratch->sums + i * Scratch::row_s, round_up(columns, strip), Sum{});
+            if constexpr (Row::b_along)
+                multiply_along(*scratch, column, rows, columns);
+            else
+                multiply_across(*scratch, column, rows, columns);
+            finish<Row>(args, batch, scratch->sums, Scratch::row_s, row, column, rows, columns);
+        });
     }
 
     // Columns of B are contiguous: each sum has a vector of partial sums along the depth. While all rows use some columns

@@ -1,10 +1,9 @@
 // y = x / sqrt(mean(x^2) + eps) * w, row by row.
-#include <omp.h>
-
 #include <cmath>
 #include <cstdint>
 
 #include "abi/export.hpp"
+#include "host/threads.hpp"
 
 namespace {
 
@@ -27,10 +26,9 @@ std::int32_t rmsnorm(const catalog_args* args) {
     if (const catalog_status status = catalog::check_abi(args); status != CATALOG_OK) return status;
     const auto x = static_cast<const float*>(args->x.data), w = static_cast<const float*>(args->w.data);
     const auto y = static_cast<float*>(args->y.data);
-    const int threads = args->num_threads > 0 ? args->num_threads : omp_get_max_threads();
-#pragma omp parallel for num_threads(threads)
-    for (std::int64_t row = 0; row < args->rows; ++row)
+    catalog::host::parallel_for(*args, catalog::host::threads_for(*args), args->rows, [&](std::int64_t row) {
         normalise<lanes>(x + row * args->x.stride_row, w, y + row * args->y.stride_row, args->columns, args->eps);
+    });
     return CATALOG_OK;
 }
 

@@ -5,6 +5,7 @@
 
 #include "host/call.hpp"
 #include "host/launch.hpp"
+#include "host/threads.hpp"
 
 namespace catalog::rows {
 
@@ -39,13 +40,12 @@ template <class Row>
 std::int32_t launch_rows(const catalog_args* args) noexcept {
     if (const catalog_status status = check_call<Row>(args); status != CATALOG_OK) return status;
     if (args->num_splits != 1) return CATALOG_BAD_ARGUMENT;
-#pragma omp parallel for collapse(3) schedule(dynamic) num_threads(threads_for(*args))
-    for (std::int64_t batch = 0; batch < args->batch; ++batch)
-        for (std::int64_t head = 0; head < args->nhead_q; ++head)
-            for (std::int64_t token = 0; token < args->seqlen_q; ++token) {
-                const Sequence seq = sequence_of<Row>(*args, batch);
-                if (token < seq.seqlen_q) attend<Row>(*args, seq, head, token);
-            }
+    const std::int64_t heads = args->batch * args->nhead_q;
+    parallel_for(*args, threads_for(*args), heads * args->seqlen_q, [&](std::int64_t share) {
+        const std::int64_t head = share / args->seqlen_q, token = share % args->seqlen_q;
+        const Sequence seq = sequence_of<Row>(*args, head / args->nhead_q);
+        if (token < seq.seqlen_q) attend<Row>(*args, seq, head % args->nhead_q, token);
+    });
     return CATALOG_OK;
 }
 

@@ -1,0 +1,184 @@
+// Uses the pool of threads as kernels do: `pool_driver SCENARIO`. Prints "done" if every share was computed once.
+#include <sys/wait.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#define private public  // for the number of NUMA nodes, which few machines for tests have
+#include "host/threads.hpp"
+#undef private
+
+using namespace catalog::host;
+
+namespace {
+
+struct Args {
+    catalog_pool* pool = nullptr;
+    int num_threads = 0;
+};
+
+void require(bool holds, const char* what) {
+    if (holds) return;
+    std::printf("%s\n", what);
+    std::fflush(stdout);
+    std::_Exit(1);
+}
+
+void work(int microseconds) {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::microseconds(microseconds);
+    while (std::chrono::steady_clock::now() < end) {
+    }
+}
+
+// A launch whose shares count themselves in memory that is not atomic: what they write is visible when it returns.
+void launch(int threads, std::int64_t shares, int microseconds = 0) {
+    std::vector<int> computed(static_cast<std::size_t>(shares));
+    parallel_for(Args{}, threads, shares, [&](std::int64_t share) {
+        work(microseconds);
+        ++computed[static_cast<std::size_t>(share)];
+    });
+    for (const int times : computed) require(times == 1, "a share was not computed once");
+}
+
+void at_once(int count, const std::function<void(int)>& body) {
+    std::vector<std::thread> threads;
+    for (int i = 0; i < count; ++i) threads.emplace_back(body, i);
+    for (std::thread& thread : threads) thread.join();
+}
+
+// Runs the body in a forked child, which has no thread but this one.
+void in_child(const std::function<void()>& body) {
+    const pid_t child = fork();
+    if (child == 0) {
+        alarm(60);
+        require(own_pool.helpers.load() == 0, "the child counts its parent's threads");
+        body();
+        std::_Exit(0);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    require(WIFEXITED(status) && WEXITSTATUS(status) == 0, "the child failed");
+}
+
+void launches() {
+    for (const int shares : {0, 1, 2, 3, 100, 1000})
+        for (const int threads : {1, 2, 5}) launch(threads, shares);
+    launch(4, 64, 100);
+    require(own_pool.helpers.load() == 4, "there are as many threads as the largest launch wanted");
+}
+
+void nodes() {
+    launch(4, 100);
+    for (const int count : {2, 3, Pool::most_nodes}) {
+        own_pool.nodes.store(count);
+        for (const int shares : {2, 3, 100}) launch(4, shares, 10);
+    }
+}
+
+void many() {
+    at_once(64, [](int thread) {
+        for (int i = 0; i < 20; ++i) launch(2 + thread % 3, 1 + (thread + i) % 17, 5);
+    });
+}
+
+void nested() {
+    std::atomic<int> computed = 0;
+    parallel_for(Args{}, 3, 9, [&](std::int64_t) {
+        parallel_for(Args{}, 3, 9, [&](std::int64_t) {
+            parallel_for(Args{}, 3, 9, [&](std::int64_t) { work(1), ++computed; });
+        });
+    });
+    require(computed == 9 * 9 * 9, "a nested share was not computed once");
+}
+
+void resized() {
+    std::atomic<bool> over = false;
+    std::thread other([&] {
+        while (!over) launch(2, 8, 20);
+    });
+    for (const int threads : {2, 9, 3, 17, 1, 33}) launch(threads, 200, 10);
+    over = true;
+    other.join();
+}
+
+void forked() {
+    launch(4, 64, 20);
+    in_child([] { launch(4, 64, 20), in_child([] { launch(4, 64, 20); }); });
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // by now the threads sleep
+    in_child([] { launch(4, 64, 20); });
+    launch(4, 64, 20);
+}
+
+// Other threads are amid launches at the fork, and hold whatever a launch holds.
+void forked_amid() {
+    std::atomic<bool> over = false;
+    std::thread others([&] { at_once(6, [&](int) { while (!over) launch(3, 20, 1); }); });
+    for (int i = 0; i < 20; ++i) in_child([] { launch(3, 64, 5); });
+    over = true;
+    others.join();
+}
+
+// The environment of floating point is the caller's on every thread.
+void environment() {
+    std::fesetround(FE_UPWARD);
+    std::atomic<int> others = 0;
+    parallel_for(Args{}, 4, 64, [&](std::int64_t) { work(50), others += std::fegetround() != FE_UPWARD; });
+    require(others == 0, "a thread rounds differently");
+}
+
+// Threads that nobody wants end.
+void idle() {
+    launch(3, 64, 100);
+    std::this_thread::sleep_for(std::chrono::seconds(Pool::idle_s + 1));
+    require(own_pool.helpers.load() == 0, "an idle thread stays");
+    launch(3, 64, 100);
+}
+
+// The process ends while threads are at work.
+void ended() {
+    std::thread([] {
+        for (;;) launch(3, 64, 100);
+    }).detach();
+    work(2000);
+}
+
+void thrown() {
+    parallel_for(Args{}, 3, 64, [](std::int64_t share) {
+        work(10);
+        if (share == 40) throw std::runtime_error("of a share");
+    });
+}
+
+// Two threads write to one place; neither of two shares ends before the other has begun.
+void raced() {
+    std::atomic<int> begun = 0;
+    std::int64_t sum = 0;
+    parallel_for(Args{}, 2, 2, [&](std::int64_t share) {
+        begun.fetch_add(1, std::memory_order_relaxed);
+        while (begun.load(std::memory_order_relaxed) < 2) std::this_thread::yield();
+        sum += share;
+    });
+    require(sum == 1, "a sum is lost");
+}
+
+const std::map<std::string, void (*)()> scenarios{
+    {"launches", launches}, {"nodes", nodes},   {"many", many},       {"nested", nested},
+    {"resized", resized},   {"forked", forked}, {"amid", forked_amid}, {"environment", environment},
+    {"idle", idle},         {"ended", ended},   {"thrown", thrown},   {"raced", raced},
+};
+
+}  // namespace
+
+int main(int count, char** arguments) {
+    if (count != 2) return 2;
+    scenarios.at(arguments[1])();
+    std::puts("done");
+}

@@ -13,7 +13,8 @@ namespace catalog::host {
 template <class Row, class Unit>
 struct StreamRow : Row {
     static constexpr int tile_m = (Row::b_along ? 64 : 32) / Units<Unit>::depth;
-    static constexpr int tile_n = Row::b_along ? 64 : 1024, tile_k = Row::b_along ? 512 : 16, warp_tile_m = 4;
+    static constexpr int tile_n = Row::b_along ? 64 : 1024, tile_k = Row::b_along ? 512 : 16;
+    static constexpr int warp_tile_m = 4, warp_tile_n = lanes < 16 ? 16 : 64;
 };
 
 template <class Row, class Unit>

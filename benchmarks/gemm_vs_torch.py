@@ -23,24 +23,42 @@ from catalog.runtime.peaks import measure_peaks
 SQUARES = [(size, size, size) for size in (256, 512, 1024, 2048, 4096)]
 FEW_ROWS = [(m, 4096, 4096) for m in (1, 2, 4, 8, 16)]
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-COLUMNS = ("dtype", "layout", "m", "n", "k", "ours ms", "torch ms", "GFLOP/s", "of peak", "GB/s", "torch/ours")
+EXPERTS, SKEW = 64, 1.2
+MODELS = [(tokens, 768, 2048) for tokens in (256, 1024, 4096)]
+"""Tokens of all experts, and the weights of each: their numbers fall as a power of the expert's rank, the skew."""
+
+COLUMNS = ("kind", "dtype", "layout", "m", "n", "k", "ours ms", "torch ms", "GFLOP/s", "of peak", "GB/s", "torch/ours")
 TARGETS = [
-    Target("torch/ours", ">=", 1.0),
+    Target("torch/ours", ">=", 1.0, {"kind": ("one",)}),
+    Target("torch/ours", ">=", 1.5, {"kind": ("grouped",)}),
     Target("of peak", ">=", 0.9, {"dtype": ("fp32",), "m": (2048,)}),
 ]
+
+
+def skewed(tokens: int) -> tuple[int, ...]:
+    """The tokens of each expert, in no order."""
+    shares = torch.arange(1, EXPERTS + 1, dtype=torch.float64) ** -SKEW
+    chosen = torch.multinomial(shares, tokens, replacement=True, generator=torch.Generator().manual_seed(0))
+    counts = torch.bincount(chosen, minlength=EXPERTS)
+    return tuple(counts[torch.randperm(EXPERTS, generator=torch.Generator().manual_seed(1))].tolist())
+
+
+def each(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, groups: tuple[int, ...]) -> None:
+    """PyTorch's side of groups: a product for each."""
+    for rows, weights, result in zip(a.split(groups), b, out.split(groups), strict=True):
+        if len(rows):
+            torch.mm(rows, weights, out=result)
 
 
 def row_of(catalog: Catalog, problem: GemmProblem, peak: float, pace: Pace) -> Row:
     """Ours and PyTorch's side on the same tensors; ``peak`` is in GFLOP/s."""
     m, n, k, dtype = problem.m, problem.n, problem.k, problem.dtype
-    by_rows = problem.layout[1] == "r"
-    a, b = (torch.randn(shape).to(TYPES[dtype]) for shape in ((m, k), (k, n) if by_rows else (n, k)))
+    a, b = (torch.randn(problem.shapes[name]).to(TYPES[dtype]) for name in ("a", "b"))
     out = torch.empty(m, n, dtype=TYPES[dtype])
     plan = catalog.select(problem)
-    sides: dict[str, Call] = {
-        "ours": plan.bind(a=a, b=b).launch,
-        "torch": partial(torch.mm, a, b if by_rows else b.T, out=out),
-    }
+    factor = b if problem.layout[1] == "r" else b.mT
+    theirs = partial(torch.mm, out=out) if problem.groups is None else partial(each, out=out, groups=problem.groups)
+    sides: dict[str, Call] = {"ours": plan.bind(a=a, b=b).launch, "torch": partial(theirs, a, factor)}
     seconds, runs = interleaved(sides, pace)
     rate = problem.flops / seconds["ours"] / 1e9
     figures = {f"{side} ms": 1e3 * of_side for side, of_side in seconds.items()}
@@ -48,7 +66,8 @@ def row_of(catalog: Catalog, problem: GemmProblem, peak: float, pace: Pace) -> R
     figures["GB/s"] = problem.traffic / seconds["ours"] / 1e9
     if dtype == "fp32":
         figures["of peak"] = rate / peak
-    labels: dict[str, Label] = {"dtype": dtype, "layout": problem.layout, "m": m, "n": n, "k": k}
+    kind = "one" if problem.groups is None else "grouped"
+    labels: dict[str, Label] = {"kind": kind, "dtype": dtype, "layout": problem.layout, "m": m, "n": n, "k": k}
     return Row("gemm", labels, figures, runs, str(plan))
 
 
@@ -59,6 +78,10 @@ def rows_of(catalog: Catalog, options: argparse.Namespace, peak: float) -> Itera
             for m, n, k in [*SQUARES, *FEW_ROWS]:
                 if max(m, n) <= options.largest:
                     yield row_of(catalog, GemmProblem(m=m, n=n, k=k, dtype=dtype, layout=layout), peak, pace)
+            for tokens, n, k in MODELS:
+                if max(tokens, n) <= options.largest:
+                    experts = GemmProblem(groups=skewed(tokens), n=n, k=k, dtype=dtype, layout=layout)
+                    yield row_of(catalog, experts, peak, pace)
 
 
 def main() -> None:

@@ -34,15 +34,18 @@ def problem_of_row(kernel: Kernel, rng: random.Random) -> GemmProblem:
     """A problem that ``kernel`` answers, of any sizes and epilogue."""
     signature = kernel.signature
     integers = signature.dtype == "int8"
+    sizes: dict[str, Any] = {"m": rng.choice(SIZES), "n": rng.choice(SIZES), "k": rng.choice(DEPTHS)}
+    if signature.family == "grouped":
+        axis, groups = rng.choice("mk"), rng.choices(SIZES, k=rng.choice((0, 1, 3, 8)))
+        sizes |= {"groups": groups, "group_axis": axis, axis: sum(groups)}
+    else:
+        sizes["batch"] = rng.choice((None, None, 0, 1, 3))
     return GemmProblem(
-        m=rng.choice(SIZES),
-        n=rng.choice(SIZES),
-        k=rng.choice(DEPTHS),
+        **sizes,
         dtype=signature.dtype.value,
         layout=signature.layout.value[:3],
         num_d=signature.num_d,
         elementwise=signature.elementwise.value,
-        batch=rng.choice((None, None, 0, 1, 3)),
         alpha=1 if integers else rng.choice((1, 0.5, -3)),
         beta=rng.choice((0, 1)) if integers else rng.choice((0, 1, -0.25)),
         bias=rng.choice((False, True)),

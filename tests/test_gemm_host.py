@@ -51,8 +51,9 @@ def cover(catalog: Catalog, arch: str = "host") -> list[Kernel]:
         layout = LAYOUTS[number // 2 % len(LAYOUTS)]
         wanted = f"dtype = '{dtype}' AND layout LIKE '{layout}%' AND pipeline = '{pipeline}'"
         wanted += f" AND num_d = {num_d} AND elementwise = '{elementwise}'"
-        chosen.append(rng.choice(rows(catalog, wanted, arch)))
-    return chosen
+        chosen.append(rng.choice(rows(catalog, f"{wanted} AND family <> 'grouped'", arch)))
+    grouped = [rows(catalog, f"dtype = '{dtype}' AND family = 'grouped'", arch) for dtype in DTYPES]
+    return chosen + [rng.choice(of_type) for of_type in grouped]
 
 
 def check(catalog: Catalog, kernel: Kernel, problems: int) -> float:
@@ -74,6 +75,22 @@ def test_kernels_compute_any_problem(catalog: Catalog) -> None:
     check(catalog, rows(catalog, "dtype = 'fp32' AND layout = 'rcr' AND pipeline = 'host_panel'")[0], 40)
 
 
+def test_groups_are_products_of_their_own(catalog: Catalog) -> None:
+    """Rows of A by expert, each with its own weights; a kernel of groups and one launch."""
+    problem = GemmProblem(groups=(5, 0, 40, 300), n=70, k=33, dtype="fp32", bias=True, activation="relu")
+    assert problem.m == 345
+    inputs = make_inputs(problem, SEED)
+    assert inputs["b"].shape == (4, 70, 33)
+    expected, allowed = GEMM.reference(problem, inputs)["c"], GEMM.tolerances(problem, inputs)["c"]
+    for i, (start, end) in enumerate(((0, 5), (5, 5), (5, 45), (45, 345))):
+        by_hand = inputs["a"][start:end].astype(np.float64) @ inputs["b"][i].T + inputs["bias"]
+        np.testing.assert_allclose(expected[start:end], np.maximum(by_hand, 0))
+    result = catalog.select(problem).run(inputs)
+    assert allowed.allows(result.outputs["c"], expected)
+    assert "_grouped_" in result.kernels[0]
+    check(catalog, rows(catalog, "dtype = 'fp32' AND layout = 'rcr' AND family = 'grouped'")[0], 40)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ARCHES)
 def test_kernels_of_all_types_and_layouts_compute_any_problem(catalog: Catalog, arch: str) -> None:
@@ -89,7 +106,9 @@ def test_tiles_threads_and_strides_do_not_change_results(catalog: Catalog) -> No
     inputs = make_inputs(problem, SEED)
     first, *others = (
         catalog.plan(problem, kernel).run(inputs).outputs["c"]
-        for kernel in rows(catalog, "dtype = 'fp32' AND layout = 'rrr' AND pipeline = 'host_panel'")
+        for kernel in rows(
+            catalog, "dtype = 'fp32' AND layout = 'rrr' AND pipeline = 'host_panel' AND family = 'universal'"
+        )
     )
     for other in others:
         np.testing.assert_array_equal(first, other)
@@ -152,6 +171,8 @@ def test_first_runs_of_large_problems_are_small() -> None:
     assert small.flops < large.flops / 1e6
     assert small.form.text == large.model_copy(update={"batch": 2}).form.text
     assert guarded_problem(small) == small
+    experts = GemmProblem(groups=(100_003,) * 64, n=50_000, k=30_001, dtype="bf16")
+    assert guarded_problem(experts).flops < experts.flops / 1e4
 
 
 # Bad calls
@@ -167,6 +188,11 @@ def test_first_runs_of_large_problems_are_small() -> None:
         ({"alpha": math.nan}, "alpha=nan: "),
         ({"beta": 1e39}, "beta=1e"),
         ({"activation": "tanh"}, "activation='tanh' is not allowed"),
+        ({"groups": (1, 2)}, "groups add up to 3, but m=64"),
+        ({"groups": (32, 32), "batch": 2}, "groups cannot be combined with a batch"),
+        ({"groups": (32, -1)}, "groups[1]=-1: "),
+        ({"groups": (32, 32), "num_d": 1, "elementwise": "MultiDAdd"}, "groups cannot be combined with D tensors"),
+        ({"m": None}, "a problem needs m: rows of A and C"),
         ({"dtype": "int8", "alpha": 0.5}, "sums of int8 are int32: alpha=0.5"),
         ({"dtype": "int8", "activation": "gelu"}, "activation=gelu would round them"),
     ],

@@ -18,7 +18,7 @@ from torch import library
 from torch.nn import functional
 from torch_cases import close, normal
 
-from catalog.torch import gemm, linear, matmul
+from catalog.torch import gemm, grouped_mm, linear, matmul
 from catalog.torch.gemm import product
 
 ACTIVATIONS = {None: lambda x: x, "relu": functional.relu, "gelu": functional.gelu, "silu": functional.silu}
@@ -201,3 +201,71 @@ def test_other_bad_calls_are_a_message(monkeypatch):
     monkeypatch.setattr(gemm, "arch_of", lambda device: "sm_75")
     with pytest.raises(SelectionError, match=r"there are no GEMM kernels for sm_75\n.*torch\.matmul may do"):
         linear(x, x)
+
+
+# Groups
+
+
+def grouped64(a, b, offs):
+    """The definition: a list of products."""
+    starts, ends = [0, *offs.tolist()[:-1]], offs.tolist()
+    pieces = list(zip(range(len(ends)), starts, ends, strict=True))
+    if a.dim() == 3:
+        parts = [a[i] @ b[:, start:end] for i, start, end in pieces]
+        return torch.cat([*parts, b.new_zeros(a.shape[1], b.shape[1] - ends[-1])], -1)
+    if b.dim() == 3:
+        parts = [a[start:end] @ b[i] for i, start, end in pieces]
+        return torch.cat([*parts, a.new_zeros(a.shape[0] - ends[-1], b.shape[2])])
+    return torch.stack([a[:, start:end] @ b[start:end] for i, start, end in pieces])
+
+
+OFFS = torch.tensor([3, 3, 40, 41], dtype=torch.int32)
+
+
+@pytest.mark.parametrize(("a", "b"), [((44, 5), (4, 5, 6)), ((4, 5, 6), (6, 44)), ((5, 41), (41, 6))])
+def test_groups_have_gradients(a, b):
+    tensors = leaves(a, b)
+    check_gradients(lambda a, b: grouped_mm(a, b, OFFS), lambda a, b: grouped64(a, b, OFFS), tensors)
+    if a[-1] == 5:  # weights stored as (out, in): their gradient is dense
+        weights = normal(4, 6, 5).requires_grad_()
+        theirs = grouped64(tensors[0].double(), weights.double().mT, OFFS)
+        close(grouped_mm(tensors[0], weights.mT, OFFS), theirs)
+        grouped_mm(tensors[0], weights.mT, OFFS).sum().backward()
+        assert weights.grad.is_contiguous()
+
+
+@pytest.mark.slow
+def test_groups_are_pytorchs():
+    """PyTorch's own takes bfloat16 and strides of 16 bytes."""
+    a, b = normal(44, 16, dtype=torch.bfloat16), normal(4, 16, 24, dtype=torch.bfloat16, seed=1)
+    offs = torch.tensor([3, 3, 40, 44], dtype=torch.int32)
+    close(grouped_mm(a, b, offs), functional.grouped_mm(a, b, offs=offs).double(), torch.bfloat16)
+    close(grouped_mm(b, b.mT), functional.grouped_mm(b, b.mT).double(), torch.bfloat16)
+    library.opcheck(torch.ops.catalog.grouped_mm.default, (*leaves((44, 5), (4, 5, 6)), OFFS))
+    library.opcheck(torch.ops.catalog.grouped_mm.default, (*leaves((5, 41), (41, 6)), OFFS))
+    compiled = torch.compile(grouped_mm, fullgraph=True, backend="aot_eager")
+    tensors = leaves((44, 5), (4, 5, 6))
+    grads = [
+        torch.autograd.grad(function(*tensors, OFFS).square().sum(), tensors) for function in (compiled, grouped_mm)
+    ]
+    assert all(torch.equal(one, other) for one, other in zip(*grads, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda x: grouped_mm(x, x, OFFS), "mat_a is (4, 5) and mat_b is (4, 5): expected (m, k)"),
+        (lambda x: grouped_mm(x, x.T), "offs are needed unless both have an axis of groups"),
+        (lambda x: grouped_mm(x[None], x.T.expand(2, 5, 4)), "expected as many matrices"),
+        (lambda x: grouped_mm(x, x.T.expand(2, 5, 4), OFFS), "and offs is (4,): expected an end for each group"),
+        (
+            lambda x: grouped_mm(x, x.T.expand(4, 5, 4), OFFS),
+            "offs is [3, 3, 40, 41]: must ascend from 0, and end at 4",
+        ),
+        (lambda x: grouped_mm(x, x.T, OFFS.flip(0)), "offs is [41, 40, 3, 3]: must ascend"),
+        (lambda x: grouped_mm(x, x.T, OFFS.long()), "offs is torch.int64 (4,): expected torch.int32 (groups,)"),
+    ],
+)
+def test_bad_groups_are_a_message(call, message):
+    with pytest.raises(TensorError, match=re.escape(message)):
+        call(normal(4, 5))

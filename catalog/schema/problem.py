@@ -49,6 +49,20 @@ Size = Annotated[int, Field(ge=0, le=MAX_SIZE), Integer]
 Extent = Annotated[int, Field(ge=1, le=MAX_SIZE), Integer]
 
 
+def _listed(value: Any) -> Any:
+    """Accept a list or tuple; convert arrays to lists. An iterator or a set has no reliable order."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    if not isinstance(value, (list, tuple)):
+        raise ValueError("not a list")
+    return value
+
+
+Listed = BeforeValidator(_listed)
+"""Validator that accepts a caller's list, tuple or array."""
+
+Lengths = Annotated[tuple[Size, ...], Listed]
+
+
 class Problem(BaseModel):
     """A concrete call: sizes, element type, features. Each operation has a subclass, with its fields and tensors.
 

@@ -37,7 +37,7 @@ _FUNCTIONS: Mapping[Activation, Callable[[torch.Tensor], torch.Tensor]] = Mappin
 )
 """PyTorch's activations, which have gradients."""
 
-_BACKWARD = "Use backward() or torch.autograd.grad(); or torch.nn.functional.linear and torch.matmul."
+BACKWARD = "Use backward() or torch.autograd.grad(); or torch.nn.functional.linear and torch.matmul."
 
 _library = library.Library("catalog", "FRAGMENT")
 _library.define("gemm(Tensor a, Tensor b, Tensor? bias, str activation) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
@@ -64,8 +64,8 @@ def product(a: torch.Tensor, b: torch.Tensor, bias: Optional = None, activation:
 
 
 def _run(a: torch.Tensor, b: torch.Tensor, bias: Optional, activation: str) -> torch.Tensor:
-    of_a, a_given = _oriented(a)
-    of_b, b_given = _oriented(b)
+    of_a, a_given = oriented(a)
+    of_b, b_given = oriented(b)
     problem = _problem_of(a.dtype, f"{of_a}{of_b}r", a.shape, b.shape[-1], bias is not None, activation)
     given = {"a": a_given, "b": b_given}
     if bias is not None:
@@ -105,7 +105,7 @@ def word_of(dtype: torch.dtype) -> Dtype:
     return word
 
 
-def _oriented(tensor: torch.Tensor) -> tuple[str, torch.Tensor]:
+def oriented(tensor: torch.Tensor) -> tuple[str, torch.Tensor]:
     """The layout of matrices, and the tensor as it is given for it: transposed if they are column-major."""
     if tensor.requires_grad:
         tensor = tensor.detach()
@@ -119,8 +119,13 @@ def is_dense(tensor: torch.Tensor, axis: int) -> bool:
     return tensor.stride(axis) == 1 or tensor.size(axis) <= 1
 
 
-def enqueue(problem: GemmProblem, device: torch.device, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """C of a problem: a new tensor; on a GPU its current stream writes it.
+def enqueue(
+    problem: GemmProblem,
+    device: torch.device,
+    given: Mapping[str, torch.Tensor],
+    into: Mapping[str, torch.Tensor] | None = None,
+) -> torch.Tensor:
+    """C of a problem: a new tensor, or the one given; on a GPU its current stream writes it.
 
     Raises:
         SelectionError: no kernel of the device's arch answers the problem.
@@ -134,7 +139,7 @@ def enqueue(problem: GemmProblem, device: torch.device, given: Mapping[str, torc
     except UsageError:  # no spec names the arch
         hint = f"Use CPU tensors; or {instead}"
         raise SelectionError(f"tensors are on {device}: there are no GEMM kernels for {arch}", hint=hint) from None
-    c: torch.Tensor = plan.enqueue(given)["c"]
+    c: torch.Tensor = plan.enqueue(given, outputs=into)["c"]
     return c
 
 
@@ -178,5 +183,5 @@ def _activated(kernel: Callable[..., Any]) -> Callable[..., torch.Tensor]:
 
 _op = torch.ops.catalog.gemm.default
 _library.impl("gemm", _run, "CompositeExplicitAutograd")
-_library.impl("gemm", _activated(differentiable(_Product, _op, "product", _BACKWARD)), "Autograd", with_keyset=True)
+_library.impl("gemm", _activated(differentiable(_Product, _op, "product", BACKWARD)), "Autograd", with_keyset=True)
 library.register_fake("catalog::gemm", _fake, lib=_library)

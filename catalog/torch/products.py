@@ -46,11 +46,11 @@ def linear(
         words = ", ".join(word for word in Activation if word != Activation.NO)
         raise ArgumentError(f"activation={activation!r} is not allowed", hint=f"Allowed: None, {words}.")
     x, weight, bias = autocast_all(x, weight, bias)
-    _check_alike(x=x, weight=weight, bias=bias)
+    check_alike(x=x, weight=weight, bias=bias)
     if x.dim() < 1 or weight.dim() != 2 or x.shape[-1] != weight.shape[1]:
-        raise _unshapely(x=x, weight=weight, why="expected (..., in) and (out, in)")
+        raise unshapely(x=x, weight=weight, why="expected (..., in) and (out, in)")
     if bias is not None and bias.shape != weight.shape[:1]:
-        raise _unshapely(weight=weight, bias=bias, why="expected (out, in) and (out)")
+        raise unshapely(weight=weight, bias=bias, why="expected (out, in) and (out)")
     rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     return product(rows, weight.t(), bias, function).reshape(*x.shape[:-1], weight.shape[0])
 
@@ -73,14 +73,14 @@ def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         TensorError, SelectionError, DeviceError, BuildError, ToolchainError: as :func:`linear`.
     """
     a, b = autocast_all(a, b)
-    _check_alike(a=a, b=b)
+    check_alike(a=a, b=b)
     if a.dim() < 1 or b.dim() < 1 or a.shape[-1] != b.shape[max(b.dim() - 2, 0)]:
-        raise _unshapely(a=a, b=b, why="expected (..., m, k) or (k), and (..., k, n) or (k)")
+        raise unshapely(a=a, b=b, why="expected (..., m, k) or (k), and (..., k, n) or (k)")
     left, right = (a if a.dim() > 1 else a[None]), (b if b.dim() > 1 else b[:, None])
     try:
         leading = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])
     except RuntimeError:
-        raise _unshapely(a=a, b=b, why="the axes before the last two do not broadcast") from None
+        raise unshapely(a=a, b=b, why="the axes before the last two do not broadcast") from None
     m, k, n = *left.shape[-2:], right.shape[-1]
     if _is_one(left, right):
         c = product(left.reshape(math.prod(left.shape[:-1]), k), right.reshape(k, n))
@@ -103,7 +103,7 @@ def _is_one(a: torch.Tensor, b: torch.Tensor) -> bool:
     return combine or (torch.is_grad_enabled() and b.requires_grad)
 
 
-def _check_alike(**tensors: torch.Tensor | None) -> None:
+def check_alike(**tensors: torch.Tensor | None) -> None:
     """Check that all tensors have the type and the device of the first one.
 
     Raises:
@@ -118,6 +118,7 @@ def _check_alike(**tensors: torch.Tensor | None) -> None:
                 raise TensorError(f"{name} {where} {found}: expected {expected} as of {first}")
 
 
-def _unshapely(*, why: str, **tensors: torch.Tensor) -> TensorError:
+def unshapely(*, why: str, **tensors: torch.Tensor) -> TensorError:
+    """The error of tensors whose shapes do not go together."""
     shapes = " and ".join(f"{name} is {tuple(tensor.shape)}" for name, tensor in tensors.items())
     return TensorError(f"{shapes}: {why}")

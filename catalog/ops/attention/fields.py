@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from catalog.ops.attention.traits import Dtype, KvLookupTable, KvMemoryLayout, Qscale
-from catalog.schema.problem import MAX_SIZE, Integer, Size
+from catalog.schema.problem import MAX_SIZE, Integer, Listed
 
 Op = Literal["fwd", "splitkv", "pagedkv", "appendkv", "batch_prefill", "bwd"]
 Layout = Literal["bhsd", "bshd"]
@@ -65,14 +65,6 @@ VECTOR_BYTES = 16
 """Bytes that the vectorized cache layout keeps together."""
 
 
-def _listed(value: Any) -> Any:
-    """Accept a list or tuple; convert arrays to lists. An iterator or a set has no reliable order."""
-    value = value.tolist() if hasattr(value, "tolist") else value
-    if not isinstance(value, (list, tuple)):
-        raise ValueError("not a list")
-    return value
-
-
 def _known_dtype(value: Any) -> Any:
     if value not in list(ELEMENT_BYTES):
         raise ValueError("not a dtype of problems")
@@ -97,8 +89,7 @@ def _one_of(words: Iterable[str]) -> WithJsonSchema:
 
 
 Side = Annotated[int, Field(ge=-1, le=MAX_SIZE), Integer]
-Lengths = Annotated[tuple[Size, ...], BeforeValidator(_listed)]
-Window = Annotated[tuple[Side, Side], BeforeValidator(_listed)]
+Window = Annotated[tuple[Side, Side], Listed]
 Element = Annotated[Dtype, BeforeValidator(_known_dtype), _one_of(ELEMENT_BYTES)]
 Scale = Annotated[Qscale, BeforeValidator(_not_mx), _one_of(scale for scale in Qscale if scale is not Qscale.MX)]
 MemoryLayout = Annotated[

@@ -16,7 +16,6 @@ from catalog.ops.attention.fields import (
     BiasDims,
     Element,
     Layout,
-    Lengths,
     LookupTable,
     MaskWord,
     MemoryLayout,
@@ -31,7 +30,7 @@ from catalog.ops.attention.traits import Bias, Dtype, KvLookupTable, KvMemoryLay
 from catalog.schema import problem
 from catalog.schema.arguments import NO_LISTS, Lists
 from catalog.schema.derived import derived
-from catalog.schema.problem import Extent, Size
+from catalog.schema.problem import Extent, Lengths, Size
 from catalog.schema.problem_tensors import TensorForm
 
 _UNBOUNDED = (-1, -1)

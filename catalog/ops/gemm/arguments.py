@@ -11,6 +11,7 @@ ARGUMENTS = Arguments(
         "outer": "between rows, or between columns if the tensor is column-major",
     },
     tensors={
+        "#matrices": "Groups along an axis have no axis of the batch there.",
         "a": "(batch, m, k)",
         "b": "(batch, k, n)",
         "bias": "(n); NULL: none",
@@ -18,11 +19,13 @@ ARGUMENTS = Arguments(
         "d1": "(batch, m, n)",
         "c": "(batch, m, n); not read if beta is 0",
     },
+    lists={"starts": "batch + 1 starts of groups along an axis, the last one is its extent; NULL: no groups"},
     sizes=(Size("batch", source="products"), Size("m"), Size("n"), Size("k")),
     scalars=(
         Scalar("alpha", "float32"),
         Scalar("beta", "float32"),
         Scalar("activation", "int32", "catalog_activation: f", source="activation_number"),
+        Scalar("group_axis", "int32", "catalog_group_axis", source="group_axis_number"),
     ),
     constants={
         "catalog_activation": {
@@ -30,6 +33,10 @@ ARGUMENTS = Arguments(
             "CATALOG_RELU": "max(x, 0)",
             "CATALOG_GELU": "x Phi(x), with the normal distribution Phi",
             "CATALOG_SILU": "x / (1 + exp(-x))",
-        }
+        },
+        "catalog_group_axis": {
+            "CATALOG_GROUPS_OF_M": "rows of A and C; each group has its own B",
+            "CATALOG_GROUPS_OF_K": "columns of A and rows of B; each group has its own C",
+        },
     },
 )

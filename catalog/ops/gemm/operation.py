@@ -44,7 +44,7 @@ class Gemm(Operation):
     tile_axes = ("tile_m", "tile_n")
     compares_lists = True
     shrinks = SHRINKS
-    main_families = (Family.UNIVERSAL, Family.MULTI_D)
+    main_families = (Family.UNIVERSAL, Family.MULTI_D, Family.GROUPED)
 
     def generator(self, root: Path, timeout: float) -> Generator:
         """As :func:`catalog.ops.gemm.upstream.find_tile_engine`."""
@@ -53,7 +53,9 @@ class Gemm(Operation):
         return find_tile_engine(root, timeout)
 
     def main_stage(self, problem: GemmProblem) -> Family:
-        """The family with D tensors where the problem has any."""
+        """The family of groups or of D tensors where the problem has any."""
+        if problem.groups is not None:
+            return Family.GROUPED
         return Family.MULTI_D if problem.num_d else Family.UNIVERSAL
 
     def required_traits(self, problem: GemmProblem, family: str, lineage: Lineage) -> dict[str, Any]:
@@ -95,9 +97,17 @@ class Gemm(Operation):
 
     def smoke_fields(self, family: str, traits: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
         """Sizes that every tile divides."""
-        fields = {"m": 768, "n": 768, "k": 768, "dtype": traits["dtype"], "layout": traits["layout"][:3]}
+        fields: dict[str, Any] = {
+            "m": 768,
+            "n": 768,
+            "k": 768,
+            "dtype": traits["dtype"],
+            "layout": traits["layout"][:3],
+        }
         if family == Family.MULTI_D:
             fields |= {"num_d": 2, "elementwise": "MultiDAdd"}
+        if family == Family.GROUPED:
+            fields |= {"groups": (256, 0, 384, 128)}
         return [MappingProxyType(fields)]
 
 

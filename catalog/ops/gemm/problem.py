@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from array import array
+from collections.abc import Callable, Mapping
+from itertools import accumulate
 from types import MappingProxyType
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from catalog.errors import ProblemError
 from catalog.ops.gemm.names import implied
 from catalog.ops.gemm.traits import Activation
-from catalog.schema.problem import Integer, Problem, Size
-from catalog.schema.problem_tensors import Axis, Role, Strides, TensorForm
+from catalog.schema.arguments import NO_LISTS, Lists
+from catalog.schema.derived import derived
+from catalog.schema.problem import Integer, Lengths, Problem, Size
+from catalog.schema.problem_tensors import Axis, Role, TensorForm
 
 _LARGEST = (2 - 2.0**-23) * 2.0**127
 """The largest float32."""
@@ -34,6 +38,21 @@ ELEMENTS: Mapping[str, str] = MappingProxyType(
 _Factor = Annotated[float, Field(ge=-_LARGEST, le=_LARGEST)]
 
 
+def _extent(axis: str) -> Callable[[dict[str, Any]], Any]:
+    """The default of an axis: the sum of its groups."""
+
+    def total(fields: dict[str, Any]) -> int:
+        groups: tuple[int, ...] | None = fields.get("groups", ())
+        if groups is None or fields.get("group_axis", axis) != axis:
+            raise ProblemError(f"a problem needs {axis}: {_AXES[axis]}")
+        return sum(groups)
+
+    return total
+
+
+_AXES = MappingProxyType({"m": "rows of A and C", "k": "columns of A and rows of B"})
+
+
 class GemmProblem(Problem):
     """A concrete call: C = f(alpha A B + beta C + bias), combined with D tensors.
 
@@ -42,17 +61,22 @@ class GemmProblem(Problem):
     column-major; a column-major matrix is given as its transpose. D tensors are row-major. C is an input, updated in
     place, if beta is not 0. Sums of int8 are int32.
 
+    ``groups`` are the extents of groups along an axis, which they fill: m (the rows of each expert, which has its own
+    matrix in a B of groups x k x n), or k (C is groups x m x n, a matrix for each group).
+
     Raises:
         ProblemError: a field is unknown, missing or outside its domain, or fields contradict each other.
     """
 
     operation = "gemm"
-    sizes = ("m", "n", "k")
+    sizes = ("m", "n", "k", "groups")
     always_in_key = ("dtype", "layout")
 
-    m: Size = Field(description="rows of A and C")
+    groups: Lengths | None = Field(None, description="extents of groups along group_axis, integers from 0")
+    group_axis: Literal["m", "k"] = Field("m", description="axis that groups divide")
+    m: Size = Field(default_factory=_extent("m"), description=_AXES["m"])
     n: Size = Field(description="columns of B and C")
-    k: Size = Field(description="columns of A and rows of B")
+    k: Size = Field(default_factory=_extent("k"), description=_AXES["k"])
     dtype: Literal["fp32", "fp16", "bf16", "fp8", "bf8", "int8"] = Field("fp16", description="element type of A and B")
     layout: Literal["rcr", "rrr", "crr", "ccr"] = Field("rcr", description="layouts of A, B and C")
     num_d: Annotated[int, Field(ge=0, le=2), Integer] = Field(0, description="number of D tensors")
@@ -87,16 +111,47 @@ class GemmProblem(Problem):
                 hint="D tensors are combined by MultiDAdd or MultiDMultiply; without D tensors use PassThrough.",
             )
 
+        if self.groups is None:
+            self.set_fields(group_axis="m")
+            return
+        extent, total = getattr(self, self.group_axis), sum(self.groups)
+        if total != extent:
+            raise ProblemError(f"groups add up to {total}, but {self.group_axis}={extent}")
+        if self.batch is not None or self.num_d:
+            what = "D tensors" if self.batch is None else "a batch"
+            raise ProblemError(f"groups cannot be combined with {what}", hint="Compute one after the other.")
+
+    def form_facts(self) -> dict[str, Any]:
+        """Whether there are groups."""
+        return {} if self.groups is None else {"groups": True}
+
+    def kind_fields(self) -> dict[str, Any]:
+        """All fields but the sizes, and whether there are groups."""
+        return super().kind_fields() | self.form_facts()
+
+    @derived
+    def extents(self) -> Mapping[str, int]:
+        """M, N, K, and the number of groups if there are any."""
+        extents = {name: getattr(self, name) for name in ("m", "n", "k")}
+        return extents if self.groups is None else extents | {"groups": len(self.groups)}
+
+    @derived
+    def lists(self) -> Lists:
+        """The starts of the groups."""
+        return NO_LISTS if self.groups is None else Lists(starts=array("i", accumulate(self.groups, initial=0)))
+
     def tensor_forms(self) -> Mapping[str, TensorForm]:
         """A, B, the bias, the D tensors, then C; matrices are strided along their outer axis and that of the batch."""
         element = ELEMENTS[self.dtype]
         result = ELEMENTS[implied({"dtype": self.dtype, "pipeline": ""})["dtype_c"]]
         of_a, of_b, _ = self.layout
-        first: tuple[Axis, ...] = () if self.batch is None else (self.batch,)
-        strides: Strides = (None, 0) if self.batch is None else (0, 1)
+        without: tuple[str, ...] = () if self.groups is None else {"m": ("a", "c"), "k": ("a", "b")}[self.group_axis]
+        outermost: Axis | None = self.batch if self.groups is None else "groups"
 
         def matrix(name: str, *axes: str, of: str = result, role: Role = "input") -> dict[str, TensorForm]:
-            return {name: TensorForm((*first, *axes), of, role, strides, name)}
+            if outermost is None or name in without:
+                return {name: TensorForm(axes, of, role, (None, 0), name)}
+            return {name: TensorForm((outermost, *axes), of, role, (0, 1), name)}
 
         forms = matrix("a", *(("m", "k") if of_a == "r" else ("k", "m")), of=element)
         forms |= matrix("b", *(("k", "n") if of_b == "r" else ("n", "k")), of=element)
@@ -109,7 +164,14 @@ class GemmProblem(Problem):
     @property
     def products(self) -> int:
         """How many products there are."""
+        if self.groups is not None:
+            return len(self.groups)
         return 1 if self.batch is None else self.batch
+
+    @property
+    def group_axis_number(self) -> int:
+        """The axis of groups as in the argument struct."""
+        return list(_AXES).index(self.group_axis)
 
     @property
     def activation_number(self) -> int:
@@ -118,11 +180,11 @@ class GemmProblem(Problem):
 
     @property
     def is_general(self) -> bool:
-        """Whether a kernel must take a batch, factors, a bias or an activation."""
-        stated = (self.batch, self.alpha, self.beta, self.bias, self.activation)
-        return stated != (None, 1, 0, False, Activation.NO)
+        """Whether a kernel must take groups, a batch, factors, a bias or an activation."""
+        stated = (self.groups, self.batch, self.alpha, self.beta, self.bias, self.activation)
+        return stated != (None, None, 1, 0, False, Activation.NO)
 
     @property
     def flops(self) -> int:
         """A multiplication and an addition for each product of elements."""
-        return 2 * self.products * self.m * self.n * self.k
+        return 2 * (1 if self.batch is None else self.batch) * self.m * self.n * self.k

@@ -14,7 +14,8 @@ With u = 2^-24, the unit roundoff of float32, to first order in u:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,8 @@ _STEEPEST = 1.13
 
 def reference(problem: GemmProblem, inputs: Mapping[str, Array]) -> dict[str, Array]:
     """C in float64, as the definition reads; in int64 for int8."""
+    if problem.groups is not None:
+        return {"c": _joined(problem, [reference(*group)["c"] for group in _of_groups(problem, inputs)])}
     c = _combined(problem, inputs, _activated(problem, _before(problem, inputs)))
     return {"c": c.astype(np.float64)}
 
@@ -42,6 +45,10 @@ def tolerances(problem: GemmProblem, inputs: Mapping[str, Array]) -> dict[str, T
     """How far C of a correct kernel may be from :func:`reference`."""
     if problem.dtype == "int8":
         return {"c": EXACT}
+    roundoff, smallest = ROUNDING[problem.tensors["c"].element]
+    if problem.groups is not None:
+        parts = [np.asarray(tolerances(*group)["c"].atol) for group in _of_groups(problem, inputs)]
+        return {"c": Tolerance(_joined(problem, parts), roundoff)}
     sizes = {name: np.abs(array.astype(np.float64)) for name, array in inputs.items()}
     a, b = _factors(problem, sizes)
     lost = _SMALLEST * (np.sum(a, axis=-1, keepdims=True) + np.sum(b, axis=-2, keepdims=True) + problem.k)
@@ -57,8 +64,31 @@ def tolerances(problem: GemmProblem, inputs: Mapping[str, Array]) -> dict[str, T
         multiplies = problem.elementwise == "MultiDMultiply"
         x, errors = (x * d, errors * np.abs(d)) if multiplies else (x + d, errors)
         errors = errors + 2 * _U * np.abs(x) + _SMALLEST
-    roundoff, smallest = ROUNDING[problem.tensors["c"].element]
     return {"c": Tolerance((1 + roundoff) * errors + roundoff * smallest, roundoff)}
+
+
+def _of_groups(problem: GemmProblem, inputs: Mapping[str, Array]) -> Iterator[tuple[GemmProblem, dict[str, Array]]]:
+    """The problem and the inputs of each group."""
+    starts = [0, *accumulate(problem.groups or ())]
+    axis, own = ("m", "b") if problem.group_axis == "m" else ("k", "c")
+    axes = {"a": int((problem.layout[0] == "r") == (axis == "k")), "b": int(problem.layout[1] == "c"), "c": 0}
+    for i, (start, end) in enumerate(pairwise(starts)):
+        parts = {}
+        for name, tensor in inputs.items():
+            if name == "bias":
+                parts[name] = tensor
+            else:
+                parts[name] = (
+                    tensor[i] if name == own else tensor.swapaxes(0, axes[name])[start:end].swapaxes(0, axes[name])
+                )
+        yield problem.model_copy(update={"groups": None, "group_axis": "m", axis: end - start}), parts
+
+
+def _joined(problem: GemmProblem, parts: Sequence[Array]) -> Array:
+    """C of all groups; ``parts`` are those of each."""
+    if not parts:
+        return np.zeros(problem.shapes["c"])
+    return np.concatenate(parts) if problem.group_axis == "m" else np.stack(parts)
 
 
 def _factors(problem: GemmProblem, inputs: Mapping[str, Array]) -> tuple[Array, Array]:

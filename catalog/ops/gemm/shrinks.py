@@ -12,10 +12,19 @@ def _small_batch(problem: GemmProblem, _: int) -> dict[str, Any]:
     return {} if problem.batch is None else {"batch": min(problem.batch, 2)}
 
 
+_GROUPS = 8
+"""Maximum number of groups."""
+
+
 def _short(size: str) -> Callable[[GemmProblem, int], dict[str, Any]]:
     def shorter(problem: GemmProblem, length: int) -> dict[str, Any]:
-        extent = getattr(problem, size)
-        return {size: extent if extent < 2 * length else length + extent % length}
+        def of(extent: int) -> int:
+            return extent if extent < 2 * length else length + extent % length
+
+        if problem.groups is None or problem.group_axis != size:
+            return {size: of(getattr(problem, size))}
+        groups = [of(extent) for extent in sorted(problem.groups)[-_GROUPS:]]
+        return {"groups": groups, size: sum(groups)}
 
     return shorter
 

@@ -19,12 +19,32 @@ inline Factor<along, T> factor_of(const catalog_tensor& tensor, std::int64_t bat
     return {data_of<const T>(tensor, batch), tensor.stride_outer};
 }
 
+// Multiplications of a product, and how many of them one thread finishes before others could join.
+inline double work_of(const catalog_args& args) {
+    return static_cast<double>(args.m) * static_cast<double>(args.n) * static_cast<double>(args.k);
+}
+inline constexpr double small_work = 1 << 18;
+
+// Whether there are groups for a kernel of groups, and only there, and they fill their axis.
+template <class Row>
+inline catalog_status check_groups(const catalog_args& args) {
+    if (Row::grouped != (args.starts != nullptr)) return CATALOG_BAD_ARGUMENT;
+    if (!Row::grouped) return CATALOG_OK;
+    if (args.group_axis < CATALOG_GROUPS_OF_M || args.group_axis > CATALOG_GROUPS_OF_K) return CATALOG_BAD_ARGUMENT;
+    const std::int64_t extent = args.group_axis == CATALOG_GROUPS_OF_M ? args.m : args.k;
+    if (args.starts[0] != 0 || args.starts[args.batch] != extent) return CATALOG_BAD_ARGUMENT;
+    for (std::int64_t i = 0; i < args.batch; ++i)
+        if (args.starts[i] > args.starts[i + 1]) return CATALOG_BAD_ARGUMENT;
+    return CATALOG_OK;
+}
+
 // Whether the sizes are possible, and the tensors that will be read or written are present.
 template <class Row>
 inline catalog_status check_call(const catalog_args* args) {
     if (const catalog_status status = check_abi(args); status != CATALOG_OK) return status;
     if (args->batch < 0 || args->m < 0 || args->n < 0 || args->k < 0) return CATALOG_BAD_ARGUMENT;
     if (args->activation < CATALOG_PASS_THROUGH || args->activation > CATALOG_SILU) return CATALOG_BAD_ARGUMENT;
+    if (const catalog_status status = check_groups<Row>(*args); status != CATALOG_OK) return status;
     if (args->batch == 0 || args->m == 0 || args->n == 0) return CATALOG_OK;
     const bool missing = !args->c.data || (Row::num_d > 0 && !args->d0.data) || (Row::num_d > 1 && !args->d1.data);
     return missing || (args->k > 0 && !(args->a.data && args->b.data)) ? CATALOG_BAD_ARGUMENT : CATALOG_OK;

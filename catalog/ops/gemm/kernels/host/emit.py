@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from catalog.build.describe import c_string
-from catalog.ops.gemm.traits import Elementwise, Pipeline
+from catalog.ops.gemm.traits import Elementwise, Family, Pipeline
 from catalog.schema.kernel import Kernel
 
 _TYPES: Mapping[str, str] = MappingProxyType(
@@ -32,6 +32,7 @@ def emit(kernel: Kernel) -> str:
         "a_along": of_a == "r",
         "b_along": of_b == "c",
         "streams": algorithm.pipeline is Pipeline.HOST_STREAM,
+        "grouped": signature.family is Family.GROUPED,
         "multiplies": signature.elementwise is Elementwise.MULTI_D_MULTIPLY,
     }
     members = [f"using dtype = {_TYPES[signature.dtype_a]};", f"using otype = {_TYPES[signature.dtype_c]};"]

@@ -1,8 +1,7 @@
 // The launch of a row: the units that this CPU multiplies best, and the products of a batch.
 #pragma once
 
-#include "panel.hpp"
-#include "stream.hpp"
+#include "grouped.hpp"
 
 namespace catalog::host {
 
@@ -12,10 +11,9 @@ using Product = std::conditional_t<Row::streams, StreamProduct<Row, Unit>, Panel
 // A batch of small products is divided among threads by products, other work within each.
 template <class Row, class Unit>
 inline catalog_status multiply(const catalog_args& args) {
-    constexpr double small = 1 << 18;  // multiplications of a product that one thread finishes before others could join
-    const double work = static_cast<double>(args.m) * static_cast<double>(args.n) * static_cast<double>(args.k);
-    const int threads = work * static_cast<double>(args.batch) < small ? 1 : threads_for(args);
-    const bool by_products = args.batch > 1 && (work < small || Product<Row, Unit>::tiles(args) < threads);
+    const double work = work_of(args);
+    const int threads = work * static_cast<double>(args.batch) < small_work ? 1 : threads_for(args);
+    const bool by_products = args.batch > 1 && (work < small_work || Product<Row, Unit>::tiles(args) < threads);
     const int inside = by_products ? 1 : threads;
     std::atomic<catalog_status> status = CATALOG_OK;
     parallel_for(args, by_products ? threads : 1, args.batch, [&](std::int64_t batch) {
@@ -23,6 +21,14 @@ inline catalog_status multiply(const catalog_args& args) {
         if (of_one != CATALOG_OK) status = of_one;
     });
     return status;
+}
+
+template <class Row, class Unit>
+inline catalog_status multiply_all(const catalog_args& args) {
+    if constexpr (Row::grouped)
+        return GroupedProduct<Row, Unit>(args).run();
+    else
+        return multiply<Row, Unit>(args);
 }
 
 template <class Row>
@@ -35,9 +41,9 @@ inline std::int32_t launch(const catalog_args* args) noexcept {
     constexpr bool pairs = integers || std::is_same_v<T, bf16> || std::is_same_v<T, fp8> || std::is_same_v<T, bf8>;
     if constexpr (pairs)
         if (has_dot_instructions())
-            return multiply<Row, std::conditional_t<integers, WordPair<true>, BrainPair>>(*args);
+            return multiply_all<Row, std::conditional_t<integers, WordPair<true>, BrainPair>>(*args);
 #endif
-    return multiply<Row, std::conditional_t<integers, WordPair<false>, float>>(*args);
+    return multiply_all<Row, std::conditional_t<integers, WordPair<false>, float>>(*args);
 }
 
 }  // namespace catalog::host

@@ -18,16 +18,24 @@ enum catalog_activation {
     CATALOG_SILU = 3, /* x / (1 + exp(-x)) */
 };
 
+enum catalog_group_axis {
+    CATALOG_GROUPS_OF_M = 0, /* rows of A and C; each group has its own B */
+    CATALOG_GROUPS_OF_K = 1, /* columns of A and rows of B; each group has its own C */
+};
+
 typedef struct catalog_args {
     uint32_t struct_bytes; /* sizeof(catalog_args) as the caller compiled it */
     uint32_t abi_version; /* CATALOG_ABI_VERSION */
 
+    /* Groups along an axis have no axis of the batch there. */
     catalog_tensor a; /* (batch, m, k) */
     catalog_tensor b; /* (batch, k, n) */
     catalog_tensor bias; /* (n); NULL: none */
     catalog_tensor d0; /* (batch, m, n) */
     catalog_tensor d1; /* (batch, m, n) */
     catalog_tensor c; /* (batch, m, n); not read if beta is 0 */
+
+    const int32_t* starts; /* batch + 1 starts of groups along an axis, the last one is its extent; NULL: no groups */
 
     int64_t batch;
     int64_t m;
@@ -37,6 +45,7 @@ typedef struct catalog_args {
     float alpha;
     float beta;
     int32_t activation; /* catalog_activation: f */
+    int32_t group_axis; /* catalog_group_axis */
     int32_t num_threads; /* host targets: 0 = every core that the process may use */
     int32_t reserved; /* 0 */
     struct catalog_pool* pool; /* host targets: the threads of the process; NULL = those of the library */

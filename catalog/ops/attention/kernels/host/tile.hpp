@@ -133,9 +133,7 @@ struct PairTile {
                 });
             } else {
                 for_row_blocks<Row::warp_m0>(begin, end, [&](auto block, int row) {
-                    multiply_block<block, columns, Memory::row_q, 1>(
-                        scratch.q[first_row + row], Rows<const BrainPair>{panel, width}, depth,
-                        store_to<Memory::row_s>(scratch.s[row] + column));
+                    store_products<block, columns>(scratch.q[first_row + row], panel, depth, scratch.s[row] + column);
                 });
             }
         });
@@ -157,18 +155,31 @@ struct PairTile {
             } else {
                 for_row_blocks<block_rows>(0, rows, [&](auto block, int row) {
                     const auto [begin, end] = units(row, row + block);
-                    float* o = scratch.o[first_row + row] + column;
-                    multiply_block<block, width, Memory::row_p, 1>(
-                        scratch.p[row] + begin, panel.from(begin), end - begin, [&](int r, int j, Float sum) {
-                            float* to = o + r * Memory::row_o + j;
-                            store(to, load(to) * scratch.rescale[row + r] + sum);
-                        });
+                    add_products<block>(scratch.p[row] + begin, panel[begin], end - begin, scratch.rescale + row,
+                                        scratch.o[first_row + row] + column);
                 });
             }
         }
     }
 
    private:
+    // Functions of their own: in a large function, g++ keeps sums of assembly in memory.
+    template <int block, int columns>
+    __attribute__((noinline)) static void store_products(const BrainPair* q, const BrainPair* k, int depth, float* s) {
+        multiply_block<block, columns, Memory::row_q, 1>(q, Rows<const BrainPair>{k, Row::warp_n0}, depth,
+                                                         store_to<Memory::row_s>(s));
+    }
+
+    template <int block>
+    __attribute__((noinline)) static void add_products(const BrainPair* p, const BrainPair* v, int depth,
+                                                       const float* rescale, float* o) {
+        multiply_block<block, Row::warp_n1, Memory::row_p, 1>(
+            p, Rows<const BrainPair>{v, Row::warp_n1}, depth, [&](int r, int j, Float sum) {
+                float* to = o + r * Memory::row_o + j;
+                store(to, load(to) * rescale[r] + sum);
+            });
+    }
+
     // Calls body(std::integral_constant<int, tiles>, first) for blocks of two tiles of rows, then of one; the last tile may
     // have rows after `end`, whose results nobody reads.
     template <class Body>

@@ -253,8 +253,7 @@ inline bool has_tensors(const catalog_args& args) {
 
 template <class Row, bool partial>
 inline std::int32_t launch_attention(const catalog_args* args) noexcept {
-    if constexpr (Row::pipeline == Pipeline::host_amx)
-        if (!amx::is_permitted()) return CATALOG_DEVICE_ERROR;
+    if (!is_supported<Row>()) return CATALOG_UNSUPPORTED;
     if (const catalog_status status = check_call<Row>(args); status != CATALOG_OK) return status;
     if (!has_tensors<Row, partial>(*args)) return CATALOG_BAD_ARGUMENT;
     const int threads = threads_for(*args);

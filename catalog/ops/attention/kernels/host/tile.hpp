@@ -219,6 +219,17 @@ struct Copied<Row, true> {
 };
 #endif
 
+// Whether this machine runs the instructions of the row's pipeline.
+template <class Row>
+inline bool is_supported() {
+#if defined(__AVX512F__)
+    if constexpr (Row::pipeline == Pipeline::host_amx)
+        if (!amx::is_permitted()) return false;
+    if constexpr (multiplies_pairs<Row>) return __builtin_cpu_supports("avx512bf16");
+#endif
+    return true;
+}
+
 // What a thread holds while it attends: the AMX tiles, if the row multiplies in them.
 struct NoTiles {};
 

@@ -1,7 +1,7 @@
 """Element types: fp32, fp16 and bf16 tensors, and how far each is from float64 attention on the same tensors.
 
-NumPy has no bf16 of its own: ml_dtypes adds it. Kernels add in float32 and round O once. Where the CPU multiplies pairs of
-bf16, they also round the weights, as a GPU's matrix units do.
+NumPy has no bf16 of its own: ml_dtypes adds it. Kernels add in float32 and round O once. Where the CPU multiplies
+pairs of bf16, they also round the weights, as a GPU's matrix units do.
 """
 
 import ml_dtypes

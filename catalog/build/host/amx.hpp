@@ -6,8 +6,10 @@
 
 #if !defined(CATALOG_AMX_EMULATED)  // tests define the same interface in software
 
+#if defined(__linux__) && defined(__x86_64__)
 #include <sys/syscall.h>
 #include <unistd.h>
+#endif
 
 #include <cstddef>
 #include <cstdint>
@@ -17,9 +19,13 @@ namespace catalog::host::amx {
 // Linux grants the state of tiles to a process that asks for it, for all its threads and children. Asked once; false: this
 // CPU or this kernel has no AMX, or a thread's signal stack is too small for its state.
 inline bool is_permitted() {
+#if defined(__linux__) && defined(__x86_64__)
     constexpr long request_permission = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
     static const bool permitted = syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
     return permitted;
+#else
+    return false;
+#endif
 }
 
 // Configures the tile registers of the thread, and leaves none configured: a context switch saves tiles in use, and

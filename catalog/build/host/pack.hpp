@@ -71,8 +71,8 @@ inline void pack_columns_of_pairs(Source rows, int count, int width, Pair* packe
     for (int row = 0; row < round_up(count, whole); row += 2)
         for (int d = 0; d < round_up(width, panel_columns); d += lanes) {
             Pair* panel = packed + d / panel_columns * panel_columns * (panel_rows / 2) + d % panel_columns;
-            const auto half = [&](int row) {
-                return row < count ? load_across<Pair>(rows[row] + d, 0, 1, width - d) : Bits{};
+            const auto half = [&](int at) {
+                return at < count ? load_across<Pair>(rows[at] + d, 0, 1, width - d) : Bits{};
             };
             store(panel + row / 2 * panel_columns, half(row) | half(row + 1) << 16);
         }

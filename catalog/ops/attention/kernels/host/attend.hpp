@@ -137,7 +137,7 @@ class Attention {
         if constexpr (std::is_same_v<Tile, DirectTile<Row>> || !multiplies_pairs<Row>)
             weigh_floats(first_key, row, count, Tile::block_rows);
         else
-            weigh_pairs(first_key, row, count, Tile::block_rows);
+            this->weigh_pairs(first_key, row, count, Tile::block_rows);
     }
 
     // `block`: rows of the register blocks of P V.
@@ -151,6 +151,9 @@ class Attention {
         }
     }
 
+#if defined(__AVX512F__)
+
+    // Scores that only need their scale get it in the softmax.
     __attribute__((noinline)) void weigh_pairs(std::int64_t first_key, ItemRow* row, int count, int block) {
         constexpr bool plain = !Row::logits && !Row::sink && Row::bias == Bias::none;
         for (int i = 0; i < count; ++i) {
@@ -159,13 +162,12 @@ class Attention {
             BrainPair* const p = scratch.p[i] + whole.begin / 2;
             const int columns = whole.end - whole.begin;
             float scale = row[i].scale;
-            if (!plain || seen.begin != whole.begin || seen.end != whole.end) {
+            if (!plain || Row::dropout || seen.begin != whole.begin || seen.end != whole.end) {
                 for (int j = 0; j < columns; j += lanes) store(s + j, load(s + j) * scale);
                 finish_scores(row[i], first_key, seen, whole, scratch.s[i]);
                 scale = 1;
             }
             if constexpr (Row::dropout) {
-                for (int j = 0; j < columns; j += lanes) store(s + j, load(s + j) * scale);
                 scratch.rescale[i] = softmax_row(s, columns, row[i].state);
                 apply_factors(row[i], first_key, whole, scratch.s[i]);
                 round_to_pairs(s, columns, p);
@@ -175,6 +177,8 @@ class Attention {
             zero_unseen<Memory::step>(scratch.seen, i, count, block, whole, scratch.p[i]);
         }
     }
+
+#endif
 
     // Turns products of the tile's columns `whole`, starting at `first_key`, into scores; -infinity for those not seen.
     void finish_scores(const ItemRow& row, std::int64_t first_key, Columns seen, Columns whole, float* s) const {

@@ -34,6 +34,7 @@ from catalog.runtime.plan import Plan
 from catalog.runtime.tensors import Array, make_outputs
 from catalog.runtime.tolerance import max_error
 from catalog.schema.kernel import Kernel
+from catalog.settings import settings as chosen_settings
 
 ARCHES = tuple(arch for arch in host_archs() if why_unavailable(arch) is None)
 FEW, ALL = (1, 20), (None, 340)
@@ -313,6 +314,7 @@ def catalog_on(host_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             compiler.write_text(f'#!/bin/sh\nexec {shutil.which("g++")} -include {EMULATED} "$@"\n')
             compiler.chmod(0o755)
             monkeypatch.setenv("CATALOG_CXX", str(compiler))
+            chosen_settings.cache_clear()
         opened.append(Catalog(shutil.copy(host_file, tmp_path / f"{pipeline}.db")))
         return opened[-1]
 

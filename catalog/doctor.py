@@ -32,6 +32,7 @@ def diagnose(db: Path) -> Iterator[Finding]:
     yield from about_cache()
     yield _checkout()
     yield from about_plugins()
+    yield _cpu()
     yield from _gpus()
     yield from _arches()
 
@@ -128,6 +129,16 @@ def about_plugins() -> Iterator[Finding]:
     for found in installed.plugins():
         about = "" if found.object is None else found.object.title
         yield Finding(found.title, "unusable" if found.broken else "usable", found.broken or about)
+
+
+_MULTIPLY = ("amx", "asimd", "avx", "bf16", "fma", "fphp", "i8mm", "sve")
+"""How the names of features begin that make arithmetic faster."""
+
+
+def _cpu() -> Finding:
+    from catalog.runtime.devices.host.device import cpu_features, cpu_name
+
+    return Finding("CPU", cpu_name(), " ".join(sorted(name for name in cpu_features() if name.startswith(_MULTIPLY))))
 
 
 def _gpus() -> Iterator[Finding]:

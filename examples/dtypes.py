@@ -1,6 +1,7 @@
 """Element types: fp32, fp16 and bf16 tensors, and how far each is from float64 attention on the same tensors.
 
-NumPy has no bf16 of its own: ml_dtypes adds it. Kernels add in float32 and round O once.
+NumPy has no bf16 of its own: ml_dtypes adds it. Kernels add in float32 and round O once. Where the CPU multiplies
+pairs of bf16, they also round the weights, as a GPU's matrix units do.
 """
 
 import ml_dtypes
@@ -31,5 +32,8 @@ for dtype, element in (("fp32", np.float32), ("fp16", np.float16), ("bf16", ml_d
         f"{dtype:<6} {o.dtype.name:<13} {(k.nbytes + v.nbytes) // 1024:>3} KiB {result.time_ms:>8.3f} ms"
         f" {error.max():>8.1e} {relative:>10.1e}"
     )
-    # One rounding of the result, and some in float32 before it.
-    assert np.all(error <= ROUNDOFF[dtype] * np.abs(expected) + 1e-5), f"{dtype} is off by {error.max()}"
+    # One rounding of the result, one of the weights in bf16, and some in float32 before them.
+    allowed = ROUNDOFF[dtype] * np.abs(expected) + 1e-5
+    if dtype == "bf16":
+        allowed += ROUNDOFF[dtype] * (weights / weights.sum(axis=-1, keepdims=True) @ np.abs(v64))
+    assert np.all(error <= allowed), f"{dtype} is off by {error.max()}"

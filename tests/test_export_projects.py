@@ -95,7 +95,8 @@ def run(entry: Entry, problem: AnyProblem) -> set[str]:
     of = operation_of(problem)
     kernel = LoadedKernel(entry.id.decode(), Path(), None, of.arguments, entry.launch, entry.workspace_size)
     device.launch(kernel, device.call(problem, tensors))
-    allowed, expected = of.tolerances(problem, inputs), of.reference(problem, inputs)
+    rounds = any(f"_{pipeline}_" in entry.name.decode() for pipeline in ("host_bf16", "host_amx"))
+    allowed, expected = of.tolerances(problem, inputs, rounds_products=rounds), of.reference(problem, inputs)
     outputs = results(problem.form, tensors)
     for name, written in outputs.items():
         assert allowed[name].used(written, expected[name]) <= 1

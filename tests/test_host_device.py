@@ -144,6 +144,10 @@ def test_a_library_that_is_lost_between_build_and_load_is_built_again(build, los
     [
         ("CATALOG_BAD_ARGUMENT", "kernel ROW: the kernel was not built for this call"),
         ("CATALOG_NO_MEMORY", "kernel ROW: it could not allocate its scratch memory"),
+        (
+            "CATALOG_UNSUPPORTED",
+            "kernel ROW: this CPU lacks instructions that it uses, or the system does not permit them",
+        ),
         ("77", "kernel ROW: unknown status 77"),
     ],
 )

@@ -21,21 +21,26 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from catalog.build.builder import Artifact
+from catalog.errors import DeviceError
+from catalog.ops import operation_of
 from catalog.ops.attention.fields import Op
 from catalog.ops.attention.problem import Problem
 from catalog.ops.attention.reference.answers import reference
-from catalog.ops.attention.tolerance import tolerances
 from catalog.runtime.catalog import Catalog
-from catalog.runtime.devices.host.device import HostDevice, host_archs, why_unavailable
+from catalog.runtime.devices.host import device as host_device
+from catalog.runtime.devices.host.device import HostDevice, cpu_features, host_archs, why_unavailable
 from catalog.runtime.inputs import make_inputs
 from catalog.runtime.plan import Plan
 from catalog.runtime.tensors import Array, make_outputs
 from catalog.runtime.tolerance import max_error
 from catalog.schema.kernel import Kernel
+from catalog.settings import settings as chosen_settings
 
 ARCHES = tuple(arch for arch in host_archs() if why_unavailable(arch) is None)
 FEW, ALL = (1, 20), (None, 340)
 """How many signatures of an op are compiled, and how many problems are drawn of them: 120, and 2,040 in all."""
+
+EMULATED = Path(__file__).with_name("amx_emulated.hpp")
 
 drawn = settings(
     deadline=None,
@@ -80,7 +85,9 @@ class Errors:
     def add(self, plan: Plan, outputs: Mapping[str, Array], expected: Mapping[str, Array], inputs: Any) -> None:
         """Compare, and fail where an element is too far away."""
         self.count += 1
-        allowed = tolerances(plan.problem, inputs)
+        of = operation_of(plan.problem)
+        rounds = any(map(of.rounds_products, plan.kernels))
+        allowed = of.tolerances(plan.problem, inputs, rounds_products=rounds)
         for name in outputs.keys() & expected.keys():
             share = allowed[name].used(outputs[name], expected[name])
             error = max_error(outputs[name], expected[name])
@@ -281,3 +288,82 @@ def test_results_do_not_depend_on_the_number_of_threads(catalog: Catalog, fields
         problem = Problem(**FOUR_HEADS, seqlen_q=tiles * kernel.algorithm.tile_m0 + extra, seqlen_k=600, **fields)
         single, *others = [bits(library, problem, num_threads) for num_threads in (1, 2, 3)]
         assert all(other == single for other in others), problem.key
+
+
+# What a CPU has
+
+PAIRS = {
+    "host_panel": frozenset[str](),
+    "host_bf16": frozenset({"avx512_bf16"}),
+    "host_amx": frozenset({"avx512_bf16", "amx_bf16", "amx_tile"}),
+}
+"""Pipelines for bf16 on x86_64_v4, and the features with which each is the first."""
+
+
+@pytest.fixture
+def catalog_on(host_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Catalog]]:
+    """A catalog as on a CPU with the features of a pipeline; AMX tiles are computed in software."""
+    if "x86_64_v4" not in ARCHES:
+        pytest.skip("this CPU has no AVX-512")
+    opened: list[Catalog] = []
+
+    def open_as(pipeline: str) -> Catalog:
+        monkeypatch.setattr(host_device, "cpu_features", lambda: PAIRS[pipeline])
+        if pipeline == "host_amx":
+            compiler = tmp_path / "g++"
+            compiler.write_text(f'#!/bin/sh\nexec {shutil.which("g++")} -include {EMULATED} "$@"\n')
+            compiler.chmod(0o755)
+            monkeypatch.setenv("CATALOG_CXX", str(compiler))
+            chosen_settings.cache_clear()
+        opened.append(Catalog(shutil.copy(host_file, tmp_path / f"{pipeline}.db")))
+        return opened[-1]
+
+    yield open_as
+    for catalog in opened:
+        catalog.close()
+
+
+@pytest.mark.parametrize("pipeline", PAIRS)
+def test_what_the_cpu_has_decides_on_the_pipeline(catalog_on: Callable[[str], Catalog], pipeline: str) -> None:
+    catalog = catalog_on(pipeline)
+    for fields in ({}, {"op": "splitkv"}, {"dtype": "fp32"}):
+        problem = Problem(**{"batch": 1, "nhead_q": 2, "seqlen_q": 64, "hdim_q": 64, "dtype": "bf16", **fields})
+        expected = "host_panel" if problem.dtype == "fp32" else pipeline
+        assert catalog.select(problem, arch="x86_64_v4").kernels[0].algorithm.pipeline.value == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("pipeline", "count"), [("host_panel", 1), ("host_bf16", 1), ("host_amx", 2)])
+def test_bf16_in_every_pipeline(
+    catalog_on: Callable[[str], Catalog],
+    pipeline: str,
+    count: int,
+    monkeypatch: pytest.MonkeyPatch,
+    record_property: Callable[[str, object], None],
+) -> None:
+    if not PAIRS[pipeline] - {"amx_bf16", "amx_tile"} <= cpu_features():
+        pytest.skip("this CPU has no AVX512-BF16")
+    catalog, errors = catalog_on(pipeline), Errors()
+    found = [
+        signature
+        for op in ("fwd", "splitkv")
+        for signature in [one for one in signatures(catalog, op, "x86_64_v4") if one.traits["dtype"] == "bf16"][:count]
+    ]
+
+    @settings(drawn, max_examples=60)
+    @given(problems(found), st.integers(0, 99))
+    def check(problem: Problem, seed: int) -> None:
+        inputs, plan = draw_inputs(problem, seed), catalog.select(problem, arch="x86_64_v4")
+        assert plan.kernels[0].algorithm.pipeline.value == pipeline
+        errors.add(plan, run(plan, inputs), reference(problem, inputs), inputs)
+
+    check()
+    errors.report(pipeline, record_property)
+    if pipeline == "host_amx":
+        problem = Problem(**problem_fields(found[0], lambda *values: values[-1]))
+        plan = catalog.select(problem, arch="x86_64_v4")
+        monkeypatch.setenv("CATALOG_TEST_AMX_REFUSED", "1")
+        with pytest.raises(
+            DeviceError, match="this CPU lacks instructions that it uses, or the system does not permit"
+        ):
+            plan.run(draw_inputs(problem, SEED))

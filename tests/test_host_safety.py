@@ -17,7 +17,7 @@ import pytest
 from conftest import missing
 from gemm_problems import problem_of_row, rows
 from host_problems import OPS, SEED, problem_fields, signatures
-from test_host_kernels import ARCHES
+from test_host_kernels import ARCHES, EMULATED, PAIRS
 
 from catalog.build import targets
 from catalog.build.builder import Builder
@@ -31,6 +31,8 @@ from catalog.ops.attention.reference.answers import reference
 from catalog.ops.attention.tolerance import tolerances
 from catalog.ops.gemm.problem import GemmProblem
 from catalog.runtime.catalog import Catalog
+from catalog.runtime.devices.host import device as host_device
+from catalog.runtime.devices.host.device import cpu_features
 from catalog.runtime.inputs import make_inputs
 from catalog.runtime.plan import Plan
 from catalog.schema.kernel import Kernel
@@ -102,6 +104,7 @@ class Sanitizer:
                 "problem": plan.problem.key,
                 "seed": index if flaw is None else SEED,
                 "flaw": flaw,
+                "rounds_products": any(map(operation_of(plan.problem).rounds_products, plan.kernels)),
                 "num_splits": operation_of(plan.problem).splits(plan.problem, plan.kernels, 2, whole_waves=False),
                 "libraries": [libraries[kernel.id] for kernel in plan.kernels],
             }
@@ -129,7 +132,7 @@ def sanitizer(tmp_path_factory: pytest.TempPathFactory) -> Sanitizer:
         plain = find_host_toolchain(arch, "g++", None, os.environ.get("PATH", os.defpath))
         return replace(
             plain,
-            compile_flags=(*plain.compile_flags, "-O1", "-fno-omit-frame-pointer", *checks),
+            compile_flags=(*plain.compile_flags, "-O1", "-fno-omit-frame-pointer", *checks, "-include", str(EMULATED)),
             link_flags=(*plain.link_flags, *checks),
         )
 
@@ -161,6 +164,28 @@ def test_sanitizers_find_nothing(catalog: Catalog, sanitizer: Sanitizer, op: Op)
             plans.append(catalog.select(problem, arch=ARCHES[index % len(ARCHES)]))
     assert len(plans) >= 2 * PROBLEMS_OF_A_SIGNATURE
     done = sanitizer.run(plans)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) == len(plans)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pipeline", ["host_bf16", "host_amx"])
+def test_sanitizers_find_nothing_in_pairs_of_bf16(
+    host_file: Path, tmp_path: Path, sanitizer: Sanitizer, pipeline: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sizes that leave parts of pairs, of vectors and of tiles; AMX in software."""
+    if "avx512_bf16" not in cpu_features():
+        pytest.skip("this CPU has no AVX512-BF16")
+    monkeypatch.setattr(host_device, "cpu_features", lambda: PAIRS[pipeline])
+    sizes = {"batch": 2, "nhead_q": 6, "nhead_k": 2, "hdim_q": 61, "hdim_v": 33, "dtype": "bf16", "lse": True}
+    sizes |= {"mask": "top_left", "window": (40, 5)}
+    with Catalog(shutil.copy(host_file, tmp_path / "catalog.db")) as catalog:
+        plans = [
+            catalog.select(Problem(**sizes, seqlen_q=seqlen_q, seqlen_k=seqlen_k), arch="x86_64_v4")
+            for seqlen_q, seqlen_k in ((6, 1), (45, 33), (67, 531), (70, 29))
+        ]
+        assert {plan.kernels[0].algorithm.pipeline.value for plan in plans} == {pipeline}
+        done = sanitizer.run(plans)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) == len(plans)
 

@@ -29,6 +29,12 @@ class _Host(Backend):
 
         return HOST
 
+    @property
+    def features(self) -> frozenset[str]:
+        from catalog.runtime.devices.host.device import cpu_features
+
+        return cpu_features()
+
     def why_unavailable(self, arch: str) -> str | None:
         from catalog.runtime.devices.host.device import why_unavailable
 

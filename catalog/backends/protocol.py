@@ -49,6 +49,14 @@ class Backend(ABC):
         """
         return arch in self.isas
 
+    @property
+    def features(self) -> frozenset[str]:
+        """What the device here has that not every device of its arch has; none, by default.
+
+        Selection rules read it as ``:features``: the names, with a space before and after each.
+        """
+        return frozenset()
+
     @abstractmethod
     def target(self, arch: str) -> Target:
         """The target that compiles rows of ``arch``, one of :attr:`isas`, to libraries."""

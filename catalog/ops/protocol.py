@@ -337,6 +337,10 @@ class Operation(Emitter, ABC):
             rounds_products: whether kernels round factors to the type of the inputs, as a GPU's matrix units do.
         """
 
+    def rounds_products(self, kernel: Kernel) -> bool:
+        """Whether a host kernel rounds factors to the type of the inputs; no, by default. A GPU's kernels all do."""
+        return False
+
     def foreign_problem(self, form: str, table: str, fields: Mapping[str, Any]) -> Problem | None:
         """The problem that another project's table describes; None, as by default, if it cannot be stated here.
 

@@ -311,6 +311,7 @@ class Selector:
             **self.lineage.parameters,
             **{name: getattr(problem, name) for name in self._operation.parameters},
             "compute_units": self._compute_units,
+            "features": " ".join(("", *sorted(backend_of(self.lineage.arch).features), "")),
         }
 
     def _query(self, family: str, timed_here: bool) -> str:

@@ -15,7 +15,7 @@ from catalog.forks import Lock, forks
 from catalog.messages import did_you_mean
 from catalog.ops.protocol import Operation
 
-DEVICE_PARAMETERS = ("compute_units",)
+DEVICE_PARAMETERS = ("compute_units", "features")
 """Parameters about the device that a selection rule may use, in addition to those of an operation's problems."""
 
 SELECT_COLUMNS = ("hw_valid", "dispatch_order")

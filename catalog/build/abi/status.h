@@ -8,6 +8,7 @@ enum catalog_status {
     CATALOG_BAD_ARGUMENT = 2, /* the call is outside of what this kernel was built for */
     CATALOG_NO_MEMORY    = 3, /* scratch memory could not be allocated */
     CATALOG_DEVICE_ERROR = 4, /* the device's runtime refused the launch */
+    CATALOG_UNSUPPORTED  = 5, /* this machine lacks instructions of the kernel, or does not permit them */
 };
 
 #endif /* CATALOG_STATUS_H */

@@ -1,7 +1,7 @@
-// Copies of tensor tiles as float32, in the order in which register blocks read them.
+// Copies of tensor tiles as units, in the order in which register blocks read them.
 #pragma once
 
-#include "dtype.hpp"
+#include "units.hpp"
 
 namespace catalog::host {
 
@@ -29,23 +29,26 @@ inline void pack_scaled(const T* row, int width, float scale, float* packed) {
     for (int d = 0; d < width; d += lanes) store(packed + d, load_first(row + d, width - d) * scale);
 }
 
-// Transposed panels: packed[panel][d][row within the panel]. Rows after the last one become zeros.
-template <int panel_rows, int panel_depth, class Source>
-inline void pack_transposed(Source rows, int count, int width, float* packed) {
+// Transposed panels: packed[panel][unit along the depth][row within the panel]. Rows after the last one become zeros, and
+// factors after the last one of a unit.
+template <int panel_rows, int panel_depth, class Source, class Unit>
+inline void pack_transposed(Source rows, int count, int width, Unit* packed) {
+    constexpr int factors = Units<Unit>::depth, step = lanes * factors;
     for (int row = 0; row < round_up(count, panel_rows); row += lanes) {
-        float* panel = packed + row / panel_rows * panel_rows * panel_depth + row % panel_rows;
-        for (int d = 0; d < width; d += lanes) {
+        Unit* panel = packed + row / panel_rows * panel_rows * panel_depth + row % panel_rows;
+        for (int d = 0; d < width; d += step) {
             Float block[lanes];
-            if (row + lanes <= count && d + lanes <= width) {
+            if (row + lanes <= count && d + step <= width) {
 #pragma GCC unroll 16
-                for (int i = 0; i < lanes; ++i) block[i] = load(rows[row + i] + d);
+                for (int i = 0; i < lanes; ++i) block[i] = (Float)load_along<Unit>(rows[row + i] + d, step);
             } else {
                 for (int i = 0; i < lanes; ++i)
-                    block[i] = row + i < count ? load_first(rows[row + i] + d, width - d) : Float{};
+                    block[i] = row + i < count ? (Float)load_along<Unit>(rows[row + i] + d, width - d) : Float{};
             }
             transpose(block);
 #pragma GCC unroll 16
-            for (int i = 0; i < lanes; ++i) store(panel + (d + i) * panel_rows, block[i]);
+            for (int i = 0; i < lanes; ++i)
+                store(panel + (d / factors + i) * panel_rows, (typename Units<Unit>::Vector)block[i]);
         }
     }
 }
@@ -57,6 +60,21 @@ inline void pack_columns(Source rows, int count, int width, float* packed) {
         for (int d = 0; d < round_up(width, panel_columns); d += lanes) {
             float* panel = packed + d / panel_columns * panel_columns * panel_rows + d % panel_columns;
             store(panel + row * panel_columns, load_first(rows[row] + d, width - d));
+        }
+}
+
+// Panels of columns of pairs: packed[panel][pair of rows][column within the panel]. Rows after the last one become zeros,
+// up to a multiple of `whole` rows.
+template <int panel_columns, int panel_rows, int whole, class Source, class Pair>
+inline void pack_columns_of_pairs(Source rows, int count, int width, Pair* packed) {
+    static_assert(Units<Pair>::depth == 2 && whole % 2 == 0);
+    for (int row = 0; row < round_up(count, whole); row += 2)
+        for (int d = 0; d < round_up(width, panel_columns); d += lanes) {
+            Pair* panel = packed + d / panel_columns * panel_columns * (panel_rows / 2) + d % panel_columns;
+            const auto half = [&](int at) {
+                return at < count ? load_across<Pair>(rows[at] + d, 0, 1, width - d) : Bits{};
+            };
+            store(panel + row / 2 * panel_columns, half(row) | half(row + 1) << 16);
         }
 }
 

@@ -78,6 +78,13 @@ struct Units<BrainPair> : PairUnits<Units<BrainPair>, Float> {
     }
 };
 
+// Neighbours as pairs, those of `low` first, rounded to nearest even; numbers below the smallest normal one become zero.
+inline Bits brain_pairs(Float low, Float high) {
+    Bits pairs;
+    asm("vcvtne2ps2bf16 %2, %1, %0" : "=v"(pairs) : "v"(high), "v"(low));
+    return pairs;
+}
+
 template <>
 struct Units<WordPair<true>> : PairUnits<Units<WordPair<true>>, Ints> {
     using PairUnits::multiply_add;

@@ -24,7 +24,7 @@ from catalog.ops.attention.stages import (
     stages_of,
 )
 from catalog.ops.attention.tensors import zeroed_outputs
-from catalog.ops.attention.traits import Family
+from catalog.ops.attention.traits import Family, Pipeline
 from catalog.ops.attention.workspace import partial_bytes, splits_of, workspace_of
 from catalog.ops.implementation import Implementation
 from catalog.ops.protocol import Operation
@@ -166,6 +166,10 @@ class Attention(Operation):
         from catalog.ops.attention.tolerance import tolerances
 
         return tolerances(problem, inputs, problem.tensors["q"].element if rounds_products else "float32")
+
+    def rounds_products(self, kernel: Kernel) -> bool:
+        """Whether it multiplies pairs of bf16, and so rounds the weights."""
+        return kernel.algorithm.pipeline in (Pipeline.HOST_BF16, Pipeline.HOST_AMX)
 
     def problems_of_model(self, config: Mapping[str, Any], deployment: Deployment) -> Iterable[Problem]:
         """As :func:`catalog.ops.attention.models.problems_of_model`."""

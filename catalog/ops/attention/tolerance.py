@@ -1,8 +1,10 @@
 """How far from the float64 reference a correct kernel may be: a rounding error analysis of every operation.
 
-A kernel reads its inputs exactly, multiplies and adds in float32, and rounds each result once; a GPU's kernel also
-rounds the weights that it multiplies. In a backward, O and LSE are inputs: the forward's rounding of them is no error
-here. With u = 2^-24, the unit roundoff of float32, the analysis is first-order in u and considers three kinds of error:
+A kernel reads its inputs exactly, multiplies and adds in float32, and rounds each result once; a GPU's kernel, and one
+for the host that multiplies pairs of bf16, also rounds the weights that it multiplies. Pairs of bf16 take subnormal
+factors for zero: with |q| and |k| below 2^80, that changes a score by less than u 2^-20. In a backward, O and LSE are
+inputs: the forward's rounding of them is no error here. With u = 2^-24, the unit roundoff of float32, the analysis is
+first-order in u and considers three kinds of error:
 
 - A sum of n products is off by at most ``4 sqrt(n) u`` times the sum of their absolute values, in any order of
   summation: Higham and Mary, "A New Approach to Probabilistic Rounding Error Analysis" (2019), with lambda = 4. The
@@ -61,8 +63,8 @@ def tolerances(problem: Problem, inputs: Mapping[str, Array], weights: str = "fl
     Args:
         problem: the problem that was computed.
         inputs: the tensors passed to the kernel, as for the reference.
-        weights: the element type that the kernel rounds P and dS to before it multiplies them. Host kernels keep them
-            in float32; a GPU's matrix units take them in the type of Q.
+        weights: the element type that the kernel rounds P and dS to before it multiplies them: float32, or the type of
+            Q where it multiplies pairs or in matrix units.
     """
     return _OPERATIONS[problem.op](problem, inputs, _Weights(*ROUNDING[weights]))
 

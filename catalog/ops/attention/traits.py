@@ -137,6 +137,8 @@ class Pipeline(OpenWord, group="catalog.attention.pipelines", kind=Extension):
     KR_KTR_VR = "kr_ktr_vr"
     KR_KTR_VR_IGLP = "kr_ktr_vr_iglp"
     HOST_PANEL = "host_panel"
+    HOST_BF16 = "host_bf16"
+    HOST_AMX = "host_amx"
     SM90_MMA = "sm90_mma"
     SM90_WGMMA = "sm90_wgmma"
 

@@ -35,6 +35,7 @@ _STATUS: Mapping[int, str] = MappingProxyType(
         2: "the kernel was not built for this call",
         3: "it could not allocate its scratch memory",
         4: "the device's runtime refused the launch",
+        5: "this CPU lacks instructions that it uses, or the system does not permit them; see CPU in `catalog doctor`",
     }
 )
 """The meaning of each catalog_status except OK."""

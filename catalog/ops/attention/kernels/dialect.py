@@ -10,7 +10,7 @@ from types import MappingProxyType
 from catalog.build.describe import c_string
 from catalog.errors import BuildError
 from catalog.ops.attention.stages import WORKSPACES, workspaces_of
-from catalog.ops.attention.traits import TRAITS, Dtype, Signature
+from catalog.ops.attention.traits import TRAITS, Dtype, Pipeline, Signature
 from catalog.schema.kernel import Kernel
 
 _ALIASES = MappingProxyType({"no": "none", "mask": "generic"})
@@ -27,6 +27,7 @@ class Dialect:
         dtypes: C++ types of the elements of Q, K and V, and of O.
         enums: types of the traits that the headers know by the same name.
         unknown: values of those types that the headers do not implement.
+        pipelines: those that share a header, which finds the row's own in the struct.
         numbers: traits of the algorithm that are members of the struct.
         sized: headers that compute the size of workspaces themselves, in a function workspace_size_<name>.
         footer: source after the exported functions.
@@ -38,6 +39,7 @@ class Dialect:
     enums: tuple[type[Enum], ...]
     unknown: frozenset[str]
     numbers: tuple[str, ...]
+    pipelines: frozenset[Pipeline] = frozenset()
     sized: frozenset[str] = frozenset()
     footer: str = ""
 
@@ -82,6 +84,8 @@ struct Row {{
             for name in Signature.model_fields
             if name not in ("family", "dtype")
         ]
+        if kernel.algorithm.pipeline in self.pipelines:
+            members.append(f"static constexpr auto pipeline = {self._cpp(kernel.algorithm.pipeline)};")
         members += [f"static constexpr int {name} = {row[name]};" for name in self.numbers if row[name]]
         members += [f"static constexpr bool {name} = {str(bool(row[name])).lower()};" for name in _PADS]
         return [member for member in members if member]
@@ -93,11 +97,13 @@ struct Row {{
         if isinstance(value, int):
             return f"static constexpr int {name} = {value};"
         if isinstance(value, self.enums) and value.value not in self.unknown:
-            cpp = f"catalog::{self.folder}::{type(value).__name__}"
-            return f"static constexpr auto {name} = {cpp}::{_ALIASES.get(value.value, value.value)};"
+            return f"static constexpr auto {name} = {self._cpp(value)};"
         if value == TRAITS[name].default:
             return ""
         raise BuildError(f"kernel {kernel.name}: {self.title} has no kernels for {name} = {value}")
+
+    def _cpp(self, value: Enum) -> str:
+        return f"catalog::{self.folder}::{type(value).__name__}::{_ALIASES.get(value.value, value.value)}"
 
 
 def uses(kernel: Kernel) -> str:

@@ -57,7 +57,7 @@ class HostDevice:
         Raises:
             DeviceError: no host arch runs on this CPU.
         """
-        return DeviceInfo(resolve_host_arch(), _cpu_name(), self.threads)
+        return DeviceInfo(resolve_host_arch(), cpu_name(), self.threads)
 
     @property
     def identity(self) -> Mapping[str, Any]:
@@ -282,6 +282,17 @@ def resolve_host_arch() -> str:
     )
 
 
+@cache
+def cpu_features() -> frozenset[str]:
+    """The instruction sets and other features that this CPU reports, under archspec's names: ``avx512_bf16``, ``sve``.
+
+    Empty on a system that reports none.
+    """
+    from archspec.cpu.detect import detected_info
+
+    return frozenset(detected_info().features)
+
+
 def _archspec() -> Any:
     """archspec's CPU module, imported lazily because that takes long; it caches the detected CPU."""
     from archspec import cpu
@@ -316,7 +327,7 @@ def _clock_mhz() -> float | None:
 
 
 @cache
-def _cpu_name() -> str:
+def cpu_name() -> str:
     """The CPU's product name, if it reports one."""
     cpu = _archspec()
     return str(cpu.brand_string() or cpu.host().name)

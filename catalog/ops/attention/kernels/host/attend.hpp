@@ -34,12 +34,11 @@ class Attention {
           hdim_v(Row::pad_dv ? static_cast<int>(args.hdim_v) : Row::hdim_v) {}
 
     void run() {
-        start();
         // Depends on the sequence, not on the item: results must not depend on how threads divide the work.
         if (DirectTile<Row>::pays(seq.seqlen_q * heads, hdim_q, hdim_v))
             attend<DirectTile<Row>>();
         else
-            attend<PackedTile<Row>>();
+            attend<typename Copied<Row>::Tile>();
         finish();
     }
 
@@ -50,11 +49,13 @@ class Attention {
         return rows_of<Element>(tensor, seq.batch, row.head, seq.first_q, split)[row.query];
     }
 
+    template <class Tile>
     void start() {
         std::int64_t query = item.first_row / heads, head = item.first_row % heads;
         for (std::int64_t i = 0; i < rows; ++i) {
-            ItemRow& row = scratch.row[i] = {item.head_k * heads + head, query, {}};
-            pack_scaled(row_of<const T>(args.q, row), hdim_q, scores.query_scale(row.head, query), scratch.q[i]);
+            const std::int64_t head_q = item.head_k * heads + head;
+            ItemRow& row = scratch.row[i] = {head_q, query, scores.query_scale(head_q, query), {}};
+            Tile::pack_query(scratch, i, row_of<const T>(args.q, row), hdim_q);
             std::fill_n(scratch.o[i], Memory::columns, 0.0f);
             if (++head == heads) head = 0, ++query;
         }
@@ -62,6 +63,7 @@ class Attention {
 
     template <class Tile>
     void attend() {
+        start<Tile>();
         const KeyRange seen =
             seen_by_some(window.visible(scratch.row[0].query), window.visible(scratch.row[rows - 1].query));
         // Tiles start at multiples of tile_n0 whatever the item's first key, so that sums are the same for every
@@ -125,13 +127,21 @@ class Attention {
         if (scratch.seen[count - 1].end <= scratch.seen[0].begin) return;
 
         tile.multiply_q_k(first_row, count);
-        weigh(range.begin, row, count, Tile::block_rows);
+        weigh<Tile>(range.begin, row, count);
         tile.multiply_p_v(first_row, count);
     }
 
-    // Turns a tile's products into the weights for P V, whose register blocks have `block` rows. Compiled once for all
-    // kinds of tiles.
-    __attribute__((noinline)) void weigh(std::int64_t first_key, ItemRow* row, int count, int block) {
+    // Turns a tile's products into the weights for P V. Compiled once for all kinds of tiles with float32 weights.
+    template <class Tile>
+    void weigh(std::int64_t first_key, ItemRow* row, int count) {
+        if constexpr (std::is_same_v<Tile, DirectTile<Row>> || !multiplies_pairs<Row>)
+            weigh_floats(first_key, row, count, Tile::block_rows);
+        else
+            this->weigh_pairs(first_key, row, count, Tile::block_rows);
+    }
+
+    // `block`: rows of the register blocks of P V.
+    __attribute__((noinline)) void weigh_floats(std::int64_t first_key, ItemRow* row, int count, int block) {
         for (int i = 0; i < count; ++i) {
             const Columns seen = scratch.seen[i], whole = Memory::whole_vectors(seen);
             finish_scores(row[i], first_key, seen, whole, scratch.s[i]);
@@ -140,6 +150,35 @@ class Attention {
             zero_unseen(scratch.seen, i, count, block, whole, scratch.s[i]);
         }
     }
+
+#if defined(__AVX512F__)
+
+    // Scores that only need their scale get it in the softmax.
+    __attribute__((noinline)) void weigh_pairs(std::int64_t first_key, ItemRow* row, int count, int block) {
+        constexpr bool plain = !Row::logits && !Row::sink && Row::bias == Bias::none;
+        for (int i = 0; i < count; ++i) {
+            const Columns seen = scratch.seen[i], whole = Memory::whole_vectors(seen);
+            float* const s = scratch.s[i] + whole.begin;
+            BrainPair* const p = scratch.p[i] + whole.begin / 2;
+            const int columns = whole.end - whole.begin;
+            float scale = row[i].scale;
+            if (!plain || Row::dropout || seen.begin != whole.begin || seen.end != whole.end) {
+                for (int j = 0; j < columns; j += lanes) store(s + j, load(s + j) * scale);
+                finish_scores(row[i], first_key, seen, whole, scratch.s[i]);
+                scale = 1;
+            }
+            if constexpr (Row::dropout) {
+                scratch.rescale[i] = softmax_row(s, columns, row[i].state);
+                apply_factors(row[i], first_key, whole, scratch.s[i]);
+                round_to_pairs(s, columns, p);
+            } else {
+                scratch.rescale[i] = softmax_row(s, columns, scale, row[i].state, p);
+            }
+            zero_unseen<Memory::step>(scratch.seen, i, count, block, whole, scratch.p[i]);
+        }
+    }
+
+#endif
 
     // Turns products of the tile's columns `whole`, starting at `first_key`, into scores; -infinity for those not seen.
     void finish_scores(const ItemRow& row, std::int64_t first_key, Columns seen, Columns whole, float* s) const {
@@ -218,6 +257,7 @@ inline bool has_tensors(const catalog_args& args) {
 
 template <class Row, bool partial>
 inline std::int32_t launch_attention(const catalog_args* args) noexcept {
+    if (!is_supported<Row>()) return CATALOG_UNSUPPORTED;
     if (const catalog_status status = check_call<Row>(args); status != CATALOG_OK) return status;
     if (!has_tensors<Row, partial>(*args)) return CATALOG_BAD_ARGUMENT;
     const int threads = threads_for(*args);
@@ -225,6 +265,7 @@ inline std::int32_t launch_attention(const catalog_args* args) noexcept {
     if (!list.fill<Row>(*args, threads)) return CATALOG_NO_MEMORY;
     return for_items<Scratch<Row>>(*args, threads, list.size(), [&](std::int64_t index, Scratch<Row>& scratch) {
         const WorkItem item = list[index];
+        [[maybe_unused]] const TileState<Row> tiles;
         Attention<Row, partial>(*args, item, list.chunk, scratch).run();
     });
 }

@@ -15,6 +15,7 @@ from catalog.ops.attention.traits import (
     KvMemoryLayout,
     Mask,
     Mode,
+    Pipeline,
     Qscale,
     Rope,
 )
@@ -40,6 +41,7 @@ HOST = Dialect(
     ),
     enums=(Mode, Mask, Bias, Qscale, Rope, KvMemoryLayout, KvLookupTable),
     unknown=frozenset({"mx"}),
+    pipelines=frozenset({Pipeline.HOST_PANEL, Pipeline.HOST_BF16, Pipeline.HOST_AMX}),
     numbers=tuple(name for name in TRAITS if name.startswith(("tile_", "warp_")) and TRAITS[name].kind == "int"),
 )
 

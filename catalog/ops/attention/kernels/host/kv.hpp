@@ -12,6 +12,10 @@ namespace catalog::host {
 template <class Row>
 inline constexpr bool has_key_scales = Row::qscale == Qscale::blockscale || Row::qscale == Qscale::kv_blockscale;
 
+// Whether Q, K, the weights and V are multiplied as pairs of bf16.
+template <class Row>
+inline constexpr bool multiplies_pairs = Row::pipeline == Pipeline::host_bf16 || Row::pipeline == Pipeline::host_amx;
+
 // The page that holds page number `index` of a sequence.
 template <class Row>
 inline std::int64_t page_of(const catalog_args& args, std::int64_t sequence, std::int64_t index) {

@@ -13,6 +13,7 @@ namespace catalog::host {
 // One query row of a work item.
 struct ItemRow {
     std::int64_t head, query;
+    float scale;  // of its scores, where Q is not multiplied by it
     RowState state;
 };
 
@@ -23,31 +24,39 @@ struct Scratch {
     static_assert(Row::tile_n0 % 16 == 0, "a tile starts where the random numbers of a dropout do");
     static_assert(Row::tile_m0 > 0 && Row::warp_m0 > 0 && Row::warp_m1 > 0);
 
-    static constexpr int depth = round_up(Row::hdim_q, lanes);
+    // Factors of the packed products.
+    using Unit = std::conditional_t<multiplies_pairs<Row>, BrainPair, float>;
+    static constexpr int factors = multiplies_pairs<Row> ? 2 : 1;
+
+    static constexpr int depth = round_up(Row::hdim_q, lanes * factors);
     static constexpr int columns = round_up(Row::hdim_v, Row::warp_n1);
+    static constexpr int step = Row::dropout ? std::max(lanes * factors, 16) : lanes * factors;
+    static_assert(Row::tile_n0 % step == 0, "a tile is whole steps wide");
 
     // A packed K/V tile serves all query rows of a work item: as many as keep Q and O within half of a 512 KiB L2.
-    static constexpr int row_bytes = (depth + columns) * static_cast<int>(sizeof(float));
+    static constexpr int row_bytes = (depth / factors + columns) * static_cast<int>(sizeof(float));
     static constexpr int item_tiles = std::max(1, (256 << 10) / (row_bytes * Row::tile_m0));
     static constexpr int item_rows = item_tiles * Row::tile_m0;
 
     static constexpr int scaled_keys = has_key_scales<Row> ? Row::tile_n0 : 0;
 
-    // The columns computed when `seen` are needed: whole vectors, and whole chunks of random numbers.
+    // The columns computed when `seen` are needed: whole vectors of units, and whole chunks of random numbers.
     static constexpr Columns whole_vectors(Columns seen) {
-        constexpr int step = Row::dropout ? std::max(lanes, 16) : lanes;
-        if (seen.begin == seen.end) return seen;
-        return {seen.begin / step * step, round_up(seen.end, step)};
+        const int begin = seen.begin / step * step;
+        return {begin, seen.begin == seen.end ? begin : round_up(seen.end, step)};
     }
 
     // Distance of rows. With a power of two they would share few sets of the L1 cache.
-    static constexpr int row_q = depth + 16, row_o = columns + 16, row_s = Row::tile_n0 + 16;
+    static constexpr int row_q = depth / factors + 16, row_o = columns + 16, row_s = Row::tile_n0 + 16;
+    static constexpr int row_p = Row::tile_n0 / factors + 16, row_few = depth + 16;
 
-    alignas(64) float q[item_rows][row_q];
+    alignas(64) Unit q[item_rows][row_q];
     alignas(64) float o[item_rows][row_o];
-    alignas(64) float k[Row::tile_n0 * depth];
-    alignas(64) float v[Row::tile_n0 * columns];
+    alignas(64) Unit k[Row::tile_n0 * (depth / factors)];
+    alignas(64) Unit v[Row::tile_n0 / factors * columns];
     alignas(64) float s[Row::tile_m0][row_s];
+    alignas(64) Unit p[multiplies_pairs<Row> ? Row::tile_m0 : 1][row_p];  // float32 weights replace their scores
+    alignas(64) float few_q[multiplies_pairs<Row> ? lanes : 1][row_few];  // float32 queries of DirectTile
     ItemRow row[item_rows];
     Columns seen[Row::tile_m0];
     float rescale[Row::tile_m0];

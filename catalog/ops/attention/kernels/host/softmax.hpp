@@ -6,6 +6,7 @@
 
 #include "host/dtype.hpp"
 #include "host/exp2.hpp"
+#include "host/units.hpp"
 
 namespace catalog::host {
 
@@ -39,5 +40,34 @@ inline float softmax_row(float* scores, int columns, RowState& row) {
     row = {new_max, row.sum * rescale + reduce_sum(tile_sum)};
     return rescale;
 }
+
+#if defined(__AVX512F__)
+
+// The same for pairs: reads `scale` times the scores, and writes the weights rounded to bf16. Their sum is that of the
+// weights before rounding.
+inline float softmax_row(const float* scores, int columns, float scale, RowState& row, BrainPair* weights) {
+    Float tile_max = splat(row.max);
+    for (int j = 0; j < columns; j += lanes) tile_max = max(tile_max, load(scores + j) * scale);
+    const float new_max = reduce_max(tile_max);
+    const float reference = new_max == -infinity ? 0.0f : new_max;
+
+    Float sums[2] = {};
+    for (int j = 0; j < columns; j += 2 * lanes) {
+        const Float low = exp2(load(scores + j) * scale - reference);
+        const Float high = exp2(load(scores + j + lanes) * scale - reference);
+        sums[0] += low;
+        sums[1] += high;
+        store(weights + j / 2, brain_pairs(low, high));
+    }
+    const float rescale = exp2(splat(row.max - reference))[0];
+    row = {new_max, row.sum * rescale + reduce_sum(sums[0] + sums[1])};
+    return rescale;
+}
+
+inline void round_to_pairs(const float* from, int columns, BrainPair* to) {
+    for (int j = 0; j < columns; j += 2 * lanes) store(to + j / 2, brain_pairs(load(from + j), load(from + j + lanes)));
+}
+
+#endif
 
 }  // namespace catalog::host

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "host/gemm.hpp"
+#include "host/tiles.hpp"
 #include "scratch.hpp"
 
 namespace catalog::host {
@@ -18,6 +19,15 @@ inline void zero_unseen(const Columns* seen, int row, int rows, int block, Colum
     std::fill(p + weighed.end, p + std::max(end, weighed.end), 0.0f);
 }
 
+// The same for pairs, in whole steps of columns: blocks begin and end with them.
+template <int step>
+inline void zero_unseen(const Columns* seen, int row, int rows, int block, Columns weighed, BrainPair* p) {
+    const int begin = seen[std::max(row - block + 1, 0)].begin / step * step;
+    const int end = round_up(seen[std::min(row + block - 1, rows - 1)].end, step);
+    std::fill(p + std::min(begin, weighed.begin) / 2, p + weighed.begin / 2, BrainPair{});
+    std::fill(p + weighed.end / 2, p + std::max(end, weighed.end) / 2, BrainPair{});
+}
+
 template <class Row>
 struct PackedTile {
     using T = typename Row::dtype;
@@ -27,6 +37,10 @@ struct PackedTile {
 
     Memory& scratch;
     const int hdim_q, hdim_v;
+
+    static void pack_query(Memory& scratch, std::int64_t row, const T* q, int hdim_q) {
+        pack_scaled(q, hdim_q, scratch.row[row].scale, scratch.q[row]);
+    }
 
     PackedTile(Memory& scratch, const KvTile<Row>& tile, const KvTile<Row>& /*next*/, int hdim_q, int hdim_v)
         : scratch(scratch), hdim_q(hdim_q), hdim_v(hdim_v) {
@@ -71,6 +85,157 @@ struct PackedTile {
     }
 };
 
+#if defined(__AVX512F__)
+
+// The packed form for bf16: products of pairs, in vectors or in AMX tiles. Scores are scaled by the softmax.
+template <class Row>
+struct PairTile {
+    using T = typename Row::dtype;
+    using Memory = Scratch<Row>;
+    static_assert(std::is_same_v<T, bf16>);
+
+    static constexpr bool in_tiles = Row::pipeline == Pipeline::host_amx;
+    static constexpr int block_rows = Row::warp_m1;  // of P V
+    static_assert(!in_tiles || (Row::tile_m0 % tile_rows == 0 && Row::warp_m0 == 2 * tile_rows &&
+                                Row::warp_m1 == 2 * tile_rows && Row::warp_n0 == 2 * lanes && Row::warp_n1 == 2 * lanes),
+                  "a register block is two tiles by two");
+
+    Memory& scratch;
+    const int depth, hdim_v;  // depth: of Q K^T, in pairs, whole vectors
+
+    static void pack_query(Memory& scratch, std::int64_t row, const T* q, int hdim_q) {
+        for (int d = 0; d < hdim_q; d += 2 * lanes)
+            store(scratch.q[row] + d / 2, load_along<BrainPair>(q + d, hdim_q - d));
+    }
+
+    PairTile(Memory& scratch, const KvTile<Row>& tile, const KvTile<Row>& /*next*/, int hdim_q, int hdim_v)
+        : scratch(scratch), depth(round_up(hdim_q, 2 * lanes) / 2), hdim_v(hdim_v) {
+        pack_transposed<Row::warp_n0, Memory::depth / 2>(tile.keys, tile.count, hdim_q, scratch.k);
+        pack_columns_of_pairs<Row::warp_n1, Row::tile_n0, Memory::step>(tile.values, tile.count, hdim_v, scratch.v);
+    }
+
+    // S = Q K^T.
+    void multiply_q_k(std::int64_t first_row, int rows) const {
+        const Columns* seen = scratch.seen;
+        constexpr int width = Row::warp_n0;
+        int begin = 0, end = 0;  // the rows that see any of a block's columns
+        for_blocks<width / lanes, 1>(0, (seen[rows - 1].end + lanes - 1) / lanes, [&](auto vectors, int vector) {
+            constexpr int columns = vectors * lanes;
+            const int column = vector * lanes;
+            while (seen[begin].end <= column) ++begin;
+            while (end < rows && seen[end].begin < column + columns) ++end;
+            const BrainPair* const panel =
+                scratch.k + column / width * width * (Memory::depth / 2) + column % width;
+            if constexpr (in_tiles) {
+                for_tiles(begin / tile_rows * tile_rows, end, [&](auto tiles, int row) {
+                    multiply_tiles<false, tiles, vectors>(scratch.q[first_row + row], Memory::row_q, panel, width, depth,
+                                                          scratch.s[row] + column, Memory::row_s);
+                });
+            } else {
+                for_row_blocks<Row::warp_m0>(begin, end, [&](auto block, int row) {
+                    store_products<block, columns>(scratch.q[first_row + row], panel, depth, scratch.s[row] + column);
+                });
+            }
+        });
+    }
+
+    // O = rescale * O + P V.
+    void multiply_p_v(std::int64_t first_row, int rows) const {
+        constexpr int width = Row::warp_n1;
+        if constexpr (in_tiles) rescale(first_row, rows);
+        for (int column = 0; column < hdim_v; column += width) {
+            const Rows<const BrainPair> panel{scratch.v + column * (Row::tile_n0 / 2), width};
+            if constexpr (in_tiles) {
+                for_tiles(0, rows, [&](auto tiles, int row) {
+                    const auto [begin, end] = units(row, std::min(row + tiles * tile_rows, rows));
+                    multiply_tiles<true, tiles, width / lanes>(scratch.p[row] + begin, Memory::row_p, panel[begin], width,
+                                                               end - begin, scratch.o[first_row + row] + column,
+                                                               Memory::row_o);
+                });
+            } else {
+                for_row_blocks<block_rows>(0, rows, [&](auto block, int row) {
+                    const auto [begin, end] = units(row, row + block);
+                    add_products<block>(scratch.p[row] + begin, panel[begin], end - begin, scratch.rescale + row,
+                                        scratch.o[first_row + row] + column);
+                });
+            }
+        }
+    }
+
+   private:
+    // Functions of their own: in a large function, g++ keeps sums of assembly in memory.
+    template <int block, int columns>
+    __attribute__((noinline)) static void store_products(const BrainPair* q, const BrainPair* k, int depth, float* s) {
+        multiply_block<block, columns, Memory::row_q, 1>(q, Rows<const BrainPair>{k, Row::warp_n0}, depth,
+                                                         store_to<Memory::row_s>(s));
+    }
+
+    template <int block>
+    __attribute__((noinline)) static void add_products(const BrainPair* p, const BrainPair* v, int depth,
+                                                       const float* rescale, float* o) {
+        multiply_block<block, Row::warp_n1, Memory::row_p, 1>(
+            p, Rows<const BrainPair>{v, Row::warp_n1}, depth, [&](int r, int j, Float sum) {
+                float* to = o + r * Memory::row_o + j;
+                store(to, load(to) * rescale[r] + sum);
+            });
+    }
+
+    // Calls body(std::integral_constant<int, tiles>, first) for blocks of two tiles of rows, then of one; the last tile may
+    // have rows after `end`, whose results nobody reads.
+    template <class Body>
+    static void for_tiles(int begin, int end, Body body) {
+        for_blocks<2, 1>(begin / tile_rows, (end + tile_rows - 1) / tile_rows,
+                         [&](auto tiles, int tile) { body(tiles, tile * tile_rows); });
+    }
+
+    // The pairs of weights of the rows from `row` to `end`.
+    Columns units(int row, int end) const {
+        constexpr int step = Memory::step;
+        return {scratch.seen[row].begin / step * step / 2, round_up(scratch.seen[end - 1].end, step) / 2};
+    }
+
+    void rescale(std::int64_t first_row, int rows) const {
+        for (int row = 0; row < rows; ++row) {
+            const float factor = scratch.rescale[row];
+            if (factor == 1) continue;  // most tiles leave the maximum as it was
+            float* o = scratch.o[first_row + row];
+            for (int d = 0; d < hdim_v; d += lanes) store(o + d, load(o + d) * factor);
+        }
+    }
+};
+
+#endif
+
+// The packed form of a row's pipeline.
+template <class Row, bool = multiplies_pairs<Row>>
+struct Copied {
+    using Tile = PackedTile<Row>;
+};
+
+#if defined(__AVX512F__)
+template <class Row>
+struct Copied<Row, true> {
+    using Tile = PairTile<Row>;
+};
+#endif
+
+// Whether this machine runs the instructions of the row's pipeline.
+template <class Row>
+inline bool is_supported() {
+#if defined(__AVX512F__)
+    if constexpr (Row::pipeline == Pipeline::host_amx)
+        if (!amx::is_permitted()) return false;
+    if constexpr (multiplies_pairs<Row>) return __builtin_cpu_supports("avx512bf16");
+#endif
+    return true;
+}
+
+// What a thread holds while it attends: the AMX tiles, if the row multiplies in them.
+struct NoTiles {};
+
+template <class Row>
+using TileState = std::conditional_t<Row::pipeline == Pipeline::host_amx, amx::Tiles, NoTiles>;
+
 template <class Row>
 struct DirectTile {
     using Memory = Scratch<Row>;
@@ -89,6 +254,17 @@ struct DirectTile {
     const KvTile<Row> tile, next;
     const int hdim_q, hdim_v;
 
+    static auto& queries(Memory& scratch) {
+        if constexpr (multiplies_pairs<Row>)
+            return scratch.few_q;
+        else
+            return scratch.q;
+    }
+
+    static void pack_query(Memory& scratch, std::int64_t row, const Element* q, int hdim_q) {
+        pack_scaled(q, hdim_q, scratch.row[row].scale, queries(scratch)[row]);
+    }
+
     DirectTile(Memory& scratch, const KvTile<Row>& tile, const KvTile<Row>& next, int hdim_q, int hdim_v)
         : scratch(scratch), tile(tile), next(next), hdim_q(hdim_q), hdim_v(hdim_v) {}
 
@@ -100,9 +276,9 @@ struct DirectTile {
             Lines values(tile.values, group, std::min(group + lanes, tile.count), hdim_v);
             for_blocks<block_rows, 1>(0, rows, [&](auto block, int row) {
                 for (int key = group; key < group + lanes; key += lanes / block)
-                    multiply_rows<block, Memory::row_q, Memory::row_s>(scratch.q[first_row + row], tile.keys, values,
-                                                                      asked, key, tile.count - 1, hdim_q,
-                                                                      scratch.s[row] + key);
+                    multiply_rows<block, Memory::row_few, Memory::row_s>(queries(scratch)[first_row + row], tile.keys,
+                                                                        values, asked, key, tile.count - 1, hdim_q,
+                                                                        scratch.s[row] + key);
             });
         }
     }

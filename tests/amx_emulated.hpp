@@ -1,0 +1,96 @@
+// The interface of catalog/build/host/amx.hpp in software, for CPUs without AMX: compile with `-include` of this file.
+//
+// A product of tiles is computed as the manual of the instruction defines it: sums of the even and of the odd factors of
+// each pair, rounded to float after each fused step; subnormal factors and results are zero. Use of tiles that are not
+// configured ends the process, as it does on a CPU.
+#pragma once
+
+#define CATALOG_AMX_EMULATED
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+
+namespace catalog::host::amx {
+
+inline constexpr int rows = 16, columns = 16;
+
+struct Registers {
+    bool configured = false;
+    std::uint32_t tile[8][rows][columns];
+};
+
+inline Registers& registers() {
+    thread_local Registers of_thread;
+    return of_thread;
+}
+
+inline auto& configured_tile(int tile) {
+    if (!registers().configured) std::abort();
+    return registers().tile[tile];
+}
+
+inline bool is_permitted() { return !std::getenv("CATALOG_TEST_AMX_REFUSED"); }
+
+class Tiles {
+   public:
+    Tiles() {
+        if (registers().configured) std::abort();  // nobody released them
+        registers() = {};
+        registers().configured = true;
+    }
+    ~Tiles() { registers().configured = false; }
+    Tiles(const Tiles&) = delete;
+    Tiles& operator=(const Tiles&) = delete;
+};
+
+template <int tile>
+inline void clear() {
+    std::memset(configured_tile(tile), 0, sizeof configured_tile(tile));
+}
+
+template <int tile>
+inline void load(const void* from, std::size_t stride) {
+    for (int row = 0; row < rows; ++row)
+        std::memcpy(configured_tile(tile)[row], static_cast<const char*>(from) + row * stride, 64);
+}
+
+template <int tile>
+inline void store(void* to, std::size_t stride) {
+    for (int row = 0; row < rows; ++row)
+        std::memcpy(static_cast<char*>(to) + row * stride, configured_tile(tile)[row], 64);
+}
+
+inline float as_float(std::uint32_t bits) {
+    float x;
+    std::memcpy(&x, &bits, sizeof x);
+    return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0f, x) : x;
+}
+
+inline std::uint32_t as_bits(float x) {
+    std::uint32_t bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+inline float flushed(float x) { return as_float(as_bits(x)); }
+
+template <int c, int a, int b>
+inline void multiply_add() {
+    const auto &of_a = configured_tile(a), &of_b = configured_tile(b);
+    auto& of_c = configured_tile(c);
+    for (int m = 0; m < rows; ++m)
+        for (int n = 0; n < columns; ++n) {
+            float even = 0, odd = 0;
+            for (int k = 0; k < columns; ++k) {
+                const std::uint32_t x = of_a[m][k], y = of_b[k][n];
+                even = flushed(std::fma(as_float(x << 16), as_float(y << 16), even));
+                odd = flushed(std::fma(as_float(x & 0xffff0000), as_float(y & 0xffff0000), odd));
+            }
+            of_c[m][n] = as_bits(flushed(as_float(of_c[m][n]) + flushed(even + odd)));
+        }
+}
+
+}  // namespace catalog::host::amx

@@ -98,8 +98,8 @@ class Sdpa(Dense):
     title = "PyTorch"
     modules = ("torch",)
     distribution = "torch"
-    places = ("cpu", "cuda")
-    dtypes = (Dtype.FP32, *_HALF)
+    places: ClassVar[Collection[str]] = ("cpu", "cuda")
+    dtypes: ClassVar[Collection[Dtype]] = (Dtype.FP32, *_HALF)
     layout = "bhsd"
     masks = ("no", "top_left")
     bias = True

@@ -42,7 +42,7 @@ def write_wheels(
     most_bytes: int = MOST_BYTES,
     platform: str | None = None,
 ) -> list[list[object]]:
-    """Write the built libraries of ``kernels``, with their timings, as wheels; return a row of :data:`COLUMNS` for each.
+    """Write the built libraries of ``kernels``, with their timings, as wheels; return a row of :data:`COLUMNS` each.
 
     Args:
         catalog: the catalog with the kernels; the settings name the cache.

@@ -43,8 +43,8 @@ from catalog.runtime.tune import TuneOptions, tune
 BLOCK_SECONDS = 0.0005
 """Duration of a block of launches, if one launch does not take longer. A block's time is the median of its launches."""
 
-FEWEST_BLOCKS = 12
-"""Minimum number of blocks of each side that counts."""
+ROUNDS = 12
+"""Number of rounds between two looks at the times."""
 
 FAR = 1.1
 """Sides slower than this multiple of the best are dropped, unless they are choices."""
@@ -161,14 +161,14 @@ def measure(sides: Mapping[str, Deployed], needed: Collection[str], options: arg
     order, running = random.Random(0), list(sides)  # noqa: S311 - not for security
     deadline, settled = time.monotonic() + options.seconds, False
     while not settled and time.monotonic() < deadline:
-        for _ in range(FEWEST_BLOCKS):
+        for _ in range(ROUNDS):
             order.shuffle(running)
             for name in running:
                 blocks[name].append(median(sides[name].time(launches[name])))
         best = min(running, key=lambda name: lower_decile(blocks[name]))
         limit = FAR * lower_decile(blocks[best])
         running = [name for name in running if name in needed or lower_decile(blocks[name]) <= limit]
-        settled = all(agreed(blocks[name]) <= options.precision for name in {best, *needed})
+        settled = all(agreed(blocks[name]) <= options.precision for name in {best, *needed} & blocks.keys())
     return Times({name: lower_decile(taken) for name, taken in blocks.items()}, settled)
 
 
@@ -251,7 +251,8 @@ def regrets(times: Times, choices: Mapping[str, str]) -> dict[str, float]:
     """The time of each choice over the best of what it may choose from, and of the best kernel over the best of all."""
     ours = min(ns for name, ns in times.sides.items() if not name.startswith(RIVAL))
     best = min(times.sides.values())
-    found = {title: times.sides[name] / (best if title == ALLOWED else ours) for title, name in choices.items()}
+    ran = {title: times.sides[name] for title, name in choices.items() if name in times.sides}
+    found = {title: ns / (best if title == ALLOWED else ours) for title, ns in ran.items()}
     return {**found, "best kernel, compared with rivals": ours / best} if ALLOWED in choices else found
 
 

@@ -1,7 +1,7 @@
 """Wheels with compiled kernels and their timings: packages whose entries the cache finds by an entry point.
 
-They are what :mod:`catalog.build.installed` looks for. The layout is that of PEP 427. Equal libraries make equal files:
-members have no dates and a fixed order.
+They are what :mod:`catalog.build.installed` looks for. The layout is that of PEP 427. Equal libraries and timings make
+equal files: members have no dates and a fixed order.
 """
 
 from __future__ import annotations

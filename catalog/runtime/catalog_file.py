@@ -167,11 +167,12 @@ class CatalogFile:
             UsageError, SpecError, RegistryError: as :func:`catalog.rules.populate.populate`.
         """
         from catalog.rules.populate import populate
-        from catalog.runtime.manifests import record_installed
 
         with self.lock:
             populated = populate(self.connection, request, force=force, on_progress=on_progress)
             if not populated.unchanged:
+                from catalog.runtime.manifests import record_installed
+
                 record_installed(self.connection)
                 self.rows_changed()
         return populated

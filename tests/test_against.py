@@ -7,6 +7,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -287,6 +288,10 @@ def _surfaces() -> dict[str, Any]:
         assert not any(features.values())
         return plain(q, k, v, causal, softmax_scale)
 
+    def flash3(*tensors: Any, **more: Any) -> Any:
+        assert "alibi_slopes" not in more
+        return flash(*tensors, **more), "lse"
+
     class Lower: ...
 
     class FromBottomRight: ...
@@ -306,6 +311,10 @@ def _surfaces() -> dict[str, Any]:
     ops = SimpleNamespace(memory_efficient_attention=memory_efficient_attention, LowerTriangularMask=Lower)
     return {
         "flash_attn": SimpleNamespace(flash_attn_func=flash),
+        "torch.nn.attention": SimpleNamespace(
+            SDPBackend=SimpleNamespace(CUDNN_ATTENTION="cudnn"), sdpa_kernel={"cudnn": nullcontext()}.__getitem__
+        ),
+        "flash_attn_interface": SimpleNamespace(flash_attn_func=flash3),
         "aiter": SimpleNamespace(flash_attn_func=flash),
         "xformers": SimpleNamespace(),
         "xformers.ops": ops,

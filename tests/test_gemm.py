@@ -79,6 +79,42 @@ def test_the_names_are_upstreams(revision: str, space: str, arch: str, families:
     assert {one.key: len(one.names) for one in found} == listed
 
 
+SHARED = [
+    ("2026-07", "gfx1101", "gfx1100", 60),
+    ("2026-05", "gfx1200", "gfx1201", 32),
+    *((revision, arch, "gfx1100", None) for revision in ("2026-05", "2026-07") for arch in ("gfx1102", "gfx1103")),
+    *((revision, arch, "gfx1100", None) for revision in ("2026-05", "2026-07") for arch in ("gfx1150", "gfx1151")),
+]
+
+
+@pytest.mark.parametrize(("revision", "arch", "of", "units"), slow_but(SHARED[:2], SHARED))
+def test_archs_of_a_family_have_the_same_rows(revision: str, arch: str, of: str, units: int | None) -> None:
+    spec = Catalog().spec(arch, revision, DISPATCHER, operation="gemm")
+    place = (revision, DISPATCHER, of, "preshuffle")
+    listed = [row for row in PARITY if (row["revision"], row["space"], row["arch"], row["family"]) == place]
+    found = compare_lists(spec, ("preshuffle",))
+    assert [one.passed for one in found] == [True] * len(listed) != []
+    assert spec.hardware is not None
+    assert spec.hardware.family == "RDNA", "from a sibling's timings, its own may be selected"
+    assert units in (None, spec.hardware.compute_units)
+
+
+@pytest.mark.slow
+def test_on_the_first_cdna_upstream_refuses_no_8_bit_floats_and_the_hardware_does(tmp_path: Path) -> None:
+    stored = Catalog(tmp_path / "catalog.db")
+    spec = stored.spec("gfx908", "2026-05", DISPATCHER, operation="gemm")
+    asked = restriction(spec, (), "tile_m = 128 AND tile_n = 128 AND tile_k = 64 AND layout = 'rcr'", None)
+    stored.populate("gfx908", revision="2026-05", space=DISPATCHER, operation="gemm", restriction=asked)
+    tiles = "DISTINCT warp_tile_m || 'x' || warp_tile_n || 'x' || warp_tile_k"
+    half = {tile for (tile,) in stored.connection.execute(f"SELECT {tiles} FROM gemm_row WHERE dtype = 'fp16'")}
+    assert half == {"32x32x8", "16x16x16", "32x32x16", "16x16x32"}, "unlike gfx90a, without 4x64 and 64x4"
+    listed, runs = (
+        {tile for (tile,) in stored.connection.execute(f"SELECT {tiles} FROM gemm_row WHERE dtype = 'fp8' AND {which}")}
+        for which in ("1", "hw_valid")
+    )
+    assert runs == {"32x32x16", "32x32x32", "32x32x64"} < listed
+
+
 def test_stored_rows_have_the_names_of_the_join(tmp_path: Path) -> None:
     stored = Catalog(tmp_path / "catalog.db")
     spec = stored.spec("gfx90a", "2026-07", "dispatcher", operation="gemm")

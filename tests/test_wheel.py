@@ -22,7 +22,11 @@ from conftest import fill
 from catalog.build import installed
 from catalog.build.cache import Cache
 from catalog.ops.attention.problem import Problem
+from catalog.registry.timings import Timing
+from catalog.rules.restriction import restriction
 from catalog.runtime.catalog import Catalog
+from catalog.runtime.measure import Measurement
+from catalog.runtime.measuring import keep
 from catalog.settings import settings
 
 PROBLEMS = [Problem(batch=1, nhead_q=2, seqlen_q=33, hdim_q=hdim, dtype="fp32") for hdim in (32, 64)]
@@ -31,7 +35,7 @@ HERE = "family = 'fwd' AND dtype = 'fp32' AND built"
 
 @pytest.fixture(scope="module")
 def folder(host_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A catalog and a cache with a kernel each of two head dims, recorded as built."""
+    """A catalog and a cache with a kernel each of two head dims, recorded as built and timed."""
     folder = tmp_path_factory.mktemp("wheels")
     catalog = Catalog(shutil.copy(host_file, folder / "catalog.db"))
     plans = [catalog.select(problem) for problem in PROBLEMS]
@@ -40,7 +44,8 @@ def folder(host_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setenv("CATALOG_CACHE_DIR", str(folder / "cache"))
         settings.cache_clear()
         for plan in plans:
-            plan.build()
+            [artifact], device = plan.build(), catalog.device_info("host")
+            keep(catalog, plan.problem, device, [Timing(artifact.kernel_id, artifact.key, Measurement(9, *[0.5] * 6))])
     settings.cache_clear()
     return folder
 
@@ -82,7 +87,7 @@ def test_a_wheel_has_the_entries_of_the_cache_and_what_installers_need(
     assert lines.keys() == content.keys() - {record}
     entries = {Path(name).name: data for name, data in content.items() if name.startswith("catalog_libraries_")}
     kept = {path.name: path.read_bytes() for path in (folder / "cache").iterdir() if path.suffix in {".so", ".json"}}
-    assert entries == kept | {"__init__.py": entries["__init__.py"]}
+    assert entries == kept | {name: entries[name] for name in ("__init__.py", "manifest")}
 
 
 def test_wheels_are_split_by_a_column_and_by_size(wheel: Callable[..., list[Path]]) -> None:
@@ -146,6 +151,23 @@ def test_the_cache_serves_what_is_installed_and_keeps_nothing_of_it(
         assert artifact.cached
         assert artifact.path.parent == installed_wheel
     assert Cache(tmp_path / "cache").keys() == set()
+
+
+def test_a_new_catalog_selects_by_the_timings_that_a_wheel_brings(
+    installed_wheel: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Catalog(tmp_path / "new.db") as catalog:
+        spec = catalog.spec("host")
+        some = restriction(spec, (), "dtype = 'fp32' AND hdim_q IN (32, 64) AND mask = 'no'", None, ("fwd",))
+        catalog.populate(spec.arch or "", restriction=some)
+        for problem in PROBLEMS:
+            choice = catalog.choice(problem)
+            assert (choice.evidence, choice.candidates[0].median_ms) == ("measured", 0.5)
+    (installed_wheel / installed.MANIFEST).write_text("{}")
+    with Catalog(tmp_path / "other.db") as catalog:
+        catalog.populate(spec.arch or "", restriction=some)
+        assert catalog.choice(PROBLEMS[0]).evidence == "static"
+    assert "cannot be used" in caplog.text
 
 
 def test_a_damaged_installed_library_is_not_served(installed_wheel: Path, folder: Path, tmp_path: Path) -> None:

@@ -181,7 +181,7 @@ def open_bundle(path: Path, why_not_here: Callable[[str, str], str | None]) -> I
             archive = zipfile.ZipFile(file)
         except _READ_ERRORS as error:
             raise BundleError(f"{path} is not a bundle: {error}") from None
-        manifest = _manifest(archive, path)
+        manifest = parsed_manifest(_read(archive, _MANIFEST, MOST_MANIFEST_BYTES, path), path)
         _check(manifest, why_not_here, path)
         _check_members(archive, manifest, path)
         bundle = Bundle(path, archive, manifest)
@@ -214,8 +214,12 @@ def _read(archive: zipfile.ZipFile, name: str, most: int, path: Path) -> bytes:
     return data
 
 
-def _manifest(archive: zipfile.ZipFile, path: Path) -> Manifest:
-    data = _read(archive, _MANIFEST, MOST_MANIFEST_BYTES, path)
+def parsed_manifest(data: bytes, path: Path) -> Manifest:
+    """The manifest in ``data``, of the bundle or the folder ``path``.
+
+    Raises:
+        BundleError: it is invalid, or of another format.
+    """
     try:
         found = parse_json(data)
     except ValueError as error:

@@ -16,6 +16,9 @@ from catalog.plugins import entry_points_of
 GROUP = "catalog.libraries"
 """The group of their entry points; each value is a package."""
 
+MANIFEST = "manifest"
+"""The file of a package that says what a catalog records of its libraries, with their timings; it may be absent."""
+
 _log = logging.getLogger(__name__)
 
 

@@ -1,7 +1,7 @@
-"""Wheels with compiled kernels: packages whose entries the cache finds by an entry point.
+"""Wheels with compiled kernels and their timings: packages whose entries the cache finds by an entry point.
 
-They are what :mod:`catalog.build.installed` looks for. The layout is that of PEP 427. Equal libraries make equal files:
-members have no dates and a fixed order.
+They are what :mod:`catalog.build.installed` looks for. The layout is that of PEP 427. Equal libraries and timings make
+equal files: members have no dates and a fixed order.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ import struct
 import sysconfig
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from catalog.build.bundle import Entry, library_of
+from catalog.build.bundle import FORMAT, Entry, Manifest, abi, library_of
 from catalog.build.cache import MOST_RECORD_BYTES, Cache
-from catalog.build.installed import GROUP
+from catalog.build.installed import GROUP, MANIFEST
 from catalog.errors import BundleError, UsageError
 from catalog.files import published, read_own
+from catalog.registry.rows import Timing
 from catalog.units import format_size
 
 DISTRIBUTION = "kernel-catalog"
@@ -48,17 +49,31 @@ class Wheel:
         platform: its platform tag.
         about: a one-line summary.
         entries: the libraries.
+        timings: their timings.
     """
 
     name: str
     platform: str
     about: str
     entries: Sequence[Entry]
+    timings: Sequence[Timing]
 
     @property
     def package(self) -> str:
         """The package with the entries."""
         return f"catalog_libraries_{self.name.replace('-', '_')}"
+
+    @property
+    def manifest(self) -> bytes:
+        """What a catalog records of the libraries, as of the newest of them: equal wheels have equal manifests."""
+        entries = tuple(sorted(self.entries, key=lambda entry: entry.artifact.key))
+        created = max(entry.artifact.created for entry in entries)
+        timings = tuple(self.timings)
+        return (
+            Manifest(format=FORMAT, abi=abi(), created=created, entries=entries, timings=timings)
+            .model_dump_json()
+            .encode()
+        )
 
     @property
     def file(self) -> str:
@@ -78,15 +93,21 @@ def check_name(name: str) -> str:
     return normalised
 
 
-def parts(entries: Iterable[Entry], cache: Cache, most_bytes: int) -> Iterator[list[Entry]]:
+def parts(
+    entries: Iterable[Entry], timings: Mapping[str, Sequence[Timing]], cache: Cache, most_bytes: int
+) -> Iterator[list[Entry]]:
     """The entries in groups, in order, each of which fits into a wheel of at most ``most_bytes``.
+
+    ``timings`` has those of each library by its key.
 
     Raises:
         UsageError: one library alone does not fit.
     """
     part, left = list[Entry](), 0
     for entry in entries:
-        content = (library_of(entry, cache), _record_of(entry, cache))
+        stated = (entry, *timings.get(entry.artifact.key, ()))
+        manifest = "".join(row.model_dump_json() for row in stated).encode()
+        content = (library_of(entry, cache), _record_of(entry, cache), manifest)
         size = sum(len(zlib.compress(data)) + _MEMBER_BYTES for data in content)
         if size > most_bytes - _METADATA_BYTES:
             raise UsageError(
@@ -142,6 +163,7 @@ def _members(wheel: Wheel, cache: Cache) -> Iterator[tuple[str, bytes]]:
     for entry in sorted(wheel.entries, key=lambda entry: entry.artifact.key):
         yield f"{wheel.package}/{entry.artifact.key}.so", library_of(entry, cache)
         yield f"{wheel.package}/{entry.artifact.key}.json", _record_of(entry, cache)
+    yield f"{wheel.package}/{MANIFEST}", wheel.manifest
     made_by = version(DISTRIBUTION)
     for name, lines in (
         ("METADATA", (

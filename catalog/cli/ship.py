@@ -290,8 +290,8 @@ def wheel(
 ) -> None:
     """Write built kernels as wheels, for pip.
 
-    Where such a wheel is installed, its kernels are found as if they were in the cache, and need no compiler. A group
-    of kernels that is larger than the size limit is split into parts.
+    Where such a wheel is installed, its kernels are found as if they were in the cache, and need no compiler. A new
+    catalog selects by their timings. A group of kernels that is larger than the size limit is split into parts.
 
     Example: catalog wheel --where "built AND dtype='bf16'" --arch gfx942 --split hdim_q -o dist
     """

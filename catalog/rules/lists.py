@@ -10,7 +10,7 @@ import csv
 import hashlib
 import sqlite3
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -105,7 +105,8 @@ def compare_lists(
     """Compare the names that a spec makes with every list of ``families`` (empty: of all) that the reference has.
 
     No kernel is stored, so families that a populate leaves out by default are compared, too. ``reference`` has
-    upstream's lists: by default the digests in the data folder, otherwise what a checkout's generator lists.
+    upstream's lists: by default the data folder's digests for the spec's target, otherwise what a checkout's generator
+    lists.
 
     Raises:
         MissingReferenceError: it has none.
@@ -113,7 +114,8 @@ def compare_lists(
     """
     lineage = spec.lineage()
     if reference is None:
-        reference = digests(data_dir() / "parity" / f"{spec.operation}.csv", lineage)
+        target = lineage if spec.reference is None else replace(lineage, arch=spec.reference)
+        reference = digests(data_dir() / "parity" / f"{spec.operation}.csv", target)
     keys = sorted(key for key in reference if not families or key.family in families)
     if not keys:
         raise MissingReferenceError(

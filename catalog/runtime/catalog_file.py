@@ -166,6 +166,8 @@ class CatalogFile:
     def populate(self, request: Request, *, force: bool = False, on_progress: Progress | None = None) -> Populated:
         """Materialise the rows of ``request`` unless they are up to date with the spec.
 
+        New rows have the timings of installed packages.
+
         Raises:
             UsageError, SpecError, RegistryError: as :func:`catalog.rules.populate.populate`.
         """
@@ -174,6 +176,9 @@ class CatalogFile:
         with self.lock:
             populated = populate(self.connection, request, force=force, on_progress=on_progress)
             if not populated.unchanged:
+                from catalog.runtime.manifests import record_installed
+
+                record_installed(self.connection)
                 self.rows_changed()
         return populated
 

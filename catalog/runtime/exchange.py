@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sqlite3
 import zlib
 from collections.abc import Mapping, Sequence, Set
@@ -11,8 +10,6 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import ValidationError
-
 from catalog import settings
 from catalog.backends import GpuBackend, backend_of
 from catalog.build.bundle import FORMAT as BUNDLE_FORMAT
@@ -20,12 +17,11 @@ from catalog.build.bundle import Bundle, Entry, Manifest, abi, library_of, open_
 from catalog.build.cache import Cache
 from catalog.errors import BundleError, UsageError
 from catalog.messages import counted
-from catalog.registry.artifacts import quarantined_artifacts, record_artifact
+from catalog.registry.artifacts import quarantined_artifacts
 from catalog.registry.kernels import kernel_of, populate_command
 from catalog.registry.query import kernel_ids
-from catalog.registry.rows import Device, Timing
-from catalog.registry.timings import add_timings, timings_of
 from catalog.runtime.demand import Demand
+from catalog.runtime.manifests import record_manifest, valid_timings
 from catalog.runtime.traces import read_trace
 from catalog.schema.lineage import LINEAGE, LINEAGE_OF_POPULATION, OWN_SPACES, Lineage
 
@@ -155,7 +151,7 @@ def export_bundle(
         entries, covered = [entry for entry in entries if entry.kernel.id in taken], usage.covered(taken)
         if not entries:
             raise UsageError("the kernels of no plan are built and fit into the size limit")
-    timings = _timings(catalog.connection, {entry.artifact.key for entry in entries})
+    timings = valid_timings(catalog.connection, {entry.artifact.key for entry in entries})
     manifest = Manifest(
         format=BUNDLE_FORMAT,
         abi=abi(),
@@ -175,20 +171,10 @@ def _sizes(entries: Sequence[Entry], cache: Cache, connection: sqlite3.Connectio
     sizes: dict[str, int] = {}
     for entry in entries:
         library = zlib.compress(library_of(entry, cache))
-        stated = (entry, *_timings(connection, {entry.artifact.key}))
+        stated = (entry, *valid_timings(connection, {entry.artifact.key}))
         size = len(library) + _MEMBER_BYTES + sum(len(row.model_dump_json(indent=4)) for row in stated)
         sizes[entry.kernel.id] = sizes.get(entry.kernel.id, 0) + size
     return sizes
-
-
-def _timings(connection: sqlite3.Connection, keys: Set[str]) -> tuple[Timing, ...]:
-    """The valid timings of these libraries; invalid ones, such as from a wrong clock, would be rejected on import."""
-    timings = []
-    for row in timings_of(connection, keys):
-        device = {name: row.pop(name) for name in Device.model_fields}
-        with contextlib.suppress(ValidationError):
-            timings.append(Timing.model_validate({**row, "device": device}))
-    return tuple(timings)
 
 
 def built_entries(connection: sqlite3.Connection, cache: Cache, chosen: Set[str]) -> list[Entry]:
@@ -232,27 +218,12 @@ def import_bundle(catalog: Catalog, path: Path, *, trust: bool) -> Imported:
         _populate(catalog, bundle)
         try:
             with placed(bundle, cache) as new, catalog.writing() as connection:
-                known, timings = _record(connection, bundle.manifest)
+                known, timings = record_manifest(connection, bundle.manifest)
         except (OverflowError, sqlite3.IntegrityError) as error:
             raise BundleError(f"{path}: its manifest has values that no catalog can have: {error}") from None
         catalog.forget()
         entries = len(bundle.manifest.entries)
         return Imported(len(new), entries - len(new), entries - known, timings)
-
-
-def _record(connection: sqlite3.Connection, manifest: Manifest) -> tuple[int, int]:
-    """Record the entries that have rows in the catalog; return the numbers of recorded libraries and of new timings."""
-    asked = "SELECT 1 FROM kernel WHERE id = ?"
-    known = [entry for entry in manifest.entries if connection.execute(asked, [entry.kernel.id]).fetchone()]
-    for entry in known:
-        record_artifact(connection, entry.artifact.columns)
-    kernels = {entry.artifact.key: entry.kernel.id for entry in known}
-    timings = [
-        timing.model_dump(exclude={"device"}) | timing.device.model_dump() | {"kernel_id": kernels[timing.artifact_key]}
-        for timing in manifest.timings
-        if timing.artifact_key in kernels
-    ]
-    return len(known), add_timings(connection, timings)
 
 
 def _why_not_here(arch: str, isa: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Wheels of a catalog's built kernels, split by the values of a column and by size."""
+"""Wheels of a catalog's built kernels and their timings, split by the values of a column and by size."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from catalog.build.wheel import Wheel, check_name, parts, platform_of, write_whe
 from catalog.errors import UsageError
 from catalog.messages import counted
 from catalog.registry.query import Query, operations_asked, run
+from catalog.registry.rows import Timing
 from catalog.runtime.exchange import built_entries
+from catalog.runtime.manifests import valid_timings
 
 if TYPE_CHECKING:
     from catalog.runtime.catalog import Catalog
@@ -40,7 +42,7 @@ def write_wheels(
     most_bytes: int = MOST_BYTES,
     platform: str | None = None,
 ) -> list[list[object]]:
-    """Write the built libraries of ``kernels`` as wheels to ``folder``; return a row of :data:`COLUMNS` for each.
+    """Write the built libraries of ``kernels``, with their timings, as wheels; return a row of :data:`COLUMNS` each.
 
     Args:
         catalog: the catalog with the kernels; the settings name the cache.
@@ -66,14 +68,18 @@ def write_wheels(
         raise UsageError(f"{platform!r} is not a platform tag", hint="As in: manylinux_2_28_x86_64.")
     cache = Cache(settings.settings().cache_dir)
     entries = _built(catalog, cache, kernels)
+    timings: dict[str, list[Timing]] = {}
+    for timing in valid_timings(catalog.connection, {entry.artifact.key for entry in entries}):
+        timings.setdefault(timing.artifact_key, []).append(timing)
     wheels = []
     for value, of_value in _groups(catalog, entries, split).items():
         whole = base if split is None else check_name(f"{base}-{split}-{_word(value)}")
-        chosen = list(parts(of_value, cache, most_bytes))
+        chosen = list(parts(of_value, timings, cache, most_bytes))
         for number, part in enumerate(chosen, start=1):
             about = f"Compiled kernels of {', '.join(archs)}" + ("" if split is None else f" with {split}={value}")
             tag = platform or platform_of(part, cache)
-            wheels.append(Wheel(whole if len(chosen) == 1 else f"{whole}-part-{number}", tag, about, part))
+            own = [timing for entry in part for timing in timings.get(entry.artifact.key, ())]
+            wheels.append(Wheel(whole if len(chosen) == 1 else f"{whole}-part-{number}", tag, about, part, own))
     if len({wheel.name for wheel in wheels}) < len(wheels):
         raise UsageError(f"several values of {split} give wheels the same name", hint="Split by another column.")
     rows: list[list[object]] = []

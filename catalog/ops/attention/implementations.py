@@ -98,8 +98,8 @@ class Sdpa(Dense):
     title = "PyTorch"
     modules = ("torch",)
     distribution = "torch"
-    places = ("cpu", "cuda")
-    dtypes = (Dtype.FP32, *_HALF)
+    places: ClassVar[Collection[str]] = ("cpu", "cuda")
+    dtypes: ClassVar[Collection[Dtype]] = (Dtype.FP32, *_HALF)
     layout = "bhsd"
     masks = ("no", "top_left")
     bias = True
@@ -117,6 +117,26 @@ class Sdpa(Dense):
         more |= {"enable_gqa": True} if problem.ratio > 1 else {}
         q, k, v = (tensors[name] for name in ("q", "k", "v"))
         return partial(compute, q, k, v, is_causal=problem.mask != "no", scale=problem.scale, **more)
+
+
+class Cudnn(Sdpa):
+    """PyTorch's own function with cuDNN's kernels, which PyTorch does not choose by itself on every GPU."""
+
+    name = "cudnn"
+    title = "PyTorch with cuDNN"
+    places = ("cuda",)
+    dtypes = _HALF
+
+    def call(self, problem: Problem, tensors: Mapping[str, Any]) -> Callable[[], Any]:
+        """As :meth:`Dense.call`."""
+        attention: Any = import_module("torch.nn.attention")
+        compute = super().call(problem, tensors)
+
+        def o() -> Any:
+            with attention.sdpa_kernel(attention.SDPBackend.CUDNN_ATTENTION):
+                return compute()
+
+        return o
 
 
 class FlashAttn(Dense):
@@ -137,10 +157,30 @@ class FlashAttn(Dense):
             import_module(self.modules[0]).flash_attn_func,
             *(tensors[name] for name in ("q", "k", "v")),
             softmax_scale=problem.scale,
-            alibi_slopes=tensors.get("alibi_slopes"),
+            **({"alibi_slopes": tensors.get("alibi_slopes")} if self.slopes else {}),
             **({"window_size": problem.window} if windowed else {"causal": problem.mask != "no"}),
             **({"softcap": problem.logits_soft_cap or 0.0} if self.soft_cap else {}),
         )
+
+
+class FlashAttn3(FlashAttn):
+    """FlashAttention-3, for Hopper GPUs: a package of its own, with flash-attn's arguments except the slopes."""
+
+    name = "flash_attn_3"
+    title = "FlashAttention-3"
+    modules = ("flash_attn_interface", "torch")
+    distribution = "flash_attn_3"
+    slopes = False
+
+    def call(self, problem: Problem, tensors: Mapping[str, Any]) -> Callable[[], Any]:
+        """As :meth:`FlashAttn.call`; older versions return O and LSE."""
+        compute = super().call(problem, tensors)
+
+        def o() -> Any:
+            found = compute()
+            return found[0] if isinstance(found, tuple) else found
+
+        return o
 
 
 class Aiter(FlashAttn):
@@ -206,5 +246,8 @@ class Flashinfer(Dense):
         return lambda: compute().unsqueeze(0)
 
 
-IMPLEMENTATIONS: tuple[Implementation, ...] = (Sdpa(), FlashAttn(), Xformers(), Flashinfer(), Aiter())
+IMPLEMENTATIONS: tuple[Implementation, ...] = (
+    *(Sdpa(), Cudnn(), FlashAttn(), FlashAttn3()),
+    *(Xformers(), Flashinfer(), Aiter()),
+)
 """The implementations that the catalog knows how to call."""

@@ -1,4 +1,4 @@
-"""What the tests on a real GPU share, make test-cuda: few rows of sm_90, compiled once, and problems for them.
+"""What the tests on a real GPU share, make test-cuda: few rows of sm_90, and problems for them.
 
 The rows have every pair of values of two traits that some row has together, and every tile with every trait.
 """
@@ -6,14 +6,11 @@ The rows have every pair of values of two traits that some row has together, and
 from __future__ import annotations
 
 import random
-import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
-from filelock import FileLock
 from host_problems import Signature, pairwise_cover, problem_fields
 
 from catalog.backends import why_unavailable
@@ -96,24 +93,6 @@ def rows(catalog: Catalog, op: Op) -> list[Row]:
 def part(rows: Sequence[Row], number: int) -> Sequence[Row]:
     """The rows of one of an operation's :data:`RUNS`."""
     return rows[number :: PARTS[rows[0].op]]
-
-
-@pytest.fixture(scope="session")
-def catalog(populated: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Catalog]:
-    """A catalog of sm_90."""
-    with Catalog(shutil.copy(populated(ARCH), tmp_path_factory.mktemp("cuda") / "catalog.db")) as catalog:
-        yield catalog
-
-
-@pytest.fixture(scope="session")
-def tested(catalog: Catalog, shared: Path) -> Mapping[Op, list[Row]]:
-    """The rows that are run, by operation; the first worker that comes compiles all plans."""
-    tested = {op: rows(catalog, op) for op in OPS}
-    every = (row for of_op in tested.values() for row in of_op)
-    plans = (catalog.plan(problem, row.kernel) for row in every for problem in row.problems())
-    with FileLock(shared / "cuda.lock"):
-        build(catalog, (kernel for plan in plans for kernel in plan.kernels))
-    return tested
 
 
 def build(catalog: Catalog, kernels: Iterable[Kernel]) -> None:

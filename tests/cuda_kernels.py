@@ -19,7 +19,7 @@ from catalog.runtime.catalog import Catalog
 from catalog.runtime.inputs import make_inputs
 
 need_gpu()
-pytest_plugins = ("cuda_gpu",)
+pytest_plugins = ("cuda_fixtures",)
 
 MANY_BLOCKS = {
     **{"batch": 4, "nhead_q": 8, "nhead_k": 4, "seqlen_q": 700, "seqlen_k": 1400},

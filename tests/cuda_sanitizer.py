@@ -18,7 +18,7 @@ from catalog.ops.attention.fields import Op
 from catalog.runtime.catalog import Catalog
 
 need_gpu()
-pytest_plugins = ("cuda_gpu",)
+pytest_plugins = ("cuda_fixtures",)
 
 TOOLS = ("memcheck", "racecheck")
 

@@ -13,7 +13,7 @@ from catalog.ops.attention.problem import Problem
 from catalog.runtime.catalog import Catalog
 
 need_gpu()
-pytest_plugins = ("cuda_gpu",)
+pytest_plugins = ("cuda_fixtures",)
 
 SHAPE: dict[str, Any] = {"batch": 2, "nhead_q": 8, "nhead_k": 2, "hdim_q": 128, "dtype": "bf16", "lse": True}
 PROBLEMS = {

@@ -5,8 +5,8 @@
 // With dropout P is Z * P in dV, and dP is Z * (dO V^T), where Z are the factors of the forward. No weight is negative:
 // the sign of one that is dropped is flipped.
 //
-// Under a soft cap, S = c tanh(x / c), dS is multiplied by the cap's slope, 1 - tanh^2. Then the weights of dV are packed
-// at once, and S^T becomes the product of P^T and the slope: no register more.
+// Under a soft cap, S = c tanh(x / c), dS is multiplied by the cap's slope, 1 - tanh^2. The weights of dV are packed as
+// soon as they are there, and P^T times the slope takes the registers of S^T.
 #pragma once
 
 #include "bwd_load.hpp"
@@ -208,7 +208,7 @@ class BackwardWarpgroup {
         }
     }
 
-    // P^T, packed for dV, from S^T, which becomes what dP - delta is multiplied with: P^T, or times the slope of the cap.
+    // P^T, packed for dV. S^T becomes the factor of dP - delta: P^T, times the slope of a soft cap.
     template <int columns>
     __device__ __forceinline__ void weigh_and_pack(int head, int tile, int first_column, int stage,
                                                    float (&s)[columns / 2],

@@ -276,10 +276,9 @@ def grammar_of(family: str, revision: str) -> Grammar:
     return _OLDER.get(revision, {}).get(family, GRAMMARS[family])
 
 
-def stated_traits(family: str, revision: str) -> frozenset[str]:
-    """The traits that some kernel of ``family`` states in its name: upstream's newest, our own, or of ``revision``."""
-    grammars = (GRAMMARS[family], _NATIVE_GRAMMARS[family], grammar_of(family, revision))
-    return frozenset[str]().union(*(grammar.traits for grammar in grammars))
+def stated_traits(family: str) -> frozenset[str]:
+    """The traits of the kernels of ``family``, upstream's in the newest revision and our own."""
+    return GRAMMARS[family].traits | _NATIVE_GRAMMARS[family].traits
 
 
 _TILE_APPENDKV: tuple[Part, ...] = (Extents("b", ("tile_m0", "tile_n0", "tile_k0", "tile_n1")), _OCCUPANCY)

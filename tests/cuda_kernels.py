@@ -1,70 +1,31 @@
-"""The kernels of sm_90 on a real GPU, against the float64 reference and PyTorch: make test-cuda.
-
-Every pair of values of two traits that some row has together is in a problem, and every tile.
-"""
+"""The kernels of sm_90 on a real GPU, against the float64 reference and PyTorch: make test-cuda."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pytest
-from cuda_gpu import ARCH, build, need_gpu, wrong
-from host_problems import Signature, draw_inputs, problem_fields, signatures
+from cuda_gpu import ARCH, RUNS, SEVERAL_TILES, Row, build, need_gpu, part, wrong
+from host_problems import draw_inputs
 
 from catalog.ops.attention.fields import Op
 from catalog.ops.attention.problem import Problem
 from catalog.ops.attention.reference.sequences import sequences
-from catalog.ops.attention.stages import MAIN_STAGE
 from catalog.ops.attention.traits import KvMemoryLayout
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.inputs import make_inputs
-from catalog.schema.kernel import Kernel
 
 need_gpu()
+pytest_plugins = ("cuda_fixtures",)
 
-OPS: tuple[Op, ...] = ("fwd", "splitkv", "pagedkv", "batch_prefill", "appendkv", "bwd")
-PROBLEMS_OF_A_SIGNATURE = 6
-_DENSE = "mode = 'batch' AND NOT paged_kv AND NOT logits"
-TILES: Mapping[Op, tuple[str, Mapping[str, Any]]] = {
-    "fwd": (f"{_DENSE} AND lse", {"seqlen_q": 333, "seqlen_k": 457, "lse": True}),
-    "splitkv": (_DENSE, {"seqlen_q": 3, "seqlen_k": 1500}),
-    "pagedkv": (
-        "mode = 'batch' AND NOT logits AND lse",
-        {"seqlen_q": 77, "seqlen_k": 457, "page_size": 16, "lse": True},
-    ),
-    "batch_prefill": ("NOT logits AND lse", {"seqlens_q": [77, 0, 300], "seqlen_k": 457, "page_size": 16, "lse": True}),
-    "appendkv": ("paged_kv", {"seqlen_q": 33, "seqlen_k": 457, "seqlen_new": 129, "page_size": 16}),
-    "bwd": (_DENSE, {"seqlen_q": 333, "seqlen_k": 457}),
+MANY_BLOCKS = {
+    **{"batch": 4, "nhead_q": 8, "nhead_k": 4, "seqlen_q": 700, "seqlen_k": 1400},
+    **{"seqlens_q": [900, 1, 400, 700], "seqlens_k": [1400, 700, 900, 1400]},
 }
-"""Rows of every tile of an operation's main stage, and a problem for them; further traits are those of the row."""
-
-
-@pytest.fixture(scope="module")
-def catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Catalog]:
-    catalog = Catalog(tmp_path_factory.mktemp("cuda") / "catalog.db")
-    catalog.populate(ARCH)
-    yield catalog
-    catalog.close()
-
-
-def drawn(signature: Signature, seed: int) -> Problem:
-    pick = random.Random(seed)  # noqa: S311
-    return Problem(**problem_fields(signature, lambda *values: pick.choice(values)))
-
-
-def problem_of(kernel: Kernel, op: Op, sizes: Mapping[str, Any]) -> Problem:
-    """A problem of these sizes that the kernel answers."""
-    signature = kernel.signature
-    fields = {"op": op, "nhead_q": 4, "nhead_k": 2, "dtype": signature.dtype, **sizes}
-    fields |= {"hdim_q": signature.hdim_q, "hdim_v": signature.hdim_v, "batch": len(sizes.get("seqlens_q", "of"))}
-    if op == "batch_prefill":
-        fields |= {name: getattr(signature, name) for name in ("kv_memory_layout", "kv_lookup_table")}
-    if op == "appendkv":
-        fields["rope"] = signature.rope
-    return Problem(**fields)
+"""A backward has more blocks than run at a time, each of which adds to dQ of many others."""
 
 
 def poison_unused(problem: Problem, inputs: Mapping[str, Any]) -> None:
@@ -87,107 +48,49 @@ def poison_unused(problem: Problem, inputs: Mapping[str, Any]) -> None:
         k[pages, slots] = v[pages, slots] = np.nan
 
 
-@pytest.mark.parametrize("op", OPS)
-def test_drawn_problems_of_all_pairs_of_traits(catalog: Catalog, op: Op) -> None:
-    of = signatures(catalog, op, ARCH)
-    problems = [drawn(signature, seed) for signature in of for seed in range(PROBLEMS_OF_A_SIGNATURE)]
-    plans = [catalog.select(problem, arch=ARCH) for problem in problems]
-    build(catalog, (kernel for plan in plans for kernel in plan.kernels))
-    main = MAIN_STAGE[op]
+@pytest.mark.parametrize(("op", "number"), RUNS)
+def test_random_problems_of_all_pairs_of_traits_and_tiles(
+    catalog: Catalog, tested: Mapping[Op, list[Row]], op: Op, number: int
+) -> None:
     failed = []
-    for seed, (problem, plan) in enumerate(zip(problems, plans, strict=True)):
-        kernel = next(kernel for kernel in plan.kernels if kernel.family == main)
-        failed += [
-            (problem.key, kernel.name, check)
-            for check in wrong(catalog.plan(problem, kernel), draw_inputs(problem, seed))
-        ]
-    assert not failed, f"{len(failed)} of {len(problems)}: {failed[:5]}"
+    ran = 0
+    for row in part(tested[op], number):
+        for problem in row.problems():
+            inputs = draw_inputs(problem, ran)
+            failed += [
+                (problem.key, row.kernel.name, check) for check in wrong(catalog.plan(problem, row.kernel), inputs)
+            ]
+            ran += 1
+    assert not failed, f"{len(failed)} outputs of {ran} problems: {failed[:5]}"
 
 
-FEATURES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "all": ("true", {"mask": "causal"}),
-    "plain": ("mask = 'causal' AND bias = 'no' AND NOT dropout", {"mask": "causal"}),
-    "sink": (
-        "sink AND bias = 'no' AND NOT dropout",
-        {"mask": "window", "window": (100, 0), "sink_size": 37},
-    ),
-    "bias": ("mask = 'causal' AND bias = 'bias' AND NOT dbias AND NOT dropout", {"mask": "causal", "bias": "bias"}),
-    "dbias": (
-        "mask = 'no' AND dbias AND NOT dropout",
-        {"bias": "bias", "dbias": True},
-    ),
-    "dropout": (
-        "mask = 'causal' AND bias = 'no' AND dropout AND NOT store_randval",
-        {"mask": "causal", "dropout": 0.2},
-    ),
-    "randval": (
-        "mask = 'causal' AND bias = 'no' AND dropout AND (store_randval OR family = 'fwd')",
-        {"mask": "causal", "dropout": 0.5, "randval": True},
-    ),
-}
-"""Traits of rows, and fields of a problem for them."""
-OPS_OF: Mapping[str, tuple[Op, ...]] = {
-    "all": ("appendkv",),
-    "plain": ("fwd", "splitkv", "pagedkv", "batch_prefill", "bwd"),
-    "sink": ("fwd", "splitkv", "pagedkv"),
-    "bias": ("fwd", "splitkv", "pagedkv", "bwd"),
-    "dbias": ("bwd",),
-    "dropout": ("fwd", "bwd"),
-    "randval": ("fwd", "bwd"),
-}
-
-
-@pytest.mark.parametrize(("feature", "op"), [(feature, op) for feature, ops in OPS_OF.items() for op in ops])
-def test_every_tile(catalog: Catalog, feature: str, op: Op) -> None:
-    (tiles, sizes), (traits, fields) = TILES[op], FEATURES[feature]
-    kernels = catalog.kernels(f"family = '{MAIN_STAGE[op]}' AND {tiles} AND {traits}", arch=ARCH, limit=200)
-    assert kernels
-    build(catalog, kernels)
+@pytest.mark.parametrize("op", ["splitkv", "pagedkv", "batch_prefill"])
+def test_what_lies_behind_the_keys_of_a_page_is_not_used(
+    catalog: Catalog, tested: Mapping[Op, list[Row]], op: Op
+) -> None:
     failed = []
-    for seed, kernel in enumerate(kernels):
-        problem = problem_of(kernel, op, {**sizes, **fields})
-        failed += [(kernel.name, check) for check in wrong(catalog.plan(problem, kernel), draw_inputs(problem, seed))]
-    assert not failed, f"{len(failed)} outputs of {len(kernels)} kernels: {failed[:5]}"
-
-
-@pytest.mark.parametrize("op", ["pagedkv", "batch_prefill"])
-def test_what_lies_behind_the_keys_of_a_page_is_not_used(catalog: Catalog, op: Op) -> None:
-    (tiles, sizes), (traits, fields) = TILES[op], FEATURES["plain"]
-    where = f"family = '{MAIN_STAGE[op]}' AND {tiles} AND {traits} AND hdim_q = 128"
-    kernels = catalog.kernels(where, arch=ARCH, limit=200)
-    build(catalog, kernels)
-    failed = []
-    for seed, kernel in enumerate(kernels):
-        problem = problem_of(kernel, op, {**sizes, **fields})
+    for seed, row in enumerate(row for row in tested[op] if row.kernel.signature.paged_kv):
+        problem = row.of_sizes(SEVERAL_TILES[op])
         inputs = draw_inputs(problem, seed)
         poison_unused(problem, inputs)
-        failed += [(kernel.name, check) for check in wrong(catalog.plan(problem, kernel), inputs)]
-    assert not failed, f"{len(failed)} outputs of {len(kernels)} kernels: {failed[:5]}"
+        failed += [(problem.key, row.kernel.name, check) for check in wrong(catalog.plan(problem, row.kernel), inputs)]
+    assert not failed, failed[:5]
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"batch": 4, "seqlen_q": 1200},
-        {"batch": 4, "seqlen_q": 1200, "mask": "causal"},
-        {"batch": 4, "seqlen_q": 900, "seqlen_k": 1400, "mask": "window", "window": (300, 100)},
-        {"seqlens_q": [900, 1, 400, 1100], "seqlens_k": [1100, 700, 900, 600], "mask": "bottom_right"},
-    ],
-    ids=lambda fields: fields.get("mask", "no"),
-)
-@pytest.mark.parametrize("hdim", [64, 128, 256])
+@pytest.mark.parametrize("hdim", [64, 128, 192, 256])
 def test_deterministic_backward_is_the_same_bits_every_time(
-    catalog: Catalog, hdim: int, fields: dict[str, Any]
+    catalog: Catalog, tested: Mapping[Op, list[Row]], hdim: int
 ) -> None:
-    """With more blocks than run at a time, each of which adds to tiles of many others."""
-    problem = Problem(op="bwd", nhead_q=8, nhead_k=4, hdim_q=hdim, dtype="bf16", deterministic=True, **fields)
-    plan = catalog.select(problem, arch=ARCH)
-    build(catalog, plan.kernels)
-    inputs = make_inputs(problem, 1)
-    first = plan.run(inputs).outputs
-    for _ in range(4):
-        again = plan.run(inputs).outputs
-        assert all(np.array_equal(first[name], again[name]) for name in ("dq", "dk", "dv"))
+    of_hdim = [row.kernel for row in tested["bwd"] if row.kernel.signature.hdim_q == hdim]
+    kernels = [kernel for kernel in of_hdim if kernel.signature.deterministic]
+    assert kernels
+    for kernel in kernels:
+        problem = Row("bwd", kernel).of_sizes(MANY_BLOCKS)
+        plan, inputs = catalog.plan(problem, kernel), make_inputs(problem, 1)
+        first = plan.run(inputs).outputs
+        for _ in range(4):
+            again = plan.run(inputs).outputs
+            assert all(np.array_equal(first[name], again[name]) for name in ("dq", "dk", "dv")), kernel.name
 
 
 @pytest.mark.parametrize("mask", ["no", "causal", "bottom_right"])

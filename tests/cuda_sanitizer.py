@@ -6,20 +6,21 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from conftest import missing
-from cuda_gpu import ARCH, build, need_gpu
-from sanitize_cuda import HEAD_DIMS, OF_OP, plans
+from cuda_gpu import ARCH, RUNS, Row, need_gpu, part
 
 from catalog.build.cuda.toolchain import cuda_toolchain
+from catalog.ops.attention.fields import Op
 from catalog.runtime.catalog import Catalog
 
 need_gpu()
+pytest_plugins = ("cuda_fixtures",)
 
 TOOLS = ("memcheck", "racecheck")
-RUNS = [(op, form) for op, forms in OF_OP.items() for form in forms]
 
 FLAWED = """
 __global__ void flawed(int* memory) {
@@ -42,17 +43,6 @@ FLAWS = {
 }
 
 
-@pytest.fixture(scope="module")
-def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A catalog with all that is run, compiled."""
-    path = tmp_path_factory.mktemp("sanitizer") / "catalog.db"
-    with Catalog(path) as catalog:
-        catalog.populate(ARCH)
-        of = (plan for op, form in RUNS for plan in plans(catalog, op, form))
-        build(catalog, (kernel for plan in of for kernel in plan.kernels))
-    return path
-
-
 def watched(tool: str, *command: object) -> subprocess.CompletedProcess[str]:
     program = shutil.which("compute-sanitizer")
     if program is None:
@@ -62,15 +52,16 @@ def watched(tool: str, *command: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, capture_output=True, text=True, check=False, timeout=600)
 
 
-@pytest.mark.parametrize(("op", "form"), RUNS)
+@pytest.mark.parametrize(("op", "number"), RUNS)
 @pytest.mark.parametrize("tool", TOOLS)
-def test_sanitizer_finds_nothing(database: Path, tool: str, op: str, form: str) -> None:
-    done = watched(tool, sys.executable, Path(__file__).with_name("sanitize_cuda.py"), database, op, form)
+def test_sanitizer_finds_nothing(
+    catalog: Catalog, tested: Mapping[Op, list[Row]], tool: str, op: Op, number: int
+) -> None:
+    listed = part(tested[op], number)
+    script = Path(__file__).with_name("sanitize_cuda.py")
+    done = watched(tool, sys.executable, script, catalog.path, op, *(row.kernel.id for row in listed))
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-    with Catalog(database) as catalog:
-        there = len(list(plans(catalog, op, form)))
-    assert re.search(rf"^{there}$", done.stdout, re.MULTILINE), "every plan ran"
-    assert there >= len(HEAD_DIMS)
+    assert re.search(rf"^{len(listed)}$", done.stdout, re.MULTILINE), "every row ran"
     assert re.search(r"(ERROR SUMMARY: 0 errors|RACECHECK SUMMARY: 0 hazards)", done.stdout), done.stdout[-4000:]
 
 

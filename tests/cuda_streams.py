@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from catalog.ops.attention.problem import Problem
 from catalog.runtime.catalog import Catalog
 
 need_gpu()
+pytest_plugins = ("cuda_fixtures",)
 
 SHAPE: dict[str, Any] = {"batch": 2, "nhead_q": 8, "nhead_k": 2, "hdim_q": 128, "dtype": "bf16", "lse": True}
 PROBLEMS = {
@@ -30,14 +30,6 @@ def torch() -> Any:
     torch = pytest.importorskip("torch")
     torch.manual_seed(0)
     return torch
-
-
-@pytest.fixture(scope="module")
-def catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Catalog]:
-    catalog = Catalog(tmp_path_factory.mktemp("cuda") / "catalog.db")
-    catalog.populate(ARCH)
-    yield catalog
-    catalog.close()
 
 
 def drawn(torch: Any, problem: Problem) -> dict[str, Any]:

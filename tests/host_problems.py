@@ -137,11 +137,11 @@ def problem_fields(signature: Signature, pick: Callable[..., Any]) -> dict[str, 
             "dropout": pick(0.1, 0.5, 0.9),
             "randval": bool(traits["store_randval"]) if op == "bwd" else pick(True, False),
         }
+    if traits["logits"]:
+        fields["logits_soft_cap"] = pick(0.5, 5.0, 30.0)
     if op == "bwd":
         return fields | {name: bool(traits[name]) for name in ("dbias", "deterministic")} | {"dlse": pick(False, True)}
     fields |= {"lse": bool(traits["lse"]) if op != "splitkv" else pick(True, False), "qscale": traits["qscale"]}
-    if traits["logits"]:
-        fields["logits_soft_cap"] = pick(0.5, 5.0, 30.0)
     if traits["skip_min_seqlen_q"]:
         fields["min_seqlen_q"] = pick(1, 7, 100)
     if op == "splitkv":

@@ -65,6 +65,8 @@ SELECTED: tuple[dict[str, object], ...] = (
     {"hdim_q": 64, "bias": "bias", "dropout": 0.1},
     {"op": "bwd", "hdim_q": 128, "bias": "bias", "dbias": True},
     {"op": "bwd", "hdim_q": 128, "dropout": 0.1},
+    {"op": "bwd", "hdim_q": 128, "mask": "causal", "logits_soft_cap": 50.0},
+    {"op": "bwd", "hdim_q": 256, "mask": "causal", "logits_soft_cap": 50.0},
 )
 """Problems with plans of every family."""
 
@@ -135,6 +137,7 @@ def test_a_trait_that_the_headers_do_not_know_is_refused(catalog: Catalog) -> No
             {"op": "bwd", "seqlen_q": 4096, "bias": "bias", "dbias": True, "dropout": 0.1, "randval": True},
             ["bwd_dot_do_o", "bwd_dq_dk_dv", "bwd_convert_dq"],
         ),
+        ({"op": "bwd", "seqlen_q": 4096, "logits_soft_cap": 50.0}, ["bwd_dot_do_o", "bwd_dq_dk_dv", "bwd_convert_dq"]),
     ],
 )
 def test_problems_select_rows(catalog: Catalog, problem: dict[str, object], families: list[str]) -> None:
@@ -152,7 +155,8 @@ def test_occupancy_is_what_cuda_says(registers: int, threads: int, shared_bytes:
 
 
 @pytest.mark.parametrize(
-    ("batch", "seqlen_k", "splits"), [(1, 32768, 29), (16, 16384, 2), (20, 8192, 3), (64, 2048, 1), (1, 100, 1)]
+    ("batch", "seqlen_k", "splits"),
+    [(1, 32768, 29), (16, 16384, 2), (20, 8192, 3), (64, 2048, 1), (1, 1024, 4), (1, 100, 1)],
 )
 def test_splits_fill_the_gpu(catalog: Catalog, batch: int, seqlen_k: int, splits: int) -> None:
     """132 multiprocessors with two blocks each; a batch has eight key heads, whose queries are one tile."""

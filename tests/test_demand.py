@@ -92,7 +92,11 @@ def test_sizes_stand_for_all_below() -> None:
         ({}, ("--tp", 3), "3 ranks cannot share 2 query heads and 2 key heads"),
         ({"torch_dtype": "int4"}, (), "dtype 'int4' is not an element type of kernels"),
         ({"kv_lora_rank": 512}, (), "kv_lora_rank=512: its latent attention compresses keys, which is not derived"),
-        ({"attn_logit_softcapping": 50}, ("--phase", "train"), "phase train: no kernel computes the gradient"),
+        (
+            {"attn_logit_softcapping": 50, "attention_dropout": 0.1},
+            ("--phase", "train"),
+            "phase train: no kernel computes the gradient",
+        ),
         ({}, ("--phase", "sleep"), "phase 'sleep' is unknown"),
         ({}, ("--max-batch", 10**9), "max_batch=1000000000: expected a number from 1 to 65,536"),
         ({"max_position_embeddings": 2**40}, (), "do not fit in 63 bits"),

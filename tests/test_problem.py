@@ -82,7 +82,7 @@ APPEND = {"op": "appendkv", "seqlen_new": 1}
         (DENSE | APPEND | {"lse": True}, r"lse=True does not apply to op='appendkv'"),
         (DENSE | {"op": "bwd", "dbias": True}, r"dbias needs bias='bias'"),
         (DENSE | {"op": "bwd", "dtype": "fp8"}, r"dtype='fp8' does not apply to op='bwd'"),
-        (DENSE | {"op": "bwd", "logits_soft_cap": 1}, r"logits_soft_cap=1.0 does not apply to op='bwd'"),
+        (DENSE | {"op": "bwd", "sink_size": 1}, r"sink_size=1 does not apply to op='bwd'"),
     ],
 )
 def test_a_malformed_problem_says_what_is_allowed(fields, message):

@@ -89,10 +89,16 @@ def test_slopes(per_sequence):
 
 def test_soft_cap():
     q, k, v = normal(2, 5, 4, 8), normal(2, 9, 4, 8, seed=1), normal(2, 9, 4, 8, seed=2)
-    expected, _ = flash64(q, k, v, bottom_right(5, 9), lambda scores: 0.5 * torch.tanh(scores / 0.5))
-    close(flash_attn_func(q, k, v, softcap=0.5), expected)
-    with pytest.raises(UsageError, match="no soft cap") as raised:
-        flash_attn_func(q.requires_grad_(), k, v, softcap=0.5)
+    leaves = [tensor.requires_grad_() for tensor in (q, k, v)]
+    expected, _ = flash64(*leaves, bottom_right(5, 9), lambda scores: 0.5 * torch.tanh(scores / 0.5))
+    o = flash_attn_func(*leaves, softcap=0.5)
+    close(o, expected)
+    grad = normal(*o.shape, seed=3)
+    wanted = torch.autograd.grad(expected, leaves, grad.double())
+    for gradient, right in zip(torch.autograd.grad(o, leaves, grad), wanted, strict=True):
+        close(gradient, right)
+    with pytest.raises(UsageError, match="no dropout together with a soft cap") as raised:
+        flash_attn_func(*leaves, softcap=0.5, dropout_p=0.5)
     assert "flex_attention" in str(raised.value)
 
 

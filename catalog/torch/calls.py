@@ -155,6 +155,7 @@ def _fields(case: Case, dims: tuple[int, ...]) -> dict[str, Any]:
         "scale": options.scale,
         "bias": case.bias,
         "bias_dims": case.bias_dims,
+        "logits_soft_cap": options.soft_cap or None,
     }
     if case.op == "pagedkv":
         fields |= {"page_size": page_size}
@@ -165,7 +166,7 @@ def _fields(case: Case, dims: tuple[int, ...]) -> dict[str, Any]:
     if case.op == "bwd":
         fields |= {"dbias": case.dbias, "dlse": case.dlse, "deterministic": options.deterministic}
     else:
-        fields |= {"lse": True, "logits_soft_cap": options.soft_cap or None}
+        fields |= {"lse": True}
     return fields
 
 

@@ -41,7 +41,7 @@ def flash_attn_func(
         causal: query i sees the keys up to i + keys - queries.
         window_size: (left, right): query i sees the keys from i + keys - queries - left to i + keys - queries + right;
             -1 for no limit.
-        softcap: c of c * tanh(score / c); 0: none. Without gradients, and without slopes.
+        softcap: c of c * tanh(score / c); 0: none. Without slopes, and with gradients without dropout.
         alibi_slopes: (heads,) or (batch, heads), float32: -slope * |i + keys - queries - j| is added to the scores.
         deterministic: whether gradients are bitwise identical in every run.
         return_attn_probs: whether to return more than O.
@@ -55,7 +55,7 @@ def flash_attn_func(
         TensorError: shapes, types or devices of the tensors do not match, or no kernel accepts their type.
         ProblemError: an option is out of range.
         SelectionError: no kernel of the arch supports the call; the message says what is missing.
-        UsageError: a gradient is wanted together with ``softcap``.
+        UsageError: a gradient is wanted together with ``softcap`` and ``dropout_p``.
         DeviceError, BuildError, ToolchainError: as :meth:`catalog.runtime.plan.Plan.enqueue`.
     """
     slopes = _slopes_of(alibi_slopes)
@@ -112,7 +112,7 @@ def flash_attn_varlen_func(
 
     Raises:
         TensorError: as there, or the starts are not ascending, or do not end with the last token.
-        UsageError: a gradient is wanted together with ``softcap`` or ``block_table``.
+        UsageError: a gradient is wanted together with ``block_table``, or with ``softcap`` and ``dropout_p``.
         ProblemError, SelectionError, DeviceError, BuildError, ToolchainError: as there.
     """
     if block_table is not None and dropout_p:

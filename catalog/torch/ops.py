@@ -240,8 +240,8 @@ _BACKWARD = (
 
 _BIAS, _TABLE, _RNG = 3, 7, 8
 _TENSORS = 9
-_SOFT_CAP = 5
-"""Places of tensors among the inputs of the forward, their number, and the soft cap's among the options."""
+_SOFT_CAP, _DROPOUT = (Options._fields.index(name) for name in ("soft_cap", "dropout"))
+"""Places of tensors among the inputs of the forward, their number, and places of options."""
 
 
 class _Attention(torch.autograd.Function):
@@ -250,9 +250,9 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, keys: Any, *inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
         options = inputs[_TENSORS:]
-        if options[_SOFT_CAP]:
+        if options[_SOFT_CAP] and options[_DROPOUT]:
             raise UsageError(
-                "the catalog's backward has no soft cap of the scores",
+                "the catalog's backward has no dropout together with a soft cap of the scores",
                 hint="Without gradients: torch.no_grad(). With them: torch.nn.attention.flex_attention, a score_mod.",
             )
         if inputs[_TABLE] is not None:

@@ -30,9 +30,9 @@ ELEMENT_BYTES: Mapping[Dtype, tuple[int, int]] = MappingProxyType(
 )
 """Bytes of an element of Q, K, V and of an element of O. The mx types are missing: they need block scales."""
 
-_SCORES = ("scale", "bias", "bias_dims", "mask", "window")
+_SCORES = ("scale", "bias", "bias_dims", "mask", "window", "logits_soft_cap")
 _CACHE = ("page_size", "num_pages")
-_INFERENCE = (*_SCORES, "lse", "logits_soft_cap", "sink_size", "qscale")
+_INFERENCE = (*_SCORES, "lse", "sink_size", "qscale")
 
 OP_FIELDS: Mapping[Op, frozenset[str]] = MappingProxyType(
     {

@@ -178,8 +178,8 @@ class _Rank:
 
     def train(self, window: int | None) -> Iterator[Problem]:
         """Forward with the log-sum-exp, and backward: alike in length, and packed."""
-        if self.model.soft_cap is not None:
-            raise UsageError("phase train: no kernel computes the gradient of attention with a soft cap")
+        if self.model.soft_cap is not None and self.model.dropout:
+            raise UsageError("phase train: no kernel computes the gradient of attention with a soft cap and dropout")
         for length in self._lengths:
             fields = {**_mask(length, window), "dropout": self.model.dropout}
             packed = (length, length // 2)

@@ -85,6 +85,10 @@ _DROPOUT_NATIVE = Choice(
     ("dropout", "store_randval"),
     {(False, False): "_ndropout", (True, False): "_dropout", (True, True): "_dropout_storerandval"},
 )
+_BIAS_NATIVE = Choice(
+    ("bias", "logits"),
+    {("no", False): "_nbias", ("no", True): "_logits_nbias", ("bias", False): "_bias", ("alibi", False): "_alibi"},
+)
 _PIPELINE = Word("_", "pipeline", absent="no")
 
 
@@ -254,10 +258,15 @@ _NATIVE_GRAMMARS: Mapping[str, Grammar] = MappingProxyType(
         Family.FWD_SPLITKV: _native(GRAMMARS[Family.FWD_SPLITKV], _v_is_n1),
         Family.FWD_APPENDKV: _native(GRAMMARS[Family.FWD_APPENDKV], _v_is_n1),
         Family.BATCH_PREFILL: _native(GRAMMARS[Family.BATCH_PREFILL], kv_load_mode=words("kv_load_mode", no="")),
-        Family.BWD_DQ_DK_DV: _native(GRAMMARS[Family.BWD_DQ_DK_DV], _v_is_bwd8, dropout=_DROPOUT_NATIVE),
+        Family.BWD_DQ_DK_DV: _native(
+            GRAMMARS[Family.BWD_DQ_DK_DV], _v_is_bwd8, dropout=_DROPOUT_NATIVE, bias=_BIAS_NATIVE
+        ),
     }
 )
-"""The grammars of our own kernels: V may have another head dim than Q everywhere, and dropout has one variant."""
+"""The grammars of our own kernels.
+
+V may have another head dim than Q everywhere; backward has one variant of dropout, and may cap the logits.
+"""
 
 
 def grammar_of(family: str, revision: str) -> Grammar:
@@ -265,6 +274,11 @@ def grammar_of(family: str, revision: str) -> Grammar:
     if revision == "native":
         return _NATIVE_GRAMMARS[family]
     return _OLDER.get(revision, {}).get(family, GRAMMARS[family])
+
+
+def stated_traits(family: str) -> frozenset[str]:
+    """The traits of the kernels of ``family``, upstream's in the newest revision and our own."""
+    return GRAMMARS[family].traits | _NATIVE_GRAMMARS[family].traits
 
 
 _TILE_APPENDKV: tuple[Part, ...] = (Extents("b", ("tile_m0", "tile_n0", "tile_k0", "tile_n1")), _OCCUPANCY)

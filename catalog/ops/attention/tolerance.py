@@ -22,7 +22,8 @@ P = exp(score - lse) that are off by a factor of exp(E):
 - O = P V: sum(P |V| (E + error of lse + error of the sum)).
 - dS = P (dP - delta): P |dP - delta| E, plus P times the errors of two dot products over hdim_v, and P 8 u |dLSE| where
   delta has the gradient of LSE in it. That is dbias.
-- dQ = scale dS K: scale times sum(error of dS |K|), plus the error of the sum. dK likewise.
+- cap' = 1 - tanh^2, the slope of the soft cap: its slope is at most 2 / cap, so E 2 / cap times itself, plus 16 u.
+- dQ = scale (cap' * dS) K: scale times sum(error of cap' * dS |K|), plus the error of the sum. dK likewise.
 - dV = P^T dO: sum(P |dO| (E + error of the sum)).
 
 Data that is only copied, and random bytes, must be exact.
@@ -121,15 +122,18 @@ def _backward(problem: Problem, inputs: Mapping[str, Array], rounded: _Weights) 
                 of_lse = dlse[head.index, rows, np.newaxis]
                 delta = np.sum(do[rows] * o[rows], axis=1, keepdims=True) - of_lse
                 ds = p * np.abs(z * (do[rows] @ head.v.T) - delta)
-                of_p = _of_scores(head, rows, scores, lse[head.index, rows]) + _FEW + rounded.roundoff
+                of_scores = _of_scores(head, rows, scores, lse[head.index, rows])
+                of_p = of_scores + _FEW + rounded.roundoff
                 dots = _norms(do[rows]) * (z * _norms(head.v).T + _norms(o[rows]))
                 lost = rounded.lost(p)
-                of_ds = ds * of_p + p * (of_dot * dots + _FEW * np.abs(of_lse)) + lost
-                dq[head.index, rows] = scale * (of_ds + of_dq * ds) @ np.abs(head.k)
-                dk[head.key_index] += scale * (of_ds + of_dk * ds).T @ np.abs(head.q[rows])
+                of_ds = ds * of_p + p * (of_dot * dots + _FEW * np.abs(of_lse))
+                slope = head.slope(rows)
+                of_products = slope * of_ds + ds * _of_slope(problem, slope, of_scores) + lost
+                dq[head.index, rows] = scale * (of_products + of_dq * slope * ds) @ np.abs(head.k)
+                dk[head.key_index] += scale * (of_products + of_dk * slope * ds).T @ np.abs(head.q[rows])
                 dv[head.key_index] += (z * (p * (of_p + of_dk) + lost)).T @ np.abs(do[rows])
                 if "dbias" in errors:
-                    sequence.pairs(errors["dbias"], head.index)[rows] = of_ds + step
+                    sequence.pairs(errors["dbias"], head.index)[rows] = of_ds + lost + step
         for gradient in (dq, dk, dv):
             gradient[...] += step
     results = {name: Tolerance(errors[name], _roundoff(problem, name)) for name in names}
@@ -162,6 +166,12 @@ def _of_scores(head: Head, rows: slice, scores: Float64, lse: Array) -> Float64:
     finite_lse = np.where(np.isfinite(lse), lse, 0.0)[:, np.newaxis]
     numbers = np.abs(scores) + np.abs(head.bias(rows)) + np.abs(finite_lse) + (problem.logits_soft_cap or 0.0) + 2
     return np.where(np.isfinite(scores), (_of_sum(problem.hdim_q) + _FEW) * dots + _FEW * numbers, 0.0)
+
+
+def _of_slope(problem: Problem, slope: Float64, of_scores: Float64) -> Float64 | float:
+    """Absolute error of the soft cap's slope."""
+    cap = problem.logits_soft_cap
+    return 0.0 if cap is None else slope * of_scores * 2 / cap + 2 * _FEW
 
 
 def _of_sum(terms: int) -> float:

@@ -52,10 +52,11 @@ def _attention(problem: Problem, inputs: Mapping[str, Array]) -> dict[str, Array
 def _backward(problem: Problem, inputs: Mapping[str, Array]) -> dict[str, Array]:
     """The gradients of sum(dO * O) + sum(dLSE * LSE).
 
-    With P = softmax(S), S = scale Q K^T + bias and Z the dropout's factors, O = (Z * P) V. So dV = (Z * P)^T dO, and
-    dP = Z * (dO V^T). The softmax's derivative is dS = P * (dP - delta), delta = sum over keys of dP * P, which is the
-    sum over the head dim of dO * O; that of LSE is P, so dLSE is subtracted from delta. Then dQ = scale dS K,
-    dK = scale dS^T Q, dbias = dS. Keys and values gather from all query heads that read them.
+    With P = softmax(S), S = cap(scale Q K^T) + bias and Z the dropout's factors, O = (Z * P) V. So dV = (Z * P)^T dO,
+    and dP = Z * (dO V^T). The softmax's derivative is dS = P * (dP - delta), delta = sum over keys of dP * P, which is
+    the sum over the head dim of dO * O; that of LSE is P, so dLSE is subtracted from delta. dbias = dS. With cap' the
+    slope of the soft cap, 1 without one, dQ = scale (cap' * dS) K and dK = scale (cap' * dS)^T Q. Keys and values
+    gather from all query heads that read them.
     """
     results = _zeros(problem, "dq", "dk", "dv", "dbias", "randval")
     for sequence in sequences(problem, inputs):
@@ -70,8 +71,9 @@ def _backward(problem: Problem, inputs: Mapping[str, Array]) -> dict[str, Array]
                 dp = z * (do[rows] @ head.v.T)
                 delta = np.sum(do[rows] * o[rows], axis=1, keepdims=True) - dlse[head.index, rows, np.newaxis]
                 ds = p * (dp - delta)
-                dq[head.index, rows] = problem.softmax_scale * ds @ head.k
-                dk[head.key_index] += problem.softmax_scale * ds.T @ head.q[rows]
+                of_products = problem.softmax_scale * head.slope(rows) * ds
+                dq[head.index, rows] = of_products @ head.k
+                dk[head.key_index] += of_products.T @ head.q[rows]
                 dv[head.key_index] += (z * p).T @ do[rows]
                 if "dbias" in results:
                     sequence.pairs(results["dbias"], head.index)[rows] = ds

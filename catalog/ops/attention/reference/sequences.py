@@ -143,12 +143,24 @@ class Head:
 
     def scores(self, rows: slice) -> Float64:
         """The input of the softmax, (rows, seqlen_k); -inf where the query does not see the key."""
-        problem = self.sequence.problem
-        scores = problem.softmax_scale * self.q[rows] @ self.k.T
-        if problem.logits_soft_cap is not None:
-            scores = problem.logits_soft_cap * np.tanh(scores / problem.logits_soft_cap)
+        scores = self._products(rows)
+        cap = self.sequence.problem.logits_soft_cap
+        if cap is not None:
+            scores = cap * np.tanh(scores / cap)
         visible_scores: Float64 = np.where(self._visible(rows), scores + self.bias(rows), -np.inf)
         return visible_scores
+
+    def slope(self, rows: slice) -> Float64:
+        """The derivative of the soft cap, (rows, seqlen_k); (1, 1) if there is none."""
+        cap = self.sequence.problem.logits_soft_cap
+        if cap is None:
+            return np.ones((1, 1))
+        slope: Float64 = 1 - np.tanh(self._products(rows) / cap) ** 2
+        return slope
+
+    def _products(self, rows: slice) -> Float64:
+        """Scaled products of queries and keys, (rows, seqlen_k)."""
+        return self.sequence.problem.softmax_scale * self.q[rows] @ self.k.T
 
     def bias(self, rows: slice) -> Float64:
         """The bias added to the scores, (rows, seqlen_k); (1, 1) if there is none."""

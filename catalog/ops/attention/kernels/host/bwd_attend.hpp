@@ -1,8 +1,9 @@
 // The backward pass of one work item: some keys of a K/V head, against all query rows that read them.
 //
 // With P = exp(S - LSE) and Z the dropout factors, dV = (Z * P)^T dO, dP = Z * (dO V^T), dS = P * (dP - delta); and
-// from S = scale Q K^T + bias follow dQ = scale dS K, dK = scale dS^T Q, dbias = dS. An item owns its keys, so its dK
-// and dV are complete; its dQ is one part of the sum.
+// from S = scale Q K^T + bias follow dQ = scale dS K, dK = scale dS^T Q, dbias = dS. Under a soft cap, S = c tanh(scale
+// Q K^T / c), dS is multiplied by 1 - (S / c)^2 before. An item owns its keys, so its dK and dV are complete; its dQ is
+// one part of the sum.
 #pragma once
 
 #include "bwd_scratch.hpp"
@@ -90,13 +91,14 @@ class Backward {
         pack_columns<Row::warp_n0, Row::tile_n0>(k, count, hdim_q, scratch.k);
     }
 
-    // Q is packed times scale * log2(e), and dK has only the scale.
+    // Q is packed times scale * log2(e), or scale / cap, and dK has only the scale.
     void store_keys(KeyRange range) const {
         const int count = static_cast<int>(range.end - range.begin);
+        const float rest = Row::logits ? args.logits_soft_cap : ln_2;
         const Rows<T> dk = keys_of<T>(args.dk, range.begin), dv = keys_of<T>(args.dv, range.begin);
         for (int key = 0; key < count; ++key) {
             for (int d = 0; d < hdim_q; d += lanes)
-                store_first(dk[key] + d, load(scratch.dk[key] + d) * ln_2, hdim_q - d);
+                store_first(dk[key] + d, load(scratch.dk[key] + d) * rest, hdim_q - d);
             for (int d = 0; d < hdim_v; d += lanes) store_first(dv[key] + d, load(scratch.dv[key] + d), hdim_v - d);
         }
     }
@@ -155,15 +157,22 @@ class Backward {
         for (int d = 0; d < columns; d += lanes) store(packed + d, load_first(row + d, hdim - d) * scale);
     }
 
-    // S becomes Z * P for dV, and dP becomes dS.
+    // S becomes Z * P for dV, and dP becomes dS, times the slope of the soft cap.
     void differentiate(const BackwardRow& row, std::int64_t first_key, int columns, float* p, float* ds) const {
         if constexpr (Row::dropout)
             dropout.factors(Dropout::row(args, seq, row.head, row.query), first_key, columns, scratch.factors);
+        [[maybe_unused]] const float cap = args.logits_soft_cap * log2_e;
         for (int j = 0; j < columns; j += lanes) {
             const Float weight = exp2_or_infinity(load(p + j) - row.lse);
             const Float factor = Row::dropout ? load(scratch.factors + j) : splat(1.0f);
+            Float gradient = weight * (load(ds + j) * factor - row.delta);
+            if constexpr (Row::logits) {
+                // What is hidden, -infinity, is at the end of the range, where the slope is 0.
+                const Float tanh = max(load(p + j), splat(-cap)) / cap;
+                gradient = gradient * (1.0f - tanh * tanh);
+            }
             store(p + j, weight * factor);
-            store(ds + j, weight * (load(ds + j) * factor - row.delta));
+            store(ds + j, gradient);
         }
     }
 

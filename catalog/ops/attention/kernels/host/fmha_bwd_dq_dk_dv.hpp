@@ -21,7 +21,7 @@ inline bool has_backward_tensors(const catalog_args& args) {
     if (!reads.keys) return true;
     return args.q.data && args.k.data && args.v.data && args.grad_o.data && args.lse.data && args.delta.data &&
            (Row::bias != Bias::bias || args.bias.data) && (Row::bias != Bias::alibi || args.alibi_slopes.data) &&
-           (!Row::dbias || args.dbias.data);
+           (!Row::dbias || args.dbias.data) && (!Row::logits || args.logits_soft_cap > 0);
 }
 
 template <class Row>

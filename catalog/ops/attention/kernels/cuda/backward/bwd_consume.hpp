@@ -171,12 +171,13 @@ class BackwardConsumer : BackwardWarpgroup<Row> {
                 wgmma_wait<1>();
                 pin(s);
             }
-            Base::template weigh<m>(head, tile, 0, stage, s);
             if constexpr (Tile::early_dv) {
-                Base::template pack_weights<m>(s, weights);
+                Base::template weigh_and_pack<m>(head, tile, 0, stage, s, weights);
                 add_to_keys(weights, grad_o, dv);
                 wgmma_wait<1>();
             } else {
+                static_assert(!Row::logits, "a soft cap takes the weights as soon as they are there");
+                Base::template weigh<m>(head, tile, 0, stage, s);
                 wgmma_wait<0>();
             }
             pin(dp);

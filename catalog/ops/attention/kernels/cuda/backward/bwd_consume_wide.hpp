@@ -136,8 +136,7 @@ class WideBackwardConsumer : BackwardWarpgroup<Row> {
             std::uint32_t weights[columns / 16][4], ds[columns / 16][4];
             barrier_wait(barriers.full_grad_o(grad_o_place.stage), grad_o_place.phase);
             multiply_rows<Tile::hdim_v>(Tile::v_at, grad_o, dp);
-            Base::template weigh<columns>(head, tile, first_column, place.stage, s);
-            Base::template pack_weights<columns>(s, weights);
+            Base::template weigh_and_pack<columns>(head, tile, first_column, place.stage, s, weights);
             store_weights(weights, memory);
             wgmma_wait<0>();
             pin(dp);

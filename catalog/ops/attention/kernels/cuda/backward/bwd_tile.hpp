@@ -5,6 +5,7 @@
 #pragma once
 
 #include "bwd_call.hpp"
+#include "cuda/common/exponentials.hpp"
 #include "cuda/hopper.hpp"
 #include "cuda/tensor_map.hpp"
 #include "cuda/wgmma.hpp"
@@ -138,8 +139,6 @@ __device__ __forceinline__ float2 load_pair(std::uint32_t address) {
 __device__ __forceinline__ void store_number(std::uint32_t address, float x) {
     asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
 }
-
-inline constexpr float log2_e = 0x1.715476p+0f;
 
 __device__ __forceinline__ float slope_of(const catalog_args& args, int sequence, int head) {
     const catalog_tensor& slopes = args.alibi_slopes;

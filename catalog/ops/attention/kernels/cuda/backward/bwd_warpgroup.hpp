@@ -4,6 +4,9 @@
 //
 // With dropout P is Z * P in dV, and dP is Z * (dO V^T), where Z are the factors of the forward. No weight is negative:
 // the sign of one that is dropped is flipped.
+//
+// Under a soft cap, S = c tanh(x / c), dS is multiplied by the cap's slope, 1 - tanh^2. The weights of dV are packed as
+// soon as they are there, and P^T times the slope takes the registers of S^T.
 #pragma once
 
 #include "bwd_load.hpp"
@@ -175,21 +178,67 @@ class BackwardWarpgroup {
         return all;
     }
 
-    // The query i of a thread's columns sees the key from `least` on, up to `most`.
+    // Which queries, counted from the first of a thread's columns, see one of its keys.
+    struct Seeing {
+        int least, most;
+
+        __device__ __forceinline__ bool has(int column) const {
+            return column >= least && (Row::mask != Mask::generic || column <= most);
+        }
+    };
+
+    // Of the keys of the first or second half of a thread's rows.
+    template <int columns>
+    __device__ __forceinline__ Seeing seeing(int first_query, int half) const {
+        const int key = first_key() + first_row() + 8 * half;
+        const int distance = first_distance(first_query) + 8 * half;
+        return {key < work.seqlen_k() ? distance - work.right() : columns, distance + work.left()};
+    }
+
     template <int columns>
     __device__ __forceinline__ void hide(int first_query, float (&p)[columns / 2]) const {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const int key = first_key() + first_row() + 8 * half;
-            const int distance = first_distance(first_query) + 8 * half;
-            const int least = key < work.seqlen_k() ? distance - work.right() : columns, most = distance + work.left();
+            const Seeing queries = seeing<columns>(first_query, half);
 #pragma unroll
-            for (int j = 0; j < columns / 8; ++j) {
+            for (int j = 0; j < columns / 8; ++j)
+#pragma unroll
+                for (int i = 0; i < 2; ++i)
+                    if (!queries.has(8 * j + i)) p[4 * j + 2 * half + i] = 0;
+        }
+    }
+
+    // P^T, packed for dV. S^T becomes the factor of dP - delta: P^T, times the slope of a soft cap.
+    template <int columns>
+    __device__ __forceinline__ void weigh_and_pack(int head, int tile, int first_column, int stage,
+                                                   float (&s)[columns / 2],
+                                                   std::uint32_t (&weights)[columns / 16][4]) const {
+        if constexpr (!Row::logits) {
+            weigh<columns>(head, tile, first_column, stage, s);
+            pack_weights<columns>(s, weights);
+            return;
+        }
+        const int first_query = tile * m + first_column;
+        const float cap = args.logits_soft_cap * log2_e, scale = __fdividef(args.scale, args.logits_soft_cap);
+        const std::uint32_t lse =
+            base + Tile::lse_at + stage * Tile::row_bytes + (first_column + 2 * (lane % 4)) * 4;
+        const bool all = all_visible(tile * m);
+        const Seeing queries[2] = {seeing<columns>(first_query, 0), seeing<columns>(first_query, 1)};
+#pragma unroll
+        for (int j = 0; j < columns / 8; ++j) {
+            const float2 of_rows = load_pair(lse + 32 * j);
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                float p[2];
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
-                    const bool left_hides = Row::mask == Mask::generic && 8 * j + i > most;
-                    if (8 * j + i < least || left_hides) p[4 * j + 2 * half + i] = 0;
+                    float& score = s[4 * j + 2 * half + i];
+                    const float tanh = tanh_exact(score * scale);
+                    p[i] = exp2_approximate(fmaf(tanh, cap, i ? -of_rows.y : -of_rows.x));
+                    if (!all && !queries[half].has(8 * j + i)) p[i] = 0;
+                    score = p[i] * fmaf(-tanh, tanh, 1.0f);
                 }
+                weights[j / 2][j % 2 * 2 + half] = pack<T>(p[0], p[1]);
             }
         }
     }

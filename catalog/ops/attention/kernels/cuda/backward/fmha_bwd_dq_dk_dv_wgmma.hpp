@@ -91,7 +91,7 @@ inline bool has_backward_tensors(const catalog_args& args) {
     return rows(args.q, args.nhead_q) && rows(args.k, args.nhead_k) && rows(args.v, args.nhead_k) &&
            rows(args.grad_o, args.nhead_q) && args.lse.data && args.delta.data &&
            (Row::bias != Bias::alibi || args.alibi_slopes.data) && (Row::bias != Bias::bias || args.bias.data) &&
-           (!Row::dbias || args.dbias.data);
+           (!Row::dbias || args.dbias.data) && (!Row::logits || args.logits_soft_cap > 0);
 }
 
 template <class Row>

@@ -47,11 +47,13 @@ class MmaAttention {
         const KeyRange some = seen_by_some(first, last), all = seen_by_all(first, last);
         const int first_key = some.begin / tile_n0 * tile_n0;
         ring = shared + Shape::q_bytes + thread.warp_n * Shape::group_bytes;
-        // Of the mask of a split its first key is left out, so a split without keys must not have a tile.
-        const int window_end = partial && some.begin >= some.end ? first_key : some.end;
+        // Of the mask of a split its first key is left out, so a split without keys must not have a tile. Where no
+        // window reaches the split, that first key may come before the last sink.
+        const bool sees_none = partial && some.begin >= some.end;
+        const int window_end = sees_none ? first_key : some.end;
         if constexpr (Row::sink) {
             int key = window.keys.begin;
-            end = min(min(sinks(), some.end), first_key);
+            end = min(min(sinks(), some.end), sees_none ? INT_MAX : first_key);
             start_copies<true>(key, key);
             for (bool of_window = false;; of_window = true) {
                 const int zero = attend_tiles(key, all);

@@ -1,11 +1,14 @@
 """The catalog's attention for PyTorch: functions with the signatures of PyTorch and flash-attn, and gradients.
 
-``scaled_dot_product_attention`` replaces :func:`torch.nn.functional.scaled_dot_product_attention`; ``flash_attn_func``
-and ``flash_attn_varlen_func`` replace those of the package flash-attn. CPU tensors run on the host's kernels, GPU
+``scaled_dot_product_attention`` replaces :func:`torch.nn.functional.scaled_dot_product_attention`, and the functions
+``flash_attn_...`` replace those of the package flash-attn. CPU tensors run on the host's kernels, GPU
 tensors on those of the GPU's arch, in place, on PyTorch's current stream. If no kernel supports a call, it raises a
 :class:`~catalog.errors.CatalogError`, which is a RuntimeError like PyTorch's own errors, and also a ValueError where
 PyTorch raises one. There is no fallback to PyTorch's own attention, unless the setting ``CATALOG_ALLOW_FOREIGN`` allows
 it where it was measured as faster.
+
+``install`` replaces PyTorch's own function for a whole program, ``installed`` for a block. Both leave to PyTorch what
+no kernel supports, and ``report`` counts it.
 
 It needs the extra ``torch``; the rest of the package never imports it.
 """
@@ -20,6 +23,25 @@ except ImportError as error:
     raise ImportError(f"catalog.torch needs PyTorch ({error}). {how_to_install('torch')}") from None
 
 from catalog.torch.flash import flash_attn_func, flash_attn_varlen_func
+from catalog.torch.installation import install, installed, report, uninstall
 from catalog.torch.sdpa import scaled_dot_product_attention
+from catalog.torch.stacked import (
+    flash_attn_kvpacked_func,
+    flash_attn_qkvpacked_func,
+    flash_attn_varlen_kvpacked_func,
+    flash_attn_varlen_qkvpacked_func,
+)
 
-__all__ = ["flash_attn_func", "flash_attn_varlen_func", "scaled_dot_product_attention"]
+__all__ = [
+    "flash_attn_func",
+    "flash_attn_kvpacked_func",
+    "flash_attn_qkvpacked_func",
+    "flash_attn_varlen_func",
+    "flash_attn_varlen_kvpacked_func",
+    "flash_attn_varlen_qkvpacked_func",
+    "install",
+    "installed",
+    "report",
+    "scaled_dot_product_attention",
+    "uninstall",
+]

@@ -70,7 +70,7 @@ def scaled_dot_product_attention(
     bias = None
     if attn_mask is not None:
         rows = (*batch, query.shape[2], key.shape[2])
-        bias = _bias_of(attn_mask, query.dtype, rows).reshape(*query.shape[:2], *rows[-2:])
+        bias = bias_of(attn_mask, query.dtype, rows).reshape(*query.shape[:2], *rows[-2:])
     if scale is not None and scale <= 0:  # kernels know positive ones
         query, scale = (-query, -scale) if scale < 0 else (query * 0, 1.0)
 
@@ -145,7 +145,7 @@ def _unshapely(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, why:
     return TensorError(f"{shapes}: {why}")
 
 
-def _bias_of(attn_mask: torch.Tensor, dtype: torch.dtype, rows: tuple[int, ...]) -> torch.Tensor:
+def bias_of(attn_mask: torch.Tensor, dtype: torch.dtype, rows: tuple[int, ...]) -> torch.Tensor:
     """What a mask adds to the scores, expanded to the axes ``rows``, its innermost axis dense.
 
     Raises:

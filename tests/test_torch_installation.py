@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from conftest import missing
 
-from catalog.errors import SelectionError
+from catalog.errors import SelectionError, TensorError
 
 try:
     import torch
@@ -46,7 +46,7 @@ def test_what_no_kernel_supports_goes_to_pytorch_and_is_counted():
         for tensor in (doubles, nested, q, doubles):
             o = functional.scaled_dot_product_attention(tensor, tensor, tensor)
             assert (o.dtype, o.is_nested) == (tensor.dtype, tensor.is_nested)
-        with pytest.raises(RuntimeError, match="expanded size"):  # PyTorch's own error
+        with pytest.raises(RuntimeError, match="must match the size"):  # PyTorch's own error
             functional.scaled_dot_product_attention(q, q, q, attn_mask=torch.ones(3, 3, dtype=torch.bool))
         seen = ours.report()
     assert (seen.catalog, seen.pytorch) == (1, 4)
@@ -56,6 +56,8 @@ def test_what_no_kernel_supports_goes_to_pytorch_and_is_counted():
     assert str(seen).startswith("1 calls by the catalog's kernels, 4 by PyTorch's own attention\n")
     with ours.installed(strict=True), pytest.raises(SelectionError, match="float64"):
         functional.scaled_dot_product_attention(doubles, doubles, doubles)
+    with ours.installed(strict=True), pytest.raises(TensorError, match="does not broadcast"):
+        functional.scaled_dot_product_attention(q, q, q, attn_mask=torch.ones(3, 3, dtype=torch.bool))
 
 
 def test_install_lasts_until_uninstall():
@@ -105,5 +107,5 @@ def test_stacked_tensors_are_flash_attns():
     for o, gradient in zip(results[1:], gradients[1:], strict=True):
         close(o, results[0])
         close(gradient, gradients[0])
-    with pytest.raises(ours.flash.TensorError, match=r"expected \(batch, tokens, 3, heads, head dim\)"):
+    with pytest.raises(TensorError, match=r"expected \(batch, tokens, 3, heads, head dim\)"):
         ours.flash_attn_qkvpacked_func(qkv[:, :, 1:])

@@ -159,9 +159,9 @@ def bias_of(attn_mask: torch.Tensor, dtype: torch.dtype, rows: tuple[int, ...]) 
             f"attn_mask is {attn_mask.dtype}: expected torch.bool, or {dtype} as query is",
             hint="Cast it: attn_mask.to(query.dtype). Values that are too large become infinite.",
         )
-    if attn_mask.dim() == 0 or attn_mask.shape[-1] != rows[-1]:
-        attn_mask = attn_mask.expand(*attn_mask.shape[:-1], rows[-1])
     try:
+        if attn_mask.dim() == 0 or attn_mask.shape[-1] != rows[-1]:
+            attn_mask = attn_mask.expand(*attn_mask.shape[:-1], rows[-1])
         return attn_mask.contiguous().expand(rows)
     except RuntimeError:
         shape = tuple(attn_mask.shape)

@@ -26,7 +26,7 @@ except ImportError as error:
 
 from catalog.integrations.masks import LazyMask, View, mask
 from catalog.torch.calls import Options
-from catalog.torch.inputs import cast_as_autocast, rng_state
+from catalog.torch.inputs import autocast_all, rng_state
 from catalog.torch.ops import forward
 from catalog.torch.sdpa import bias_of
 from catalog.torch.support import counts, refusal, traits_of
@@ -88,8 +88,7 @@ def attend_strictly(
         SelectionError, TensorError, ProblemError, UsageError, DeviceError, BuildError, ToolchainError: as
             :func:`catalog.torch.ops.forward`.
     """
-    if torch.is_autocast_enabled(query.device.type):
-        query, key, value = (cast_as_autocast(tensor) for tensor in (query, key, value))
+    query, key, value = autocast_all(query, key, value)
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
     queries = query.shape[2]
     view = _view_of(attention_mask, causal, queries, key.shape[2])

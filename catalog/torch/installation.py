@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from operator import index
 
 import torch
 from torch.nn import functional
@@ -123,8 +124,8 @@ def _reason(
         Traits(
             query.device,
             dtype,
-            (int(query.shape[-3]) if query.dim() > 2 else 1, int(key.shape[-3]) if key.dim() > 2 else 1),
-            (int(query.shape[-1]), int(value.shape[-1])),
+            (index(query.shape[-3]) if query.dim() > 2 else 1, index(key.shape[-3]) if key.dim() > 2 else 1),
+            (index(query.shape[-1]), index(value.shape[-1])),
             masked,
             (
                 gradients and (query.requires_grad or key.requires_grad or value.requires_grad),

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from operator import index
 from typing import Any, NamedTuple
 
 import torch
@@ -78,14 +79,17 @@ class Traits(NamedTuple):
 
 
 def traits_of(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, options: Options) -> Traits:
-    """The traits of a call, whose tensors are in the layout of the options."""
+    """The traits of a call, whose tensors are in the layout of the options.
+
+    Of graphs with dynamic shapes, heads and head dims become constants: :func:`operator.index` does that, ``int`` not.
+    """
     heads = 1 if options.layout == "bhsd" else -2
     gradients = torch.is_grad_enabled()
     return Traits(
         q.device,
         q.dtype,
-        (int(q.shape[heads]), int(k.shape[heads])),
-        (int(q.shape[-1]), int(v.shape[-1])),
+        (index(q.shape[heads]), index(k.shape[heads])),
+        (index(q.shape[-1]), index(v.shape[-1])),
         bias is not None,
         (
             gradients and (q.requires_grad or k.requires_grad or v.requires_grad),

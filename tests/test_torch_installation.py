@@ -84,7 +84,7 @@ def test_a_traced_graph_keeps_the_kernels_where_there_are_some(dynamic):
     with ours.installed():
         o, double = torch.compile(model, fullgraph=True, dynamic=dynamic)(q)
         seen = ours.report()
-    assert (seen.catalog, seen.pytorch) == (1, 1)
+    assert seen.catalog == seen.pytorch >= 1  # tracing may start again
     close(o, attention64(*(q.double(),) * 3, is_causal=True))
     torch.testing.assert_close(double, attention64(*(q.double(),) * 3))
 

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from catalog.errors import CatalogError, SelectionError
 from catalog.torch.sdpa import scaled_dot_product_attention
-from catalog.torch.support import Report, Traits, counts, refusal
+from catalog.torch.support import Report, Traits, counts, given, refusal
 
 Attention = Callable[..., torch.Tensor]
 
@@ -135,7 +135,7 @@ def _reason(
             "top_left" if is_causal else "no",
             -1,
             0,
-            0.0,
-            dropout_p,
+            False,
+            given(dropout_p),
         )
     )

@@ -28,7 +28,8 @@ class Traits(NamedTuple):
     """What decides whether kernels support a call: plain values, so that a traced graph can ask for it.
 
     ``heads`` are those of Q, and of K and V; ``hdims`` that of Q and K, and that of V. ``gradients``: whether Q, K or V
-    needs one, and whether the bias does. The rest is as in :class:`~catalog.torch.calls.Options`.
+    needs one, and whether the bias does. ``soft_cap`` and ``dropout``: whether there is one. The rest is as in
+    :class:`~catalog.torch.calls.Options`.
     """
 
     device: torch.device
@@ -41,14 +42,21 @@ class Traits(NamedTuple):
     mask: MaskWord
     left: int
     right: int
-    soft_cap: float
-    dropout: float
+    soft_cap: bool
+    dropout: bool
 
     @property
     def cases(self) -> tuple[Case, ...]:
         """The problems that a call poses, forward and backward, with lengths that stand for any."""
         options = Options(
-            self.layout, self.mask, self.left, self.right, None, self.soft_cap, self.dropout, deterministic=False
+            self.layout,
+            self.mask,
+            self.left,
+            self.right,
+            None,
+            self.soft_cap * 30.0,
+            self.dropout * 0.5,
+            deterministic=False,
         )
         heads_q, heads_k = self.heads
         hdim_q, hdim_v = self.hdims
@@ -99,9 +107,16 @@ def traits_of(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Ten
         options.mask,
         options.left,
         options.right,
-        options.soft_cap,
-        options.dropout,
+        given(options.soft_cap),
+        given(options.dropout),
     )
+
+
+def given(option: float) -> bool:
+    """Whether an option is not zero; in traced graphs a branch makes a constant of it, ``bool`` does not."""
+    if option:  # noqa: SIM103
+        return True
+    return False
 
 
 def refusal(traits: Traits) -> str | None:
@@ -142,7 +157,7 @@ def _while_tracing(*traits: Any) -> str | None:
 
 @dataclass(frozen=True)
 class Report:
-    """Counts of attention calls by who answered them; a call inside a compiled graph counts when it is traced."""
+    """Counts of attention calls by who answered them; a call inside a compiled graph counts whenever it is traced."""
 
     catalog: int = 0
     """Calls that the catalog's kernels answered."""

@@ -57,7 +57,7 @@ def row_findings(catalog: Catalog, spec: ArchSpec, variant: str) -> Iterator[Fin
         yield found("rows", family, f"{rows:,} rows{of_variant}")
     connection = catalog.connection
     of = operation(lineage.operation)
-    sharing = [family for family in spec.families if of.kernel.grammar(family, lineage).hidden]
+    sharing = [family for family in spec.families if of.kernel.naming(family, lineage).hidden]
     twice = connection.execute(
         f"SELECT name, count(*) FROM kernel WHERE {of_lineage()} "
         f"AND family NOT IN ({', '.join(map(sql_literal, sharing))}) GROUP BY name HAVING count(*) > 1",
@@ -96,7 +96,7 @@ def _misfits(row: sqlite3.Row, of: Operation) -> Iterator[tuple[str, str]]:
     if kernel.name != row["name"]:
         yield "names round trip", f"{row['name']}, as a model {kernel.name}"
         return
-    grammar = of.kernel.grammar(kernel.family, kernel.lineage)
+    grammar = of.kernel.naming(kernel.family, kernel.lineage)
     parsed = grammar.parse(kernel.name)
     expected = {name: written[name] for name in ("target", *of.traits) if name not in grammar.hidden}
     if parsed is None or {name: parsed[name] for name in expected} != expected:

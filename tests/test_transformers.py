@@ -92,7 +92,7 @@ def test_decoder(kind):
         agree(model, lambda model: model(ids).logits)
         for padding in (LEFT, LEFT.flip(1)):
             agree(model, lambda model, padding=padding: model(ids, attention_mask=padding).logits[padding.bool()])
-        options = {"attention_mask": LEFT, "max_new_tokens": 12, "do_sample": False, "disable_compile": True}
+        options = {"attention_mask": LEFT, "max_new_tokens": 5, "do_sample": False, "disable_compile": True}
         for cache in ({}, {"cache_implementation": "static"}):
             expected, actual = both(model, lambda model, cache=cache: model.generate(ids, **options, **cache))
             assert torch.equal(actual, expected)
@@ -106,7 +106,7 @@ def test_decoder(kind):
 
     agree(model, gradients)
     seen = ours.report()
-    assert seen.catalog > 40
+    assert seen.catalog > seen.pytorch
     assert all("soft" in reason for reason in seen.reasons), str(seen)
 
 

@@ -23,7 +23,11 @@ from test_commands import parsed
 TIMEOUT_S = 240.0
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
 RUN = {"console", "python"}
-TOOLS: dict[str | None, Callable[[], bool]] = {"PyTorch": lambda: find_spec("torch") is not None, "nvcc": has_nvcc}
+TOOLS: dict[str | None, Callable[[], bool]] = {
+    "PyTorch": lambda: find_spec("torch") is not None,
+    "transformers": lambda: find_spec("transformers") is not None,
+    "nvcc": has_nvcc,
+}
 """Needs that are to be met in CI, and may be elsewhere."""
 HERE = TOOLS | {None: lambda: True, "an x86-64 CPU": lambda: platform.machine() == "x86_64"}
 """Needs that a machine may meet; no other is met by any."""

@@ -1,12 +1,15 @@
 """The catalog's kernels for PyTorch: functions with the signatures of PyTorch and flash-attn, and gradients.
 
-``scaled_dot_product_attention`` replaces :func:`torch.nn.functional.scaled_dot_product_attention`; ``flash_attn_func``
-and ``flash_attn_varlen_func`` replace those of the package flash-attn; ``linear``, ``matmul`` and ``grouped_mm``
-replace :func:`torch.nn.functional.linear`, :func:`torch.matmul` and :func:`torch.nn.functional.grouped_mm`. CPU tensors
+``scaled_dot_product_attention`` replaces :func:`torch.nn.functional.scaled_dot_product_attention`, the functions
+``flash_attn_...`` replace those of the package flash-attn, and ``linear``, ``matmul`` and ``grouped_mm`` replace
+:func:`torch.nn.functional.linear`, :func:`torch.matmul` and :func:`torch.nn.functional.grouped_mm`. CPU tensors
 run on the host's kernels, GPU tensors on those of the GPU's arch, in place, on PyTorch's current stream. If no kernel
 supports a call, it raises a :class:`~catalog.errors.CatalogError`, which is a RuntimeError like PyTorch's own errors,
 and also a ValueError where PyTorch raises one. There is no fallback to PyTorch's own functions, unless the setting
 ``CATALOG_ALLOW_FOREIGN`` allows it where it was measured as faster.
+
+``install`` replaces PyTorch's own function for a whole program, ``installed`` for a block. Both leave to PyTorch what
+no kernel supports, and ``report`` counts it.
 
 It needs the extra ``torch``; the rest of the package never imports it.
 """
@@ -22,14 +25,29 @@ except ImportError as error:
 
 from catalog.torch.flash import flash_attn_func, flash_attn_varlen_func
 from catalog.torch.grouped import grouped_mm
+from catalog.torch.installation import install, installed, report, uninstall
 from catalog.torch.products import linear, matmul
 from catalog.torch.sdpa import scaled_dot_product_attention
+from catalog.torch.stacked import (
+    flash_attn_kvpacked_func,
+    flash_attn_qkvpacked_func,
+    flash_attn_varlen_kvpacked_func,
+    flash_attn_varlen_qkvpacked_func,
+)
 
 __all__ = [
     "flash_attn_func",
+    "flash_attn_kvpacked_func",
+    "flash_attn_qkvpacked_func",
     "flash_attn_varlen_func",
+    "flash_attn_varlen_kvpacked_func",
+    "flash_attn_varlen_qkvpacked_func",
     "grouped_mm",
+    "install",
+    "installed",
     "linear",
     "matmul",
+    "report",
     "scaled_dot_product_attention",
+    "uninstall",
 ]

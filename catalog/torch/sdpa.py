@@ -64,7 +64,7 @@ def scaled_dot_product_attention(
     bias = None
     if attn_mask is not None:
         rows = (*batch, query.shape[2], key.shape[2])
-        bias = _bias_of(attn_mask, query.dtype, rows).reshape(*query.shape[:2], *rows[-2:])
+        bias = bias_of(attn_mask, query.dtype, rows).reshape(*query.shape[:2], *rows[-2:])
     if scale is not None and scale <= 0:  # kernels know positive ones
         query, scale = (-query, -scale) if scale < 0 else (query * 0, 1.0)
 
@@ -139,7 +139,7 @@ def _unshapely(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, why:
     return TensorError(f"{shapes}: {why}")
 
 
-def _bias_of(attn_mask: torch.Tensor, dtype: torch.dtype, rows: tuple[int, ...]) -> torch.Tensor:
+def bias_of(attn_mask: torch.Tensor, dtype: torch.dtype, rows: tuple[int, ...]) -> torch.Tensor:
     """What a mask adds to the scores, expanded to the axes ``rows``, its innermost axis dense.
 
     Raises:
@@ -153,9 +153,9 @@ def _bias_of(attn_mask: torch.Tensor, dtype: torch.dtype, rows: tuple[int, ...])
             f"attn_mask is {attn_mask.dtype}: expected torch.bool, or {dtype} as query is",
             hint="Cast it: attn_mask.to(query.dtype). Values that are too large become infinite.",
         )
-    if attn_mask.dim() == 0 or attn_mask.shape[-1] != rows[-1]:
-        attn_mask = attn_mask.expand(*attn_mask.shape[:-1], rows[-1])
     try:
+        if attn_mask.dim() == 0 or attn_mask.shape[-1] != rows[-1]:
+            attn_mask = attn_mask.expand(*attn_mask.shape[:-1], rows[-1])
         return attn_mask.contiguous().expand(rows)
     except RuntimeError:
         shape = tuple(attn_mask.shape)

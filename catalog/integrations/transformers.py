@@ -1,0 +1,250 @@
+"""Attention of Hugging Face transformers' models by the catalog's kernels: ``attn_implementation="catalog"``.
+
+The attention function and the mask function that :func:`register` adds to transformers' registries. Masks stay as few
+numbers as long as they can (:mod:`catalog.integrations.masks`): causal and windowed ones are a mask of the kernels,
+padded batches become packed sequences. Everything else becomes a bias.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from catalog.errors import CatalogError, SelectionError
+from catalog.extras import how_to_install
+
+try:
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+except ImportError as error:
+    raise ImportError(
+        f"catalog.integrations.transformers needs transformers 5 ({error}). {how_to_install('transformers')}"
+    ) from None
+
+from catalog.integrations.masks import LazyMask, View, mask
+from catalog.torch.calls import Options
+from catalog.torch.inputs import autocast_all, rng_state
+from catalog.torch.ops import forward
+from catalog.torch.sdpa import bias_of
+from catalog.torch.support import counts, refusal, traits_of
+
+NAME = "catalog"
+"""What ``attn_implementation`` is set to."""
+
+Attended = tuple[torch.Tensor, torch.Tensor | None]
+
+
+def register(*, strict: bool = False) -> None:
+    """Add the implementation ``"catalog"`` to transformers: ``from_pretrained(..., attn_implementation="catalog")``.
+
+    A model that is loaded already switches by ``model.set_attn_implementation("catalog")``. Calls that no kernel
+    supports use transformers' own attention, and :func:`catalog.torch.report` counts them.
+
+    Args:
+        strict: raise the error of a call that no kernel supports instead.
+    """
+    AttentionInterface.register(NAME, attend_strictly if strict else attend)
+    AttentionMaskInterface.register(NAME, mask)
+
+
+def attend_strictly(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    position_bias: torch.Tensor | None = None,
+    **_: Any,
+) -> Attended:
+    """Attention in the form that transformers' models call; differentiable once, also with respect to sinks and bias.
+
+    Args:
+        module: the attention layer; its ``is_causal`` holds where the argument is None.
+        query: (batch, heads, queries, head dim).
+        key: (batch, heads of K and V, keys, head dim).
+        value: (batch, heads of K and V, keys, head dim of the result).
+        attention_mask: what :func:`~catalog.integrations.masks.mask` returned, or a mask that was prepared elsewhere,
+            (batch or 1, heads or 1, queries, keys): bool, True where a key is seen, or added to the scores.
+        dropout: the probability that a weight is dropped.
+        scaling: factor of the scores; default 1 / sqrt(head dim).
+        is_causal: whether a call without mask is causal.
+        softcap: c of c * tanh(score / c).
+        s_aux: (heads,), the logit of each head's sink, which takes its share of the softmax and has no value.
+        position_bias: (batch or 1, heads, queries, keys), added to the scores.
+
+    Returns:
+        O, (batch, queries, heads, head dim of value), and None for the weights, which are not made.
+
+    Raises:
+        SelectionError, TensorError, ProblemError, UsageError, DeviceError, BuildError, ToolchainError: as
+            :func:`catalog.torch.ops.forward`.
+    """
+    query, key, value = autocast_all(query, key, value)
+    causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
+    queries = query.shape[2]
+    view = _view_of(attention_mask, causal, queries, key.shape[2])
+    if view is not None and view.sequences is not None and queries == 1 and not softcap:
+        view = None  # a bias for one query costs less than packing the keys of all sequences
+    if position_bias is not None:
+        attention_mask = _biased(attention_mask, view, position_bias, queries, key)
+        view = None
+    options = Options("bshd", "no", -1, 0, scaling, softcap or 0.0, dropout, False)
+    state = rng_state(dropout, query.device)
+    query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
+    nothing = (None, None, None, None)
+    if view is None and attention_mask is not None:
+        rows = (query.shape[0], query.shape[2], queries, key.shape[1])
+        bias = bias_of(attention_mask, query.dtype, rows)
+        o, lse = forward(query, key, value, bias, *nothing, state, _supported(options, query, key, value, bias))
+    elif view is not None and view.sequences is not None:
+        return _packed((query, key, value), view, options, state, s_aux), None
+    else:
+        view = view or View(causal=False, keys=key.shape[1])
+        key, value = key[:, : view.keys], value[:, : view.keys]
+        options = options._replace(**view.kernel_mask(queries, view.keys))
+        o, lse = forward(query, key, value, None, *nothing, state, _supported(options, query, key, value, None))
+    if s_aux is not None:
+        o = _with_sinks(o, lse.transpose(1, 2), s_aux)
+    return o, None
+
+
+def attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **options: Any,
+) -> Attended:
+    """Like :func:`attend_strictly`; what no kernel supports goes to transformers' own attention, and is counted."""
+    try:
+        result = attend_strictly(module, query, key, value, attention_mask, **options)
+    except CatalogError as error:
+        reason = error.message
+    else:
+        if not torch.compiler.is_compiling():
+            counts.answered()
+        return result
+    if not torch.compiler.is_compiling():
+        counts.refused(reason)
+    if isinstance(attention_mask, LazyMask):
+        attention_mask = attention_mask.dense()
+    if options.get("softcap") is None and options.get("s_aux") is None:
+        theirs: Attended = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+        return theirs
+    return _eager(module, query, key, value, attention_mask, **options)
+
+
+def _eager(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **options: Any,
+) -> Attended:
+    """The model's own attention in plain PyTorch, whose masks are added to the scores.
+
+    Raises:
+        SelectionError: the module that defines the model has none.
+    """
+    eager: Callable[..., Attended] | None = getattr(
+        sys.modules[type(module).__module__], "eager_attention_forward", None
+    )
+    if eager is None:
+        raise SelectionError(
+            f"no kernel supports this call, and {type(module).__module__} has no attention of its own",
+            hint='Load the model with attn_implementation="eager".',
+        )
+    queries, keys = query.shape[2], key.shape[2]
+    if attention_mask is None and options.get("is_causal", getattr(module, "is_causal", True)):
+        rows = torch.arange(queries, device=query.device)[:, None] + keys - queries
+        attention_mask = (torch.arange(keys, device=query.device) <= rows)[None, None]
+    if attention_mask is not None and attention_mask.dtype == torch.bool:
+        lowest = torch.finfo(query.dtype).min
+        attention_mask = torch.zeros_like(attention_mask, dtype=query.dtype).masked_fill(~attention_mask, lowest)
+    return eager(module, query, key, value, attention_mask, **options)
+
+
+def _view_of(attention_mask: torch.Tensor | None, causal: bool, queries: int, keys: int) -> View | None:
+    """What a mask shows, in few numbers; None if only its elements say it.
+
+    A call without mask is causal from the bottom right, but for the first queries over a static cache, whose free
+    slots lie behind their keys: transformers' own attention reads it that way too.
+    """
+    if isinstance(attention_mask, LazyMask):
+        return attention_mask.shows
+    if attention_mask is not None:
+        return None
+    if not causal or queries == 1:
+        return View(causal=False, keys=keys)
+    return View(causal=True, keys=queries if keys > queries else keys)
+
+
+def _biased(
+    attention_mask: torch.Tensor | None, view: View | None, position_bias: torch.Tensor, queries: int, key: torch.Tensor
+) -> torch.Tensor:
+    """A mask and a bias of positions, as one mask of floats."""
+    if isinstance(attention_mask, LazyMask):
+        attention_mask = attention_mask.dense()
+    elif attention_mask is None and view is not None and view.causal:
+        keys = torch.arange(key.shape[2], device=key.device)
+        attention_mask = (keys <= torch.arange(queries, device=key.device)[:, None] + view.keys - queries)[None, None]
+    if attention_mask is None:
+        return position_bias.to(key.dtype)
+    if attention_mask.dtype == torch.bool:
+        return position_bias.to(key.dtype).masked_fill(~attention_mask, -torch.inf)
+    return (position_bias + attention_mask).to(key.dtype)
+
+
+def _packed(
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    view: View,
+    options: Options,
+    state: torch.Tensor | None,
+    s_aux: torch.Tensor | None,
+) -> torch.Tensor:
+    """Attention of a padded batch without its padding, for which O is zeros.
+
+    Q, K and V are (batch, tokens, heads, head dim).
+    """
+    query, key, value = tensors
+    batch, queries, heads, _ = query.shape
+    packed = view.packed(queries, key.shape[1], query.device)
+    q = query.reshape(batch * queries, heads, -1)[packed.queries]
+    k, v = (tensor.reshape(batch * key.shape[1], key.shape[2], -1)[packed.keys] for tensor in (key, value))
+    options = options._replace(layout="packed", **view.kernel_mask(queries, view.keys))
+    options = _supported(options, q, k, v, None)
+    o, lse = forward(q, k, v, None, None, packed.starts_q, packed.starts_k, None, state, options)
+    if s_aux is not None:
+        o = _with_sinks(o, lse.transpose(0, 1), s_aux)
+    empty = o.new_zeros(batch * queries, heads, v.shape[-1])
+    return empty.index_copy(0, packed.queries, o).reshape(batch, queries, heads, -1)
+
+
+def _with_sinks(o: torch.Tensor, lse: torch.Tensor, s_aux: torch.Tensor) -> torch.Tensor:
+    """O with one more logit a row: exp(lse) of exp(lse) + exp(sink) remains. LSE has the axes of O but the last."""
+    return (o * torch.sigmoid(lse - s_aux.float()).unsqueeze(-1)).to(o.dtype)
+
+
+def _supported(
+    options: Options, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None
+) -> Options:
+    """The options, if kernels support the call and its gradients.
+
+    Raises:
+        SelectionError: they do not. A backward would meet it too late for another attention to take over.
+    """
+    reason = refusal(traits_of(q, k, v, bias, options))
+    if reason is not None:
+        raise SelectionError(reason)
+    return options

@@ -1,0 +1,172 @@
+"""Models of Hugging Face transformers on the kernels: logits, tokens and gradients are those of eager attention."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import missing
+
+try:
+    import torch
+    import transformers
+except ImportError:
+    missing("transformers")
+
+from catalog import torch as ours
+from catalog.errors import SelectionError
+from catalog.integrations import transformers as integration
+from catalog.integrations.masks import LazyMask, mask
+
+pytestmark = pytest.mark.slow
+
+SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 99,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+WINDOW = {"head_dim": 16, "sliding_window": 8}
+DECODERS = {
+    "llama": SIZES,
+    "qwen2": SIZES,
+    "qwen3": SIZES | {"head_dim": 16},
+    "mistral": SIZES | {"sliding_window": 8},
+    "gemma2": SIZES | WINDOW | {"query_pre_attn_scalar": 16},
+    "gemma3_text": SIZES | WINDOW | {"query_pre_attn_scalar": 16},
+    "gpt_oss": SIZES | WINDOW | {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 99, "pad_token_id": 0, "eos_token_id": 2},
+}
+LENGTH = 21
+LEFT = torch.ones(3, LENGTH, dtype=torch.int64)
+LEFT[0, :6], LEFT[2, :3] = 0, 0
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch):
+    """Registered, and counts at zero."""
+    transformers.logging.set_verbosity_error()
+    integration.register()
+    ours.support.counts.clear()
+    torch.manual_seed(0)
+
+
+def tokens():
+    return torch.randint(3, 99, (3, LENGTH), generator=torch.Generator().manual_seed(1))
+
+
+def both(model, call):
+    """What a call gives with eager attention and with the catalog's."""
+    results = []
+    for implementation in ("eager", integration.NAME):
+        model.set_attn_implementation(implementation)
+        results.append(call(model))
+    return results
+
+
+def agree(model, call):
+    expected, actual = both(model, call)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+
+
+def config_of(kind, **fields):
+    return transformers.AutoConfig.for_model(kind, **fields)
+
+
+def decoder(kind):
+    model = transformers.AutoModelForCausalLM.from_config(config_of(kind, **DECODERS[kind])).eval()
+    with torch.no_grad():  # as new, sinks and scales are constants
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.2 * (parameter.dim() < 2))
+    return model
+
+
+@pytest.mark.parametrize("kind", DECODERS)
+def test_decoder(kind):
+    """Logits of whole and padded batches, tokens of growing and static caches, gradients."""
+    model, ids = decoder(kind), tokens()
+    with torch.no_grad():
+        agree(model, lambda model: model(ids).logits)
+        for padding in (LEFT, LEFT.flip(1)):
+            agree(model, lambda model, padding=padding: model(ids, attention_mask=padding).logits[padding.bool()])
+        options = {"attention_mask": LEFT, "max_new_tokens": 5, "do_sample": False, "disable_compile": True}
+        for cache in ({}, {"cache_implementation": "static"}):
+            expected, actual = both(model, lambda model, cache=cache: model.generate(ids, **options, **cache))
+            assert torch.equal(actual, expected)
+    labels = ids.masked_fill(LEFT == 0, -100)
+    labels[0, 6] = labels[2, 3] = -100  # the logits before them are of padding
+
+    def gradients(model):
+        model.zero_grad()
+        model(ids, attention_mask=LEFT, labels=labels).loss.backward()
+        return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+
+    agree(model, gradients)
+    seen = ours.report()
+    assert seen.catalog > seen.pytorch
+    assert all("soft" in reason for reason in seen.reasons), str(seen)
+
+
+def test_encoders_and_both():
+    ids, padding = tokens(), LEFT.flip(1)
+    layers = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    bert = transformers.AutoModel.from_config(config_of("bert", vocab_size=99, **layers)).eval()
+    vit = transformers.AutoModel.from_config(config_of("vit", image_size=64, patch_size=16, **layers)).eval()
+    specials = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+    t5 = config_of("t5", d_model=64, d_kv=16, d_ff=96, num_layers=2, num_heads=4, vocab_size=99, **specials)
+    t5 = transformers.AutoModelForSeq2SeqLM.from_config(t5).eval()
+    sizes = {"layers": 2, "attention_heads": 4, "ffn_dim": 96}
+    sides = {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in sizes.items()}
+    sides |= specials | {"num_mel_bins": 8, "max_source_positions": 30}
+    whisper = config_of("whisper", d_model=64, vocab_size=99, **sides)
+    whisper = transformers.WhisperForConditionalGeneration._from_config(whisper).eval()
+    images, sound = torch.randn(2, 3, 64, 64), torch.randn(2, 8, 60)
+    with torch.no_grad():
+        agree(bert, lambda model: model(ids, attention_mask=padding).last_hidden_state[padding.bool()])
+        agree(vit, lambda model: model(images).last_hidden_state)
+        for shift in (0, 4):  # as many queries as keys, and fewer
+            batch = {"input_ids": ids, "attention_mask": padding, "decoder_input_ids": ids.flip(1)[:, shift:]}
+            agree(t5, lambda model, batch=batch: model(**batch).logits)
+        agree(whisper, lambda model: model(input_features=sound, decoder_input_ids=ids[:2]).logits)
+    assert ours.report().pytorch == 0
+
+
+def test_compiled_models():
+    model, ids = decoder("llama"), tokens()
+    with torch.no_grad():
+        agree(model, lambda model: torch.compile(model, fullgraph=True)(ids, attention_mask=LEFT).logits[LEFT.bool()])
+        options = {"attention_mask": LEFT, "max_new_tokens": 5, "do_sample": False, "cache_implementation": "static"}
+        expected, actual = both(model, lambda model: model.generate(ids, **options))
+        assert torch.equal(actual, expected)
+
+
+def test_what_no_kernel_supports():
+    """A soft cap beside an elementwise mask: the model's own attention, or an error if that is wanted."""
+    model, ids = decoder("gemma2"), tokens()
+    shown = torch.rand(3, 1, LENGTH, LENGTH) < 0.7
+    shown |= torch.eye(LENGTH, dtype=torch.bool)
+    scores = torch.zeros(shown.shape).masked_fill(~shown, torch.finfo(torch.float32).min)
+    with torch.no_grad():
+        agree(model, lambda model: model(ids, attention_mask=scores).logits)
+        assert ours.report().pytorch == 2
+        integration.register(strict=True)
+        with pytest.raises(SelectionError, match="soft"):
+            model(ids, attention_mask=scores)
+
+
+def test_masks_are_few_numbers_until_somebody_looks():
+    """A padded batch's mask has no elements; whoever reads them gets transformers' own."""
+    sizes = {"batch_size": 3, "q_length": LENGTH, "kv_length": LENGTH}
+    own = transformers.masking_utils.sdpa_mask(**sizes, attention_mask=LEFT.bool(), allow_is_causal_skip=False)
+    lazy = mask(**sizes, attention_mask=LEFT.bool())
+    assert isinstance(lazy, LazyMask)
+    assert lazy.shape == own.shape
+    assert lazy.shows.sequences.runs == ((6, LENGTH), (0, LENGTH), (3, LENGTH))
+    assert torch.equal(lazy & True, own)
+    assert mask(**sizes, attention_mask=torch.ones(3, LENGTH, dtype=torch.bool)) is None
+    gap = LEFT.bool()
+    gap[1, 5] = False
+    assert type(mask(**sizes, attention_mask=gap)) is torch.Tensor

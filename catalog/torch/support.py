@@ -131,8 +131,8 @@ def refusal(traits: Traits) -> str | None:
 def _refusal(traits: Traits) -> str | None:
     if settings().choices is not None:  # they say it of each call, and there may be no catalog to ask
         return None
-    if any(traits.gradients) and traits.soft_cap:
-        return "the catalog's backward has no soft cap of the scores"
+    if any(traits.gradients) and traits.soft_cap and traits.dropout:
+        return "the catalog's backward has no dropout together with a soft cap of the scores"
     for case in traits.cases:
         try:
             problem = problem_of(case)

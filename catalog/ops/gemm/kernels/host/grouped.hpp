@@ -37,12 +37,11 @@ class GroupedProduct {
         for (std::int64_t group = 0; group < args.batch; ++group)
             ends[group] = count += parts_of(group).count();
         std::atomic<catalog_status> status = CATALOG_OK;
-#pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)
-        for (std::int64_t part = 0; part < count; ++part) {
+        parallel_for(args, threads, count, [&](std::int64_t part) {
             const std::int64_t group = std::upper_bound(ends, ends + args.batch, part) - ends;
             const catalog_status of_one = multiply_part(group, part - (group ? ends[group - 1] : 0));
             if (of_one != CATALOG_OK) status = of_one;
-        }
+        });
         return status;
     }
 

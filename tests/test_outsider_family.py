@@ -33,7 +33,8 @@ def with_family(install: Callable[[str, str | Path, str], None], tmp_path: Path)
     install("gemv", FAMILY / "gemv", points_of(FAMILY))
     run = partial(command.catalog, db=tmp_path / "catalog.db")
     done = run("populate", "gemm", "--arch", "host", "--where", "dtype = 'fp32' AND layout = 'rcr'")
-    assert done.stdout.split()[4:8] == ["universal", "4", "gemv", "2"], done.stderr
+    words = done.stdout.split()
+    assert words[words.index("gemv") + 1] == "2", done.stderr
     return run
 
 

@@ -57,11 +57,11 @@ class View:
     sequences: Sequences | None = None
 
     def packed(self, queries: int, keys: int, device: torch.device) -> Packed:
-        """The places of a padded batch's real tokens, with storage for so many in each sequence."""
+        """The places of a padded batch's real tokens; each sequence has storage for these numbers of tokens."""
         return _packed(self.sequences or Sequences((), None), queries, keys, device)
 
     def kernel_mask(self, queries: int, keys: int) -> Mapping[str, Any]:
-        """The fields of :class:`~catalog.torch.calls.Options` for so many queries and keys."""
+        """The fields of :class:`~catalog.torch.calls.Options` of a call with these numbers of queries and keys."""
         left = -1 if self.window is None or self.window >= keys else self.window - 1
         if not self.causal or (queries == 1 and left < 0 and self.sequences is None):
             return {"mask": "no", "left": -1, "right": 0}

@@ -15,7 +15,7 @@ from types import MappingProxyType, SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import count_processes, missing, slow_but
+from conftest import count_processes, leaves_nothing, missing, slow_but
 from fake_gpu import Exposed, expected, held, target
 from test_select_measured import record_timings
 
@@ -77,9 +77,8 @@ def fake(tmp_path, monkeypatch):
     monkeypatch.setattr(cuda_driver, "_DRIVER", (tmp_path,))
     monkeypatch.setattr(cuda_driver, "_has_bindings", lambda: True)
     monkeypatch.setitem(sys.modules, "torch", None)
-    yield fake
-    gc.collect()
-    assert fake.live == 0
+    with leaves_nothing(lambda: fake.live):
+        yield fake
 
 
 @pytest.fixture

@@ -6,13 +6,12 @@ Its runtime keeps their memory on the host, and kernels copy rows of V to O: see
 from __future__ import annotations
 
 import ctypes
-import gc
 import shutil
 import threading
 
 import numpy as np
 import pytest
-from conftest import slow_but
+from conftest import leaves_nothing, slow_but
 from fake_gpu import Exposed, Shared, expected, held, make_runtime, target
 from tiny_project import ARCH
 
@@ -67,9 +66,8 @@ def fake(rocm, tmp_path, monkeypatch):
         (tmp_path / "nodes" / str(node) / "properties").write_text(properties)
     library = ctypes.CDLL(str(rocm / "lib" / "libamdhip64.so"))
     library.fake_reset(2)
-    yield library
-    gc.collect()
-    assert library.fake_live() == 0
+    with leaves_nothing(library.fake_live):
+        yield library
 
 
 @pytest.fixture(scope="module")

@@ -36,10 +36,16 @@ Objection = Callable[[str, T, Sequence[Plugin[T]]], str]
 
 @functools.cache
 def entry_points_of(group: str) -> EntryPoints:
-    """The entry points of a group, looked up once, which takes milliseconds. Nothing is loaded."""
+    """The entry points of a group, looked up once. Nothing is loaded."""
+    return _all_entry_points()(group=group)
+
+
+@functools.cache
+def _all_entry_points() -> Callable[..., EntryPoints]:
+    """Selects among the entry points of all distributions, which are looked up once: that takes milliseconds."""
     from importlib.metadata import entry_points
 
-    return entry_points(group=group)
+    return entry_points().select
 
 
 def find_plugins(group: str, kind: type[Any], objection: Objection[T]) -> tuple[Plugin[T], ...]:

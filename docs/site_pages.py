@@ -65,6 +65,7 @@ _PYTHON = (
         (
             "catalog.ops.protocol.Operation",
             "catalog.ops.protocol.Extension",
+            "catalog.ops.protocol.Family",
             "catalog.schema.traits.OpenWord",
             "catalog.schema.problem.Problem",
             "catalog.schema.problem_tensors.TensorForm",

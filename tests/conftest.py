@@ -21,7 +21,7 @@ import typer.main
 import typer.testing
 from filelock import FileLock
 
-from catalog import backends, ops
+from catalog import backends, ops, plugins
 from catalog.backends import target_of
 from catalog.build.builder import Builder
 from catalog.build.cache import Cache
@@ -37,7 +37,7 @@ from catalog.runtime.devices.gpu.device import GpuDevice
 from catalog.runtime.devices.here import resolve_arch
 from catalog.runtime.devices.host.device import HostDevice
 from catalog.runtime.devices.loading import LoadedKernel
-from catalog.schema import grammar
+from catalog.schema import grammar, traits
 from catalog.schema.kernel import Kernel
 from catalog.settings import settings
 
@@ -259,8 +259,8 @@ def specs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def forget_packages() -> None:
     """What is installed is looked up again, as by a new process."""
-    looked_up = (backends.plugins, ops.plugins, ops.operation, ops.extensions, implementations)
-    for cached in (entry_points_of, *looked_up, grammar._pattern):
+    looked_up = (backends.plugins, ops.plugins, ops.operation, traits._plugins_of, implementations)
+    for cached in (plugins._all_entry_points, entry_points_of, *looked_up, grammar._pattern):
         cached.cache_clear()
 
 

@@ -14,6 +14,7 @@ from catalog import backends, doctor
 from catalog.backends import CUDA, GROUP, HIP, HOST, backend_of
 from catalog.errors import BackendError, UsageError
 from catalog.runtime.catalog import Catalog
+from catalog.runtime.catalog_file import spec_path
 from catalog.runtime.devices.host.device import host_archs
 
 ODD = """\
@@ -100,7 +101,7 @@ def test_a_spec_beside_a_backend_extends_one_of_the_data_folder(
     path.parent.mkdir(parents=True)
     path.write_text('{"extends": "host", "arch": "odd_arch", "hardware": {"vendor": "odd"}}')
     catalog = Catalog(tmp_path / "catalog.db")
-    assert catalog.spec_file("odd_arch") == path
+    assert spec_path("odd_arch") == path
     assert set(catalog.spec("odd_arch").enumerations) == set(catalog.spec("aarch64").enumerations)
 
 

@@ -17,7 +17,7 @@ SCRIPTS = sorted(EXAMPLES.glob("*.py"))
 QUICK = [EXAMPLES / "basic.py"]
 TIMEOUT_S = 60.0
 SHORTER = {"train_gpt": ("--steps", "3", "--batch", "1", "--context", "64")}
-NEEDS = {"train_gpt": "torch"}
+NEEDS = {"train_gpt": "torch", "gemm_pytorch": "torch"}
 ROW = re.compile(r"^\| \[(\w+\.py)\]\(\1\) \| (.+) \|$", re.MULTILINE)
 
 

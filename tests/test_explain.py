@@ -21,7 +21,7 @@ from catalog.ops.attention.traits import TRAITS, Family
 from catalog.rules.explain import Explanation, Verdict
 from catalog.rules.table import COLUMNS, KINDS
 from catalog.runtime.catalog import Catalog
-from catalog.schema.spec_files import load_spec
+from catalog.schema.spec_files import find_spec, load_spec_file
 from catalog.schema.trait_text import read_traits
 
 ID, SCOPE, EXPR = (COLUMNS.index(column) for column in ("id", "scope", "expr"))
@@ -138,7 +138,7 @@ def test_a_wrong_invariant_is_named(specs: Path) -> None:
     path = specs / "arch_specs" / "2026-05" / "ck.json"
     edit(path, "invariants", 0, "expr", value="archh = 'gfx950'")
     with pytest.raises(SpecError, match=r"ck\.json: invariants\[0\]\.expr: .*did you mean arch"):
-        load_spec(specs / "arch_specs", "gfx950")
+        load_spec_file(find_spec((specs / "arch_specs",), "gfx950"))
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from catalog.rules.populate import Request
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.demand import Demand
 from catalog.schema.deployment import Deployment
-from catalog.schema.spec_files import load_spec
+from catalog.schema.spec_files import find_spec, load_spec_file
 
 DATA = Path(__file__).parent.parent / "data"
 MODELS = Path(__file__).parent.parent / "examples" / "models"
@@ -102,7 +102,7 @@ def give_names(root: Path, names: frozenset[str], mask_impl: str = "generic", re
 
 
 def request_of(mask_impl: str = "generic", arch: str = "gfx950", revision: str = "2026-05") -> Request:
-    return Request(load_spec(DATA / "arch_specs", arch, revision), mask_impl)
+    return Request(load_spec_file(find_spec((DATA / "arch_specs",), arch, revision)), mask_impl)
 
 
 def reference(

@@ -1,4 +1,4 @@
-"""What other distributions bring: an operation, tests/outsider, and a pipeline of attention, tests/outsider_pipeline.
+"""What other distributions bring: an operation and a pipeline of attention, each in a folder of tests/.
 
 Everything works on them, and the catalog does not know them.
 """
@@ -33,7 +33,8 @@ from catalog.runtime.catalog import Catalog
 
 OUTSIDER = Path(__file__).parent / "outsider"
 PIPELINE = Path(__file__).parent / "outsider_pipeline"
-PAGES = {OUTSIDER: "add-an-operation.md", PIPELINE: "add-a-pipeline.md"}
+FAMILY = Path(__file__).parent / "outsider_family"
+PAGES = {OUTSIDER: "add-an-operation.md", PIPELINE: "add-a-pipeline.md", FAMILY: "add-a-family.md"}
 MOST_LINES = 250
 LANES = (8, 16, 32, 64)
 FIELDS = {"operation": "rmsnorm", "rows": 48, "columns": 1000}
@@ -50,11 +51,11 @@ def files_of(folder: Path) -> dict[str, str]:
 
 
 def points_of(distribution: Path) -> str:
-    points = re.search(
+    points = re.findall(
         r'\[project\.entry-points\."(.+)"\]\n(\w+) = "(.+)"', (distribution / "pyproject.toml").read_text()
     )
-    assert points is not None
-    return "[{}]\n{} = {}\n".format(*points.groups())
+    assert points
+    return "".join("[{}]\n{} = {}\n".format(*point) for point in points)
 
 
 @pytest.fixture
@@ -87,7 +88,7 @@ def lanes_of(row: dict[str, Any]) -> int:
     return int(row["name"].split("_")[2].removeprefix("l"))
 
 
-@pytest.mark.parametrize(("distribution", "name"), [(OUTSIDER, "rmsnorm"), (PIPELINE, "host_rows")])
+@pytest.mark.parametrize(("distribution", "name"), [(OUTSIDER, "rmsnorm"), (PIPELINE, "host_rows"), (FAMILY, "gemv")])
 def test_it_is_short_the_page_shows_it_all_and_the_catalog_does_not_know_it(distribution: Path, name: str) -> None:
     files = files_of(distribution)
     page = ROOT / "docs" / "how-to" / PAGES[distribution]

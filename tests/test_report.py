@@ -21,7 +21,8 @@ from catalog.ops.attention.problem import Problem
 from catalog.ops.attention.shape_names import name_of
 from catalog.registry.timings import Timing, record
 from catalog.registry.transactions import transaction
-from catalog.report.data import Report, collect
+from catalog.report.collect import collect
+from catalog.report.data import Report
 from catalog.report.page import render, write_report
 from catalog.report.traced import read_traced
 from catalog.rules.restriction import Restriction

@@ -26,7 +26,7 @@ from catalog.registry.connection import LOG_BYTES
 from catalog.rules.receipts import resolve_receipts
 from catalog.rules.restriction import Restriction
 from catalog.runtime.catalog import Catalog
-from catalog.schema.spec_files import load_spec
+from catalog.schema.spec_files import find_spec, load_spec_file
 
 LISTS = Path(__file__).parent.parent / "data" / "parity"
 
@@ -223,13 +223,13 @@ def test_a_populate_killed_at_any_time_leaves_all_or_nothing(tmp_path: Path) -> 
     ("text", "receipts"), [("0", (0,)), ("flash", (2, 3)), ("pytorch", (4,)), ("aiter", (100, 200, 300, 400))]
 )
 def test_receipts_have_names(text: str, receipts: tuple[int, ...]) -> None:
-    assert resolve_receipts(load_spec(LISTS.parent / "arch_specs", "gfx950"), text) == receipts
+    assert resolve_receipts(load_spec_file(find_spec((LISTS.parent / "arch_specs",), "gfx950")), text) == receipts
 
 
 @pytest.mark.parametrize("text", ["5", "flahs", "-1"])
 def test_an_unknown_receipt_says_which_there_are(text: str) -> None:
     with pytest.raises(UsageError, match="transformer_engine"):
-        resolve_receipts(load_spec(LISTS.parent / "arch_specs", "gfx950"), text)
+        resolve_receipts(load_spec_file(find_spec((LISTS.parent / "arch_specs",), "gfx950")), text)
 
 
 def test_parity_without_a_list_says_so(gfx950: Catalog) -> None:

@@ -20,7 +20,7 @@ from catalog.ops.attention.traits import TRAITS, Family
 from catalog.runtime.catalog import Catalog
 from catalog.schema.columns import BUILD, columns_of
 from catalog.schema.name_parts import Choice, Pads
-from catalog.schema.spec_files import load_spec
+from catalog.schema.spec_files import find_spec, load_spec_file
 from catalog.schema.traits import Trait
 
 
@@ -172,7 +172,7 @@ def test_a_wrong_spec_names_file_place_and_what_is_allowed(
     path = specs / "arch_specs" / "2026-05" / f"{file}.json"
     edit(path, *steps, value=value)
     with pytest.raises(SpecError) as caught:
-        load_spec(specs / "arch_specs", "gfx950")
+        load_spec_file(find_spec((specs / "arch_specs",), "gfx950"))
     for fragment in fragments:
         assert fragment in str(caught.value)
     assert ".json" in str(caught.value)
@@ -184,7 +184,7 @@ def test_a_reference_stands_for_what_it_names_changed_by_the_keys_beside_it(spec
     rule = {"$ref": "../2026-05/gfx90a.json#/hw_rules/no_8_bit_floats", "reason": "as on CDNA 2"}
     edit(path, "hw_rules", value=[rule])
     edit(path, "hardware", value={"$ref": "gfx950.json#/hardware", "compute_units": None, "isa": "gfx942"})
-    spec = load_spec(specs / "arch_specs", "gfx942")
+    spec = load_spec_file(find_spec((specs / "arch_specs",), "gfx942"))
     assert [(rule.id, rule.reason) for rule in spec.hw_rules] == [("no_8_bit_floats", "as on CDNA 2")]
     assert spec.hardware is not None
     assert spec.hardware.model_dump(exclude_none=True) == {
@@ -196,7 +196,7 @@ def test_a_reference_stands_for_what_it_names_changed_by_the_keys_beside_it(spec
 def test_a_spec_that_is_no_json_object_names_the_file(specs: Path, text: str) -> None:
     (specs / "arch_specs" / "2026-05" / "gfx950.json").write_text(text)
     with pytest.raises(CatalogError, match=r"gfx950\.json"):
-        load_spec(specs / "arch_specs", "gfx950")
+        load_spec_file(find_spec((specs / "arch_specs",), "gfx950"))
 
 
 @pytest.mark.parametrize(("arch", "revision", "message"), [("gfx95", None, "gfx950"), ("gfx950", "2031-01", "2026-05")])

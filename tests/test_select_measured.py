@@ -27,6 +27,7 @@ from catalog.runtime.measure import summarise
 from catalog.schema.kernel import Kernel
 from catalog.schema.lineage import Wanted
 from catalog.schema.policy import GRAPH, Policy
+from catalog.schema.problem import Problem as AnyProblem
 from catalog.settings import settings
 
 GPU = DeviceInfo("gfx950", "AMD Instinct MI355X", 256)
@@ -34,7 +35,7 @@ GPU = DeviceInfo("gfx950", "AMD Instinct MI355X", 256)
 
 def record_timings(
     catalog: Catalog,
-    asked: Problem,
+    asked: AnyProblem,
     medians: dict[str, float],
     library: str = "",
     stamp: str = "",

@@ -278,7 +278,7 @@ def _build(
                 run.add(kernels)
                 total = len(kernels)
                 with each_built(total, pool.at_once) as (advance, say):
-                    before = catalog.built(kernels)
+                    before = catalog.rows.built(kernels)
                     if before:
                         say(f"{before:,} of {counted(total, 'kernel')} already built, {total - before:,} left")
 

@@ -168,11 +168,10 @@ def _print_explanation(explained: Explanation, form: str) -> None:
 
 
 def _print_narrowing(catalog: Catalog, problem: Problem, where: Mapping[str, Any], form: str) -> None:
-    from catalog.ops import operation_of
+    from catalog.ops.families import mains, possible_stages
 
-    of = operation_of(problem)
     counts, steps, kept, base = list[str](), list[Row](), list[Row](), ""
-    for family in of.stages(problem):
+    for family in possible_stages(problem):
         narrowed, candidates = catalog.narrowing(problem, family=family, **where)
         counts.append(f"{narrowed[-1].left:,} {family}")
         steps += [{"stage": family, **asdict(step)} for step in narrowed]
@@ -180,7 +179,7 @@ def _print_narrowing(catalog: Catalog, problem: Problem, where: Mapping[str, Any
         for one in candidates:
             base = one.kernel.base
             listed.append({"median_ms": one.median_ms, "name": one.kernel.name, "id": one.kernel.id})
-        if candidates and family == of.main_stage(problem):
+        if candidates and family == mains(problem)[0]:
             listed = _ranked(listed, catalog.choice(problem, **where).rivals)
         kept += [{"stage": family, "rank": rank, **row} for rank, row in enumerate(listed, start=1)]
     answer = f"{', '.join(counts)} kernels answer the problem" + ("; the best, in order:" if kept else ".")
@@ -363,7 +362,7 @@ def report(
         page = write_report(open_catalog(context), out, where, peaks=peaks, trace=trace)
         print_result(str(page), ["page"], [[str(page)]], form)
         return
-    from catalog.report.data import REPORT_SECONDS
+    from catalog.report.collect import REPORT_SECONDS
     from catalog.report.winners import table_of, winners_in
 
     found = winners_in(db_path(context), where, REPORT_SECONDS)

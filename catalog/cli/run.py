@@ -43,7 +43,7 @@ def select(
     Example: catalog select --batch 1 --nhead-q 8 --seqlen-q 2048 --hdim-q 128 --mask causal --arch gfx950
     """
     from catalog.errors import UsageError
-    from catalog.runtime.measuring import main_kernel
+    from catalog.ops.families import mains
     from catalog.settings import choose, settings
 
     if allow not in (None, "foreign"):
@@ -51,25 +51,26 @@ def select(
     choose(allow_foreign=True if allow else None)
     problem, catalog = stated_problem(context).problem(), open_catalog(context)
     plan = catalog.select(problem, arch=arch, revision=revision, mask_impl=mask_impl)
+    main = mains(problem)
     rows: list[list[Any]]
     if settings().choices is not None:
         rows = [[kernel.family, 1, kernel.name, None, kernel.id] for kernel in plan.kernels]
     else:
         rows = [
-            [kernel.family, place, candidate.kernel.name, candidate.median_ms, candidate.kernel.id]
-            for kernel in plan.kernels
+            [candidate.kernel.family, place, candidate.kernel.name, candidate.median_ms, candidate.kernel.id]
+            for family in (None if kernel.family in main else kernel.family for kernel in plan.kernels)
             for place, candidate in enumerate(
                 catalog.candidates(
-                    problem, arch=arch, revision=revision, mask_impl=mask_impl, family=kernel.family, limit=limit
+                    problem, arch=arch, revision=revision, mask_impl=mask_impl, family=family, limit=limit
                 ),
                 start=1,
             )
         ]
     if plan.instead is not None:
-        rival, main = plan.instead.rival, main_kernel(plan).family
-        rows = [[*row[:1], row[1] + (row[0] == main), *row[2:]] for row in rows]
-        first = next(place for place, row in enumerate(rows) if row[0] == main)
-        rows.insert(first, [main, 1, rival.title, rival.median_ms, rival.id])
+        rival = plan.instead.rival
+        rows = [[*row[:1], row[1] + (row[0] in main), *row[2:]] for row in rows]
+        first = next(place for place, row in enumerate(rows) if row[0] in main)
+        rows.insert(first, [rows[first][0], 1, rival.title, rival.median_ms, rival.id])
     print_rows(["stage", "rank", "name", "median_ms", "id"], rows, form)
     if plan.instead is not None:
         note(f"{plan.instead.rival.title} is faster here: its {plan.instead.rival.name} beats the catalog's kernels.")

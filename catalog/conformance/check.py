@@ -15,6 +15,7 @@ from catalog.conformance.rows import naming_findings, row_findings, rule_finding
 from catalog.errors import CatalogError, SpecError, UsageError
 from catalog.ops import DEFAULT, operation
 from catalog.runtime.catalog import Catalog
+from catalog.runtime.catalog_file import spec_path
 from catalog.runtime.devices.here import resolve_arch
 from catalog.schema.arch_spec import ArchSpec
 from catalog.schema.spec_files import find_spec, known_archs
@@ -85,7 +86,7 @@ def _findings(catalog: Catalog, arch: str, options: ConformanceOptions) -> Itera
     except SpecError as error:
         yield failed("spec", arch, str(error))
         return
-    path = catalog.spec_file(arch, spec.revision, operation=options.operation)
+    path = spec_path(arch, spec.revision, of=options.operation)
     found = list(spec_findings(spec, path))
     yield from found
     try:

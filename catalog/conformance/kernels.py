@@ -12,12 +12,12 @@ from catalog.build.trials import Trials
 from catalog.conformance.findings import Finding, failed, passed, skipped
 from catalog.errors import CatalogError, ProblemError, SelectionError
 from catalog.ops import operation
+from catalog.ops.families import main_families, smoke_fields
 from catalog.ops.protocol import Operation
 from catalog.registry.views import rows_of
 from catalog.runtime import tracing
 from catalog.runtime.catalog import Catalog
 from catalog.runtime.inputs import make_inputs
-from catalog.runtime.measuring import main_kernel
 from catalog.runtime.plan import Plan
 from catalog.runtime.validate import Check, Expected
 from catalog.schema.arch_spec import ArchSpec
@@ -41,7 +41,7 @@ def kernel_findings(catalog: Catalog, spec: ArchSpec, jobs: int | None) -> Itera
         CatalogError: as :meth:`Catalog.select`, if the error is not about a single kernel.
     """
     arch = str(spec.arch)
-    mains = [family for family in operation(spec.operation).main_families if family in spec.families]
+    mains = [family for family in main_families(operation(spec.operation)) if family in spec.families]
     plans: list[Plan] = []
     for family in mains:
         found = [plan for variant in spec.variants if (plan := _plan(catalog, spec.lineage(variant), family))]
@@ -74,11 +74,18 @@ def _plan(catalog: Catalog, lineage: Lineage, family: str) -> Plan | None:
         {**lineage.parameters, "family": str(family)},
     )
     for row in islice(rows.fetchall(), _MOST_TRIED):
-        for fields in of.smoke_fields(family, dict(zip(traits, row, strict=True))):
+        for fields in smoke_fields(of, family, dict(zip(traits, row, strict=True))):
             try:
                 problem = of.problem(**fields)
-                plan = catalog.select(problem, arch=lineage.arch, revision=lineage.revision, mask_impl=lineage.variant)
-                return catalog.plan(problem, main_kernel(plan))
+                (best,) = catalog.candidates(
+                    problem,
+                    arch=lineage.arch,
+                    revision=lineage.revision,
+                    mask_impl=lineage.variant,
+                    family=family,
+                    limit=1,
+                )
+                return catalog.plan(problem, best.kernel)
             except (ProblemError, SelectionError):
                 continue
     return None

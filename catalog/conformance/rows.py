@@ -55,7 +55,7 @@ def row_findings(catalog: Catalog, spec: ArchSpec, variant: str) -> Iterator[Fin
         yield found("rows", family, f"{rows:,} rows{of_variant}")
     connection = catalog.connection
     of = operation(lineage.operation)
-    sharing = [family for family in spec.families if of.kernel.grammar(family, lineage).hidden]
+    sharing = [family for family in spec.families if of.kernel.naming(family, lineage).hidden]
     twice = connection.execute(
         f"SELECT name, count(*) FROM kernel WHERE {of_lineage()} "
         f"AND family NOT IN ({', '.join(map(sql_literal, sharing))}) GROUP BY name HAVING count(*) > 1",
@@ -89,7 +89,7 @@ def _misfits(id: str, name: str, written: Mapping[str, Any], of: Operation) -> I
         first = error.errors()[0]
         yield "ids round trip", f"{name}: {first['loc'][-1]}: {first['msg']}"
         return
-    again, grammar = kernel.to_row(), of.kernel.grammar(kernel.family, kernel.lineage)
+    again, grammar = kernel.to_row(), of.kernel.naming(kernel.family, kernel.lineage)
     if kernel.id != id or again != written:
         yield "ids round trip", f"{name}: id {id}, as a model {kernel.id}"
     if (renamed := grammar.name(again)) != name:

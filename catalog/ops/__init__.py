@@ -6,7 +6,9 @@ add theirs as entry points of the group ``catalog.operations``, each an instance
 operation's, or to list all operations.
 
 An operation may be extended, too: a distribution adds pipelines to attention as entry points of the group
-``catalog.attention.pipelines``, each an instance of :class:`~catalog.ops.protocol.Extension`.
+``catalog.attention.pipelines``, each an instance of :class:`~catalog.ops.protocol.Extension`, and families as entry
+points of the group ``catalog.attention.families``, each a :class:`~catalog.ops.protocol.Family`. GEMM has such groups,
+too; so does every operation whose traits have an :class:`~catalog.schema.traits.OpenWord`.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from pydantic import PlainValidator, SerializeAsAny
 
-from catalog.errors import BuildError, ProblemError, UsageError
+from catalog.errors import BuildError, ProblemError, RegistryError, UsageError
 from catalog.messages import did_you_mean
 from catalog.ops.protocol import Emitter, Extension, Operation
 from catalog.schema.kernel import Kernel
@@ -87,46 +89,30 @@ def _objection(_: str, of: Operation, others: Sequence[Plugin[Operation]]) -> st
     return f"there is another operation called {of.name}" if taken else ""
 
 
-@functools.cache
 def extensions(of: str = DEFAULT) -> tuple[Plugin[Extension], ...]:
-    """What other distributions add to an operation, looked up once; a warning is logged for each unusable one.
+    """What other distributions add to an operation: families, then pipelines.
 
     Raises:
         UsageError: there is no such operation.
     """
-    from catalog.plugins import find_plugins
-
-    trait = operation(of).traits.open
-    if trait is None or trait.words is None:
-        return ()
-
-    def objection(word: str, _: Extension, others: Sequence[Plugin[Extension]]) -> str:
-        if not re.fullmatch(r"[a-z][a-z0-9_]*", word):
-            return f"{word!r} cannot be a part of a kernel's name"
-        taken = {*trait.own, *(other.name for other in others)}
-        return f"there is another {trait.name} called {word}" if word in taken else ""
-
-    return find_plugins(trait.words.group, Extension, objection)
+    return tuple(plugin for trait in operation(of).traits.open for plugin in trait.plugins)
 
 
 def emitters_of(kernel: Kernel) -> tuple[Emitter, ...]:
-    """The operation of a kernel, followed by the extension that its pipeline comes from, if any.
+    """The operation of a kernel, followed by the extensions that its family and its pipeline come from, if any.
 
-    The last one emits the source, which finds the headers of both.
+    The last one emits the source, which finds the headers of all.
 
     Raises:
-        BuildError: the extension cannot be used.
+        BuildError: an extension cannot be used.
     """
     of = operation_of(kernel)
-    word = kernel.added_word
-    if not word:
-        return (of,)
-    plugins = [plugin for plugin in extensions(of.name) if plugin.name == word]
-    usable = [plugin.object for plugin in plugins if plugin.object is not None]
-    if not usable:
-        reasons = "; ".join(f"{plugin.title} cannot be used: {plugin.broken}" for plugin in plugins)
-        raise BuildError(f"kernel {kernel.name}: {reasons}")
-    return (of, usable[0])
+    words = ((trait, getattr(getattr(kernel, trait.group), trait.name)) for trait in of.traits.open)
+    try:
+        added = dict.fromkeys(trait.brought(word) for trait, word in words)
+    except RegistryError as error:
+        raise BuildError(f"kernel {kernel.name}: {error.message}") from None
+    return (of, *(extension for extension in added if extension is not None))
 
 
 def operation_of(thing: Problem | Kernel) -> Operation:

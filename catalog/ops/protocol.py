@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from catalog.build.generators import Generator
     from catalog.runtime.tolerance import Tolerance
+    from catalog.schema.grammar import Grammar
     from catalog.schema.lineage import Lineage
     from catalog.schema.problem_form import Form
 
@@ -68,7 +69,7 @@ class Emitter:
 
 
 class Extension(Emitter):
-    """Pipelines that another distribution adds to an operation: kernels of its own that answer the same problems.
+    """Kernels that another distribution adds to an operation, and that answer the same problems: its pipelines.
 
     The name of its entry point is the pipeline's; several entry points may name one extension.
 
@@ -82,6 +83,50 @@ class Extension(Emitter):
 
     about: ClassVar[str] = ""
     specs: ClassVar[Path | None] = None
+
+    def objection(self, own: Collection[str]) -> str:
+        """Why it cannot be used in an operation whose ``own`` words it adds to; empty: it can."""
+        return ""
+
+
+class Family(Extension, ABC):
+    """A family that another distribution adds to an operation: kernels with names, rules and stages of their own.
+
+    The name of its entry point is the family's. Its kernels do most of the work of a plan, in competition with those of
+    the operation's family that it stands beside: what was measured decides, otherwise the :attr:`order`.
+
+    Attributes:
+        beside: the operation's families whose problems it answers, too. Which of these problems its kernels answer
+            depends on their signature and on the rules of selection in its :attr:`specs`.
+        before: the operation's families that run before its kernels in a plan.
+        after: the operation's families that run after them.
+        order: place among the families that answer a problem, while nothing is measured; the operation's own has 0.
+    """
+
+    beside: ClassVar[tuple[str, ...]]
+    before: ClassVar[tuple[str, ...]] = ()
+    after: ClassVar[tuple[str, ...]] = ()
+    order: ClassVar[int] = 1
+
+    @abstractmethod
+    def grammar(self, family: str, lineage: Lineage) -> Grammar:
+        """How the kernels of the family are named in the enumeration ``lineage``."""
+
+    def smoke_fields(
+        self, problems: Iterable[Mapping[str, Any]], traits: Mapping[str, Any]
+    ) -> Iterable[Mapping[str, Any]]:
+        """Fields of small problems that its kernels may answer, as :meth:`Operation.smoke_fields`.
+
+        Args:
+            problems: those of the families that it stands :attr:`beside`: the default.
+            traits: the :attr:`Operation.smoke_traits` of a kernel.
+        """
+        return problems
+
+    def objection(self, own: Collection[str]) -> str:
+        """The families that it names and the operation lacks."""
+        unknown = sorted({*self.beside, *self.before, *self.after}.difference(own))
+        return f"the operation has no family {unknown[0]}; it has {', '.join(sorted(own))}" if unknown else ""
 
 
 class Operation(Emitter, ABC):

@@ -153,7 +153,7 @@ class _Merge:
         if lineage in populated:
             return f"not among those that the facts here make for {kernel.lineage}: populate both catalogs again"
         same = "SELECT 1 FROM kernel WHERE name = ? AND lineage = ?"
-        shared = kernel.grammar(kernel.family, kernel.lineage).hidden
+        shared = kernel.naming(kernel.family, kernel.lineage).hidden
         if not shared and self._connection.execute(same, (row["name"], lineage)).fetchone():
             return "with other traits than the kernel of the same name here"
         self._add_kernel(kernel, row)

@@ -14,6 +14,7 @@ from catalog.backends import HOST, Backend, GpuBackend, backend_of, why_unavaila
 from catalog.files import write_file
 from catalog.messages import counted
 from catalog.report import plots
+from catalog.report.collect import collect
 from catalog.report.data import (
     Compiles,
     Coverage,
@@ -23,7 +24,6 @@ from catalog.report.data import (
     Roofline,
     Selection,
     Tiles,
-    collect,
 )
 from catalog.report.traced import COLUMNS, Traced, read_traced
 from catalog.report.winners import sections as lists
@@ -90,7 +90,7 @@ def write_report(
     Raises:
         UsageError: the extra ``report`` is not installed, or the trace cannot be read.
         CatalogError: the page cannot be written.
-        QueryError, RegistryError: as :func:`~catalog.report.data.collect`.
+        QueryError, RegistryError: as :func:`~catalog.report.collect.collect`.
         DeviceError, BuildError, ToolchainError: the peaks cannot be measured.
     """
     plots.require()

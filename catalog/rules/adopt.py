@@ -121,7 +121,7 @@ def nearest(
 def _may_have_more(names: Set[str], request: Request, common: int) -> bool:
     """Whether a revision's grammars read more than ``common`` of ``names``; other names cannot be its kernels'."""
     of, may_be = operation(request.spec.operation), len(names)
-    families = filter(request.restriction.makes, of.traits.families)
+    families = filter(request.restriction.makes, of.traits.own_families)
     grammars = [of.kernel.grammar(family, request.lineage) for family in families]
     for name in names if may_be > common else ():
         if not any(grammar.matches(name) for grammar in grammars):
@@ -277,7 +277,7 @@ def _digest_of(generator: Generator, specs: Sequence[ArchSpec], variant: str) ->
     """Digest of everything that the rows depend on: the generator's code, and the known specs and name grammars."""
     of = operation(specs[0].operation)
     lineages = [spec.lineage(variant) for spec in specs]
-    grammars = [of.kernel.grammar(family, lineage).sql() for lineage in lineages for family in of.traits.families]
+    grammars = [of.kernel.grammar(family, lineage).sql() for lineage in lineages for family in of.traits.own_families]
     return hash_parts(
         {
             "generator": [generator.digest, variant],
@@ -327,7 +327,7 @@ def _read(
     columns = ", ".join(("name", *stated))
     new = connection.execute(f"SELECT {columns} FROM temp.listed EXCEPT SELECT {columns} FROM temp.known")
     lineage = replace(request.lineage, base=base)
-    grammars = [of.kernel.grammar(family, lineage) for family in of.traits.families]
+    grammars = [of.kernel.grammar(family, lineage) for family in of.traits.own_families]
     read: list[Mapping[str, Any]] = []
     unknown: dict[str, Unknown] = {}
     for name, *values in new.fetchall():

@@ -258,7 +258,7 @@ class Join:
         return rows
 
     def _name_sql(self, made: Yield) -> str:
-        return self.operation.kernel.grammar(made.family, self.lineage).sql()
+        return self.operation.kernel.naming(made.family, self.lineage).sql()
 
     @property
     def _named(self) -> set[str]:

@@ -270,7 +270,7 @@ def _insert(connection: sqlite3.Connection, request: Request, lineage: int, *, w
 def _refuse_shared_names(connection: sqlite3.Connection, request: Request, lineage: int) -> None:
     """Refuse kernels that share a name, except of families whose names leave traits out."""
     spec, kernel = request.spec, operation(request.spec.operation).kernel
-    unique = [family for family in spec.families if not kernel.grammar(family, request.lineage).hidden]
+    unique = [family for family in spec.families if not kernel.naming(family, request.lineage).hidden]
     shared = connection.execute(
         f"SELECT name FROM kernel WHERE lineage = ? AND family IN ({', '.join(map(sql_literal, unique))}) "
         "GROUP BY name HAVING count(*) > 1 LIMIT 1",

@@ -164,7 +164,7 @@ def populate_to_build(catalog: Catalog, arch: str, operation: str) -> None:
         UsageError, SpecError, DeviceError, RegistryError: as :meth:`Catalog.populate`.
     """
     catalog.spec(arch, operation=operation)  # report an unknown arch before anything else
-    if not catalog.populated(arch, operation):
+    if not catalog.rows.populated(arch, operation):
         revision = _checkout_revision() if backend_of(arch) is HIP else None
         catalog.populate(arch, revision=revision, operation=operation)
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from catalog import settings
-from catalog.errors import UsageError
-from catalog.ops import DEFAULT, operation_of
+from catalog.ops import DEFAULT
+from catalog.ops.families import mains
 from catalog.registry import timings
 from catalog.runtime.builds import Builds
-from catalog.runtime.catalog_file import CatalogFile, read_spec, spec_path
+from catalog.runtime.catalog_file import CatalogFile
 from catalog.runtime.devices.here import Devices
 from catalog.runtime.funnel import Step
 from catalog.runtime.on_default import on_default
@@ -24,7 +24,7 @@ from catalog.runtime.rows import Rows
 from catalog.runtime.select import Candidate, Choice
 from catalog.schema.arch_spec import ArchSpec
 from catalog.schema.kernel import Kernel
-from catalog.schema.lineage import OWN_SPACES, Lineage, Wanted
+from catalog.schema.lineage import Lineage, Wanted
 from catalog.schema.policy import Policy, policy_in_force
 from catalog.schema.problem import Problem
 
@@ -62,7 +62,7 @@ class Catalog:
     ) -> None:
         self._file = CatalogFile(Path(path) if path is not None else settings.settings().db)
         self._devices = Devices(num_threads)
-        self._rows = Rows(self._file)
+        self.rows = Rows(self._file)
         self.builds = Builds(self._file, compile)
         self._planners = Planners(self._file, self.builds, self._devices)
         self._plans = self._planners.plans
@@ -167,16 +167,16 @@ class Catalog:
     ) -> list[Candidate]:
         """The best ``limit`` kernels for ``problem``, best first; :meth:`select` chooses the first.
 
-        ``family`` is a stage of the plan, by default the one that does most of the work. ``static`` ignores
-        measurements and uses the static order.
+        ``family`` is a stage of the plan, by default the one that does most of the work: all families that can.
+        ``static`` ignores measurements and uses the static order.
 
         Raises:
             SelectionError, UsageError, SpecError, RegistryError, DeviceError: as :meth:`select`.
         """
         with self._file.lock:
             selector = self._planners.of(Wanted(arch, revision, mask_impl, problem.operation)).selector
-            family = family or operation_of(problem).main_stage(problem)
-            return selector.candidates(problem, family, limit, static=static)
+            families = mains(problem) if family is None else (family,)
+            return list(selector.choice(problem, families, limit, static=static).candidates)
 
     def choice(
         self,
@@ -212,10 +212,10 @@ class Catalog:
         Raises:
             UsageError, SpecError, RegistryError, DeviceError: as :meth:`populate`.
         """
-        family = family or operation_of(problem).main_stage(problem)
+        family = family or mains(problem)[0]
         with self._file.lock:
             selector = self._planners.of(Wanted(arch, revision, mask_impl, problem.operation)).selector
-            return selector.steps(problem, family), selector.kept(problem, family, limit)
+            return selector.steps(problem, family), list(selector.found(problem, (family,), limit).candidates)
 
     def forget(self) -> None:
         """Forget all choices, because measurements have changed."""
@@ -288,17 +288,6 @@ class Catalog:
         """
         return self._file.spec(arch, revision, space, operation)
 
-    def spec_file(
-        self, arch: str, revision: str | None = None, space: str | None = None, *, operation: str = DEFAULT
-    ) -> Path:
-        """The path of the spec of ``arch``, in the data folder or in the package of the arch's backend.
-
-        Raises:
-            UsageError, SpecError, DeviceError: as :meth:`spec`.
-            BackendError: two backends claim the arch.
-        """
-        return spec_path(arch, revision, space, operation)
-
     def populate(
         self,
         arch: str,
@@ -340,29 +329,17 @@ class Catalog:
             GeneratorError: the checkout's generator lists nothing usable; nothing changes.
             RegistryError: the file cannot be written; nothing changes.
         """
-        from catalog.rules.populate import Request
-        from catalog.rules.restriction import NOTHING_LEFT_OUT
-
-        if ck_root is not None:
-            if revision is not None or restriction not in (None, NOTHING_LEFT_OUT) or space not in (None, *OWN_SPACES):
-                raise UsageError(
-                    "the rows of a checkout are what its generator lists: no revision, space or restriction applies",
-                    hint="--label names the new revision, --receipt and --mask-impl choose lists.",
-                )
-            return self._file.adopt(
-                Wanted(arch, label, mask_impl, operation),
-                ck_root,
-                timeout=timeout,
-                receipts=receipts,
-                force=force,
-                on_progress=on_progress,
-            )
-        if label is not None:
-            raise UsageError("a label names the revision of a checkout", hint="--ck-root names the checkout.")
-        self._file.refuse_adopted(Wanted(arch, revision, mask_impl, operation))
-        spec = read_spec(arch, revision, space, operation)
-        request = Request(spec, mask_impl, receipts, restriction or NOTHING_LEFT_OUT)
-        return self._file.populate(request, force=force, on_progress=on_progress)
+        return self.rows.populate(
+            Wanted(arch, revision, mask_impl, operation),
+            receipts=receipts,
+            force=force,
+            space=space,
+            restriction=restriction,
+            on_progress=on_progress,
+            ck_root=ck_root,
+            label=label,
+            timeout=timeout,
+        )
 
     def parity(
         self,
@@ -385,7 +362,7 @@ class Catalog:
             UsageError: the catalog was populated with other receipts only, or in part; or as :meth:`spec`.
             SpecError, RegistryError, DeviceError: as :meth:`populate`.
         """
-        return self._rows.parity(Wanted(arch, revision, mask_impl), receipt, reference)
+        return self.rows.parity(Wanted(arch, revision, mask_impl), receipt, reference)
 
     def adopted(self, revision: str | None = None, *, operation: str = DEFAULT) -> list[list[Any]]:
         """The adopted lineages as rows of :data:`catalog.registry.adopted.COLUMNS`; None: of all revisions.
@@ -394,10 +371,7 @@ class Catalog:
             UsageError: no such revision was adopted.
             RegistryError: the file cannot be opened or is not a catalog.
         """
-        from catalog.registry.adopted import adopted_lineages
-
-        with self._file.lock:
-            return adopted_lineages(self._file.connection, operation, revision)
+        return self.rows.adopted(revision, operation)
 
     def forget_revision(self, revision: str, *, operation: str = DEFAULT) -> Forgotten:
         """Delete an adopted revision: its kernels, rules, build records and timings. Libraries stay in the cache.
@@ -425,7 +399,7 @@ class Catalog:
             SpecError, RegistryError: as :meth:`populate`.
         """
         old, new = (Wanted(arch, revision, mask_impl, operation) for revision in (before, after))
-        return self._rows.diff(old, new, receipt)
+        return self.rows.diff(old, new, receipt)
 
     def explain(
         self,
@@ -446,7 +420,7 @@ class Catalog:
             UsageError: the traits have no family; or as :meth:`populate`.
             SpecError, RegistryError, DeviceError: as :meth:`populate`.
         """
-        return self._rows.explain(traits, Wanted(arch, revision, mask_impl, operation), space, limit)
+        return self.rows.explain(traits, Wanted(arch, revision, mask_impl, operation), space, limit)
 
     def kernels(
         self, where: str, *, arch: str | None = None, limit: int | None = None, operation: str | None = None
@@ -459,7 +433,7 @@ class Catalog:
             QueryError: the expression is invalid or not allowed, or the catalog has no such arch.
             RegistryError: the catalog does not exist or cannot be read.
         """
-        return list(self._rows.kernels(where, arch, limit, operation))
+        return list(self.rows.kernels(where, arch, limit, operation))
 
     def rules(
         self,
@@ -475,7 +449,7 @@ class Catalog:
         Raises:
             UsageError, SpecError, RegistryError, DeviceError: as :meth:`populate`.
         """
-        return self._rows.rules(arch, revision, family, kind, operation)
+        return self.rows.rules(arch, revision, family, kind, operation)
 
     def misses(self, arch: str, policy: Policy | None = None) -> list[tuple[str, int]]:
         """Keys of problems selected for ``arch`` and not measured since, with their counts, most frequent first.
@@ -500,14 +474,7 @@ class Catalog:
         Raises:
             RegistryError, DeviceError: as :meth:`populate`.
         """
-        from catalog.registry.foreign import timings_of
-        from catalog.runtime.devices.here import resolve_arch
-        from catalog.runtime.siblings import siblings_of
-
-        with self._file.lock:
-            connection, device = self._file.connection, self._planners.profile(resolve_arch(arch))
-            near = siblings_of(connection, device, "foreign_timing")
-            return timings_of(connection, problem, [sibling.id for sibling in near])
+        return self._planners.foreign_timings(problem, arch)
 
     def merge(self, paths: Sequence[Path]) -> list[Merged]:
         """Import the artifact records and timings of other catalogs, all of them or none.
@@ -516,28 +483,7 @@ class Catalog:
             UsageError: one of ``paths`` is this catalog.
             RegistryError: one is not a catalog, is damaged or from a newer version, or this file cannot be written.
         """
-        from catalog.registry.merge import merge
-
-        with self._file.lock:
-            merged = merge(self._file.connection, self.path, paths)
-            self._file.rows_changed()
-        return merged
-
-    def built(self, kernels: Sequence[Kernel]) -> int:
-        """How many of ``kernels`` are recorded as built on this machine; the cache may have dropped some since.
-
-        Raises:
-            RegistryError: the file cannot be opened or is not a catalog.
-        """
-        return self._rows.built(kernels)
-
-    def populated(self, arch: str, operation: str = DEFAULT) -> bool:
-        """Whether the file holds kernels of ``arch``, of any revision.
-
-        Raises:
-            RegistryError, DeviceError: as :meth:`populate`.
-        """
-        return self._rows.populated(arch, operation)
+        return self.rows.merge(paths)
 
     def __enter__(self) -> Self:
         return self

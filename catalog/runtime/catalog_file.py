@@ -44,7 +44,12 @@ _FORK_WAIT_SECONDS = 10.0
 
 
 def spec_path(arch: str, revision: str | None = None, space: str | None = None, of: str = DEFAULT) -> Path:
-    """The path of the spec of ``arch``; see :meth:`catalog.Catalog.spec_file`."""
+    """The path of the spec of ``arch``, in the data folder or in the package of the arch's backend or operation.
+
+    Raises:
+        UsageError, SpecError, DeviceError: as :meth:`catalog.Catalog.spec`.
+        BackendError: two backends claim the arch.
+    """
     arch = resolve_arch(arch)
     return find_spec(spec_folders(arch, of), arch, revision, space)
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from catalog.ops import operation_of
+from catalog.ops.families import mains, possible_stages
 from catalog.registry.timings import Measured
 from catalog.registry.views import rows_of
 from catalog.runtime.funnel import ROWS, signature_of
@@ -119,10 +120,9 @@ class Decisions:
     def questions(self, problem: Problem) -> Questions:
         """What the rules ask about the sizes of problems of this problem's form."""
         questions: dict[str, None] = {}
-        operation = operation_of(problem)
-        for family in operation.stages(problem):
+        for family in possible_stages(problem):
             questions.update(dict.fromkeys(self._questions(problem, family)))
-        parameters = self.selector.parameters(problem, operation.main_stage(problem))
+        parameters = self.selector.parameters(problem, mains(problem)[0])
         asked = {name for question in questions for name in _PARAMETER.findall(question)}
         sizes = tuple(sorted(problem.extents.keys() & asked))
         few = 0 < len(questions) <= MOST_QUESTIONS

@@ -25,6 +25,7 @@ from catalog.backends import GpuBackend, backend_of
 from catalog.build.first_runs import FirstRuns, Quarantine
 from catalog.errors import DeviceError, ProblemError, QuarantinedError
 from catalog.ops import operation_of
+from catalog.ops.families import main_stage
 from catalog.runtime.first_run import Ending, first_runs
 from catalog.runtime.memory import memory_bytes, needed_bytes
 from catalog.runtime.splits import wanted_splits
@@ -167,8 +168,8 @@ class Guard:
     def _suspect(self, plan: Stages, arch: str) -> int:
         """The stage to blame for a wrong result: the main one if it is new, else the first new one."""
         new = [stage for stage, artifact in enumerate(plan.artifacts) if not self._passed(artifact, arch)]
-        main = operation_of(plan.problem).main_stage(plan.problem)
-        return next((stage for stage in new if plan.kernels[stage].family == main), new[0])
+        main = main_stage(plan.problem, plan.kernels)
+        return main if main in new else new[0]
 
     def _settle(self, plan: Stages, ending: Ending, arch: str) -> Quarantine | None:
         """Store the result of a plan's first run; return the quarantine if a kernel is to blame."""

@@ -7,7 +7,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from catalog.errors import SelectionError
-from catalog.ops import operation_of
+from catalog.ops.families import main_stage
 from catalog.registry.timings import Timing, record
 
 if TYPE_CHECKING:
@@ -69,8 +69,7 @@ def prepared(
 
 def main_kernel(plan: Plan) -> Kernel:
     """The kernel of ``plan`` that does most of the work; timings of all stages together are recorded with it."""
-    main = operation_of(plan.problem).main_stage(plan.problem)
-    return next(kernel for kernel in plan.kernels if kernel.family == main)
+    return plan.kernels[main_stage(plan.problem, plan.kernels)]
 
 
 def library_key(plan: Plan, kernel: Kernel) -> str:

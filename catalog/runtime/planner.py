@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from catalog import settings
 from catalog.backends import GpuBackend, backend_of, why_unavailable
-from catalog.ops import operation_of
+from catalog.ops.families import mains
 from catalog.registry import timings
+from catalog.registry.foreign import timings_of
 from catalog.runtime.builds import Builds
 from catalog.runtime.catalog_file import CatalogFile
 from catalog.runtime.decisions import Decisions
@@ -148,6 +149,13 @@ class Planners:
             return profile_of(self.file.connection, own)
         return Profile.of(arch, self.devices.info(arch).cores if why_unavailable(arch) is None else None)
 
+    def foreign_timings(self, problem: Problem, arch: str) -> list[dict[str, Any]]:
+        """As :meth:`catalog.Catalog.foreign_timings`."""
+        with self.file.lock:
+            connection, device = self.file.connection, self.profile(resolve_arch(arch))
+            near = siblings_of(connection, device, "foreign_timing")
+            return timings_of(connection, problem, [sibling.id for sibling in near])
+
     def forget(self) -> None:
         """Drop plans and decisions, because measurements have changed."""
         with self.file.lock:
@@ -259,14 +267,17 @@ class Planner:
         return None
 
     def plan_with(self, problem: Problem, kernel: Kernel) -> Plan:
-        """Like :meth:`plan`, but ``kernel`` runs as the stage of its family and is never replaced.
+        """Like :meth:`plan`, but ``kernel`` runs as the main stage, or as that of its family, and is never replaced.
 
         Raises:
             SelectionError, ProblemError: as :meth:`plan`.
         """
-        selected = self.decisions.of(problem).kernels
-        check_fits(problem, selected, self._planners.devices.host_of(self._wanted.arch))
-        kernels = tuple(kernel if stage.family == kernel.family else stage for stage in selected)
+        if kernel.family in mains(problem):
+            kernels = self.selector.stages(problem, kernel)
+        else:
+            selected = self.decisions.of(problem).kernels
+            kernels = tuple(kernel if stage.family == kernel.family else stage for stage in selected)
+        check_fits(problem, kernels, self._planners.devices.host_of(self._wanted.arch))
         return Plan(problem, kernel.arch, kernels, _Pinned(self, kernels))
 
     def forget(self) -> None:
@@ -288,12 +299,7 @@ class Planner:
     def choice(self, problem: Problem, limit: int) -> Choice:
         """As :meth:`catalog.Catalog.choice`."""
         with self._planners.file.lock:
-            main = operation_of(problem).main_stage(problem)
-            selector = self._planners.of(self._wanted, self.policy).selector
-            choice = selector.choice(problem, main, limit)
-            if not choice.candidates:
-                selector.candidates(problem, main)  # raises with the reason
-        return choice
+            return self._planners.of(self._wanted, self.policy).selector.choice(problem, mains(problem), limit)
 
     def build(self, kernel: Kernel) -> Artifact:
         """As :meth:`catalog.Catalog.build`."""

@@ -1,33 +1,96 @@
-"""Answers about the rows of a catalog file: which exist, why, and how they compare with other lists.
+"""The rows of a catalog file: making and merging them, which exist, why, and how they compare with other lists.
 
-The methods are those of :class:`catalog.Catalog`, which documents them.
+Most methods are those of :class:`catalog.Catalog`, which documents them.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from catalog import settings
+from catalog.errors import UsageError
 from catalog.ops import operation as named_operation
-from catalog.runtime.catalog_file import CatalogFile
+from catalog.runtime.catalog_file import CatalogFile, read_spec
 from catalog.runtime.devices.here import resolve_arch
 from catalog.schema.columns import BASE
 from catalog.schema.kernel import Kernel
 from catalog.schema.lineage import LINEAGE_OF_POPULATION, OWN_SPACES, Wanted
 
 if TYPE_CHECKING:
+    from catalog.registry.merge import Merged
     from catalog.rules.diff import Difference
     from catalog.rules.explain import Explanation
     from catalog.rules.parity import Comparison, Reference
+    from catalog.rules.populate import Populated, Progress
+    from catalog.rules.restriction import Restriction
 
 
 class Rows:
-    """Answers questions about the rows of ``file``; an arch that a question needs is populated."""
+    """Makes rows of ``file``, and answers questions about them; an arch that a question needs is populated."""
 
     def __init__(self, file: CatalogFile) -> None:
         self._file = file
+
+    def populate(
+        self,
+        wanted: Wanted,
+        *,
+        receipts: tuple[int, ...],
+        force: bool,
+        space: str | None,
+        restriction: Restriction | None,
+        on_progress: Progress | None,
+        ck_root: Path | None,
+        label: str | None,
+        timeout: float | None,
+    ) -> Populated:
+        """See :meth:`catalog.Catalog.populate`."""
+        from catalog.rules.populate import Request
+        from catalog.rules.restriction import NOTHING_LEFT_OUT
+
+        if ck_root is not None:
+            if (
+                wanted.revision is not None
+                or restriction not in (None, NOTHING_LEFT_OUT)
+                or space not in (None, *OWN_SPACES)
+            ):
+                raise UsageError(
+                    "the rows of a checkout are what its generator lists: no revision, space or restriction applies",
+                    hint="--label names the new revision, --receipt and --mask-impl choose lists.",
+                )
+            return self._file.adopt(
+                wanted._replace(revision=label),
+                ck_root,
+                timeout=timeout,
+                receipts=receipts,
+                force=force,
+                on_progress=on_progress,
+            )
+        if label is not None:
+            raise UsageError("a label names the revision of a checkout", hint="--ck-root names the checkout.")
+        self._file.refuse_adopted(wanted)
+        spec = read_spec(wanted.arch, wanted.revision, space, wanted.operation)
+        request = Request(spec, wanted.variant, receipts, restriction or NOTHING_LEFT_OUT)
+        return self._file.populate(request, force=force, on_progress=on_progress)
+
+    def adopted(self, revision: str | None, operation: str) -> list[list[Any]]:
+        """See :meth:`catalog.Catalog.adopted`."""
+        from catalog.registry.adopted import adopted_lineages
+
+        with self._file.lock:
+            return adopted_lineages(self._file.connection, operation, revision)
+
+    def merge(self, paths: Sequence[Path]) -> list[Merged]:
+        """See :meth:`catalog.Catalog.merge`."""
+        from catalog.registry.merge import merge
+
+        with self._file.lock:
+            merged = merge(self._file.connection, self._file.path, paths)
+            self._file.rows_changed()
+        return merged
 
     def parity(self, wanted: Wanted, receipt: int, reference: Reference | None) -> Comparison:
         """See :meth:`catalog.Catalog.parity`."""
@@ -103,7 +166,11 @@ class Rows:
             return [row for spec in specs for row in list_rules(self._file.connection, spec, family=family, kind=kind)]
 
     def built(self, kernels: Sequence[Kernel]) -> int:
-        """See :meth:`catalog.Catalog.built`."""
+        """How many of ``kernels`` are recorded as built on this machine; the cache may have dropped some since.
+
+        Raises:
+            RegistryError: the file cannot be opened or is not a catalog.
+        """
         asked = json.dumps([kernel.id for kernel in kernels])
         here = (
             "SELECT count(DISTINCT kernel_id) FROM artifact WHERE status = 'built' AND NOT elsewhere "
@@ -113,7 +180,11 @@ class Rows:
             return int(self._file.connection.execute(here, (asked,)).fetchone()[0])
 
     def populated(self, arch: str, operation: str) -> bool:
-        """See :meth:`catalog.Catalog.populated`."""
+        """Whether the file holds kernels of ``arch``, of any revision.
+
+        Raises:
+            RegistryError, DeviceError: as :meth:`populate`.
+        """
         asked = f"SELECT 1 FROM {LINEAGE_OF_POPULATION} WHERE operation = ? AND arch = ?"
         with self._file.lock:
             return self._file.connection.execute(asked, (operation, resolve_arch(arch))).fetchone() is not None

@@ -6,6 +6,9 @@ the measured medians of this very problem, else by those of the nearest measured
 measuring policy in force: this device, or its nearest sibling (:mod:`catalog.runtime.siblings`) if nothing of the kind
 was measured here. Medians within noise (:attr:`Backend.noise`) of the best count as equal, so two runs make the same
 choice. Kernels that did not compile or are quarantined are passed over until their content key changes.
+
+Each family has rules of its own, and so a query. Where several families may do most of the work of a problem, the best
+kernels of each are compared: medians decide between all of them, otherwise the families take turns.
 """
 
 from __future__ import annotations
@@ -13,12 +16,15 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from itertools import zip_longest
+from math import inf
 from typing import TYPE_CHECKING, Any, Literal
 
 from catalog.backends import backend_of
 from catalog.errors import SelectionError
 from catalog.messages import counted
 from catalog.ops import operation
+from catalog.ops.families import mains, stages
 from catalog.registry.foreign import Rival, rivals
 from catalog.registry.timings import SOUND, Neighbour, nearest
 from catalog.registry.views import rows_of
@@ -161,61 +167,101 @@ class Selector:
         """The best kernel of each stage of a plan, except the ids ``without``.
 
         Raises:
-            SelectionError: as :meth:`candidates`.
+            SelectionError: as :meth:`choice`.
         """
-        main = self._operation.main_stage(problem)
-        choice = self.choice(problem, main, 1, without=without)
-        chosen = (choice.candidates or self.candidates(problem, main, without=without))[0].kernel
-        stages = (
-            chosen if family == main else self.candidates(problem, family, static=True, without=without)[0].kernel
-            for family in self._operation.stages(problem, chosen)
+        choice = self.choice(problem, mains(problem), without=without)
+        kernels = self.stages(problem, choice.candidates[0].kernel, without)
+        return Decision(kernels, choice.evidence, self._faster(choice))
+
+    def stages(self, problem: Problem, main: Kernel, without: Set[str] = frozenset()) -> tuple[Kernel, ...]:
+        """The kernels of a plan whose ``main`` kernel does most of the work, except the ids ``without``.
+
+        Raises:
+            SelectionError: as :meth:`choice`.
+        """
+        return tuple(
+            main
+            if family == main.family
+            else self.choice(problem, (family,), static=True, without=without).candidates[0].kernel
+            for family in stages(problem, main)
         )
-        return Decision(tuple(stages), choice.evidence, self._faster(choice))
 
     def _faster(self, choice: Choice) -> tuple[Rival, ...]:
-        ours = choice.candidates[0].median_ms if choice.candidates else None
+        ours = choice.candidates[0].median_ms
         if ours is None:
             return ()
-        as_good = 1 + backend_of(self.lineage.arch).noise
-        return tuple(rival for rival in choice.rivals if rival.median_ms * as_good < ours)
+        return tuple(rival for rival in choice.rivals if rival.median_ms * self._as_good < ours)
 
-    def candidates(
-        self, problem: Problem, family: str, limit: int = 1, *, static: bool = False, without: Set[str] = frozenset()
-    ) -> list[Candidate]:
-        """The best ``limit`` kernels of ``family`` for ``problem``, best first.
+    @property
+    def _as_good(self) -> float:
+        """The largest ratio of two medians that count as equal."""
+        return 1 + backend_of(self.lineage.arch).noise
 
-        ``static`` ignores measurements; ``without`` excludes these ids.
+    def choice(
+        self,
+        problem: Problem,
+        families: Sequence[str],
+        limit: int = 1,
+        *,
+        static: bool = False,
+        without: Set[str] = frozenset(),
+    ) -> Choice:
+        """As :meth:`found`, but there is at least one kernel.
 
         Raises:
             SelectionError: no kernel answers the problem; the message names the trait or rule that leaves none.
         """
-        found = self.choice(problem, family, limit, static=static, without=without).candidates
-        if not found:
-            raise self._nothing(problem, family)
-        return list(found)
+        choice = self.found(problem, families, limit, static=static, without=without)
+        if not choice.candidates:
+            raise self._nothing(problem, families)
+        return choice
 
-    def kept(self, problem: Problem, family: str, limit: int) -> list[Candidate]:
-        """Like :meth:`candidates`, but an empty list if no kernel answers the problem."""
-        return list(self.choice(problem, family, limit).candidates)
-
-    def choice(
-        self, problem: Problem, family: str, limit: int, *, static: bool = False, without: Set[str] = frozenset()
+    def found(
+        self,
+        problem: Problem,
+        families: Sequence[str],
+        limit: int,
+        *,
+        static: bool = False,
+        without: Set[str] = frozenset(),
     ) -> Choice:
-        """The best ``limit`` kernels of ``family`` for ``problem``, perhaps none, and the evidence for them.
+        """The best ``limit`` kernels of ``families`` for ``problem``, perhaps none, and the evidence for them.
 
         If no answering kernel is usable, returns those that have not failed.
+
+        Args:
+            problem: the problem to answer.
+            families: the families of one stage, in order while nothing is measured.
+            limit: maximum number of kernels.
+            static: whether to ignore measurements.
+            without: ids of kernels to leave out.
         """
-        neighbour, sibling, parameters = None, None, self.parameters(problem, family)
+        neighbour, sibling = None, None
+        measured: dict[str, int | None] = {"device": None, "measured": None}
         there: list[Rival] = []
         for device, kin in () if static else self.witnesses():
             neighbour = nearest(self.connection, problem, device, self.policy)
             if neighbour is not None:
-                sibling, parameters = kin, parameters | {"device": device, "measured": neighbour.id}
+                sibling, measured = kin, {"device": device, "measured": neighbour.id}
                 there = rivals(self.connection, neighbour.id, device, self.policy)
                 break
+        usable: list[list[Candidate]] = []
+        others: list[list[Candidate]] = []
+        for family in families:
+            ranked = self._ranked(family, self.parameters(problem, family) | measured, sibling)
+            of_family, unusable = self._sorted_out(ranked, limit, without)
+            usable.append(of_family)
+            others.append(unusable)
+        best = self._merged(usable if any(usable) else others)
+        return Choice(neighbour, sibling, tuple(best[:limit]), self.policy, tuple(there))
+
+    def _sorted_out(
+        self, ranked: Iterable[tuple[Candidate, bool]], limit: int, without: Set[str]
+    ) -> tuple[list[Candidate], list[Candidate]]:
+        """The first ``limit`` usable kernels, and the unusable ones before the last of them that have not failed."""
         usable: list[Candidate] = []
         others: list[Candidate] = []
-        for candidate, passed_over in self._ranked(family, parameters, sibling):
+        for candidate, passed_over in ranked:
             if candidate.kernel.id in without:
                 continue
             if self._usable(candidate.kernel, passed_over):
@@ -224,14 +270,27 @@ class Selector:
                     break
             elif not passed_over:
                 others.append(candidate)
-        return Choice(neighbour, sibling, tuple(usable or others[:limit]), self.policy, tuple(there))
+        return usable, others
+
+    def _merged(self, ranked: Sequence[Sequence[Candidate]]) -> list[Candidate]:
+        """The kernels of several families, each ranked: by the medians; without one, by their ranks."""
+        if len(ranked) == 1:
+            return list(ranked[0])
+        turns = [candidate for turn in zip_longest(*ranked) for candidate in turn if candidate is not None]
+        best = min((one.median_ms for one in turns if one.median_ms is not None), default=0.0)
+
+        def place(one: Candidate) -> tuple[float, str]:
+            if one.median_ms is None:
+                return inf, ""
+            return (0, one.kernel.id) if one.median_ms <= self._as_good * best else (one.median_ms, "")
+
+        return sorted(turns, key=place)
 
     def _ranked(
         self, family: str, parameters: Mapping[str, Any], sibling: Sibling | None
     ) -> Iterator[tuple[Candidate, bool]]:
         """The kernels that answer the problem, best first, each with whether its newest build is bad."""
-        noise = backend_of(self.lineage.arch).noise
-        bound = {"device": None, "measured": None, **self.policy.parameters, **parameters, "as_good": 1 + noise}
+        bound = {**self.policy.parameters, **parameters, "as_good": self._as_good}
         timed_here = sibling is None or sibling.profile.arch == self.lineage.arch
         for row in self.connection.execute(self._query(family, timed_here), bound):
             yield Candidate(self._operation.kernel.from_row(row), row["median_ms"]), bool(row["passed_over"])
@@ -283,8 +342,17 @@ class Selector:
             ).fetchall()
         return [rule for rule in self._rules[family] if rule["kind"] == kind]
 
-    def _nothing(self, problem: Problem, family: str) -> SelectionError:
-        arch = self.lineage.arch
+    def _nothing(self, problem: Problem, families: Sequence[str]) -> SelectionError:
+        arch, family = self.lineage.arch, families[0]
+        reasons = "; ".join(f"no {other} kernel: {self._reason(problem, other)}" for other in families[1:])
+        return SelectionError(
+            f"no {family} kernel of {arch} answers the problem {problem.key}: {self._reason(problem, family)}"
+            + (f"; {reasons}" if reasons else ""),
+            hint=f"To list the kernels: catalog query \"family='{family}'\" --arch {arch}",
+        )
+
+    def _reason(self, problem: Problem, family: str) -> str:
+        """The traits or rules that leave no kernel of ``family`` for ``problem``."""
         steps = self.steps(problem, family)
         reason = _rejections(steps)
         if steps[-1].kind == "trait":
@@ -292,10 +360,7 @@ class Selector:
             rules = {finding.id: finding for finding in self._forbidding(required)}
             forbidden = [f"{rule.id} forbids {', '.join(rule.traits)}: {rule.reason}" for rule in rules.values()]
             reason = "; ".join([steps[-1].reason, *forbidden])
-        return SelectionError(
-            f"no {family} kernel of {arch} answers the problem {problem.key}: {reason}",
-            hint=f"To list the kernels: catalog query \"family='{family}'\" --arch {arch}",
-        )
+        return reason
 
 
 def _twins(operation: Operation) -> str:

@@ -50,8 +50,18 @@ class Kernel(BaseModel):
 
     @classmethod
     def grammar(cls, family: str, lineage: Lineage) -> Grammar:
-        """How the kernels of ``family`` are named in the enumeration ``lineage``."""
+        """How the kernels of ``family``, one of the operation's own, are named in the enumeration ``lineage``."""
         raise NotImplementedError
+
+    @classmethod
+    def naming(cls, family: str, lineage: Lineage) -> Grammar:
+        """The :meth:`grammar` of ``family``, or that of the distribution which adds the family.
+
+        Raises:
+            RegistryError: that distribution cannot be used.
+        """
+        grammar: Grammar = (cls.traits["family"].brought(family) or cls).grammar(family, lineage)
+        return grammar
 
     @model_validator(mode="before")
     @classmethod
@@ -75,7 +85,7 @@ class Kernel(BaseModel):
     @cached_property
     def name(self) -> str:
         """The canonical name, which parity compares."""
-        return self.grammar(self.family, self.lineage).name(self.to_row())
+        return self.naming(self.family, self.lineage).name(self.to_row())
 
     @cached_property
     def id(self) -> str:
@@ -107,14 +117,6 @@ class Kernel(BaseModel):
         """The family: a shortcut to the trait used most."""
         return str(self.signature.family)
 
-    @property
-    def added_word(self) -> str:
-        """The word of another distribution that the kernel has; empty for the operation's own kernels."""
-        if self.traits.open is None:
-            return ""
-        word = str(getattr(getattr(self, self.traits.open.group), self.traits.open.name))
-        return "" if word in self.traits.open.own else word
-
     def to_row(self) -> dict[str, Any]:
         """Identity and traits as one flat mapping of plain values; booleans are ``bool``."""
         signature, algorithm = (group.model_dump(mode="json") for group in (self.signature, self.algorithm))
@@ -127,15 +129,16 @@ class Kernel(BaseModel):
         """The kernel of a row of the operation's view, or of :meth:`to_row`. Other columns are ignored.
 
         Raises:
-            RegistryError: no installed distribution has its pipeline.
+            RegistryError: no installed distribution has its pipeline, or a usable one its family.
             pydantic.ValidationError: a column is missing or outside its domain.
         """
-        added = cls.traits.open
-        if added is not None and (word := row[added.name]) not in added.own and word not in added.values:
-            raise RegistryError(
-                f"{row['arch']}: no installed package adds the {added.name} {word!r} to {cls.operation}",
-                hint=f"Install the package, or drop its kernels: catalog populate --arch {row['arch']}",
-            )
+        for open_trait in cls.traits.open:
+            if not open_trait.admits(word := row[open_trait.name]):
+                raise RegistryError(
+                    f"{row['arch']}: no installed package adds the {open_trait.name} {word!r} to {cls.operation}",
+                    hint=f"Install the package, or drop its kernels: catalog populate --arch {row['arch']}",
+                )
+        cls.traits["family"].brought(row["family"])  # names it
         groups: dict[str, dict[str, Any]] = {"signature": {}, "algorithm": {}}
         for trait in cls.traits.values():
             value = row[trait.name]

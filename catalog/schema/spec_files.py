@@ -373,13 +373,3 @@ def find_spec(roots: Sequence[Path], arch: str, revision: str | None = None, spa
     if revision not in revisions:
         raise UsageError(f"{arch} has no revision {revision!r}", hint=f"There are: {', '.join(revisions)}.")
     return revisions[revision]
-
-
-def load_spec(root: Path, arch: str, revision: str | None = None, space: str | None = None) -> ArchSpec:
-    """The spec that :func:`find_spec` finds below ``root``.
-
-    Raises:
-        UsageError: no such arch, revision or space.
-        SpecError: a spec file is wrong.
-    """
-    return load_spec_file(find_spec((root,), arch, revision, space), space)

@@ -7,16 +7,19 @@ options and docs all derive from that field. A trait that a family does not use 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
 
-from catalog.plugins import entry_points_of
+from catalog.errors import RegistryError
+from catalog.plugins import Plugin, entry_points_of, find_plugins
 
 Group = Literal["signature", "algorithm"]
 TraitValue = bool | int | str
@@ -37,17 +40,25 @@ class OpenWord(Word):
 
     Attributes:
         group: the group of entry points.
+        kind: what the entry points name: instances of this class, such as
+            :class:`~catalog.ops.protocol.Extension`.
     """
 
     group: ClassVar[str]
+    kind: ClassVar[type[Any]]
 
-    def __init_subclass__(cls, group: str) -> None:
-        cls.group = group
+    def __init_subclass__(cls, group: str, kind: type[Any]) -> None:
+        cls.group, cls.kind = group, kind
 
     @classmethod
     def added(cls) -> tuple[str, ...]:
-        """The words of other distributions."""
+        """The words of other distributions, usable or not."""
         return tuple(sorted(entry_points_of(cls.group).names - {word.value for word in cls}))
+
+    @classmethod
+    def plugins(cls) -> tuple[Plugin[Any], ...]:
+        """What other distributions add, looked up once; a warning is logged for each unusable one."""
+        return _plugins_of(cls)
 
     @classmethod
     def _missing_(cls, value: object) -> OpenWord | None:
@@ -56,6 +67,20 @@ class OpenWord(Word):
         word = str.__new__(cls, value)
         word._name_ = word._value_ = str(value)
         return word
+
+
+@cache
+def _plugins_of(words: type[OpenWord]) -> tuple[Plugin[Any], ...]:
+    own = {word.value for word in words}
+
+    def objection(word: str, added: Any, others: Sequence[Plugin[Any]]) -> str:
+        if not re.fullmatch(r"[a-z][a-z0-9_]*", word):
+            return f"{word!r} cannot be a part of a kernel's name"
+        if word in {*own, *(other.name for other in others)}:
+            return f"there is another {words.__name__.lower()} called {word}"
+        return str(words.kind.objection(added, own))  # of this list: a family may be named as a pipeline, too
+
+    return find_plugins(words.group, words.kind, objection)
 
 
 Count = Annotated[int, Field(ge=0)]
@@ -95,6 +120,26 @@ class Trait:
         return self.own if self.words is None else (*self.own, *self.words.added())
 
     @property
+    def plugins(self) -> tuple[Plugin[Any], ...]:
+        """What other distributions add to the domain."""
+        return () if self.words is None else self.words.plugins()
+
+    def brought(self, word: str) -> Any:
+        """What another distribution brings for its ``word``; None for one of the operation's own.
+
+        Raises:
+            RegistryError: it cannot be used; the message says why.
+        """
+        if self.words is None or word in self.own:
+            return None
+        plugins = [plugin for plugin in self.plugins if plugin.name == word]
+        usable = next((plugin.object for plugin in plugins if plugin.object is not None), None)
+        if usable is None:
+            reasons = "; ".join(f"{plugin.title} cannot be used: {plugin.broken}" for plugin in plugins)
+            raise RegistryError(reasons or f"no installed package adds the {self.name} {word!r}")
+        return usable
+
+    @property
     def sql_type(self) -> str:
         """STRICT column type; booleans are 0 and 1."""
         return "TEXT" if self.kind == "text" else "INTEGER"
@@ -129,7 +174,7 @@ class Traits(Mapping[str, Trait]):
             has its default, and its column comes last, where a migration can add it.
 
     Attributes:
-        open: the trait with an :class:`OpenWord`, if any: the pipeline.
+        open: the traits with an :class:`OpenWord`: the family and the pipeline, in most operations.
     """
 
     def __init__(
@@ -146,7 +191,7 @@ class Traits(Mapping[str, Trait]):
         self.identity = ("arch", "revision", "space", variant, "target")
         self._traits = {name: _as_trait(name, "signature", info) for name, info in signature.model_fields.items()}
         self._traits |= {name: _as_trait(name, "algorithm", info) for name, info in algorithm.model_fields.items()}
-        self.open = next((trait for trait in self._traits.values() if trait.words is not None), None)
+        self.open = tuple(trait for trait in self._traits.values() if trait.words is not None)
 
     def __getitem__(self, name: str) -> Trait:
         return self._traits[name]
@@ -164,9 +209,15 @@ class Traits(Mapping[str, Trait]):
         return len(self._traits)
 
     @property
+    def own_families(self) -> tuple[str, ...]:
+        """The families that come with the operation, in order."""
+        return tuple(map(str, self["family"].own))
+
+    @property
     def families(self) -> tuple[str, ...]:
-        """The families of the operation, in order."""
-        return tuple(map(str, self["family"].values))
+        """The families of the operation in order, then the usable ones of other distributions."""
+        plugins = self["family"].plugins
+        return (*self.own_families, *(plugin.name for plugin in plugins if plugin.object is not None))
 
 
 def _base_type(annotation: Any) -> Any:

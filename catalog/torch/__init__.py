@@ -1,10 +1,11 @@
-"""The catalog's attention for PyTorch: functions with the signatures of PyTorch and flash-attn, and gradients.
+"""The catalog's kernels for PyTorch: functions with the signatures of PyTorch and flash-attn, and gradients.
 
 ``scaled_dot_product_attention`` replaces :func:`torch.nn.functional.scaled_dot_product_attention`; ``flash_attn_func``
-and ``flash_attn_varlen_func`` replace those of the package flash-attn. CPU tensors run on the host's kernels, GPU
+and ``flash_attn_varlen_func`` replace those of the package flash-attn; ``linear`` and ``matmul`` replace
+:func:`torch.nn.functional.linear` and :func:`torch.matmul`. CPU tensors run on the host's kernels, GPU
 tensors on those of the GPU's arch, in place, on PyTorch's current stream. If no kernel supports a call, it raises a
 :class:`~catalog.errors.CatalogError`, which is a RuntimeError like PyTorch's own errors, and also a ValueError where
-PyTorch raises one. There is no fallback to PyTorch's own attention, unless the setting ``CATALOG_ALLOW_FOREIGN`` allows
+PyTorch raises one. There is no fallback to PyTorch's own functions, unless the setting ``CATALOG_ALLOW_FOREIGN`` allows
 it where it was measured as faster.
 
 It needs the extra ``torch``; the rest of the package never imports it.
@@ -20,6 +21,7 @@ except ImportError as error:
     raise ImportError(f"catalog.torch needs PyTorch ({error}). {how_to_install('torch')}") from None
 
 from catalog.torch.flash import flash_attn_func, flash_attn_varlen_func
+from catalog.torch.products import linear, matmul
 from catalog.torch.sdpa import scaled_dot_product_attention
 
-__all__ = ["flash_attn_func", "flash_attn_varlen_func", "scaled_dot_product_attention"]
+__all__ = ["flash_attn_func", "flash_attn_varlen_func", "linear", "matmul", "scaled_dot_product_attention"]

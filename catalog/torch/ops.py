@@ -13,17 +13,16 @@ dense.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from operator import sub
 from typing import Any
 
 import torch
 from torch import library
-from torch.autograd import forward_ad
 
 from catalog.errors import TensorError, UsageError
 from catalog.torch import watchers
 from catalog.torch.calls import Case, Options, Shape, call, call_elsewhere, sizes_of
+from catalog.torch.dispatch import below, differentiable
 
 _OPTIONS = "str layout, str mask, int left, int right, float? scale, float soft_cap, float dropout, bool deterministic"
 _FEATURES = "Tensor? bias, Tensor? alibi_slopes, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k"
@@ -260,7 +259,7 @@ class _Attention(torch.autograd.Function):
             raise UsageError(
                 "attention over a paged cache has no gradient", hint="Use torch.no_grad(), or packed K and V."
             )
-        o, lse = _run_fwd(*inputs) if keys is None else _below(torch.ops.catalog.fwd.default, keys, inputs)
+        o, lse = _run_fwd(*inputs) if keys is None else below(torch.ops.catalog.fwd.default, keys, inputs)
         ctx.save_for_backward(*inputs[:_TABLE], inputs[_RNG], o, lse)
         ctx.options = options
         ctx.set_materialize_grads(False)
@@ -293,46 +292,12 @@ class _Gradient(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, keys: Any, *inputs: Any) -> tuple[torch.Tensor, ...]:
-        gradients: tuple[torch.Tensor, ...] = _below(torch.ops.catalog.bwd.default, keys, inputs)
+        gradients: tuple[torch.Tensor, ...] = below(torch.ops.catalog.bwd.default, keys, inputs)
         return gradients
 
     @staticmethod
     def backward(ctx: Any, *gradients: Optional) -> Any:
         raise UsageError("the catalog's attention has no second derivative", hint=_BACKWARD)
-
-
-def _below(op: Any, keys: Any, inputs: tuple[Any, ...]) -> Any:
-    """Call the operator as the dispatcher does after autograd."""
-    with torch._C._AutoDispatchBelowAutograd():
-        return op.redispatch(keys & torch._C._after_autograd_keyset, *inputs)
-
-
-def _differentiable(function: type[torch.autograd.Function], op: Any) -> Callable[..., Any]:
-    """The operator's kernel for autograd.
-
-    PyTorch's own ``register_autograd`` makes a similar one that takes 100 us more: it reads the schema at each call.
-    """
-
-    def kernel(keys: Any, *inputs: Any) -> Any:
-        tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
-        _check_tangents(tensors)
-        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-            if watchers.transformed():
-                raise UsageError("the catalog's attention has no gradient in transforms of torch.func", hint=_BACKWARD)
-            return function.apply(keys, *inputs)
-        return _below(op, keys, inputs)
-
-    return kernel
-
-
-def _check_tangents(tensors: Iterable[torch.Tensor]) -> None:
-    """Check that no tensor has a forward-mode tangent, which would be lost.
-
-    Raises:
-        UsageError: one has.
-    """
-    if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
-        raise UsageError("the catalog's attention has no forward-mode derivative", hint=_BACKWARD)
 
 
 for _name, _kernel, _fake, _function in (
@@ -341,5 +306,5 @@ for _name, _kernel, _fake, _function in (
 ):
     _op = getattr(torch.ops.catalog, _name).default
     _library.impl(_name, _kernel, "CompositeExplicitAutograd")
-    _library.impl(_name, _differentiable(_function, _op), "Autograd", with_keyset=True)
+    _library.impl(_name, differentiable(_function, _op, "attention", _BACKWARD), "Autograd", with_keyset=True)
     library.register_fake(f"catalog::{_name}", _fake, lib=_library)

@@ -11,11 +11,8 @@ from catalog.errors import ArgumentError, TensorError
 from catalog.ops.attention.fields import MaskWord
 from catalog.settings import settings
 from catalog.torch.calls import Options
-from catalog.torch.inputs import cast_as_autocast, rng_state
+from catalog.torch.inputs import autocast_all, rng_state
 from catalog.torch.ops import elsewhere, forward
-
-_CAST = ("cpu", "cuda")
-"""Device types that have kernels and that autocast supports."""
 
 
 def scaled_dot_product_attention(
@@ -62,10 +59,7 @@ def scaled_dot_product_attention(
         DeviceError, BuildError, ToolchainError: as :meth:`catalog.runtime.plan.Plan.enqueue`.
     """
     mask, attn_mask = _mask_of(attn_mask, is_causal)
-    kind = query.device.type
-    if kind in _CAST and torch.is_autocast_enabled(kind):
-        query, key, value = (cast_as_autocast(tensor) for tensor in (query, key, value))
-        attn_mask = None if attn_mask is None else cast_as_autocast(attn_mask)
+    query, key, value, attn_mask = autocast_all(query, key, value, attn_mask)
     query, key, value, batch = _four_axes(query, key, value, enable_gqa)
     bias = None
     if attn_mask is not None:

@@ -7,7 +7,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from catalog.ops.attention.fields import Op
-from catalog.ops.attention.names import GRAMMARS, grammar_of
+from catalog.ops.attention.kernel import AttentionKernel
+from catalog.ops.attention.names import GRAMMARS
 from catalog.ops.attention.traits import TRAITS, Family, KvLookupTable, KvMemoryLayout, Mask
 
 if TYPE_CHECKING:
@@ -102,11 +103,13 @@ def required_traits(problem: Problem, family: str, lineage: Lineage) -> dict[str
     """The signature that a kernel of ``family`` and ``lineage`` needs to answer ``problem``, without head dims.
 
     A trait that the family's names neither show nor imply does not exist in the family: its default is required. A
-    trait that only a newer revision's names show is one that older kernels lack: requiring it matches none of them.
+    trait that only a newer revision's names show is one that older kernels lack: requiring it matches none of them. A
+    family of another distribution lacks what the family that it stands beside has and its names do not state.
     """
+    own = family if family in GRAMMARS else MAIN_STAGE[problem.op]
     mask = problem.kernel_mask
     if lineage.variant == "simplified" and mask is not Mask.NO:
         mask = Mask.MASK
-    asked = traits_of(problem) | {"mask": mask.value, "family": str(family), **_FIXED.get(family, {})}
-    has = GRAMMARS[family].traits | grammar_of(family, lineage.known).traits | {"family"}
+    asked = traits_of(problem) | {"mask": mask.value, "family": str(family), **_FIXED.get(own, {})}
+    has = GRAMMARS[own].traits | AttentionKernel.naming(family, lineage).traits | {"family"}
     return {name: asked[name] if name in has & asked.keys() else TRAITS[name].default for name in REQUIRED_TRAITS}

@@ -6,10 +6,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from catalog.ops.protocol import Extension
+from catalog.ops.protocol import Family as AddedFamily
 from catalog.schema.traits import Count, OpenWord, TraitModel, Traits, Word, trait
 
 
-class Family(Word):
+class Family(OpenWord, group="catalog.attention.families", kind=AddedFamily):
     """The nine kernel families of CK Tile's FMHA."""
 
     FWD = "fwd"
@@ -119,7 +121,7 @@ class DropoutVariant(Word):
     WG32 = "wg32"
 
 
-class Pipeline(OpenWord, group="catalog.attention.pipelines"):
+class Pipeline(OpenWord, group="catalog.attention.pipelines", kind=Extension):
     """Main loop of the kernel."""
 
     NO = "no"

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from catalog.ops.attention.problem import Problem
-from catalog.ops.attention.traits import Family
+from catalog.ops.families import main_stage
 from catalog.schema.kernel import Kernel
 from catalog.schema.workspace import Partial, Workspace
 
@@ -39,8 +39,8 @@ def splits_of(problem: Problem, kernels: Sequence[Kernel], threads: int, *, whol
     columns = max(1, problem.batch * problem.nhead_k)
     most = max(1, -(-problem.seqlen_k // _SHORTEST_SPLIT))
     if problem.op == "splitkv":
-        main = next(kernel for kernel in kernels if kernel.family == Family.FWD_SPLITKV)
-        items: int = columns * max(1, -(-problem.seqlen_q * problem.ratio // main.algorithm.tile_m0))
+        main = kernels[main_stage(problem, kernels)]
+        items: int = columns * max(1, -(-problem.seqlen_q * problem.ratio // max(1, main.algorithm.tile_m0)))
         if problem.num_splits:
             return problem.num_splits
         if whole_waves:

@@ -60,7 +60,7 @@ class Gemm(Operation):
         """The signature that answers ``problem``; D tensors are row-major."""
         traits = super().required_traits(problem, family, lineage) | implied({"dtype": problem.dtype, "pipeline": ""})
         traits["general"] = problem.is_general or lineage.space == NATIVE
-        if family == Family.MULTI_D:
+        if problem.num_d:
             traits["layout"] = f"{problem.layout}r"
         return {name: traits[name] for name in self.required}
 

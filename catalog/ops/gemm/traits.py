@@ -5,10 +5,12 @@ Source: CK, dispatcher/include/ck_tile/dispatcher/kernel_key.hpp, and the config
 
 from __future__ import annotations
 
-from catalog.schema.traits import Count, TraitModel, Traits, Word, trait
+from catalog.ops.protocol import Extension
+from catalog.ops.protocol import Family as AddedFamily
+from catalog.schema.traits import Count, OpenWord, TraitModel, Traits, Word, trait
 
 
-class Family(Word):
+class Family(OpenWord, group="catalog.gemm.families", kind=AddedFamily):
     """The kinds of GEMM kernels; the tile engine and the dispatcher call the first one gemm, universal or standard."""
 
     UNIVERSAL = "universal"
@@ -63,7 +65,7 @@ class Elementwise(Word):
     MULTI_D_MULTIPLY = "MultiDMultiply"
 
 
-class Pipeline(Word):
+class Pipeline(OpenWord, group="catalog.gemm.pipelines", kind=Extension):
     """Main loop of the kernel; those of CPUs are our own."""
 
     MEM = "mem"

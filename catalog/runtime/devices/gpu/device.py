@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -19,9 +17,10 @@ from catalog.runtime.devices.arguments import Call, arguments_of, template
 from catalog.runtime.devices.dlpack import dense_strides
 from catalog.runtime.devices.fast_path import Means
 from catalog.runtime.devices.gpu.arrays import DeviceArray, device_array
-from catalog.runtime.devices.gpu.resources import Event, Graph, Memory
+from catalog.runtime.devices.gpu.resources import Graph, Memory
 from catalog.runtime.devices.gpu.runtime import Gpu, GpuRuntime
 from catalog.runtime.devices.gpu.streams import current_stream, handle_of
+from catalog.runtime.devices.gpu.timer import Timer
 from catalog.runtime.devices.gpu.torch_calls import means_of
 from catalog.runtime.devices.gpu.torch_tensors import TorchMemory, gpu_of, torch_array, torch_memory, torch_outputs
 from catalog.runtime.devices.loading import REBUILD, Libraries, LoadedKernel
@@ -29,9 +28,6 @@ from catalog.runtime.tensors import Array, make_outputs
 from catalog.schema.problem import Problem
 from catalog.schema.problem_form import Form
 from catalog.schema.workspace import NO_WORKSPACE, Workspace
-
-_FLOOD_BYTES = 1 << 29
-"""Twice the largest cache of a GPU: 256 MB (AMD CDNA 3 white paper, Infinity Cache)."""
 
 _MOST_LISTS = 1024
 """Maximum number of problems whose lists a device keeps in its memory; beyond it, all are dropped."""
@@ -444,36 +440,11 @@ class GpuDevice:
 
     def timed(self, start: Callable[[], object], launches: int, *, cold: bool = False) -> list[int]:
         """As :meth:`Device.timed`, by events of the GPU."""
-        stream = self._uncaptured()
-        with ExitStack() as stack:
-            stack.enter_context(self.runtime.on(self.index))
-            # Nothing waits between launches, so the GPU never idles if a launch takes longer than starting the next.
-            points = [
-                tuple(stack.enter_context(Event(self.runtime, self.index)) for _ in ("start", "stop"))
-                for _ in range(launches)
-            ]
-            for begin, end in points:
-                if cold:
-                    self.runtime.fill(self._flood.handle, 0, _FLOOD_BYTES, stream)
-                begin.record(stream)
-                start()
-                end.record(stream)
-            self.runtime.synchronize(stream)
-            return [round(end.since(begin) * 1e6) for begin, end in points]
+        return self._timer.by_events(self._uncaptured(), start, launches, cold=cold)
 
     def awaited(self, start: Callable[[], object], launches: int, *, cold: bool = False) -> list[int]:
         """As :meth:`Device.awaited`: wall time until the stream is done."""
-        stream, durations = self._uncaptured(), []
-        with self.runtime.on(self.index):
-            for _ in range(launches):
-                if cold:
-                    self.runtime.fill(self._flood.handle, 0, _FLOOD_BYTES, stream)
-                self.runtime.synchronize(stream)
-                began = time.perf_counter_ns()
-                start()
-                self.runtime.synchronize(stream)
-                durations.append(time.perf_counter_ns() - began)
-        return durations
+        return self._timer.by_waiting(self._uncaptured(), start, launches, cold=cold)
 
     @property
     def capturing(self) -> bool:
@@ -497,8 +468,8 @@ class GpuDevice:
         return stream
 
     @cached_property
-    def _flood(self) -> Memory:
-        return self._memory(_FLOOD_BYTES)
+    def _timer(self) -> Timer:
+        return Timer(self.runtime, self.index)
 
     def waits(self) -> Mapping[str, int]:
         """Always empty: the GPU's own clock times launches."""

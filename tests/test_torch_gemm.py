@@ -1,0 +1,203 @@
+"""The catalog's GEMM for PyTorch: linear and matmul against PyTorch's own in float64, gradients, compiled graphs."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from conftest import missing
+
+from catalog.errors import ArgumentError, SelectionError, TensorError, UsageError
+
+try:
+    import torch
+except ImportError:
+    missing("torch")
+
+from torch import library
+from torch.nn import functional
+from torch_cases import close, normal
+
+from catalog.torch import gemm, linear, matmul
+from catalog.torch.gemm import product
+
+ACTIVATIONS = {None: lambda x: x, "relu": functional.relu, "gelu": functional.gelu, "silu": functional.silu}
+
+
+def leaves(*shapes, dtype=torch.float32):
+    return [normal(*shape, seed=seed, dtype=dtype).requires_grad_() for seed, shape in enumerate(shapes)]
+
+
+def check_gradients(function, expected, tensors):
+    """Results, first and second derivatives of a function, and of another one in float64."""
+    doubles = [tensor.detach().double().requires_grad_() for tensor in tensors]
+    ours, theirs = function(*tensors), expected(*doubles)
+    assert ours.shape == theirs.shape
+    assert ours.dtype == tensors[0].dtype
+    close(ours, theirs, ours.dtype)
+    grads = [
+        torch.autograd.grad((c * c).sum(), of, create_graph=True) for c, of in ((ours, tensors), (theirs, doubles))
+    ]
+    for one, other in zip(*grads, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=2e-3, atol=2e-3 * other.abs().max().item())
+    seconds = [
+        torch.autograd.grad(sum(grad.sum() for grad in first), of)
+        for first, of in zip(grads, (tensors, doubles), strict=True)
+    ]
+    for one, other in zip(*seconds, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=2e-3, atol=2e-3 * other.abs().max().item())
+
+
+def test_linear_is_pytorchs(monkeypatch):
+    seen = []
+    enqueue = gemm.enqueue
+    monkeypatch.setattr(
+        gemm, "enqueue", lambda problem, *rest: (seen.append(problem.layout), enqueue(problem, *rest))[1]
+    )
+    check_gradients(linear, functional.linear, leaves((3, 7, 20), (33, 20), (33,)))
+    assert set(seen) >= {"rcr", "rrr", "crr"}
+    x, weight, bias = leaves((2, 20), (33, 20), (33,))
+    linear(x, weight, bias).sum().backward()
+    assert weight.grad.is_contiguous()
+    for activation, function in ACTIVATIONS.items():
+        expected = function(functional.linear(x.double(), weight.double(), bias.double()))
+        with torch.no_grad():
+            close(linear(x, weight, bias, activation), expected)
+        close(linear(x, weight, bias, activation), expected)
+    with torch.autocast("cpu"):
+        assert linear(x, weight, bias, "gelu").dtype == torch.bfloat16
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("activation", list(ACTIVATIONS))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_linear_of_all_types_and_activations(dtype, activation):
+    x, weight, bias = leaves((5, 9, 40), (70, 40), (70,), dtype=dtype)
+    theirs = ACTIVATIONS[activation](functional.linear(x.double(), weight.double(), bias.double()))
+    with torch.no_grad():
+        fused = linear(x, weight, bias, activation)
+    ours = linear(x, weight, bias, activation)
+    tolerance = {torch.float32: 2e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}[dtype]
+    for result in (fused, ours):
+        torch.testing.assert_close(result.double(), theirs, rtol=tolerance, atol=tolerance)
+    found, expected = (torch.autograd.grad(c.sum(), (x, weight, bias), retain_graph=True) for c in (ours, theirs))
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == dtype
+        torch.testing.assert_close(one.double(), other.double(), rtol=tolerance, atol=tolerance * 10)
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        ((5,), (5,)),
+        ((4, 5), (5,)),
+        ((5,), (5, 6)),
+        ((5,), (3, 5, 6)),
+        ((2, 3, 4, 5), (5,)),
+        ((2, 3, 4, 5), (5, 6)),
+        ((4, 5), (2, 3, 5, 6)),
+        ((2, 1, 4, 5), (3, 5, 6)),
+        ((1, 4, 5), (1, 5, 6)),
+        ((2, 0, 5), (5, 6)),
+        ((0, 4, 5), (0, 5, 6)),
+        ((2, 4, 0), (2, 0, 6)),
+    ],
+)
+def test_matmul_broadcasts_as_pytorchs(a, b):
+    a, b = normal(*a, seed=1), normal(*b, seed=2)
+    ours, theirs = matmul(a, b), torch.matmul(a, b)
+    assert ours.shape == theirs.shape
+    close(ours, theirs.double())
+
+
+def test_matmul_has_gradients():
+    check_gradients(matmul, torch.matmul, leaves((2, 1, 4, 5), (3, 5, 6)))
+    check_gradients(lambda a, b: matmul(a.mT, b.mT), lambda a, b: torch.matmul(a.mT, b.mT), leaves((5, 4), (6, 5)))
+    a, b = leaves((2, 3, 4, 5), (5, 6))
+    matmul(a.transpose(1, 2), b).sum().backward()
+    close(b.grad, a.double().sum((0, 1, 2))[:, None].expand(5, 6))
+
+
+def test_strides_are_not_copied(monkeypatch):
+    """Only matrices with no contiguous axis are: transposed ones are given as another layout."""
+
+    def given(problem, device, tensors):
+        inputs.update(tensors)
+        return enqueue(problem, device, tensors)
+
+    inputs, enqueue, wide = {}, gemm.enqueue, normal(3, 40, 50)
+    monkeypatch.setattr(gemm, "enqueue", given)
+    for a, b in (
+        (wide[:, 2:9, 5:30], wide[:, 5:30, :11]),
+        (wide.mT[:, :9, :30], wide[:, 5:35, :11]),
+        (wide[0].T, wide[1]),
+        (wide[1:2].expand(3, 40, 50), wide.mT),
+        (wide.mT, wide[0]),  # one B for three column-major A
+    ):
+        close(matmul(a, b), torch.matmul(a.double(), b.double()))
+        assert all(
+            tensor.untyped_storage().data_ptr() == wide.untyped_storage().data_ptr() for tensor in inputs.values()
+        )
+    close(matmul(wide[0, ::2, ::2], wide[1, :25, ::3]), torch.matmul(wide[0, ::2, ::2], wide[1, :25, ::3]).double())
+
+
+@pytest.mark.slow
+def test_the_operator_keeps_pytorchs_rules():
+    op = torch.ops.catalog.gemm.default
+    a, b, bias = leaves((4, 5), (5, 6), (6,))
+    library.opcheck(op, (a, b, bias, "no"))
+    library.opcheck(op, (a, b, None, "gelu"))
+    library.opcheck(op, (*leaves((2, 4, 5), (2, 5, 6)), None, "no"))
+    with torch.profiler.profile() as profile, torch.no_grad():
+        product(a, b)
+    assert "catalog::gemm" in {event.key for event in profile.key_averages()}
+    with pytest.raises(UsageError, match=r"the catalog's product has no gradient in transforms of torch\.func"):
+        torch.func.grad(lambda a: matmul(a, b).sum())(a.detach())
+    with (
+        torch.autograd.forward_ad.dual_level(),
+        pytest.raises(UsageError, match="the catalog's product has no forward-mode derivative"),
+    ):
+        matmul(torch.autograd.forward_ad.make_dual(a.detach(), a.detach()), b)
+
+
+@pytest.mark.slow
+def test_compiled_graphs_keep_the_operator():
+    def layer(x, weight, bias):
+        return matmul(linear(x, weight, bias, "gelu"), weight)
+
+    compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend="aot_eager")
+    for rows in (3, 8):
+        tensors = leaves((2, rows, 20), (33, 20), (33,))
+        assert torch.equal(compiled(*tensors), layer(*tensors))
+        grads = [torch.autograd.grad(function(*tensors).sum(), tensors) for function in (compiled, layer)]
+        for one, other in zip(*grads, strict=True):
+            torch.testing.assert_close(one, other)
+    with torch.no_grad():
+        assert torch.equal(compiled(*tensors), layer(*tensors))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda x: linear(x, x.T), "x is (4, 5) and weight is (5, 4): expected (..., in) and (out, in)"),
+        (lambda x: linear(x, x, x), "weight is (4, 5) and bias is (4, 5): expected (out, in) and (out)"),
+        (lambda x: linear(x, x.half()), "weight is torch.float16: expected torch.float32 as of x"),
+        (lambda x: linear(x, x.to("meta")), "weight is on meta: expected cpu as of x"),
+        (lambda x: matmul(x, x), "a is (4, 5) and b is (4, 5): expected (..., m, k) or (k), and (..., k, n) or (k)"),
+        (lambda x: matmul(x[0, 0], x), "a is () and b is (4, 5): expected"),
+        (lambda x: matmul(x.expand(2, 4, 5), x.T.expand(3, 5, 4)), "the axes before the last two do not broadcast"),
+        (lambda x: matmul(x.double(), x.double().T), "tensors are torch.float64: kernels accept torch.float32"),
+    ],
+)
+def test_bad_tensors_are_a_message(call, message):
+    with pytest.raises(TensorError, match=re.escape(message)):
+        call(normal(4, 5))
+
+
+def test_other_bad_calls_are_a_message(monkeypatch):
+    x = normal(4, 5)
+    with pytest.raises(ArgumentError, match="activation='tanh' is not allowed"):
+        linear(x, x, activation="tanh")
+    monkeypatch.setattr(gemm, "arch_of", lambda device: "sm_75")
+    with pytest.raises(SelectionError, match=r"there are no GEMM kernels for sm_75\n.*torch\.matmul may do"):
+        linear(x, x)

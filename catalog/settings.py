@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import platformdirs
-from pydantic import AfterValidator, Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from catalog import threads
 
@@ -43,10 +42,10 @@ Command = Annotated[str, AfterValidator(_splits)]
 Threads = Annotated[int, AfterValidator(threads.allowed)]
 
 
-class Settings(BaseSettings):
-    """Settings read from ``CATALOG_*`` variables; an empty variable counts as unset."""
+class Settings(BaseModel):
+    """The settings; each is named like its variable, without ``CATALOG_`` and in lower case."""
 
-    model_config = SettingsConfigDict(env_prefix="CATALOG_", env_ignore_empty=True, frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True)
 
     db: Path = Field(default_factory=_default_db, description="the catalog: one SQLite file")
     cache_dir: Path = Field(default_factory=_default_cache_dir, description="folder of the compiled kernels")
@@ -116,7 +115,7 @@ class Settings(BaseSettings):
 
 @lru_cache(maxsize=1)
 def settings() -> Settings:
-    """The settings of this process, read once.
+    """The settings of this process, read once from ``CATALOG_*`` variables; an empty variable counts as unset.
 
     Raises:
         UsageError: a variable has an invalid value; the message names the variable.
@@ -126,8 +125,9 @@ def settings() -> Settings:
     from catalog.errors import UsageError
     from catalog.messages import expected
 
+    variables = {field: os.environ.get(f"CATALOG_{field.upper()}") for field in Settings.model_fields}
     try:
-        return Settings(**_chosen)
+        return Settings(**({field: text for field, text in variables.items() if text} | _chosen))
     except ValidationError as error:
         first = error.errors()[0]
         field = str(first["loc"][0])

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from conftest import leaves_nothing
 from fake_cuda import FakeCuda
 from fake_gpu import target
 
@@ -29,9 +29,8 @@ def machine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]
     monkeypatch.setattr(cuda_driver, "_DRIVER", (folder,))
     monkeypatch.setattr(cuda_driver, "_has_bindings", lambda: True)
     monkeypatch.setitem(sys.modules, "torch", None)
-    yield fake
-    gc.collect()
-    assert fake.live == 0
+    with leaves_nothing(lambda: fake.live):
+        yield fake
 
 
 def catalog_on(folder: Path) -> Iterator[Catalog]:

@@ -43,6 +43,7 @@ def command(host_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     return build_command("--compile-only", "--limit", "4", "--jobs", "2")
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_is_finished_and_the_same_command_goes_on(command: list[str], tmp_path: Path) -> None:
     (tmp_path / "wait").touch()
     running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -12,7 +12,7 @@ from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import load, missing
+from conftest import leaves_nothing, load, missing
 from fake_gpu import INCLUDES, Exposed, Shared, compile_c, expected, kernel_source
 
 from catalog.errors import DeviceError, TensorError, UsageError
@@ -55,9 +55,8 @@ def call_of(device, problem, tensors, num_splits=1):
 def fake():
     """A test leaves nothing that it made."""
     fake = FakeCuda()
-    yield fake
-    gc.collect()
-    assert fake.live == 0
+    with leaves_nothing(lambda: fake.live):
+        yield fake
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import load, missing
+from conftest import leaves_nothing, load, missing
 from fake_gpu import INCLUDES, Exposed, Shared, compile_c, expected, kernel_source, make_runtime
 
 from catalog.errors import DeviceError, TensorError
@@ -47,9 +47,8 @@ def fake(libraries):
     """The fake's own functions; a test leaves nothing that it made."""
     library = ctypes.CDLL(str(libraries[6]))
     library.fake_reset(2)
-    yield library
-    gc.collect()
-    assert library.fake_live() == 0
+    with leaves_nothing(library.fake_live):
+        yield library
 
 
 @pytest.fixture

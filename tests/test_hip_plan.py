@@ -6,13 +6,12 @@ Its runtime keeps their memory on the host, and kernels copy rows of V to O: see
 from __future__ import annotations
 
 import ctypes
-import gc
 import shutil
 import threading
 
 import numpy as np
 import pytest
-from conftest import slow_but
+from conftest import leaves_nothing, slow_but
 from fake_gpu import Exposed, Shared, expected, held, make_runtime, target
 from tiny_project import ARCH
 
@@ -67,9 +66,8 @@ def fake(rocm, tmp_path, monkeypatch):
         (tmp_path / "nodes" / str(node) / "properties").write_text(properties)
     library = ctypes.CDLL(str(rocm / "lib" / "libamdhip64.so"))
     library.fake_reset(2)
-    yield library
-    gc.collect()
-    assert library.fake_live() == 0
+    with leaves_nothing(library.fake_live):
+        yield library
 
 
 @pytest.fixture(scope="module")
@@ -231,17 +229,16 @@ def lacking(request, fake, monkeypatch, tmp_path):
     fake.fake_reset({"permission": 0, "visibility": 1}.get(request.param, 2))
 
 
-@pytest.mark.parametrize(
-    ("lacking", "reason"),
-    [
-        ("the driver", r"it needs an AMD GPU of arch gfx1100, and there is none \(.*/kfd, the amdgpu driver's device"),
-        ("the GPU", "it needs an AMD GPU of arch gfx1100; the GPUs here are gfx942"),
-        ("permission", r"the HIP runtime 6\.2\.41133 finds no GPU"),
-        ("visibility", r"finds no GPU of arch gfx1100, but AMD Instinct MI300X of arch gfx942 \(HIP_VISIBLE"),
-        ("the runtime", r"libamdhip64\.so, is missing"),
-    ],
-    indirect=["lacking"],
-)
+LACKING = [
+    ("the driver", r"it needs an AMD GPU of arch gfx1100, and there is none \(.*/kfd, the amdgpu driver's device"),
+    ("the GPU", "it needs an AMD GPU of arch gfx1100; the GPUs here are gfx942"),
+    ("permission", r"the HIP runtime 6\.2\.41133 finds no GPU"),
+    ("visibility", r"finds no GPU of arch gfx1100, but AMD Instinct MI300X of arch gfx942 \(HIP_VISIBLE"),
+    ("the runtime", r"libamdhip64\.so, is missing"),
+]
+
+
+@pytest.mark.parametrize(("lacking", "reason"), slow_but([LACKING[0], LACKING[-1]], LACKING), indirect=["lacking"])
 @pytest.mark.usefixtures("lacking")
 def test_a_machine_without_such_a_gpu_says_what_it_lacks(catalog, reason):
     with pytest.raises(DeviceError, match=f"gfx1100 kernels cannot run on this machine: .*{reason}") as raised:

@@ -274,7 +274,7 @@ def test_the_command_writes_a_page_with_measured_peaks(filled: Catalog, tmp_path
     assert "gfx950" not in text
 
 
-def test_the_kernel_time_of_a_traced_program_stands_apart(filled: Catalog, tmp_path: Path) -> None:
+def test_the_kernel_time_of_a_traced_program_stands_apart(filled: Catalog, report: Report, tmp_path: Path) -> None:
     """Two calls of one process, half a second apart: the kernels ran four times, and were measured as graph only."""
     asked = ON_HOST[0]
     kernel_id, median_ms = next(iter(medians_of(filled, asked, "host").items()))
@@ -290,7 +290,7 @@ def test_the_kernel_time_of_a_traced_program_stands_apart(filled: Catalog, tmp_p
     assert (line.used.total_ms, line.eager_ms) == (7.0, None)
     assert line.kernel_ms == traced.kernel_ms == pytest.approx(4 * median_ms)
     assert f"In kernels alone: {4 * median_ms:,.1f} ms" in traced.about
-    page = render(collect(filled, None, {}), traced)
+    page = render(report, traced)
     assert "End to end, from the first call to the end of the last: 506.0 ms" in page
 
 

@@ -22,8 +22,6 @@ from catalog.schema.lineage import of_lineage
 from catalog.schema.name_parts import sql_literal
 from catalog.schema.spec_files import own_content
 
-_Row = Mapping[str, Any]
-
 
 def spec_findings(spec: ArchSpec, path: Path) -> Iterator[Finding]:
     """Checks beyond loading: the arch is named like its file, and every family with kernels can be selected."""
@@ -65,14 +63,15 @@ def row_findings(catalog: Catalog, spec: ArchSpec, variant: str) -> Iterator[Fin
     ).fetchall()
     about = f"{len(twice)} names of several rows, such as {twice[0][0]}{of_variant}" if twice else variant
     yield (failed if twice else passed)("names unique", str(spec.arch), about)
-    columns = ", ".join(dict.fromkeys(("id", "name", *of.traits.identity, *of.traits)))
+    columns = (*of.traits.identity, *of.traits)
     wrong: dict[str, tuple[int, str]] = {}
     count = 0
-    for row in connection.execute(
-        f"SELECT {columns} FROM {rows_of(lineage.operation)} WHERE {of_lineage()}", lineage.parameters
+    for id, name, *values in connection.execute(
+        f"SELECT id, name, {', '.join(columns)} FROM {rows_of(lineage.operation)} WHERE {of_lineage()}",
+        lineage.parameters,
     ):
         count += 1
-        for check, reason in _misfits(row, of):
+        for check, reason in _misfits(id, name, dict(zip(columns, values, strict=True)), of):
             wrong[check] = (wrong.get(check, (0, reason))[0] + 1, wrong.get(check, (0, reason))[1])
     for check in ("ids round trip", "names round trip"):
         if check in wrong:
@@ -82,26 +81,25 @@ def row_findings(catalog: Catalog, spec: ArchSpec, variant: str) -> Iterator[Fin
             yield passed(check, str(spec.arch), f"{count:,} rows{of_variant}")
 
 
-def _misfits(row: sqlite3.Row, of: Operation) -> Iterator[tuple[str, str]]:
+def _misfits(id: str, name: str, written: Mapping[str, Any], of: Operation) -> Iterator[tuple[str, str]]:
     """The checks that a row fails: what is lost when it is read and written again."""
-    written: _Row = {name: row[name] for name in (*of.traits.identity, *of.traits)}
     try:
         kernel = of.kernel.from_row(written)
     except ValidationError as error:
         first = error.errors()[0]
-        yield "ids round trip", f"{row['name']}: {first['loc'][-1]}: {first['msg']}"
+        yield "ids round trip", f"{name}: {first['loc'][-1]}: {first['msg']}"
         return
-    if kernel.id != row["id"] or kernel.to_row() != written:
-        yield "ids round trip", f"{row['name']}: id {row['id']}, as a model {kernel.id}"
-    if kernel.name != row["name"]:
-        yield "names round trip", f"{row['name']}, as a model {kernel.name}"
+    again, grammar = kernel.to_row(), of.kernel.naming(kernel.family, kernel.lineage)
+    if kernel.id != id or again != written:
+        yield "ids round trip", f"{name}: id {id}, as a model {kernel.id}"
+    if (renamed := grammar.name(again)) != name:
+        yield "names round trip", f"{name}, as a model {renamed}"
         return
-    grammar = of.kernel.naming(kernel.family, kernel.lineage)
-    parsed = grammar.parse(kernel.name)
+    parsed = grammar.parse(name)
     expected = {name: written[name] for name in ("target", *of.traits) if name not in grammar.hidden}
     if parsed is None or {name: parsed[name] for name in expected} != expected:
         lost = "none" if parsed is None else ", ".join(name for name in expected if parsed[name] != expected[name])
-        yield "names round trip", f"{kernel.name}: read as {lost if parsed is None else f'another {lost}'}"
+        yield "names round trip", f"{name}: read as {lost if parsed is None else f'another {lost}'}"
 
 
 def rule_findings(catalog: Catalog, spec: ArchSpec, variant: str, path: Path) -> Iterator[Finding]:

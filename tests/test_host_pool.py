@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -111,3 +112,43 @@ def test_no_kernel_divides_its_work_by_itself() -> None:
     assert sources
     for path in sources:
         assert not re.search(r"#pragma omp (?!simd)|omp\.h", path.read_text()), path
+
+
+BESIDE_PYTORCH = """
+import os, sys
+import numpy as np
+import torch
+from catalog import Catalog, Problem
+
+def threads():
+    return len(os.listdir("/proc/self/task"))
+
+torch.set_num_threads(3)
+a = torch.randn(500, 500)
+a @ a
+catalog = Catalog(sys.argv[1], num_threads=3)
+bound = catalog.select(Problem(batch=2, nhead_q=4, seqlen_q=64, hdim_q=32, dtype="fp32")).bind()
+before = threads()
+for _ in range(5):
+    bound.launch()
+    a @ a
+assert threads() == before, (before, threads())
+expected = bound.outputs["o"].copy()
+if (child := os.fork()) == 0:  # PyTorch's runtime has no threads here
+    bound.outputs["o"][:] = 0
+    at_fork = threads()
+    bound.launch()
+    os._exit(not (np.array_equal(bound.outputs["o"], expected) and threads() == at_fork + 2))
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+@pytest.mark.slow
+def test_kernels_use_pytorchs_threads_where_it_is_imported(host_file: Path, tmp_path: Path) -> None:
+    if find_spec("torch") is None:
+        missing("torch")
+    path = shutil.copy(host_file, tmp_path / "catalog.db")
+    done = subprocess.run(
+        [sys.executable, "-c", BESIDE_PYTORCH, path], check=False, capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -23,21 +23,6 @@ class HostCall(Call):
     lists: tuple[Any, ...] = field(repr=False)
 
 
-_pool: int | None = None
-
-
-def adopt_pool(kernel: LoadedKernel) -> None:
-    """Use the threads that the kernel's library brings along for all launches of this process, unless it has some."""
-    global _pool  # noqa: PLW0603 - a process has one pool
-    if _pool is None:
-        _pool = kernel.pool
-
-
-def process_pool() -> int | None:
-    """The address of the ``catalog_pool`` of this process; None before the first library is loaded."""
-    return _pool
-
-
 def start(kernels: Sequence[LoadedKernel], pointer: Any) -> None:
     """Run the kernels in order with a pointer to the argument struct, as :func:`ctypes.byref` returns it.
 

@@ -19,7 +19,8 @@ from catalog.runtime.devices import DeviceInfo
 from catalog.runtime.devices.arguments import Call, template
 from catalog.runtime.devices.fast_path import Means, plain_tensors
 from catalog.runtime.devices.host.arrays import host_array, host_outputs, imported_torch
-from catalog.runtime.devices.host.calls import HostCall, adopt_pool, host_means, process_pool, start
+from catalog.runtime.devices.host.calls import HostCall, host_means, start
+from catalog.runtime.devices.host.pools import adopt_pool, process_pool
 from catalog.runtime.devices.loading import Libraries, LoadedKernel
 from catalog.runtime.tensors import Array, make_outputs, numpy_array
 from catalog.schema.problem import Problem

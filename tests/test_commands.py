@@ -163,9 +163,15 @@ SHOWN = [  # what clears comes last
     "timings clear --yes",
 ]
 EMPTY = {"cache verify", "cache quarantined", "cache unquarantine --all"}
+SECONDS = {"conformance --arch sm_90 --no-build"}
+"""Those that read each row of an arch."""
 
 
-@pytest.mark.parametrize("words", SHOWN, ids=lambda words: " ".join(words.split()[:2]))
+@pytest.mark.parametrize(
+    "words",
+    slow_but([words for words in SHOWN if words not in SECONDS], SHOWN),
+    ids=lambda words: " ".join(words.split()[:2]),
+)
 def test_formats_say_the_same(invoke, words):
     printed = {}
     for form in ("csv", "json"):

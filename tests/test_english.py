@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+pytestmark = pytest.mark.slow  # it is a part of `make lint`
+
 ROOT = Path(__file__).parent.parent
 PHRASES = Path(__file__).with_name("english.yaml")
 FOLDERS = ("catalog", "data", "docs", "examples", "benchmarks", "tests")

@@ -7,6 +7,7 @@ import csv
 import email
 import hashlib
 import json
+import os
 import re
 import shutil
 import sys
@@ -78,6 +79,10 @@ def test_a_wheel_has_the_entries_of_the_cache_and_what_installers_need(
     assert (about["Version"], about["Requires-Dist"]) == (made_by, f"kernel-catalog=={made_by}")
     tags = email.message_from_bytes(content[f"{information}.dist-info/WHEEL"])
     assert (tags["Root-Is-Purelib"], path.name) == ("false", f"{information}-{tags['Tag']}.whl")
+    if sys.platform == "linux":
+        glibc = re.search(r"-manylinux_2_(\d+)_\w+\.whl$", path.name)
+        assert glibc, path.name
+        assert int(glibc[1]) <= int(os.confstr("CS_GNU_LIBC_VERSION").rpartition(".")[2])
     record = f"{information}.dist-info/RECORD"
     lines = {name: (digest, size) for name, digest, size in csv.reader(content[record].decode().splitlines())}
     assert lines.pop(record) == ("", "")

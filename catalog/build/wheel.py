@@ -21,6 +21,7 @@ from pathlib import Path
 from catalog.build.bundle import FORMAT, Entry, Manifest, abi, library_of
 from catalog.build.cache import MOST_RECORD_BYTES, Cache
 from catalog.build.installed import GROUP, MANIFEST
+from catalog.build.manylinux import policy_of
 from catalog.errors import BundleError, UsageError
 from catalog.files import published, read_own
 from catalog.registry.rows import Timing
@@ -126,18 +127,32 @@ def parts(
 
 
 def platform_of(entries: Iterable[Entry], cache: Cache) -> str:
-    """The platform tag of the libraries: Linux on the machine that they were compiled for, else this machine's.
+    """The platform tag of the libraries: of the machine that they were compiled for, else of this one.
+
+    It is the oldest ``manylinux`` tag that they meet, or ``linux``, which no index accepts, if they need libraries that
+    not every distribution has.
 
     Raises:
         UsageError: they were compiled for several machines.
         BundleError: a library has changed.
     """
-    headers = (library_of(entry, cache)[:20] for entry in entries)
-    numbers = {struct.unpack_from("<H", header, 18)[0] if header[:4] == b"\x7fELF" else 0 for header in headers}
+    numbers: set[int] = set()
+
+    def elf_files() -> Iterator[bytes]:
+        for entry in entries:
+            content = library_of(entry, cache)
+            is_elf = content[:4] == b"\x7fELF"
+            numbers.add(struct.unpack_from("<H", content, 18)[0] if is_elf else 0)
+            if is_elf:
+                yield content
+
+    policy = policy_of(elf_files())
     if len(numbers) > 1:
         raise UsageError("the libraries are of several kinds of machines", hint="Choose one arch: --arch x86_64_v3")
     machine = _MACHINES.get(*numbers)
-    return re.sub(r"[-.]", "_", sysconfig.get_platform()) if machine is None else f"linux_{machine}"
+    if machine is None:
+        return re.sub(r"[-.]", "_", sysconfig.get_platform())
+    return f"{policy or 'linux'}_{machine}"
 
 
 def write_wheel(folder: Path, wheel: Wheel, cache: Cache) -> Path:

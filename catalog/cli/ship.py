@@ -282,7 +282,7 @@ def wheel(
     ] = None,
     name: Annotated[str | None, typer.Option(help="Name of the distribution. Default: kernel-catalog-ARCH.")] = None,
     platform: Annotated[
-        str | None, typer.Option(metavar="TAG", help="Platform tag. Default: linux_ and the libraries' machine.")
+        str | None, typer.Option(metavar="TAG", help="Platform tag. Default: the oldest manylinux tag that fits.")
     ] = None,
     build: Annotated[bool, typer.Option("--build", help="First build the kernels that are not built.")] = False,
     ck_root: options.CkRoot = None,

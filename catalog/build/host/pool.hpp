@@ -7,6 +7,8 @@
 // The calling thread is one of those that compute a launch's shares, and waits only for shares that others have begun:
 // never for a thread that has had no core yet. An idle thread spins briefly, in case that the next launch follows at once,
 // and then sleeps. It stops spinning when another thread wants its core.
+//
+// In a process that computes with an OpenMP runtime, the runtime's threads take the place of these.
 #pragma once
 
 #include <dlfcn.h>

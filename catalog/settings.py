@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -146,9 +146,11 @@ def choose(**values: object) -> None:
 
 def data_dir() -> Path:
     """Folder of arch_specs/, parity/, shapes/: package data when installed, the source tree's data/ in a checkout."""
-    chosen = settings().data_dir
-    if chosen is not None:
-        return chosen
+    return settings().data_dir or _own_data_dir()
+
+
+@cache
+def _own_data_dir() -> Path:
     package = Path(__file__).parent
     installed = package / "_data"
     return installed if installed.is_dir() else package.parent / "data"

@@ -40,7 +40,8 @@ class Size:
     Attributes:
         name: in the struct.
         about: its comment.
-        source: the attribute of a problem that it holds, 0 for None; empty: the one of this name.
+        source: the attribute of a problem that it holds, 0 for None; empty: the one of this name. It is one of
+            :attr:`Problem.extents`, or the same for all problems of a form.
         extent_of: the tensor whose first extent it holds instead, where a run has that tensor.
     """
 

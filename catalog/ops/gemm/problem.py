@@ -131,9 +131,9 @@ class GemmProblem(Problem):
 
     @derived
     def extents(self) -> Mapping[str, int]:
-        """M, N, K, and the number of groups if there are any."""
+        """M, N, K, and the number of products if there are groups."""
         extents = {name: getattr(self, name) for name in ("m", "n", "k")}
-        return extents if self.groups is None else extents | {"groups": len(self.groups)}
+        return extents if self.groups is None else extents | {"products": self.products}
 
     @derived
     def lists(self) -> Lists:
@@ -146,7 +146,7 @@ class GemmProblem(Problem):
         result = ELEMENTS[implied({"dtype": self.dtype, "pipeline": ""})["dtype_c"]]
         of_a, of_b, _ = self.layout
         without: tuple[str, ...] = () if self.groups is None else {"m": ("a", "c"), "k": ("a", "b")}[self.group_axis]
-        outermost: Axis | None = self.batch if self.groups is None else "groups"
+        outermost: Axis | None = self.batch if self.groups is None else "products"
 
         def matrix(name: str, *axes: str, of: str = result, role: Role = "input") -> dict[str, TensorForm]:
             if outermost is None or name in without:

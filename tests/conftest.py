@@ -168,8 +168,11 @@ def populated(shared: Path, between_runs: Path) -> Callable[..., Path]:
             if not made.exists():
                 for left in (*between_runs.glob(f"{new.name}*"), *between_runs.glob(f"*.{name}")):
                     left.unlink()
+                first, *others = list(product(revisions or (None,), masks))
+                if others:  # the first alone is also used by itself
+                    shutil.copy(populated(arch, first[0], masks=first[1:], receipts=receipts), new)
                 with Catalog(new) as catalog:
-                    for revision, mask_impl in product(revisions or (None,), masks):
+                    for revision, mask_impl in others or [first]:
                         catalog.populate(arch, revision=revision, mask_impl=mask_impl, receipts=receipts)
                     catalog.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
                 new.replace(made)

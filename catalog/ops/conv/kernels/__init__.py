@@ -1,0 +1,1 @@
+"""GEMM kernels: headers and the emitters of their sources."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import command
+import numpy as np
 import pytest
 from conftest import slow_but
 
@@ -204,3 +205,51 @@ def test_a_sweep_of_the_users_own_replaces_the_axes(tmp_path: Path) -> None:
 def test_a_wrong_problem_is_a_message(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ProblemError, match=message):
         ConvProblem(**{**IMAGES, **changes})
+
+
+def drawn(problem: ConvProblem, name: str, seed: int) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(seed).standard_normal(problem.shapes[name])
+
+
+@pytest.mark.parametrize("layout", ["nhwgc", "ngchw"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"size": (7,), "filter": (3,), "pad": (2,), "stride": (2,), "c": 6, "k": 4, "g": 2},
+        {"size": (6, 5), "filter": (3, 2), "pad": (1, 0), "dilation": (2, 1), "c": 3, "k": 3, "g": 3},
+        {"size": (4, 5, 3), "filter": (2, 1, 3), "stride": (1, 2, 3), "pad": (0, 1, 2), "c": 2, "k": 5},
+    ],
+)
+def test_the_reference_is_the_definition_and_its_gradients(layout: str, fields: dict[str, Any]) -> None:
+    forward, data, weight = (
+        ConvProblem(n=2, dtype="fp32", layout=layout, direction=direction, **fields)
+        for direction in ("forward", "bwd_data", "bwd_weight")
+    )
+    of = operation("conv")
+    x, w, dy = drawn(forward, "input", 0), drawn(forward, "weight", 1), drawn(data, "output", 2)
+    y = of.reference(forward, {"input": x, "weight": w})["output"]
+    assert y.shape == dy.shape
+    dx = of.reference(data, {"output": dy, "weight": w})["input"]
+    dw = of.reference(weight, {"input": x, "output": dy})["weight"]
+    np.testing.assert_allclose([(dx * x).sum(), (dw * w).sum()], (dy * y).sum(), rtol=1e-12)
+    last = layout == "nhwgc"
+    x, w, y = (np.moveaxis(tensor, -1, 1) if last else tensor for tensor in (x, w, y))
+    padded = np.pad(x, ((0, 0), (0, 0), *((pad, pad) for pad in forward.pad)))
+    per_group, outs = w.shape[1], forward.k // forward.g
+    for image, out, *place in np.ndindex(*y.shape):
+        first = out // outs * per_group
+        window = tuple(
+            slice(at * step, at * step + apart * (reach - 1) + 1, apart)
+            for at, step, apart, reach in zip(place, forward.stride, forward.dilation, forward.filter, strict=True)
+        )
+        seen = padded[(image, slice(first, first + per_group), *window)]
+        assert np.isclose(y[(image, out, *place)], (seen * w[out]).sum())
+
+
+def test_a_tolerance_holds_for_float32_and_not_for_less() -> None:
+    problem = ConvProblem(n=1, c=32, k=8, size=(6, 6), filter=(3, 3), dtype="fp32")
+    x, w = (drawn(problem, name, seed).astype(np.float32) for seed, name in enumerate(("input", "weight")))
+    of, given = operation("conv"), {"input": x, "weight": w}
+    expected, allowed = of.reference(problem, given)["output"], of.tolerances(problem, given)["output"]
+    assert allowed.allows(expected.astype(np.float32), expected)
+    assert not allowed.allows(expected.astype(np.float16).astype(np.float32), expected)

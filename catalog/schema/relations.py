@@ -80,7 +80,8 @@ def _rows(rows: Iterable[Group | Cell | list[Cell]], width: int) -> Iterator[tup
         elif row is None:
             yield (None,) * width
         else:
-            yield tuple(chain.from_iterable(map(_numbers, row if isinstance(row, list) else [row])))
+            listed = row if isinstance(row, list) else [row]
+            yield tuple(listed) if len(listed) == width else tuple(chain.from_iterable(map(_numbers, listed)))
 
 
 def _numbers(cell: Cell) -> tuple[Cell, ...]:

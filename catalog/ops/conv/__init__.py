@@ -1,1 +1,1 @@
-"""Grouped convolution: traits, names, problems and rows; forward, backward data and backward weight."""
+"""Grouped convolution: traits, names, problems and rows; kernels that run are not part of it yet."""

@@ -1,4 +1,4 @@
-"""Canonical names of convolution kernels: those of the dispatcher and of the tile engine, which differ, and our own.
+"""Canonical names of convolution kernels: those of the dispatcher and those of the tile engine, which differ.
 
 Source: dispatcher/codegen/unified_grouped_conv_codegen.py (GroupedConvKernelConfig.name,
 DepthwiseConvKernelConfig.name), dispatcher/python/grouped_conv_utils.py (GroupedConvKernelConfig.name).
@@ -14,14 +14,11 @@ from typing import Any
 from catalog.ops.conv.traits import TRAITS, Direction, Family, Pipeline
 from catalog.schema.grammar import Grammar
 from catalog.schema.lineage import Lineage
-from catalog.schema.name_parts import Choice, Extents, Literal, Part, Row, Target, Word, sql_literal
+from catalog.schema.name_parts import Choice, Extents, Literal, Part, Row, Word, sql_literal
 from catalog.schema.traits import Traits
 
 TILE_ENGINE = "tile_engine"
 """The space whose names differ from the dispatcher's."""
-
-NATIVE = "native"
-"""The space of our own kernels."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,15 +113,6 @@ _DEPTHWISE: tuple[Part, ...] = (
     Vectors("_vec", ("vector_a", "vector_c")),
 )
 
-_OWN: tuple[Part, ...] = (
-    Word("_", "dtype"),
-    Word("_", "layout"),
-    _NDIM,
-    Word("_", "pipeline"),
-    Extents("_b", ("tile_m", "tile_n", "tile_k")),
-    Extents("_w", ("warp_tile_m", "warp_tile_n")),
-)
-
 _HIDDEN = frozenset(
     (
         *("layout", "epilogue", "explicit_gemm", "wave_m", "wave_n", "wave_k", *_VECTORS),
@@ -145,9 +133,6 @@ def grammar_of(family: str, lineage: Lineage) -> Grammar:
     """How the generator of ``lineage`` names the kernels of ``family``."""
     family = Family(family)
     direction = Direction.FORWARD if family is Family.DEPTHWISE else Direction(family)
-    if lineage.space == NATIVE:
-        parts = (Literal(f"conv_{_DIRECTIONS[direction]}"), *_OWN, Target(r"_\w+"))
-        return Grammar(TRAITS, family, parts, partial(_implied, direction, native=True))
     if family is Family.DEPTHWISE:
         parts = (Literal("grouped_conv_fwd_depthwise"), *_DEPTHWISE)
         return Grammar(TRAITS, family, parts, partial(_implied, direction, depthwise=True))
@@ -166,20 +151,16 @@ def grammar_of(family: str, lineage: Lineage) -> Grammar:
             _TWO_STAGE,
         )
         hidden = _HIDDEN | {"pipeline"} if backward else _HIDDEN
-        return Grammar(TRAITS, family, parts, partial(_implied, direction, native=False), hidden)
+        return Grammar(TRAITS, family, parts, partial(_implied, direction), hidden)
     parts = (Literal(f"grouped_conv_{_DIRECTIONS[direction]}"), *_DISPATCHER)
     return Grammar(TRAITS, family, parts, partial(_implied, direction, occupied=True))
 
 
-def _implied(
-    direction: Direction, row: Row, *, native: bool = False, depthwise: bool = False, occupied: bool = False
-) -> dict[str, Any]:
+def _implied(direction: Direction, row: Row, *, depthwise: bool = False, occupied: bool = False) -> dict[str, Any]:
     """The traits that follow from those in a name."""
     traits: dict[str, Any] = {"direction": str(direction), **types_of(str(row["dtype"]))}
-    if native or depthwise:
-        traits |= {"scheduler": "default", "epilogue": "default"}
     if depthwise:
-        traits |= {"pipeline": "depthwise"}
+        traits |= {"pipeline": "depthwise", "scheduler": "default", "epilogue": "default"}
     if occupied:
         traits["block_per_cu"] = 1 if row["double_buffer"] else 2
     return traits

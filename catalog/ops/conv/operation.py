@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from catalog.ops.conv.arguments import ARGUMENTS
 from catalog.ops.conv.kernel import ConvKernel
 from catalog.ops.conv.problem import PLANE, ConvProblem, family_of
-from catalog.ops.conv.shrinks import SHRINKS
 from catalog.ops.conv.traits import Family
 from catalog.ops.protocol import RECEIPT, Operation
 
@@ -23,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Conv(Operation):
-    """Grouped convolution and its gradients: rows of the dispatcher and of the tile engine, and our own for CPUs."""
+    """Grouped convolution and its gradients: rows of the dispatcher and of the tile engine."""
 
     name = "conv"
     about = "grouped convolution, forward and backward"
@@ -36,14 +33,12 @@ class Conv(Operation):
     )
     listed = ("arch", "family", "dtype", "ndim", "pipeline", "built", "name")
     problem = ConvProblem
-    headers = MappingProxyType({"kernels": Path(__file__).parent / "kernels"})
     arguments = ARGUMENTS
     lists = (RECEIPT, "direction", "dtype", "ndim")
     smoke_traits = ("dtype", "ndim", "layout")
     bench_fields = ("direction", "n", "c", "k", "g", "size", "filter", "stride", "pad", "dtype", "layout")
     bench_traits = ("family", "pipeline", "scheduler", "epilogue")
     tile_axes = ("tile_m", "tile_n")
-    shrinks = SHRINKS
     required = ("family", "direction", "ndim", "dtype")
     main_families = tuple(Family)
 

@@ -1,1 +1,0 @@
-"""GEMM kernels: headers and the emitters of their sources."""

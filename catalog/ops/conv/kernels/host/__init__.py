@@ -1,1 +1,0 @@
-"""GEMM kernels of CPUs."""

@@ -19,7 +19,7 @@ from catalog.errors import GeneratorError, ProblemError, SelectionError, SpecErr
 from catalog.ops import operation, problem_of
 from catalog.ops.gemm.problem import GemmProblem
 from catalog.rules.adopt import Adopted
-from catalog.rules.lists import Key, compare_lists, digest_of, names_of
+from catalog.rules.lists import compare_lists, digest_of, names_of
 from catalog.rules.restriction import restriction
 from catalog.runtime.catalog import Catalog
 from catalog.schema.lineage import Lineage
@@ -71,7 +71,7 @@ def test_the_names_are_upstreams(revision: str, space: str, arch: str, families:
     found = compare_lists(Catalog().spec(arch, revision, space, operation="gemm"), families)
     assert [one.key for one in found if not one.passed] == []
     listed = {
-        Key(row["family"], row["dtype"], row["layout"]): int(row["kernels"])
+        (row["family"], row["dtype"], row["layout"]): int(row["kernels"])
         for row in PARITY
         if (row["revision"], row["space"], row["arch"]) == (revision, space, arch)
         and (not families or row["family"] in families)
@@ -293,8 +293,8 @@ def checkout(tmp_path: Path) -> Path:
     (folder / "gemm_preshuffle_instance_builder.py").write_text(BUILDER)
     (folder / "configs").mkdir()
     (folder / "configs" / "default_config.json").write_text(json.dumps({"k_block_per_cu": 1, "permute_n": True}))
-    for key, names in names_of(Catalog().spec("gfx90a", "2025-11", operation="gemm"), ["preshuffle"]).items():
-        (folder / f"{key.dtype}.txt").write_text("\n".join(names))
+    for (_, dtype, _), names in names_of(Catalog().spec("gfx90a", "2025-11", operation="gemm"), ["preshuffle"]).items():
+        (folder / f"{dtype}.txt").write_text("\n".join(names))
     return tmp_path / "ck"
 
 

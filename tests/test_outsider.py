@@ -280,7 +280,7 @@ def test_an_operation_that_cannot_be_used_is_reported_once_and_left_out(
     source = (OUTSIDER / "rmsnorm" / "__init__.py").read_text()
     install("twin", source.replace(*change), f"[{ops.GROUP}]\ntwin = twin:RMSNORM\n")
     with caplog.at_level(logging.WARNING):
-        assert [of.name for of in ops.operations()] == ["attention", "gemm", "rmsnorm"]
+        assert [of.name for of in ops.operations()] == ["attention", "gemm", "conv", "rmsnorm"]
         assert ops.operation("rmsnorm").about
     (reported,) = caplog.messages
     assert reported.startswith(f"operation twin of twin 1.2 cannot be used: {reason}")

@@ -37,7 +37,8 @@ def populate(
     revision: options.Revision = None,
     mask_impl: options.MaskImpl = "generic",
     receipt: Annotated[
-        list[str] | None, typer.Option(help="Only the kernels of this receipt; may be repeated.")
+        list[str] | None,
+        typer.Option("--receipt", "--rule-set", help="Only the kernels of this receipt or rule set; may be repeated."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Populate even if nothing has changed.")] = False,
     space: Annotated[

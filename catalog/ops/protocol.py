@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from catalog.schema.problem_form import Form
 
 
+RECEIPT = "receipt"
+"""The word for receipts among the traits that divide lists."""
+
+
 class Emitter:
     """What makes the sources of kernels.
 
@@ -178,15 +182,27 @@ class Operation(Emitter, ABC):
         """The traits of its kernels."""
         return self.kernel.traits
 
-    compares_lists: ClassVar[bool] = False
-    """Whether parity compares lists of names by family, type and layout (traits ``dtype`` and ``layout``).
+    lists: ClassVar[tuple[str, ...]] = ()
+    """What the kernels of one of upstream's lists have in common, if parity compares lists of names: traits, and
+    :data:`RECEIPT` for the first name of the receipt.
 
-    The runs of its :meth:`generator` state these traits.
+    The runs of its :meth:`generator` state these traits. Empty: parity compares receipts.
     """
 
     def about_variant(self, variant: str) -> str:
         """The end of a remark about kernels of ``variant``: ``, masks generic``; empty without variants."""
         return f", {self.variants} {variant}" if self.variants else ""
+
+    def instances(self, document: Mapping[str, Any]) -> tuple[str, list[dict[str, Any]]] | None:
+        """The kernels that a configuration of upstream's lists one by one: a relation of the specs, and its rows.
+
+        ``catalog populate --config`` joins only the enumerations of this relation. None, as by default, for other
+        configurations, which state axes.
+
+        Raises:
+            UsageError: the configuration is wrong; the message says where.
+        """
+        return None
 
     def generator(self, root: Path, timeout: float) -> Generator:
         """The generator of the checkout at ``root``, which lists its own kernels; ``timeout`` in seconds for a run.

@@ -42,7 +42,7 @@ class Gemm(Operation):
     bench_fields = ("m", "n", "k", "dtype", "layout")
     bench_traits = ("family", "pipeline", "scheduler", "epilogue")
     tile_axes = ("tile_m", "tile_n")
-    compares_lists = True
+    lists = ("family", "dtype", "layout")
     shrinks = SHRINKS
     main_families = (Family.UNIVERSAL, Family.MULTI_D, Family.GROUPED)
 

@@ -1,4 +1,4 @@
-"""Commands that measure: tune, bench, and timings clear."""
+"""Commands that measure, and what is learned from it: tune, learn, bench, and timings clear."""
 
 from __future__ import annotations
 
@@ -144,6 +144,35 @@ def _problems(
     else:
         problems = [stated.problem()] if trace is None else list(read_trace(trace).problems)
     return {problem.name: problem for problem in problems}
+
+
+@app.command()
+def learn(
+    context: typer.Context,
+    arch: Annotated[str | None, options.arch_option("Learn from timings of this arch only. Default: all.")] = None,
+    form: options.Format = "table",
+) -> None:
+    """Learn from the recorded times which kernels are fast for other problems.
+
+    Fits a model of the time for each kind of problems, and stores it in the catalog. For a problem that was not
+    measured, selection uses the times that the model predicts if these choose better than the nearest measured problem
+    and the static order do; otherwise it uses what is better.
+
+    The columns static, nearest and predicted show how much longer than the best kernel the choices take, in percent:
+    the geometric mean over the measured problems, each of which was left out of the evidence for its own choice.
+
+    Exits with 1 if there are too few times to learn from.
+
+    Example: catalog learn
+    """
+    from catalog.runtime.learning import COLUMNS
+
+    lessons = open_catalog(context).learn(arch)
+    print_rows(COLUMNS, [lesson.row for lesson in lessons.lessons], form)
+    for kind, reason in lessons.unusable.items():
+        note(f"{kind}: {reason}")
+    note(lessons.summary)
+    raise typer.Exit(lessons.exit_code)
 
 
 @app.command(cls=ProblemCommand)

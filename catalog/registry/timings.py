@@ -208,6 +208,17 @@ def nearest(
     return None if row is None else Neighbour(row["id"], row["key"], row["squared"] ** 0.5, row["key"] == problem.key)
 
 
+def best_ms(connection: sqlite3.Connection, problem: int, device: int, policy: Policy) -> float | None:
+    """The lowest sound median on the problem and device with these row ids, under a policy."""
+    row = connection.execute(
+        "SELECT min(median_ms) FROM timing WHERE problem_id = :problem AND device_id = :device "
+        f"AND {CONDITION} AND {SOUND}",
+        {"problem": problem, "device": device, **policy.parameters},
+    ).fetchone()
+    best: float | None = row[0]
+    return best
+
+
 def _place(problem: Problem) -> tuple[float, ...]:
     """The values of the columns :data:`SIZES`."""
     coordinates = problem.coordinates

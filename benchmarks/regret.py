@@ -47,6 +47,7 @@ from catalog.runtime.measure import summarise
 from catalog.runtime.select import Choice
 from catalog.runtime.tensors import make_outputs
 from catalog.runtime.torch_copies import same_threads
+from catalog.schema.kernel import Kernel
 from catalog.schema.policy import Policy
 from catalog.schema.problem import Problem as AnyProblem
 
@@ -120,7 +121,7 @@ def _log_uniform(chance: random.Random, bounds: tuple[int, int]) -> int:
     return round(math.exp(chance.uniform(least, most)))
 
 
-SPACES = {
+SPACES: Mapping[tuple[str, str], AttentionSpace | GemmSpace] = {
     ("attention", "host"): AttentionSpace(
         kinds=(
             {"dtype": "fp32", "hdim_q": 64},
@@ -242,7 +243,7 @@ class Bench:
 
     def build(self, problems: Sequence[AnyProblem]) -> None:
         """Compile all kernels before anything is timed."""
-        kernels = {}
+        kernels: dict[str, Kernel] = {}
         for problem in problems:
             found = self.catalog.candidates(problem, arch=self.options.arch, limit=self.options.candidates, static=True)
             stages = (self.catalog.plan(problem, candidate.kernel).kernels for candidate in found)

@@ -39,8 +39,8 @@ DEFAULT = "attention"
 
 _TABLES = frozenset(
     (
-        *("adopted", "artifact", "device", "foreign_kernel", "foreign_timing", "kernel", "kernel_receipt", "learned"),
-        *("lineage", "miss", "population", "problem", "rule", "timing", "unknown_name"),
+        *("adopted", "artifact", "device", "foreign_kernel", "foreign_timing", "kernel", "kernel_receipt", "lineage"),
+        *("miss", "model", "population", "problem", "rule", "timing", "unknown_name"),
     )
 )
 """Names of the catalog's own tables."""

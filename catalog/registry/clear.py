@@ -11,10 +11,10 @@ from catalog.registry.query import Query, kernel_ids, run
 from catalog.registry.transactions import transaction
 
 _TIMED = (
-    "SELECT 1 FROM timing JOIN problem ON problem.id = problem_id WHERE problem.kind = learned.kind "
-    "AND (timing.device_id, timing.measured_as, timing.cold) = (learned.device_id, learned.measured_as, learned.cold)"
+    "SELECT 1 FROM timing JOIN problem ON problem.id = problem_id WHERE problem.kind = model.kind "
+    "AND (timing.device_id, timing.measured_as, timing.cold) = (model.device_id, model.measured_as, model.cold)"
 )
-"""The timings that a row of table ``learned`` may come from."""
+"""The timings that a row of table ``model`` may come from."""
 
 
 def clear_foreign(path: Path, where: str = "") -> int:
@@ -58,7 +58,7 @@ def clear_timings(path: Path, where: str = "") -> int:
             condition = " WHERE kernel_id IN (SELECT id FROM chosen)"
         with transaction(connection):
             dropped = connection.execute(f"DELETE FROM timing{condition}").rowcount
-            connection.execute(f"DELETE FROM learned WHERE NOT EXISTS ({_TIMED})")
+            connection.execute(f"DELETE FROM model WHERE NOT EXISTS ({_TIMED})")
             return dropped
     finally:
         connection.close()

@@ -17,7 +17,7 @@ ARMS: tuple[Arm, ...] = ("static", "nearest", "predicted")
 """The evidence that may decide about a problem that was not measured. Equally good ones: the first is preferred."""
 
 COLUMNS = ("terms", "factors", "candidates", "problems", "timings", *ARMS, "created")
-"""The columns of table ``learned`` that mean the same in every catalog, without its key."""
+"""The columns of table ``model`` that mean the same in every catalog, without its key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class Place(NamedTuple):
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """The columns of the key of table ``learned``."""
+        """The columns of the key of table ``model``."""
         key = {"kind": self.kind, "lineage": self.lineage, "device_id": self.device}
         return {**key, **self.policy.parameters}
 
@@ -111,7 +111,7 @@ class Place(NamedTuple):
 def learned(connection: sqlite3.Connection, place: Place) -> Learned | None:
     """What was learned about a place, if anything was."""
     row = connection.execute(
-        "SELECT learned.*, coalesce(json_extract(facts, '$.cores'), 1) AS units FROM learned "
+        "SELECT model.*, coalesce(json_extract(facts, '$.cores'), 1) AS units FROM model "
         "JOIN device ON device.id = device_id "
         f"WHERE kind = :kind AND lineage = :lineage AND device_id = :device_id AND {CONDITION}",
         place.parameters,
@@ -138,4 +138,4 @@ def keep(connection: sqlite3.Connection, place: Place, columns: Mapping[str, Any
     """Store the :attr:`Learned.columns` of a place, in the caller's transaction; they replace older ones."""
     row = {**place.parameters, **columns}
     holes = ", ".join(f":{name}" for name in row)
-    connection.execute(f"INSERT OR REPLACE INTO learned ({', '.join(row)}) VALUES ({holes})", row)
+    connection.execute(f"INSERT OR REPLACE INTO model ({', '.join(row)}) VALUES ({holes})", row)

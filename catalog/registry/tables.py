@@ -196,7 +196,7 @@ TABLES: Mapping[str, Table] = MappingProxyType(
                 created=_CREATED,
             ),
         ),
-        "learned": Table(
+        "model": Table(
             "What was learned from timings about the problems of a kind: a model of the time, and how well it chooses.",
             _words(
                 kind="what the problems have in common, canonical JSON, as in table problem",

@@ -2,9 +2,9 @@
 
 For each kind of problems there are three ways to choose a kernel without a measurement of the problem itself: the
 static order, the medians of the nearest measured problem, and times predicted by a model that is fitted on all timings
-of the kind (:mod:`catalog.runtime.cost_model`). Cross-validation decides between them: the measured problems are divided into
-folds, and each fold is chosen for with the evidence of the others. The score of a way to choose is the geometric mean
-of the time of its choices over that of the best kernel. Selection uses the way with the best score.
+of the kind (:mod:`catalog.runtime.cost_model`). Cross-validation decides between them: the measured problems are
+divided into folds, and each fold is chosen for with the evidence of the others. The score of a way to choose is the
+geometric mean of the time of its choices over that of the best kernel. Selection uses the way with the best score.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from catalog.ops.attention.cost import visible_pairs
 from catalog.ops.attention.traits import Pipeline
 
 if TYPE_CHECKING:
@@ -74,13 +75,14 @@ def _host_work(problem: Problem, kernel: AttentionKernel, units: int) -> dict[st
     scale = columns * depth / units
     seen = _seen(problem, problem.ratio, tile_m, max(1, algorithm.warp_n0))
     last = (rows - 1) % tile_m + 1  # rows of the last tile
-    counts = {"rows": float(rows * columns) / units, "flops": problem.flops / units}
+    pairs = visible_pairs(problem, 1, *_lengths(problem)) * problem.ratio * scale
+    common = {"launch": 1.0, "rows": float(rows * columns) / units}
     if rows <= _FEW_ROWS:
-        return {"launch": 1.0, **counts, "direct": float(seen.sum()) * last * scale}
+        return {**common, "direct": pairs}
     item = _item_rows(rows, columns, tile_m, depth, units)
     copied = _seen(problem, problem.ratio, item, 1)
     before, end = float(seen[:-1].sum()), float(seen[-1])
-    terms = {"launch": 1.0, **counts, "items": len(copied) * columns / units, "copied": float(copied.sum()) * scale}
+    terms = {**common, "pairs": pairs, "items": len(copied) * columns / units, "copied": float(copied.sum()) * scale}
     terms["area"] = (before * tile_m + end * last) * scale
     terms["steps"] = float((-(-seen // tile_n)).sum()) * columns / units
     for product, block in (("scores", algorithm.warp_m0), ("sums", algorithm.warp_m1)):
@@ -116,9 +118,8 @@ def _seen(problem: Problem, ratio: int, tile: int, step: int) -> NDArray[np.int6
 def _item_rows(rows: int, columns: int, tile: int, depth: int, threads: int) -> int:
     """Rows of a work item: as many tiles as fit in the cache, fewer if threads would be idle."""
     item = max(1, _ITEM_BYTES // (4 * depth * tile)) * tile
-    enough = -(-_ITEMS_PER_THREAD * threads // columns)
-    if -(-rows // item) < enough:
-        item = max(1, min(item, -(-rows // enough)) // tile) * tile
+    while item > tile and -(-rows // item) * columns < _ITEMS_PER_THREAD * threads:
+        item -= tile
     return item
 
 

@@ -1,6 +1,6 @@
 -- Models of the time of kernels, fitted on the timings of a device under a policy, for problems that were not measured.
 
-CREATE TABLE learned (
+CREATE TABLE model (
     kind TEXT NOT NULL,  -- of the problems, as in table problem
     lineage INTEGER NOT NULL REFERENCES lineage (id) ON DELETE CASCADE,
     device_id INTEGER NOT NULL REFERENCES device (id) ON DELETE CASCADE,
@@ -18,5 +18,5 @@ CREATE TABLE learned (
     PRIMARY KEY (kind, lineage, device_id, measured_as, cold)
 ) STRICT;
 
-CREATE INDEX learned_lineage ON learned (lineage);
-CREATE INDEX learned_device ON learned (device_id);
+CREATE INDEX model_lineage ON model (lineage);
+CREATE INDEX model_device ON model (device_id);

@@ -478,10 +478,9 @@ class Catalog:
         return self._planners.foreign_timings(problem, arch)
 
     def learn(self, arch: str | None = None) -> Lessons:
-        """Learn from the timings, those of ``arch`` or all: selection then uses the evidence that chooses best.
+        """Learn from the timings, those of ``arch`` or all, which evidence chooses best (:mod:`.learning`).
 
-        For each kind of problems, times predicted by a model, the nearest problem and the static order are compared by
-        cross-validation; the models are stored in the file (:mod:`catalog.runtime.learning`).
+        The models of the time are stored in the file; selection uses them from then on.
 
         Raises:
             RegistryError: the file cannot be written; nothing changes.

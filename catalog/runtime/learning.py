@@ -22,7 +22,7 @@ from catalog.ops import kind_words, operation_of, problem_of_key
 from catalog.registry.kernels import kernel_of, lineage_id
 from catalog.registry.learned import ARMS, Arm, Learned, Place, keep
 from catalog.registry.timings import SOUND
-from catalog.runtime.cost_model import Sample, fit
+from catalog.runtime.cost_model import RIDGES, Sample, fit
 from catalog.runtime.race import choice
 from catalog.schema.lineage import OWN_SPACES
 from catalog.schema.name_parts import sql_literal
@@ -39,6 +39,8 @@ FEWEST = 6
 
 FOLDS = 10
 """Maximum number of folds of the cross-validation."""
+
+_SHORTEST_MS = 1e-6
 
 COLUMNS = ("kind", "arch", "device", "cores", "as", "problems", "timings", *ARMS, "selection_uses")
 """The columns of what was learned. The ways to choose have the loss of their choices in percent."""
@@ -159,10 +161,9 @@ class _Group:
         candidates = max(map(len, self.medians.values()))
         timed = [timed_of(catalog, key, medians, self.lineage) for key, medians in sorted(self.medians.items())]
         noise, units = backend_of(self.lineage.arch).noise, self.cores or 1
-        scores = cross_validated(timed, self.kernels, units, noise)
-        model = fit(samples_of(timed, self.kernels, units))
-        timings = sum(map(len, self.medians.values()))
-        return Learned(model, candidates, len(timed), timings, scores, units)
+        samples = samples_of(timed, self.kernels, units)
+        best = min((cross_validated(timed, samples, ridge, noise) for ridge in RIDGES), key=lambda one: one.error)
+        return Learned(fit(samples, best.ridge), candidates, len(timed), len(samples), best.scores, units)
 
 
 def timed_of(catalog: Catalog, key: str, medians: Mapping[str, float], lineage: Lineage) -> Timed:
@@ -193,36 +194,62 @@ def samples_of(timed: Sequence[Timed], kernels: Mapping[str, Kernel], units: int
     ]
 
 
-def cross_validated(
-    timed: Sequence[Timed], kernels: Mapping[str, Kernel], units: int, noise: float
-) -> dict[Arm, float]:
-    """The score of each way to choose, for problems that are left out of the evidence in turn."""
+@dataclass(frozen=True)
+class Validated:
+    """The outcome of a cross-validation: the score of each way to choose, and the model's mean squared error.
+
+    The error is that of the logarithms of predicted times, without what all kernels of a problem have in common.
+    """
+
+    scores: Mapping[Arm, float]
+    error: float
+    ridge: float
+
+
+def cross_validated(timed: Sequence[Timed], samples: Sequence[Sample], ridge: float, noise: float) -> Validated:
+    """Choose for each problem with the evidence of other folds.
+
+    Args:
+        timed: the problems.
+        samples: their timings, as :func:`samples_of`.
+        ridge: as for :func:`~catalog.runtime.cost_model.fit`.
+        noise: medians within this share of the lowest count as equal.
+    """
     logs: dict[Arm, list[float]] = {arm: [] for arm in ARMS}
-    samples = samples_of(timed, kernels, units)
-    folds = min(FOLDS, len(timed))
+    of_problem: dict[int, list[Sample]] = {}
+    for sample in samples:
+        of_problem.setdefault(sample.problem, []).append(sample)
+    folds, squares = min(FOLDS, len(timed)), list[float]()
     for fold in range(folds):
-        known = [sample for sample in samples if sample.problem % folds != fold]
+        model = fit([sample for sample in samples if sample.problem % folds != fold], ridge)
         near = [one for place, one in enumerate(timed) if place % folds != fold]
-        model = fit(known)
-        works = {(sample.problem, sample.kernel_id): sample.work for sample in samples}
         for place in range(fold, len(timed), folds):
             one = timed[place]
             predicted = {
-                kernel_id: model.ms(kernel_id, works[place, kernel_id])
-                for kernel_id in one.medians
-                if kernel_id in model.factors
+                sample.kernel_id: max(model.ms(sample.kernel_id, sample.work), _SHORTEST_MS)
+                for sample in of_problem[place]
+                if sample.kernel_id in model.factors
             }
-            chosen: dict[Arm, str] = {"static": one.first, "nearest": one.first, "predicted": one.first}
-            if predicted:
-                chosen["predicted"] = min(predicted, key=predicted.__getitem__)
-            here = one.problem.coordinates
-            neighbour = min(near, key=lambda other: math.dist(other.problem.coordinates, here))
-            there = {kernel_id: ms for kernel_id, ms in neighbour.medians.items() if kernel_id in one.medians}
-            if there:
-                chosen["nearest"] = choice(there, noise)
-            for arm, kernel_id in chosen.items():
+            errors = [math.log(ms / one.medians[kernel_id]) for kernel_id, ms in predicted.items()]
+            common = sum(errors) / max(1, len(errors))
+            squares += [(error - common) ** 2 for error in errors]
+            for arm, kernel_id in _chosen(one, near, predicted, noise).items():
                 logs[arm].append(math.log(one.medians[kernel_id] / one.best))
-    return {arm: math.exp(sum(found) / len(found)) for arm, found in logs.items()}
+    scores = {arm: math.exp(sum(found) / len(found)) for arm, found in logs.items()}
+    return Validated(scores, sum(squares) / max(1, len(squares)), ridge)
+
+
+def _chosen(one: Timed, near: Sequence[Timed], predicted: Mapping[str, float], noise: float) -> dict[Arm, str]:
+    """The kernel that each way to choose takes for a problem, among those that were timed."""
+    chosen: dict[Arm, str] = dict.fromkeys(ARMS, one.first)
+    if predicted:
+        chosen["predicted"] = min(predicted, key=predicted.__getitem__)
+    here = one.problem.coordinates
+    neighbour = min(near, key=lambda other: math.dist(other.problem.coordinates, here))
+    there = {kernel_id: ms for kernel_id, ms in neighbour.medians.items() if kernel_id in one.medians}
+    if there:
+        chosen["nearest"] = choice(there, noise)
+    return chosen
 
 
 def _groups(catalog: Catalog, arch: str | None) -> Iterator[_Group]:

@@ -10,6 +10,7 @@ What the client's file has is not measured again: a problem that was timed on an
 
 from __future__ import annotations
 
+import atexit
 import functools
 import json
 import math
@@ -112,7 +113,9 @@ def _catalog() -> Catalog:
     """The worker's own catalog, which lives as long as its process."""
     from catalog.runtime.catalog import Catalog
 
-    return Catalog(Path(tempfile.mkdtemp(prefix="catalog-worker-")) / "catalog.db")
+    folder = tempfile.TemporaryDirectory(prefix="catalog-worker-")
+    atexit.register(folder.cleanup)
+    return Catalog(Path(folder.name) / "catalog.db")
 
 
 @dataclass

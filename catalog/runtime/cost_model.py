@@ -59,7 +59,7 @@ def fit(samples: Sequence[Sample], ridge: float) -> CostModel:
     work = np.array([[sample.work.get(name, 0.0) for name in names] for sample in samples])
     kernels = np.array([sample.kernel_id for sample in samples])
     problems = np.array([sample.problem for sample in samples])
-    scales = {kernel_id: 1.0 for kernel_id in dict.fromkeys(sample.kernel_id for sample in samples)}
+    scales = dict.fromkeys(dict.fromkeys(sample.kernel_id for sample in samples), 1.0)
     for _ in range(ROUNDS):
         relative = work * np.array([scales[kernel_id] for kernel_id in kernels])[:, None] / times[:, None]
         shared = _shared(relative)

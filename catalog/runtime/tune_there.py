@@ -108,6 +108,17 @@ def work(order: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def task() -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
+    """The function sent to workers: a closure, which Dask sends as code, so that the scheduler needs no catalog."""
+
+    def tune_one(order: Mapping[str, Any]) -> Mapping[str, Any]:
+        from catalog.runtime.tune_there import work
+
+        return work(order)
+
+    return tune_one
+
+
 @functools.cache
 def _catalog() -> Catalog:
     """The worker's own catalog, which lives as long as its process."""
@@ -187,7 +198,7 @@ class _Tuning:
         while crew.idle and crew.left and self._in_time:
             worker, (problem, tries) = crew.idle.pop(), crew.left.popleft()
             order = _Order(problem.key, crew.device.arch, options.revision, options.candidates, asdict(options.rule))
-            future = self._cluster.client.submit(work, asdict(order), pure=False, workers=[worker], retries=0)
+            future = self._cluster.client.submit(task(), asdict(order), pure=False, workers=[worker])
             self._running[future] = crew, worker, problem, tries
             future.add_done_callback(self._answers.put)
 

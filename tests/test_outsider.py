@@ -212,7 +212,7 @@ def test_its_times_are_learned_from(catalog: Run, monkeypatch: pytest.MonkeyPatc
     for columns in (500, 1000):
         assert catalog("tune", *WORDS[:3], "--columns", columns, "--precision", 0.2).returncode == 0
     (lesson,) = rows(catalog("learn", "--format", "json"))
-    assert (lesson["kind"], lesson["timings"]) == ("rmsnorm fp32", 2 * len(LANES))
+    assert (lesson["kind"], lesson["timings"]) == ("rmsnorm", 2 * len(LANES))
     assert {lesson["static"], lesson["nearest"], lesson["predicted"]} == {0}, "all take 10 us"
 
 

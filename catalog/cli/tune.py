@@ -165,7 +165,7 @@ def learn(
     arch: Annotated[str | None, options.arch_option("Learn from timings of this arch only. Default: all.")] = None,
     form: options.Format = "table",
 ) -> None:
-    """Learn from the recorded times which kernels are fast for other problems.
+    """Learn from recorded times which kernels are fast.
 
     Fits a model of the time for each kind of problems, and stores it in the catalog. For a problem that was not
     measured, selection uses the times that the model predicts if these choose better than the nearest measured problem

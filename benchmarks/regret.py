@@ -383,6 +383,29 @@ def row(title: str, found: Sequence[float]) -> str:
     )
 
 
+def plot(path: Path, found: Mapping[str, Sequence[float]]) -> None:
+    """Write a figure: for each way to choose, the speed of its choices as a share of the best kernel's, sorted."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    with pyplot.rc_context({"svg.hashsalt": "regret", "svg.fonttype": "none", "font.size": 9}):
+        figure, axes = pyplot.subplots(figsize=(6.4, 3.2), layout="constrained")
+        for title, regrets in found.items():
+            shares = sorted((1 / regret for regret in regrets), reverse=True)
+            mean = math.exp(sum(map(math.log, shares)) / len(shares))
+            axes.step(range(1, len(shares) + 1), shares, where="mid", label=f"{title}: {mean:.1%}")
+        axes.set(
+            xlabel="problems that were not measured, sorted",
+            ylabel="speed of the choice, as a share of the best's",
+            ylim=(0, 1.02),
+        )
+        axes.legend(loc="lower left", frameon=False)
+        axes.grid(alpha=0.3)
+        figure.savefig(path, metadata={"Date": None, "Creator": None})
+
+
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arch", default="host")
@@ -400,6 +423,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, default=Path(os.devnull), help="file for the measurements")
     parser.add_argument("--from", dest="source", type=Path, help="evaluate these measurements, and measure nothing")
+    parser.add_argument("--plot", type=Path, help="write a figure, an SVG file; needs the extra report")
     options = parser.parse_args()
     if options.clock == "cpu":
         if options.threads != 1:
@@ -428,8 +452,11 @@ def main() -> None:
                 bench.run(done)
                 bench.catalog.close()
         evaluation = Evaluation(Path(folder), lines)
-        for title, found in evaluation.run().items():
+        regrets = evaluation.run()
+        for title, found in regrets.items():
             print(row(title, found))
+        if options.plot is not None:
+            plot(options.plot, regrets)
         evaluation.catalog.close()
     unsettled = sum(not line["settled"] for line in lines)
     print(f"{unsettled} of {len(lines)} unsettled; {time.monotonic() - started:.0f} s")

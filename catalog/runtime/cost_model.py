@@ -90,7 +90,8 @@ def _shared(relative: NDArray[np.float64]) -> NDArray[np.float64]:
 
     sizes = np.linalg.norm(relative, axis=0)
     sizes[sizes == 0] = 1
-    return _non_negative(relative / sizes, np.ones(len(relative))) / sizes
+    found: NDArray[np.float64] = _non_negative(relative / sizes, np.ones(len(relative))) / sizes
+    return found
 
 
 def _non_negative(matrix: NDArray[np.float64], wanted: NDArray[np.float64]) -> NDArray[np.float64]:

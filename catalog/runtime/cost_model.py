@@ -112,8 +112,9 @@ def _non_negative(matrix: NDArray[np.float64], wanted: NDArray[np.float64]) -> N
             bad = active & (free <= 0)
             if not bad.any():
                 break
-            step = float(np.min(found[bad] / (found[bad] - free[bad])))  # as far as the first factor stays from 0
-            found += step * (free - found)
+            gap = found[bad] - free[bad]
+            steps = np.divide(found[bad], gap, out=np.zeros(len(gap)), where=gap > 0)
+            found += steps.min() * (free - found)  # until the first factor is 0
             active &= found > 1e-12
             found[~active] = 0
             if not active.any():

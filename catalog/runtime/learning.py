@@ -41,6 +41,7 @@ FOLDS = 10
 """Maximum number of folds of the cross-validation."""
 
 _SHORTEST_MS = 1e-6
+"""A predicted time has a logarithm."""
 
 COLUMNS = ("kind", "arch", "device", "cores", "as", "problems", "timings", *ARMS, "selection_uses")
 """The columns of what was learned. The ways to choose have the loss of their choices in percent."""

@@ -96,7 +96,9 @@ class Choice:
             base = self.candidates[0].kernel.base if self.candidates else ""
             order = f"Static order, that of {base}, the nearest known revision" if base else "Static order"
             if self.learned is not None:
-                return f"{order}: {self.learned.about('static')}{self._under}.{self._beaten}"
+                unknown = "no prediction for the first kernels"
+                why = self.learned.about("static") if self.learned.best == "static" else unknown
+                return f"{order}: {why}{self._under}.{self._beaten}"
             return f"{order}: nothing of this problem's kind was measured on this device{self._under}."
         count = sum(candidate.median_ms is not None for candidate in self.candidates)
         if self.learned is not None:

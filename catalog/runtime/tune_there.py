@@ -30,7 +30,7 @@ from catalog.errors import CatalogError, ClusterError, UsageError
 from catalog.ops import problem_of_key, read_kernel
 from catalog.registry.artifacts import record_elsewhere
 from catalog.registry.rows import Timing
-from catalog.registry.timings import add_timings, device_id, measured
+from catalog.registry.timings import add_timings, measured
 from catalog.runtime.devices import DeviceInfo
 from catalog.runtime.manifests import valid_timings
 from catalog.runtime.measure import StopRule
@@ -188,9 +188,8 @@ class _Tuning:
         return list(crews.values())
 
     def _known(self, problem: Problem, device: DeviceInfo) -> bool:
-        connection, policy = self._catalog.connection, self._options.rule.policy
-        known = device_id(connection, device) is not None and measured(connection, problem, device, policy)
-        return bool(known) and not self._options.again
+        before = measured(self._catalog.connection, problem, device, self._options.rule.policy)
+        return bool(before) and not self._options.again
 
     def _send(self, crew: _Crew) -> None:
         """Give each idle worker a problem, while there is time."""
@@ -212,9 +211,11 @@ class _Tuning:
             there = self._cluster.workers()
             lost = [future for future, (_, worker, _, _) in self._running.items() if worker not in there]
             for future in lost:
-                crew, _, problem, tries = self._running.pop(future)
+                crew, worker, problem, tries = self._running.pop(future)
                 future.cancel(force=True)
-                crew.left.append((problem, tries + 1))
+                self._failed(
+                    crew, problem, tries, f"{TRIES} workers were lost while they measured it, the last {worker}"
+                )
             return
         if future not in self._running:
             return
@@ -223,10 +224,7 @@ class _Tuning:
             raise self._cluster.gone()
         crew.idle.append(worker)
         if future.status == "error":
-            if tries + 1 < TRIES:
-                crew.left.append((problem, tries + 1))
-            else:
-                self._unanswered[problem.key] = f"{worker}: {future.exception()}"
+            self._failed(crew, problem, tries, f"{worker}: {future.exception()}")
             return
         answer = future.result()
         if "unanswered" in answer:
@@ -235,6 +233,13 @@ class _Tuning:
         self._tuned.append(self._recorded(problem, crew.device, answer))
         if on_done is not None:
             on_done(self._tuned[-1])
+
+    def _failed(self, crew: _Crew, problem: Problem, tries: int, reason: str) -> None:
+        """Have a problem measured once more, unless that failed too often."""
+        if tries + 1 < TRIES:
+            crew.left.append((problem, tries + 1))
+        else:
+            self._unanswered[problem.key] = reason
 
     def _recorded(self, problem: Problem, device: DeviceInfo, answer: Mapping[str, Any]) -> Tuned:
         """Record the timings of an answer, all of them or none; what they say."""

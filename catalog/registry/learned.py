@@ -14,7 +14,7 @@ from catalog.schema.policy import CONDITION, Policy
 Arm = Literal["static", "nearest", "predicted"]
 
 ARMS: tuple[Arm, ...] = ("static", "nearest", "predicted")
-"""The evidence that may decide about a problem that was not measured. Equally good ones: the first is preferred."""
+"""The evidence that may decide about a problem that was not measured."""
 
 COLUMNS = ("terms", "factors", "candidates", "problems", "timings", *ARMS, "created")
 """The columns of table ``model`` that mean the same in every catalog, without its key."""
@@ -62,8 +62,8 @@ class Learned:
 
     @property
     def best(self) -> Arm:
-        """The way to choose with the best score."""
-        return min(ARMS, key=self.scores.__getitem__)
+        """The way to choose with the best score; of equal ones the nearest problem, as without learning."""
+        return min(ARMS, key=lambda arm: (self.scores[arm], arm != "nearest"))
 
     def about(self, arm: Arm) -> str:
         """Why ``arm`` decides, as a clause."""

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from catalog.schema.problem import Problem
 
 FEWEST = 6
-"""Minimum number of measured problems of a kind to learn from."""
+"""Minimum number of measured problems of a kind to learn from. Only those count of which several kernels were timed."""
 
 FOLDS = 10
 """Maximum number of folds of the cross-validation."""
@@ -278,6 +278,9 @@ def _groups(catalog: Catalog, arch: str | None) -> Iterator[_Group]:
         medians: dict[str, dict[str, float]] = {}
         for row in found:
             medians.setdefault(row["key"], {})[row["kernel_id"]] = row["median_ms"]
+        medians = {key: of_problem for key, of_problem in medians.items() if len(of_problem) > 1}
+        if not medians:  # nothing to choose from
+            continue
         of_group = {row["kernel_id"]: kernel for row in found if (kernel := kernels[row["kernel_id"]]) is not None}
         lineage = next(iter(of_group.values())).lineage
         yield _Group(kind, lineage, device, name, cores, policy, of_group, medians)

@@ -32,9 +32,8 @@ def work_of(problem: Problem, kernel: AttentionKernel, units: int) -> dict[str, 
 
     Packed sequences count as equally long ones.
     """
-    return (
-        _host_work(problem, kernel, units) if kernel.algorithm.pipeline in _HOST else _gpu_work(problem, kernel, units)
-    )
+    counted = _host_work if kernel.algorithm.pipeline in _HOST else _gpu_work
+    return counted(problem, kernel, units)
 
 
 def _gpu_work(problem: Problem, kernel: AttentionKernel, units: int) -> dict[str, float]:
@@ -46,7 +45,8 @@ def _gpu_work(problem: Problem, kernel: AttentionKernel, units: int) -> dict[str
     tile_m, tile_n = max(1, algorithm.tile_m0), max(1, algorithm.tile_n0)
     columns = problem.batch * problem.nhead_q
     seen = _seen(problem, 1, tile_m, tile_n)
-    area = tile_m * (problem.hdim_q + problem.hdim_v)
+    depth = problem.hdim_q + problem.hdim_v
+    area = tile_m * depth
     blocks, total, longest = len(seen) * columns, float(seen.sum()) * columns * area, float(seen.max()) * area
     waves = math.ceil(blocks / (units * max(1, algorithm.block_per_cu)))
     mean = total / max(1, blocks)
@@ -58,7 +58,7 @@ def _gpu_work(problem: Problem, kernel: AttentionKernel, units: int) -> dict[str
         "longest": longest,
         "busiest": math.ceil(blocks / units) * mean,
         "waves": waves * mean,
-        "flops": problem.flops / units,
+        "pairs": visible_pairs(problem, columns, *_lengths(problem)) * depth / units,
         "traffic": float(problem.traffic),
     }
 

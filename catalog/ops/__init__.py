@@ -40,7 +40,7 @@ DEFAULT = "attention"
 _TABLES = frozenset(
     (
         *("adopted", "artifact", "device", "foreign_kernel", "foreign_timing", "kernel", "kernel_receipt", "lineage"),
-        *("miss", "population", "problem", "rule", "timing", "unknown_name"),
+        *("miss", "model", "population", "problem", "rule", "timing", "unknown_name"),
     )
 )
 """Names of the catalog's own tables."""

@@ -285,6 +285,20 @@ class Operation(Emitter, ABC):
         """
         return 1
 
+    def work(self, problem: Any, kernel: Any, units: int) -> Mapping[str, float]:
+        """The terms of the time of a kernel, by name: the time is their sum, each multiplied by a factor from 0.
+
+        ``catalog learn`` fits the factors on timings (:mod:`catalog.runtime.cost_model`). A term that a kernel lacks
+        counts as 0. By default there are a constant, the FLOP, the memory traffic, and each extent of the problem.
+
+        Args:
+            problem: the problem to compute.
+            kernel: the kernel that does most of the work.
+            units: number of CPU threads or multiprocessors that share the work.
+        """
+        extents = {name: float(extent) for name, extent in problem.extents.items()}
+        return {"launch": 1.0, "flops": problem.flops / units, "traffic": float(problem.traffic), **extents}
+
     def stated_splits(self, problem: Any) -> int:
         """The number of parts that the problem itself asks for; 0 for none."""
         return 0

@@ -113,6 +113,12 @@ class Attention(Operation):
         """As :func:`~catalog.ops.attention.workspace.splits_of`."""
         return splits_of(problem, kernels, threads, whole_waves=whole_waves)
 
+    def work(self, problem: Problem, kernel: AttentionKernel, units: int) -> Mapping[str, float]:
+        """As :func:`catalog.ops.attention.work.work_of`."""
+        from catalog.ops.attention.work import work_of
+
+        return work_of(problem, kernel, units)
+
     def stated_splits(self, problem: Problem) -> int:
         """Its ``num_splits``."""
         return problem.num_splits

@@ -66,6 +66,12 @@ class Gemm(Operation):
             traits["layout"] = f"{problem.layout}r"
         return {name: traits[name] for name in self.required}
 
+    def work(self, problem: GemmProblem, kernel: GemmKernel, units: int) -> Mapping[str, float]:
+        """As :func:`catalog.ops.gemm.work.work_of`."""
+        from catalog.ops.gemm.work import work_of
+
+        return work_of(problem, kernel, units)
+
     def emit(self, kernel: Kernel, backend: str, memory: Path) -> str:
         """As :func:`catalog.ops.gemm.kernels.host.emit.emit`, for CPUs."""
         if backend != "host":

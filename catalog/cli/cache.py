@@ -230,9 +230,10 @@ def push_libraries(
 ) -> None:
     """Write the libraries of the cache to the remote cache.
 
-    CATALOG_REMOTE names it. Damaged libraries are left out. Each library is signed if CATALOG_REMOTE_KEY names a key.
+    CATALOG_REMOTE names it, as in s3://bucket/kernels. Damaged libraries are left out. Each library is signed if
+    CATALOG_REMOTE_KEY names a key.
 
-    Example: CATALOG_REMOTE=s3://bucket/kernels catalog cache push
+    Example: catalog cache push
     """
     from catalog.build.remote import Remote, push
     from catalog.errors import UsageError

@@ -7,6 +7,9 @@ from typing import Annotated
 
 import typer
 
+from catalog.cli import options
+from catalog.cli.printing import print_result
+
 app = typer.Typer(
     name="keys",
     help="Keys that sign the entries of a remote cache.\n\nExample: catalog keys new builder.key",
@@ -19,6 +22,7 @@ app = typer.Typer(
 def make_key(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="File for the private key; FILE.pub: the public one.")],
     comment: Annotated[str, typer.Option(metavar="TEXT", help="Who signs with it, for the public key's line.")] = "",
+    form: options.Format = "table",
 ) -> None:
     """Make a key, and show its public part.
 
@@ -29,12 +33,14 @@ def make_key(
     """
     from catalog.build.signatures import new_key
 
-    print(new_key(file, comment))
+    line = new_key(file, comment)
+    print_result(line, ["private", "public"], [[str(file), line]], form)
 
 
 @app.command("show")
 def show_key(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A private key.")],
+    form: options.Format = "table",
 ) -> None:
     """Show the public part of a private key.
 
@@ -42,4 +48,5 @@ def show_key(
     """
     from catalog.build.signatures import public_line
 
-    print(public_line(file))
+    line = public_line(file)
+    print_result(line, ["private", "public"], [[str(file), line]], form)

@@ -103,7 +103,8 @@ def flash_attn_with_kvcache(
         return_softmax_lse: whether to return (O, LSE).
 
     Returns:
-        O, (batch, queries, heads, head dim of v), of the type of q; LSE is float32, (batch, heads, queries).
+        O, (batch, queries, heads, head dim of v), of the type of q; LSE is float32, (batch, heads, queries). With
+        slopes and a causal mask without window, LSE is that of scores with slope * j added, as in flash-attn.
 
     Raises:
         TensorError: shapes, types or devices of the tensors do not match, no kernel accepts their type, or on the CPU,

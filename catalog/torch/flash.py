@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import index
+
 import torch
 
 from catalog.errors import TensorError
@@ -140,7 +142,7 @@ def options_of(
     deterministic: bool,
 ) -> Options:
     """The options of a call whose queries see up to ``keys`` keys."""
-    left, right = window_size
+    left, right = map(index, window_size)  # also of tensors
     if causal:
         right = 0
     # All windows that hide nothing become the same one, so no additional kernel is compiled for them.

@@ -84,7 +84,9 @@ class GemmProblem(Problem):
         "PassThrough", description="function that combines the product with the D tensors"
     )
     batch: Size | None = Field(None, description="number of products; without it, tensors have no such axis")
-    k_batch: Size = Field(1, description="parts of K, whose sums are added in order; 0 to choose")
+    k_batch: Annotated[int, Field(ge=0, le=1024), Integer] = Field(
+        1, description="parts of K, whose sums are added in order; 0 to choose"
+    )
     alpha: _Factor = Field(1.0, description="factor of A B, a finite float32")
     beta: _Factor = Field(0.0, description="factor of the previous C, a finite float32")
     bias: bool = Field(False, description="whether a bias is added to each row of the product")

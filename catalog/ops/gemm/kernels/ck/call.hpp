@@ -76,9 +76,10 @@ inline void enqueue(hipStream_t stream, dim3 tiles, const Args&... args) {
     if (Row::persistent) {
         int per_unit = 0;
         ck_tile::hip_check_error(hipOccupancyMaxActiveBlocksPerMultiprocessor(&per_unit, kernel, block.x, 0));
-        tiles = dim3(ck_tile::get_available_compute_units(ck_tile::stream_config{stream}) * per_unit);
+        tiles = dim3{};
+        tiles.x = ck_tile::get_available_compute_units(ck_tile::stream_config{stream}) * per_unit;
     }
-    kernel<<<tiles, block, 0, stream>>>(args...);
+    hipLaunchKernelGGL(kernel, tiles, block, 0, stream, args...);
 }
 
 template <class Family>

@@ -62,7 +62,7 @@ def _members(kernel: Kernel, revision: str) -> Iterator[str]:
         yield f"using {name} = {facts.elements[row[trait]]};"
     for name, letter in zip("ABC", signature.layout, strict=False):
         yield f"using Layout{name} = ck_tile::tensor_layout::gemm::{_LAYOUTS[letter]};"
-    yield f"using Combine = ck_tile::element_wise::{row['elementwise']};"
+    yield f"using Combine = catalog::ck::{row['elementwise']};"
     for name, template in {"Loop": loop, "Pipeline": pipeline}.items():
         yield "template <class Problem>"
         yield f"using {name} = ck_tile::{template}<Problem>;"

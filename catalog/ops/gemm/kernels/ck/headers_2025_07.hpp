@@ -8,6 +8,22 @@
 
 namespace catalog::ck {
 
+using ck_tile::element_wise::PassThrough;
+
+// Sums and products of an accumulator and elements of D tensors, which CK has in an example only.
+struct MultiDAdd {
+    template <class E, class C, class... D>
+    CK_TILE_HOST_DEVICE auto operator()(E& e, const C& c, const D&... ds) const {
+        e = ck_tile::type_convert<E>((ck_tile::type_convert<float>(c) + ... + ck_tile::type_convert<float>(ds)));
+    }
+};
+struct MultiDMultiply {
+    template <class E, class C, class... D>
+    CK_TILE_HOST_DEVICE auto operator()(E& e, const C& c, const D&... ds) const {
+        e = ck_tile::type_convert<E>((ck_tile::type_convert<float>(c) * ... * ck_tile::type_convert<float>(ds)));
+    }
+};
+
 struct Headers {
     template <class Row, class Ds, class LayoutsD, ck_tile::memory_operation_enum operation>
     using Shuffle = ck_tile::CShuffleEpilogueProblem<

@@ -9,6 +9,10 @@
 
 namespace catalog::ck {
 
+using ck_tile::element_wise::MultiDAdd;
+using ck_tile::element_wise::MultiDMultiply;
+using ck_tile::element_wise::PassThrough;
+
 struct Headers {
     template <class Row, class Ds, class LayoutsD, ck_tile::memory_operation_enum operation>
     using Shuffle = ck_tile::CShuffleEpilogueProblem<

@@ -27,7 +27,15 @@ from catalog.settings import settings
 GEMM = operation("gemm")
 IDENTITY = {"arch": "gfx90a", "target": "", "revision": "2026-07", "space": "dispatcher", GEMM.variant.name: ""}
 TRAITS = {trait.name: trait.default for trait in GEMM.traits.values()} | {
-    **{"dtype": "fp32", "dtype_a": "fp32", "dtype_b": "fp32", "dtype_c": "fp32", "tile_m": 64, "tile_n": 64, "tile_k": 64},
+    **{
+        "dtype": "fp32",
+        "dtype_a": "fp32",
+        "dtype_b": "fp32",
+        "dtype_c": "fp32",
+        "tile_m": 64,
+        "tile_n": 64,
+        "tile_k": 64,
+    },
     **{"wave_m": 2, "wave_n": 2, "wave_k": 1, "warp_tile_m": 16, "warp_tile_n": 16, "warp_tile_k": 16},
 }
 
@@ -134,9 +142,7 @@ def test_a_row_that_the_headers_do_not_implement_is_refused(
 
 
 @pytest.mark.parametrize("revision", ["2025-07", "2025-11"])
-def test_headers_are_recognised_by_their_files(
-    revision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_headers_are_recognised_by_their_files(revision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "ck" / "include" / "ck_tile" / "ops" / "gemm"
     for name in gemm_facts().headers[revision].has:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -160,10 +166,11 @@ def test_headers_are_recognised_by_their_files(
     settings.cache_clear()
 
 
-@pytest.mark.parametrize("arch", ["gfx90a", "gfx942", "gfx950", "gfx1201"])
+@pytest.mark.parametrize("arch", slow_but(["gfx942"], ["gfx90a", "gfx942", "gfx950", "gfx1201"]))
 def test_every_arch_has_the_fallback_kernel(arch: str, tmp_path: Path) -> None:
     revision, where = GEMM.fallback()
     catalog = Catalog(tmp_path / "catalog.db")
     chosen = Restriction(where=where, families=("universal",))
     catalog.populate(arch, revision=revision, operation="gemm", restriction=chosen)
-    assert len(catalog.kernels("hw_valid", arch=arch, operation="gemm")) == 1
+    [kernel] = catalog.kernels("hw_valid", arch=arch, operation="gemm")
+    assert catalog.refusal(kernel) is None, "some headers compile it"

@@ -460,4 +460,5 @@ def test_the_worst_kernel_of_a_library_counts(sgprs: str, rows: Catalog, tmp_pat
         scratch_bytes=16,
         shared_bytes=32768,
         occupancy=1,
+        device_functions=2,
     )

@@ -31,7 +31,8 @@ def _find(root: Path, part: str, *, named: bool) -> Path:
     if found:
         raise BuildError(
             f"{root} holds several folders {part}",
-            hint="CATALOG_CK_ROOT or --ck-root names one checkout: " + ", ".join(str(folder.parent) for folder in found),
+            hint="CATALOG_CK_ROOT or --ck-root names one checkout: "
+            + ", ".join(str(folder.parent) for folder in found),
         )
     if named:
         raise BuildError(f"{root} holds no folder include/{part}", hint="Is it a CK checkout, and complete?")

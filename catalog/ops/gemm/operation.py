@@ -77,7 +77,8 @@ class Gemm(Operation):
             return problem.k_batch
         algorithm = kernels[0].algorithm
         tiles = -(-problem.m // algorithm.tile_m) * -(-problem.n // algorithm.tile_n) * max(1, problem.products)
-        return max(1, min(threads // max(1, tiles), problem.k // _LEAST_DEPTH))
+        parts: int = min(threads // max(1, tiles), problem.k // _LEAST_DEPTH)
+        return max(1, parts)
 
     def stated_splits(self, problem: GemmProblem) -> int:
         """Its ``k_batch``."""

@@ -132,7 +132,7 @@ def test_parts_of_k_are_added_in_order(catalog: Catalog, pipeline: str) -> None:
     c = catalog.plan(problem, kernel).run(inputs).outputs["c"]
     np.testing.assert_array_equal(c, added + inputs["bias"])
     chosen = problem.model_copy(update={"k_batch": 0})
-    assert GEMM.splits(chosen, [kernel], 64, whole_waves=False) > 1
+    assert GEMM.splits(chosen, [kernel], 256, whole_waves=False) > 1
     assert GEMM.splits(chosen, [kernel], 1, whole_waves=False) == 1
 
 

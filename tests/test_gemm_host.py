@@ -13,7 +13,7 @@ from typing import Any
 import command
 import numpy as np
 import pytest
-from conftest import missing
+from conftest import missing, slow_but
 from gemm_problems import is_intact, problem_of_row, rows, tensors_of
 
 from catalog.errors import ProblemError, TensorError
@@ -118,6 +118,24 @@ def test_tiles_threads_and_strides_do_not_change_results(catalog: Catalog) -> No
     np.testing.assert_array_equal(part, first[:5])
 
 
+@pytest.mark.parametrize("pipeline", slow_but(["host_panel"], ["host_panel", "host_stream"]))
+def test_parts_of_k_are_added_in_order(catalog: Catalog, pipeline: str) -> None:
+    """Bit for bit the float32 sum of the products of the parts, so the same on any number of threads."""
+    kernel = rows(catalog, f"dtype = 'fp32' AND layout = 'rcr' AND pipeline = '{pipeline}'")[0]
+    fields: dict[str, Any] = {"m": 5, "n": 1100, "batch": 2, "dtype": "fp32"}
+    problem = GemmProblem(**fields, k=2049, k_batch=3, bias=True)
+    inputs = make_inputs(problem, SEED)
+    added = np.float32(0)
+    for start, end in ((0, 768), (768, 1536), (1536, 2049)):
+        part = {name: inputs[name][:, :, start:end] for name in "ab"}
+        added = added + catalog.plan(GemmProblem(**fields, k=end - start), kernel).run(part).outputs["c"]
+    c = catalog.plan(problem, kernel).run(inputs).outputs["c"]
+    np.testing.assert_array_equal(c, added + inputs["bias"])
+    chosen = problem.model_copy(update={"k_batch": 0})
+    assert GEMM.splits(chosen, [kernel], 256, whole_waves=False) > 1
+    assert GEMM.splits(chosen, [kernel], 1, whole_waves=False) == 1
+
+
 def test_numbers_that_are_not_finite_pass_through(catalog: Catalog) -> None:
     kernel = rows(catalog, "dtype = 'fp32' AND layout = 'rcr' AND pipeline = 'host_panel'")[0]
     for activation in ("no", "relu", "gelu", "silu"):
@@ -190,6 +208,8 @@ def test_first_runs_of_large_problems_are_small() -> None:
         ({"activation": "tanh"}, "activation='tanh' is not allowed"),
         ({"groups": (1, 2)}, "groups add up to 3, but m=64"),
         ({"groups": (32, 32), "batch": 2}, "groups cannot be combined with a batch"),
+        ({"groups": (32, 32), "k_batch": 2}, "groups cannot be combined with k_batch"),
+        ({"k_batch": 2000}, "k_batch=2000: "),
         ({"groups": (32, -1)}, "groups[1]=-1: "),
         ({"groups": (32, 32), "num_d": 1, "elementwise": "MultiDAdd"}, "groups cannot be combined with D tensors"),
         ({"m": None}, "a problem needs m: rows of A and C"),

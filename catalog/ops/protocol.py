@@ -214,6 +214,23 @@ class Operation(Emitter, ABC):
         """
         raise UsageError(f"{self.name} has no upstream generator: no checkout lists its kernels")
 
+    def checkout_revision(self) -> str | None:
+        """The revision whose rows the user's checkout of upstream compiles; None, as by default, if any revision's.
+
+        Raises:
+            BuildError: there is no checkout.
+        """
+        return None
+
+    def fallback(self) -> tuple[str, str]:
+        """The revision and the traits, as an SQL expression, of a kernel of upstream that is known to compile.
+
+        Raises:
+            UsageError: the operation has none.
+            BuildError: there is no checkout.
+        """
+        raise UsageError(f"{self.name} has no kernels of upstream that can be built")
+
     def read_tile(self, text: str) -> dict[str, Any]:
         """The traits stated by a tile of a spec, in the operation's own notation.
 

@@ -85,6 +85,18 @@ class Attention(Operation):
 
         return find_generator(root, timeout)
 
+    def checkout_revision(self) -> str:
+        """The revision of the checkout's generator, which writes the sources of its own rows only."""
+        from catalog.ops.attention.upstream.sources import find_checkout
+
+        return find_checkout().generator.revision
+
+    def fallback(self) -> tuple[str, str]:
+        """A forward kernel of the checkout's revision."""
+        from catalog.ops.attention.upstream.sources import ck_facts
+
+        return self.checkout_revision(), ck_facts().fallback
+
     problem = Problem
     arguments = ARGUMENTS
     headers = MappingProxyType({"kernels": Path(__file__).parent / "kernels"})

@@ -52,5 +52,6 @@ struct Row {{
 
 }}  // namespace
 
-CATALOG_ENTRY_POINTS({c_string(kernel)}, catalog::no_workspace(args, size), catalog::host::launch<Row>(args))
+CATALOG_ENTRY_POINTS({c_string(kernel)}, catalog::host::workspace_size<Row>(args, size),
+                     catalog::host::launch<Row>(args))
 """

@@ -1,6 +1,8 @@
 // From sums to elements of C: C = f(alpha A B + beta C + bias), combined with the D tensors.
 #pragma once
 
+#include <algorithm>
+
 #include "call.hpp"
 #include "host/exp2.hpp"
 
@@ -37,10 +39,16 @@ inline Ints activated(Ints x, std::int32_t activation) {
     return activation == CATALOG_RELU ? (x < 0 ? Ints{} : x) : x;
 }
 
-// Sums of `rows` x `columns`, lds apart, become the part of C that begins at a row and a column.
+// Sums of `rows` x `columns`, lds apart, become the part of C that begins at a row and a column. Those of a part of K
+// are kept in the workspace, whose rows are as long as those of C.
 template <class Row, class Sum>
 __attribute__((noinline)) void finish(const catalog_args& args, std::int64_t batch, const Sum* sums, std::int64_t lds,
                                       std::int64_t first_row, std::int64_t first_column, int rows, int columns) {
+    if (args.num_splits > 1) {
+        Sum* const to = static_cast<Sum*>(args.c_acc.data) + first_row * args.n + first_column;
+        for (int i = 0; i < rows; ++i) std::copy_n(sums + i * lds, columns, to + i * args.n);
+        return;
+    }
     using Element = typename Row::otype;
     const auto row_of = [&](const catalog_tensor& tensor, std::int64_t row) {
         return data_of<Element>(tensor, batch) + row * tensor.stride_outer + first_column;

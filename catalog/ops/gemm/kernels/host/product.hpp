@@ -2,6 +2,7 @@
 #pragma once
 
 #include "grouped.hpp"
+#include "split.hpp"
 
 namespace catalog::host {
 
@@ -27,6 +28,8 @@ template <class Row, class Unit>
 inline catalog_status multiply_all(const catalog_args& args) {
     if constexpr (Row::grouped)
         return GroupedProduct<Row, Unit>(args).run();
+    else if (args.num_splits > 1)
+        return SplitProduct<Row, Unit, Product<Row, Unit>>(args).run();
     else
         return multiply<Row, Unit>(args);
 }

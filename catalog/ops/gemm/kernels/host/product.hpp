@@ -45,6 +45,8 @@ inline catalog_status multiply_in_vectors(const catalog_args& args) {
     return multiply_all<Row, std::conditional_t<integers, WordPair<false>, float>>(args);
 }
 
+#if defined(__AVX512F__)
+
 // The product in AMX tiles; groups of few rows need the instructions of vectors, too.
 template <class Row>
 inline catalog_status multiply_in_tiles(const catalog_args& args) {
@@ -53,13 +55,17 @@ inline catalog_status multiply_in_tiles(const catalog_args& args) {
         args);
 }
 
+#endif
+
 template <class Row>
 inline std::int32_t launch(const catalog_args* args) noexcept {
     if (const catalog_status status = check_call<Row>(args); status != CATALOG_OK) return status;
     if (args->batch == 0 || args->m == 0 || args->n == 0) return CATALOG_OK;
+#if defined(__AVX512F__)
     if constexpr (Row::in_tiles)
         return multiply_in_tiles<Row>(*args);
     else
+#endif
         return multiply_in_vectors<Row>(*args);
 }
 

@@ -101,7 +101,8 @@ inline void multiply_add_bytes() {
         for (int n = 0; n < columns; ++n)
             for (int k = 0; k < columns; ++k)
                 for (int byte = 0; byte < 32; byte += 8)
-                    of_c[m][n] += static_cast<std::int8_t>(of_a[m][k] >> byte) * static_cast<std::int8_t>(of_b[k][n] >> byte);
+                    of_c[m][n] +=
+                        static_cast<std::int8_t>(of_a[m][k] >> byte) * static_cast<std::int8_t>(of_b[k][n] >> byte);
 }
 
 }  // namespace catalog::host::amx

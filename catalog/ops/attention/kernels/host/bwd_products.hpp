@@ -88,8 +88,8 @@ struct FloatProducts {
 
 #if defined(__AVX512F__)
 
-// Gradients of keys are kept transposed: then neighbours of a pair are neighbours along the query rows in both factors, and
-// the large one, P or dS, is the one that needs no copy. dV^T += dO^T P, dK^T += Q^T dS.
+// Gradients of keys are kept transposed: then neighbours of a pair are neighbours along the query rows in both
+// factors, and the large one, P or dS, is the one that needs no copy. dV^T += dO^T P, dK^T += Q^T dS.
 template <class Row>
 struct PairProducts {
     using T = typename Row::dtype;
@@ -133,10 +133,10 @@ struct PairProducts {
     }
 
     void multiply_scores(int row, int rows, int first_key, int keys) const {
-        multiply_strip<Memory::row_q, Memory::depth_q>(scratch.q[row], rows, scratch.k_transposed, hdim_q, first_key, keys,
-                                                       scratch.p[0]);
-        multiply_strip<Memory::row_v, Memory::depth_v>(scratch.grad_o[row], rows, scratch.v_transposed, hdim_v, first_key,
-                                                       keys, scratch.ds[0]);
+        multiply_strip<Memory::row_q, Memory::depth_q>(scratch.q[row], rows, scratch.k_transposed, hdim_q, first_key,
+                                                       keys, scratch.p[0]);
+        multiply_strip<Memory::row_v, Memory::depth_v>(scratch.grad_o[row], rows, scratch.v_transposed, hdim_v,
+                                                       first_key, keys, scratch.ds[0]);
     }
 
     // Rounds P and dS of a strip: dS along its rows for dQ, and both across pairs of rows for the gradients of keys.
@@ -173,8 +173,8 @@ struct PairProducts {
             if constexpr (in_tiles) {
                 for_tiles(count, [&](auto tiles, int row) {
                     alignas(64) float sums[2 * tile_rows * panel];
-                    multiply_tiles<false, tiles, panel / lanes>(scratch.ds_along[row], tiles_of_rows(Memory::row_along), k,
-                                                                panel, depth, sums, panel);
+                    multiply_tiles<false, tiles, panel / lanes>(scratch.ds_along[row], tiles_of_rows(Memory::row_along),
+                                                                k, panel, depth, sums, panel);
                     for (int r = 0; r < std::min(tiles * tile_rows, count - row); ++r)
                         for (int j = 0; j < panel; j += lanes) add(row + r, column + j, load(sums + r * panel + j));
                 });
@@ -215,7 +215,8 @@ struct PairProducts {
     // Calls body(std::integral_constant<int, tiles>, first) for blocks of two tiles of rows, then of one.
     template <class Body>
     static void for_tiles(int rows, Body body) {
-        for_blocks<2, 1>(0, (rows + tile_rows - 1) / tile_rows, [&](auto tiles, int tile) { body(tiles, tile * tile_rows); });
+        for_blocks<2, 1>(0, (rows + tile_rows - 1) / tile_rows,
+                         [&](auto tiles, int tile) { body(tiles, tile * tile_rows); });
     }
 
     // A function of its own: in a large function, g++ keeps sums of assembly in memory.
@@ -235,8 +236,8 @@ struct PairProducts {
             float* const to = products + key - first_key;
             if constexpr (in_tiles)
                 for_tiles(rows, [&](auto tiles, int row) {
-                    multiply_tiles<false, tiles, width / lanes>(a + row * a_row, tiles_of_rows(a_row), panel, width, depth,
-                                                                to + row * Memory::row_p, Memory::row_p);
+                    multiply_tiles<false, tiles, width / lanes>(a + row * a_row, tiles_of_rows(a_row), panel, width,
+                                                                depth, to + row * Memory::row_p, Memory::row_p);
                 });
             else
                 for_row_blocks<Row::warp_m0>(0, rows, [&](auto block, int row) {
@@ -246,21 +247,23 @@ struct PairProducts {
         }
     }
 
-    static void add_gradient(const BrainPair* rows, int hdim, const BrainPair* weights, int count, int first_key, int keys,
-                             float* gradient) {
+    static void add_gradient(const BrainPair* rows, int hdim, const BrainPair* weights, int count, int first_key,
+                             int keys, float* gradient) {
         const int depth = round_up(count, step) / 2;
         for (int key = 0; key < keys; key += width) {
             float* const to = gradient + first_key + key;
             if constexpr (in_tiles)
                 for_tiles(hdim, [&](auto tiles, int d) {
-                    multiply_tiles<true, tiles, width / lanes>(rows + d * Memory::row_pairs, tiles_of_rows(Memory::row_pairs),
-                                                               weights + key, Memory::row_across, depth,
+                    multiply_tiles<true, tiles, width / lanes>(rows + d * Memory::row_pairs,
+                                                               tiles_of_rows(Memory::row_pairs), weights + key,
+                                                               Memory::row_across, depth,
                                                                to + d * Memory::row_dk, Memory::row_dk);
                 });
             else
                 for_row_blocks<Row::warp_m1>(0, hdim, [&](auto block, int d) {
-                    multiply_vectors<block, width, 1, Memory::row_pairs>(rows + d, weights + key, Memory::row_across, depth,
-                                                                     add_to<Memory::row_dk>(to + d * Memory::row_dk));
+                    multiply_vectors<block, width, 1, Memory::row_pairs>(
+                        rows + d, weights + key, Memory::row_across, depth,
+                        add_to<Memory::row_dk>(to + d * Memory::row_dk));
                 });
         }
     }
@@ -269,9 +272,11 @@ struct PairProducts {
         for (int key = 0; key < count; key += lanes)
             for (int d = 0; d < hdim; d += lanes) {
                 Float block[lanes];
-                for (int i = 0; i < lanes; ++i) block[i] = d + i < hdim ? load(from + (d + i) * Memory::row_dk + key) : Float{};
+                for (int i = 0; i < lanes; ++i)
+                    block[i] = d + i < hdim ? load(from + (d + i) * Memory::row_dk + key) : Float{};
                 transpose(block);
-                for (int i = 0; i < std::min(lanes, count - key); ++i) store_first(to[key + i] + d, block[i] * factor, hdim - d);
+                for (int i = 0; i < std::min(lanes, count - key); ++i)
+                    store_first(to[key + i] + d, block[i] * factor, hdim - d);
             }
     }
 };

@@ -30,8 +30,8 @@ struct BackwardSizes {
     // Products skip keys before the first visible one, in whole panels and whole chunks of random numbers.
     static constexpr int key_step = std::lcm(Row::warp_n0, 16);
     static constexpr int drawn_keys = Row::dropout ? tile_n0 : 0;
-    // Distance of the rows of floats. Products read columns too, and rows a power of two apart would share few sets of the
-    // L1 cache, so each row ends with a spare cache line.
+    // Distance of the rows of floats. Products read columns too, and rows a power of two apart would share few sets of
+    // the L1 cache, so each row ends with a spare cache line.
     static constexpr int row_p = tile_n0 + 16;
 
     BackwardRow row[tile_m0];
@@ -71,13 +71,14 @@ struct BackwardScratch<Row, true> : BackwardSizes<Row> {
     using BackwardSizes<Row>::tile_m0, BackwardSizes<Row>::tile_n0, BackwardSizes<Row>::row_p;
 
     static constexpr bool in_tiles = Row::pipeline == Pipeline::host_amx;
-    static constexpr int step = 2 * lanes;                       // products have a depth of whole vectors of pairs
+    static constexpr int step = 2 * lanes;  // products have a depth of whole vectors of pairs
     static constexpr int strip = in_tiles ? Row::warp_m0 : 8 * Row::warp_m0;
     static_assert(tile_m0 % step == 0 && tile_m0 % strip == 0 && strip % 2 == 0 && Row::warp_n0 % step == 0);
-    static_assert(!in_tiles || (Row::warp_m0 == step && Row::warp_m1 == step && Row::warp_n0 == step && Row::warp_n1 == step),
-                  "a register block is two tiles by two");
+    static_assert(!in_tiles || (Row::warp_m0 == step && Row::warp_m1 == step), "a register block is two tiles by two");
+    static_assert(!in_tiles || (Row::warp_n0 == step && Row::warp_n1 == step), "a register block is two tiles by two");
 
-    static constexpr int depth_q = round_up(Row::hdim_q, step) / 2, depth_v = round_up(Row::hdim_v, step) / 2;  // in pairs
+    // Depths are in pairs.
+    static constexpr int depth_q = round_up(Row::hdim_q, step) / 2, depth_v = round_up(Row::hdim_v, step) / 2;
     static constexpr int columns_q = round_up(Row::hdim_q, lanes), columns_v = round_up(Row::hdim_v, lanes);
     static constexpr int columns_dq = round_up(Row::hdim_q, Row::warp_n1);
     static constexpr int row_q = depth_q + 16, row_v = depth_v + 16, row_dk = tile_n0 + 16;

@@ -67,8 +67,9 @@ struct TileBlocks : BlockSizes<Row, Unit> {
         constexpr int deep = tile_units * factors;
         for (int row = 0; row < rows; row += tile_rows)
             for (std::int64_t k = 0; k < depth; k += deep)
-                pack_rows<Unit>(from.from(row, k), std::min(rows - row, tile_rows), std::min<std::int64_t>(depth - k, deep),
-                                to + row * step + k / factors * tile_rows, tile_units);
+                pack_rows<Unit>(from.from(row, k), std::min(rows - row, tile_rows),
+                                std::min<std::int64_t>(depth - k, deep), to + row * step + k / factors * tile_rows,
+                                tile_units);
     }
 
     template <int row_s, class Sum>

@@ -62,8 +62,9 @@ __attribute__((noinline)) void finish(const catalog_args& args, std::int64_t bat
     };
 #if defined(__AVX512F__)
     if constexpr (Row::in_tiles && std::is_same_v<Element, bf16> && Row::num_d == 0) {
-        const bool plain = args.alpha == 1 && args.beta == 0 && !args.bias.data && args.activation == CATALOG_PASS_THROUGH;
-        if (plain) return round_sums(sums, lds, rows, columns, {row_of(args.c, first_row), args.c.stride_outer});
+        const bool as_summed = args.alpha == 1 && args.beta == 0 && !args.bias.data;
+        if (as_summed && args.activation == CATALOG_PASS_THROUGH)
+            return round_sums(sums, lds, rows, columns, {row_of(args.c, first_row), args.c.stride_outer});
     }
 #endif
     const Element* const bias = args.bias.data ? data_of<const Element>(args.bias, 0) + first_column : nullptr;

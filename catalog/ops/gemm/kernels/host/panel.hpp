@@ -131,8 +131,9 @@ class PanelProduct {
             const Unit* const a = packed_a + (row / tile_m * steps + k) * a_step;
             const int depth = static_cast<int>(std::min<std::int64_t>(step, units - k * step));
             for (int j = 0; j < width; j += panel)
-                Block::template multiply<row_s>(k > 0, a, skipped, rows, packed_b + (column + j) * units + k * step * panel,
-                                                depth, scratch.sums + j);
+                Block::template multiply<row_s>(k > 0, a, skipped, rows,
+                                                packed_b + (column + j) * units + k * step * panel, depth,
+                                                scratch.sums + j);
         }
         finish<Row>(args, batch, scratch.sums, row_s, first_row + row, first_column + column, rows, columns);
     }

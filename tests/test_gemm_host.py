@@ -10,6 +10,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import amx
 import command
 import numpy as np
 import pytest
@@ -21,7 +22,8 @@ from catalog.ops import operation
 from catalog.ops.gemm.arguments import ARGUMENTS
 from catalog.ops.gemm.problem import GemmProblem
 from catalog.runtime.catalog import Catalog
-from catalog.runtime.devices.host.device import host_archs, why_unavailable
+from catalog.runtime.devices.host import device
+from catalog.runtime.devices.host.device import cpu_features, host_archs, why_unavailable
 from catalog.runtime.guard import guarded_problem
 from catalog.runtime.inputs import make_inputs
 from catalog.schema.kernel import Kernel
@@ -98,6 +100,23 @@ def test_kernels_of_all_types_and_layouts_compute_any_problem(catalog: Catalog, 
     assert not catalog.builder.build_many(kernels).failures
     used = {kernel.name: check(catalog, kernel, 25) for kernel in kernels}
     assert max(used.values()) > 0.02, "tolerances are far too wide"
+
+
+@pytest.mark.slow
+def test_products_in_amx_tiles(catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles are computed in software."""
+    if not amx.PAIRS["host_amx"] - amx.TILES <= cpu_features():
+        pytest.skip("this CPU has no AVX512-BF16")
+    amx.pretend("host_amx", tmp_path, monkeypatch)
+    with Catalog(catalog.path) as other:
+        for dtype, layout, family in (
+            ("bf16", "rcr", "universal"),
+            ("fp8", "ccr", "multi_d"),
+            ("int8", "crr", "grouped"),
+        ):
+            wanted = f"dtype = '{dtype}' AND layout LIKE '{layout}%' AND family = '{family}' AND pipeline = 'host_amx'"
+            kernel = rows(other, wanted, "x86_64_v4")[0]
+            check(other, kernel, 20)
 
 
 @pytest.mark.slow
@@ -244,10 +263,17 @@ def test_wrong_tensors_are_a_message(catalog: Catalog) -> None:
 # What commands do
 
 
-def test_few_rows_are_streamed(catalog: Catalog) -> None:
-    for m, pipeline in ((1, "host_stream"), (16, "host_stream"), (17, "host_panel"), (4096, "host_panel")):
+@pytest.mark.parametrize("amx_bf16", [False, True])
+def test_few_rows_are_streamed(catalog: Catalog, amx_bf16: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others are multiplied in AMX tiles where the CPU has them for the type."""
+    in_tiles = amx_bf16 and ARCHES[0] == "x86_64_v4"
+    monkeypatch.setattr(device, "cpu_features", lambda: {"avx512_bf16", "amx_bf16"} if in_tiles else set())
+    many = "host_amx" if in_tiles else "host_panel"
+    for m, pipeline in ((1, "host_stream"), (16, "host_stream"), (17, many), (4096, many)):
         (best,) = catalog.candidates(GemmProblem(m=m, n=4096, k=4096, dtype="bf16"), limit=1)
         assert best.kernel.algorithm.pipeline == pipeline
+    (best,) = catalog.candidates(GemmProblem(m=17, n=4096, k=4096, dtype="int8"), limit=1)
+    assert best.kernel.algorithm.pipeline == "host_panel"
 
 
 def test_commands_run_trace_and_replay(catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

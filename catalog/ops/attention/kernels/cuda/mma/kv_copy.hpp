@@ -82,6 +82,11 @@ class KvCopy {
     __device__ __forceinline__ KvCopy(const catalog_tensor& tensor, const KvSteps& steps, std::int64_t hdim_stored,
                                       const Sequence& seq, int head)
         : tensor(tensor), steps(steps), hdim_stored(hdim_stored) {
+        restart(seq, head);
+    }
+
+    // To the first key of a sequence.
+    __device__ __forceinline__ void restart(const Sequence& seq, int head) {
         const auto* start = rows_of<const std::uint16_t>(tensor, Row::paged_kv ? 0 : seq.batch, head, seq.first_k);
 #pragma unroll
         for (int part = 0; part < period; ++part) {

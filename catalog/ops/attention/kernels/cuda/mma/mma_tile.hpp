@@ -24,9 +24,8 @@ struct MmaShape {
     static constexpr int group_bytes = stages * (k_bytes + v_bytes);
 
     // Results of the groups, to be merged: rows of O, then maxima and sums.
-    static constexpr int merge_stride = hdim_v + 8;  // numbers from row to row: rows start in different banks
     static constexpr int merge_rows = waves_n * Row::tile_m0;
-    static constexpr int merge_bytes = waves_n > 1 ? merge_rows * (merge_stride + 2) * 4 : 0;
+    static constexpr int merge_bytes = waves_n > 1 ? merge_rows * (hdim_v + 2) * 4 : 0;
     static constexpr int streamed_bytes = q_bytes + waves_n * group_bytes;
     static constexpr int shared_bytes = streamed_bytes > merge_bytes ? streamed_bytes : merge_bytes;
 

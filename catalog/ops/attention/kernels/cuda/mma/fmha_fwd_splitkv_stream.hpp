@@ -14,6 +14,13 @@
 
 namespace catalog::cuda {
 
+// The row of a kernel of this file.
+template <class Traits>
+struct StreamRow : Traits {};
+
+template <class Traits>
+inline constexpr bool by_warpgroup<StreamRow<Traits>> = Traits::wave_m0 % 4 == 0;
+
 template <class Row>
 struct StreamShape : MmaShape<Row> {
     using Base = MmaShape<Row>;
@@ -106,37 +113,53 @@ class StreamCopies {
     int key, left;  // of the next tile: the group's first key; tiles of the item
 };
 
-// Q of an item, to the beginning of shared memory, which nobody reads any more.
+// Q of an item on its way to the beginning of shared memory. Loading and storing are apart, so that the results of the
+// item before can be stored meanwhile.
 template <class Row>
-__device__ __forceinline__ void fetch_queries(const catalog_args& args, const MmaWork<Row, false>& work,
-                                              std::uint32_t target) {
-    using T = typename Row::dtype;
-    constexpr int pieces = Row::hdim_q / 8, threads = MmaShape<Row>::threads;
-    constexpr int count = (Row::tile_m0 * pieces + threads - 1) / threads;
-    const int hdim = static_cast<int>(args.hdim_q);
-    // See Scores.
-    const std::uint32_t kept = args.scale == 0.0f ? 0 : 0xffffffffu, flipped = args.scale < 0.0f ? 0x80008000u : 0;
-    uint4 piece[count];
+class StreamQueries {
+    static constexpr int pieces = Row::hdim_q / 8, threads = MmaShape<Row>::threads;
+
+   public:
+    static constexpr int count = (Row::tile_m0 * pieces + threads - 1) / threads;  // of a thread
+
+    __device__ __forceinline__ void load(const catalog_args& args, const MmaWork<Row, false>& work) {
+        using T = typename Row::dtype;
+        const int hdim = static_cast<int>(args.hdim_q);
 #pragma unroll
-    for (int i = 0; i < count; ++i) {
-        const int index = i * threads + static_cast<int>(threadIdx.x), row = index / pieces, column = index % pieces * 8;
-        piece[i] = make_uint4(0, 0, 0, 0);
-        if (row < work.rows && column < hdim) {
-            const QueryRow at = work.row_at(row);
-            piece[i] = *reinterpret_cast<const uint4*>(work.template element_of<const T>(args.q, at) + column);
+        for (int i = 0; i < count; ++i) {
+            const int row = index(i) / pieces, column = index(i) % pieces * 8;
+            piece[i] = make_uint4(0, 0, 0, 0);
+            if (row < work.rows && column < hdim)
+                piece[i] = __ldg(reinterpret_cast<const uint4*>(
+                    work.template element_of<const T>(args.q, work.row_at(row)) + column));
         }
     }
+
+    __device__ __forceinline__ void store(const catalog_args& args, std::uint32_t q) const {
+        // See Scores.
+        const std::uint32_t kept = args.scale == 0.0f ? 0 : 0xffffffffu, flipped = args.scale < 0.0f ? 0x80008000u : 0;
 #pragma unroll
-    for (int i = 0; i < count; ++i) {
-        const int index = i * threads + static_cast<int>(threadIdx.x), row = index / pieces;
-        if (Row::tile_m0 * pieces % threads && row >= Row::tile_m0) break;
-        asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(target +
-                                                                      piece_offset<Row::hdim_q>(row, index % pieces)),
-                     "r"((piece[i].x & kept) ^ flipped), "r"((piece[i].y & kept) ^ flipped),
-                     "r"((piece[i].z & kept) ^ flipped), "r"((piece[i].w & kept) ^ flipped)
-                     : "memory");
+        for (int i = 0; i < count; ++i) {
+            const int row = index(i) / pieces;
+            if (Row::tile_m0 * pieces % threads && row >= Row::tile_m0) break;
+            asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(q + offset(row, index(i) % pieces)),
+                         "r"((piece[i].x & kept) ^ flipped), "r"((piece[i].y & kept) ^ flipped),
+                         "r"((piece[i].z & kept) ^ flipped), "r"((piece[i].w & kept) ^ flipped)
+                         : "memory");
+        }
     }
-}
+
+   private:
+    static __device__ __forceinline__ int index(int i) { return i * threads + static_cast<int>(threadIdx.x); }
+
+    static __device__ __forceinline__ std::uint32_t offset(int row, int piece) {
+        if constexpr (by_warpgroup<Row>)
+            return row / 64 * (64 * Row::hdim_q * 2) + piece_offset<Row::hdim_q, 64>(row % 64, piece);
+        return piece_offset<Row::hdim_q>(row, piece);
+    }
+
+    uint4 piece[count];
+};
 
 template <class Row>
 __global__ void __launch_bounds__(MmaShape<Row>::threads, MmaShape<Row>::blocks)
@@ -152,15 +175,22 @@ __global__ void __launch_bounds__(MmaShape<Row>::threads, MmaShape<Row>::blocks)
     StreamCopies<Row> copies(args, grid, items);
 #pragma unroll
     for (int stage = 0; stage < Shape::stages; ++stage) copies.start(ring + stage * Shape::stage_bytes);
+    StreamQueries<Row> queries;
+    queries.load(args, items.work());
     int stage = 0;
     const auto start_next = [&] {
         copies.start(ring + stage * Shape::stage_bytes);
         stage = stage + 1 < Shape::stages ? stage + 1 : 0;
     };
-    do {
+    const auto sync = [&] {
+        if constexpr (by_warpgroup<Row>) fence_proxy_async();  // what this thread has written, others' products read
+        sync_group<Row>(thread);
+    };
+    for (;;) {
+        queries.store(args, shared);
         const MmaWork<Row, false> work = items.work();
-        fetch_queries<Row>(args, work, shared);
         MmaRows<Row, false> rows(args, work, shared, {0, work.seq.seqlen_k});
+        if constexpr (by_warpgroup<Row>) fence_proxy_async();
         __syncthreads();
         rows.load_queries();
         const KeyRange all = rows.seen_by_all();
@@ -168,7 +198,7 @@ __global__ void __launch_bounds__(MmaShape<Row>::threads, MmaShape<Row>::blocks)
         asm volatile("" : "+r"(key));  // so that it could be negative: see zero_of
         for (int left = items.count;;) {
             copy_wait<Shape::stages - 1>();
-            sync_group<Row>(thread);
+            sync();
             const std::uint32_t k = ring + stage * Shape::stage_bytes;
             rows.weigh_keys(k, key, all);
             rows.add_values(k + Shape::k_bytes, key);
@@ -178,21 +208,25 @@ __global__ void __launch_bounds__(MmaShape<Row>::threads, MmaShape<Row>::blocks)
             key += Row::tile_n0;
         }
 
+        StreamItems<Row> next = items;
+        next.advance();
+        constexpr bool early = StreamQueries<Row>::count <= 8;  // while O is in registers too
+        if (early && next.exist()) queries.load(args, next.work());
         constexpr int group = Shape::group_bytes / 4;
         const MergeRoom<Row> room{shared, reinterpret_cast<float*>(memory + Shape::q_bytes + stage * Shape::stage_bytes),
                                   group, reinterpret_cast<float*>(memory + Shape::maxima)};
-        if (items.count == items.tiles) {
+        if constexpr (by_warpgroup<Row> && Shape::waves_n == 1) __syncthreads();  // nobody reads Q any more
+        if (items.shared())
+            rows.store(StreamPart<Row>(work, StreamParts<Row>(args, items)), room, zero_of(key));
+        else
             rows.store(work, room, zero_of(key));
-        } else {
-            const StreamParts<Row> parts(args, items);
-            rows.store(StreamPart<Row>(work, parts), room, zero_of(key));
-            if (parts.publish(grid.launch, reinterpret_cast<int*>(memory + Shape::found))) parts.combine(work);
-        }
-        items.advance();
+        if (!next.exist()) break;
+        if (!early) queries.load(args, next.work());
         __syncthreads();
         start_next();
-    } while (items.exist());
-    copy_wait<0>();
+        items = next;
+    }
+    finish_parts(args, grid, items, reinterpret_cast<int*>(memory + Shape::found));
 }
 
 // Neither 0 nor what memory is likely to hold; other threads may ask at the same time.
@@ -202,16 +236,18 @@ inline std::uint64_t next_launch() {
     return number.fetch_add(step) | 1;
 }
 
-template <class Row>
+template <class Traits>
 inline std::int32_t workspace_size_fmha_fwd_splitkv_stream(const catalog_args* args, Uses, catalog_workspace* size) {
+    using Row = StreamRow<Traits>;
     if (const catalog_status status = check_abi(args); status != CATALOG_OK) return status;
     if (!size || !valid_sizes(*args)) return CATALOG_BAD_ARGUMENT;
     *size = {1, most_parts<Row> * part_numbers<Row> * 4, most_parts<Row> * (Row::tile_m0 * 4 + 8), 0, 0};
     return CATALOG_OK;
 }
 
-template <class Row>
+template <class Traits>
 inline std::int32_t launch_fmha_fwd_splitkv_stream(const catalog_args* given, cudaStream_t stream) noexcept {
+    using Row = StreamRow<Traits>;
     using Shape = StreamShape<Row>;
     if (const catalog_status status = check_call<Row>(given); status != CATALOG_OK) return status;
     const catalog_args& args = *given;
@@ -239,12 +275,12 @@ inline std::int32_t launch_fmha_fwd_splitkv_stream(const catalog_args* given, cu
     const StreamGrid<Row> grid{{static_cast<int>(row_tiles), Divisor(heads), Divisor(Row::paged_kv ? args.page_size : 1),
                                 Scores<Row>(args), Shape::KCopy::steps_of(args, args.k),
                                 Shape::VCopy::steps_of(args, args.v)},
-                               uniform, next_launch()};
+                               Divisor(blocks), uniform, next_launch()};
     kernel<<<static_cast<unsigned>(blocks), Shape::threads, Shape::shared_bytes, stream>>>(args, grid);
     return launched();
 }
 
-template <class Row>
-inline constexpr Block block_of{StreamShape<Row>::threads, StreamShape<Row>::shared_bytes};
+template <class Traits>
+inline constexpr Block block_of{StreamShape<StreamRow<Traits>>::threads, StreamShape<StreamRow<Traits>>::shared_bytes};
 
 }  // namespace catalog::cuda

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "mma_results.hpp"
+#include "wgmma_tile.hpp"
 
 namespace catalog::cuda {
 
@@ -165,7 +166,7 @@ class MmaRows {
     const MmaThread<Row> thread;
     const Window<Row::mask> window;
     const Scores<Row>& scores;
-    MmaTile<Row> tile;
+    std::conditional_t<by_warpgroup<Row>, WgmmaTile<Row>, MmaTile<Row>> tile;
     float max[atoms][2], sum[atoms][2];  // of the lane's rows: what weights are relative to, the lane's part of the sum
 };
 

@@ -39,24 +39,15 @@ class StreamParts {
 
     __device__ __forceinline__ int own() const { return static_cast<int>(blockIdx.x) - first; }
 
-    // After the part of this block is stored, by all its threads: whether all parts are.
-    __device__ __forceinline__ bool publish(std::uint64_t launch, volatile int* found) const {
-        __threadfence();
-        __syncthreads();
-        if (threadIdx.x < 32) {
-            if (threadIdx.x == 0) store_mark(marks() + place_of(own()), launch);
-            // Of two blocks that mark their parts, one sees the mark of the other.
-            asm volatile("fence.sc.gpu;" ::: "memory");
-            __syncwarp();
-            bool all = true;
-            for (int part = static_cast<int>(threadIdx.x); part < count; part += 32)
-                all &= part == own() || load_mark(marks() + place_of(part)) == launch;
-            all = __all_sync(0xffffffff, all);
-            if (threadIdx.x == 0) *found = all;
-            __threadfence();
-        }
-        __syncthreads();
-        return *found;
+    // Marks the part of this block, which its threads have stored; by one thread, after a barrier.
+    __device__ __forceinline__ void mark(std::uint64_t launch) const { store_mark(marks() + place_of(own()), launch); }
+
+    // Whether all parts are marked; by a warp.
+    __device__ __forceinline__ bool complete(std::uint64_t launch) const {
+        bool all = true;
+        for (int part = static_cast<int>(threadIdx.x) % 32; part < count; part += 32)
+            all &= part == own() || load_mark(marks() + place_of(part)) == launch;
+        return __all_sync(0xffffffff, all);
     }
 
     __device__ __forceinline__ void combine(const MmaWork<Row, false>& work) const {
@@ -146,5 +137,35 @@ struct StreamPart {
     __device__ __forceinline__ float* part_of(const catalog_args&, int row) const { return o + row * Row::hdim_v; }
     __device__ __forceinline__ float* lse_of(const catalog_args&, int row) const { return lse + row; }
 };
+
+// At the end of a block: of the items that it shares with others, its first and its last one, those are combined whose
+// last part this is.
+template <class Row>
+__device__ __forceinline__ void finish_parts(const catalog_args& args, const StreamGrid<Row>& grid,
+                                             const StreamItems<Row>& last, volatile int* complete) {
+    const StreamItems<Row> first(args, grid);
+    const bool has_first = first.shared(), has_last = last.shared() && !(has_first && last == first);
+    if (!has_first && !has_last) return;
+    const StreamParts<Row> of_first(args, first), of_last(args, last);
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        if (threadIdx.x == 0) {
+            __threadfence();
+            if (has_first) of_first.mark(grid.launch);
+            if (has_last) of_last.mark(grid.launch);
+        }
+        // Of two blocks that mark their parts of an item, one sees the mark of the other.
+        asm volatile("fence.sc.gpu;" ::: "memory");
+        __syncwarp();
+        const bool all_of_first = has_first && of_first.complete(grid.launch);
+        const bool all_of_last = has_last && of_last.complete(grid.launch);
+        if (threadIdx.x == 0) *complete = all_of_first + 2 * all_of_last;
+        __threadfence();
+    }
+    __syncthreads();
+    const int found = *complete;
+    if (found & 1) of_first.combine(first.work());
+    if (found & 2) of_last.combine(last.work());
+}
 
 }  // namespace catalog::cuda

@@ -55,8 +55,8 @@ SELECTED: tuple[dict[str, object], ...] = (
     {"hdim_q": 128, "mask": "causal", "lse": True},
     {"hdim_q": 64, "mask": "window", "window": (128, 0)},
     {"op": "splitkv", "hdim_q": 128, "seqlen_q": 1, "num_splits": 8},
-    {"op": "splitkv", "hdim_q": 128, "seqlen_q": 1, "page_size": 16},
-    {"op": "splitkv", "hdim_q": 128, "seqlen_q": 40, "mask": "bottom_right"},
+    {"op": "splitkv", "hdim_q": 128, "batch": 128, "seqlen_q": 1, "page_size": 16},
+    {"op": "splitkv", "hdim_q": 128, "batch": 128, "seqlen_q": 40, "mask": "bottom_right"},
     {"op": "pagedkv", "hdim_q": 128, "page_size": 16},
     {"hdim_q": 64, "bias": "alibi"} | PREFILL | {"kv_lookup_table": "sglang"},
     {"hdim_q": 128, "mask": "causal"} | PREFILL | {"kv_memory_layout": "vectorized"},
@@ -126,8 +126,10 @@ def test_a_trait_that_the_headers_do_not_know_is_refused(catalog: Catalog) -> No
     ("problem", "families"),
     [
         ({"seqlen_q": 4096, "mask": "causal"}, ["fwd"]),
-        ({"op": "splitkv", "seqlen_q": 1, "seqlen_k": 16384}, ["fwd_splitkv"]),
-        ({"op": "splitkv", "seqlen_q": 1, "seqlen_k": 16384, "num_splits": 1}, ["fwd_splitkv", "fwd_splitkv_combine"]),
+        ({"op": "splitkv", "seqlen_q": 1, "seqlen_k": 16384}, ["fwd_splitkv", "fwd_splitkv_combine"]),
+        ({"op": "splitkv", "batch": 256, "seqlen_q": 1, "seqlen_k": 1024}, ["fwd_splitkv"]),
+        ({"op": "splitkv", "batch": 64, "seqlen_q": 32, "seqlen_k": 1024, "mask": "bottom_right"}, ["fwd_splitkv"]),
+        ({"op": "splitkv", "batch": 256, "seqlen_q": 1, "num_splits": 1}, ["fwd_splitkv", "fwd_splitkv_combine"]),
         ({"op": "pagedkv", "seqlen_q": 16, "seqlen_k": 1000, "page_size": 16}, ["fwd_pagedkv"]),
         ({"op": "batch_prefill", "seqlens_q": [70, 4096], "seqlen_k": 8192, "page_size": 1}, ["batch_prefill"]),
         ({"op": "appendkv", "seqlen_q": 1, "seqlen_k": 4096, "seqlen_new": 1, "rope": "inter"}, ["fwd_appendkv"]),
@@ -145,7 +147,8 @@ def test_a_trait_that_the_headers_do_not_know_is_refused(catalog: Catalog) -> No
     ],
 )
 def test_problems_select_rows(catalog: Catalog, problem: dict[str, object], families: list[str]) -> None:
-    plan = catalog.select(Problem(batch=2, nhead_q=16, nhead_k=4, hdim_q=128, dtype="bf16", **problem), arch="sm_90")
+    heads = {"batch": 2, "nhead_q": 16, "nhead_k": 4, "hdim_q": 128, "dtype": "bf16"}
+    plan = catalog.select(Problem(**heads | problem), arch="sm_90")
     assert [kernel.family for kernel in plan.kernels] == families
 
 

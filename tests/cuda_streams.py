@@ -22,6 +22,7 @@ PROBLEMS = {
         **{name: value for name, value in SHAPE.items() if name != "batch"}, seqlens_q=[100, 0, 333], mask="causal"
     ),
     "splitkv": Problem(**SHAPE, op="splitkv", seqlen_q=1, seqlen_k=3000),
+    "stream": Problem(**{**SHAPE, "batch": 600}, op="splitkv", seqlen_q=1, seqlen_k=300),
 }
 
 

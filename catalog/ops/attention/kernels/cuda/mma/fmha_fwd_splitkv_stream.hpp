@@ -28,8 +28,7 @@ struct StreamShape : MmaShape<Row> {
     static constexpr int stage_bytes = Base::waves_n * group_bytes;
     static constexpr int maxima = Base::q_bytes + Base::stages * stage_bytes;  // where they and the sums of rows begin
     static constexpr int found = maxima + (Base::waves_n > 1 ? Base::merge_rows * 2 * 4 : 0);
-    static constexpr int ends = found + 16;  // the block's first and last item
-    static constexpr int shared_bytes = ends + 256;
+    static constexpr int shared_bytes = found + 16;
 
     // Groups leave their results where their keys were.
     static_assert(Base::waves_n == 1 || Row::tile_m0 * Row::hdim_v * 4 <= group_bytes);
@@ -166,7 +165,6 @@ template <class Row>
 __global__ void __launch_bounds__(MmaShape<Row>::threads, MmaShape<Row>::blocks)
     attend_stream(const __grid_constant__ catalog_args args, const __grid_constant__ StreamGrid<Row> grid) {
     using Shape = StreamShape<Row>;
-    static_assert(2 * sizeof(StreamItems<Row>) <= Shape::shared_bytes - Shape::ends);
     extern __shared__ __align__(1024) unsigned char memory[];
     const std::uint32_t shared = shared_address(memory);
     const MmaThread<Row> thread(0);
@@ -174,10 +172,8 @@ __global__ void __launch_bounds__(MmaShape<Row>::threads, MmaShape<Row>::blocks)
 
     StreamItems<Row> items(args, grid);
     if (!items.exist()) return;
-    auto* const ends = reinterpret_cast<StreamItems<Row>*>(memory + Shape::ends);
-    if (threadIdx.x == 0) ends[0] = items;
     StreamCopies<Row> copies(args, grid, items);
-#pragma unroll 1
+#pragma unroll
     for (int stage = 0; stage < Shape::stages; ++stage) copies.start(ring + stage * Shape::stage_bytes);
     StreamQueries<Row> queries;
     queries.load(args, items.work());
@@ -220,15 +216,17 @@ __global__ void __launch_bounds__(MmaShape<Row>::threads, MmaShape<Row>::blocks)
         const MergeRoom<Row> room{shared, reinterpret_cast<float*>(memory + Shape::q_bytes + stage * Shape::stage_bytes),
                                   group, reinterpret_cast<float*>(memory + Shape::maxima)};
         if constexpr (by_warpgroup<Row> && Shape::waves_n == 1) __syncthreads();  // nobody reads Q any more
-        rows.store(StreamTarget<Row>(args, work, items), room, zero_of(key));
+        if (items.shared())
+            rows.store(StreamPart<Row>(work, StreamParts<Row>(args, items)), room, zero_of(key));
+        else
+            rows.store(work, room, zero_of(key));
         if (!next.exist()) break;
         if (!early) queries.load(args, next.work());
         __syncthreads();
         start_next();
         items = next;
     }
-    if (threadIdx.x == 0) ends[1] = items;
-    finish_parts(args, grid.launch, ends, reinterpret_cast<int*>(memory + Shape::found));
+    finish_parts(args, grid, items, reinterpret_cast<int*>(memory + Shape::found));
 }
 
 // Neither 0 nor what memory is likely to hold; other threads may ask at the same time.

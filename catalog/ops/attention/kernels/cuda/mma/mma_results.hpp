@@ -49,8 +49,8 @@ struct MmaWork {
         return rows_of<Element>(tensor, seq.batch, head_of(at), seq.first_q + at.query, split);
     }
 
-    // Where the results of a row of the tile go: O of a split or O itself, and LSE, NULL where it is not wanted.
-    __device__ __forceinline__ bool is_part() const { return partial; }
+    // Where the results of a row of the tile go: O of a split, O itself, and LSE, NULL where it is not wanted.
+    static constexpr bool of_part = partial;
 
     __device__ __forceinline__ float* part_of(const catalog_args& args, int row) const {
         return element_of<float>(args.o_acc, row_at(row));
@@ -148,12 +148,13 @@ class MmaResults {
                 const int stored = row < work.rows ? row : 0;
                 const RowEnd row_end = end_of(work.row_at(stored), max[m][half], sum[m][half]);
                 if (row < work.rows && thread.lane % 4 == 0) store_lse(row, row_end.lse);
-                float* const target = work.is_part() ? work.part_of(args, stored) : nullptr;
+                float* target = nullptr;
+                if constexpr (Target::of_part) target = work.part_of(args, stored);
 #pragma unroll
                 for (int n = 0; n < hdim_v / 8; ++n) {
                     const float first = o[m][n][2 * half] * row_end.normalize;
                     const float second = o[m][n][2 * half + 1] * row_end.normalize;
-                    if (work.is_part()) {
+                    if constexpr (Target::of_part) {
                         const int column = 8 * n + thread.lane % 4 * 2;
                         if (row < work.rows && column < hdim)
                             *reinterpret_cast<float2*>(target + column) = make_float2(first, second);
@@ -165,7 +166,7 @@ class MmaResults {
                     }
                 }
             }
-        if (!work.is_part()) store_staged(staged);
+        if constexpr (!Target::of_part) store_staged(staged);
     }
 
     __device__ __forceinline__ void store_staged(std::uint32_t staged) const {
@@ -229,7 +230,7 @@ class MmaResults {
         if (column == 0) store_lse(row, row_end.lse);
         if (column >= hdim) return;
         const float scale = row_end.normalize;
-        if (work.is_part())
+        if constexpr (Target::of_part)
             *reinterpret_cast<float4*>(work.part_of(args, row) + column) =
                 make_float4(o.x * scale, o.y * scale, o.z * scale, o.w * scale);
         else

@@ -45,7 +45,6 @@ class StreamParts {
     // Whether all parts are marked; by a warp.
     __device__ __forceinline__ bool complete(std::uint64_t launch) const {
         bool all = true;
-#pragma unroll 1
         for (int part = static_cast<int>(threadIdx.x) % 32; part < count; part += 32)
             all &= part == own() || load_mark(marks() + place_of(part)) == launch;
         return __all_sync(0xffffffff, all);
@@ -53,16 +52,14 @@ class StreamParts {
 
     __device__ __forceinline__ void combine(const MmaWork<Row, false>& work) const {
         const int pieces = static_cast<int>(args.hdim_v) / 4;
-#pragma unroll 1
         for (int index = static_cast<int>(threadIdx.x); index < work.rows * pieces; index += blockDim.x)
             combine_piece(work, index / pieces, index % pieces * 4);
-#pragma unroll 1
         for (int part = static_cast<int>(threadIdx.x); part < count; part += blockDim.x)
             store_mark(marks() + place_of(part), 0);
     }
 
    private:
-    static constexpr int together = 8;  // parts that a thread loads at a time
+    static constexpr int together = 18;  // parts that a thread loads at a time
 
     __device__ __forceinline__ std::uint64_t* marks() const { return static_cast<std::uint64_t*>(args.lse_acc.data); }
     __device__ __forceinline__ int place_of(int part) const { return 2 * (first + part) + (part == 0); }
@@ -81,7 +78,6 @@ class StreamParts {
     __device__ __forceinline__ void combine_piece(const MmaWork<Row, false>& work, int row, int column) const {
         float largest = minus_infinity(), sum = 0.0f;
         float4 o = make_float4(0, 0, 0, 0);
-#pragma unroll 1
         for (int start = 0; start < count; start += together) {
             float lse[together];
             float4 part[together];
@@ -119,68 +115,57 @@ class StreamParts {
     const int first, count;  // of the item's blocks
 };
 
-// Where the results of an item go, or of a part of one; see MmaWork.
+// Where the results of one part go; see MmaWork.
 template <class Row>
-struct StreamTarget {
+struct StreamPart {
+    static constexpr bool of_part = true;
     const MmaWork<Row, false>& work;
     const Sequence& seq;
-    const int rows;
-    int split = 0;
-    float *o = nullptr, *lse = nullptr;  // of a part
+    const int rows, split;
+    float *o, *lse;
 
-    __device__ __forceinline__ StreamTarget(const catalog_args& args, const MmaWork<Row, false>& work,
-                                            const StreamItems<Row>& items)
-        : work(work), seq(work.seq), rows(work.rows) {
-        if (!items.shared()) return;
-        const StreamParts<Row> parts(args, items);
-        split = parts.own();
-        o = parts.o_of(split);
-        lse = parts.lse_of(split);
-    }
+    __device__ __forceinline__ StreamPart(const MmaWork<Row, false>& work, const StreamParts<Row>& parts)
+        : work(work),
+          seq(work.seq),
+          rows(work.rows),
+          split(parts.own()),
+          o(parts.o_of(split)),
+          lse(parts.lse_of(split)) {}
 
-    __device__ __forceinline__ bool is_part() const { return o; }
     __device__ __forceinline__ QueryRow row_at(int row) const { return work.row_at(row); }
     __device__ __forceinline__ int head_of(const QueryRow& at) const { return work.head_of(at); }
     __device__ __forceinline__ float* part_of(const catalog_args&, int row) const { return o + row * Row::hdim_v; }
-
-    __device__ __forceinline__ typename Row::otype* o_of(const catalog_args& args, int row) const {
-        return work.o_of(args, row);
-    }
-
-    __device__ __forceinline__ float* lse_of(const catalog_args& args, int row) const {
-        return is_part() ? lse + row : work.lse_of(args, row);
-    }
+    __device__ __forceinline__ float* lse_of(const catalog_args&, int row) const { return lse + row; }
 };
 
 // At the end of a block: of the items that it shares with others, its first and its last one, those are combined whose
-// last part this is. `ends` are these items. Code that runs once is short: it comes from memory.
+// last part this is.
 template <class Row>
-__device__ __forceinline__ void finish_parts(const catalog_args& args, std::uint64_t launch,
-                                             const StreamItems<Row>* ends, volatile int* complete) {
+__device__ __forceinline__ void finish_parts(const catalog_args& args, const StreamGrid<Row>& grid,
+                                             const StreamItems<Row>& last, volatile int* complete) {
+    const StreamItems<Row> first(args, grid);
+    const bool has_first = first.shared(), has_last = last.shared() && !(has_first && last == first);
+    if (!has_first && !has_last) return;
+    const StreamParts<Row> of_first(args, first), of_last(args, last);
     __syncthreads();
-    const int different = ends[0] == ends[1] ? 1 : 2;
     if (threadIdx.x < 32) {
         if (threadIdx.x == 0) {
             __threadfence();
-#pragma unroll 1
-            for (int i = 0; i < different; ++i)
-                if (ends[i].shared()) StreamParts<Row>(args, ends[i]).mark(launch);
+            if (has_first) of_first.mark(grid.launch);
+            if (has_last) of_last.mark(grid.launch);
         }
         // Of two blocks that mark their parts of an item, one sees the mark of the other.
         asm volatile("fence.sc.gpu;" ::: "memory");
         __syncwarp();
-        int found = 0;
-#pragma unroll 1
-        for (int i = 0; i < different; ++i)
-            if (ends[i].shared() && StreamParts<Row>(args, ends[i]).complete(launch)) found |= 1 << i;
-        if (threadIdx.x == 0) *complete = found;
+        const bool all_of_first = has_first && of_first.complete(grid.launch);
+        const bool all_of_last = has_last && of_last.complete(grid.launch);
+        if (threadIdx.x == 0) *complete = all_of_first + 2 * all_of_last;
         __threadfence();
     }
     __syncthreads();
     const int found = *complete;
-#pragma unroll 1
-    for (int i = 0; i < different; ++i)
-        if (found >> i & 1) StreamParts<Row>(args, ends[i]).combine(ends[i].work());
+    if (found & 1) of_first.combine(first.work());
+    if (found & 2) of_last.combine(last.work());
 }
 
 }  // namespace catalog::cuda

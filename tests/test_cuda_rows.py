@@ -55,8 +55,6 @@ SELECTED: tuple[dict[str, object], ...] = (
     {"hdim_q": 128, "mask": "causal", "lse": True},
     {"hdim_q": 64, "mask": "window", "window": (128, 0)},
     {"op": "splitkv", "hdim_q": 128, "seqlen_q": 1, "num_splits": 8},
-    {"op": "splitkv", "hdim_q": 128, "batch": 128, "seqlen_q": 1, "page_size": 16},
-    {"op": "splitkv", "hdim_q": 128, "batch": 128, "seqlen_q": 40, "mask": "bottom_right"},
     {"op": "pagedkv", "hdim_q": 128, "page_size": 16},
     {"hdim_q": 64, "bias": "alibi"} | PREFILL | {"kv_lookup_table": "sglang"},
     {"hdim_q": 128, "mask": "causal"} | PREFILL | {"kv_memory_layout": "vectorized"},
@@ -79,19 +77,56 @@ SELECTED: tuple[dict[str, object], ...] = (
 def test_selected_rows_compile_without_spills(catalog: Catalog, fields: dict[str, object]) -> None:
     asked = Problem(**{"batch": 2, "nhead_q": 16, "seqlen_q": 2048, "seqlen_k": 2048, "dtype": "bf16"} | fields)
     for kernel in catalog.select(asked, arch="sm_90").kernels:
-        artifact = catalog.build(kernel)
-        library = ctypes.CDLL(str(artifact.path))
-        library.catalog_describe.restype = ctypes.c_char_p
-        assert json.loads(library.catalog_describe())["id"] == kernel.id
-        assert library.catalog_launch(None, None) == 2, "no arguments"
-        columns = ("registers", "spills", "scratch_bytes", "shared_bytes", "occupancy", "code_bytes")
-        query = Query(f"id = '{kernel.id}' AND built", columns=columns)
-        ((registers, spills, scratch, shared, occupancy, code),) = run(catalog.path, query)
-        assert 16 <= registers <= 255
-        assert (spills, scratch) == (0, 0)
-        assert shared <= 232_448, "227 KiB is what a block may have"
-        assert 1 <= occupancy <= 16
-        assert code > 500
+        assert_compiles_without_spills(catalog, kernel)
+
+
+@pytest.mark.usefixtures("nvcc")
+@pytest.mark.slow
+@pytest.mark.parametrize("paged", [False, True])
+def test_stream_rows_compile_without_spills(catalog: Catalog, paged: bool) -> None:
+    where = f"pipeline = 'sm90_stream' AND hdim_q = 128 AND dtype = 'bf16' AND mode = 'batch' AND paged_kv = {paged:d}"
+    plain = catalog.kernels(f"{where} AND mask = 'causal' AND bias = 'no' AND NOT logits", arch="sm_90")
+    assert {kernel.algorithm.tile_m0 for kernel in plain} == {16, 64, 128}
+    for kernel in plain[:2]:
+        assert_compiles_without_spills(catalog, kernel)
+
+
+def assert_compiles_without_spills(catalog: Catalog, kernel: Kernel) -> None:
+    artifact = catalog.build(kernel)
+    library = ctypes.CDLL(str(artifact.path))
+    library.catalog_describe.restype = ctypes.c_char_p
+    assert json.loads(library.catalog_describe())["id"] == kernel.id
+    assert library.catalog_launch(None, None) == 2, "no arguments"
+    columns = ("registers", "spills", "scratch_bytes", "shared_bytes", "occupancy", "code_bytes")
+    query = Query(f"id = '{kernel.id}' AND built", columns=columns)
+    ((registers, spills, scratch, shared, occupancy, code),) = run(catalog.path, query)
+    assert 16 <= registers <= 255
+    assert (spills, scratch) == (0, 0)
+    assert shared <= 232_448, "227 KiB is what a block may have"
+    assert 1 <= occupancy <= 16
+    assert code > 500
+
+
+def test_a_stream_row_needs_no_second_launch_and_takes_no_number_of_splits(catalog: Catalog) -> None:
+    kernel = row(catalog, Family.FWD_SPLITKV, Pipeline.SM90_STREAM)
+    heads = {
+        "batch": 2,
+        "nhead_q": 16,
+        "nhead_k": 4,
+        "seqlen_q": 1,
+        "seqlen_k": 4096,
+        "hdim_q": kernel.signature.hdim_q,
+    }
+    problem = Problem(op="splitkv", **heads, dtype="bf16", mask=kernel.signature.mask.value)
+    assert catalog.plan(problem, kernel).kernels == (kernel,)
+    stated = problem.model_copy(update={"num_splits": 2})
+
+    def pipelines(of: Problem) -> set[str]:
+        found = catalog.candidates(of, arch="sm_90", limit=20)
+        return {candidate.kernel.algorithm.pipeline.value for candidate in found}
+
+    assert pipelines(problem) == {"sm90_mma", "sm90_stream"}
+    assert pipelines(stated) == {"sm90_mma"}
 
 
 @pytest.mark.usefixtures("nvcc")
@@ -127,9 +162,6 @@ def test_a_trait_that_the_headers_do_not_know_is_refused(catalog: Catalog) -> No
     [
         ({"seqlen_q": 4096, "mask": "causal"}, ["fwd"]),
         ({"op": "splitkv", "seqlen_q": 1, "seqlen_k": 16384}, ["fwd_splitkv", "fwd_splitkv_combine"]),
-        ({"op": "splitkv", "batch": 256, "seqlen_q": 1, "seqlen_k": 1024}, ["fwd_splitkv"]),
-        ({"op": "splitkv", "batch": 64, "seqlen_q": 32, "seqlen_k": 1024, "mask": "bottom_right"}, ["fwd_splitkv"]),
-        ({"op": "splitkv", "batch": 256, "seqlen_q": 1, "num_splits": 1}, ["fwd_splitkv", "fwd_splitkv_combine"]),
         ({"op": "pagedkv", "seqlen_q": 16, "seqlen_k": 1000, "page_size": 16}, ["fwd_pagedkv"]),
         ({"op": "batch_prefill", "seqlens_q": [70, 4096], "seqlen_k": 8192, "page_size": 1}, ["batch_prefill"]),
         ({"op": "appendkv", "seqlen_q": 1, "seqlen_k": 4096, "seqlen_new": 1, "rope": "inter"}, ["fwd_appendkv"]),
@@ -147,8 +179,7 @@ def test_a_trait_that_the_headers_do_not_know_is_refused(catalog: Catalog) -> No
     ],
 )
 def test_problems_select_rows(catalog: Catalog, problem: dict[str, object], families: list[str]) -> None:
-    heads = {"batch": 2, "nhead_q": 16, "nhead_k": 4, "hdim_q": 128, "dtype": "bf16"}
-    plan = catalog.select(Problem(**heads | problem), arch="sm_90")
+    plan = catalog.select(Problem(batch=2, nhead_q=16, nhead_k=4, hdim_q=128, dtype="bf16", **problem), arch="sm_90")
     assert [kernel.family for kernel in plan.kernels] == families
 
 

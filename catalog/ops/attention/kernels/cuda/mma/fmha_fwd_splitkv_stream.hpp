@@ -1,5 +1,5 @@
-// Forward attention with mma.sync for few queries over many keys, in one launch: blocks take equal shares of all keys of
-// all sequences, and what several of them have part in, the last one combines. Keys may lie in pages.
+// Forward attention with mma.sync or wgmma for few queries over many keys, in one launch: blocks take equal shares of all
+// keys of all sequences, and items that several blocks share are combined by the last one. Keys may lie in pages.
 //
 // Each group of warps (see mma_tile.hpp) copies its keys of every tile into a ring of shared memory, across the items
 // of its block: while one item ends and the next one begins, memory stays busy.

@@ -9,8 +9,8 @@
 namespace catalog::cuda {
 
 // Rows of a tile in shared memory follow each other; their pieces of 16 bytes are permuted among eight, by the row's
-// number, so that the same column of eight rows lies in different banks. `panel_rows` > 0: in panels of so many rows of
-// 64 elements, as wgmma reads them.
+// number, so that the same column of eight rows lies in different banks. `panel_rows` > 0: in panels of that many rows
+// of 64 elements, as wgmma reads them.
 template <int hdim, int panel_rows = 0>
 __device__ __forceinline__ std::uint32_t piece_offset(int row, int piece) {
     if constexpr (panel_rows > 0)

@@ -108,7 +108,8 @@ class StreamParts {
         *reinterpret_cast<uint2*>(work.o_of(args, row) + column) =
             make_uint2(pack<T>(o.x * normalize, o.y * normalize), pack<T>(o.z * normalize, o.w * normalize));
         if (column > 0) return;
-        if (float* const target = work.lse_of(args, row)) *target = (largest == minus_infinity() ? 0 : largest) + logf(sum);
+        if (float* const target = work.lse_of(args, row))
+            *target = (largest == minus_infinity() ? 0.0f : largest) + logf(sum);
     }
 
     const catalog_args& args;

@@ -11,7 +11,6 @@ from catalog.build.hip.ck_include import ck_include
 from catalog.build.toolchains import read_facts
 from catalog.errors import BuildError
 from catalog.schema.traits import TraitValue
-from catalog.settings import data_dir
 
 _GEMM = "ck_tile/ops/gemm"
 
@@ -73,7 +72,7 @@ def gemm_facts() -> GemmFacts:
     Raises:
         SpecError: the file is missing or malformed; the message names it and the field.
     """
-    return read_facts(GemmFacts, data_dir() / "toolchains" / "ck_gemm.json")
+    return read_facts(GemmFacts, "toolchains/ck_gemm.json")
 
 
 def find_include() -> Path:

@@ -300,7 +300,7 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0: a free one.")] = 8001,
     browser: Annotated[bool, typer.Option("--browser", help="Open the page in a browser.")] = False,
 ) -> None:
-    """Show the catalog in a browser, with plots and explanations.
+    """Show the catalog in a browser.
 
     Datasette serves the file, which is only read, until Ctrl-C. Added are the plots of catalog report, explanations,
     and a page for each kernel: its source, libraries, timings, and similar kernels. Needs the extras "datasette" and

@@ -10,8 +10,6 @@
 
 namespace catalog::host {
 
-typedef std::int8_t SignedBytes __attribute__((vector_size(vector_bytes / 4)));
-
 // Two bf16, which AVX512-BF16 multiplies. It takes subnormal factors for zero.
 struct BrainPair {
     std::uint32_t bits;
@@ -140,9 +138,7 @@ inline void store(Pair* to, Bits units) {
 inline Bits halves(const bf16* from) { return widen(load_bits<HalfBits>(from)); }
 inline Bits halves(const fp8* from) { return (Bits)load(from) >> 16; }
 inline Bits halves(const bf8* from) { return (Bits)load(from) >> 16; }
-inline Bits halves(const std::int8_t* from) {
-    return (Bits)__builtin_convertvector(load_bits<SignedBytes>(from), Ints) & 0xffff;
-}
+inline Bits halves(const std::int8_t* from) { return (Bits)load_signed(from) & 0xffff; }
 
 // A vector of elements as the first factors of units, whose other bits are 0.
 template <class Unit, class T>

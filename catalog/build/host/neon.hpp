@@ -1,5 +1,10 @@
-// NEON's conversions of elements, in assembly: g++ would convert one element at a time.
+// NEON in assembly: conversions of elements, which g++ would convert one at a time, and dot products, which only some CPUs
+// of the target have.
 #pragma once
+
+#if defined(__linux__)
+#include <sys/auxv.h>
+#endif
 
 #include "vector.hpp"
 
@@ -49,6 +54,41 @@ inline void store_bytes(void* to, Bits x) {
     float bytes;
     asm("xtn %0.4h, %1.4s\n\txtn %0.8b, %0.8h" : "=w"(bytes) : "w"(x));
     std::memcpy(to, &bytes, sizeof bytes);
+}
+
+// Whether this CPU has BFDOT and its conversions, and SDOT.
+#if defined(__linux__)
+inline bool has_bf16() { return getauxval(AT_HWCAP2) >> 14 & 1; }    // HWCAP2_BF16
+inline bool has_dotprod() { return getauxval(AT_HWCAP) >> 20 & 1; }  // HWCAP_ASIMDDP
+#else
+inline bool has_bf16() { return false; }
+inline bool has_dotprod() { return false; }
+#endif
+
+// What the assembler needs to know for them. Older ones of GNU take SDOT from Armv8.2 on only.
+#define CATALOG_DOT ".arch armv8.2-a+bf16+dotprod\n\t"
+
+// Adds the dot products of the bf16 pairs of each lane, or of one pair and that of each lane.
+inline void dot_pairs(Float& sum, Bits a, Bits b) {
+    asm(CATALOG_DOT "bfdot %0.4s, %1.8h, %2.8h" : "+w"(sum) : "w"(b), "w"(a));
+}
+inline void dot_pairs(Float& sum, std::uint32_t a, Bits b) {
+    asm(CATALOG_DOT "bfdot %0.4s, %1.8h, %2.2h[0]" : "+w"(sum) : "w"(b), "w"(a));
+}
+
+// Neighbours as pairs, those of `low` first, rounded to nearest even.
+inline Bits brain_pairs(Float low, Float high) {
+    Bits pairs;
+    asm(CATALOG_DOT "bfcvtn %0.4h, %1.4s\n\tbfcvtn2 %0.8h, %2.4s" : "=&w"(pairs) : "w"(low), "w"(high));
+    return pairs;
+}
+
+// The same dot products of four int8.
+inline void dot_bytes(Ints& sum, Bits a, Bits b) {
+    asm(CATALOG_DOT "sdot %0.4s, %1.16b, %2.16b" : "+w"(sum) : "w"(b), "w"(a));
+}
+inline void dot_bytes(Ints& sum, std::uint32_t a, Bits b) {
+    asm(CATALOG_DOT "sdot %0.4s, %1.16b, %2.4b[0]" : "+w"(sum) : "w"(b), "w"(a));
 }
 
 }  // namespace catalog::host

@@ -21,24 +21,29 @@ from catalog.schema.workspace import NO_WORKSPACE, Workspace
 COMPILER, EMULATOR, LIBRARIES = "aarch64-linux-gnu-g++", "qemu-aarch64", "/usr/aarch64-linux-gnu"
 DRIVER = Path(__file__).with_name("arm_driver.cpp")
 
-LINE = 64
+_LINE = 64
 
 Span = tuple[int, int]
 """Memory of this process: its first address, and the one after its last."""
 
 
+def build_driver(folder: Path) -> Path:
+    """The program that calls libraries on the emulated CPU."""
+    driver = folder / DRIVER.stem
+    subprocess.run([COMPILER, "-std=c++17", "-O1", DRIVER, "-o", driver, "-ldl"], check=True)
+    return driver
+
+
 class ArmDevice(HostDevice):
-    """The CPU that the emulator calls ``cpu``.
+    """The CPU that the emulator calls ``cpu``, with two threads.
 
     Each call of a library is a process, which gets copies of the call's memory; what it leaves in them is copied back.
     """
 
-    def __init__(self, folder: Path, cpu: str = "max") -> None:
+    def __init__(self, driver: Path, cpu: str) -> None:
         super().__init__(num_threads=2)
-        driver = folder / "arm_driver"
-        subprocess.run([COMPILER, "-std=c++17", "-O1", DRIVER, "-o", driver, "-ldl"], check=True)
+        self._image = driver.with_name(f"{cpu}.image")
         self._emulated = [EMULATOR, "-cpu", cpu, "-L", LIBRARIES, str(driver)]
-        self._image = folder / "image"
         self._memory: dict[int, list[Span]] = {}
 
     def load(self, path: Path, sha256: str, kernel_id: str) -> LoadedKernel:
@@ -48,10 +53,10 @@ class ArmDevice(HostDevice):
 
         def launch(args: Any, _: int | None) -> int:
             memory = self._memory[ctypes.addressof(args._obj)]
-            return self._call([path, "catalog_launch"], args._obj, memory, pointers)
+            return self._call([path, "catalog_launch"], args._obj, None, memory, pointers)
 
         def size(args: Any, needed: Any) -> int:
-            return self._call([path, "catalog_workspace_size"], args._obj, [_span_of(needed._obj)])
+            return self._call([path, "catalog_workspace_size"], args._obj, needed._obj, [], ())
 
         return LoadedKernel(row["id"], path, row["arch"], arguments, launch, size)
 
@@ -63,48 +68,51 @@ class ArmDevice(HostDevice):
         self._memory[ctypes.addressof(call.args)] = _merged([*spans, *((at, at + 4 * count) for at, count in lists)])
         return call
 
-    def _call(self, function: list[Path | str], args: Any, memory: list[Span], pointers: Iterable[int] = ()) -> int:
-        """Call a function of a library with ``args``, which has pointers to ``memory``, and the first of the memory."""
-        pointers = [at for at in pointers if ctypes.c_uint64.from_buffer(args, at).value]
-        header = struct.Struct(f"={3 + len(pointers)}Q")
-        places, size = [], _whole_lines(header.size)
-        for start, end in (_span_of(args), *memory):
-            places.append(size + start % LINE)
-            size = _whole_lines(places[-1] + end - start)
+    def _call(
+        self, function: list[Path | str], args: Any, other: Any, memory: list[Span], pointers: Iterable[int]
+    ) -> int:
+        """Call a function of a library with two structs, of which the first has ``pointers`` to ``memory``."""
+        used = [at for at in pointers if ctypes.c_uint64.from_buffer(args, at).value]
+        spans = [_span_of(one) for one in (args, other) if one is not None] + memory
+        header = struct.Struct(f"={3 + len(used)}Q")
+        places, size = list[int](), header.size
+        for start, end in spans:
+            places.append(-(-size // _LINE) * _LINE + start % _LINE)
+            size = places[-1] + end - start
+
         image = bytearray(size)
-        header.pack_into(image, 0, places[0], places[1], len(pointers), *(places[0] + at for at in pointers))
-        for place, (start, end) in zip(places, (_span_of(args), *memory), strict=True):
+        own = places[0]
+        header.pack_into(image, 0, own, 0 if other is None else places[1], len(used), *(own + at for at in used))
+        for place, (start, end) in zip(places, spans, strict=True):
             image[place : place + end - start] = ctypes.string_at(start, end - start)
-        for at in pointers:
+        for at in used:
             address = ctypes.c_uint64.from_buffer(args, at).value
-            [moved] = [p + address - start for p, (start, end) in zip(places[1:], memory, strict=True) if start <= address < end]
-            struct.pack_into("=Q", image, places[0] + at, moved)
+            there = zip(places, spans, strict=True)
+            [moved] = [place + address - start for place, (start, end) in there if start <= address < end]
+            struct.pack_into("=Q", image, own + at, moved)
+
         self._image.write_bytes(image)
         status = subprocess.run([*self._emulated, *function, self._image], check=False).returncode
         left = self._image.read_bytes()
-        for place, (start, end) in zip(places[1:], memory, strict=True):
+        for place, (start, end) in list(zip(places, spans, strict=True))[1:]:
             ctypes.memmove(start, left[place : place + end - start], end - start)
         return status
 
 
-def _whole_lines(size: int) -> int:
-    return -(-size // LINE) * LINE
-
-
-def _span_of(struct: Any) -> Span:
-    start = ctypes.addressof(struct)
-    return start, start + ctypes.sizeof(struct)
+def _span_of(arguments: Any) -> Span:
+    start = ctypes.addressof(arguments)
+    return start, start + ctypes.sizeof(arguments)
 
 
 def _span_of_array(array: Array) -> Span:
-    """An empty array has an address, too."""
+    """At least one element: an empty array has an address, too."""
     reach = [stride * max(extent - 1, 0) for extent, stride in zip(array.shape, array.strides, strict=True)]
     start = array.ctypes.data + sum(step for step in reach if step < 0)
     return start, start + sum(map(abs, reach)) + array.itemsize
 
 
 def _merged(spans: Iterable[Span]) -> list[Span]:
-    """The same memory, without any part twice."""
+    """The same memory, no part of it twice."""
     merged: list[Span] = []
     for start, end in sorted(spans):
         if merged and start <= merged[-1][1]:

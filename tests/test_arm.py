@@ -10,6 +10,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import archspec.cpu
@@ -136,6 +137,22 @@ def test_products_of_groups(catalog_on: Callable[[str], Catalog]) -> None:
     problem = GemmProblem(groups=(5, 0, 60), n=70, k=33, dtype="int8")
     expected = Expected(problem, make_inputs(problem, 1), "aarch64")
     for cpu in ("cortex-a72", "neoverse-n1"):
+        check(expected, catalog_on(cpu).select(problem, arch="aarch64"))
+
+
+def test_clang_compiles_the_same(
+    catalog_on: Callable[[str], Catalog], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = tmp_path / "clang++"
+    compiler.write_text(
+        f'#!/bin/sh\nexec {shutil.which("clang++") or missing("clang++")} --target=aarch64-linux-gnu "$@"\n'
+    )
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CATALOG_CXX", str(compiler))
+    settings.cache_clear()
+    problem = GemmProblem(m=40, n=70, k=131, dtype="bf16", layout="crr")  # a row that no other test compiles
+    expected = Expected(problem, make_inputs(problem, 1), "aarch64")
+    for cpu in ("cortex-a72", "max"):
         check(expected, catalog_on(cpu).select(problem, arch="aarch64"))
 
 

@@ -68,15 +68,35 @@ inline HalfBits narrow(Bits x) { return (HalfBits)__builtin_ia32_pmovdw512_mask(
 #elif defined(__AVX2__) && !defined(__clang__)
 inline Bits widen(HalfBits x) { return (Bits)__builtin_ia32_pmovzxwd256((Shorts)x); }
 inline HalfBits narrow(Bits x) { return __builtin_convertvector(x, HalfBits); }
-#else
-#if !defined(__aarch64__)
+#elif !defined(__aarch64__)
 inline Bits widen(HalfBits x) { return __builtin_convertvector(x, Bits); }
-#endif
 inline HalfBits narrow(Bits x) { return __builtin_convertvector(x, HalfBits); }
 #endif
 
 #if !defined(__aarch64__)
+
+// As the upper half of each lane.
 inline Bits widen_upwards(HalfBits x) { return widen(x) << 16; }
+
+typedef std::uint8_t ByteBits __attribute__((vector_size(vector_bytes / 4)));
+typedef std::int8_t SignedBytes __attribute__((vector_size(vector_bytes / 4)));
+
+// A vector of bytes.
+inline HalfBits load_unsigned(const void* from) {
+    ByteBits bytes;
+    std::memcpy(&bytes, from, sizeof bytes);
+    return __builtin_convertvector(bytes, HalfBits);
+}
+inline Ints load_signed(const void* from) {
+    SignedBytes bytes;
+    std::memcpy(&bytes, from, sizeof bytes);
+    return __builtin_convertvector(bytes, Ints);
+}
+inline void store_bytes(void* to, Bits x) {
+    const ByteBits bytes = __builtin_convertvector(x, ByteBits);
+    std::memcpy(to, &bytes, sizeof bytes);
+}
+
 #endif
 
 inline Float load(const bf16* from) { return (Float)widen_upwards(load_bits<HalfBits>(from)); }

@@ -13,28 +13,6 @@ struct bf8 {
     std::uint8_t bits;
 };
 
-#if !defined(__aarch64__)
-
-typedef std::uint8_t ByteBits __attribute__((vector_size(vector_bytes / 4)));
-typedef std::int8_t SignedBytes __attribute__((vector_size(vector_bytes / 4)));
-
-inline HalfBits load_unsigned(const void* from) {
-    ByteBits bytes;
-    std::memcpy(&bytes, from, sizeof bytes);
-    return __builtin_convertvector(bytes, HalfBits);
-}
-inline Ints load_signed(const void* from) {
-    SignedBytes bytes;
-    std::memcpy(&bytes, from, sizeof bytes);
-    return __builtin_convertvector(bytes, Ints);
-}
-inline void store_bytes(void* to, Bits x) {
-    const ByteBits bytes = __builtin_convertvector(x, ByteBits);
-    std::memcpy(to, &bytes, sizeof bytes);
-}
-
-#endif
-
 inline Bits select(Bits condition, Bits yes, Bits no) { return (condition & yes) | (~condition & no); }
 
 inline Float load(const bf8* from) {

@@ -28,6 +28,8 @@ inline Bits widen(HalfBits x) {
     return wide;
 }
 
+inline HalfBits narrow(Bits x) { return __builtin_convertvector(x, HalfBits); }
+
 // As the upper half of each lane.
 inline Bits widen_upwards(HalfBits x) {
     Bits wide;
@@ -65,8 +67,8 @@ inline bool has_bf16() { return false; }
 inline bool has_dotprod() { return false; }
 #endif
 
-// What the assembler needs to know for them. Older ones of GNU take SDOT from Armv8.2 on only.
-#define CATALOG_DOT ".arch armv8.2-a+bf16+dotprod\n\t"
+// Makes the assembler accept them: of the ways to say so, the one that g++ and clang++ both understand.
+#define CATALOG_DOT ".arch armv8.6-a+simd\n\t"
 
 // Adds the dot products of the bf16 pairs of each lane, or of one pair and that of each lane.
 inline void dot_pairs(Float& sum, Bits a, Bits b) {

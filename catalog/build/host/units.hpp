@@ -115,17 +115,6 @@ struct Units<BrainPair> {
     static void multiply_add(Sum& sum, Vector a, Vector b) { dot_pairs(sum, a, b); }
 };
 
-template <>
-struct Units<ByteQuad> {
-    static constexpr int depth = 4;
-    using Vector = Bits;
-    using Sum = Ints;
-
-    static bool is_supported() { return has_dotprod(); }
-    static void multiply_add(Sum& sum, ByteQuad a, Vector b) { dot_bytes(sum, a.bits, b); }
-    static void multiply_add(Sum& sum, Vector a, Vector b) { dot_bytes(sum, a, b); }
-};
-
 using IntegerUnit = ByteQuad;
 
 #else
@@ -134,17 +123,19 @@ using IntegerUnit = WordPair<false>;
 
 #endif
 
-#if !defined(__aarch64__)
-
-// Of tiles only: there is no product of vectors.
+// For AMX, there is no product of vectors.
 template <>
 struct Units<ByteQuad> {
     static constexpr int depth = 4;
     using Vector = Bits;
     using Sum = Ints;
-};
 
+#if defined(__aarch64__)
+    static bool is_supported() { return has_dotprod(); }
+    static void multiply_add(Sum& sum, ByteQuad a, Vector b) { dot_bytes(sum, a.bits, b); }
+    static void multiply_add(Sum& sum, Vector a, Vector b) { dot_bytes(sum, a, b); }
 #endif
+};
 
 #if defined(CATALOG_BRAIN_PAIRS)
 

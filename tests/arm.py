@@ -1,4 +1,4 @@
-"""Arm on other CPUs: a device that runs kernels which were compiled for Arm under an emulator."""
+"""Arm on other CPUs: a device whose libraries run under an emulator."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ COMPILER, EMULATOR, LIBRARIES = "aarch64-linux-gnu-g++", "qemu-aarch64", "/usr/a
 DRIVER = Path(__file__).with_name("arm_driver.cpp")
 
 _LINE = 64
+_SECONDS = 300
 
 Span = tuple[int, int]
 """Memory of this process: its first address, and the one after its last."""
@@ -47,7 +48,8 @@ class ArmDevice(HostDevice):
         self._memory: dict[int, list[Span]] = {}
 
     def load(self, path: Path, sha256: str, kernel_id: str) -> LoadedKernel:
-        row = json.loads(subprocess.run([*self._emulated, path], check=True, stdout=subprocess.PIPE).stdout)
+        described = subprocess.run([*self._emulated, path], check=True, stdout=subprocess.PIPE, timeout=_SECONDS)
+        row = json.loads(described.stdout)
         arguments = operation(row.get("operation", DEFAULT)).arguments
         pointers = tuple(arguments.offsets.values())
 
@@ -92,11 +94,11 @@ class ArmDevice(HostDevice):
             struct.pack_into("=Q", image, own + at, moved)
 
         self._image.write_bytes(image)
-        status = subprocess.run([*self._emulated, *function, self._image], check=False).returncode
+        done = subprocess.run([*self._emulated, *function, self._image], check=False, timeout=_SECONDS)
         left = self._image.read_bytes()
         for place, (start, end) in list(zip(places, spans, strict=True))[1:]:
             ctypes.memmove(start, left[place : place + end - start], end - start)
-        return status
+        return done.returncode
 
 
 def _span_of(arguments: Any) -> Span:

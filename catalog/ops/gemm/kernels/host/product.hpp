@@ -34,16 +34,17 @@ inline catalog_status multiply_all(const catalog_args& args) {
         return multiply<Row, Unit>(args);
 }
 
-// The product in units of pairs or of single factors, whichever this CPU multiplies faster.
+// The product in units of several factors or of single ones, whichever this CPU multiplies faster.
 template <class Row>
 inline catalog_status multiply_in_vectors(const catalog_args& args) {
     using T = typename Row::dtype;
     constexpr bool integers = std::is_same_v<T, std::int8_t>;
-#if defined(__AVX512F__)
-    constexpr bool pairs = integers || std::is_same_v<T, bf16> || std::is_same_v<T, fp8> || std::is_same_v<T, bf8>;
-    if constexpr (pairs)
-        if (has_dot_instructions())
-            return multiply_all<Row, std::conditional_t<integers, WordPair<true>, BrainPair>>(args);
+#if defined(CATALOG_BRAIN_PAIRS)
+    constexpr bool dots = integers || std::is_same_v<T, bf16> || std::is_same_v<T, fp8> || std::is_same_v<T, bf8>;
+    if constexpr (dots) {
+        using Dot = std::conditional_t<integers, IntegerUnit, BrainPair>;
+        if (Units<Dot>::is_supported()) return multiply_all<Row, Dot>(args);
+    }
 #endif
     return multiply_all<Row, std::conditional_t<integers, WordPair<false>, float>>(args);
 }
@@ -53,9 +54,10 @@ inline catalog_status multiply_in_vectors(const catalog_args& args) {
 // The product in AMX tiles; groups of few rows need the instructions of vectors, too.
 template <class Row>
 inline catalog_status multiply_in_tiles(const catalog_args& args) {
-    if (!has_dot_instructions() || !amx::is_permitted()) return CATALOG_UNSUPPORTED;
-    return multiply_all<Row, std::conditional_t<std::is_same_v<typename Row::dtype, std::int8_t>, ByteQuad, BrainPair>>(
-        args);
+    constexpr bool integers = std::is_same_v<typename Row::dtype, std::int8_t>;
+    using OfVectors = std::conditional_t<integers, IntegerUnit, BrainPair>;
+    if (!Units<OfVectors>::is_supported() || !amx::is_permitted()) return CATALOG_UNSUPPORTED;
+    return multiply_all<Row, std::conditional_t<integers, ByteQuad, BrainPair>>(args);
 }
 
 #endif

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 
 class Gemm(Operation):
-    """General matrix multiplication: rows of the tile engine and of the dispatcher, and kernels of our own for CPUs."""
+    """General matrix multiplication: rows of the tile engine and of the dispatcher, and kernels of our own for CPUs and
+    NVIDIA GPUs.
+    """
 
     name = "gemm"
     about = "general matrix multiplication"
@@ -67,12 +69,16 @@ class Gemm(Operation):
         return {name: traits[name] for name in self.required}
 
     def emit(self, kernel: Kernel, backend: str, memory: Path) -> str:
-        """As :func:`catalog.ops.gemm.kernels.host.emit.emit`, for CPUs."""
-        if backend != "host":
-            return super().emit(kernel, backend, memory)
-        from catalog.ops.gemm.kernels.host.emit import emit
+        """The output of the backend's emitter, for CPUs and NVIDIA GPUs."""
+        if backend == "host":
+            from catalog.ops.gemm.kernels.host.emit import emit
 
-        return emit(kernel)
+            return emit(kernel)
+        if backend == "cuda":
+            from catalog.ops.gemm.kernels.cuda.emit import emit as of_cuda
+
+            return of_cuda(kernel)
+        return super().emit(kernel, backend, memory)
 
     def reference(self, problem: GemmProblem, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """As :func:`catalog.ops.gemm.reference.reference`."""

@@ -1,8 +1,6 @@
 // Clusters: blocks that run at the same time and reach each other's shared memory.
 #pragma once
 
-#include <cuda.h>
-
 #include <cstdint>
 
 namespace catalog::cuda {
@@ -25,7 +23,7 @@ __device__ __forceinline__ std::uint32_t shared_address_of(std::uint32_t address
     return there;
 }
 
-// `address` and `barrier` are those of shared_address_of().
+// `address` is that of shared_address_of().
 __device__ __forceinline__ float4 load_remote(std::uint32_t address) {
     float4 value;
     asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
@@ -39,20 +37,6 @@ __device__ __forceinline__ float load_remote_float(std::uint32_t address) {
     float value;
     asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
     return value;
-}
-
-__device__ __forceinline__ void barrier_arrive_remote(std::uint32_t barrier) {
-    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-
-// Into every block of `mask`, at the same place; each one's barrier at the place of `barrier` counts the bytes.
-__device__ __forceinline__ void tma_load_multicast(std::uint32_t target, const CUtensorMap* map, std::uint32_t barrier,
-                                                   std::uint16_t mask, int x0, int x1, int x2) {
-    asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
-        "[%0], [%1, {%4, %5, %6}], [%2], %3;" ::"r"(target),
-        "l"(map), "r"(barrier), "h"(mask), "r"(x0), "r"(x1), "r"(x2)
-        : "memory");
 }
 
 }  // namespace catalog::cuda

@@ -80,9 +80,8 @@ _OF_GPU: tuple[Part, ...] = (
     Extents("_w", ("warp_tile_m", "warp_tile_n", "warp_tile_k")),
     Extents("_r", ("wave_m", "wave_n")),
     Extents("_s", ("num_stages",)),
-    Extents("_c", ("cluster_m",)),
 )
-"""What names of our own kernels state in addition: the register tile; the instruction, waves, stages and cluster."""
+"""What names of our own kernels state in addition: the register tile; or the instruction, waves and stages."""
 
 
 @cache

@@ -35,7 +35,7 @@ class Gemm(Operation):
     kernel = GemmKernel
     main_space = "tile_engine"
     index = ("family", "dtype", "layout")
-    parameters = ("m", "n", "k")
+    parameters = ("m", "n", "k", "products")
     listed = ("arch", "family", "dtype", "layout", "pipeline", "built", "name")
     problem = GemmProblem
     headers = MappingProxyType({"kernels": Path(__file__).parent / "kernels"})

@@ -154,8 +154,7 @@ class Algorithm(TraitModel):
     num_wave_groups: Count = trait(1, "groups of waves that take turns in the main loop")
     block_per_cu: Count = trait(1, "blocks per compute unit that the kernel is compiled for")
     num_stages: Count = trait(0, "tiles of A and B in shared memory; 0: the pipeline decides")
-    cluster_m: Count = trait(1, "blocks of a cluster along M: each loads a part of the tile of B for all of them")
 
 
-TRAITS = Traits(Signature, Algorithm, later=("general", "num_stages", "cluster_m"))
+TRAITS = Traits(Signature, Algorithm, later=("general", "num_stages"))
 """Every trait of GEMM by name."""

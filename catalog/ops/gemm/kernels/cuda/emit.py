@@ -12,7 +12,7 @@ from catalog.schema.kernel import Kernel
 
 _TYPES: Mapping[str, str] = MappingProxyType({"fp16": "catalog::cuda::fp16", "bf16": "catalog::cuda::bf16"})
 
-_NUMBERS = ("tile_m", "tile_n", "tile_k", "wave_m", "wave_n", "warp_tile_m", "num_stages", "cluster_m")
+_NUMBERS = ("tile_m", "tile_n", "tile_k", "wave_m", "wave_n", "warp_tile_m", "num_stages")
 
 
 def emit(kernel: Kernel) -> str:

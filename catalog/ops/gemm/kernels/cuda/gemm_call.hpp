@@ -11,16 +11,9 @@
 
 namespace catalog::cuda {
 
-// TMA needs addresses and strides that are multiples of 16 bytes, 8 elements. Rows of any other matrix are 8 apart by
-// such a stride: a map for each of the 8 residues of their number begins at the multiple of 16 below its first row.
-inline constexpr int most_residues = 8;
-
-// How TMA reads an operand. Row i of the matrix is row i / residues of map i % residues, and its first element is the
-// column (shift + i * step) % 8 there.
+// How TMA reads an operand.
 struct Operand {
-    CUtensorMap maps[most_residues];
-    int residues;  // 1, 2, 4 or 8
-    int shift, step;
+    CUtensorMap map;
     bool batched;  // otherwise all products of a batch share the matrix
 };
 
@@ -37,12 +30,10 @@ struct GemmCall {
     float alpha, beta;
     std::int32_t activation;
     int m, n, k;
-    bool apart;    // rows of P or Q are in several maps
-    bool natural;  // sums have the order of rows and columns, not that of residues
     bool plain;    // C = alpha A B, and TMA can store it: no other element is read
     bool vectors;  // rows of C, D and the bias are aligned to 16 bytes
-    // Tiles: `super_m` x `tiles_n` clusters of them in each product; `band` rows of clusters at a time.
-    int super_m, tiles_n, band, tiles;
+    // Tiles: `tiles_m` x `tiles_n` of each product, `band` rows of them at a time.
+    int tiles_m, tiles_n, band, tiles;
     int splits;  // parts of the depth, by the blocks of a cluster; 1: none
     int grid;
 };
@@ -53,63 +44,54 @@ inline std::int64_t parts(std::int64_t extent, std::int64_t part) { return (exte
 
 inline bool aligned(const void* data) { return reinterpret_cast<std::uintptr_t>(data) % 16 == 0; }
 
-// A matrix of `rows` x `columns`, in boxes of 64 columns. `share` rows are a block's share of a tile, which are loaded at
-// once if the matrix is aligned; otherwise in boxes of `apart` rows for each residue. False: TMA cannot address it.
+// Whether TMA can read a matrix: addresses and strides are multiples of 16 bytes, 8 elements.
+inline bool readable(const catalog_tensor& tensor, std::int64_t batch, std::int64_t rows) {
+    const auto fits = [](std::int64_t extent, std::int64_t stride, std::int64_t least) {
+        return extent <= 1 || (stride % 8 == 0 && stride >= least);
+    };
+    return aligned(tensor.data) && fits(rows, tensor.stride_outer, 8) && fits(batch, tensor.stride_batch, 0);
+}
+
+// A matrix of `rows` x `columns`, in boxes of `box` rows of 64 columns. False: TMA cannot address it.
 template <class T>
 inline bool describe_operand(Operand& operand, const catalog_tensor& tensor, std::int64_t batch, std::int64_t rows,
-                             std::int64_t columns, int share, int apart) {
-    const std::int64_t row = rows > 1 ? tensor.stride_outer : (columns + 7) / 8 * 8;
-    const std::uintptr_t address = reinterpret_cast<std::uintptr_t>(tensor.data);
-    if (row < 0 || tensor.stride_batch < 0 || address % sizeof(T)) return false;
-    int residues = 1;
-    while (row * residues % 8) residues *= 2;
-    operand.residues = residues;
-    operand.shift = static_cast<int>(address / sizeof(T) % 8);
-    operand.step = static_cast<int>(row % 8);
+                             std::int64_t columns, int box) {
+    const std::int64_t row = rows > 1 ? tensor.stride_outer : parts(columns, 8) * 8;
     operand.batched = batch > 1 && tensor.stride_batch > 0;
-    const std::uint64_t products = operand.batched ? batch : 1;
-    const std::uint64_t between = operand.batched ? tensor.stride_batch * sizeof(T) : 16;
-    for (int residue = 0; residue < residues; ++residue) {
-        const std::uintptr_t first = address + residue * row * sizeof(T);
-        const std::uint64_t before = first % 16 / sizeof(T), found = rows > residue ? parts(rows - residue, residues) : 1;
-        const std::uint64_t extents[3] = {before + columns, found, products};
-        const std::uint64_t strides[2] = {static_cast<std::uint64_t>(row) * residues * sizeof(T), between};
-        const std::uint32_t box = residues == 1 ? share : std::max(1, apart / residues);
-        if (!make_tensor_map<T>(operand.maps[residue], reinterpret_cast<const void*>(first / 16 * 16), extents, strides,
-                                {64, box, 1}))
-            return false;
-    }
-    return true;
+    const std::uint64_t extents[3] = {static_cast<std::uint64_t>(columns), static_cast<std::uint64_t>(rows),
+                                      operand.batched ? static_cast<std::uint64_t>(batch) : 1};
+    const std::uint64_t strides[2] = {row * sizeof(T), operand.batched ? tensor.stride_batch * sizeof(T) : 16};
+    const std::uint32_t count = box;
+    return make_tensor_map<T>(operand.map, tensor.data, extents, strides, {64, count, 1});
 }
 
-// P or Q of a tile: its rows are loaded by `sharing` blocks of a cluster. A piece of rows that are apart is at most 64
-// long, lest it be in several pieces of C.
+// P or Q, `extent` long, of which a tile is `tile` long.
 template <class T, Major major>
 inline bool describe_operand(Operand& operand, const catalog_tensor& tensor, std::int64_t batch, std::int64_t extent,
-                             std::int64_t k, int tile, int tile_k, int sharing) {
+                             std::int64_t k, int tile, int tile_k) {
     if constexpr (major == Major::k)
-        return describe_operand<T>(operand, tensor, batch, extent, k, tile / sharing, std::min(tile, 64));
+        return describe_operand<T>(operand, tensor, batch, extent, k, tile);
     else
-        return describe_operand<T>(operand, tensor, batch, k, extent, tile_k / sharing, 1);
+        return describe_operand<T>(operand, tensor, batch, k, extent, tile_k);
 }
 
-// The bytes that may lie between products of a batch.
-inline bool batch_aligned(const catalog_args& args) {
-    const auto fits = [&](const catalog_tensor& tensor) { return args.batch == 1 || tensor.stride_batch % 8 == 0; };
-    return fits(args.a) && fits(args.b);
-}
+// How many blocks run at a time in clusters of 1, 2, 4 and 8: of larger ones fewer, because a cluster has to fit into
+// a part of the GPU. On an H200 132, 132, 120 and 120.
+struct Residency {
+    int blocks[4];
+};
 
 // The parts of the depth that take the least time: a wave of blocks takes a step for each tile_k of its part, and as
-// much as `fixed` steps besides, and some for each other part whose sums it adds.
+// much as `fixed` steps besides, and one for each part whose sums it adds.
 template <class Row>
-inline int best_splits(std::int64_t tiles, std::int64_t steps, int processors) {
-    constexpr int most = 8, fixed = 6, added = 1;
+inline int best_splits(std::int64_t tiles, std::int64_t steps, const Residency& resident) {
+    constexpr int fixed = 6;
     int best = 1;
     if constexpr (GemmShape<Row>::can_split) {
         std::int64_t least = INT64_MAX;
-        for (int splits = 1; splits <= most && splits <= std::max<std::int64_t>(1, steps / 4); splits *= 2) {
-            const std::int64_t waves = parts(tiles * splits, processors);
-            const std::int64_t taken = waves * (parts(steps, splits) + fixed + (splits > 1 ? added * splits : 0));
+        for (int i = 0, splits = 1; i < 4 && splits <= std::max<std::int64_t>(1, steps / 4); ++i, splits *= 2) {
+            const std::int64_t waves = parts(tiles * splits, resident.blocks[i]);
+            const std::int64_t taken = waves * (parts(steps, splits) + fixed + (splits > 1 ? splits : 0));
             if (taken < least) {
                 least = taken;
                 best = splits;
@@ -121,24 +103,22 @@ inline int best_splits(std::int64_t tiles, std::int64_t steps, int processors) {
 
 // Which tiles are worked on side by side: about as many rows as columns of C, so that the L2 cache is read for most.
 template <class Row>
-inline bool plan_tiles(const catalog_args& args, int processors, int clusters, GemmCall& call) {
-    using Shape = GemmShape<Row>;
-    const std::int64_t super_m = parts(args.m, Row::tile_m * Shape::cluster), tiles_n = parts(args.n, Row::tile_n);
+inline bool plan_tiles(const catalog_args& args, const Residency& resident, GemmCall& call) {
+    const std::int64_t tiles_m = parts(args.m, Row::tile_m), tiles_n = parts(args.n, Row::tile_n);
     std::int64_t tiles;
-    if (__builtin_mul_overflow(super_m, tiles_n, &tiles) || __builtin_mul_overflow(tiles, args.batch, &tiles) ||
+    if (__builtin_mul_overflow(tiles_m, tiles_n, &tiles) || __builtin_mul_overflow(tiles, args.batch, &tiles) ||
         tiles > most_extent / 16)
         return false;
-    call.super_m = static_cast<int>(super_m);
+    call.tiles_m = static_cast<int>(tiles_m);
     call.tiles_n = static_cast<int>(tiles_n);
     call.tiles = static_cast<int>(tiles);
-    call.splits = best_splits<Row>(tiles, parts(args.k, Row::tile_k), processors);
+    call.splits = best_splits<Row>(tiles, parts(args.k, Row::tile_k), resident);
     std::int64_t band = 1;
-    const std::int64_t area = static_cast<std::int64_t>(processors) * Row::tile_m * Row::tile_n;
-    const std::int64_t height = static_cast<std::int64_t>(Row::tile_m) * Shape::cluster;
-    while ((band + 1) * (band + 1) * height * height <= area) ++band;
-    call.band = static_cast<int>(std::min(band, super_m));
+    const std::int64_t area = static_cast<std::int64_t>(resident.blocks[0]) * Row::tile_m * Row::tile_n;
+    while ((band + 1) * (band + 1) * Row::tile_m * Row::tile_m <= area) ++band;
+    call.band = static_cast<int>(std::min(band, tiles_m));
     call.grid = call.splits > 1 ? call.tiles * call.splits
-                                : static_cast<int>(std::min<std::int64_t>(tiles, clusters)) * Shape::cluster;
+                                : static_cast<int>(std::min<std::int64_t>(tiles, resident.blocks[0]));
     return true;
 }
 
@@ -164,9 +144,8 @@ inline bool describe_call(const catalog_args& args, GemmCall& call) {
     const catalog_tensor& q = Shape::swapped ? args.a : args.b;
     const std::int64_t extent_p = Shape::swapped ? args.n : args.m, extent_q = Shape::swapped ? args.m : args.n;
     if (args.k > 0) {
-        if (!describe_operand<T, Shape::major_p>(call.p, p, args.batch, extent_p, args.k, Shape::tile_p, Row::tile_k, 1) ||
-            !describe_operand<T, Shape::major_q>(call.q, q, args.batch, extent_q, args.k, Shape::tile_q, Row::tile_k,
-                                                 Shape::cluster))
+        if (!describe_operand<T, Shape::major_p>(call.p, p, args.batch, extent_p, args.k, Shape::tile_p, Row::tile_k) ||
+            !describe_operand<T, Shape::major_q>(call.q, q, args.batch, extent_q, args.k, Shape::tile_q, Row::tile_k))
             return false;
     }
     const auto out = [&](const catalog_tensor& tensor) {
@@ -187,12 +166,7 @@ inline bool describe_call(const catalog_args& args, GemmCall& call) {
     };
     call.vectors = args.n % 8 == 0 && whole(call.c) && (Row::num_d < 1 || whole(call.d[0])) &&
                    (Row::num_d < 2 || whole(call.d[1])) && aligned(call.bias);
-    const auto in_order = [&](const Operand& operand, Major major) {
-        return args.k == 0 || major == Major::mn || operand.residues == 1;
-    };
-    call.apart = args.k > 0 && call.p.residues * call.q.residues > 1;
-    call.natural = in_order(call.p, Shape::major_p) && in_order(call.q, Shape::major_q);
-    call.plain = !Shape::swapped && call.natural && call.c.row >= 0 && whole(call.c) && Row::num_d == 0 && !call.bias && args.beta == 0 &&
+    call.plain = !Shape::swapped && call.c.row >= 0 && whole(call.c) && Row::num_d == 0 && !call.bias && args.beta == 0 &&
                  args.activation == CATALOG_PASS_THROUGH;
     if (call.plain) {
         const auto bytes = [](std::int64_t stride, std::int64_t otherwise) {

@@ -147,15 +147,6 @@ class GemmEpilogue {
         return 4 * (row * 64 + (column ^ (((row ^ row >> 2) & 3) << 3)));
     }
 
-    // The row or column of P or Q, in its piece, whose sums are those of number `i`: rows of each residue were loaded
-    // one behind the other. All numbers are powers of two.
-    template <int extent, Major major>
-    static __device__ __forceinline__ int loaded(const Operand& operand, int i) {
-        if constexpr (major == Major::mn) return i;
-        const int bits = __ffs(operand.residues) - 1, of_map = __ffs(extent) - 1 - bits;
-        return (i & ((1 << of_map) - 1)) << bits | i >> of_map;
-    }
-
     template <int width>
     static __device__ __forceinline__ void read(float (&x)[width], std::uint32_t address) {
 #pragma unroll
@@ -201,26 +192,14 @@ class GemmEpilogue {
                 for (int j = 0; j < columns / 8; ++j)
                     put(first_p + 8 * half, first_q + 8 * j, sums[4 * j + 2 * half], sums[4 * j + 2 * half + 1]);
         };
-        const auto write = [&](int p, int q, float x) {
-            const std::uint32_t there = piece + (Shape::swapped ? place(q, p) : place(p, q));
-            asm volatile("st.shared.f32 [%0], %1;" ::"r"(there), "f"(x) : "memory");
-        };
-        if (!call.natural) {
-            each([&](int p, int q, float x, float y) {
-                const int row = loaded<64, Shape::major_p>(call.p, p);
-                write(row, loaded<columns, Shape::major_q>(call.q, q), x);
-                write(row, loaded<columns, Shape::major_q>(call.q, q + 1), y);
-            });
-        } else if constexpr (Shape::swapped) {
-            each([&](int p, int q, float x, float y) {
-                write(p, q, x);
-                write(p, q + 1, y);
-            });
-        } else {
-            each([&](int p, int q, float x, float y) {
+        each([&](int p, int q, float x, float y) {
+            if constexpr (Shape::swapped) {
+                asm volatile("st.shared.f32 [%0], %1;" ::"r"(piece + place(q, p)), "f"(x) : "memory");
+                asm volatile("st.shared.f32 [%0], %1;" ::"r"(piece + place(q + 1, p)), "f"(y) : "memory");
+            } else {
                 asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(piece + place(p, q)), "f"(x), "f"(y) : "memory");
-            });
-        }
+            }
+        });
     }
 
     // Part `part` of a piece, one of `splits` of equal size.

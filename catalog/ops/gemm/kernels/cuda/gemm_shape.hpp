@@ -22,7 +22,6 @@ struct GemmShape {
     static constexpr int blocks_p = tile_p / groups / 64;                     // wgmmas of one along p
     static constexpr int threads = 128 * (1 + groups);
     static constexpr int stages = Row::num_stages, tile_k = Row::tile_k;
-    static constexpr int cluster = Row::cluster_m;  // blocks side by side along M, which share Q
     static constexpr Major major_p = (swapped ? Row::b_along : Row::a_along) ? Major::k : Major::mn;
     static constexpr Major major_q = (swapped ? Row::a_along : Row::b_along) ? Major::k : Major::mn;
 
@@ -47,11 +46,10 @@ struct GemmShape {
     static constexpr int bytes = barriers + 8 * 2 * stages;
     static constexpr int alignment = 1024;
     // Pieces of the whole tile, in place of the stages, once these are no longer needed.
-    static constexpr bool can_split = cluster == 1 && groups * pieces * piece_bytes <= out;
+    static constexpr bool can_split = groups * pieces * piece_bytes <= out;
 
     static_assert(tile_p == groups * blocks_p * 64 && tile_k % 64 == 0 && tile_q % 8 == 0 && tile_q <= 256);
-    static_assert(swapped ? tile_q <= 64 && cluster == 1 : tile_q % 64 == 0);
-    static_assert(cluster == 1 || (tile_q / cluster % 64 == 0 && tile_k % cluster == 0));
+    static_assert(swapped ? tile_q <= 64 : tile_q % 64 == 0);
     static_assert(stage_bytes % 1024 == 0 && p_bytes % 1024 == 0 && bytes + alignment <= 232448);
 
     static __device__ __forceinline__ std::uint32_t full(std::uint32_t base, int stage) {
@@ -65,7 +63,7 @@ struct GemmShape {
     static __device__ __forceinline__ void init(std::uint32_t base) {
         for (int i = 0; i < stages; ++i) {
             barrier_init(full(base, i), 1);
-            barrier_init(empty(base, i), 4 * groups * cluster);
+            barrier_init(empty(base, i), 4 * groups);
         }
         barrier_init_fence();
     }

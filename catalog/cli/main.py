@@ -6,6 +6,7 @@ so that ``catalog --help`` imports little more than typer.
 
 from __future__ import annotations
 
+from collections import UserDict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,15 +26,43 @@ SECTIONS = {
 """The commands by purpose, as ``catalog --help`` lists them."""
 
 
+class Commands(UserDict[str, Any]):
+    """The commands of all sections by name. Each is made when it is first used: a process needs one, all cost 50 ms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        section: Any
+        for title, section in SECTIONS.items():
+            for part in (*section.registered_commands, *section.registered_groups):
+                part.rich_help_panel = title
+            for command in section.registered_commands:
+                alone = typer.Typer(rich_markup_mode=None)
+                alone.registered_commands = [command]
+                self[command.name or command.callback.__name__.replace("_", "-")] = alone
+            for group in section.registered_groups:
+                alone = typer.Typer(rich_markup_mode=None)
+                alone.registered_groups = [group]
+                self[group.typer_instance.info.name] = alone
+
+    def __getitem__(self, name: str) -> Any:
+        found = super().__getitem__(name)
+        if isinstance(found, typer.Typer):
+            found = self[name] = typer.main.get_group(found).commands[name]
+        return found
+
+
 class Program(TyperGroup):
     """A group that lists its commands under the titles of :data:`SECTIONS`."""
 
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands: Any = Commands()
+
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write one line per command, aligned across all sections."""
-        commands: list[tuple[str, Any]] = list(self.commands.items())
-        width = max(len(name) for name, _ in commands)
+        width = max(map(len, self.commands))
         for title in SECTIONS:
-            listed = ((name, command) for name, command in commands if command.rich_help_panel == title)
+            listed = ((name, one) for name, one in self.commands.items() if one.rich_help_panel == title)
             with formatter.section(title):
                 formatter.write_dl(
                     [(name.ljust(width), one.get_short_help_str(formatter.width - 6 - width)) for name, one in listed]
@@ -50,13 +79,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for title, section in SECTIONS.items():
-    for command in section.registered_commands:
-        command.rich_help_panel = title
-    for group in section.registered_groups:
-        group.rich_help_panel = title
-    app.registered_commands += section.registered_commands
-    app.registered_groups += section.registered_groups
 
 
 def _print_version(asked: bool) -> None:

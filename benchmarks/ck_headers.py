@@ -188,7 +188,7 @@ class FrontEnd:
         compiled = self.folder / f"{kernel.arch}{'-'.join(CK.flags_of(kernel))}.pch"
         if not compiled.exists():
             common = compiled.with_suffix(".cpp")
-            common.write_text(f'#include "ck/older_hip.hpp"\n{shared}\n')
+            common.write_text(f'#include "hip/older_hip.hpp"\n{shared}\n')
             made = self._ask([*command, *_cc1("-emit-pch", "-o", str(compiled)), str(common)])
             if made.verdict != "compiles":
                 raise BuildError(f"{shared}: {made.why}", hint="`catalog doctor` tests the compiler.")

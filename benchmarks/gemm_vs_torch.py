@@ -11,10 +11,11 @@ import os
 from collections.abc import Iterator
 from functools import partial
 from statistics import median
+from typing import Any
 
 import torch
 from report import Label, Row, Target, is_met, print_table, summary
-from timing import Call, Pace, interleaved
+from timing import STREAM_BYTES, Call, Pace, copies_to_stream, interleaved, rotating, stream
 
 from catalog import Catalog
 from catalog.ops.gemm.problem import GemmProblem
@@ -27,9 +28,14 @@ EXPERTS, SKEW = 64, 1.2
 MODELS = [(tokens, 768, 2048) for tokens in (256, 1024, 4096)]
 """Tokens of all experts, and the weights of each: their numbers fall as a power of the expert's rank, the skew."""
 
-COLUMNS = ("kind", "dtype", "layout", "m", "n", "k", "ours ms", "torch ms", "GFLOP/s", "of peak", "GB/s", "torch/ours")
+KINDS = ("one", "few", "grouped")
+COLUMNS = (
+    *("kind", "dtype", "layout", "m", "n", "k", "ours ms", "torch ms", "GFLOP/s", "of peak", "GB/s", "ours/stream"),
+    "torch/ours",
+)
 TARGETS = [
-    Target("torch/ours", ">=", 1.0, {"kind": ("one",)}),
+    Target("torch/ours", ">=", 1.0, {"kind": ("one", "few")}),
+    Target("ours/stream", ">=", 0.9),
     Target("torch/ours", ">=", 1.5, {"kind": ("grouped",)}),
     Target("of peak", ">=", 0.9, {"dtype": ("fp32",), "m": (2048,)}),
 ]
@@ -50,23 +56,30 @@ def each(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, groups: tuple[int,
             torch.mm(rows, weights, out=result)
 
 
-def row_of(catalog: Catalog, problem: GemmProblem, peak: float, pace: Pace) -> Row:
-    """Ours and PyTorch's side on the same tensors; ``peak`` is in GFLOP/s."""
-    m, n, k, dtype = problem.m, problem.n, problem.k, problem.dtype
+def row_of(catalog: Catalog, problem: GemmProblem, kind: str, peak: float, pace: Pace) -> Row:
+    """Ours and PyTorch's side on the same tensors; ``peak`` is in GFLOP/s.
+
+    The weights of a product of few rows are read from memory, and compared with a sum that reads it.
+    """
+    m, n, k, dtype, streams = problem.m, problem.n, problem.k, problem.dtype, kind == "few"
     a, b = (torch.randn(problem.shapes[name]).to(TYPES[dtype]) for name in ("a", "b"))
+    weights = [b, *(b.clone() for _ in range(copies_to_stream(problem.bytes) - 1 if streams else 0))]
     out = torch.empty(m, n, dtype=TYPES[dtype])
     plan = catalog.select(problem)
-    factor = b if problem.layout[1] == "r" else b.mT
     theirs = partial(torch.mm, out=out) if problem.groups is None else partial(each, out=out, groups=problem.groups)
-    sides: dict[str, Call] = {"ours": plan.bind(a=a, b=b).launch, "torch": partial(theirs, a, factor)}
-    seconds, runs = interleaved(sides, pace)
+    sides: dict[str, Call] = {
+        "ours": rotating([plan.bind(a=a, b=copy).launch for copy in weights]),
+        "torch": rotating([partial(theirs, a, copy if problem.layout[1] == "r" else copy.mT) for copy in weights]),
+    }
+    seconds, runs = interleaved(sides | ({"stream": stream()} if streams else {}), pace)
     rate = problem.flops / seconds["ours"] / 1e9
-    figures = {f"{side} ms": 1e3 * of_side for side, of_side in seconds.items()}
+    figures = {f"{side} ms": 1e3 * seconds[side] for side in sides}
     figures |= {"GFLOP/s": rate, "torch/ours": seconds["torch"] / seconds["ours"]}
     figures["GB/s"] = problem.traffic / seconds["ours"] / 1e9
     if dtype == "fp32":
         figures["of peak"] = rate / peak
-    kind = "one" if problem.groups is None else "grouped"
+    if streams:
+        figures["ours/stream"] = problem.traffic / seconds["ours"] * seconds["stream"] / STREAM_BYTES
     labels: dict[str, Label] = {"kind": kind, "dtype": dtype, "layout": problem.layout, "m": m, "n": n, "k": k}
     return Row("gemm", labels, figures, runs, str(plan))
 
@@ -75,19 +88,23 @@ def rows_of(catalog: Catalog, options: argparse.Namespace, peak: float) -> Itera
     pace = Pace(options.runs, 1, options.seconds, min if options.best else median)
     for dtype in options.dtype:
         for layout in options.layout:
-            for m, n, k in [*SQUARES, *FEW_ROWS]:
-                if max(m, n) <= options.largest:
-                    yield row_of(catalog, GemmProblem(m=m, n=n, k=k, dtype=dtype, layout=layout), peak, pace)
-            for tokens, n, k in MODELS:
-                if max(tokens, n) <= options.largest:
-                    experts = GemmProblem(groups=skewed(tokens), n=n, k=k, dtype=dtype, layout=layout)
-                    yield row_of(catalog, experts, peak, pace)
+            kinds: dict[str, list[dict[str, Any]]] = {
+                "one": [{"m": m, "n": n, "k": k} for m, n, k in SQUARES],
+                "few": [{"m": m, "n": n, "k": k} for m, n, k in FEW_ROWS],
+                "grouped": [{"groups": skewed(tokens), "n": n, "k": k} for tokens, n, k in MODELS],
+            }
+            for kind in options.kind:
+                for sizes in kinds[kind]:
+                    problem = GemmProblem(**sizes, dtype=dtype, layout=layout)
+                    if max(problem.m, problem.n) <= options.largest:
+                        yield row_of(catalog, problem, kind, peak, pace)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--dtype", nargs="+", choices=TYPES, default=list(TYPES))
     parser.add_argument("--layout", nargs="+", choices=("rcr", "rrr"), default=["rcr", "rrr"])
+    parser.add_argument("--kind", nargs="+", choices=KINDS, default=list(KINDS), help="few: 1 to 16 rows")
     parser.add_argument("--largest", type=int, default=4096, help="largest M or N (default 4096)")
     parser.add_argument("--runs", type=int, default=25, help="timed runs of each side (default 25)")
     parser.add_argument("--seconds", type=float, default=8.0, help="of one problem (default 8)")

@@ -27,7 +27,7 @@ from catalog.torch import flash_attn_varlen_func, scaled_dot_product_attention
 
 HEADS, HDIM, SEQUENCES, LONGEST = 2, 32, 4, 24
 WARM = 32
-"""Lengths before the first one that counts, so that kernels are compiled, loaded and chosen."""
+"""Lengths before the first one that counts, so that kernels are compiled, loaded and chosen; and lengths of a turn."""
 
 theirs = torch.nn.functional.scaled_dot_product_attention
 
@@ -95,10 +95,17 @@ def cpu_us(call: Call) -> float:
 
 
 def measured(scenario: str, pairs: Sequence[tuple[Call, Call]]) -> Figures:
-    """Time all lengths when they are new, then again, one call each; the first calls of both rounds do not count."""
-    new = [cpu_us(ours) for ours, _ in pairs][WARM:]
-    seen = [cpu_us(ours) for ours, _ in pairs][WARM:]
-    torchs = [cpu_us(each) for _, each in pairs][WARM:]
+    """Time all lengths when they are new, then again, then PyTorch, one call each; the first lengths do not count.
+
+    A few lengths at a time, because the speed of a busy machine changes within a second.
+    """
+    new, seen, torchs = list[float](), list[float](), list[float]()
+    for first in range(0, len(pairs), WARM):
+        part = pairs[first : first + WARM]
+        new += [cpu_us(ours) for ours, _ in part]
+        seen += [cpu_us(ours) for ours, _ in part]
+        torchs += [cpu_us(each) for _, each in part]
+    new, seen, torchs = new[WARM:], seen[WARM:], torchs[WARM:]
     more = [first - again for first, again in zip(new, seen, strict=True)]
     columns = [sorted(column) for column in (torchs, seen, new, more)]
     medians, tenths = ([round(column[len(column) * part // 10], 1) for column in columns] for part in (5, 1))

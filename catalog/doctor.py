@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from catalog.errors import BackendError, CatalogError
-from catalog.messages import counted
+from catalog.messages import counted, without_password
 from catalog.settings import Settings, settings
 
 if TYPE_CHECKING:
@@ -50,7 +50,9 @@ def _settings() -> Iterator[Finding]:
     current = settings()
     for name, field in Settings.model_fields.items():
         value = getattr(current, name)
-        yield Finding(f"CATALOG_{name.upper()}", "" if value is None else str(value), field.description or "")
+        yield Finding(
+            f"CATALOG_{name.upper()}", "" if value is None else without_password(str(value)), field.description or ""
+        )
 
 
 def _file(db: Path) -> Iterator[Finding]:
@@ -96,6 +98,11 @@ def about_cache() -> Iterator[Finding]:
     cap = settings().cache_max_bytes
     about = "beyond it the least recently used libraries are dropped; CATALOG_CACHE_MAX_BYTES"
     yield Finding("cache size cap", format_size(cap) if cap else "none", about)
+    remote = settings().remote
+    if remote is not None:
+        use = "read and written" if settings().remote_write else "read"
+        signed = "signed entries only" if settings().remote_signers else "any entry"
+        yield Finding("remote cache", without_password(remote), f"{use}; {signed}; CATALOG_REMOTE")
     for folder in installed_folders():
         yield Finding("installed libraries", str(folder), counted(len(Entries(folder).keys()), "library"))
 

@@ -115,6 +115,10 @@ class MissingKernelError(BuildError):
     """A kernel's library is not in the cache, and compiling is disabled; the hint says how to build it elsewhere."""
 
 
+class RemoteError(CatalogError):
+    """The remote cache does not answer, refuses, or takes too long; the message has its URL and the reason."""
+
+
 class BundleError(CatalogError):
     """A bundle cannot be written, is damaged, or is for another version or machine; nothing from it is kept."""
 

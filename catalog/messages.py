@@ -6,6 +6,7 @@ a kernel. Its hint is a sentence, or ends with a command to run.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import SequenceMatcher, get_close_matches
 from typing import Any
@@ -82,3 +83,8 @@ def expected(failure: Mapping[str, Any]) -> str:
     kind = failure["type"]
     words = _EXPECTED.get(kind) or _EXPECTED.get(kind.partition("_")[0])
     return str(failure["msg"]) if words is None else words.format(**failure.get("ctx", {}))
+
+
+def without_password(text: str) -> str:
+    """``text`` without the user and the password of a URL."""
+    return re.sub(r"(?<=://)[^/@\s]*@", "", text)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -38,6 +39,16 @@ def _splits(command: str) -> str:
 
 Command = Annotated[str, AfterValidator(_splits)]
 """A program and its arguments, in shell syntax."""
+
+
+def _is_url(text: str) -> str:
+    if not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^\s:]\S*", text):
+        raise ValueError("not a URL, such as s3://bucket/kernels or file:///shared/kernels")
+    return text
+
+
+Url = Annotated[str, AfterValidator(_is_url)]
+"""A URL with a scheme."""
 
 Threads = Annotated[int, AfterValidator(threads.allowed)]
 
@@ -77,6 +88,21 @@ class Settings(BaseModel):
     )
     compiler_launcher: Command | None = Field(
         None, description="prefix of every compiler call: ccache, sccache, distcc"
+    )
+    remote: Url | None = Field(
+        None,
+        description="URL of a cache that machines share, read before anything is compiled: file://, http(s)://, s3://, "
+        "gs:// (default: none)",
+    )
+    remote_write: bool = Field(False, description="true: write to the remote cache what is compiled here")
+    remote_timeout: float = Field(
+        10.0, gt=0, le=3_600, description="time limit of each transfer from or to the remote cache in seconds"
+    )
+    remote_key: Path | None = Field(
+        None, description="private key of catalog keys, which signs what is written to the remote cache"
+    )
+    remote_signers: Path | None = Field(
+        None, description="file of public keys: entries of the remote cache that none of them signed are ignored"
     )
     compile: bool = Field(True, description="false: start no compiler, use only the kernels in the cache")
     guard: Literal["first_run", "never"] = Field(
@@ -146,9 +172,11 @@ def choose(**values: object) -> None:
 
 def data_dir() -> Path:
     """Folder of arch_specs/, parity/, shapes/: package data when installed, the source tree's data/ in a checkout."""
-    chosen = settings().data_dir
-    if chosen is not None:
-        return chosen
+    return settings().data_dir or _own_data_dir()
+
+
+@cache
+def _own_data_dir() -> Path:
     package = Path(__file__).parent
     installed = package / "_data"
     return installed if installed.is_dir() else package.parent / "data"

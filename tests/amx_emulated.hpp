@@ -78,7 +78,7 @@ inline std::uint32_t as_bits(float x) {
 inline float flushed(float x) { return as_float(as_bits(x)); }
 
 template <int c, int a, int b>
-inline void multiply_add() {
+inline void multiply_add_pairs() {
     const auto &of_a = configured_tile(a), &of_b = configured_tile(b);
     auto& of_c = configured_tile(c);
     for (int m = 0; m < rows; ++m)
@@ -91,6 +91,18 @@ inline void multiply_add() {
             }
             of_c[m][n] = as_bits(flushed(as_float(of_c[m][n]) + flushed(even + odd)));
         }
+}
+
+template <int c, int a, int b>
+inline void multiply_add_bytes() {
+    const auto &of_a = configured_tile(a), &of_b = configured_tile(b);
+    auto& of_c = configured_tile(c);
+    for (int m = 0; m < rows; ++m)
+        for (int n = 0; n < columns; ++n)
+            for (int k = 0; k < columns; ++k)
+                for (int byte = 0; byte < 32; byte += 8)
+                    of_c[m][n] +=
+                        static_cast<std::int8_t>(of_a[m][k] >> byte) * static_cast<std::int8_t>(of_b[k][n] >> byte);
 }
 
 }  // namespace catalog::host::amx

@@ -19,11 +19,12 @@ from catalog.build.cache import ArtifactRecord
 from catalog.build.resources import RESOURCES, Resources
 from catalog.build.targets import CK
 from catalog.errors import ToolchainError, UsageError
+from catalog.ops import operation
 from catalog.ops.attention.kernels.ck.emit import emit_row
 from catalog.ops.attention.traits import Family
 from catalog.ops.attention.upstream.sources import find_checkout
 from catalog.registry.query import Query, run
-from catalog.rules.restriction import restriction
+from catalog.rules.restriction import Restriction, restriction
 from catalog.runtime.catalog import Catalog
 from catalog.schema.kernel import Kernel
 from catalog.settings import choose
@@ -42,8 +43,9 @@ def catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Catalog]:
     yield catalog
     columns = ("family", "arch", "compile_s", *RESOURCES)
     print("", *columns, sep=" | ")
-    for row in run(folder / "catalog.db", Query("built", columns=columns, order_by="arch, family")):
-        print("", *row, sep=" | ")
+    for of in ("attention", "gemm"):
+        for row in run(folder / "catalog.db", Query("built", columns=columns, order_by="arch, family", operation=of)):
+            print("", *row, sep=" | ")
     catalog.close()
 
 
@@ -53,15 +55,20 @@ def build(catalog: Catalog, arch: str, where: str) -> None:
     try:
         catalog.populate(arch, revision=revision, mask_impl="simplified")
         kernels = catalog.kernels(f"revision = '{revision}' AND {where}", arch=arch)
-        kernel = next(kernel for kernel in kernels if catalog.refusal(kernel) is None)
-        artifact = catalog.build(kernel)
+        check(catalog, next(kernel for kernel in kernels if catalog.refusal(kernel) is None))
     except (ToolchainError, UsageError) as error:  # a compiler that does not know the arch, a revision without it
         pytest.skip(str(error))
+
+
+def check(catalog: Catalog, kernel: Kernel) -> None:
+    """Build ``kernel``; its library says what it is and uses."""
+    artifact = catalog.build(kernel)
     library = ctypes.CDLL(str(artifact.path))
     library.catalog_describe.restype = ctypes.c_char_p
     assert json.loads(library.catalog_describe())["id"] == kernel.id
     assert library.catalog_launch(None, None) == 2, "no arguments"
-    query = Query(f"id = '{kernel.id}' AND built", columns=("registers", "occupancy", "code_bytes"))
+    columns = ("registers", "occupancy", "code_bytes")
+    query = Query(f"id = '{kernel.id}' AND built", columns=columns, operation=kernel.operation)
     ((registers, occupancy, code_bytes),) = run(catalog.path, query)
     assert registers > 0
     assert occupancy > 0
@@ -117,3 +124,42 @@ def test_the_fallback_of_every_arch(catalog: Catalog, arch: str) -> None:
     from catalog.ops.attention.upstream.sources import ck_facts
 
     build(catalog, arch, ck_facts().fallback)
+
+
+GEMM_TILE = (
+    "dtype = 'fp16' AND layout IN ('rcr', 'rcrr') AND tile_m = 128 AND tile_n = 128 AND tile_k = 64 AND NOT persistent "
+    "AND epilogue = 'cshuffle'"
+)
+SQUARE = f"{GEMM_TILE} AND pipeline = 'compv3' AND wave_m = 2 AND wave_n = 2 AND warp_tile_m = 32 AND warp_tile_k = 16"
+
+
+@pytest.mark.parametrize(
+    ("space", "revision", "family", "where"),
+    [
+        ("tile_engine", "2025-11", "universal", SQUARE.replace("compv3", "compv4")),
+        ("tile_engine", "2025-11", "universal", SQUARE.replace("compv3", "mem")),
+        ("tile_engine", "2025-11", "multi_d", f"{SQUARE} AND elementwise = 'MultiDAdd'"),
+        ("tile_engine", "2025-11", "preshuffle", f"{GEMM_TILE} AND warp_tile_m = 16"),
+        ("dispatcher", "2026-07", "grouped", SQUARE),
+        ("dispatcher", "2026-07", "stream_k", f"{SQUARE} AND reduction = 'linear'"),
+    ],
+)
+def test_gemm_rows_of_every_family(catalog: Catalog, space: str, revision: str, family: str, where: str) -> None:
+    """Those that the checkout's headers implement; one row is up to ten device functions."""
+    chosen = Restriction(where=where, families=(family,))
+    catalog.populate("gfx90a", revision=revision, space=space, operation="gemm", restriction=chosen)
+    kernel, *_ = catalog.kernels(f"space = '{space}' AND family = '{family}'", arch="gfx90a", operation="gemm")
+    if catalog.refusal(kernel) is not None:
+        pytest.skip(str(catalog.refusal(kernel)))
+    check(catalog, kernel)
+
+
+@pytest.mark.parametrize("arch", ["gfx90a", "gfx942", "gfx950"])
+def test_the_gemm_fallback(catalog: Catalog, arch: str) -> None:
+    revision, where = operation("gemm").fallback()
+    catalog.populate(arch, revision=revision, operation="gemm", restriction=Restriction(where, ("universal",)))
+    [kernel] = catalog.kernels(where, arch=arch, operation="gemm")
+    try:
+        check(catalog, kernel)
+    except ToolchainError as error:  # a compiler that does not know the arch
+        pytest.skip(str(error))

@@ -39,7 +39,7 @@ def problem_of_row(kernel: Kernel, rng: random.Random) -> GemmProblem:
         axis, groups = rng.choice("mk"), rng.choices(SIZES, k=rng.choice((0, 1, 3, 8)))
         sizes |= {"groups": groups, "group_axis": axis, axis: sum(groups)}
     else:
-        sizes["batch"] = rng.choice((None, None, 0, 1, 3))
+        sizes |= {"batch": rng.choice((None, None, 0, 1, 3)), "k_batch": rng.choice((1, 1, 2, 5))}
     return GemmProblem(
         **sizes,
         dtype=signature.dtype.value,

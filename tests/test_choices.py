@@ -103,6 +103,20 @@ def test_a_read_only_image_serves_it(place: Place) -> None:
         assert np.array_equal(in_child(outputs), place.outputs["o"])
 
 
+def test_a_remote_cache_has_the_libraries_that_the_cache_lacks(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("fsspec")
+    monkeypatch.setenv("CATALOG_REMOTE", f"file://{tmp_path}/remote")
+    assert command.catalog("cache", "push").returncode == 0
+    monkeypatch.setenv("CATALOG_CACHE_DIR", str(tmp_path / "empty"))
+    settings.cache_clear()
+    with Catalog(NOWHERE) as catalog:
+        plan = catalog.select(SMALL)
+        assert np.array_equal(plan.run(make_inputs(SMALL)).outputs["o"], place.outputs["o"])
+    assert Cache(tmp_path / "empty").keys() == place.cache.keys()
+
+
 def test_the_command_line_uses_it_too(place: Place) -> None:
     problem = ("--batch", 1, "--nhead-q", 2, "--seqlen-q", 33, "--hdim-q", 32, "--dtype", "fp32")
     shown = command.catalog("select", *problem, "--format", "json", db=NOWHERE)

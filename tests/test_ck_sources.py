@@ -10,7 +10,7 @@ import ctypes
 import json
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -283,12 +283,14 @@ def library_of(kernel: Kernel, source: str, folder: Path, *flags: str) -> ctypes
     return library
 
 
-def compiled_for_cpu(source: str, folder: Path, *flags: str) -> ctypes.CDLL:
+def compiled_for_cpu(
+    source: str, folder: Path, *flags: str, headers: Mapping[str, Path] = operation().headers
+) -> ctypes.CDLL:
     (folder / "kernel.cpp").write_text(source)
     command = ["g++", "-std=c++17", "-shared", "-fPIC", "-Wall", "-Wextra", "-Wno-unused-parameter", "-Werror", *flags]
     command += [
         f"-I{LIKE_CK}",
-        *(f"-I{folder}" for folder in (*HEADERS.values(), *operation().headers.values())),
+        *(f"-I{folder}" for folder in (*HEADERS.values(), *headers.values())),
         "kernel.cpp",
         "-o",
         "kernel.so",
@@ -458,4 +460,5 @@ def test_the_worst_kernel_of_a_library_counts(sgprs: str, rows: Catalog, tmp_pat
         scratch_bytes=16,
         shared_bytes=32768,
         occupancy=1,
+        device_functions=2,
     )

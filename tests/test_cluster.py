@@ -11,10 +11,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
+import command
 import pytest
 from build_command import WHERE, build_command
 from cluster_processes import Processes, wait_until
@@ -26,6 +27,7 @@ from catalog.build.cluster import _task, connect
 from catalog.build.toolchains import find_host_toolchain
 from catalog.errors import ClusterError
 from catalog.runtime.catalog import Catalog
+from catalog.runtime.tune_there import task
 from catalog.schema.kernel import Kernel
 from catalog.settings import settings
 
@@ -185,11 +187,12 @@ def test_workers_of_another_release_are_named(cluster: Processes, tmp_path: Path
         pass
 
 
-def test_a_scheduler_needs_no_package_of_ours() -> None:
+@pytest.mark.parametrize("task", [_task, task])
+def test_a_scheduler_needs_no_package_of_ours(task: Callable[[], object]) -> None:
     from cloudpickle import dumps
 
     code = "import sys; sys.modules['catalog'] = None; import cloudpickle; cloudpickle.loads(sys.stdin.buffer.read())"
-    subprocess.run([sys.executable, "-c", code], input=dumps(_task()), check=True)
+    subprocess.run([sys.executable, "-c", code], input=dumps(task()), check=True)
 
 
 @pytest.mark.slow
@@ -222,6 +225,45 @@ def test_a_cluster_that_vanishes_is_an_error(
             catalog.builder.build_many(kernels, pool=pool)
         killer.join()
     (tmp_path / "wait").unlink()
+
+
+@pytest.mark.slow
+def test_workers_measure_on_their_own_devices(
+    cluster: Processes, catalog: Catalog, launcher: Path, tmp_path: Path
+) -> None:
+    """Two threads and one are two devices. A worker is killed while it compiles; another one like it goes on."""
+    problems = tmp_path / "ours.yaml"
+    fixed = "{batch: 1, nhead_q: 2, hdim_q: 64, dtype: fp32}"
+    problems.write_text(
+        f"about: Two.\ngrids:\n  - {{name: two, category: prefill, fixed: {fixed}, vary: {{seqlen_q: [64, 96]}}}}\n"
+    )
+    (tmp_path / "wait").touch()
+    killed = cluster.worker(CATALOG_NUM_THREADS="1", CATALOG_COMPILER_LAUNCHER=str(launcher))
+    cluster.worker(CATALOG_NUM_THREADS="1")
+    cluster.worker(CATALOG_NUM_THREADS="2")
+
+    def kill() -> None:
+        wait_until(lambda: compilers(tmp_path), "it compiles")
+        cluster.end(killed)
+        (tmp_path / "wait").unlink()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    options = ("--shapes", problems, "--candidates", 2, "--precision", 0.2, "--scheduler", cluster.address, "--there")
+    done = command.catalog("tune", *options, "--format", "json", db=catalog.path)
+    killer.join()
+    assert done.returncode == 0, done.stderr
+    rows = catalog.connection.execute(
+        "SELECT facts, problem.key, count(*), min(elsewhere) FROM timing JOIN device ON device.id = device_id "
+        "JOIN problem ON problem.id = problem_id JOIN artifact ON artifact.key = artifact_key GROUP BY 1, 2"
+    ).fetchall()
+    noisy = sum(row["best"] is None for row in json.loads(done.stdout))
+    assert len(json.loads(done.stdout)) == 4, "two problems on two devices"
+    assert len(rows) == 4 - noisy
+    assert {row["facts"] for row in rows} <= {'{"cores": 1}', '{"cores": 2}'}
+    assert all(tuple(row)[2:] == (2, 1) for row in rows), "the libraries stayed with the workers"
+    again = command.catalog("tune", *options, "--format", "json", db=catalog.path)
+    assert len(json.loads(again.stdout)) <= noisy, "what was measured is not measured again"
 
 
 # The command line

@@ -24,6 +24,7 @@ ROWS = (
     (Family.FWD, Pipeline.SM90_WGMMA),
     (Family.FWD, Pipeline.SM90_MMA),
     (Family.FWD_SPLITKV, Pipeline.SM90_MMA),
+    (Family.FWD_SPLITKV, Pipeline.SM90_STREAM),
     (Family.FWD_SPLITKV_COMBINE, Pipeline.UNUSED),
     (Family.FWD_PAGEDKV, Pipeline.SM90_MMA),
     (Family.BATCH_PREFILL, Pipeline.SM90_MMA),
@@ -76,19 +77,56 @@ SELECTED: tuple[dict[str, object], ...] = (
 def test_selected_rows_compile_without_spills(catalog: Catalog, fields: dict[str, object]) -> None:
     asked = Problem(**{"batch": 2, "nhead_q": 16, "seqlen_q": 2048, "seqlen_k": 2048, "dtype": "bf16"} | fields)
     for kernel in catalog.select(asked, arch="sm_90").kernels:
-        artifact = catalog.build(kernel)
-        library = ctypes.CDLL(str(artifact.path))
-        library.catalog_describe.restype = ctypes.c_char_p
-        assert json.loads(library.catalog_describe())["id"] == kernel.id
-        assert library.catalog_launch(None, None) == 2, "no arguments"
-        columns = ("registers", "spills", "scratch_bytes", "shared_bytes", "occupancy", "code_bytes")
-        query = Query(f"id = '{kernel.id}' AND built", columns=columns)
-        ((registers, spills, scratch, shared, occupancy, code),) = run(catalog.path, query)
-        assert 16 <= registers <= 255
-        assert (spills, scratch) == (0, 0)
-        assert shared <= 232_448, "227 KiB is what a block may have"
-        assert 1 <= occupancy <= 16
-        assert code > 500
+        assert_compiles_without_spills(catalog, kernel)
+
+
+@pytest.mark.usefixtures("nvcc")
+@pytest.mark.slow
+@pytest.mark.parametrize("paged", [False, True])
+def test_stream_rows_compile_without_spills(catalog: Catalog, paged: bool) -> None:
+    where = f"pipeline = 'sm90_stream' AND hdim_q = 128 AND dtype = 'bf16' AND mode = 'batch' AND paged_kv = {paged:d}"
+    plain = catalog.kernels(f"{where} AND mask = 'causal' AND bias = 'no' AND NOT logits", arch="sm_90")
+    assert {kernel.algorithm.tile_m0 for kernel in plain} == {16, 64, 128}
+    for kernel in plain[:2]:
+        assert_compiles_without_spills(catalog, kernel)
+
+
+def assert_compiles_without_spills(catalog: Catalog, kernel: Kernel) -> None:
+    artifact = catalog.build(kernel)
+    library = ctypes.CDLL(str(artifact.path))
+    library.catalog_describe.restype = ctypes.c_char_p
+    assert json.loads(library.catalog_describe())["id"] == kernel.id
+    assert library.catalog_launch(None, None) == 2, "no arguments"
+    columns = ("registers", "spills", "scratch_bytes", "shared_bytes", "occupancy", "code_bytes")
+    query = Query(f"id = '{kernel.id}' AND built", columns=columns)
+    ((registers, spills, scratch, shared, occupancy, code),) = run(catalog.path, query)
+    assert 16 <= registers <= 255
+    assert (spills, scratch) == (0, 0)
+    assert shared <= 232_448, "227 KiB is what a block may have"
+    assert 1 <= occupancy <= 16
+    assert code > 500
+
+
+def test_a_stream_row_needs_no_second_launch_and_takes_no_number_of_splits(catalog: Catalog) -> None:
+    kernel = row(catalog, Family.FWD_SPLITKV, Pipeline.SM90_STREAM)
+    heads = {
+        "batch": 2,
+        "nhead_q": 16,
+        "nhead_k": 4,
+        "seqlen_q": 1,
+        "seqlen_k": 4096,
+        "hdim_q": kernel.signature.hdim_q,
+    }
+    problem = Problem(op="splitkv", **heads, dtype="bf16", mask=kernel.signature.mask.value)
+    assert catalog.plan(problem, kernel).kernels == (kernel,)
+    stated = problem.model_copy(update={"num_splits": 2})
+
+    def pipelines(of: Problem) -> set[str]:
+        found = catalog.candidates(of, arch="sm_90", limit=20)
+        return {candidate.kernel.algorithm.pipeline.value for candidate in found}
+
+    assert pipelines(problem) == {"sm90_mma", "sm90_stream"}
+    assert pipelines(stated) == {"sm90_mma"}
 
 
 @pytest.mark.usefixtures("nvcc")

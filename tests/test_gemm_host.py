@@ -10,10 +10,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import amx
 import command
 import numpy as np
 import pytest
-from conftest import missing
+from conftest import missing, slow_but
 from gemm_problems import is_intact, problem_of_row, rows, tensors_of
 
 from catalog.errors import ProblemError, TensorError
@@ -21,7 +22,8 @@ from catalog.ops import operation
 from catalog.ops.gemm.arguments import ARGUMENTS
 from catalog.ops.gemm.problem import GemmProblem
 from catalog.runtime.catalog import Catalog
-from catalog.runtime.devices.host.device import host_archs, why_unavailable
+from catalog.runtime.devices.host import device
+from catalog.runtime.devices.host.device import cpu_features, host_archs, why_unavailable
 from catalog.runtime.guard import guarded_problem
 from catalog.runtime.inputs import make_inputs
 from catalog.schema.kernel import Kernel
@@ -101,6 +103,23 @@ def test_kernels_of_all_types_and_layouts_compute_any_problem(catalog: Catalog, 
 
 
 @pytest.mark.slow
+def test_products_in_amx_tiles(catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles are computed in software."""
+    if not amx.PAIRS["host_amx"] - amx.TILES <= cpu_features():
+        pytest.skip("this CPU has no AVX512-BF16")
+    amx.pretend("host_amx", tmp_path, monkeypatch)
+    with Catalog(catalog.path) as other:
+        for dtype, layout, family in (
+            ("bf16", "rcr", "universal"),
+            ("fp8", "ccr", "multi_d"),
+            ("int8", "crr", "grouped"),
+        ):
+            wanted = f"dtype = '{dtype}' AND layout LIKE '{layout}%' AND family = '{family}' AND pipeline = 'host_amx'"
+            kernel = rows(other, wanted, "x86_64_v4")[0]
+            check(other, kernel, 20)
+
+
+@pytest.mark.slow
 def test_tiles_threads_and_strides_do_not_change_results(catalog: Catalog) -> None:
     problem = GemmProblem(m=37, n=1100, k=700, dtype="fp32", layout="rrr")
     inputs = make_inputs(problem, SEED)
@@ -116,6 +135,24 @@ def test_tiles_threads_and_strides_do_not_change_results(catalog: Catalog) -> No
     kernel = rows(catalog, "dtype = 'fp32' AND layout = 'rrr' AND pipeline = 'host_panel'")[0]
     part = catalog.plan(top, kernel).run(a=inputs["a"][:5], b=inputs["b"]).outputs["c"]
     np.testing.assert_array_equal(part, first[:5])
+
+
+@pytest.mark.parametrize("pipeline", slow_but(["host_panel"], ["host_panel", "host_stream"]))
+def test_parts_of_k_are_added_in_order(catalog: Catalog, pipeline: str) -> None:
+    """Bit for bit the float32 sum of the products of the parts, so the same on any number of threads."""
+    kernel = rows(catalog, f"dtype = 'fp32' AND layout = 'rcr' AND pipeline = '{pipeline}'")[0]
+    fields: dict[str, Any] = {"m": 5, "n": 1100, "batch": 2, "dtype": "fp32"}
+    problem = GemmProblem(**fields, k=2049, k_batch=3, bias=True)
+    inputs = make_inputs(problem, SEED)
+    added = np.float32(0)
+    for start, end in ((0, 768), (768, 1536), (1536, 2049)):
+        part = {name: inputs[name][:, :, start:end] for name in "ab"}
+        added = added + catalog.plan(GemmProblem(**fields, k=end - start), kernel).run(part).outputs["c"]
+    c = catalog.plan(problem, kernel).run(inputs).outputs["c"]
+    np.testing.assert_array_equal(c, added + inputs["bias"])
+    chosen = problem.model_copy(update={"k_batch": 0})
+    assert GEMM.splits(chosen, [kernel], 256, whole_waves=False) > 1
+    assert GEMM.splits(chosen, [kernel], 1, whole_waves=False) == 1
 
 
 def test_numbers_that_are_not_finite_pass_through(catalog: Catalog) -> None:
@@ -190,6 +227,8 @@ def test_first_runs_of_large_problems_are_small() -> None:
         ({"activation": "tanh"}, "activation='tanh' is not allowed"),
         ({"groups": (1, 2)}, "groups add up to 3, but m=64"),
         ({"groups": (32, 32), "batch": 2}, "groups cannot be combined with a batch"),
+        ({"groups": (32, 32), "k_batch": 2}, "groups cannot be combined with k_batch"),
+        ({"k_batch": 2000}, "k_batch=2000: "),
         ({"groups": (32, -1)}, "groups[1]=-1: "),
         ({"groups": (32, 32), "num_d": 1, "elementwise": "MultiDAdd"}, "groups cannot be combined with D tensors"),
         ({"m": None}, "a problem needs m: rows of A and C"),
@@ -224,10 +263,17 @@ def test_wrong_tensors_are_a_message(catalog: Catalog) -> None:
 # What commands do
 
 
-def test_few_rows_are_streamed(catalog: Catalog) -> None:
-    for m, pipeline in ((1, "host_stream"), (16, "host_stream"), (17, "host_panel"), (4096, "host_panel")):
+@pytest.mark.parametrize("amx_bf16", [False, True])
+def test_few_rows_are_streamed(catalog: Catalog, amx_bf16: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others are multiplied in AMX tiles where the CPU has them for the type."""
+    in_tiles = amx_bf16 and ARCHES[0] == "x86_64_v4"
+    monkeypatch.setattr(device, "cpu_features", lambda: {"avx512_bf16", "amx_bf16"} if in_tiles else set())
+    many = "host_amx" if in_tiles else "host_panel"
+    for m, pipeline in ((1, "host_stream"), (16, "host_stream"), (17, many), (4096, many)):
         (best,) = catalog.candidates(GemmProblem(m=m, n=4096, k=4096, dtype="bf16"), limit=1)
         assert best.kernel.algorithm.pipeline == pipeline
+    (best,) = catalog.candidates(GemmProblem(m=17, n=4096, k=4096, dtype="int8"), limit=1)
+    assert best.kernel.algorithm.pipeline == "host_panel"
 
 
 def test_commands_run_trace_and_replay(catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

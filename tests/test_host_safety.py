@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
+import amx
 import pytest
 from conftest import missing
 from gemm_problems import problem_of_row, rows
 from host_problems import OPS, SEED, problem_fields, signatures
-from test_host_kernels import ARCHES, EMULATED, PAIRS
+from test_host_kernels import ARCHES
 
 from catalog.build import targets
 from catalog.build.builder import Builder
@@ -132,7 +133,10 @@ def sanitizer(tmp_path_factory: pytest.TempPathFactory) -> Sanitizer:
         plain = find_host_toolchain(arch, "g++", None, os.environ.get("PATH", os.defpath))
         return replace(
             plain,
-            compile_flags=(*plain.compile_flags, "-O1", "-fno-omit-frame-pointer", *checks, "-include", str(EMULATED)),
+            compile_flags=(
+                *(*plain.compile_flags, "-O1", "-fno-omit-frame-pointer", *checks),
+                *("-include", str(amx.EMULATED)),
+            ),
             link_flags=(*plain.link_flags, *checks),
         )
 
@@ -176,15 +180,19 @@ def test_sanitizers_find_nothing_in_pairs_of_bf16(
     """Sizes that leave parts of pairs, of vectors and of tiles; AMX in software."""
     if "avx512_bf16" not in cpu_features():
         pytest.skip("this CPU has no AVX512-BF16")
-    monkeypatch.setattr(host_device, "cpu_features", lambda: PAIRS[pipeline])
-    sizes = {"batch": 2, "nhead_q": 6, "nhead_k": 2, "hdim_q": 61, "hdim_v": 33, "dtype": "bf16", "lse": True}
+    monkeypatch.setattr(host_device, "cpu_features", lambda: amx.PAIRS[pipeline])
+    sizes = {"batch": 2, "nhead_q": 6, "nhead_k": 2, "hdim_q": 61, "hdim_v": 33, "dtype": "bf16"}
     sizes |= {"mask": "top_left", "window": (40, 5)}
     with Catalog(shutil.copy(host_file, tmp_path / "catalog.db")) as catalog:
         plans = [
-            catalog.select(Problem(**sizes, seqlen_q=seqlen_q, seqlen_k=seqlen_k), arch="x86_64_v4")
+            catalog.select(Problem(**sizes, lse=True, seqlen_q=seqlen_q, seqlen_k=seqlen_k), arch="x86_64_v4")
             for seqlen_q, seqlen_k in ((6, 1), (45, 33), (67, 531), (70, 29))
         ]
-        assert {plan.kernels[0].algorithm.pipeline.value for plan in plans} == {pipeline}
+        plans += [
+            catalog.select(Problem(**sizes, op="bwd", seqlen_q=seqlen_q, seqlen_k=seqlen_k), arch="x86_64_v4")
+            for seqlen_q, seqlen_k in ((6, 1), (45, 33), (67, 531))
+        ]
+        assert all(pipeline in {kernel.algorithm.pipeline.value for kernel in plan.kernels} for plan in plans)
         done = sanitizer.run(plans)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) == len(plans)
@@ -220,13 +228,19 @@ def gemm(tmp_path_factory: pytest.TempPathFactory) -> Catalog:
 
 @pytest.mark.slow
 def test_sanitizers_find_nothing_in_gemm(gemm: Catalog, sanitizer: Sanitizer) -> None:
-    """Tensors without a spare byte, for a panel and a stream of each arch."""
+    """Tensors without a spare byte, for a panel and a stream of each arch, and for AMX in software."""
     rng, plans = random.Random(SEED), []  # noqa: S311
-    for arch, layout in product(ARCHES, ("rcr", "crr")):
-        for pipeline, dtype in (("host_panel", "bf16"), ("host_stream", "int8")):
-            wanted = f"dtype = '{dtype}' AND layout LIKE '{layout}%' AND pipeline = '{pipeline}' AND num_d = 1"
-            kernel = rows(gemm, wanted, arch)[0]
-            plans += [gemm.plan(problem_of_row(kernel, rng), kernel) for _ in range(12)]
+    found = [
+        (arch, layout, *of)
+        for arch, layout in product(ARCHES, ("rcr", "crr"))
+        for of in (("host_panel", "bf16"), ("host_stream", "int8"))
+    ]
+    if "avx512_bf16" in cpu_features():
+        found += [("x86_64_v4", "rcr", "host_amx", "int8"), ("x86_64_v4", "crr", "host_amx", "bf16")]
+    for arch, layout, pipeline, dtype in found:
+        wanted = f"dtype = '{dtype}' AND layout LIKE '{layout}%' AND pipeline = '{pipeline}' AND num_d = 1"
+        kernel = rows(gemm, wanted, arch)[0]
+        plans += [gemm.plan(problem_of_row(kernel, rng), kernel) for _ in range(12)]
     done = sanitizer.run(plans)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) == len(plans)

@@ -206,6 +206,16 @@ def test_it_is_tuned_and_reported_until_it_is_uninstalled(catalog: Run, tmp_path
 
 
 @pytest.mark.slow
+def test_its_times_are_learned_from(catalog: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operation says nothing about its work: FLOP, traffic and sizes are the terms of the time."""
+    monkeypatch.setattr("catalog.runtime.learning.FEWEST", 2)
+    for columns in (500, 1000):
+        assert catalog("tune", *WORDS[:3], "--columns", columns, "--precision", 0.2).returncode == 0
+    (lesson,) = rows(catalog("learn", "--format", "json"))
+    assert (lesson["kind"], lesson["timings"]) == ("rmsnorm", 2 * len(LANES))
+    assert {lesson["static"], lesson["nearest"], lesson["predicted"]} == {0}, "all take 10 us"
+
+
 def test_it_is_benched(catalog: Run, tmp_path: Path) -> None:
     assert len(rows(catalog("bench", *WORDS, "--candidates", 2, "--verify", "--format", "json"))) == 2
     shapes = tmp_path / "rows.yaml"
@@ -280,7 +290,7 @@ def test_an_operation_that_cannot_be_used_is_reported_once_and_left_out(
     source = (OUTSIDER / "rmsnorm" / "__init__.py").read_text()
     install("twin", source.replace(*change), f"[{ops.GROUP}]\ntwin = twin:RMSNORM\n")
     with caplog.at_level(logging.WARNING):
-        assert [of.name for of in ops.operations()] == ["attention", "gemm", "rmsnorm"]
+        assert [of.name for of in ops.operations()] == ["attention", "gemm", "conv", "rmsnorm"]
         assert ops.operation("rmsnorm").about
     (reported,) = caplog.messages
     assert reported.startswith(f"operation twin of twin 1.2 cannot be used: {reason}")

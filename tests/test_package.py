@@ -228,11 +228,12 @@ def test_the_installed_package_does_the_demos_job_from_any_folder(installed, tmp
 @pytest.mark.parametrize("python", other_pythons(), ids=lambda path: path.name)
 def test_the_wheel_and_what_it_depends_on_work_with_every_python_here(python, wheel, tmp_path):
     """Unlike above, an installer chooses the dependencies, for that Python."""
-    made = subprocess.run([python, "-m", "venv", tmp_path / "venv"], capture_output=True, text=True, check=False)
+    create = [python, "-m", "venv", "--without-pip", tmp_path / "venv"]
+    made = subprocess.run(create, capture_output=True, text=True, check=False)
     if made.returncode != 0:
         missing(f"the module venv of {python}")
     program = tmp_path / "venv" / "bin" / "python"
-    install = [program, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", wheel]
+    install = [sys.executable, "-m", "pip", "--python", program, "install", "--quiet", "--no-compile", wheel]
     done = subprocess.run(install, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         missing(f"an index to install from, or a dependency for {python.name} in it ({done.stderr.strip()[-300:]})")

@@ -222,6 +222,12 @@ def grouped64(a, b, offs):
 OFFS = torch.tensor([3, 3, 40, 41], dtype=torch.int32)
 
 
+def test_every_call_may_have_another_number_of_groups():
+    for ends in ([3, 9], [3, 9], [2, 5, 9], [9]):
+        a, b, offs = normal(9, 5), normal(len(ends), 5, 6), torch.tensor(ends, dtype=torch.int32)
+        close(grouped_mm(a, b, offs), grouped64(a.double(), b.double(), offs))
+
+
 @pytest.mark.parametrize(("a", "b"), [((44, 5), (4, 5, 6)), ((4, 5, 6), (6, 44)), ((5, 41), (41, 6))])
 def test_groups_have_gradients(a, b):
     tensors = leaves(a, b)

@@ -22,7 +22,9 @@ class _Host(Backend):
         return {arch: facts.isa for arch, facts in host_facts().arches.items()}
 
     def owns(self, arch: str) -> bool:
-        return arch == "host" or super().owns(arch)
+        from catalog.build.toolchains import host_facts
+
+        return arch == "host" or arch in host_facts().arches
 
     def target(self, arch: str) -> Target:
         from catalog.build.targets import HOST

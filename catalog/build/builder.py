@@ -19,6 +19,7 @@ from catalog.build.housekeeping import SizeCap
 from catalog.build.keys import ContentKey, KeyMaker, ScanError, TranslationUnit, hash_parts
 from catalog.build.permissions import ANOTHER
 from catalog.build.pools import Pool, Threads
+from catalog.build.remote import Remote
 from catalog.build.resources import Resources
 from catalog.build.targets import Target
 from catalog.build.toolchains import LIBRARY, SOURCE, Toolchain
@@ -229,6 +230,7 @@ class Builder:
         self._refuse = refuse
         self._recorded: set[str] = set()
         self.cap = SizeCap(self.cache)
+        self.remote = Remote.of(settings())
 
     def build(self, kernel: Kernel) -> Artifact:
         """The library of ``kernel``, from the cache if it is there and intact.
@@ -365,13 +367,18 @@ class Builder:
             return self._built(record, cached=True)
 
     def finish(self, job: Job, stop: threading.Event) -> Built:
-        """The library of ``job``, found in the cache or compiled.
+        """The library of ``job``: found in the cache, fetched from the remote cache, or compiled.
+
+        A compiled one is written to the remote cache, if this is allowed.
 
         Raises:
             Interrupted, BuildError, ToolchainError: as in :meth:`make`.
         """
         with self._cache_errors(job.subject):
-            return self.find(job) or self._make_once(job, stop)
+            built = self.find(job) or self._make_once(job, stop)
+        if self.remote is not None and not built.artifact.cached:
+            self.remote.share(built.record.key, self.cache)
+        return built
 
     def admit(
         self, record: ArtifactRecord, origin: Origin, library: bytes, stop: threading.Event, *, cached: bool
@@ -452,9 +459,9 @@ class Builder:
         return job.error(failure, log, seconds)
 
     def _make_once(self, job: Job, stop: threading.Event) -> Built:
-        """Compile, unless another builder did it while this one waited for the lock."""
+        """Compile, unless another builder did it while this one waited for the lock, or the remote cache has it."""
         with self.cache.lock(job.key.hex, stop):
-            found = self.find(job)
+            found = self.find(job) or self._pull(job.key.hex)
             if found is not None:
                 return found
             library = self.cache.so_path(job.key.hex)
@@ -462,6 +469,14 @@ class Builder:
                 _log.warning("%s is not what its record says: building %s again", library, job.subject.title)
             with self.cache.workspace(job.key.hex) as folder:
                 return self._compile(job, folder, stop)
+
+    def _pull(self, key: str) -> Built | None:
+        """The library of ``key`` from the remote cache, if it has one; the caller holds the lock of ``key``."""
+        record = None if self.remote is None else self.remote.pull(key, self.cache)
+        if record is None:
+            return None
+        self.cap.grew(record.so_bytes or 0)
+        return self._built(record, cached=True)
 
     def _compile(self, job: Job, folder: Path, stop: threading.Event) -> Built:
         _log.info("compiling %s with %s", job.subject.title, job.toolchain.label)

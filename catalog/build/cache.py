@@ -113,8 +113,8 @@ class Origin:
     source: Digest
 
 
-class _RecordFile(BaseModel):
-    """The content of ``<key>.json``; ``sha256`` is the digest of the other fields."""
+class RecordFile(BaseModel):
+    """A record as a file has it, here and in a remote cache; ``sha256`` is the digest of the other fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -123,14 +123,36 @@ class _RecordFile(BaseModel):
     record: ArtifactRecord
 
     @classmethod
-    def of(cls, record: ArtifactRecord, origin: Origin) -> _RecordFile:
+    def of(cls, record: ArtifactRecord, origin: Origin) -> RecordFile:
+        """The file of ``record`` and ``origin``."""
         content = json.dumps([asdict(origin), asdict(record)], sort_keys=True)
         return cls.model_construct(sha256=hashlib.sha256(content.encode()).hexdigest(), origin=origin, record=record)
+
+    def check(self, key: str) -> None:
+        """Check that this is what was written for ``key``.
+
+        Raises:
+            DamagedEntry: it is not.
+        """
+        if self.sha256 != RecordFile.of(self.record, self.origin).sha256:
+            raise DamagedEntry("its record differs from the one that was written")
+        if self.record.key != key:
+            raise DamagedEntry("its record belongs to another library")
 
 
 @functools.cache
 def _artifact_record() -> TypeAdapter[ArtifactRecord]:
     return TypeAdapter(ArtifactRecord)
+
+
+def subject_of(record: ArtifactRecord, origin: Origin) -> str:
+    """What a library was built for, whichever compiler made it: a row, by its id, or else a helper."""
+    return record.kernel_id or helper_subject(origin.kernel_name, record.arch, origin.source)
+
+
+def helper_subject(name: str, arch: str, source: str) -> str:
+    """The subject of a library without a row, with this name and this digest of its source."""
+    return f"{name} {arch} {source}"
 
 
 class DamagedEntry(Exception):
@@ -176,15 +198,12 @@ class Entries:
             OSError: there is none, or it cannot be read.
         """
         try:
-            found = _RecordFile.model_validate_json(read_own(self.record_path(key), MOST_RECORD_BYTES))
+            found = RecordFile.model_validate_json(read_own(self.record_path(key), MOST_RECORD_BYTES))
         except UnsafeFileError as error:
             raise DamagedEntry(f"its record cannot be read: {error.strerror}") from None
         except ValueError:
             raise DamagedEntry("its record is damaged") from None
-        if found.sha256 != _RecordFile.of(found.record, found.origin).sha256:
-            raise DamagedEntry("its record differs from the one that was written")
-        if found.record.key != key:
-            raise DamagedEntry("its record belongs to another library")
+        found.check(key)
         return found.record, found.origin
 
     def check(self, key: str) -> ArtifactRecord:
@@ -371,7 +390,7 @@ class Cache(Entries):
         Raises:
             OSError: the disk is full, or the cache folder cannot be written.
         """
-        publish(self.record_path(record.key), _RecordFile.of(record, origin).model_dump_json(indent=1), mode=0o600)
+        publish(self.record_path(record.key), RecordFile.of(record, origin).model_dump_json(indent=1), mode=0o600)
 
     def remove(self, key: str) -> None:
         """Remove the entry of ``key``, its record first; the caller holds the lock.

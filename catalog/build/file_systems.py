@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from catalog.build.toolchains import Facts, read_facts
-from catalog.settings import data_dir
 
 MOUNTS = Path("/proc/self/mountinfo")
 
@@ -61,7 +60,7 @@ def file_system(folder: Path, mounts: Path | None = None) -> FileSystem:
         # Of two mounts at one point, the later one covers the earlier one.
         if len(mount.parts) >= deepest and place.is_relative_to(mount):
             found, options, deepest = type_, its_options, len(mount.parts)
-    facts = read_facts(_Network, data_dir() / "toolchains" / "file_systems.json")
+    facts = read_facts(_Network, "toolchains/file_systems.json")
     network = found in facts.network
     locks = not network or (found not in facts.without_locks and options.isdisjoint(facts.options_without_locks))
     return FileSystem(found, network, locks)

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping
 from pydantic import BaseModel, ConfigDict
 
 from catalog.build.toolchains import read_facts
-from catalog.settings import data_dir
 
 Version = tuple[int, ...]
 
@@ -34,7 +33,7 @@ def policy_of(libraries: Iterable[bytes]) -> str | None:
     Raises:
         SpecError: the file of the policies is missing or malformed.
     """
-    facts = read_facts(_Facts, data_dir() / "toolchains" / "manylinux.json")
+    facts = read_facts(_Facts, "toolchains/manylinux.json")
     names: set[str] = set()
     newest: dict[str, Version] = {}
     for content in libraries:

@@ -1,8 +1,8 @@
-"""Serving kernels without a compiler: from the cache only, nothing is compiled.
+"""Serving kernels without a compiler: from the cache and the remote cache only, nothing is compiled.
 
 A content key depends on the compiler that made a library, so without asking a compiler there is no key. A row is served
 by its newest intact entry whose record names the row and this version's ABI number, whichever compiler made it.
-Entries are found by their records, which are read once.
+Entries are found by their records, which are read once. The remote cache names the newest entry of a row.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from catalog.build.builder import Artifact, Builder, Built, source_digest
-from catalog.build.cache import ArtifactRecord, Cache, DamagedEntry
+from catalog.build.cache import ArtifactRecord, Cache, DamagedEntry, helper_subject, subject_of
 from catalog.build.keys import abi_number
 from catalog.errors import BuildError, MissingKernelError
 
@@ -47,16 +47,11 @@ class _Index:
                 continue  # it may still be being written
             self._seen.add(key)
             record, origin = entry
-            subject = record.kernel_id or _helper(origin.kernel_name, record.arch, origin.source)
-            self._entries.setdefault(subject, []).append((record, origin.abi))
-
-
-def _helper(name: str, arch: str, source: str) -> str:
-    return f"{name} {arch} {source}"
+            self._entries.setdefault(subject_of(record, origin), []).append((record, origin.abi))
 
 
 class StoredBuilder(Builder):
-    """Serves entries of the cache; never starts a compiler."""
+    """Serves entries of the cache and of the remote cache; never starts a compiler."""
 
     @cached_property
     def _index(self) -> _Index:
@@ -77,13 +72,14 @@ class StoredBuilder(Builder):
         return record.key
 
     def build_helper(self, name: str, arch: str, source: str) -> Artifact:
-        """As :meth:`Builder.build_helper`, from the cache only: the newest entry with exactly this source.
+        """As :meth:`Builder.build_helper`, without a compiler: the newest entry with exactly this source.
 
         Raises:
             MissingKernelError: the cache has none.
             BuildError: as in :meth:`key_of`.
         """
-        record = self._demand(_helper(name, arch, source_digest(source)), arch)
+        subject = helper_subject(name, arch, source_digest(source))
+        record = self._demand(subject, arch) or self._fetch_newest(subject, arch, threading.Event())
         if record is None:
             raise MissingKernelError(
                 f"{name} for {arch} is not in the cache {self.cache.folder}, and compiling is forbidden",
@@ -92,13 +88,13 @@ class StoredBuilder(Builder):
         return self._built(record, cached=True).artifact
 
     def make(self, kernel: Kernel, stop: threading.Event) -> Built:
-        """As :meth:`Builder.make`, from the cache only.
+        """As :meth:`Builder.make`, without a compiler.
 
         Raises:
             MissingKernelError: the cache has none.
             BuildError: as in :meth:`key_of`.
         """
-        record = self._demand(kernel.id, kernel.arch)
+        record = self._demand(kernel.id, kernel.arch) or self._fetch_newest(kernel.id, kernel.arch, stop)
         if record is None:
             raise self._missing(kernel)
         return self._built(record, cached=True)
@@ -144,6 +140,18 @@ class StoredBuilder(Builder):
                 self._index.read_new()
             found = self._find_sound(subject, arch)
         return found
+
+    def _fetch_newest(self, subject: str, arch: str, stop: threading.Event) -> ArtifactRecord | None:
+        """The record of the newest entry of the remote cache, which is now one of the cache."""
+        abi = abi_number(self._targets(arch).abi_header)
+        key = None if self.remote is None else self.remote.newest(subject, arch, abi)
+        if self.remote is None or key is None:
+            return None
+        record = self.remote.fetch(key, self.cache, stop)
+        if record is None:
+            return None
+        self.cap.grew(record.so_bytes or 0)
+        return self._demand(subject, arch)  # which it is not of, if somebody wrote the wrong key
 
     def _find_sound(self, subject: str, arch: str) -> ArtifactRecord | None:
         abi = abi_number(self._targets(arch).abi_header)

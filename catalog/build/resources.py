@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import BinaryIO
@@ -33,6 +33,7 @@ class Resources:
         occupancy: waves per SIMD that the registers and the shared memory allow.
         code_bytes: size of the machine code.
         stack_bytes: largest stack frame of a function.
+        device_functions: kernels that a GPU library has: one row may be compiled to several.
     """
 
     registers: Count | None = None
@@ -44,6 +45,7 @@ class Resources:
     occupancy: Count | None = None
     code_bytes: Count | None = None
     stack_bytes: Count | None = None
+    device_functions: Count | None = None
 
 
 RESOURCES = tuple(field.name for field in fields(Resources))
@@ -102,7 +104,7 @@ def of_hip_build(folder: Path, output: str) -> Resources:
     if spills:
         worst["spills"] = max(map(sum, zip(*spills.values(), strict=True)))
     with (folder / LIBRARY).open("rb") as library:
-        return Resources(**worst, code_bytes=_device_code_bytes(library))
+        return Resources(**worst, code_bytes=_device_code_bytes(library), device_functions=_used(found))
 
 
 def _device_code_bytes(library: BinaryIO) -> int | None:
@@ -165,7 +167,12 @@ def of_cuda_build(folder: Path, output: str, arch: CudaArch) -> Resources:
         worst["shared_bytes"] = max(worst["shared_bytes"], shared_bytes)
         occupancy = arch.occupancy(worst["registers"], threads, worst["shared_bytes"])
     worst["spills"] //= _REGISTER_BYTES
-    return Resources(**worst, occupancy=occupancy, code_bytes=code_bytes)
+    return Resources(**worst, occupancy=occupancy, code_bytes=code_bytes, device_functions=_used(found))
+
+
+def _used(found: Mapping[str, Iterable[int]]) -> int | None:
+    """The number of kernels that use registers: headers may define empty ones."""
+    return sum(map(bool, found.get("registers", ()))) or None
 
 
 def _block(library: BinaryIO) -> tuple[int, int] | None:

@@ -89,17 +89,18 @@ class HostFacts(ToolchainFacts):
 _F = TypeVar("_F", bound=BaseModel)
 
 
-def read_facts(model: type[_F], path: Path) -> _F:
-    """The content of a file of facts, read once per process.
+def read_facts(model: type[_F], name: str) -> _F:
+    """The content of a file of facts below :func:`~catalog.settings.data_dir`, read once per process.
 
     Raises:
         SpecError: it is missing or malformed; the message names it and the field.
     """
-    return cast(_F, _read_facts(model, path))
+    return cast(_F, _read_facts(model, data_dir(), name))
 
 
 @functools.cache
-def _read_facts(model: type[BaseModel], path: Path) -> BaseModel:
+def _read_facts(model: type[BaseModel], folder: Path, name: str) -> BaseModel:
+    path = folder / name
     try:
         return model.model_validate_json(read_given(path))
     except OSError as error:
@@ -116,7 +117,7 @@ def host_facts() -> HostFacts:
     Raises:
         SpecError: the file is missing or malformed; the message names it and the field.
     """
-    return read_facts(HostFacts, data_dir() / "toolchains" / "host.json")
+    return read_facts(HostFacts, "toolchains/host.json")
 
 
 @dataclass(frozen=True)

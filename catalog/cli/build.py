@@ -37,7 +37,8 @@ def populate(
     revision: options.Revision = None,
     mask_impl: options.MaskImpl = "generic",
     receipt: Annotated[
-        list[str] | None, typer.Option(help="Only the kernels of this receipt; may be repeated.")
+        list[str] | None,
+        typer.Option("--receipt", "--rule-set", help="Only the kernels of this receipt or rule set; may be repeated."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Populate even if nothing has changed.")] = False,
     space: Annotated[
@@ -322,6 +323,7 @@ def _pool(scheduler: str | None, jobs: int | None) -> Iterator[Pool]:
 def fallback(
     context: typer.Context,
     arch: Annotated[str, typer.Option("--arch", help="AMD arch: gfx90a, gfx942, ...")],
+    operation: options.Operation = None,
     ck_root: options.CkRoot = None,
     form: options.Format = "table",
 ) -> None:
@@ -331,9 +333,10 @@ def fallback(
 
     Example: catalog fallback --arch gfx90a --ck-root ~/composable_kernel
     """
+    from catalog.ops import DEFAULT
     from catalog.runtime.build_run import build_fallback
     from catalog.settings import choose
 
     choose(ck_root=ck_root)
-    library = str(build_fallback(open_catalog(context), arch))
+    library = str(build_fallback(open_catalog(context), arch, operation or DEFAULT))
     print_result(library, ["arch", "library"], [[arch, library]], form)

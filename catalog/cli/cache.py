@@ -223,6 +223,30 @@ def import_libraries(
     print_result(text, list(asdict(done)), [list(asdict(done).values())], form)
 
 
+@app.command("push")
+def push_libraries(
+    replace: Annotated[bool, typer.Option("--replace", help="Write entries that the remote cache has, too.")] = False,
+    form: options.Format = "table",
+) -> None:
+    """Write the libraries of the cache to the remote cache.
+
+    CATALOG_REMOTE names it, as in s3://bucket/kernels. Damaged libraries are left out. Each library is signed if
+    CATALOG_REMOTE_KEY names a key.
+
+    Example: catalog cache push
+    """
+    from catalog.build.remote import Remote, push
+    from catalog.errors import UsageError
+    from catalog.settings import settings
+
+    remote = Remote.of(settings())
+    if remote is None:
+        raise UsageError("there is no remote cache", hint="CATALOG_REMOTE names one, as in s3://bucket/kernels.")
+    done = push(_cache(), remote, replace=replace)
+    text = f"{counted(done.written, 'library')} -> {remote.shown}, {done.present:,} already there"
+    print_result(text, list(asdict(done)), [list(asdict(done).values())], form)
+
+
 @app.command()
 def quarantined(context: typer.Context, form: options.Format = "table") -> None:
     """List the kernels that failed in their first run.

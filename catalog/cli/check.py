@@ -125,7 +125,7 @@ def parity(
 
     of = operations.operation(operation or operations.DEFAULT)
     archs = arch or ["gfx950"]
-    if of.compares_lists:
+    if of.lists:
         _compare_lists(open_catalog(context), of, _Asked(archs, revision, space, family or []), ck_root, timeout, form)
         return
     if space or family:
@@ -184,7 +184,7 @@ def _compare_lists(
     catalog: Catalog, of: Operation, asked: _Asked, ck_root: Path | None, timeout: float, form: str
 ) -> None:
     from catalog.errors import MissingReferenceError
-    from catalog.rules.lists import COLUMNS, compare_lists, listings_of, report
+    from catalog.rules.lists import columns_of, compare_lists, listings_of, report
     from catalog.schema.trait_text import read_family
 
     families = [read_family(family, of.traits) for family in asked.families]
@@ -200,7 +200,7 @@ def _compare_lists(
             if generator is not None:
                 runs = generator.runs(str(spec.arch), spec.lineage().variant, ())
                 runs = [run for run in runs if not families or run.traits["family"] in families]
-                reference = listings_of(generator.lists(runs, lambda done: None))
+                reference = listings_of(generator.lists(runs, lambda done: None), of)
             found = compare_lists(spec, families, reference)
         except MissingReferenceError as error:
             note(error.printed)
@@ -211,7 +211,7 @@ def _compare_lists(
         if form == "table":
             print(report(found))
     if form != "table":
-        print_rows(COLUMNS, rows, form)
+        print_rows(columns_of(of), rows, form)
     raise typer.Exit(1 if 1 in codes else max(codes))
 
 

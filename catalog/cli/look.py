@@ -28,7 +28,7 @@ Table = tuple[Sequence[str], Sequence[Row]]
 _RULES = ("kind", "id", "verdict", "traits", "reason", "source", "quirk")
 _MATCHES = ("changes", "kernels", "receipts", "name", "id")
 _STEPS = ("stage", "kind", "id", "rejects", "left", "reason", "source")
-_KEPT = ("stage", "rank", "median_ms", "name", "id")
+_KEPT = ("stage", "rank", "median_ms", "predicted_ms", "name", "id")
 
 app = typer.Typer()
 
@@ -178,7 +178,8 @@ def _print_narrowing(catalog: Catalog, problem: Problem, where: Mapping[str, Any
         listed = []
         for one in candidates:
             base = one.kernel.base
-            listed.append({"median_ms": one.median_ms, "name": one.kernel.name, "id": one.kernel.id})
+            row = {"median_ms": one.median_ms, "predicted_ms": one.predicted_ms}
+            listed.append({**row, "name": one.kernel.name, "id": one.kernel.id})
         if candidates and family == mains(problem)[0]:
             listed = _ranked(listed, catalog.choice(problem, **where).rivals)
         kept += [{"stage": family, "rank": rank, **row} for rank, row in enumerate(listed, start=1)]
@@ -186,10 +187,12 @@ def _print_narrowing(catalog: Catalog, problem: Problem, where: Mapping[str, Any
     if base:
         answer = f"The rules and the static order are those of {base}, the nearest known revision.\n{answer}"
     choice = catalog.choice(problem, **where) if kept else None
-    if choice is not None and choice.evidence == "sibling":
+    if choice is not None and (choice.evidence == "sibling" or choice.learned is not None):
         answer = f"{choice.about}\n{answer}"
     others = catalog.foreign_timings(problem, where["arch"])
-    _print_answer(answer, (_STEPS, steps), (_KEPT, kept), form, others)
+    predicted = any(row.get("predicted_ms") is not None for row in kept)
+    columns = tuple(name for name in _KEPT if predicted or name != "predicted_ms")
+    _print_answer(answer, (_STEPS, steps), (columns, kept), form, others)
 
 
 def _ranked(ours: Sequence[dict[str, Any]], rivals: Sequence[Rival]) -> list[dict[str, Any]]:

@@ -38,7 +38,8 @@ def select(
     """Show the kernels that answer a problem.
 
     Shows one kernel per stage, and with --limit the next best ones. The medians are those that selection uses, from
-    this problem or from the nearest measured one. Of frozen choices, only the kernels that they name are shown.
+    this problem or from the nearest measured one. Where catalog learn has shown that predicted times choose better,
+    these are shown. Of frozen choices, only the kernels that they name are shown.
 
     Example: catalog select --batch 1 --nhead-q 8 --seqlen-q 2048 --hdim-q 128 --mask causal --arch gfx950
     """
@@ -54,12 +55,12 @@ def select(
     main = mains(problem)
     rows: list[list[Any]]
     if settings().choices is not None:
-        rows = [[kernel.family, 1, kernel.name, None, kernel.id] for kernel in plan.kernels]
+        rows = [[kernel.family, 1, kernel.name, None, None, kernel.id] for kernel in plan.kernels]
     else:
         rows = [
-            [candidate.kernel.family, place, candidate.kernel.name, candidate.median_ms, candidate.kernel.id]
+            [one.kernel.family, place, one.kernel.name, one.median_ms, one.predicted_ms, one.kernel.id]
             for family in (None if kernel.family in main else kernel.family for kernel in plan.kernels)
-            for place, candidate in enumerate(
+            for place, one in enumerate(
                 catalog.candidates(
                     problem, arch=arch, revision=revision, mask_impl=mask_impl, family=family, limit=limit
                 ),
@@ -70,8 +71,11 @@ def select(
         rival = plan.instead.rival
         rows = [[*row[:1], row[1] + (row[0] in main), *row[2:]] for row in rows]
         first = next(place for place, row in enumerate(rows) if row[0] in main)
-        rows.insert(first, [rows[first][0], 1, rival.title, rival.median_ms, rival.id])
-    print_rows(["stage", "rank", "name", "median_ms", "id"], rows, form)
+        rows.insert(first, [rows[first][0], 1, rival.title, rival.median_ms, None, rival.id])
+    columns = ["stage", "rank", "name", "median_ms", "predicted_ms", "id"]
+    if all(row[4] is None for row in rows):
+        columns, rows = columns[:4] + columns[5:], [row[:4] + row[5:] for row in rows]
+    print_rows(columns, rows, form)
     if plan.instead is not None:
         note(f"{plan.instead.rival.title} is faster here: its {plan.instead.rival.name} beats the catalog's kernels.")
     if plan.kernels[0].base:

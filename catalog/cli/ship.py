@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from catalog.cli import options
+from catalog.cli import keys, options
 from catalog.cli.demand import DemandCommand, stated_demand
 from catalog.cli.options import open_catalog
 from catalog.cli.printing import note, print_result, print_rows
@@ -33,6 +33,7 @@ TableOption = Annotated[str | None, typer.Option("--table", metavar="NAME", help
 app = typer.Typer()
 export = typer.Typer(name="export", invoke_without_command=True, no_args_is_help=True)
 app.add_typer(export)
+app.add_typer(keys.app)
 
 
 @export.callback()

@@ -1,9 +1,10 @@
-"""Commands that measure: tune, bench, and timings clear."""
+"""Commands that measure, and what is learned from it: tune, learn, bench, and timings clear."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -64,6 +65,9 @@ def tune(
     ] = 0.02,
     jobs: options.Jobs = None,
     scheduler: options.Scheduler = None,
+    there: Annotated[
+        bool, typer.Option("--there", help="With --scheduler: measure on the devices of its workers, not on this one.")
+    ] = False,
     again: Annotated[bool, typer.Option("--again", help="Repeat previous measurements.")] = False,
     measured_as: options.MeasuredAs = None,
     cold: options.Cold = None,
@@ -80,7 +84,8 @@ def tune(
 
     Tunes one problem by its options, a set of problems, those that were selected for before, or those of a trace. A
     stopped tuning continues where it ended. Times that are too noisy are not recorded. With --scheduler kernels are
-    compiled elsewhere and timed on this machine.
+    compiled elsewhere and timed on this machine. With --there as well, each worker compiles for its own device and
+    measures on it, and all timings become rows of this catalog.
 
     A time counts what --as says: eager, the whole call that a caller waits for, or graph, the device's time alone.
     Timings of one kind never replace the other's, and selection asks for those of CATALOG_MEASURED_AS. Other projects'
@@ -97,23 +102,31 @@ def tune(
     Example: catalog tune --shapes smoke --as eager --against sdpa
     """
     from catalog.build.cluster import connect
+    from catalog.errors import UsageError
     from catalog.runtime.devices.here import resolve_arch
     from catalog.runtime.measure import StopRule
     from catalog.runtime.tune import COLUMNS, TuneOptions
     from catalog.runtime.tune import tune as tune_problems
+    from catalog.runtime.tune_there import tune_there
 
     catalog = open_catalog(context)
     policy, rivals = options.policy(measured_as, cold), options.split_columns(against)
     rule = StopRule(precision=precision, cold=policy.cold, measured_as=policy.measured_as)
     missed = (lambda: catalog.misses(resolve_arch(arch), policy)) if misses else None
     problems = _problems(shapes, missed, trace, stated_problem(context))
+    if there and scheduler is None:
+        raise UsageError("--there needs the workers of a --scheduler")
     pools = nullcontext() if scheduler is None else connect(scheduler)
     with each_timed("tuning", len(problems)) as (advance, _), pools as pool:
         done = count(1)
         how = TuneOptions(arch, candidates, budget, rule, jobs, pool, again, rivals, revision=revision)
-        report = tune_problems(catalog, list(problems.values()), how, lambda tuned: advance(next(done), tuned.about))
+        measure = partial(tune_there, cluster=pool) if pool is not None and there else tune_problems
+        report = measure(catalog, list(problems.values()), how, on_done=lambda tuned: advance(next(done), tuned.about))
     names = {problem.key: name for name, problem in problems.items()}
-    print_rows(["problem", *COLUMNS], [[names[tuned.problem.key], *tuned.row] for tuned in report.tuned], form)
+    rows = [[names[tuned.problem.key], *tuned.row] for tuned in report.tuned]
+    if there:
+        rows = [[tuned.where, *row] for tuned, row in zip(report.tuned, rows, strict=True)]
+    print_rows([*(["device"] if there else []), "problem", *COLUMNS], rows, form)
     for tuned in report.tuned:
         for line in tuned.troubles:
             note(f"{names[tuned.problem.key]}: {line}")
@@ -144,6 +157,35 @@ def _problems(
     else:
         problems = [stated.problem()] if trace is None else list(read_trace(trace).problems)
     return {problem.name: problem for problem in problems}
+
+
+@app.command()
+def learn(
+    context: typer.Context,
+    arch: Annotated[str | None, options.arch_option("Learn from timings of this arch only. Default: all.")] = None,
+    form: options.Format = "table",
+) -> None:
+    """Learn from recorded times which kernels are fast.
+
+    Fits a model of the time for each kind of problems, and stores it in the catalog. For a problem that was not
+    measured, selection uses the times that the model predicts if these choose better than the nearest measured problem
+    and the static order do; otherwise it uses what is better.
+
+    The columns static, nearest and predicted show how much longer than the best kernel the choices take, in percent:
+    the geometric mean over the measured problems, each of which was left out of the evidence for its own choice.
+
+    Exits with 1 if there are too few times to learn from.
+
+    Example: catalog learn
+    """
+    from catalog.runtime.learning import COLUMNS
+
+    lessons = open_catalog(context).learn(arch)
+    print_rows(COLUMNS, [lesson.row for lesson in lessons.lessons], form)
+    for kind, reason in lessons.unusable.items():
+        note(f"{kind}: {reason}")
+    note(lessons.summary)
+    raise typer.Exit(lessons.exit_code)
 
 
 @app.command(cls=ProblemCommand)

@@ -1,14 +1,14 @@
 """Operations: each defines what its kernels compute, behind one protocol, in a folder here or another distribution.
 
-The catalog knows kernels; an operation knows what they compute. Attention and GEMM are built in. Other distributions
-add theirs as entry points of the group ``catalog.operations``, each an instance of
+The catalog knows kernels; an operation knows what they compute. Attention, GEMM and convolution are built in. Other
+distributions add theirs as entry points of the group ``catalog.operations``, each an instance of
 :class:`~catalog.ops.protocol.Operation`. Entry points are loaded only to find a name that is not a built-in
 operation's, or to list all operations.
 
 An operation may be extended, too: a distribution adds pipelines to attention as entry points of the group
 ``catalog.attention.pipelines``, each an instance of :class:`~catalog.ops.protocol.Extension`, and families as entry
-points of the group ``catalog.attention.families``, each a :class:`~catalog.ops.protocol.Family`. GEMM has such groups,
-too; so does every operation whose traits have an :class:`~catalog.schema.traits.OpenWord`.
+points of the group ``catalog.attention.families``, each a :class:`~catalog.ops.protocol.Family`. GEMM and convolution
+have such groups, too; so does every operation whose traits have an :class:`~catalog.schema.traits.OpenWord`.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ DEFAULT = "attention"
 _TABLES = frozenset(
     (
         *("adopted", "artifact", "device", "foreign_kernel", "foreign_timing", "kernel", "kernel_receipt", "lineage"),
-        *("miss", "population", "problem", "rule", "timing", "unknown_name"),
+        *("miss", "model", "population", "problem", "rule", "timing", "unknown_name"),
     )
 )
 """Names of the catalog's own tables."""
 
-_BUILT_IN = (DEFAULT, "gemm")
+_BUILT_IN = (DEFAULT, "gemm", "conv")
 """The built-in operations: each is a package here whose module ``operation`` defines ``OPERATION``."""
 
 

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from catalog.schema.problem_form import Form
 
 
+RECEIPT = "receipt"
+"""The word for receipts among the traits that divide lists."""
+
+
 class Emitter:
     """What makes the sources of kernels.
 
@@ -178,15 +182,27 @@ class Operation(Emitter, ABC):
         """The traits of its kernels."""
         return self.kernel.traits
 
-    compares_lists: ClassVar[bool] = False
-    """Whether parity compares lists of names by family, type and layout (traits ``dtype`` and ``layout``).
+    lists: ClassVar[tuple[str, ...]] = ()
+    """What the kernels of one of upstream's lists have in common, if parity compares lists of names: traits, and
+    :data:`RECEIPT` for the first name of the receipt.
 
-    The runs of its :meth:`generator` state these traits.
+    The runs of its :meth:`generator` state these traits. Empty: parity compares receipts.
     """
 
     def about_variant(self, variant: str) -> str:
         """The end of a remark about kernels of ``variant``: ``, masks generic``; empty without variants."""
         return f", {self.variants} {variant}" if self.variants else ""
+
+    def instances(self, document: Mapping[str, Any]) -> tuple[str, list[dict[str, Any]]] | None:
+        """The kernels that a configuration of upstream's lists one by one: a relation of the specs, and its rows.
+
+        ``catalog populate --config`` joins only the enumerations of this relation. None, as by default, for other
+        configurations, which state axes.
+
+        Raises:
+            UsageError: the configuration is wrong; the message says where.
+        """
+        return None
 
     def generator(self, root: Path, timeout: float) -> Generator:
         """The generator of the checkout at ``root``, which lists its own kernels; ``timeout`` in seconds for a run.
@@ -197,6 +213,23 @@ class Operation(Emitter, ABC):
             UsageError: there is none at ``root``, or there are several, or the operation has none.
         """
         raise UsageError(f"{self.name} has no upstream generator: no checkout lists its kernels")
+
+    def checkout_revision(self) -> str | None:
+        """The revision whose rows the user's checkout of upstream compiles; None, as by default, if any revision's.
+
+        Raises:
+            BuildError: there is no checkout.
+        """
+        return None
+
+    def fallback(self) -> tuple[str, str]:
+        """The revision and the traits, as an SQL expression, of a kernel of upstream that is known to compile.
+
+        Raises:
+            UsageError: the operation has none.
+            BuildError: there is no checkout.
+        """
+        raise UsageError(f"{self.name} has no kernels of upstream that can be built")
 
     def read_tile(self, text: str) -> dict[str, Any]:
         """The traits stated by a tile of a spec, in the operation's own notation.
@@ -268,6 +301,20 @@ class Operation(Emitter, ABC):
             whole_waves: whether blocks should fill whole waves of the device.
         """
         return 1
+
+    def work(self, problem: Any, kernel: Any, units: int) -> Mapping[str, float]:
+        """The terms of the time of a kernel, by name: the time is their sum, each multiplied by a factor from 0.
+
+        ``catalog learn`` fits the factors on timings (:mod:`catalog.runtime.cost_model`). A term that a kernel lacks
+        counts as 0. By default there are a constant, the FLOP, the memory traffic, and each extent of the problem.
+
+        Args:
+            problem: the problem to compute.
+            kernel: the kernel that does most of the work.
+            units: number of CPU threads or multiprocessors that share the work.
+        """
+        extents = {name: float(extent) for name, extent in problem.extents.items()}
+        return {"launch": 1.0, "flops": problem.flops / units, "traffic": float(problem.traffic), **extents}
 
     def stated_splits(self, problem: Any) -> int:
         """The number of parts that the problem itself asks for; 0 for none."""

@@ -35,6 +35,21 @@ def record_artifact(connection: sqlite3.Connection, columns: Mapping[str, Any]) 
     )
 
 
+def record_elsewhere(connection: sqlite3.Connection, columns: Mapping[str, Any]) -> None:
+    """Record a build of another machine inside the caller's transaction, unless the same library is known already.
+
+    Args:
+        connection: to the catalog.
+        columns: columns of the table by name.
+
+    Raises:
+        sqlite3.IntegrityError: the catalog has no such kernel.
+    """
+    row = {**columns, "elsewhere": 1}
+    holes = ", ".join(f":{name}" for name in row)
+    connection.execute(f"INSERT INTO artifact ({', '.join(row)}) VALUES ({holes}) ON CONFLICT (key) DO NOTHING", row)
+
+
 def quarantine_artifact(connection: sqlite3.Connection, key: str, log: str) -> bool:
     """Mark a library as not to be run, inside the caller's transaction; return whether the catalog has it."""
     marked = connection.execute("UPDATE artifact SET status = 'quarantined', log = ? WHERE key = ?", (log, key))

@@ -10,6 +10,12 @@ from catalog.registry.foreign import VIEW
 from catalog.registry.query import Query, kernel_ids, run
 from catalog.registry.transactions import transaction
 
+_TIMED = (
+    "SELECT 1 FROM timing JOIN problem ON problem.id = problem_id WHERE problem.kind = model.kind "
+    "AND (timing.device_id, timing.measured_as, timing.cold) = (model.device_id, model.measured_as, model.cold)"
+)
+"""The timings that a row of table ``model`` may come from."""
+
 
 def clear_foreign(path: Path, where: str = "") -> int:
     """Delete timings of other projects' kernels, and the kernels without any left; return the number of timings.
@@ -32,6 +38,8 @@ def clear_foreign(path: Path, where: str = "") -> int:
 def clear_timings(path: Path, where: str = "") -> int:
     """Delete the timings of the kernels that an SQL expression over the columns selects, and return their number.
 
+    What was learned about a kind of problems is deleted with the last of its timings.
+
     Args:
         path: the catalog's file.
         where: the expression; empty for every kernel.
@@ -49,6 +57,8 @@ def clear_timings(path: Path, where: str = "") -> int:
             connection.executemany("INSERT INTO chosen VALUES (?)", kernels)
             condition = " WHERE kernel_id IN (SELECT id FROM chosen)"
         with transaction(connection):
-            return connection.execute(f"DELETE FROM timing{condition}").rowcount
+            dropped = connection.execute(f"DELETE FROM timing{condition}").rowcount
+            connection.execute(f"DELETE FROM model WHERE NOT EXISTS ({_TIMED})")
+            return dropped
     finally:
         connection.close()

@@ -11,6 +11,7 @@
   key removes the mark.
 - Timings of foreign kernels are added unless the same record is there; their problems are linked by the operations
   that are installed here.
+- Of models of the time of a kind, lineage, device and policy, the one from most problems wins, then the newest.
 - Misses are not merged: they say what was asked for on a machine, and counts cannot be merged twice.
 
 The other files are read first and never written (:mod:`catalog.registry.merge_read`). All changes are one transaction.
@@ -37,12 +38,14 @@ from catalog.registry.rows import ForeignTiming
 from catalog.registry.timings import problem_id
 from catalog.registry.transactions import transaction
 from catalog.schema.kernel import Kernel
+from catalog.schema.lineage import LINEAGE, Lineage
 
 COLUMNS = ("from", "what", "added", "renewed", "the same")
 """Columns of :attr:`Merged.rows`."""
 
 _TABLES = ("kernel", "artifact", "device", "problem", "timing")
 _FOREIGN_TABLES = ("foreign_kernel", "foreign_timing")
+_OTHERS = ("model", *_FOREIGN_TABLES)
 
 Row = dict[str, Any]
 
@@ -57,14 +60,14 @@ class Merged:
 
     path: Path
     counts: Mapping[str, Counter[str]] = field(
-        default_factory=lambda: {table: Counter() for table in (*_TABLES, *_FOREIGN_TABLES)}
+        default_factory=lambda: {table: Counter() for table in (*_TABLES, *_OTHERS)}
     )
     left_out: Counter[str] = field(default_factory=Counter)
     refused: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     @property
     def rows(self) -> list[list[Any]]:
-        """The values of :data:`COLUMNS`, one row for each table; tables of foreign kernels only if there are any."""
+        """The values of :data:`COLUMNS`, one row for each table; models and tables of foreign kernels only if any."""
         return [
             [self.path.name, f"{table.replace('_', ' ')}s", *(count[how] for how in COLUMNS[2:])]
             for table, count in self.counts.items()
@@ -104,12 +107,14 @@ class _Merge:
     def __init__(self, connection: sqlite3.Connection, source: Source) -> None:
         self._connection, self._other = connection, source.connection
         self._merged = Merged(source.path, refused=source.refused)
+        self._devices: dict[int, int] = {}
 
     def run(self) -> Merged:
         with reading(self._merged.path):
             kernels = self._kernels()
             self._artifacts(kernels)
             self._timings(kernels)
+            self._models()
             self._foreign()
         return self._merged
 
@@ -181,18 +186,27 @@ class _Merge:
             self._put("artifact", ("key",), here, row, ("status", "created"))
 
     def _timings(self, kernels: set[str]) -> None:
-        devices, problems = dict[int, int](), dict[int, int]()
+        problems = dict[int, int]()
         for row in self._all("SELECT * FROM timing"):
             if row["kernel_id"] not in kernels:
                 continue
             device, problem = row["device_id"], row["problem_id"]
-            if device not in devices:
-                devices[device] = self._device(device)
             if problem not in problems:
                 problems[problem] = self._problem(problem)
-            row |= {"device_id": devices[device], "problem_id": problems[problem]}
+            row |= {"device_id": self._device(device), "problem_id": problems[problem]}
             key = ("problem_id", "kernel_id", "device_id", "artifact_key", "measured_as", "cold")
             self._put("timing", key, self._row("timing", {name: row[name] for name in key}), row, ("created",))
+
+    def _models(self) -> None:
+        """Of models of the same kind, lineage, device and policy, the one from most problems wins, then the newest."""
+        for row in self._all(f"SELECT model.*, {', '.join(LINEAGE)} FROM model JOIN lineage ON lineage.id = lineage"):
+            lineage = lineage_id(self._connection, Lineage(*(row.pop(column) for column in LINEAGE)))
+            if lineage is None:  # none of its kernels is here
+                continue
+            row |= {"lineage": lineage, "device_id": self._device(row["device_id"])}
+            key = ("kind", "lineage", "device_id", "measured_as", "cold")
+            here = self._row("model", {name: row[name] for name in key})
+            self._put("model", key, here, row, ("problems", "created"))
 
     def _foreign(self) -> None:
         before = _foreign_rows(self._connection)
@@ -206,13 +220,17 @@ class _Merge:
 
     def _device(self, number: int) -> int:
         """The number in this file of the device that has ``number`` in the other; a new device is added."""
+        if number in self._devices:
+            return self._devices[number]
         device = dict(self._other.execute("SELECT arch, name, facts FROM device WHERE id = ?", (number,)).fetchone())
         added = self._connection.execute(
             "INSERT INTO device (arch, name, facts) VALUES (:arch, :name, :facts) ON CONFLICT DO NOTHING", device
         ).rowcount
         self._count("device", "added" if added else "the same")
         where = "arch = :arch AND name = :name AND facts = :facts"
-        return int(self._connection.execute(f"SELECT id FROM device WHERE {where}", device).fetchone()[0])
+        here = self._connection.execute(f"SELECT id FROM device WHERE {where}", device).fetchone()
+        self._devices[number] = int(here[0])
+        return self._devices[number]
 
     def _problem(self, number: int) -> int:
         """As :meth:`_device`, for a problem. Columns that derive from its key are computed again."""
@@ -253,5 +271,6 @@ def _in_bounds(row: Row) -> bool:
 def _rank(row: Row, order: Sequence[str]) -> tuple[Any, ...]:
     """The rank of a row among rows with the same key, independent of the direction of the merge."""
     leading = [row[name] != "failed" if name == "status" else row[name] for name in order]
-    rest = {name: value for name, value in row.items() if name not in {"elsewhere", "device_id", "problem_id"}}
+    own = {"elsewhere", "device_id", "problem_id", "lineage"}  # these differ between files
+    rest = {name: value for name, value in row.items() if name not in own}
     return (*leading, json.dumps(rest, sort_keys=True))

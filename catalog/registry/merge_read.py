@@ -27,7 +27,7 @@ from catalog.ops import DEFAULT, operation
 from catalog.registry import foreign
 from catalog.registry.connection import SQLITE_ERRORS, message_of, open_as_allowed
 from catalog.registry.migrate import blank, schema_version, upgrade
-from catalog.registry.rows import MOST_CHARACTERS, Device, ForeignTiming, Timing, is_future
+from catalog.registry.rows import MOST_CHARACTERS, Device, ForeignTiming, Model, Timing, is_future
 from catalog.registry.timings import MEASURED
 from catalog.registry.views import make_table, make_views
 
@@ -53,6 +53,7 @@ _COPIED: Mapping[str, str] = {
     "kernel_receipt": f"kernel_id IN ({_MEASURED_HERE})",
     "artifact": "TRUE",
     "timing": "TRUE",
+    "model": "TRUE",
     "foreign_kernel": "TRUE",
     "foreign_timing": "TRUE",
 }
@@ -137,6 +138,7 @@ def _read(path: Path) -> Source:
             _refuse_timings(source)
             _refuse_artifacts(source)
             _refuse_foreign(source)
+            _refuse_models(source)
             copy.set_progress_handler(None, 0)
         except BaseException:
             copy.close()
@@ -270,6 +272,19 @@ def _refuse_foreign(source: Source) -> None:
             source.refused["foreign timing", reason] += 1
             refused.append((key,))
     source.connection.executemany("DELETE FROM foreign_timing WHERE key = ?", refused)
+
+
+def _refuse_models(source: Source) -> None:
+    """Drop invalid models."""
+    refused = list[int]()
+    for row in map(dict, source.connection.execute("SELECT rowid AS number, * FROM model")):
+        number = row.pop("number")
+        try:
+            Model.model_validate({name: row[name] for name in Model.model_fields})
+        except ValidationError as error:
+            source.refused["model", _reason(error)] += 1
+            refused.append(number)
+    source.connection.executemany("DELETE FROM model WHERE rowid = ?", ((number,) for number in refused))
 
 
 def _reason(error: ValidationError) -> str:

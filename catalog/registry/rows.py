@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import math
 from datetime import datetime, timedelta, timezone
 from itertools import pairwise
 from typing import Annotated
@@ -77,6 +78,9 @@ Text = Annotated[str, Field(max_length=MOST_CHARACTERS)]
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 Count = Annotated[int, Field(ge=0, lt=2**31)]
+
+Score = Annotated[float, Field(ge=1 - 1e-9, le=1e9, allow_inf_nan=False)]
+"""A time over that of the best."""
 
 Milliseconds = Annotated[float, Field(ge=1e-6, le=1e9, allow_inf_nan=False)]
 """A measured time: from a nanosecond to eleven days."""
@@ -160,6 +164,35 @@ class Timing(Row):
         ):
             if any(before > after * (1 + _ROUNDING) for before, after in pairwise(ordered)):
                 raise ValueError("the percentiles are not in order")
+        return self
+
+
+class Model(Row):
+    """A row of table ``model``, without its lineage and its device."""
+
+    kind: Facts
+    measured_as: MeasuredAs
+    cold: Annotated[int, Field(ge=0, le=1)]
+    terms: Text
+    factors: Facts
+    candidates: Annotated[int, Field(ge=1, lt=2**31)]
+    problems: Count
+    timings: Count
+    static: Score
+    nearest: Score
+    predicted: Score
+    created: PastStamp
+
+    @model_validator(mode="after")
+    def _fits(self) -> Model:
+        terms, factors = parse_json(self.terms), parse_json(self.factors)
+        if not isinstance(terms, list) or not all(isinstance(term, str) for term in terms):
+            raise ValueError("the terms are not a list of names")
+        for found in factors.values():
+            if not isinstance(found, list) or len(found) != len(terms):
+                raise ValueError("a kernel has not one factor for each term")
+            if not all(type(factor) in (int, float) and 0 <= factor < math.inf for factor in found):
+                raise ValueError("a factor is not a number from 0")
         return self
 
 

@@ -196,6 +196,25 @@ TABLES: Mapping[str, Table] = MappingProxyType(
                 created=_CREATED,
             ),
         ),
+        "model": Table(
+            "What was learned from timings about the problems of a kind: a model of the time, and how well it chooses.",
+            _words(
+                kind="what the problems have in common, canonical JSON, as in table problem",
+                lineage="row of table lineage",
+                device_id="id of the device",
+                measured_as="as in table timing",
+                cold="as in table timing",
+                terms="names of the terms of the time, a JSON array",
+                factors="ms for each unit of each term, by kernel id: a JSON object of arrays",
+                candidates="number of kernels of the static order from which predictions choose",
+                problems="number of measured problems",
+                timings="number of timings",
+                static="time of the static order's choices over that of the best, geometric mean",
+                nearest="the same for the nearest problem's choices; each problem was left out of the evidence",
+                predicted="the same for predictions",
+                created=_CREATED,
+            ),
+        ),
         "miss": Table(
             "Problems that were selected for an arch without a measurement: one row for each kind and size.",
             _words(

@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from catalog.ops import problem_of_key
 from catalog.schema.policy import CONDITION, Policy
@@ -157,16 +157,20 @@ def timings_of(connection: sqlite3.Connection, keys: Set[str]) -> list[dict[str,
     return [dict(row) for row in rows if row["artifact_key"] in keys]
 
 
-def add_timings(connection: sqlite3.Connection, timings: Iterable[Mapping[str, Any]]) -> int:
+def add_timings(
+    connection: sqlite3.Connection,
+    timings: Iterable[Mapping[str, Any]],
+    conflict: Literal["IGNORE", "REPLACE"] = "IGNORE",
+) -> int:
     """Add timings in the form of :func:`timings_of` plus ``kernel_id``, in the caller's transaction.
 
-    Existing ones stay unchanged. Returns the number of new ones.
+    Existing ones stay unchanged, or are replaced. Returns the number of rows that were written.
     """
     added = 0
     for timing in timings:
         connection.execute("INSERT OR IGNORE INTO device (arch, name, facts) VALUES (:arch, :name, :facts)", timing)
         done = connection.execute(
-            f"INSERT OR IGNORE INTO timing (problem_id, device_id, kernel_id, {', '.join(MEASURED)}) VALUES "
+            f"INSERT OR {conflict} INTO timing (problem_id, device_id, kernel_id, {', '.join(MEASURED)}) VALUES "
             "(:problem_id, (SELECT id FROM device WHERE arch = :arch AND name = :name AND facts = :facts), :kernel_id, "
             f"{', '.join(f':{name}' for name in MEASURED)})",
             {**timing, "problem_id": problem_id(connection, problem_of_key(timing["problem"]))},
@@ -206,6 +210,17 @@ def nearest(
         place,
     ).fetchone()
     return None if row is None else Neighbour(row["id"], row["key"], row["squared"] ** 0.5, row["key"] == problem.key)
+
+
+def best_ms(connection: sqlite3.Connection, problem: int, device: int, policy: Policy) -> float | None:
+    """The lowest sound median on the problem and device with these row ids, under a policy."""
+    row = connection.execute(
+        "SELECT min(median_ms) FROM timing WHERE problem_id = :problem AND device_id = :device "
+        f"AND {CONDITION} AND {SOUND}",
+        {"problem": problem, "device": device, **policy.parameters},
+    ).fetchone()
+    best: float | None = row[0]
+    return best
 
 
 def _place(problem: Problem) -> tuple[float, ...]:

@@ -270,6 +270,20 @@ class Join:
         return 0 if default is None else default
 
     @cached_property
+    def survivors(self) -> frozenset[tuple[TraitValue, ...]]:
+        """What the fallback's curated relation has something for, as values of the traits that the joins share."""
+        fallback = self.enumeration.fallback
+        if fallback is None:
+            return frozenset()
+        connection = sqlite3.connect(":memory:")
+        try:
+            self._make_relations(connection)
+            found = f"SELECT {', '.join(fallback.same)} FROM {self._natural_join(fallback.survivors)}"
+            return frozenset(connection.execute(found))
+        finally:
+            connection.close()
+
+    @cached_property
     def _of_tiles(self) -> list[Rule]:
         """The constraints that the join of relations itself applies: those over columns of relations alone."""
         if not self.enumeration.join:
@@ -278,28 +292,45 @@ class Join:
         return [rule for rule in self.constraints if columns_read(rule.expr, self.operation) <= joined]
 
     def _join_relations(self, connection: sqlite3.Connection) -> None:
-        """Fill the temporary table ``tile`` with the natural join of the relations, filtered by the constraints.
+        """Fill the temporary table ``tile`` with the natural join of the relations, filtered by the constraints."""
+        names, fallback = self.enumeration.join, self.enumeration.fallback
+        self._make_relations(connection)
+        columns = ", ".join(self.tile_traits)
+        joined = f"SELECT {columns} FROM {self._natural_join(names)}"
+        if fallback is not None:
+            same = ", ".join(fallback.same)
+            survivors = f"SELECT {same} FROM {self._natural_join(fallback.survivors)}"
+            others = self._natural_join([name for name in names if name != fallback.relation])
+            joined += f" UNION ALL SELECT {columns} FROM (SELECT * FROM {others}) WHERE ({same}) NOT IN ({survivors})"
+        connection.execute("DROP TABLE IF EXISTS temp.tile")
+        connection.execute(f"CREATE TEMP TABLE tile AS SELECT row_number() OVER () AS seq, {columns} FROM ({joined})")
+        for name in names:
+            connection.execute(f"DROP TABLE temp.{_table_of(name)}")
+
+    def _make_relations(self, connection: sqlite3.Connection) -> None:
+        """Make a temporary table of each relation."""
+        for name in self.enumeration.join:
+            relation = self.spec.relations[name]
+            make_table(connection, _table_of(name), relation.columns, relation.cells())
+
+    def _natural_join(self, names: Sequence[str]) -> str:
+        """The subquery that joins relations naturally, filtered by the constraints about their columns alone.
 
         CROSS JOIN keeps the order of the relations, and SQLite applies each condition as soon as all columns that it
         reads are there. So a rule prunes the join; nothing is filtered after it.
         """
-        known: list[str] = []
-        joins, conditions = list[str](), [rule.expr for rule in self._of_tiles]
-        for number, name in enumerate(self.enumeration.join):
-            relation, table = self.spec.relations[name], f"relation_{number}"
-            again = {column: f"{column}_{number}" for column in relation.columns if column in known}
-            make_table(connection, table, [again.get(c, c) for c in relation.columns], relation.cells())
-            joins.append(f"temp.{table}")
-            conditions += [f"{same} IS NULL OR {same} = {column}" for column, same in again.items()]
-            known += relation.columns
-        columns = ", ".join(self.tile_traits)
-        connection.execute("DROP TABLE IF EXISTS temp.tile")
-        connection.execute(
-            f"CREATE TEMP TABLE tile AS SELECT row_number() OVER () AS seq, {columns} "
-            f"FROM {' CROSS JOIN '.join(joins)} WHERE {_all_of(conditions)}"
-        )
-        for table in joins:
-            connection.execute(f"DROP TABLE {table}")
+        known: dict[str, str] = {}
+        sources, conditions = list[str](), list[str]()
+        for number, name in enumerate(names):
+            columns = self.spec.relations[name].columns
+            renamed = ", ".join(f"{column} AS {column}_{number}" if column in known else column for column in columns)
+            sources.append(f"(SELECT {renamed} FROM {_table_of(name)})")
+            for column in columns:
+                if column in known:
+                    conditions.append(f"{column}_{number} IS NULL OR {column}_{number} = {column}")
+                known.setdefault(column, name)
+        rules = (rule.expr for rule in self._of_tiles if columns_read(rule.expr, self.operation) <= known.keys())
+        return f"(SELECT {', '.join(known)} FROM {' CROSS JOIN '.join(sources)} WHERE {_all_of([*rules, *conditions])})"
 
     def _swept(self, sweep: Sweep) -> list[str]:
         """The traits of a swept tile; the others derive from them."""
@@ -325,6 +356,11 @@ class Join:
         )
         for axis in sweep.root:
             connection.execute(f"DROP TABLE temp.{axis}")
+
+
+def _table_of(relation: str) -> str:
+    """The temporary table of a relation."""
+    return f'"relation {relation}"'
 
 
 def make_table(

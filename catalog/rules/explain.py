@@ -244,13 +244,25 @@ class _Source:
 
     def _relations(self) -> Iterator[Finding]:
         """Whether each relation about stated traits has a row with their values."""
+        fallback = self.join.enumeration.fallback
         for name in self.join.enumeration.join:
             relation = self.join.spec.relations[name]
             wanted = {trait: value for trait, value in self._visible.items() if trait in relation.columns}
             rows = [dict(zip(relation.columns, row, strict=True)) for row in relation.cells()]
             fitting = [row for row in rows if all(row[t] in (None, value) for t, value in wanted.items())]
             source = relation.source or self._source
-            if wanted and fitting:
+            falls_back = self._falls_back() if fallback is not None and name == fallback.relation else False
+            if falls_back and fallback is not None:
+                yield Finding(
+                    "fallback", fallback.id, Verdict.HOLDS, (), fallback.reason, fallback.source, fallback.quirk
+                )
+            elif wanted and not fitting and fallback is not None and falls_back is None:
+                unstated = tuple(trait for trait in fallback.same if trait not in self._visible)
+                reason = f"no row of the relation {name} matches; {fallback.reason}"
+                yield Finding(
+                    "fallback", fallback.id, Verdict.DEPENDS, unstated, reason, fallback.source, fallback.quirk
+                )
+            elif wanted and fitting:
                 reason = f"the relation {name} has such rows: {len(fitting)} of {len(rows)}"
                 yield Finding("relation", name, Verdict.HOLDS, (), reason, source, relation.quirk)
             elif wanted:
@@ -259,6 +271,20 @@ class _Source:
                 reason += ", ..." if len(there) > SHOWN else ""
                 words = _words(wanted, wanted)
                 yield Finding("relation", name, Verdict.REJECTED, words, reason, source, relation.quirk)
+
+    def _falls_back(self) -> bool | None:
+        """Whether the enumeration's fallback applies to the stated traits; None where unstated ones decide."""
+        fallback = self.join.enumeration.fallback
+        if fallback is None:
+            return False
+        wanted = [self._visible.get(trait) for trait in fallback.same]
+        there = any(
+            all(value in (None, its) for value, its in zip(wanted, survivor, strict=True))
+            for survivor in self.join.survivors
+        )
+        if not there:
+            return True
+        return None if None in wanted else False
 
     def _tiles(self) -> Finding:
         """Whether the tile table has a tile with the stated extents."""

@@ -42,10 +42,14 @@ class SweepFile:
 
 @dataclass(frozen=True)
 class Axes:
-    """A checked configuration file of the tile engine or the dispatcher: relations that replace the spec's."""
+    """Checked configuration files of the tile engine or the dispatcher: relations that replace the spec's.
 
-    path: Path
+    ``enumerations`` are the only ones that are joined; empty: all.
+    """
+
+    paths: tuple[Path, ...]
     relations: Mapping[str, Relation]
+    enumerations: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,7 @@ class Restriction:
         """A description in one line; empty when nothing is restricted."""
         parts = [f"families {', '.join(self.families)}"] if self.families else []
         parts += [f"{sweep.variant} of {sweep.path.name}" for sweep in self.sweeps]
-        parts += [f"axes of {self.axes.path.name}"] if self.axes else []
+        parts += [f"axes of {', '.join(path.name for path in self.axes.paths)}"] if self.axes else []
         parts += [f"where {self.where}"] if self.where else []
         parts += [f"{self.filter.path.name} {self.filter.digest[:12]}"] if self.filter else []
         return "; ".join(parts)
@@ -98,6 +102,8 @@ class Restriction:
     def conditions(self, spec: ArchSpec, enumeration: str) -> list[str] | None:
         """The SQL conditions on the combinations of an enumeration; None when all of it is left out."""
         made = spec.enumerations[enumeration]
+        if self.axes is not None and self.axes.enumerations and enumeration not in self.axes.enumerations:
+            return None
         if (made.on_request and not self.families) or not any(self.makes(one.family) for one in made.yields):
             return None
         kept = [f"({self.where})"] if self.where else []
@@ -158,10 +164,16 @@ def restriction(
     sql = expression.sql if expression else ""
     kept = _read_filter(filter_file, operation(spec.operation)) if filter_file is not None else None
     if configs and spec.relations:
+        documents = {path: _read_object(path) for path in configs}
+        listed = _read_instances(spec, documents)
+        if listed is not None:
+            made = (one.family for name in listed.enumerations for one in spec.enumerations[name].yields)
+            return Restriction((), sql, kept, families or tuple(dict.fromkeys(made)), listed)
         if len(configs) > 1:
-            raise UsageError("more than one configuration", hint="Populate with one --config at a time.")
-        chosen = families or spec.families[:1]
-        return Restriction((), sql, kept, chosen, _read_axes(spec, configs[0], chosen))
+            raise UsageError("more than one configuration of axes", hint="Populate with one --config at a time.")
+        [(path, document)] = documents.items()
+        chosen = families or _family_of(spec, path, document) or spec.families[:1]
+        return Restriction((), sql, kept, chosen, _read_axes(spec, path, document, chosen))
     return Restriction(tuple(_read_sweep(spec, path) for path in configs), sql, kept, families)
 
 
@@ -174,15 +186,55 @@ def _read_document(path: Path) -> Any:
         raise UsageError(f"{path}: {error}") from None
 
 
-def _read_axes(spec: ArchSpec, path: Path, families: tuple[str, ...]) -> Axes:
+def _read_object(path: Path) -> dict[str, Any]:
+    document = _read_document(path)
+    if not isinstance(document, dict):
+        raise UsageError(f"{path}: a configuration must be an object with tile_config and trait_config")
+    return document
+
+
+def _read_instances(spec: ArchSpec, documents: Mapping[Path, dict[str, Any]]) -> Axes | None:
+    """The relations that configurations fill which list kernels one by one; None if one of them does not."""
+    of = operation(spec.operation)
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for path, document in documents.items():
+        try:
+            listed = of.instances(document)
+        except UsageError as error:
+            raise UsageError(f"{path}: {error.message}", hint=error.hint) from None
+        if listed is None:
+            return None
+        relation, its = listed
+        if relation not in spec.relations:
+            raise UsageError(f"{path}: revision {spec.revision} of {spec.arch} takes no list of kernels")
+        columns = _columns(spec, relation)
+        wrong = Relation(columns=columns, rows=[[row[column] for column in columns] for row in its]).problem(of.traits)
+        if wrong:
+            raise UsageError(f"{path}: instances: {wrong}")
+        rows.setdefault(relation, []).extend(row for row in its if row not in rows.get(relation, ()))
+    relations = {
+        name: Relation(columns=_columns(spec, name), rows=[[row[c] for c in _columns(spec, name)] for row in its])
+        for name, its in rows.items()
+    }
+    joining = [name for name, made in spec.enumerations.items() if not relations.keys().isdisjoint(made.join)]
+    return Axes(tuple(documents), MappingProxyType(relations), tuple(joining))
+
+
+def _family_of(spec: ArchSpec, path: Path, document: Mapping[str, Any]) -> tuple[str, ...]:
+    """The family that a configuration of axes is for, if it states one."""
+    if "variant" not in document:
+        return ()
+    _check_known(path, "variant", "family", [document["variant"]], spec.families)
+    return (document["variant"],)
+
+
+def _read_axes(spec: ArchSpec, path: Path, document: Mapping[str, Any], families: tuple[str, ...]) -> Axes:
     """Read a configuration as the tile engine has it: ``{"tile_config": {"tile_m": {"values": [128]}}, ...}``.
 
     An axis has the name of a relation, or of its part behind the point where several enumerations differ in the axis.
     """
-    document, traits = _read_document(path), operation(spec.operation).traits
-    if not isinstance(document, dict):
-        raise UsageError(f"{path}: a configuration must be an object with tile_config and trait_config")
-    _check_known(path, "top level", "field", document, (*_AXES, *_SWITCHES, "problem"))
+    traits = operation(spec.operation).traits
+    _check_known(path, "top level", "field", document, (*_AXES, *_SWITCHES, "problem", "variant"))
     joined = {name for family in families for made in spec.yields_of(family) for name in spec.enumerations[made].join}
     asked = {(part, name): axis for part in _AXES for name, axis in _members(document, part, path).items()}
     asked |= {("top level", name): [document.get(name, default)] for name, default in _SWITCHES.items()}
@@ -199,7 +251,7 @@ def _read_axes(spec: ArchSpec, path: Path, families: tuple[str, ...]) -> Axes:
             if wrong:
                 raise UsageError(f"{path}: {part}.{name}: {wrong}")
             relations[known] = relation
-    return Axes(path, MappingProxyType(relations))
+    return Axes((path,), MappingProxyType(relations))
 
 
 _AXES = ("tile_config", "trait_config")

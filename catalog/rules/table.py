@@ -11,7 +11,7 @@ from catalog.messages import did_you_mean
 from catalog.schema.arch_spec import ArchSpec
 from catalog.schema.name_parts import sql_literal
 
-KINDS = ("variant", "constraint", "receipt", "hardware", "headers", "invariant", "applicability", "order")
+KINDS = ("variant", "constraint", "fallback", "receipt", "hardware", "headers", "invariant", "applicability", "order")
 """The kinds of rules, in the order of the listing."""
 
 COLUMNS = ("arch", "revision", "space", "id", "kind", "scope", "expr", "reason", "source", "quirk")
@@ -68,6 +68,12 @@ def rules_of(spec: ArchSpec) -> Iterator[dict[str, Any]]:
             })  # fmt: skip
         for i, rule in enumerate(spec.constraints_of(scope)):
             yield row("constraint", scope, i, rule.model_dump(exclude={"spaces", "enumerations"}))
+        if enumeration.fallback is not None:
+            fallback = enumeration.fallback
+            yield row("fallback", scope, 0, {
+                "id": fallback.id, "expr": fallback.expr, "reason": fallback.reason, "source": fallback.source,
+                "quirk": fallback.quirk,
+            })  # fmt: skip
         about = {receipt.receipt: receipt for receipt in spec.receipts}
         for i, (receipt, expr) in enumerate(enumeration.receipts.items()):
             yield row("receipt", scope, i, {

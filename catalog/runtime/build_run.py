@@ -12,7 +12,7 @@ from catalog.backends import HIP, backend_of
 from catalog.build.builder import Artifact, BuildFailure, CompileError
 from catalog.errors import INTERRUPTED, BuildError, UsageError
 from catalog.messages import counted
-from catalog.ops import DEFAULT
+from catalog.ops import DEFAULT, operation
 from catalog.runtime.builds import why_not
 from catalog.runtime.devices.here import resolve_arch
 
@@ -140,11 +140,11 @@ EVERYTHING = Shard(1, 1)
 
 
 def kernels_to_build(
-    catalog: Catalog, where: str, arch: str, limit: int | None = None, operation: str | None = None
+    catalog: Catalog, where: str, arch: str, limit: int | None = None, of: str | None = None
 ) -> list[Kernel]:
     """The kernels of ``arch`` that meet the expression ``where``; the arch is populated if necessary.
 
-    Those of ``operation``; None: of each that has the columns.
+    Those of the operation ``of``; None: of each that has the columns.
 
     An AMD arch is populated at the revision of the CK checkout if there is one.
 
@@ -153,48 +153,48 @@ def kernels_to_build(
         QueryError, RegistryError: as :meth:`Catalog.kernels`.
     """
     arch = resolve_arch(arch)
-    populate_to_build(catalog, arch, operation or DEFAULT)
-    return catalog.kernels(where, arch=arch, limit=limit, operation=operation)
+    populate_to_build(catalog, arch, of or DEFAULT)
+    return catalog.kernels(where, arch=arch, limit=limit, operation=of)
 
 
-def populate_to_build(catalog: Catalog, arch: str, operation: str) -> None:
+def populate_to_build(catalog: Catalog, arch: str, of: str) -> None:
     """Populate ``arch`` unless the catalog has it; an AMD arch at the revision of the CK checkout if there is one.
 
     Raises:
         UsageError, SpecError, DeviceError, RegistryError: as :meth:`Catalog.populate`.
     """
-    catalog.spec(arch, operation=operation)  # report an unknown arch before anything else
-    if not catalog.rows.populated(arch, operation):
-        revision = _checkout_revision() if backend_of(arch) is HIP else None
-        catalog.populate(arch, revision=revision, operation=operation)
+    catalog.spec(arch, operation=of)  # report an unknown arch before anything else
+    if not catalog.rows.populated(arch, of):
+        revision = _checkout_revision(of) if backend_of(arch) is HIP else None
+        catalog.populate(arch, revision=revision, operation=of)
 
 
-def build_fallback(catalog: Catalog, arch: str) -> Path:
-    """Build one known-good forward kernel of an AMD arch at the CK checkout's revision; return its library's path.
+def build_fallback(catalog: Catalog, arch: str, of: str = DEFAULT) -> Path:
+    """Build one known-good kernel of an AMD arch; return its library's path.
+
+    Args:
+        catalog: where the kernel is a row; it is populated with its revision.
+        arch: an AMD arch.
+        of: name of the operation.
 
     Raises:
         BuildError, ToolchainError: there is no checkout or no compiler, or the kernel does not compile.
-        UsageError: ``arch`` is not an AMD arch, or the revision lacks it.
+        UsageError: ``arch`` is not an AMD arch, or the operation or the revision lacks such a kernel.
     """
-    from catalog.backends import target_of
-    from catalog.build.targets import CK
-    from catalog.ops.attention.upstream.sources import ck_facts, find_checkout
-
-    arch = str(catalog.spec(arch).arch)
-    if target_of(arch) is not CK:
+    computes = operation(of)
+    arch = str(catalog.spec(arch, operation=computes.name).arch)
+    if backend_of(arch) is not HIP:
         raise UsageError(f"{arch} is not an AMD arch", hint="For example: catalog fallback --arch gfx942")
-    revision = find_checkout().generator.revision
-    catalog.populate(arch, revision=revision)
-    kernels = catalog.kernels(f"revision = '{revision}' AND {ck_facts().fallback}", arch=arch)
+    revision, where = computes.fallback()
+    catalog.populate(arch, revision=revision, operation=computes.name)
+    kernels = catalog.kernels(f"revision = '{revision}' AND {where}", arch=arch, operation=computes.name)
     if not kernels:
-        raise UsageError(f"{arch} has no such kernel at revision {revision}: {ck_facts().fallback}")
+        raise UsageError(f"{arch} has no such kernel at revision {revision}: {where}")
     return catalog.build(kernels[0]).path
 
 
-def _checkout_revision() -> str | None:
-    from catalog.ops.attention.upstream.sources import find_checkout
-
+def _checkout_revision(of: str) -> str | None:
     try:
-        return find_checkout().generator.revision
+        return operation(of).checkout_revision()
     except BuildError:
         return None  # each kernel's build will fail with the reason

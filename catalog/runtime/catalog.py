@@ -15,7 +15,7 @@ from catalog.ops.families import mains
 from catalog.registry import timings
 from catalog.runtime.builds import Builds
 from catalog.runtime.catalog_file import CatalogFile
-from catalog.runtime.devices.here import Devices
+from catalog.runtime.devices.here import Devices, resolve_arch
 from catalog.runtime.funnel import Step
 from catalog.runtime.on_default import on_default
 from catalog.runtime.plan import Plan
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from catalog.runtime.decisions import Questions
     from catalog.runtime.devices import Device, DeviceInfo
     from catalog.runtime.devices.host.device import HostDevice
+    from catalog.runtime.learning import Lessons
 
 
 class Catalog:
@@ -475,6 +476,19 @@ class Catalog:
             RegistryError, DeviceError: as :meth:`populate`.
         """
         return self._planners.foreign_timings(problem, arch)
+
+    def learn(self, arch: str | None = None) -> Lessons:
+        """Learn from the timings, those of ``arch`` or all, which evidence chooses best (:mod:`.learning`).
+
+        The models of the time are stored in the file; selection uses them from then on.
+
+        Raises:
+            RegistryError: the file cannot be written; nothing changes.
+            DeviceError: ``arch`` is ``host``, and no host arch runs on this CPU.
+        """
+        from catalog.runtime.learning import learn
+
+        return learn(self, None if arch is None else resolve_arch(arch))
 
     def merge(self, paths: Sequence[Path]) -> list[Merged]:
         """Import the artifact records and timings of other catalogs, all of them or none.

@@ -7,6 +7,9 @@ that occurs among the rows of the right signature: a few literals instead of a t
 the host read none at all.
 
 The query makes every decision. The key only says whether it would make the same decision again.
+
+Where a learned model decides (:mod:`catalog.runtime.learning`), the sizes themselves count. Then the cache has the
+kernels among which the model chooses, by the same key, and for each of these the decision for it.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from __future__ import annotations
 import re
 import sqlite3
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from catalog.ops import operation_of
@@ -25,7 +28,8 @@ from catalog.runtime.funnel import ROWS, signature_of
 from catalog.schema.expressions import columns_read
 
 if TYPE_CHECKING:
-    from catalog.runtime.select import Decision, Selector
+    from catalog.registry.learned import Learned
+    from catalog.runtime.select import Choice, Decision, Selector
     from catalog.schema.problem import Problem
     from catalog.schema.problem_form import Form
 
@@ -60,9 +64,13 @@ class Questions:
 
 @dataclass(frozen=True, slots=True)
 class _Deciding:
-    """What decides for problems of a form: the nearest measured problem, and the rules' answers about sizes."""
+    """What decides for problems of a form: the nearest measured problem, and the rules' answers about sizes.
+
+    For problems that were not measured, what was ``learned`` replaces the nearest one.
+    """
 
     measured: Measured | None
+    learned: Learned | None
     questions: Questions
 
 
@@ -77,6 +85,7 @@ class Decisions:
         self.selector = selector
         self._connection = selector.connection
         self._deciding: dict[Form, _Deciding] = {}
+        self._entrants: dict[tuple[Any, ...], Choice] = {}
         self._made: dict[tuple[Any, ...], Decision] = {}
 
     def of(self, problem: Problem) -> Decision:
@@ -85,22 +94,6 @@ class Decisions:
         Raises:
             SelectionError: no kernel answers the problem; the message names the trait or rule that leaves none.
         """
-        key = self.key_of(problem)
-        decision = self._made.get(key)
-        if decision is None:
-            decision = self.selector.decide(problem)
-            if len(self._made) >= MOST_DECISIONS:
-                self._made.clear()
-            self._made[key] = decision
-        return decision
-
-    def forget(self) -> None:
-        """Drop all decisions, because measurements or the usable kernels have changed."""
-        self._deciding.clear()
-        self._made.clear()
-
-    def key_of(self, problem: Problem) -> tuple[Any, ...]:
-        """The cache key of a problem; equal keys imply that the selection query gives equal results."""
         form = problem.form
         deciding = self._deciding.get(form)
         if deciding is None:
@@ -108,14 +101,45 @@ class Decisions:
                 self._deciding.clear()
             deciding = self._deciding[form] = self._deciding_about(problem)
         neighbour = None if deciding.measured is None else deciding.measured.nearest(problem)
-        return form, neighbour, deciding.questions.answers(problem, self._connection)
+        key: tuple[Any, ...] = (form, neighbour, deciding.questions.answers(problem, self._connection))
+        if deciding.learned is not None and neighbour is not None and not neighbour[1]:
+            return self._predicted(problem, deciding.learned, key)
+        decision = self._made.get(key)
+        return self._keep(key, self.selector.decide(problem)) if decision is None else decision
+
+    def _predicted(self, problem: Problem, known: Learned, key: tuple[Any, ...]) -> Decision:
+        """The decision by a model among the kernels that the query ranks first, or has ranked for the same ``key``."""
+        entrants = self._entrants.get(key)
+        if entrants is None:
+            if len(self._entrants) >= MOST_DECISIONS:
+                self._entrants.clear()
+            entrants = self._entrants[key] = self.selector.entrants(problem)
+        best = self.selector.reordered(problem, entrants.candidates, known)
+        key = (*key, best[0].kernel.id)
+        decision = self._made.get(key)
+        if decision is None:
+            decision = self._keep(key, self.selector.decided(problem, replace(entrants, candidates=tuple(best))))
+        return decision
+
+    def _keep(self, key: tuple[Any, ...], decision: Decision) -> Decision:
+        if len(self._made) >= MOST_DECISIONS:
+            self._made.clear()
+        self._made[key] = decision
+        return decision
+
+    def forget(self) -> None:
+        """Drop all decisions, because measurements or the usable kernels have changed."""
+        self._deciding.clear()
+        self._entrants.clear()
+        self._made.clear()
 
     def _deciding_about(self, problem: Problem) -> _Deciding:
         kind, selector = problem.form.kind, self.selector
-        found = (
-            Measured.of_kind(self._connection, kind, device, selector.policy) for device, _ in selector.witnesses()
-        )
-        return _Deciding(next(filter(None, found), None), self.questions(problem))
+        for device, _ in selector.witnesses():
+            measured = Measured.of_kind(self._connection, kind, device, selector.policy)
+            if measured is not None:
+                return _Deciding(measured, selector.learned(problem, device), self.questions(problem))
+        return _Deciding(None, None, self.questions(problem))
 
     def questions(self, problem: Problem) -> Questions:
         """What the rules ask about the sizes of problems of this problem's form."""

@@ -1,8 +1,9 @@
-"""Selection from frozen choices: plans whose kernels a file names, served from the cache alone."""
+"""Selection from frozen choices: plans whose kernels a file names, served from the cache and the remote cache."""
 
 from __future__ import annotations
 
 import sqlite3
+import threading
 from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 from functools import cached_property
@@ -13,6 +14,7 @@ from catalog import settings
 from catalog.build.builder import Artifact
 from catalog.build.cache import Cache
 from catalog.build.first_runs import FirstRuns
+from catalog.build.remote import Remote
 from catalog.errors import ChoicesError, ProblemError, SelectionError
 from catalog.ops import problem_of
 from catalog.runtime.choices import ChosenForm, FormChoices, Library, fault_of, parsed, read_choices
@@ -34,7 +36,9 @@ _Place = tuple[str, str, str]
 
 
 class FrozenPlanner:
-    """Makes plans from a file of frozen choices, and provides their services; nothing is written or compiled.
+    """Makes plans from a file of frozen choices, and provides their services.
+
+    Nothing is compiled, and nothing is written except libraries of the remote cache.
 
     Args:
         path: the file.
@@ -52,6 +56,7 @@ class FrozenPlanner:
         self.policy = self._choices.policy
         self._libraries = {library.kernel.id: library for library in self._choices.libraries}
         self._cache = Cache(settings.settings().cache_dir)
+        self._remote = Remote.of(settings.settings())
         self._calculator = sqlite3.connect(":memory:", check_same_thread=False)
         self._forms: dict[_Place, list[FormChoices]] = {}
         self._ways: dict[tuple[Form, str, str | None, str], tuple[str, list[ChosenForm]]] = {}
@@ -110,6 +115,8 @@ class FrozenPlanner:
         libraries = [self._choices.libraries[place] for place in stages]
         for library in libraries:
             with self._readable():
+                if self._remote is not None and self._cache.load(library.key) is None:
+                    self._remote.fetch(library.key, self._cache, threading.Event())
                 fault = fault_of(library, self._cache)
             if fault is not None:
                 raise self._stale(library, fault)

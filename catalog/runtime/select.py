@@ -7,6 +7,9 @@ measuring policy in force: this device, or its nearest sibling (:mod:`catalog.ru
 was measured here. Medians within noise (:attr:`Backend.noise`) of the best count as equal, so two runs make the same
 choice. Kernels that did not compile or are quarantined are passed over until their content key changes.
 
+Where ``catalog learn`` has shown that predicted times choose better than the nearest problem and the static order, they
+order the first kernels of the static order instead (:mod:`catalog.runtime.learning`).
+
 Each family has rules of its own, and so a query. Where several families may do most of the work of a problem, the best
 kernels of each are compared: medians decide between all of them, otherwise the families take turns.
 """
@@ -15,7 +18,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from math import inf
 from typing import TYPE_CHECKING, Any, Literal
@@ -26,7 +29,9 @@ from catalog.messages import counted
 from catalog.ops import operation
 from catalog.ops.families import mains, stages
 from catalog.registry.foreign import Rival, rivals
-from catalog.registry.timings import SOUND, Neighbour, nearest
+from catalog.registry.kernels import lineage_id
+from catalog.registry.learned import Learned, Place, learned
+from catalog.registry.timings import SOUND, Neighbour, best_ms, nearest
 from catalog.registry.views import rows_of
 from catalog.runtime.funnel import PASSED_OVER, ROWS, Step, funnel, signature_of
 from catalog.runtime.siblings import Sibling
@@ -41,15 +46,16 @@ if TYPE_CHECKING:
     from catalog.runtime.catalog_file import Held
 
 Traits = Mapping[str, Any]
-Evidence = Literal["measured", "nearest", "sibling", "static"]
+Evidence = Literal["measured", "predicted", "nearest", "sibling", "static"]
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An applicable kernel, with the measured median in ms that selection uses, if there is one."""
+    """An applicable kernel, with the measured median or the predicted time in ms that selection uses, if any."""
 
     kernel: Kernel
     median_ms: float | None
+    predicted_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +65,8 @@ class Choice:
     ``neighbour`` is the measured problem that the candidates' medians come from: the problem itself if it was measured.
     It is None if no problem of its kind was measured; then the static order decides. ``sibling`` is the device that it
     was measured on, or None if that was this device. ``policy`` is the measuring policy that was asked for; ``rivals``
-    are other projects' implementations timed on the same problem and device, fastest first.
+    are other projects' implementations timed on the same problem and device, fastest first. ``learned`` is what was
+    learned about the kind, where that replaces the neighbour's medians; ``neighbour_ms`` is then the lowest of these.
     """
 
     neighbour: Neighbour | None
@@ -67,14 +74,19 @@ class Choice:
     candidates: tuple[Candidate, ...]
     policy: Policy = GRAPH
     rivals: tuple[Rival, ...] = ()
+    learned: Learned | None = None
+    neighbour_ms: float | None = None
 
     @property
     def evidence(self) -> Evidence:
         """The kind of evidence that decides on the first candidate."""
-        if self.neighbour is None or not self.candidates or self.candidates[0].median_ms is None:
+        first = self.candidates[0] if self.candidates else None
+        if self.neighbour is None or first is None or (first.median_ms is None and first.predicted_ms is None):
             return "static"
         if self.sibling is not None:
             return "sibling"
+        if first.predicted_ms is not None:
+            return "predicted"
         return "measured" if self.neighbour.same else "nearest"
 
     @property
@@ -83,9 +95,15 @@ class Choice:
         if self.evidence == "static" or self.neighbour is None:
             base = self.candidates[0].kernel.base if self.candidates else ""
             order = f"Static order, that of {base}, the nearest known revision" if base else "Static order"
+            if self.learned is not None:
+                unknown = "no prediction for the first kernels"
+                why = self.learned.about("static") if self.learned.best == "static" else unknown
+                return f"{order}: {why}{self._under}.{self._beaten}"
             return f"{order}: nothing of this problem's kind was measured on this device{self._under}."
         count = sum(candidate.median_ms is not None for candidate in self.candidates)
-        if self.neighbour.same:
+        if self.learned is not None:
+            found = f"{self.learned.about('predicted')}{self._under}"
+        elif self.neighbour.same:
             found = f"{count} of these kernels were timed on this very problem{self._under}"
         else:
             found = (
@@ -105,14 +123,20 @@ class Choice:
     @property
     def _beaten(self) -> str:
         """A sentence about the fastest rival, if it beats the first candidate."""
-        ours = self.candidates[0].median_ms
+        ours = self.compared_ms
         if not self.rivals or ours is None or self.rivals[0].median_ms >= ours:
             return ""
         best = self.rivals[0]
         return f" {best.title} ({best.name}) took {best.median_ms:.4g} ms there."
 
+    @property
+    def compared_ms(self) -> float | None:
+        """The median in ms that the rivals' are compared with: on the same problem, of our best kernel there."""
+        return self.candidates[0].median_ms if self.learned is None else self.neighbour_ms
+
     def __str__(self) -> str:
-        times = ["" if c.median_ms is None else f"{c.median_ms:.4g} ms" for c in self.candidates]
+        known = [c.median_ms if c.predicted_ms is None else c.predicted_ms for c in self.candidates]
+        times = ["" if ms is None else f"{ms:.4g} ms" for ms in known]
         lines = [f"{time:>12}  {c.kernel.name}" for time, c in zip(times, self.candidates, strict=True)]
         return "\n".join([self.about, *lines])
 
@@ -169,9 +193,27 @@ class Selector:
         Raises:
             SelectionError: as :meth:`choice`.
         """
-        choice = self.choice(problem, mains(problem), without=without)
+        return self.decided(problem, self.choice(problem, mains(problem), without=without), without)
+
+    def decided(self, problem: Problem, choice: Choice, without: Set[str] = frozenset()) -> Decision:
+        """The plan whose main kernel is the first of a choice.
+
+        Raises:
+            SelectionError: as :meth:`choice`.
+        """
         kernels = self.stages(problem, choice.candidates[0].kernel, without)
         return Decision(kernels, choice.evidence, self._faster(choice))
+
+    def entrants(self, problem: Problem) -> Choice:
+        """The choice for a problem before :meth:`reordered`, with all kernels that take part in it.
+
+        Raises:
+            SelectionError: as :meth:`choice`.
+        """
+        choice = self._entrants(problem, mains(problem), 1)
+        if not choice.candidates:
+            raise self._nothing(problem, mains(problem))
+        return choice
 
     def stages(self, problem: Problem, main: Kernel, without: Set[str] = frozenset()) -> tuple[Kernel, ...]:
         """The kernels of a plan whose ``main`` kernel does most of the work, except the ids ``without``.
@@ -187,7 +229,7 @@ class Selector:
         )
 
     def _faster(self, choice: Choice) -> tuple[Rival, ...]:
-        ours = choice.candidates[0].median_ms
+        ours = choice.compared_ms
         if ours is None:
             return ()
         return tuple(rival for rival in choice.rivals if rival.median_ms * self._as_good < ours)
@@ -236,15 +278,38 @@ class Selector:
             static: whether to ignore measurements.
             without: ids of kernels to leave out.
         """
-        neighbour, sibling = None, None
+        choice = self._entrants(problem, families, limit, static=static, without=without)
+        best: Sequence[Candidate] = choice.candidates
+        if choice.learned is not None:
+            best = self.reordered(problem, best, choice.learned)
+        return replace(choice, candidates=tuple(best[:limit]))
+
+    def _entrants(
+        self,
+        problem: Problem,
+        families: Sequence[str],
+        limit: int,
+        *,
+        static: bool = False,
+        without: Set[str] = frozenset(),
+    ) -> Choice:
+        """As :meth:`found`, before :meth:`reordered`, with at least as many candidates as that needs."""
+        neighbour, sibling, known, neighbour_ms = None, None, None, None
         measured: dict[str, int | None] = {"device": None, "measured": None}
         there: list[Rival] = []
         for device, kin in () if static else self.witnesses():
             neighbour = nearest(self.connection, problem, device, self.policy)
-            if neighbour is not None:
-                sibling, measured = kin, {"device": device, "measured": neighbour.id}
-                there = rivals(self.connection, neighbour.id, device, self.policy)
-                break
+            if neighbour is None:
+                continue
+            sibling = kin
+            there = rivals(self.connection, neighbour.id, device, self.policy)
+            known = None if neighbour.same else self.learned(problem, device)
+            if known is None:
+                measured = {"device": device, "measured": neighbour.id}
+            else:
+                neighbour_ms = best_ms(self.connection, neighbour.id, device, self.policy)
+                limit = max(limit, known.candidates)
+            break
         usable: list[list[Candidate]] = []
         others: list[list[Candidate]] = []
         for family in families:
@@ -253,7 +318,30 @@ class Selector:
             usable.append(of_family)
             others.append(unusable)
         best = self._merged(usable if any(usable) else others)
-        return Choice(neighbour, sibling, tuple(best[:limit]), self.policy, tuple(there))
+        return Choice(neighbour, sibling, tuple(best), self.policy, tuple(there), known, neighbour_ms)
+
+    def learned(self, problem: Problem, device: int) -> Learned | None:
+        """What was learned about the problem's kind on a device, if it is better than the nearest problem's medians."""
+        lineage = lineage_id(self.connection, self.lineage)
+        known = learned(self.connection, Place(problem.form.kind, lineage, device, self.policy))
+        return None if known is None or known.best == "nearest" else known
+
+    def reordered(self, problem: Problem, ranked: Sequence[Candidate], known: Learned) -> list[Candidate]:
+        """Kernels in their static order, reordered by what is known about the problem's kind.
+
+        If predictions are the best evidence, the first :attr:`Learned.candidates` of them are ordered by their
+        predicted times. Kernels without a prediction follow in the static order.
+        """
+        if known.best != "predicted":
+            return list(ranked)
+        found = []
+        for candidate in ranked[: known.candidates]:
+            kernel, ms = candidate.kernel, None
+            if kernel.id in known.model.factors:
+                ms = known.model.ms(kernel.id, self._operation.work(problem, kernel, known.units))
+            found.append(replace(candidate, predicted_ms=ms))
+        ordered = sorted(found, key=lambda candidate: inf if candidate.predicted_ms is None else candidate.predicted_ms)
+        return [*ordered, *ranked[known.candidates :]]
 
     def _sorted_out(
         self, ranked: Iterable[tuple[Candidate, bool]], limit: int, without: Set[str]

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from catalog.ops.implementation import Implementation
     from catalog.runtime.catalog import Catalog
     from catalog.runtime.deployed import Deployed
+    from catalog.runtime.devices import DeviceInfo
     from catalog.runtime.measure import Measurement
     from catalog.runtime.plan import Plan
     from catalog.schema.kernel import Kernel
@@ -65,6 +66,7 @@ class Tuned:
         verdict: the race's verdict; None if all kernels failed or all were measured before.
         rivals: other projects' implementations among the entrants, with their versions, by id.
         unfit: why others were not entered, by name.
+        device: the device of a cluster's worker that was measured; None: this machine's.
     """
 
     problem: Problem
@@ -76,6 +78,7 @@ class Tuned:
     verdict: Verdict | None
     rivals: Mapping[str, str] = field(default_factory=dict)
     unfit: Mapping[str, str] = field(default_factory=dict)
+    device: DeviceInfo | None = None
 
     def name_of(self, entrant: str) -> str:
         """The name of a kernel, or of another project's implementation, by id."""
@@ -123,6 +126,11 @@ class Tuned:
             return self.confidence
         best, median_ms = self.best
         return f"{median_ms:.3f} ms, {self.name_of(best)}"
+
+    @property
+    def where(self) -> str:
+        """The device of a cluster's worker, with the number of cores that kernels use; empty for this machine's."""
+        return "" if self.device is None else f"{self.device.name}, {counted(self.device.cores, 'core')}"
 
     @property
     def row(self) -> list[Any]:

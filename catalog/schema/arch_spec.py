@@ -254,6 +254,27 @@ class Sweep(RootModel[dict[str, list[Axis] | list[int]]]):
     model_config = ConfigDict(frozen=True)
 
 
+class Fallback(_Spec):
+    """What a join of relations does where one of them, a table of curated choices, has nothing that is possible.
+
+    Where no row of the join of ``survivors`` has the same values of the traits in ``same``, the enumeration's relations
+    are joined without ``relation``: an anti-join, reported and listed like a rule.
+    """
+
+    id: str
+    relation: str = Field(description="the relation that is left out, one of the enumeration's join")
+    survivors: list[str] = Field(description="relations whose join, filtered by the constraints, is what is possible")
+    same: list[str] = Field(description="traits that both joins have")
+    reason: str
+    source: str
+    quirk: str | None = None
+
+    @property
+    def expr(self) -> str:
+        """The rule in the form of SQL, for people."""
+        return f"({', '.join(self.same)}) NOT IN ({' JOIN '.join(self.survivors)})"
+
+
 class Enumeration(_Spec):
     """Tiles x variants x feature domains, filtered by constraints, projected onto families."""
 
@@ -268,6 +289,7 @@ class Enumeration(_Spec):
     )
     sweep: Sweep | None = None
     join: list[str] = Field([], description="relations whose natural join, in this order, gives the tiles")
+    fallback: Fallback | None = Field(None, description="the join where a relation has nothing that is possible")
     on_request: bool = Field(False, description="populate leaves it out unless its family is named")
     swept: list[str] = Field([], description="traits that a sweep file may restrict")
     domains: dict[str, dict[str, Domain]] = {}
@@ -290,6 +312,9 @@ class Enumeration(_Spec):
             raise ValueError("tiles_of cannot be combined with tiles or target")
         if self.join and (self.tiles or self.tiles_of or self.sweep):
             raise ValueError("join cannot be combined with tiles, tiles_of or sweep")
+        for relation in () if self.fallback is None else (self.fallback.relation, *self.fallback.survivors):
+            if relation not in self.join:
+                raise ValueError(f"fallback names the relation {relation!r}, which is not in join")
         if self.tiles_of is None and self.first_tiles is not None:
             raise ValueError("first_tiles needs tiles_of")
         return self

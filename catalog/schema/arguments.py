@@ -40,7 +40,8 @@ class Size:
     Attributes:
         name: in the struct.
         about: its comment.
-        source: the attribute of a problem that it holds, 0 for None; empty: the one of this name.
+        source: the attribute of a problem that it holds, 0 for None; empty: the one of this name. It is one of
+            :attr:`Problem.extents`, or the same for all problems of a form.
         extent_of: the tensor whose first extent it holds instead, where a run has that tensor.
     """
 
@@ -158,15 +159,19 @@ class Arguments:
         """A struct whose size and ABI are stated, with these fields."""
         return self.args(struct_bytes=ctypes.sizeof(self.args), abi_version=ABI_VERSION, **fields)
 
-    def sizes_of(self, problem: Any) -> list[int]:
-        """The sizes of a problem, in order."""
-        return [self.size_of(size, problem) for size in self.sizes]
+    def sizes_of(self, blank: Any) -> tuple[str | int, ...]:
+        """The sizes of problems with the form of ``blank``, in order: a name of :attr:`Problem.extents`, or a number.
 
-    def size_of(self, size: Size, problem: Any) -> int:
-        """One size of a problem, 0 where only its tensors have it."""
+        It is 0 where only tensors have the size.
+        """
+        return tuple(self._size_of(size, blank) for size in self.sizes)
+
+    def _size_of(self, size: Size, blank: Any) -> str | int:
         if size.name == NUM_SPLITS:
             return 1
-        return 0 if size.extent_of else int(getattr(problem, size.attribute) or 0)
+        if size.extent_of:
+            return 0
+        return size.attribute if size.attribute in blank.extents else int(getattr(blank, size.attribute) or 0)
 
     @property
     def header(self) -> str:

@@ -86,6 +86,13 @@ BUILD = (
     Column("occupancy", "INTEGER", "integer >= 1, or NULL", "", "waves per SIMD that registers and LDS allow"),
     Column("code_bytes", "INTEGER", "integer >= 0, or NULL", "", "machine code in its newest library, in bytes"),
     Column("stack_bytes", "INTEGER", "integer >= 0, or NULL", "", "largest stack frame of a function, on CPUs"),
+    Column(
+        "device_functions",
+        "INTEGER",
+        "integer >= 1, or NULL",
+        "",
+        "GPU kernels in its newest library; of registers, spills and memory, the maxima are recorded",
+    ),
 )
 """What the compiler reports for a row's newest library: also columns of table ``artifact``. NULL where there is no
 library, or the target has no such resource."""

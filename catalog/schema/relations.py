@@ -8,7 +8,8 @@ table of pipelines are all relations.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -27,14 +28,15 @@ class Group(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     of: list[TraitValue]
-    rows: list[Cell | list[Cell]]
+    rows: list[Group | Cell | list[Cell]]
 
 
 class Relation(BaseModel):
     """A table of facts.
 
-    A row is a list of values in the order of ``columns``. It may be written as one value if there is one column, as
-    numbers joined by x (``32x32x8``), as null (any values), or together with others as a :class:`Group`.
+    A row is a list of values in the order of ``columns``, in which numbers of neighbouring columns may be joined by x
+    (``32x32x8``). It may also be written as one such value, as null (any values), or together with others as a
+    :class:`Group`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -54,12 +56,7 @@ class Relation(BaseModel):
 
     def cells(self) -> Iterator[tuple[Cell, ...]]:
         """Every row as one value per column; None matches any value."""
-        for row in self.rows:
-            if isinstance(row, Group):
-                width = len(self.columns) - 1
-                yield from ((first, *_cells(others, width)) for first in row.of for others in row.rows)
-            else:
-                yield _cells(row, len(self.columns))
+        return _rows(self.rows, len(self.columns))
 
     def problem(self, traits: Traits) -> str:
         """What is wrong with the columns or values for an operation with these ``traits``; empty if nothing is."""
@@ -75,14 +72,21 @@ class Relation(BaseModel):
         return ""
 
 
-def _cells(row: Cell | list[Cell], width: int) -> tuple[Cell, ...]:
-    if isinstance(row, list):
-        return tuple(row)
-    if row is None:
-        return (None,) * width
-    if isinstance(row, str) and re.fullmatch(r"\d+(x\d+)+", row):
-        return tuple(map(int, row.split("x")))
-    return (row,)
+def _rows(rows: Iterable[Group | Cell | list[Cell]], width: int) -> Iterator[tuple[Cell, ...]]:
+    for row in rows:
+        if isinstance(row, Group):
+            others = tuple(_rows(row.rows, width - 1))
+            yield from ((first, *other) for first in row.of for other in others)
+        elif row is None:
+            yield (None,) * width
+        else:
+            listed = row if isinstance(row, list) else [row]
+            yield tuple(listed) if len(listed) == width else tuple(chain.from_iterable(map(_numbers, listed)))
+
+
+def _numbers(cell: Cell) -> tuple[Cell, ...]:
+    joined = isinstance(cell, str) and re.fullmatch(r"\d+(x\d+)+", cell)
+    return tuple(map(int, cell.split("x"))) if isinstance(cell, str) and joined else (cell,)
 
 
 def expanded(expression: str, quantities: Mapping[str, str]) -> str:

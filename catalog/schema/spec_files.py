@@ -25,6 +25,7 @@ from catalog.ops.protocol import Operation
 from catalog.schema.arch_spec import (
     ArchSpec,
     Enumeration,
+    Fallback,
     Hardware,
     HeaderRule,
     Invariant,
@@ -187,7 +188,7 @@ def _fields_at(location: tuple[int | str, ...]) -> list[str]:
         "yields": Yield,
     }
     steps |= dict.fromkeys(("rules", "hw_rules"), Rule) | {"header_rules": HeaderRule}
-    steps |= {"select": Select, "invariants": Invariant, "hardware": Hardware}
+    steps |= {"fallback": Fallback, "select": Select, "invariants": Invariant, "hardware": Hardware}
     for part in location:
         if part == "receipts" and model is ArchSpec:
             model = Receipt

@@ -23,6 +23,7 @@ try:
 except ImportError as error:
     raise ImportError(f"catalog.torch needs PyTorch ({error}). {how_to_install('torch')}") from None
 
+from catalog.torch.cached import flash_attn_with_kvcache
 from catalog.torch.flash import flash_attn_func, flash_attn_varlen_func
 from catalog.torch.grouped import grouped_mm
 from catalog.torch.installation import install, installed, report, uninstall
@@ -42,6 +43,7 @@ __all__ = [
     "flash_attn_varlen_func",
     "flash_attn_varlen_kvpacked_func",
     "flash_attn_varlen_qkvpacked_func",
+    "flash_attn_with_kvcache",
     "grouped_mm",
     "install",
     "installed",

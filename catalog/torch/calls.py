@@ -29,6 +29,21 @@ _VECTOR_BYTES = 16
 """Bytes that GPU kernels load at once; rows must start at multiples of it."""
 
 
+def dtype_of(dtype: torch.dtype) -> Dtype:
+    """The catalog's name of the type of Q, K and V.
+
+    Raises:
+        TensorError: no kernel accepts it.
+    """
+    known = _DTYPES.get(dtype)
+    if known is None:
+        raise TensorError(
+            f"query, key and value are {dtype}: kernels accept {', '.join(map(str, _DTYPES))}",
+            hint=_REMEDIES.get(dtype),
+        )
+    return known
+
+
 class Options(NamedTuple):
     """The options of a call.
 
@@ -136,16 +151,10 @@ _examples: dict[tuple[Any, ...], Problem] = {}
 def _fields(case: Case, dims: tuple[int, ...]) -> dict[str, Any]:
     """The fields of a case's problem that are not sizes."""
     options = case.options
-    dtype = _DTYPES.get(case.dtype)
-    if dtype is None:
-        raise TensorError(
-            f"query, key and value are {case.dtype}: kernels accept {', '.join(map(str, _DTYPES))}",
-            hint=_REMEDIES.get(case.dtype),
-        )
     nhead_q, nhead_k, hdim_q, hdim_v, page_size = dims
     fields: dict[str, Any] = {
         "op": case.op,
-        "dtype": dtype,
+        "dtype": dtype_of(case.dtype),
         "nhead_q": nhead_q,
         "nhead_k": nhead_k,
         "hdim_q": hdim_q,
@@ -189,8 +198,7 @@ def call(case: Case, device: torch.device, tensors: Named) -> Mapping[str, torch
     except SelectionError as error:
         instead = "torch.nn.functional.scaled_dot_product_attention or torch.nn.attention.flex_attention may do."
         raise SelectionError(error.message, hint=f"{error.hint}\nInstead: {instead}") from None
-    ready = _dense if arch == "host" else _vectors
-    results: Mapping[str, torch.Tensor] = plan.enqueue({name: ready(tensor) for name, tensor in tensors})
+    results: Mapping[str, torch.Tensor] = plan.enqueue({name: ready(tensor, arch) for name, tensor in tensors})
     return results
 
 
@@ -228,6 +236,26 @@ def arch_of(device: torch.device) -> str:
     if torch.version.hip is not None:
         return str(facts.gcnArchName).partition(":")[0]
     return f"sm_{facts.major}{facts.minor}"
+
+
+def ready(tensor: torch.Tensor, arch: str) -> torch.Tensor:
+    """The tensor without its gradient, copied if kernels of ``arch`` cannot read it where it is."""
+    return _dense(tensor) if arch == "host" else _vectors(tensor)
+
+
+def in_place(name: str, tensor: torch.Tensor, arch: str) -> torch.Tensor:
+    """The tensor ``name``, which a kernel of ``arch`` writes where it is.
+
+    Raises:
+        TensorError: it would have to be copied.
+    """
+    as_it_is = ready(tensor, arch)
+    if as_it_is.data_ptr() != tensor.data_ptr():
+        raise TensorError(
+            f"{name} has strides {tuple(tensor.stride())}: kernels write it in place, so its last axis must be dense, "
+            f"and on a GPU its rows must start at multiples of {_VECTOR_BYTES} bytes"
+        )
+    return as_it_is
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:

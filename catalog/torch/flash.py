@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import index
+
 import torch
 
 from catalog.errors import TensorError
@@ -58,8 +60,8 @@ def flash_attn_func(
         UsageError: a gradient is wanted together with ``softcap`` and ``dropout_p``.
         DeviceError, BuildError, ToolchainError: as :meth:`catalog.runtime.plan.Plan.enqueue`.
     """
-    slopes = _slopes_of(alibi_slopes)
-    options = _options("bshd", k.shape[1], dropout_p, softmax_scale, causal, window_size, softcap, deterministic)
+    slopes = slopes_of(alibi_slopes)
+    options = options_of("bshd", k.shape[1], dropout_p, softmax_scale, causal, window_size, softcap, deterministic)
     o, lse = forward(q, k, v, None, slopes, None, None, None, rng_state(dropout_p, q.device), options)
     return (o, lse, None) if return_attn_probs else o
 
@@ -117,19 +119,19 @@ def flash_attn_varlen_func(
     """
     if block_table is not None and dropout_p:
         raise TensorError("dropout_p cannot be combined with block_table: kernels over a paged cache have no dropout")
-    slopes = _slopes_of(alibi_slopes)
-    options = _options("packed", max_seqlen_k, dropout_p, softmax_scale, causal, window_size, softcap, deterministic)
+    slopes = slopes_of(alibi_slopes)
+    options = options_of("packed", max_seqlen_k, dropout_p, softmax_scale, causal, window_size, softcap, deterministic)
     state = rng_state(dropout_p, q.device)
     o, lse = forward(q, k, v, None, slopes, cu_seqlens_q, cu_seqlens_k, block_table, state, options)
     return (o, lse, None) if return_attn_probs else o
 
 
-def _slopes_of(alibi_slopes: torch.Tensor | None) -> torch.Tensor | None:
-    """(1 or batch, heads)."""
+def slopes_of(alibi_slopes: torch.Tensor | None) -> torch.Tensor | None:
+    """The slopes as (1 or batch, heads)."""
     return alibi_slopes[None] if alibi_slopes is not None and alibi_slopes.dim() == 1 else alibi_slopes
 
 
-def _options(
+def options_of(
     layout: Layout,
     keys: int,
     dropout: float,
@@ -139,7 +141,8 @@ def _options(
     softcap: float,
     deterministic: bool,
 ) -> Options:
-    left, right = window_size
+    """The options of a call whose queries see up to ``keys`` keys."""
+    left, right = map(index, window_size)  # also of tensors
     if causal:
         right = 0
     # All windows that hide nothing become the same one, so no additional kernel is compiled for them.

@@ -9,7 +9,8 @@ namespace catalog {
 inline std::int32_t no_workspace(const catalog_args* args, catalog_workspace* size) {
     if (const catalog_status status = check_abi(args); status != CATALOG_OK) return status;
     if (!size) return CATALOG_BAD_ARGUMENT;
-    *size = {1};
+    *size = {};
+    size->num_splits = 1;
     return CATALOG_OK;
 }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from catalog.build.toolchains import Facts, ToolchainFacts, read_facts
-from catalog.settings import data_dir
 
 
 class CudaArch(Facts):
@@ -79,7 +78,7 @@ def cuda_facts() -> CudaFacts:
     Raises:
         SpecError: the file is missing or malformed; the message names it and the field.
     """
-    return read_facts(CudaFacts, data_dir() / "toolchains" / "cuda.json")
+    return read_facts(CudaFacts, "toolchains/cuda.json")
 
 
 def cuda_flags(arch: str) -> tuple[str, ...]:

@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 from catalog.build.toolchains import Facts, ToolchainFacts, read_facts
-from catalog.settings import data_dir
 
 _VERSION = re.compile(r"clang version (\d+)")
 
@@ -82,7 +81,7 @@ def hip_facts() -> HipFacts:
     Raises:
         SpecError: the file is missing or malformed; the message names it and the field.
     """
-    return read_facts(HipFacts, data_dir() / "toolchains" / "hip.json")
+    return read_facts(HipFacts, "toolchains/hip.json")
 
 
 def clang_number(version: str) -> int:

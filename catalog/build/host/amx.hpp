@@ -1,4 +1,4 @@
-// AMX: tiles of 16 rows of 64 bytes in registers, and products of tiles of pairs.
+// AMX: tiles of 16 rows of 64 bytes in registers, and products of tiles of units.
 //
 // Assembly, as in units.hpp: whether this CPU has AMX and the process may use it is known only at run time. Compilers use
 // no tile registers of their own accord, so no clobbers need to be declared.
@@ -64,8 +64,14 @@ inline void store(void* to, std::size_t stride) {
 
 // C += A B: A has 16 rows of 16 pairs, row k of B the pairs k of 16 columns, C floats. Subnormal numbers count as zero.
 template <int c, int a, int b>
-inline void multiply_add() {
+inline void multiply_add_pairs() {
     asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(c), "i"(a), "i"(b));
+}
+
+// The same for four int8 in place of each pair; C is int32.
+template <int c, int a, int b>
+inline void multiply_add_bytes() {
+    asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(c), "i"(a), "i"(b));
 }
 
 }  // namespace catalog::host::amx

@@ -3,8 +3,8 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <memory>
-#include <new>
+
+#include "threads.hpp"
 
 namespace catalog::host {
 
@@ -30,7 +30,8 @@ class Pieces {
     bool divide(std::int64_t sequences, std::int64_t columns, std::int64_t chunk, RowsOf rows_of) {
         this->sequences = sequences;
         this->columns = columns;
-        if (!reserve(sequences + 1)) return false;
+        starts = thread_room<Pieces, std::int64_t>().reserve(sequences + 1);
+        if (!starts) return false;
         starts[0] = 0;
         for (std::int64_t s = 0; s < sequences; ++s)
             starts[s + 1] = starts[s] + (rows_of(s) + chunk - 1) / chunk * columns;
@@ -38,19 +39,7 @@ class Pieces {
     }
 
    private:
-    // Memory of the calling thread for `count` starts, kept for its next launch.
-    bool reserve(std::int64_t count) {
-        thread_local std::unique_ptr<std::int64_t[]> room;
-        thread_local std::int64_t size = 0;
-        if (size < count) {
-            room.reset(new (std::nothrow) std::int64_t[count]);
-            size = room ? count : 0;
-        }
-        starts = room.get();
-        return size >= count;
-    }
-
-    std::int64_t* starts;  // number of pieces before each sequence, then the total
+    std::int64_t* starts;  // in the calling thread's own room: number of pieces before each sequence, then the total
     std::int64_t sequences, columns;
 };
 

@@ -1,5 +1,7 @@
-// Matrix products of pairs in AMX tiles: the counterpart of multiply_block, over the same panels.
+// Matrix products of units in AMX tiles: the counterpart of multiply_block, over the same panels.
 #pragma once
+
+#include <type_traits>
 
 #include "amx.hpp"
 #include "units.hpp"
@@ -8,41 +10,72 @@ namespace catalog::host {
 
 inline constexpr int tile_rows = 16, tile_units = 16;
 
-// C = A B, or C += A B: C has 16 rows for each of `down` tiles, and 16 columns for each of `across`. The depth is in pairs,
-// a multiple of 16; rows of A, B and C are `lda` pairs, `ldb` pairs and `ldc` floats apart. Needs amx::Tiles.
-template <bool adds, int down, int across>
-inline void multiply_tiles(const BrainPair* a, std::ptrdiff_t lda, const BrainPair* b, std::ptrdiff_t ldb, int depth,
-                           float* c, std::ptrdiff_t ldc) {
+// Where the tiles of A are, in units: the rows of a tile are `row` apart, and tiles `down` apart along the rows and `along`
+// apart along the depth.
+struct TileOrder {
+    std::ptrdiff_t row, down, along;
+};
+
+// Tiles of rows that are `stride` units apart.
+constexpr TileOrder tiles_of_rows(std::ptrdiff_t stride) { return {stride, tile_rows * stride, tile_units}; }
+
+// Contiguous tiles: those of 16 rows and `depth` units after each other, then those of the next rows.
+constexpr TileOrder contiguous_tiles(std::ptrdiff_t depth) {
+    return {tile_units, tile_rows * depth, tile_rows * tile_units};
+}
+
+template <class Unit, int c, int a, int b>
+inline void multiply_add_tiles() {
+    if constexpr (std::is_same_v<Unit, ByteQuad>)
+        amx::multiply_add_bytes<c, a, b>();
+    else
+        amx::multiply_add_pairs<c, a, b>();
+}
+
+// C = A B, or C += A B: C has 16 rows for each of `down` tiles, and 16 columns for each of `across`. The depth is in units,
+// a multiple of 16; rows of B are `ldb` units apart, those of C `ldc` sums. Needs amx::Tiles. While a tile of A is
+// multiplied, the one `ahead` units after it is prefetched, unless `ahead` is 0.
+template <bool adds, int down, int across, int ahead = 0, class Unit, class Sum>
+inline void multiply_tiles(const Unit* a, TileOrder of_a, const Unit* b, std::ptrdiff_t ldb, int depth, Sum* c,
+                           std::ptrdiff_t ldc) {
     static_assert(down >= 1 && down <= 2 && across >= 1 && across <= 2, "four tiles of C, two of A, two of B");
-    constexpr std::size_t unit = sizeof(BrainPair);
+    static_assert(sizeof(Unit) == 4 && sizeof(Sum) == 4);
     const auto each_of_c = [&](auto visit) {
         visit(std::integral_constant<int, 0>{}, c);
         if constexpr (across > 1) visit(std::integral_constant<int, 1>{}, c + tile_rows);
         if constexpr (down > 1) visit(std::integral_constant<int, 2>{}, c + tile_rows * ldc);
         if constexpr (down > 1 && across > 1) visit(std::integral_constant<int, 3>{}, c + tile_rows * ldc + tile_rows);
     };
-    each_of_c([&](auto tile, [[maybe_unused]] const float* from) {
+    const auto prefetch_tile = [&](const Unit* tile) {
+        if constexpr (ahead > 0) {
+#pragma GCC unroll 16
+            for (int row = 0; row < tile_rows; ++row) prefetch(tile + ahead + row * of_a.row);
+        }
+    };
+    each_of_c([&](auto tile, [[maybe_unused]] const Sum* from) {
         if constexpr (adds)
-            amx::load<tile>(from, ldc * sizeof(float));
+            amx::load<tile>(from, ldc * sizeof(Sum));
         else
             amx::clear<tile>();
     });
     for (int k = 0; k < depth; k += tile_units) {
-        const BrainPair* const b_k = b + k * ldb;
-        amx::load<6>(b_k, ldb * unit);
-        amx::load<4>(a + k, lda * unit);
-        amx::multiply_add<0, 4, 6>();
+        const Unit *const a_k = a + k / tile_units * of_a.along, *const b_k = b + k * ldb;
+        amx::load<6>(b_k, ldb * sizeof(Unit));
+        amx::load<4>(a_k, of_a.row * sizeof(Unit));
+        multiply_add_tiles<Unit, 0, 4, 6>();
+        prefetch_tile(a_k);
         if constexpr (across > 1) {
-            amx::load<7>(b_k + tile_units, ldb * unit);
-            amx::multiply_add<1, 4, 7>();
+            amx::load<7>(b_k + tile_units, ldb * sizeof(Unit));
+            multiply_add_tiles<Unit, 1, 4, 7>();
         }
         if constexpr (down > 1) {
-            amx::load<5>(a + tile_rows * lda + k, lda * unit);
-            amx::multiply_add<2, 5, 6>();
+            amx::load<5>(a_k + of_a.down, of_a.row * sizeof(Unit));
+            multiply_add_tiles<Unit, 2, 5, 6>();
+            prefetch_tile(a_k + of_a.down);
         }
-        if constexpr (down > 1 && across > 1) amx::multiply_add<3, 5, 7>();
+        if constexpr (down > 1 && across > 1) multiply_add_tiles<Unit, 3, 5, 7>();
     }
-    each_of_c([&](auto tile, float* to) { amx::store<tile>(to, ldc * sizeof(float)); });
+    each_of_c([&](auto tile, Sum* to) { amx::store<tile>(to, ldc * sizeof(Sum)); });
 }
 
 }  // namespace catalog::host

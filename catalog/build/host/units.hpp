@@ -1,9 +1,9 @@
-// Units: the factors of a product that one 32-bit lane holds, neighbours along the depth. A unit is one float, or two
-// factors of 16 bits.
+// Units: the factors of a product that one 32-bit lane holds, neighbours along the depth. A unit is one float, two
+// factors of 16 bits, or four of 8.
 //
 // Instructions that only some CPUs of the target have are written in assembly, so that one library runs on all of them;
-// has_dot_instructions() tells whether this CPU has them. Another such instruction is another unit. AMX, which multiplies
-// panels of units, would be another multiply_block.
+// has_dot_instructions() tells whether this CPU has them. Another such instruction is another unit. AMX multiplies panels
+// of units in tiles: tiles.hpp.
 #pragma once
 
 #include "fp8.hpp"
@@ -20,6 +20,11 @@ struct BrainPair {
 // Two int16; `dot`: the CPU has AVX512-VNNI.
 template <bool dot>
 struct WordPair {
+    std::uint32_t bits;
+};
+
+// Four int8, which AMX multiplies.
+struct ByteQuad {
     std::uint32_t bits;
 };
 
@@ -85,6 +90,26 @@ inline Bits brain_pairs(Float low, Float high) {
     return pairs;
 }
 
+struct InterleaveHalves {
+    static constexpr int at(int half) { return half / 2 + half % 2 * lanes; }
+};
+
+typedef std::uint16_t Words __attribute__((vector_size(vector_bytes)));
+
+template <int... half>
+inline Words interleave_halves(Words x, std::integer_sequence<int, half...>) {
+#if __has_builtin(__builtin_shufflevector)
+    return __builtin_shufflevector(x, x, InterleaveHalves::at(half)...);
+#else  // g++ 11
+    return __builtin_shuffle(x, Words{static_cast<std::uint16_t>(InterleaveHalves::at(half))...});
+#endif
+}
+
+// Pairs of an element of `low` and the same one of `high`: two rows become units along the rows' own axis.
+inline Bits brain_pairs_across(Float low, Float high) {
+    return (Bits)interleave_halves((Words)brain_pairs(low, high), std::make_integer_sequence<int, 2 * lanes>{});
+}
+
 template <>
 struct Units<WordPair<true>> : PairUnits<Units<WordPair<true>>, Ints> {
     using PairUnits::multiply_add;
@@ -94,6 +119,14 @@ struct Units<WordPair<true>> : PairUnits<Units<WordPair<true>>, Ints> {
 };
 
 #endif
+
+// Of tiles only: there is no product of vectors.
+template <>
+struct Units<ByteQuad> {
+    static constexpr int depth = 4;
+    using Vector = Bits;
+    using Sum = Ints;
+};
 
 template <class Pair, int = Units<Pair>::depth>
 inline Bits load(const Pair* from) {
@@ -111,19 +144,29 @@ inline Bits halves(const std::int8_t* from) {
     return (Bits)__builtin_convertvector(load_bits<SignedBytes>(from), Ints) & 0xffff;
 }
 
+// A vector of elements as the first factors of units, whose other bits are 0.
+template <class Unit, class T>
+inline Bits factors_of(const T* from) {
+    if constexpr (std::is_same_v<Unit, ByteQuad>)
+        return halves(from) & 0xff;
+    else
+        return halves(from);
+}
+
 // Units from neighbours in one row: `count` elements, then zeros; `from` may end after them.
 template <class Unit, class T>
 inline typename Units<Unit>::Vector load_along(const T* from, std::int64_t count) {
     if constexpr (Units<Unit>::depth == 1) {
         return load_first(from, count);
     } else {
-        T buffer[2 * lanes];
-        if (count < 2 * lanes) {
+        constexpr int factors = Units<Unit>::depth;
+        T buffer[factors * lanes];
+        if (count < factors * lanes) {
             std::memset(buffer, 0, sizeof buffer);
             if (count > 0) std::memcpy(buffer, from, count * sizeof(T));
             from = buffer;
         }
-        if constexpr (std::is_same_v<T, bf16>) {
+        if constexpr (factors * sizeof(T) == sizeof(Unit)) {
             Bits units;
             std::memcpy(&units, from, sizeof units);
             return units;
@@ -145,13 +188,18 @@ inline typename Units<Unit>::Vector load_across(const T* from, std::int64_t stri
     if constexpr (Units<Unit>::depth == 1) {
         return load_first(from, count);
     } else {
-        const auto half = [count](const T* row) {
-            if (count >= lanes) return halves(row);
+        const auto factor = [count](const T* row) {
+            if (count >= lanes) return factors_of<Unit>(row);
             T buffer[lanes] = {};
             if (count > 0) std::memcpy(buffer, row, count * sizeof(T));
-            return halves(buffer);
+            return factors_of<Unit>(buffer);
         };
-        return rows > 1 ? half(from) | half(from + stride) << 16 : half(from);
+        constexpr int bits = 32 / Units<Unit>::depth;
+        Bits units = factor(from);
+#pragma GCC unroll 4
+        for (int row = 1; row < Units<Unit>::depth; ++row)
+            if (row < rows) units |= factor(from + row * stride) << row * bits;
+        return units;
     }
 }
 

@@ -24,7 +24,7 @@ def flops_of(problem: Problem) -> int:
     of_q, of_v = (3, 2) if problem.op == "bwd" else (1, 1)
     flop_of_pair = 2 * problem.nhead_q * (of_q * problem.hdim_q + of_v * problem.hdim_v)
     if problem.window is not None:
-        return flop_of_pair * sum(_visible_pairs(problem, *lengths) for lengths in _distinct_sequences(problem))
+        return flop_of_pair * sum(visible_pairs(problem, *lengths) for lengths in _distinct_sequences(problem))
     pairs = sum(count * seqlen_q * seqlen_k for count, seqlen_q, seqlen_k in _distinct_sequences(problem))
     return flop_of_pair * pairs if problem.mask == "no" else flop_of_pair // 2 * pairs
 
@@ -36,8 +36,8 @@ def _distinct_sequences(problem: Problem) -> list[tuple[int, int, int]]:
     return [(1, *lengths) for lengths in problem.sequences]
 
 
-def _visible_pairs(problem: Problem, count: int, seqlen_q: int, seqlen_k: int) -> int:
-    """Pairs inside the window, in closed form.
+def visible_pairs(problem: Problem, count: int, seqlen_q: int, seqlen_k: int) -> int:
+    """Pairs of ``count`` equal sequences that the mask and window show, in closed form.
 
     The keys of query i end at clamp(i + to_end) and begin at clamp(i + to_begin), clamped to [0, seqlen_k].
     """

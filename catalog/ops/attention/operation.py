@@ -85,6 +85,18 @@ class Attention(Operation):
 
         return find_generator(root, timeout)
 
+    def checkout_revision(self) -> str:
+        """The revision of the checkout's generator, which writes the sources of its own rows only."""
+        from catalog.ops.attention.upstream.sources import find_checkout
+
+        return find_checkout().generator.revision
+
+    def fallback(self) -> tuple[str, str]:
+        """A forward kernel of the checkout's revision."""
+        from catalog.ops.attention.upstream.sources import ck_facts
+
+        return self.checkout_revision(), ck_facts().fallback
+
     problem = Problem
     arguments = ARGUMENTS
     headers = MappingProxyType({"kernels": Path(__file__).parent / "kernels"})
@@ -112,6 +124,12 @@ class Attention(Operation):
     def splits(self, problem: Problem, kernels: Sequence[Kernel], threads: int, *, whole_waves: bool) -> int:
         """As :func:`~catalog.ops.attention.workspace.splits_of`."""
         return splits_of(problem, kernels, threads, whole_waves=whole_waves)
+
+    def work(self, problem: Problem, kernel: AttentionKernel, units: int) -> Mapping[str, float]:
+        """As :func:`catalog.ops.attention.work.work_of`."""
+        from catalog.ops.attention.work import work_of
+
+        return work_of(problem, kernel, units)
 
     def stated_splits(self, problem: Problem) -> int:
         """Its ``num_splits``."""

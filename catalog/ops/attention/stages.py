@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from catalog.ops.attention.fields import Op
 from catalog.ops.attention.kernel import AttentionKernel
 from catalog.ops.attention.names import GRAMMARS, stated_traits
-from catalog.ops.attention.traits import TRAITS, Family, KvLookupTable, KvMemoryLayout, Mask
+from catalog.ops.attention.traits import TRAITS, Family, KvLookupTable, KvMemoryLayout, Mask, Pipeline
 
 if TYPE_CHECKING:
     from catalog.ops.attention.problem import Problem
@@ -38,8 +38,14 @@ def stages_of(op: Op, main: Kernel) -> tuple[Family, ...]:
     """The stages of a plan whose main kernel is ``main``.
 
     A backward kernel for short queries processes all of them at once and writes dQ itself, so no conversion follows.
+    A split-KV kernel whose blocks share all keys evenly combines its parts itself.
     """
-    return tuple(family for family in STAGES[op] if family is not Family.BWD_CONVERT_DQ or not main.algorithm.max_seq_q)
+    spared = set()
+    if main.algorithm.max_seq_q:
+        spared.add(Family.BWD_CONVERT_DQ)
+    if main.algorithm.pipeline is Pipeline.SM90_STREAM:
+        spared.add(Family.FWD_SPLITKV_COMBINE)
+    return tuple(family for family in STAGES[op] if family not in spared)
 
 
 WORKSPACES = ("o_acc", "lse_acc", "delta", "dq_acc")

@@ -74,9 +74,9 @@ def workspace_of(problem: Problem, num_splits: int, insisting: Sequence[Any] = (
     """The workspace with ``num_splits`` splits; kernels may require more bytes for partial results."""
     if not problem.divided:
         return Workspace(num_splits)
-    least, partials = partial_bytes(problem, num_splits), {}
-    for name, (_, width) in _parts(problem, num_splits).items():
-        size = max([least[name], *[getattr(needed, name) for needed in insisting]])
+    partials = {}
+    for name, (width, least) in _parts(problem, num_splits).items():
+        size = max([least, *[getattr(needed, name) for needed in insisting]])
         partials[name] = Partial(size, _strides(problem, width))
     return Workspace(num_splits, partials)
 
@@ -85,24 +85,25 @@ def partial_bytes(problem: Problem, num_splits: int) -> dict[str, int]:
     """Bytes of each partial result with ``num_splits`` splits, by its slot in the argument struct."""
     if not problem.divided:
         return {}
-    rows = problem.nhead_q * problem.tokens_q
-    return {name: 4 * splits * rows * width for name, (splits, width) in _parts(problem, num_splits).items()}
+    return {name: size for name, (_, size) in _parts(problem, num_splits).items()}
 
 
 def _parts(problem: Problem, num_splits: int) -> Mapping[str, tuple[int, int]]:
-    """For each partial result (splits, ``width``): each split has ``width`` numbers for each row of O.
+    """For each partial result ``width``, the float32 numbers of a split for each row of O, and its bytes.
 
     It is an array (splits, batch, nhead_q, seqlen_q, width), without a batch in group mode.
     """
+    column = 4 * problem.nhead_q * problem.extents["tokens_q"]
+    split = num_splits * column
     if problem.op == "splitkv":
-        return {"o_acc": (num_splits, problem.hdim_v), "lse_acc": (num_splits, 1)}
-    return {"delta": (1, 1), "dq_acc": (num_splits, problem.hdim_q)}
+        return {"o_acc": (problem.hdim_v, split * problem.hdim_v), "lse_acc": (1, split)}
+    return {"delta": (1, column), "dq_acc": (problem.hdim_q, split * problem.hdim_q)}
 
 
 def _strides(problem: Problem, width: int) -> tuple[int, int, int, int]:
     """Strides of a dense array of :func:`_parts`; packed sequences have no batch axis."""
     if problem.seqlens_q is not None:
-        nhead = problem.tokens_q * width
+        nhead = problem.extents["tokens_q"] * width
         return 0, nhead, width, problem.nhead_q * nhead
     nhead = problem.seqlen_q * width
     batch = problem.nhead_q * nhead

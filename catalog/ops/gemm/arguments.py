@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from catalog.schema.arguments import Arguments, Scalar, Size
+from catalog.schema.arguments import NUM_SPLITS, Arguments, Scalar, Size
 
 ARGUMENTS = Arguments(
     about="The arguments of GEMM: C = f(alpha A B + beta C + bias), combined with D tensors.",
@@ -18,15 +18,17 @@ ARGUMENTS = Arguments(
         "d0": "(batch, m, n)",
         "d1": "(batch, m, n)",
         "c": "(batch, m, n); not read if beta is 0",
+        "c_acc": "partial sums of C, or what else a kernel keeps in its workspace",
     },
     lists={"starts": "batch + 1 starts of groups along an axis, the last one is its extent; NULL: no groups"},
-    sizes=(Size("batch", source="products"), Size("m"), Size("n"), Size("k")),
+    sizes=(Size("batch", source="products"), Size("m"), Size("n"), Size("k"), Size(NUM_SPLITS, "parts of the depth")),
     scalars=(
         Scalar("alpha", "float32"),
         Scalar("beta", "float32"),
         Scalar("activation", "int32", "catalog_activation: f", source="activation_number"),
         Scalar("group_axis", "int32", "catalog_group_axis", source="group_axis_number"),
     ),
+    workspaces=("c_acc",),
     constants={
         "catalog_activation": {
             "CATALOG_PASS_THROUGH": "f(x) = x",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from catalog.errors import BuildError
 from catalog.ops.gemm.arguments import ARGUMENTS
 from catalog.ops.gemm.kernel import GemmKernel
 from catalog.ops.gemm.names import NATIVE, implied
@@ -15,6 +16,7 @@ from catalog.ops.gemm.shrinks import SHRINKS
 from catalog.ops.gemm.traits import Family
 from catalog.ops.protocol import Operation
 from catalog.schema.kernel import Kernel
+from catalog.schema.workspace import Partial, Workspace
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
     from catalog.build.generators import Generator
     from catalog.runtime.tolerance import Tolerance
     from catalog.schema.lineage import Lineage
+
+_LEAST_DEPTH = 1024
+"""Minimum depth of a part of K for it to be worth a pass over C of its own."""
 
 
 class Gemm(Operation):
@@ -44,7 +49,7 @@ class Gemm(Operation):
     bench_fields = ("m", "n", "k", "dtype", "layout")
     bench_traits = ("family", "pipeline", "scheduler", "epilogue")
     tile_axes = ("tile_m", "tile_n")
-    compares_lists = True
+    lists = ("family", "dtype", "layout")
     shrinks = SHRINKS
     main_families = (Family.UNIVERSAL, Family.MULTI_D, Family.GROUPED)
 
@@ -68,17 +73,79 @@ class Gemm(Operation):
             traits["layout"] = f"{problem.layout}r"
         return {name: traits[name] for name in self.required}
 
-    def emit(self, kernel: Kernel, backend: str, memory: Path) -> str:
-        """The output of the backend's emitter, for CPUs and NVIDIA GPUs."""
-        if backend == "host":
-            from catalog.ops.gemm.kernels.host.emit import emit
+    def work(self, problem: GemmProblem, kernel: GemmKernel, units: int) -> Mapping[str, float]:
+        """As :func:`catalog.ops.gemm.work.work_of`."""
+        from catalog.ops.gemm.work import work_of
 
-            return emit(kernel)
+        return work_of(problem, kernel, units)
+
+    def splits(self, problem: GemmProblem, kernels: Sequence[Kernel], threads: int, *, whole_waves: bool) -> int:
+        """As the problem states; otherwise enough parts of K for tiles of C to keep ``threads`` busy."""
+        if problem.k_batch != 0:
+            return problem.k_batch
+        algorithm = kernels[0].algorithm
+        tiles = -(-problem.m // algorithm.tile_m) * -(-problem.n // algorithm.tile_n) * max(1, problem.products)
+        parts: int = min(threads // max(1, tiles), problem.k // _LEAST_DEPTH)
+        return max(1, parts)
+
+    def stated_splits(self, problem: GemmProblem) -> int:
+        """Its ``k_batch``."""
+        return problem.k_batch
+
+    def partial_bytes(self, problem: GemmProblem, num_splits: int) -> Mapping[str, int]:
+        """The sums of each part of K."""
+        return {"c_acc": 4 * num_splits * problem.products * problem.m * problem.n} if num_splits > 1 else {}
+
+    def workspace(self, problem: GemmProblem, num_splits: int, insisting: Sequence[Any] = ()) -> Workspace:
+        """What the kernel asks for."""
+        needed = max((one.c_acc for one in insisting), default=0)
+        strides = (problem.m * problem.n, problem.n)
+        return Workspace(num_splits, {"c_acc": Partial(needed, strides)} if needed else {})
+
+    def emit(self, kernel: Kernel, backend: str, memory: Path) -> str:
+        """The output of the backend's emitter; for AMD, an instance of the templates of the CK checkout."""
+        if backend == "hip":
+            from catalog.ops.gemm.kernels.ck.emit import emit as of_ck
+            from catalog.ops.gemm.kernels.ck.headers import find_include, revision_of
+
+            return of_ck(kernel, revision_of(find_include()))
         if backend == "cuda":
             from catalog.ops.gemm.kernels.cuda.emit import emit as of_cuda
 
             return of_cuda(kernel)
-        return super().emit(kernel, backend, memory)
+        if backend != "host":
+            return super().emit(kernel, backend, memory)
+        from catalog.ops.gemm.kernels.host.emit import emit as of_host
+
+        return of_host(kernel)
+
+    def other_headers(self, backend: str) -> Mapping[str, Path]:
+        """The headers of the CK checkout, for AMD."""
+        if backend != "hip":
+            return {}
+        from catalog.ops.gemm.kernels.ck.headers import find_include
+
+        return {"ck": find_include()}
+
+    def headers_revisions(self, kernel: Kernel) -> tuple[str, ...]:
+        """The revision of the checkout's headers, none if it is unknown; every known one if there is no checkout."""
+        from catalog.ops.gemm.kernels.ck.headers import find_include, gemm_facts, revision_of
+
+        try:
+            include = find_include()
+        except BuildError:
+            return tuple(gemm_facts().headers)
+        try:
+            return (revision_of(include),)
+        except BuildError:
+            return ()  # emitting says that they are unknown
+
+    def fallback(self) -> tuple[str, str]:
+        """As in ``data/toolchains/ck_gemm.json``."""
+        from catalog.ops.gemm.kernels.ck.headers import gemm_facts
+
+        chosen = gemm_facts().fallback
+        return chosen.revision, chosen.where
 
     def reference(self, problem: GemmProblem, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """As :func:`catalog.ops.gemm.reference.reference`."""

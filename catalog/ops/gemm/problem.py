@@ -84,6 +84,9 @@ class GemmProblem(Problem):
         "PassThrough", description="function that combines the product with the D tensors"
     )
     batch: Size | None = Field(None, description="number of products; without it, tensors have no such axis")
+    k_batch: Annotated[int, Field(ge=0, le=1024), Integer] = Field(
+        1, description="parts of K, whose sums are added in order; 0 to choose"
+    )
     alpha: _Factor = Field(1.0, description="factor of A B, a finite float32")
     beta: _Factor = Field(0.0, description="factor of the previous C, a finite float32")
     bias: bool = Field(False, description="whether a bias is added to each row of the product")
@@ -117,8 +120,8 @@ class GemmProblem(Problem):
         extent, total = getattr(self, self.group_axis), sum(self.groups)
         if total != extent:
             raise ProblemError(f"groups add up to {total}, but {self.group_axis}={extent}")
-        if self.batch is not None or self.num_d:
-            what = "D tensors" if self.batch is None else "a batch"
+        if self.batch is not None or self.num_d or self.k_batch != 1:
+            what = "a batch" if self.batch is not None else "D tensors" if self.num_d else "k_batch"
             raise ProblemError(f"groups cannot be combined with {what}", hint="Compute one after the other.")
 
     def form_facts(self) -> dict[str, Any]:
@@ -131,9 +134,9 @@ class GemmProblem(Problem):
 
     @derived
     def extents(self) -> Mapping[str, int]:
-        """M, N, K, and the number of groups if there are any."""
+        """M, N, K, and the number of products if there are groups."""
         extents = {name: getattr(self, name) for name in ("m", "n", "k")}
-        return extents if self.groups is None else extents | {"groups": len(self.groups)}
+        return extents if self.groups is None else extents | {"products": self.products}
 
     @derived
     def lists(self) -> Lists:
@@ -146,7 +149,7 @@ class GemmProblem(Problem):
         result = ELEMENTS[implied({"dtype": self.dtype, "pipeline": ""})["dtype_c"]]
         of_a, of_b, _ = self.layout
         without: tuple[str, ...] = () if self.groups is None else {"m": ("a", "c"), "k": ("a", "b")}[self.group_axis]
-        outermost: Axis | None = self.batch if self.groups is None else "groups"
+        outermost: Axis | None = self.batch if self.groups is None else "products"
 
         def matrix(name: str, *axes: str, of: str = result, role: Role = "input") -> dict[str, TensorForm]:
             if outermost is None or name in without:
@@ -179,10 +182,15 @@ class GemmProblem(Problem):
         return list(Activation).index(Activation(self.activation))
 
     @property
+    def divided(self) -> bool:
+        """Whether kernels may need a workspace: for sums of parts of K, or on GPUs to describe groups."""
+        return self.k_batch != 1 or self.groups is not None
+
+    @property
     def is_general(self) -> bool:
-        """Whether a kernel must take groups, a batch, factors, a bias or an activation."""
-        stated = (self.groups, self.batch, self.alpha, self.beta, self.bias, self.activation)
-        return stated != (None, None, 1, 0, False, Activation.NO)
+        """Whether a kernel must take factors, a bias, an activation or groups along K."""
+        stated = (self.group_axis, self.alpha, self.beta, self.bias, self.activation)
+        return stated != ("m", 1, 0, False, Activation.NO)
 
     @property
     def flops(self) -> int:

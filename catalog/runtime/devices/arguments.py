@@ -76,17 +76,20 @@ def arguments_of(problem: Problem) -> Arguments:
 
 def without_tensors(problem: Problem) -> Any:
     """The arguments of a problem but for all that is about its tensors."""
-    arguments = arguments_of(problem)
-    args = arguments.args.from_buffer_copy(_without_sizes(problem.form))
-    arguments.sizes_format.pack_into(args, arguments.sizes_offset, *arguments.sizes_of(problem))
+    arguments, extents = arguments_of(problem), problem.extents
+    blank, sizes = _of_form(problem.form)
+    args = arguments.args.from_buffer_copy(blank)
+    numbers = [extents[size] if isinstance(size, str) else size for size in sizes]
+    arguments.sizes_format.pack_into(args, arguments.sizes_offset, *numbers)
     return args
 
 
 @lru_cache(maxsize=1024)
-def _without_sizes(form: Form) -> Any:
+def _of_form(form: Form) -> tuple[Any, tuple[str | int, ...]]:
+    """The arguments that problems of a form share, and their sizes as :meth:`Arguments.sizes_of`."""
     arguments = arguments_of(form.blank)
     scalars = {scalar.name: getattr(form.blank, scalar.attribute) or 0 for scalar in arguments.scalars}
-    return arguments.new(**scalars)
+    return arguments.new(**scalars), arguments.sizes_of(form.blank)
 
 
 @lru_cache(maxsize=1024)

@@ -109,11 +109,8 @@ class FastPath:
             for name in form.made
         ]
         self._updated = [name for name in names if tensors[name].role == "updated"]
-        sizes = tuple(
-            size.attribute if size.attribute in form.blank.extents else arguments.size_of(size, form.blank)
-            for size in arguments.sizes
-        )
-        self._sizes = shapes.pick(sizes), arguments.sizes_format.pack_into, arguments.sizes_offset
+        sizes = shapes.pick(arguments.sizes_of(form.blank))
+        self._sizes = sizes, arguments.sizes_format.pack_into, arguments.sizes_offset
         self._constants = shapes.constants
         self._lists = (arguments.lists_format.pack_into, arguments.lists_offset) if form.blank.lists else None
         self._counted = [(name, tensor) for name, tensor in arguments.extents_of.items() if tensor in names]

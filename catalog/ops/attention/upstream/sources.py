@@ -27,7 +27,7 @@ from catalog.files import MOST_TEXT_BYTES, Sync, publish, read_own
 from catalog.ops.attention.kernels.ck.headers import revision_of
 from catalog.ops.attention.upstream.live import FmhaGenerator, find_generator
 from catalog.schema.kernel import Kernel
-from catalog.settings import data_dir, settings
+from catalog.settings import settings
 
 GENERATOR_TIMEOUT_SECONDS = 300.0
 
@@ -42,7 +42,7 @@ class _CkSpec(BaseModel):
 
 def _receipts(revision: str) -> list[int]:
     """The receipts of a revision in ascending order, from the spec that its archs extend."""
-    spec = read_facts(_CkSpec, data_dir() / "arch_specs" / revision / "ck.json")
+    spec = read_facts(_CkSpec, f"arch_specs/{revision}/ck.json")
     return sorted(listed.receipt for listed in spec.receipts)
 
 
@@ -73,7 +73,7 @@ def ck_facts() -> CkFacts:
     Raises:
         SpecError: the file is missing or malformed; the message names it and the field.
     """
-    return read_facts(CkFacts, data_dir() / "toolchains" / "ck.json")
+    return read_facts(CkFacts, "toolchains/ck.json")
 
 
 def family_flags(family: str) -> tuple[str, ...]:

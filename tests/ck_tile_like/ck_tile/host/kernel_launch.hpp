@@ -4,6 +4,20 @@
 #include "ck_tile/core.hpp"
 
 namespace ck_tile {
+inline void hip_check_error(hipError_t error) {
+    if (error != hipSuccess) throw std::runtime_error("hip error");
+}
+inline index_t get_available_compute_units(const stream_config&) { return 1; }
+
+#ifdef LIKE_2025_11
+template <int blocks_per_cu, class Kernel, class... Arguments>
+#else
+template <int threads, int blocks_per_cu, class Kernel, class... Arguments>
+#endif
+void kentry(Arguments... arguments) {
+    Kernel{}(arguments...);
+}
+
 #ifdef LIKE_2025_11
 template <int blocks_per_cu, class Kernel, class Arguments>
 #else

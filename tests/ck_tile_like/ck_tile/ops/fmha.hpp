@@ -2,8 +2,6 @@
 #pragma once
 
 namespace ck_tile {
-template <int...>
-struct sequence;
 enum class BlockAttentionBiasEnum { NO_BIAS, ELEMENTWISE_BIAS, ALIBI };
 enum class RotaryEmbeddingEnum { NONE, INTERLEAVED, HALF_ROTATED };
 template <bool masks>

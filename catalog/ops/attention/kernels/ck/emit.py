@@ -88,7 +88,7 @@ def _with_entry_points(kernel: Kernel, source: _Source) -> str:
     element_bytes = {"fp32": 4, "fp16": 2, "bf16": 2}.get(signature.dtype.value, 1)
     before = ck_facts().families[kernel.family].before
     return f"""\
-#include "ck/older_hip.hpp"
+#include "hip/older_hip.hpp"
 {source.text}
 #include "ck/launch.hpp"
 

@@ -10,7 +10,6 @@ from pydantic import BaseModel, ConfigDict, RootModel
 from catalog.build.toolchains import read_facts
 from catalog.errors import BuildError
 from catalog.schema.traits import TraitValue
-from catalog.settings import data_dir
 
 _FMHA = "ck_tile/ops/fmha"
 
@@ -57,7 +56,7 @@ def all_headers() -> Mapping[str, Headers]:
     Raises:
         SpecError: the file is missing or malformed; the message names it and the field.
     """
-    return read_facts(_Facts, data_dir() / "toolchains" / "ck_headers.json").root
+    return read_facts(_Facts, "toolchains/ck_headers.json").root
 
 
 def revision_of(include: Path) -> str:

@@ -1,9 +1,8 @@
 // Attention of one work item: some query rows of all heads that share a K/V head, against the keys they see.
 #pragma once
 
-#include <cmath>
-
 #include "call.hpp"
+#include "host/math.hpp"
 #include "philox.hpp"
 #include "scores.hpp"
 #include "tile.hpp"
@@ -205,11 +204,11 @@ class Attention {
             const ItemRow& row = scratch.row[i];
             const auto [max, sum] = row.state;
             float normalize = sum == 0 ? 0.0f : 1.0f / sum;  // the output of a row that sees no key is zero
-            float lse = max * ln_2 + std::log(sum) + scores.shift(row.head, row.query);
+            float lse = max * ln_2 + log(sum) + scores.shift(row.head, row.query);
             // With several splits, the first one includes the sink.
             if (args.sink.data && item.split == 0) {
                 const float with_sink = log_add(lse, list_of<float>(args.sink)[row.head * args.sink.stride_nhead]);
-                if (with_sink != -infinity) normalize *= std::exp(lse - with_sink);
+                if (with_sink != -infinity) normalize *= exp(lse - with_sink);
                 lse = with_sink;
             }
             if constexpr (Row::qscale == Qscale::pertensor) normalize *= *list_of<float>(args.v_descale);

@@ -6,9 +6,8 @@
 // one part of the sum.
 #pragma once
 
-#include "bwd_scratch.hpp"
+#include "bwd_products.hpp"
 #include "call.hpp"
-#include "host/gemm.hpp"
 #include "philox.hpp"
 #include "scores.hpp"
 
@@ -22,6 +21,7 @@ template <class Row>
 class Backward {
     using T = typename Row::dtype;
     using Memory = BackwardScratch<Row>;
+    using Form = typename Products<Row>::Form;
 
    public:
     Backward(const catalog_args& args, const KeyItem& item, Memory& scratch)
@@ -45,7 +45,9 @@ class Backward {
             load_keys(range);
             for (std::int64_t row = 0; row < rows; row += Row::tile_m0)
                 attend_tile(range, row, static_cast<int>(std::min<std::int64_t>(Row::tile_m0, rows - row)));
-            store_keys(range);
+            const float rest = !Form::scales_queries ? args.scale : Row::logits ? args.logits_soft_cap : ln_2;
+            products.store_gradients(static_cast<int>(range.end - range.begin), rest, keys_of<T>(args.dk, range.begin),
+                                     keys_of<T>(args.dv, range.begin));
         }
     }
 
@@ -82,25 +84,9 @@ class Backward {
 
     void load_keys(KeyRange range) {
         const int count = static_cast<int>(range.end - range.begin);
-        std::fill_n(scratch.dk[0], count * Memory::columns_q, 0.0f);
-        std::fill_n(scratch.dv[0], count * Memory::columns_v, 0.0f);
+        products.clear_gradients(count);
         if (rows == 0) return;  // K and V may be absent then
-        const auto k = keys_of<const T>(args.k, range.begin), v = keys_of<const T>(args.v, range.begin);
-        pack_transposed<Row::warp_n0, Memory::depth_q>(k, count, hdim_q, scratch.k_transposed);
-        pack_transposed<Row::warp_n0, Memory::depth_v>(v, count, hdim_v, scratch.v_transposed);
-        pack_columns<Row::warp_n0, Row::tile_n0>(k, count, hdim_q, scratch.k);
-    }
-
-    // Q is packed times scale * log2(e), or scale / cap, and dK has only the scale.
-    void store_keys(KeyRange range) const {
-        const int count = static_cast<int>(range.end - range.begin);
-        const float rest = Row::logits ? args.logits_soft_cap : ln_2;
-        const Rows<T> dk = keys_of<T>(args.dk, range.begin), dv = keys_of<T>(args.dv, range.begin);
-        for (int key = 0; key < count; ++key) {
-            for (int d = 0; d < hdim_q; d += lanes)
-                store_first(dk[key] + d, load(scratch.dk[key] + d) * rest, hdim_q - d);
-            for (int d = 0; d < hdim_v; d += lanes) store_first(dv[key] + d, load(scratch.dv[key] + d), hdim_v - d);
-        }
+        products.load_keys(keys_of<const T>(args.k, range.begin), keys_of<const T>(args.v, range.begin), count);
     }
 
     void attend_tile(KeyRange range, std::int64_t first_row, int count) {
@@ -118,31 +104,40 @@ class Backward {
         const int columns = round_up(keys, Row::warp_n0);
         const bool all_visible = seen_by_all(first, last).contains({seen.begin, seen.begin + columns});
         load_rows(first_row, count);
-        multiply_panels<Row::warp_m0, Row::warp_n0, Memory::row_q, 1>(
-            scratch.q[0], scratch.k_transposed + first_key * Memory::depth_q, Memory::depth_q, Row::warp_n0, count,
-            keys, hdim_q, store_to<Memory::row_p>(scratch.p[0]));
-        multiply_panels<Row::warp_m0, Row::warp_n0, Memory::row_v, 1>(
-            scratch.grad_o[0], scratch.v_transposed + first_key * Memory::depth_v, Memory::depth_v, Row::warp_n0, count,
-            keys, hdim_v, store_to<Memory::row_p>(scratch.ds[0]));
-        for (int i = 0; i < count; ++i) {
-            const BackwardRow& row = scratch.row[i];
-            scores.finish(row.head, row.query, seen.begin, columns, nullptr, scratch.p[i]);
-            if (!all_visible) scores.hide_masked(row.query, seen.begin, columns, scratch.p[i]);
-            differentiate(row, seen.begin, columns, scratch.p[i], scratch.ds[i]);
-            if constexpr (Row::dbias) store_dbias(row, seen.begin, keys, scratch.ds[i]);
+        for (int strip = 0; strip < count; strip += Memory::strip) {
+            const int rows_of_strip = std::min(Memory::strip, count - strip);
+            products.multiply_scores(strip, rows_of_strip, first_key, keys);
+            for (int i = 0; i < rows_of_strip; ++i) {
+                const BackwardRow& row = scratch.row[strip + i];
+                const float scale = finish_scores(row, seen.begin, columns, all_visible, scratch.p[i]);
+                differentiate(row, seen.begin, columns, scale, scratch.p[i], scratch.ds[i]);
+                if constexpr (Row::dbias) store_dbias(row, seen.begin, keys, scratch.ds[i]);
+            }
+            products.keep_weights(strip, rows_of_strip, columns);
         }
-        // Weights of columns after the last key are zeros, because whole register blocks are faster.
-        add_to_keys(count, first_key, std::min(round_up(keys, Row::warp_m1), columns));
+        products.add_to_keys(count, first_key, keys);
         add_to_dq(first_keys, count, first_key, keys);
+    }
+
+    // Turns products into scores, but for the factor that is returned.
+    float finish_scores(const BackwardRow& row, std::int64_t first_key, int columns, bool all_visible, float* s) const {
+        constexpr bool plain = !Row::logits && Row::bias == Bias::none;
+        float scale = Form::scales_queries ? 1.0f : scores.query_scale(row.head, row.query);
+        if (!Form::scales_queries && !(plain && all_visible)) {
+            for (int j = 0; j < columns; j += lanes) store(s + j, load(s + j) * scale);
+            scale = 1;
+        }
+        scores.finish(row.head, row.query, first_key, columns, nullptr, s);
+        if (!all_visible) scores.hide_masked(row.query, first_key, columns, s);
+        return scale;
     }
 
     void load_rows(std::int64_t first_row, int count) {
         std::int64_t head = first_row % heads, query = first_row / heads;
         for (int i = 0; i < count; ++i) {
             const std::int64_t head_q = item.head_k * heads + head;
-            pack_row(row_of<const T>(args.q, head_q, query), hdim_q, scores.query_scale(head_q, query),
-                     Memory::columns_q, scratch.q[i]);
-            pack_row(row_of<const T>(args.grad_o, head_q, query), hdim_v, 1.0f, Memory::columns_v, scratch.grad_o[i]);
+            products.load_row(i, row_of<const T>(args.q, head_q, query), row_of<const T>(args.grad_o, head_q, query),
+                              scores.query_scale(head_q, query));
             const float lse = *row_of<const float>(args.lse, head_q, query);
             // Every weight of a row that sees no key is 0, not exp(-infinity + infinity).
             scratch.row[i] = {head_q, query,
@@ -150,20 +145,17 @@ class Backward {
                               *row_of<const float>(args.delta, head_q, query), dq_acc(head_q, query)};
             if (++head == heads) head = 0, ++query;
         }
+        products.finish_rows(count);
     }
 
-    // Columns after the head dim become zeros, as parts of register blocks.
-    static void pack_row(const T* row, int hdim, float scale, int columns, float* packed) {
-        for (int d = 0; d < columns; d += lanes) store(packed + d, load_first(row + d, hdim - d) * scale);
-    }
-
-    // S becomes Z * P for dV, and dP becomes dS, times the slope of the soft cap.
-    void differentiate(const BackwardRow& row, std::int64_t first_key, int columns, float* p, float* ds) const {
+    // `scale` times S becomes Z * P for dV, and dP becomes dS, times the slope of the soft cap.
+    void differentiate(const BackwardRow& row, std::int64_t first_key, int columns, float scale, float* p,
+                       float* ds) const {
         if constexpr (Row::dropout)
             dropout.factors(Dropout::row(args, seq, row.head, row.query), first_key, columns, scratch.factors);
         [[maybe_unused]] const float cap = args.logits_soft_cap * log2_e;
         for (int j = 0; j < columns; j += lanes) {
-            const Float weight = exp2_or_infinity(load(p + j) - row.lse);
+            const Float weight = exp2_or_infinity(load(p + j) * scale - row.lse);
             const Float factor = Row::dropout ? load(scratch.factors + j) : splat(1.0f);
             Float gradient = weight * (load(ds + j) * factor - row.delta);
             if constexpr (Row::logits) {
@@ -181,26 +173,14 @@ class Backward {
         for (int j = 0; j < keys; j += lanes) store_first(dbias + j, load(ds + j), keys - j);
     }
 
-    // dV += P^T dO and dK += dS^T Q, for the keys of the tile from `first_key` on.
-    void add_to_keys(int count, int first_key, int keys) {
-        multiply_panels<Row::warp_m1, Row::warp_n1, 1, Memory::row_p>(
-            scratch.p[0], scratch.grad_o[0], 1, Memory::row_v, keys, hdim_v, count,
-            add_to<Memory::columns_v>(scratch.dv[first_key]));
-        multiply_panels<Row::warp_m1, Row::warp_n1, 1, Memory::row_p>(
-            scratch.ds[0], scratch.q[0], 1, Memory::row_q, keys, hdim_q, count,
-            add_to<Memory::columns_q>(scratch.dk[first_key]));
-    }
-
     // dQ += scale dS K; at the item's first keys it is stored instead of added.
     void add_to_dq(bool first_keys, int count, int first_key, int keys) {
         constexpr bool whole = !Row::pad_d && Memory::columns_dq == Row::hdim_q;
-        multiply_panels<Row::warp_m0, Row::warp_n0, Memory::row_p, 1>(
-            scratch.ds[0], scratch.k + first_key * Row::warp_n0, Row::tile_n0, Row::warp_n0, count, hdim_q, keys,
-            [&](int row, int column, Float sum) {
-                float* dq = scratch.row[row].dq + column;
-                const int left = whole ? lanes : hdim_q - column;
-                if (left > 0) store_first(dq, (first_keys ? Float{} : load_first(dq, left)) + sum * args.scale, left);
-            });
+        products.add_to_dq(count, first_key, keys, [&](int row, int column, Float sum) {
+            float* dq = scratch.row[row].dq + column;
+            const int left = whole ? lanes : hdim_q - column;
+            if (left > 0) store_first(dq, (first_keys ? Float{} : load_first(dq, left)) + sum * args.scale, left);
+        });
     }
 
     const catalog_args& args;
@@ -212,6 +192,7 @@ class Backward {
     const Dropout dropout{args};
     const std::int64_t heads, rows;
     const int hdim_q, hdim_v;
+    const Form products{scratch, hdim_q, hdim_v};
 };
 
 }  // namespace catalog::host

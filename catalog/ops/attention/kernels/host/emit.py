@@ -41,7 +41,7 @@ HOST = Dialect(
     ),
     enums=(Mode, Mask, Bias, Qscale, Rope, KvMemoryLayout, KvLookupTable),
     unknown=frozenset({"mx"}),
-    pipelines=frozenset({Pipeline.HOST_PANEL, Pipeline.HOST_BF16, Pipeline.HOST_AMX}),
+    pipelines=frozenset({Pipeline.NO, Pipeline.HOST_PANEL, Pipeline.HOST_BF16, Pipeline.HOST_AMX}),
     numbers=tuple(name for name in TRAITS if name.startswith(("tile_", "warp_")) and TRAITS[name].kind == "int"),
 )
 

@@ -26,6 +26,7 @@ inline bool has_backward_tensors(const catalog_args& args) {
 
 template <class Row>
 inline std::int32_t launch_fmha_bwd_dq_dk_dv(const catalog_args* args) noexcept {
+    if (!is_supported<Row>()) return CATALOG_UNSUPPORTED;
     if (const catalog_status status = check_call<Row>(args); status != CATALOG_OK) return status;
     if (!has_backward_tensors<Row>(*args)) return CATALOG_BAD_ARGUMENT;
     // Under a causal mask most queries see the first keys, so the longest items are started first.
@@ -34,6 +35,7 @@ inline std::int32_t launch_fmha_bwd_dq_dk_dv(const catalog_args* args) noexcept 
         *args, threads_for(*args), args->num_splits * columns, [&](std::int64_t index, BackwardScratch<Row>& scratch) {
             const std::int64_t column = index % columns;
             const KeyItem item{index / columns, column / args->nhead_k, column % args->nhead_k};
+            [[maybe_unused]] const TileState<Row> tiles;
             Backward<Row>(*args, item, scratch).run();
         });
 }

@@ -1,8 +1,7 @@
 // Combines the parts of a split forward: O is their mean weighted by exp(LSE of the part).
 #pragma once
 
-#include <cmath>
-
+#include "host/math.hpp"
 #include "rows.hpp"
 #include "softmax.hpp"
 
@@ -16,19 +15,19 @@ inline void combine_row(const catalog_args& args, const QueryRow& at) {
     for (std::int64_t split = 0; split < args.num_splits; ++split) max = std::max(max, lse_of(split));
     const float reference = max == -infinity ? 0.0f : max;  // a row that sees no key
     float sum = 0.0f;
-    for (std::int64_t split = 0; split < args.num_splits; ++split) sum += std::exp(lse_of(split) - reference);
+    for (std::int64_t split = 0; split < args.num_splits; ++split) sum += exp(lse_of(split) - reference);
 
     const float normalize = sum == 0 ? 0.0f : 1.0f / sum;
     Output* o = at.of<Output>(args.o);
     for (std::int64_t d = 0; d < args.hdim_v; d += lanes) {
         Float total = {};
         for (std::int64_t split = 0; split < args.num_splits; ++split) {
-            const float weight = std::exp(lse_of(split) - reference) * normalize;
+            const float weight = exp(lse_of(split) - reference) * normalize;
             total += load_first(at.of<const float>(args.o_acc, split) + d, args.hdim_v - d) * weight;
         }
         store_first(o + d, total, args.hdim_v - d);
     }
-    if constexpr (Row::lse) *at.of<float>(args.lse) = reference + std::log(sum);
+    if constexpr (Row::lse) *at.of<float>(args.lse) = reference + log(sum);
 }
 
 template <class Row>

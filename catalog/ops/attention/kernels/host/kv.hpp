@@ -5,16 +5,13 @@
 
 #include "call.hpp"
 #include "host/fp8.hpp"
+#include "pipeline.hpp"
 
 namespace catalog::host {
 
 // Whether keys and values have factors of their own, in addition to one for the whole tensor.
 template <class Row>
 inline constexpr bool has_key_scales = Row::qscale == Qscale::blockscale || Row::qscale == Qscale::kv_blockscale;
-
-// Whether Q, K, the weights and V are multiplied as pairs of bf16.
-template <class Row>
-inline constexpr bool multiplies_pairs = Row::pipeline == Pipeline::host_bf16 || Row::pipeline == Pipeline::host_amx;
 
 // The page that holds page number `index` of a sequence.
 template <class Row>

@@ -1,8 +1,6 @@
 // Dropout of weights; see operation/philox.hpp for its random bytes.
 #pragma once
 
-#include <cmath>
-
 #include "call.hpp"
 #include "operation/philox.hpp"
 
@@ -18,7 +16,7 @@ class Dropout {
         key0 = static_cast<std::uint32_t>(seed);
         key1 = static_cast<std::uint32_t>(seed >> 32) ^ static_cast<std::uint32_t>(offset >> 32);
         low_offset = static_cast<std::uint32_t>(offset);
-        threshold = static_cast<std::uint8_t>(std::floor(keep * 255.0f));
+        threshold = static_cast<std::uint8_t>(keep * 255.0f);
     }
 
     // One row of weights: a query of a head of a sequence; `head` is sequence * nhead_q + head.

@@ -2,10 +2,10 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 
 #include "host/dtype.hpp"
 #include "host/exp2.hpp"
+#include "host/math.hpp"
 #include "host/units.hpp"
 
 namespace catalog::host {
@@ -13,7 +13,7 @@ namespace catalog::host {
 // log(exp(a) + exp(b))
 inline float log_add(float a, float b) {
     const float larger = std::max(a, b);
-    return larger == -infinity ? larger : larger + std::log1p(std::exp(std::min(a, b) - larger));
+    return larger == -infinity ? larger : larger + log1p(exp(std::min(a, b) - larger));
 }
 
 // Running state of one query row. Scores, and so the maximum, are already multiplied by log2(e).

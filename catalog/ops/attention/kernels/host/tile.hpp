@@ -8,6 +8,7 @@
 
 #include "host/gemm.hpp"
 #include "host/tiles.hpp"
+#include "pipeline.hpp"
 #include "scratch.hpp"
 
 namespace catalog::host {
@@ -128,8 +129,8 @@ struct PairTile {
                 scratch.k + column / width * width * (Memory::depth / 2) + column % width;
             if constexpr (in_tiles) {
                 for_tiles(begin / tile_rows * tile_rows, end, [&](auto tiles, int row) {
-                    multiply_tiles<false, tiles, vectors>(scratch.q[first_row + row], Memory::row_q, panel, width, depth,
-                                                          scratch.s[row] + column, Memory::row_s);
+                    multiply_tiles<false, tiles, vectors>(scratch.q[first_row + row], tiles_of_rows(Memory::row_q),
+                                                          panel, width, depth, scratch.s[row] + column, Memory::row_s);
                 });
             } else {
                 for_row_blocks<Row::warp_m0>(begin, end, [&](auto block, int row) {
@@ -148,9 +149,9 @@ struct PairTile {
             if constexpr (in_tiles) {
                 for_tiles(0, rows, [&](auto tiles, int row) {
                     const auto [begin, end] = units(row, std::min(row + tiles * tile_rows, rows));
-                    multiply_tiles<true, tiles, width / lanes>(scratch.p[row] + begin, Memory::row_p, panel[begin], width,
-                                                               end - begin, scratch.o[first_row + row] + column,
-                                                               Memory::row_o);
+                    multiply_tiles<true, tiles, width / lanes>(scratch.p[row] + begin, tiles_of_rows(Memory::row_p),
+                                                               panel[begin], width, end - begin,
+                                                               scratch.o[first_row + row] + column, Memory::row_o);
                 });
             } else {
                 for_row_blocks<block_rows>(0, rows, [&](auto block, int row) {
@@ -218,23 +219,6 @@ struct Copied<Row, true> {
     using Tile = PairTile<Row>;
 };
 #endif
-
-// Whether this machine runs the instructions of the row's pipeline.
-template <class Row>
-inline bool is_supported() {
-#if defined(__AVX512F__)
-    if constexpr (Row::pipeline == Pipeline::host_amx)
-        if (!amx::is_permitted()) return false;
-    if constexpr (multiplies_pairs<Row>) return __builtin_cpu_supports("avx512bf16");
-#endif
-    return true;
-}
-
-// What a thread holds while it attends: the AMX tiles, if the row multiplies in them.
-struct NoTiles {};
-
-template <class Row>
-using TileState = std::conditional_t<Row::pipeline == Pipeline::host_amx, amx::Tiles, NoTiles>;
 
 template <class Row>
 struct DirectTile {

@@ -3,7 +3,7 @@
 
 namespace catalog::host {
 
-enum class Pipeline { host_panel, host_bf16, host_amx };
+enum class Pipeline { none, host_panel, host_bf16, host_amx };
 enum class Mode { batch, group };
 enum class Mask { none, causal, generic };
 enum class Bias { none, bias, alibi };

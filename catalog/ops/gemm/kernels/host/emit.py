@@ -32,6 +32,7 @@ def emit(kernel: Kernel) -> str:
         "a_along": of_a == "r",
         "b_along": of_b == "c",
         "streams": algorithm.pipeline is Pipeline.HOST_STREAM,
+        "in_tiles": algorithm.pipeline is Pipeline.HOST_AMX,
         "grouped": signature.family is Family.GROUPED,
         "multiplies": signature.elementwise is Elementwise.MULTI_D_MULTIPLY,
     }
@@ -52,5 +53,6 @@ struct Row {{
 
 }}  // namespace
 
-CATALOG_ENTRY_POINTS({c_string(kernel)}, catalog::no_workspace(args, size), catalog::host::launch<Row>(args))
+CATALOG_ENTRY_POINTS({c_string(kernel)}, catalog::host::workspace_size<Row>(args, size),
+                     catalog::host::launch<Row>(args))
 """

@@ -1,6 +1,8 @@
 // From sums to elements of C: C = f(alpha A B + beta C + bias), combined with the D tensors.
 #pragma once
 
+#include <algorithm>
+
 #include "call.hpp"
 #include "host/exp2.hpp"
 
@@ -37,14 +39,42 @@ inline Ints activated(Ints x, std::int32_t activation) {
     return activation == CATALOG_RELU ? (x < 0 ? Ints{} : x) : x;
 }
 
-// Sums of `rows` x `columns`, lds apart, become the part of C that begins at a row and a column.
+#if defined(__AVX512F__)
+
+// Rows of sums, lds apart, rounded to C alone: four instructions for two vectors. Sums below the smallest normal number
+// become zero, as their factors would.
+inline void round_sums(const float* sums, std::int64_t lds, int rows, int columns, Rows<bf16> c) {
+    for (int i = 0; i < rows; ++i)
+        for (int j = 0; j < columns; j += 2 * lanes) {
+            const float* const from = sums + i * lds + j;
+            const Bits pairs = brain_pairs(load(from), load(from + lanes));
+            std::memcpy(c[i] + j, &pairs, std::min(2 * lanes, columns - j) * sizeof(bf16));
+        }
+}
+
+#endif
+
+// Sums of `rows` x `columns`, lds apart, become the part of C that begins at a row and a column. Those of a part of K
+// are kept in the workspace, whose rows are as long as those of C.
 template <class Row, class Sum>
 __attribute__((noinline)) void finish(const catalog_args& args, std::int64_t batch, const Sum* sums, std::int64_t lds,
                                       std::int64_t first_row, std::int64_t first_column, int rows, int columns) {
+    if (args.num_splits > 1) {
+        Sum* const to = static_cast<Sum*>(args.c_acc.data) + first_row * args.n + first_column;
+        for (int i = 0; i < rows; ++i) std::copy_n(sums + i * lds, columns, to + i * args.n);
+        return;
+    }
     using Element = typename Row::otype;
     const auto row_of = [&](const catalog_tensor& tensor, std::int64_t row) {
         return data_of<Element>(tensor, batch) + row * tensor.stride_outer + first_column;
     };
+#if defined(__AVX512F__)
+    if constexpr (Row::in_tiles && std::is_same_v<Element, bf16> && Row::num_d == 0) {
+        const bool as_summed = args.alpha == 1 && args.beta == 0 && !args.bias.data;
+        if (as_summed && args.activation == CATALOG_PASS_THROUGH)
+            return round_sums(sums, lds, rows, columns, {row_of(args.c, first_row), args.c.stride_outer});
+    }
+#endif
     const Element* const bias = args.bias.data ? data_of<const Element>(args.bias, 0) + first_column : nullptr;
     for (int i = 0; i < rows; ++i) {
         Element* const c = row_of(args.c, first_row + i);

@@ -12,6 +12,7 @@ namespace catalog::host {
 // The row that multiplies groups of few rows, up to tile_m: for these it is faster than to copy B.
 template <class Row, class Unit>
 struct StreamRow : Row {
+    static constexpr bool in_tiles = false;
     static constexpr int tile_m = (Row::b_along ? 64 : 32) / Units<Unit>::depth;
     static constexpr int tile_n = Row::b_along ? 64 : 1024, tile_k = Row::b_along ? 512 : 16;
     static constexpr int warp_tile_m = 4, warp_tile_n = lanes < 16 ? 16 : 64;
@@ -20,7 +21,9 @@ struct StreamRow : Row {
 template <class Row, class Unit>
 class GroupedProduct {
     using T = typename Row::dtype;
-    static constexpr int few_rows = StreamRow<Row, Unit>::tile_m;
+    using StreamUnit = std::conditional_t<std::is_same_v<Unit, ByteQuad>, WordPair<true>, Unit>;
+    using OfFewRows = StreamRow<Row, StreamUnit>;
+    static constexpr int few_rows = OfFewRows::tile_m;
     static constexpr std::int64_t most_rows = 4 * Row::tile_m;  // of a part, for which columns of B are packed once
 
    public:
@@ -79,7 +82,7 @@ class GroupedProduct {
         using Element = typename Row::otype;
         of_part.c.data = data_of<Element>(args.c, of_m ? 0 : group) + first_row * args.c.stride_outer + column;
         if (args.bias.data) of_part.bias.data = data_of<Element>(args.bias, 0) + column;
-        if (of_part.m <= few_rows) return StreamProduct<StreamRow<Row, Unit>, Unit>(of_part, 0, 1).run();
+        if (of_part.m <= few_rows) return StreamProduct<OfFewRows, StreamUnit>(of_part, 0, 1).run();
         return PanelProduct<Row, Unit>(of_part, 0, 1).run();
     }
 

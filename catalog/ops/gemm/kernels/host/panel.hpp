@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <atomic>
 
+#include "blocks.hpp"
 #include "epilogue.hpp"
-#include "host/gemm.hpp"
 #include "host/threads.hpp"
 
 namespace catalog::host {
@@ -15,16 +15,11 @@ template <class Row, class Unit>
 class PanelProduct {
     using T = typename Row::dtype;
     using Sum = std::conditional_t<std::is_same_v<typename Units<Unit>::Sum, Float>, float, std::int32_t>;
-    static constexpr int factors = Units<Unit>::depth, tile_m = Row::tile_m, tile_n = Row::tile_n;
-    static constexpr int panel = Row::warp_tile_n;
-    static constexpr int step = Row::tile_k / factors;  // units between two visits to the sums
-    static_assert(tile_n % panel == 0 && panel % lanes == 0 && step % lanes == 0 && tile_m % lanes == 0,
-                  "tiles are whole vectors");
-
-    // A keeps its contiguous axis: rows of units, or the rows of a tile at each k. With powers of two as distances, they
-    // would share few sets of the L1 cache.
-    static constexpr int a_row = Row::a_along ? step + 16 : 1, a_depth = Row::a_along ? 1 : tile_m + 16;
-    static constexpr std::int64_t a_step = Row::a_along ? tile_m * a_row : step * a_depth;
+    using Block = Blocks<Row, Unit>;
+    static constexpr int factors = Block::factors, panel = Block::panel, step = Block::step;
+    static constexpr int tile_m = Row::tile_m, tile_n = Row::tile_n;
+    static constexpr std::int64_t a_step = Block::a_step;
+    static_assert(tile_n % panel == 0 && tile_m % lanes == 0, "tiles are whole blocks");
 
     // Each factor is packed in chunks of about this many units, more only if the depth of one tile has more: together
     // they should fit in a large L3 cache.
@@ -37,7 +32,10 @@ class PanelProduct {
 
    public:
     PanelProduct(const catalog_args& args, std::int64_t batch, int threads)
-        : args(args), batch(batch), threads(threads), units((args.k + factors - 1) / factors) {}
+        : args(args),
+          batch(batch),
+          threads(threads),
+          units((args.k + factors * Block::whole - 1) / (factors * Block::whole) * Block::whole) {}
 
     // Tiles of C that can be computed at once.
     static std::int64_t tiles(const catalog_args& args) {
@@ -99,6 +97,7 @@ class PanelProduct {
                 out_of_memory = true;
                 return;
             }
+            [[maybe_unused]] const typename Block::State state;
             const std::int64_t row = item % across * item_rows, column = item / across * item_columns;
             multiply_tile(*scratch, first_row, first_column, row, column,
                           static_cast<int>(std::min<std::int64_t>(item_rows, rows - row)),
@@ -110,17 +109,15 @@ class PanelProduct {
         const std::int64_t k = step_index * Row::tile_k, depth = std::min<std::int64_t>(Row::tile_k, args.k - k);
         const int count = static_cast<int>(std::min<std::int64_t>(tile_m, rows - tile * tile_m));
         const auto from = factor_of<Row::a_along, T>(args.a, batch).from(first_row + tile * tile_m, k);
-        Unit* const to = packed_a + (tile * steps + step_index) * a_step;
-        if constexpr (Row::a_along)
-            pack_rows<Unit>(from, count, depth, to, a_row);
-        else
-            pack_depth<Unit, tile_m, a_depth>(from, count, depth, to);
+        Block::pack_a(from, count, depth, packed_a + (tile * steps + step_index) * a_step);
     }
 
     void pack_b(std::int64_t first_column, std::int64_t columns, std::int64_t index) const {
         const int count = static_cast<int>(std::min<std::int64_t>(panel, columns - index * panel));
         const auto from = factor_of<Row::b_along, T>(args.b, batch).from(first_column + index * panel, 0);
-        pack_depth<Unit, panel, panel>(from, count, args.k, packed_b + index * panel * units);
+        Unit *const to = packed_b + index * panel * units, *const end = to + panel * units;
+        pack_depth<Unit, panel, panel>(from, count, args.k, to);
+        std::fill(to + (args.k + factors - 1) / factors * panel, end, Unit{});
     }
 
     // Rows and columns count from the first ones of the chunk.
@@ -128,17 +125,15 @@ class PanelProduct {
                        std::int64_t column, int rows, int columns) const {
         constexpr int row_s = Scratch::row_s;
         const int width = round_up(columns, panel), skipped = static_cast<int>(row % tile_m);
-        for (int i = 0; i < rows; ++i) std::fill_n(scratch.sums + i * row_s, width, Sum{});
+        if (steps == 0)
+            for (int i = 0; i < rows; ++i) std::fill_n(scratch.sums + i * row_s, width, Sum{});
         for (std::int64_t k = 0; k < steps; ++k) {
-            const Unit* const a = packed_a + (row / tile_m * steps + k) * a_step + skipped * a_row;
+            const Unit* const a = packed_a + (row / tile_m * steps + k) * a_step;
             const int depth = static_cast<int>(std::min<std::int64_t>(step, units - k * step));
-            for (int j = 0; j < width; j += panel) {
-                const Unit* const b = packed_b + (column + j) * units + k * step * panel;
-                for_row_blocks<Row::warp_tile_m>(0, rows, [&](auto block, int i) {
-                    multiply_block<block, panel, a_row, a_depth>(a + i * a_row, Rows<const Unit>{b, panel}, depth,
-                                                                 add_to<row_s>(scratch.sums + i * row_s + j));
-                });
-            }
+            for (int j = 0; j < width; j += panel)
+                Block::template multiply<row_s>(k > 0, a, skipped, rows,
+                                                packed_b + (column + j) * units + k * step * panel, depth,
+                                                scratch.sums + j);
         }
         finish<Row>(args, batch, scratch.sums, row_s, first_row + row, first_column + column, rows, columns);
     }
@@ -146,7 +141,7 @@ class PanelProduct {
     const catalog_args& args;
     const std::int64_t batch;
     const int threads;
-    const std::int64_t units;  // along the whole depth
+    const std::int64_t units;  // along the whole depth, with those that make it whole
     std::int64_t steps, rows_of_chunk, columns_of_chunk;
     Unit *packed_a, *packed_b;
     std::atomic<bool> out_of_memory = false;

@@ -34,6 +34,7 @@ typedef struct catalog_args {
     catalog_tensor d0; /* (batch, m, n) */
     catalog_tensor d1; /* (batch, m, n) */
     catalog_tensor c; /* (batch, m, n); not read if beta is 0 */
+    catalog_tensor c_acc; /* partial sums of C, or what else a kernel keeps in its workspace */
 
     const int32_t* starts; /* batch + 1 starts of groups along an axis, the last one is its extent; NULL: no groups */
 
@@ -41,6 +42,7 @@ typedef struct catalog_args {
     int64_t m;
     int64_t n;
     int64_t k;
+    int64_t num_splits; /* parts of the depth */
 
     float alpha;
     float beta;
@@ -54,6 +56,7 @@ typedef struct catalog_args {
 /* Bytes that a launch uses of each workspace, 0 of one that it does not use. */
 typedef struct catalog_workspace {
     int64_t num_splits; /* what args->num_splits must be for the launch */
+    int64_t c_acc;
 } catalog_workspace;
 
 #endif /* CATALOG_ARGS_H */

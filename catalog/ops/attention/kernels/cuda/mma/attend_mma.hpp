@@ -7,7 +7,7 @@
 
 #include <climits>
 
-#include "mma_results.hpp"
+#include "mma_rows.hpp"
 
 namespace catalog::cuda {
 
@@ -16,8 +16,7 @@ template <class Row, bool partial>
 class MmaAttention {
     using T = typename Row::dtype;
     using Shape = MmaShape<Row>;
-    static constexpr int atoms = Shape::atoms, keys = Shape::keys, stages = Shape::stages;
-    static constexpr int tile_m0 = Row::tile_m0, tile_n0 = Row::tile_n0, hdim_v = Row::hdim_v;
+    static constexpr int keys = Shape::keys, stages = Shape::stages, tile_m0 = Row::tile_m0, tile_n0 = Row::tile_n0;
 
    public:
     __device__ __forceinline__ MmaAttention(const catalog_args& args, const MmaWork<Row, partial>& work,
@@ -26,25 +25,13 @@ class MmaAttention {
           work(work),
           thread(0),
           shared(shared),
-          window(window_of<Row::mask>(args, work.seq.seqlen_q, work.seq.seqlen_k, keys_of(args, work))),
-          scores(work.grid.scores),
           k_copy(args.k, work.grid.k_steps, args.hdim_q, work.seq, work.head_k),
           v_copy(args.v, work.grid.v_steps, args.hdim_v, work.seq, work.head_k),
-          tile(shared) {
-#pragma unroll
-        for (int m = 0; m < atoms; ++m)
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                max[m][half] = minus_infinity();
-                sum[m][half] = 0.0f;
-            }
-    }
+          rows(args, work, shared, keys_of(args, work)) {}
 
     // For what is returned see zero_of.
     __device__ __forceinline__ int run() {
-        const KeyRange first = window.visible(work.row_at(0).query),
-                       last = window.visible(work.row_at(work.rows - 1).query);
-        const KeyRange some = seen_by_some(first, last), all = seen_by_all(first, last);
+        const KeyRange some = rows.seen_by_some(), all = rows.seen_by_all();
         const int first_key = some.begin / tile_n0 * tile_n0;
         ring = shared + Shape::q_bytes + thread.warp_n * Shape::group_bytes;
         // Of the mask of a split its first key is left out, so a split without keys must not have a tile. Where no
@@ -52,8 +39,8 @@ class MmaAttention {
         const bool sees_none = partial && some.begin >= some.end;
         const int window_end = sees_none ? first_key : some.end;
         if constexpr (Row::sink) {
-            int key = window.keys.begin;
-            end = min(min(sinks(), some.end), sees_none ? INT_MAX : first_key);
+            int key = keys_of(args, work).begin;
+            end = min(min(rows.sinks(), some.end), sees_none ? INT_MAX : first_key);
             start_copies<true>(key, key);
             for (bool of_window = false;; of_window = true) {
                 const int zero = attend_tiles(key, all);
@@ -71,11 +58,9 @@ class MmaAttention {
     }
 
     __device__ __forceinline__ void finish(const MmaWork<Row, partial>& work, int zero) {
-#pragma unroll
-        for (int m = 0; m < atoms; ++m)
-#pragma unroll
-            for (int half = 0; half < 2; ++half) max[m][half] *= scores.exponent;
-        MmaResults<Row, partial>(args, work, shared, tile.o, max, sum, zero).finish();
+        extern __shared__ __align__(1024) float merged[];
+        constexpr int group = tile_m0 * Row::hdim_v;
+        rows.store(work, MergeRoom<Row>{shared, merged, group, merged + Shape::waves_n * group}, zero);
     }
 
    private:
@@ -83,11 +68,6 @@ class MmaAttention {
         const int stored = work.seq.seqlen_k;
         if constexpr (!partial) return {0, stored};
         return keys_of_split(stored, work.split, static_cast<int>(args.num_splits), tile_n0);
-    }
-
-    // First keys that queries see although left of the window.
-    __device__ __forceinline__ int sinks() const {
-        return Row::sink ? clamp_length(args.sink_size, work.seq.seqlen_k) : 0;
     }
 
     // The tiles from `key` to `end`, whose copies have been started. `all`: keys that every row sees.
@@ -98,13 +78,11 @@ class MmaAttention {
             sync_group();                 // nobody reads V of the last tile any more
             start_v(key + (stages - 1) * tile_n0, slot > 0 ? slot - 1 : stages - 1);
             find_places(key + stages * tile_n0);
-            tile.multiply_q_k(ring + slot * Shape::k_bytes, zero_of(key));
-            finish_scores(key + thread.warp_n * keys, all);
-            weigh();
+            rows.weigh_keys(ring + slot * Shape::k_bytes, key, all);
             copy_wait<2 * stages - 2>();  // V of this tile
             sync_group();                 // nobody reads K of this tile any more
             start_k(key + stages * tile_n0, slot);
-            tile.multiply_p_v(ring + stages * Shape::k_bytes + slot * Shape::v_bytes, zero_of(key));
+            rows.add_values(ring + stages * Shape::k_bytes + slot * Shape::v_bytes, key);
         }
         copy_wait<0>();
         return zero_of(key);
@@ -172,7 +150,7 @@ class MmaAttention {
             rescale_queries();
             __syncthreads();
         }
-        tile.load_queries();
+        rows.load_queries();
     }
 
     __device__ __forceinline__ void copy_queries() const {
@@ -199,114 +177,17 @@ class MmaAttention {
         }
     }
 
-    // ---- Scores
-
-    // Of a row of the tile; behind the last one those of the last.
-    __device__ __forceinline__ const T* biases_of(int row) const {
-        const QueryRow at = work.row_at(::min(row, work.rows - 1));
-        return rows_of<const T>(args.bias, work.seq.batch, work.head_of(at), work.seq.first_q + at.query);
-    }
-
-    // Products become scores, -infinity where the query does not see the key. `all`: keys that every row sees.
-    __device__ __forceinline__ void finish_scores(int key, KeyRange all) {
-        const bool hidden = key < all.begin || all.end < key + keys;
-        if (!Scores<Row>::finished && !hidden) return;
-        const MmaThread<Row> thread(zero_of(key));
-#pragma unroll
-        for (int m = 0; m < atoms; ++m)
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const QueryRow at = work.row_at(thread.row(m, half));
-                const int first = key + thread.lane % 4 * 2;
-                if constexpr (Scores<Row>::finished) {
-                    [[maybe_unused]] const T* const biases = biases_of(thread.row(m, half)) + first;
-                    const float slope = Row::bias == Bias::alibi ? slope_of(args, work.seq.index, work.head_of(at)) : 0;
-                    const int distance = first - window.center(at.query);
-#pragma unroll
-                    for (int n = 0; n < keys / 8; ++n)
-#pragma unroll
-                        for (int c = 0; c < 2; ++c) {
-                            float& score = tile.s[m][n][2 * half + c];
-                            float bias = 0;
-                            if constexpr (Row::bias == Bias::bias)
-                                if (first + 8 * n + c < work.seq.seqlen_k) bias = static_cast<float>(biases[8 * n + c]);
-                            score = scores.finish(score, bias, slope, distance + 8 * n + c);
-                        }
-                }
-                if (!hidden) continue;
-                const KeyRange seen = window.visible(at.query);
-#pragma unroll
-                for (int n = 0; n < keys / 8; ++n)
-#pragma unroll
-                    for (int c = 0; c < 2; ++c) {
-                        const int column = 8 * n + c;
-                        bool before = Row::mask == Mask::generic && column < seen.begin - first;
-                        if constexpr (Row::sink) before &= column >= sinks() - first;
-                        if (before || column >= seen.end - first) tile.s[m][n][2 * half + c] = minus_infinity();
-                    }
-            }
-    }
-
-    // Scores become weights, relative to the largest score so far, or to an earlier one that was less than 2^8 times
-    // smaller: they fit any type, and few tiles change what earlier tiles have accumulated.
-    __device__ __forceinline__ void weigh() {
-        float rescale[atoms][2];
-        bool changed = false;
-#pragma unroll
-        for (int m = 0; m < atoms; ++m)
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                float& reference = max[m][half];
-                float largest = minus_infinity();
-#pragma unroll
-                for (int n = 0; n < keys / 8; ++n)
-                    largest = fmaxf(largest, fmaxf(tile.s[m][n][2 * half], tile.s[m][n][2 * half + 1]));
-                largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 1));
-                largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 2));
-                const bool grows = (largest - reference) * scores.exponent > 8.0f;
-                rescale[m][half] = grows ? exp2_approximate((reference - largest) * scores.exponent) : 1.0f;
-                reference = grows ? largest : reference;
-                changed |= grows;
-                sum[m][half] *= rescale[m][half];
-            }
-        if (__any_sync(0xffffffff, changed))
-#pragma unroll
-            for (int m = 0; m < atoms; ++m)
-#pragma unroll
-                for (int n = 0; n < hdim_v / 8; ++n)
-#pragma unroll
-                    for (int c = 0; c < 4; ++c) tile.o[m][n][c] *= rescale[m][c / 2];
-#pragma unroll
-        for (int m = 0; m < atoms; ++m)
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                // A row that has seen no key: subtracting -infinity from itself would give NaN.
-                const float zero = max[m][half] == minus_infinity() ? 0.0f : max[m][half] * scores.exponent;
-#pragma unroll
-                for (int n = 0; n < keys / 8; ++n)
-#pragma unroll
-                    for (int c = 0; c < 2; ++c) {
-                        float& weight = tile.s[m][n][2 * half + c];
-                        weight = exp2_approximate(fmaf(weight, scores.exponent, -zero));
-                        sum[m][half] += weight;
-                    }
-            }
-    }
-
     const catalog_args& args;
     const MmaWork<Row, partial>& work;
     const MmaThread<Row> thread;
     const std::uint32_t shared;
-    const Window<Row::mask> window;
-    const Scores<Row>& scores;
     typename Shape::KCopy k_copy;
     typename Shape::VCopy v_copy;
     Places<Row, Shape::copied> places;
-    MmaTile<Row> tile;
+    MmaRows<Row, partial> rows;
 
     int end;             // no row sees keys from here on
     std::uint32_t ring;  // the group's stages of K, then those of V
-    float max[atoms][2], sum[atoms][2];  // of the lane's rows: what weights are relative to, the lane's part of the sum
 };
 
 template <class Row, bool partial>

@@ -9,9 +9,12 @@
 namespace catalog::cuda {
 
 // Rows of a tile in shared memory follow each other; their pieces of 16 bytes are permuted among eight, by the row's
-// number, so that the same column of eight rows lies in different banks.
-template <int hdim>
+// number, so that the same column of eight rows lies in different banks. `panel_rows` > 0: in panels of that many rows
+// of 64 elements, as wgmma reads them.
+template <int hdim, int panel_rows = 0>
 __device__ __forceinline__ std::uint32_t piece_offset(int row, int piece) {
+    if constexpr (panel_rows > 0)
+        return piece / 8 * (panel_rows * 128) + row * 128 + ((piece % 8 ^ (row & 7)) << 4);
     return row * (hdim * 2) + ((piece ^ (row & 7)) << 4);
 }
 
@@ -47,7 +50,7 @@ struct KvSteps {
 
 // Copies, tile after tile, the rows of one of the `warps` warps that share this: `rows` each. A lane has pieces of rows
 // `turn_rows` apart; which, repeats after `period` steps.
-template <class Row, int hdim, int rows, int warps, bool padded>
+template <class Row, int hdim, int rows, int warps, bool padded, int panel_rows>
 class KvCopy {
     static constexpr int pieces = hdim / 8;
     static constexpr int period = pieces / std::gcd(pieces, 32), turn_rows = 32 * period / pieces;
@@ -69,7 +72,8 @@ class KvCopy {
 
         // `rows_before` rows further on.
         __device__ __forceinline__ std::uint32_t target(std::uint32_t tile, int rows_before) const {
-            return ((tile + piece_offset<hdim>(row, piece)) ^ (rows_before % 8 << 4)) + rows_before * (hdim * 2);
+            return ((tile + piece_offset<hdim, panel_rows>(row, piece)) ^ (rows_before % 8 << 4)) +
+                   rows_before * (panel_rows > 0 ? 128 : hdim * 2);
         }
     };
 
@@ -82,6 +86,11 @@ class KvCopy {
     __device__ __forceinline__ KvCopy(const catalog_tensor& tensor, const KvSteps& steps, std::int64_t hdim_stored,
                                       const Sequence& seq, int head)
         : tensor(tensor), steps(steps), hdim_stored(hdim_stored) {
+        restart(seq, head);
+    }
+
+    // To the first key of a sequence.
+    __device__ __forceinline__ void restart(const Sequence& seq, int head) {
         const auto* start = rows_of<const std::uint16_t>(tensor, Row::paged_kv ? 0 : seq.batch, head, seq.first_k);
 #pragma unroll
         for (int part = 0; part < period; ++part) {

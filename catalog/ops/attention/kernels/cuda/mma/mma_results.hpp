@@ -32,8 +32,11 @@ struct MmaWork {
         split = of_sequence % splits;
         first_row = (grid.tiles - 1 - of_sequence / splits) * Row::tile_m0;
         seq = sequence_of<Row>(args, of_head - of_sequence * batch);
-        rows = max(0, min(Row::tile_m0, seq.seqlen_q * static_cast<int>(grid.heads.divisor) - first_row));
+        rows = rows_left();
     }
+
+    __device__ __forceinline__ MmaWork(const MmaGrid<Row>& grid, const Sequence& seq, int head_k, int row_tile)
+        : grid(grid), seq(seq), head_k(head_k), split(0), first_row(row_tile * Row::tile_m0), rows(rows_left()) {}
 
     __device__ __forceinline__ QueryRow row_at(int row) const { return query_row(first_row + row, grid.heads); }
 
@@ -45,9 +48,47 @@ struct MmaWork {
     __device__ __forceinline__ Element* element_of(const catalog_tensor& tensor, const QueryRow& at) const {
         return rows_of<Element>(tensor, seq.batch, head_of(at), seq.first_q + at.query, split);
     }
+
+    // Where the results of a row of the tile go: O of a split, O itself, and LSE, NULL where it is not wanted.
+    static constexpr bool of_part = partial;
+
+    __device__ __forceinline__ float* part_of(const catalog_args& args, int row) const {
+        return element_of<float>(args.o_acc, row_at(row));
+    }
+
+    __device__ __forceinline__ typename Row::otype* o_of(const catalog_args& args, int row) const {
+        return element_of<typename Row::otype>(args.o, row_at(row));
+    }
+
+    __device__ __forceinline__ float* lse_of(const catalog_args& args, int row) const {
+        if constexpr (!partial && !Row::lse) return nullptr;
+        const catalog_tensor& lse = partial ? args.lse_acc : args.lse;
+        return lse.data ? element_of<float>(lse, row_at(row)) : nullptr;
+    }
+
+   private:
+    __device__ __forceinline__ int rows_left() const {
+        return max(0, min(Row::tile_m0, seq.seqlen_q * static_cast<int>(grid.heads.divisor) - first_row));
+    }
 };
 
-template <class Row, bool partial>
+// Shared memory in which groups of warps leave their results for each other: rows of O, `group` numbers from one group's
+// to the next one's, and the maxima of all rows of all groups, which their sums follow.
+template <class Row>
+struct MergeRoom {
+    std::uint32_t staged;  // rows of O in 16 bits, where there is one group
+    float* o;
+    int group;
+    float* maxima;
+
+    // Rows are permuted in steps of 32 bytes, so that the same column of eight rows lies in different banks.
+    __device__ __forceinline__ float* at(int of_group, int row, int column) const {
+        return o + of_group * group + row * Row::hdim_v + (((column / 8) ^ (row & 7)) * 8 + column % 8);
+    }
+};
+
+// `Target` is an MmaWork, or says in the same way where results go.
+template <class Row, class Target>
 class MmaResults {
     using T = typename Row::otype;
     using Shape = MmaShape<Row>;
@@ -58,15 +99,14 @@ class MmaResults {
     using PerRow = float[atoms][2];
 
     // `max` in units of log2; `sum`: the lane's part of the rows' sums. For `zero` see zero_of, here and below.
-    __device__ __forceinline__ MmaResults(const catalog_args& args, const MmaWork<Row, partial>& work,
-                                          std::uint32_t shared, const Accumulator& o, const PerRow& max,
-                                          const PerRow& sum, int zero)
+    __device__ __forceinline__ MmaResults(const catalog_args& args, const Target& work, const MergeRoom<Row>& room,
+                                          const Accumulator& o, const PerRow& max, const PerRow& sum, int zero)
         : args(args),
           work(work),
           window(window_of<Row::mask>(args, work.seq.seqlen_q, work.seq.seqlen_k, {})),
           thread(zero),
           hdim(static_cast<int>(args.hdim_v)),
-          shared(shared),
+          room(room),
           o(o),
           max(max) {
 #pragma unroll
@@ -92,29 +132,29 @@ class MmaResults {
                                work.split == 0);
     }
 
-    __device__ __forceinline__ void store_lse(const QueryRow& at, float lse) const {
-        if constexpr (partial || Row::lse)
-            *work.template element_of<float>(partial ? args.lse_acc : args.lse, at) = lse;
+    __device__ __forceinline__ void store_lse(int row, float lse) const {
+        if (float* const target = work.lse_of(args, row)) *target = lse;
     }
 
     // Where no other group has part in the rows. 16-bit results take the way through the warp's rows of Q.
     __device__ __forceinline__ void store() const {
-        const std::uint32_t staged = shared + thread.warp_m * Shape::rows * Row::hdim_q * 2;
+        const std::uint32_t staged = room.staged + thread.warp_m * Shape::rows * Row::hdim_q * 2;
         __syncwarp();
 #pragma unroll
         for (int m = 0; m < atoms; ++m)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const int row = thread.row(m, half);
-                const QueryRow at = work.row_at(row < work.rows ? row : 0);
-                const RowEnd row_end = end_of(at, max[m][half], sum[m][half]);
-                if (row < work.rows && thread.lane % 4 == 0) store_lse(at, row_end.lse);
-                float* target = partial ? work.template element_of<float>(args.o_acc, at) : nullptr;
+                const int stored = row < work.rows ? row : 0;
+                const RowEnd row_end = end_of(work.row_at(stored), max[m][half], sum[m][half]);
+                if (row < work.rows && thread.lane % 4 == 0) store_lse(row, row_end.lse);
+                float* target = nullptr;
+                if constexpr (Target::of_part) target = work.part_of(args, stored);
 #pragma unroll
                 for (int n = 0; n < hdim_v / 8; ++n) {
                     const float first = o[m][n][2 * half] * row_end.normalize;
                     const float second = o[m][n][2 * half + 1] * row_end.normalize;
-                    if constexpr (partial) {
+                    if constexpr (Target::of_part) {
                         const int column = 8 * n + thread.lane % 4 * 2;
                         if (row < work.rows && column < hdim)
                             *reinterpret_cast<float2*>(target + column) = make_float2(first, second);
@@ -126,7 +166,7 @@ class MmaResults {
                     }
                 }
             }
-        if constexpr (!partial) store_staged(staged);
+        if constexpr (!Target::of_part) store_staged(staged);
     }
 
     __device__ __forceinline__ void store_staged(std::uint32_t staged) const {
@@ -142,71 +182,68 @@ class MmaResults {
                          : "r"(staged + piece_offset<hdim_v>(row, piece))
                          : "memory");
             if (in_tile < work.rows && piece * 8 < hdim)
-                *reinterpret_cast<uint4*>(work.template element_of<T>(args.o, work.row_at(in_tile)) + piece * 8) = data;
+                *reinterpret_cast<uint4*>(work.o_of(args, in_tile) + piece * 8) = data;
         }
     }
 
     // Every group has weighed its keys by itself.
     __device__ __forceinline__ void merge() const {
-        extern __shared__ __align__(1024) float merged[];
-        float* maxima = merged + Shape::merge_rows * Shape::merge_stride;
-        float* sums = maxima + Shape::merge_rows;
+        float* const sums = room.maxima + Shape::merge_rows;
         __syncthreads();
 #pragma unroll
         for (int m = 0; m < atoms; ++m)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const int row = thread.warp_n * tile_m0 + thread.row(m, half);
+                const int row = thread.row(m, half);
                 if (thread.lane % 4 == 0) {
-                    maxima[row] = max[m][half];
-                    sums[row] = sum[m][half];
+                    room.maxima[thread.warp_n * tile_m0 + row] = max[m][half];
+                    sums[thread.warp_n * tile_m0 + row] = sum[m][half];
                 }
 #pragma unroll
                 for (int n = 0; n < hdim_v / 8; ++n)
-                    *reinterpret_cast<float2*>(merged + row * Shape::merge_stride + 8 * n + thread.lane % 4 * 2) =
+                    *reinterpret_cast<float2*>(room.at(thread.warp_n, row, 8 * n + thread.lane % 4 * 2)) =
                         make_float2(o[m][n][2 * half], o[m][n][2 * half + 1]);
             }
         __syncthreads();
         for (int index = threadIdx.x; index < work.rows * (hdim_v / 4); index += Shape::threads)
-            merge_piece(index / (hdim_v / 4), index % (hdim_v / 4) * 4, merged, maxima, sums);
+            merge_piece(index / (hdim_v / 4), index % (hdim_v / 4) * 4, sums);
     }
 
     // Four columns of a row.
-    __device__ __forceinline__ void merge_piece(int row, int column, const float* merged, const float* maxima,
-                                                const float* sums) const {
+    __device__ __forceinline__ void merge_piece(int row, int column, const float* sums) const {
         float largest = minus_infinity(), total = 0.0f;
 #pragma unroll
-        for (int group = 0; group < Shape::waves_n; ++group) largest = fmaxf(largest, maxima[group * tile_m0 + row]);
+        for (int group = 0; group < Shape::waves_n; ++group) 
+            largest = fmaxf(largest, room.maxima[group * tile_m0 + row]);
         const float reference = largest == minus_infinity() ? 0.0f : largest;
         float4 o = make_float4(0, 0, 0, 0);
 #pragma unroll
         for (int group = 0; group < Shape::waves_n; ++group) {
             const int place = group * tile_m0 + row;
-            const float weight = exp2_approximate(maxima[place] - reference);
-            const float4 part = *reinterpret_cast<const float4*>(merged + place * Shape::merge_stride + column);
+            const float weight = exp2_approximate(room.maxima[place] - reference);
+            const float4 part = *reinterpret_cast<const float4*>(room.at(group, row, column));
             total = fmaf(sums[place], weight, total);
             o = make_float4(fmaf(part.x, weight, o.x), fmaf(part.y, weight, o.y), fmaf(part.z, weight, o.z),
                             fmaf(part.w, weight, o.w));
         }
-        const QueryRow at = work.row_at(row);
-        const RowEnd row_end = end_of(at, largest, total);
-        if (column == 0) store_lse(at, row_end.lse);
+        const RowEnd row_end = end_of(work.row_at(row), largest, total);
+        if (column == 0) store_lse(row, row_end.lse);
         if (column >= hdim) return;
         const float scale = row_end.normalize;
-        if constexpr (partial)
-            *reinterpret_cast<float4*>(work.template element_of<float>(args.o_acc, at) + column) =
+        if constexpr (Target::of_part)
+            *reinterpret_cast<float4*>(work.part_of(args, row) + column) =
                 make_float4(o.x * scale, o.y * scale, o.z * scale, o.w * scale);
         else
-            *reinterpret_cast<uint2*>(work.template element_of<T>(args.o, at) + column) =
+            *reinterpret_cast<uint2*>(work.o_of(args, row) + column) =
                 make_uint2(pack<T>(o.x * scale, o.y * scale), pack<T>(o.z * scale, o.w * scale));
     }
 
     const catalog_args& args;
-    const MmaWork<Row, partial>& work;
+    const Target& work;
     const Window<Row::mask> window;
     const MmaThread<Row> thread;
     const int hdim;
-    const std::uint32_t shared;
+    const MergeRoom<Row>& room;
     const Accumulator& o;
     const PerRow& max;
     PerRow sum;

@@ -8,6 +8,10 @@
 
 namespace catalog::cuda {
 
+// Whether four warps multiply together (wgmma) instead of each for itself.
+template <class Row>
+inline constexpr bool by_warpgroup = false;
+
 // How a block of a row's kernel is divided: `waves_n` groups of `waves_m` warps. The warps of a group have rows of
 // their own and share the keys that they copy and attend to; the groups divide the keys of each tile.
 template <class Row>
@@ -18,15 +22,15 @@ struct MmaShape {
     static constexpr int atoms = rows / 16;
     static constexpr int keys = Row::tile_n0 / waves_n;    // of a group
     static constexpr int copied = keys / waves_m;          // keys that one warp copies
+    static constexpr int panel_rows = by_warpgroup<Row> ? keys : 0;  // see piece_offset
     static constexpr int blocks = Row::block_per_cu > 0 ? Row::block_per_cu : 1;
 
     static constexpr int q_bytes = Row::tile_m0 * hdim_q * 2, k_bytes = keys * hdim_q * 2, v_bytes = keys * hdim_v * 2;
     static constexpr int group_bytes = stages * (k_bytes + v_bytes);
 
     // Results of the groups, to be merged: rows of O, then maxima and sums.
-    static constexpr int merge_stride = hdim_v + 8;  // numbers from row to row: rows start in different banks
     static constexpr int merge_rows = waves_n * Row::tile_m0;
-    static constexpr int merge_bytes = waves_n > 1 ? merge_rows * (merge_stride + 2) * 4 : 0;
+    static constexpr int merge_bytes = waves_n > 1 ? merge_rows * (hdim_v + 2) * 4 : 0;
     static constexpr int streamed_bytes = q_bytes + waves_n * group_bytes;
     static constexpr int shared_bytes = streamed_bytes > merge_bytes ? streamed_bytes : merge_bytes;
 
@@ -34,9 +38,9 @@ struct MmaShape {
     static constexpr bool q_in_registers = atoms * (hdim_v / 2 + keys / 2 + hdim_q / 4) <= 160;
 
     using KCopy = std::conditional_t<is_vectorized<Row>, KeyVectors<Row, hdim_q, copied, waves_m, Row::pad_d>,
-                                     KvCopy<Row, hdim_q, copied, waves_m, Row::pad_d>>;
+                                     KvCopy<Row, hdim_q, copied, waves_m, Row::pad_d, panel_rows>>;
     using VCopy = std::conditional_t<is_vectorized<Row>, ValueVectors<Row, hdim_v, copied, waves_m, Row::pad_dv>,
-                                     KvCopy<Row, hdim_v, copied, waves_m, Row::pad_dv>>;
+                                     KvCopy<Row, hdim_v, copied, waves_m, Row::pad_dv, panel_rows>>;
 
     static_assert(rows % 16 == 0 && keys % 16 == 0 && keys % waves_m == 0 && stages >= 1 && hdim_v <= hdim_q);
     static_assert(shared_bytes <= 227 * 1024);

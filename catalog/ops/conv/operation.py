@@ -1,0 +1,91 @@
+"""The operation convolution, as the rest of the catalog sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from catalog.ops.conv.arguments import ARGUMENTS
+from catalog.ops.conv.kernel import ConvKernel
+from catalog.ops.conv.problem import PLANE, ConvProblem, family_of
+from catalog.ops.conv.traits import Family
+from catalog.ops.protocol import RECEIPT, Operation
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from catalog.runtime.tolerance import Tolerance
+    from catalog.schema.lineage import Lineage
+
+
+class Conv(Operation):
+    """Grouped convolution and its gradients: rows of the dispatcher and of the tile engine."""
+
+    name = "conv"
+    about = "grouped convolution, forward and backward"
+    kernel = ConvKernel
+    main_space = "ck"
+    index = ("family", "dtype", "ndim")
+    parameters = (
+        *("n", "c", "k", "g", "channels_in", "channels_out", "rows", "columns"),
+        *("pointwise", "unit_stride", "filter_of_three", "dilated", "is_depthwise", "last", *PLANE),
+    )
+    listed = ("arch", "family", "dtype", "ndim", "pipeline", "built", "name")
+    problem = ConvProblem
+    arguments = ARGUMENTS
+    lists = (RECEIPT, "direction", "dtype", "ndim")
+    smoke_traits = ("dtype", "ndim", "layout")
+    bench_fields = ("direction", "n", "c", "k", "g", "size", "filter", "stride", "pad", "dtype", "layout")
+    bench_traits = ("family", "pipeline", "scheduler", "epilogue")
+    tile_axes = ("tile_m", "tile_n")
+    required = ("family", "direction", "ndim", "dtype")
+    main_families = tuple(Family)
+
+    def main_stage(self, problem: ConvProblem) -> Family:
+        """As :func:`catalog.ops.conv.problem.family_of`."""
+        return family_of(problem)
+
+    def required_traits(self, problem: ConvProblem, family: str, lineage: Lineage) -> dict[str, Any]:
+        """The direction, the number of spatial axes and the element type; rules of selection compare layouts."""
+        return super().required_traits(problem, family, lineage) | {"ndim": problem.ndim}
+
+    def instances(self, document: Mapping[str, Any]) -> tuple[str, list[dict[str, Any]]] | None:
+        """As :func:`catalog.ops.conv.configurations.instances`."""
+        from catalog.ops.conv.configurations import instances
+
+        return instances(document)
+
+    def reference(self, problem: ConvProblem, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """As :func:`catalog.ops.conv.reference.reference`."""
+        from catalog.ops.conv.reference import reference
+
+        return reference(problem, inputs)
+
+    def tolerances(
+        self, problem: ConvProblem, inputs: Mapping[str, NDArray[Any]], *, rounds_products: bool = False
+    ) -> dict[str, Tolerance]:
+        """As :func:`catalog.ops.conv.reference.tolerances`."""
+        from catalog.ops.conv.reference import tolerances
+
+        return tolerances(problem, inputs)
+
+    def draw(self, problem: ConvProblem, name: str, rng: np.random.Generator) -> NDArray[Any]:
+        """Small integers for int8, otherwise standard normal."""
+        if problem.dtype != "int8":
+            return super().draw(problem, name, rng)
+        drawn: NDArray[Any] = rng.integers(-8, 8, problem.shapes[name])
+        return drawn
+
+    def smoke_fields(self, family: str, traits: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
+        """Channels that every vector divides, and a filter of extent 3, or of one element."""
+        ndim = traits["ndim"]
+        common: dict[str, Any] = {"n": 2, "dtype": traits["dtype"], "layout": traits["layout"], "size": (16,) * ndim}
+        if family == Family.DEPTHWISE:
+            return [common | {"c": 8, "k": 8, "g": 8, "filter": (3,) * ndim, "pad": (1,) * ndim}]
+        common |= {"direction": family, "c": 64, "k": 64}
+        three = {"filter": (3,) * ndim, "pad": (1,) * ndim}
+        return [common | three, common | {"filter": (1,) * ndim}, common | three | {"c": 32, "k": 32, "g": 32}]
+
+
+OPERATION = Conv()

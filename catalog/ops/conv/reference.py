@@ -1,0 +1,115 @@
+"""What a convolution problem computes, in float64, and how far from that a correct kernel may be.
+
+With u = 2^-24, the unit roundoff of float32, to first order in u:
+
+- A sum of k products is off by at most ``4 sqrt(k) u`` times the sum of their absolute values, in any order of
+  summation: Higham and Mary, "A New Approach to Probabilistic Rounding Error Analysis" (2019), with lambda = 4.
+- Factors and sums below 2^-126, the smallest normal float32, may be taken for zero, as AVX512-BF16 does.
+- The result is rounded once to its type. Sums of int8 products are exact.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from itertools import product
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from catalog.ops.conv.problem import ConvProblem
+from catalog.runtime.tolerance import EXACT, ROUNDING, Tolerance
+
+Array = NDArray[Any]
+
+_U, _SMALLEST = ROUNDING["float32"]
+
+
+def reference(problem: ConvProblem, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """The computed tensor in float64, as the definition reads."""
+    return _computed(problem, {name: array.astype(np.float64) for name, array in inputs.items()})
+
+
+def tolerances(problem: ConvProblem, inputs: Mapping[str, Array]) -> dict[str, Tolerance]:
+    """How far the computed tensor of a correct kernel may be from :func:`reference`."""
+    [name] = problem.made
+    if problem.dtype == "int8":
+        return {name: EXACT}
+    sizes = {name: np.abs(array.astype(np.float64)) for name, array in inputs.items()}
+    depth = _depth(problem)
+    products = _computed(problem, sizes)[name]
+    ones = {name: np.ones_like(array) for name, array in sizes.items()}
+    factors = sum(_computed(problem, ones | {one: sizes[one]})[name] for one in sizes)
+    errors = (4 * math.sqrt(depth) + 1) * _U * products + _SMALLEST * (factors + depth)
+    roundoff, smallest = ROUNDING[problem.tensors[name].element]
+    return {name: Tolerance((1 + roundoff) * errors + roundoff * smallest, roundoff)}
+
+
+def _depth(problem: ConvProblem) -> int:
+    """Maximum number of products in a sum."""
+    if problem.direction == "bwd_weight":
+        return problem.n * math.prod(problem.out)
+    channels = problem.channels_in if problem.direction == "forward" else problem.channels_out
+    return channels * math.prod(problem.filter)
+
+
+_SUMS: Mapping[str, str] = {
+    "forward": "ngc...,gkc->ngk...",
+    "bwd_data": "ngk...,gkc->ngc...",
+    "bwd_weight": "ngcx,ngkx->gkc",
+}
+"""The product of images, or of an image and a weight, at one element of the filter."""
+
+
+def _computed(problem: ConvProblem, given: Mapping[str, Array]) -> dict[str, Array]:
+    """The computed tensor, a sum over the elements of the filter."""
+    x, w, y = (_by_groups(problem, name, given.get(name)) for name in ("input", "weight", "output"))
+    padded = np.pad(x, ((0, 0),) * 3 + tuple((pad, pad) for pad in problem.pad))
+    sums = _SUMS[problem.direction]
+    for tap, window in _windows(problem):
+        at: Any = (..., *tap)
+        if problem.direction == "forward":
+            y += np.einsum(sums, padded[window], w[at])
+        elif problem.direction == "bwd_data":
+            padded[window] += np.einsum(sums, y, w[at])
+        else:
+            seen = padded[window]
+            w[at] = np.einsum(sums, seen.reshape(*seen.shape[:3], -1), y.reshape(*y.shape[:3], -1))
+    inside: Any = (..., *(slice(pad, pad + extent) for pad, extent in zip(problem.pad, problem.size, strict=True)))
+    [name] = problem.made
+    results: Mapping[str, Callable[[], Array]] = {
+        "input": lambda: padded[inside],
+        "weight": lambda: w,
+        "output": lambda: y,
+    }
+    return {name: _as_given(problem, name, results[name]())}
+
+
+def _windows(problem: ConvProblem) -> Iterator[tuple[tuple[int, ...], Any]]:
+    """Each element of the filter, and what it meets in a padded input."""
+    for tap in product(*map(range, problem.filter)):
+        axes = zip(tap, problem.dilation, problem.stride, problem.out, strict=True)
+        begins = [(place * dilation, step, extent) for place, dilation, step, extent in axes]
+        yield tap, (..., *(slice(begin, begin + step * (extent - 1) + 1, step) for begin, step, extent in begins))
+
+
+def _by_groups(problem: ConvProblem, name: str, array: Array | None) -> Array:
+    """A tensor with the axes (image, group, channel, extents), or (group, out, in, extents); zeros if not given."""
+    shape = problem.shapes[name]
+    if array is None:
+        array = np.zeros(shape)
+    if problem.layout == "nhwgc":
+        array = np.moveaxis(array, -1, 1)
+    first, channels, *extents = array.shape
+    if name == "weight":
+        return array.reshape(problem.g, first // problem.g, channels, *extents)
+    return array.reshape(first, problem.g, channels // problem.g, *extents)
+
+
+def _as_given(problem: ConvProblem, name: str, array: Array) -> Array:
+    """The inverse of :func:`_by_groups`."""
+    first, second, third, *extents = array.shape
+    shape = (first * second, third) if name == "weight" else (first, second * third)
+    array = array.reshape(*shape, *extents)
+    return np.ascontiguousarray(np.moveaxis(array, 1, -1)) if problem.layout == "nhwgc" else array

@@ -1,0 +1,1 @@
+"""GEMM kernels of CK Tile: instances of upstream's templates behind our entry points."""

@@ -1,0 +1,94 @@
+// Register blocks of packed panels, in vectors or in AMX tiles: how A lies in memory, and its product with a panel of B.
+// Panels of B are alike for both: the units of all columns at one depth, then those at the next.
+#pragma once
+
+#include <algorithm>
+
+#include "call.hpp"
+#include "host/gemm.hpp"
+#include "host/tiles.hpp"
+
+namespace catalog::host {
+
+// Common to both: the units between two visits to the sums, for which tile_m rows of A are packed together.
+template <class Row, class Unit>
+struct BlockSizes {
+    static constexpr int factors = Units<Unit>::depth, step = Row::tile_k / factors, panel = Row::warp_tile_n;
+};
+
+template <class Row, class Unit>
+struct VectorBlocks : BlockSizes<Row, Unit> {
+    using BlockSizes<Row, Unit>::step, BlockSizes<Row, Unit>::panel;
+    static constexpr int whole = 1;  // the depth is a multiple of this many units
+    static_assert(panel % lanes == 0 && step % lanes == 0, "blocks are whole vectors");
+
+    // A keeps its contiguous axis: rows of units, or the rows of a tile at each k. With powers of two as distances, they
+    // would share few sets of the L1 cache.
+    static constexpr int a_row = Row::a_along ? step + 16 : 1, a_depth = Row::a_along ? 1 : Row::tile_m + 16;
+    static constexpr std::int64_t a_step = Row::a_along ? Row::tile_m * a_row : step * a_depth;
+
+    struct State {};  // what a thread holds while it multiplies
+
+    template <class Source>
+    static void pack_a(Source from, int rows, std::int64_t depth, Unit* to) {
+        if constexpr (Row::a_along)
+            pack_rows<Unit>(from, rows, depth, to, a_row);
+        else
+            pack_depth<Unit, Row::tile_m, a_depth>(from, rows, depth, to);
+    }
+
+    // The product of the rows of A from `first` on and a panel of B becomes the sums, or is added to them.
+    template <int row_s, class Sum>
+    static void multiply(bool adds, const Unit* a, int first, int rows, const Unit* b, int depth, Sum* sums) {
+        if (!adds)
+            for (int i = 0; i < rows; ++i) std::fill_n(sums + i * row_s, panel, Sum{});
+        for_row_blocks<Row::warp_tile_m>(0, rows, [&](auto block, int i) {
+            multiply_block<block, panel, a_row, a_depth>(a + (first + i) * a_row, Rows<const Unit>{b, panel}, depth,
+                                                         add_to<row_s>(sums + i * row_s));
+        });
+    }
+};
+
+// The same in tiles, into which A is copied.
+template <class Row, class Unit>
+struct TileBlocks : BlockSizes<Row, Unit> {
+    using BlockSizes<Row, Unit>::step, BlockSizes<Row, Unit>::panel, BlockSizes<Row, Unit>::factors;
+    static constexpr int whole = tile_units;
+    static_assert(lanes == tile_units && step % whole == 0 && Row::tile_m % tile_rows == 0, "blocks are whole tiles");
+    static_assert(Row::warp_tile_m == 2 * tile_rows && panel == 2 * tile_units, "a register block is two tiles by two");
+
+    static constexpr std::int64_t a_step = Row::tile_m * step;
+
+    using State = amx::Tiles;
+
+    // Rows of a tile after the last one stay as they are: so do their sums, which nobody reads.
+    template <class Source>
+    static void pack_a(Source from, int rows, std::int64_t depth, Unit* to) {
+        constexpr int deep = tile_units * factors;
+        for (int row = 0; row < rows; row += tile_rows)
+            for (std::int64_t k = 0; k < depth; k += deep)
+                pack_rows<Unit>(from.from(row, k), std::min(rows - row, tile_rows),
+                                std::min<std::int64_t>(depth - k, deep), to + row * step + k / factors * tile_rows,
+                                tile_units);
+    }
+
+    template <int row_s, class Sum>
+    static void multiply(bool adds, const Unit* a, int first, int rows, const Unit* b, int depth, Sum* sums) {
+        const auto multiply_all = [&](auto adding) {
+            for_blocks<2, 1>(0, (rows + tile_rows - 1) / tile_rows, [&](auto down, int tile) {
+                multiply_tiles<adding, down, 2, down * tile_rows * step>(
+                    a + (first + tile * tile_rows) * step, contiguous_tiles(step), b, panel, depth,
+                    sums + tile * tile_rows * row_s, row_s);
+            });
+        };
+        if (adds)
+            multiply_all(std::true_type{});
+        else
+            multiply_all(std::false_type{});
+    }
+};
+
+template <class Row, class Unit>
+using Blocks = std::conditional_t<Row::in_tiles, TileBlocks<Row, Unit>, VectorBlocks<Row, Unit>>;
+
+}  // namespace catalog::host

@@ -1,0 +1,111 @@
+// The product of a deep K in parts: each part keeps its sums in the workspace, then they are added in order.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+
+#include "epilogue.hpp"
+#include "host/threads.hpp"
+
+namespace catalog::host {
+
+// How K is divided, which depends on nothing else than the sizes and the number of parts asked for.
+struct Split {
+    static constexpr std::int64_t grain = 256;  // whole vectors of units of every type
+
+    std::int64_t depth, parts;
+
+    explicit Split(const catalog_args& args) {
+        const std::int64_t wanted = std::max<std::int64_t>(args.num_splits, 1);
+        depth = std::max<std::int64_t>((args.k / wanted + (args.k % wanted != 0) + grain - 1) / grain, 1) * grain;
+        parts = std::max<std::int64_t>((args.k + depth - 1) / depth, 1);
+    }
+};
+
+template <class Row>
+inline std::int32_t workspace_size(const catalog_args* args, catalog_workspace* size) noexcept {
+    if (const catalog_status status = check_abi(args); status != CATALOG_OK) return status;
+    if (!size || args->batch < 0 || args->m < 0 || args->n < 0 || args->k < 0) return CATALOG_BAD_ARGUMENT;
+    *size = {1, 0};
+    if (Row::grouped || args->num_splits < 2) return CATALOG_OK;
+    const std::int64_t parts = Split(*args).parts;
+    if (parts < 2) return CATALOG_OK;
+    std::int64_t bytes = sizeof(float);  // of float and of int32_t
+    for (const std::int64_t extent : {parts, args->batch, args->m, args->n})
+        if (__builtin_mul_overflow(bytes, extent, &bytes)) return CATALOG_BAD_ARGUMENT;
+    *size = {parts, bytes};
+    return CATALOG_OK;
+}
+
+template <class Row, class Unit, class Product>
+class SplitProduct {
+    using T = typename Row::dtype;
+    using Sum = std::conditional_t<std::is_same_v<typename Units<Unit>::Sum, Float>, float, std::int32_t>;
+    static constexpr std::int64_t width = 1024;  // columns that are added at a time
+
+    struct Scratch {
+        alignas(64) Sum sums[width];
+    };
+
+   public:
+    explicit SplitProduct(const catalog_args& args) : args(args), split(args) {}
+
+    catalog_status run() {
+        if (!args.c_acc.data || split.parts != args.num_splits) return CATALOG_BAD_ARGUMENT;
+        const int threads = threads_for(args);
+        const std::int64_t items = args.batch * split.parts;
+        const bool apart = items >= threads;  // otherwise threads share each part
+        parallel_for(args, apart ? threads : 1, items, [&](std::int64_t item) {
+            const catalog_args part = part_of(item / split.parts, item % split.parts);
+            keep(Product(part, 0, apart ? 1 : threads).run());
+        });
+        if (status != CATALOG_OK) return status;
+        const std::int64_t across = (args.n + width - 1) / width;
+        parallel_for(args, threads, args.batch * args.m * across, [&](std::int64_t item) {
+            keep(add(item / across / args.m, item / across % args.m, item % across * width));
+        });
+        return status;
+    }
+
+   private:
+    void keep(catalog_status of_one) {
+        if (of_one != CATALOG_OK) status = of_one;
+    }
+
+    Sum* sums_of(std::int64_t batch, std::int64_t part) const {
+        return static_cast<Sum*>(args.c_acc.data) + (part * args.batch + batch) * args.m * args.n;
+    }
+
+    // A product of its own, whose sums stay sums: the epilogue sees that there are several parts.
+    catalog_args part_of(std::int64_t batch, std::int64_t part) const {
+        const std::int64_t first = part * split.depth;
+        catalog_args of_part = args;
+        of_part.batch = 1;
+        of_part.k = std::min(split.depth, args.k - first);
+        of_part.a.data = const_cast<T*>(factor_of<Row::a_along, T>(args.a, batch).from(0, first).data);
+        of_part.b.data = const_cast<T*>(factor_of<Row::b_along, T>(args.b, batch).from(0, first).data);
+        of_part.c_acc.data = sums_of(batch, part);
+        return of_part;
+    }
+
+    catalog_status add(std::int64_t batch, std::int64_t row, std::int64_t column) const {
+        Scratch* const scratch = thread_scratch<Scratch>();
+        if (!scratch) return CATALOG_NO_MEMORY;
+        const int columns = static_cast<int>(std::min(width, args.n - column));
+        std::copy_n(sums_of(batch, 0) + row * args.n + column, columns, scratch->sums);
+        for (std::int64_t part = 1; part < split.parts; ++part) {
+            const Sum* const more = sums_of(batch, part) + row * args.n + column;
+            for (int j = 0; j < columns; ++j) scratch->sums[j] += more[j];
+        }
+        catalog_args whole = args;
+        whole.num_splits = 1;
+        finish<Row>(whole, batch, scratch->sums, width, row, column, 1, columns);
+        return CATALOG_OK;
+    }
+
+    const catalog_args& args;
+    const Split split;
+    std::atomic<catalog_status> status = CATALOG_OK;
+};
+
+}  // namespace catalog::host

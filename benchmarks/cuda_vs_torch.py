@@ -197,7 +197,7 @@ class Bench:
     def gemm(self) -> Iterator[Row]:
         """B is column-major, as the weights of a linear layer; one side is cuBLAS, by PyTorch."""
         for m, n, k in GEMM:
-            problem = GemmProblem(m=m, n=n, k=k, dtype="bf16")
+            problem = GemmProblem(m=m, n=n, k=k, dtype="bf16", k_batch=0)
             a, b = tensors(m, k), tensors(n, k)
             c, expected = (torch.empty(m, n, device="cuda", dtype=torch.bfloat16) for _ in range(2))
             plan = self.catalog.select(problem, arch="sm_90")

@@ -10,10 +10,13 @@ import pytest
 from gemm_problems import rows
 
 from catalog.errors import BuildError, SelectionError
+from catalog.ops.gemm.arguments import ARGUMENTS
 from catalog.ops.gemm.problem import GemmProblem
 from catalog.ops.gemm.traits import Dtype
 from catalog.registry.query import Query, run
 from catalog.runtime.catalog import Catalog
+from catalog.runtime.devices.arguments import template
+from catalog.runtime.splits import wanted_splits
 
 
 @pytest.fixture(scope="module")
@@ -36,20 +39,28 @@ def test_stages_fill_the_shared_memory_of_a_block(catalog: Catalog) -> None:
 
 
 @pytest.mark.parametrize(
-    ("m", "n", "k", "tile"),
+    ("size", "asked", "tile", "parts"),
     [
-        (4096, 4096, 4096, (128, 256)),
-        (1024, 1024, 1024, (128, 64)),
-        (256, 4096, 4096, (128, 128)),
-        (64, 4096, 14336, (64, 64)),
-        (16, 14336, 4096, (16, 128)),
-        (1, 4096, 4096, (8, 64)),
+        ((4096, 4096, 4096), 0, (128, 256), 1),
+        ((1024, 1024, 1024), 0, (128, 64), 1),
+        ((256, 4096, 4096), 0, (128, 128), 2),
+        ((256, 4096, 4096), 1, (128, 64), 1),
+        ((256, 4096, 4096), 5, (128, 192), 5),
+        ((64, 4096, 14336), 0, (64, 64), 2),
+        ((16, 14336, 4096), 0, (16, 128), 1),
+        ((1, 4096, 4096), 0, (8, 64), 2),
+        ((1, 1, 0), 0, (128, 256), 1),
     ],
 )
-def test_tiles_fit_the_problem(catalog: Catalog, m: int, n: int, k: int, tile: tuple[int, int]) -> None:
-    """The fastest on an H200, or as fast within the noise."""
-    (kernel,) = catalog.select(GemmProblem(m=m, n=n, k=k, dtype="bf16"), arch="sm_90").kernels
+def test_tiles_and_parts_of_k_fit_the_problem(
+    catalog: Catalog, size: tuple[int, int, int], asked: int, tile: tuple[int, int], parts: int
+) -> None:
+    """With the parts of K that the catalog chooses, the fastest on an H200, or as fast within the noise."""
+    m, n, k = size
+    problem = GemmProblem(m=m, n=n, k=k, dtype="bf16", k_batch=asked)
+    (kernel,) = catalog.select(problem, arch="sm_90").kernels
     assert (kernel.algorithm.tile_m, kernel.algorithm.tile_n) == tile
+    assert wanted_splits(problem, (kernel,), 132) == parts
 
 
 def test_types_without_rows_are_refused(catalog: Catalog) -> None:
@@ -72,6 +83,12 @@ def test_selected_rows_compile_without_spills(catalog: Catalog, m: int, num_d: i
     library.catalog_describe.restype = ctypes.c_char_p
     assert json.loads(library.catalog_describe())["id"] == kernel.id
     assert library.catalog_launch(None, None) == 2, "no arguments"
+    args, needed = template(problem, ()).fill({}, (), (), 8, {}), ARGUMENTS.workspace()
+    for asked, parts in ((0, 1), (1, 1), (5, 4), (100, 8)):
+        args.num_splits = asked
+        assert library.catalog_workspace_size(ctypes.byref(args), ctypes.byref(needed)) == 0
+        assert (needed.num_splits, needed.c_acc) == (parts, 0), "powers of two, at most the blocks of a cluster"
+    assert library.catalog_launch(ctypes.byref(args), None) == 2, "another number of parts than it said"
     query = Query(
         f"id = '{kernel.id}' AND built", columns=("spills", "scratch_bytes", "shared_bytes"), operation="gemm"
     )

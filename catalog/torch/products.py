@@ -38,7 +38,7 @@ def linear(
     Raises:
         TensorError: shapes, types or devices of the tensors do not match, or no kernel accepts their type.
         ArgumentError: there is no such activation.
-        SelectionError: the device's arch has no GEMM kernels of this type.
+        SelectionError: the device's arch has no GEMM kernels.
         DeviceError, BuildError, ToolchainError: as :meth:`catalog.runtime.plan.Plan.enqueue`.
     """
     function = "no" if activation is None else activation

@@ -47,7 +47,7 @@ struct Row {{
 
 }}  // namespace
 
-CATALOG_ENTRY_POINTS({c_string(kernel)}, catalog::no_workspace(args, size),
+CATALOG_ENTRY_POINTS({c_string(kernel)}, catalog::cuda::gemm_workspace<Row>(args, size),
                      catalog::cuda::launch_gemm_wgmma<Row>(args, static_cast<cudaStream_t>(stream)))
 CATALOG_EXPORT_BLOCK(catalog::cuda::block_of<Row>)
 """

@@ -75,35 +75,22 @@ inline bool describe_operand(Operand& operand, const catalog_tensor& tensor, std
         return describe_operand<T>(operand, tensor, batch, k, extent, tile_k);
 }
 
-// How many blocks run at a time in clusters of 1, 2, 4 and 8: of larger ones fewer, because a cluster has to fit into
-// a part of the GPU. On an H200 132, 132, 120 and 120.
-struct Residency {
-    int blocks[4];
-};
-
-// The parts of the depth that take the least time: a wave of blocks takes a step for each tile_k of its part, and as
-// much as `fixed` steps besides, and one for each part whose sums it adds.
+// The parts of the depth that a launch has if `args` asks for `num_splits`: a power of two, a block of a cluster for
+// each, and a stage for each.
 template <class Row>
-inline int best_splits(std::int64_t tiles, std::int64_t steps, const Residency& resident) {
-    constexpr int fixed = 6;
-    int best = 1;
+inline int splits_of(const catalog_args& args) {
+    constexpr std::int64_t most_blocks = 8;  // of a cluster that every GPU can run
+    int splits = 1;
     if constexpr (GemmShape<Row>::can_split) {
-        std::int64_t least = INT64_MAX;
-        for (int i = 0, splits = 1; i < 4 && splits <= std::max<std::int64_t>(1, steps / 4); ++i, splits *= 2) {
-            const std::int64_t waves = parts(tiles * splits, resident.blocks[i]);
-            const std::int64_t taken = waves * (parts(steps, splits) + fixed + (splits > 1 ? splits : 0));
-            if (taken < least) {
-                least = taken;
-                best = splits;
-            }
-        }
+        const std::int64_t most = std::min({args.num_splits, most_blocks, parts(args.k, Row::tile_k)});
+        while (2 * splits <= most) splits *= 2;
     }
-    return best;
+    return splits;
 }
 
 // Which tiles are worked on side by side: about as many rows as columns of C, so that the L2 cache is read for most.
 template <class Row>
-inline bool plan_tiles(const catalog_args& args, const Residency& resident, GemmCall& call) {
+inline bool plan_tiles(const catalog_args& args, int processors, GemmCall& call) {
     const std::int64_t tiles_m = parts(args.m, Row::tile_m), tiles_n = parts(args.n, Row::tile_n);
     std::int64_t tiles;
     if (__builtin_mul_overflow(tiles_m, tiles_n, &tiles) || __builtin_mul_overflow(tiles, args.batch, &tiles) ||
@@ -112,13 +99,12 @@ inline bool plan_tiles(const catalog_args& args, const Residency& resident, Gemm
     call.tiles_m = static_cast<int>(tiles_m);
     call.tiles_n = static_cast<int>(tiles_n);
     call.tiles = static_cast<int>(tiles);
-    call.splits = best_splits<Row>(tiles, parts(args.k, Row::tile_k), resident);
+    call.splits = splits_of<Row>(args);
     std::int64_t band = 1;
-    const std::int64_t area = static_cast<std::int64_t>(resident.blocks[0]) * Row::tile_m * Row::tile_n;
+    const std::int64_t area = static_cast<std::int64_t>(processors) * Row::tile_m * Row::tile_n;
     while ((band + 1) * (band + 1) * Row::tile_m * Row::tile_m <= area) ++band;
     call.band = static_cast<int>(std::min(band, tiles_m));
-    call.grid = call.splits > 1 ? call.tiles * call.splits
-                                : static_cast<int>(std::min<std::int64_t>(tiles, resident.blocks[0]));
+    call.grid = call.splits > 1 ? call.tiles * call.splits : std::min(call.tiles, processors);
     return true;
 }
 
@@ -133,6 +119,15 @@ inline bool valid_sizes(const catalog_args& args) {
     const auto fits = [](std::int64_t size) { return 0 <= size && size <= most_extent; };
     return fits(args.batch) && fits(args.m) && fits(args.n) && fits(args.k) && !args.starts &&
            CATALOG_PASS_THROUGH <= args.activation && args.activation <= CATALOG_SILU;
+}
+
+// The sums of parts of the depth meet in shared memory, so there is no workspace.
+template <class Row>
+inline std::int32_t gemm_workspace(const catalog_args* args, catalog_workspace* size) noexcept {
+    if (const catalog_status status = check_abi(args); status != CATALOG_OK) return status;
+    if (!size || !valid_sizes(*args)) return CATALOG_BAD_ARGUMENT;
+    *size = {splits_of<Row>(*args), 0};
+    return CATALOG_OK;
 }
 
 // plan_tiles() follows.
@@ -166,8 +161,9 @@ inline bool describe_call(const catalog_args& args, GemmCall& call) {
     };
     call.vectors = args.n % 8 == 0 && whole(call.c) && (Row::num_d < 1 || whole(call.d[0])) &&
                    (Row::num_d < 2 || whole(call.d[1])) && aligned(call.bias);
-    call.plain = !Shape::swapped && call.c.row >= 0 && whole(call.c) && Row::num_d == 0 && !call.bias && args.beta == 0 &&
-                 args.activation == CATALOG_PASS_THROUGH;
+    const auto forward = [](std::int64_t extent, std::int64_t stride) { return extent == 1 || stride > 0; };
+    call.plain = !Shape::swapped && forward(args.m, call.c.row) && forward(args.batch, call.c.batch) && whole(call.c) &&
+                 Row::num_d == 0 && !call.bias && args.beta == 0 && args.activation == CATALOG_PASS_THROUGH;
     if (call.plain) {
         const auto bytes = [](std::int64_t stride, std::int64_t otherwise) {
             return static_cast<std::uint64_t>(stride > 0 ? stride : otherwise) * sizeof(T);

@@ -94,8 +94,9 @@ class GemmEpilogue {
         for (int block = 0; block < Shape::blocks_p; ++block) {
 #pragma unroll
             for (int piece = 0; piece < Shape::pieces_q; ++piece) {
-                const std::uint32_t target = out + (block * Shape::pieces_q + piece) % 2 * Shape::half_piece_bytes;
-                if (thread == 0) bulk_wait_read<1>();
+                const std::uint32_t target = out + half;
+                half ^= Shape::half_piece_bytes;
+                if (thread == 0) bulk_wait_read<1>();  // of this half
                 sync();
 #pragma unroll
                 for (int j = 0; j < 4; ++j) {
@@ -234,6 +235,7 @@ class GemmEpilogue {
     const GemmCall& call;
     const std::uint32_t shared;
     const int group, thread;
+    std::uint32_t half = 0;  // where the next piece of a plain product lies; goes on from tile to tile
 };
 
 }  // namespace catalog::cuda

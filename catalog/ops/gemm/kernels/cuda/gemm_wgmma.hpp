@@ -1,10 +1,10 @@
 // GEMM for Hopper, specialised for one row of the catalog: families universal and multi_d, pipeline sm90_wgmma.
 //
 // A block has one warp that loads through TMA, and warpgroups that compute, each of 64 or 128 rows of a tile. Blocks
-// work on tile after tile, so that the loads of the next tile hide behind the products and the stores of this one. Where
-// there are fewer tiles than multiprocessors, the blocks of a cluster share a tile, each with a part of the depth, and
-// add their sums through each other's shared memory. The structure, warps that load and persistent warpgroups that compute, is that of
-// CUTLASS's kernels for Hopper.
+// work on tile after tile, so that the loads of the next tile hide behind the products and the stores of this one. With
+// several parts of the depth, the blocks of a cluster share a tile, a part for each, and add their sums through each
+// other's shared memory. The structure, warps that load and persistent warpgroups that compute, is that of CUTLASS's
+// kernels for Hopper.
 //
 // A translation unit defines a struct Row whose constexpr members are the row's traits, and exports it:
 //
@@ -19,8 +19,6 @@
 //         static constexpr bool multiplies = false;                      // D tensors are factors
 //     };
 #pragma once
-
-#include <mutex>
 
 #include "gemm_copy.hpp"
 #include "gemm_epilogue.hpp"
@@ -210,51 +208,27 @@ __global__ __launch_bounds__(GemmShape<Row>::threads, 1) void gemm_wgmma(const _
     if (call.splits > 1) cluster_sync();  // others may still use this block's shared memory
 }
 
-// Of the current device; cached, as a query takes longer than a launch.
-template <class Row>
-inline bool find_residency(cudaLaunchConfig_t& config, cudaLaunchAttribute& attribute, Residency& resident) {
-    constexpr int most_devices = 64;
-    static std::mutex mutex;
-    static Residency known[most_devices] = {};
-    int device;
-    if (cudaGetDevice(&device) != cudaSuccess || device >= most_devices) return false;
-    const std::lock_guard<std::mutex> lock(mutex);
-    if (known[device].blocks[0] == 0) {
-        Residency found;
-        for (int i = 0; i < 4; ++i) {
-            attribute.val.clusterDim.x = config.gridDim.x = 1u << i;
-            if (cudaOccupancyMaxActiveClusters(&found.blocks[i], gemm_wgmma<Row>, &config) != cudaSuccess) return false;
-            if (found.blocks[0] == 0) return false;
-            found.blocks[i] = std::max(1, found.blocks[i] << i);
-        }
-        known[device] = found;
-    }
-    resident = known[device];
-    return true;
-}
-
 template <class Row>
 inline catalog_status launch_readable(const catalog_args& args, cudaStream_t stream) {
     using Shape = GemmShape<Row>;
     constexpr int bytes = Shape::bytes + Shape::alignment;
-    if (cudaFuncSetAttribute(gemm_wgmma<Row>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) != cudaSuccess)
+    int device, processors;
+    if (cudaGetDevice(&device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess ||
+        cudaFuncSetAttribute(gemm_wgmma<Row>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) != cudaSuccess)
         return launched(), CATALOG_DEVICE_ERROR;
-    cudaLaunchAttribute attribute{};
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim = {1, 1, 1};
+    GemmCall call;
+    if (!describe_call<Row>(args, call) || !plan_tiles<Row>(args, processors, call)) return CATALOG_BAD_ARGUMENT;
+    cudaLaunchAttribute cluster{};
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = {static_cast<unsigned>(call.splits), 1, 1};
     cudaLaunchConfig_t config{};
+    config.gridDim = call.grid;
     config.blockDim = Shape::threads;
     config.dynamicSmemBytes = bytes;
     config.stream = stream;
-    config.attrs = &attribute;
-    config.numAttrs = 1;
-    Residency resident;
-    if (!find_residency<Row>(config, attribute, resident)) return launched(), CATALOG_DEVICE_ERROR;
-    GemmCall call;
-    if (!describe_call<Row>(args, call) || !plan_tiles<Row>(args, resident, call)) return CATALOG_BAD_ARGUMENT;
-    attribute.val.clusterDim.x = call.splits;
+    config.attrs = &cluster;
     config.numAttrs = call.splits > 1;
-    config.gridDim = call.grid;
     const bool ran = cudaLaunchKernelEx(&config, gemm_wgmma<Row>, call) == cudaSuccess;
     const catalog_status status = launched();
     return ran ? status : CATALOG_DEVICE_ERROR;
@@ -265,7 +239,8 @@ inline std::int32_t launch_gemm_wgmma(const catalog_args* given, cudaStream_t st
     using T = typename Row::dtype;
     if (const catalog_status status = check_abi(given); status != CATALOG_OK) return status;
     catalog_args args = *given;
-    if (!valid_sizes(args)) return CATALOG_BAD_ARGUMENT;
+    if (!valid_sizes(args) || splits_of<Row>(args) != std::max<std::int64_t>(args.num_splits, 1))
+        return CATALOG_BAD_ARGUMENT;
     if (args.batch == 0 || args.m == 0 || args.n == 0) return CATALOG_OK;
     if (!valid_tensors(args, Row::num_d)) return CATALOG_BAD_ARGUMENT;
     if (args.k == 0) return launch_readable<Row>(args, stream);

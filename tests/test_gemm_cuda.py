@@ -10,6 +10,7 @@ import pytest
 from gemm_problems import rows
 
 from catalog.errors import BuildError, SelectionError
+from catalog.ops import operation
 from catalog.ops.gemm.arguments import ARGUMENTS
 from catalog.ops.gemm.problem import GemmProblem
 from catalog.ops.gemm.traits import Dtype
@@ -69,7 +70,7 @@ def test_types_without_rows_are_refused(catalog: Catalog) -> None:
     kernel = rows(catalog, "num_d = 0", "sm_90")[0]
     wide = kernel.model_copy(update={"signature": kernel.signature.model_copy(update={"dtype": Dtype.FP32})})
     with pytest.raises(BuildError, match="NVIDIA has no GEMM kernels for dtype = fp32"):
-        catalog.build(wide)
+        operation("gemm").emit(wide, "cuda", catalog.path)
 
 
 @pytest.mark.usefixtures("nvcc")

@@ -25,6 +25,7 @@ from catalog.ops.attention.inputs import forward_of
 from catalog.ops.gemm.problem import GemmProblem
 from catalog.runtime.measure import StopRule
 from catalog.runtime.tune import TuneOptions, tune
+from catalog.schema.problem import Problem as AnyProblem
 
 TOKENS, HIDDEN = 16_384, 2_048
 COPY_BYTES = 1 << 32
@@ -196,8 +197,8 @@ class Bench:
 
     def gemm(self) -> Iterator[Row]:
         """B is column-major, as the weights of a linear layer; one side is cuBLAS, by PyTorch."""
-        for m, n, k in GEMM:
-            problem = GemmProblem(m=m, n=n, k=k, dtype="bf16", k_batch=0)
+        for problem in map(gemm_problem, GEMM):
+            m, n, k = problem.m, problem.n, problem.k
             a, b = tensors(m, k), tensors(n, k)
             c, expected = (torch.empty(m, n, device="cuda", dtype=torch.bfloat16) for _ in range(2))
             plan = self.catalog.select(problem, arch="sm_90")
@@ -251,7 +252,12 @@ def decode_problem(seqlen: int) -> Problem:
     return Problem(op="splitkv", batch=16, nhead_q=64, nhead_k=8, seqlen_q=1, seqlen_k=seqlen, hdim_q=128, dtype="bf16")
 
 
-def build(catalog: Catalog, problems: Sequence[Problem]) -> None:
+def gemm_problem(size: tuple[int, int, int]) -> GemmProblem:
+    m, n, k = size
+    return GemmProblem(m=m, n=n, k=k, dtype="bf16", k_batch=0)
+
+
+def build(catalog: Catalog, problems: Sequence[AnyProblem]) -> None:
     """Compile what is selected for all problems, on every core."""
     plans = [catalog.select(problem, arch="sm_90") for problem in problems]
     kernels = {kernel.id: kernel for plan in plans for kernel in plan.kernels}
@@ -263,7 +269,8 @@ def print_row(row: Row) -> None:
     labels = " ".join(f"{name}={value}" for name, value in row.labels.items())
     figures = "  ".join(f"{name} {value:.4g}" for name, value in row.figures.items())
     verdict = ", ".join(f"{'met' if met else 'NOT met'}: {name}" for name, met in row.targets.items())
-    print(f"{row.scenario:8} {labels:32} {figures}  [{verdict}]  {row.kernel.partition('_batch_')[2][:64]}", flush=True)
+    kernel = row.kernel.partition("_batch_")[2] or row.kernel
+    print(f"{row.scenario:8} {labels:32} {figures}  [{verdict}]  {kernel[:64]}", flush=True)
 
 
 def main() -> None:
@@ -288,11 +295,14 @@ def main() -> None:
                 problems += [forward_problem(hdim, seqlen, mask)] if "forward" in chosen else []
                 problems += [backward_problem(hdim, seqlen, mask)] if "backward" in chosen else []
     problems += [decode_problem(seqlen) for seqlen in options.seqlen] if "decode" in chosen else []
+    products = [gemm_problem(size) for size in GEMM] if "gemm" in chosen else []
     if options.candidates:
         rule = StopRule(seconds=0.1, warm_up_seconds=0.02)
-        report = tune(catalog, problems, TuneOptions(arch="sm_90", candidates=options.candidates, rule=rule))
+        tuning = TuneOptions(arch="sm_90", candidates=options.candidates, rule=rule)
+        report = tune(catalog, [*problems, *products], tuning)
         print(f"tuned {len(report.tuned)} problems, {report.gain:.3f} times the static order on geometric mean")
-    build(catalog, [*problems, *(forward_of(problem) for problem in problems if problem.op == "bwd"), LAUNCH])
+    forwards = [forward_of(problem) for problem in problems if problem.op == "bwd"]
+    build(catalog, [*problems, *forwards, *products, LAUNCH])
     print(torch.cuda.get_device_name(), "PyTorch", torch.__version__)
     bench = Bench(catalog, options)
     rows: list[Row] = []

@@ -65,14 +65,15 @@ inline bool describe_operand(Operand& operand, const catalog_tensor& tensor, std
     return make_tensor_map<T>(operand.map, tensor.data, extents, strides, {64, count, 1});
 }
 
-// P or Q, `extent` long, of which a tile is `tile` long.
-template <class T, Major major>
+// P or Q, `extent` long, whose boxes are panels in shared memory.
+template <class T, Major major, int panel_bytes>
 inline bool describe_operand(Operand& operand, const catalog_tensor& tensor, std::int64_t batch, std::int64_t extent,
-                             std::int64_t k, int tile, int tile_k) {
+                             std::int64_t k) {
+    constexpr int box = panel_bytes / panel_row_bytes;
     if constexpr (major == Major::k)
-        return describe_operand<T>(operand, tensor, batch, extent, k, tile);
+        return describe_operand<T>(operand, tensor, batch, extent, k, box);
     else
-        return describe_operand<T>(operand, tensor, batch, k, extent, tile_k);
+        return describe_operand<T>(operand, tensor, batch, k, extent, box);
 }
 
 // The parts of the depth that a launch has if `args` asks for `num_splits`: a power of two, a block of a cluster for
@@ -139,8 +140,8 @@ inline bool describe_call(const catalog_args& args, GemmCall& call) {
     const catalog_tensor& q = Shape::swapped ? args.a : args.b;
     const std::int64_t extent_p = Shape::swapped ? args.n : args.m, extent_q = Shape::swapped ? args.m : args.n;
     if (args.k > 0) {
-        if (!describe_operand<T, Shape::major_p>(call.p, p, args.batch, extent_p, args.k, Shape::tile_p, Row::tile_k) ||
-            !describe_operand<T, Shape::major_q>(call.q, q, args.batch, extent_q, args.k, Shape::tile_q, Row::tile_k))
+        if (!describe_operand<T, Shape::major_p, Shape::panel_p>(call.p, p, args.batch, extent_p, args.k) ||
+            !describe_operand<T, Shape::major_q, Shape::panel_q>(call.q, q, args.batch, extent_q, args.k))
             return false;
     }
     const auto out = [&](const catalog_tensor& tensor) {

@@ -82,23 +82,23 @@ class GemmProducer {
                 barrier_wait(Shape::empty(shared, ring.stage), ring.phase ^ 1);
                 barrier_arrive_expect(full, Shape::stage_bytes);
                 const int depth = step * Shape::tile_k;
-                load<Shape::major_p, Shape::tile_p, Shape::panel_p>(call.p, target, full, p, depth, tile.batch);
-                load<Shape::major_q, Shape::tile_q, Shape::panel_q>(call.q, target + Shape::p_bytes, full, q, depth,
-                                                                    tile.batch);
+                load<Shape::major_p, Shape::p_bytes, Shape::panel_p>(call.p, target, full, p, depth, tile.batch);
+                load<Shape::major_q, Shape::q_bytes, Shape::panel_q>(call.q, target + Shape::p_bytes, full, q, depth,
+                                                                     tile.batch);
                 ring.next();
             }
         }
     }
 
    private:
-    // An operand's part of a stage.
-    template <Major major, int extent, int panel_bytes>
+    // An operand's part of a stage: as many bytes as the barrier expects, wherever the tensor ends.
+    template <Major major, int bytes, int panel_bytes>
     static __device__ __forceinline__ void load(const Operand& operand, std::uint32_t target, std::uint32_t full,
                                                 int first, int depth, int batch) {
         constexpr bool along = major == Major::k;
-        constexpr int panels = along ? Shape::tile_k / 64 : (extent + 63) / 64;
+        static_assert(bytes % panel_bytes == 0);
 #pragma unroll
-        for (int panel = 0; panel < panels; ++panel)
+        for (int panel = 0; panel < bytes / panel_bytes; ++panel)
             tma_load(target + panel * panel_bytes, &operand.map, full, (along ? depth : first) + 64 * panel,
                      along ? first : depth, operand.batched ? batch : 0);
     }

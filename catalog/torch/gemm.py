@@ -132,6 +132,11 @@ def enqueue(
         TensorError, DeviceError, BuildError, ToolchainError: as :meth:`catalog.runtime.plan.Plan.enqueue`.
     """
     arch, instead = arch_of(device), "torch.nn.functional.linear or torch.matmul may do."
+    if arch == "sm_90":
+        raise SelectionError(
+            f"tensors are on {device}: the GEMM kernels for {arch} have not been verified on a GPU",
+            hint=f"Use CPU tensors; or {instead}",
+        )
     try:
         plan = Catalog.select(problem, arch=arch)
     except SelectionError as error:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from catalog.ops.conv.arguments import ARGUMENTS
@@ -10,6 +12,7 @@ from catalog.ops.conv.kernel import ConvKernel
 from catalog.ops.conv.problem import PLANE, ConvProblem, family_of
 from catalog.ops.conv.traits import Family
 from catalog.ops.protocol import RECEIPT, Operation
+from catalog.schema.kernel import Kernel
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Conv(Operation):
-    """Grouped convolution and its gradients: rows of the dispatcher and of the tile engine."""
+    """Grouped convolution and its gradients: rows of the dispatcher and of the tile engine, and our own for CPUs."""
 
     name = "conv"
     about = "grouped convolution, forward and backward"
@@ -33,6 +36,7 @@ class Conv(Operation):
     )
     listed = ("arch", "family", "dtype", "ndim", "pipeline", "built", "name")
     problem = ConvProblem
+    headers = MappingProxyType({"kernels": Path(__file__).parent / "kernels"})
     arguments = ARGUMENTS
     lists = (RECEIPT, "direction", "dtype", "ndim")
     smoke_traits = ("dtype", "ndim", "layout")
@@ -55,6 +59,14 @@ class Conv(Operation):
         from catalog.ops.conv.configurations import instances
 
         return instances(document)
+
+    def emit(self, kernel: Kernel, backend: str, memory: Path) -> str:
+        """As :func:`catalog.ops.conv.kernels.host.emit.emit`."""
+        if backend != "host":
+            return super().emit(kernel, backend, memory)
+        from catalog.ops.conv.kernels.host.emit import emit
+
+        return emit(kernel)
 
     def reference(self, problem: ConvProblem, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """As :func:`catalog.ops.conv.reference.reference`."""

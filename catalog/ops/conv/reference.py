@@ -75,7 +75,7 @@ def _computed(problem: ConvProblem, given: Mapping[str, Array]) -> dict[str, Arr
             padded[window] += np.einsum(sums, y, w[at])
         else:
             seen = padded[window]
-            w[at] = np.einsum(sums, seen.reshape(*seen.shape[:3], -1), y.reshape(*y.shape[:3], -1))
+            w[at] = np.einsum(sums, *(image.reshape(*image.shape[:3], math.prod(problem.out)) for image in (seen, y)))
     inside: Any = (..., *(slice(pad, pad + extent) for pad, extent in zip(problem.pad, problem.size, strict=True)))
     [name] = problem.made
     results: Mapping[str, Callable[[], Array]] = {

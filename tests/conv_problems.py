@@ -42,10 +42,15 @@ def problem_of_row(kernel: Kernel, rng: random.Random) -> ConvProblem:
             "stride": [rng.choice((1, 1, 2, 3)) for _ in range(ndim)],
             "dilation": [rng.choice((1, 1, 1, 2, 4)) for _ in range(ndim)],
             "n": rng.choice((0, 1, 2, 3)),
-            "g": (g := rng.choice((1, 1, 2, 5, 32))),
+            "g": (g := rng.choice((1, 1, 2, 5, 33))),
         }
-        depthwise = signature.family == "depthwise" or rng.random() < 0.2
-        fields |= {name: g * (1 if depthwise else rng.choice((1, 2, 4, 7, 16, 33))) for name in "ck"}
+        if kernel.algorithm.pipeline == "host_direct":
+            vector = kernel.algorithm.vector_c
+            fields |= dict.fromkeys("ck", g * rng.choice([width for width in (1, 2, 4, 8, 16) if width <= vector]))
+        elif signature.family == "depthwise":
+            fields |= {"c": g, "k": g}
+        else:
+            fields |= {name: g * rng.choice((1, 2, 4, 7, 16, 33)) for name in "ck"}
         try:
             return ConvProblem(
                 direction=signature.direction.value,

@@ -11,6 +11,10 @@
 
 namespace catalog::host {
 
+// Whether neighbours of a type are units as they lie in memory.
+template <class Unit, class T>
+inline constexpr bool holds_neighbours = sizeof(Unit) == Units<Unit>::depth * sizeof(T);
+
 // Common to both: the units between two visits to the sums, for which tile_m rows of A are packed together.
 template <class Row, class Unit>
 struct BlockSizes {
@@ -27,6 +31,13 @@ struct VectorBlocks : BlockSizes<Row, Unit> {
     // would share few sets of the L1 cache.
     static constexpr int a_row = Row::a_along ? step + 16 : 1, a_depth = Row::a_along ? 1 : Row::tile_m + 16;
     static constexpr std::int64_t a_step = Row::a_along ? Row::tile_m * a_row : step * a_depth;
+
+    // How far apart lines along the contiguous axis of a factor are for a copy of its elements to be packed already; 0: units
+    // are something else than such elements.
+    template <class T>
+    static constexpr std::int64_t plain = !holds_neighbours<Unit, T>                ? 0
+                                          : Row::a_along                            ? a_row * Units<Unit>::depth
+                                          : Units<Unit>::depth == 1 ? a_depth : 0;
 
     struct State {};  // what a thread holds while it multiplies
 
@@ -59,6 +70,9 @@ struct TileBlocks : BlockSizes<Row, Unit> {
     static_assert(Row::warp_tile_m == 2 * tile_rows && panel == 2 * tile_units, "a register block is two tiles by two");
 
     static constexpr std::int64_t a_step = Row::tile_m * step;
+
+    template <class T>
+    static constexpr std::int64_t plain = 0;
 
     using State = amx::Tiles;
 

@@ -120,8 +120,9 @@ _OWN: tuple[Part, ...] = (
     *(Word("_", field) for field in ("dtype", "layout")),
     _NDIM,
     Word("_", "pipeline"),
-    Extents("_b", ("tile_m", "tile_n", "tile_k")),
-    Extents("_w", ("warp_tile_m", "warp_tile_n")),
+    Extents("_b", ("tile_m", "tile_n", "tile_k"), absent=0),
+    Extents("_w", ("warp_tile_m", "warp_tile_n"), absent=0),
+    Extents("_vec", ("vector_c",), absent=1),
     Target(r"_\w+"),
 )
 

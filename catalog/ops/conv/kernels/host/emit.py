@@ -15,6 +15,7 @@ def emit(kernel: Kernel) -> str:
     values = {
         "direction": f"catalog::host::Direction::{signature.direction}",
         "last": signature.layout is Layout.NHWGC,
+        "direct": algorithm.pipeline is Pipeline.HOST_DIRECT,
         "in_tiles": algorithm.pipeline is Pipeline.HOST_AMX,
         **{name: getattr(algorithm, name) for name in _NUMBERS},
     }

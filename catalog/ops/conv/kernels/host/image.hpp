@@ -94,11 +94,11 @@ class ImageOfRows {
         const std::int64_t seen = inside ? std::clamp<std::int64_t>(image.extents[2] - w, skipped, span) : skipped;
         const std::int64_t first = std::clamp(skipped * image.channels, begin, end);
         const std::int64_t last = std::clamp(seen * image.channels, first, end);
-        std::fill(to, to + (first - begin), T{});
+        if (first > begin) std::fill(to, to + (first - begin), T{});
         if (first < last)
             copy_elements(from + (image.index(d, h, w) * image.all_channels + first), last - first,
                           to + (first - begin));
-        std::fill(to + (last - begin), to + (end - begin), T{});
+        if (last < end) std::fill(to + (last - begin), to + (end - begin), T{});
     }
 
     const Window& window;

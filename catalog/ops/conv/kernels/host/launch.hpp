@@ -1,6 +1,7 @@
 // The launch of a row: its checks, and the windows of its direction.
 #pragma once
 
+#include "direct.hpp"
 #include "host/choice.hpp"
 #include "panel.hpp"
 
@@ -36,15 +37,26 @@ inline std::int32_t launch(const catalog_args* args) noexcept {
     const double products = static_cast<double>(args->n * Geometry::volume(of.out) * of.taps()) *
                             static_cast<double>(args->c / args->g * args->k);
     const int threads = products < small_work ? 1 : threads_for(*args);
-    return with_units<typename Row::dtype, Row::in_tiles>([&](auto unit) {
+    const auto compute = [&](auto of_window) {
         catalog_status status = CATALOG_OK;
         for_windows<Row::direction>(of, [&](const Window& window) {
-            const catalog_status of_one =
-                WindowProduct<Row, typename decltype(unit)::type>(*args, of, window, threads).run();
+            const catalog_status of_one = of_window(window);
             if (of_one != CATALOG_OK) status = of_one;
         });
         return status;
-    });
+    };
+    if constexpr (Row::direct)
+        return with_width(narrow_width(*args), [&](auto width) {
+            return compute([&](const Window& window) {
+                return NarrowGroups<Row, width>(*args, of, window, threads).run();
+            });
+        });
+    else
+        return with_units<typename Row::dtype, Row::in_tiles>([&](auto unit) {
+            return compute([&](const Window& window) {
+                return WindowProduct<Row, typename decltype(unit)::type>(*args, of, window, threads).run();
+            });
+        });
 }
 
 }  // namespace catalog::host

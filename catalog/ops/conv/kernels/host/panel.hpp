@@ -71,7 +71,9 @@ class WindowProduct {
     static constexpr int factors = Block::factors, panel = Block::panel, step = Block::step;
     static constexpr int tile_m = Row::tile_m, tile_n = Row::tile_n, tile_k = Row::tile_k;
     static constexpr std::int64_t a_step = Block::a_step;
-    static constexpr int widest = std::max(tile_m, tile_n), gap = 16;
+    static constexpr int widest = std::max(tile_m, panel), gap = 16;
+    template <class Of>
+    static constexpr int room_stride = (Of::along ? tile_k : widest) + gap;
     static_assert(tile_n % panel == 0 && tile_m % lanes == 0, "tiles are whole blocks");
 
     struct Scratch {
@@ -172,13 +174,13 @@ class WindowProduct {
             return {window, input<const T>(group)};
     }
 
-    // `count` rows or columns of an operand, and a step of its depth.
+    // `count` rows or columns of an operand, and a step of its depth: in place, or copied to `room`, `stride` apart.
     template <class Of, class Matrix>
-    Factor<Of::along, T> part(const Matrix& matrix, std::int64_t first, std::int64_t count, std::int64_t at,
-                              T* room) const {
+    Factor<Of::along, T> part(const Matrix& matrix, std::int64_t first, std::int64_t count, std::int64_t at, T* room,
+                              std::int64_t stride) const {
         const std::int64_t begin = at * tile_k, depth = depth_of(at);
-        const Rows<const T> rows = Of::along ? matrix.block(first, count, begin, depth, room, tile_k + gap)
-                                             : matrix.block(begin, depth, first, count, room, widest + gap);
+        const Rows<const T> rows = Of::along ? matrix.block(first, count, begin, depth, room, stride)
+                                             : matrix.block(begin, depth, first, count, room, stride);
         return {rows.data, rows.stride};
     }
 
@@ -189,7 +191,12 @@ class WindowProduct {
                 Unit* to) const {
         const int count = static_cast<int>(std::min(rows, m - row));
         const auto pack = [&](const auto& matrix) {
-            Block::pack_a(part<A>(matrix, row, count, at, scratch.room), count, depth_of(at), to);
+            constexpr std::int64_t plain = Block::template plain<T>;
+            T* const room = plain ? reinterpret_cast<T*>(to) : scratch.room;
+            const auto from = part<A>(matrix, row, count, at, room, plain ? plain : room_stride<A>);
+            if (!plain || from.data != room) return Block::pack_a(from, count, depth_of(at), to);
+            if (A::along && depth_of(at) % factors)
+                for (int i = 0; i < count; ++i) room[i * plain + depth_of(at)] = T{};
         };
         if constexpr (direction == Direction::bwd_weight)
             pack(typename A::Matrix(itself, output<const T>(group)));
@@ -200,7 +207,13 @@ class WindowProduct {
     void pack_b(Scratch& scratch, std::int64_t group, std::int64_t column, std::int64_t at, Unit* to) const {
         const int count = static_cast<int>(std::min<std::int64_t>(panel, n - column));
         const auto matrix = this->template matrix<typename B::Matrix>(group);
-        pack_panel<Unit, panel>(part<B>(matrix, column, count, at, scratch.room), count, depth_of(at), units_of(at), to);
+        constexpr bool plain = !B::along && factors == 1 && holds_neighbours<Unit, T>;
+        T* const room = plain ? reinterpret_cast<T*>(to) : scratch.room;
+        const auto from = part<B>(matrix, column, count, at, room, plain ? panel : room_stride<B>);
+        if (!plain || from.data != room)
+            pack_panel<Unit, panel>(from, count, depth_of(at), units_of(at), to);
+        else if (count < panel)
+            for (std::int64_t i = 0; i < depth_of(at); ++i) std::fill(room + i * panel + count, room + (i + 1) * panel, T{});
     }
 
     void multiply_tile(Scratch& scratch, std::int64_t group, std::int64_t row, std::int64_t column, int rows,

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from catalog.ops.conv.arguments import ARGUMENTS
 from catalog.ops.conv.kernel import ConvKernel
+from catalog.ops.conv.names import NATIVE
 from catalog.ops.conv.problem import PLANE, ConvProblem, family_of
+from catalog.ops.conv.shrinks import SHRINKS
 from catalog.ops.conv.traits import Family
 from catalog.ops.protocol import RECEIPT, Operation
 from catalog.schema.kernel import Kernel
@@ -43,6 +45,7 @@ class Conv(Operation):
     bench_fields = ("direction", "n", "c", "k", "g", "size", "filter", "stride", "pad", "dtype", "layout")
     bench_traits = ("family", "pipeline", "scheduler", "epilogue")
     tile_axes = ("tile_m", "tile_n")
+    shrinks = SHRINKS
     required = ("family", "direction", "ndim", "dtype")
     main_families = tuple(Family)
 
@@ -53,6 +56,14 @@ class Conv(Operation):
     def required_traits(self, problem: ConvProblem, family: str, lineage: Lineage) -> dict[str, Any]:
         """The direction, the number of spatial axes and the element type; rules of selection compare layouts."""
         return super().required_traits(problem, family, lineage) | {"ndim": problem.ndim}
+
+    def work(self, problem: ConvProblem, kernel: ConvKernel, units: int) -> Mapping[str, float]:
+        """As :func:`catalog.ops.conv.work.work_of` for kernels of our own."""
+        if kernel.space != NATIVE:
+            return super().work(problem, kernel, units)
+        from catalog.ops.conv.work import work_of
+
+        return work_of(problem, kernel, units)
 
     def instances(self, document: Mapping[str, Any]) -> tuple[str, list[dict[str, Any]]] | None:
         """As :func:`catalog.ops.conv.configurations.instances`."""

@@ -1,4 +1,4 @@
-"""Time the catalog's convolution kernels for the host, and PyTorch's on the same tensors, and compare them with targets.
+"""Time the catalog's convolution kernels for the host and PyTorch's on the same tensors, and compare them with targets.
 
 Images are in PyTorch's channels_last. The sides of a problem take turns in one process, on the same threads. Figures
 are medians, or with --best minima: on a busy machine only these mean anything. See benchmarks/README.md.
@@ -25,34 +25,41 @@ TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 DIRECTIONS = ("forward", "bwd_data", "bwd_weight")
 
 
-def _same(extent: int, ndim: int = 2) -> dict[str, tuple[int, ...]]:
-    return {"filter": (extent,) * ndim, "pad": (extent // 2,) * ndim}
-
-
-def _plane(c: int, k: int, size: int, extent: int, stride: int = 1, g: int = 1) -> dict[str, Any]:
-    return {"c": c, "k": k, "g": g, "size": (size,) * 2, "stride": (stride,) * 2, **_same(extent)}
+def _layer(c: int, k: int, size: tuple[int, ...], extent: int, **fields: Any) -> dict[str, Any]:
+    """A layer whose filter has one extent, with as much padding as keeps the size."""
+    ndim = len(size)
+    stride = (fields.pop("stride", 1),) * ndim
+    return {
+        "c": c,
+        "k": k,
+        "size": size,
+        "filter": (extent,) * ndim,
+        "pad": (extent // 2,) * ndim,
+        "stride": stride,
+    } | fields
 
 
 SHAPES: dict[str, list[dict[str, Any]]] = {
     # ResNet-50: He et al., "Deep Residual Learning for Image Recognition" (2015), table 1.
     "resnet": [
-        _plane(3, 64, 224, 7, 2),
-        *(_plane(*shape) for shape in ((64, 64, 56, 1), (64, 64, 56, 3), (64, 256, 56, 1), (128, 128, 56, 3, 2))),
-        *(_plane(*shape) for shape in ((128, 128, 28, 3), (128, 512, 28, 1), (512, 1024, 28, 1, 2))),
-        *(_plane(*shape) for shape in ((256, 256, 14, 3), (256, 1024, 14, 1), (512, 512, 7, 3), (2048, 512, 7, 1))),
+        _layer(3, 64, (224, 224), 7, stride=2),
+        *(_layer(64, k, (56, 56), extent) for k, extent in ((64, 1), (64, 3), (256, 1))),
+        _layer(128, 128, (56, 56), 3, stride=2),
+        *(_layer(128, k, (28, 28), extent) for k, extent in ((128, 3), (512, 1))),
+        _layer(512, 1024, (28, 28), 1, stride=2),
+        *(_layer(256, k, (14, 14), extent) for k, extent in ((256, 3), (1024, 1))),
+        _layer(512, 512, (7, 7), 3),
+        _layer(2048, 512, (7, 7), 1),
     ],
     # MobileNetV2: Sandler et al., "Inverted Residuals and Linear Bottlenecks" (2018), table 2.
     "depthwise": [
-        _plane(c, c, size, 3, stride, c)
+        _layer(c, c, (size, size), 3, stride=stride, g=c)
         for c, size, stride in ((32, 112, 1), (96, 112, 2), (144, 56, 1), (192, 28, 1), (384, 14, 1), (960, 7, 1))
     ],
     # ResNeXt-50 32x4d: Xie et al., "Aggregated Residual Transformations for Deep Neural Networks" (2016), table 1.
-    "grouped": [_plane(c, c, size, 3, 1, 32) for c, size in ((128, 56), (256, 28), (512, 14), (1024, 7))],
-    # Residual networks of 3x3x3 filters: Hara et al., "Can Spatiotemporal 3D CNNs Retrace the History ...?" (2017).
-    "video": [
-        {"c": c, "k": c, "n": 1, "size": size, **_same(3, 3)}
-        for c, size in ((64, (8, 56, 56)), (128, (4, 28, 28)), (256, (2, 14, 14)))
-    ],
+    "grouped": [_layer(c, c, (size, size), 3, g=32) for c, size in ((128, 56), (256, 28), (512, 14), (1024, 7))],
+    # Hara et al., "Can Spatiotemporal 3D CNNs Retrace the History of 2D CNNs and ImageNet?" (2017).
+    "video": [_layer(c, c, size, 3, n=1) for c, size in ((64, (8, 56, 56)), (128, (4, 28, 28)), (256, (2, 14, 14)))],
 }
 COLUMNS = (
     *("kind", "direction", "dtype", "c", "k", "g", "size", "filter", "stride", "ours ms", "torch ms", "GFLOP/s"),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import random
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +63,11 @@ def test_kernels_of_all_kinds_compute_any_problem(catalog: Catalog) -> None:
         "dtype = 'fp32' AND family = 'depthwise'",
     ]
     kernels = [rows(catalog, f"pipeline = 'host_panel' AND {kind}")[0] for kind in kinds]
-    direct = "pipeline = 'host_direct' AND ndim = 2"
-    kernels += [rows(catalog, f"{direct} AND dtype = 'fp32' AND family = '{family}'")[0] for family in DIRECTIONS]
+    direct = "pipeline = 'host_direct' AND ndim = 2 AND dtype"
+    kernels += [
+        rows(catalog, f"{direct} = '{dtype}' AND family = '{family}'")[0]
+        for dtype, family in (("fp32", "bwd_data"), ("bf16", "bwd_weight"))
+    ]
     assert not catalog.builder.build_many(kernels).failures
     used = {kernel.name: check(catalog, kernel, 40) for kernel in kernels}
     assert max(used.values()) > 0.02, "tolerances are far too wide"
@@ -177,11 +182,19 @@ def test_wrong_tensors_are_a_message(catalog: Catalog) -> None:
 
 @pytest.mark.slow
 def test_commands_run_tune_and_bench(catalog: Catalog, tmp_path: Path) -> None:
-    fields = ("--n", 2, "--c", 6, "--k", 8, "--size", "9,11", "--filter", "3,3", "--dtype", "fp32")
-    done = command.catalog("run", "conv", *fields, "--stride", "2,1", "--pad", "1,2", "--validate", db=catalog.path)
+    fields = ("--n", 2, "--c", 6, "--k", 64, "--size", "9,11", "--filter", "3,3", "--dtype", "fp32")
+    run = partial(command.catalog, db=catalog.path)
+    done = run("run", "conv", *fields, "--stride", "2,1", "--pad", "1,2", "--validate")
     assert done.returncode == 0, done.stderr
     assert re.search(r"^validation +passed$", done.stdout, re.MULTILINE)
-    shapes = tmp_path / "shapes.json"
-    tuned = command.catalog("tune", "conv", *fields, "--limit", 1, db=catalog.path)
+    tuned = run("tune", "conv", *fields, "--candidates", 1)
     assert tuned.returncode == 0, tuned.stderr
-    assert shapes
+    benched = run("bench", "conv", *fields, "--csv", tmp_path / "conv.csv", "--verify")
+    assert benched.returncode == 0, benched.stderr
+    [row] = csv.DictReader((tmp_path / "conv.csv").open())
+    assert (row["direction"], row["size"], row["pipeline"], row["verified"]) == (
+        "forward",
+        "[9, 11]",
+        "host_panel",
+        "1",
+    )

@@ -16,18 +16,24 @@ struct LaneOfGroup {
     static constexpr unsigned at(int lane) { return lane / width * width + j; }
 };
 
-// Calls body(std::integral_constant<int, j>, lanes j of the groups of x) for the lanes j of a group.
-template <int width, class Body, int... j>
-inline void for_lanes(Float x, Body body, std::integer_sequence<int, j...>) {
-    if constexpr (width == 1)
-        body(std::integral_constant<int, 0>{}, x);
-    else
-        (body(std::integral_constant<int, j>{}, permute<LaneOfGroup<width, j>>(x, x)), ...);
+// Calls body(std::integral_constant<int, j>, channel j of each group) for the channels of groups that a vector holds. Where it
+// holds one group, a channel is a number in memory, which costs no permutation.
+template <int width, class T, class Body, int... j>
+inline void for_channels(const T* from, std::int64_t count, Body body, std::integer_sequence<int, j...>) {
+    if constexpr (width == lanes && std::is_same_v<T, float>) {
+        (body(std::integral_constant<int, j>{}, from[j]), ...);
+    } else {
+        const Float x = load_first(from, count);
+        if constexpr (width == 1)
+            body(std::integral_constant<int, 0>{}, x);
+        else
+            (body(std::integral_constant<int, j>{}, permute<LaneOfGroup<width, j>>(x, x)), ...);
+    }
 }
 
-template <int width, class Body>
-inline void for_lanes(Float x, Body body) {
-    for_lanes<width>(x, body, std::make_integer_sequence<int, width>{});
+template <int width, class T, class Body>
+inline void for_channels(const T* from, std::int64_t count, Body body) {
+    for_channels<width>(from, count, body, std::make_integer_sequence<int, width>{});
 }
 
 // Positions along an axis whose taps are all inside of the image: from `first` to `end`.
@@ -78,9 +84,9 @@ class NarrowGroups {
                 const std::int64_t first = item % parts * blocks_per_item, row = item / parts;
                 for (std::int64_t block = first; block < std::min(first + blocks_per_item, blocks); ++block)
                     if (channels_of(block) == lanes)
-                        compute_row<true>(row, block);
+                        compute_row(std::integral_constant<int, lanes>{}, row, block);
                     else
-                        compute_row<false>(row, block);
+                        compute_row(channels_of(block), row, block);
             });
         }
         return CATALOG_OK;
@@ -108,15 +114,14 @@ class NarrowGroups {
         }
     }
 
-    // A block of channels, for a row of an image.
-    template <bool whole>
-    void compute_row(std::int64_t row, std::int64_t block) const {
+    // `count` channels of a block, for a row of an image.
+    template <class Count>
+    void compute_row(Count count, std::int64_t row, std::int64_t block) const {
         const Axis *const of_d = window.axis, *const of_h = of_d + 1, *const of_w = of_d + 2;
         const Image<T>&made = direction == Direction::forward ? output : input,
              &read = direction == Direction::forward ? input : output;
         const std::int64_t h = row % of_h->count, d = row / of_h->count % of_d->count;
         const std::int64_t image = row / of_h->count / of_d->count, channels = made.all_channels;
-        const std::int64_t count = whole ? lanes : channels_of(block);
         const std::int64_t row_d = of_d->origin + d * of_d->stride, row_h = of_h->origin + h * of_h->stride;
         const T* const from = read.data + image * read.stride_image + block * lanes;
         const std::int64_t first = made.index(of_d->first + d * of_d->step, of_h->first + h * of_h->step, of_w->first);
@@ -124,7 +129,9 @@ class NarrowGroups {
         const float* const weights = packed + block * taps * width * lanes;
 
         const auto compute = [&](auto positions, auto checked, std::int64_t p) {
-            Float sums[positions] = {};
+            Float sums[positions];  // not initialised as a whole: the compiler would call for zeros
+#pragma GCC unroll 8
+            for (int i = 0; i < positions; ++i) sums[i] = Float{};
             const std::int64_t w = of_w->origin + p * of_w->stride;
             for (std::int64_t td = 0; td < of_d->taps; ++td) {
                 const std::int64_t at_d = row_d + td * of_d->apart;
@@ -143,40 +150,29 @@ class NarrowGroups {
 #pragma GCC unroll 8
                         for (int i = 0; i < positions; ++i) {
                             const T* const element = line + (at_w + i * of_w->stride) * channels;
-                            for_lanes<width>(whole ? load(element) : load_first(element, count),
-                                             [&](auto j, Float x) { sums[i] += x * factor[j]; });
+                            for_channels<width>(element, count, [&](auto j, auto x) { sums[i] += x * factor[j]; });
                         }
                     }
                 }
             }
 #pragma GCC unroll 8
-            for (int i = 0; i < positions; ++i) {
-                T* const result = to + (p + i) * of_w->step * channels;
-                whole ? store(result, sums[i]) : store_first(result, sums[i], count);
-            }
+            for (int i = 0; i < positions; ++i) store_first(to + (p + i) * of_w->step * channels, sums[i], count);
         };
         const std::integral_constant<int, 1> one;
         std::int64_t p = 0;
         for (; p < interior.first; ++p) compute(one, std::true_type{}, p);
-        for (; p + at_once <= interior.end; p += at_once)
-            compute(std::integral_constant<int, at_once>{}, std::false_type{}, p);
+        if constexpr (!std::is_integral_v<Count>)  // a whole vector
+            for (; p + at_once <= interior.end; p += at_once)
+                compute(std::integral_constant<int, at_once>{}, std::false_type{}, p);
         for (; p < of_w->count; ++p) compute(one, std::true_type{}, p);
     }
 
     // The gradient of a block's weights, for the taps of one row of the filter.
     void add_up(std::int64_t block, std::int64_t td, std::int64_t th) const {
-        for (std::int64_t tw = 0; tw < of.filter[2];) {
-            constexpr int most = width == 1 ? 4 : 3;
-            if (of.filter[2] - tw == most) {
-                add_up_taps<most>(block, td, th, tw);
-                tw += most;
-            } else if (of.filter[2] - tw >= 3) {
-                add_up_taps<3>(block, td, th, tw);
-                tw += 3;
-            } else {
-                add_up_taps<1>(block, td, th, tw++);
-            }
-        }
+        constexpr int some = 3;  // taps whose sums fit in registers
+        std::int64_t tw = 0;
+        for (; tw + some <= of.filter[2]; tw += some) add_up_taps<some>(block, td, th, tw);
+        for (; tw < of.filter[2]; ++tw) add_up_taps<1>(block, td, th, tw);
     }
 
     template <int some>
@@ -187,7 +183,7 @@ class NarrowGroups {
         of_w.origin += first * of_w.apart;
         of_w.taps = some;
         const Interior inside(of_w);
-        const std::int64_t count = channels_of(block), channels = args.c;
+        const std::int64_t channels = args.c;
         for (int begin = 0; begin < width; begin += part) {
             Float totals[some][part] = {};
             for (std::int64_t image = 0; image < args.n; ++image)
@@ -201,30 +197,24 @@ class NarrowGroups {
                         const T* const made = output.data + image * output.stride_image + block * lanes +
                                               output.index(d, h, 0) * channels;
                         Float sums[some][part] = {};
-                        const auto add = [&](auto checked, auto whole, std::int64_t p) {
-                            const auto vector = [&](const T* of_channels) {
-                                return whole ? load(of_channels) : load_first(of_channels, count);
-                            };
-                            const Float gradient = vector(made + p * channels);
+                        const auto add = [&](auto checked, auto count, std::int64_t p) {
+                            const Float gradient = load_first(made + p * channels, count);
 #pragma GCC unroll 4
                             for (int t = 0; t < some; ++t) {
                                 const std::int64_t at_w = of_w.origin + p * of_w.stride + t * of_w.apart;
                                 if (checked && (at_w < 0 || at_w >= of_w.extent)) continue;
-                                for_lanes<width>(vector(seen + at_w * channels), [&](auto j, Float x) {
+                                for_channels<width>(seen + at_w * channels, count, [&](auto j, auto x) {
                                     if (j >= begin && j < begin + part) sums[t][j % part] += gradient * x;
                                 });
                             }
                         };
-                        const auto add_all = [&](auto whole) {
-                            std::int64_t p = 0;
+                        std::int64_t p = 0;
+                        if (channels_of(block) == lanes) {
+                            const std::integral_constant<int, lanes> whole;
                             for (; p < inside.first; ++p) add(std::true_type{}, whole, p);
                             for (; p < inside.end; ++p) add(std::false_type{}, whole, p);
-                            for (; p < of_w.count; ++p) add(std::true_type{}, whole, p);
-                        };
-                        if (count == lanes)
-                            add_all(std::true_type{});
-                        else
-                            add_all(std::false_type{});
+                        }
+                        for (; p < of_w.count; ++p) add(std::true_type{}, channels_of(block), p);
 #pragma GCC unroll 4
                         for (int t = 0; t < some; ++t)
 #pragma GCC unroll 8

@@ -1,4 +1,4 @@
-"""Convolution kernels of the host: results against the float64 reference and PyTorch, gradients, bad calls, commands."""
+"""Convolution kernels of the host: results against the float64 reference and PyTorch, gradients, messages, commands."""
 
 from __future__ import annotations
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 import random
 import re
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -181,20 +179,13 @@ def test_wrong_tensors_are_a_message(catalog: Catalog) -> None:
 
 
 @pytest.mark.slow
-def test_commands_run_tune_and_bench(catalog: Catalog, tmp_path: Path) -> None:
-    fields = ("--n", 2, "--c", 6, "--k", 64, "--size", "9,11", "--filter", "3,3", "--dtype", "fp32")
-    run = partial(command.catalog, db=catalog.path)
-    done = run("run", "conv", *fields, "--stride", "2,1", "--pad", "1,2", "--validate")
+def test_commands_run_trace_and_replay(catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CATALOG_TRACE", str(tmp_path / "calls.jsonl"))
+    fields = ("--n", 2, "--c", 6, "--k", 64, "--size", "9,11", "--filter", "3,3", "--stride", "2,1", "--pad", "1,2")
+    done = command.catalog("run", "conv", *fields, "--dtype", "fp32", "--validate", db=catalog.path)
     assert done.returncode == 0, done.stderr
     assert re.search(r"^validation +passed$", done.stdout, re.MULTILINE)
-    tuned = run("tune", "conv", *fields, "--candidates", 1)
-    assert tuned.returncode == 0, tuned.stderr
-    benched = run("bench", "conv", *fields, "--csv", tmp_path / "conv.csv", "--verify")
-    assert benched.returncode == 0, benched.stderr
-    [row] = csv.DictReader((tmp_path / "conv.csv").open())
-    assert (row["direction"], row["size"], row["pipeline"], row["verified"]) == (
-        "forward",
-        "[9, 11]",
-        "host_panel",
-        "1",
-    )
+    monkeypatch.delenv("CATALOG_TRACE")
+    replayed = command.catalog("replay", tmp_path / "calls.jsonl", "--verify", db=catalog.path)
+    assert replayed.returncode == 0, replayed.stderr
+    assert "conv-directionforward-n2-c6-k64" in replayed.stdout

@@ -180,7 +180,7 @@ def _run(input: Optional, weight: Optional, output: Optional, *geometry: Any) ->
     *lists, groups = geometry
     missing = _missing(tensors)
     image, *channels = _image_and_channels(tensors, groups)
-    last = _is_last(image)
+    last = _is_last(tensors)
     fields = (_DIRECTIONS[missing], last, image.shape[0], *channels, groups)
     problem = _problem_of(image.dtype, fields, tuple(map(tuple, lists)))
     given = {name: _dense(tensor.detach(), last) for name, tensor in tensors.items() if tensor is not None}
@@ -198,7 +198,7 @@ def _fake(input: Optional, weight: Optional, output: Optional, *geometry: Any) -
     out = [(extent + 2 * zeros - apart * (taps - 1) - 1) // step + 1 for extent, taps, step, apart, zeros in axes]
     shapes = {"input": (image.shape[0], c, size), "weight": (k, c // groups, reach), "output": (image.shape[0], k, out)}
     first, channels, extents = shapes[missing]
-    if _is_last(image):
+    if _is_last(tensors):
         return image.new_empty((first, *extents, channels)).movedim(-1, 1)
     return image.new_empty((first, channels, *extents))
 
@@ -230,9 +230,10 @@ def _problem_of(dtype: torch.dtype, fields: tuple[Any, ...], geometry: tuple[tup
     return ConvProblem(direction=direction, n=n, c=c, k=k, g=g, dtype=word_of(dtype).value, layout=layout, **of_axes)
 
 
-def _is_last(image: torch.Tensor) -> bool:
-    """Whether the channels of an image are contiguous, and not its last axis."""
-    return image.movedim(1, -1)[:1].is_contiguous() and not image[:1].is_contiguous()
+def _is_last(tensors: Mapping[str, Optional]) -> bool:
+    """Whether channels are contiguous, and not the last axis, in a tensor that is given: as PyTorch decides."""
+    given = (tensor[:1] for tensor in tensors.values() if tensor is not None)
+    return any(one.movedim(1, -1).is_contiguous() and not one.is_contiguous() for one in given)
 
 
 def _dense(tensor: torch.Tensor, last: bool) -> torch.Tensor:

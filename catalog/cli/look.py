@@ -261,7 +261,8 @@ def list_rules(
     print_rows(table.COLUMNS, rules, form)
     if not rules:
         note("No rule matches.")
-        note("Hint: Without --arch only rules of populated archs are listed. Try catalog rules --arch gfx950")
+        of_it = f"--operation {operation} " if operation else ""
+        note(f"Hint: Without --arch only rules of populated archs are listed. Try catalog rules {of_it}--arch gfx950")
 
 
 @app.command()

@@ -28,7 +28,7 @@ inline Float load(const fp8* from) {
     const HalfBits bits = __builtin_convertvector(load_bits<ByteBits>(from), HalfBits);
     fp16 halves[lanes];
     store_bits(halves, (bits & 0x80) << 8 | (bits & 0x7f) << 7);
-    const Bits is_nan = (Bits)(__builtin_convertvector(bits & 0x7f, Bits) == 0x7f);
+    const Bits is_nan = (Bits)(widen(bits & 0x7f) == 0x7f);
     return (Float)((Bits)(load(halves) * 256.0f) | (is_nan & 0x7fc00000));
 }
 

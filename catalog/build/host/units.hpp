@@ -11,6 +11,8 @@
 namespace catalog::host {
 
 typedef std::int8_t SignedBytes __attribute__((vector_size(vector_bytes / 4)));
+typedef std::int8_t PairedBytes __attribute__((vector_size(vector_bytes / 2)));
+typedef std::int16_t PairedWords __attribute__((vector_size(vector_bytes)));
 
 // Two bf16, which AVX512-BF16 multiplies. It takes subnormal factors for zero.
 struct BrainPair {
@@ -79,7 +81,9 @@ template <>
 struct Units<BrainPair> : PairUnits<Units<BrainPair>, Float> {
     using PairUnits::multiply_add;
     static void multiply_add(Sum& sum, Vector a, Vector b) {
-        asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(b), "v"(a));
+        Sum next = sum;
+        asm("vdpbf16ps %2, %1, %0" : "+v"(next) : "v"(b), "v"(a));
+        sum = next;
     }
 };
 
@@ -114,7 +118,9 @@ template <>
 struct Units<WordPair<true>> : PairUnits<Units<WordPair<true>>, Ints> {
     using PairUnits::multiply_add;
     static void multiply_add(Sum& sum, Vector a, Vector b) {
-        asm("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(b), "v"(a));
+        Sum next = sum;
+        asm("vpdpwssd %2, %1, %0" : "+v"(next) : "v"(b), "v"(a));
+        sum = next;
     }
 };
 
@@ -136,12 +142,45 @@ template <class Pair, int = Units<Pair>::depth>
 inline void store(Pair* to, Bits units) {
     store_bits(to, units);
 }
+// Bytes with their signs as lanes of 32 bits, or twice as many as lanes of 16.
+#if defined(__AVX2__) && !defined(__clang__)
+
+// Without the explicit instructions, g++ extends one byte after the other.
+typedef char Chars __attribute__((vector_size(16)));
+
+inline Ints extend(SignedBytes x) {
+    Chars low = {};
+    std::memcpy(&low, &x, sizeof x);  // half of it with AVX2
+#if defined(__AVX512F__)
+    return __builtin_ia32_pmovsxbd512_mask(low, Ints{}, all_lanes);
+#else
+    return __builtin_ia32_pmovsxbd256(low);
+#endif
+}
+
+inline PairedWords extend(PairedBytes x) {
+#if defined(__AVX512F__)
+    typedef char WideChars __attribute__((vector_size(32)));
+    typedef short WideShorts __attribute__((vector_size(64)));
+    return (PairedWords)__builtin_ia32_pmovsxbw512_mask((WideChars)x, WideShorts{}, ~0u);
+#else
+    return (PairedWords)__builtin_ia32_pmovsxbw256((Chars)x);
+#endif
+}
+
+#else
+
+inline Ints extend(SignedBytes x) { return __builtin_convertvector(x, Ints); }
+inline PairedWords extend(PairedBytes x) { return __builtin_convertvector(x, PairedWords); }
+
+#endif
+
 // A vector of elements as halves of units: in the lower 16 bits of each lane. All 8-bit types fit.
 inline Bits halves(const bf16* from) { return widen(load_bits<HalfBits>(from)); }
 inline Bits halves(const fp8* from) { return (Bits)load(from) >> 16; }
 inline Bits halves(const bf8* from) { return (Bits)load(from) >> 16; }
 inline Bits halves(const std::int8_t* from) {
-    return (Bits)__builtin_convertvector(load_bits<SignedBytes>(from), Ints) & 0xffff;
+    return (Bits)extend(load_bits<SignedBytes>(from)) & 0xffff;
 }
 
 // A vector of elements as the first factors of units, whose other bits are 0.
@@ -170,6 +209,10 @@ inline typename Units<Unit>::Vector load_along(const T* from, std::int64_t count
             Bits units;
             std::memcpy(&units, from, sizeof units);
             return units;
+        } else if constexpr (std::is_same_v<T, std::int8_t>) {
+            PairedBytes bytes;
+            std::memcpy(&bytes, from, sizeof bytes);
+            return (Bits)extend(bytes);
         } else {
             std::uint16_t both[2 * lanes];
             store_bits(both, narrow(halves(from)));

@@ -79,11 +79,13 @@ inline float reduce_max(Float x) {
     return x[0];
 }
 
-template <int span = lanes / 2>
-inline float reduce_sum(Float x) {
-    x += permute<Rotate<span>>(x, x);
-    if constexpr (span > 1) return reduce_sum<span / 2>(x);
-    return x[0];
+template <int span = lanes / 2, class Vector>
+inline auto reduce_sum(Vector x) {
+    x += (Vector)permute<Rotate<span>>((Float)x, (Float)x);
+    if constexpr (span > 1)
+        return reduce_sum<span / 2>(x);
+    else
+        return x[0];
 }
 
 // Interleaving two halves rotates the (row, lane) address by one bit; log2(lanes) steps exchange row and lane.

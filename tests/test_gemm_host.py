@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import random
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -54,7 +56,9 @@ def cover(catalog: Catalog, arch: str = "host") -> list[Kernel]:
         wanted = f"dtype = '{dtype}' AND layout LIKE '{layout}%' AND pipeline = '{pipeline}'"
         wanted += f" AND num_d = {num_d} AND elementwise = '{elementwise}'"
         chosen.append(rng.choice(rows(catalog, f"{wanted} AND family <> 'grouped'", arch)))
-    grouped = [rows(catalog, f"dtype = '{dtype}' AND family = 'grouped' AND pipeline = 'host_panel'", arch) for dtype in DTYPES]
+    grouped = [
+        rows(catalog, f"dtype = '{dtype}' AND family = 'grouped' AND pipeline = 'host_panel'", arch) for dtype in DTYPES
+    ]
     return chosen + [rng.choice(of_type) for of_type in grouped]
 
 
@@ -117,6 +121,20 @@ def test_products_in_amx_tiles(catalog: Catalog, tmp_path: Path, monkeypatch: py
             wanted = f"dtype = '{dtype}' AND layout LIKE '{layout}%' AND family = '{family}' AND pipeline = 'host_amx'"
             kernel = rows(other, wanted, "x86_64_v4")[0]
             check(other, kernel, 20)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("x86_64_v4" not in ARCHES or not shutil.which("objdump"), reason="needs AVX-512 and objdump")
+def test_sums_of_pairs_stay_in_registers(catalog: Catalog) -> None:
+    """No dot product of the loop that g++ inlines has its sum loaded from the stack, or stored there."""
+    wanted = "dtype = 'bf16' AND layout = 'rcr' AND warp_tile_m = 12 AND family = 'universal'"
+    (kernel,) = rows(catalog, wanted, "x86_64_v4")
+    library = catalog.build(kernel).path
+    code = subprocess.run(["objdump", "-d", library], capture_output=True, text=True, check=True).stdout.splitlines()
+    products = [number for number, line in enumerate(code) if "vdpbf16ps" in line]
+    near = {line for number in products for line in code[number - 2 : number + 3]}
+    assert products
+    assert not [line for line in near if re.search(r"vmov\w+ .*%zmm.*\(%r[sb]p\)|vmov\w+ .*\(%r[sb]p\),%zmm", line)]
 
 
 @pytest.mark.slow

@@ -363,7 +363,9 @@ def find_spec(roots: Sequence[Path], arch: str, revision: str | None = None, spa
     archs = known_archs(*roots, kind=kind)
     revisions = archs.get(arch)
     if revisions is None and kind and arch in known_archs(*roots):
-        there = f"Archs with sweeps: {', '.join(sorted(archs))}." if archs else "Leave the space out: there are no sweeps."
+        there = (
+            f"Archs with sweeps: {', '.join(sorted(archs))}." if archs else "Leave the space out: there are no sweeps."
+        )
         raise UsageError(f"{arch} has no space {space!r}", hint=there)
     if revisions is None:
         raise UsageError(

@@ -301,7 +301,7 @@ def adopted(
 def shapes(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[SET]", help="smoke, full, nightly, or a YAML file. Default: list the sets."),
+        typer.Argument(metavar="[SET]", help="Name of a set, or a YAML file. Default: list the sets."),
     ] = None,
     columns: Annotated[str | None, typer.Option(help="Columns, separated by commas. Default: all.")] = None,
     form: options.Format = "table",

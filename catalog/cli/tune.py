@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 ShapesOption = Annotated[
     str | None,
-    typer.Option("--shapes", metavar="SET", help="Every problem of a set: smoke, full, nightly, or a YAML file."),
+    typer.Option("--shapes", metavar="SET", help="Every problem of a set of `catalog shapes`, or of a YAML file."),
 ]
 CandidatesOption = Annotated[
     int, typer.Option(min=1, metavar="N", help="Maximum number of kernels to try per problem, best first.")

@@ -210,6 +210,26 @@ def test_what_only_one_revisions_headers_refuse_can_be_built_with_others(tmp_pat
 
 
 @pytest.mark.parametrize(
+    ("where", "family", "answer"),
+    [
+        ({"space": "rules"}, "fwd", "No rule alone rejects them; populate the family fwd of gfx90a"),
+        (
+            {"operation": "gemm", "space": "dispatcher", "revision": "2026-07"},
+            "multi_abd",
+            "Not runnable, rejected by: one_a_and_one_b; populate the family multi_abd of gfx90a",
+        ),
+    ],
+)
+def test_rules_are_explained_before_any_kernel_is_populated(
+    where: dict[str, str], family: str, answer: str, tmp_path: Path
+) -> None:
+    catalog = Catalog(tmp_path / "catalog.db")
+    explained = catalog.explain({"family": family, "dtype": "fp16"}, arch="gfx90a", **where)
+    assert (explained.kernels, explained.matches) == (0, ())
+    assert explained.summary.startswith(answer)
+
+
+@pytest.mark.parametrize(
     ("headers", "refused"),
     [("", ["sink"]), ("2025-07", ["fp8fp32", "sink"]), ("2025-11", ["sink"]), ("unknown", [])],
     ids=["no checkout", "2025-07", "2025-11", "unknown"],

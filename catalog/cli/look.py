@@ -200,7 +200,8 @@ def list_rules(
     print_rows(table.COLUMNS, rules, form)
     if not rules:
         note("No rule matches.")
-        note("Hint: Without --arch only rules of populated archs are listed. Try catalog rules --arch gfx950")
+        of_it = f"--operation {operation} " if operation else ""
+        note(f"Hint: Without --arch only rules of populated archs are listed. Try catalog rules {of_it}--arch gfx950")
 
 
 @app.command()
@@ -239,7 +240,7 @@ def adopted(
 def shapes(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[SET]", help="smoke, full, nightly, or a YAML file. Default: list the sets."),
+        typer.Argument(metavar="[SET]", help="Name of a set, or a YAML file. Default: list the sets."),
     ] = None,
     columns: Annotated[str | None, typer.Option(help="Columns, separated by commas. Default: all.")] = None,
     form: options.Format = "table",

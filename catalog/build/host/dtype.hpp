@@ -88,9 +88,20 @@ inline HalfBits load_unsigned(const void* from) {
     return __builtin_convertvector(bytes, HalfBits);
 }
 inline Ints load_signed(const void* from) {
+#if defined(__AVX2__) && !defined(__clang__)  // otherwise g++ extends one byte after the other
+    typedef char Chars __attribute__((vector_size(16)));
+    Chars bytes = {};
+    std::memcpy(&bytes, from, sizeof(SignedBytes));  // half of it with AVX2
+#if defined(__AVX512F__)
+    return __builtin_ia32_pmovsxbd512_mask(bytes, Ints{}, all_lanes);
+#else
+    return (Ints)__builtin_ia32_pmovsxbd256(bytes);
+#endif
+#else
     SignedBytes bytes;
     std::memcpy(&bytes, from, sizeof bytes);
     return __builtin_convertvector(bytes, Ints);
+#endif
 }
 inline void store_bytes(void* to, Bits x) {
     const ByteBits bytes = __builtin_convertvector(x, ByteBits);

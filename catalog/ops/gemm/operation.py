@@ -46,7 +46,7 @@ class Gemm(Operation):
     headers = MappingProxyType({"kernels": Path(__file__).parent / "kernels"})
     arguments = ARGUMENTS
     smoke_traits = ("dtype", "layout")
-    bench_fields = ("m", "n", "k", "dtype", "layout")
+    bench_fields = ("m", "n", "k", "batch", "k_batch", "dtype", "layout")
     bench_traits = ("family", "pipeline", "scheduler", "epilogue")
     tile_axes = ("tile_m", "tile_n")
     lists = ("family", "dtype", "layout")

@@ -103,6 +103,26 @@ inline Ints load_signed(const void* from) {
     return __builtin_convertvector(bytes, Ints);
 #endif
 }
+// Twice as many bytes, in 16 bits each.
+inline Bits load_signed_pairs(const void* from) {
+#if defined(__AVX2__) && !defined(__clang__)
+    typedef char Chars __attribute__((vector_size(vector_bytes / 2)));
+    Chars bytes;
+    std::memcpy(&bytes, from, sizeof bytes);
+#if defined(__AVX512F__)
+    typedef short AllShorts __attribute__((vector_size(vector_bytes)));
+    return (Bits)__builtin_ia32_pmovsxbw512_mask(bytes, AllShorts{}, ~0u);
+#else
+    return (Bits)__builtin_ia32_pmovsxbw256(bytes);
+#endif
+#else
+    typedef std::int8_t PairedBytes __attribute__((vector_size(vector_bytes / 2)));
+    typedef std::int16_t PairedWords __attribute__((vector_size(vector_bytes)));
+    PairedBytes bytes;
+    std::memcpy(&bytes, from, sizeof bytes);
+    return (Bits)__builtin_convertvector(bytes, PairedWords);
+#endif
+}
 inline void store_bytes(void* to, Bits x) {
     const ByteBits bytes = __builtin_convertvector(x, ByteBits);
     std::memcpy(to, &bytes, sizeof bytes);

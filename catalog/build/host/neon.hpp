@@ -52,6 +52,14 @@ inline Ints load_signed(const void* from) {
     asm("sxtl %0.8h, %1.8b\n\tsxtl %0.4s, %0.4h" : "=w"(wide) : "w"(bytes));
     return wide;
 }
+// Twice as many bytes, in 16 bits each.
+inline Bits load_signed_pairs(const void* from) {
+    double bytes;
+    std::memcpy(&bytes, from, sizeof bytes);
+    Bits wide;
+    asm("sxtl %0.8h, %1.8b" : "=w"(wide) : "w"(bytes));
+    return wide;
+}
 inline void store_bytes(void* to, Bits x) {
     float bytes;
     asm("xtn %0.4h, %1.4s\n\txtn %0.8b, %0.8h" : "=w"(bytes) : "w"(x));

@@ -10,9 +10,6 @@
 
 namespace catalog::host {
 
-typedef std::int8_t PairedBytes __attribute__((vector_size(vector_bytes / 2)));
-typedef std::int16_t PairedWords __attribute__((vector_size(vector_bytes)));
-
 // Whether some CPUs of the target multiply pairs of bf16.
 #if defined(__AVX512F__) || defined(__aarch64__)
 #define CATALOG_BRAIN_PAIRS 1
@@ -176,20 +173,6 @@ template <class Pair, int = Units<Pair>::depth>
 inline void store(Pair* to, Bits units) {
     store_bits(to, units);
 }
-// Bytes with their signs as lanes of 16 bits.
-inline PairedWords extend(PairedBytes x) {
-#if defined(__AVX512F__) && !defined(__clang__)  // otherwise g++ extends one byte after the other
-    typedef char Chars __attribute__((vector_size(32)));
-    typedef short WideShorts __attribute__((vector_size(64)));
-    return (PairedWords)__builtin_ia32_pmovsxbw512_mask((Chars)x, WideShorts{}, ~0u);
-#elif defined(__AVX2__) && !defined(__clang__)
-    typedef char Chars __attribute__((vector_size(16)));
-    return (PairedWords)__builtin_ia32_pmovsxbw256((Chars)x);
-#else
-    return __builtin_convertvector(x, PairedWords);
-#endif
-}
-
 // A vector of elements as halves of units: in the lower 16 bits of each lane. All 8-bit types fit.
 inline Bits halves(const bf16* from) { return widen(load_bits<HalfBits>(from)); }
 inline Bits halves(const fp8* from) { return (Bits)load(from) >> 16; }
@@ -223,9 +206,7 @@ inline typename Units<Unit>::Vector load_along(const T* from, std::int64_t count
             std::memcpy(&units, from, sizeof units);
             return units;
         } else if constexpr (std::is_same_v<T, std::int8_t>) {
-            PairedBytes bytes;
-            std::memcpy(&bytes, from, sizeof bytes);
-            return (Bits)extend(bytes);
+            return load_signed_pairs(from);
         } else {
             std::uint16_t both[2 * lanes];
             store_bits(both, narrow(halves(from)));

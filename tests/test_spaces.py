@@ -212,7 +212,7 @@ def test_what_only_one_revisions_headers_refuse_can_be_built_with_others(tmp_pat
 @pytest.mark.parametrize(
     ("where", "family", "answer"),
     [
-        ({"space": "rules"}, "fwd", "No rule alone rejects them; populate the family fwd of gfx90a"),
+        ({"space": "rules"}, "fwd", "No rule alone rejects these traits; populate the family fwd of gfx90a"),
         (
             {"operation": "gemm", "space": "dispatcher", "revision": "2026-07"},
             "multi_abd",

@@ -97,9 +97,9 @@ class Explanation:
     def _answer(self) -> str:
         rejected = ", ".join(dict.fromkeys(finding.id for finding in self.rejections))
         if not self.held and all(f.kind in ("hardware", "headers") for f in self.rejections):
-            verdict = f"Not runnable, rejected by: {rejected}" if rejected else "No rule alone rejects them"
+            verdict = f"Not runnable, rejected by: {rejected}" if rejected else "No rule alone rejects these traits"
             missing = f"the family {self.stated['family']} of {self.arch}"
-            return f"{verdict}; populate {missing} to see which kernels have these traits."
+            return f"{verdict}; populate {missing} to see which kernels have them."
         if not self.kernels:
             why = f"rejected by: {rejected}" if rejected else "no rule alone rejects them, but they exclude each other"
             return f"No kernel of {self.arch} has these traits; {why}."

@@ -32,7 +32,8 @@ struct ByteQuad {
 };
 
 // Of each unit: `depth` is how many factors it has, `Vector` holds a unit in each lane, `Sum` the sums of their products;
-// multiply_add adds a product to each lane.
+// multiply_add adds a product to each lane. Assembly takes a copy of the sum: an array with an element that is an operand
+// stays in memory where g++ inlines the loop.
 template <class Unit>
 struct Units;
 

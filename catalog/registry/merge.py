@@ -36,7 +36,7 @@ from catalog.registry.kernels import add_kernel, kernel_of, lineage_id, populate
 from catalog.registry.merge_read import Source, opened, reading
 from catalog.registry.rows import ForeignTiming
 from catalog.registry.timings import problem_id
-from catalog.registry.transactions import transaction
+from catalog.registry.transactions import transaction, written_once
 from catalog.schema.lineage import LINEAGE, Lineage
 
 COLUMNS = ("from", "what", "added", "renewed", "the same")
@@ -96,7 +96,7 @@ def merge(connection: sqlite3.Connection, own: Path, paths: Sequence[Path]) -> l
             raise UsageError(f"{path} is the catalog that the others are merged into")
     with ExitStack() as stack:
         merges = [_Merge(connection, stack.enter_context(opened(path))) for path in paths]
-        with transaction(connection):
+        with written_once(connection), transaction(connection):
             _merge_kernels(connection, merges)
             for merge in merges:
                 merge.merge_records()

@@ -1,4 +1,4 @@
-"""The kernel catalog: every attention kernel that can exist, whether it is built, and how fast it is.
+"""The kernel catalog: every attention, GEMM and convolution kernel that can exist, whether it is built, and its speed.
 
 ``Catalog.select(Problem(...)).run()`` goes from a problem to its result.
 """

@@ -56,7 +56,7 @@ int tiles_in_use() {
     return low >> 17 & 3;
 }
 
-// Sends SIGPROF each time the process has run for so many microseconds, 0: no longer. Returns the number handled.
+// Sends SIGPROF whenever the process has run for `microseconds`; 0 stops it. Returns the number of signals handled.
 int interrupt(int microseconds) {
     struct sigaction action = {};
     action.sa_handler = use_tiles;

@@ -54,7 +54,8 @@ def cover(catalog: Catalog, arch: str = "host") -> list[Kernel]:
         wanted = f"dtype = '{dtype}' AND layout LIKE '{layout}%' AND pipeline = '{pipeline}'"
         wanted += f" AND num_d = {num_d} AND elementwise = '{elementwise}'"
         chosen.append(rng.choice(rows(catalog, f"{wanted} AND family <> 'grouped'", arch)))
-    grouped = [rows(catalog, f"dtype = '{dtype}' AND family = 'grouped'", arch) for dtype in DTYPES]
+    vectors = "family = 'grouped' AND pipeline <> 'host_amx'"
+    grouped = [rows(catalog, f"dtype = '{dtype}' AND {vectors}", arch) for dtype in DTYPES]
     return chosen + [rng.choice(of_type) for of_type in grouped]
 
 

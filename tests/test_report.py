@@ -292,6 +292,10 @@ def test_the_kernel_time_of_a_traced_program_stands_apart(filled: Catalog, repor
     assert f"In kernels alone: {4 * median_ms:,.1f} ms" in traced.about
     page = render(report, traced)
     assert "End to end, from the first call to the end of the last: 506.0 ms" in page
+    shown = command.catalog("top", trace, "--by", "kernels", "--format", "json", db=filled.path)
+    times = {"recorded_ms": 7.0, "kernel_ms": round(line.kernel_ms, 4)}
+    assert json.loads(shown.stdout) == [{"share": 100.0, "kernels": name, "calls": 2, "launches": 4, **times}]
+    assert "End to end" in shown.stderr
 
 
 @pytest.mark.parametrize(

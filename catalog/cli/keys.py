@@ -26,7 +26,7 @@ def make_key(
 ) -> None:
     """Make a key, and show its public part.
 
-    The private key is for the machines that write: CATALOG_REMOTE_KEY names it. The line that is shown belongs into the
+    The private key is for the machines that write: CATALOG_REMOTE_KEY names it. Add the line that is shown to the
     file that CATALOG_REMOTE_SIGNERS names on the machines that read.
 
     Example: catalog keys new builder.key --comment "nightly build"

@@ -322,6 +322,37 @@ def shapes(
 
 
 @app.command()
+def top(
+    context: typer.Context,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A trace.")],
+    by: Annotated[
+        str, typer.Option("--by", help="Group calls by problem, kind, kernels, operation or arch.")
+    ] = "problem",
+    limit: Annotated[int, typer.Option(min=1, help="At most N rows.", metavar="N")] = 20,
+    form: options.Format = "table",
+) -> None:
+    """Show what a traced program spends where.
+
+    The share is that of the time of all calls, in percent. The times are those of all launches: as recorded by the
+    trace, and of the kernels alone, as far as tuning has measured them.
+
+    Example: catalog top calls.jsonl
+
+    Example: catalog top calls.jsonl --by kernels --limit 5
+    """
+    from catalog.errors import UsageError
+    from catalog.messages import did_you_mean
+    from catalog.report.top import BY, columns_of, rows_of
+    from catalog.report.traced import read_traced
+
+    if by not in BY:
+        raise UsageError(f"--by {by} is not allowed{did_you_mean(by, BY)}", hint=f"Allowed: {', '.join(BY)}.")
+    traced = read_traced(open_catalog(context), file)
+    print_rows(columns_of(by), rows_of(traced, by)[:limit], form)
+    note(traced.about)
+
+
+@app.command()
 def report(
     context: typer.Context,
     out: Annotated[

@@ -72,7 +72,8 @@ class Program(TyperGroup):
 app = typer.Typer(
     name="catalog",
     cls=Program,
-    help="One queryable catalog of every attention kernel that can exist: whether it is built, and how fast it is."
+    help="One queryable catalog of every attention, GEMM and convolution kernel that can exist: whether it is built, "
+    "and how fast it is."
     "\n\nExample: catalog run --batch 1 --nhead-q 8 --seqlen-q 512 --hdim-q 64 --dtype fp32 --validate",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

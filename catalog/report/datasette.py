@@ -114,7 +114,10 @@ def metadata(database: str) -> dict[str, Any]:
     queries = {
         canned.name: {"title": canned.title, "description": canned.about, "sql": canned.sql} for canned in QUERIES
     }
-    about = "One queryable catalog of every attention kernel that can exist: whether it is built, and how fast it is."
+    about = (
+        "One queryable catalog of every attention, GEMM and convolution kernel that can exist: whether it is built, "
+        "and how fast it is."
+    )
     described = {"description": f"Start with the view {VIEW}.", "tables": tables, "queries": queries}
     return {"title": "Kernel catalog", "description": about, "databases": {database: described}}
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from catalog.messages import counted
 from catalog.runtime.devices.here import resolve_arch
 from catalog.runtime.traces import Used, read_trace
 from catalog.schema.policy import CONDITION, Policy
@@ -74,7 +75,7 @@ class Traced:
         return (
             f"End to end, from the first call to the end of the last: {self.elapsed_ms:,.1f} ms. In calls, as "
             f"recorded: {calls:,.1f} ms. In kernels alone: {self.kernel_ms:,.1f} ms{share}"
-            + (f", without {unmeasured:,} problems whose kernels were not measured." if unmeasured else ".")
+            + (f", without {counted(unmeasured, 'problem')} whose kernels were not measured." if unmeasured else ".")
         )
 
 

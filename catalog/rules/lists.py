@@ -56,7 +56,7 @@ class ListComparison:
 
     @property
     def passed(self) -> bool:
-        """Whether the names are the same, or at least as many where only their number is known."""
+        """Whether the names are the same, or as many where only their number is known."""
         if not self.reference.digest:
             return len(self.names) == self.reference.kernels
         return digest_of(self.names) == self.reference.digest

@@ -5,6 +5,7 @@
 
 #include "call.hpp"
 #include "host/exp2.hpp"
+#include "host/pack.hpp"
 
 namespace catalog::host {
 

@@ -13,7 +13,7 @@ using namespace catalog::host;  // the checks of a call, and what follows the su
 struct Row {
     using otype = float;
     static constexpr int num_d = 0;
-    static constexpr bool multiplies = false, grouped = false;
+    static constexpr bool multiplies = false, grouped = false, in_tiles = false;
 };
 
 // A thread takes `columns` columns of B at a time, a multiple of the lanes of a vector.

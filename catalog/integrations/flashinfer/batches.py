@@ -87,8 +87,10 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
             window_right: only 0.
 
         Raises:
-            UnsupportedArgumentError, ArgumentError, ProblemError, SelectionError, DeviceError, BuildError,
-                ToolchainError: as :func:`~catalog.integrations.flashinfer.single_prefill_with_kv_cache`.
+            UnsupportedArgumentError: no kernel follows an argument.
+            ArgumentError: the vectors do not fit each other.
+            ProblemError, SelectionError, DeviceError, BuildError, ToolchainError: as
+                :func:`~catalog.integrations.flashinfer.single_prefill_with_kv_cache`.
         """
         refuse(window_right=window_right or None)
         refuse_encoding(pos_encoding_mode)

@@ -33,7 +33,7 @@ from catalog.messages import counted
 from catalog.ops import problem_of_key
 from catalog.registry import foreign
 from catalog.registry.kernels import add_kernel, kernel_of, lineage_id, populate_command
-from catalog.registry.merge_read import Source, opened, reading
+from catalog.registry.merge_read import Source, delete, opened, reading
 from catalog.registry.rows import ForeignTiming
 from catalog.registry.timings import problem_id
 from catalog.registry.transactions import transaction, written_once
@@ -114,7 +114,8 @@ def _merge_kernels(connection: sqlite3.Connection, merges: Sequence[_Merge]) -> 
     offers = [(merge, row) for merge in merges for row in merge.kernels()]
     added = set[str]()
     for merge, row in sorted(offers, key=lambda offer: tuple(offer[1][name] for name in order)):
-        merge.merge_kernel(row, populated, added)
+        with reading(merge.merged.path):
+            merge.merge_kernel(row, populated, added)
 
 
 class _Merge:
@@ -123,6 +124,7 @@ class _Merge:
     def __init__(self, connection: sqlite3.Connection, source: Source) -> None:
         self._connection, self._other = connection, source.connection
         self._devices: dict[int, int] = {}
+        self._left_out: list[str] = []
         self.merged = Merged(source.path, refused=source.refused)
 
     def kernels(self) -> list[Row]:
@@ -139,8 +141,7 @@ class _Merge:
             reason = self._add_unless_obstructed(row, populated)
             if reason is not None:
                 self.merged.left_out[reason] += 1
-                for table in ("timing", "artifact"):
-                    self._other.execute(f"DELETE FROM {table} WHERE kernel_id = ?", (id,))
+                self._left_out.append(id)
                 return
             added.add(id)
             self._count("kernel", {"added": 1})
@@ -175,8 +176,10 @@ class _Merge:
         return None
 
     def merge_records(self) -> None:
-        """Merge everything but kernels."""
+        """Merge everything but kernels, and nothing of those that are left out."""
         with reading(self.merged.path):
+            for table in ("timing", "artifact"):
+                delete(self._other, table, "kernel_id", self._left_out)
             self._artifacts()
             self._timings()
             self._models()
@@ -222,7 +225,7 @@ class _Merge:
         after, there = _foreign_rows(self._connection), _foreign_rows(self._other)
         for table, rows in there.items():
             added = after[table] - before[table]
-            self._count(table, {"added": added, "the same": rows - added} if rows else {})
+            self.merged.counts[table].update({"added": added, "the same": rows - added} if rows else {})
 
     def _numbers(self, table: str, column: str, here: Callable[[int], int | None]) -> str:
         """SQL for the number in this file of the row that a column of the other file's ``table`` refers to."""

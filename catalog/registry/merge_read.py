@@ -8,11 +8,12 @@ that ends before anything is written, within :data:`READ_SECONDS`.
 
 from __future__ import annotations
 
+import json
 import shlex
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -188,7 +189,7 @@ def _tables_of_operations(copy: sqlite3.Connection) -> dict[str, str]:
 def _copy(copy: sqlite3.Connection, table: str, rows: str) -> None:
     """Copy a table, each text cut just above the allowed length.
 
-    A condition on every value keeps SQLite from copying whole pages, without a look at the types of their values.
+    Plain columns would let SQLite copy whole rows without checking the types of their values.
     """
     columns = _columns(copy, table)
     cut = ", ".join(
@@ -270,11 +271,17 @@ def _refuse_artifacts(source: Source) -> None:
         if reason is not None:
             source.refused["artifact", reason] += 1
             refused.add(row["key"])
-    connection, keys = source.connection, [(key,) for key in refused]
-    timings = connection.executemany("DELETE FROM timing WHERE artifact_key = ?", keys).rowcount
-    if timings > 0:
-        source.refused["timing", "its artifact is refused"] += timings
-    connection.executemany("DELETE FROM artifact WHERE key = ?", keys)
+    if refused:
+        timings = delete(source.connection, "timing", "artifact_key", refused)
+        if timings:
+            source.refused["timing", "its artifact is refused"] += timings
+        delete(source.connection, "artifact", "key", refused)
+
+
+def delete(copy: sqlite3.Connection, table: str, column: str, values: Iterable[str]) -> int:
+    """Delete the rows of a copy's table whose ``column`` has one of these values; return their number."""
+    statement = f"DELETE FROM {table} WHERE {column} IN (SELECT value FROM json_each(?))"
+    return copy.execute(statement, (json.dumps(list(values)),)).rowcount
 
 
 def _what_is_wrong(row: dict[str, Any]) -> str | None:

@@ -236,11 +236,12 @@ class _Merge:
         return f"(SELECT here FROM {numbers} WHERE there = {table}.{column})"
 
     def _lineage(self, number: int) -> int | None:
+        """The number here of a lineage; None without any of its kernels."""
         row = self._other.execute(f"SELECT {', '.join(LINEAGE)} FROM lineage WHERE id = ?", (number,)).fetchone()
         return lineage_id(self._connection, Lineage(*row))
 
     def _device(self, number: int) -> int:
-        """A new device is added."""
+        """The number here of a device; a new one is added."""
         if number not in self._devices:
             asked = "SELECT arch, name, facts FROM device WHERE id = ?"
             device = tuple(self._other.execute(asked, (number,)).fetchone())
@@ -252,7 +253,7 @@ class _Merge:
         return self._devices[number]
 
     def _problem(self, number: int) -> int:
-        """A new problem is added. Columns that derive from its key are computed again."""
+        """The number here of a problem; a new one is added, with the columns that derive from its key."""
         [key] = self._other.execute("SELECT key FROM problem WHERE id = ?", (number,)).fetchone()
         here = self._connection.execute("SELECT id FROM problem WHERE key = ?", (key,)).fetchone()
         self._count("problem", {"added" if here is None else "the same": 1})
@@ -274,7 +275,7 @@ class _Merge:
             key: the columns that identify a row.
             evidence: what the rank consists of, in SQL, with a place for the name of a row; then all other columns.
             values: columns that differ between files, with what they are here, in SQL; they have no rank.
-            updates: columns of a row that is replaced and do not become those of the new row, likewise.
+            updates: what columns of a replaced row become, in SQL, where it is not what the new row has.
         """
         columns = [row["name"] for row in self._connection.execute(f"PRAGMA table_info({table})")]
         terms = [*evidence, *(f"ifnull({{0}}.{name}, -1)" for name in columns if name not in (*key, *values))]

@@ -43,7 +43,7 @@ from catalog.registry.timings import MEASURED
 from catalog.registry.views import make_table, make_views
 
 READ_SECONDS = 120.0
-"""Time limit for reading a file; a million timings take a quarter of it."""
+"""Time limit for reading a file; a million timings take a tenth of it."""
 
 MOST_ROWS = 2_000_000
 """Maximum number of rows of a table."""

@@ -189,12 +189,11 @@ def _tables_of_operations(copy: sqlite3.Connection) -> dict[str, str]:
 def _copy(copy: sqlite3.Connection, table: str, rows: str) -> None:
     """Copy a table, each text cut just above the allowed length.
 
-    Plain columns would let SQLite copy whole rows without checking the types of their values.
+    The plus makes expressions of columns: SQLite copies plain ones as whole rows, whatever the types of their values.
     """
     columns = _columns(copy, table)
-    cut = ", ".join(
-        f"iif(typeof({name}) IN ('text', 'blob'), substr({name}, 1, {MOST_CHARACTERS + 1}), {name})" for name in columns
-    )
+    texts = {row["name"] for row in copy.execute(f"PRAGMA main.table_info({table})") if row["type"] == "TEXT"}
+    cut = ", ".join(f"substr({name}, 1, {MOST_CHARACTERS + 1})" if name in texts else f"+{name}" for name in columns)
     statement = (
         f"INSERT INTO main.{table} ({', '.join(columns)}) SELECT {cut} FROM other.{table} WHERE {rows} "
         f"LIMIT {MOST_ROWS + 1}"

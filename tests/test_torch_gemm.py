@@ -16,36 +16,12 @@ except ImportError:
 
 from torch import library
 from torch.nn import functional
-from torch_cases import close, normal
+from torch_cases import check_gradients, close, leaves, normal
 
 from catalog.torch import gemm, grouped_mm, linear, matmul
 from catalog.torch.gemm import product
 
 ACTIVATIONS = {None: lambda x: x, "relu": functional.relu, "gelu": functional.gelu, "silu": functional.silu}
-
-
-def leaves(*shapes, dtype=torch.float32):
-    return [normal(*shape, seed=seed, dtype=dtype).requires_grad_() for seed, shape in enumerate(shapes)]
-
-
-def check_gradients(function, expected, tensors):
-    """Results, first and second derivatives of a function, and of another one in float64."""
-    doubles = [tensor.detach().double().requires_grad_() for tensor in tensors]
-    ours, theirs = function(*tensors), expected(*doubles)
-    assert ours.shape == theirs.shape
-    assert ours.dtype == tensors[0].dtype
-    close(ours, theirs, ours.dtype)
-    grads = [
-        torch.autograd.grad((c * c).sum(), of, create_graph=True) for c, of in ((ours, tensors), (theirs, doubles))
-    ]
-    for one, other in zip(*grads, strict=True):
-        torch.testing.assert_close(one.double(), other, rtol=2e-3, atol=2e-3 * other.abs().max().item())
-    seconds = [
-        torch.autograd.grad(sum(grad.sum() for grad in first), of)
-        for first, of in zip(grads, (tensors, doubles), strict=True)
-    ]
-    for one, other in zip(*seconds, strict=True):
-        torch.testing.assert_close(one.double(), other, rtol=2e-3, atol=2e-3 * other.abs().max().item())
 
 
 def test_linear_is_pytorchs(monkeypatch):
@@ -200,6 +176,9 @@ def test_other_bad_calls_are_a_message(monkeypatch):
         linear(x, x, activation="tanh")
     monkeypatch.setattr(gemm, "arch_of", lambda device: "sm_75")
     with pytest.raises(SelectionError, match=r"there are no GEMM kernels for sm_75\n.*torch\.matmul may do"):
+        linear(x, x)
+    monkeypatch.setattr(gemm, "arch_of", lambda device: "sm_90")
+    with pytest.raises(SelectionError, match="GEMM kernels for sm_90 have not been verified"):
         linear(x, x)
 
 

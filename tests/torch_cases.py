@@ -1,4 +1,4 @@
-"""Inputs for tests of PyTorch's attention, the same computed in float64, and how far results may be apart.
+"""Inputs for tests of functions for PyTorch, the same computed in float64, and how far results may be apart.
 
 In float32 they may be 2e-5 apart, of inputs that are standard normal; in bfloat16 2 % of their size and 0.02.
 """
@@ -27,6 +27,30 @@ def close(actual, expected, dtype=torch.float32):
 
 def normal(*shape, seed=0, dtype=torch.float32):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def leaves(*shapes, dtype=torch.float32):
+    return [normal(*shape, seed=seed, dtype=dtype).requires_grad_() for seed, shape in enumerate(shapes)]
+
+
+def check_gradients(function, expected, tensors):
+    """Results, first and second derivatives of a function, and of another one in float64."""
+    doubles = [tensor.detach().double().requires_grad_() for tensor in tensors]
+    ours, theirs = function(*tensors), expected(*doubles)
+    assert ours.shape == theirs.shape
+    assert ours.dtype == tensors[0].dtype
+    close(ours, theirs, ours.dtype)
+    grads = [
+        torch.autograd.grad((c * c).sum(), of, create_graph=True) for c, of in ((ours, tensors), (theirs, doubles))
+    ]
+    for one, other in zip(*grads, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=2e-3, atol=2e-3 * other.abs().max().item())
+    seconds = [
+        torch.autograd.grad(sum(grad.sum() for grad in first), of)
+        for first, of in zip(grads, (tensors, doubles), strict=True)
+    ]
+    for one, other in zip(*seconds, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=2e-3, atol=2e-3 * other.abs().max().item())
 
 
 def attention64(*doubles, **options):

@@ -1,8 +1,9 @@
 """The catalog's kernels for PyTorch: functions with the signatures of PyTorch and flash-attn, and gradients.
 
 ``scaled_dot_product_attention`` replaces :func:`torch.nn.functional.scaled_dot_product_attention`, the functions
-``flash_attn_...`` replace those of the package flash-attn, and ``linear``, ``matmul`` and ``grouped_mm`` replace
-:func:`torch.nn.functional.linear`, :func:`torch.matmul` and :func:`torch.nn.functional.grouped_mm`. CPU tensors
+``flash_attn_...`` replace those of the package flash-attn, ``linear``, ``matmul`` and ``grouped_mm`` replace
+:func:`torch.nn.functional.linear`, :func:`torch.matmul` and :func:`torch.nn.functional.grouped_mm`, and ``conv1d``,
+``conv2d`` and ``conv3d`` replace :func:`torch.nn.functional.conv2d` and its like. CPU tensors
 run on the host's kernels, GPU tensors on those of the GPU's arch, in place, on PyTorch's current stream. If no kernel
 supports a call, it raises a :class:`~catalog.errors.CatalogError`, which is a RuntimeError like PyTorch's own errors,
 and also a ValueError where PyTorch raises one. There is no fallback to PyTorch's own functions, unless the setting
@@ -24,6 +25,7 @@ except ImportError as error:
     raise ImportError(f"catalog.torch needs PyTorch ({error}). {how_to_install('torch')}") from None
 
 from catalog.torch.cached import flash_attn_with_kvcache
+from catalog.torch.conv import conv1d, conv2d, conv3d
 from catalog.torch.flash import flash_attn_func, flash_attn_varlen_func
 from catalog.torch.grouped import grouped_mm
 from catalog.torch.installation import install, installed, report, uninstall
@@ -37,6 +39,9 @@ from catalog.torch.stacked import (
 )
 
 __all__ = [
+    "conv1d",
+    "conv2d",
+    "conv3d",
     "flash_attn_func",
     "flash_attn_kvpacked_func",
     "flash_attn_qkvpacked_func",

@@ -19,6 +19,7 @@ from catalog.errors import SelectionError, TensorError, UsageError
 from catalog.ops.gemm.problem import GemmProblem
 from catalog.ops.gemm.traits import Activation, Dtype
 from catalog.runtime.catalog import Catalog
+from catalog.schema.problem import Problem
 from catalog.torch import watchers
 from catalog.torch.calls import arch_of
 from catalog.torch.dispatch import below, differentiable
@@ -120,27 +121,38 @@ def is_dense(tensor: torch.Tensor, axis: int) -> bool:
 
 
 def enqueue(
-    problem: GemmProblem,
+    problem: Problem,
     device: torch.device,
     given: Mapping[str, torch.Tensor],
     into: Mapping[str, torch.Tensor] | None = None,
+    *,
+    what: str = "GEMM",
+    instead: str = "torch.nn.functional.linear or torch.matmul",
 ) -> torch.Tensor:
-    """C of a problem: a new tensor, or the one given; on a GPU its current stream writes it.
+    """The only result of a problem: a new tensor, or the one given; on a GPU its current stream writes it.
+
+    ``what`` it computes and what may be used ``instead`` are for messages.
 
     Raises:
         SelectionError: no kernel of the device's arch answers the problem.
         TensorError, DeviceError, BuildError, ToolchainError: as :meth:`catalog.runtime.plan.Plan.enqueue`.
     """
-    arch, instead = arch_of(device), "torch.nn.functional.linear or torch.matmul may do."
+    arch = arch_of(device)
+    if arch == "sm_90":
+        raise SelectionError(
+            f"tensors are on {device}: the {what} kernels for {arch} have not been verified on a GPU",
+            hint=f"Use CPU tensors; or {instead} may do.",
+        )
     try:
         plan = Catalog.select(problem, arch=arch)
     except SelectionError as error:
-        raise SelectionError(error.message, hint=f"{error.hint}\nInstead: {instead}") from None
+        raise SelectionError(error.message, hint=f"{error.hint}\nInstead: {instead} may do.") from None
     except UsageError:  # no spec names the arch
-        hint = f"Use CPU tensors; or {instead}"
-        raise SelectionError(f"tensors are on {device}: there are no GEMM kernels for {arch}", hint=hint) from None
-    c: torch.Tensor = plan.enqueue(given, outputs=into)["c"]
-    return c
+        hint = f"Use CPU tensors; or {instead} may do."
+        raise SelectionError(f"tensors are on {device}: there are no {what} kernels for {arch}", hint=hint) from None
+    result: torch.Tensor
+    (result,) = plan.enqueue(given, outputs=into).values()
+    return result
 
 
 class _Product(torch.autograd.Function):

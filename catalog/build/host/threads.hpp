@@ -17,6 +17,9 @@ inline int threads_for(const Args& args) {
     return args.num_threads > 0 ? args.num_threads : Pool::usable_cores();
 }
 
+// Multiplications of a launch that one thread finishes before others could join.
+inline constexpr double small_work = 1 << 18;
+
 // Calls body(share) once for each share from 0 to shares - 1, in any order, on at most `threads` threads of the
 // process's pool, and returns when all calls have returned. Shares that take longest should come first. What a share
 // computes must not depend on `threads` or on the thread: then results do not, either.

@@ -1,4 +1,4 @@
-"""Canonical names of convolution kernels: those of the dispatcher and those of the tile engine, which differ.
+"""Canonical names of convolution kernels: those of the dispatcher and of the tile engine, which differ, and our own.
 
 Source: dispatcher/codegen/unified_grouped_conv_codegen.py (GroupedConvKernelConfig.name,
 DepthwiseConvKernelConfig.name), dispatcher/python/grouped_conv_utils.py (GroupedConvKernelConfig.name).
@@ -14,11 +14,14 @@ from typing import Any
 from catalog.ops.conv.traits import TRAITS, Direction, Family, Pipeline
 from catalog.schema.grammar import Grammar
 from catalog.schema.lineage import Lineage
-from catalog.schema.name_parts import Choice, Extents, Literal, Part, Row, Word, sql_literal
+from catalog.schema.name_parts import Choice, Extents, Literal, Part, Row, Target, Word, sql_literal
 from catalog.schema.traits import Traits
 
 TILE_ENGINE = "tile_engine"
 """The space whose names differ from the dispatcher's."""
+
+NATIVE = "native"
+"""The space of our own kernels."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,6 +116,16 @@ _DEPTHWISE: tuple[Part, ...] = (
     Vectors("_vec", ("vector_a", "vector_c")),
 )
 
+_OWN: tuple[Part, ...] = (
+    *(Word("_", field) for field in ("dtype", "layout")),
+    _NDIM,
+    Word("_", "pipeline"),
+    Extents("_b", ("tile_m", "tile_n", "tile_k"), absent=0),
+    Extents("_w", ("warp_tile_m", "warp_tile_n"), absent=0),
+    Extents("_vec", ("vector_c",), absent=1),
+    Target(r"_\w+"),
+)
+
 _HIDDEN = frozenset(
     (
         *("layout", "epilogue", "explicit_gemm", "wave_m", "wave_n", "wave_k", *_VECTORS),
@@ -133,6 +146,9 @@ def grammar_of(family: str, lineage: Lineage) -> Grammar:
     """How the generator of ``lineage`` names the kernels of ``family``."""
     family = Family(family)
     direction = Direction.FORWARD if family is Family.DEPTHWISE else Direction(family)
+    if lineage.space == NATIVE:
+        kind = "fwd_depthwise" if family is Family.DEPTHWISE else _DIRECTIONS[direction]
+        return Grammar(TRAITS, family, (Literal(f"grouped_conv_{kind}"), *_OWN), partial(_implied_natively, direction))
     if family is Family.DEPTHWISE:
         parts = (Literal("grouped_conv_fwd_depthwise"), *_DEPTHWISE)
         return Grammar(TRAITS, family, parts, partial(_implied, direction, depthwise=True))
@@ -154,6 +170,10 @@ def grammar_of(family: str, lineage: Lineage) -> Grammar:
         return Grammar(TRAITS, family, parts, partial(_implied, direction), hidden)
     parts = (Literal(f"grouped_conv_{_DIRECTIONS[direction]}"), *_DISPATCHER)
     return Grammar(TRAITS, family, parts, partial(_implied, direction, occupied=True))
+
+
+def _implied_natively(direction: Direction, row: Row) -> dict[str, Any]:
+    return _implied(direction, row) | {"scheduler": "default", "epilogue": "default"}
 
 
 def _implied(direction: Direction, row: Row, *, depthwise: bool = False, occupied: bool = False) -> dict[str, Any]:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from catalog.ops.conv.arguments import ARGUMENTS
 from catalog.ops.conv.kernel import ConvKernel
+from catalog.ops.conv.names import NATIVE
 from catalog.ops.conv.problem import PLANE, ConvProblem, family_of
+from catalog.ops.conv.shrinks import SHRINKS
 from catalog.ops.conv.traits import Family
 from catalog.ops.protocol import RECEIPT, Operation
+from catalog.schema.kernel import Kernel
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Conv(Operation):
-    """Grouped convolution and its gradients: rows of the dispatcher and of the tile engine."""
+    """Grouped convolution and its gradients: rows of the dispatcher and of the tile engine, and our own for CPUs."""
 
     name = "conv"
     about = "grouped convolution, forward and backward"
@@ -33,12 +38,14 @@ class Conv(Operation):
     )
     listed = ("arch", "family", "dtype", "ndim", "pipeline", "built", "name")
     problem = ConvProblem
+    headers = MappingProxyType({"kernels": Path(__file__).parent / "kernels"})
     arguments = ARGUMENTS
     lists = (RECEIPT, "direction", "dtype", "ndim")
     smoke_traits = ("dtype", "ndim", "layout")
     bench_fields = ("direction", "n", "c", "k", "g", "size", "filter", "stride", "pad", "dtype", "layout")
     bench_traits = ("family", "pipeline", "scheduler", "epilogue")
     tile_axes = ("tile_m", "tile_n")
+    shrinks = SHRINKS
     required = ("family", "direction", "ndim", "dtype")
     main_families = tuple(Family)
 
@@ -50,11 +57,27 @@ class Conv(Operation):
         """The direction, the number of spatial axes and the element type; rules of selection compare layouts."""
         return super().required_traits(problem, family, lineage) | {"ndim": problem.ndim}
 
+    def work(self, problem: ConvProblem, kernel: ConvKernel, units: int) -> Mapping[str, float]:
+        """As :func:`catalog.ops.conv.work.work_of` for kernels of our own."""
+        if kernel.space != NATIVE:
+            return super().work(problem, kernel, units)
+        from catalog.ops.conv.work import work_of
+
+        return work_of(problem, kernel, units)
+
     def instances(self, document: Mapping[str, Any]) -> tuple[str, list[dict[str, Any]]] | None:
         """As :func:`catalog.ops.conv.configurations.instances`."""
         from catalog.ops.conv.configurations import instances
 
         return instances(document)
+
+    def emit(self, kernel: Kernel, backend: str, memory: Path) -> str:
+        """As :func:`catalog.ops.conv.kernels.host.emit.emit`."""
+        if backend != "host":
+            return super().emit(kernel, backend, memory)
+        from catalog.ops.conv.kernels.host.emit import emit
+
+        return emit(kernel)
 
     def reference(self, problem: ConvProblem, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """As :func:`catalog.ops.conv.reference.reference`."""

@@ -136,10 +136,10 @@ class ConvProblem(Problem):
 
     @derived
     def extents(self) -> Mapping[str, int]:
-        """Images, channels, channels of a group, spatial extents of the input and the output."""
+        """Images, channels, spatial extents of the input and the output, and what rules of selection ask about them."""
         spatial = {f"in{axis}": extent for axis, extent in enumerate(self.size)}
         spatial |= {f"out{axis}": extent for axis, extent in enumerate(self.out)}
-        return {"n": self.n, "c": self.c, "k": self.k, "channels": self.channels_in, **spatial}
+        return {"n": self.n, "c": self.c, "k": self.k, **spatial, **{name: getattr(self, name) for name in _VARYING}}
 
     @derived
     def lists(self) -> Lists:
@@ -161,7 +161,7 @@ class ConvProblem(Problem):
         axes = range(self.ndim)
         forms = {
             "input": form("input", "n", "c", tuple(f"in{axis}" for axis in axes), element),
-            "weight": form("weight", "k", "channels", self.filter, element),
+            "weight": form("weight", "k", "channels_in", self.filter, element),
             "output": form("output", "n", "k", tuple(f"out{axis}" for axis in axes), result),
         }
         computed = forms.pop(_COMPUTED[self.direction])
@@ -230,6 +230,14 @@ class ConvProblem(Problem):
         return self.channels_in * taps
 
     @property
+    def depth(self) -> int:
+        """Depth of the product of a group: the maximum number of products in a sum."""
+        if self.direction == "bwd_weight":
+            return self.n * math.prod(self.out)
+        channels = self.channels_in if self.direction == "forward" else self.channels_out
+        return channels * math.prod(self.filter)
+
+    @property
     def plane(self) -> Mapping[str, int]:
         """Height and width, with 1 for a missing height: of input, output, filter, stride and padding."""
         named = {"": self.size, "out_": self.out, "filter_": self.filter, "step_": self.stride, "border_": self.pad}
@@ -240,6 +248,12 @@ class ConvProblem(Problem):
             for word, place in zip(words.get(prefix, (f"{prefix}h", f"{prefix}w")), (-2, -1), strict=True)
         }
 
+
+_VARYING = (
+    *("channels_in", "channels_out", "rows", "columns", "is_depthwise"),
+    *("height", "width", "out_height", "out_width"),
+)
+"""Parameters of selection rules that follow from the sizes."""
 
 _COMPUTED = {"forward": "output", "bwd_data": "input", "bwd_weight": "weight"}
 

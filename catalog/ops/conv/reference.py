@@ -37,21 +37,13 @@ def tolerances(problem: ConvProblem, inputs: Mapping[str, Array]) -> dict[str, T
     if problem.dtype == "int8":
         return {name: EXACT}
     sizes = {name: np.abs(array.astype(np.float64)) for name, array in inputs.items()}
-    depth = _depth(problem)
+    depth = problem.depth
     products = _computed(problem, sizes)[name]
     ones = {name: np.ones_like(array) for name, array in sizes.items()}
     factors = sum(_computed(problem, ones | {one: sizes[one]})[name] for one in sizes)
     errors = (4 * math.sqrt(depth) + 1) * _U * products + _SMALLEST * (factors + depth)
     roundoff, smallest = ROUNDING[problem.tensors[name].element]
     return {name: Tolerance((1 + roundoff) * errors + roundoff * smallest, roundoff)}
-
-
-def _depth(problem: ConvProblem) -> int:
-    """Maximum number of products in a sum."""
-    if problem.direction == "bwd_weight":
-        return problem.n * math.prod(problem.out)
-    channels = problem.channels_in if problem.direction == "forward" else problem.channels_out
-    return channels * math.prod(problem.filter)
 
 
 _SUMS: Mapping[str, str] = {
@@ -75,7 +67,7 @@ def _computed(problem: ConvProblem, given: Mapping[str, Array]) -> dict[str, Arr
             padded[window] += np.einsum(sums, y, w[at])
         else:
             seen = padded[window]
-            w[at] = np.einsum(sums, seen.reshape(*seen.shape[:3], -1), y.reshape(*y.shape[:3], -1))
+            w[at] = np.einsum(sums, *(image.reshape(*image.shape[:3], math.prod(problem.out)) for image in (seen, y)))
     inside: Any = (..., *(slice(pad, pad + extent) for pad, extent in zip(problem.pad, problem.size, strict=True)))
     [name] = problem.made
     results: Mapping[str, Callable[[], Array]] = {

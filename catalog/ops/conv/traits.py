@@ -78,7 +78,7 @@ class Specialization(Word):
 
 
 class Pipeline(OpenWord, group="catalog.conv.pipelines", kind=Extension):
-    """Main loop of the kernel; the dispatcher calls basic_v1 compv1."""
+    """Main loop of the kernel; the dispatcher calls basic_v1 compv1. Those of CPUs are our own."""
 
     BASIC_V1 = "basic_v1"
     BASIC_ASYNC_V1 = "basic_async_v1"
@@ -91,6 +91,9 @@ class Pipeline(OpenWord, group="catalog.conv.pipelines", kind=Extension):
     COMP_ASYNC = "comp_async"
     WAVELET = "wavelet"
     DEPTHWISE = "depthwise"
+    HOST_AMX = "host_amx"
+    HOST_PANEL = "host_panel"
+    HOST_DIRECT = "host_direct"
 
 
 class Scheduler(Word):
@@ -149,8 +152,8 @@ class Algorithm(TraitModel):
     wave_m: Count = trait(0, "waves of a block along M")
     wave_n: Count = trait(0, "waves of a block along N")
     wave_k: Count = trait(0, "waves of a block along K")
-    warp_tile_m: Count = trait(0, "matrix instruction: rows")
-    warp_tile_n: Count = trait(0, "matrix instruction: columns")
+    warp_tile_m: Count = trait(0, "matrix instruction: rows; on CPUs, register tile")
+    warp_tile_n: Count = trait(0, "matrix instruction: columns; on CPUs, register tile")
     warp_tile_k: Count = trait(0, "matrix instruction: depth")
     vector_a: Count = trait(1, "elements that a load of A reads at once")
     vector_b: Count = trait(1, "elements that a load of B reads at once")

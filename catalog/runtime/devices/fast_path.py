@@ -138,7 +138,7 @@ class FastPath:
             shape, strides, address = tensor.shape, tensor.stride(), tensor.data_ptr()
             if (
                 (shape != shape_of(sizes) and not (pool and len(shape) == 1))
-                or inner(strides) != dense
+                or inner(strides) != (dense or _strides_of(inner(shape)))
                 or (updated and 0 in strides)
                 or not address  # of a tensor without elements, which kernels would take for an absent one
                 or address % itemsize
@@ -203,16 +203,21 @@ def _picker(places: tuple[int, ...]) -> Callable[[Shape], Shape]:
 
 @cache
 def _dense_strides(axes: tuple[Axis, ...], contiguous: int) -> tuple[Callable[[Shape], Any], Any]:
-    """What picks the strides of the last axes, which must be dense, and what it must give."""
+    """What picks the strides of the last axes, which must be dense, and what it must give; empty if extents vary."""
     if contiguous == 1:
         return itemgetter(-1), 1  # for most tensors, and faster
-    dense, step = [], 1
-    for axis in reversed(axes[len(axes) - contiguous :]):
-        assert isinstance(axis, int)  # noqa: S101 - where several are dense, they are those inside of a page
-        dense.append(step)
-        step *= axis
-    dense.reverse()
-    return itemgetter(slice(len(axes) - contiguous, None)), tuple(dense)
+    last = axes[len(axes) - contiguous :]
+    fixed = tuple(axis for axis in last if isinstance(axis, int))
+    return itemgetter(slice(len(axes) - contiguous, None)), _strides_of(fixed) if len(fixed) == contiguous else ()
+
+
+def _strides_of(extents: Shape) -> Shape:
+    """The strides of dense axes."""
+    strides, step = [], 1
+    for extent in reversed(extents):
+        strides.append(step)
+        step *= extent
+    return tuple(reversed(strides))
 
 
 @cache

@@ -19,11 +19,10 @@ inline Factor<along, T> factor_of(const catalog_tensor& tensor, std::int64_t bat
     return {data_of<const T>(tensor, batch), tensor.stride_outer};
 }
 
-// Multiplications of a product, and how many of them one thread finishes before others could join.
+// Multiplications of a product.
 inline double work_of(const catalog_args& args) {
     return static_cast<double>(args.m) * static_cast<double>(args.n) * static_cast<double>(args.k);
 }
-inline constexpr double small_work = 1 << 18;
 
 // Whether there are groups for a kernel of groups, and only there, and they fill their axis.
 template <class Row>

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <atomic>
 
-#include "blocks.hpp"
 #include "epilogue.hpp"
+#include "host/blocks.hpp"
 #include "host/threads.hpp"
 
 namespace catalog::host {
@@ -70,38 +70,25 @@ class PanelProduct {
         const std::int64_t tasks_a = packs_a ? (rows + tile_m - 1) / tile_m * steps : 0;
         const std::int64_t tasks_b = packs_b ? (columns + panel - 1) / panel : 0;
 
-        // Several tiles for each thread, so that all finish together, of whole register tiles.
-        constexpr int tiles_per_thread = 4;
-        int item_rows = tile_m, item_columns = tile_n;
-        const auto items = [&] {
-            return (rows + item_rows - 1) / item_rows * ((columns + item_columns - 1) / item_columns);
-        };
-        while (threads > 1 && items() < tiles_per_thread * threads) {
-            if (item_rows % (2 * Row::warp_tile_m) == 0 && (item_rows >= item_columns || item_columns % (2 * panel)))
-                item_rows /= 2;
-            else if (item_columns % (2 * panel) == 0)
-                item_columns /= 2;
-            else
-                break;
-        }
-        const std::int64_t across = (rows + item_rows - 1) / item_rows, count = items();
+        const Division<Row> division(1, rows, columns, threads);
         parallel_for(args, threads, tasks_a + tasks_b, [&](std::int64_t task) {
             if (task < tasks_a)
                 pack_a(first_row, rows, task / steps, task % steps);
             else
                 pack_b(first_column, columns, task - tasks_a);
         });
-        parallel_for(args, threads, count, [&](std::int64_t item) {
+        parallel_for(args, threads, division.items(), [&](std::int64_t item) {
             Scratch* const scratch = thread_scratch<Scratch>();
             if (!scratch) {
                 out_of_memory = true;
                 return;
             }
             [[maybe_unused]] const typename Block::State state;
-            const std::int64_t row = item % across * item_rows, column = item / across * item_columns;
+            const std::int64_t row = item % division.down * division.item_rows;
+            const std::int64_t column = item / division.down * division.item_columns;
             multiply_tile(*scratch, first_row, first_column, row, column,
-                          static_cast<int>(std::min<std::int64_t>(item_rows, rows - row)),
-                          static_cast<int>(std::min<std::int64_t>(item_columns, columns - column)));
+                          static_cast<int>(std::min<std::int64_t>(division.item_rows, rows - row)),
+                          static_cast<int>(std::min<std::int64_t>(division.item_columns, columns - column)));
         });
     }
 
@@ -115,9 +102,7 @@ class PanelProduct {
     void pack_b(std::int64_t first_column, std::int64_t columns, std::int64_t index) const {
         const int count = static_cast<int>(std::min<std::int64_t>(panel, columns - index * panel));
         const auto from = factor_of<Row::b_along, T>(args.b, batch).from(first_column + index * panel, 0);
-        Unit *const to = packed_b + index * panel * units, *const end = to + panel * units;
-        pack_depth<Unit, panel, panel>(from, count, args.k, to);
-        std::fill(to + (args.k + factors - 1) / factors * panel, end, Unit{});
+        pack_panel<Unit, panel>(from, count, args.k, units, packed_b + index * panel * units);
     }
 
     // Rows and columns count from the first ones of the chunk.

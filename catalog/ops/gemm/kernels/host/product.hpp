@@ -2,6 +2,7 @@
 #pragma once
 
 #include "grouped.hpp"
+#include "host/choice.hpp"
 #include "split.hpp"
 
 namespace catalog::host {
@@ -34,42 +35,12 @@ inline catalog_status multiply_all(const catalog_args& args) {
         return multiply<Row, Unit>(args);
 }
 
-// The product in units of pairs or of single factors, whichever this CPU multiplies faster.
-template <class Row>
-inline catalog_status multiply_in_vectors(const catalog_args& args) {
-    using T = typename Row::dtype;
-    constexpr bool integers = std::is_same_v<T, std::int8_t>;
-#if defined(__AVX512F__)
-    constexpr bool pairs = integers || std::is_same_v<T, bf16> || std::is_same_v<T, fp8> || std::is_same_v<T, bf8>;
-    if constexpr (pairs)
-        if (has_dot_instructions())
-            return multiply_all<Row, std::conditional_t<integers, WordPair<true>, BrainPair>>(args);
-#endif
-    return multiply_all<Row, std::conditional_t<integers, WordPair<false>, float>>(args);
-}
-
-#if defined(__AVX512F__)
-
-// The product in AMX tiles; groups of few rows need the instructions of vectors, too.
-template <class Row>
-inline catalog_status multiply_in_tiles(const catalog_args& args) {
-    if (!has_dot_instructions() || !amx::is_permitted()) return CATALOG_UNSUPPORTED;
-    return multiply_all<Row, std::conditional_t<std::is_same_v<typename Row::dtype, std::int8_t>, ByteQuad, BrainPair>>(
-        args);
-}
-
-#endif
-
 template <class Row>
 inline std::int32_t launch(const catalog_args* args) noexcept {
     if (const catalog_status status = check_call<Row>(args); status != CATALOG_OK) return status;
     if (args->batch == 0 || args->m == 0 || args->n == 0) return CATALOG_OK;
-#if defined(__AVX512F__)
-    if constexpr (Row::in_tiles)
-        return multiply_in_tiles<Row>(*args);
-    else
-#endif
-        return multiply_in_vectors<Row>(*args);
+    return with_units<typename Row::dtype, Row::in_tiles>(
+        [&](auto unit) { return multiply_all<Row, typename decltype(unit)::type>(*args); });
 }
 
 }  // namespace catalog::host

@@ -4,11 +4,16 @@
 
 #include <algorithm>
 
-#include "call.hpp"
-#include "host/gemm.hpp"
-#include "host/tiles.hpp"
+#include "gemm.hpp"
+#include "panels.hpp"
+#include "threads.hpp"
+#include "tiles.hpp"
 
 namespace catalog::host {
+
+// Whether neighbours of a type are units as they lie in memory.
+template <class Unit, class T>
+inline constexpr bool holds_neighbours = sizeof(Unit) == Units<Unit>::depth * sizeof(T);
 
 // Common to both: the units between two visits to the sums, for which tile_m rows of A are packed together.
 template <class Row, class Unit>
@@ -26,6 +31,13 @@ struct VectorBlocks : BlockSizes<Row, Unit> {
     // would share few sets of the L1 cache.
     static constexpr int a_row = Row::a_along ? step + 16 : 1, a_depth = Row::a_along ? 1 : Row::tile_m + 16;
     static constexpr std::int64_t a_step = Row::a_along ? Row::tile_m * a_row : step * a_depth;
+
+    // How far apart lines along the contiguous axis of a factor are for a copy of its elements to be packed already; 0: units
+    // are something else than such elements.
+    template <class T>
+    static constexpr std::int64_t plain = !holds_neighbours<Unit, T>                ? 0
+                                          : Row::a_along                            ? a_row * Units<Unit>::depth
+                                          : Units<Unit>::depth == 1 ? a_depth : 0;
 
     struct State {};  // what a thread holds while it multiplies
 
@@ -59,6 +71,9 @@ struct TileBlocks : BlockSizes<Row, Unit> {
 
     static constexpr std::int64_t a_step = Row::tile_m * step;
 
+    template <class T>
+    static constexpr std::int64_t plain = 0;
+
     using State = amx::Tiles;
 
     // Rows of a tile after the last one stay as they are: so do their sums, which nobody reads.
@@ -90,5 +105,40 @@ struct TileBlocks : BlockSizes<Row, Unit> {
 
 template <class Row, class Unit>
 using Blocks = std::conditional_t<Row::in_tiles, TileBlocks<Row, Unit>, VectorBlocks<Row, Unit>>;
+
+// A panel of B: `count` columns, then zeros, of `depth` factors, and zeros up to `units`.
+template <class Unit, int panel, bool along, class T>
+inline void pack_panel(Factor<along, T> from, int count, std::int64_t depth, std::int64_t units, Unit* to) {
+    constexpr int factors = Units<Unit>::depth;
+    pack_depth<Unit, panel, panel>(from, count, depth, to);
+    std::fill(to + (depth + factors - 1) / factors * panel, to + units * panel, Unit{});
+}
+
+// How C of some products, each of `rows` x `columns`, is divided among threads: whole tiles, or parts of them, so that each
+// thread has several and all finish together. Parts consist of whole register blocks.
+template <class Row>
+struct Division {
+    int item_rows = Row::tile_m, item_columns = Row::tile_n;
+    std::int64_t down, across;
+
+    Division(std::int64_t products, std::int64_t rows, std::int64_t columns, int threads) {
+        constexpr int items_per_thread = 4, panel = Row::warp_tile_n;
+        const auto count = [&] {
+            down = (rows + item_rows - 1) / item_rows;
+            across = (columns + item_columns - 1) / item_columns;
+            return products * items();
+        };
+        while (count() < items_per_thread * threads && threads > 1) {
+            if (item_rows % (2 * Row::warp_tile_m) == 0 && (item_rows >= item_columns || item_columns % (2 * panel)))
+                item_rows /= 2;
+            else if (item_columns % (2 * panel) == 0)
+                item_columns /= 2;
+            else
+                break;
+        }
+    }
+
+    std::int64_t items() const { return down * across; }
+};
 
 }  // namespace catalog::host

@@ -1,0 +1,23 @@
+"""The translation unit of a host row."""
+
+from __future__ import annotations
+
+from catalog.build.host.source import row_source
+from catalog.ops.conv.traits import Layout, Pipeline
+from catalog.schema.kernel import Kernel
+
+_NUMBERS = ("tile_m", "tile_n", "tile_k", "warp_tile_m", "warp_tile_n")
+
+
+def emit(kernel: Kernel) -> str:
+    """The C++ source of a host kernel; equal kernels have equal sources."""
+    signature, algorithm = kernel.signature, kernel.algorithm
+    values = {
+        "direction": f"catalog::host::Direction::{signature.direction}",
+        "last": signature.layout is Layout.NHWGC,
+        "direct": algorithm.pipeline is Pipeline.HOST_DIRECT,
+        "in_tiles": algorithm.pipeline is Pipeline.HOST_AMX,
+        **{name: getattr(algorithm, name) for name in _NUMBERS},
+    }
+    types = {"dtype": signature.dtype_in, "otype": signature.dtype_out}
+    return row_source(kernel, "host/launch.hpp", types, values)

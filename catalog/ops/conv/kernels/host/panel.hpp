@@ -1,0 +1,296 @@
+// A convolution as a product of packed panels. Weights are packed before, images by the tile when a thread multiplies it.
+#pragma once
+
+#include <atomic>
+
+#include "host/blocks.hpp"
+#include "image.hpp"
+#include "weights.hpp"
+
+namespace catalog::host {
+
+// A factor of a product: a matrix whose columns are the depth (`along`), or whose rows are. `kept`: all of it is packed
+// before it is multiplied.
+template <bool along_, bool kept_, class Matrix_>
+struct Operand {
+    static constexpr bool along = along_, kept = kept_;
+    using Matrix = Matrix_;
+};
+
+// What the directions multiply: A has the rows of the result, B its columns.
+template <class Row, Direction = Row::direction, bool = Row::last>
+struct Operands;
+
+template <class Row, Direction direction>
+using WeightsOf = std::conditional_t<direction == Direction::forward, Weights<typename Row::dtype>,
+                                     TransposedWeights<typename Row::dtype, Row::last>>;
+
+// Positions x channels.
+template <class Row, Direction direction>
+struct Operands<Row, direction, true> {
+    using A = Operand<true, false, ImageOfRows<typename Row::dtype>>;
+    using B = Operand<direction == Direction::forward, true, WeightsOf<Row, direction>>;
+};
+
+// Channels x positions.
+template <class Row, Direction direction>
+struct Operands<Row, direction, false> {
+    using A = Operand<true, true, WeightsOf<Row, direction>>;
+    using B = Operand<false, false, ImageOfColumns<typename Row::dtype>>;
+};
+
+// Output channels x the other axes of a weight; the depth is positions.
+template <class Row>
+struct Operands<Row, Direction::bwd_weight, true> {
+    using A = Operand<false, false, ImageOfRows<typename Row::dtype>>;
+    using B = A;
+};
+
+template <class Row>
+struct Operands<Row, Direction::bwd_weight, false> {
+    using A = Operand<true, false, ImageOfColumns<typename Row::dtype>>;
+    using B = A;
+};
+
+template <class Traits>
+struct TiledRow : Traits {
+    static constexpr bool a_along = Operands<Traits>::A::along;
+};
+
+template <class Traits, class Unit>
+class WindowProduct {
+    using Row = TiledRow<Traits>;
+    using T = typename Row::dtype;
+    using Result = typename Row::otype;
+    using Sum = std::conditional_t<std::is_same_v<typename Units<Unit>::Sum, Float>, float, std::int32_t>;
+    using Block = Blocks<Row, Unit>;
+    using A = typename Operands<Traits>::A;
+    using B = typename Operands<Traits>::B;
+    static constexpr bool last = Row::last;
+    static constexpr Direction direction = Row::direction;
+    static constexpr int factors = Block::factors, panel = Block::panel, step = Block::step;
+    static constexpr int tile_m = Row::tile_m, tile_n = Row::tile_n, tile_k = Row::tile_k;
+    static constexpr std::int64_t a_step = Block::a_step;
+    static constexpr int widest = std::max(tile_m, panel), gap = 16;
+    template <class Of>
+    static constexpr int room_stride = (Of::along ? tile_k : widest) + gap;
+    static_assert(tile_n % panel == 0 && tile_m % lanes == 0, "tiles are whole blocks");
+
+    struct Scratch {
+        static constexpr int row_s = tile_n + gap;
+        alignas(64) Sum sums[tile_m * row_s];
+        alignas(64) Unit a[a_step];
+        alignas(64) Unit b[panel * step];
+        alignas(64) T room[(widest + gap) * (tile_k + gap)];
+    };
+
+   public:
+    WindowProduct(const catalog_args& args, const Geometry& of, const Window& window, int threads)
+        : args(args),
+          of(of),
+          window(window),
+          threads(threads),
+          channels_in(args.c / args.g),
+          channels_out(args.k / args.g) {
+        const std::int64_t positions = args.n * window.positions();
+        const std::int64_t read = direction == Direction::bwd_data ? channels_out : channels_in;
+        const std::int64_t seen = window.taps() * read, made = channels_in + channels_out - read;
+        m = direction == Direction::bwd_weight ? channels_out : last ? positions : made;
+        n = direction == Direction::bwd_weight ? seen : last ? made : positions;
+        k = direction == Direction::bwd_weight ? positions : seen;
+        constexpr int whole = factors * Block::whole;
+        units = (k + whole - 1) / whole * Block::whole;
+        steps = (units + step - 1) / step;
+    }
+
+    catalog_status run() {
+        if (m == 0 || n == 0) return CATALOG_OK;
+        const std::int64_t tiles = (m + tile_m - 1) / tile_m, panels = (n + panel - 1) / panel;
+        const std::int64_t of_group = A::kept ? tiles * steps * a_step : B::kept ? panels * panel * units : 0;
+        Room<Unit>& room = thread_room<struct PackedWeights, Unit>();
+        kept = room.reserve(args.g * of_group + 1);
+        if (!kept) return CATALOG_NO_MEMORY;
+        parallel_for(args, threads, of_group ? args.g * (A::kept ? tiles : panels) * steps : 0, [&](std::int64_t task) {
+            const std::int64_t index = task / steps, at = task % steps;
+            with_scratch([&](Scratch& scratch) {
+                if constexpr (A::kept)
+                    pack_a(scratch, index / tiles, index % tiles * tile_m, tile_m, at, kept + task * a_step);
+                else if constexpr (B::kept)
+                    pack_b(scratch, index / panels, index % panels * panel, at,
+                           kept + (index * units + at * step) * panel);
+            });
+        });
+        const Division<Row> division(args.g, m, n, threads);
+        parallel_for(args, threads, args.g * division.items(), [&](std::int64_t item) {
+            const std::int64_t group = item / division.items(), part = item % division.items();
+            const std::int64_t row = part % division.down * division.item_rows;
+            const std::int64_t column = part / division.down * division.item_columns;
+            with_scratch([&](Scratch& scratch) {
+                [[maybe_unused]] const typename Block::State state;
+                multiply_tile(scratch, group, row, column,
+                              static_cast<int>(std::min<std::int64_t>(division.item_rows, m - row)),
+                              static_cast<int>(std::min<std::int64_t>(division.item_columns, n - column)),
+                              kept + group * of_group);
+            });
+        });
+        constexpr std::size_t most_units = 16 << 20;  // that stay in memory for the next launch
+        room.release_above(most_units);
+        return out_of_memory ? CATALOG_NO_MEMORY : CATALOG_OK;
+    }
+
+   private:
+    template <class Body>
+    void with_scratch(Body body) {
+        if (Scratch* const scratch = thread_scratch<Scratch>())
+            body(*scratch);
+        else
+            out_of_memory = true;
+    }
+
+    template <class Element>
+    Image<Element> input(std::int64_t group) const {
+        return {args.input, of.size, args.c, args.g, group, last};
+    }
+
+    template <class Element>
+    Image<Element> output(std::int64_t group) const {
+        return {args.output, of.out, args.k, args.g, group, last};
+    }
+
+    template <class Element>
+    Element* weight(std::int64_t group) const {
+        return static_cast<Element*>(args.weight.data) + group * channels_out * args.weight.stride_first;
+    }
+
+    template <class Matrix>
+    Matrix matrix(std::int64_t group) const {
+        if constexpr (std::is_same_v<Matrix, Weights<T>>)
+            return {weight<const T>(group), args.weight.stride_first};
+        else if constexpr (std::is_same_v<Matrix, TransposedWeights<T, last>>)
+            return {window, of, weight<const T>(group), args.weight.stride_first, channels_in, channels_out};
+        else if constexpr (direction == Direction::bwd_data)
+            return {window, output<const T>(group)};
+        else
+            return {window, input<const T>(group)};
+    }
+
+    // `count` rows or columns of an operand, and a step of its depth: in place, or copied to `room`, `stride` apart.
+    template <class Of, class Matrix>
+    Factor<Of::along, T> part(const Matrix& matrix, std::int64_t first, std::int64_t count, std::int64_t at, T* room,
+                              std::int64_t stride) const {
+        const std::int64_t begin = at * tile_k, depth = depth_of(at);
+        const Rows<const T> rows = Of::along ? matrix.block(first, count, begin, depth, room, stride)
+                                             : matrix.block(begin, depth, first, count, room, stride);
+        return {rows.data, rows.stride};
+    }
+
+    std::int64_t depth_of(std::int64_t at) const { return std::min<std::int64_t>(tile_k, k - at * tile_k); }
+    int units_of(std::int64_t at) const { return static_cast<int>(std::min<std::int64_t>(step, units - at * step)); }
+
+    void pack_a(Scratch& scratch, std::int64_t group, std::int64_t row, std::int64_t rows, std::int64_t at,
+                Unit* to) const {
+        const int count = static_cast<int>(std::min(rows, m - row));
+        const auto pack = [&](const auto& matrix) {
+            constexpr std::int64_t plain = Block::template plain<T>;
+            T* const room = plain ? reinterpret_cast<T*>(to) : scratch.room;
+            const auto from = part<A>(matrix, row, count, at, room, plain ? plain : room_stride<A>);
+            if (!plain || from.data != room) return Block::pack_a(from, count, depth_of(at), to);
+            if (A::along && depth_of(at) % factors)
+                for (int i = 0; i < count; ++i) room[i * plain + depth_of(at)] = T{};
+        };
+        if constexpr (direction == Direction::bwd_weight)
+            pack(typename A::Matrix(itself, output<const T>(group)));
+        else
+            pack(matrix<typename A::Matrix>(group));
+    }
+
+    void pack_b(Scratch& scratch, std::int64_t group, std::int64_t column, std::int64_t at, Unit* to) const {
+        const int count = static_cast<int>(std::min<std::int64_t>(panel, n - column));
+        const auto matrix = this->template matrix<typename B::Matrix>(group);
+        constexpr bool plain = !B::along && factors == 1 && holds_neighbours<Unit, T>;
+        T* const room = plain ? reinterpret_cast<T*>(to) : scratch.room;
+        const auto from = part<B>(matrix, column, count, at, room, plain ? panel : room_stride<B>);
+        if (!plain || from.data != room)
+            pack_panel<Unit, panel>(from, count, depth_of(at), units_of(at), to);
+        else if (count < panel)
+            for (std::int64_t i = 0; i < depth_of(at); ++i) std::fill(room + i * panel + count, room + (i + 1) * panel, T{});
+    }
+
+    void multiply_tile(Scratch& scratch, std::int64_t group, std::int64_t row, std::int64_t column, int rows,
+                       int columns, const Unit* kept) const {
+        constexpr int row_s = Scratch::row_s;
+        const int width = round_up(columns, panel), skipped = A::kept ? static_cast<int>(row % tile_m) : 0;
+        if (steps == 0)
+            for (int i = 0; i < rows; ++i) std::fill_n(scratch.sums + i * row_s, width, Sum{});
+        for (std::int64_t at = 0; at < steps; ++at) {
+            const Unit* a = kept + (row / tile_m * steps + at) * a_step;
+            if constexpr (!A::kept) pack_a(scratch, group, row, rows, at, scratch.a), a = scratch.a;
+            for (int j = 0; j < width; j += panel) {
+                const Unit* b = kept + (column + j) * units + at * step * panel;
+                if constexpr (!B::kept) pack_b(scratch, group, column + j, at, scratch.b), b = scratch.b;
+                Block::template multiply<row_s>(at > 0, a, skipped, rows, b, units_of(at), scratch.sums + j);
+            }
+        }
+        store_tile(scratch.sums, group, row, column, rows, columns);
+    }
+
+    // Sums become the part of the result that begins at a row and a column.
+    void store_tile(const Sum* sums, std::int64_t group, std::int64_t row, std::int64_t column, int rows,
+                    int columns) const {
+        constexpr int row_s = Scratch::row_s;
+        if constexpr (direction == Direction::bwd_weight) {
+            const std::int64_t stride = args.weight.stride_first;
+            Result* const to = weight<Result>(group) + row * stride + column;
+            for (int i = 0; i < rows; ++i) store_run(sums + i * row_s, columns, to + i * stride);
+        } else {
+            const Image<Result> image = direction == Direction::forward ? output<Result>(group) : input<Result>(group);
+            const auto index = [&](const Position& at) {
+                const auto of_axis = [&](int i) { return window.axis[i].first + at.at[i] * window.axis[i].step; };
+                return image.index(of_axis(0), of_axis(1), of_axis(2));
+            };
+            Position position(window, last ? row : column);
+            if constexpr (last) {
+                for (int i = 0; i < rows; ++i) {
+                    Result* const to = image.data + position.image * image.stride_image + column;
+                    store_run(sums + i * row_s, columns, to + index(position) * image.all_channels);
+                    position.advance(window, 1);
+                }
+            } else {
+                const std::int64_t apart = window.axis[2].step;
+                for (int j = 0; j < columns;) {
+                    const int count = static_cast<int>(
+                        std::min<std::int64_t>(window.axis[2].count - position.at[2], columns - j));
+                    Result* const to = image.data + position.image * image.stride_image + index(position);
+                    for (int i = 0; i < rows; ++i)
+                        store_run(sums + i * row_s + j, count, to + (row + i) * image.volume(), apart);
+                    j += count;
+                    position.advance(window, count);
+                }
+            }
+        }
+    }
+
+    static void store_run(const Sum* sums, int count, Result* to, std::int64_t apart = 1) {
+        for (int j = 0; j < count; j += lanes) {
+            if (apart == 1) {
+                store_first(to + j, load(sums + j), count - j);
+            } else {
+                Result some[lanes];
+                store(some, load(sums + j));
+                for (int i = 0; i < std::min(lanes, count - j); ++i) to[(j + i) * apart] = some[i];
+            }
+        }
+    }
+
+    const catalog_args& args;
+    const Geometry& of;
+    const Window& window;
+    const Window itself = identity_window(of.out);
+    const int threads;
+    const std::int64_t channels_in, channels_out;
+    std::int64_t m, n, k, units, steps;
+    Unit* kept;
+    std::atomic<bool> out_of_memory = false;
+};
+
+}  // namespace catalog::host

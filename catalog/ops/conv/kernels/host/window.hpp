@@ -1,0 +1,146 @@
+// Which elements of an image meet which elements of a filter: the index map of a convolution, linear along each axis.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <numeric>
+
+#include "abi/export.hpp"
+
+namespace catalog::host {
+
+inline constexpr int axes = 3;  // depth, height and width; missing ones come first and have extent 1
+
+enum class Direction { forward, bwd_data, bwd_weight };
+
+// The geometry of a call, as its argument struct has it.
+struct Geometry {
+    const std::int32_t *size, *out, *filter, *stride, *dilation, *pad;
+
+    explicit Geometry(const catalog_args& args)
+        : size(args.geometry),
+          out(size + axes),
+          filter(out + axes),
+          stride(filter + axes),
+          dilation(stride + axes),
+          pad(dilation + axes) {}
+
+    std::int64_t taps() const { return volume(filter); }
+
+    static std::int64_t volume(const std::int32_t* extents) {
+        return std::int64_t{extents[0]} * extents[1] * extents[2];
+    }
+};
+
+// One axis of an index map. Position p of `count` is element `first + p * step` of the image that is computed. Its tap t of
+// `taps` is element `tap + t * tap_step` of the filter, and meets element `origin + p * stride + t * apart` of the image
+// that is read, which is zero outside of [0, extent).
+struct Axis {
+    std::int64_t count, first, step;
+    std::int64_t taps, tap, tap_step;
+    std::int64_t extent, origin, stride, apart;
+};
+
+struct Window {
+    Axis axis[axes];
+
+    std::int64_t positions() const { return axis[0].count * axis[1].count * axis[2].count; }
+    std::int64_t taps() const { return axis[0].taps * axis[1].taps * axis[2].taps; }
+
+    // Whether positions are the elements of the image that is computed, in order.
+    bool is_dense() const {
+        return std::all_of(axis, axis + axes, [](const Axis& one) { return one.step == 1; });
+    }
+
+    // Whether the positions are also the elements of the image that is read.
+    bool is_pointwise() const {
+        return taps() == 1 && is_dense() && std::all_of(axis, axis + axes, [](const Axis& one) {
+                   return one.count == one.extent && one.origin == 0 && one.stride == 1;
+               });
+    }
+};
+
+// The output reads the input.
+inline Window forward_window(const Geometry& of) {
+    Window window;
+    for (int i = 0; i < axes; ++i)
+        window.axis[i] = {of.out[i], 0, 1, of.filter[i], 0, 1, of.size[i], -of.pad[i], of.stride[i], of.dilation[i]};
+    return window;
+}
+
+// The elements of an image itself, as if read by a filter of one element.
+inline Window identity_window(const std::int32_t* extents) {
+    Window window;
+    for (int i = 0; i < axes; ++i) window.axis[i] = {extents[i], 0, 1, 1, 0, 1, extents[i], 0, 1, 1};
+    return window;
+}
+
+// The gradient of the input reads that of the output. With a stride s, input i meets tap t at output
+// (i + pad - dilation t) / s, where that is whole: the inputs whose i + pad leaves the same remainder meet the same taps,
+// and read neighbours. Each such class is a window of its own.
+inline Axis backward_axis(const Geometry& of, int i, std::int64_t remainder) {
+    const std::int64_t size = of.size[i], filter = of.filter[i], s = of.stride[i], dilation = of.dilation[i];
+    const std::int64_t first = ((remainder - of.pad[i]) % s + s) % s;
+    const std::int64_t count = first < size ? (size - first + s - 1) / s : 0;
+    const std::int64_t period = s / std::gcd(s, dilation);
+    std::int64_t tap = 0;
+    while (tap < std::min(period, filter) && dilation * tap % s != remainder) ++tap;
+    const std::int64_t taps = tap < std::min(period, filter) ? (filter - tap + period - 1) / period : 0;
+    const std::int64_t origin = taps ? (first + of.pad[i] - dilation * tap) / s : 0;
+    return {count, first, s, taps, tap, period, of.out[i], origin, 1, -(dilation * period / s)};
+}
+
+// Calls body(window) for the windows that together are all of the image that is computed.
+template <Direction direction, class Body>
+inline void for_windows(const Geometry& of, Body body) {
+    if constexpr (direction != Direction::bwd_data) {
+        body(forward_window(of));
+    } else {
+        for (int d = 0; d < of.stride[0]; ++d)
+            for (int h = 0; h < of.stride[1]; ++h)
+                for (int w = 0; w < of.stride[2]; ++w)
+                    body(Window{{backward_axis(of, 0, d), backward_axis(of, 1, h), backward_axis(of, 2, w)}});
+    }
+}
+
+// A position in order: the last axis changes first, the image last.
+struct Position {
+    std::int64_t image, at[axes];
+
+    Position(const Window& window, std::int64_t index) {
+        for (int i = axes - 1; i >= 0; --i) {
+            at[i] = index % window.axis[i].count;
+            index /= window.axis[i].count;
+        }
+        image = index;
+    }
+
+    // Moves by `count` positions, at most to the first one of the next row.
+    void advance(const Window& window, std::int64_t count) {
+        at[2] += count;
+        for (int i = 2; i > 0 && at[i] == window.axis[i].count; --i) at[i] = 0, ++at[i - 1];
+        if (at[0] == window.axis[0].count) at[0] = 0, ++image;
+    }
+};
+
+// An element of a filter within a window, the last axis first.
+struct Tap {
+    std::int64_t at[axes];
+
+    Tap(const Window& window, std::int64_t index) {
+        for (int i = axes - 1; i >= 0; --i) {
+            at[i] = index % window.axis[i].taps;
+            index /= window.axis[i].taps;
+        }
+    }
+
+    // Its number in the whole filter.
+    std::int64_t number(const Window& window, const Geometry& of) const {
+        std::int64_t number = 0;
+        for (int i = 0; i < axes; ++i)
+            number = number * of.filter[i] + window.axis[i].tap + at[i] * window.axis[i].tap_step;
+        return number;
+    }
+};
+
+}  // namespace catalog::host

@@ -1,0 +1,64 @@
+"""What a convolution kernel of a CPU does for a problem, in the units in which its time grows."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from catalog.ops.conv.traits import Pipeline
+
+if TYPE_CHECKING:
+    from catalog.ops.conv.kernel import ConvKernel
+    from catalog.ops.conv.problem import ConvProblem
+
+
+def work_of(problem: ConvProblem, kernel: ConvKernel, units: int) -> dict[str, float]:
+    """The terms of a host kernel's time, by name; see :meth:`catalog.ops.protocol.Operation.work`.
+
+    Each pipeline has terms of its own.
+    """
+    pipeline = kernel.algorithm.pipeline
+    work = (_direct_work if pipeline is Pipeline.HOST_DIRECT else _panel_work)(problem, kernel, units)
+    return {f"{pipeline} {name}": amount for name, amount in work.items()}
+
+
+def _windows(problem: ConvProblem) -> int:
+    """Parts of the result that are computed one after the other: the gradient of an input has one for each stride."""
+    return math.prod(problem.stride) if problem.direction == "bwd_data" else 1
+
+
+def _panel_work(problem: ConvProblem, kernel: ConvKernel, units: int) -> dict[str, float]:
+    """Terms of the product of a group by packed panels; images are packed again for each tile across."""
+    algorithm = kernel.algorithm
+    m, n, k = problem.rows, problem.columns, problem.depth
+    transposed = not problem.last and problem.direction != "bwd_weight"
+    if transposed:
+        m, n = n, m
+    k = math.ceil(k / _windows(problem))
+    panel = max(1, algorithm.warp_tile_n)
+    width, share = math.ceil(n / panel) * panel, problem.g / units
+    down, across = math.ceil(m / max(1, algorithm.tile_m)), math.ceil(n / max(1, algorithm.tile_n))
+    weighs = problem.direction == "bwd_weight"
+    return {
+        "launch": float(_windows(problem)),
+        "products": share,
+        "area": m * width * k * share,
+        "sums": m * width * math.ceil(k / max(1, algorithm.tile_k)) * share,
+        "results": m * n * share,
+        "copied_a": m * k * (1 if transposed else across) * share,
+        "copied_b": n * k * (down if transposed or weighs else 1) * share,
+        "traffic": float(problem.traffic),
+    }
+
+
+def _direct_work(problem: ConvProblem, kernel: ConvKernel, units: int) -> dict[str, float]:
+    """Terms of direct kernels: vectors of channels that are multiplied, and rows of images."""
+    vectors = math.ceil(problem.c / max(1, kernel.algorithm.vector_c))
+    positions = problem.n * math.prod(problem.out)
+    return {
+        "launch": float(_windows(problem)),
+        "products": vectors * positions * math.prod(problem.filter) * problem.channels_in / units,
+        "loads": vectors * positions * math.prod(problem.filter) / units,
+        "rows": vectors * positions / problem.out[-1] / units,
+        "traffic": float(problem.traffic),
+    }

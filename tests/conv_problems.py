@@ -1,0 +1,98 @@
+"""Random convolutions and tensors for kernels of our own."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+
+from catalog.errors import ProblemError
+from catalog.ops import operation
+from catalog.ops.conv.problem import ConvProblem
+from catalog.runtime.catalog import Catalog
+from catalog.runtime.devices.here import resolve_arch
+from catalog.runtime.elements import element_type
+from catalog.runtime.inputs import make_inputs
+from catalog.runtime.tensors import Array
+from catalog.schema.kernel import Kernel
+
+CONV = operation("conv")
+EXTENTS = {1: (1, 2, 7, 40, 130), 2: (1, 3, 6, 11, 17), 3: (1, 2, 5, 7)}
+POISON = 77
+
+
+def rows(catalog: Catalog, where: str, arch: str = "host") -> list[Kernel]:
+    """Convolution kernels of an arch, in the order of its spec."""
+    found = catalog.connection.execute(
+        f"SELECT * FROM conv_row WHERE arch = ? AND {where} ORDER BY dispatch_order", (resolve_arch(arch),)
+    )
+    return [CONV.kernel.from_row(row) for row in found]
+
+
+def problem_of_row(kernel: Kernel, rng: random.Random) -> ConvProblem:
+    """A problem that ``kernel`` answers, of any sizes and geometry."""
+    signature = kernel.signature
+    ndim = signature.ndim
+    while True:
+        fields: dict[str, Any] = {
+            "size": [rng.choice(EXTENTS[ndim]) for _ in range(ndim)],
+            "filter": rng.choice(((1,) * ndim, (3,) * ndim, tuple(rng.randint(1, 4) for _ in range(ndim)))),
+            "pad": [rng.choice((0, 0, 1, 2)) for _ in range(ndim)],
+            "stride": [rng.choice((1, 1, 2, 3)) for _ in range(ndim)],
+            "dilation": [rng.choice((1, 1, 1, 2, 4)) for _ in range(ndim)],
+            "n": rng.choice((0, 1, 2, 3)),
+            "g": (g := rng.choice((1, 1, 2, 5, 33))),
+        }
+        if kernel.algorithm.pipeline == "host_direct":
+            vector = kernel.algorithm.vector_c
+            fields |= dict.fromkeys("ck", g * rng.choice([width for width in (1, 2, 4, 8, 16) if width <= vector]))
+        elif signature.family == "depthwise":
+            fields |= {"c": g, "k": g}
+        else:
+            fields |= {name: g * rng.choice((1, 2, 4, 7, 16, 33)) for name in "ck"}
+        try:
+            return ConvProblem(
+                direction=signature.direction.value,
+                dtype=signature.dtype.value,
+                layout=signature.layout.value,
+                **fields,
+            )
+        except ProblemError:
+            continue  # the filter is larger than the image
+
+
+def tensors_of(problem: ConvProblem, rng: random.Random) -> tuple[dict[str, Array], Array, Array]:
+    """Inputs with any stride along the first axis; the result, whose elements are NaN; and the memory around it."""
+    inputs = {name: _spread(array, rng)[0] for name, array in make_inputs(problem, rng.randrange(100)).items()}
+    [made] = problem.made
+    element = element_type(problem, made)
+    empty = np.full(problem.shapes[made], POISON if problem.dtype == "int8" else np.nan, element)
+    return inputs, *_spread(empty, rng)
+
+
+def check(catalog: Catalog, kernel: Kernel, problems: int) -> float:
+    """Run a kernel on drawn problems; the largest share of a tolerance that was used."""
+    rng, used = random.Random(kernel.name), 0.0  # noqa: S311
+    for _ in range(problems):
+        problem = problem_of_row(kernel, rng)
+        inputs, result, around = tensors_of(problem, rng)
+        [made] = problem.made
+        expected, allowed = CONV.reference(problem, inputs)[made], CONV.tolerances(problem, inputs)[made]
+        catalog.plan(problem, kernel).bind(inputs, outputs={made: result}).launch()
+        share = allowed.used(result, expected)
+        assert share <= 1, f"{made} is off by {share:.1f} of the tolerance: {problem.key} on {kernel.name}"
+        result[...] = POISON
+        assert np.all(around == np.asarray(POISON, around.dtype)), f"{problem.key} wrote elsewhere on {kernel.name}"
+        used = max(used, share)
+    return used
+
+
+def _spread(array: Array, rng: random.Random) -> tuple[Array, Array]:
+    """A copy with a gap after each element of the first axis, and the memory that it is in."""
+    first, *others = array.shape
+    inner = int(np.prod(others))
+    around = np.full((first + 1, inner + rng.choice((0, 0, 3))), POISON, array.dtype)
+    view = np.lib.stride_tricks.as_strided(around, array.shape, (around.strides[0], *array.strides[1:]))
+    view[...] = array
+    return view, around

@@ -1,0 +1,191 @@
+"""Convolution kernels of the host: results against the float64 reference and PyTorch, gradients, messages, commands."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import amx
+import command
+import numpy as np
+import pytest
+from conftest import missing
+from conv_problems import CONV, check, rows
+
+from catalog.errors import TensorError
+from catalog.ops.conv.arguments import ARGUMENTS
+from catalog.ops.conv.problem import ConvProblem
+from catalog.runtime.catalog import Catalog
+from catalog.runtime.devices.host.device import cpu_features, host_archs, why_unavailable
+from catalog.runtime.guard import guarded_problem
+from catalog.runtime.inputs import make_inputs
+from catalog.schema.kernel import Kernel
+from catalog.settings import settings
+
+SEED = 2026
+ARCHES = tuple(arch for arch in host_archs() if why_unavailable(arch) is None)
+DIRECTIONS = ("forward", "bwd_data", "bwd_weight")
+PLANE = "dtype = 'fp32' AND layout = 'nhwgc' AND ndim = 2 AND pipeline = 'host_panel'"
+
+
+@pytest.fixture(scope="module")
+def catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Catalog]:
+    """The host's convolution kernels, each compiled once for all tests of this file."""
+    with Catalog(tmp_path_factory.mktemp("conv") / "catalog.db") as catalog:
+        for arch in ARCHES:
+            catalog.populate(arch, operation="conv")
+        yield catalog
+
+
+def of_plane(catalog: Catalog, direction: str) -> Kernel:
+    """The first kernel of a direction for two axes, in fp32."""
+    return rows(catalog, f"{PLANE} AND family = '{direction}'")[0]
+
+
+def test_kernels_compute_any_problem(catalog: Catalog) -> None:
+    check(catalog, of_plane(catalog, "forward"), 40)
+
+
+@pytest.mark.slow
+def test_kernels_of_all_kinds_compute_any_problem(catalog: Catalog) -> None:
+    """Each direction, layout, type and number of axes, and each pipeline."""
+    kinds = [
+        "dtype = 'fp32' AND layout = 'nhwgc' AND ndim = 2 AND family = 'bwd_data'",
+        "dtype = 'fp32' AND layout = 'nhwgc' AND ndim = 2 AND family = 'bwd_weight'",
+        "dtype = 'bf16' AND layout = 'ngchw' AND ndim = 3 AND family = 'forward'",
+        "dtype = 'fp16' AND layout = 'ngchw' AND ndim = 1 AND family = 'bwd_data'",
+        "dtype = 'int8' AND layout = 'nhwgc' AND ndim = 3",
+        "dtype = 'fp32' AND family = 'depthwise'",
+    ]
+    kernels = [rows(catalog, f"pipeline = 'host_panel' AND {kind}")[0] for kind in kinds]
+    direct = "pipeline = 'host_direct' AND ndim = 2 AND dtype"
+    kernels += [
+        rows(catalog, f"{direct} = '{dtype}' AND family = '{family}'")[0]
+        for dtype, family in (("fp32", "bwd_data"), ("bf16", "bwd_weight"))
+    ]
+    assert not catalog.builder.build_many(kernels).failures
+    used = {kernel.name: check(catalog, kernel, 40) for kernel in kernels}
+    assert max(used.values()) > 0.02, "tolerances are far too wide"
+
+
+@pytest.mark.slow
+def test_products_in_amx_tiles(catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles are computed in software."""
+    if not amx.PAIRS["host_amx"] - amx.TILES <= cpu_features():
+        pytest.skip("this CPU has no AVX512-BF16")
+    amx.pretend("host_amx", tmp_path, monkeypatch)
+    with Catalog(catalog.path) as other:
+        wanted = "dtype = 'bf16' AND layout = 'nhwgc' AND ndim = 2 AND pipeline = 'host_amx' AND family = 'bwd_weight'"
+        check(other, rows(other, wanted, "x86_64_v4")[0], 10)
+
+
+@pytest.mark.slow
+def test_gradients_are_those_of_the_output(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A convolution is linear in each factor: <y(x, w), g> = <x, dx(g, w)> = <w, dw(x, g)>. Threads change no bit."""
+    fields: dict[str, Any] = {"n": 3, "c": 10, "k": 15, "g": 5, "size": (23, 18), "filter": (3, 4), "dtype": "fp32"}
+    fields |= {"stride": (2, 3), "dilation": (2, 1), "pad": (3, 0)}
+    of = {direction: ConvProblem(direction=direction, **fields) for direction in DIRECTIONS}
+    x, w = make_inputs(of["forward"], SEED).values()
+    gradient = make_inputs(of["bwd_data"], SEED + 1)["output"]
+    given = {
+        "forward": {"input": x, "weight": w},
+        "bwd_data": {"output": gradient, "weight": w},
+        "bwd_weight": {"input": x, "output": gradient},
+    }
+
+    def computed() -> list[np.ndarray[Any, Any]]:
+        plans = {direction: catalog.plan(of[direction], of_plane(catalog, direction)) for direction in DIRECTIONS}
+        return [next(iter(plan.run(given[direction]).outputs.values())) for direction, plan in plans.items()]
+
+    y, dx, dw = computed()
+    sides = [np.vdot(y.astype(np.float64), gradient), np.vdot(x.astype(np.float64), dx)]
+    np.testing.assert_allclose([*sides, np.vdot(w.astype(np.float64), dw)], sides[0], rtol=1e-5)
+    for threads in (1, 3):
+        monkeypatch.setenv("CATALOG_NUM_THREADS", str(threads))
+        settings.cache_clear()
+        for result, before in zip(computed(), (y, dx, dw), strict=True):
+            np.testing.assert_array_equal(result, before)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ndim", [1, 2, 3])
+def test_the_reference_is_pytorchs(ndim: int) -> None:
+    try:
+        import torch
+    except ImportError:
+        missing("PyTorch")
+    rng = random.Random(ndim)  # noqa: S311
+    fields: dict[str, Any] = {"n": 2, "c": 6, "k": 9, "g": 3, "dtype": "fp32", "size": (9, 7, 8)[:ndim]}
+    fields |= {name: [rng.randint(1, 3) for _ in range(ndim)] for name in ("filter", "stride", "dilation", "pad")}
+    of = {direction: ConvProblem(direction=direction, **fields) for direction in DIRECTIONS}
+    x, w = make_inputs(of["forward"], SEED).values()
+    gradient = make_inputs(of["bwd_data"], SEED)["output"]
+    given = (torch.from_numpy(array).double().movedim(-1, 1) for array in (x, w, gradient))
+    theirs_x, theirs_w, theirs_gradient = (tensor.requires_grad_() for tensor in given)
+    forward = of["forward"]
+    function = getattr(torch.nn.functional, f"conv{ndim}d")
+    y = function(theirs_x, theirs_w, None, forward.stride, forward.pad, forward.dilation, forward.g)
+    results = (y, *torch.autograd.grad(y, (theirs_x, theirs_w), theirs_gradient))
+    inputs = ({"input": x, "weight": w}, {"output": gradient, "weight": w}, {"input": x, "output": gradient})
+    for direction, tensors, theirs in zip(DIRECTIONS, inputs, results, strict=True):
+        (ours,) = CONV.reference(of[direction], tensors).values()
+        np.testing.assert_allclose(ours, theirs.detach().movedim(1, -1).numpy(), rtol=1e-11, atol=1e-11)
+
+
+def test_the_header_derives_from_the_list_of_arguments() -> None:
+    assert (CONV.headers["kernels"] / "operation" / "args.h").read_text() == ARGUMENTS.header
+
+
+def test_first_runs_of_large_problems_are_small() -> None:
+    fields = {"filter": (3, 3), "dilation": (100, 1), "stride": (2, 2), "dtype": "fp32", "g": 4}
+    large = ConvProblem(n=256, c=4 * 1001, k=4 * 900, size=(515, 2001), **fields)
+    small = guarded_problem(large)
+    assert small.flops < large.flops / 1e4
+    assert small.form.text == large.form.text
+    assert (small.size[0], small.channels_in % 128) == (201 + 515 % 201, 1001 % 128)
+    assert guarded_problem(small) == small
+
+
+def test_sizes_choose_the_kernel(catalog: Catalog) -> None:
+    """Narrow groups have direct kernels, others the narrowest register tile that wastes no columns: in one process."""
+
+    def chosen(channels: int, **fields: Any) -> str:
+        problem = ConvProblem(n=2, c=32 * channels, k=32 * channels, g=32, size=(9, 9), filter=(3, 3), **fields)
+        return str(catalog.stages(problem)[0].algorithm.pipeline.value)
+
+    assert [chosen(channels) for channels in (1, 4, 3, 33, 2)] == [
+        *("host_direct", "host_direct", "host_panel", "host_panel", "host_direct")
+    ]
+    assert chosen(1, layout="ngchw") == "host_panel"
+    assert chosen(1, dtype="int8") == "host_panel"
+
+
+def test_wrong_tensors_are_a_message(catalog: Catalog) -> None:
+    problem = ConvProblem(n=2, c=4, k=6, g=2, size=(5, 7), filter=(3, 3), dtype="fp32")
+    x, w = make_inputs(problem, SEED).values()
+    plan = catalog.plan(problem, of_plane(catalog, "forward"))
+    for tensors, message in (
+        ({"input": x, "weight": w[..., :1]}, r"weight is float32 \(6, 3, 3, 1\): expected float32 \(6, 3, 3, 2\)"),
+        ({"input": x}, "weight is missing"),
+        ({"input": x.astype(np.float16), "weight": w}, "input is float16"),
+        ({"input": x, "weight": w, "bias": w}, "bias is not a tensor of this problem"),
+        ({"input": x[:, ::-1], "weight": w}, "input has a stride of -"),
+    ):
+        with pytest.raises(TensorError, match=message):
+            plan.bind(tensors)
+
+
+@pytest.mark.slow
+def test_commands_run_trace_and_replay(catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CATALOG_TRACE", str(tmp_path / "calls.jsonl"))
+    fields = ("--n", 2, "--c", 6, "--k", 64, "--size", "9,11", "--filter", "3,3", "--stride", "2,1", "--pad", "1,2")
+    done = command.catalog("run", "conv", *fields, "--dtype", "fp32", "--validate", db=catalog.path)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^validation +passed$", done.stdout, re.MULTILINE)
+    monkeypatch.delenv("CATALOG_TRACE")
+    replayed = command.catalog("replay", tmp_path / "calls.jsonl", "--verify", db=catalog.path)
+    assert replayed.returncode == 0, replayed.stderr
+    assert "conv-directionforward-n2-c6-k64" in replayed.stdout

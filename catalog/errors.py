@@ -91,6 +91,10 @@ class SelectionError(CatalogError):
     """No kernel in the catalog answers the problem."""
 
 
+class UnsupportedArgumentError(SelectionError, NotImplementedError):
+    """An argument of another library's interface has a value that no kernel follows; also a NotImplementedError."""
+
+
 class ChoicesError(CatalogError):
     """A file of frozen choices is damaged, has no choice for a problem, or names a kernel that the cache lacks."""
 

@@ -8,6 +8,7 @@ import shutil
 import sqlite3
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from itertools import permutations
 from pathlib import Path
 
 import command
@@ -144,6 +145,36 @@ def test_order_and_repetition_do_not_count(
     assert content(one) == content(merged(folder, "other.db", c, b, a))
     assert content(one) == content(merged(folder, "nested.db", a, merged(folder, "inner.db", c, b)))
     assert content(one) == content(merged(folder, "again.db", one, b, a, c))
+
+
+def test_every_order_of_the_files_makes_the_same_catalog(kernels: list[AttentionKernel], empty: Path) -> None:
+    """Timings of one second, builds that failed elsewhere, receipts, a model whose kernels are in other files."""
+    files = [
+        write(empty / "a.db", kernels, [(0, 0, "built", FIRST)], [(0, 0, 0, 0, SECOND, 1.0)]),
+        write(empty / "b.db", kernels, [(0, 0, "failed", SECOND), (0, 1, "built", FIRST)], [(0, 0, 0, 0, SECOND, 2.0)]),
+        write(empty / "c.db", kernels, [(1, 0, "failed", FIRST)]),
+    ]
+    model = (
+        "INSERT INTO model SELECT '{}', lineage.id, device.id, 'graph', 0, '[]', '{}', 1, 1, 1, 1.0, 1.0, 1.0, "
+        f"'{FIRST}' FROM lineage, device"
+    )
+    with closing(connect(files[2])) as connection:
+        connection.execute("INSERT INTO device (arch, name, facts) VALUES ('a', 'gpu 0', '{}')")
+        connection.execute(model)
+        connection.execute("UPDATE kernel SET hw_valid = 0, dispatch_order = 7")
+        connection.execute("DELETE FROM artifact")
+    with closing(connect(files[1])) as connection:
+        connection.execute("UPDATE kernel SET dispatch_order = 9")
+        connection.execute("INSERT INTO kernel_receipt SELECT id, 9 FROM kernel")
+    found = []
+    for number, order in enumerate(permutations(files)):
+        with Catalog(shutil.copy(empty / "empty.db", empty / f"{number}.db")) as catalog:
+            catalog.merge(order)
+            models = catalog.connection.execute("SELECT kind, terms FROM model").fetchall()
+        found.append((content(catalog.path), [tuple(row) for row in models]))
+    assert found == found[:1] * len(found)
+    [(contents, models)] = found[:1]
+    assert (len(contents["timing"]), len(contents["receipt"]), models) == (1, 2, [("{}", "[]")])
 
 
 def test_devices_stay_apart_and_the_newest_wins(kernels: list[AttentionKernel], empty: Path) -> None:

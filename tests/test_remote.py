@@ -93,11 +93,13 @@ def test_what_one_machine_compiles_another_fetches(site: Site, made: Artifact) -
     assert not site.store.requests, "what the local cache has is not looked for"
 
 
+@pytest.mark.slow
 def test_a_machine_that_may_not_write_only_reads(site: Site) -> None:
     assert not site.build("cache").cached
     assert site.store.requests == ["GET .kernel"]
 
 
+@pytest.mark.slow
 def test_a_machine_without_a_compiler_gets_the_newest_library_of_the_row(site: Site, made: Artifact) -> None:
     stored = StoredBuilder(site.folder / "runner", targets=lambda arch: site.project.target)
     assert answer_of(stored.build(make_kernel()).path) == 1064
@@ -149,6 +151,7 @@ def test_a_damaged_entry_is_reported_and_ignored_until_it_is_replaced(site: Site
     assert site.build("third").cached
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["refuses", "dies", "hangs", "endless"])
 def test_a_server_that_fails_is_left_alone_after_one_line(fault: Fault, site: Site) -> None:
     site.store.fault = fault
@@ -170,6 +173,7 @@ def test_a_server_that_fails_is_left_alone_after_one_line(fault: Fault, site: Si
     assert len(site.store.requests) == 2
 
 
+@pytest.mark.slow
 def test_without_a_network_kernels_are_compiled(site: Site) -> None:
     site.configure(remote="http://me:secret@127.0.0.1:9/kernels", remote_write=True)
     assert not site.build("cache").cached
@@ -194,6 +198,7 @@ def test_a_url_that_can_never_work_is_a_usage_error(url: str, message: str, site
 # Signatures
 
 
+@pytest.mark.slow
 def test_with_signers_only_signed_entries_are_used(site: Site, made: Artifact) -> None:
     ours = catalog("keys", "new", site.folder / "ours.key", "--comment", "nightly build").stdout
     new_key(site.folder / "theirs.key", "")
@@ -228,6 +233,7 @@ def test_with_signers_only_signed_entries_are_used(site: Site, made: Artifact) -
     ]
 
 
+@pytest.mark.slow
 def test_keys_that_cannot_be_used(tmp_path: Path) -> None:
     key, other = tmp_path / "a.key", tmp_path / "b.key"
     assert catalog("keys", "new", key).returncode == 0
@@ -246,6 +252,7 @@ def test_keys_that_cannot_be_used(tmp_path: Path) -> None:
 # Filling and fetching, from many machines
 
 
+@pytest.mark.slow
 def test_push_fills_a_remote_cache_from_a_local_one(site: Site) -> None:
     site.configure(remote=None)
     assert "there is no remote cache" in catalog("cache", "push").stderr

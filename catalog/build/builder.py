@@ -118,10 +118,6 @@ class _Subject:
     def of_kernel(cls, kernel: Kernel) -> _Subject:
         return cls(f"kernel {kernel.name}", kernel.name, kernel.arch, kernel.id)
 
-    @classmethod
-    def of_helper(cls, name: str, arch: str) -> _Subject:
-        return cls(f"{name} for {arch}", name, arch, kernel_id="")
-
 
 @dataclass(frozen=True)
 class Job:
@@ -256,7 +252,7 @@ class Builder:
             BuildError, ToolchainError: as in :meth:`build`.
         """
         target = self._targets(arch)
-        subject = _Subject.of_helper(name, arch)
+        subject = _Subject(f"{name} for {arch}", name, arch, kernel_id="")
         stop = threading.Event()
         return self.finish(self._job(subject, target, target.unit(source), target.toolchain(arch), stop), stop).artifact
 

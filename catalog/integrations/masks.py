@@ -122,7 +122,7 @@ class LazyMask(torch.Tensor):
         return function(*torch.utils._pytree.tree_map(read, args), **torch.utils._pytree.tree_map(read, kwargs or {}))
 
 
-def mask(  # noqa: PLR0917 - the form that transformers calls
+def mask(
     batch_size: int,
     q_length: int,
     kv_length: int,

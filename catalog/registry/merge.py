@@ -4,8 +4,9 @@
 - A kernel row that this catalog lacks is copied with its receipts, whatever its revision and space, if this program
   makes the same id and name from its traits. It is not copied into a complete population: there the spec has no such
   kernel, so one of the two catalogs was made from other facts, and everything about that kernel is left out.
-- Of timings of the same problem, kernel, device, artifact and policy, the newest wins. Of records of the same artifact,
-  a success wins over a failure, then the newest wins.
+- Of timings of the same problem, kernel, device, artifact and policy, the newest wins, then the one with the most
+  launches. Of records of the same artifact, a success wins over a failure, then the newest wins. Where these are equal,
+  the other columns decide: the order of the files never does.
 - An artifact that comes from a merge is marked ``elsewhere``: its library is in another cache. So the column ``built``
   does not count it, and selection ignores failures of another machine's compiler. A local build of the same content
   key removes the mark.
@@ -19,10 +20,9 @@ The other files are read first and never written (:mod:`catalog.registry.merge_r
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,11 +33,10 @@ from catalog.messages import counted
 from catalog.ops import problem_of_key
 from catalog.registry import foreign
 from catalog.registry.kernels import add_kernel, kernel_of, lineage_id, populate_command
-from catalog.registry.merge_read import Source, opened, reading
+from catalog.registry.merge_read import Source, delete, opened, reading
 from catalog.registry.rows import ForeignTiming
 from catalog.registry.timings import problem_id
-from catalog.registry.transactions import transaction
-from catalog.schema.kernel import Kernel
+from catalog.registry.transactions import transaction, written_once
 from catalog.schema.lineage import LINEAGE, Lineage
 
 COLUMNS = ("from", "what", "added", "renewed", "the same")
@@ -96,9 +95,27 @@ def merge(connection: sqlite3.Connection, own: Path, paths: Sequence[Path]) -> l
         if path.exists() and path.samefile(own):
             raise UsageError(f"{path} is the catalog that the others are merged into")
     with ExitStack() as stack:
-        sources = [stack.enter_context(opened(path)) for path in paths]
-        with transaction(connection):
-            return [_Merge(connection, source).run() for source in sources]
+        merges = [_Merge(connection, stack.enter_context(opened(path))) for path in paths]
+        with written_once(connection), transaction(connection):
+            _merge_kernels(connection, merges)
+            for merge in merges:
+                merge.merge_records()
+        return [merge.merged for merge in merges]
+
+
+def _merge_kernels(connection: sqlite3.Connection, merges: Sequence[_Merge]) -> None:
+    """Add missing kernels that artifacts and timings of the files refer to, in an order that is not that of the files.
+
+    If several files have a new kernel, it gets the receipts of all.
+    """
+    whole = "SELECT lineage FROM population WHERE receipts = '' AND restriction = ''"
+    populated = {row[0] for row in connection.execute(whole)}
+    order = ("id", "hw_valid", "dispatch_order")
+    offers = [(merge, row) for merge in merges for row in merge.kernels()]
+    added = set[str]()
+    for merge, row in sorted(offers, key=lambda offer: tuple(offer[1][name] for name in order)):
+        with reading(merge.merged.path):
+            merge.merge_kernel(row, populated, added)
 
 
 class _Merge:
@@ -106,42 +123,36 @@ class _Merge:
 
     def __init__(self, connection: sqlite3.Connection, source: Source) -> None:
         self._connection, self._other = connection, source.connection
-        self._merged = Merged(source.path, refused=source.refused)
         self._devices: dict[int, int] = {}
+        self._left_out: list[str] = []
+        self.merged = Merged(source.path, refused=source.refused)
 
-    def run(self) -> Merged:
-        with reading(self._merged.path):
-            kernels = self._kernels()
-            self._artifacts(kernels)
-            self._timings(kernels)
-            self._models()
-            self._foreign()
-        return self._merged
+    def kernels(self) -> list[Row]:
+        """The kernel rows that the file's artifacts and timings refer to."""
+        measured = "SELECT kernel_id FROM artifact UNION SELECT kernel_id FROM timing"
+        return [dict(row) for row in self._other.execute(f"SELECT * FROM kernel WHERE id IN ({measured})")]
 
-    def _all(self, sql: str) -> list[Row]:
-        return [dict(row) for row in self._other.execute(sql)]
+    def merge_kernel(self, row: Row, populated: Set[int], added: set[str]) -> None:
+        """Add a kernel that is missing here to the catalog and to ``added``, unless something is in the way."""
+        id = row["id"]
+        if id in added or self._connection.execute("SELECT 1 FROM kernel WHERE id = ?", (id,)).fetchone():
+            self._count("kernel", {"the same": 1})
+        else:
+            reason = self._add_unless_obstructed(row, populated)
+            if reason is not None:
+                self.merged.left_out[reason] += 1
+                self._left_out.append(id)
+                return
+            added.add(id)
+            self._count("kernel", {"added": 1})
+        if id in added:
+            receipts = self._other.execute(
+                "SELECT kernel_id, receipt FROM kernel_receipt WHERE kernel_id = ? AND receipt BETWEEN 0 AND 1000000",
+                (id,),
+            )
+            self._connection.executemany("INSERT OR IGNORE INTO kernel_receipt VALUES (?, ?)", map(tuple, receipts))
 
-    def _count(self, table: str, how: str) -> None:
-        self._merged.counts[table][how] += 1
-
-    def _kernels(self) -> set[str]:
-        """Add missing kernels that the other file's artifacts and timings refer to; the ids of all that are here."""
-        whole = "SELECT lineage FROM population WHERE receipts = '' AND restriction = ''"
-        populated = {row[0] for row in self._connection.execute(whole)}
-        there = "SELECT kernel_id FROM artifact UNION SELECT kernel_id FROM timing"
-        known = set()
-        for row in self._all(f"SELECT * FROM kernel WHERE id IN ({there}) ORDER BY id"):
-            if self._connection.execute("SELECT 1 FROM kernel WHERE id = ?", (row["id"],)).fetchone():
-                self._count("kernel", "the same")
-            else:
-                reason = self._add_unless_obstructed(row, populated)
-                if reason is not None:
-                    self._merged.left_out[reason] += 1
-                    continue
-            known.add(str(row["id"]))
-        return known
-
-    def _add_unless_obstructed(self, row: Row, populated: set[int]) -> str | None:
+    def _add_unless_obstructed(self, row: Row, populated: Set[int]) -> str | None:
         """Add a kernel row of the other catalog, or return the reason why it must be left out."""
         try:
             kernel = kernel_of(self._other, row["id"])
@@ -161,52 +172,50 @@ class _Merge:
         shared = kernel.naming(kernel.family, kernel.lineage).hidden
         if not shared and self._connection.execute(same, (row["name"], lineage)).fetchone():
             return "with other traits than the kernel of the same name here"
-        self._add_kernel(kernel, row)
+        add_kernel(self._connection, kernel, row)
         return None
 
-    def _add_kernel(self, kernel: Kernel, row: Row) -> None:
-        add_kernel(self._connection, kernel, row)
-        receipts = self._other.execute(
-            "SELECT kernel_id, receipt FROM kernel_receipt WHERE kernel_id = ? AND receipt BETWEEN 0 AND 1000000",
-            (row["id"],),
+    def merge_records(self) -> None:
+        """Merge everything but kernels, and nothing of those that are left out."""
+        with reading(self.merged.path):
+            for table in ("timing", "artifact"):
+                delete(self._other, table, "kernel_id", self._left_out)
+            self._artifacts()
+            self._timings()
+            self._models()
+            self._foreign()
+
+    def _artifacts(self) -> None:
+        local = "artifact.status = 'built' AND NOT artifact.elsewhere"
+        self._put(
+            "artifact",
+            ("key",),
+            # Only this machine can lift its own quarantine.
+            evidence=("{0}.status = 'quarantined' AND NOT {0}.elsewhere", "{0}.status <> 'failed'", "{0}.created"),
+            values={"elsewhere": "1", "dropped": "NULL"},
+            updates={"elsewhere": f"NOT ({local})", "dropped": f"iif({local}, artifact.dropped, NULL)"},
         )
-        self._connection.executemany("INSERT INTO kernel_receipt VALUES (?, ?)", map(tuple, receipts))
-        self._count("kernel", "added")
 
-    def _artifacts(self, kernels: set[str]) -> None:
-        for row in self._all("SELECT * FROM artifact ORDER BY key"):
-            if row["kernel_id"] not in kernels:
-                continue
-            here = self._row("artifact", {"key": row["key"]})
-            if here is not None and here["status"] == "quarantined" and not here["elsewhere"]:
-                self._count("artifact", "the same")  # only this machine can lift its own quarantine
-                continue
-            local = here is not None and here["status"] == "built" and not here["elsewhere"]
-            row |= {"elsewhere": int(not local), "dropped": here["dropped"] if local and here is not None else None}
-            self._put("artifact", ("key",), here, row, ("status", "created"))
-
-    def _timings(self, kernels: set[str]) -> None:
-        problems = dict[int, int]()
-        for row in self._all("SELECT * FROM timing"):
-            if row["kernel_id"] not in kernels:
-                continue
-            device, problem = row["device_id"], row["problem_id"]
-            if problem not in problems:
-                problems[problem] = self._problem(problem)
-            row |= {"device_id": self._device(device), "problem_id": problems[problem]}
-            key = ("problem_id", "kernel_id", "device_id", "artifact_key", "measured_as", "cold")
-            self._put("timing", key, self._row("timing", {name: row[name] for name in key}), row, ("created",))
+    def _timings(self) -> None:
+        self._put(
+            "timing",
+            ("problem_id", "kernel_id", "device_id", "artifact_key", "measured_as", "cold"),
+            evidence=("{0}.created", "{0}.n"),
+            values={
+                "problem_id": self._numbers("timing", "problem_id", self._problem),
+                "device_id": self._numbers("timing", "device_id", self._device),
+            },
+        )
 
     def _models(self) -> None:
-        """Of models of the same kind, lineage, device and policy, the one from most problems wins, then the newest."""
-        for row in self._all(f"SELECT model.*, {', '.join(LINEAGE)} FROM model JOIN lineage ON lineage.id = lineage"):
-            lineage = lineage_id(self._connection, Lineage(*(row.pop(column) for column in LINEAGE)))
-            if lineage is None:  # none of its kernels is here
-                continue
-            row |= {"lineage": lineage, "device_id": self._device(row["device_id"])}
-            key = ("kind", "lineage", "device_id", "measured_as", "cold")
-            here = self._row("model", {name: row[name] for name in key})
-            self._put("model", key, here, row, ("problems", "created"))
+        lineages = self._numbers("model", "lineage", self._lineage)
+        self._other.execute(f"DELETE FROM model WHERE {lineages} IS NULL")  # none of its kernels is here
+        self._put(
+            "model",
+            ("kind", "lineage", "device_id", "measured_as", "cold"),
+            evidence=("{0}.problems", "{0}.created"),
+            values={"lineage": lineages, "device_id": self._numbers("model", "device_id", self._device)},
+        )
 
     def _foreign(self) -> None:
         before = _foreign_rows(self._connection)
@@ -216,46 +225,79 @@ class _Merge:
         after, there = _foreign_rows(self._connection), _foreign_rows(self._other)
         for table, rows in there.items():
             added = after[table] - before[table]
-            self._merged.counts[table].update({"added": added, "the same": rows - added} if rows else {})
+            self.merged.counts[table].update({"added": added, "the same": rows - added} if rows else {})
+
+    def _numbers(self, table: str, column: str, here: Callable[[int], int | None]) -> str:
+        """SQL for the number in this file of the row that a column of the other file's ``table`` refers to."""
+        there = [row[0] for row in self._other.execute(f"SELECT DISTINCT {column} FROM {table} ORDER BY {column}")]
+        numbers = f"{table}_{column}"
+        self._other.execute(f"CREATE TEMP TABLE {numbers} (there INTEGER PRIMARY KEY, here INTEGER)")
+        self._other.executemany(f"INSERT INTO {numbers} VALUES (?, ?)", [(number, here(number)) for number in there])
+        return f"(SELECT here FROM {numbers} WHERE there = {table}.{column})"
+
+    def _lineage(self, number: int) -> int | None:
+        """The number here of a lineage; None without any of its kernels."""
+        row = self._other.execute(f"SELECT {', '.join(LINEAGE)} FROM lineage WHERE id = ?", (number,)).fetchone()
+        return lineage_id(self._connection, Lineage(*row))
 
     def _device(self, number: int) -> int:
-        """The number in this file of the device that has ``number`` in the other; a new device is added."""
-        if number in self._devices:
-            return self._devices[number]
-        device = dict(self._other.execute("SELECT arch, name, facts FROM device WHERE id = ?", (number,)).fetchone())
-        added = self._connection.execute(
-            "INSERT INTO device (arch, name, facts) VALUES (:arch, :name, :facts) ON CONFLICT DO NOTHING", device
-        ).rowcount
-        self._count("device", "added" if added else "the same")
-        where = "arch = :arch AND name = :name AND facts = :facts"
-        here = self._connection.execute(f"SELECT id FROM device WHERE {where}", device).fetchone()
-        self._devices[number] = int(here[0])
+        """The number here of a device; a new one is added."""
+        if number not in self._devices:
+            asked = "SELECT arch, name, facts FROM device WHERE id = ?"
+            device = tuple(self._other.execute(asked, (number,)).fetchone())
+            insert = "INSERT INTO device (arch, name, facts) VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
+            added = self._connection.execute(insert, device).rowcount
+            self._count("device", {"added" if added else "the same": 1})
+            here = "SELECT id FROM device WHERE arch = ? AND name = ? AND facts = ?"
+            self._devices[number] = int(self._connection.execute(here, device).fetchone()[0])
         return self._devices[number]
 
     def _problem(self, number: int) -> int:
-        """As :meth:`_device`, for a problem. Columns that derive from its key are computed again."""
+        """The number here of a problem; a new one is added, with the columns that derive from its key."""
         [key] = self._other.execute("SELECT key FROM problem WHERE id = ?", (number,)).fetchone()
-        here = self._row("problem", {"key": key})
-        self._count("problem", "added" if here is None else "the same")
-        return problem_id(self._connection, problem_of_key(key))
+        here = self._connection.execute("SELECT id FROM problem WHERE key = ?", (key,)).fetchone()
+        self._count("problem", {"added" if here is None else "the same": 1})
+        return problem_id(self._connection, problem_of_key(key)) if here is None else int(here[0])
 
-    def _row(self, table: str, key: Mapping[str, Any]) -> Row | None:
-        where = " AND ".join(f"{name} = :{name}" for name in key)
-        row = self._connection.execute(f"SELECT * FROM {table} WHERE {where}", key).fetchone()
-        return None if row is None else dict(row)
+    def _put(
+        self,
+        table: str,
+        key: Sequence[str],
+        *,
+        evidence: Sequence[str],
+        values: Mapping[str, str],
+        updates: Mapping[str, str] | None = None,
+    ) -> None:
+        """Write the other file's rows of a table that this file lacks, or has with a lower rank.
 
-    def _put(self, table: str, key: Sequence[str], here: Row | None, row: Row, order: Sequence[str]) -> None:
-        """Write ``row`` if there is none here, or a lower-ranking one by the columns ``order``, then all columns."""
-        if here is not None and _rank(row, order) <= _rank(here, order):
-            self._count(table, "the same")
-            return
-        names, holes = ", ".join(row), ", ".join(f":{name}" for name in row)
-        updates = ", ".join(f"{name} = excluded.{name}" for name in row if name not in key)
-        self._connection.execute(
-            f"INSERT INTO {table} ({names}) VALUES ({holes}) ON CONFLICT ({', '.join(key)}) DO UPDATE SET {updates}",
-            row,
+        Args:
+            table: both files have it.
+            key: the columns that identify a row.
+            evidence: what the rank consists of, in SQL, with a place for the name of a row; then all other columns.
+            values: columns that differ between files, with what they are here, in SQL; they have no rank.
+            updates: what columns of a replaced row become, in SQL, where it is not what the new row has.
+        """
+        columns = [row["name"] for row in self._connection.execute(f"PRAGMA table_info({table})")]
+        terms = [*evidence, *(f"ifnull({{0}}.{name}, -1)" for name in columns if name not in (*key, *values))]
+        new, old = (", ".join(term.format(row) for term in terms) for row in ("excluded", table))
+        changes = {name: f"excluded.{name}" for name in columns if name not in key} | dict(updates or {})
+        statement = (
+            f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))}) "
+            f"ON CONFLICT ({', '.join(key)}) DO UPDATE SET {', '.join(f'{n} = {sql}' for n, sql in changes.items())} "
+            f"WHERE ({new}) > ({old})"
         )
-        self._count(table, "added" if here is None else "renewed")
+        last = f"SELECT coalesce(max(rowid), 0) FROM {table}"
+        [before] = self._connection.execute(last).fetchone()
+        rows = self._other.cursor()
+        rows.row_factory = None
+        rows.execute(f"SELECT {', '.join(values.get(name, name) for name in columns)} FROM {table}")
+        written = self._connection.executemany(statement, rows).rowcount
+        [added] = self._connection.execute(f"SELECT count(*) FROM {table} WHERE rowid > ?", (before,)).fetchone()
+        [there] = self._other.execute(f"SELECT count(*) FROM {table}").fetchone()
+        self._count(table, {"added": added, "renewed": written - added, "the same": there - written})
+
+    def _count(self, table: str, how: Mapping[str, int]) -> None:
+        self.merged.counts[table].update({name: rows for name, rows in how.items() if rows})
 
 
 def _foreign_rows(connection: sqlite3.Connection) -> dict[str, int]:
@@ -266,11 +308,3 @@ def _foreign_rows(connection: sqlite3.Connection) -> dict[str, int]:
 
 def _in_bounds(row: Row) -> bool:
     return row["hw_valid"] in (0, 1) and 0 <= row["dispatch_order"] < 2**31
-
-
-def _rank(row: Row, order: Sequence[str]) -> tuple[Any, ...]:
-    """The rank of a row among rows with the same key, independent of the direction of the merge."""
-    leading = [row[name] != "failed" if name == "status" else row[name] for name in order]
-    own = {"elsewhere", "device_id", "problem_id", "lineage"}  # these differ between files
-    rest = {name: value for name, value in row.items() if name not in own}
-    return (*leading, json.dumps(rest, sort_keys=True))

@@ -8,11 +8,12 @@ that ends before anything is written, within :data:`READ_SECONDS`.
 
 from __future__ import annotations
 
+import json
 import shlex
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,31 +27,41 @@ from catalog.messages import expected
 from catalog.ops import DEFAULT, operation
 from catalog.registry import foreign
 from catalog.registry.connection import SQLITE_ERRORS, message_of, open_as_allowed
-from catalog.registry.migrate import blank, schema_version, upgrade
-from catalog.registry.rows import MOST_CHARACTERS, Device, ForeignTiming, Model, Timing, is_future
+from catalog.registry.migrate import make_tables, schema_version, upgrade
+from catalog.registry.rows import (
+    MOST_CHARACTERS,
+    Device,
+    ForeignTiming,
+    Model,
+    Timing,
+    is_future,
+    is_problem,
+    latest_stamp,
+    timing_limits,
+)
 from catalog.registry.timings import MEASURED
 from catalog.registry.views import make_table, make_views
 
 READ_SECONDS = 120.0
-"""Time limit for reading a file; a million timings take a quarter of it."""
+"""Time limit for reading a file; a million timings take a tenth of it."""
 
 MOST_ROWS = 2_000_000
 """Maximum number of rows of a table."""
 
-MOST_TEXT = 2**30
-"""Maximum number of characters of all rows together."""
+MOST_PAGES = 2**19
+"""Maximum number of pages of the copy, of 4 KiB."""
 
 _STEPS = 10_000
 """SQLite instructions between two checks of the clock."""
 
-_MEASURED_HERE = "SELECT kernel_id FROM main.artifact UNION SELECT kernel_id FROM main.timing"
+_MEASURED = "SELECT kernel_id FROM other.artifact UNION SELECT kernel_id FROM other.timing"
 _COPIED: Mapping[str, str] = {
     "device": "TRUE",
-    "problem": "id IN (SELECT problem_id FROM main.timing)",
+    "problem": "id IN (SELECT problem_id FROM other.timing)",
     "lineage": "TRUE",
     "adopted": "TRUE",
-    "kernel": f"id IN ({_MEASURED_HERE})",
-    "kernel_receipt": f"kernel_id IN ({_MEASURED_HERE})",
+    "kernel": f"id IN ({_MEASURED})",
+    "kernel_receipt": f"kernel_id IN ({_MEASURED})",
     "artifact": "TRUE",
     "timing": "TRUE",
     "model": "TRUE",
@@ -59,7 +70,7 @@ _COPIED: Mapping[str, str] = {
 }
 """The tables that are read, where the file's version has them, with the condition on their rows."""
 
-_OF_OPERATION = f"kernel IN (SELECT key FROM main.kernel WHERE id IN ({_MEASURED_HERE}))"
+_OF_OPERATION = f"kernel IN (SELECT key FROM other.kernel WHERE id IN ({_MEASURED}))"
 """The condition on the rows of an operation's table of traits."""
 
 
@@ -106,47 +117,61 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def _read(path: Path) -> Source:
-    with closing(open_as_allowed(path, "mode=ro", _open)) as other:
+    copy = open_as_allowed(path, "mode=ro", _open)
+    try:
         deadline = time.monotonic() + READ_SECONDS
-
-        def too_late() -> bool:
-            return time.monotonic() > deadline
-
-        other.set_progress_handler(too_late, _STEPS)
-        version = schema_version(other, path)
+        copy.set_progress_handler(lambda: time.monotonic() > deadline, _STEPS)
+        version = schema_version(copy, path, "other")
         if not version:
             raise RegistryError(f"{path} is empty, not a catalog")
-        copy = blank(version)
-        copy.set_progress_handler(too_late, _STEPS)
-        try:
-            other.execute("BEGIN")
-            copied = {table: rows for table, rows in _COPIED.items() if _columns(copy, table)}
-            for table in copied:  # check all tables first: the conditions of one read others
-                _require_table(other, table, _columns(copy, table))
-            of_operations = _tables_of_operations(other, copy)
-            for table in of_operations:
-                _require_table(other, table, _columns(copy, table))
-            left = MOST_TEXT
-            for table, rows in {**copied, **of_operations}.items():
-                left = _copy(other, copy, table, rows, left)
-            upgrade(copy, version)
-            copy.execute("UPDATE foreign_timing SET problem_id = NULL")  # merging links problems again
-            make_views(copy)
-            if copy.execute("PRAGMA foreign_key_check").fetchone():
-                raise sqlite3.DatabaseError("it refers to rows that do not exist")
-            source = Source(path, copy)
-            _refuse_timings(source)
-            _refuse_artifacts(source)
-            _refuse_foreign(source)
-            _refuse_models(source)
-            copy.set_progress_handler(None, 0)
-        except BaseException:
-            copy.close()
-            raise
+        make_tables(copy, version)
+        copy.execute("BEGIN")
+        copied = {table: rows for table, rows in _COPIED.items() if _columns(copy, table)}
+        for table in copied:  # check all tables first: the conditions of one read others
+            _require_table(copy, table)
+        of_operations = _tables_of_operations(copy)
+        for table in of_operations:
+            _require_table(copy, table)
+        for table, rows in {**copied, **of_operations}.items():
+            _copy(copy, table, rows)
+        copy.execute("COMMIT")
+        copy.execute("DETACH other")
+        upgrade(copy, version)
+        copy.execute("UPDATE foreign_timing SET problem_id = NULL")  # merging links problems again
+        make_views(copy)
+        if copy.execute("PRAGMA foreign_key_check").fetchone():
+            raise sqlite3.DatabaseError("it refers to rows that do not exist")
+        source = Source(path, copy)
+        _refuse_timings(source)
+        _refuse_artifacts(source)
+        _refuse_foreign(source)
+        _refuse_models(source)
+        copy.set_progress_handler(None, 0)
+    except BaseException:
+        copy.close()
+        raise
     return source
 
 
-def _tables_of_operations(other: sqlite3.Connection, copy: sqlite3.Connection) -> dict[str, str]:
+def _open(path: Path, parameters: str) -> sqlite3.Connection:
+    """A database in memory, to which the file is attached as ``other``; its schema has been read successfully."""
+    file = f"{path.resolve().as_uri()}?{parameters}"
+    with closing(sqlite3.connect(file, uri=True)) as alone:  # its errors say more than those of attaching
+        alone.execute("PRAGMA trusted_schema = OFF")
+        alone.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+    connection = sqlite3.connect("file::memory:", uri=True, isolation_level=None)
+    try:
+        connection.row_factory = sqlite3.Row
+        connection.execute("PRAGMA trusted_schema = OFF")
+        connection.execute(f"PRAGMA max_page_count = {MOST_PAGES}")
+        connection.execute("ATTACH ? AS other", (file,))
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _tables_of_operations(copy: sqlite3.Connection) -> dict[str, str]:
     """The tables of traits to read, with the condition on their rows. Their copies are made in ``copy``.
 
     Includes operations of other distributions that are installed here.
@@ -154,64 +179,64 @@ def _tables_of_operations(other: sqlite3.Connection, copy: sqlite3.Connection) -
     if not _columns(copy, "lineage"):
         return {}
     tables = {DEFAULT: _OF_OPERATION}
-    for (name,) in other.execute("SELECT DISTINCT operation FROM main.lineage").fetchall():
+    for (name,) in copy.execute("SELECT DISTINCT operation FROM other.lineage").fetchall():
         with suppress(UsageError):
             make_table(copy, operation(str(name)))
             tables[str(name)] = _OF_OPERATION
     return tables
 
 
-def _open(path: Path, parameters: str) -> sqlite3.Connection:
-    """A connection whose schema has been read successfully."""
-    connection = sqlite3.connect(f"{path.resolve().as_uri()}?{parameters}", uri=True, isolation_level=None)
-    try:
-        connection.execute("PRAGMA trusted_schema = OFF")
-        connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
-    except BaseException:
-        connection.close()
-        raise
-    return connection
+def _copy(copy: sqlite3.Connection, table: str, rows: str) -> None:
+    """Copy a table, each text cut just above the allowed length.
 
-
-def _copy(other: sqlite3.Connection, copy: sqlite3.Connection, table: str, rows: str, left: int) -> int:
-    """Copy a table, each text cut just above the allowed length. Returns the rest of ``left``, in characters."""
+    The plus makes expressions of columns: SQLite copies plain ones as whole rows, whatever the types of their values.
+    """
     columns = _columns(copy, table)
-    cut = ", ".join(
-        f"iif(typeof({name}) IN ('text', 'blob'), substr({name}, 1, {MOST_CHARACTERS + 1}), {name})" for name in columns
+    texts = {row["name"] for row in copy.execute(f"PRAGMA main.table_info({table})") if row["type"] == "TEXT"}
+    cut = ", ".join(f"substr({name}, 1, {MOST_CHARACTERS + 1})" if name in texts else f"+{name}" for name in columns)
+    statement = (
+        f"INSERT INTO main.{table} ({', '.join(columns)}) SELECT {cut} FROM other.{table} WHERE {rows} "
+        f"LIMIT {MOST_ROWS + 1}"
     )
-    insert = f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
-    copy.execute("BEGIN")
-    for number, row in enumerate(other.execute(f"SELECT {cut} FROM main.{table} WHERE {rows}")):
-        left -= sum(len(value) for value in row if isinstance(value, (str, bytes)))
-        if number >= MOST_ROWS or left < 0:
-            raise sqlite3.DataError(f"its table {table} is too large to be merged")
-        copy.execute(insert, row)
-    copy.execute("COMMIT")
-    return left
+    try:
+        too_large = copy.execute(statement).rowcount > MOST_ROWS
+    except sqlite3.OperationalError as error:
+        if "full" not in str(error):
+            raise
+        too_large = True
+    if too_large:
+        raise sqlite3.DataError(f"its table {table} is too large to be merged")
 
 
 def _columns(copy: sqlite3.Connection, table: str) -> list[str]:
-    return [row["name"] for row in copy.execute(f"PRAGMA table_info({table})")]
+    return [row["name"] for row in copy.execute(f"PRAGMA main.table_info({table})")]
 
 
-def _require_table(other: sqlite3.Connection, table: str, columns: list[str]) -> None:
+def _require_table(copy: sqlite3.Connection, table: str) -> None:
     """Refuse anything but a plain table: reading a view or virtual table could run any code, without end."""
-    kinds = [row[2] for row in other.execute(f"PRAGMA main.table_list({table})")]
+    kinds = [row["type"] for row in copy.execute(f"PRAGMA other.table_list({table})")]
     if kinds != ["table"]:
         raise sqlite3.DatabaseError(f"its {table} is {f'a {kinds[0]}, not a table' if kinds else 'missing'}")
-    hidden = {row[1]: row[6] for row in other.execute(f"PRAGMA main.table_xinfo({table})")}
-    if sorted(hidden) != sorted(columns) or any(hidden.values()):
+    hidden = {row["name"]: row["hidden"] for row in copy.execute(f"PRAGMA other.table_xinfo({table})")}
+    if sorted(hidden) != sorted(_columns(copy, table)) or any(hidden.values()):
         raise sqlite3.DatabaseError(f"its table {table} has other columns than those of a catalog of its version")
 
 
 def _refuse_timings(source: Source) -> None:
-    """Drop invalid timings."""
+    """Drop invalid timings. Only rows that SQL does not find valid are looked at one by one."""
+    connection = source.connection
+    connection.create_function("is_device", 3, _is_device, deterministic=True)
+    connection.create_function("is_problem", 1, is_problem, deterministic=True)
     measured = ", ".join(f"timing.{name}" for name in MEASURED)
-    rows = source.connection.execute(
+    rows = connection.execute(
         f"SELECT timing.rowid AS number, timing.kernel_id = artifact.kernel_id AS of_its_kernel, {measured}, "
         "problem.key AS problem, device.arch, device.name, device.facts FROM timing "
         "JOIN artifact ON artifact.key = artifact_key "
-        "JOIN problem ON problem.id = problem_id JOIN device ON device.id = device_id"
+        "JOIN problem ON problem.id = problem_id JOIN device ON device.id = device_id "
+        f"WHERE NOT (timing.kernel_id = artifact.kernel_id AND {timing_limits()} "
+        "AND device_id IN (SELECT id FROM device WHERE is_device(arch, name, facts)) "
+        "AND problem_id IN (SELECT id FROM problem WHERE is_problem(key)))",
+        {"latest": latest_stamp()},
     )
     refused = list[int]()
     for row in map(dict, rows):
@@ -225,7 +250,15 @@ def _refuse_timings(source: Source) -> None:
         if reason is not None:
             source.refused["timing", reason] += 1
             refused.append(number)
-    source.connection.executemany("DELETE FROM timing WHERE rowid = ?", ((number,) for number in refused))
+    connection.executemany("DELETE FROM timing WHERE rowid = ?", ((number,) for number in refused))
+
+
+def _is_device(arch: str, name: str, facts: str) -> bool:
+    try:
+        Device(arch=arch, name=name, facts=facts)
+    except ValidationError:
+        return False
+    return True
 
 
 def _refuse_artifacts(source: Source) -> None:
@@ -237,12 +270,17 @@ def _refuse_artifacts(source: Source) -> None:
         if reason is not None:
             source.refused["artifact", reason] += 1
             refused.add(row["key"])
-    timings = source.connection.execute("SELECT rowid AS number, artifact_key FROM timing")
-    gone = [(row["number"],) for row in timings if row["artifact_key"] in refused]
-    if gone:
-        source.refused["timing", "its artifact is refused"] += len(gone)
-    source.connection.executemany("DELETE FROM timing WHERE rowid = ?", gone)
-    source.connection.executemany("DELETE FROM artifact WHERE key = ?", ((key,) for key in refused))
+    if refused:
+        timings = delete(source.connection, "timing", "artifact_key", refused)
+        if timings:
+            source.refused["timing", "its artifact is refused"] += timings
+        delete(source.connection, "artifact", "key", refused)
+
+
+def delete(copy: sqlite3.Connection, table: str, column: str, values: Iterable[str]) -> int:
+    """Delete the rows of a copy's table whose ``column`` has one of these values; return their number."""
+    statement = f"DELETE FROM {table} WHERE {column} IN (SELECT value FROM json_each(?))"
+    return copy.execute(statement, (json.dumps(list(values)),)).rowcount
 
 
 def _what_is_wrong(row: dict[str, Any]) -> str | None:

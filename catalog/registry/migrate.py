@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Iterator
+from contextlib import closing
+from functools import cache
 from pathlib import Path
 
 from catalog.errors import RegistryError
@@ -25,22 +27,22 @@ STEPS = tuple(sorted(Path(__file__).with_name("migrations").glob("*.sql")))
 """The steps in order. Their number is the newest version."""
 
 
-def schema_version(connection: sqlite3.Connection, path: Path) -> int:
-    """The schema version of the file at ``path``; 0 for a new file.
+def schema_version(connection: sqlite3.Connection, path: Path, schema: str = "main") -> int:
+    """The schema version of the file at ``path``, which a connection has as ``schema``; 0 for a new file.
 
     Raises:
         RegistryError: it is not a catalog, or comes from a newer version.
         sqlite3.Error: it cannot be read.
     """
-    version = int(connection.execute("PRAGMA user_version").fetchone()[0])
-    if connection.execute("PRAGMA application_id").fetchone()[0] == APPLICATION_ID:
+    version = int(connection.execute(f"PRAGMA {schema}.user_version").fetchone()[0])
+    if connection.execute(f"PRAGMA {schema}.application_id").fetchone()[0] == APPLICATION_ID:
         if not 0 <= version <= len(STEPS):
             raise RegistryError(
                 f"the catalog {path} has schema version {version}; this program knows up to {len(STEPS)}",
                 hint="Upgrade kernel-catalog, or choose another file with --db or CATALOG_DB.",
             )
         return version
-    if connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
+    if connection.execute(f"SELECT count(*) FROM {schema}.sqlite_schema").fetchone()[0]:
         raise RegistryError(
             f"{path} is an SQLite file, but not a catalog", hint="Choose another file with --db or CATALOG_DB."
         )
@@ -76,17 +78,22 @@ def migrate(connection: sqlite3.Connection, path: Path, journal: Journal) -> Non
         connection.execute("PRAGMA foreign_keys = ON")
 
 
-def blank(version: int) -> sqlite3.Connection:
-    """A database in memory with the empty tables of ``version``, without views; foreign keys are not enforced."""
-    connection = sqlite3.connect(":memory:", isolation_level=None)
-    connection.row_factory = sqlite3.Row
-    _run(connection, STEPS[:version])
-    return connection
+def make_tables(connection: sqlite3.Connection, version: int) -> None:
+    """Make the empty tables of a version in a new database, without views and indices."""
+    connection.executescript(_tables(version))
 
 
 def upgrade(connection: sqlite3.Connection, version: int) -> None:
-    """Migrate a database of :func:`blank` and its rows from ``version`` to the newest version."""
+    """Migrate a database of :func:`make_tables` and its rows from ``version`` to the newest version."""
     _run(connection, STEPS[version:])
+
+
+@cache
+def _tables(version: int) -> str:
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        _run(connection, STEPS[:version])
+        rows = connection.execute("SELECT sql FROM sqlite_schema WHERE type = 'table' ORDER BY rowid")
+        return ";".join(str(sql) for (sql,) in rows)
 
 
 def _run(connection: sqlite3.Connection, steps: Iterable[Path]) -> None:

@@ -9,14 +9,17 @@ import functools
 import hashlib
 import json
 import math
+import sys
+from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
 from itertools import pairwise
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from catalog.errors import ProblemError
 from catalog.files import parse_json
+from catalog.schema.name_parts import sql_literal
 from catalog.schema.policy import MeasuredAs
 from catalog.schema.problem_form import canonical
 
@@ -28,6 +31,13 @@ MOST_CHARACTERS = 2**16
 
 _ROUNDING = 1e-9
 """Relative tolerance: percentiles of equal durations may differ in the last digit."""
+
+
+_ASCENDING = (
+    *pairwise(("min_ms", "p10_ms", "median_ms", "p90_ms")),
+    *pairwise(("min_ms", "low_ms", "median_ms", "high_ms")),
+)
+"""Pairs of columns of a timing, of which the first is at most the second."""
 
 
 def is_future(stamp: str) -> bool:
@@ -158,12 +168,8 @@ class Timing(Row):
 
     @model_validator(mode="after")
     def _in_order(self) -> Timing:
-        for ordered in (
-            (self.min_ms, self.p10_ms, self.median_ms, self.p90_ms),
-            (self.min_ms, self.low_ms, self.median_ms, self.high_ms),
-        ):
-            if any(before > after * (1 + _ROUNDING) for before, after in pairwise(ordered)):
-                raise ValueError("the percentiles are not in order")
+        if any(getattr(self, before) > getattr(self, after) * (1 + _ROUNDING) for before, after in _ASCENDING):
+            raise ValueError("the percentiles are not in order")
         return self
 
 
@@ -229,3 +235,39 @@ class ForeignTiming(Row):
         measured = (self.median_ms, self.n, self.tool, self.measured)
         policy = () if self.measured_as is None else (self.measured_as, self.cold)
         return hashlib.sha256(json.dumps((*device, *kernel, *about, *measured, *policy)).encode()).hexdigest()
+
+
+def timing_limits() -> str:
+    """The limits of the numbers, words and dates of :class:`Timing` as a condition on table ``timing``, in SQL.
+
+    The latest date is the parameter ``latest``. A row that does not meet the condition may still be valid.
+    """
+    limits = [_within(f"timing.{name}", schema) for name, schema in Timing.model_json_schema()["properties"].items()]
+    ascending = [f"timing.{before} <= timing.{after} * {1 + _ROUNDING!r}" for before, after in _ASCENDING]
+    # SQLite turns a date that does not exist, such as 31 February, into one that does. Python has no year 0.
+    dates = "strftime('%Y-%m-%dT%H:%M:%S+00:00', timing.created) IS timing.created AND timing.created >= '0001'"
+    return " AND ".join([*filter(None, limits), *ascending, dates, "timing.created <= :latest"])
+
+
+def latest_stamp() -> str:
+    """The latest :data:`PastStamp`."""
+    return (datetime.now(timezone.utc) + CLOCK_SKEW).isoformat(timespec="seconds")
+
+
+def _within(column: str, schema: Mapping[str, Any]) -> str:
+    """The limits that a JSON schema sets for a column, in SQL; empty for texts and objects."""
+    if "anyOf" in schema:
+        return f"({' OR '.join(_within(column, one) for one in schema['anyOf'])})"
+    if "enum" in schema:
+        return f"{column} IN ({', '.join(map(sql_literal, schema['enum']))})"
+    if schema.get("type") == "null":
+        return f"{column} IS NULL"
+    if schema.get("type") not in ("integer", "number"):
+        return ""
+    limits = {"minimum": ">=", "maximum": "<=", "exclusiveMaximum": "<"}
+    return " AND ".join(
+        [
+            f"{column} <= {sys.float_info.max!r}",
+            *(f"{column} {sign} {schema[name]!r}" for name, sign in limits.items() if name in schema),
+        ]
+    )

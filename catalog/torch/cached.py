@@ -18,6 +18,7 @@ from catalog.torch.calls import Options, Shape, arch_of, dtype_of, in_place, rea
 from catalog.torch.flash import Window, options_of, slopes_of
 
 Rope = Literal["no", "inter", "half"]
+Slopes = Literal["no", "1h", "bh"]
 
 _TILE = 64
 """Queries that a kernel processes at a time, about."""
@@ -223,26 +224,36 @@ def attend(
         TensorError, ProblemError, SelectionError, DeviceError, BuildError, ToolchainError: as
             :func:`flash_attn_with_kvcache`.
     """
-    heads_k = store.k.shape[2]
-    tiles = -(-q.shape[1] * q.shape[2] // max(heads_k, 1) // _TILE)
-    few = num_splits == 0 and q.shape[0] * heads_k * tiles < _units(q.device)
-    problem = _attend_problem(
-        q.shape,
-        store.v.shape[-1],
-        heads_k,
-        store.capacity,
-        store.paging,
-        q.dtype,
-        "no" if slopes is None else "1h" if slopes.shape[0] == 1 else "bh",
-        num_splits if num_splits > 1 else 0 if few else 1,
-        options,
-    )
+    axes: Slopes = "no" if slopes is None else "1h" if slopes.shape[0] == 1 else "bh"
+    problem = attention_problem(q.shape, store, q.dtype, q.device, options, axes, num_splits)
     arch = arch_of(q.device)
     tensors = {name: ready(tensor, arch) for name, tensor in (("q", q), *store.named)}
     if slopes is not None:
         tensors["alibi_slopes"] = slopes
     results = Catalog.select(problem, arch=arch).enqueue({**tensors, "seqlens_k": lengths})
     return results["o"], results["lse"]
+
+
+def attention_problem(
+    q: Shape,
+    store: KvCache,
+    dtype: torch.dtype,
+    device: torch.device,
+    options: Options,
+    slopes: Slopes = "no",
+    num_splits: int = 0,
+) -> Problem:
+    """The problem that :func:`attend` poses for these shapes; ``slopes`` are the axes that slopes have.
+
+    Raises:
+        TensorError: no kernel accepts the type.
+        ProblemError: sizes or options are outside of what a problem may have.
+    """
+    heads_k = store.k.shape[2]
+    tiles = -(-q[1] * q[2] // max(heads_k, 1) // _TILE)
+    few = num_splits == 0 and q[0] * heads_k * tiles < _units(device)
+    splits = num_splits if num_splits > 1 else 0 if few else 1
+    return _attend_problem(q, store.v.shape[-1], heads_k, store.capacity, store.paging, dtype, slopes, splits, options)
 
 
 @cache
@@ -347,7 +358,7 @@ def _attend_problem(
     capacity: int,
     paging: tuple[int, int],
     dtype: torch.dtype,
-    slopes: Literal["no", "1h", "bh"],
+    slopes: Slopes,
     num_splits: int,
     options: Options,
 ) -> Problem:

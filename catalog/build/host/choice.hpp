@@ -20,16 +20,19 @@ template <class T, bool in_tiles, class Multiply>
 inline catalog_status with_units(Multiply multiply) {
     constexpr bool integers = std::is_same_v<T, std::int8_t>;
 #if defined(__AVX512F__)
-    if constexpr (in_tiles) {
-        if (!has_dot_instructions() || !amx::is_permitted()) return CATALOG_UNSUPPORTED;
-        return multiply(UnitType<std::conditional_t<integers, ByteQuad, BrainPair>>{});
-    }
     constexpr bool pairs = integers || std::is_same_v<T, bf16> || std::is_same_v<T, fp8> || std::is_same_v<T, bf8>;
-    if constexpr (pairs && !in_tiles)
+    if constexpr (in_tiles) {
+        if (has_dot_instructions() && amx::is_permitted())
+            return multiply(UnitType<std::conditional_t<integers, ByteQuad, BrainPair>>{});
+    } else if constexpr (pairs) {
         if (has_dot_instructions())
             return multiply(UnitType<std::conditional_t<integers, WordPair<true>, BrainPair>>{});
+    }
 #endif
-    if constexpr (!in_tiles) return multiply(UnitType<std::conditional_t<integers, WordPair<false>, float>>{});
+    if constexpr (in_tiles)
+        return CATALOG_UNSUPPORTED;
+    else
+        return multiply(UnitType<std::conditional_t<integers, WordPair<false>, float>>{});
 }
 
 }  // namespace catalog::host

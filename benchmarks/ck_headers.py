@@ -45,27 +45,27 @@ ROWS = 8
 """Rows of each part of a sweep that break the same rules, from which is drawn."""
 
 STRICTER = {
-    "transposing_loads_of_gfx950", "keys_fill_threads", "keys_fill_async_loads", "keys_fill_wide_async_loads",
+    "keys_fill_threads", "keys_fill_async_loads", "keys_fill_wide_async_loads",
     "keys_fill_transposing_loads", "waves_power_of_two",
 }  # fmt: skip
-"""Rules that also refuse rows that compile: the kernel would be empty, leave out keys, or share tiles unevenly."""
+"""Rules that also refuse rows that compile: the kernel would leave out keys or share tiles unevenly."""
 
-USES = {
-    Family.FWD_SPLITKV: "Instance::template enqueue<true, false>(to, args);",
-    Family.FWD_SPLITKV_COMBINE: "Instance::template enqueue<3>(to, args);",
-}
-"""What instantiates one kernel of a row that has several; otherwise its ``run``."""
+INSTANCES = {Family.FWD_SPLITKV: "true, false", Family.FWD_SPLITKV_COMBINE: "3"}
+"""Which of a row's kernels is compiled, as arguments of the template ``Instance``; other rows have a single kernel."""
 
-# CK calls a kernel's static LDS GetSmemSize; kernels without any need not have the function.
-LDS = """
+# CK calls a kernel's static LDS GetSmemSize; kernels without any need not have the function. A kernel that is not
+# available compiles to nothing.
+CHECKS = """
 #include "ck/launch.hpp"
 template <class Kernel, class = void> constexpr int lds_of = 0;
 template <class Kernel>
 constexpr int lds_of<Kernel, std::void_t<decltype(Kernel::GetSmemSize())>> = Kernel::GetSmemSize();
-template <class Instance, class = void> struct Fits {};
-template <class Instance> struct Fits<Instance, std::void_t<typename Instance::Kernel>> {
-    static_assert(lds_of<typename Instance::Kernel> <= MOST_LDS, "LDS exceeds that of a compute unit");
-};
+template <class Kernel, class = void> constexpr bool is_empty = false;
+template <class Kernel>
+constexpr bool is_empty<Kernel, std::void_t<decltype(Kernel::kIsAvailable)>> = !Kernel::kIsAvailable;
+static_assert(lds_of<KERNEL> <= MOST_LDS, "LDS exceeds that of a compute unit");
+static_assert(!is_empty<KERNEL>, "the kernel does nothing");
+void use(const ck_tile::stream_config& to, const Instance::Args& args) { USE; }
 """
 
 COLUMNS = ("headers", "arch", "space", "family", "name", "rules", "verdict", "agrees", "seconds", "why")
@@ -172,13 +172,11 @@ class FrontEnd:
             return Verdict("no source", error.message.partition(": ")[2], 0.0)
         shared = next(line for line in source.splitlines() if "ck/rows/headers_" in line)
         most = 160 * 1024 if kernel.arch == "gfx950" else 64 * 1024
-        use = USES.get(Family(kernel.family), "Instance::run(to, args);")
-        source = (
-            f"{source}{LDS.replace('MOST_LDS', str(most))}\n"
-            f"template struct Fits<Instance>;\n"
-            f"void use(const ck_tile::stream_config& to, const Instance::Args& args) {{ {use} }}\n"
-        )
-        return self._run(kernel, shared, source)
+        kernel_type, use = "Instance::Kernel", "Instance::run(to, args)"
+        if chosen := INSTANCES.get(Family(kernel.family)):
+            kernel_type, use = f"Instance::Instance<{chosen}>::Kernel", f"Instance::enqueue<{chosen}>(to, args)"
+        checks = CHECKS.replace("KERNEL", kernel_type).replace("MOST_LDS", str(most)).replace("USE", use)
+        return self._run(kernel, shared, source + checks)
 
     def _run(self, kernel: Kernel, shared: str, source: str) -> Verdict:
         toolchain, unit = CK.toolchain_of(kernel), CK.unit(source, kernel)

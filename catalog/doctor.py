@@ -32,7 +32,7 @@ def diagnose(db: Path) -> Iterator[Finding]:
     yield from about_cache()
     yield _checkout()
     yield from about_plugins()
-    yield _cpu()
+    yield about_cpu()
     yield from _gpus()
     yield from _arches()
 
@@ -142,7 +142,8 @@ _MULTIPLY = ("amx", "asimd", "avx", "bf16", "fma", "fphp", "i8mm", "sve")
 """How the names of features begin that make arithmetic faster."""
 
 
-def _cpu() -> Finding:
+def about_cpu() -> Finding:
+    """The CPU's name, and its features that make arithmetic faster."""
     from catalog.runtime.devices.host.device import cpu_features, cpu_name
 
     return Finding("CPU", cpu_name(), " ".join(sorted(name for name in cpu_features() if name.startswith(_MULTIPLY))))

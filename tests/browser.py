@@ -55,13 +55,13 @@ class Tab:
                 result: dict[str, Any] = answer["result"]
                 return result
 
-    def open(self, path: Path, *, width: int = 1280, height: int = 900, scheme: str = "light") -> None:
-        """Load a file, and wait until it is there."""
+    def open(self, page: Path | str, *, width: int = 1280, height: int = 900, scheme: str = "light") -> None:
+        """Load a file or a URL, and wait until it is there."""
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self.call("Emulation.setEmulatedMedia", features=features)
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         self.events.clear()
-        self.call("Page.navigate", url=path.as_uri())
+        self.call("Page.navigate", url=page if isinstance(page, str) else page.as_uri())
         while not any(event["method"] == "Page.loadEventFired" for event in self.events):
             self._next()
 

@@ -122,6 +122,14 @@ def flawed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Attenti
     return install
 
 
+def test_columns_of_every_operation_have_names_of_their_own() -> None:
+    """A GEMM has an n, and a timing its number of launches."""
+    for name in ("attention", "gemm", "conv"):
+        columns = columns_of(operation(name)).all
+        assert len(set(columns)) == len(columns)
+    assert {"m", "n", "k", "k_batch", "timed_n"} <= set(columns_of(operation("gemm")).all)
+
+
 def read_csv(path: Path) -> list[dict[str, str]]:
     with path.open(newline="") as file:
         rows = csv.DictReader(file)

@@ -431,6 +431,18 @@ def test_a_row_becomes_an_instance_of_the_headers_templates(revision: str, rows:
     )
 
 
+@pytest.mark.parametrize("revision", ["2025_07", "2025_11"])
+def test_the_third_warp_tile_of_a_backward_is_that_of_dq(revision: str, tmp_path: Path) -> None:
+    source = f"""
+#include "ck/rows/headers_{revision}.hpp"
+struct Row {{ static constexpr int max_seq_q = 0; }};
+template <int> struct Warp {{}};
+using Shape = catalog::ck::Headers::BackwardShape<Row, void, void, void, void, Warp<0>, Warp<1>, Warp<2>>;
+static_assert(std::is_same_v<Shape::Gemm4WarpTile, Warp<2>>);
+"""
+    compiled_for_cpu(source, tmp_path, f"-DLIKE_{revision}")
+
+
 # What a compiler reports about a library
 
 REMARKS = """

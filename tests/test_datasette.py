@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
+import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import command
 import pytest
+from browser import browser
 from conftest import copy_of
 
 from catalog.ops import operation
@@ -108,3 +114,64 @@ def test_the_command_writes_what_datasette_reads(database: Path, tmp_path: Path)
         [sys.executable, "-m", "datasette", str(database), *get, *setting], capture_output=True, text=True, check=True
     )
     assert [row["spills"] for row in json.loads(served.stdout)] == [7]
+
+
+@contextmanager
+def served(database: Path) -> Iterator[str]:
+    """The address of the catalog in a process that Ctrl-C ends."""
+    command = [sys.executable, "-m", "catalog", "--db", str(database), "serve", "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    try:
+        assert line.startswith("http://127.0.0.1:"), process.stderr.read() if process.stderr else line
+        yield line.split()[0]
+    finally:
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=60)
+    assert (process.returncode, *said) == (0, "", "")
+
+
+@pytest.mark.slow
+def test_pages_are_served_and_the_file_stays_as_it_is(database: Path, tmp_path: Path) -> None:
+    """From the table to a kernel, from there to why it exists; what answers a problem; bad input; the plots."""
+    before = database.read_bytes()
+    with served(database) as address, browser(tmp_path) as tab:
+        tab.open(f"{address}catalog/timing")
+        tab.open(tab.evaluate("document.querySelector('a[href^=\"/-/kernel/\"]').href"))
+        text = tab.evaluate("document.body.innerText")
+        assert "MI355X" in text
+        assert "2.0" in text
+        assert "clang" in text
+        assert "CK checkout" in text, "the source, or what is missing for it"
+        similar = tab.evaluate("document.querySelectorAll('#similar ~ div a[href^=\"/-/kernel/\"]').length")
+        assert similar > 5
+        tab.open(tab.evaluate("document.querySelector('a[href*=\"words=\"]').href"))
+        assert "It exists: fmha_fwd_d128_bf16_batch" in tab.evaluate("document.body.innerText")
+        for words, answer in (
+            ("batch=1 nhead_q=8 seqlen_q=2048 hdim_q=128", "fwd kernels answer the problem"),
+            ("family=fwd hdim_q=77", "No kernel of gfx950 has these traits"),
+            ("batch=1 nhead_q=8 seqlen_q=many", "seqlen_q"),
+            ("'", "No closing quotation"),
+        ):
+            tab.open(f"{address}-/explain?arch=gfx950")
+            tab.evaluate(f"document.querySelector('#words').value = {json.dumps(words)}")
+            there = tab.evaluate("'/-/explain?' + new URLSearchParams(new FormData(document.forms[0])).toString()")
+            tab.open(f"{address[:-1]}{there}")
+            assert answer in tab.evaluate("document.body.innerText")
+        tab.open(f"{address}-/report")
+        assert tab.evaluate("document.querySelectorAll('svg').length") > 0
+        assert not tab.complaints()
+        tab.open(f"{address}-/kernel/{'0' * 64}")
+        assert "the catalog has no kernel" in tab.evaluate("document.body.innerText")
+    assert database.read_bytes() == before
+
+
+def test_a_server_needs_a_file_and_a_free_port(database: Path, tmp_path: Path) -> None:
+    absent = command.catalog("serve", db=tmp_path / "none.db")
+    assert (absent.returncode, "there is no catalog at" in absent.stderr) == (2, True)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        busy = command.catalog("serve", "--port", taken.getsockname()[1], db=database)
+    assert (busy.returncode, "cannot be listened at" in busy.stderr) == (2, True)

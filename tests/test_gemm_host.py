@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import random
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -118,6 +120,20 @@ def test_products_in_amx_tiles(catalog: Catalog, tmp_path: Path, monkeypatch: py
             wanted = f"dtype = '{dtype}' AND layout LIKE '{layout}%' AND family = '{family}' AND pipeline = 'host_amx'"
             kernel = rows(other, wanted, "x86_64_v4")[0]
             check(other, kernel, 20)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("x86_64_v4" not in ARCHES or not shutil.which("objdump"), reason="needs AVX-512 and objdump")
+def test_sums_of_pairs_stay_in_registers(catalog: Catalog) -> None:
+    """No dot product of the loop that g++ inlines has its sum loaded from the stack, or stored there."""
+    wanted = "dtype = 'bf16' AND layout = 'rcr' AND warp_tile_m = 12 AND family = 'universal'"
+    (kernel,) = rows(catalog, wanted, "x86_64_v4")
+    library = catalog.build(kernel).path
+    code = subprocess.run(["objdump", "-d", library], capture_output=True, text=True, check=True).stdout.splitlines()
+    products = [number for number, line in enumerate(code) if "vdpbf16ps" in line]
+    near = {line for number in products for line in code[number - 2 : number + 3]}
+    assert products
+    assert not [line for line in near if re.search(r"vmov\w+ .*%zmm.*\(%r[sb]p\)|vmov\w+ .*\(%r[sb]p\),%zmm", line)]
 
 
 @pytest.mark.slow
@@ -266,15 +282,27 @@ def test_wrong_tensors_are_a_message(catalog: Catalog) -> None:
 
 @pytest.mark.parametrize("amx_bf16", [False, True])
 def test_few_rows_are_streamed(catalog: Catalog, amx_bf16: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Others are multiplied in AMX tiles where the CPU has them for the type."""
+    """Others are multiplied in AMX tiles where the CPU has them for the type. A short depth is not worth a stream along
+    B's columns; a stream converts fp8 again for every four rows, which a copy in the cache does not.
+    """
     in_tiles = amx_bf16 and ARCHES[0] == "x86_64_v4"
     monkeypatch.setattr(device, "cpu_features", lambda: {"avx512_bf16", "amx_bf16"} if in_tiles else set())
     many = "host_amx" if in_tiles else "host_panel"
     for m, pipeline in ((1, "host_stream"), (16, "host_stream"), (17, many), (4096, many)):
         (best,) = catalog.candidates(GemmProblem(m=m, n=4096, k=4096, dtype="bf16"), limit=1)
         assert best.kernel.algorithm.pipeline == pipeline
-    (best,) = catalog.candidates(GemmProblem(m=17, n=4096, k=4096, dtype="int8"), limit=1)
-    assert best.kernel.algorithm.pipeline == "host_panel"
+    for sizes, pipeline in (
+        ({"m": 17, "k": 4096, "dtype": "int8"}, "host_panel"),
+        ({"m": 4, "k": 128, "dtype": "bf16"}, "host_stream"),
+        ({"m": 4, "k": 127, "dtype": "bf16"}, many),
+        ({"m": 4, "k": 64, "dtype": "fp32"}, "host_stream"),
+        ({"m": 16, "k": 16, "dtype": "bf16", "layout": "rrr"}, "host_stream"),
+        ({"m": 4, "k": 256, "dtype": "fp8"}, "host_stream"),
+        ({"m": 5, "k": 256, "dtype": "fp8"}, many),
+        ({"m": 5, "k": 4096, "dtype": "fp8"}, "host_stream"),
+    ):
+        (best,) = catalog.candidates(GemmProblem(n=4096, **sizes), limit=1)
+        assert best.kernel.algorithm.pipeline == pipeline, sizes
 
 
 def test_commands_run_trace_and_replay(catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,12 +14,15 @@ from conftest import load, missing
 from tiny_project import make_kernel
 
 import catalog
+from catalog import doctor
+from catalog.backends import backend_of
 from catalog.build.builder import Artifact
 from catalog.build.toolchains import digest_of
 from catalog.errors import DeviceError
 from catalog.ops import operation
 from catalog.ops.attention.arguments import ARGUMENTS
 from catalog.ops.attention.problem import Problem
+from catalog.runtime.devices.host import device as host_device
 from catalog.runtime.devices.host.device import HostDevice, host_archs, resolve_host_arch, why_unavailable
 from catalog.runtime.inputs import make_inputs
 from catalog.runtime.plan import Plan, Shared
@@ -194,6 +197,18 @@ def test_the_host_arch_is_what_the_cpu_runs(monkeypatch, found, resolved, reason
             resolve_host_arch()
     for arch, reason in reasons.items():
         assert re.match(reason or "None", str(why_unavailable(arch)))
+
+
+@pytest.mark.parametrize(
+    ("found", "has"),
+    [("neoverse_v1", {"asimd", "bf16", "fphp", "i8mm", "sve"}), ("cortex_a72", {"asimd"}), ("zen4", {"avx512_bf16"})],
+)
+def test_doctor_shows_the_features_that_selection_reads(monkeypatch, found, has):
+    monkeypatch.setattr(archspec.cpu.detect, "detected_info", lambda: archspec.cpu.TARGETS[found])
+    monkeypatch.setattr(host_device, "cpu_features", host_device.cpu_features.__wrapped__)  # not what was read before
+    shown = set(doctor.about_cpu().about.split())
+    assert shown & {"amx_bf16", "asimd", "avx512_bf16", "bf16", "fphp", "i8mm", "sve"} == has
+    assert shown <= backend_of("host").features
 
 
 def test_this_machine_is_described():

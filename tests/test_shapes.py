@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections import Counter
 from collections.abc import Callable
 from functools import cache
@@ -70,6 +71,24 @@ def test_smoke_has_every_operation_and_what_laptops_can_do_in_50_ms() -> None:
     assert {problem.op for problem in problems} == {"fwd", "splitkv", "pagedkv", "appendkv", "batch_prefill", "bwd"}
     assert max(problem.flops for problem in problems) < 5e9  # at 100 GFLOP/s
     assert max(problem.bytes for problem in problems) < 100e6
+
+
+def test_sets_of_gemm_have_small_problems_of_every_kind_and_upstreams_lists() -> None:
+    smoke, full = included("gemm-smoke"), included("gemm-full")
+    assert full[: len(smoke)] == smoke
+    assert max(shape.problem.flops for shape in smoke) < 1e9
+    assert max(shape.problem.bytes for shape in smoke) < 20e6
+    lists = Counter(re.sub(r"-\d$", "", shape.name.partition("/")[0]) for shape in full if shape.category == "model")
+    assert lists == {
+        "llama-70b": 156,
+        "llama-405b": 156,
+        "qwen-32b": 156,
+        "llama-70b-fp8": 295,
+        "llama-405b-fp8": 288,
+        "qwen-32b-fp8": 168,
+        "deepseek-v3": 67,
+        "deepseek": 78,
+    }
 
 
 @pytest.mark.slow
@@ -346,9 +365,9 @@ def test_a_file_that_comes_along_is_ours_to_mend(specs: Path) -> None:
 
 def test_the_command_lists_sets_and_shapes() -> None:
     sets = json.loads(command.catalog("shapes", "--format", "json").stdout)
-    assert [row["name"] for row in sets] == ["smoke", "full", "nightly"]
+    assert [row["name"] for row in sets] == ["gemm-smoke", "smoke", "gemm-full", "full", "nightly"]
     rows = json.loads(command.catalog("shapes", "smoke", "--format", "json").stdout)
-    assert len(rows) == sets[0]["shapes"]
+    assert len(rows) == sets[1]["shapes"]
     by_name = {shape.name: shape.problem for shape in included("smoke")}
     for row in rows:
         problem = by_name[row["name"]]

@@ -164,7 +164,9 @@ COMPILED = [
     ("batch_prefill qr_async bf16 128x32x32x128x32x128 8 16x16x16", "2025-07", None),
     ("fwd_pagedkv qr_pagedkv bf16 16x384x64x128x32x128 1 16x16x16", "2025-11", None),
     ("fwd_pagedkv qr_pagedkv fp16 128x256x32x192x32x192 8 16x16x16", "2025-11", None),
+    ("fwd_splitkv qr fp16 128x64x32x160x32x256 8 16x16x16", "2025-11", None),
     ("fwd_pagedkv qr_pagedkv fp16 256x256x32x64x32x64 16 16x16x16", "2025-07", "values_in_pairs"),
+    ("batch_prefill qr_async bf16 64x96x16x96x32x96 4 16x16x16", "2025-11", "values_fill_threads"),
     ("batch_prefill qr_async fp16 16x256x96x192x32x192 1 16x16x16", "2025-07", "pages_of_whole_vectors"),
     ("fwd_pagedkv qr_pagedkv fp16 256x256x32x160x32x256 16 16x16x16", "2025-11", "values_fill_rows_of_lds"),
     ("batch_prefill qr_async bf16 256x32x16x128x32x192 16 16x16x16", "2025-11", "keys_fill_async_loads"),
@@ -173,20 +175,22 @@ COMPILED = [
     ("fwd_pagedkv qr_pagedkv fp16 64x256x128x256x32x256 4 16x16x16", "2025-11", "lds_holds_keys"),
     ("fwd qr_async_trload bf16 32x192x32x160x32x256 1 32x32x16", "2025-11", "loads_are_counted"),
     ("fwd qr_async_trload bf16 128x192x256x256x32x256 4 32x32x16", "2025-11", "lds_holds_transposed_tiles"),
+    ("fwd qr fp8bf16 128x32x32x64x32x64 4 32x32x32 dropout", "2025-11", "no_dropout_of_bytes"),
+    ("fwd qr fp8 128x32x32x64x32x64 4 32x32x32 dropout", "2025-07", None),
     ("fwd_pagedkv qr_pagedkv bf8 128x128x32x128x32x128 4 32x32x32", "2025-11", "no_bf8"),
 ]
-"""Family, pipeline, dtype, tile, waves and warp tile of rows that were compiled, and the rule that says the result."""
+"""Family, pipeline, dtype, tile, waves, warp tile and features of compiled rows, and the rule that says the result."""
 
 
 @pytest.mark.parametrize(("compiled", "headers", "refused"), COMPILED)
 def test_header_rules_say_what_the_compiler_said(
     compiled: str, headers: str, refused: str | None, tmp_path: Path
 ) -> None:
-    family, pipeline, dtype, tile, waves, warp = compiled.split()
+    family, pipeline, dtype, tile, waves, warp, *features = compiled.split()
     stated: dict[str, Any] = {"family": family, "pipeline": pipeline, "dtype": dtype, "vlayout": "row", "bias": "no"}
     extents = ("tile_m0", "tile_n0", "tile_k0", "tile_n1", "tile_k1", "tile_k0max")
     stated |= dict(zip(extents, map(int, tile.split("x")), strict=True))
-    stated |= {"wave_m0": int(waves), "wave_n0": 1, "pad_s": 1, "pad_d": 1, "pad_dv": 1}
+    stated |= {"wave_m0": int(waves), "wave_n0": 1, "pad_s": 1, "pad_d": 1, "pad_dv": 1} | dict.fromkeys(features, True)
     for gemm in "01":
         stated |= {f"warp_{axis}{gemm}": int(extent) for axis, extent in zip("mnk", warp.split("x"), strict=True)}
     catalog = Catalog(tmp_path / "catalog.db")
@@ -203,6 +207,26 @@ def test_what_only_one_revisions_headers_refuse_can_be_built_with_others(tmp_pat
     rejected = {(finding.kind, finding.id) for finding in explained.findings if finding.verdict is Verdict.REJECTED}
     assert rejected == {("headers 2025-07", "no_wide_output")}
     assert not explained.rejections
+
+
+@pytest.mark.parametrize(
+    ("where", "family", "answer"),
+    [
+        ({"space": "rules"}, "fwd", "No rule alone rejects them; populate the family fwd of gfx90a"),
+        (
+            {"operation": "gemm", "space": "dispatcher", "revision": "2026-07"},
+            "multi_abd",
+            "Not runnable, rejected by: one_a_and_one_b; populate the family multi_abd of gfx90a",
+        ),
+    ],
+)
+def test_rules_are_explained_before_any_kernel_is_populated(
+    where: dict[str, str], family: str, answer: str, tmp_path: Path
+) -> None:
+    catalog = Catalog(tmp_path / "catalog.db")
+    explained = catalog.explain({"family": family, "dtype": "fp16"}, arch="gfx90a", **where)
+    assert (explained.kernels, explained.matches) == (0, ())
+    assert explained.summary.startswith(answer)
 
 
 @pytest.mark.parametrize(

@@ -177,6 +177,9 @@ def test_other_bad_calls_are_a_message(monkeypatch):
     monkeypatch.setattr(gemm, "arch_of", lambda device: "sm_75")
     with pytest.raises(SelectionError, match=r"there are no GEMM kernels for sm_75\n.*torch\.matmul may do"):
         linear(x, x)
+    monkeypatch.setattr(gemm, "arch_of", lambda device: "sm_90")
+    with pytest.raises(SelectionError, match="GEMM kernels for sm_90 have not been verified"):
+        linear(x, x)
 
 
 # Groups

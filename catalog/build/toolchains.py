@@ -69,13 +69,14 @@ class FamilyFlags(Facts):
 
 
 class ArchFlags(Facts):
-    """An arch for a compiler: the ISA by name, and the flags that select it.
+    """An arch for a compiler: the ISA by name, the flags that select it, and further flags by compiler family.
 
     ``cpu`` is archspec's name of the minimum CPU that runs it; None if it equals the arch.
     """
 
     isa: str
     compile: tuple[str, ...]
+    families: dict[str, tuple[str, ...]] = {}
     cpu: str | None = None
 
 
@@ -335,7 +336,8 @@ def host_flags(arch: str, family: str = "gnu") -> tuple[str, ...]:
     facts = host_facts()
     if arch not in facts.arches:
         raise ToolchainError(f"no host toolchain for {arch}: data/toolchains/host.json has {', '.join(facts.arches)}")
-    return (*facts.families[family].compile, *facts.arches[arch].compile)
+    of_arch = facts.arches[arch]
+    return (*facts.families[family].compile, *of_arch.compile, *of_arch.families.get(family, ()))
 
 
 @functools.cache

@@ -84,7 +84,8 @@ def _options() -> tuple[Any, ...]:
     def options(
         trace: Annotated[Path | None, typer.Option(metavar="FILE", help="The problems of a recorded trace.")] = None,
         shapes: Annotated[
-            str | None, typer.Option(metavar="SET", help="The problems of a set: smoke, full, nightly, or a YAML file.")
+            str | None,
+            typer.Option(metavar="SET", help="The problems of a set of `catalog shapes`, or of a YAML file."),
         ] = None,
         model: Annotated[
             Path | None, typer.Option(metavar="FILE", help="The problems of a model: its config.json of Hugging Face.")

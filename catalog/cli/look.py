@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,19 +14,7 @@ from catalog.cli.printing import note, print_result, print_rows
 from catalog.cli.problem import ProblemCommand, stated_problem
 
 if TYPE_CHECKING:
-    from catalog.registry.foreign import Rival
-    from catalog.rules.explain import Explanation
-    from catalog.runtime.catalog import Catalog
-    from catalog.schema.problem import Problem
-
-Row = Mapping[str, Any]
-Table = tuple[Sequence[str], Sequence[Row]]
-"""Columns, and rows that have values for some of them."""
-
-_RULES = ("kind", "id", "verdict", "traits", "reason", "source", "quirk")
-_MATCHES = ("changes", "kernels", "receipts", "name", "id")
-_STEPS = ("stage", "kind", "id", "rejects", "left", "reason", "source")
-_KEPT = ("stage", "rank", "median_ms", "predicted_ms", "name", "id")
+    from catalog.runtime.explained import Explained, Table
 
 app = typer.Typer()
 
@@ -140,6 +126,7 @@ def explain(
     """
     from catalog.errors import UsageError
     from catalog.ops import DEFAULT, operation
+    from catalog.runtime.explained import explained_problem, explained_traits
     from catalog.schema.trait_text import read_traits
 
     stated = stated_problem(context)
@@ -152,86 +139,38 @@ def explain(
     catalog = open_catalog(context)
     where: dict[str, Any] = {"arch": arch, "revision": revision, "mask_impl": mask_impl, "limit": limit}
     if traits:
-        explained = catalog.explain(read_traits(traits, of.traits), **where, operation=of.name, space=space)
-        _print_explanation(explained, form)
+        explanation = catalog.explain(read_traits(traits, of.traits), **where, operation=of.name, space=space)
+        explained = explained_traits(explanation)
     else:
-        _print_narrowing(catalog, stated.problem(), where, form)
+        explained = explained_problem(catalog, stated.problem(), **where)
+    _print_explained(explained, form)
 
 
-def _print_explanation(explained: Explanation, form: str) -> None:
-    rules = [
-        {**asdict(one), "verdict": one.verdict.value, "traits": " ".join(one.traits)} for one in explained.findings
-    ]
-    kernels = [{**asdict(one), "changes": " ".join(one.changes)} for one in explained.matches]
-    nearest = "" if explained.kernels or not kernels else "\nThe nearest kernels, and what to change for them:"
-    _print_answer(explained.summary + nearest, (_RULES, rules), (_MATCHES, kernels), form)
-
-
-def _print_narrowing(catalog: Catalog, problem: Problem, where: Mapping[str, Any], form: str) -> None:
-    from catalog.ops.families import mains, possible_stages
-
-    counts, steps, kept, base = list[str](), list[Row](), list[Row](), ""
-    for family in possible_stages(problem):
-        narrowed, candidates = catalog.narrowing(problem, family=family, **where)
-        counts.append(f"{narrowed[-1].left:,} {family}")
-        steps += [{"stage": family, **asdict(step)} for step in narrowed]
-        listed = []
-        for one in candidates:
-            base = one.kernel.base
-            row = {"median_ms": one.median_ms, "predicted_ms": one.predicted_ms}
-            listed.append({**row, "name": one.kernel.name, "id": one.kernel.id})
-        if candidates and family == mains(problem)[0]:
-            listed = _ranked(listed, catalog.choice(problem, **where).rivals)
-        kept += [{"stage": family, "rank": rank, **row} for rank, row in enumerate(listed, start=1)]
-    answer = f"{', '.join(counts)} kernels answer the problem" + ("; the best, in order:" if kept else ".")
-    if base:
-        answer = f"The rules and the static order are those of {base}, the nearest known revision.\n{answer}"
-    choice = catalog.choice(problem, **where) if kept else None
-    if choice is not None and (choice.evidence == "sibling" or choice.learned is not None):
-        answer = f"{choice.about}\n{answer}"
-    others = catalog.foreign_timings(problem, where["arch"])
-    predicted = any(row.get("predicted_ms") is not None for row in kept)
-    columns = tuple(name for name in _KEPT if predicted or name != "predicted_ms")
-    _print_answer(answer, (_STEPS, steps), (columns, kept), form, others)
-
-
-def _ranked(ours: Sequence[dict[str, Any]], rivals: Sequence[Rival]) -> list[dict[str, Any]]:
-    """Our kernels, best first, with the rivals that were timed beside them in their places."""
-    ranked = list(ours)
-    for rival in reversed(rivals):
-        slower = (place for place, row in enumerate(ranked) if (row["median_ms"] or math.inf) > rival.median_ms)
-        row = {"median_ms": rival.median_ms, "name": rival.title, "id": rival.id}
-        ranked.insert(next(slower, len(ranked)), row)
-    return ranked
-
-
-def _print_answer(answer: str, rules: Table, kernels: Table, form: str, others: Sequence[Row] = ()) -> None:
+def _print_explained(explained: Explained, form: str) -> None:
     """Print the answer, the kernels, the rules, then the timings of other projects' kernels.
 
     Other formats are one table that ends with rows of kind kernel, then of kind foreign.
     """
-    foreign = tuple(others[0] if others else ()), others
+    kernels, rules, foreign = explained.kernels, explained.rules, explained.foreign
     if form != "table":
-        columns = dict.fromkeys((*rules[0], *kernels[0], *foreign[0]))
+        columns = dict.fromkeys((*rules.columns, *kernels.columns, *foreign.columns))
         listed = [
-            {"kind": kind, **row} for kind, table in (("kernel", kernels), ("foreign", foreign)) for row in table[1]
+            {"kind": kind, **row} for kind, table in (("kernel", kernels), ("foreign", foreign)) for row in table.rows
         ]
-        rows = [*rules[1], *listed]
-        _print_table((tuple(columns), rows), form)
+        _print_table(replace(rules, columns=tuple(columns), rows=[*rules.rows, *listed]), form)
         return
-    print(answer)
+    print(explained.answer)
     for table in (kernels, rules):
-        if table[1]:
+        if table.rows:
             print(flush=True)
             _print_table(table, form)
-    if others:
+    if foreign.rows:
         print("\nTimings of other projects' kernels, which selection ignores:", flush=True)
         _print_table(foreign, form)
 
 
 def _print_table(table: Table, form: str) -> None:
-    columns, rows = table
-    print_rows(columns, [[row.get(column) for column in columns] for row in rows], form)
+    print_rows(table.columns, table.values, form)
 
 
 @app.command("rules")
@@ -261,7 +200,8 @@ def list_rules(
     print_rows(table.COLUMNS, rules, form)
     if not rules:
         note("No rule matches.")
-        note("Hint: Without --arch only rules of populated archs are listed. Try catalog rules --arch gfx950")
+        of_it = f"--operation {operation} " if operation else ""
+        note(f"Hint: Without --arch only rules of populated archs are listed. Try catalog rules {of_it}--arch gfx950")
 
 
 @app.command()
@@ -300,7 +240,7 @@ def adopted(
 def shapes(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[SET]", help="smoke, full, nightly, or a YAML file. Default: list the sets."),
+        typer.Argument(metavar="[SET]", help="Name of a set, or a YAML file. Default: list the sets."),
     ] = None,
     columns: Annotated[str | None, typer.Option(help="Columns, separated by commas. Default: all.")] = None,
     form: options.Format = "table",
@@ -350,6 +290,35 @@ def top(
     traced = read_traced(open_catalog(context), file)
     print_rows(columns_of(by), rows_of(traced, by)[:limit], form)
     note(traced.about)
+
+
+@app.command()
+def serve(
+    context: typer.Context,
+    host: Annotated[
+        str, typer.Option(help="Address to listen at. Others can reach this machine's own addresses.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0: a free one.")] = 8001,
+    browser: Annotated[bool, typer.Option("--browser", help="Open the page in a browser.")] = False,
+) -> None:
+    """Show the catalog in a browser.
+
+    Datasette serves the file, which is only read, until Ctrl-C. Added are the plots of catalog report, explanations,
+    and a page for each kernel: its source, libraries, timings, and similar kernels. Needs the extras "datasette" and
+    "report".
+
+    Example: catalog serve --browser
+    """
+    import webbrowser
+
+    from catalog.report.serve import serve as serve_file
+
+    def on_start(address: str) -> None:
+        print(f"{address} (Ctrl-C stops it)", flush=True)
+        if browser:
+            webbrowser.open(address)
+
+    serve_file(db_path(context), host, port, on_start)
 
 
 @app.command()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 ShapesOption = Annotated[
     str | None,
-    typer.Option("--shapes", metavar="SET", help="Every problem of a set: smoke, full, nightly, or a YAML file."),
+    typer.Option("--shapes", metavar="SET", help="Every problem of a set of `catalog shapes`, or of a YAML file."),
 ]
 CandidatesOption = Annotated[
     int, typer.Option(min=1, metavar="N", help="Maximum number of kernels to try per problem, best first.")
@@ -270,7 +270,8 @@ def _bench_problem(catalog: Catalog, run: BenchRun, files: BenchFiles, form: str
 
 
 def _bench_set(catalog: Catalog, run: BenchRun, files: BenchFiles, form: str) -> None:
-    from catalog.runtime.bench_files import SHOWN, printed
+    from catalog.ops import operation_of
+    from catalog.runtime.bench_files import columns_of, printed
     from catalog.runtime.bench_shapes import bench_shapes
 
     with suppress(KeyboardInterrupt), files.of(run), each_timed("timing", len(run.shapes)) as (advance, say):
@@ -282,7 +283,8 @@ def _bench_set(catalog: Catalog, run: BenchRun, files: BenchFiles, form: str) ->
                 say(f"{outcome.shape.name}: {outcome.about}")
 
         bench_shapes(catalog, run.shapes, run.options, on_done)
-    print_rows(SHOWN, printed(run.rows, SHOWN), form)
+    shown = columns_of(operation_of(run.shapes[0].problem)).shown
+    print_rows(shown, printed(run.rows, shown), form)
     note(run.summary)
 
 

@@ -75,6 +75,8 @@ class Explanation:
     matches: tuple[Match, ...]
     base: str = ""
     """The known revision whose rules these are, if the rows are of an adopted one."""
+    held: bool = True
+    """Whether the catalog has kernels of the family to compare with."""
 
     @property
     def rejections(self) -> tuple[Finding, ...]:
@@ -94,6 +96,10 @@ class Explanation:
     @property
     def _answer(self) -> str:
         rejected = ", ".join(dict.fromkeys(finding.id for finding in self.rejections))
+        if not self.held and all(f.kind in ("hardware", "headers") for f in self.rejections):
+            verdict = f"Not runnable, rejected by: {rejected}" if rejected else "No rule alone rejects them"
+            missing = f"the family {self.stated['family']} of {self.arch}"
+            return f"{verdict}; populate {missing} to see which kernels have these traits."
         if not self.kernels:
             why = f"rejected by: {rejected}" if rejected else "no rule alone rejects them, but they exclude each other"
             return f"No kernel of {self.arch} has these traits; {why}."
@@ -123,7 +129,8 @@ def explain(
         there = f"{lineage.arch} has kernels of other families only: {', '.join(spec.families)}"
         findings.append(Finding("family", family, Verdict.REJECTED, _words(stated, ["family"]), there, ""))
     explained = {"family"}.union(*(source.explained for source in sources))
-    findings += rows.unused([trait for trait in stated if trait not in explained])
+    held = rows.held()
+    findings += rows.unused([trait for trait in stated if trait not in explained]) if held else ()
     with closing(_Row(of, {**lineage.columns(of.traits.variant), **stated})) as row:
         findings += [row.finding("hardware", rule) for rule in spec.hw_rules]
         known = {revision for rule in spec.header_rules for revision in rule.headers}
@@ -131,9 +138,9 @@ def explain(
             some = rule.headers if known.difference(rule.headers) else ()
             findings.append(row.finding(" ".join(("headers", *some)), rule))
         findings += [row.finding("invariant", rule) for rule in spec.invariants if rule.concerns(family)]
-    kernels = rows.count()
-    matches = rows.exact(limit) if kernels else rows.nearest(limit)
-    return Explanation(lineage.arch, stated, tuple(findings), kernels, tuple(matches), lineage.base)
+    kernels = rows.count() if held else 0
+    matches = [] if not held else rows.exact(limit) if kernels else rows.nearest(limit)
+    return Explanation(lineage.arch, stated, tuple(findings), kernels, tuple(matches), lineage.base, held)
 
 
 _NOT_THREE_VALUED = re.compile(r"\b(case|is|coalesce|ifnull|nullif)\b", re.IGNORECASE)
@@ -415,6 +422,11 @@ class _Rows:
     @property
     def _all(self) -> str:
         return " AND ".join((self._family, *(f"{trait} = :{trait}" for trait in self.stated if trait != "family")))
+
+    def held(self) -> bool:
+        """Whether there are rows of the family. The view of an operation's rows exists once some are populated."""
+        populated = self._one(f"SELECT EXISTS (SELECT 1 FROM population WHERE {of_lineage()})")[0]
+        return bool(populated and self._one(f"SELECT EXISTS (SELECT 1 FROM {self._table} WHERE {self._family})")[0])
 
     def count(self) -> int:
         """Number of rows with all of the stated traits."""

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 MEASURED = ("latency_ms", "tflops", "bandwidth_gb_s")
 TIMED = ("min_ms", "p10_ms", "p90_ms", "n", "precision", "sound")
-SHOWN = ("problem_name", "kernel", *MEASURED, *TIMED, "verified")
-"""The columns that are printed."""
 
 
 @dataclass(frozen=True)
@@ -39,18 +37,26 @@ class Columns:
     Attributes:
         of_problem: fields of the problem.
         of_kernel: traits of the kernel by column; ``kernel_...`` if the problem or the plan has a column of that name.
+        of_timing: values of :data:`TIMED` by column; ``timed_...`` if the problem has a column of that name.
         identity: columns that identify a kernel besides its traits.
     """
 
     of_problem: tuple[str, ...]
     of_kernel: Mapping[str, str]
+    of_timing: Mapping[str, str]
     identity: tuple[str, ...]
+
+    @property
+    def shown(self) -> tuple[str, ...]:
+        """The columns that are printed."""
+        return ("problem_name", "kernel", *MEASURED, *self.of_timing, "verified")
 
     @property
     def all(self) -> tuple[str, ...]:
         """Every column, in order."""
         of_row = ("kernel_id", *self.identity, "stages", "category", "problem")
-        return ("problem_name", *self.of_problem, "kernel", *self.of_kernel, *MEASURED, *TIMED, "verified", *of_row)
+        timed = (*MEASURED, *self.of_timing)
+        return ("problem_name", *self.of_problem, "kernel", *self.of_kernel, *timed, "verified", *of_row)
 
 
 @cache
@@ -63,7 +69,8 @@ def columns_of(operation: Operation) -> Columns:
     of_problem = operation.bench_fields or tuple(operation.problem.model_fields)
     others = (*of_problem, "stages")
     of_kernel = {f"kernel_{name}" if name in others else name: name for name in names}
-    return Columns(of_problem, MappingProxyType(of_kernel), operation.traits.identity)
+    of_timing = {f"timed_{name}" if name in of_problem else name: name for name in TIMED}
+    return Columns(of_problem, MappingProxyType(of_kernel), MappingProxyType(of_timing), operation.traits.identity)
 
 
 def row_of(benched: Benched) -> dict[str, Any]:
@@ -71,12 +78,14 @@ def row_of(benched: Benched) -> dict[str, Any]:
     problem, kernel = benched.shape.problem, benched.main
     columns = columns_of(operation_of(problem))
     fields, traits = problem.model_dump(mode="json", include=set(columns.of_problem)), kernel.to_row()
+    times = _times(benched)
     return {
         "problem_name": benched.shape.name,
         **{name: fields[name] for name in columns.of_problem},
         "kernel": kernel.name,
         **{column: traits[name] for column, name in columns.of_kernel.items()},
-        **_times(benched),
+        **{name: times[name] for name in MEASURED},
+        **{column: times[name] for column, name in columns.of_timing.items()},
         "verified": benched.verified,
         "kernel_id": kernel.id,
         **{name: traits[name] for name in columns.identity},

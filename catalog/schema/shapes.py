@@ -140,7 +140,7 @@ def builtin_sets() -> tuple[str, ...]:
 
 
 def load_shapes(name_or_path: str) -> ShapeSet:
-    """The set called ``smoke``, ``full`` or ``nightly``, or the set in a file: a path with a separator or YAML suffix.
+    """The set of :func:`builtin_sets` with this name, or the set in a file: a path with a separator or YAML suffix.
 
     Raises:
         UsageError: there is no such set or file, or the user's file is wrong.

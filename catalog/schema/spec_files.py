@@ -363,7 +363,10 @@ def find_spec(roots: Sequence[Path], arch: str, revision: str | None = None, spa
     archs = known_archs(*roots, kind=kind)
     revisions = archs.get(arch)
     if revisions is None and kind and arch in known_archs(*roots):
-        raise UsageError(f"{arch} has no space {space!r}", hint=f"Archs with sweeps: {', '.join(sorted(archs))}.")
+        there = (
+            f"Archs with sweeps: {', '.join(sorted(archs))}." if archs else "Leave the space out: there are no sweeps."
+        )
+        raise UsageError(f"{arch} has no space {space!r}", hint=there)
     if revisions is None:
         raise UsageError(
             f"no arch is called {arch!r}{did_you_mean(arch, ['host', *archs])}",

@@ -138,6 +138,11 @@ def enqueue(
         TensorError, DeviceError, BuildError, ToolchainError: as :meth:`catalog.runtime.plan.Plan.enqueue`.
     """
     arch = arch_of(device)
+    if arch == "sm_90":
+        raise SelectionError(
+            f"tensors are on {device}: the {what} kernels for {arch} have not been verified on a GPU",
+            hint=f"Use CPU tensors; or {instead} may do.",
+        )
     try:
         plan = Catalog.select(problem, arch=arch)
     except SelectionError as error:

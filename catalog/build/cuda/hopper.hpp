@@ -145,6 +145,12 @@ __device__ __forceinline__ void tma_store(const CUtensorMap* map, std::uint32_t 
                  : "memory");
 }
 
+__device__ __forceinline__ void tma_store(const CUtensorMap* map, std::uint32_t source, int x0, int x1, int x2) {
+    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
+                 "r"(source), "r"(x0), "r"(x1), "r"(x2)
+                 : "memory");
+}
+
 __device__ __forceinline__ void tma_store(const CUtensorMap* map, std::uint32_t source, int x0, int x1, int x2,
                                           int x3) {
     asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),

@@ -14,20 +14,23 @@ struct UnitType {
     using type = Unit;
 };
 
-// Calls multiply(UnitType<Unit>{}) with the units in which this CPU multiplies factors of T: pairs or single factors,
-// whichever are faster, or those of AMX tiles.
+// Calls multiply(UnitType<Unit>{}) with the units in which this CPU multiplies factors of T: several factors or single
+// ones, whichever are faster, or those of AMX tiles, beside which some products need the instructions of vectors, too.
 template <class T, bool in_tiles, class Multiply>
 inline catalog_status with_units(Multiply multiply) {
     constexpr bool integers = std::is_same_v<T, std::int8_t>;
+#if defined(CATALOG_BRAIN_PAIRS)
+    using Dot = std::conditional_t<integers, IntegerUnit, BrainPair>;
+#endif
 #if defined(__AVX512F__)
-    constexpr bool pairs = integers || std::is_same_v<T, bf16> || std::is_same_v<T, fp8> || std::is_same_v<T, bf8>;
-    if constexpr (in_tiles) {
-        if (has_dot_instructions() && amx::is_permitted())
+    if constexpr (in_tiles)
+        if (Units<Dot>::is_supported() && amx::is_permitted())
             return multiply(UnitType<std::conditional_t<integers, ByteQuad, BrainPair>>{});
-    } else if constexpr (pairs) {
-        if (has_dot_instructions())
-            return multiply(UnitType<std::conditional_t<integers, WordPair<true>, BrainPair>>{});
-    }
+#endif
+#if defined(CATALOG_BRAIN_PAIRS)
+    constexpr bool dots = integers || std::is_same_v<T, bf16> || std::is_same_v<T, fp8> || std::is_same_v<T, bf8>;
+    if constexpr (dots && !in_tiles)
+        if (Units<Dot>::is_supported()) return multiply(UnitType<Dot>{});
 #endif
     if constexpr (in_tiles)
         return CATALOG_UNSUPPORTED;

@@ -2,6 +2,9 @@
 #pragma once
 
 #include "vector.hpp"
+#if defined(__aarch64__)
+#include "neon.hpp"
+#endif
 
 namespace catalog::host {
 
@@ -26,7 +29,7 @@ typedef short Shorts __attribute__((vector_size(vector_bytes / 2)));
 inline constexpr int to_nearest = 0, current_rounding = 4;
 inline constexpr std::uint16_t all_lanes = 0xffff;
 
-#else
+#elif !defined(__aarch64__)
 
 typedef __fp16 Half __attribute__((vector_size(vector_bytes / 2)));
 
@@ -46,6 +49,11 @@ inline void store(fp16* to, Float x) {
 inline Float load(const fp16* from) { return __builtin_ia32_vcvtph2ps256(load_bits<Shorts>(from)); }
 inline void store(fp16* to, Float x) { store_bits(to, __builtin_ia32_vcvtps2ph256(x, to_nearest)); }
 
+#elif defined(__aarch64__)
+
+inline Float load(const fp16* from) { return widen_floats(load_bits<HalfBits>(from)); }
+inline void store(fp16* to, Float x) { store_bits(to, narrow_floats(x)); }
+
 #else
 
 inline Float load(const fp16* from) { return __builtin_convertvector(load_bits<Half>(from), Float); }
@@ -60,12 +68,49 @@ inline HalfBits narrow(Bits x) { return (HalfBits)__builtin_ia32_pmovdw512_mask(
 #elif defined(__AVX2__) && !defined(__clang__)
 inline Bits widen(HalfBits x) { return (Bits)__builtin_ia32_pmovzxwd256((Shorts)x); }
 inline HalfBits narrow(Bits x) { return __builtin_convertvector(x, HalfBits); }
-#else
+#elif !defined(__aarch64__)
 inline Bits widen(HalfBits x) { return __builtin_convertvector(x, Bits); }
 inline HalfBits narrow(Bits x) { return __builtin_convertvector(x, HalfBits); }
 #endif
 
-inline Float load(const bf16* from) { return (Float)(widen(load_bits<HalfBits>(from)) << 16); }
+#if !defined(__aarch64__)
+
+// As the upper half of each lane.
+inline Bits widen_upwards(HalfBits x) { return widen(x) << 16; }
+
+typedef std::uint8_t ByteBits __attribute__((vector_size(vector_bytes / 4)));
+typedef std::int8_t SignedBytes __attribute__((vector_size(vector_bytes / 4)));
+
+// A vector of bytes.
+inline HalfBits load_unsigned(const void* from) {
+    ByteBits bytes;
+    std::memcpy(&bytes, from, sizeof bytes);
+    return __builtin_convertvector(bytes, HalfBits);
+}
+inline Ints load_signed(const void* from) {
+#if defined(__AVX2__) && !defined(__clang__)  // otherwise g++ extends one byte after the other
+    typedef char Chars __attribute__((vector_size(16)));
+    Chars bytes = {};
+    std::memcpy(&bytes, from, sizeof(SignedBytes));  // half of it with AVX2
+#if defined(__AVX512F__)
+    return __builtin_ia32_pmovsxbd512_mask(bytes, Ints{}, all_lanes);
+#else
+    return (Ints)__builtin_ia32_pmovsxbd256(bytes);
+#endif
+#else
+    SignedBytes bytes;
+    std::memcpy(&bytes, from, sizeof bytes);
+    return __builtin_convertvector(bytes, Ints);
+#endif
+}
+inline void store_bytes(void* to, Bits x) {
+    const ByteBits bytes = __builtin_convertvector(x, ByteBits);
+    std::memcpy(to, &bytes, sizeof bytes);
+}
+
+#endif
+
+inline Float load(const bf16* from) { return (Float)widen_upwards(load_bits<HalfBits>(from)); }
 
 inline void store(bf16* to, Float x) {
     const Bits bits = (Bits)x;

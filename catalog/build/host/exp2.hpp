@@ -22,7 +22,7 @@ inline Float exp2(Float x) {
     p = p * f + 0x1.62e43p-1f;
     p = p * f + 1.0f;
     const Float scaled = (Float)((Bits)p + ((Bits)shifted << 23));
-    return x < -126.0f ? Float{} : scaled;
+    return zero_where(x < -126.0f, scaled);
 }
 
 // 2^x for every x.

@@ -13,22 +13,20 @@ struct bf8 {
     std::uint8_t bits;
 };
 
-typedef std::uint8_t ByteBits __attribute__((vector_size(vector_bytes / 4)));
-
 inline Bits select(Bits condition, Bits yes, Bits no) { return (condition & yes) | (~condition & no); }
 
 inline Float load(const bf8* from) {
     fp16 halves[lanes];
-    store_bits(halves, __builtin_convertvector(load_bits<ByteBits>(from), HalfBits) << 8);
+    store_bits(halves, load_unsigned(from) << 8);
     return load(halves);
 }
 
 // Read as the bits of fp16, an e4m3 number is 2^8 too small, including subnormal numbers.
 inline Float load(const fp8* from) {
-    const HalfBits bits = __builtin_convertvector(load_bits<ByteBits>(from), HalfBits);
+    const HalfBits bits = load_unsigned(from);
     fp16 halves[lanes];
     store_bits(halves, (bits & 0x80) << 8 | (bits & 0x7f) << 7);
-    const Bits is_nan = (Bits)(__builtin_convertvector(bits & 0x7f, Bits) == 0x7f);
+    const Bits is_nan = (Bits)(widen(bits & 0x7f) == 0x7f);
     return (Float)((Bits)(load(halves) * 256.0f) | (is_nan & 0x7fc00000));
 }
 
@@ -52,11 +50,6 @@ inline Bits narrow(Float x, float largest, std::uint32_t nan) {
     const Bits is_small = (Bits)(clamped < 1.0f / static_cast<float>(1u << -min_exponent));
     const Bits is_nan = (Bits)(magnitude > 0x7f800000);
     return sign | select(is_nan, Bits{} + nan, select(is_small, subnormal, normal));
-}
-
-template <class T>
-inline void store_bytes(T* to, Bits bits) {
-    store_bits(to, __builtin_convertvector(bits, ByteBits));
 }
 
 inline void store(fp8* to, Float x) { store_bytes(to, narrow<3, 7>(x, 448.0f, 0x7f)); }

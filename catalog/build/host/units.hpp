@@ -2,17 +2,23 @@
 // factors of 16 bits, or four of 8.
 //
 // Instructions that only some CPUs of the target have are written in assembly, so that one library runs on all of them;
-// has_dot_instructions() tells whether this CPU has them. Another such instruction is another unit. AMX multiplies panels
-// of units in tiles: tiles.hpp.
+// is_supported() of a unit tells whether this CPU has them. Another such instruction is another unit. AMX multiplies
+// panels of units in tiles: tiles.hpp.
 #pragma once
 
 #include "fp8.hpp"
 
 namespace catalog::host {
 
-typedef std::int8_t SignedBytes __attribute__((vector_size(vector_bytes / 4)));
+typedef std::int8_t PairedBytes __attribute__((vector_size(vector_bytes / 2)));
+typedef std::int16_t PairedWords __attribute__((vector_size(vector_bytes)));
 
-// Two bf16, which AVX512-BF16 multiplies. It takes subnormal factors for zero.
+// Whether some CPUs of the target multiply pairs of bf16.
+#if defined(__AVX512F__) || defined(__aarch64__)
+#define CATALOG_BRAIN_PAIRS 1
+#endif
+
+// Two bf16, which AVX512-BF16 and BFDOT multiply. They take subnormal factors for zero.
 struct BrainPair {
     std::uint32_t bits;
 };
@@ -23,7 +29,7 @@ struct WordPair {
     std::uint32_t bits;
 };
 
-// Four int8, which AMX multiplies.
+// Four int8, which AMX and SDOT multiply.
 struct ByteQuad {
     std::uint32_t bits;
 };
@@ -71,15 +77,14 @@ struct Units<WordPair<false>> : PairUnits<Units<WordPair<false>>, Ints> {
 
 #if defined(__AVX512F__)
 
-inline bool has_dot_instructions() {
-    return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
-}
-
 template <>
 struct Units<BrainPair> : PairUnits<Units<BrainPair>, Float> {
     using PairUnits::multiply_add;
+    static bool is_supported() { return __builtin_cpu_supports("avx512bf16"); }
     static void multiply_add(Sum& sum, Vector a, Vector b) {
-        asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(b), "v"(a));
+        Sum next = sum;
+        asm("vdpbf16ps %2, %1, %0" : "+v"(next) : "v"(b), "v"(a));
+        sum = next;
     }
 };
 
@@ -89,6 +94,57 @@ inline Bits brain_pairs(Float low, Float high) {
     asm("vcvtne2ps2bf16 %2, %1, %0" : "=v"(pairs) : "v"(high), "v"(low));
     return pairs;
 }
+
+template <>
+struct Units<WordPair<true>> : PairUnits<Units<WordPair<true>>, Ints> {
+    using PairUnits::multiply_add;
+    static bool is_supported() { return __builtin_cpu_supports("avx512vnni"); }
+    static void multiply_add(Sum& sum, Vector a, Vector b) {
+        Sum next = sum;
+        asm("vpdpwssd %2, %1, %0" : "+v"(next) : "v"(b), "v"(a));
+        sum = next;
+    }
+};
+
+// The unit in which vectors multiply int8 best.
+using IntegerUnit = WordPair<true>;
+
+#elif defined(__aarch64__)
+
+template <>
+struct Units<BrainPair> {
+    static constexpr int depth = 2;
+    using Vector = Bits;
+    using Sum = Float;
+
+    static bool is_supported() { return has_bf16(); }
+    static void multiply_add(Sum& sum, BrainPair a, Vector b) { dot_pairs(sum, a.bits, b); }
+    static void multiply_add(Sum& sum, Vector a, Vector b) { dot_pairs(sum, a, b); }
+};
+
+using IntegerUnit = ByteQuad;
+
+#else
+
+using IntegerUnit = WordPair<false>;
+
+#endif
+
+// For AMX, there is no product of vectors.
+template <>
+struct Units<ByteQuad> {
+    static constexpr int depth = 4;
+    using Vector = Bits;
+    using Sum = Ints;
+
+#if defined(__aarch64__)
+    static bool is_supported() { return has_dotprod(); }
+    static void multiply_add(Sum& sum, ByteQuad a, Vector b) { dot_bytes(sum, a.bits, b); }
+    static void multiply_add(Sum& sum, Vector a, Vector b) { dot_bytes(sum, a, b); }
+#endif
+};
+
+#if defined(CATALOG_BRAIN_PAIRS)
 
 struct InterleaveHalves {
     static constexpr int at(int half) { return half / 2 + half % 2 * lanes; }
@@ -110,23 +166,7 @@ inline Bits brain_pairs_across(Float low, Float high) {
     return (Bits)interleave_halves((Words)brain_pairs(low, high), std::make_integer_sequence<int, 2 * lanes>{});
 }
 
-template <>
-struct Units<WordPair<true>> : PairUnits<Units<WordPair<true>>, Ints> {
-    using PairUnits::multiply_add;
-    static void multiply_add(Sum& sum, Vector a, Vector b) {
-        asm("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(b), "v"(a));
-    }
-};
-
 #endif
-
-// Of tiles only: there is no product of vectors.
-template <>
-struct Units<ByteQuad> {
-    static constexpr int depth = 4;
-    using Vector = Bits;
-    using Sum = Ints;
-};
 
 template <class Pair, int = Units<Pair>::depth>
 inline Bits load(const Pair* from) {
@@ -136,13 +176,25 @@ template <class Pair, int = Units<Pair>::depth>
 inline void store(Pair* to, Bits units) {
     store_bits(to, units);
 }
+// Bytes with their signs as lanes of 16 bits.
+inline PairedWords extend(PairedBytes x) {
+#if defined(__AVX512F__) && !defined(__clang__)  // otherwise g++ extends one byte after the other
+    typedef char Chars __attribute__((vector_size(32)));
+    typedef short WideShorts __attribute__((vector_size(64)));
+    return (PairedWords)__builtin_ia32_pmovsxbw512_mask((Chars)x, WideShorts{}, ~0u);
+#elif defined(__AVX2__) && !defined(__clang__)
+    typedef char Chars __attribute__((vector_size(16)));
+    return (PairedWords)__builtin_ia32_pmovsxbw256((Chars)x);
+#else
+    return __builtin_convertvector(x, PairedWords);
+#endif
+}
+
 // A vector of elements as halves of units: in the lower 16 bits of each lane. All 8-bit types fit.
 inline Bits halves(const bf16* from) { return widen(load_bits<HalfBits>(from)); }
 inline Bits halves(const fp8* from) { return (Bits)load(from) >> 16; }
 inline Bits halves(const bf8* from) { return (Bits)load(from) >> 16; }
-inline Bits halves(const std::int8_t* from) {
-    return (Bits)__builtin_convertvector(load_bits<SignedBytes>(from), Ints) & 0xffff;
-}
+inline Bits halves(const std::int8_t* from) { return (Bits)load_signed(from) & 0xffff; }
 
 // A vector of elements as the first factors of units, whose other bits are 0.
 template <class Unit, class T>
@@ -170,6 +222,10 @@ inline typename Units<Unit>::Vector load_along(const T* from, std::int64_t count
             Bits units;
             std::memcpy(&units, from, sizeof units);
             return units;
+        } else if constexpr (std::is_same_v<T, std::int8_t>) {
+            PairedBytes bytes;
+            std::memcpy(&bytes, from, sizeof bytes);
+            return (Bits)extend(bytes);
         } else {
             std::uint16_t both[2 * lanes];
             store_bits(both, narrow(halves(from)));

@@ -44,6 +44,13 @@ inline Float splat(float value) { return value - Float{}; }  // minus preserves 
 
 inline Float max(Float a, Float b) { return a > b ? a : b; }
 
+// `x`, but 0 where the condition holds. Of a choice, g++ for Arm would negate the condition, in eight instructions.
+#if defined(__aarch64__)
+inline Float zero_where(Ints condition, Float x) { return (Float)((Bits)x & ~(Bits)condition); }
+#else
+inline Float zero_where(Ints condition, Float x) { return condition ? Float{} : x; }
+#endif
+
 // Lane i of the result is lane Pattern::at(i) of the concatenation of a and b.
 template <class Pattern, int... lane>
 inline Float permute(Float a, Float b, std::integer_sequence<int, lane...>) {
@@ -79,11 +86,13 @@ inline float reduce_max(Float x) {
     return x[0];
 }
 
-template <int span = lanes / 2>
-inline float reduce_sum(Float x) {
-    x += permute<Rotate<span>>(x, x);
-    if constexpr (span > 1) return reduce_sum<span / 2>(x);
-    return x[0];
+template <int span = lanes / 2, class Vector>
+inline auto reduce_sum(Vector x) {
+    x += (Vector)permute<Rotate<span>>((Float)x, (Float)x);
+    if constexpr (span > 1)
+        return reduce_sum<span / 2>(x);
+    else
+        return x[0];
 }
 
 // Interleaving two halves rotates the (row, lane) address by one bit; log2(lanes) steps exchange row and lane.

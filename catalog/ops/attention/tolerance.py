@@ -9,6 +9,7 @@ first-order in u and considers three kinds of error:
 - A sum of n products is off by at most ``4 sqrt(n) u`` times the sum of their absolute values, in any order of
   summation: Higham and Mary, "A New Approach to Probabilistic Rounding Error Analysis" (2019), with lambda = 4. The
   worst case, n u, takes n roundings in the same direction. For a dot product, |a| |b| (the 2-norms) bounds that sum.
+  Arm's BFDOT rounds to odd, off by up to 2 u, once for every two products: lambda is 2.8 then.
 - A few roundings in a row (scaling, a change of base, exp2 of a few units in the last place, log, a reciprocal) are off
   by at most ``8 u`` relative to the largest number involved.
 - Rounding a result to its type, or weights to the type in which they are multiplied, is off by the unit roundoff

@@ -1,1 +1,1 @@
-"""GEMM: traits, names, problems and rows; kernels that run are not part of it yet."""
+"""GEMM: traits, names, problems, rows, and kernels of our own."""

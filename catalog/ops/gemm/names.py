@@ -74,8 +74,14 @@ _TILE: tuple[Part, ...] = tuple(
 _OWN: tuple[Part, ...] = (
     *(Word("_", field) for field in ("dtype", "layout", "pipeline")),
     Extents("_b", ("tile_m", "tile_n", "tile_k")),
-    Extents("_w", ("warp_tile_m", "warp_tile_n")),
 )
+_OF_CPU: tuple[Part, ...] = (Extents("_w", ("warp_tile_m", "warp_tile_n")),)
+_OF_GPU: tuple[Part, ...] = (
+    Extents("_w", ("warp_tile_m", "warp_tile_n", "warp_tile_k")),
+    Extents("_r", ("wave_m", "wave_n")),
+    Extents("_s", ("num_stages",)),
+)
+"""What names of our own kernels state in addition: the register tile; or the instruction, waves and stages."""
 
 
 @cache
@@ -83,8 +89,9 @@ def grammar_of(family: str, lineage: Lineage) -> Grammar:
     """How the generator of ``lineage`` names the kernels of ``family``."""
     family = Family(family)
     if lineage.space == NATIVE:
-        parts = (Literal("gemm"), *_OWN, *_SUFFIXES[family], Target(r"_\w+"))
-        return Grammar(TRAITS, family, parts, _implied_natively)
+        on_gpu = lineage.arch.startswith("sm_")
+        parts = (Literal("gemm"), *_OWN, *(_OF_GPU if on_gpu else _OF_CPU), *_SUFFIXES[family], Target(r"_\w+"))
+        return Grammar(TRAITS, family, parts, _implied_on_gpus if on_gpu else _implied_natively)
     if lineage.space == DISPATCHER:
         parts = (Literal("gemm"), *_TRAITS, *_TILE, *_SUFFIXES[family])
         return Grammar(TRAITS, family, parts, implied)
@@ -98,6 +105,10 @@ def grammar_of(family: str, lineage: Lineage) -> Grammar:
 def _implied_natively(row: Row) -> dict[str, Any]:
     pads = dict.fromkeys(("pad_m", "pad_n", "pad_k"), True)
     return implied(row) | pads | {"scheduler": "default", "epilogue": "default", "general": True}
+
+
+def _implied_on_gpus(row: Row) -> dict[str, Any]:
+    return _implied_natively(row) | {"wave_k": 1, "persistent": True}
 
 
 def implied(row: Row) -> dict[str, Any]:

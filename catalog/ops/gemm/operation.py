@@ -31,20 +31,22 @@ _LEAST_DEPTH = 1024
 
 
 class Gemm(Operation):
-    """General matrix multiplication: rows of the tile engine and of the dispatcher, and kernels of our own for CPUs."""
+    """General matrix multiplication: rows of the tile engine and of the dispatcher, and kernels of our own for CPUs and
+    NVIDIA GPUs.
+    """
 
     name = "gemm"
     about = "general matrix multiplication"
     kernel = GemmKernel
     main_space = "tile_engine"
     index = ("family", "dtype", "layout")
-    parameters = ("m", "n", "k")
+    parameters = ("m", "n", "k", "products", "k_batch")
     listed = ("arch", "family", "dtype", "layout", "pipeline", "built", "name")
     problem = GemmProblem
     headers = MappingProxyType({"kernels": Path(__file__).parent / "kernels"})
     arguments = ARGUMENTS
     smoke_traits = ("dtype", "layout")
-    bench_fields = ("m", "n", "k", "dtype", "layout")
+    bench_fields = ("m", "n", "k", "batch", "k_batch", "dtype", "layout")
     bench_traits = ("family", "pipeline", "scheduler", "epilogue")
     tile_axes = ("tile_m", "tile_n")
     lists = ("family", "dtype", "layout")
@@ -83,6 +85,8 @@ class Gemm(Operation):
             return problem.k_batch
         algorithm = kernels[0].algorithm
         tiles = -(-problem.m // algorithm.tile_m) * -(-problem.n // algorithm.tile_n) * max(1, problem.products)
+        if whole_waves:
+            return _parts_in_clusters(tiles, -(-problem.k // algorithm.tile_k), threads)
         parts: int = min(threads // max(1, tiles), problem.k // _LEAST_DEPTH)
         return max(1, parts)
 
@@ -107,6 +111,10 @@ class Gemm(Operation):
             from catalog.ops.gemm.kernels.ck.headers import find_include, revision_of
 
             return of_ck(kernel, revision_of(find_include()))
+        if backend == "cuda":
+            from catalog.ops.gemm.kernels.cuda.emit import emit as of_cuda
+
+            return of_cuda(kernel)
         if backend != "host":
             return super().emit(kernel, backend, memory)
         from catalog.ops.gemm.kernels.host.emit import emit as of_host
@@ -176,6 +184,26 @@ class Gemm(Operation):
         if family == Family.GROUPED:
             fields |= {"groups": (256, 0, 384, 128)}
         return [MappingProxyType(fields)]
+
+
+def _parts_in_clusters(tiles: int, steps: int, processors: int) -> int:
+    """The parts of K that take the least time where the blocks of a cluster compute a tile of C, a part for each.
+
+    A wave of blocks takes as many steps of the kernel's ``tile_k`` as its part has, about six besides, and one for each
+    part whose sums are added. A cluster runs within a part of the GPU, whose multiprocessors larger ones rarely fill.
+
+    Args:
+        tiles: number of tiles of C.
+        steps: number of steps of K.
+        processors: number of multiprocessors.
+    """
+
+    def time_of(parts: int) -> int:
+        resident = max(1, processors * 10 // 11 if parts > 2 else processors)
+        added = parts if parts > 1 else 0
+        return -(-tiles * parts // resident) * (-(-steps // parts) + 6 + added)
+
+    return min((parts for parts in (1, 2, 4, 8) if parts <= max(1, steps // 4)), key=time_of)
 
 
 OPERATION = Gemm()

@@ -3,8 +3,9 @@
 With u = 2^-24, the unit roundoff of float32, to first order in u:
 
 - A sum of k products is off by at most ``4 sqrt(k) u`` times the sum of their absolute values, in any order of
-  summation: Higham and Mary, "A New Approach to Probabilistic Rounding Error Analysis" (2019), with lambda = 4.
-- Factors and sums below 2^-126, the smallest normal float32, may be taken for zero, as AVX512-BF16 does.
+  summation: Higham and Mary, "A New Approach to Probabilistic Rounding Error Analysis" (2019), with lambda = 4,
+  or 2.8 for Arm's BFDOT, which rounds to odd, off by up to 2 u, once for every two products.
+- Factors and sums below 2^-126, the smallest normal float32, may be taken for zero, as AVX512-BF16 and BFDOT do.
 - alpha, beta and the bias add a few roundings, each at most u times the largest number involved.
 - An activation has a slope of at most 1.13, and is itself off by at most ``8 u`` times its argument, or 8 u.
 - Each D tensor adds a rounding in float32; a factor multiplies the error before it.

@@ -66,7 +66,7 @@ class Elementwise(Word):
 
 
 class Pipeline(OpenWord, group="catalog.gemm.pipelines", kind=Extension):
-    """Main loop of the kernel; those of CPUs are our own."""
+    """Main loop of the kernel; those of CPUs and of NVIDIA GPUs are our own."""
 
     MEM = "mem"
     COMPV3 = "compv3"
@@ -75,6 +75,7 @@ class Pipeline(OpenWord, group="catalog.gemm.pipelines", kind=Extension):
     HOST_AMX = "host_amx"
     HOST_PANEL = "host_panel"
     HOST_STREAM = "host_stream"
+    SM90_WGMMA = "sm90_wgmma"
 
 
 class Scheduler(Word):
@@ -153,7 +154,8 @@ class Algorithm(TraitModel):
     reduction: Reduction = trait(Reduction.NO, "stream-K: how parts of a tile of C are added")
     num_wave_groups: Count = trait(1, "groups of waves that take turns in the main loop")
     block_per_cu: Count = trait(1, "blocks per compute unit that the kernel is compiled for")
+    num_stages: Count = trait(0, "tiles of A and B in shared memory; 0: the pipeline decides")
 
 
-TRAITS = Traits(Signature, Algorithm, later=("general",))
+TRAITS = Traits(Signature, Algorithm, later=("general", "num_stages"))
 """Every trait of GEMM by name."""

@@ -17,8 +17,10 @@ struct TileFmhaBwdTraits;
 template <class, class, class, class, class, class, class, class, class, class, class, class, bool, class, class, bool,
           class>
 struct BlockFmhaPipelineProblem;
-template <class, class, class, class, class, class, class, class, class, class, class, int>
-struct TileFmhaBwdShape;
+template <class, class, class, class, class, class, class, class, class, class, class Warp4, int>
+struct TileFmhaBwdShape {
+    using Gemm4WarpTile = Warp4;
+};
 template <class, class, class, class, class, class, class, class, class, class, class, class, class, class, class,
           class, bool, bool, class, class, bool, class>
 struct BlockFmhaBwdPipelineProblem;
@@ -27,8 +29,10 @@ struct FmhaBwdDQDKDVKernel;
 #else
 template <class, class, class, class, class, class, class, class, class, class, class, class, bool, class, class, class>
 struct BlockFmhaPipelineProblem;
-template <class, class, class, class, class, class, class, class, class, class, class>
-struct TileFmhaBwdShape;
+template <class, class, class, class, class, class, class, class, class, class, class Warp4>
+struct TileFmhaBwdShape {
+    using Gemm4WarpTile = Warp4;
+};
 template <class, class, class, class, class, class, class, class, class, class, class, class, class, class, class,
           class, bool, bool, class, class, class>
 struct BlockFmhaBwdPipelineProblem;

@@ -150,7 +150,7 @@ class Attention {
         }
     }
 
-#if defined(__AVX512F__)
+#if defined(CATALOG_BRAIN_PAIRS)
 
     // Scores that only need their scale get it in the softmax.
     __attribute__((noinline)) void weigh_pairs(std::int64_t first_key, ItemRow* row, int count, int block) {

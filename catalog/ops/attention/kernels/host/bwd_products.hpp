@@ -86,7 +86,7 @@ struct FloatProducts {
     }
 };
 
-#if defined(__AVX512F__)
+#if defined(CATALOG_BRAIN_PAIRS)
 
 // Gradients of keys are kept transposed: then neighbours of a pair are neighbours along the query rows in both
 // factors, and the large one, P or dS, is the one that needs no copy. dV^T += dO^T P, dK^T += Q^T dS.
@@ -289,7 +289,7 @@ struct Products {
     using Form = FloatProducts<Row>;
 };
 
-#if defined(__AVX512F__)
+#if defined(CATALOG_BRAIN_PAIRS)
 template <class Row>
 struct Products<Row, true> {
     using Form = PairProducts<Row>;

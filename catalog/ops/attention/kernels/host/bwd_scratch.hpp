@@ -63,7 +63,7 @@ struct BackwardScratch : BackwardSizes<Row> {
     alignas(64) float ds[tile_m0][row_p];  // dP, then dS
 };
 
-#if defined(__AVX512F__)
+#if defined(CATALOG_BRAIN_PAIRS)
 
 // For products of pairs.
 template <class Row>

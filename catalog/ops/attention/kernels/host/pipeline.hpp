@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "host/amx.hpp"
+#include "host/units.hpp"
 #include "traits.hpp"
 
 namespace catalog::host {
@@ -15,10 +16,10 @@ inline constexpr bool multiplies_pairs = Row::pipeline == Pipeline::host_bf16 ||
 // Whether this machine runs the instructions of the row's pipeline.
 template <class Row>
 inline bool is_supported() {
-#if defined(__AVX512F__)
     if constexpr (Row::pipeline == Pipeline::host_amx)
         if (!amx::is_permitted()) return false;
-    if constexpr (multiplies_pairs<Row>) return __builtin_cpu_supports("avx512bf16");
+#if defined(CATALOG_BRAIN_PAIRS)
+    if constexpr (multiplies_pairs<Row>) return Units<BrainPair>::is_supported();
 #endif
     return true;
 }

@@ -41,7 +41,7 @@ inline float softmax_row(float* scores, int columns, RowState& row) {
     return rescale;
 }
 
-#if defined(__AVX512F__)
+#if defined(CATALOG_BRAIN_PAIRS)
 
 // The same for pairs: reads `scale` times the scores, and writes the weights rounded to bf16. Their sum is that of the
 // weights before rounding.

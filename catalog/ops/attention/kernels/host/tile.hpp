@@ -86,7 +86,7 @@ struct PackedTile {
     }
 };
 
-#if defined(__AVX512F__)
+#if defined(CATALOG_BRAIN_PAIRS)
 
 // The packed form for bf16: products of pairs, in vectors or in AMX tiles. Scores are scaled by the softmax.
 template <class Row>
@@ -213,7 +213,7 @@ struct Copied {
     using Tile = PackedTile<Row>;
 };
 
-#if defined(__AVX512F__)
+#if defined(CATALOG_BRAIN_PAIRS)
 template <class Row>
 struct Copied<Row, true> {
     using Tile = PairTile<Row>;

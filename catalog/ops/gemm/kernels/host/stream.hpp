@@ -131,14 +131,7 @@ class StreamProduct {
             }
         }
         for (int i = 0; i < rows; ++i)
-            for (int j = 0; j < columns; ++j) {
-                Sum total = 0;
-                if constexpr (std::is_same_v<Sum, float>)
-                    total = reduce_sum(sum[i][j]);
-                else
-                    for (int lane = 0; lane < lanes; ++lane) total += sum[i][j][lane];
-                sums[i * Scratch::row_s + j] += total;
-            }
+            for (int j = 0; j < columns; ++j) sums[i * Scratch::row_s + j] += reduce_sum(sum[i][j]);
     }
 
     // Rows of B are contiguous: a few at a time in strips of columns, which are copied only where they are not whole.

@@ -17,10 +17,9 @@ struct Headers {
         typename Types::LSEDataType, typename Types::PDataType, typename Types::OaccDataType, typename Types::ODataType,
         Shape, Row::group, Variant, typename Row::Mask, Traits>;
 
-    // One warp tile serves the first and the third GEMM.
-    template <class Row, class Tile, class Warps0, class Warps1, class Warps2, class Warp0, class Warp1, class>
+    template <class Row, class Tile, class Warps0, class Warps1, class Warps2, class Warp0, class Warp1, class Warp2>
     using BackwardShape = ck_tile::TileFmhaBwdShape<Tile, Warps0, Warp0, Warps1, Warp1, Warps0, Warp0, Warps1, Warp1,
-                                                    Warps2, Warp0>;
+                                                    Warps2, Warp2>;
 
     template <class Row>
     using BackwardTraits = ck_tile::TileFmhaTraits<Pads<Row>::s, Pads<Row>::sk, Pads<Row>::d,

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "abi/check.hpp"
+#include "cuda/block.hpp"
 #include "cuda/traits.hpp"
 
 namespace catalog::cuda {
@@ -118,8 +119,5 @@ inline catalog_status check_call(const catalog_args* args) {
                        valid_pages<Row>(*args) && valid_inputs<Row>(*args);
     return valid ? CATALOG_OK : CATALOG_BAD_ARGUMENT;
 }
-
-// What became of a launch; the error is not left behind for the next call.
-inline catalog_status launched() { return cudaGetLastError() == cudaSuccess ? CATALOG_OK : CATALOG_DEVICE_ERROR; }
 
 }  // namespace catalog::cuda

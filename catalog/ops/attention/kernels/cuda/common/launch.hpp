@@ -8,6 +8,7 @@
 
 #include "abi/export.hpp"
 #include "operation/workspace.hpp"
+#include "cuda/block.hpp"
 #include "cuda/traits.hpp"
 
 namespace catalog::cuda {
@@ -19,11 +20,6 @@ inline std::int32_t workspace_size(const catalog_args* args, Uses uses, catalog_
     return dense_workspace(*args, uses, std::max<std::int64_t>(1, args->num_splits), *size);
 }
 
-// What a kernel's blocks are: threads, and bytes of shared memory. A kernel header defines `block_of<Row>`.
-struct Block {
-    std::int32_t threads, shared_bytes;
-};
-
 }  // namespace catalog::cuda
 
 // `launch` takes the arguments and the stream, `workspace` the arguments, what is used, and the size to fill in; the
@@ -34,10 +30,3 @@ struct Block {
 
 #define CATALOG_EXPORT(launch, description, ...) \
     CATALOG_EXPORT_SIZED(launch, catalog::cuda::workspace_size, description, __VA_ARGS__)
-
-// Read from the library's file, for the registry.
-#define CATALOG_EXPORT_BLOCK(block)                                                                              \
-    extern "C" {                                                                                                 \
-    extern __attribute__((visibility("default"))) const catalog::cuda::Block catalog_block;                      \
-    const catalog::cuda::Block catalog_block = block;                                                            \
-    }

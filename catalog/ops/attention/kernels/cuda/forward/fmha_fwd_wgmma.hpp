@@ -115,18 +115,6 @@ class FwdProducer {
     std::uint32_t q_phase = 0;
 };
 
-// Registers of each thread once the block has shared out anew what its threads start with; 0: they keep that.
-struct RegisterBudget {
-    int producer, consumer;
-};
-
-constexpr RegisterBudget fwd_budget(int groups, int blocks) {
-    constexpr int producer = 24, most = 240;
-    const int warpgroups = groups + 1, at_start = 65536 / (128 * warpgroups * blocks) / 8 * 8;
-    if (at_start >= most) return {0, 0};
-    return {producer, std::min(most, (at_start * warpgroups - producer) / groups / 8 * 8)};
-}
-
 template <class Row>
 inline constexpr int fwd_blocks = Row::block_per_cu > 1 ? Row::block_per_cu : 1;
 
@@ -134,7 +122,7 @@ template <class Row>
 __global__ __launch_bounds__(FwdShared<Row>::threads, fwd_blocks<Row>) void fmha_fwd_wgmma(
     const __grid_constant__ FwdCall call) {
     using Shared = FwdShared<Row>;
-    constexpr RegisterBudget budget = fwd_budget(Shared::groups, fwd_blocks<Row>);
+    constexpr RegisterBudget budget = register_budget(Shared::groups, fwd_blocks<Row>, 24);
     extern __shared__ char memory[];
     const std::uint32_t shared = (shared_address(memory) + Shared::alignment - 1) & ~(Shared::alignment - 1u);
     if (threadIdx.x == 0) Shared::init(shared);

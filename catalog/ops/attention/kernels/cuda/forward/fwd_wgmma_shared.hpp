@@ -7,20 +7,6 @@
 
 namespace catalog::cuda {
 
-// A place in a ring of `stages`, and the parity of the phase in which it is filled.
-template <int stages>
-struct Ring {
-    int stage = 0;
-    std::uint32_t phase = 0;
-
-    __device__ __forceinline__ void next() {
-        if (++stage == stages) {
-            stage = 0;
-            phase ^= 1;
-        }
-    }
-};
-
 // Offsets in bytes from a base that is aligned to 1024; barriers as addresses.
 template <class Row>
 struct FwdShared {

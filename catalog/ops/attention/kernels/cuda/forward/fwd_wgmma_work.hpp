@@ -3,10 +3,9 @@
 
 #include "fwd_wgmma_call.hpp"
 #include "cuda/common/mask.hpp"
+#include "cuda/ring.hpp"
 
 namespace catalog::cuda {
-
-inline constexpr unsigned all_lanes = 0xffffffffu;
 
 // A tile of queries: of the head and sequence `instance`.
 struct TileIndex {

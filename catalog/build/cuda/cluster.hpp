@@ -1,0 +1,42 @@
+// Clusters: blocks that run at the same time and reach each other's shared memory.
+#pragma once
+
+#include <cstdint>
+
+namespace catalog::cuda {
+
+__device__ __forceinline__ std::uint32_t cluster_rank() {
+    std::uint32_t rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+// Until all threads of all blocks of the cluster are here; what they wrote before can be read after.
+__device__ __forceinline__ void cluster_sync() {
+    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
+
+// The same place in the shared memory of the block `rank`.
+__device__ __forceinline__ std::uint32_t shared_address_of(std::uint32_t address, std::uint32_t rank) {
+    std::uint32_t there;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+    return there;
+}
+
+// `address` is that of shared_address_of().
+__device__ __forceinline__ float4 load_remote(std::uint32_t address) {
+    float4 value;
+    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+                 : "r"(address)
+                 : "memory");
+    return value;
+}
+
+__device__ __forceinline__ float load_remote_float(std::uint32_t address) {
+    float value;
+    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
+    return value;
+}
+
+}  // namespace catalog::cuda

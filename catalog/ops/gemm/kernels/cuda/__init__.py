@@ -1,0 +1,1 @@
+"""GEMM kernels of NVIDIA GPUs: CUDA C++ headers, specialised for each row."""

@@ -1,0 +1,53 @@
+"""The translation unit of an NVIDIA row: its traits as a C++ struct, passed to the header of all rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from catalog.build.describe import c_string
+from catalog.errors import BuildError
+from catalog.ops.gemm.traits import Elementwise
+from catalog.schema.kernel import Kernel
+
+_TYPES: Mapping[str, str] = MappingProxyType({"fp16": "catalog::cuda::fp16", "bf16": "catalog::cuda::bf16"})
+
+_NUMBERS = ("tile_m", "tile_n", "tile_k", "wave_m", "wave_n", "warp_tile_m", "num_stages")
+
+
+def emit(kernel: Kernel) -> str:
+    """The CUDA C++ source of an NVIDIA kernel; equal kernels have equal sources.
+
+    Raises:
+        BuildError: the kernel headers do not implement the element type.
+    """
+    signature, algorithm = kernel.signature, kernel.algorithm
+    if signature.dtype not in _TYPES:
+        raise BuildError(f"kernel {kernel.name}: NVIDIA has no GEMM kernels for dtype = {signature.dtype}")
+    of_a, of_b = signature.layout[:2]
+    truths = {
+        "a_along": of_a == "r",
+        "b_along": of_b == "c",
+        "multiplies": signature.elementwise is Elementwise.MULTI_D_MULTIPLY,
+    }
+    members = [f"using dtype = {_TYPES[signature.dtype]};"]
+    members += [f"static constexpr bool {name} = {str(value).lower()};" for name, value in truths.items()]
+    members += [f"static constexpr int num_d = {signature.num_d};"]
+    members += [f"static constexpr int {name} = {getattr(algorithm, name)};" for name in _NUMBERS]
+    body = "\n".join(f"    {member}" for member in members)
+    return f"""\
+// {kernel.name}
+#include "cuda/gemm_wgmma.hpp"
+
+namespace {{
+
+struct Row {{
+{body}
+}};
+
+}}  // namespace
+
+CATALOG_ENTRY_POINTS({c_string(kernel)}, catalog::cuda::gemm_workspace<Row>(args, size),
+                     catalog::cuda::launch_gemm_wgmma<Row>(args, static_cast<cudaStream_t>(stream)))
+CATALOG_EXPORT_BLOCK(catalog::cuda::block_of<Row>)
+"""

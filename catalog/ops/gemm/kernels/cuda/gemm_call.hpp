@@ -1,0 +1,180 @@
+// One launch of a GEMM kernel for Hopper, checked: its tensor maps, and how blocks share the tiles. Host code.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "abi/check.hpp"
+#include "cuda/block.hpp"
+#include "cuda/tensor_map.hpp"
+#include "gemm_shape.hpp"
+
+namespace catalog::cuda {
+
+// How TMA reads an operand.
+struct Operand {
+    CUtensorMap map;
+    bool batched;  // otherwise all products of a batch share the matrix
+};
+
+struct OutTensor {
+    void* data;
+    std::int64_t batch, row;  // strides in elements
+};
+
+struct GemmCall {
+    Operand p, q;
+    CUtensorMap c_map;
+    OutTensor c, d[2];
+    const void* bias;
+    float alpha, beta;
+    std::int32_t activation;
+    int m, n, k;
+    bool plain;    // C = alpha A B, and TMA can store it: no other element is read
+    bool vectors;  // rows of C, D and the bias are aligned to 16 bytes
+    // Tiles: `tiles_m` x `tiles_n` of each product, `band` rows of them at a time.
+    int tiles_m, tiles_n, band, tiles;
+    int splits;  // parts of the depth, by the blocks of a cluster; 1: none
+    int grid;
+};
+
+inline constexpr std::int64_t most_extent = 1ll << 30;
+
+inline std::int64_t parts(std::int64_t extent, std::int64_t part) { return (extent + part - 1) / part; }
+
+inline bool aligned(const void* data) { return reinterpret_cast<std::uintptr_t>(data) % 16 == 0; }
+
+// Whether TMA can read a matrix: addresses and strides are multiples of 16 bytes, 8 elements.
+inline bool readable(const catalog_tensor& tensor, std::int64_t batch, std::int64_t rows) {
+    const auto fits = [](std::int64_t extent, std::int64_t stride, std::int64_t least) {
+        return extent <= 1 || (stride % 8 == 0 && stride >= least);
+    };
+    return aligned(tensor.data) && fits(rows, tensor.stride_outer, 8) && fits(batch, tensor.stride_batch, 0);
+}
+
+// A matrix of `rows` x `columns`, in boxes of `box` rows of 64 columns. False: TMA cannot address it.
+template <class T>
+inline bool describe_operand(Operand& operand, const catalog_tensor& tensor, std::int64_t batch, std::int64_t rows,
+                             std::int64_t columns, int box) {
+    const std::int64_t row = rows > 1 ? tensor.stride_outer : parts(columns, 8) * 8;
+    operand.batched = batch > 1 && tensor.stride_batch > 0;
+    const std::uint64_t extents[3] = {static_cast<std::uint64_t>(columns), static_cast<std::uint64_t>(rows),
+                                      operand.batched ? static_cast<std::uint64_t>(batch) : 1};
+    const std::uint64_t strides[2] = {row * sizeof(T), operand.batched ? tensor.stride_batch * sizeof(T) : 16};
+    const std::uint32_t count = box;
+    return make_tensor_map<T>(operand.map, tensor.data, extents, strides, {64, count, 1});
+}
+
+// P or Q, `extent` long, whose boxes are panels in shared memory.
+template <class T, Major major, int panel_bytes>
+inline bool describe_operand(Operand& operand, const catalog_tensor& tensor, std::int64_t batch, std::int64_t extent,
+                             std::int64_t k) {
+    constexpr int box = panel_bytes / panel_row_bytes;
+    if constexpr (major == Major::k)
+        return describe_operand<T>(operand, tensor, batch, extent, k, box);
+    else
+        return describe_operand<T>(operand, tensor, batch, k, extent, box);
+}
+
+// The parts of the depth that a launch has if `args` asks for `num_splits`: a power of two, a block of a cluster for
+// each, and a stage for each.
+template <class Row>
+inline int splits_of(const catalog_args& args) {
+    constexpr std::int64_t most_blocks = 8;  // of a cluster that every GPU can run
+    int splits = 1;
+    if constexpr (GemmShape<Row>::can_split) {
+        const std::int64_t most = std::min({args.num_splits, most_blocks, parts(args.k, Row::tile_k)});
+        while (2 * splits <= most) splits *= 2;
+    }
+    return splits;
+}
+
+// Which tiles are worked on side by side: about as many rows as columns of C, so that the L2 cache is read for most.
+template <class Row>
+inline bool plan_tiles(const catalog_args& args, int processors, GemmCall& call) {
+    const std::int64_t tiles_m = parts(args.m, Row::tile_m), tiles_n = parts(args.n, Row::tile_n);
+    std::int64_t tiles;
+    if (__builtin_mul_overflow(tiles_m, tiles_n, &tiles) || __builtin_mul_overflow(tiles, args.batch, &tiles) ||
+        tiles > most_extent / 16)
+        return false;
+    call.tiles_m = static_cast<int>(tiles_m);
+    call.tiles_n = static_cast<int>(tiles_n);
+    call.tiles = static_cast<int>(tiles);
+    call.splits = splits_of<Row>(args);
+    std::int64_t band = 1;
+    const std::int64_t area = static_cast<std::int64_t>(processors) * Row::tile_m * Row::tile_n;
+    while ((band + 1) * (band + 1) * Row::tile_m * Row::tile_m <= area) ++band;
+    call.band = static_cast<int>(std::min(band, tiles_m));
+    call.grid = call.splits > 1 ? call.tiles * call.splits : std::min(call.tiles, processors);
+    return true;
+}
+
+inline bool valid_tensors(const catalog_args& args, int num_d) {
+    const catalog_tensor* const given[] = {&args.c, &args.d0, &args.d1};
+    for (int i = 0; i <= num_d; ++i)
+        if (!given[i]->data) return false;
+    return args.k == 0 || (args.a.data && args.b.data);
+}
+
+inline bool valid_sizes(const catalog_args& args) {
+    const auto fits = [](std::int64_t size) { return 0 <= size && size <= most_extent; };
+    return fits(args.batch) && fits(args.m) && fits(args.n) && fits(args.k) && !args.starts &&
+           CATALOG_PASS_THROUGH <= args.activation && args.activation <= CATALOG_SILU;
+}
+
+// The sums of parts of the depth meet in shared memory, so there is no workspace.
+template <class Row>
+inline std::int32_t gemm_workspace(const catalog_args* args, catalog_workspace* size) noexcept {
+    if (const catalog_status status = check_abi(args); status != CATALOG_OK) return status;
+    if (!size || !valid_sizes(*args)) return CATALOG_BAD_ARGUMENT;
+    *size = {splits_of<Row>(*args), 0};
+    return CATALOG_OK;
+}
+
+// plan_tiles() follows.
+template <class Row>
+inline bool describe_call(const catalog_args& args, GemmCall& call) {
+    using Shape = GemmShape<Row>;
+    using T = typename Row::dtype;
+    const catalog_tensor& p = Shape::swapped ? args.b : args.a;
+    const catalog_tensor& q = Shape::swapped ? args.a : args.b;
+    const std::int64_t extent_p = Shape::swapped ? args.n : args.m, extent_q = Shape::swapped ? args.m : args.n;
+    if (args.k > 0) {
+        if (!describe_operand<T, Shape::major_p, Shape::panel_p>(call.p, p, args.batch, extent_p, args.k) ||
+            !describe_operand<T, Shape::major_q, Shape::panel_q>(call.q, q, args.batch, extent_q, args.k))
+            return false;
+    }
+    const auto out = [&](const catalog_tensor& tensor) {
+        return OutTensor{tensor.data, args.batch > 1 ? tensor.stride_batch : 0, args.m > 1 ? tensor.stride_outer : 0};
+    };
+    call.c = out(args.c);
+    call.d[0] = out(args.d0);
+    call.d[1] = out(args.d1);
+    call.bias = args.bias.data;
+    call.alpha = args.alpha;
+    call.beta = args.beta;
+    call.activation = args.activation;
+    call.m = static_cast<int>(args.m);
+    call.n = static_cast<int>(args.n);
+    call.k = static_cast<int>(args.k);
+    const auto whole = [](const OutTensor& tensor) {
+        return aligned(tensor.data) && tensor.batch % 8 == 0 && tensor.row % 8 == 0;
+    };
+    call.vectors = args.n % 8 == 0 && whole(call.c) && (Row::num_d < 1 || whole(call.d[0])) &&
+                   (Row::num_d < 2 || whole(call.d[1])) && aligned(call.bias);
+    const auto forward = [](std::int64_t extent, std::int64_t stride) { return extent == 1 || stride > 0; };
+    call.plain = !Shape::swapped && forward(args.m, call.c.row) && forward(args.batch, call.c.batch) && whole(call.c) &&
+                 Row::num_d == 0 && !call.bias && args.beta == 0 && args.activation == CATALOG_PASS_THROUGH;
+    if (call.plain) {
+        const auto bytes = [](std::int64_t stride, std::int64_t otherwise) {
+            return static_cast<std::uint64_t>(stride > 0 ? stride : otherwise) * sizeof(T);
+        };
+        const std::uint64_t extents[3] = {static_cast<std::uint64_t>(args.n), static_cast<std::uint64_t>(args.m),
+                                          static_cast<std::uint64_t>(args.batch)};
+        const std::uint64_t strides[2] = {bytes(call.c.row, (args.n + 7) / 8 * 8), bytes(call.c.batch, 8)};
+        call.plain = make_tensor_map<T>(call.c_map, args.c.data, extents, strides, {64, 64, 1});
+    }
+    return true;
+}
+
+}  // namespace catalog::cuda

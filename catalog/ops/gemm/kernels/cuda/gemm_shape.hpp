@@ -1,0 +1,72 @@
+// What follows from a row's traits: which operand is which, and where everything lies in shared memory.
+//
+// A wgmma multiplies 64 rows of one operand with up to 256 columns of the other. P is the operand with the rows, Q the
+// one with the columns: A and B, or, for few rows of A, B and A. Then C is computed as its transpose, so that a tile of
+// 8 rows of C is not one of 64. `p` and `q` count rows of C and columns of C, or the other way round.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "cuda/hopper.hpp"
+#include "cuda/ring.hpp"
+#include "cuda/wgmma.hpp"
+
+namespace catalog::cuda {
+
+template <class Row>
+struct GemmShape {
+    static constexpr bool swapped = Row::warp_tile_m < 64;
+    static constexpr int tile_p = swapped ? Row::tile_n : Row::tile_m, tile_q = swapped ? Row::tile_m : Row::tile_n;
+    static constexpr int groups = (swapped ? Row::wave_n : Row::wave_m) / 4;  // warpgroups that compute
+    static constexpr int blocks_p = tile_p / groups / 64;                     // wgmmas of one along p
+    static constexpr int threads = 128 * (1 + groups);
+    static constexpr int stages = Row::num_stages, tile_k = Row::tile_k;
+    static constexpr Major major_p = (swapped ? Row::b_along : Row::a_along) ? Major::k : Major::mn;
+    static constexpr Major major_q = (swapped ? Row::a_along : Row::b_along) ? Major::k : Major::mn;
+
+    // Operands are panels of 64 elements in a row. Their rows are those of P or Q, a panel for each 64 of the depth; or
+    // the depth, a panel for each 64 of p or q.
+    static constexpr int width_q = major_q == Major::k ? tile_q : (tile_q + 63) / 64 * 64;
+    static constexpr int p_bytes = tile_p * tile_k * 2, q_bytes = width_q * tile_k * 2;
+    static constexpr int panel_p = (major_p == Major::k ? tile_p : tile_k) * panel_row_bytes;
+    static constexpr int panel_q = (major_q == Major::k ? tile_q : tile_k) * panel_row_bytes;
+
+    // C leaves in pieces of 64 columns: of 64 rows, or of all of a swapped tile. A warpgroup's piece has 16 KiB: one in
+    // float32, or two of C's own type.
+    static constexpr int piece_rows = swapped ? tile_q : 64;
+    static constexpr int piece_bytes = piece_rows * 64 * 4, half_piece_bytes = piece_bytes / 2;
+    static constexpr int pieces_q = swapped ? 1 : tile_q / 64;
+    static constexpr int pieces = blocks_p * pieces_q;  // of a warpgroup
+
+    // Offsets in bytes from a base that is aligned to 1024.
+    static constexpr int stage_bytes = p_bytes + q_bytes;
+    static constexpr int out = stages * stage_bytes;
+    static constexpr int barriers = out + groups * piece_bytes;
+    static constexpr int bytes = barriers + 8 * 2 * stages;
+    static constexpr int alignment = 1024;
+    // Pieces of the whole tile, in place of the stages, once these are no longer needed.
+    static constexpr bool can_split = groups * pieces * piece_bytes <= out;
+
+    static_assert(tile_p == groups * blocks_p * 64 && tile_k % 64 == 0 && tile_q % 8 == 0 && tile_q <= 256);
+    static_assert(swapped ? tile_q <= 64 : tile_q % 64 == 0);
+    static_assert(stage_bytes % 1024 == 0 && p_bytes % 1024 == 0 && bytes + alignment <= 232448);
+
+    static __device__ __forceinline__ std::uint32_t full(std::uint32_t base, int stage) {
+        return base + barriers + 8 * stage;
+    }
+    static __device__ __forceinline__ std::uint32_t empty(std::uint32_t base, int stage) {
+        return base + barriers + 8 * (stages + stage);
+    }
+
+    // By one thread.
+    static __device__ __forceinline__ void init(std::uint32_t base) {
+        for (int i = 0; i < stages; ++i) {
+            barrier_init(full(base, i), 1);
+            barrier_init(empty(base, i), 4 * groups);
+        }
+        barrier_init_fence();
+    }
+};
+
+}  // namespace catalog::cuda

@@ -1,0 +1,65 @@
+"""GEMM kernels of sm_90 on a real GPU, against the float64 reference: make test-cuda."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from itertools import cycle
+from typing import Any
+
+import pytest
+from cuda_gpu import ARCH, build, need_gpu, wrong
+from gemm_problems import problem_of_row, rows
+
+from catalog.ops.gemm.problem import GemmProblem
+from catalog.runtime.catalog import Catalog
+from catalog.runtime.inputs import make_inputs
+from catalog.schema.kernel import Kernel
+
+need_gpu()
+
+PARTS, DRAWN = 12, 12
+LARGER: tuple[dict[str, Any], ...] = (
+    {"m": 1000, "n": 1544, "k": 520, "k_batch": 0},
+    {"m": 2100, "n": 4104, "k": 136, "k_batch": 1, "beta": 0, "bias": False, "activation": "no"},
+    {"m": 200, "n": 328, "k": 4096, "k_batch": 8},
+    {"m": 9, "n": 520, "k": 8192, "k_batch": 0},
+    {"m": 333, "n": 257, "k": 1031, "k_batch": 3},
+)
+"""Several tiles for each block, the second stored by TMA; parts of K in clusters; rows that TMA cannot read."""
+
+
+@pytest.fixture(scope="module")
+def catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Catalog]:
+    with Catalog(tmp_path_factory.mktemp("gemm") / "catalog.db") as catalog:
+        catalog.populate(ARCH, operation="gemm")
+        yield catalog
+
+
+def cover(catalog: Catalog) -> list[Kernel]:
+    """Every tile with every layout; types and D tensors take turns."""
+    types = cycle(("bf16", "fp16"))
+    plain = [kernel for kernel in rows(catalog, "num_d = 0", ARCH) if kernel.signature.dtype == "bf16"]
+    combined = cycle(rows(catalog, "num_d > 0", ARCH)[::37])
+    kernels = []
+    for kernel, dtype in zip(plain, types, strict=False):
+        same = f"num_d = 0 AND dtype = '{dtype}' AND name = '{kernel.name.replace('_bf16_', f'_{dtype}_')}'"
+        kernels.append(rows(catalog, same, ARCH)[0])
+        if len(kernels) % 4 == 0:
+            kernels.append(next(combined))
+    return kernels
+
+
+@pytest.mark.parametrize("number", range(PARTS))
+def test_random_problems_of_every_tile_and_layout(catalog: Catalog, number: int) -> None:
+    kernels = cover(catalog)[number::PARTS]
+    build(catalog, kernels)
+    failed = []
+    for kernel in kernels:
+        rng = random.Random(kernel.name)  # noqa: S311
+        problems = [problem_of_row(kernel, rng) for _ in range(DRAWN)]
+        problems += [GemmProblem(**problem_of_row(kernel, rng).model_dump() | {"batch": None} | one) for one in LARGER]
+        for problem in problems:
+            checks = wrong(catalog.plan(problem, kernel), make_inputs(problem, 1))
+            failed += [(problem.key, kernel.name, check) for check in checks]
+    assert not failed, failed[:5]

@@ -1,0 +1,98 @@
+"""GEMM rows of sm_90 without a GPU: which are there, which are selected, and that one compiles."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from collections.abc import Iterator
+
+import pytest
+from gemm_problems import rows
+
+from catalog.errors import BuildError, SelectionError
+from catalog.ops import operation
+from catalog.ops.gemm.arguments import ARGUMENTS
+from catalog.ops.gemm.problem import GemmProblem
+from catalog.ops.gemm.traits import Dtype
+from catalog.registry.query import Query, run
+from catalog.runtime.catalog import Catalog
+from catalog.runtime.devices.arguments import template
+from catalog.runtime.splits import wanted_splits
+
+
+@pytest.fixture(scope="module")
+def catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Catalog]:
+    with Catalog(tmp_path_factory.mktemp("gemm_cuda") / "catalog.db") as catalog:
+        catalog.populate("sm_90", operation="gemm")
+        yield catalog
+
+
+def test_stages_fill_the_shared_memory_of_a_block(catalog: Catalog) -> None:
+    kernels = rows(catalog, "num_d = 0", "sm_90")
+    assert {(kernel.signature.dtype.value, kernel.signature.layout.value) for kernel in kernels} == {
+        (dtype, layout) for dtype in ("bf16", "fp16") for layout in ("rcr", "rrr", "crr", "ccr")
+    }
+    for kernel in kernels:
+        tile = kernel.algorithm
+        stages = tile.num_stages * (tile.tile_m + tile.tile_n) * tile.tile_k * 2
+        assert tile.num_stages >= 2
+        assert stages < 232_448, kernel.name
+
+
+@pytest.mark.parametrize(
+    ("size", "asked", "tile", "parts"),
+    [
+        ((4096, 4096, 4096), 0, (128, 256), 1),
+        ((1024, 1024, 1024), 0, (128, 64), 1),
+        ((256, 4096, 4096), 0, (128, 128), 2),
+        ((256, 4096, 4096), 1, (128, 64), 1),
+        ((256, 4096, 4096), 5, (128, 192), 5),
+        ((64, 4096, 14336), 0, (64, 64), 2),
+        ((16, 14336, 4096), 0, (16, 128), 1),
+        ((1, 4096, 4096), 0, (8, 64), 2),
+        ((1, 1, 0), 0, (128, 256), 1),
+    ],
+)
+def test_tiles_and_parts_of_k_fit_the_problem(
+    catalog: Catalog, size: tuple[int, int, int], asked: int, tile: tuple[int, int], parts: int
+) -> None:
+    """With the parts of K that the catalog chooses, the fastest on an H200, or as fast within the noise."""
+    m, n, k = size
+    problem = GemmProblem(m=m, n=n, k=k, dtype="bf16", k_batch=asked)
+    (kernel,) = catalog.select(problem, arch="sm_90").kernels
+    assert (kernel.algorithm.tile_m, kernel.algorithm.tile_n) == tile
+    assert wanted_splits(problem, (kernel,), 132) == parts
+
+
+def test_types_without_rows_are_refused(catalog: Catalog) -> None:
+    with pytest.raises(SelectionError, match="dtype"):
+        catalog.select(GemmProblem(m=8, n=8, k=8, dtype="fp32"), arch="sm_90")
+    kernel = rows(catalog, "num_d = 0", "sm_90")[0]
+    wide = kernel.model_copy(update={"signature": kernel.signature.model_copy(update={"dtype": Dtype.FP32})})
+    with pytest.raises(BuildError, match="NVIDIA has no GEMM kernels for dtype = fp32"):
+        operation("gemm").emit(wide, "cuda", catalog.path)
+
+
+@pytest.mark.usefixtures("nvcc")
+@pytest.mark.slow
+@pytest.mark.parametrize(("m", "num_d"), [(4096, 0), (8, 2)])
+def test_selected_rows_compile_without_spills(catalog: Catalog, m: int, num_d: int) -> None:
+    combined = "MultiDAdd" if num_d else "PassThrough"
+    problem = GemmProblem(m=m, n=4096, k=4096, dtype="bf16", num_d=num_d, elementwise=combined)
+    (kernel,) = catalog.select(problem, arch="sm_90").kernels
+    library = ctypes.CDLL(str(catalog.build(kernel).path))
+    library.catalog_describe.restype = ctypes.c_char_p
+    assert json.loads(library.catalog_describe())["id"] == kernel.id
+    assert library.catalog_launch(None, None) == 2, "no arguments"
+    args, needed = template(problem, ()).fill({}, (), (), 8, {}), ARGUMENTS.workspace()
+    for asked, parts in ((0, 1), (1, 1), (5, 4), (100, 8)):
+        args.num_splits = asked
+        assert library.catalog_workspace_size(ctypes.byref(args), ctypes.byref(needed)) == 0
+        assert (needed.num_splits, needed.c_acc) == (parts, 0), "powers of two, at most the blocks of a cluster"
+    assert library.catalog_launch(ctypes.byref(args), None) == 2, "another number of parts than it said"
+    query = Query(
+        f"id = '{kernel.id}' AND built", columns=("spills", "scratch_bytes", "shared_bytes"), operation="gemm"
+    )
+    ((spills, scratch, shared),) = run(catalog.path, query)
+    assert (spills, scratch) == (0, 0)
+    assert shared <= 232_448, "227 KiB is what a block may have"

@@ -32,12 +32,14 @@ struct VectorBlocks : BlockSizes<Row, Unit> {
     static constexpr int a_row = Row::a_along ? step + 16 : 1, a_depth = Row::a_along ? 1 : Row::tile_m + 16;
     static constexpr std::int64_t a_step = Row::a_along ? Row::tile_m * a_row : step * a_depth;
 
-    // How far apart lines along the contiguous axis of a factor are for a copy of its elements to be packed already; 0: units
-    // are something else than such elements.
+    // The distance of lines along the contiguous axis of a factor at which a copy of its elements is packed already; 0: units
+    // are not made of such elements.
     template <class T>
-    static constexpr std::int64_t plain = !holds_neighbours<Unit, T>                ? 0
-                                          : Row::a_along                            ? a_row * Units<Unit>::depth
-                                          : Units<Unit>::depth == 1 ? a_depth : 0;
+    static constexpr std::int64_t plain_distance() {
+        if (!holds_neighbours<Unit, T>) return 0;
+        if (Row::a_along) return a_row * Units<Unit>::depth;
+        return Units<Unit>::depth == 1 ? a_depth : 0;
+    }
 
     struct State {};  // what a thread holds while it multiplies
 
@@ -72,7 +74,9 @@ struct TileBlocks : BlockSizes<Row, Unit> {
     static constexpr std::int64_t a_step = Row::tile_m * step;
 
     template <class T>
-    static constexpr std::int64_t plain = 0;
+    static constexpr std::int64_t plain_distance() {
+        return 0;
+    }
 
     using State = amx::Tiles;
 

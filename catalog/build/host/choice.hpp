@@ -23,17 +23,19 @@ inline catalog_status with_units(Multiply multiply) {
     using Dot = std::conditional_t<integers, IntegerUnit, BrainPair>;
 #endif
 #if defined(__AVX512F__)
-    if constexpr (in_tiles) {
-        if (!Units<Dot>::is_supported() || !amx::is_permitted()) return CATALOG_UNSUPPORTED;
-        return multiply(UnitType<std::conditional_t<integers, ByteQuad, BrainPair>>{});
-    }
+    if constexpr (in_tiles)
+        if (Units<Dot>::is_supported() && amx::is_permitted())
+            return multiply(UnitType<std::conditional_t<integers, ByteQuad, BrainPair>>{});
 #endif
 #if defined(CATALOG_BRAIN_PAIRS)
     constexpr bool dots = integers || std::is_same_v<T, bf16> || std::is_same_v<T, fp8> || std::is_same_v<T, bf8>;
     if constexpr (dots && !in_tiles)
         if (Units<Dot>::is_supported()) return multiply(UnitType<Dot>{});
 #endif
-    if constexpr (!in_tiles) return multiply(UnitType<std::conditional_t<integers, WordPair<false>, float>>{});
+    if constexpr (in_tiles)
+        return CATALOG_UNSUPPORTED;
+    else
+        return multiply(UnitType<std::conditional_t<integers, WordPair<false>, float>>{});
 }
 
 }  // namespace catalog::host

@@ -129,7 +129,7 @@ class NarrowGroups {
         const float* const weights = packed + block * taps * width * lanes;
 
         const auto compute = [&](auto positions, auto checked, std::int64_t p) {
-            Float sums[positions];  // not initialised as a whole: the compiler would call for zeros
+            Float sums[positions];  // set one by one: as a whole, they would be set in memory
 #pragma GCC unroll 8
             for (int i = 0; i < positions; ++i) sums[i] = Float{};
             const std::int64_t w = of_w->origin + p * of_w->stride;

@@ -191,7 +191,7 @@ class WindowProduct {
                 Unit* to) const {
         const int count = static_cast<int>(std::min(rows, m - row));
         const auto pack = [&](const auto& matrix) {
-            constexpr std::int64_t plain = Block::template plain<T>;
+            constexpr std::int64_t plain = Block::template plain_distance<T>();
             T* const room = plain ? reinterpret_cast<T*>(to) : scratch.room;
             const auto from = part<A>(matrix, row, count, at, room, plain ? plain : room_stride<A>);
             if (!plain || from.data != room) return Block::pack_a(from, count, depth_of(at), to);

@@ -195,8 +195,9 @@ class WindowProduct {
             T* const room = plain ? reinterpret_cast<T*>(to) : scratch.room;
             const auto from = part<A>(matrix, row, count, at, room, plain ? plain : room_stride<A>);
             if (!plain || from.data != room) return Block::pack_a(from, count, depth_of(at), to);
-            if (A::along && depth_of(at) % factors)
-                for (int i = 0; i < count; ++i) room[i * plain + depth_of(at)] = T{};
+            const int depth = static_cast<int>(depth_of(at)), whole = round_up(depth, factors);
+            if (A::along && whole > depth)
+                for (int i = 0; i < count; ++i) std::fill(room + i * plain + depth, room + i * plain + whole, T{});
         };
         if constexpr (direction == Direction::bwd_weight)
             pack(typename A::Matrix(itself, output<const T>(group)));

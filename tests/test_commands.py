@@ -26,8 +26,8 @@ from catalog.settings import settings
 
 ROOT = Path(__file__).parent.parent
 PROGRAM = typer.main.get_command(app)
-NO_ROWS = {"export", "export aiter-csv", "export register", "export wrap", "datasette-metadata"}
-"""Their --format is another one, or their output is JSON as it is."""
+NO_ROWS = {"export", "export aiter-csv", "export register", "export wrap", "datasette-metadata", "serve"}
+"""Their --format is another one, their output is JSON as it is, or they run until Ctrl-C."""
 
 
 def walk(command, path=()):

@@ -46,7 +46,7 @@ def make_table(connection: sqlite3.Connection, operation: Operation) -> None:
 
     A trait added since then gets its column, with its default, and the views are made again.
     """
-    there = {row[1] for row in connection.execute(f"PRAGMA table_info ({operation.name})")}
+    there = {row[1] for row in connection.execute(f"PRAGMA main.table_info ({operation.name})")}
     missing = [trait for trait in operation.traits.values() if trait.name not in there]
     if not there:
         columns = ", ".join(f"{trait.name} {trait.sql_type} NOT NULL" for trait in missing)

@@ -40,6 +40,12 @@ class Processes:
         options = ("--no-nanny", "--nthreads", "1", "--no-dashboard", "--local-directory", str(self.folder))
         return self._start("dask_worker", self.address, *options, CATALOG_CACHE_DIR=str(cache), **variables)
 
+    def wait_for_workers(self, count: int) -> None:
+        from distributed import Client
+
+        with Client(self.address) as client:
+            client.wait_for_workers(count, timeout=PATIENCE_SECONDS)
+
     def _start(self, command: str, *words: str, **variables: str) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
             [sys.executable, "-m", f"distributed.cli.{command}", *words],

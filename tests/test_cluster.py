@@ -241,6 +241,7 @@ def test_workers_measure_on_their_own_devices(
     killed = cluster.worker(CATALOG_NUM_THREADS="1", CATALOG_COMPILER_LAUNCHER=str(launcher))
     cluster.worker(CATALOG_NUM_THREADS="1")
     cluster.worker(CATALOG_NUM_THREADS="2")
+    cluster.wait_for_workers(3)  # tuning uses those that are there when it begins
 
     def kill() -> None:
         wait_until(lambda: compilers(tmp_path), "it compiles")
